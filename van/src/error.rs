@@ -1,0 +1,107 @@
+//! What can go wrong in the van, with the numbers a caller needs to act on it.
+
+use std::io;
+
+use crate::transport::PeerId;
+
+/// The van's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error that a peer, the operating system or a user can cause. Our own bugs are asserts.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The pool's limit is reached.
+    #[error(
+        "cannot allocate {wanted} bytes: {reserved} of {limit} bytes of registered memory are taken (raise CARAVAN_MEMORY)"
+    )]
+    OutOfMemory {
+        /// Bytes asked for.
+        wanted: usize,
+        /// Bytes reserved so far.
+        reserved: usize,
+        /// The pool's limit.
+        limit: usize,
+    },
+    /// More is queued for a peer than its lane holds.
+    #[error("the lane to {peer} is full at {depth} messages; poll before posting more")]
+    QueueFull {
+        /// Whose lane.
+        peer: PeerId,
+        /// Messages it holds.
+        depth: usize,
+    },
+    /// A peer that is not connected, or no longer.
+    #[error("{peer} is not connected")]
+    NotConnected {
+        /// Who.
+        peer: PeerId,
+    },
+    /// The connection to a peer ended.
+    #[error("{peer} ({address}) was lost: {reason}")]
+    PeerLost {
+        /// Who.
+        peer: PeerId,
+        /// Its address as this side knows it.
+        address: String,
+        /// What was seen.
+        reason: String,
+    },
+    /// A connection could not be made.
+    #[error("cannot connect to {address}")]
+    Connect {
+        /// Where to.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The own address could not be bound.
+    #[error("cannot listen on {address} (is it in use, or not this machine's?)")]
+    Listen {
+        /// Where.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A van that this machine does not offer.
+    #[error("the {van} van does not work here: {reason}")]
+    Unavailable {
+        /// Which van.
+        van: &'static str,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// A frame longer than the van carries in one piece.
+    #[error("a frame of {len} bytes is over this van's {limit}; send it by rendezvous")]
+    FrameTooLong {
+        /// Its length.
+        len: usize,
+        /// The van's limit.
+        limit: usize,
+    },
+    /// A write outside of the memory that was offered.
+    #[error(
+        "a write of {len} bytes at {at} lies outside the {offered} bytes offered under key {key}"
+    )]
+    OutsideOffer {
+        /// The offer's key.
+        key: u64,
+        /// Offset of the write.
+        at: u64,
+        /// Length of the write.
+        len: u64,
+        /// Length of the offer; 0 when there is no such offer.
+        offered: u64,
+    },
+    /// Bytes that are no message of ours.
+    #[error("message refused: {0}")]
+    Decode(#[from] crate::wire::DecodeError),
+    /// The operating system failed a call.
+    #[error("{call} failed")]
+    Os {
+        /// The call.
+        call: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,20 @@
+//! Counters of one transport: plain numbers in the owning thread, units in the names.
+
+/// What a transport has done since it was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Frames posted and sent off.
+    pub frames_sent: u64,
+    /// Frames received whole.
+    pub frames_received: u64,
+    /// Bytes handed to the wire, framing included.
+    pub bytes_sent: u64,
+    /// Bytes taken from the wire, framing included.
+    pub bytes_received: u64,
+    /// Bytes of rendezvous payload that had to be copied in user space on the way in or out.
+    pub payload_bytes_copied: u64,
+    /// System calls made.
+    pub system_calls: u64,
+    /// Times [`crate::Transport::wait`] went to sleep in the kernel.
+    pub sleeps: u64,
+}

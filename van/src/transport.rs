@@ -1,0 +1,142 @@
+//! The contract of a van: what every backend owes the layers above, and all they may ask of it.
+//!
+//! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Pool, Shared};
+use crate::metrics::Counters;
+use crate::wire::{Hello, Offer};
+
+/// Bytes at the start of every frame given to [`Transport::post_send`] that belong to the van: it writes its own framing
+/// there, so that a frame leaves in one piece without being copied.
+pub const FRAME_PREFIX: usize = 16;
+
+/// A connected peer, as one transport numbers it. Numbers are not reused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub u32);
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "peer {}", self.0)
+    }
+}
+
+impl fmt::Debug for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What happened since the last [`Transport::poll`].
+#[derive(Debug)]
+pub enum Event {
+    /// A connection is up, whichever side asked for it; the peer said `hello`.
+    Connected {
+        /// The new peer.
+        peer: PeerId,
+        /// What it said of itself.
+        hello: Hello,
+    },
+    /// A frame arrived whole, without the prefix, its first byte 8-byte aligned. Dropping it gives its memory back.
+    Received {
+        /// From whom.
+        peer: PeerId,
+        /// What.
+        frame: Buffer,
+    },
+    /// The connection is gone and nothing more will come of it. What was posted to it may or may not have arrived.
+    Lost {
+        /// Who.
+        peer: PeerId,
+        /// Why: [`Error::PeerLost`], [`Error::Connect`] or [`Error::Decode`].
+        error: Error,
+    },
+}
+
+/// What a van can carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest frame of [`Transport::post_send`], without the prefix.
+    pub frame_bytes: usize,
+    /// Sends and writes that may be queued to one peer.
+    pub queue_depth: usize,
+}
+
+/// One node's lanes to its peers. Owned by one thread; only [`Transport::wait`] blocks.
+///
+/// Contract, run against every backend by `van::conformance`:
+/// * frames and writes to a peer take effect whole, once and in posting order, or the peer is reported lost: when a frame
+///   arrives, everything written before it is in place;
+/// * posted work leaves at the next [`Transport::poll`] or [`Transport::wait`] at the latest, so that what is posted between
+///   two polls can leave together;
+/// * a buffer that was posted is dropped once its bytes have left or its peer is lost: a slot comes home by itself;
+/// * a peer writes only memory offered to it, only while it is offered; anything else loses that peer, not this node;
+/// * a full queue is [`Error::QueueFull`], never a wait;
+/// * dropping a transport closes its connections; peers see [`Event::Lost`].
+pub trait Transport {
+    /// The van's name: "tcp", "uring", "sim", …
+    fn name(&self) -> &'static str;
+
+    /// Where peers connect to, in the form [`Transport::connect`] takes.
+    fn address(&self) -> &str;
+
+    /// What this van can carry.
+    fn limits(&self) -> Limits;
+
+    /// The memory this van sends from and receives into.
+    fn memory(&self) -> &Pool;
+
+    /// Starts a connection; [`Event::Connected`] or [`Event::Lost`] follows.
+    ///
+    /// # Errors
+    /// [`Error::Connect`] when it is already clear that it cannot be made.
+    fn connect(&mut self, address: &str) -> Result<PeerId>;
+
+    /// Forgets a peer: closes the connection, drops what was posted and offered to it. No event follows.
+    fn disconnect(&mut self, peer: PeerId);
+
+    /// Eager: sends `frame` into memory the peer keeps ready. The first [`FRAME_PREFIX`] bytes are the van's to overwrite.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`], [`Error::QueueFull`], [`Error::FrameTooLong`].
+    fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()>;
+
+    /// Lets `peer` write `into`, until it is withdrawn.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`].
+    fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer>;
+
+    /// Ends an offer and returns its memory, also when the peer is lost by now (until [`Transport::disconnect`]).
+    ///
+    /// # Errors
+    /// [`Error::OutsideOffer`] when there is no such offer to that peer.
+    fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer>;
+
+    /// Rendezvous: writes `data` straight into memory the peer has offered, `at` bytes from its start.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`], [`Error::QueueFull`], [`Error::OutsideOffer`].
+    fn post_write(&mut self, peer: PeerId, data: Shared, into: &Offer, at: u64) -> Result<()>;
+
+    /// Moves work along without blocking and appends what happened to `events`.
+    ///
+    /// # Errors
+    /// Only when the van itself is broken; trouble with a peer is an [`Event::Lost`].
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<()>;
+
+    /// Sleeps until a poll may find something, or `timeout` has passed. May return early.
+    ///
+    /// # Errors
+    /// As [`Transport::poll`].
+    fn wait(&mut self, timeout: Duration) -> Result<()>;
+
+    /// This van's clock: monotonic, from an arbitrary start; simulated vans have simulated time.
+    fn now(&self) -> Duration;
+
+    /// What this transport has done so far.
+    fn counters(&self) -> Counters;
+}

@@ -1,0 +1,188 @@
+//! The first bytes of every message and every connection: typed, little-endian, asserted.
+//!
+//! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// "CRVN": turns a stranger away before anything else is read.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"CRVN");
+
+/// Version of all layouts in this file.
+pub const VERSION: u8 = 1;
+
+/// First 64 bytes of every message: one cache line, no padding.
+///
+/// What follows, each section 8-byte aligned: an [`Offer`] if [`flags::OFFER`], keys, lengths, values.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: U32,
+    /// [`VERSION`].
+    pub version: u8,
+    /// A [`Kind`].
+    pub kind: u8,
+    /// What the layer above asks for; the van never looks at it.
+    pub op: u8,
+    /// [`flags`].
+    pub flags: u8,
+    /// The sender's node id.
+    pub sender: U32,
+    /// The table it is about.
+    pub table: U32,
+    /// The sender's request number; a reply carries that of its request.
+    pub timestamp: U64,
+    /// The sender's iteration.
+    pub clock: U64,
+    /// Key range `[begin, end)`.
+    pub range_begin: U64,
+    /// Likewise; 0 stands for 2^64.
+    pub range_end: U64,
+    /// Length of the key section on the wire, without padding.
+    pub key_bytes: U32,
+    /// Length of the lengths section on the wire, without padding.
+    pub length_bytes: U32,
+    /// Length of the value section on the wire, without padding.
+    pub value_bytes: U32,
+    /// CRC32C of this header (with 0 here) and of the sections behind it, except values under [`flags::VALUES_APART`].
+    pub checksum: U32,
+}
+
+const _: () = assert!(size_of::<Header>() == 64);
+const _: () = assert!(std::mem::offset_of!(Header, timestamp) == 16);
+const _: () = assert!(std::mem::offset_of!(Header, range_begin) == 32);
+const _: () = assert!(std::mem::offset_of!(Header, checksum) == 60);
+
+/// What a message is to the van: whether it spends a credit, returns one, or arranges a rendezvous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Asks for something; spends a credit until its reply comes.
+    Request = 1,
+    /// Answers the request with the same timestamp.
+    Reply = 2,
+    /// Answers it with an error: the values are UTF-8 text.
+    Failure = 3,
+    /// Asks for memory to write a long message into: `timestamp` is its length in bytes. All landings this side holds and
+    /// has not used are given back.
+    Want = 4,
+    /// Grants such memory: the offer section names it.
+    Grant = 5,
+    /// A long message lies in the landing that the offer section names: `timestamp` is its length in bytes.
+    Landed = 6,
+}
+
+impl Kind {
+    /// The kind with number `raw`, if there is one.
+    pub fn from_raw(raw: u8) -> Option<Kind> {
+        [Kind::Request, Kind::Reply, Kind::Failure, Kind::Want, Kind::Grant, Kind::Landed]
+            .into_iter()
+            .find(|&kind| kind as u8 == raw)
+    }
+}
+
+/// Bits of [`Header::flags`]; all others are zero.
+pub mod flags {
+    /// An [`Offer`](super::Offer) stands behind the header.
+    pub const OFFER: u8 = 1;
+    /// The values are not in the message: they lie where the request's offer said. `value_bytes` tells how many.
+    pub const PLACED: u8 = 2;
+    /// Keys are delta-coded.
+    pub const KEYS_DELTA: u8 = 4;
+    /// The key section is Snappy-compressed (after delta coding).
+    pub const KEYS_SNAPPY: u8 = 8;
+    /// The lengths section is Snappy-compressed.
+    pub const LENGTHS_SNAPPY: u8 = 16;
+    /// The value section is Snappy-compressed.
+    pub const VALUES_SNAPPY: u8 = 32;
+    /// The values were sent from where they lay: the checksum leaves them to the carrier's own.
+    pub const VALUES_APART: u8 = 64;
+    /// All of the above.
+    pub const ALL: u8 = 127;
+}
+
+/// Names memory that one node lets one peer write.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Offer {
+    /// The offering transport's number for it.
+    pub key: U64,
+    /// Where it lies, for vans that write by address.
+    pub address: U64,
+    /// Its length in bytes.
+    pub len: U64,
+}
+
+const _: () = assert!(size_of::<Offer>() == 24);
+
+/// What each side of a new connection says first.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Hello {
+    /// [`MAGIC`].
+    pub magic: U32,
+    /// [`VERSION`].
+    pub version: u8,
+    /// Zero.
+    pub reserved: u8,
+    /// Requests the peer may have outstanding here.
+    pub credits: U16,
+    /// Which cluster it belongs to; strangers are turned away.
+    pub cluster: U64,
+    /// The sender's node id.
+    pub node: U32,
+    /// Longest frame it takes, in bytes.
+    pub frame_bytes: U32,
+    /// Zero.
+    pub reserved_tail: U64,
+}
+
+const _: () = assert!(size_of::<Hello>() == 32);
+
+impl Hello {
+    /// The hello of `node` in `cluster`; vans fill in `frame_bytes`.
+    pub fn new(cluster: u64, node: u32, credits: u16) -> Hello {
+        Hello {
+            magic: U32::new(MAGIC),
+            version: VERSION,
+            reserved: 0,
+            credits: U16::new(credits),
+            cluster: U64::new(cluster),
+            node: U32::new(node),
+            frame_bytes: U32::new(0),
+            reserved_tail: U64::new(0),
+        }
+    }
+
+    /// Reads a peer's hello and checks that it speaks to us.
+    ///
+    /// # Errors
+    /// Says in a sentence for the log what is wrong with it.
+    pub fn check(bytes: &[u8], cluster: u64) -> Result<Hello, String> {
+        let hello = Hello::read_from_bytes(bytes)
+            .map_err(|_| format!("a hello has 32 bytes, not {}", bytes.len()))?;
+        if hello.magic.get() != MAGIC {
+            return Err("it does not speak this protocol".to_owned());
+        }
+        if hello.version != VERSION {
+            return Err(format!(
+                "it speaks version {} of the protocol, this is {VERSION}",
+                hello.version
+            ));
+        }
+        if hello.cluster.get() != cluster {
+            return Err(format!("it belongs to cluster {:x}, this is {cluster:x}", hello.cluster));
+        }
+        if hello.reserved != 0 || hello.reserved_tail.get() != 0 || hello.credits.get() == 0 {
+            return Err("its hello is malformed".to_owned());
+        }
+        Ok(hello)
+    }
+}
