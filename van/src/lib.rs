@@ -5,10 +5,13 @@ pub mod memory;
 pub mod message;
 pub mod metrics;
 pub mod transport;
+pub mod value;
 pub mod wire;
 
 pub use error::{Error, Result};
 pub use memory::{Buffer, Pool, Shared};
-pub use message::KeyRange;
+pub use message::{Draft, KeyRange, Message, Outgoing, Values};
 pub use metrics::Counters;
 pub use transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport};
+pub use value::Value;
+pub use wire::{Coding, encode};
