@@ -8,13 +8,22 @@ pub mod metrics;
 pub mod offers;
 pub mod stream;
 pub mod transport;
+<<<<<<< HEAD
+pub mod value;
+=======
 pub mod wait;
+>>>>>>> main
 pub mod wire;
 
 pub use config::VanConfig;
 pub use error::{Error, Result};
 pub use memory::{Buffer, Pool, Shared};
-pub use message::KeyRange;
+pub use message::{Draft, KeyRange, Message, Outgoing, Values};
 pub use metrics::Counters;
 pub use transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport};
+<<<<<<< HEAD
+pub use value::Value;
+pub use wire::{Coding, encode};
+=======
 pub use wait::Wait;
+>>>>>>> main
