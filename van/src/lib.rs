@@ -1,6 +1,7 @@
 //! The van: messages with a key range, moved between nodes as fast as the wire goes.
 
 pub mod config;
+pub mod endpoint;
 pub mod error;
 pub mod memory;
 pub mod message;
@@ -8,22 +9,17 @@ pub mod metrics;
 pub mod offers;
 pub mod stream;
 pub mod transport;
-<<<<<<< HEAD
 pub mod value;
-=======
 pub mod wait;
->>>>>>> main
 pub mod wire;
 
 pub use config::VanConfig;
+pub use endpoint::{Arrival, Endpoint};
 pub use error::{Error, Result};
 pub use memory::{Buffer, Pool, Shared};
 pub use message::{Draft, KeyRange, Message, Outgoing, Values};
 pub use metrics::Counters;
 pub use transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport};
-<<<<<<< HEAD
 pub use value::Value;
-pub use wire::{Coding, encode};
-=======
 pub use wait::Wait;
->>>>>>> main
+pub use wire::{Coding, encode};
