@@ -29,11 +29,17 @@ pub trait Value:
 
     /// `bytes` as numbers; `None` when their count is not whole or they are not aligned for it.
     fn view(bytes: &[u8]) -> Option<&[Self]> {
+        if bytes.is_empty() {
+            return Some(&[]); // wherever it stands
+        }
         <[Self]>::ref_from_bytes(bytes).ok()
     }
 
     /// As [`Value::view`], to write.
     fn view_mut(bytes: &mut [u8]) -> Option<&mut [Self]> {
+        if bytes.is_empty() {
+            return Some(&mut []);
+        }
         <[Self]>::mut_from_bytes(bytes).ok()
     }
 
