@@ -4,6 +4,7 @@ pub mod error;
 pub mod memory;
 pub mod message;
 pub mod metrics;
+pub mod sim;
 pub mod transport;
 pub mod wire;
 
