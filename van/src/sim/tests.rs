@@ -403,7 +403,7 @@ fn the_first_panic_stops_everybody_and_join_reports_it() {
 }
 
 #[test]
-#[should_panic(expected = "main for the end of left, left for the end of right, right for a")]
+#[should_panic(expected = "main for the end of left, right for a message, left for the end of right")]
 fn a_stuck_simulation_says_who_waits_for_what() {
     let network = Network::new(1, Faults::none());
     let right = network.spawn("right", |network| {
