@@ -1,0 +1,277 @@
+//! The receiving half of a stream: says where the next bytes go, and cuts frames out of what came.
+
+use super::{ALIGN, FRAME, REFUSAL, WRITE, WRITE_PREFIX, padding};
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Pool};
+use crate::offers::Offers;
+use crate::transport::{Event, FRAME_PREFIX, PeerId};
+use crate::wire::{Hello, VERSION};
+
+/// Size of a staging buffer, in bytes: many small frames share one.
+const STAGING: usize = 64 << 10;
+
+/// Smallest room worth a call; with less than that the staging buffer is replaced.
+const ROOM_MIN: usize = 2 << 10;
+
+/// While large writes come in, nothing is read beyond the prefix of the next unit, so that no payload passes through staging.
+const AHEAD_BETWEEN_WRITES: usize = WRITE_PREFIX;
+
+/// Read together with the end of a write: its notice, a frame of a header and an offer.
+const AHEAD_BEHIND_WRITE: usize = FRAME_PREFIX + 64 + 24;
+
+/// Where the next bytes of the stream go: first into `place`, what is more into `staging`.
+#[derive(Debug)]
+pub struct Spaces<'a> {
+    /// The rest of a write that is under way; empty when there is none.
+    pub place: &'a mut [u8],
+    /// For what follows.
+    pub staging: &'a mut [u8],
+}
+
+/// The state of one incoming stream.
+///
+/// Invariant: byte `n` of the stream is put at an address that equals `n` modulo 8, so that frames are aligned where they lie.
+#[derive(Debug)]
+pub struct Receiver {
+    peer: PeerId,
+    cluster: u64,
+    frame_bytes_max: usize,
+    greeted: bool,
+    /// Unparsed bytes, then free room.
+    staging: Buffer,
+    /// How many unparsed bytes there are.
+    filled: usize,
+    writing: Option<Write>,
+    /// Whether the last unit was a write: the next one probably is, too.
+    large: bool,
+    frames_received: u64,
+    payload_bytes_copied: u64,
+}
+
+/// A write under way.
+#[derive(Debug)]
+struct Write {
+    key: u64,
+    into: Buffer,
+    /// What is left to fill: `[at, end)`.
+    at: usize,
+    end: usize,
+    padding: usize,
+}
+
+impl Receiver {
+    /// The receiving half of a new connection with `peer`, for frames of up to `frame_bytes_max` bytes.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn new(peer: PeerId, cluster: u64, frame_bytes_max: usize, pool: &Pool) -> Result<Self> {
+        Ok(Receiver {
+            peer,
+            cluster,
+            frame_bytes_max,
+            greeted: false,
+            staging: pool.allocate(STAGING)?,
+            filled: 0,
+            writing: None,
+            large: false,
+            frames_received: 0,
+            payload_bytes_copied: 0,
+        })
+    }
+
+    /// Whether the peer's hello has come.
+    pub fn is_greeted(&self) -> bool {
+        self.greeted
+    }
+
+    /// Frames cut out so far.
+    pub fn frames_received(&self) -> u64 {
+        self.frames_received
+    }
+
+    /// Bytes of writes that came together with something else, and had to be copied into place.
+    pub fn payload_bytes_copied(&self) -> u64 {
+        self.payload_bytes_copied
+    }
+
+    /// Where the next bytes shall go. The places stay valid until [`Receiver::received`] is called.
+    pub fn spaces(&mut self) -> Spaces<'_> {
+        let staging = &mut self.staging[self.filled..];
+        match &mut self.writing {
+            Some(write) if write.at < write.end => {
+                // Keeps the alignment invariant: the padding lies before the next multiple of 8.
+                debug_assert_eq!(
+                    self.filled, 0,
+                    "what came before a write under way has been parsed"
+                );
+                let skew = (ALIGN - write.padding) % ALIGN;
+                let ahead = (write.padding + AHEAD_BEHIND_WRITE).min(staging.len() - skew);
+                Spaces {
+                    place: &mut write.into[write.at..write.end],
+                    staging: &mut staging[skew..skew + ahead],
+                }
+            }
+            _ if self.large && self.filled < AHEAD_BETWEEN_WRITES => {
+                let ahead = AHEAD_BETWEEN_WRITES - self.filled;
+                Spaces { place: &mut [], staging: &mut staging[..ahead] }
+            }
+            _ => Spaces { place: &mut [], staging },
+        }
+    }
+
+    /// Takes note of `bytes` more bytes in the [`Receiver::spaces`], and appends what they complete to `events`.
+    ///
+    /// # Errors
+    /// Says why the peer has to be dropped: it sent what it must not, it refused us, or memory ran out.
+    pub fn received(
+        &mut self,
+        bytes: usize,
+        pool: &Pool,
+        offers: &mut Offers,
+        events: &mut Vec<Event>,
+    ) -> Result<(), String> {
+        let mut bytes = bytes;
+        if let Some(write) = &mut self.writing
+            && write.at < write.end
+        {
+            let placed = bytes.min(write.end - write.at);
+            write.at += placed;
+            bytes -= placed;
+            if write.at < write.end {
+                return Ok(());
+            }
+            // What is behind the write starts off the slot's alignment by what the padding lacks; see `spaces`.
+            let skew = (ALIGN - write.padding) % ALIGN;
+            drop(self.staging.split_to(skew));
+        }
+        self.filled += bytes;
+        while self.parse(pool, offers, events)? {}
+        self.renew(pool).map_err(|error| error.to_string())
+    }
+
+    /// Parses one unit, or as much of it as came; false when more bytes are needed.
+    fn parse(
+        &mut self,
+        pool: &Pool,
+        offers: &mut Offers,
+        events: &mut Vec<Event>,
+    ) -> Result<bool, String> {
+        if let Some(write) = &mut self.writing {
+            if write.at < write.end || self.filled < write.padding {
+                return Ok(false);
+            }
+            let padding = write.padding;
+            if let Some(write) = self.writing.take() {
+                offers.put_back(write.key, write.into);
+            }
+            self.take(padding);
+        }
+        if !self.greeted {
+            return self.greet(events);
+        }
+        let Some(head) = self.staging[..self.filled].first_chunk::<FRAME_PREFIX>() else {
+            return Ok(false);
+        };
+        let [kind, zeros @ .., a, b, c, d] = *head.first_chunk::<8>().expect("8 of 16 bytes");
+        if zeros != [0; 3] {
+            return Err(format!("it sent bytes {head:02x?} where a frame should begin"));
+        }
+        let len = u32::from_le_bytes([a, b, c, d]) as usize;
+        let word = u64::from_le_bytes(*head.last_chunk::<8>().expect("8 of 16 bytes"));
+        match (kind, word) {
+            (FRAME, 0) if len <= self.frame_bytes_max => self.frame(len, pool, events),
+            (FRAME, 0) => Err(format!(
+                "it sent a frame of {len} bytes, over the limit of {}",
+                self.frame_bytes_max
+            )),
+            (WRITE, key) => self.begin_write(key, len, offers),
+            (REFUSAL, 0) if len <= 1000 => self.refusal(len),
+            _ => Err(format!("it sent bytes {head:02x?} where a frame should begin")),
+        }
+    }
+
+    fn greet(&mut self, events: &mut Vec<Event>) -> Result<bool, String> {
+        let size = size_of::<Hello>();
+        if self.filled < size {
+            return Ok(false);
+        }
+        let hello = Hello::check(&self.staging[..size], self.cluster)?;
+        self.take(size);
+        self.greeted = true;
+        events.push(Event::Connected { peer: self.peer, hello });
+        Ok(true)
+    }
+
+    fn frame(&mut self, len: usize, pool: &Pool, events: &mut Vec<Event>) -> Result<bool, String> {
+        let unit = FRAME_PREFIX + len + padding(len);
+        if self.filled < unit {
+            if self.staging.len() < unit {
+                self.replace(unit, pool).map_err(|error| error.to_string())?;
+            }
+            // The rest of a frame is read in one go, and what follows it, too.
+            self.large = false;
+            return Ok(false);
+        }
+        let behind_write = std::mem::take(&mut self.large);
+        let mut frame = self.take(unit);
+        drop(frame.split_to(FRAME_PREFIX));
+        frame.truncate(len);
+        self.frames_received += 1;
+        self.large = behind_write && self.filled == 0 && len <= AHEAD_BEHIND_WRITE - FRAME_PREFIX;
+        events.push(Event::Received { peer: self.peer, frame });
+        Ok(true)
+    }
+
+    fn begin_write(&mut self, key: u64, len: usize, offers: &mut Offers) -> Result<bool, String> {
+        let Some(head) = self.staging[..self.filled].first_chunk::<WRITE_PREFIX>() else {
+            return Ok(false);
+        };
+        let at = u64::from_le_bytes(*head.last_chunk::<8>().expect("8 of 24 bytes"));
+        let mut into =
+            offers.lend(self.peer, key, at, len as u64).map_err(|error| error.to_string())?;
+        self.take(WRITE_PREFIX);
+        let (at, end) = (at as usize, at as usize + len);
+        let here = self.filled.min(len);
+        into[at..at + here].copy_from_slice(&self.take(here));
+        self.payload_bytes_copied += here as u64;
+        self.writing = Some(Write { key, into, at: at + here, end, padding: padding(len) });
+        self.large = true;
+        Ok(true)
+    }
+
+    fn refusal(&mut self, len: usize) -> Result<bool, String> {
+        if self.filled < FRAME_PREFIX + len {
+            return Ok(false);
+        }
+        let reason =
+            String::from_utf8_lossy(&self.staging[FRAME_PREFIX..FRAME_PREFIX + len]).into_owned();
+        Err(format!("it refused this node: {reason}"))
+    }
+
+    /// Cuts the first `len` unparsed bytes off.
+    fn take(&mut self, len: usize) -> Buffer {
+        self.filled -= len;
+        self.staging.split_to(len)
+    }
+
+    /// Makes sure that there is room for the next call.
+    fn renew(&mut self, pool: &Pool) -> Result<()> {
+        if self.staging.len() - self.filled < ROOM_MIN {
+            self.replace(self.filled, pool)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Takes a new staging buffer with room for a unit of `need` bytes, and moves the unparsed bytes there.
+    fn replace(&mut self, need: usize, pool: &Pool) -> Result<(), Error> {
+        let skew = self.staging.as_ptr() as usize % ALIGN;
+        let mut staging = pool.allocate((skew + need + ROOM_MIN).max(STAGING))?;
+        drop(staging.split_to(skew));
+        staging[..self.filled].copy_from_slice(&self.staging[..self.filled]);
+        self.staging = staging;
+        Ok(())
+    }
+}
+
+const _: () = assert!(VERSION == 1, "a change of the units above is a new version");

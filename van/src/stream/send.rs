@@ -1,0 +1,162 @@
+//! The sending half of a stream: a bounded queue of units, as slices for one vectored call.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use super::{ALIGN, FRAME, REFUSAL, WRITE, WRITE_PREFIX, padding, prefix};
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Shared};
+use crate::transport::{FRAME_PREFIX, PeerId};
+use crate::wire::{Hello, Offer};
+use zerocopy::IntoBytes;
+
+/// Slices that one call of [`Sender::slices`] lists at most.
+pub const SLICES_MAX: usize = 64;
+
+static ZEROS: [u8; ALIGN] = [0; ALIGN];
+
+/// What waits to be sent to one peer. Never grows past its depth, so its units stay where they are.
+#[derive(Debug)]
+pub struct Sender {
+    peer: PeerId,
+    depth: usize,
+    queue: VecDeque<Unit>,
+    /// Bytes of the first unit that have left.
+    sent: usize,
+    frames_sent: u64,
+}
+
+#[derive(Debug)]
+enum Unit {
+    Hello(Hello),
+    /// A frame with its prefix filled in.
+    Frame(Buffer),
+    Write {
+        prefix: [u8; WRITE_PREFIX],
+        data: Shared,
+    },
+    Refusal {
+        prefix: [u8; FRAME_PREFIX],
+        reason: String,
+    },
+}
+
+impl Unit {
+    fn pieces(&self) -> [&[u8]; 3] {
+        match self {
+            Unit::Hello(hello) => [hello.as_bytes(), &[], &[]],
+            Unit::Frame(frame) => [frame, &[], &ZEROS[..padding(frame.len())]],
+            Unit::Write { prefix, data } => [prefix, data, &ZEROS[..padding(data.len())]],
+            Unit::Refusal { prefix, reason } => {
+                [prefix, reason.as_bytes(), &ZEROS[..padding(reason.len())]]
+            }
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.pieces().iter().map(|piece| piece.len()).sum()
+    }
+}
+
+impl Sender {
+    /// A sender that introduces itself with `hello` and then holds up to `depth` units.
+    pub fn new(peer: PeerId, hello: Hello, depth: usize) -> Self {
+        let mut queue = VecDeque::with_capacity(depth + 2); // a hello and a refusal always fit
+        queue.push_back(Unit::Hello(hello));
+        Sender { peer, depth, queue, sent: 0, frames_sent: 0 }
+    }
+
+    /// Queues a frame, whose first [`FRAME_PREFIX`] bytes are overwritten.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`].
+    pub fn frame(&mut self, mut frame: Buffer) -> Result<()> {
+        self.room()?;
+        let len = u32::try_from(frame.len() - FRAME_PREFIX)
+            .expect("the van checked it against its frame limit");
+        frame[..FRAME_PREFIX].copy_from_slice(&prefix(FRAME, len, 0));
+        self.queue.push_back(Unit::Frame(frame));
+        Ok(())
+    }
+
+    /// Queues a write of `data` into the peer's memory.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`]; [`Error::OutsideOffer`] when it does not fit or takes 4 GiB or more.
+    pub fn write(&mut self, data: Shared, into: &Offer, at: u64) -> Result<()> {
+        self.room()?;
+        let (key, len, offered) = (into.key.get(), data.len() as u64, into.len.get());
+        let outside = Error::OutsideOffer { key, at, len, offered };
+        if at.checked_add(len).is_none_or(|end| end > offered) {
+            return Err(outside);
+        }
+        let mut bytes = [0; WRITE_PREFIX];
+        bytes[..FRAME_PREFIX].copy_from_slice(&prefix(
+            WRITE,
+            u32::try_from(len).map_err(|_| outside)?,
+            key,
+        ));
+        bytes[FRAME_PREFIX..].copy_from_slice(&at.to_le_bytes());
+        self.queue.push_back(Unit::Write { prefix: bytes, data });
+        Ok(())
+    }
+
+    /// Queues the reason why this side is about to close the connection.
+    pub fn refuse(&mut self, reason: &str) {
+        let reason = reason[..reason.floor_char_boundary(1000)].to_owned();
+        let prefix = prefix(REFUSAL, reason.len() as u32, 0);
+        self.queue.push_back(Unit::Refusal { prefix, reason });
+    }
+
+    /// Whether all has left.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Frames that have left whole.
+    pub fn frames_sent(&self) -> u64 {
+        self.frames_sent
+    }
+
+    /// The next bytes to send, in order, as up to [`SLICES_MAX`] slices; returns how many were put into `slices`.
+    ///
+    /// They stay where they are until [`Sender::sent`] has been told that they left, also while more is queued.
+    pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES_MAX]) -> usize {
+        let mut skip = self.sent;
+        let mut count = 0;
+        for piece in self.queue.iter().flat_map(Unit::pieces) {
+            let left = &piece[skip.min(piece.len())..];
+            skip -= piece.len() - left.len();
+            if left.is_empty() {
+                continue;
+            }
+            if count == SLICES_MAX {
+                break;
+            }
+            slices[count] = IoSlice::new(left);
+            count += 1;
+        }
+        count
+    }
+
+    /// Notes that the next `bytes` bytes have left, and drops the units that are through.
+    pub fn sent(&mut self, bytes: usize) {
+        self.sent += bytes;
+        while let Some(unit) = self.queue.front() {
+            let len = unit.len();
+            if self.sent < len {
+                break;
+            }
+            self.frames_sent += u64::from(matches!(unit, Unit::Frame(_)));
+            self.sent -= len;
+            self.queue.pop_front();
+        }
+    }
+
+    fn room(&self) -> Result<()> {
+        if self.queue.len() >= self.depth {
+            return Err(Error::QueueFull { peer: self.peer, depth: self.depth });
+        }
+        Ok(())
+    }
+}
