@@ -14,15 +14,14 @@
 //!
 //! ```
 //! use caravan_van::sim::{Faults, Network};
-//! use caravan_van::wire::Hello;
-//! use caravan_van::{Event, Pool, Transport};
+//! use caravan_van::{Event, Transport, VanConfig};
 //! use std::time::Duration;
 //!
 //! let network = Network::new(1, Faults::none());
-//! let mut server = network.transport(Hello::new(7, 0, 16), Pool::new(1 << 20));
+//! let mut server = network.transport(&VanConfig::default());
 //! let address = server.address().to_owned();
 //! let worker = network.spawn("worker", move |network| {
-//!     let mut van = network.transport(Hello::new(7, 1, 16), Pool::new(1 << 20));
+//!     let mut van = network.transport(&VanConfig { node: 1, ..VanConfig::default() });
 //!     van.connect(&address).unwrap();
 //!     let mut events = Vec::new();
 //!     while events.is_empty() {
@@ -56,9 +55,8 @@ use std::time::Duration;
 pub use faults::Faults;
 pub use transport::SimTransport;
 
+use crate::config::VanConfig;
 use crate::error::Error;
-use crate::memory::Pool;
-use crate::wire::Hello;
 use clock::{Activity, MAIN, World};
 
 /// Names the one seed that [`for_each_seed`] is to run.
@@ -124,10 +122,9 @@ impl Network {
         Network { world: Arc::new(World::new(seed, faults)), ends_it: true }
     }
 
-    /// A transport for the calling node, sending from and receiving into `memory`. Its addresses look like "sim:3", counted
-    /// from 0 in the order of these calls.
-    pub fn transport(&self, hello: Hello, memory: Pool) -> SimTransport {
-        SimTransport::new(self.world.clone(), hello, memory)
+    /// A transport for the calling node. Addresses look like "sim:3", counted from 0 in the order of these calls.
+    pub fn transport(&self, config: &VanConfig) -> SimTransport {
+        SimTransport::new(self.world.clone(), config)
     }
 
     /// Starts a node: `body` runs in a thread of its own, when the caller waits for the first time.

@@ -7,12 +7,11 @@ use std::time::Duration;
 use super::*;
 use crate::transport::{Event, FRAME_PREFIX, PeerId, Transport};
 
-const CLUSTER: u64 = 7;
 const SECOND: Duration = Duration::from_secs(1);
 const MICRO: Duration = Duration::from_micros(1);
 
 fn van(network: &Network, node: u32) -> SimTransport {
-    network.transport(Hello::new(CLUSTER, node, 16), Pool::new(16 << 20))
+    network.transport(&VanConfig { node, memory_bytes: 16 << 20, ..VanConfig::default() })
 }
 
 fn frame(van: &SimTransport, payload: &[u8]) -> crate::Buffer {
@@ -286,7 +285,7 @@ fn a_disconnected_peer_is_forgotten() {
 fn strangers_and_empty_addresses_are_refused() {
     let network = Network::new(1, Faults::none());
     let mut a = van(&network, 0);
-    let mut stranger = network.transport(Hello::new(8, 0, 16), Pool::new(1 << 20));
+    let mut stranger = network.transport(&VanConfig { cluster: 8, ..VanConfig::default() });
     a.connect(stranger.address()).unwrap();
     while network.now() < MICRO * 10 {
         stranger.wait(SECOND).unwrap();
@@ -403,7 +402,9 @@ fn the_first_panic_stops_everybody_and_join_reports_it() {
 }
 
 #[test]
-#[should_panic(expected = "main for the end of left, right for a message, left for the end of right")]
+#[should_panic(
+    expected = "main for the end of left, right for a message, left for the end of right"
+)]
 fn a_stuck_simulation_says_who_waits_for_what() {
     let network = Network::new(1, Faults::none());
     let right = network.spawn("right", |network| {
@@ -464,7 +465,7 @@ fn a_node_that_unwinds_gets_errors_and_not_the_turn() {
 fn memory_that_runs_out_loses_no_frame() {
     let network = Network::new(1, Faults::none());
     let mut a = van(&network, 0);
-    let mut b = network.transport(Hello::new(CLUSTER, 1, 1), Pool::new(4096));
+    let mut b = network.transport(&VanConfig { memory_bytes: 4096, ..VanConfig::default() });
     let (to_b, _) = connect(&mut a, &mut b);
     let held: Vec<_> = (0..8).map(|_| b.memory().allocate(8).unwrap()).collect();
     send(&mut a, to_b, b"patience");

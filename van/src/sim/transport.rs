@@ -11,14 +11,13 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use super::clock::{Activity, Core, World};
+use crate::config::VanConfig;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::metrics::Counters;
+use crate::offers::Offers;
 use crate::transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport};
 use crate::wire::{Hello, Offer};
-
-/// What a simulated van can carry.
-const LIMITS: Limits = Limits { frame_bytes: 64 << 10, queue_depth: 256 };
 
 /// Stands for a transport itself where packets name one of its peers: connections are asked for there.
 const LISTENER: u32 = u32::MAX;
@@ -82,12 +81,12 @@ pub struct SimTransport {
     port: u32,
     address: String,
     hello: Hello,
+    limits: Limits,
     memory: Pool,
     lanes: BTreeMap<PeerId, Lane>,
-    offers: BTreeMap<(PeerId, u64), Buffer>,
+    offers: Offers,
     found: VecDeque<(PeerId, Found)>,
     peers_made: u32,
-    offers_made: u64,
     counters: Counters,
 }
 
@@ -95,6 +94,8 @@ pub struct SimTransport {
 struct Lane {
     address: String,
     state: LaneState,
+    /// Longest frame the peer takes.
+    frame_bytes: usize,
     link: Link,
     /// Leaves at the next poll or wait.
     posted: VecDeque<Posted>,
@@ -122,20 +123,22 @@ enum Found {
 }
 
 impl SimTransport {
-    pub(super) fn new(world: Arc<World>, mut hello: Hello, memory: Pool) -> SimTransport {
-        hello.frame_bytes = U32::new(LIMITS.frame_bytes as u32);
+    pub(super) fn new(world: Arc<World>, config: &VanConfig) -> SimTransport {
+        let frame_bytes = config.frame_bytes.min(u32::MAX as usize);
+        let mut hello = Hello::new(config.cluster, config.node, config.credits);
+        hello.frame_bytes = U32::new(frame_bytes as u32);
         let port = world.lock().open_port();
         SimTransport {
             world,
             port,
             address: address_of(port),
             hello,
-            memory,
+            limits: Limits { frame_bytes, queue_depth: config.queue_depth },
+            memory: Pool::new(config.memory_bytes),
             lanes: BTreeMap::new(),
-            offers: BTreeMap::new(),
+            offers: Offers::default(),
             found: VecDeque::new(),
             peers_made: 0,
-            offers_made: 0,
             counters: Counters::default(),
         }
     }
@@ -144,12 +147,19 @@ impl SimTransport {
         End { port: self.port, peer: peer.0 }
     }
 
-    fn add_lane(&mut self, address: String, state: LaneState) -> PeerId {
+    fn add_lane(&mut self, address: String) -> PeerId {
         let peer = PeerId(self.peers_made);
         self.peers_made += 1;
         assert!(self.peers_made < LISTENER, "fewer peers than 2^32");
-        let (posted, leaving) = (VecDeque::new(), VecDeque::new());
-        self.lanes.insert(peer, Lane { address, state, link: Link::default(), posted, leaving });
+        let lane = Lane {
+            address,
+            state: LaneState::Connecting,
+            frame_bytes: 0,
+            link: Link::default(),
+            posted: VecDeque::new(),
+            leaving: VecDeque::new(),
+        };
+        self.lanes.insert(peer, lane);
         peer
     }
 
@@ -215,11 +225,12 @@ impl SimTransport {
                 return;
             }
         };
-        let peer = self.add_lane(address_of(from.port), LaneState::Up(from));
+        let peer = self.add_lane(address_of(from.port));
         let here = self.end(peer);
         let own = self.hello.as_bytes();
         let accept = Packet::Accept { from: here, hello: own.into() };
         if let Some(lane) = self.lanes.get_mut(&peer) {
+            lane.open(from, &hello);
             core.carry(&mut lane.link, here, from, own.len(), accept);
         }
         self.found.push_back((peer, Found::Connected(hello)));
@@ -237,7 +248,7 @@ impl SimTransport {
         }
         match Hello::check(hello, self.hello.cluster.get()) {
             Ok(hello) => {
-                lane.state = LaneState::Up(from);
+                lane.open(from, &hello);
                 self.found.push_back((peer, Found::Connected(hello)));
             }
             Err(reason) => {
@@ -249,15 +260,9 @@ impl SimTransport {
     }
 
     fn place(&mut self, peer: PeerId, key: u64, at: u64, data: &[u8]) -> Result<()> {
-        let len = data.len() as u64;
-        let offer = self.offers.get_mut(&(peer, key));
-        let offered = offer.as_ref().map_or(0, |buffer| buffer.len() as u64);
-        let refused = Error::OutsideOffer { key, at, len, offered };
-        if at.checked_add(len).is_none_or(|end| end > offered) {
-            return Err(refused);
-        }
-        let Some(buffer) = offer else { return Err(refused) };
-        buffer[at as usize..][..data.len()].copy_from_slice(data);
+        let mut into = self.offers.lend(peer, key, at, data.len() as u64)?;
+        into[at as usize..][..data.len()].copy_from_slice(data);
+        self.offers.put_back(key, into);
         Ok(())
     }
 
@@ -290,9 +295,10 @@ impl SimTransport {
     }
 
     fn post(&mut self, peer: PeerId, posted: Posted) -> Result<()> {
+        let depth = self.limits.queue_depth;
         let lane = self.lane_up(peer)?;
-        if lane.queued() >= LIMITS.queue_depth {
-            return Err(Error::QueueFull { peer, depth: LIMITS.queue_depth });
+        if lane.queued() >= depth {
+            return Err(Error::QueueFull { peer, depth });
         }
         lane.posted.push_back(posted);
         Ok(())
@@ -309,7 +315,7 @@ impl Transport for SimTransport {
     }
 
     fn limits(&self) -> Limits {
-        LIMITS
+        self.limits
     }
 
     fn memory(&self) -> &Pool {
@@ -325,7 +331,7 @@ impl Transport for SimTransport {
             );
             return Err(Error::Connect { address: address.to_owned(), source });
         };
-        let peer = self.add_lane(address.to_owned(), LaneState::Connecting);
+        let peer = self.add_lane(address.to_owned());
         let (from, to) = (self.end(peer), End { port, peer: LISTENER });
         let hello = self.hello.as_bytes();
         let connect = Packet::Connect { from, hello: hello.into() };
@@ -339,32 +345,29 @@ impl Transport for SimTransport {
         let world = self.world.clone();
         self.hang_up(&mut world.lock(), peer, "it closed the connection".to_owned());
         self.lanes.remove(&peer);
-        self.offers.retain(|&(offered_to, _), _| offered_to != peer);
+        self.offers.forget(peer);
         self.found.retain(|&(of, _)| of != peer);
     }
 
     fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {
         let len = frame.len().checked_sub(FRAME_PREFIX).expect("a frame begins with the prefix");
-        if len > LIMITS.frame_bytes {
-            return Err(Error::FrameTooLong { len, limit: LIMITS.frame_bytes });
+        let limit = self.limits.frame_bytes.min(self.lane_up(peer)?.frame_bytes);
+        if len > limit {
+            return Err(Error::FrameTooLong { len, limit });
         }
         self.post(peer, Posted::Frame(frame))
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
         self.lane_up(peer)?;
-        self.offers_made += 1;
-        let (key, len) = (self.offers_made, into.len() as u64);
-        self.offers.insert((peer, key), into);
         // No address: where memory lies differs from run to run, and what is sent must not.
-        Ok(Offer { key: U64::new(key), address: U64::new(0), len: U64::new(len) })
+        Ok(Offer { address: U64::new(0), ..self.offers.open(peer, into) })
     }
 
     fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
         let world = self.world.clone();
         self.take_in(&mut world.lock());
-        let none = Error::OutsideOffer { key, at: 0, len: 0, offered: 0 };
-        self.offers.remove(&(peer, key)).ok_or(none)
+        self.offers.close(peer, key)
     }
 
     fn post_write(&mut self, peer: PeerId, data: Shared, into: &Offer, at: u64) -> Result<()> {
@@ -414,7 +417,8 @@ impl Transport for SimTransport {
         if core.has_arrivals(self.port) || !self.found.is_empty() {
             return Ok(());
         }
-        let room_at = self.lanes.values().filter_map(Lane::room_at).min();
+        let depth = self.limits.queue_depth;
+        let room_at = self.lanes.values().filter_map(|lane| lane.room_at(depth)).min();
         let until_room = room_at.map_or(timeout, |at| at.saturating_sub(core.now()));
         self.counters.sleeps += 1;
         let paused = world.pause(core, Activity::Waiting, timeout.min(until_room));
@@ -447,13 +451,18 @@ impl Drop for SimTransport {
 }
 
 impl Lane {
+    fn open(&mut self, to: End, hello: &Hello) {
+        self.state = LaneState::Up(to);
+        self.frame_bytes = hello.frame_bytes.get() as usize;
+    }
+
     fn queued(&self) -> usize {
         self.posted.len() + self.leaving.len()
     }
 
     /// When a full lane has room again, or one that is sending has sent everything.
-    fn room_at(&self) -> Option<Duration> {
-        let full = self.queued() >= LIMITS.queue_depth;
+    fn room_at(&self, depth: usize) -> Option<Duration> {
+        let full = self.queued() >= depth;
         let next = if full { self.leaving.front() } else { self.leaving.back() };
         next.map(|&(left_at, _)| left_at)
     }
