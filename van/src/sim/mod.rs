@@ -127,7 +127,8 @@ impl Network {
         SimTransport::new(self.world.clone(), config)
     }
 
-    /// Starts a node: `body` runs in a thread of its own, when the caller waits for the first time.
+    /// Starts a node: `body` runs in a thread of its own, from when the caller waits for the first time. In which order nodes
+    /// start that were spawned at the same instant is drawn.
     ///
     /// When a node panics, the first panic stops everybody: each is unwound where it waits.
     ///

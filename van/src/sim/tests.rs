@@ -5,7 +5,10 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use super::*;
+use crate::message::{Draft, Values};
 use crate::transport::{Event, FRAME_PREFIX, PeerId, Transport};
+use crate::wire::{Coding, Kind};
+use crate::{Arrival, Endpoint};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MICRO: Duration = Duration::from_micros(1);
@@ -148,6 +151,65 @@ fn bandwidth_holds_buffers_and_adds_to_latency() {
 #[test]
 fn two_hundred_participants_play_ping_pong() {
     ping_pong(5, Faults::jittery(), 100, 50);
+}
+
+/// Sends `lengths.len()` requests at once to an echo and checks the replies; returns the trace.
+fn echo(seed: u64, lengths: &'static [usize]) -> u64 {
+    let network = Network::new(seed, Faults::harsh());
+    let server = network.spawn("server", move |network| {
+        let mut endpoint = Endpoint::new(Box::new(van(network, 0)), 0, 16);
+        loop {
+            match next_arrival(&mut endpoint) {
+                Arrival::Message { peer, message } => {
+                    let timestamp = message.timestamp();
+                    let values = Values::Apart(message.into_values().share());
+                    let reply = Draft { timestamp, values, ..Draft::new(Kind::Reply) };
+                    endpoint.post(peer, reply, &mut Coding::plain()).unwrap();
+                }
+                Arrival::Connected { .. } => {}
+                Arrival::Lost { .. } => return,
+            }
+        }
+    });
+    let worker = network.spawn("worker", move |network| {
+        // Who starts first is drawn; the server is to be sim:0.
+        network.sleep(MICRO);
+        let mut endpoint = Endpoint::new(Box::new(van(network, 1)), 1, 16);
+        let peer = endpoint.connect("sim:0").unwrap();
+        assert!(matches!(next_arrival(&mut endpoint), Arrival::Connected { .. }));
+        for (timestamp, &len) in (0..).zip(lengths) {
+            let values = vec![timestamp as u8; len];
+            let values = Values::Copied(&values);
+            let request = Draft { timestamp, values, ..Draft::new(Kind::Request) };
+            endpoint.post(peer, request, &mut Coding::plain()).unwrap();
+        }
+        for (timestamp, &len) in (0..).zip(lengths) {
+            let Arrival::Message { message, .. } = next_arrival(&mut endpoint) else { panic!() };
+            assert_eq!((message.timestamp(), message.values().len()), (timestamp, len));
+            assert!(message.values().iter().all(|&byte| byte == timestamp as u8));
+        }
+    });
+    worker.join().unwrap();
+    server.join().unwrap();
+    network.trace()
+}
+
+fn next_arrival(endpoint: &mut Endpoint) -> Arrival {
+    let mut arrivals = Vec::new();
+    while arrivals.is_empty() {
+        endpoint.wait(SECOND).unwrap();
+        endpoint.poll(&mut arrivals).unwrap();
+    }
+    assert_eq!(arrivals.len(), 1, "lanes are slow: one thing at a time");
+    arrivals.remove(0)
+}
+
+#[test]
+fn endpoints_run_on_it_and_repeat_exactly() {
+    for_each_seed(20, |seed| {
+        let run = || echo(seed, &[8, 100_000, 8, 300_000, 16_000, 0, 1_000_000, 8]);
+        assert_eq!(run(), run());
+    });
 }
 
 #[test]
