@@ -33,7 +33,10 @@ pub fn check(keys: &[u64], range: KeyRange, table: &str) -> Result<()> {
 
 /// The parts of checked `keys` that fall into each of `ranges`, which tile the table in order: pairs of the range's index
 /// and the positions of its keys. Ranges without keys are left out.
-pub fn cut<'a>(keys: &'a [u64], ranges: &'a [KeyRange]) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
+pub fn cut<'a>(
+    keys: &'a [u64],
+    ranges: &'a [KeyRange],
+) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
     let mut start = 0;
     ranges.iter().enumerate().filter_map(move |(index, range)| {
         let end = match range.end() {
@@ -57,9 +60,15 @@ mod tests {
         assert!(check(&[10, 11, 19], range, "t").is_ok());
         assert!(check(&[], range, "t").is_ok());
         let error = check(&[10, 12, 12], range, "t").unwrap_err();
-        assert!(matches!(error, Error::KeysNotAscending { position: 2, key: 12, previous: 12 }), "{error}");
+        assert!(
+            matches!(error, Error::KeysNotAscending { position: 2, key: 12, previous: 12 }),
+            "{error}"
+        );
         let error = check(&[10, 12, 11], range, "t").unwrap_err();
-        assert!(matches!(error, Error::KeysNotAscending { position: 2, key: 11, previous: 12 }), "{error}");
+        assert!(
+            matches!(error, Error::KeysNotAscending { position: 2, key: 11, previous: 12 }),
+            "{error}"
+        );
         let error = check(&[9, 12], range, "t").unwrap_err();
         assert!(matches!(error, Error::KeyOutsideTable { position: 0, key: 9, .. }), "{error}");
         let error = check(&[12, 20, 30], range, "t").unwrap_err();
