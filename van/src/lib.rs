@@ -7,6 +7,7 @@ pub mod memory;
 pub mod message;
 pub mod metrics;
 pub mod offers;
+pub mod sim;
 pub mod stream;
 pub mod transport;
 pub mod value;
