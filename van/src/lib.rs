@@ -8,6 +8,8 @@ pub mod metrics;
 pub mod offers;
 pub mod stream;
 pub mod transport;
+#[cfg(all(target_os = "linux", feature = "uring"))]
+pub mod uring;
 pub mod wait;
 pub mod wire;
 

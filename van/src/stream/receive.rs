@@ -149,6 +149,13 @@ impl Receiver {
         self.renew(pool).map_err(|error| error.to_string())
     }
 
+    /// Gives the memory of a write that will never be finished back to its offer.
+    pub fn abandon(self, offers: &mut Offers) {
+        if let Some(write) = self.writing {
+            offers.put_back(write.key, write.into);
+        }
+    }
+
     /// Parses one unit, or as much of it as came; false when more bytes are needed.
     fn parse(
         &mut self,
