@@ -72,17 +72,28 @@ impl Cluster {
                     let mut command = Command::new(program);
                     command.arg(role.to_string()).arg("--rank").arg(rank.to_string());
                     command.envs(self.config.to_vars()).stdin(Stdio::null()).stdout(Stdio::null());
-                    let run = command.spawn().map_err(|source| Error::Spawn { what: name.clone(), source })?;
+                    let run = command
+                        .spawn()
+                        .map_err(|source| Error::Spawn { what: name.clone(), source })?;
                     self.children.push(Node { name, run });
                 }
                 Launch::Threads(handles, apps) => {
-                    let (config, handles, apps) = (self.config.clone(), handles.clone(), apps.clone());
+                    let (config, handles, apps) =
+                        (self.config.clone(), handles.clone(), apps.clone());
                     let run = move || match role {
-                        Role::Server => node::run_server(&config.node, Some(rank), config.threads, &handles, false),
+                        Role::Server => node::run_server(
+                            &config.node,
+                            Some(rank),
+                            config.threads,
+                            &handles,
+                            false,
+                        ),
                         Role::Worker => node::run_worker(&config.node, Some(rank), &apps, false),
                     };
                     let builder = std::thread::Builder::new().name(name.clone());
-                    let run = builder.spawn(run).map_err(|source| Error::Spawn { what: name.clone(), source })?;
+                    let run = builder
+                        .spawn(run)
+                        .map_err(|source| Error::Spawn { what: name.clone(), source })?;
                     self.threads.push(Node { name, run });
                 }
             }
@@ -104,7 +115,12 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::NodeLost`].
-    pub fn submit(&mut self, target: Target, app: &str, body: &serde_json::Value) -> Result<TaskId> {
+    pub fn submit(
+        &mut self,
+        target: Target,
+        app: &str,
+        body: &serde_json::Value,
+    ) -> Result<TaskId> {
         self.scheduler.submit(target, app, body)
     }
 
@@ -179,7 +195,9 @@ fn end_child(child: &mut Node<Child>) -> Result<()> {
 fn thread_error(thread: Node<JoinHandle<Result<()>>>) -> Error {
     match thread.run.join() {
         Ok(Err(error)) => error,
-        Ok(Ok(())) => Error::NodeLost { node: thread.name, reason: "it ended before it joined".to_owned() },
+        Ok(Ok(())) => {
+            Error::NodeLost { node: thread.name, reason: "it ended before it joined".to_owned() }
+        }
         Err(_) => panicked(&thread.name),
     }
 }
@@ -190,6 +208,7 @@ fn panicked(node: &str) -> Error {
 
 /// A number that no other job on this machine has: the process and the time of its start.
 fn job_number() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     (u64::from(std::process::id()) << 40) ^ now.as_nanos() as u64
 }

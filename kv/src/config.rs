@@ -154,7 +154,9 @@ pub const VARS: &[Var] = &[
         name: "CARAVAN_EAGER_LIMIT",
         default: "16KiB",
         help: "longer messages go by rendezvous; 512 B to 32 KiB",
-        set: |c, v| parse_bytes(v).filter(|n| (512..=32 << 10).contains(n)).map(|n| c.node.eager_bytes = n),
+        set: |c, v| {
+            parse_bytes(v).filter(|n| (512..=32 << 10).contains(n)).map(|n| c.node.eager_bytes = n)
+        },
         show: |c| c.node.eager_bytes.to_string(),
     },
     Var {
@@ -193,7 +195,9 @@ impl ClusterConfig {
     /// # Errors
     /// [`Error::Config`] names the variable, its value, and what it takes; also a `CARAVAN_` variable that does not exist.
     pub fn from_env() -> Result<Self> {
-        Self::from_vars(std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))))
+        Self::from_vars(std::env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        }))
     }
 
     /// The defaults, changed by `vars`.
@@ -208,10 +212,17 @@ impl ClusterConfig {
             }
             let Some(var) = VARS.iter().find(|var| var.name == name) else {
                 let known: Vec<_> = VARS.iter().map(|var| var.name).collect();
-                return Err(Error::Config(format!("there is no variable {name}; there are {}", known.join(", "))));
+                return Err(Error::Config(format!(
+                    "there is no variable {name}; there are {}",
+                    known.join(", ")
+                )));
             };
-            (var.set)(&mut config, &value)
-                .ok_or_else(|| Error::Config(format!("{name}={value} is not valid: {} (default {})", var.help, var.default)))?;
+            (var.set)(&mut config, &value).ok_or_else(|| {
+                Error::Config(format!(
+                    "{name}={value} is not valid: {} (default {})",
+                    var.help, var.default
+                ))
+            })?;
         }
         Ok(config)
     }
@@ -228,7 +239,8 @@ impl ClusterConfig {
 }
 
 /// Variables that only tests read.
-const FOR_TESTS: &[&str] = &["CARAVAN_DATA", "CARAVAN_SEED", "CARAVAN_FUZZ_MESSAGES", "CARAVAN_TEST_DEVICE"];
+const FOR_TESTS: &[&str] =
+    &["CARAVAN_DATA", "CARAVAN_SEED", "CARAVAN_FUZZ_MESSAGES", "CARAVAN_TEST_DEVICE"];
 
 impl NodeConfig {
     /// What a transport of this node is made from.
@@ -249,7 +261,11 @@ impl NodeConfig {
 
 /// `host:port`, with brackets around IPv6.
 pub(crate) fn join_host(host: &str, port: u16) -> String {
-    if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
 }
 
 /// A number of bytes: `8`, `64KiB`, `1MiB`, `2GiB`, `1e6`-style is not taken.
@@ -300,8 +316,18 @@ mod tests {
 
     #[test]
     fn wrong_settings_name_the_variable() {
-        assert!(ClusterConfig::from_vars(vars(&[("PATH", "/bin"), ("CARAVAN_WORKERS", "3")])).unwrap().workers == 3);
-        for pair in [("CARAVAN_WORKERS", "0"), ("CARAVAN_VAN", "pigeon"), ("CARAVAN_EAGER_LIMIT", "1GiB"), ("CARAVAN_WROKERS", "1")] {
+        assert!(
+            ClusterConfig::from_vars(vars(&[("PATH", "/bin"), ("CARAVAN_WORKERS", "3")]))
+                .unwrap()
+                .workers
+                == 3
+        );
+        for pair in [
+            ("CARAVAN_WORKERS", "0"),
+            ("CARAVAN_VAN", "pigeon"),
+            ("CARAVAN_EAGER_LIMIT", "1GiB"),
+            ("CARAVAN_WROKERS", "1"),
+        ] {
             let error = ClusterConfig::from_vars(vars(&[pair])).unwrap_err().to_string();
             assert!(error.contains(pair.0), "{error}");
         }
@@ -309,9 +335,15 @@ mod tests {
 
     #[test]
     fn settings_survive_the_way_to_a_child() {
-        let given = vars(&[("CARAVAN_JOB", "beef"), ("CARAVAN_WAIT", "block"), ("CARAVAN_MEMORY", "64MiB"), ("CARAVAN_PIN", "0")]);
+        let given = vars(&[
+            ("CARAVAN_JOB", "beef"),
+            ("CARAVAN_WAIT", "block"),
+            ("CARAVAN_MEMORY", "64MiB"),
+            ("CARAVAN_PIN", "0"),
+        ]);
         let config = ClusterConfig::from_vars(given).unwrap();
-        let copy = ClusterConfig::from_vars(config.to_vars().map(|(n, v)| (n.to_owned(), v))).unwrap();
+        let copy =
+            ClusterConfig::from_vars(config.to_vars().map(|(n, v)| (n.to_owned(), v))).unwrap();
         assert_eq!(format!("{config:?}"), format!("{copy:?}"));
     }
 

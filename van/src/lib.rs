@@ -10,6 +10,8 @@ pub mod offers;
 pub mod sim;
 pub mod stream;
 pub mod transport;
+#[cfg(all(target_os = "linux", feature = "uring"))]
+pub mod uring;
 pub mod value;
 pub mod wait;
 pub mod wire;

@@ -38,7 +38,11 @@ impl FromStr for Van {
 
     fn from_str(name: &str) -> Result<Van> {
         let van = [Van::Auto, Van::Uring, Van::Tcp].into_iter().find(|van| van.to_string() == name);
-        van.ok_or_else(|| Error::Config(format!("there is no van {name} between processes; there are auto, uring and tcp")))
+        van.ok_or_else(|| {
+            Error::Config(format!(
+                "there is no van {name} between processes; there are auto, uring and tcp"
+            ))
+        })
     }
 }
 

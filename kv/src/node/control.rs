@@ -79,16 +79,32 @@ pub struct Roster {
 }
 
 /// Sends a request whose answer will carry `timestamp`.
-pub(crate) fn ask<T: Serialize>(endpoint: &mut Endpoint, peer: PeerId, timestamp: u64, what: &T) -> Result<()> {
+pub(crate) fn ask<T: Serialize>(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    timestamp: u64,
+    what: &T,
+) -> Result<()> {
     say(endpoint, peer, Kind::Request, timestamp, what)
 }
 
 /// Answers the request with that timestamp.
-pub(crate) fn answer<T: Serialize>(endpoint: &mut Endpoint, peer: PeerId, timestamp: u64, what: &T) -> Result<()> {
+pub(crate) fn answer<T: Serialize>(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    timestamp: u64,
+    what: &T,
+) -> Result<()> {
     say(endpoint, peer, Kind::Reply, timestamp, what)
 }
 
-fn say<T: Serialize>(endpoint: &mut Endpoint, peer: PeerId, kind: Kind, timestamp: u64, what: &T) -> Result<()> {
+fn say<T: Serialize>(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    kind: Kind,
+    timestamp: u64,
+    what: &T,
+) -> Result<()> {
     let text = serde_json::to_vec(what)?;
     let draft = Draft { timestamp, values: Values::Copied(&text), ..Draft::new(kind) };
     Ok(endpoint.post(peer, draft, &mut Coding::plain())?)

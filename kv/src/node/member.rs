@@ -44,13 +44,27 @@ impl Member {
     ///
     /// # Errors
     /// [`Error::Timeout`] names the scheduler's address and how often it was tried; [`Error::NodeLost`] says why it refused.
-    pub fn join(config: &NodeConfig, role: Role, rank: Option<usize>, threads: Vec<String>) -> Result<Member> {
+    pub fn join(
+        config: &NodeConfig,
+        role: Role,
+        rank: Option<usize>,
+        threads: Vec<String>,
+    ) -> Result<Member> {
         let (endpoint, scheduler) = reach(config)?;
         let address = config.scheduler.clone();
         let roster = Roster { node: 0, rank: 0, servers: Vec::new(), first_thread: 0, workers: 0 };
         let tasks = Default::default();
-        let mut member =
-            Member { endpoint, scheduler, address, roster, role, tasks, asked: 0, answered: None, ended: false };
+        let mut member = Member {
+            endpoint,
+            scheduler,
+            address,
+            roster,
+            role,
+            tasks,
+            asked: 0,
+            answered: None,
+            ended: false,
+        };
         let join = Ask::Join { role, rank, pid: std::process::id(), threads };
         let roster = member.ask(&join, config.join_timeout, "joining the cluster: other nodes")?;
         member.roster = serde_json::from_slice(&roster)?;
@@ -112,7 +126,11 @@ impl Member {
             if began.elapsed() > timeout {
                 let seconds = timeout.as_secs_f64();
                 let missing = format!("{missing} (the scheduler at {} knows which)", self.address);
-                return Err(Error::Timeout { what: "a request to the scheduler".to_owned(), seconds, missing });
+                return Err(Error::Timeout {
+                    what: "a request to the scheduler".to_owned(),
+                    seconds,
+                    missing,
+                });
             }
             if said.elapsed() > Duration::from_secs(10) {
                 said = Instant::now();
@@ -131,7 +149,10 @@ impl Member {
                 Arrival::Connected { .. } => {}
                 Arrival::Lost { .. } if self.ended => {}
                 Arrival::Lost { error, .. } => {
-                    return Err(Error::NodeLost { node: format!("the scheduler at {}", self.address), reason: error.to_string() });
+                    return Err(Error::NodeLost {
+                        node: format!("the scheduler at {}", self.address),
+                        reason: error.to_string(),
+                    });
                 }
                 Arrival::Message { message, .. } if message.kind() == Kind::Request => {
                     match control::read(&message)? {
@@ -172,20 +193,34 @@ pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
         };
         let why = with_sources(&why);
         if began.elapsed() > config.join_timeout {
-            let missing = format!("the scheduler at {}, tried {attempts} times: {why}", config.scheduler);
+            let missing =
+                format!("the scheduler at {}, tried {attempts} times: {why}", config.scheduler);
             let seconds = began.elapsed().as_secs_f64();
-            return Err(Error::Timeout { what: "joining the cluster".to_owned(), seconds, missing });
+            return Err(Error::Timeout {
+                what: "joining the cluster".to_owned(),
+                seconds,
+                missing,
+            });
         }
         if said.elapsed() > Duration::from_secs(5) {
             said = Instant::now();
-            tracing::warn!(scheduler = config.scheduler, attempts, why, "cannot reach the scheduler yet");
+            tracing::warn!(
+                scheduler = config.scheduler,
+                attempts,
+                why,
+                "cannot reach the scheduler yet"
+            );
         }
         std::thread::sleep(RETRY);
     }
 }
 
 /// Waits for the scheduler's hello; the inner error says why none came.
-fn greeted(endpoint: &mut Endpoint, peer: PeerId, timeout: Duration) -> Result<Result<(), caravan_van::Error>> {
+fn greeted(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    timeout: Duration,
+) -> Result<Result<(), caravan_van::Error>> {
     let began = Instant::now();
     while began.elapsed() < timeout {
         let mut arrivals = Vec::new();

@@ -23,7 +23,11 @@ pub trait App {
     ///
     /// # Errors
     /// Text that the scheduler shows together with this node's name.
-    fn run(&mut self, node: &mut WorkerNode, body: serde_json::Value) -> Result<serde_json::Value, String>;
+    fn run(
+        &mut self,
+        node: &mut WorkerNode,
+        body: serde_json::Value,
+    ) -> Result<serde_json::Value, String>;
 }
 
 type MakeApp = dyn Fn() -> Box<dyn App> + Send + Sync;
@@ -34,7 +38,11 @@ pub struct Apps(HashMap<String, Arc<MakeApp>>);
 
 impl Apps {
     /// Adds one; `make` is called by each worker at its first task.
-    pub fn with(mut self, name: &str, make: impl Fn() -> Box<dyn App> + Send + Sync + 'static) -> Self {
+    pub fn with(
+        mut self,
+        name: &str,
+        make: impl Fn() -> Box<dyn App> + Send + Sync + 'static,
+    ) -> Self {
         self.0.insert(name.to_owned(), Arc::new(make));
         self
     }
@@ -67,19 +75,32 @@ impl WorkerNode {
 ///
 /// # Errors
 /// What joining and the lanes report; a task's own error goes to the scheduler instead.
-pub fn run_worker(config: &NodeConfig, rank: Option<usize>, apps: &Apps, own_process: bool) -> Result<()> {
+pub fn run_worker(
+    config: &NodeConfig,
+    rank: Option<usize>,
+    apps: &Apps,
+    own_process: bool,
+) -> Result<()> {
     let member = Member::join(config, Role::Worker, rank, Vec::new())?;
     let roster = member.roster().clone();
     if own_process {
         heart::start(config.clone(), Role::Worker, roster.rank);
     }
     let worker = client(config, roster.node, &roster.servers)?;
-    let mut node = WorkerNode { worker, config: config.clone(), rank: roster.rank, workers: roster.workers, member };
+    let mut node = WorkerNode {
+        worker,
+        config: config.clone(),
+        rank: roster.rank,
+        workers: roster.workers,
+        member,
+    };
     let mut running: HashMap<String, Box<dyn App>> = HashMap::new();
     while let Some(mut task) = node.member.next()? {
         let app = match running.entry(task.app.clone()) {
             std::collections::hash_map::Entry::Occupied(app) => Some(app.into_mut()),
-            std::collections::hash_map::Entry::Vacant(place) => apps.0.get(&task.app).map(|make| place.insert(make())),
+            std::collections::hash_map::Entry::Vacant(place) => {
+                apps.0.get(&task.app).map(|make| place.insert(make()))
+            }
         };
         let body = std::mem::take(&mut task.body);
         let report = match app {
@@ -139,16 +160,27 @@ pub fn run_server(
         let mut outcome = served;
         for (thread, address, say_place) in started {
             drop((address, say_place));
-            let ended = thread.join().unwrap_or_else(|_| Err(Error::Config("a server thread panicked".to_owned())));
+            let ended = thread
+                .join()
+                .unwrap_or_else(|_| Err(Error::Config("a server thread panicked".to_owned())));
             outcome = ended.and(outcome);
         }
         outcome
     })
 }
 
-type Started<'scope> = (thread::ScopedJoinHandle<'scope, Result<()>>, mpsc::Receiver<String>, mpsc::Sender<(u32, usize, usize)>);
+type Started<'scope> = (
+    thread::ScopedJoinHandle<'scope, Result<()>>,
+    mpsc::Receiver<String>,
+    mpsc::Sender<(u32, usize, usize)>,
+);
 
-fn serve_until_end(config: &NodeConfig, rank: Option<usize>, started: &[Started<'_>], own_process: bool) -> Result<()> {
+fn serve_until_end(
+    config: &NodeConfig,
+    rank: Option<usize>,
+    started: &[Started<'_>],
+    own_process: bool,
+) -> Result<()> {
     let addresses = started.iter().map(|(_, address, _)| address.recv());
     let Ok(addresses) = addresses.collect::<Result<Vec<_>, _>>() else {
         return Ok(()); // a thread ended before it listened; its error is reported by whoever joins it
@@ -173,7 +205,9 @@ fn plan(config: &NodeConfig, rank: usize, threads: usize) -> Option<Plan> {
         return None;
     }
     match Topology::this_machine() {
-        Ok(topology) => Some(Plan::new(&topology, Near::Anywhere, rank * threads..(rank + 1) * threads)),
+        Ok(topology) => {
+            Some(Plan::new(&topology, Near::Anywhere, rank * threads..(rank + 1) * threads))
+        }
         Err(error) => {
             tracing::warn!(%error, "server threads are not pinned");
             None

@@ -108,11 +108,19 @@ impl Scheduler {
             self.poll()?;
             if began.elapsed() > timeout {
                 let what = format!("the cluster at {}", self.address());
-                return Err(Error::Timeout { what, seconds: timeout.as_secs_f64(), missing: self.missing() });
+                return Err(Error::Timeout {
+                    what,
+                    seconds: timeout.as_secs_f64(),
+                    missing: self.missing(),
+                });
             }
             if said.elapsed() > SAY_EVERY {
                 said = Instant::now();
-                tracing::warn!(missing = self.missing(), scheduler = self.address(), "waiting for nodes to join");
+                tracing::warn!(
+                    missing = self.missing(),
+                    scheduler = self.address(),
+                    "waiting for nodes to join"
+                );
             }
             self.endpoint.wait(NAP)?;
         }
@@ -121,7 +129,8 @@ impl Scheduler {
 
     /// All server threads, in the order of key ranges; empty before the cluster is complete.
     pub fn servers(&self) -> Vec<ServerAddress> {
-        let servers = self.members.iter().filter(|((role, _), _)| self.complete && *role == Role::Server);
+        let servers =
+            self.members.iter().filter(|((role, _), _)| self.complete && *role == Role::Server);
         let threads = servers.flat_map(|((_, rank), member)| {
             member.threads.iter().enumerate().map(move |(thread, address)| ServerAddress {
                 name: format!("server {rank} thread {thread}"),
@@ -135,12 +144,20 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`Error::NodeLost`].
-    pub fn submit(&mut self, target: Target, app: &str, body: &serde_json::Value) -> Result<TaskId> {
+    pub fn submit(
+        &mut self,
+        target: Target,
+        app: &str,
+        body: &serde_json::Value,
+    ) -> Result<TaskId> {
         let ranks: Vec<usize> = match target {
             Target::Workers => (0..self.config.workers).collect(),
             Target::Worker(rank) if rank < self.config.workers => vec![rank],
             Target::Worker(rank) => {
-                return Err(Error::Config(format!("there is no worker {rank}, there are {}", self.config.workers)));
+                return Err(Error::Config(format!(
+                    "there is no worker {rank}, there are {}",
+                    self.config.workers
+                )));
             }
         };
         self.task_count += 1;
@@ -149,12 +166,18 @@ impl Scheduler {
         for &rank in &ranks {
             let member = &self.members[&(Role::Worker, rank)];
             if let Some(reason) = &member.lost {
-                return Err(Error::NodeLost { node: describe(Role::Worker, rank, member), reason: reason.clone() });
+                return Err(Error::NodeLost {
+                    node: describe(Role::Worker, rank, member),
+                    reason: reason.clone(),
+                });
             }
             control::ask(&mut self.endpoint, member.peer, task.0, &order)?;
         }
         self.endpoint.poll(&mut Vec::new())?;
-        self.tasks.insert(task, Running { app: app.to_owned(), missing: ranks, reports: BTreeMap::new() });
+        self.tasks.insert(
+            task,
+            Running { app: app.to_owned(), missing: ranks, reports: BTreeMap::new() },
+        );
         Ok(task)
     }
 
@@ -214,7 +237,9 @@ impl Scheduler {
             let _ = control::ask(&mut self.endpoint, member.peer, self.task_count, &Order::End);
         }
         let began = Instant::now();
-        while began.elapsed() < Duration::from_secs(2) && self.members.values().any(|member| member.lost.is_none()) {
+        while began.elapsed() < Duration::from_secs(2)
+            && self.members.values().any(|member| member.lost.is_none())
+        {
             self.poll()?;
             self.endpoint.wait(NAP)?;
         }
@@ -229,11 +254,19 @@ impl Scheduler {
         match control::read::<Ask>(message)? {
             Ask::Join { role, rank, pid, threads } => {
                 let rank = self.seat(role, rank)?;
-                let member = Member { peer, joined_as: timestamp, pid, threads, seen: Instant::now(), lost: None };
+                let member = Member {
+                    peer,
+                    joined_as: timestamp,
+                    pid,
+                    threads,
+                    seen: Instant::now(),
+                    lost: None,
+                };
                 tracing::info!(node = describe(role, rank, &member), "joined");
                 self.members.insert((role, rank), member);
                 self.lanes.insert(peer, (role, rank));
-                if self.members.len() == self.config.servers + self.config.workers && !self.complete {
+                if self.members.len() == self.config.servers + self.config.workers && !self.complete
+                {
                     self.complete = true;
                     self.announce()?;
                 }
@@ -271,7 +304,10 @@ impl Scheduler {
         };
         rank.ok_or_else(|| {
             let wish = wish.map_or(String::new(), |rank| format!(" {rank}"));
-            Error::Config(format!("no place for {role}{wish}: this cluster has {} of them", self.size(role)))
+            Error::Config(format!(
+                "no place for {role}{wish}: this cluster has {} of them",
+                self.size(role)
+            ))
         })
     }
 
@@ -287,7 +323,13 @@ impl Scheduler {
         let servers = self.servers();
         let mut first_thread = 0;
         for (node, (&(role, rank), member)) in (1..).zip(&self.members) {
-            let roster = Roster { node, rank, servers: servers.clone(), first_thread, workers: self.config.workers };
+            let roster = Roster {
+                node,
+                rank,
+                servers: servers.clone(),
+                first_thread,
+                workers: self.config.workers,
+            };
             control::answer(&mut self.endpoint, member.peer, member.joined_as, &roster)?;
             if role == Role::Server {
                 first_thread += member.threads.len();
@@ -339,7 +381,8 @@ impl Scheduler {
 
     fn missing(&self) -> String {
         let all = [(Role::Server, self.config.servers), (Role::Worker, self.config.workers)];
-        let nodes = all.into_iter().flat_map(|(role, count)| (0..count).map(move |rank| (role, rank)));
+        let nodes =
+            all.into_iter().flat_map(|(role, count)| (0..count).map(move |rank| (role, rank)));
         let missing = nodes.filter(|node| !self.members.contains_key(node));
         let names: Vec<_> = missing.map(|(role, rank)| format!("{role} {rank}")).collect();
         names.join(", ")
