@@ -1,6 +1,8 @@
 //! The van: messages with a key range, moved between nodes as fast as the wire goes.
 
 pub mod config;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod endpoint;
 pub mod error;
 pub mod memory;
