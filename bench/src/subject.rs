@@ -151,7 +151,7 @@ pub(crate) fn stream_both(
     let rounds = take_turns(effort, floor, subject, |subject| timed_stream(effort, subject))?;
     let wrong = |which: usize| rounds.iter().map(|round| round[which].1).sum::<u64>();
     anyhow::ensure!(wrong(0) == 0, "the floor itself got {} wrong answers", wrong(0));
-    let seconds = |which: usize| rounds[1..].iter().map(|round| round[which].0.as_secs_f64());
+    let seconds = |which: usize| rounds[1..].iter().map(move |round| round[which].0.as_secs_f64());
     // Never 0, so that a rate stays a number: a nanosecond is less than any clock sees.
     let total = |which: usize| seconds(which).sum::<f64>().max(1e-9);
     Ok(Streams {
