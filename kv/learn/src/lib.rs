@@ -1,1 +1,15 @@
-//! Placeholder front page.
+//! What runs on `kv`: data readers and learning algorithms.
+//!
+//! ```text
+//! files -> data::source (lines) -> data::libsvm (rows) -> Examples -> columns -> an algorithm
+//! ```
+//!
+//! Everything in [`data`] is plain single-machine code that knows nothing of servers: it can be
+//! used, and is tested, without a cluster.
+
+#![forbid(unsafe_code)]
+
+pub mod data;
+pub mod error;
+
+pub use error::{Error, Result};
