@@ -3,6 +3,7 @@
 //! Values are `f64`: they come from decimal text, the reference optima were computed on them as written, and most data sets
 //! have none at all, since values that are all exactly 1 are not stored.
 
+pub mod clicks;
 pub mod libsvm;
 mod number;
 mod ordered;
@@ -285,7 +286,7 @@ pub(crate) mod testing {
 
     use std::fs;
     use std::io::Write;
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
 
     /// A folder of its own for one test, removed at the end.
     pub(crate) struct Folder(PathBuf);
@@ -295,6 +296,10 @@ pub(crate) mod testing {
             let path = std::env::temp_dir().join(format!("caravan-{}-{name}", std::process::id()));
             fs::create_dir_all(&path).unwrap();
             Self(path)
+        }
+
+        pub(crate) fn path(&self) -> &Path {
+            &self.0
         }
 
         pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
