@@ -332,19 +332,23 @@ fn format_rows(
     format: Format,
 ) -> (Vec<u8>, Part) {
     let (mut text, mut part) = (Vec::new(), Part::default());
-    let mut keys = Vec::new();
+    let (mut keys, mut places) = (Vec::new(), Vec::new());
     for row in rows {
         let label = draws.row(row, &mut keys);
+        // All look-ups of a row before its text: their cache misses overlap.
+        places.clear();
+        places.extend(keys.iter().filter_map(|&key| index.find(key)));
         part.rows += 1;
         part.positives += u64::from(label > 0);
+        part.nonzeros += places.len() as u64;
         text.extend_from_slice(if label > 0 { b"+1 " } else { b"-1 " });
-        let mut separator = "";
-        for &key in &keys {
-            let Some(at) = index.find(key) else { continue };
-            let key = if format == Format::Compact { at as u64 + 1 } else { key };
+        for (at, &place) in places.iter().enumerate() {
+            let separator = if at == 0 { "" } else { " " };
+            let key = match format {
+                Format::Compact => place as u64 + 1,
+                Format::Keys => index.keys[place],
+            };
             write!(text, "{separator}{key}:1").expect("a Vec takes all that is written");
-            separator = " ";
-            part.nonzeros += 1;
         }
         text.push(b'\n');
     }

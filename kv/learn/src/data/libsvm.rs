@@ -48,7 +48,7 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Examples> {
     parse_block(&block, Shard::ALL)
 }
 
-/// Appends `row` to `out` as one line, ones as `1` and other values in the shortest form that reads back the same.
+/// Appends `row` to `out` as one line, values as plain decimals that read back the same.
 pub fn write_row(out: &mut Vec<u8>, row: Row<'_>) {
     use std::io::Write;
     out.extend_from_slice(if row.label > 0 { b"+1" } else { b"-1" });
@@ -106,7 +106,8 @@ const SHOWN_BYTES: usize = 32;
 pub(crate) fn shorten(text: &[u8]) -> String {
     let word = &text[..word_end(text, 0)];
     match word.len() {
-        0 => "the end of the line".to_owned(),
+        0 if text.is_empty() => "the end of the line".to_owned(),
+        0 => "a blank".to_owned(),
         1..=SHOWN_BYTES => format!("`{}`", word.escape_ascii()),
         _ => format!("`{}...`", word[..SHOWN_BYTES].escape_ascii()),
     }
@@ -258,7 +259,7 @@ mod tests {
             ("1\t18446744073709551616:1", "t:1:3: found `18446744073709551616:1`, expected a key"),
             ("1 -1:1", "t:1:3: found `-1:1`, expected a key"),
             ("1 :1", "t:1:3: found `:1`, expected a key"),
-            ("1 5: 6:1", "t:1:5: found the end of the line, expected a finite number"),
+            ("1 5: 6:1", "t:1:5: found a blank, expected a finite number"),
             ("1 5:", "t:1:5: found the end of the line, expected a finite number"),
             ("1 5:1e999", "t:1:5: found `1e999`, expected a finite number"),
             ("1 5:inf", "t:1:5: found `inf`, expected a finite number"),
