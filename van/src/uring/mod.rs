@@ -9,6 +9,8 @@
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
+#[cfg(test)]
+mod compare;
 mod connect;
 mod ring;
 
