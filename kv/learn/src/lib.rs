@@ -1,1 +1,5 @@
-//! Placeholder front page.
+//! What runs on `kv`: data readers and delayed block proximal gradient.
+
+#![forbid(unsafe_code)]
+
+pub mod dbpg;
