@@ -136,10 +136,10 @@ mod tests {
         assert_eq!(blocks.len(), 3);
         assert_eq!(blocks[0].first, 0);
         assert_eq!(blocks[2].last, u64::MAX);
-        assert_eq!(even_blocks(u64::MAX, u64::MAX, 5), [KeyBlock {
-            first: u64::MAX,
-            last: u64::MAX
-        }]);
+        assert_eq!(
+            even_blocks(u64::MAX, u64::MAX, 5),
+            [KeyBlock { first: u64::MAX, last: u64::MAX }]
+        );
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub struct Columns<'a> {
 
 impl Columns<'_> {
     /// Calls `visit(row, value)` for each entry of column `column`.
-    fn for_each(&self, column: usize, mut visit: impl FnMut(usize, f64)) {
+    pub(super) fn for_each(&self, column: usize, mut visit: impl FnMut(usize, f64)) {
         let entries = self.starts[column]..self.starts[column + 1];
         let rows = &self.rows[entries.clone()];
         match self.values {
@@ -263,7 +263,7 @@ impl Worker {
 
     /// This worker's share of the loss, Σ_i log(1 + exp(-m_i)); the server adds λ‖w‖₁.
     pub fn loss(&self) -> f64 {
-        self.margins.iter().map(|&m| (-m).max(0.0) + (-m.abs()).exp().ln_1p()).sum()
+        self.margins.iter().copied().map(log_loss).sum()
     }
 }
 
@@ -295,6 +295,11 @@ impl Overlap {
 fn wrong_probability(margin: f64) -> f64 {
     let e = (-margin.abs()).exp();
     if margin >= 0.0 { e / (1.0 + e) } else { 1.0 / (1.0 + e) }
+}
+
+/// log(1 + exp(-m)), likewise.
+pub(super) fn log_loss(margin: f64) -> f64 {
+    (-margin).max(0.0) + (-margin.abs()).exp().ln_1p()
 }
 
 /// σ'(m) for m ≥ 0; ¼ at 0, falling.

@@ -24,6 +24,11 @@ pub struct Proximal {
 }
 
 impl Proximal {
+    /// Full steps: η = 1 and the usual trust region.
+    pub fn new(lambda: f64) -> Self {
+        Self { lambda, learning_rate: 1.0, trust: TrustRegion::default() }
+    }
+
     /// The step d of one coordinate.
     fn step(&self, weight: f64, gradient: f64, curvature: f64, delta: f64) -> f64 {
         let u = curvature / self.learning_rate + CURVATURE_FLOOR;
