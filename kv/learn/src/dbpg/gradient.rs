@@ -307,3 +307,133 @@ fn slope(margin: f64) -> f64 {
     let e = (-margin).exp();
     e / ((1.0 + e) * (1.0 + e))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEYS: [u64; 3] = [2, 5, 9];
+    const STARTS: [usize; 4] = [0, 2, 4, 5];
+    const ROWS: [u32; 5] = [0, 1, 1, 2, 2];
+    const VALUES: [f64; 5] = [0.5, -2.0, 1.0, 3.0, -1.0];
+    const LABELS: [f64; 3] = [1.0, -1.0, 1.0];
+
+    fn columns() -> Columns<'static> {
+        Columns { keys: &KEYS, starts: &STARTS, rows: &ROWS, values: Some(&VALUES) }
+    }
+
+    fn worker() -> Worker {
+        Worker::new(LABELS.to_vec(), KEYS.len(), TrustRegion::default())
+    }
+
+    fn gradient(worker: &mut Worker, rule: Curvature) -> (Vec<f64>, Vec<f64>) {
+        let (mut g, mut u) = (vec![f64::NAN; 3], vec![f64::NAN; 3]);
+        worker.gradient(&columns(), 0..3, rule, &mut g, &mut u);
+        (g, u)
+    }
+
+    #[test]
+    fn gradient_is_the_slope_of_the_loss() {
+        let mut worker = worker();
+        worker.apply(&columns(), 0..3, &[0.3, -0.7, 1.1], &[true; 3]);
+        for rule in [Curvature::Published, Curvature::Safe] {
+            let (g, _) = gradient(&mut worker, rule);
+            for (j, g) in g.into_iter().enumerate() {
+                let loss = |step: f64| {
+                    let mut moved = worker.clone();
+                    let weight = moved.weights()[j] + step;
+                    moved.apply(&columns(), j..j + 1, &[weight], &[true]);
+                    moved.loss()
+                };
+                let slope = (loss(1e-5) - loss(-1e-5)) / 2e-5;
+                assert!((slope - g).abs() < 1e-8, "column {j}: {slope} is not {g}");
+            }
+        }
+    }
+
+    /// The promise of [`Curvature::Safe`]: for any joint step inside the trust region.
+    #[test]
+    fn safe_curvature_bounds_every_joint_step() {
+        let mut worker = worker();
+        for start in [[0.0, 0.0, 0.0], [0.3, -0.7, 1.1], [4.0, -4.0, -4.0]] {
+            worker.apply(&columns(), 0..3, &start, &[true; 3]);
+            let (g, u) = gradient(&mut worker, Curvature::Safe);
+            let deltas = worker.deltas.clone();
+            for choice in 0..125 {
+                let part = |j: u32| f64::from(choice / 5i32.pow(j) % 5 - 2) / 2.0;
+                let step: Vec<f64> = (0..3).map(|j| part(j as u32) * deltas[j]).collect();
+                let to: Vec<f64> = (0..3).map(|j| start[j] + step[j]).collect();
+                let mut moved = worker.clone();
+                moved.apply(&columns(), 0..3, &to, &[true; 3]);
+                let model = (0..3).map(|j| (g[j] + 0.5 * u[j] * step[j]) * step[j]).sum::<f64>();
+                assert!(moved.loss() <= worker.loss() + model + 1e-12, "{start:?} {step:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_overlap_safe_is_hardly_below_published() {
+        let starts = [0, 2, 4, 6];
+        let rows = [0, 1, 2, 3, 4, 5];
+        let columns = Columns { keys: &KEYS, starts: &starts, rows: &rows, values: None };
+        let mut worker = Worker::new(vec![1.0; 6], 3, TrustRegion { init: 0.1, max: 5.0 });
+        worker.apply(&columns, 0..3, &[0.0, 1.0, -6.0], &[true; 3]);
+        worker.deltas.fill(0.1);
+        let (mut g, mut safe, mut published) = ([0.0; 3], [0.0; 3], [0.0; 3]);
+        worker.gradient(&columns, 0..3, Curvature::Safe, &mut g, &mut safe);
+        worker.gradient(&columns, 0..3, Curvature::Published, &mut g, &mut published);
+        for (safe, published) in safe.iter().zip(published) {
+            assert!((0.9 * published..=published * (1.0 + 1e-12)).contains(safe));
+        }
+    }
+
+    #[test]
+    fn filtered_columns_are_skipped_and_do_not_count_as_overlap() {
+        let mut worker = worker();
+        worker.apply(&columns(), 1..3, &[0.0, 0.0], &[true, false]);
+        let (mut g, mut u) = ([f64::NAN; 2], [f64::NAN; 2]);
+        let rule = Curvature::Safe;
+        assert_eq!(worker.gradient(&columns(), 1..3, rule, &mut g, &mut u), 1);
+        assert_eq!((g[1], u[1]), (0.0, 0.0));
+        let overlapping = u[0];
+        worker.reset_filter();
+        assert_eq!(worker.gradient(&columns(), 1..3, rule, &mut g, &mut u), 2);
+        assert!(u[0] > overlapping, "row 2 is shared again");
+    }
+
+    /// The block was in flight twice: the mark comes while the copy is not 0.
+    #[test]
+    fn a_filtered_weight_takes_its_margin_away() {
+        let mut worker = worker();
+        worker.apply(&columns(), 0..3, &[0.3, -0.7, 1.1], &[true; 3]);
+        worker.apply(&columns(), 0..2, &[123.0, -0.7], &[false, true]);
+        assert_eq!(worker.weights(), [0.0, -0.7, 1.1]);
+        let margins = worker.margins().to_vec();
+        worker.rederive_margins(&columns());
+        for (moved, derived) in margins.iter().zip(worker.margins()) {
+            assert!((moved - derived).abs() < 1e-15);
+        }
+    }
+
+    #[test]
+    fn huge_margins_stay_finite() {
+        let keys = [0];
+        let columns =
+            Columns { keys: &keys, starts: &[0, 2], rows: &[0, 1], values: Some(&[1e4; 2]) };
+        let mut worker = Worker::new(vec![1.0, -1.0], 1, TrustRegion::default());
+        worker.apply(&columns, 0..1, &[3.0], &[true]);
+        assert_eq!(worker.loss(), 3e4);
+        for rule in [Curvature::Published, Curvature::Safe] {
+            let (mut g, mut u) = ([0.0], [0.0]);
+            worker.gradient(&columns, 0..1, rule, &mut g, &mut u);
+            assert_eq!(g, [1e4]);
+            assert!(u[0].is_finite() && u[0] > 0.0, "{rule:?}: {u:?}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "labels must be +1 or -1")]
+    fn other_labels_are_refused() {
+        Worker::new(vec![0.0], 1, TrustRegion::default());
+    }
+}

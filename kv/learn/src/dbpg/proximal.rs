@@ -234,3 +234,115 @@ impl Shard {
         self.active.iter().filter(|&&active| active).count()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shard(lambda: f64, keys: &[u64]) -> Shard {
+        let mut shard = Shard::new(Proximal::new(lambda));
+        shard.insert_keys(keys);
+        shard
+    }
+
+    fn pushed(gradient: &[f64], curvature: &[f64]) -> BlockSum {
+        let mut sum = BlockSum::new(gradient.len());
+        let positions: Vec<usize> = (0..gradient.len()).collect();
+        sum.add(&positions, gradient, curvature, &vec![true; gradient.len()]);
+        sum
+    }
+
+    /// The step must be the best of all steps inside the trust region.
+    #[test]
+    fn steps_minimise_the_model() {
+        for learning_rate in [1.0, 0.5] {
+            let rule = Proximal { learning_rate, ..Proximal::new(1.0) };
+            for (w, g, u, delta) in [
+                (0.0, 3.0, 2.0, 5.0),
+                (0.0, -3.0, 2.0, 0.5),
+                (0.0, 0.7, 2.0, 5.0),
+                (0.4, 0.9, 2.0, 5.0),
+                (-0.4, 2.0, 1.0, 5.0),
+                (0.4, 4.0, 2.0, 0.3),
+                (2.0, 0.0, 0.0, 1.0),
+            ] {
+                let model = |d: f64| g * d + u / learning_rate / 2.0 * d * d + (w + d).abs();
+                let step = rule.step(w, g, u, delta);
+                assert!(step.abs() <= delta);
+                for i in -1000..=1000 {
+                    let other = f64::from(i) / 1000.0 * delta;
+                    assert!(
+                        model(step) <= model(other) + 1e-8,
+                        "{w} {g} {u} {delta}: {step} {other}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn steps_grow_by_their_trust_region() {
+        let mut shard = shard(1.0, &[7]);
+        let mut last = 0.0;
+        for expected in [1.0, 2.1, 4.3, 5.0, 5.0] {
+            shard.update(0..1, &pushed(&[-1e3], &[1.0]), 1e20);
+            assert!((shard.weights()[0] - last - expected).abs() < 1e-12);
+            last = shard.weights()[0];
+        }
+        shard.update(0..1, &pushed(&[-1.0], &[1.0]), 1e20);
+        assert_eq!(shard.deltas, [0.1], "no step, little trust");
+    }
+
+    #[test]
+    fn new_keys_join_without_touching_the_old() {
+        let mut shard = shard(1.0, &[10, 30]);
+        shard.update(0..2, &pushed(&[-2.0, 0.0], &[1.0, 1.0]), 0.0);
+        assert_eq!(
+            (shard.weights(), shard.active()),
+            (&[1.0 - 1e-10, 0.0][..], &[true, false][..])
+        );
+        shard.insert_keys(&[5, 10, 20, u64::MAX]);
+        assert_eq!(shard.keys(), [5, 10, 20, 30, u64::MAX]);
+        assert_eq!(shard.active(), [true, true, true, false, true]);
+        assert!(shard.weights()[1] > 0.9 && shard.nonzeros() == 1);
+        shard.insert_keys(&[]);
+        assert_eq!(shard.keys().len(), 5);
+        assert_eq!(shard.positions(1..5, &[10, 30, u64::MAX]), Some(vec![0, 2, 3]));
+        assert_eq!(shard.positions(1..5, &[5]), None);
+        assert_eq!(shard.positions(0..5, &[30, 10]), None, "not sorted");
+    }
+
+    #[test]
+    fn only_zero_weights_inside_the_threshold_are_filtered() {
+        let mut shard = shard(1.0, &[1, 2, 3, 4]);
+        shard.weights[3] = 0.5;
+        shard.update(0..4, &pushed(&[0.8, 0.95, -1.25, 0.2], &[1.0; 4]), 0.1);
+        assert_eq!(shard.active(), [false, true, true, true]);
+        assert_eq!(shard.violation(), 0.25);
+        assert_eq!(shard.active_count(), 3);
+        // Filtered: neither moves nor counts, whatever is pushed.
+        shard.begin_pass(false);
+        shard.update(0..1, &pushed(&[9.0], &[1.0]), 0.1);
+        assert_eq!((shard.weights()[0], shard.violation()), (0.0, 0.0));
+        shard.begin_pass(true);
+        shard.update(0..1, &pushed(&[9.0], &[1.0]), 0.1);
+        assert_eq!((shard.weights()[0], shard.violation()), (-1.0, 8.0));
+    }
+
+    #[test]
+    fn sums_that_lack_a_worker_move_nothing() {
+        let mut shard = shard(1.0, &[1, 2]);
+        let mut sum = BlockSum::new(2);
+        sum.add(&[0, 1], &[-3.0, -3.0], &[2.0, 2.0], &[true, true]);
+        sum.add(&[1], &[0.0], &[0.0], &[false]);
+        shard.update(0..2, &sum, 0.0);
+        assert!(shard.weights()[0] > 0.9);
+        assert_eq!((shard.weights()[1], shard.active()), (0.0, &[true, true][..]));
+    }
+
+    #[test]
+    #[should_panic(expected = "sorted and unique")]
+    fn unsorted_keys_are_refused() {
+        shard(1.0, &[2, 1]);
+    }
+}
