@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 pub mod data;
+pub mod dbpg;
 pub mod error;
 pub mod metrics;
 pub mod model;
