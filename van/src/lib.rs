@@ -19,5 +19,5 @@ pub use message::{Draft, KeyRange, Message, Outgoing, Values};
 pub use metrics::Counters;
 pub use transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport};
 pub use value::Value;
-pub use wire::{Coding, encode};
 pub use wait::Wait;
+pub use wire::{Coding, encode};
