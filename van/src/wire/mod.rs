@@ -7,6 +7,8 @@ mod codec;
 mod delta;
 mod header;
 mod snappy;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 
