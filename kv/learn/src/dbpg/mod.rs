@@ -20,3 +20,10 @@ pub mod gradient;
 pub mod proximal;
 pub mod reference;
 pub mod schedule;
+mod shard;
+mod train;
+mod worker;
+
+pub use shard::{HANDLE, Shard};
+pub use train::{Job, Progress, Trained, apps, handles, train};
+pub use worker::{APP, Dbpg};
