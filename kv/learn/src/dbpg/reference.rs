@@ -545,6 +545,6 @@ mod tests {
         }
         // Nearly dependent columns with hardly any penalty: coordinate steps crawl there.
         println!("not within 1000 passes: {missed:?}");
-        assert!(missed.len() <= 3, "{missed:?}");
+        assert!(missed.len() <= 2, "criteo_tiny 0.1 and a9a 1 are known: {missed:?}");
     }
 }
