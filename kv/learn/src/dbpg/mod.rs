@@ -16,6 +16,7 @@
 //! cluster's result is held against.
 
 pub mod blocks;
+pub mod example;
 pub mod gradient;
 pub mod proximal;
 pub mod reference;
