@@ -1,1 +1,41 @@
-//! Placeholder front page.
+//! Where threads run: the machine's layout, and pinning threads to it.
+//!
+//! A server process runs one thread per core it was given, each pinned, near the NIC it serves
+//! (the shards' memory then lies on that thread's node by first touch). This crate reads the
+//! layout with libhwloc, decides which thread gets which processing unit, and pins. It is not
+//! a scheduler and starts no threads. On the path of a push it does nothing: all of it is set-up.
+//!
+//! ```text
+//! libhwloc (this machine | XML | synthetic)          the thread's affinity mask
+//!          └──────────────► Topology ◄───────────────────────┘   read once, before pinning
+//!                              │
+//!                 Plan::new(near a node or a NIC)      which PU for which thread
+//!                              │
+//!             Plan::pin_current_thread(i), in thread i  ──►  Placement: what was done
+//! ```
+//!
+//! Placement is an improvement, never a condition: where a container forbids it, or the topology
+//! is not of this machine, threads run unpinned and [`Placement`] and [`Plan::note`] say why.
+//!
+//! ```
+//! use caravan_numa::{Near, Placement, Plan, Topology};
+//!
+//! let topology = Topology::from_synthetic("pack:2 [numa(memory=8GB)] l3:1 core:4 pu:2")?;
+//! let plan = Plan::new(&topology, Near::Anywhere, 0..2);
+//! assert_eq!(plan.to_string(), "2 threads on PUs 0, 8 (nodes 0, 1)");
+//!
+//! // Not this machine: the first thread learns where it would run, and goes on unpinned.
+//! let placement = plan.pin_current_thread(0);
+//! assert!(matches!(placement, Placement::DryRun { .. }));
+//! # Ok::<(), caravan_numa::Error>(())
+//! ```
+//!
+//! `hwloc` here is the crate `hwlocality`: the crate published as `hwloc` was written for the
+//! binary interface of libhwloc 1.11 and reads a libhwloc 2 wrongly.
+#![forbid(unsafe_code)]
+
+mod affinity;
+mod topology;
+
+pub use affinity::{Near, Placement, Plan, Seat, pin_current_thread};
+pub use topology::{Core, Device, DeviceKind, Error, NumaId, NumaNode, PuId, Topology};

@@ -93,6 +93,18 @@ pub enum Error {
         /// Length of the offer; 0 when there is no such offer.
         offered: u64,
     },
+    /// More in one message than its header can count.
+    #[error(
+        "{bytes} bytes of {section} are over a message's {limit}; cut the key range into smaller messages"
+    )]
+    MessageTooLong {
+        /// The section that is too long.
+        section: crate::wire::Section,
+        /// Its length.
+        bytes: usize,
+        /// The longest that a section can be.
+        limit: usize,
+    },
     /// Bytes that are no message of ours.
     #[error("message refused: {0}")]
     Decode(#[from] crate::wire::DecodeError),

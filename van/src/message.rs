@@ -1,6 +1,15 @@
-//! A ranged message: a key range, and what is said about some of its keys.
+//! A ranged message: a key range, and what is said about some of its keys. Its bytes are the codec's business.
 //!
 //! Path: worker > slicer > filter > **message** > codec > endpoint > transport.
+
+use std::fmt;
+
+use zerocopy::FromBytes;
+
+use crate::error::Result;
+use crate::memory::{Buffer, Pool, Shared};
+use crate::transport::FRAME_PREFIX;
+use crate::wire::{Header, Kind, Offer, Place, flags};
 
 /// Keys from `begin` up to, not including, `end`; never empty.
 ///
@@ -59,6 +68,187 @@ impl KeyRange {
             begin: bound(i),
             end: if i + 1 == parts { self.end } else { bound(i + 1) },
         })
+    }
+}
+
+/// What a message will say. Fill it in from [`Draft::new`]; [`crate::encode`] turns it into bytes.
+pub struct Draft<'a> {
+    /// Request, reply, …
+    pub kind: Kind,
+    /// What the layer above asks for; the van never looks at it.
+    pub op: u8,
+    /// The table it is about.
+    pub table: u32,
+    /// The sender's request number; a reply carries that of its request.
+    pub timestamp: u64,
+    /// The sender's iteration.
+    pub clock: u64,
+    /// All keys are within.
+    pub range: KeyRange,
+    /// Memory that the receiver may write.
+    pub offer: Option<Offer>,
+    /// `[n]`, strictly ascending.
+    pub keys: &'a [u64],
+    /// `[n]`: values of each key; empty when all keys have the same number.
+    pub lengths: &'a [u32],
+    /// Likewise in the order of the keys.
+    pub values: Values<'a>,
+}
+
+impl Draft<'_> {
+    /// A message of `kind` about nothing: all keys in range, none named.
+    pub fn new(kind: Kind) -> Self {
+        Draft {
+            kind,
+            op: 0,
+            table: 0,
+            timestamp: 0,
+            clock: 0,
+            range: KeyRange::ALL,
+            offer: None,
+            keys: &[],
+            lengths: &[],
+            values: Values::None,
+        }
+    }
+}
+
+/// Where a draft's values come from, and where they go.
+pub enum Values<'a> {
+    /// There are none.
+    None,
+    /// Copied into the message.
+    Copied(&'a [u8]),
+    /// That many bytes, written straight into the message. The writer fills its whole slice, which holds old bytes before.
+    Written(usize, &'a mut dyn FnMut(&mut [u8])),
+    /// Sent from where they lie, not copied, not compressed, left out of the message's checksum.
+    Apart(Shared),
+    /// That many bytes already lie where the request's offer said: replies only.
+    Placed(usize),
+}
+
+impl fmt::Debug for Values<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Values::None => write!(f, "None"),
+            Values::Copied(bytes) => write!(f, "Copied({} bytes)", bytes.len()),
+            Values::Written(bytes, _) => write!(f, "Written({bytes} bytes)"),
+            Values::Apart(bytes) => write!(f, "Apart({} bytes)", bytes.len()),
+            Values::Placed(bytes) => write!(f, "Placed({bytes} bytes)"),
+        }
+    }
+}
+
+/// An encoded message on its way to an endpoint.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// [`FRAME_PREFIX`] bytes for the van, then the message, up to where values that are apart begin.
+    pub head: Buffer,
+    /// The rest of the message, when its values are apart.
+    pub values: Option<Shared>,
+}
+
+impl Outgoing {
+    /// Length of the whole message, without the prefix, values that are apart included.
+    pub fn image_bytes(&self) -> usize {
+        self.head.len() - FRAME_PREFIX + self.values.as_ref().map_or(0, |values| values.len())
+    }
+}
+
+/// A received message whose every byte has been checked. Sections are viewed in place, coded ones in memory of their own.
+#[derive(Debug)]
+pub struct Message {
+    pub(crate) header: Header,
+    pub(crate) kind: Kind,
+    pub(crate) range: KeyRange,
+    pub(crate) offer: Option<Offer>,
+    pub(crate) keys: Place,
+    pub(crate) lengths: Place,
+    pub(crate) values: Place,
+    pub(crate) image: Buffer,
+}
+
+impl Message {
+    /// Checks and decodes a message that lies in `image` from its first, 8-byte aligned, to its last byte.
+    ///
+    /// # Errors
+    /// [`crate::Error::Decode`] when it is not exactly what [`crate::encode`] makes; [`crate::Error::OutOfMemory`] when
+    /// `pool` has no room for the sections that were coded.
+    pub fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
+        crate::wire::decode(image, pool)
+    }
+
+    /// The header as it was sent.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Request, reply, …
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// What the layer above asks for.
+    pub fn op(&self) -> u8 {
+        self.header.op
+    }
+
+    /// The sender's node id.
+    pub fn sender(&self) -> u32 {
+        self.header.sender.get()
+    }
+
+    /// The table it is about.
+    pub fn table(&self) -> u32 {
+        self.header.table.get()
+    }
+
+    /// The sender's request number; a reply carries that of its request.
+    pub fn timestamp(&self) -> u64 {
+        self.header.timestamp.get()
+    }
+
+    /// The sender's iteration.
+    pub fn clock(&self) -> u64 {
+        self.header.clock.get()
+    }
+
+    /// All keys are within.
+    pub fn range(&self) -> KeyRange {
+        self.range
+    }
+
+    /// Memory of the sender that may be written.
+    pub fn offer(&self) -> Option<Offer> {
+        self.offer
+    }
+
+    /// `[n]`, strictly ascending, within the range.
+    pub fn keys(&self) -> &[u64] {
+        let bytes = self.keys.bytes(&self.image);
+        <[u64]>::ref_from_bytes(bytes).expect("decode checked alignment and length")
+    }
+
+    /// `[n]`, or empty.
+    pub fn lengths(&self) -> &[u32] {
+        let bytes = self.lengths.bytes(&self.image);
+        <[u32]>::ref_from_bytes(bytes).expect("decode checked alignment and length")
+    }
+
+    /// The values, 8-byte aligned; empty when they were [placed](Message::placed).
+    pub fn values(&self) -> &[u8] {
+        self.values.bytes(&self.image)
+    }
+
+    /// How many bytes of values the sender has put where this side's offer said, if it did that.
+    pub fn placed(&self) -> Option<usize> {
+        (self.header.flags & flags::PLACED != 0).then(|| self.header.value_bytes.get() as usize)
+    }
+
+    /// Keeps the values, without copying them, and gives back the memory of everything else. Values that lay in the message
+    /// keep its whole slot.
+    pub fn into_values(self) -> Buffer {
+        self.values.into_buffer(self.image)
     }
 }
 

@@ -185,7 +185,7 @@ impl Uring {
         }
         let Some(peer) = self.peers[slot].take() else { return };
         self.slots[peer.id.0 as usize] = None;
-        let receiver = self.ring.remove(slot);
+        let mut receiver = self.ring.remove(slot);
         if let Stage::Closing(Some(error)) = peer.stage {
             // What was being written was offered, and can now be withdrawn.
             receiver.abandon(&mut self.offers);

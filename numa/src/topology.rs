@@ -1,0 +1,587 @@
+//! The layout of a machine: NUMA nodes, cores, processing units (PUs) and network devices.
+//!
+//! [`Topology`] is a plain snapshot, cheap to clone and to send; libhwloc is only open while one
+//! is made. It describes this machine, an XML file written by `lstopo --of xml` (which may be
+//! another machine, with NICs), or a synthetic description (which never has devices). It doesn't
+//! pin anything: see `affinity.rs`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write as _};
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use hwloc::object::TopologyObject;
+use hwloc::object::attributes::ObjectAttributes;
+use hwloc::object::types::{OSDeviceType, ObjectType};
+use hwloc::topology::Topology as HwlocTopology;
+use hwloc::topology::builder::{TopologyBuilder, TypeFilter};
+
+/// A processing unit (a hardware thread) by the number the kernel gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PuId(pub usize);
+
+/// A NUMA node by the number the kernel gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NumaId(pub usize);
+
+/// Memory with one distance to the PUs beside it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NumaNode {
+    /// The kernel's number.
+    pub id: NumaId,
+    /// PUs this memory is local to, ascending; empty for memory without processors.
+    pub pus: Vec<PuId>,
+    /// Local memory as hwloc knows it. Memory added while the machine runs may be missing, so
+    /// the nodes' sum is not the machine's memory.
+    pub memory_bytes: Option<u64>,
+}
+
+/// A physical core and the PUs that share it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Core {
+    /// PUs of this core, ascending, never empty.
+    pub pus: Vec<PuId>,
+    /// The node whose memory is local; the lowest where several are (HBM beside DRAM).
+    pub node: Option<NumaId>,
+}
+
+/// What kind of network device it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A network interface, such as `eth0`.
+    Network,
+    /// An RDMA device, such as `mlx5_0`.
+    OpenFabrics,
+}
+
+/// A network device and where it is attached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// The kernel's name.
+    pub name: String,
+    /// RDMA device or network interface.
+    pub kind: DeviceKind,
+    /// The nearest node; `None` where the device is equally far from several.
+    pub node: Option<NumaId>,
+}
+
+/// Why a topology could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// libhwloc could not look at this machine.
+    #[error("cannot read this machine's topology ({reason}); is /sys mounted?")]
+    Discover {
+        /// What libhwloc said.
+        reason: String,
+    },
+    /// The XML file could not be read.
+    #[error("cannot read the topology file {}", path.display())]
+    XmlFile {
+        /// The file asked for.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The XML file is not a topology, or larger than is believable.
+    #[error(
+        "{} is no hwloc topology ({reason}); write one with `lstopo --of xml FILE`",
+        path.display()
+    )]
+    Xml {
+        /// The file asked for.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The synthetic description is not one.
+    #[error(
+        "{description:?} is no synthetic topology ({reason}); an example: \
+         \"pack:2 [numa(memory=8GB)] core:4 pu:2\""
+    )]
+    Synthetic {
+        /// The description asked for, cut to a readable length.
+        description: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// The layout of a machine, as it was when this was made.
+#[derive(Debug, Clone)]
+pub struct Topology {
+    origin: String,
+    is_this_machine: bool,
+    nodes: Vec<NumaNode>,
+    cores: Vec<Core>,
+    devices: Vec<Device>,
+    usable: BTreeSet<PuId>,
+    pus_present: usize,
+}
+
+impl Topology {
+    /// Reads this machine and the calling thread's affinity mask.
+    ///
+    /// Call it before any pinning: a pinned thread finds one usable PU. The variables of
+    /// libhwloc (`HWLOC_XMLFILE`, `HWLOC_SYNTHETIC`) still apply and make it a dry run, unless
+    /// `HWLOC_THISSYSTEM=1` vouches that what they give is this machine.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Discover`] where libhwloc finds nothing it can read.
+    pub fn this_machine() -> Result<Self, Error> {
+        let discover = |reason: String| Error::Discover { reason };
+        let found = load(quiet_builder()).map_err(discover)?;
+        Ok(Self::snapshot(&found, "this machine".to_owned(), found.is_this_system()))
+    }
+
+    /// Reads a topology from a file that `lstopo --of xml` wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::XmlFile`] where the file can't be read, [`Error::Xml`] where it is no topology
+    /// or larger than 64 MiB.
+    pub fn from_xml_file(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let xml_error = |reason: String| Error::Xml { path: path.to_owned(), reason };
+        // Read here and not by libhwloc, whose binding panics on a file that isn't there.
+        let text = read_text(path, XML_BYTES_MAX)
+            .map_err(|source| Error::XmlFile { path: path.to_owned(), source })?
+            .ok_or_else(|| xml_error(format!("larger than {XML_BYTES_MAX} bytes")))?;
+        let builder =
+            TopologyBuilder::new().from_xml(&text).map_err(|e| xml_error(e.to_string()))?;
+        let found = load(builder).map_err(xml_error)?;
+        Ok(Self::snapshot(&found, path.display().to_string(), false))
+    }
+
+    /// Makes up a machine from hwloc's synthetic notation, outermost level first, such as
+    /// `"pack:2 [numa(memory=8GB)] l3:1 core:4 pu:2"`: 2 packages with a node each, 8 cores,
+    /// 16 PUs. It has no devices.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Synthetic`] for what hwloc doesn't understand and for over 8192 PUs.
+    pub fn from_synthetic(description: &str) -> Result<Self, Error> {
+        let synthetic_error = |reason: String| Error::Synthetic {
+            description: description.chars().take(80).collect(),
+            reason,
+        };
+        check_synthetic(description).map_err(synthetic_error)?;
+        let builder = TopologyBuilder::new()
+            .from_synthetic(description)
+            .map_err(|e| synthetic_error(e.to_string()))?;
+        let found = load(builder).map_err(synthetic_error)?;
+        Ok(Self::snapshot(&found, format!("synthetic \"{description}\""), false))
+    }
+
+    /// Whether this is the machine the program runs on. If not, pinning is a dry run.
+    pub fn is_this_machine(&self) -> bool {
+        self.is_this_machine
+    }
+
+    /// NUMA nodes by number. At least one, also where the machine has no NUMA.
+    pub fn nodes(&self) -> &[NumaNode] {
+        &self.nodes
+    }
+
+    /// Cores with a PU this process may use under its cgroup, in hwloc's order (close ones are
+    /// close). Where the machine doesn't tell its cores, every PU counts as one.
+    pub fn cores(&self) -> &[Core] {
+        &self.cores
+    }
+
+    /// PUs a thread may be pinned to: those the cgroup allows and, on this machine, those in the
+    /// affinity mask that the thread had which made this topology.
+    pub fn usable_pus(&self) -> &BTreeSet<PuId> {
+        &self.usable
+    }
+
+    /// PUs the machine has, usable or not.
+    pub fn pus_present(&self) -> usize {
+        self.pus_present
+    }
+
+    /// RDMA devices and network interfaces, RDMA first.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// The device of this name.
+    pub fn device(&self, name: &str) -> Option<&Device> {
+        self.devices.iter().find(|device| device.name == name)
+    }
+
+    /// The node whose memory is local to `pu`.
+    pub fn node_of(&self, pu: PuId) -> Option<NumaId> {
+        self.cores.iter().find(|core| core.pus.contains(&pu))?.node
+    }
+
+    /// A few lines for people: counts, each node with its memory and PUs, each device.
+    pub fn describe(&self) -> String {
+        let mut text = format!(
+            "{}: {}, {}, {} ({})",
+            self.origin,
+            count(self.nodes.len(), "NUMA node"),
+            count(self.cores.len(), "core"),
+            count(self.pus_present, "PU"),
+            self.usable_in_words(),
+        );
+        for node in &self.nodes {
+            let memory = match node.memory_bytes {
+                Some(bytes) => format!("{:.1} GiB", bytes as f64 / GIB),
+                None => "memory unknown".to_owned(),
+            };
+            let pus = match node.pus.as_slice() {
+                [] => "no PUs".to_owned(),
+                pus => format!("PUs {}", ranges(pus)),
+            };
+            write!(text, "\n  node {}: {memory}, {pus}", node.id).expect(STRING_WRITE);
+        }
+        for device in &self.devices {
+            let place = match device.node {
+                Some(node) => format!("node {node}"),
+                None => "no node of its own".to_owned(),
+            };
+            write!(text, "\n  {} ({}): {place}", device.name, device.kind).expect(STRING_WRITE);
+        }
+        text
+    }
+
+    fn usable_in_words(&self) -> String {
+        if !self.is_this_machine {
+            "not this machine: a dry run, nothing is pinned".to_owned()
+        } else if self.usable.len() == self.pus_present {
+            "all usable".to_owned()
+        } else {
+            let usable: Vec<PuId> = self.usable.iter().copied().collect();
+            format!("usable under this cgroup and affinity mask: {}", ranges(&usable))
+        }
+    }
+
+    fn snapshot(found: &HwlocTopology, origin: String, is_this_machine: bool) -> Self {
+        let mut usable: BTreeSet<PuId> =
+            found.allowed_cpuset().iter_set().map(|pu| PuId(usize::from(pu))).collect();
+        // libhwloc honours cgroups but not `taskset`. A mask that can't be read hides nothing.
+        if is_this_machine && let Some(mask) = thread_mask() {
+            usable.retain(|pu| mask.contains(pu));
+        }
+        let cores = cores(found);
+        // A file may call PUs allowed that it doesn't list.
+        usable.retain(|pu| cores.iter().any(|core| core.pus.contains(pu)));
+        Self {
+            origin,
+            is_this_machine,
+            nodes: nodes(found),
+            cores,
+            devices: devices(found),
+            usable,
+            pus_present: found.complete_cpuset().weight().unwrap_or(0),
+        }
+    }
+}
+
+/// PUs in the calling thread's affinity mask, if the system tells.
+pub(crate) fn thread_mask() -> Option<BTreeSet<PuId>> {
+    let ids = core_affinity::get_core_ids()?;
+    Some(ids.into_iter().map(|core| PuId(core.id)).collect())
+}
+
+/// Writes ascending numbers as `0-3,8`.
+pub(crate) fn ranges(pus: &[PuId]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &PuId(pu) in pus {
+        match runs.last_mut() {
+            Some((_, end)) if *end + 1 == pu => *end = pu,
+            _ => runs.push((pu, pu)),
+        }
+    }
+    let words =
+        runs.iter().map(
+            |&(begin, end)| {
+                if begin == end { begin.to_string() } else { format!("{begin}-{end}") }
+            },
+        );
+    words.collect::<Vec<_>>().join(",")
+}
+
+/// `1 core`, `2 cores`.
+pub(crate) fn count(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
+/// A builder for this machine that doesn't start GPU runtimes: those take seconds and hold
+/// memory, and nothing here asks about GPUs.
+fn quiet_builder() -> TopologyBuilder {
+    ["opencl", "cuda", "nvml", "rsmi", "levelzero", "gl"].into_iter().fold(
+        TopologyBuilder::new(),
+        |builder, component| {
+            // Refused where the component isn't installed, and the refused builder is lost.
+            match TopologyBuilder::new().without_component(component) {
+                Ok(_) => builder.without_component(component).expect("accepted a line above"),
+                Err(_) => builder,
+            }
+        },
+    )
+}
+
+/// Runs the discovery. With all I/O objects, as the important ones leave out virtual devices,
+/// Soft-RoCE among them.
+fn load(builder: TopologyBuilder) -> Result<HwlocTopology, String> {
+    let builder = builder.with_io_type_filter(TypeFilter::KeepAll).map_err(|e| e.to_string())?;
+    builder.build().map_err(|e| e.to_string())
+}
+
+/// The file's text, or `None` if it has more than `bytes_max` bytes.
+fn read_text(path: &Path, bytes_max: u64) -> io::Result<Option<String>> {
+    let mut text = String::new();
+    let read = File::open(path)?.take(bytes_max + 1).read_to_string(&mut text)? as u64;
+    Ok((read <= bytes_max).then_some(text))
+}
+
+/// Refuses descriptions of more PUs than Linux can run, which libhwloc would try to build.
+fn check_synthetic(description: &str) -> Result<(), String> {
+    let mut outside = String::new();
+    let mut depth = 0_usize;
+    for c in description.chars() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            '\0' => return Err("it has a NUL in it".to_owned()),
+            c if depth == 0 => outside.push(c),
+            _ => {}
+        }
+    }
+    let mut pus = 1_u64;
+    for level in outside.split_whitespace() {
+        let arity = level.rsplit(':').next().unwrap_or(level).trim_end_matches(']');
+        if !arity.starts_with(|c: char| c.is_ascii_digit()) {
+            continue; // an attached node, such as `[numa(memory=8GB)]`
+        }
+        let arity: u64 = arity.parse().map_err(|_| format!("{level:?} has no decimal count"))?;
+        pus = pus.saturating_mul(arity);
+        if pus > SYNTHETIC_PUS_MAX {
+            return Err(format!("more than {SYNTHETIC_PUS_MAX} PUs"));
+        }
+    }
+    Ok(())
+}
+
+fn nodes(found: &HwlocTopology) -> Vec<NumaNode> {
+    let mut nodes: Vec<NumaNode> = found
+        .objects_with_type(ObjectType::NUMANode)
+        .filter_map(|object| {
+            let pus = object.cpuset().map(|set| set.iter_set().map(|pu| PuId(pu.into())).collect());
+            let memory_bytes = match object.attributes() {
+                Some(ObjectAttributes::NUMANode(numa)) => numa.local_memory().map(u64::from),
+                _ => None,
+            };
+            Some(NumaNode {
+                id: NumaId(object.os_index()?),
+                pus: pus.unwrap_or_default(),
+                memory_bytes,
+            })
+        })
+        .collect();
+    nodes.sort_by_key(|node| node.id);
+    nodes
+}
+
+fn cores(found: &HwlocTopology) -> Vec<Core> {
+    let mut cores: Vec<Core> = Vec::new();
+    let mut index_of_core: BTreeMap<usize, usize> = BTreeMap::new();
+    for object in found.objects_with_type(ObjectType::PU) {
+        let Some(pu) = object.os_index().map(PuId) else { continue };
+        let node = nearest_node(object);
+        match object.first_ancestor_with_type(ObjectType::Core).map(TopologyObject::logical_index) {
+            None => cores.push(Core { pus: vec![pu], node }),
+            Some(core) => {
+                let index = *index_of_core.entry(core).or_insert_with(|| {
+                    cores.push(Core { pus: Vec::new(), node });
+                    cores.len() - 1
+                });
+                cores[index].pus.push(pu);
+            }
+        }
+    }
+    for core in &mut cores {
+        core.pus.sort_unstable();
+    }
+    cores
+}
+
+/// The lowest node local to a PU: where there are several, the first is the plain memory.
+fn nearest_node(pu: &TopologyObject) -> Option<NumaId> {
+    Some(NumaId(pu.nodeset()?.first_set()?.into()))
+}
+
+fn devices(found: &HwlocTopology) -> Vec<Device> {
+    let mut devices: Vec<Device> = found
+        .objects_with_type(ObjectType::OSDevice)
+        .filter_map(|object| {
+            let kind = match object.attributes()? {
+                ObjectAttributes::OSDevice(os) => match os.device_type() {
+                    OSDeviceType::Network => DeviceKind::Network,
+                    OSDeviceType::OpenFabrics => DeviceKind::OpenFabrics,
+                    _ => return None,
+                },
+                _ => return None,
+            };
+            let name = object.name()?.to_string_lossy().into_owned();
+            let nodes = object.first_non_io_ancestor().and_then(TopologyObject::nodeset);
+            let node = nodes.and_then(|set| match set.weight() {
+                Some(1) => Some(NumaId(set.first_set()?.into())),
+                _ => None,
+            });
+            Some(Device { name, kind, node })
+        })
+        .collect();
+    devices.sort_by_key(|device| (device.kind == DeviceKind::Network, device.name.clone()));
+    devices
+}
+
+impl fmt::Display for PuId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for NumaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Network => "network",
+            Self::OpenFabrics => "RDMA",
+        })
+    }
+}
+
+/// Topologies of the largest machines take a few MiB.
+const XML_BYTES_MAX: u64 = 64 << 20;
+/// What Linux can be built for at most (`NR_CPUS`).
+const SYNTHETIC_PUS_MAX: u64 = 8192;
+const GIB: f64 = (1_u64 << 30) as f64;
+const STRING_WRITE: &str = "a String takes every write";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO_NODES: &str = "pack:2 [numa(memory=8GB)] l3:1 core:4 pu:2";
+
+    fn two_ib() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/two_ib.xml")
+    }
+
+    #[test]
+    fn synthetic_has_the_nodes_cores_and_pus_it_names() {
+        let topology = Topology::from_synthetic(TWO_NODES).unwrap();
+        assert!(!topology.is_this_machine());
+        assert_eq!(topology.pus_present(), 16);
+        assert_eq!(topology.usable_pus().len(), 16);
+        assert_eq!(topology.cores().len(), 8);
+        let expected = Core { pus: vec![PuId(10), PuId(11)], node: Some(NumaId(1)) };
+        assert_eq!(topology.cores()[5], expected);
+        assert_eq!(topology.nodes().len(), 2);
+        assert_eq!(topology.nodes()[1].pus, (8..16).map(PuId).collect::<Vec<_>>());
+        assert_eq!(topology.nodes()[1].memory_bytes, Some(8_000_000_000));
+        assert_eq!(topology.node_of(PuId(7)), Some(NumaId(0)));
+        assert_eq!(topology.node_of(PuId(16)), None);
+        assert!(topology.devices().is_empty());
+    }
+
+    #[test]
+    fn a_pu_without_a_core_counts_as_one() {
+        let topology = Topology::from_synthetic("numa:1 pu:3").unwrap();
+        assert_eq!(topology.cores().len(), 3);
+    }
+
+    #[test]
+    fn wrong_descriptions_are_errors() {
+        let bad = [
+            "",
+            "nonsense",
+            "pu:0",
+            "pack:2 [numa core:4",
+            "core:4 pack:2 \0 pu:1",
+            "pu:99999999999999999999",
+            "pack:4000000000 core:4000000000 pu:2",
+            "2 100000",
+            "core:0x40000000 pu:1",
+            "pack:2 ((((((((",
+        ];
+        for description in bad {
+            let error = Topology::from_synthetic(description).expect_err(description);
+            assert!(matches!(error, Error::Synthetic { .. }), "{description:?}: {error}");
+        }
+        let many = Topology::from_synthetic("pack:64 core:65 pu:2").unwrap_err().to_string();
+        assert!(many.contains("more than 8192 PUs"), "{many}");
+    }
+
+    #[test]
+    fn xml_places_each_nic_on_its_node() {
+        let topology = Topology::from_xml_file(two_ib()).unwrap();
+        assert!(!topology.is_this_machine());
+        let names: Vec<_> = topology.devices().iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["mlx5_0", "mlx5_1", "ib0"], "RDMA first, no disk");
+        assert_eq!(topology.device("mlx5_0").unwrap().node, Some(NumaId(0)));
+        assert_eq!(topology.device("mlx5_1").unwrap().node, Some(NumaId(1)));
+        assert_eq!(topology.device("mlx5_1").unwrap().kind, DeviceKind::OpenFabrics);
+        assert_eq!(topology.device("ib0").unwrap().kind, DeviceKind::Network);
+        assert_eq!(topology.device("mlx5_2"), None);
+    }
+
+    #[test]
+    fn wrong_xml_is_an_error() {
+        let missing = Topology::from_xml_file("/nonexistent/two.xml").unwrap_err();
+        assert!(matches!(missing, Error::XmlFile { .. }), "{missing}");
+        let folder = Topology::from_xml_file(env!("CARGO_MANIFEST_DIR")).unwrap_err();
+        assert!(matches!(folder, Error::XmlFile { .. }), "{folder}");
+
+        let path = std::env::temp_dir().join(format!("caravan-numa-{}.xml", std::process::id()));
+        let whole = std::fs::read_to_string(two_ib()).unwrap();
+        for text in ["", "not xml", "<topology version=\"2.0\">", &whole[..whole.len() / 2]] {
+            std::fs::write(&path, text).unwrap();
+            let error = Topology::from_xml_file(&path).unwrap_err();
+            assert!(matches!(error, Error::Xml { .. }), "{text:?}: {error}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(read_text(&two_ib(), 10).unwrap().is_none());
+    }
+
+    #[test]
+    fn this_machine_is_readable_and_within_the_threads_mask() {
+        let mask = thread_mask();
+        let topology = Topology::this_machine().unwrap();
+        assert!(!topology.nodes().is_empty());
+        if topology.is_this_machine()
+            && let Some(mask) = mask
+        {
+            assert!(!topology.usable_pus().is_empty());
+            assert!(topology.usable_pus().is_subset(&mask));
+        }
+        eprintln!("{}", topology.describe());
+    }
+
+    #[test]
+    fn describes_itself_in_a_few_lines() {
+        let topology = Topology::from_synthetic(TWO_NODES).unwrap();
+        let expected = "synthetic \"pack:2 [numa(memory=8GB)] l3:1 core:4 pu:2\": 2 NUMA nodes, \
+            8 cores, 16 PUs (not this machine: a dry run, nothing is pinned)\n  \
+            node 0: 7.5 GiB, PUs 0-7\n  node 1: 7.5 GiB, PUs 8-15";
+        assert_eq!(topology.describe(), expected);
+        let text = Topology::from_xml_file(two_ib()).unwrap().describe();
+        assert!(text.ends_with("  mlx5_1 (RDMA): node 1\n  ib0 (network): node 0"), "{text}");
+    }
+
+    #[test]
+    fn ranges_are_short() {
+        assert_eq!(ranges(&[]), "");
+        assert_eq!(ranges(&[0, 1, 2, 8, 10, 11].map(PuId)), "0-2,8,10-11");
+    }
+}

@@ -1,0 +1,525 @@
+//! Lays a message into registered memory, and reads one back without trusting a byte of it.
+//!
+//! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
+
+use std::ops::Range;
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::snappy::{self, Compressor};
+use super::{DecodeError, Header, Kind, MAGIC, Offer, Section, VERSION, delta, flags};
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Pool};
+use crate::message::{Draft, KeyRange, Message, Outgoing, Values};
+use crate::transport::FRAME_PREFIX;
+
+/// Every section starts at a multiple of this many bytes.
+const ALIGN: usize = 8;
+
+/// Where [`Header::checksum`] stands.
+const CHECKSUM: Range<usize> = std::mem::offset_of!(Header, checksum)..size_of::<Header>();
+
+/// How a sender encodes: one for each lane or table, since it keeps what sampling has taught it.
+pub struct Coding {
+    /// Delta-code keys when that makes them shorter.
+    delta: bool,
+    compressor: Option<Box<Compressor>>,
+}
+
+impl Coding {
+    /// Keys and values as they are: nothing to decode, nothing to allocate at the receiver.
+    pub fn plain() -> Coding {
+        Coding { delta: false, compressor: None }
+    }
+
+    /// Delta-coded keys, and Snappy for the sections where samples say that it pays.
+    ///
+    /// A section is tried from 512 bytes on, and sent compressed when that saves at least a tenth. After a try that doesn't, 16
+    /// messages go without one, then 32, up to 1024. Only messages are counted: the same messages give the same bytes.
+    pub fn compact() -> Coding {
+        Coding { delta: true, compressor: Some(Box::new(Compressor::new())) }
+    }
+}
+
+/// Turns a draft into bytes in memory of `pool`, ready for a van.
+///
+/// # Errors
+/// [`Error::MessageTooLong`] when a section has more than 2^32 − 1 bytes, [`Error::OutOfMemory`] when `pool` has no room.
+///
+/// # Panics
+/// On a bug of the caller: keys outside of the range, lengths for other than all keys, placed values in what is no reply. Keys
+/// that do not ascend panic in debug builds only; elsewhere the receiver refuses them.
+pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -> Result<Outgoing> {
+    check_draft(&draft);
+    let plan = Plan::new(&draft, coding)?;
+    let Draft { kind, op, table, timestamp, clock, range, offer, keys, lengths, values } = draft;
+    let mut head = pool.allocate(plan.head_bytes)?;
+    head[..FRAME_PREFIX].fill(0);
+    let mut image = Image::new(&mut head[FRAME_PREFIX..], coding, pool);
+    if let Some(offer) = offer {
+        image.append(size_of::<Offer>(), |place| place.copy_from_slice(offer.as_bytes()));
+        image.flags |= flags::OFFER;
+    }
+    let key_bytes = if plan.delta {
+        image.flags |= flags::KEYS_DELTA;
+        let write = |place: &mut [u8]| delta::write(keys, range.begin(), place);
+        image.section(Section::Keys, plan.key_bytes, write)?
+    } else {
+        image.section(Section::Keys, plan.key_bytes, |place| {
+            place.copy_from_slice(keys.as_bytes())
+        })?
+    };
+    let length_bytes = image.section(Section::Lengths, plan.length_bytes, |place| {
+        place.copy_from_slice(lengths.as_bytes());
+    })?;
+    let mut apart = None;
+    let value_bytes = match values {
+        Values::None => image.section(Section::Values, 0, |_| {})?,
+        Values::Copied(bytes) => {
+            image.section(Section::Values, bytes.len(), |place| place.copy_from_slice(bytes))?
+        }
+        Values::Written(bytes, write) => image.section(Section::Values, bytes, write)?,
+        Values::Apart(bytes) => {
+            image.pad();
+            if !bytes.is_empty() {
+                image.flags |= flags::VALUES_APART;
+                apart = Some(bytes);
+            }
+            plan.value_bytes as u32
+        }
+        Values::Placed(bytes) => {
+            image.pad();
+            image.flags |= flags::PLACED;
+            bytes as u32
+        }
+    };
+    let header = Header {
+        magic: U32::new(MAGIC),
+        version: VERSION,
+        kind: kind as u8,
+        op,
+        flags: image.flags,
+        sender: U32::new(sender),
+        table: U32::new(table),
+        timestamp: U64::new(timestamp),
+        clock: U64::new(clock),
+        range_begin: U64::new(range.begin()),
+        range_end: U64::new(range.end()),
+        key_bytes: U32::new(key_bytes),
+        length_bytes: U32::new(length_bytes),
+        value_bytes: U32::new(value_bytes),
+        checksum: U32::new(0),
+    };
+    let image_bytes = image.seal(header);
+    head.truncate(FRAME_PREFIX + image_bytes);
+    Ok(Outgoing { head, values: apart })
+}
+
+fn check_draft(draft: &Draft<'_>) {
+    let Draft { keys, lengths, range, .. } = draft;
+    assert!(
+        lengths.is_empty() || keys.is_empty() || lengths.len() == keys.len(),
+        "{} lengths for {} keys",
+        lengths.len(),
+        keys.len()
+    );
+    for &key in keys.first().into_iter().chain(keys.last()) {
+        assert!(range.contains(key), "key {key} lies outside of {range:?}");
+    }
+    assert!(
+        draft.kind == Kind::Reply || !matches!(draft.values, Values::Placed(_)),
+        "only a reply has an offer to place values in"
+    );
+    debug_assert!(ascend(keys), "keys ascend");
+}
+
+/// How long each section is before Snappy, and so how much memory the message takes at most.
+struct Plan {
+    delta: bool,
+    key_bytes: usize,
+    length_bytes: usize,
+    value_bytes: usize,
+    head_bytes: usize,
+}
+
+impl Plan {
+    fn new(draft: &Draft<'_>, coding: &Coding) -> Result<Plan> {
+        let (raw_bytes, mut key_bytes) = (size_of_val(draft.keys), size_of_val(draft.keys));
+        if coding.delta && !draft.keys.is_empty() {
+            key_bytes = raw_bytes.min(delta::len(draft.keys, draft.range.begin()));
+        }
+        let length_bytes = size_of_val(draft.lengths);
+        let (value_bytes, inside) = match &draft.values {
+            Values::None => (0, true),
+            Values::Copied(bytes) => (bytes.len(), true),
+            Values::Written(bytes, _) => (*bytes, true),
+            Values::Apart(bytes) => (bytes.len(), false),
+            Values::Placed(bytes) => (*bytes, false),
+        };
+        check_len(Section::Keys, key_bytes)?;
+        check_len(Section::Lengths, length_bytes)?;
+        check_len(Section::Values, value_bytes)?;
+        // What saturates does not fit the address space, and so no pool.
+        let head_bytes = (FRAME_PREFIX + size_of::<Header>())
+            .saturating_add(if draft.offer.is_some() { size_of::<Offer>() } else { 0 })
+            .saturating_add(key_bytes.next_multiple_of(ALIGN))
+            .saturating_add(length_bytes.next_multiple_of(ALIGN))
+            .saturating_add(if inside { value_bytes } else { 0 });
+        let delta = key_bytes < raw_bytes;
+        Ok(Plan { delta, key_bytes, length_bytes, value_bytes, head_bytes })
+    }
+}
+
+fn check_len(section: Section, bytes: usize) -> Result<()> {
+    let limit = u32::MAX as usize;
+    if bytes > limit {
+        return Err(Error::MessageTooLong { section, bytes, limit });
+    }
+    Ok(())
+}
+
+/// A message image in the making: the header's place, and the sections laid down so far.
+struct Image<'a> {
+    bytes: &'a mut [u8],
+    end: usize,
+    flags: u8,
+    compressor: Option<&'a mut Compressor>,
+    pool: &'a Pool,
+}
+
+impl<'a> Image<'a> {
+    fn new(bytes: &'a mut [u8], coding: &'a mut Coding, pool: &'a Pool) -> Image<'a> {
+        let compressor = coding.compressor.as_deref_mut();
+        Image { bytes, end: size_of::<Header>(), flags: 0, compressor, pool }
+    }
+
+    /// Lays down `len` bytes that `write` fills in, and returns them.
+    fn append(&mut self, len: usize, write: impl FnOnce(&mut [u8])) -> &mut [u8] {
+        let place = &mut self.bytes[self.end..][..len];
+        write(place);
+        self.end += len;
+        place
+    }
+
+    fn pad(&mut self) {
+        self.append(self.end.next_multiple_of(ALIGN) - self.end, |place| place.fill(0));
+    }
+
+    /// Lays down a section, compressed where it pays, and returns its length. [`Plan`] has checked that `len` fits.
+    fn section(
+        &mut self,
+        section: Section,
+        len: usize,
+        write: impl FnOnce(&mut [u8]),
+    ) -> Result<u32> {
+        self.pad();
+        if len == 0 {
+            return Ok(0);
+        }
+        let start = self.end;
+        self.append(len, write);
+        let place = &mut self.bytes[start..self.end];
+        if let Some(compressor) = &mut self.compressor
+            && let Some(shorter) = compressor.shrink(section, place, self.pool)?
+        {
+            self.end = start + shorter;
+            self.flags |= snappy_flag(section);
+        }
+        Ok((self.end - start) as u32)
+    }
+
+    /// Puts the header, its checksum computed, before the sections, and returns the length of it all.
+    fn seal(self, header: Header) -> usize {
+        let image = &mut self.bytes[..self.end];
+        image[..size_of::<Header>()].copy_from_slice(header.as_bytes());
+        let checksum = U32::new(crc32c::crc32c(image));
+        image[CHECKSUM].copy_from_slice(checksum.as_bytes());
+        self.end
+    }
+}
+
+fn snappy_flag(section: Section) -> u8 {
+    match section {
+        Section::Keys => flags::KEYS_SNAPPY,
+        Section::Lengths => flags::LENGTHS_SNAPPY,
+        Section::Values => flags::VALUES_SNAPPY,
+    }
+}
+
+/// Where the bytes of a received section are.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// In the message.
+    Image(Range<usize>),
+    /// Decoded, in memory of their own.
+    Own(Buffer),
+}
+
+impl Place {
+    pub(crate) fn bytes<'a>(&'a self, image: &'a Buffer) -> &'a [u8] {
+        match self {
+            Place::Image(range) => &image[range.clone()],
+            Place::Own(buffer) => buffer,
+        }
+    }
+
+    pub(crate) fn into_buffer(self, mut image: Buffer) -> Buffer {
+        match self {
+            Place::Image(range) => {
+                image.truncate(range.end);
+                image.split_off(range.start)
+            }
+            Place::Own(buffer) => buffer,
+        }
+    }
+}
+
+/// What [`Message::decode`] does: header, then sizes, then checksum, and only then the sections.
+pub(crate) fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
+    let header = read_header(&image)?;
+    let (kind, range) = check_header(&header)?;
+    let layout = Layout::new(&header, image.len())?;
+    check_checksum(&header, &image[size_of::<Header>()..layout.covered])?;
+    check_padding(&image, layout.keys.end..layout.lengths.start)?;
+    check_padding(&image, layout.lengths.end..layout.values.start)?;
+    let offer = (header.flags & flags::OFFER != 0).then(|| {
+        let (offer, _) = Offer::read_from_prefix(&image[size_of::<Header>()..])
+            .expect("the sizes are checked, and the keys start behind the offer");
+        offer
+    });
+    let mut keys = unpack(Section::Keys, layout.keys, &header, &image, pool)?;
+    if header.flags & flags::KEYS_DELTA != 0 {
+        keys = Place::Own(delta::read(keys.bytes(&image), range, pool)?);
+    }
+    let keys_count = check_keys(keys.bytes(&image), range)?;
+    let lengths = unpack(Section::Lengths, layout.lengths, &header, &image, pool)?;
+    check_lengths(lengths.bytes(&image), keys_count)?;
+    let values = unpack(Section::Values, layout.values, &header, &image, pool)?;
+    Ok(Message { header, kind, range, offer, keys, lengths, values, image })
+}
+
+fn read_header(image: &[u8]) -> Result<Header, DecodeError> {
+    let offset = image.as_ptr().addr() % ALIGN;
+    if offset != 0 {
+        return Err(DecodeError::Misaligned { offset });
+    }
+    let (header, _) = Header::read_from_prefix(image).map_err(|_| DecodeError::TooShort {
+        what: "a message header",
+        have: image.len(),
+        need: size_of::<Header>(),
+    })?;
+    Ok(header)
+}
+
+fn check_header(header: &Header) -> Result<(Kind, KeyRange), DecodeError> {
+    if header.magic.get() != MAGIC {
+        return Err(DecodeError::Magic { magic: header.magic.get() });
+    }
+    if header.version != VERSION {
+        return Err(DecodeError::Version { version: header.version });
+    }
+    let kind = Kind::from_raw(header.kind).ok_or(DecodeError::UnknownKind { kind: header.kind })?;
+    check_flags(header, kind)?;
+    let (begin, end) = (header.range_begin.get(), header.range_end.get());
+    let range = KeyRange::new(begin, end).ok_or(DecodeError::EmptyRange { begin, end })?;
+    Ok((kind, range))
+}
+
+fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
+    let flags = header.flags;
+    if flags & !flags::ALL != 0 {
+        return Err(DecodeError::UnknownFlags { flags });
+    }
+    let whereabouts = flags & (flags::PLACED | flags::VALUES_APART | flags::VALUES_SNAPPY);
+    let placed_elsewhere = flags & flags::PLACED != 0 && kind != Kind::Reply;
+    if whereabouts.count_ones() > 1 || placed_elsewhere {
+        return Err(DecodeError::Contradiction { flags, kind });
+    }
+    for (section, bytes, about) in [
+        (Section::Keys, header.key_bytes, flags::KEYS_DELTA | flags::KEYS_SNAPPY),
+        (Section::Lengths, header.length_bytes, flags::LENGTHS_SNAPPY),
+        (Section::Values, header.value_bytes, flags::VALUES_SNAPPY | flags::VALUES_APART),
+    ] {
+        if bytes.get() == 0 && flags & about != 0 {
+            return Err(DecodeError::CodedEmpty { section, flags });
+        }
+    }
+    Ok(())
+}
+
+/// Where the sections of an image lie: in order, each from a multiple of [`ALIGN`], all of them inside.
+struct Layout {
+    keys: Range<usize>,
+    lengths: Range<usize>,
+    values: Range<usize>,
+    /// How far the checksum reaches.
+    covered: usize,
+}
+
+impl Layout {
+    /// Checks that the sections `header` announces take exactly `have` bytes.
+    fn new(header: &Header, have: usize) -> Result<Layout, DecodeError> {
+        let is_set = |flag| header.flags & flag != 0;
+        let align = |end: u64| end.next_multiple_of(ALIGN as u64);
+        // In 64 bits nothing overflows: there are three sections of 32 bits.
+        let keys = size_of::<Header>() + if is_set(flags::OFFER) { size_of::<Offer>() } else { 0 };
+        let lengths = align(keys as u64 + u64::from(header.key_bytes.get()));
+        let values = align(lengths + u64::from(header.length_bytes.get()));
+        let inside = if is_set(flags::PLACED) { 0 } else { header.value_bytes.get() };
+        let end = values + u64::from(inside);
+        let need = usize::try_from(end).unwrap_or(usize::MAX);
+        if have < need {
+            return Err(DecodeError::TooShort { what: "its sections", have, need });
+        }
+        if have > need {
+            return Err(DecodeError::TooLong { have, need });
+        }
+        let (lengths, values) = (lengths as usize, values as usize);
+        Ok(Layout {
+            keys: keys..keys + header.key_bytes.get() as usize,
+            lengths: lengths..lengths + header.length_bytes.get() as usize,
+            values: values..need,
+            covered: if is_set(flags::VALUES_APART) { values } else { need },
+        })
+    }
+}
+
+fn check_checksum(header: &Header, sections: &[u8]) -> Result<(), DecodeError> {
+    let blank = Header { checksum: U32::new(0), ..*header };
+    let computed = crc32c::crc32c_append(crc32c::crc32c(blank.as_bytes()), sections);
+    let found = header.checksum.get();
+    if found != computed {
+        return Err(DecodeError::Checksum { found, computed });
+    }
+    Ok(())
+}
+
+fn check_padding(image: &[u8], range: Range<usize>) -> Result<(), DecodeError> {
+    for at in range {
+        if image[at] != 0 {
+            return Err(DecodeError::Padding { at, byte: image[at] });
+        }
+    }
+    Ok(())
+}
+
+/// Finds a section, expanded if it is compressed.
+fn unpack(
+    section: Section,
+    range: Range<usize>,
+    header: &Header,
+    image: &[u8],
+    pool: &Pool,
+) -> Result<Place> {
+    if header.flags & snappy_flag(section) == 0 {
+        return Ok(Place::Image(range));
+    }
+    Ok(Place::Own(snappy::expand(section, &image[range], pool)?))
+}
+
+/// Checks decoded keys and returns how many there are.
+fn check_keys(bytes: &[u8], range: KeyRange) -> Result<usize, DecodeError> {
+    let (section, item) = (Section::Keys, size_of::<u64>());
+    let keys = <[u64]>::ref_from_bytes(bytes).map_err(|_| DecodeError::PartialItem {
+        section,
+        bytes: bytes.len(),
+        item,
+    })?;
+    if !ascend(keys) {
+        let index = keys.windows(2).take_while(|pair| pair[0] < pair[1]).count() + 1;
+        let (previous, key) = (keys[index - 1], keys[index]);
+        return Err(DecodeError::KeyOrder { index, key, previous });
+    }
+    for &key in keys.first().into_iter().chain(keys.last()) {
+        if !range.contains(key) {
+            let (begin, end) = (range.begin(), range.end());
+            return Err(DecodeError::KeyOutsideRange { key, begin, end });
+        }
+    }
+    Ok(keys.len())
+}
+
+/// Whether each key is above the one before. Looks at all of them, since a loop without an early end can be vectorised.
+fn ascend(keys: &[u64]) -> bool {
+    let above = keys.iter().skip(1);
+    keys.iter().zip(above).fold(true, |so_far, (key, next)| so_far & (key < next))
+}
+
+fn check_lengths(bytes: &[u8], keys: usize) -> Result<(), DecodeError> {
+    let (section, item) = (Section::Lengths, size_of::<u32>());
+    if !bytes.len().is_multiple_of(item) {
+        return Err(DecodeError::PartialItem { section, bytes: bytes.len(), item });
+    }
+    let lengths = bytes.len() / item;
+    if lengths != 0 && keys != 0 && lengths != keys {
+        return Err(DecodeError::LengthCount { lengths, keys });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    fn image(outgoing: Outgoing, pool: &Pool) -> Buffer {
+        let mut image = pool.allocate(outgoing.image_bytes()).unwrap();
+        let head = &outgoing.head[FRAME_PREFIX..];
+        image[..head.len()].copy_from_slice(head);
+        if let Some(values) = &outgoing.values {
+            image[head.len()..].copy_from_slice(values);
+        }
+        image
+    }
+
+    #[test]
+    fn a_plain_message_is_viewed_in_place() {
+        let pool = Pool::new(1 << 22);
+        let draft = Draft {
+            op: 7,
+            table: 2,
+            timestamp: 3,
+            clock: 4,
+            range: KeyRange::new(10, 20).unwrap(),
+            keys: &[10, 12, 19],
+            lengths: &[1, 0, 2],
+            values: Values::Copied(&[1, 2, 3]),
+            ..Draft::new(Kind::Request)
+        };
+        let outgoing = encode(9, draft, &mut Coding::plain(), &pool).unwrap();
+        assert_eq!(outgoing.image_bytes(), 64 + 24 + 16 + 3);
+        let mut image = outgoing.head;
+        let image = {
+            image.split_to(FRAME_PREFIX);
+            image
+        };
+        let address = image.as_ptr();
+        let message = Message::decode(image, &pool).unwrap();
+        assert_eq!((message.op(), message.table(), message.timestamp()), (7, 2, 3));
+        assert_eq!((message.clock(), message.sender(), message.kind()), (4, 9, Kind::Request));
+        assert_eq!(message.range(), KeyRange::new(10, 20).unwrap());
+        assert_eq!((message.keys(), message.lengths()), (&[10, 12, 19][..], &[1, 0, 2][..]));
+        assert_eq!((message.values(), message.placed()), (&[1, 2, 3][..], None));
+        assert_eq!(message.keys().as_ptr().addr(), address.addr() + 64);
+        assert_eq!(&*message.into_values(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn values_apart_follow_the_head() {
+        let pool = Pool::new(1 << 22);
+        let values = Buffer::adopt(vec![1.0f32, 2.0, 3.0]).share();
+        let draft = Draft {
+            keys: &[5],
+            lengths: &[3],
+            values: Values::Apart(values.clone()),
+            ..Draft::new(Kind::Request)
+        };
+        let outgoing = encode(1, draft, &mut Coding::compact(), &pool).unwrap();
+        assert_eq!(outgoing.values.as_ref().unwrap().as_ptr(), values.as_ptr());
+        assert!(outgoing.head.len().is_multiple_of(ALIGN));
+        let message = Message::decode(image(outgoing, &pool), &pool).unwrap();
+        assert_eq!(message.values(), &*values);
+        assert_eq!((message.keys(), message.lengths()), (&[5][..], &[3][..]));
+    }
+}
