@@ -30,8 +30,8 @@ enum Means {
 
 fn means() -> Vec<Means> {
     let mut means = vec![Means::BlockingSockets, Means::YieldingSockets];
-    for wait in [Wait::default(), Wait::Block] {
-        means.extend(Mode::BEST_FIRST.map(|mode| Means::Ring(mode, wait)));
+    for wait in [Wait::default(), Wait::Yield] {
+        means.extend([Mode::Deferred, Mode::Cooperative].map(|mode| Means::Ring(mode, wait)));
     }
     means
 }
