@@ -1,1 +1,474 @@
-//! Placeholder front page.
+//! The portable van: plain non-blocking sockets, for machines where nothing faster works, and for the control plane.
+//!
+//! No unsafe code and nothing that only one operating system has: it builds wherever sockets do. It frames with
+//! [`caravan_van::stream`], so frames and the data of writes leave from where they lie, and writes land where they belong.
+//!
+//! ```
+//! use std::time::Duration;
+//! use caravan_fallback_tcp::Tcp;
+//! use caravan_van::{Event, FRAME_PREFIX, Transport, VanConfig};
+//!
+//! # fn main() -> caravan_van::Result<()> {
+//! let mut server = Tcp::new(&VanConfig { node: 1, ..VanConfig::default() })?;
+//! let mut worker = Tcp::new(&VanConfig { node: 2, ..VanConfig::default() })?;
+//! worker.connect(server.address())?;
+//! let mut events = Vec::new();
+//! loop {
+//!     worker.poll(&mut events)?;
+//!     if let Some(Event::Connected { peer, .. }) = events.pop() {
+//!         let mut frame = worker.memory().allocate(FRAME_PREFIX + 5)?;
+//!         frame[FRAME_PREFIX..].copy_from_slice(b"hello");
+//!         worker.post_send(peer, frame)?;
+//!     }
+//!     server.poll(&mut events)?;
+//!     if let Some(Event::Received { frame, .. }) = events.pop() {
+//!         assert_eq!(&*frame, b"hello");
+//!         return Ok(());
+//!     }
+//!     events.clear();
+//!     server.wait(Duration::from_micros(100))?;
+//! }
+//! # }
+//! ```
+//!
+//! How it looks for work: up to [`DIRECT_PEERS`] peers are tried one by one, since a read that finds nothing is as cheap as
+//! asking whether there is something, and a read that finds something saves the question. With more, the system is asked
+//! once which of them are ready. The listener never costs a call of its own: it is among those asked about, at least once a
+//! millisecond. A [`Tcp`] belongs to one thread.
+//!
+//! Path: worker > slicer > filter > message > codec > endpoint > transport (**tcp**).
+
+#![forbid(unsafe_code)]
+
+mod connect;
+mod peer;
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use caravan_van::offers::Offers;
+use caravan_van::stream::{Receiver, Sender};
+use caravan_van::wait::{Idle, Next};
+use caravan_van::wire::{Hello, Offer};
+use caravan_van::{
+    Buffer, Counters, Error, Event, FRAME_PREFIX, Limits, PeerId, Pool, Result, Shared, Transport,
+    VanConfig,
+};
+use mio::net::{TcpListener, TcpStream};
+use mio::{Events, Interest, Poll, Token};
+
+use connect::{Dial, listen};
+use peer::{Fault, Leaving, Peer, Stage};
+
+/// Up to this many peers are read without asking first which of them have something.
+pub const DIRECT_PEERS: usize = 4;
+
+/// Longest frame that may be configured: half a staging buffer of the stream.
+const FRAME_BYTES_MAX: usize = 32 << 10;
+
+/// How long a connected peer may take to say hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often a busy transport looks after its listener and its deadlines.
+const LOOK_AROUND: Duration = Duration::from_millis(1);
+
+/// How long to let it be after a connection could not be accepted, for want of file descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Connections accepted at a time.
+const ACCEPTS_MAX: usize = 64;
+
+/// Reports taken from the system at a time.
+const REPORTS_MAX: usize = 256;
+
+const LISTENER: Token = Token(usize::MAX);
+
+/// A node's sockets: one to each peer, one to listen.
+#[derive(Debug)]
+pub struct Tcp {
+    config: VanConfig,
+    address: String,
+    pool: Pool,
+    offers: Offers,
+    poll: Poll,
+    reports: Events,
+    listener: TcpListener,
+    /// Whether somebody may be waiting to be accepted.
+    acceptable: bool,
+    /// Not to accept before.
+    accept_at: Instant,
+    /// By [`PeerId`]; `None` once gone.
+    peers: Vec<Option<Box<Peer>>>,
+    /// The numbers of those that are not gone.
+    live: Vec<u32>,
+    leaving: Vec<Leaving>,
+    /// What happened while waiting, for the next poll.
+    seen: Vec<Event>,
+    began: Instant,
+    look_around_at: Instant,
+    hello_timeout: Duration,
+    /// Calls and bytes, and what gone peers had counted.
+    counters: Counters,
+}
+
+impl Tcp {
+    /// Listens on `config.listen`. Peers connect to [`Transport::address`], which names what was listened on: give an address
+    /// that they can reach, not a wildcard.
+    ///
+    /// # Errors
+    /// [`Error::Listen`]; [`Error::Unavailable`] for a config that this van cannot work with; [`Error::Os`].
+    pub fn new(config: &VanConfig) -> Result<Tcp> {
+        check(config)?;
+        let (mut listener, address) = listen(&config.listen)?;
+        let os = |call| move |source| Error::Os { call, source };
+        let poll = Poll::new().map_err(os("opening the poller"))?;
+        poll.registry()
+            .register(&mut listener, LISTENER, Interest::READABLE)
+            .map_err(os("watching the listener"))?;
+        let now = Instant::now();
+        Ok(Tcp {
+            config: config.clone(),
+            address,
+            pool: Pool::new(config.memory_bytes),
+            offers: Offers::default(),
+            poll,
+            reports: Events::with_capacity(REPORTS_MAX),
+            listener,
+            acceptable: true,
+            accept_at: now,
+            peers: Vec::new(),
+            live: Vec::new(),
+            leaving: Vec::new(),
+            seen: Vec::new(),
+            began: now,
+            look_around_at: now,
+            hello_timeout: HELLO_TIMEOUT,
+            counters: Counters::default(),
+        })
+    }
+
+    /// One turn: sends what is posted and takes what has come, into `seen`.
+    fn look(&mut self) -> Result<()> {
+        let now = Instant::now();
+        let directly = self.tries_directly();
+        let around = now >= self.look_around_at;
+        if around || !directly {
+            self.ask(Duration::ZERO)?;
+        }
+        if around || self.acceptable {
+            self.look_around(now);
+        }
+        self.serve(now, directly, true);
+        Ok(())
+    }
+
+    /// Whether to try sockets without asking first; only the system can tell about those that are being set up.
+    fn tries_directly(&self) -> bool {
+        self.live.len() <= DIRECT_PEERS
+            && self.live.iter().all(|&id| self.at(id).is_some_and(Peer::is_up))
+    }
+
+    /// Writes to all peers that have something posted, and reads from all if `reading`.
+    fn serve(&mut self, now: Instant, directly: bool, reading: bool) {
+        let mut next = 0;
+        while let Some(&id) = self.live.get(next) {
+            match self.serve_one(id, now, directly, reading) {
+                Ok(()) => next += 1,
+                Err(fault) => self.lose(id, fault),
+            }
+        }
+    }
+
+    fn serve_one(
+        &mut self,
+        id: u32,
+        now: Instant,
+        directly: bool,
+        reading: bool,
+    ) -> Result<(), Fault> {
+        let Some(peer) = &mut self.peers[id as usize] else { return Ok(()) };
+        peer.dial_on(now, self.poll.registry())?;
+        if matches!(peer.stage, Stage::Dialling(_)) {
+            return Ok(());
+        }
+        let written =
+            if peer.may_write(directly) { peer.flush(&mut self.counters) } else { Ok(()) };
+        // Who cannot be written to any more may have said why.
+        if (reading && peer.may_read(directly)) || written.is_err() {
+            let before = self.seen.len();
+            let read = peer.read(&self.pool, &mut self.offers, &mut self.seen, &mut self.counters);
+            if !peer.is_up()
+                && let Some(Event::Connected { hello, .. }) = self.seen.get(before)
+            {
+                peer.stage = Stage::Up;
+                peer.frame_bytes = peer.frame_bytes.min(hello.frame_bytes.get() as usize);
+            }
+            read?;
+        }
+        written
+    }
+
+    /// Asks the system what is ready, for at most `timeout`; returns whether it had anything to report.
+    fn ask(&mut self, timeout: Duration) -> Result<bool> {
+        for &id in &self.live {
+            if let Some(peer) = &mut self.peers[id as usize] {
+                peer.watch(self.poll.registry(), &mut self.counters)
+                    .map_err(|source| Error::Os { call: "watching a socket", source })?;
+            }
+        }
+        self.counters.system_calls += 1;
+        match self.poll.poll(&mut self.reports, Some(timeout)) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(false),
+            Err(source) => return Err(Error::Os { call: "waiting for sockets", source }),
+        }
+        for report in &self.reports {
+            if report.token() == LISTENER {
+                self.acceptable = true;
+            } else if let Some(Some(peer)) = self.peers.get_mut(report.token().0) {
+                let broken = report.is_error();
+                let readable = report.is_readable() || report.is_read_closed() || broken;
+                let writable = report.is_writable() || report.is_write_closed() || broken;
+                peer.is_ready(readable, writable);
+            }
+        }
+        Ok(!self.reports.is_empty())
+    }
+
+    /// Lets new peers in, and those go whose time is up.
+    fn look_around(&mut self, now: Instant) {
+        self.look_around_at = now + LOOK_AROUND;
+        if self.acceptable && now >= self.accept_at {
+            self.accept(now);
+        }
+        let counters = &mut self.counters;
+        self.leaving.retain_mut(|leaving| leaving.is_waiting(now, counters));
+        let mut next = 0;
+        while let Some(&id) = self.live.get(next) {
+            if let Some(Stage::Greeting(until)) = self.at(id).map(|peer| &peer.stage)
+                && now >= *until
+            {
+                let seconds = self.hello_timeout.as_secs_f32();
+                self.lose(id, Fault::Gone(format!("it did not say hello within {seconds:.1} s")));
+            } else {
+                next += 1;
+            }
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..ACCEPTS_MAX {
+            self.counters.system_calls += 1;
+            let error = match self.listener.accept() {
+                Ok((stream, from)) => match self.admit(stream, from) {
+                    Ok(_) => continue,
+                    Err(error) => error.to_string(),
+                },
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => {
+                        self.acceptable = false;
+                        return;
+                    }
+                    io::ErrorKind::Interrupted
+                    | io::ErrorKind::ConnectionAborted
+                    | io::ErrorKind::ConnectionReset => continue,
+                    _ => error.to_string(),
+                },
+            };
+            tracing::warn!(address = self.address, error, "cannot accept a connection");
+            self.accept_at = now + ACCEPT_PAUSE;
+            return;
+        }
+    }
+
+    fn admit(&mut self, stream: TcpStream, from: SocketAddr) -> Result<PeerId> {
+        let greeting = Stage::Greeting(Instant::now() + self.hello_timeout);
+        self.enter(greeting, stream, from.to_string())
+    }
+
+    /// Gives a connection a number and a place in the table.
+    fn enter(&mut self, stage: Stage, stream: TcpStream, address: String) -> Result<PeerId> {
+        let VanConfig { cluster, node, credits, frame_bytes, queue_depth, .. } = self.config;
+        let number = u32::try_from(self.peers.len()).expect("4 billion connections take years");
+        let id = PeerId(number);
+        let mut hello = Hello::new(cluster, node, credits);
+        hello.frame_bytes.set(frame_bytes as u32); // at most `FRAME_BYTES_MAX`
+        let sender = Sender::new(id, hello, queue_depth);
+        let receiver = Receiver::new(id, cluster, frame_bytes, &self.pool)?;
+        let fixed = (id, frame_bytes, self.hello_timeout);
+        let halves = (sender, receiver);
+        let peer = Peer::new(stage, stream, address, halves, fixed, self.poll.registry())
+            .map_err(|source| Error::Os { call: "watching a socket", source })?;
+        self.peers.push(Some(Box::new(peer)));
+        self.live.push(number);
+        Ok(id)
+    }
+
+    /// Ends a connection because of `fault`. Strangers who called are only told themselves: nobody here knows them.
+    fn lose(&mut self, id: u32, fault: Fault) {
+        let Some(mut peer) = self.remove(id) else { return };
+        peer.receiver.abandon(&mut self.offers);
+        let misdeed = match &fault {
+            Fault::Misdeed(reason) => Some(reason.clone()),
+            _ => None,
+        };
+        let error = peer.error(fault);
+        if peer.dialled || peer.is_up() {
+            self.seen.push(Event::Lost { peer: peer.id, error });
+        } else {
+            tracing::warn!(error = error.to_string(), "turned a caller away");
+        }
+        if let Some(reason) = misdeed {
+            self.leaving.extend(peer.farewell(&reason, &mut self.counters));
+        }
+    }
+
+    fn remove(&mut self, id: u32) -> Option<Box<Peer>> {
+        let peer = self.peers.get_mut(id as usize)?.take()?;
+        self.live.retain(|&live| live != id);
+        add(&mut self.counters, &peer);
+        Some(peer)
+    }
+
+    /// Sleeps for at most `limit` if there is nothing left to try; returns whether there may be something now.
+    fn sleep(&mut self, limit: Duration) -> Result<bool> {
+        let now = Instant::now();
+        self.look_around(now);
+        if !self.live.iter().all(|&id| self.at(id).is_none_or(Peer::is_blocked)) {
+            return Ok(false); // look again until every socket has said that it has nothing
+        }
+        let deadlines = self.live.iter().filter_map(|&id| self.at(id)?.deadline());
+        let deadlines = deadlines.chain(self.leaving.iter().map(|leaving| leaving.until));
+        let until = deadlines.chain(self.acceptable.then_some(self.accept_at)).min();
+        let limit = until.map_or(limit, |until| limit.min(until.saturating_duration_since(now)));
+        self.counters.sleeps += 1;
+        self.ask(limit)
+    }
+
+    fn at(&self, id: u32) -> Option<&Peer> {
+        self.peers.get(id as usize)?.as_deref()
+    }
+
+    fn connected(&mut self, peer: PeerId) -> Result<&mut Peer> {
+        let slot = self.peers.get_mut(peer.0 as usize).and_then(Option::as_deref_mut);
+        slot.filter(|found| found.is_up()).ok_or(Error::NotConnected { peer })
+    }
+}
+
+impl Transport for Tcp {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { frame_bytes: self.config.frame_bytes, queue_depth: self.config.queue_depth }
+    }
+
+    fn memory(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn connect(&mut self, address: &str) -> Result<PeerId> {
+        self.counters.system_calls += 1;
+        let (dial, stream) = Dial::start(address)
+            .map_err(|source| Error::Connect { address: address.to_owned(), source })?;
+        self.enter(Stage::Dialling(dial), stream, address.to_owned())
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        drop(self.remove(peer.0));
+        self.offers.forget(peer);
+        self.seen.retain(|event| match event {
+            Event::Connected { peer: of, .. }
+            | Event::Received { peer: of, .. }
+            | Event::Lost { peer: of, .. } => *of != peer,
+        });
+    }
+
+    fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {
+        let to = self.connected(peer)?;
+        let len = frame.len().checked_sub(FRAME_PREFIX).expect("a frame begins with its prefix");
+        if len > to.frame_bytes {
+            return Err(Error::FrameTooLong { len, limit: to.frame_bytes });
+        }
+        to.sender.frame(frame)
+    }
+
+    fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
+        self.connected(peer)?;
+        Ok(self.offers.open(peer, into))
+    }
+
+    fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
+        self.offers.close(peer, key)
+    }
+
+    fn post_write(&mut self, peer: PeerId, data: Shared, into: &Offer, at: u64) -> Result<()> {
+        self.connected(peer)?.sender.write(data, into, at)
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
+        if self.seen.is_empty() {
+            self.look()?;
+        } else {
+            // The wait before has just looked: deliver what it saw, and only send.
+            let directly = self.tries_directly();
+            self.serve(Instant::now(), directly, false);
+        }
+        events.append(&mut self.seen);
+        Ok(())
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<()> {
+        let idle = Idle::begin(self.config.wait, timeout);
+        loop {
+            self.look()?;
+            if !self.seen.is_empty() {
+                return Ok(());
+            }
+            match idle.after_empty_look() {
+                Next::Look => {}
+                Next::Return => return Ok(()),
+                Next::Sleep(limit) => {
+                    if self.sleep(limit)? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn counters(&self) -> Counters {
+        let mut counters = self.counters;
+        self.live.iter().filter_map(|&id| self.at(id)).for_each(|peer| add(&mut counters, peer));
+        counters
+    }
+}
+
+/// Adds what a peer has counted.
+fn add(counters: &mut Counters, peer: &Peer) {
+    counters.frames_sent += peer.sender.frames_sent();
+    counters.frames_received += peer.receiver.frames_received();
+    counters.payload_bytes_copied += peer.receiver.payload_bytes_copied();
+}
+
+fn check(config: &VanConfig) -> Result<()> {
+    let VanConfig { frame_bytes, queue_depth, credits, .. } = *config;
+    let reason = if frame_bytes > FRAME_BYTES_MAX {
+        format!("frames take at most {FRAME_BYTES_MAX} bytes, not {frame_bytes}")
+    } else if queue_depth == 0 || credits == 0 {
+        format!("queue depth ({queue_depth}) and credits ({credits}) are at least 1")
+    } else {
+        return Ok(());
+    };
+    Err(Error::Unavailable { van: "tcp", reason })
+}

@@ -10,7 +10,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// Keys that are not sorted, or twice the same.
-    #[error("keys must be strictly ascending: key {key} at position {position} follows {previous} (sort them, and merge equal ones)")]
+    #[error(
+        "keys must be strictly ascending: key {key} at position {position} follows {previous} (sort them, and merge equal ones)"
+    )]
     KeysNotAscending {
         /// Index into the keys.
         position: usize,
@@ -20,7 +22,9 @@ pub enum Error {
         previous: u64,
     },
     /// A key that the table does not have.
-    #[error("key {key} at position {position} lies outside table {table}, which has keys {begin} to {last}")]
+    #[error(
+        "key {key} at position {position} lies outside table {table}, which has keys {begin} to {last}"
+    )]
     KeyOutsideTable {
         /// Index into the keys.
         position: usize,
@@ -94,7 +98,9 @@ pub enum Error {
         missing: String,
     },
     /// A request number that is not outstanding.
-    #[error("request {timestamp} is not outstanding: it was waited for already, or never made here")]
+    #[error(
+        "request {timestamp} is not outstanding: it was waited for already, or never made here"
+    )]
     UnknownTimestamp {
         /// The number.
         timestamp: u64,

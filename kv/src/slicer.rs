@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// [`Error::KeysNotAscending`] and [`Error::KeyOutsideTable`] name the first position that is wrong.
-pub fn check(keys: &[u64], range: KeyRange, table: &str) -> Result<()> {
+pub(crate) fn check(keys: &[u64], range: KeyRange, table: &str) -> Result<()> {
     if let Some(at) = keys.windows(2).position(|pair| pair[0] >= pair[1]) {
         let (previous, key) = (keys[at], keys[at + 1]);
         return Err(Error::KeysNotAscending { position: at + 1, key, previous });
@@ -33,7 +33,10 @@ pub fn check(keys: &[u64], range: KeyRange, table: &str) -> Result<()> {
 
 /// The parts of checked `keys` that fall into each of `ranges`, which tile the table in order: pairs of the range's index
 /// and the positions of its keys. Ranges without keys are left out.
-pub fn cut<'a>(keys: &'a [u64], ranges: &'a [KeyRange]) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
+pub(crate) fn cut<'a>(
+    keys: &'a [u64],
+    ranges: &'a [KeyRange],
+) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
     let mut start = 0;
     ranges.iter().enumerate().filter_map(move |(index, range)| {
         let end = match range.end() {
@@ -57,9 +60,15 @@ mod tests {
         assert!(check(&[10, 11, 19], range, "t").is_ok());
         assert!(check(&[], range, "t").is_ok());
         let error = check(&[10, 12, 12], range, "t").unwrap_err();
-        assert!(matches!(error, Error::KeysNotAscending { position: 2, key: 12, previous: 12 }), "{error}");
+        assert!(
+            matches!(error, Error::KeysNotAscending { position: 2, key: 12, previous: 12 }),
+            "{error}"
+        );
         let error = check(&[10, 12, 11], range, "t").unwrap_err();
-        assert!(matches!(error, Error::KeysNotAscending { position: 2, key: 11, previous: 12 }), "{error}");
+        assert!(
+            matches!(error, Error::KeysNotAscending { position: 2, key: 11, previous: 12 }),
+            "{error}"
+        );
         let error = check(&[9, 12], range, "t").unwrap_err();
         assert!(matches!(error, Error::KeyOutsideTable { position: 0, key: 9, .. }), "{error}");
         let error = check(&[12, 20, 30], range, "t").unwrap_err();

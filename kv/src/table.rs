@@ -115,7 +115,10 @@ impl TableSpec {
     /// [`Error::Config`] when it is empty.
     pub fn range(&self) -> Result<KeyRange> {
         KeyRange::new(self.begin, self.end).ok_or_else(|| {
-            Error::Config(format!("table {} has no keys: [{}, {})", self.name, self.begin, self.end))
+            Error::Config(format!(
+                "table {} has no keys: [{}, {})",
+                self.name, self.begin, self.end
+            ))
         })
     }
 

@@ -205,7 +205,7 @@ fn order(topology: &Topology, near: Option<NumaId>) -> Vec<Seat> {
     ranked.into_iter().map(|(_, seat)| seat).collect()
 }
 
-/// Asks the system, then looks whether it did as asked: sandboxes are known to say yes and do nothing.
+/// Asks the system, then looks whether it did as asked: a sandbox may say yes and do nothing.
 fn pin(Seat { pu, node }: Seat) -> Placement {
     let refused = |reason: String| {
         tracing::warn!(pu = pu.0, reason, "thread stays unpinned");

@@ -17,10 +17,10 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
-use crate::message::{Coding, Draft, Message, Outgoing, Values, encode};
+use crate::message::{Draft, Message, Outgoing, Values};
 use crate::metrics::Counters;
 use crate::transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport};
-use crate::wire::{Hello, Kind, Offer};
+use crate::wire::{Coding, Hello, Kind, Offer, encode};
 
 /// Landings granted to one peer and not used yet hold at most this many bytes, unless a single message is longer.
 const LANDING_BYTES_MAX: usize = 128 << 20;
@@ -113,7 +113,8 @@ impl Lane {
     /// Removes and returns the smallest grant that holds `len` bytes.
     fn take_grant(&mut self, len: usize) -> Option<Offer> {
         let fits = |(_, offer): &(usize, &Offer)| offer.len.get() >= len as u64;
-        let best = self.grants.iter().enumerate().filter(fits).min_by_key(|(_, offer)| offer.len.get())?.0;
+        let best =
+            self.grants.iter().enumerate().filter(fits).min_by_key(|(_, offer)| offer.len.get())?.0;
         Some(self.grants.swap_remove(best))
     }
 
@@ -197,7 +198,10 @@ impl Endpoint {
 
     /// Requests that can be posted to `peer` right now.
     pub fn credits(&self, peer: PeerId) -> usize {
-        self.lanes.get(peer.0 as usize).and_then(Option::as_ref).map_or(0, |lane| lane.credits.into())
+        self.lanes
+            .get(peer.0 as usize)
+            .and_then(Option::as_ref)
+            .map_or(0, |lane| lane.credits.into())
     }
 
     /// Lets `peer` place values in `into`.
@@ -329,7 +333,12 @@ impl Endpoint {
         self.deliver(peer, message, arrivals)
     }
 
-    fn deliver(&mut self, peer: PeerId, message: Message, arrivals: &mut Vec<Arrival>) -> Result<()> {
+    fn deliver(
+        &mut self,
+        peer: PeerId,
+        message: Message,
+        arrivals: &mut Vec<Arrival>,
+    ) -> Result<()> {
         let credits = self.credits;
         let lane = lane(&mut self.lanes, peer)?;
         match message.kind() {
@@ -368,7 +377,12 @@ impl Endpoint {
     fn grant_wanted(&mut self, peer: PeerId, want: &Message) -> Result<()> {
         let bytes = want.timestamp();
         if bytes > MESSAGE_BYTES_MAX {
-            return Err(Error::OutsideOffer { key: 0, at: 0, len: bytes, offered: MESSAGE_BYTES_MAX });
+            return Err(Error::OutsideOffer {
+                key: 0,
+                at: 0,
+                len: bytes,
+                offered: MESSAGE_BYTES_MAX,
+            });
         }
         for key in want.values().chunks_exact(8).filter_map(|key| key.first_chunk()) {
             let key = u64::from_le_bytes(*key);

@@ -16,6 +16,8 @@
 
 mod receive;
 mod send;
+#[cfg(test)]
+mod tests;
 
 pub use receive::{Receiver, Spaces};
 pub use send::{SLICES_MAX, Sender};

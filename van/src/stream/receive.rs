@@ -42,10 +42,23 @@ pub struct Receiver {
     /// How many unparsed bytes there are.
     filled: usize,
     writing: Option<Write>,
-    /// Whether the last unit was a write: the next one probably is, too.
-    large: bool,
+    /// What the last units were, and so what the next one probably is.
+    rhythm: Rhythm,
+    /// How much shall be read into staging at most before the next look at it; 0: as much as there is.
+    wanted: usize,
     frames_received: u64,
     payload_bytes_copied: u64,
+}
+
+/// What the last units were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rhythm {
+    /// Frames: many are read at once.
+    Frames,
+    /// A write: its notice comes next.
+    Write,
+    /// A write and its notice: the next write probably comes next.
+    Notice,
 }
 
 /// A write under way.
@@ -73,7 +86,8 @@ impl Receiver {
             staging: pool.allocate(STAGING)?,
             filled: 0,
             writing: None,
-            large: false,
+            rhythm: Rhythm::Frames,
+            wanted: 0,
             frames_received: 0,
             payload_bytes_copied: 0,
         })
@@ -104,15 +118,15 @@ impl Receiver {
                     self.filled, 0,
                     "what came before a write under way has been parsed"
                 );
-                let skew = (ALIGN - write.padding) % ALIGN;
+                let skew = skew_behind(write.padding, staging);
                 let ahead = (write.padding + AHEAD_BEHIND_WRITE).min(staging.len() - skew);
                 Spaces {
                     place: &mut write.into[write.at..write.end],
                     staging: &mut staging[skew..skew + ahead],
                 }
             }
-            _ if self.large && self.filled < AHEAD_BETWEEN_WRITES => {
-                let ahead = AHEAD_BETWEEN_WRITES - self.filled;
+            _ if self.filled < self.wanted => {
+                let ahead = self.wanted - self.filled;
                 Spaces { place: &mut [], staging: &mut staging[..ahead] }
             }
             _ => Spaces { place: &mut [], staging },
@@ -141,7 +155,7 @@ impl Receiver {
                 return Ok(());
             }
             // What is behind the write starts off the slot's alignment by what the padding lacks; see `spaces`.
-            let skew = (ALIGN - write.padding) % ALIGN;
+            let skew = skew_behind(write.padding, &self.staging);
             drop(self.staging.split_to(skew));
         }
         self.filled += bytes;
@@ -156,8 +170,10 @@ impl Receiver {
         offers: &mut Offers,
         events: &mut Vec<Event>,
     ) -> Result<bool, String> {
+        self.wanted = if self.rhythm == Rhythm::Frames { 0 } else { AHEAD_BETWEEN_WRITES };
         if let Some(write) = &mut self.writing {
             if write.at < write.end || self.filled < write.padding {
+                self.wanted += write.padding;
                 return Ok(false);
             }
             let padding = write.padding;
@@ -204,20 +220,24 @@ impl Receiver {
 
     fn frame(&mut self, len: usize, pool: &Pool, events: &mut Vec<Event>) -> Result<bool, String> {
         let unit = FRAME_PREFIX + len + padding(len);
+        let notice = self.rhythm == Rhythm::Write && len <= AHEAD_BEHIND_WRITE - FRAME_PREFIX;
         if self.filled < unit {
             if self.staging.len() < unit {
                 self.replace(unit, pool).map_err(|error| error.to_string())?;
             }
-            // The rest of a frame is read in one go, and what follows it, too.
-            self.large = false;
+            // Of a notice only the rest is read: payload may follow. The rest of a frame is read with all that follows it.
+            if notice {
+                self.wanted = unit;
+            } else {
+                (self.rhythm, self.wanted) = (Rhythm::Frames, 0);
+            }
             return Ok(false);
         }
-        let behind_write = std::mem::take(&mut self.large);
+        self.rhythm = if notice { Rhythm::Notice } else { Rhythm::Frames };
         let mut frame = self.take(unit);
         drop(frame.split_to(FRAME_PREFIX));
         frame.truncate(len);
         self.frames_received += 1;
-        self.large = behind_write && self.filled == 0 && len <= AHEAD_BEHIND_WRITE - FRAME_PREFIX;
         events.push(Event::Received { peer: self.peer, frame });
         Ok(true)
     }
@@ -235,7 +255,7 @@ impl Receiver {
         into[at..at + here].copy_from_slice(&self.take(here));
         self.payload_bytes_copied += here as u64;
         self.writing = Some(Write { key, into, at: at + here, end, padding: padding(len) });
-        self.large = true;
+        self.rhythm = Rhythm::Write;
         Ok(true)
     }
 
@@ -246,6 +266,13 @@ impl Receiver {
         let reason =
             String::from_utf8_lossy(&self.staging[FRAME_PREFIX..FRAME_PREFIX + len]).into_owned();
         Err(format!("it refused this node: {reason}"))
+    }
+
+    /// Gives the memory of a write under way back to its offer: its peer is lost, nothing more will come.
+    pub fn abandon(&mut self, offers: &mut Offers) {
+        if let Some(write) = self.writing.take() {
+            offers.put_back(write.key, write.into);
+        }
     }
 
     /// Cuts the first `len` unparsed bytes off.
@@ -272,6 +299,11 @@ impl Receiver {
         self.staging = staging;
         Ok(())
     }
+}
+
+/// How many bytes of `staging` to skip so that its next byte stands `padding` bytes before a multiple of 8.
+fn skew_behind(padding: usize, staging: &[u8]) -> usize {
+    (staging.as_ptr() as usize + padding).wrapping_neg() % ALIGN
 }
 
 const _: () = assert!(VERSION == 1, "a change of the units above is a new version");

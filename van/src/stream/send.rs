@@ -101,8 +101,11 @@ impl Sender {
         Ok(())
     }
 
-    /// Queues the reason why this side is about to close the connection.
+    /// Queues the reason why this side is about to close the connection, in place of all that has not begun to leave.
     pub fn refuse(&mut self, reason: &str) {
+        let begun =
+            self.queue.front().is_some_and(|unit| self.sent > 0 || matches!(unit, Unit::Hello(_)));
+        self.queue.truncate(usize::from(begun));
         let reason = reason[..reason.floor_char_boundary(1000)].to_owned();
         let prefix = prefix(REFUSAL, reason.len() as u32, 0);
         self.queue.push_back(Unit::Refusal { prefix, reason });

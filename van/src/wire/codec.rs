@@ -119,7 +119,7 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
 fn check_draft(draft: &Draft<'_>) {
     let Draft { keys, lengths, range, .. } = draft;
     assert!(
-        lengths.is_empty() || lengths.len() == keys.len(),
+        lengths.is_empty() || keys.is_empty() || lengths.len() == keys.len(),
         "{} lengths for {} keys",
         lengths.len(),
         keys.len()
@@ -452,7 +452,7 @@ fn check_lengths(bytes: &[u8], keys: usize) -> Result<(), DecodeError> {
         return Err(DecodeError::PartialItem { section, bytes: bytes.len(), item });
     }
     let lengths = bytes.len() / item;
-    if lengths != 0 && lengths != keys {
+    if lengths != 0 && keys != 0 && lengths != keys {
         return Err(DecodeError::LengthCount { lengths, keys });
     }
     Ok(())

@@ -1,0 +1,310 @@
+//! One connection: its socket, its two half streams, and what is known of the socket's readiness.
+//!
+//! Path: worker > slicer > filter > message > codec > endpoint > transport (**tcp**).
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::Shutdown;
+use std::time::{Duration, Instant};
+
+use caravan_van::offers::Offers;
+use caravan_van::stream::{Receiver, SLICES_MAX, Sender};
+use caravan_van::{Counters, Error, Event, PeerId, Pool};
+use mio::net::TcpStream;
+use mio::{Interest, Registry, Token};
+
+use crate::connect::{Dial, is_connected};
+
+/// Bytes taken from one peer before the others have their turn.
+const READ_BYTES_MAX: usize = 1 << 20;
+
+/// How long a peer that is turned away may take to hear why.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How far a connection has come.
+#[derive(Debug)]
+pub(crate) enum Stage {
+    /// The socket is not connected yet.
+    Dialling(Dial),
+    /// Connected; to be closed at this time unless the peer has said hello.
+    Greeting(Instant),
+    /// The peer has said hello.
+    Up,
+}
+
+/// Why a connection ends.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// It could not be made.
+    Connect(io::Error),
+    /// The socket is closed or broken, or the peer is silent.
+    Gone(String),
+    /// The peer did what it must not; it deserves to hear of it.
+    Misdeed(String),
+}
+
+/// A peer and the connection to it.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) id: PeerId,
+    /// As it was dialled, or as it called from.
+    pub(crate) address: String,
+    /// Whether this side asked for the connection, and so waits to hear of it.
+    pub(crate) dialled: bool,
+    pub(crate) stage: Stage,
+    pub(crate) sender: Sender,
+    pub(crate) receiver: Receiver,
+    /// Longest frame that both sides take.
+    pub(crate) frame_bytes: usize,
+    stream: TcpStream,
+    /// Whether reading may find something: false from the moment the socket said `WouldBlock` until the system reports it
+    /// readable. Only then may a thread sleep: edges are reported once.
+    readable: bool,
+    /// Likewise for writing.
+    writable: bool,
+    /// Whether the system has been asked to report it writable.
+    watched_for_writing: bool,
+    hello_timeout: Duration,
+}
+
+impl Peer {
+    /// Puts a connection under the watch of `registry`. The halves of the stream are in the state of a fresh connection.
+    pub(crate) fn new(
+        stage: Stage,
+        stream: TcpStream,
+        address: String,
+        (sender, receiver): (Sender, Receiver),
+        config: (PeerId, usize, Duration),
+        registry: &Registry,
+    ) -> io::Result<Peer> {
+        let (id, frame_bytes, hello_timeout) = config;
+        let dialled = matches!(stage, Stage::Dialling(_));
+        let mut peer = Peer {
+            id,
+            address,
+            dialled,
+            stage,
+            sender,
+            receiver,
+            frame_bytes,
+            stream,
+            readable: !dialled,
+            writable: !dialled,
+            watched_for_writing: dialled,
+            hello_timeout,
+        };
+        if !dialled {
+            peer.stream.set_nodelay(true)?;
+        }
+        let (token, interest) = (peer.token(), peer.interest());
+        registry.register(&mut peer.stream, token, interest)?;
+        Ok(peer)
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(self.stage, Stage::Up)
+    }
+
+    /// When to look at it although nothing happens.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match &self.stage {
+            Stage::Dialling(dial) => Some(dial.deadline),
+            Stage::Greeting(until) => Some(*until),
+            Stage::Up => None,
+        }
+    }
+
+    /// Takes note of what the system reports.
+    pub(crate) fn is_ready(&mut self, readable: bool, writable: bool) {
+        self.readable |= readable;
+        self.writable |= writable;
+    }
+
+    /// Whether nothing can be done for it until the system reports something.
+    pub(crate) fn is_blocked(&self) -> bool {
+        match self.stage {
+            Stage::Dialling(_) => !self.writable,
+            _ => !self.readable && (self.sender.is_empty() || !self.writable),
+        }
+    }
+
+    /// Asks the system for reports of writability exactly while there is something to write that it did not take.
+    pub(crate) fn watch(&mut self, registry: &Registry, counters: &mut Counters) -> io::Result<()> {
+        let wanted =
+            matches!(self.stage, Stage::Dialling(_)) || (!self.sender.is_empty() && !self.writable);
+        if wanted == self.watched_for_writing {
+            return Ok(());
+        }
+        self.watched_for_writing = wanted;
+        counters.system_calls += 1;
+        let (token, interest) = (self.token(), self.interest());
+        registry.reregister(&mut self.stream, token, interest)
+    }
+
+    /// Finishes dialling, once the socket became writable.
+    pub(crate) fn dial_on(&mut self, now: Instant, registry: &Registry) -> Result<(), Fault> {
+        let Stage::Dialling(dial) = &mut self.stage else { return Ok(()) };
+        let late = now >= dial.deadline;
+        if !self.writable && !late {
+            return Ok(());
+        }
+        self.writable = false;
+        let outcome = if late { Err(dial.timed_out()) } else { is_connected(&self.stream) };
+        match outcome.and_then(|done| {
+            if done { self.stream.set_nodelay(true).map(|()| true) } else { Ok(false) }
+        }) {
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                self.stage = Stage::Greeting(now + self.hello_timeout);
+                (self.readable, self.writable) = (true, true);
+                Ok(())
+            }
+            Err(error) => {
+                self.stream = dial.next(error).map_err(Fault::Connect)?;
+                let (token, interest) = (self.token(), self.interest());
+                registry.register(&mut self.stream, token, interest).map_err(Fault::Connect)
+            }
+        }
+    }
+
+    /// Hands what is queued to the socket, as much as it takes: one call, unless more units wait than one call can name.
+    pub(crate) fn flush(&mut self, counters: &mut Counters) -> Result<(), Fault> {
+        while !self.sender.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = self.sender.slices(&mut slices);
+            let len: usize = slices[..count].iter().map(|slice| slice.len()).sum();
+            counters.system_calls += 1;
+            match self.stream.write_vectored(&slices[..count]) {
+                Ok(written) => {
+                    counters.bytes_sent += written as u64;
+                    self.sender.sent(written);
+                    self.writable = true;
+                    if written < len {
+                        return Ok(()); // the socket is full; asking again at once would only hear so
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.writable = false;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Fault::Gone(format!("it cannot be written to: {error}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has come, until the socket is found empty or others should have their turn.
+    ///
+    /// A read that fills less than it was offered has emptied the socket, so it is the last one; [`Peer::is_blocked`] still
+    /// wants to see the socket say so itself before anybody sleeps, as not every system reports what comes after a short read.
+    pub(crate) fn read(
+        &mut self,
+        pool: &Pool,
+        offers: &mut Offers,
+        events: &mut Vec<Event>,
+        counters: &mut Counters,
+    ) -> Result<(), Fault> {
+        let mut taken = 0;
+        while taken < READ_BYTES_MAX {
+            let spaces = self.receiver.spaces();
+            let room = spaces.place.len() + spaces.staging.len();
+            counters.system_calls += 1;
+            let outcome = if spaces.place.is_empty() {
+                self.stream.read(spaces.staging)
+            } else {
+                let slices = [IoSliceMut::new(spaces.place), IoSliceMut::new(spaces.staging)];
+                self.stream.read_vectored(&mut { slices })
+            };
+            match outcome {
+                Ok(0) => return Err(Fault::Gone("it closed the connection".to_owned())),
+                Ok(len) => {
+                    counters.bytes_received += len as u64;
+                    taken += len;
+                    self.readable = true;
+                    self.receiver.received(len, pool, offers, events).map_err(Fault::Misdeed)?;
+                    if len < room {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.readable = false;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Fault::Gone(format!("it cannot be read from: {error}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it is worth a call now: always when sockets are tried `directly`, else when they are known to be ready.
+    pub(crate) fn may_read(&self, directly: bool) -> bool {
+        directly || self.readable
+    }
+
+    /// Likewise for writing.
+    pub(crate) fn may_write(&self, directly: bool) -> bool {
+        !self.sender.is_empty() && (directly || self.writable)
+    }
+
+    /// What the layer above gets to hear about `fault`.
+    pub(crate) fn error(&self, fault: Fault) -> Error {
+        let address = self.address.clone();
+        match fault {
+            Fault::Connect(source) => Error::Connect { address, source },
+            Fault::Gone(reason) | Fault::Misdeed(reason) => {
+                Error::PeerLost { peer: self.id, address, reason }
+            }
+        }
+    }
+
+    /// Tells the peer why it is turned away, if there is room to; what was posted is dropped in any case.
+    pub(crate) fn farewell(mut self, reason: &str, counters: &mut Counters) -> Option<Leaving> {
+        self.sender.refuse(reason);
+        self.flush(counters).ok()?;
+        if !self.sender.is_empty() {
+            return None;
+        }
+        self.stream.shutdown(Shutdown::Write).ok()?;
+        Some(Leaving { stream: self.stream, until: Instant::now() + FAREWELL })
+    }
+
+    fn token(&self) -> Token {
+        Token(self.id.0 as usize)
+    }
+
+    fn interest(&self) -> Interest {
+        if self.watched_for_writing {
+            Interest::READABLE | Interest::WRITABLE
+        } else {
+            Interest::READABLE
+        }
+    }
+}
+
+/// A connection whose peer has been told to go. Closing it while bytes come in would take the reason back, so what still comes
+/// is read and thrown away until the peer has closed its side.
+#[derive(Debug)]
+pub(crate) struct Leaving {
+    stream: TcpStream,
+    /// When to close it all the same.
+    pub(crate) until: Instant,
+}
+
+impl Leaving {
+    /// Whether the peer may not have heard yet.
+    pub(crate) fn is_waiting(&mut self, now: Instant, counters: &mut Counters) -> bool {
+        let mut scrap = [0; 4096];
+        for _ in 0..64 {
+            counters.system_calls += 1;
+            match self.stream.read(&mut scrap) {
+                Ok(0) => return false,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        now < self.until
+    }
+}

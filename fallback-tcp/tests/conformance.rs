@@ -1,0 +1,38 @@
+//! The contract of a van, held against sockets, for each way to wait.
+
+use std::time::Duration;
+
+use caravan_fallback_tcp::Tcp;
+use caravan_van::{VanConfig, Wait};
+
+fn waiting(wait: Wait) -> impl Fn(VanConfig) -> Tcp {
+    move |config| Tcp::new(&VanConfig { wait, ..config }).expect("a free port")
+}
+
+mod adaptive {
+    caravan_van::conformance!(super::waiting(super::Wait::Adaptive(super::Duration::from_micros(
+        50
+    ))));
+}
+
+mod block {
+    caravan_van::conformance!(super::waiting(super::Wait::Block));
+}
+
+mod over_ipv6 {
+    use super::*;
+
+    fn ipv6(config: VanConfig) -> Tcp {
+        Tcp::new(&VanConfig { listen: "[::1]:0".to_owned(), ..config }).expect("a free port")
+    }
+
+    #[test]
+    fn says_hello() {
+        if std::net::TcpListener::bind("[::1]:0").is_err() {
+            eprintln!("skipped: this machine has no IPv6");
+            return;
+        }
+        caravan_van::conformance::says_hello(ipv6);
+        caravan_van::conformance::random_sizes_add_up(ipv6);
+    }
+}

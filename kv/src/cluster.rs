@@ -1,0 +1,214 @@
+//! A whole cluster from one call: scheduler, servers and workers as child processes, or as threads of this process.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::config::ClusterConfig;
+use crate::error::{Error, Result};
+use crate::node::{self, Apps, Role, Scheduler, Target, TaskId};
+use crate::server::Handles;
+use crate::worker::Worker;
+
+/// How nodes are started.
+pub enum Launch {
+    /// As child processes: `PROGRAM server` and `PROGRAM worker`, with `CARAVAN_*` variables.
+    Processes(PathBuf),
+    /// As threads of this process.
+    Threads(Handles, Apps),
+}
+
+/// A running cluster, and the scheduler that drives it. Dropping it stops everything.
+pub struct Cluster {
+    scheduler: Scheduler,
+    config: ClusterConfig,
+    children: Vec<Node<Child>>,
+    threads: Vec<Node<JoinHandle<Result<()>>>>,
+}
+
+struct Node<T> {
+    name: String,
+    run: T,
+}
+
+impl Cluster {
+    /// Starts all nodes and returns when they have joined.
+    ///
+    /// # Errors
+    /// Names the node that could not be started, ended early, or did not join.
+    pub fn launch(config: &ClusterConfig, launch: Launch) -> Result<Cluster> {
+        let mut config = config.clone();
+        if config.node.job == 0 {
+            config.node.job = job_number();
+        }
+        let scheduler = Scheduler::bind(&config)?;
+        config.node.scheduler = scheduler.address().to_owned();
+        let mut cluster = Cluster { scheduler, config, children: Vec::new(), threads: Vec::new() };
+        cluster.start(&launch)?;
+        let Cluster { scheduler, children, threads, .. } = &mut cluster;
+        scheduler.gather(|| {
+            for child in children.iter_mut() {
+                if let Ok(Some(status)) = child.run.try_wait() {
+                    let reason = format!("it ended before it joined: {status}");
+                    return Err(Error::NodeLost { node: child.name.clone(), reason });
+                }
+            }
+            match threads.iter().position(|thread| thread.run.is_finished()) {
+                Some(at) => Err(thread_error(threads.swap_remove(at))),
+                None => Ok(()),
+            }
+        })?;
+        Ok(cluster)
+    }
+
+    fn start(&mut self, launch: &Launch) -> Result<()> {
+        let servers = (0..self.config.servers).map(|rank| (Role::Server, rank));
+        let workers = (0..self.config.workers).map(|rank| (Role::Worker, rank));
+        for (role, rank) in servers.chain(workers) {
+            let name = format!("{role} {rank}");
+            match launch {
+                Launch::Processes(program) => {
+                    let mut command = Command::new(program);
+                    command.arg(role.to_string()).arg("--rank").arg(rank.to_string());
+                    command.envs(self.config.to_vars()).stdin(Stdio::null()).stdout(Stdio::null());
+                    let run = command
+                        .spawn()
+                        .map_err(|source| Error::Spawn { what: name.clone(), source })?;
+                    self.children.push(Node { name, run });
+                }
+                Launch::Threads(handles, apps) => {
+                    let (config, handles, apps) =
+                        (self.config.clone(), handles.clone(), apps.clone());
+                    let run = move || match role {
+                        Role::Server => node::run_server(
+                            &config.node,
+                            Some(rank),
+                            config.threads,
+                            &handles,
+                            false,
+                        ),
+                        Role::Worker => node::run_worker(&config.node, Some(rank), &apps, false),
+                    };
+                    let builder = std::thread::Builder::new().name(name.clone());
+                    let run = builder
+                        .spawn(run)
+                        .map_err(|source| Error::Spawn { what: name.clone(), source })?;
+                    self.threads.push(Node { name, run });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Its settings, with the scheduler's address and the job's number filled in.
+    pub fn config(&self) -> &ClusterConfig {
+        &self.config
+    }
+
+    /// Process ids of the nodes that are processes, with their names.
+    pub fn processes(&self) -> Vec<(String, u32)> {
+        self.children.iter().map(|child| (child.name.clone(), child.run.id())).collect()
+    }
+
+    /// Has `app` run with `body` at the target.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`].
+    pub fn submit(
+        &mut self,
+        target: Target,
+        app: &str,
+        body: &serde_json::Value,
+    ) -> Result<TaskId> {
+        self.scheduler.submit(target, app, body)
+    }
+
+    /// Waits for a task and returns what the nodes answered, in order of rank.
+    ///
+    /// # Errors
+    /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node.
+    pub fn wait(&mut self, task: TaskId) -> Result<Vec<serde_json::Value>> {
+        self.scheduler.wait(task)
+    }
+
+    /// A client of the servers for the calling thread.
+    ///
+    /// # Errors
+    /// As [`Worker::connect`].
+    pub fn client(&self) -> Result<Worker> {
+        node::client(&self.config.node, 0, &self.scheduler.servers())
+    }
+
+    /// Ends the job: tells all nodes and waits for them.
+    ///
+    /// # Errors
+    /// Names the first node that did not end well.
+    pub fn shutdown(mut self) -> Result<()> {
+        self.scheduler.end(None)?;
+        let mut outcome = Ok(());
+        for mut child in self.children.drain(..) {
+            let ended = end_child(&mut child);
+            outcome = outcome.and(ended);
+        }
+        for thread in self.threads.drain(..) {
+            if let Err(error) = thread.run.join().unwrap_or_else(|_| Err(panicked(&thread.name))) {
+                outcome = outcome.and(Err(error));
+            }
+        }
+        outcome
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            // It may have ended already; either way it is waited for, so that no process is left behind.
+            let _ = child.run.kill();
+            let _ = child.run.wait();
+        }
+        if !self.threads.is_empty() {
+            let _ = self.scheduler.end(Some("the cluster was dropped"));
+        }
+    }
+}
+
+/// Waits for a child that was told to end, and makes it if it does not.
+fn end_child(child: &mut Node<Child>) -> Result<()> {
+    let lost = |reason| Error::NodeLost { node: child.name.clone(), reason };
+    let until = Instant::now() + Duration::from_secs(5);
+    loop {
+        match child.run.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => return Err(lost(format!("it ended with {status}"))),
+            Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+            Ok(None) => {
+                let _ = child.run.kill();
+                let _ = child.run.wait();
+                return Err(lost("it did not end when told, and was killed".to_owned()));
+            }
+            Err(error) => return Err(lost(error.to_string())),
+        }
+    }
+}
+
+fn thread_error(thread: Node<JoinHandle<Result<()>>>) -> Error {
+    match thread.run.join() {
+        Ok(Err(error)) => error,
+        Ok(Ok(())) => {
+            Error::NodeLost { node: thread.name, reason: "it ended before it joined".to_owned() }
+        }
+        Err(_) => panicked(&thread.name),
+    }
+}
+
+fn panicked(node: &str) -> Error {
+    Error::NodeLost { node: node.to_owned(), reason: "it panicked".to_owned() }
+}
+
+/// A number that no other job on this machine has: the process and the time of its start.
+fn job_number() -> u64 {
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    (u64::from(std::process::id()) << 40) ^ now.as_nanos() as u64
+}

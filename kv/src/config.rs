@@ -1,0 +1,368 @@
+//! Settings: what all nodes of a cluster agree on, what may differ, and the environment variables that set them.
+//!
+//! Nothing else in the project reads the environment; the README's table of variables is compared with [`VARS`] by a test.
+
+use std::time::Duration;
+
+use caravan_van::{VanConfig, Wait};
+
+use crate::error::{Error, Result};
+use crate::node::Van;
+
+/// Settings of one node; [`Default`] works on one machine.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// Address of the scheduler, `host:port`.
+    pub scheduler: String,
+    /// The job's number: nodes of other jobs are turned away.
+    pub job: u64,
+    /// Which van carries the data.
+    pub van: Van,
+    /// Host name or address to listen on, and for peers to connect to.
+    pub host: String,
+    /// What to do while there is nothing to do.
+    pub wait: Wait,
+    /// Most bytes of registered memory a thread takes.
+    pub memory_bytes: usize,
+    /// Messages up to so many bytes go in one frame; 512 B to 32 KiB.
+    pub eager_bytes: usize,
+    /// Requests that may be outstanding on a lane; 1 to 4096.
+    pub credits: u16,
+    /// How long to wait for the cluster to come together.
+    pub join_timeout: Duration,
+    /// How often a node tells the scheduler that it lives; it counts as lost after five times as long.
+    pub heartbeat: Duration,
+    /// Whether server threads are pinned to cores.
+    pub pin: bool,
+}
+
+impl Default for NodeConfig {
+    fn default() -> Self {
+        NodeConfig {
+            scheduler: "127.0.0.1:0".to_owned(),
+            job: 0,
+            van: Van::Auto,
+            host: "127.0.0.1".to_owned(),
+            wait: Wait::default(),
+            memory_bytes: 8 << 30,
+            eager_bytes: 16 << 10,
+            credits: 256,
+            join_timeout: Duration::from_secs(60),
+            heartbeat: Duration::from_secs(1),
+            pin: true,
+        }
+    }
+}
+
+/// The shape of a cluster.
+#[derive(Debug, Clone)]
+pub struct ClusterConfig {
+    /// Server processes.
+    pub servers: usize,
+    /// Threads of each, every one with a shard of its own.
+    pub threads: usize,
+    /// Worker processes.
+    pub workers: usize,
+    /// What its nodes start from.
+    pub node: NodeConfig,
+}
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        ClusterConfig { servers: 1, threads: 1, workers: 1, node: NodeConfig::default() }
+    }
+}
+
+/// One environment variable.
+pub struct Var {
+    /// `CARAVAN_…`.
+    pub name: &'static str,
+    /// As text, with its unit.
+    pub default: &'static str,
+    /// What it does.
+    pub help: &'static str,
+    set: fn(&mut ClusterConfig, &str) -> Option<()>,
+    show: fn(&ClusterConfig) -> String,
+}
+
+/// All of them.
+pub const VARS: &[Var] = &[
+    Var {
+        name: "CARAVAN_SCHEDULER",
+        default: "127.0.0.1:0",
+        help: "address of the scheduler, `host:port`",
+        set: |c, v| v.contains(':').then(|| c.node.scheduler = v.to_owned()),
+        show: |c| c.node.scheduler.clone(),
+    },
+    Var {
+        name: "CARAVAN_JOB",
+        default: "0",
+        help: "number of the job, hexadecimal; nodes of other jobs are turned away",
+        set: |c, v| u64::from_str_radix(v, 16).ok().map(|n| c.node.job = n),
+        show: |c| format!("{:x}", c.node.job),
+    },
+    Var {
+        name: "CARAVAN_SERVERS",
+        default: "1",
+        help: "server processes, 1 to 10000",
+        set: |c, v| count(v, 10_000).map(|n| c.servers = n),
+        show: |c| c.servers.to_string(),
+    },
+    Var {
+        name: "CARAVAN_THREADS",
+        default: "1",
+        help: "threads of each server, every one with a shard of its own, 1 to 1024",
+        set: |c, v| count(v, 1024).map(|n| c.threads = n),
+        show: |c| c.threads.to_string(),
+    },
+    Var {
+        name: "CARAVAN_WORKERS",
+        default: "1",
+        help: "worker processes, 1 to 10000",
+        set: |c, v| count(v, 10_000).map(|n| c.workers = n),
+        show: |c| c.workers.to_string(),
+    },
+    Var {
+        name: "CARAVAN_VAN",
+        default: "auto",
+        help: "which van carries the data: auto, uring or tcp",
+        set: |c, v| v.parse().ok().map(|van| c.node.van = van),
+        show: |c| c.node.van.to_string(),
+    },
+    Var {
+        name: "CARAVAN_HOST",
+        default: "127.0.0.1",
+        help: "address to listen on, which peers can reach",
+        set: |c, v| (!v.is_empty()).then(|| c.node.host = v.to_owned()),
+        show: |c| c.node.host.clone(),
+    },
+    Var {
+        name: "CARAVAN_WAIT",
+        default: "adaptive",
+        help: "what a thread does with nothing to do: spin, yield, adaptive (yield, then sleep), block",
+        set: |c, v| wait_named(v).map(|wait| c.node.wait = wait),
+        show: |c| wait_name(c.node.wait).to_owned(),
+    },
+    Var {
+        name: "CARAVAN_MEMORY",
+        default: "8GiB",
+        help: "most bytes of registered memory a thread takes",
+        set: |c, v| parse_bytes(v).filter(|&n| n >= 1 << 20).map(|n| c.node.memory_bytes = n),
+        show: |c| c.node.memory_bytes.to_string(),
+    },
+    Var {
+        name: "CARAVAN_EAGER_LIMIT",
+        default: "16KiB",
+        help: "longer messages go by rendezvous; 512 B to 32 KiB",
+        set: |c, v| {
+            parse_bytes(v).filter(|n| (512..=32 << 10).contains(n)).map(|n| c.node.eager_bytes = n)
+        },
+        show: |c| c.node.eager_bytes.to_string(),
+    },
+    Var {
+        name: "CARAVAN_CREDITS",
+        default: "256",
+        help: "requests that may be outstanding on a lane, 1 to 4096",
+        set: |c, v| count(v, 4096).map(|n| c.node.credits = n as u16),
+        show: |c| c.node.credits.to_string(),
+    },
+    Var {
+        name: "CARAVAN_JOIN_TIMEOUT_S",
+        default: "60",
+        help: "seconds to wait for all nodes to join",
+        set: |c, v| count(v, 86_400).map(|n| c.node.join_timeout = Duration::from_secs(n as u64)),
+        show: |c| c.node.join_timeout.as_secs().to_string(),
+    },
+    Var {
+        name: "CARAVAN_HEARTBEAT_S",
+        default: "1",
+        help: "seconds between two signs of life; a node counts as lost after five times as long",
+        set: |c, v| count(v, 3600).map(|n| c.node.heartbeat = Duration::from_secs(n as u64)),
+        show: |c| c.node.heartbeat.as_secs().to_string(),
+    },
+    Var {
+        name: "CARAVAN_PIN",
+        default: "1",
+        help: "1 pins server threads to cores, 0 leaves them to the kernel",
+        set: |c, v| ["0", "1"].contains(&v).then(|| c.node.pin = v == "1"),
+        show: |c| u8::from(c.node.pin).to_string(),
+    },
+];
+
+impl ClusterConfig {
+    /// The defaults, changed by the environment.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the variable, its value, and what it takes; also a `CARAVAN_` variable that does not exist.
+    pub fn from_env() -> Result<Self> {
+        Self::from_vars(std::env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        }))
+    }
+
+    /// The defaults, changed by `vars`.
+    ///
+    /// # Errors
+    /// As [`ClusterConfig::from_env`].
+    pub fn from_vars(vars: impl Iterator<Item = (String, String)>) -> Result<Self> {
+        let mut config = ClusterConfig::default();
+        for (name, value) in vars.filter(|(name, _)| name.starts_with("CARAVAN_")) {
+            if FOR_TESTS.contains(&name.as_str()) {
+                continue;
+            }
+            let Some(var) = VARS.iter().find(|var| var.name == name) else {
+                let known: Vec<_> = VARS.iter().map(|var| var.name).collect();
+                return Err(Error::Config(format!(
+                    "there is no variable {name}; there are {}",
+                    known.join(", ")
+                )));
+            };
+            (var.set)(&mut config, &value).ok_or_else(|| {
+                Error::Config(format!(
+                    "{name}={value} is not valid: {} (default {})",
+                    var.help, var.default
+                ))
+            })?;
+        }
+        Ok(config)
+    }
+
+    /// The variables that make another process start from these settings.
+    pub fn to_vars(&self) -> impl Iterator<Item = (&'static str, String)> {
+        VARS.iter().map(|var| (var.name, (var.show)(self)))
+    }
+
+    /// Server threads of the whole cluster.
+    pub fn shards(&self) -> usize {
+        self.servers * self.threads
+    }
+}
+
+/// Variables that only tests read.
+const FOR_TESTS: &[&str] =
+    &["CARAVAN_DATA", "CARAVAN_SEED", "CARAVAN_FUZZ_MESSAGES", "CARAVAN_TEST_DEVICE"];
+
+impl NodeConfig {
+    /// What a transport of this node is made from.
+    pub fn van_config(&self, node: u32) -> VanConfig {
+        VanConfig {
+            cluster: self.job,
+            node,
+            credits: self.credits,
+            listen: join_host(&self.host, 0),
+            memory_bytes: self.memory_bytes,
+            frame_bytes: self.eager_bytes,
+            // A request takes up to four entries of its lane's queue: two writes, a notice and a want.
+            queue_depth: 4 * usize::from(self.credits) + 64,
+            wait: self.wait,
+        }
+    }
+}
+
+/// `host:port`, with brackets around IPv6.
+pub(crate) fn join_host(host: &str, port: u16) -> String {
+    if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
+/// A number of bytes: `8`, `64KiB`, `1MiB`, `2GiB`, `1e6`-style is not taken.
+pub fn parse_bytes(text: &str) -> Option<usize> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        _ => return None,
+    };
+    digits.trim_end().parse::<usize>().ok()?.checked_mul(unit)
+}
+
+fn count(text: &str, max: usize) -> Option<usize> {
+    text.parse().ok().filter(|n| (1..=max).contains(n))
+}
+
+/// The wait policy called `name`, if there is one.
+pub fn wait_named(name: &str) -> Option<Wait> {
+    match name {
+        "spin" => Some(Wait::Spin),
+        "yield" => Some(Wait::Yield),
+        "adaptive" => Some(Wait::default()),
+        "block" => Some(Wait::Block),
+        _ => None,
+    }
+}
+
+fn wait_name(wait: Wait) -> &'static str {
+    match wait {
+        Wait::Spin => "spin",
+        Wait::Yield => "yield",
+        Wait::Adaptive(_) => "adaptive",
+        Wait::Block => "block",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    fn vars(pairs: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
+        pairs.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect::<Vec<_>>().into_iter()
+    }
+
+    #[test]
+    fn wrong_settings_name_the_variable() {
+        assert!(
+            ClusterConfig::from_vars(vars(&[("PATH", "/bin"), ("CARAVAN_WORKERS", "3")]))
+                .unwrap()
+                .workers
+                == 3
+        );
+        for pair in [
+            ("CARAVAN_WORKERS", "0"),
+            ("CARAVAN_VAN", "pigeon"),
+            ("CARAVAN_EAGER_LIMIT", "1GiB"),
+            ("CARAVAN_WROKERS", "1"),
+        ] {
+            let error = ClusterConfig::from_vars(vars(&[pair])).unwrap_err().to_string();
+            assert!(error.contains(pair.0), "{error}");
+        }
+    }
+
+    #[test]
+    fn settings_survive_the_way_to_a_child() {
+        let given = vars(&[
+            ("CARAVAN_JOB", "beef"),
+            ("CARAVAN_WAIT", "block"),
+            ("CARAVAN_MEMORY", "64MiB"),
+            ("CARAVAN_PIN", "0"),
+        ]);
+        let config = ClusterConfig::from_vars(given).unwrap();
+        let copy =
+            ClusterConfig::from_vars(config.to_vars().map(|(n, v)| (n.to_owned(), v))).unwrap();
+        assert_eq!(format!("{config:?}"), format!("{copy:?}"));
+    }
+
+    #[test]
+    fn defaults_in_the_table_are_the_defaults() {
+        let mut config = ClusterConfig::default();
+        for var in VARS {
+            (var.set)(&mut config, var.default).unwrap();
+        }
+        assert_eq!(format!("{config:?}"), format!("{:?}", ClusterConfig::default()));
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(parse_bytes("16KiB"), Some(16384));
+        assert_eq!(parse_bytes("8"), Some(8));
+        assert_eq!(parse_bytes("4 MiB"), Some(4 << 20));
+        assert_eq!(parse_bytes("99999999999GiB"), None);
+        assert_eq!(parse_bytes("MiB"), None);
+        assert_eq!(parse_bytes("8x"), None);
+    }
+}

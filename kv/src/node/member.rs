@@ -1,0 +1,244 @@
+//! A node that has joined: takes tasks from the scheduler and reports on them.
+
+use std::time::{Duration, Instant};
+
+use caravan_van::wire::Kind;
+use caravan_van::{Arrival, Endpoint, PeerId, Wait};
+
+use super::backend;
+use super::control::{self, Ask, Order, Report, Role, Roster};
+use crate::config::NodeConfig;
+use crate::error::{Error, Result};
+
+/// One sleep while waiting.
+const NAP: Duration = Duration::from_millis(100);
+
+/// Time between two attempts to reach the scheduler.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Something the scheduler wants done.
+#[derive(Debug)]
+pub struct Task {
+    /// Which app shall run it.
+    pub app: String,
+    /// What it is told.
+    pub body: serde_json::Value,
+    number: u64,
+}
+
+/// This node's side of the control plane.
+pub struct Member {
+    endpoint: Endpoint,
+    scheduler: PeerId,
+    address: String,
+    roster: Roster,
+    role: Role,
+    tasks: std::collections::VecDeque<Task>,
+    asked: u64,
+    answered: Option<u64>,
+    ended: bool,
+}
+
+impl Member {
+    /// Joins the cluster, with the addresses of its threads if it is a server; returns when all nodes are in.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] names the scheduler's address and how often it was tried; [`Error::NodeLost`] says why it refused.
+    pub fn join(
+        config: &NodeConfig,
+        role: Role,
+        rank: Option<usize>,
+        threads: Vec<String>,
+    ) -> Result<Member> {
+        let (endpoint, scheduler) = reach(config)?;
+        let address = config.scheduler.clone();
+        let roster = Roster { node: 0, rank: 0, servers: Vec::new(), first_thread: 0, workers: 0 };
+        let tasks = Default::default();
+        let mut member = Member {
+            endpoint,
+            scheduler,
+            address,
+            roster,
+            role,
+            tasks,
+            asked: 0,
+            answered: None,
+            ended: false,
+        };
+        let join = Ask::Join { role, rank, pid: std::process::id(), threads };
+        let roster = member.ask(&join, config.join_timeout, "joining the cluster: other nodes")?;
+        member.roster = serde_json::from_slice(&roster)?;
+        Ok(member)
+    }
+
+    /// Who is who.
+    pub fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    /// Waits for the next task; `None` when the job is over.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`] when the scheduler is gone.
+    pub fn next(&mut self) -> Result<Option<Task>> {
+        loop {
+            self.poll(&mut None)?;
+            if let Some(task) = self.tasks.pop_front() {
+                return Ok(Some(task));
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            self.endpoint.wait(NAP)?;
+        }
+    }
+
+    /// Says what came of a task.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`] when the scheduler is gone.
+    pub fn report(&mut self, task: &Task, report: &Report) -> Result<()> {
+        control::answer(&mut self.endpoint, self.scheduler, task.number, report)?;
+        self.poll(&mut None)
+    }
+
+    /// Waits until all nodes of this role have come to the barrier called `name`.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::NodeLost`].
+    pub fn barrier(&mut self, name: &str, timeout: Duration) -> Result<()> {
+        let what = format!("the barrier {name}: other {}s", self.role);
+        self.ask(&Ask::Barrier { name: name.to_owned() }, timeout, &what).map(drop)
+    }
+
+    /// Asks the scheduler something and waits for the answer.
+    fn ask(&mut self, what: &Ask, timeout: Duration, missing: &str) -> Result<Vec<u8>> {
+        self.asked += 1;
+        control::ask(&mut self.endpoint, self.scheduler, self.asked, what)?;
+        let began = Instant::now();
+        let mut said = began;
+        loop {
+            let mut answer = None;
+            self.poll(&mut answer)?;
+            if let Some(answer) = answer {
+                return Ok(answer);
+            }
+            if began.elapsed() > timeout {
+                let seconds = timeout.as_secs_f64();
+                let missing = format!("{missing} (the scheduler at {} knows which)", self.address);
+                return Err(Error::Timeout {
+                    what: "a request to the scheduler".to_owned(),
+                    seconds,
+                    missing,
+                });
+            }
+            if said.elapsed() > Duration::from_secs(10) {
+                said = Instant::now();
+                tracing::warn!(scheduler = self.address, "still waiting for {missing}");
+            }
+            self.endpoint.wait(NAP)?;
+        }
+    }
+
+    /// Takes in what the scheduler sent; an answer goes to `answer`.
+    fn poll(&mut self, answer: &mut Option<Vec<u8>>) -> Result<()> {
+        let mut arrivals = Vec::new();
+        self.endpoint.poll(&mut arrivals)?;
+        for arrival in arrivals {
+            match arrival {
+                Arrival::Connected { .. } => {}
+                Arrival::Lost { .. } if self.ended => {}
+                Arrival::Lost { error, .. } => {
+                    return Err(Error::NodeLost {
+                        node: format!("the scheduler at {}", self.address),
+                        reason: error.to_string(),
+                    });
+                }
+                Arrival::Message { message, .. } if message.kind() == Kind::Request => {
+                    match control::read(&message)? {
+                        Order::Run { app, body } => {
+                            self.tasks.push_back(Task { app, body, number: message.timestamp() });
+                        }
+                        Order::End => self.ended = true,
+                    }
+                }
+                Arrival::Message { message, .. } => {
+                    if message.timestamp() == self.asked && self.answered != Some(self.asked) {
+                        self.answered = Some(self.asked);
+                        *answer = Some(message.values().to_vec());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Connects to the scheduler, which may not be up yet.
+pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
+    let mut van = config.van_config(0);
+    (van.wait, van.credits) = (Wait::Block, 64);
+    let mut endpoint = Endpoint::new(backend::open_control(&van)?, 0, van.credits);
+    let began = Instant::now();
+    let mut said = began;
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let why = match endpoint.connect(&config.scheduler) {
+            Ok(peer) => match greeted(&mut endpoint, peer, config.join_timeout)? {
+                Ok(()) => return Ok((endpoint, peer)),
+                Err(why) => why,
+            },
+            Err(why) => why,
+        };
+        let why = with_sources(&why);
+        if began.elapsed() > config.join_timeout {
+            let missing =
+                format!("the scheduler at {}, tried {attempts} times: {why}", config.scheduler);
+            let seconds = began.elapsed().as_secs_f64();
+            return Err(Error::Timeout {
+                what: "joining the cluster".to_owned(),
+                seconds,
+                missing,
+            });
+        }
+        if said.elapsed() > Duration::from_secs(5) {
+            said = Instant::now();
+            tracing::warn!(
+                scheduler = config.scheduler,
+                attempts,
+                why,
+                "cannot reach the scheduler yet"
+            );
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+/// Waits for the scheduler's hello; the inner error says why none came.
+fn greeted(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    timeout: Duration,
+) -> Result<Result<(), caravan_van::Error>> {
+    let began = Instant::now();
+    while began.elapsed() < timeout {
+        let mut arrivals = Vec::new();
+        endpoint.poll(&mut arrivals)?;
+        for arrival in arrivals {
+            match arrival {
+                Arrival::Connected { peer: up, .. } if up == peer => return Ok(Ok(())),
+                Arrival::Lost { peer: lost, error } if lost == peer => return Ok(Err(error)),
+                _ => {}
+            }
+        }
+        endpoint.wait(NAP)?;
+    }
+    Ok(Err(caravan_van::Error::NotConnected { peer }))
+}
+
+/// An error and what it came from, in one line.
+pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
+    let sources = std::iter::successors(error.source(), |error| error.source());
+    sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
+}

@@ -1,0 +1,18 @@
+//! Roles and membership: who belongs to the cluster, where they are, and that they are alive.
+//!
+//! The control plane travels over plain TCP, apart from the data: nodes join the [`Scheduler`], which sends them tasks and
+//! keeps barriers. A node has one control lane on its main thread, and a second one on a small thread for signs of life, so
+//! that a worker which computes for a minute is still alive.
+
+mod backend;
+mod control;
+mod heart;
+mod member;
+mod roles;
+mod scheduler;
+
+pub use backend::{VANS, Van, open};
+pub use control::{Role, Roster};
+pub use member::{Member, Task};
+pub use roles::{App, Apps, WorkerNode, client, run_server, run_worker};
+pub use scheduler::{Scheduler, Target, TaskId};

@@ -1,0 +1,216 @@
+//! What servers and workers do from joining to the end.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use caravan_numa::{Near, Plan, Topology};
+use caravan_van::Endpoint;
+
+use super::control::Role;
+use super::member::Member;
+use super::{backend, heart};
+use crate::config::NodeConfig;
+use crate::error::{Error, Result};
+use crate::server::{Handles, ServerThread};
+use crate::worker::{ServerAddress, Worker};
+
+/// Something workers can run when the scheduler sends a task of its name.
+pub trait App {
+    /// Runs one task. What it keeps in `self` is there at the next one.
+    ///
+    /// # Errors
+    /// Text that the scheduler shows together with this node's name.
+    fn run(
+        &mut self,
+        node: &mut WorkerNode,
+        body: serde_json::Value,
+    ) -> Result<serde_json::Value, String>;
+}
+
+type MakeApp = dyn Fn() -> Box<dyn App> + Send + Sync;
+
+/// The apps that workers know, by name.
+#[derive(Clone, Default)]
+pub struct Apps(HashMap<String, Arc<MakeApp>>);
+
+impl Apps {
+    /// Adds one; `make` is called by each worker at its first task.
+    pub fn with(
+        mut self,
+        name: &str,
+        make: impl Fn() -> Box<dyn App> + Send + Sync + 'static,
+    ) -> Self {
+        self.0.insert(name.to_owned(), Arc::new(make));
+        self
+    }
+}
+
+/// A worker at work.
+pub struct WorkerNode {
+    /// Its lanes to the servers.
+    pub worker: Worker,
+    /// Its settings.
+    pub config: NodeConfig,
+    /// Its place among the workers.
+    pub rank: usize,
+    /// Their number.
+    pub workers: usize,
+    member: Member,
+}
+
+impl WorkerNode {
+    /// Waits until all workers have come to the barrier called `name`.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::NodeLost`].
+    pub fn barrier(&mut self, name: &str) -> Result<()> {
+        self.member.barrier(name, self.config.join_timeout)
+    }
+}
+
+/// Joins as a worker and runs tasks until the job is over.
+///
+/// # Errors
+/// What joining and the lanes report; a task's own error goes to the scheduler instead.
+pub fn run_worker(
+    config: &NodeConfig,
+    rank: Option<usize>,
+    apps: &Apps,
+    own_process: bool,
+) -> Result<()> {
+    let member = Member::join(config, Role::Worker, rank, Vec::new())?;
+    let roster = member.roster().clone();
+    if own_process {
+        heart::start(config.clone(), Role::Worker, roster.rank);
+    }
+    let worker = client(config, roster.node, &roster.servers)?;
+    let mut node = WorkerNode {
+        worker,
+        config: config.clone(),
+        rank: roster.rank,
+        workers: roster.workers,
+        member,
+    };
+    let mut running: HashMap<String, Box<dyn App>> = HashMap::new();
+    while let Some(mut task) = node.member.next()? {
+        let app = match running.entry(task.app.clone()) {
+            std::collections::hash_map::Entry::Occupied(app) => Some(app.into_mut()),
+            std::collections::hash_map::Entry::Vacant(place) => {
+                apps.0.get(&task.app).map(|make| place.insert(make()))
+            }
+        };
+        let body = std::mem::take(&mut task.body);
+        let report = match app {
+            Some(app) => app.run(&mut node, body),
+            None => Err(format!("this worker has no app of that name, only {:?}", apps.0.keys())),
+        };
+        node.member.report(&task, &report)?;
+    }
+    Ok(())
+}
+
+/// Connects to the servers as node `node`.
+///
+/// # Errors
+/// As [`Worker::connect`].
+pub fn client(config: &NodeConfig, node: u32, servers: &[ServerAddress]) -> Result<Worker> {
+    let transport = backend::open(config.van, &config.van_config(node))?;
+    Worker::connect(Endpoint::new(transport, node, config.credits), servers, config.join_timeout)
+}
+
+/// Joins as a server with `threads` threads and serves until the job is over.
+///
+/// # Errors
+/// What joining and the vans report.
+pub fn run_server(
+    config: &NodeConfig,
+    rank: Option<usize>,
+    threads: usize,
+    handles: &Handles,
+    own_process: bool,
+) -> Result<()> {
+    let stop = AtomicBool::new(false);
+    let plan = plan(config, rank.unwrap_or(0), threads);
+    thread::scope(|scope| {
+        let mut started = Vec::new();
+        for index in 0..threads {
+            let (say_address, address) = mpsc::channel();
+            let (say_place, place) = mpsc::channel::<(u32, usize, usize)>();
+            let (stop, plan) = (&stop, &plan);
+            let serve = move || -> Result<()> {
+                if let Some(plan) = plan {
+                    tracing::info!("server thread {index}: {}", plan.pin_current_thread(index));
+                }
+                let transport = backend::open(config.van, &config.van_config(0))?;
+                let endpoint = Endpoint::new(transport, 0, config.credits);
+                let mut server = ServerThread::new(endpoint, 0, 1, handles.clone());
+                // Whoever does not listen any more has failed, and says so itself.
+                let _ = say_address.send(server.address().to_owned());
+                let Ok((node, index, count)) = place.recv() else { return Ok(()) };
+                server.set_place(node, index, count);
+                server.run(stop)
+            };
+            started.push((scope.spawn(serve), address, say_place));
+        }
+        let served = serve_until_end(config, rank, &started, own_process);
+        stop.store(true, Ordering::Relaxed);
+        let mut outcome = served;
+        for (thread, address, say_place) in started {
+            drop((address, say_place));
+            let ended = thread
+                .join()
+                .unwrap_or_else(|_| Err(Error::Config("a server thread panicked".to_owned())));
+            outcome = ended.and(outcome);
+        }
+        outcome
+    })
+}
+
+type Started<'scope> = (
+    thread::ScopedJoinHandle<'scope, Result<()>>,
+    mpsc::Receiver<String>,
+    mpsc::Sender<(u32, usize, usize)>,
+);
+
+fn serve_until_end(
+    config: &NodeConfig,
+    rank: Option<usize>,
+    started: &[Started<'_>],
+    own_process: bool,
+) -> Result<()> {
+    let addresses = started.iter().map(|(_, address, _)| address.recv());
+    let Ok(addresses) = addresses.collect::<Result<Vec<_>, _>>() else {
+        return Ok(()); // a thread ended before it listened; its error is reported by whoever joins it
+    };
+    let mut member = Member::join(config, Role::Server, rank, addresses)?;
+    let roster = member.roster().clone();
+    if own_process {
+        heart::start(config.clone(), Role::Server, roster.rank);
+    }
+    for (index, (_, _, place)) in started.iter().enumerate() {
+        let _ = place.send((roster.node, roster.first_thread + index, roster.servers.len()));
+    }
+    while let Some(task) = member.next()? {
+        member.report(&task, &Err("servers run no tasks".to_owned()))?;
+    }
+    Ok(())
+}
+
+/// Where this server's threads are pinned; `None` when they are not.
+fn plan(config: &NodeConfig, rank: usize, threads: usize) -> Option<Plan> {
+    if !config.pin {
+        return None;
+    }
+    match Topology::this_machine() {
+        Ok(topology) => {
+            Some(Plan::new(&topology, Near::Anywhere, rank * threads..(rank + 1) * threads))
+        }
+        Err(error) => {
+            tracing::warn!(%error, "server threads are not pinned");
+            None
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! The scheduler: takes nodes in, gives out ranks and key ranges, sends tasks, keeps barriers, notices who is gone.
+//!
+//! It has no thread of its own: whoever drives the job calls it, and while it waits for something it serves everybody.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use caravan_van::wire::Kind;
+use caravan_van::{Arrival, Endpoint, Message, PeerId, Wait};
+
+use super::backend;
+use super::control::{self, Ask, Order, Pulse, Report, Role, Roster};
+use crate::config::ClusterConfig;
+use crate::error::{Error, Result};
+use crate::worker::ServerAddress;
+
+/// One sleep while waiting.
+const NAP: Duration = Duration::from_millis(20);
+
+/// Whoever waits says so this often.
+const SAY_EVERY: Duration = Duration::from_secs(5);
+
+/// Lanes to the scheduler have this many credits: one node asks few things at a time.
+const CREDITS: u16 = 64;
+
+/// Number of a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskId(u64);
+
+/// Who runs a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// Every worker.
+    Workers,
+    /// The worker of that rank.
+    Worker(usize),
+}
+
+/// The cluster's scheduler.
+pub struct Scheduler {
+    endpoint: Endpoint,
+    config: ClusterConfig,
+    /// Nodes that have asked to join, by role and rank.
+    members: BTreeMap<(Role, usize), Member>,
+    /// Which node a control lane belongs to, signs of life included.
+    lanes: HashMap<PeerId, (Role, usize)>,
+    /// Those with rank wishes unmet so far: in order of asking.
+    barriers: BTreeMap<(Role, String), Vec<(usize, PeerId, u64)>>,
+    tasks: BTreeMap<TaskId, Running>,
+    task_count: u64,
+    complete: bool,
+    ended: Option<String>,
+}
+
+struct Member {
+    peer: PeerId,
+    joined_as: u64,
+    pid: u32,
+    threads: Vec<String>,
+    seen: Instant,
+    lost: Option<String>,
+}
+
+struct Running {
+    app: String,
+    missing: Vec<usize>,
+    reports: BTreeMap<usize, Report>,
+}
+
+impl Scheduler {
+    /// Listens at the address in `config`; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub fn bind(config: &ClusterConfig) -> Result<Scheduler> {
+        let mut van = config.node.van_config(0);
+        van.listen = config.node.scheduler.clone();
+        (van.wait, van.credits) = (Wait::Block, CREDITS);
+        let endpoint = Endpoint::new(backend::open_control(&van)?, 0, CREDITS);
+        Ok(Scheduler {
+            endpoint,
+            config: config.clone(),
+            members: BTreeMap::new(),
+            lanes: HashMap::new(),
+            barriers: BTreeMap::new(),
+            tasks: BTreeMap::new(),
+            task_count: 0,
+            complete: false,
+            ended: None,
+        })
+    }
+
+    /// Where nodes join.
+    pub fn address(&self) -> &str {
+        self.endpoint.address()
+    }
+
+    /// Waits until all servers and workers have joined. `check` is called now and then: it may know that one never will.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] names the missing nodes; [`Error::NodeLost`]; what `check` says.
+    pub fn gather(&mut self, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+        let timeout = self.config.node.join_timeout;
+        let began = Instant::now();
+        let mut said = began;
+        while !self.complete {
+            check()?;
+            self.poll()?;
+            if began.elapsed() > timeout {
+                let what = format!("the cluster at {}", self.address());
+                return Err(Error::Timeout {
+                    what,
+                    seconds: timeout.as_secs_f64(),
+                    missing: self.missing(),
+                });
+            }
+            if said.elapsed() > SAY_EVERY {
+                said = Instant::now();
+                tracing::warn!(
+                    missing = self.missing(),
+                    scheduler = self.address(),
+                    "waiting for nodes to join"
+                );
+            }
+            self.endpoint.wait(NAP)?;
+        }
+        Ok(())
+    }
+
+    /// All server threads, in the order of key ranges; empty before the cluster is complete.
+    pub fn servers(&self) -> Vec<ServerAddress> {
+        let servers =
+            self.members.iter().filter(|((role, _), _)| self.complete && *role == Role::Server);
+        let threads = servers.flat_map(|((_, rank), member)| {
+            member.threads.iter().enumerate().map(move |(thread, address)| ServerAddress {
+                name: format!("server {rank} thread {thread}"),
+                address: address.clone(),
+            })
+        });
+        threads.collect()
+    }
+
+    /// Has `app` run with `body` at the target.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`].
+    pub fn submit(
+        &mut self,
+        target: Target,
+        app: &str,
+        body: &serde_json::Value,
+    ) -> Result<TaskId> {
+        let ranks: Vec<usize> = match target {
+            Target::Workers => (0..self.config.workers).collect(),
+            Target::Worker(rank) if rank < self.config.workers => vec![rank],
+            Target::Worker(rank) => {
+                return Err(Error::Config(format!(
+                    "there is no worker {rank}, there are {}",
+                    self.config.workers
+                )));
+            }
+        };
+        self.task_count += 1;
+        let task = TaskId(self.task_count);
+        let order = Order::Run { app: app.to_owned(), body: body.clone() };
+        for &rank in &ranks {
+            let member = &self.members[&(Role::Worker, rank)];
+            if let Some(reason) = &member.lost {
+                return Err(Error::NodeLost {
+                    node: describe(Role::Worker, rank, member),
+                    reason: reason.clone(),
+                });
+            }
+            control::ask(&mut self.endpoint, member.peer, task.0, &order)?;
+        }
+        self.endpoint.poll(&mut Vec::new())?;
+        self.tasks.insert(
+            task,
+            Running { app: app.to_owned(), missing: ranks, reports: BTreeMap::new() },
+        );
+        Ok(task)
+    }
+
+    /// Waits for a task and returns what the nodes answered, in order of rank.
+    ///
+    /// # Errors
+    /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node.
+    pub fn wait(&mut self, task: TaskId) -> Result<Vec<serde_json::Value>> {
+        while self.tasks.get(&task).is_some_and(|running| !running.missing.is_empty()) {
+            self.check_members()?;
+            if !self.poll()? {
+                self.endpoint.wait(NAP)?;
+            }
+        }
+        let Some(running) = self.tasks.remove(&task) else {
+            return Err(Error::UnknownTimestamp { timestamp: task.0 });
+        };
+        let report = |(rank, report): (usize, Report)| {
+            let node = format!("worker {rank}");
+            report.map_err(|reason| Error::TaskFailed { node, app: running.app.clone(), reason })
+        };
+        running.reports.into_iter().map(report).collect()
+    }
+
+    /// Serves whoever asked for something, without blocking; true if anybody did.
+    ///
+    /// # Errors
+    /// Only when the control van itself is broken.
+    pub fn poll(&mut self) -> Result<bool> {
+        let mut arrivals = Vec::new();
+        let any = self.endpoint.poll(&mut arrivals)?;
+        for arrival in arrivals {
+            match arrival {
+                Arrival::Connected { .. } => {}
+                Arrival::Lost { peer, error } => self.lose(peer, &error.to_string()),
+                Arrival::Message { peer, message } => {
+                    if let Err(error) = self.serve(peer, &message) {
+                        tracing::warn!(%error, "dropping a node that sent what cannot be read");
+                        self.endpoint.disconnect(peer);
+                        self.lose(peer, &error.to_string());
+                    }
+                }
+            }
+        }
+        Ok(any)
+    }
+
+    /// Tells all nodes that the job is over, and waits a moment for them to take note.
+    ///
+    /// # Errors
+    /// Only when the control van itself is broken.
+    pub fn end(&mut self, reason: Option<&str>) -> Result<()> {
+        self.ended = Some(reason.unwrap_or("the job is over").to_owned());
+        self.task_count += 1;
+        for member in self.members.values().filter(|member| member.lost.is_none()) {
+            // A lane that breaks now belongs to a node that has ended, too.
+            let _ = control::ask(&mut self.endpoint, member.peer, self.task_count, &Order::End);
+        }
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(2)
+            && self.members.values().any(|member| member.lost.is_none())
+        {
+            self.poll()?;
+            self.endpoint.wait(NAP)?;
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self, peer: PeerId, message: &Message) -> Result<()> {
+        let timestamp = message.timestamp();
+        if message.kind() != Kind::Request {
+            return self.report(peer, message);
+        }
+        match control::read::<Ask>(message)? {
+            Ask::Join { role, rank, pid, threads } => {
+                let rank = self.seat(role, rank)?;
+                let member = Member {
+                    peer,
+                    joined_as: timestamp,
+                    pid,
+                    threads,
+                    seen: Instant::now(),
+                    lost: None,
+                };
+                tracing::info!(node = describe(role, rank, &member), "joined");
+                self.members.insert((role, rank), member);
+                self.lanes.insert(peer, (role, rank));
+                if self.members.len() == self.config.servers + self.config.workers && !self.complete
+                {
+                    self.complete = true;
+                    self.announce()?;
+                }
+            }
+            Ask::Barrier { name } => {
+                let Some(&(role, rank)) = self.lanes.get(&peer) else { return Ok(()) };
+                let size = self.size(role);
+                let waiting = self.barriers.entry((role, name.clone())).or_default();
+                waiting.push((rank, peer, timestamp));
+                if waiting.len() == size {
+                    let waiting = self.barriers.remove(&(role, name)).unwrap_or_default();
+                    for (_, peer, timestamp) in waiting {
+                        control::answer(&mut self.endpoint, peer, timestamp, &())?;
+                    }
+                }
+            }
+            Ask::Alive { role, rank } => {
+                self.lanes.insert(peer, (role, rank));
+                if let Some(member) = self.members.get_mut(&(role, rank)) {
+                    member.seen = Instant::now();
+                }
+                let pulse = Pulse { ended: self.ended.clone() };
+                control::answer(&mut self.endpoint, peer, timestamp, &pulse)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The rank that a joining node gets: what it wants, or the first that is free.
+    fn seat(&self, role: Role, wish: Option<usize>) -> Result<usize> {
+        let free = |rank: &usize| !self.members.contains_key(&(role, *rank));
+        let rank = match wish {
+            Some(rank) => Some(rank).filter(|rank| *rank < self.size(role)).filter(free),
+            None => (0..self.size(role)).find(free),
+        };
+        rank.ok_or_else(|| {
+            let wish = wish.map_or(String::new(), |rank| format!(" {rank}"));
+            Error::Config(format!(
+                "no place for {role}{wish}: this cluster has {} of them",
+                self.size(role)
+            ))
+        })
+    }
+
+    fn size(&self, role: Role) -> usize {
+        match role {
+            Role::Server => self.config.servers,
+            Role::Worker => self.config.workers,
+        }
+    }
+
+    /// Tells every node who is who.
+    fn announce(&mut self) -> Result<()> {
+        let servers = self.servers();
+        let mut first_thread = 0;
+        for (node, (&(role, rank), member)) in (1..).zip(&self.members) {
+            let roster = Roster {
+                node,
+                rank,
+                servers: servers.clone(),
+                first_thread,
+                workers: self.config.workers,
+            };
+            control::answer(&mut self.endpoint, member.peer, member.joined_as, &roster)?;
+            if role == Role::Server {
+                first_thread += member.threads.len();
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, peer: PeerId, message: &Message) -> Result<()> {
+        let Some(&(_, rank)) = self.lanes.get(&peer) else { return Ok(()) };
+        let Some(running) = self.tasks.get_mut(&TaskId(message.timestamp())) else { return Ok(()) };
+        running.missing.retain(|missing| *missing != rank);
+        running.reports.insert(rank, control::read(message)?);
+        Ok(())
+    }
+
+    fn lose(&mut self, peer: PeerId, reason: &str) {
+        let Some(key) = self.lanes.remove(&peer) else { return };
+        if let Some(member) = self.members.get_mut(&key) {
+            member.lost.get_or_insert_with(|| reason.to_owned());
+        }
+    }
+
+    /// Whether all that joined are alive.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`] names the first that is not.
+    pub fn check_members(&mut self) -> Result<()> {
+        let patience = self.config.node.heartbeat * 5;
+        for (&(role, rank), member) in &self.members {
+            let silent = member.seen.elapsed();
+            let reason = match &member.lost {
+                Some(reason) => reason.clone(),
+                None if silent > patience && self.hears_hearts() => {
+                    format!("no sign of life for {:.1} s", silent.as_secs_f64())
+                }
+                None => continue,
+            };
+            return Err(Error::NodeLost { node: describe(role, rank, member), reason });
+        }
+        Ok(())
+    }
+
+    /// Nodes that are threads of this process send no signs of life: they cannot stop without it.
+    fn hears_hearts(&self) -> bool {
+        let me = std::process::id();
+        self.members.values().all(|member| member.pid != me)
+    }
+
+    fn missing(&self) -> String {
+        let all = [(Role::Server, self.config.servers), (Role::Worker, self.config.workers)];
+        let nodes =
+            all.into_iter().flat_map(|(role, count)| (0..count).map(move |rank| (role, rank)));
+        let missing = nodes.filter(|node| !self.members.contains_key(node));
+        let names: Vec<_> = missing.map(|(role, rank)| format!("{role} {rank}")).collect();
+        names.join(", ")
+    }
+}
+
+fn describe(role: Role, rank: usize, member: &Member) -> String {
+    match member.threads.first() {
+        Some(address) => format!("{role} {rank} (process {} at {address})", member.pid),
+        None => format!("{role} {rank} (process {})", member.pid),
+    }
+}

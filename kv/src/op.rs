@@ -1,0 +1,44 @@
+//! What a request asks of a server: the `op` byte of its header.
+
+use crate::tracker::What;
+
+/// Operations of the key-value layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Op {
+    Push = 1,
+    Pull = 2,
+    PushPull = 3,
+    /// Values are a table's specification as JSON.
+    Create = 4,
+    /// Values are the handle's business.
+    Command = 5,
+}
+
+impl Op {
+    pub(crate) fn from_raw(raw: u8) -> Option<Op> {
+        [Op::Push, Op::Pull, Op::PushPull, Op::Create, Op::Command]
+            .into_iter()
+            .find(|&op| op as u8 == raw)
+    }
+
+    pub(crate) fn pushes(self) -> bool {
+        matches!(self, Op::Push | Op::PushPull)
+    }
+
+    pub(crate) fn pulls(self) -> bool {
+        matches!(self, Op::Pull | Op::PushPull)
+    }
+}
+
+impl From<What> for Op {
+    fn from(what: What) -> Op {
+        match what {
+            What::Push => Op::Push,
+            What::Pull => Op::Pull,
+            What::PushPull => Op::PushPull,
+            What::Create => Op::Create,
+            What::Command => Op::Command,
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! A server thread's loop: poll, decode, admit, handle, reply.
+//!
+//! Path: 9 of 13. The thread owns its lanes and its shards; it takes no lock and hands work to nobody.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use caravan_van::wire::{Coding, Kind, Offer};
+use caravan_van::{Arrival, Counters, Draft, Endpoint, KeyRange, Message, PeerId, Shared, Values};
+
+use super::handle::Handles;
+use super::shard::{Pulled, Request, Shard};
+use crate::consistency::Admission;
+use crate::error::Result;
+use crate::op::Op;
+use crate::table::TableSpec;
+
+/// One sleep while idle: how long it takes at most to notice that the server shall stop.
+const NAP: Duration = Duration::from_millis(100);
+
+/// One thread of a server, with its shard of every table.
+pub struct ServerThread {
+    endpoint: Endpoint,
+    /// This thread's place among all server threads, and their number.
+    index: usize,
+    count: usize,
+    handles: Handles,
+    tables: HashMap<u32, Entry>,
+    arrivals: Vec<Arrival>,
+    parked: Vec<Parked>,
+}
+
+struct Entry {
+    spec: TableSpec,
+    /// `None` when there are fewer keys than threads, and none is left for this one.
+    range: Option<KeyRange>,
+    shard: Box<dyn Shard>,
+}
+
+/// A request that waits for its shard's clock.
+struct Parked {
+    peer: PeerId,
+    message: Message,
+    clock: u64,
+}
+
+impl ServerThread {
+    /// Thread `index` of `count` in the whole cluster, answering over `endpoint`.
+    pub fn new(endpoint: Endpoint, index: usize, count: usize, handles: Handles) -> Self {
+        ServerThread {
+            endpoint,
+            index,
+            count,
+            handles,
+            tables: HashMap::new(),
+            arrivals: Vec::with_capacity(64),
+            parked: Vec::new(),
+        }
+    }
+
+    /// Where workers connect to.
+    pub fn address(&self) -> &str {
+        self.endpoint.address()
+    }
+
+    /// Takes its place among all server threads, once that is known.
+    pub fn set_place(&mut self, node: u32, index: usize, count: usize) {
+        self.endpoint.set_node(node);
+        (self.index, self.count) = (index, count);
+    }
+
+    /// What the transport has done so far.
+    pub fn counters(&self) -> Counters {
+        self.endpoint.counters()
+    }
+
+    /// Serves until `stop` is set.
+    ///
+    /// # Errors
+    /// Only when the van itself is broken.
+    pub fn run(&mut self, stop: &AtomicBool) -> Result<()> {
+        while !stop.load(Ordering::Relaxed) {
+            if !self.step()? {
+                self.endpoint.wait(NAP)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles what has arrived, without blocking; true if anything did.
+    ///
+    /// # Errors
+    /// Only when the van itself is broken.
+    pub fn step(&mut self) -> Result<bool> {
+        let mut arrivals = std::mem::take(&mut self.arrivals);
+        let polled = self.endpoint.poll(&mut arrivals);
+        for arrival in arrivals.drain(..) {
+            match arrival {
+                Arrival::Message { peer, message } if message.kind() == Kind::Request => {
+                    self.handle(peer, message)
+                }
+                Arrival::Message { peer, .. } => self.endpoint.disconnect(peer),
+                Arrival::Connected { .. } => {}
+                Arrival::Lost { peer, error } => {
+                    tracing::debug!(%error, "a worker's lane is gone");
+                    self.parked.retain(|parked| parked.peer != peer);
+                }
+            }
+        }
+        self.arrivals = arrivals;
+        Ok(polled?)
+    }
+
+    /// Executes one request, or parks it, and then those that waited for it.
+    fn handle(&mut self, peer: PeerId, message: Message) {
+        let table = message.table();
+        let before = self.tables.get(&table).map(|entry| entry.shard.clock());
+        if let Some(parked) = self.execute(peer, message) {
+            self.parked.push(parked);
+        }
+        if !self.parked.is_empty()
+            && before < self.tables.get(&table).map(|entry| entry.shard.clock())
+        {
+            self.unpark();
+        }
+    }
+
+    fn unpark(&mut self) {
+        let mut at = 0;
+        while at < self.parked.len() {
+            let Parked { message, clock, .. } = &self.parked[at];
+            let ready = self
+                .tables
+                .get(&message.table())
+                .is_some_and(|entry| entry.shard.clock() >= *clock);
+            if !ready {
+                at += 1;
+                continue;
+            }
+            let Parked { peer, message, .. } = self.parked.remove(at);
+            if let Some(parked) = self.execute(peer, message) {
+                self.parked.insert(at, parked);
+                at += 1;
+            }
+        }
+    }
+
+    fn execute(&mut self, peer: PeerId, message: Message) -> Option<Parked> {
+        let outcome = match Op::from_raw(message.op()) {
+            None => Err(format!("there is no operation {}", message.op())),
+            Some(Op::Create) => self.create(peer, &message).map(|()| Admission::Now),
+            Some(Op::Command) => self.command(peer, &message).map(|()| Admission::Now),
+            Some(op) => self.serve(peer, &message, op),
+        };
+        match outcome {
+            Ok(Admission::Now) => None,
+            Ok(Admission::AfterClock(clock)) => Some(Parked { peer, message, clock }),
+            Err(reason) => {
+                let values = Values::Copied(reason.as_bytes());
+                self.post(peer, Draft { values, ..answer(Kind::Failure, &message) });
+                None
+            }
+        }
+    }
+
+    /// Serves a push, a pull or both, unless it has to be parked.
+    fn serve(&mut self, peer: PeerId, message: &Message, op: Op) -> Result<Admission, String> {
+        let entry =
+            self.tables.get_mut(&message.table()).ok_or_else(|| unknown(message.table()))?;
+        let Entry { range, shard, spec } = entry;
+        let request = Request::of(message, op.pushes(), op.pulls());
+        check_keys(request.keys, *range, &spec.name)?;
+        let admission = shard.admit(&request);
+        if admission != Admission::Now {
+            return Ok(admission);
+        }
+        if request.pushes {
+            shard.push(&request, self.endpoint.memory())?;
+        }
+        let reply = answer(Kind::Reply, message);
+        if !request.pulls {
+            self.post(peer, reply);
+            return Ok(Admission::Now);
+        }
+        match (shard.pull(&request)?, message.offer()) {
+            (Pulled::Shared(values), Some(offer)) => {
+                let values = place(&mut self.endpoint, peer, values, offer)?;
+                self.post(peer, Draft { values, ..reply });
+            }
+            (Pulled::Shared(values), None) => {
+                self.post(peer, Draft { values: Values::Apart(values), ..reply })
+            }
+            (Pulled::Bytes(bytes), Some(offer)) => {
+                let mut gathered =
+                    self.endpoint.memory().allocate(bytes).map_err(|error| error.to_string())?;
+                shard.read(&request, &mut gathered);
+                let values = place(&mut self.endpoint, peer, gathered.share(), offer)?;
+                self.post(peer, Draft { values, ..reply });
+            }
+            (Pulled::Bytes(bytes), None) => {
+                let mut write = |into: &mut [u8]| shard.read(&request, into);
+                let values = Values::Written(bytes, &mut write);
+                post(&mut self.endpoint, peer, Draft { values, ..reply });
+            }
+            (Pulled::Varying(bytes), _) => {
+                let mut gathered =
+                    self.endpoint.memory().allocate(bytes).map_err(|error| error.to_string())?;
+                shard.read(&request, &mut gathered);
+                let (lengths, values) = (shard.lengths(), Values::Apart(gathered.share()));
+                post(&mut self.endpoint, peer, Draft { lengths, values, ..reply });
+            }
+        }
+        Ok(Admission::Now)
+    }
+
+    fn create(&mut self, peer: PeerId, message: &Message) -> Result<(), String> {
+        let spec: TableSpec =
+            serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
+        match self.tables.get(&spec.id) {
+            Some(entry) if entry.spec == spec => {}
+            Some(entry) => {
+                return Err(format!(
+                    "table {} exists and is another one: {:?}",
+                    spec.id, entry.spec
+                ));
+            }
+            None => {
+                let whole = spec.range().map_err(|error| error.to_string())?;
+                let range = whole.cut(self.count).nth(self.index);
+                // A thread without keys builds its shard all the same: commands go to every thread.
+                let shard = self.handles.build(&spec, range, self.endpoint.memory())?;
+                self.tables.insert(spec.id, Entry { spec, range, shard });
+            }
+        }
+        self.post(peer, answer(Kind::Reply, message));
+        Ok(())
+    }
+
+    fn command(&mut self, peer: PeerId, message: &Message) -> Result<(), String> {
+        let entry =
+            self.tables.get_mut(&message.table()).ok_or_else(|| unknown(message.table()))?;
+        let reply = entry.shard.command(message.sender(), message.values())?;
+        self.post(peer, Draft { values: Values::Copied(&reply), ..answer(Kind::Reply, message) });
+        Ok(())
+    }
+
+    fn post(&mut self, peer: PeerId, draft: Draft<'_>) {
+        post(&mut self.endpoint, peer, draft);
+    }
+}
+
+/// A reply or failure for `request`, still without values.
+fn answer<'a>(kind: Kind, request: &Message) -> Draft<'a> {
+    Draft { table: request.table(), timestamp: request.timestamp(), ..Draft::new(kind) }
+}
+
+/// Sends an answer. A peer that cannot be sent to has gone or broken the rules; its lane is closed.
+fn post(endpoint: &mut Endpoint, peer: PeerId, draft: Draft<'_>) {
+    if let Err(error) = endpoint.post(peer, draft, &mut Coding::plain()) {
+        tracing::warn!(%error, "an answer could not be sent; closing the lane");
+        endpoint.disconnect(peer);
+    }
+}
+
+/// Writes values where the request wants them.
+fn place<'a>(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    values: Shared,
+    offer: Offer,
+) -> Result<Values<'a>, String> {
+    let bytes = values.len();
+    endpoint.place(peer, values, offer).map_err(|error| error.to_string())?;
+    Ok(Values::Placed(bytes))
+}
+
+fn unknown(table: u32) -> String {
+    format!("table {table} is unknown here (create it first)")
+}
+
+/// The decoder has seen to the order of the keys; this sees to their range.
+fn check_keys(keys: &[u64], range: Option<KeyRange>, table: &str) -> Result<(), String> {
+    let outside = |key: &&u64| range.is_none_or(|range| !range.contains(**key));
+    match [keys.first(), keys.last()].into_iter().flatten().find(outside) {
+        None => Ok(()),
+        Some(key) => {
+            let here = range
+                .map_or("no keys".to_owned(), |r| format!("keys {} to {}", r.begin(), r.last()));
+            Err(format!("key {key} of table {table} is not this thread's, which has {here}"))
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What is outstanding: which servers have not answered which request, and where the answers go.
+//!
+//! Path: 13 of 13: the last server's answer completes the request. Slots and their parts are reused, so that a request
+//! allocates nothing and nothing grows with the number of requests made.
+
+use std::fmt;
+
+use caravan_van::{Buffer, Message};
+
+use crate::error::{Error, Result};
+
+/// Number of a request, in the order of making. Asked for by `wait`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Timestamp(pub u64);
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0 >> SLOT_BITS)
+    }
+}
+
+/// The low bits of a timestamp are its slot, the others count requests.
+const SLOT_BITS: u32 = 20;
+
+/// Requests that can be outstanding or unclaimed at a time.
+const SLOTS_MAX: usize = 1 << SLOT_BITS;
+
+/// What a request is, to whoever reports on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    Push,
+    Pull,
+    PushPull,
+    Create,
+    Command,
+}
+
+impl What {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            What::Push => "a push",
+            What::Pull => "a pull",
+            What::PushPull => "a push-pull",
+            What::Create => "to create a table",
+            What::Command => "a command",
+        }
+    }
+}
+
+/// One server's share of a request.
+#[derive(Debug, Default)]
+pub(crate) struct Part {
+    /// Index of the server.
+    pub(crate) server: usize,
+    pub(crate) answered: bool,
+    /// Where its values go, unless they are offered.
+    pub(crate) into: Option<Buffer>,
+    /// Key of the offer that holds the place for its values.
+    pub(crate) offered: Option<u64>,
+    /// The answer, when its size was not known before.
+    pub(crate) message: Option<Message>,
+}
+
+/// Runs when a request is complete.
+pub type Callback = Box<dyn FnOnce(Result<&Answer, &Error>)>;
+
+/// What came of a request.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// The pulled values, in the order of the keys; empty for a push.
+    pub values: Option<Buffer>,
+    /// Number of values of each key, for tables whose keys have their own.
+    pub lengths: Vec<u32>,
+    /// What each server answered to a command, in the order of the servers.
+    pub replies: Vec<Vec<u8>>,
+}
+
+impl Answer {
+    /// The pulled values as numbers; empty for a push or when the type does not fit.
+    pub fn values<V: caravan_van::Value>(&self) -> &[V] {
+        self.values.as_deref().and_then(V::view).unwrap_or(&[])
+    }
+}
+
+pub(crate) struct Slot {
+    timestamp: u64,
+    pub(crate) open: bool,
+    pub(crate) what: What,
+    pub(crate) missing: usize,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) error: Option<Error>,
+    pub(crate) answer: Answer,
+    pub(crate) callback: Option<Callback>,
+}
+
+/// All requests of one worker.
+#[derive(Default)]
+pub(crate) struct Tracker {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    count: u64,
+}
+
+impl Tracker {
+    /// Enters a request, with one thing missing: that all its parts have been sent.
+    pub(crate) fn begin(&mut self, what: What) -> Result<Timestamp> {
+        let index = match self.free.pop() {
+            Some(index) => index as usize,
+            None if self.slots.len() == SLOTS_MAX => {
+                let reason = format!(
+                    "{SLOTS_MAX} requests are outstanding or not waited for; wait for some"
+                );
+                return Err(Error::Config(reason));
+            }
+            None => {
+                self.slots.push(Slot {
+                    timestamp: 0,
+                    open: false,
+                    what,
+                    missing: 0,
+                    parts: Vec::new(),
+                    error: None,
+                    answer: Answer::default(),
+                    callback: None,
+                });
+                self.slots.len() - 1
+            }
+        };
+        self.count += 1;
+        let slot = &mut self.slots[index];
+        slot.timestamp = self.count << SLOT_BITS | index as u64;
+        (slot.open, slot.what, slot.missing) = (true, what, 1);
+        Ok(Timestamp(slot.timestamp))
+    }
+
+    /// The open slot of a request.
+    pub(crate) fn slot(&mut self, timestamp: u64) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(timestamp as usize & (SLOTS_MAX - 1))?;
+        (slot.open && slot.timestamp == timestamp).then_some(slot)
+    }
+
+    /// Whether that request was made here, now or earlier.
+    pub(crate) fn was_made(&self, timestamp: u64) -> bool {
+        let index = timestamp as usize & (SLOTS_MAX - 1);
+        self.slots.get(index).is_some_and(|slot| timestamp <= slot.timestamp)
+            && timestamp >> SLOT_BITS > 0
+    }
+
+    /// The requests that are not claimed.
+    pub(crate) fn open_timestamps(&self) -> Vec<u64> {
+        self.slots.iter().filter(|slot| slot.open).map(|slot| slot.timestamp).collect()
+    }
+
+    /// Closes the slot of a complete request that has neither an answer nor an error to tell.
+    pub(crate) fn release_if_nothing_to_claim(&mut self, timestamp: u64) {
+        if let Some(slot) = self.slot(timestamp)
+            && slot.error.is_none()
+            && matches!(slot.what, What::Push)
+        {
+            slot.open = false;
+            self.free.push(timestamp as u32 & (SLOTS_MAX as u32 - 1));
+        }
+    }
+
+    /// Closes the slot of a complete request and returns what came of it; nothing when it is closed already.
+    pub(crate) fn claim(&mut self, timestamp: Timestamp) -> Result<Answer> {
+        let Some(slot) = self.slot(timestamp.0) else { return Ok(Answer::default()) };
+        slot.open = false;
+        let answer = std::mem::take(&mut slot.answer);
+        let error = slot.error.take();
+        self.free.push(timestamp.0 as u32 & (SLOTS_MAX as u32 - 1));
+        error.map_or(Ok(answer), Err)
+    }
+}

@@ -1,0 +1,315 @@
+//! The contract among friends: what is posted arrives, in place, in order, and costs no memory.
+
+use std::time::Duration;
+
+use super::net::{Net, check, step};
+use crate::{Buffer, Error, Event, Shared, Transport, VanConfig};
+
+const MIB: usize = 1 << 20;
+
+/// Both ends learn who the other one is, what it admits and what it takes.
+pub fn says_hello<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let mut net = Net::new(&make, 0);
+    let odd =
+        VanConfig { cluster: 7, node: 41, credits: 3, frame_bytes: 1000, ..VanConfig::default() };
+    net.add(make(odd.clone()));
+    net.add(make(VanConfig { node: 42, credits: 5, frame_bytes: 2000, ..odd }));
+    let address = net.van(1).address().to_owned();
+    let peer = net.van(0).connect(&address).unwrap();
+    for (node, who) in [(0, (42, 5, 2000)), (1, (41, 3, 1000))] {
+        let is_up = |event: &Event| matches!(event, Event::Connected { .. });
+        let (id, hello) = net.event(node, "hello", is_up, |event| match event {
+            Event::Connected { peer, hello } => (peer, hello),
+            _ => unreachable!("picked"),
+        });
+        assert!(node == 1 || id == peer, "connect() told the number");
+        assert_eq!((hello.node.get(), hello.credits.get(), hello.frame_bytes.get()), who);
+        assert_eq!(hello.cluster.get(), 7);
+    }
+    assert!(net.rest(0).is_empty() && net.rest(1).is_empty(), "it is reported once");
+    assert_eq!(net.van(0).limits().frame_bytes, 1000);
+    assert!(!net.van(0).name().is_empty());
+}
+
+/// Frames of no bytes, of odd lengths and of the longest arrive whole, in order, at aligned addresses.
+pub fn frames_of_all_lengths_arrive_whole<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let (mut net, there, back) = Net::pair(&make);
+    let limit = net.van(0).limits().frame_bytes.min(net.van(1).limits().frame_bytes);
+    let lengths: Vec<usize> =
+        (0..=200).chain((200..limit).step_by(997)).chain(limit - 9..=limit).collect();
+    for (seed, &len) in (0..).zip(&lengths) {
+        net.send(0, there, seed, len);
+    }
+    for (seed, &len) in (0..).zip(&lengths) {
+        let frame = net.frame(1, back);
+        assert_eq!(frame.as_ptr() as usize % 8, 0, "a frame of {len} bytes is aligned");
+        check(&frame, seed, len);
+    }
+    assert!(net.rest(1).is_empty());
+    let (sent, received) = (net.van(0).counters(), net.van(1).counters());
+    assert_eq!(sent.frames_sent, lengths.len() as u64);
+    assert_eq!(received.frames_received, lengths.len() as u64);
+    let bytes: usize = lengths.iter().sum();
+    assert!(sent.bytes_sent >= bytes as u64 && received.bytes_received >= bytes as u64);
+}
+
+/// Neither more than this van carries nor more than the peer takes can be posted.
+pub fn too_long_a_frame_is_refused<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let mut net = Net::new(&make, 1);
+    let frame_bytes = 1000;
+    net.add(make(VanConfig { cluster: 7, node: 101, frame_bytes, ..VanConfig::default() }));
+    let (there, back) = net.connect(0, 1);
+    for (node, peer) in [(0, there), (1, back)] {
+        let frame = net.framed(node, 1, 1001);
+        let error = net.van(node).post_send(peer, frame).unwrap_err();
+        assert!(matches!(error, Error::FrameTooLong { len: 1001, limit: 1000 }), "{error}");
+    }
+    net.send(0, there, 5, 1000);
+    check(&net.frame(1, back), 5, 1000);
+}
+
+/// Posting without polling ends in an error, after at least as many as the queue is deep; then all of them arrive.
+pub fn a_full_queue_is_an_error_and_recovers<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let config = VanConfig { queue_depth: 4, ..VanConfig::default() };
+    let mut net = Net::with(&make, 2, config);
+    let (there, back) = net.connect(0, 1);
+    let len = net.van(0).limits().frame_bytes;
+    for round in 0..3 {
+        let mut posted = 0;
+        let error = loop {
+            let frame = net.framed(0, posted, len);
+            match net.van(0).post_send(there, frame) {
+                Ok(()) => posted += 1,
+                Err(error) => break error,
+            }
+            assert!(posted < 10_000, "the queue is bounded");
+        };
+        assert!(matches!(error, Error::QueueFull { depth: 4, .. }), "round {round}: {error}");
+        assert!(posted >= 4, "round {round}: only {posted} fit");
+        for seed in 0..posted {
+            check(&net.frame(1, back), seed, len);
+        }
+    }
+}
+
+/// When a frame arrives, all that was written before it is in place: whatever the offsets and lengths, none included.
+pub fn a_frame_comes_after_the_writes_before_it<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let (mut net, there, back) = Net::pair(&make);
+    let writes = [
+        (0, 1),
+        (1, 7),
+        (9, 64),
+        (73, 1000),
+        (1073, 99_999),
+        (101_072, 0),
+        (101_077, 3),
+        (101_080, MIB),
+    ];
+    let size = 101_080 + MIB;
+    for round in 0..3 {
+        let mut memory = net.van(1).memory().allocate(size).unwrap();
+        memory.fill(0xee);
+        let offer = net.van(1).offer(back, memory).unwrap();
+        assert_eq!(offer.len.get(), size as u64);
+        for (seed, (at, len)) in (round..).zip(writes) {
+            let data = net.bytes(0, seed, len);
+            net.van(0).post_write(there, data, &offer, at).unwrap();
+        }
+        net.send(0, there, round, 88);
+        check(&net.frame(1, back), round, 88);
+        let memory = net.van(1).withdraw(back, offer.key.get()).unwrap();
+        for (seed, (at, len)) in (round..).zip(writes) {
+            check(&memory[at as usize..at as usize + len], seed, len);
+        }
+        assert_eq!(memory[8], 0xee, "nobody wrote there");
+    }
+}
+
+/// The bytes land at the address of the memory that the caller offered, its own included, and it gets that memory back.
+pub fn writes_land_in_the_memory_that_was_offered<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let (mut net, there, back) = Net::pair(&make);
+    for len in [8, 4096, MIB + 8] {
+        let pooled = net.van(1).memory().allocate(len).unwrap();
+        for into in [pooled, Buffer::adopt(vec![0u64; len / 8])] {
+            let address = into.as_ptr();
+            let offer = net.van(1).offer(back, into).unwrap();
+            let data = net.bytes(0, 5, len);
+            net.van(0).post_write(there, data, &offer, 0).unwrap();
+            net.send(0, there, 1, 0);
+            net.frame(1, back);
+            let landed = net.van(1).withdraw(back, offer.key.get()).unwrap();
+            assert_eq!(landed.as_ptr(), address);
+            check(&landed, 5, len);
+        }
+    }
+    let adopted = Buffer::adopt(vec![7u64; 1000]).share();
+    let into = net.van(1).memory().allocate(8000).unwrap();
+    let offer = net.van(1).offer(back, into).unwrap();
+    net.van(0).post_write(there, adopted.slice(800..), &offer, 800).unwrap();
+    net.send(0, there, 1, 0);
+    net.frame(1, back);
+    let landed = net.van(1).withdraw(back, offer.key.get()).unwrap();
+    assert_eq!(landed[800..], adopted[800..], "user memory is sent, too");
+}
+
+/// Both ends post many megabytes, large writes and small frames in turn, before either polls: neither waits for the other.
+pub fn both_directions_at_once_do_not_block_each_other<T: Transport>(
+    make: impl Fn(VanConfig) -> T,
+) {
+    let (mut net, there, back) = Net::pair(&make);
+    let ends = [(0, there), (1, back)];
+    let rounds = 24;
+    let offers = ends.map(|(node, peer)| {
+        let into = net.van(node).memory().allocate(rounds * MIB).unwrap();
+        net.van(node).offer(peer, into).unwrap()
+    });
+    for (node, peer) in ends {
+        let data = net.bytes(node, node as u64, MIB);
+        for round in 0..rounds {
+            let at = (round * MIB) as u64;
+            net.van(node).post_write(peer, data.clone(), &offers[1 - node], at).unwrap();
+            let frame = net.framed(node, round as u64, 100);
+            net.van(node).post_send(peer, frame).unwrap();
+        }
+    }
+    for (node, peer) in ends {
+        (0..rounds).for_each(|round| check(&net.frame(node, peer), round as u64, 100));
+        let landed = net.van(node).withdraw(peer, offers[node].key.get()).unwrap();
+        landed.chunks(MIB).for_each(|chunk| check(chunk, 1 - node as u64, MIB));
+    }
+}
+
+/// Frames and writes of random sizes, a window of them at a time: a checksum over all tells whether a byte is wrong.
+pub fn random_sizes_add_up<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let (mut net, there, back) = Net::pair(&make);
+    let limit = net.van(0).limits().frame_bytes;
+    let mut word = 2024;
+    let mut next = |below: usize| {
+        word = step(word);
+        (word % below as u64) as usize
+    };
+    let (mut posted, mut arrived) = (0, 0);
+    for _ in 0..40 {
+        let size = 2 * MIB;
+        let mut mirror = vec![0; size];
+        let into = Buffer::adopt(mirror.clone());
+        let offer = net.van(1).offer(back, into).unwrap();
+        let kinds: Vec<bool> = (0..1 + next(8)).map(|_| next(2) == 0).collect();
+        for &is_frame in &kinds {
+            let seed = next(1000) as u64;
+            if is_frame {
+                let frame = net.framed(0, seed, next(limit + 1));
+                posted = crc32c::crc32c_append(posted, &frame[crate::FRAME_PREFIX..]);
+                net.van(0).post_send(there, frame).unwrap();
+            } else {
+                let at = next(size);
+                let longest = 1 << next(21);
+                let data = net.bytes(0, seed, next(longest.min(size - at) + 1));
+                mirror[at..at + data.len()].copy_from_slice(&data);
+                net.van(0).post_write(there, data, &offer, at as u64).unwrap();
+            }
+        }
+        net.send(0, there, 0, 0);
+        for _ in 0..kinds.iter().filter(|&&is_frame| is_frame).count() {
+            arrived = crc32c::crc32c_append(arrived, &net.frame(1, back));
+        }
+        assert!(net.frame(1, back).is_empty());
+        let landed = net.van(1).withdraw(back, offer.key.get()).unwrap();
+        assert!(*landed == mirror[..], "a write went wrong");
+    }
+    assert_eq!(posted, arrived);
+}
+
+/// Slots go back to their pools by themselves, and what was shared can be taken back once it has left.
+pub fn memory_comes_home<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let (mut net, there, back) = Net::pair(&make);
+    let mut reserved = None;
+    for round in 0..300 {
+        let into = net.van(1).memory().allocate(100_000).unwrap();
+        let offer = net.van(1).offer(back, into).unwrap();
+        let data = net.bytes(0, round, 100_000);
+        net.van(0).post_write(there, data.clone(), &offer, 0).unwrap();
+        net.send(0, there, round, 5000);
+        drop(net.frame(1, back));
+        drop(net.van(1).withdraw(back, offer.key.get()).unwrap());
+        reclaim(&mut net, data);
+        let now = [0, 1].map(|node| net.van(node).memory().bytes_reserved());
+        if round == 20 {
+            reserved = Some(now);
+        }
+        assert!(reserved.is_none_or(|before| before == now), "round {round}: {now:?} bytes");
+    }
+}
+
+/// Waits until no van holds `data` any more.
+pub(super) fn reclaim<T: Transport>(net: &mut Net<T>, data: Shared) -> Buffer {
+    let mut data = Some(data);
+    net.until("memory to come home", |_| match data.take()?.reclaim() {
+        Ok(buffer) => Some(buffer),
+        Err(held) => {
+            data = Some(held);
+            None
+        }
+    })
+}
+
+/// Sixteen peers on one transport each get their answers, also while one of them sends as much as it can.
+pub fn many_peers_are_served_alike<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let (peers, rounds) = (16, 20);
+    let mut net = Net::new(&make, peers + 1);
+    let links: Vec<_> = (1..=peers).map(|node| net.connect(node, 0)).collect();
+    let (flood, back) = links[0];
+    let into = net.van(0).memory().allocate(MIB).unwrap();
+    let offer = net.van(0).offer(back, into).unwrap();
+    let data = net.bytes(1, 3, MIB);
+    for round in 0..rounds {
+        while net.van(1).post_write(flood, data.clone(), &offer, 0).is_ok() {}
+        for (node, &(there, _)) in (2..).zip(&links[1..]) {
+            net.send(node, there, round, 64 + node);
+        }
+        for (node, &(there, from)) in (2..).zip(&links[1..]) {
+            check(&net.frame(0, from), round, 64 + node);
+            net.send(0, from, round, 32 + node);
+            check(&net.frame(node, there), round, 32 + node);
+        }
+    }
+    let error = net.van(1).post_send(flood, Buffer::adopt(vec![0u8; 16])).err();
+    assert!(
+        error.is_none_or(|error| matches!(error, Error::QueueFull { .. })),
+        "it is still there"
+    );
+}
+
+/// A wait with nothing to come ends, and leaves no event behind.
+pub fn waiting_for_nothing_ends<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let (mut net, ..) = Net::pair(&make);
+    net.rest(0);
+    let van = net.van(0);
+    let until = van.now() + Duration::from_millis(20);
+    while van.now() < until {
+        van.wait(Duration::from_millis(5)).unwrap();
+    }
+    van.wait(Duration::ZERO).unwrap();
+    assert!(net.rest(0).is_empty() && net.rest(1).is_empty());
+}
+
+/// A wait ends long before its time when something arrives, and the next polls deliver it.
+pub fn waiting_ends_with_an_event<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let (mut net, there, back) = Net::pair(&make);
+    net.rest(0);
+    let far = Duration::from_secs(3600);
+    for round in 0..5 {
+        net.send(0, there, round, 100);
+        let mut events = Vec::new();
+        net.van(0).poll(&mut events).unwrap();
+        let began = net.van(1).now();
+        while events.is_empty() {
+            net.van(1).wait(far).unwrap();
+            net.van(1).poll(&mut events).unwrap();
+        }
+        assert!(net.van(1).now() - began < far);
+        let [Event::Received { peer, frame }] = &events[..] else { panic!("{events:?}") };
+        assert_eq!(*peer, back);
+        check(frame, round, 100);
+    }
+}

@@ -1,0 +1,140 @@
+//! What the simulated network does to messages, and the generator that decides when. Not what nodes do: crashes and cuts
+//! are asked for by name, see [`Network`](super::Network).
+
+use std::num::NonZeroU64;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// How a simulated network treats messages. Every draw comes from the network's seed.
+///
+/// Messages of one connection never overtake each other; those of different connections do whenever their latencies say so.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Faults {
+    /// One-way latency of a message, drawn evenly for each.
+    pub latency: RangeInclusive<Duration>,
+    /// Bytes a second that one direction of one connection carries; `None` takes no time for any length.
+    pub bytes_per_second: Option<NonZeroU64>,
+    /// Share of messages that are held up, and with them all behind them in the same direction: 0 to 1.
+    pub stall_probability: f64,
+    /// How long those are held up on top of the latency, drawn evenly for each.
+    pub stall: RangeInclusive<Duration>,
+    /// How long it takes until a peer that crashed or was cut off is reported lost.
+    pub detection: Duration,
+}
+
+impl Faults {
+    /// A network without faults: 10 µs one way, whatever the length; a dead peer is noticed after 10 ms.
+    pub fn none() -> Faults {
+        let latency = Duration::from_micros(10);
+        Faults {
+            latency: latency..=latency,
+            bytes_per_second: None,
+            stall_probability: 0.0,
+            stall: Duration::ZERO..=Duration::ZERO,
+            detection: Duration::from_millis(10),
+        }
+    }
+
+    /// A busy network: 5 to 500 µs one way, 1 GB/s.
+    pub fn jittery() -> Faults {
+        Faults {
+            latency: Duration::from_micros(5)..=Duration::from_micros(500),
+            bytes_per_second: NonZeroU64::new(1_000_000_000),
+            ..Faults::none()
+        }
+    }
+
+    /// A network to be afraid of: 1 µs to 5 ms one way, 50 MB/s, one message in 50 held up for 10 to 200 ms; a dead peer is
+    /// noticed after 100 ms.
+    pub fn harsh() -> Faults {
+        Faults {
+            latency: Duration::from_micros(1)..=Duration::from_millis(5),
+            bytes_per_second: NonZeroU64::new(50_000_000),
+            stall_probability: 0.02,
+            stall: Duration::from_millis(10)..=Duration::from_millis(200),
+            detection: Duration::from_millis(100),
+        }
+    }
+
+    /// How long one message is under way.
+    pub(super) fn flight(&self, random: &mut Random) -> Duration {
+        let latency = random.between(&self.latency);
+        if random.chance(self.stall_probability) {
+            latency.saturating_add(random.between(&self.stall))
+        } else {
+            latency
+        }
+    }
+
+    /// How long a connection is busy putting `bytes` on the wire.
+    pub(super) fn sending(&self, bytes: usize) -> Duration {
+        let Some(rate) = self.bytes_per_second else { return Duration::ZERO };
+        let nanos = (bytes as u128 * 1_000_000_000).div_ceil(u128::from(rate.get()));
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// True with `probability`; draws only when that is not settled already.
+    fn chance(&mut self, probability: f64) -> bool {
+        const UNIT: f64 = 1.0 / (1u64 << 53) as f64;
+        probability > 0.0 && ((self.next() >> 11) as f64 * UNIT) < probability
+    }
+
+    /// Evenly from `range`; its start when it is empty.
+    fn between(&mut self, range: &RangeInclusive<Duration>) -> Duration {
+        let spread = range.end().saturating_sub(*range.start()).as_nanos();
+        if spread == 0 {
+            return *range.start();
+        }
+        let spread = u64::try_from(spread).unwrap_or(u64::MAX);
+        let drawn = (u128::from(self.next()) * (u128::from(spread) + 1)) >> 64;
+        range.start().saturating_add(Duration::from_nanos(drawn as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_stay_in_range_and_reach_its_ends() {
+        let mut random = Random::new(1);
+        let range = Duration::from_nanos(3)..=Duration::from_nanos(6);
+        let drawn: Vec<u128> = (0..200).map(|_| random.between(&range).as_nanos()).collect();
+        assert!((3..=6).all(|n| drawn.contains(&n)), "{drawn:?}");
+        assert!(drawn.iter().all(|n| (3..=6).contains(n)), "{drawn:?}");
+        let [low, high] = [Duration::from_nanos(5), Duration::from_nanos(9)];
+        assert_eq!(random.between(&RangeInclusive::new(high, low)), high, "an empty range");
+    }
+
+    #[test]
+    fn chances_come_true_about_as_often_as_they_say() {
+        let mut random = Random::new(2);
+        let often = (0..10_000).filter(|_| random.chance(0.25)).count();
+        assert!((2_300..2_700).contains(&often), "{often}");
+        assert!(!random.chance(0.0) && random.chance(1.0));
+    }
+
+    #[test]
+    fn sending_takes_time_by_length() {
+        assert_eq!(Faults::none().sending(usize::MAX), Duration::ZERO);
+        assert_eq!(Faults::jittery().sending(1_000_000), Duration::from_millis(1));
+        let slow = Faults { bytes_per_second: NonZeroU64::new(1), ..Faults::none() };
+        assert_eq!(slow.sending(usize::MAX), Duration::from_nanos(u64::MAX));
+    }
+}

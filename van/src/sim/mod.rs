@@ -1,0 +1,311 @@
+//! A simulated network: a full van in virtual time, the same to the bit for the same seed.
+//!
+//! [`Network::transport`] gives a [`Transport`](crate::Transport) like any other. Driven from one thread, both ends of a
+//! connection can be played by hand. [`Network::spawn`] runs the real, blocking code of whole clusters: each node is a
+//! thread, but only one of them runs at any moment, and control passes from one to another only where a node waits (in
+//! [`Transport::wait`](crate::Transport::wait), [`Network::sleep`], [`Node::join`]) or ends. Computing takes no simulated
+//! time; a wait takes at least a microsecond, a poll none.
+//!
+//! A run repeats exactly as long as the nodes' own code does: it must not look at the real clock, draw from a global
+//! generator, depend on the order of a `HashMap`, put addresses of memory into messages, or wait for each other by other
+//! means than these (that would be for ever: only one runs).
+//!
+//! Not here: what a connection means (`transport.rs`), when things happen (`clock.rs`), how messages fare (`faults.rs`).
+//!
+//! ```
+//! use caravan_van::sim::{Faults, Network};
+//! use caravan_van::{Event, Transport, VanConfig};
+//! use std::time::Duration;
+//!
+//! let network = Network::new(1, Faults::none());
+//! let mut server = network.transport(&VanConfig::default());
+//! let address = server.address().to_owned();
+//! let worker = network.spawn("worker", move |network| {
+//!     let mut van = network.transport(&VanConfig { node: 1, ..VanConfig::default() });
+//!     van.connect(&address).unwrap();
+//!     let mut events = Vec::new();
+//!     while events.is_empty() {
+//!         van.wait(Duration::from_secs(1)).unwrap();
+//!         van.poll(&mut events).unwrap();
+//!     }
+//!     assert!(matches!(events[0], Event::Connected { .. }));
+//!     van.now()
+//! });
+//! let mut events = Vec::new();
+//! while events.is_empty() {
+//!     server.wait(Duration::from_secs(1)).unwrap();
+//!     server.poll(&mut events).unwrap();
+//! }
+//! assert_eq!(worker.join().unwrap(), Duration::from_micros(20), "there and back");
+//! ```
+#![forbid(unsafe_code)]
+
+mod clock;
+mod faults;
+#[cfg(test)]
+mod tests;
+mod transport;
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+pub use faults::Faults;
+pub use transport::SimTransport;
+
+use crate::config::VanConfig;
+use crate::error::Error;
+use clock::{Activity, MAIN, World};
+
+/// Names the one seed that [`for_each_seed`] is to run.
+const SEED_VARIABLE: &str = "CARAVAN_SEED";
+
+/// A simulated network, and the clock of everybody on it.
+///
+/// Clones are the same network. The one that [`Network::new`] returned belongs to the thread that made it, whose name here
+/// is "main"; when it is dropped, nodes that still run are stopped.
+pub struct Network {
+    world: Arc<World>,
+    ends_it: bool,
+}
+
+/// Why a node did not end by itself.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Stopped {
+    /// [`Network::crash`] was called for it.
+    #[error("{node} was crashed")]
+    Crashed {
+        /// The node.
+        node: String,
+    },
+    /// A node panicked, this or another: the first panic stops the whole network.
+    #[error("{node} panicked: {message}")]
+    Panicked {
+        /// Which.
+        node: String,
+        /// What it said.
+        message: String,
+    },
+    /// Nothing can happen any more: everybody waits, without a timeout.
+    #[error("nothing can happen any more at {now:?}: {waiting}")]
+    Stuck {
+        /// Since when.
+        now: Duration,
+        /// Who waits for what.
+        waiting: String,
+    },
+    /// The network was dropped before the node had ended.
+    #[error("the network ended before {node} did")]
+    Ended {
+        /// The node.
+        node: String,
+    },
+}
+
+/// A node started by [`Network::spawn`]. It runs on when this is dropped.
+pub struct Node<T> {
+    world: Arc<World>,
+    id: usize,
+    name: String,
+    thread: JoinHandle<Option<T>>,
+}
+
+/// What unwinds a node that has to stop: not a panic, no message is printed.
+struct Unwind;
+
+impl Network {
+    /// An empty network, at time zero. The calling thread is its first participant.
+    pub fn new(seed: u64, faults: Faults) -> Network {
+        Network { world: Arc::new(World::new(seed, faults)), ends_it: true }
+    }
+
+    /// A transport for the calling node. Addresses look like "sim:3", counted from 0 in the order of these calls.
+    pub fn transport(&self, config: &VanConfig) -> SimTransport {
+        SimTransport::new(self.world.clone(), config)
+    }
+
+    /// Starts a node: `body` runs in a thread of its own, from when the caller waits for the first time. In which order nodes
+    /// start that were spawned at the same instant is drawn.
+    ///
+    /// When a node panics, the first panic stops everybody: each is unwound where it waits.
+    ///
+    /// # Panics
+    /// When the system has no thread to give.
+    pub fn spawn<T, F>(&self, name: &str, body: F) -> Node<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Network) -> T + Send + 'static,
+    {
+        let id = self.world.lock().add_participant(name);
+        let (world, node) = (self.world.clone(), name.to_owned());
+        let thread = std::thread::Builder::new()
+            .name(node.clone())
+            .spawn(move || live(world, id, &node, body))
+            .expect("the system has a thread for each simulated node");
+        Node { world: self.world.clone(), id, name: name.to_owned(), thread }
+    }
+
+    /// Kills a node where it waits, as if its machine had lost power: it is unwound without a word to anybody, and peers see
+    /// it lost after [`Faults::detection`]. What it has sent before still arrives.
+    ///
+    /// # Panics
+    /// When no node of that name runs; "main" cannot be crashed.
+    pub fn crash(&self, name: &str) {
+        let mut core = self.world.lock();
+        assert!(core.crash(name), "cannot crash {name}: no such node runs");
+        let own = core.stop().cloned();
+        drop(core);
+        if let Some(stopped) = own {
+            self.carry_on(Err(stopped));
+        }
+    }
+
+    /// Cuts two nodes off from each other for `duration`. What one sends to the other meanwhile arrives afterwards; when it
+    /// would have to wait longer than [`Faults::detection`], both see each other lost instead. Nodes that do not send notice
+    /// nothing.
+    pub fn cut(&self, one: &str, other: &str, duration: Duration) {
+        self.world.lock().cut(one, other, duration);
+    }
+
+    /// Lets simulated time pass for the calling node.
+    pub fn sleep(&self, duration: Duration) {
+        let slept = self.world.pause(self.world.lock(), Activity::Sleeping, duration);
+        self.carry_on(slept);
+    }
+
+    /// The simulated time.
+    pub fn now(&self) -> Duration {
+        self.world.lock().now()
+    }
+
+    /// A fingerprint of all that has happened so far: every arrival with its bytes, and who ran when. Equal for equal seeds.
+    pub fn trace(&self) -> u64 {
+        self.world.lock().trace()
+    }
+
+    fn carry_on(&self, went: Result<(), Stopped>) {
+        if let Err(stopped) = went {
+            // An error here means that the caller unwinds already, and has no time to sleep.
+            let _ = self.world.stop_here(stopped);
+        }
+    }
+}
+
+impl Clone for Network {
+    fn clone(&self) -> Network {
+        Network { world: self.world.clone(), ends_it: false }
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        if self.ends_it {
+            self.world.end();
+        }
+    }
+}
+
+impl<T> Node<T> {
+    /// The name it was given.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits for its end and returns what it returned.
+    ///
+    /// # Errors
+    /// Why it did not get that far.
+    pub fn join(self) -> Result<T, Stopped> {
+        loop {
+            let core = self.world.lock();
+            if core.is_done(self.id) {
+                break;
+            }
+            let joined = self.world.pause(core, Activity::Joining(self.id), Duration::MAX);
+            let Err(stopped) = joined else { continue };
+            let core = self.world.lock();
+            if core.running() != MAIN || !core.is_done(self.id) {
+                drop(core);
+                self.world.stop_here(stopped)?;
+            }
+            // Main stops last and for the same reason as the node, which is what the caller wants to know.
+        }
+        let returned = self.thread.join().ok().flatten();
+        let ended = Stopped::Ended { node: self.name };
+        returned.ok_or_else(|| self.world.lock().stop_of(self.id).unwrap_or(ended))
+    }
+}
+
+impl Stopped {
+    /// What a transport says that is used after its node has stopped.
+    fn as_error(&self) -> Error {
+        Error::Unavailable { van: "sim", reason: self.to_string() }
+    }
+}
+
+/// A node's thread, from its first turn to its last.
+fn live<T>(
+    world: Arc<World>,
+    id: usize,
+    name: &str,
+    body: impl FnOnce(&Network) -> T,
+) -> Option<T> {
+    let network = Network { world: world.clone(), ends_it: false };
+    let first = world.first_turn(id);
+    let run = || match first {
+        Ok(()) => body(&network),
+        Err(_) => {
+            drop(body);
+            resume_unwind(Box::new(Unwind))
+        }
+    };
+    let (returned, stopped) = match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(returned) => (Some(returned), None),
+        Err(payload) if payload.is::<Unwind>() => (None, world.lock().stop_of(id)),
+        Err(payload) => {
+            let message = message_of(payload.as_ref());
+            (None, Some(Stopped::Panicked { node: name.to_owned(), message }))
+        }
+    };
+    world.last_turn(id, stopped);
+    returned
+}
+
+fn message_of(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message").to_owned()
+}
+
+/// Runs `body` with the seeds 0 to `count - 1`, or only with the one that `CARAVAN_SEED` names. The seed of a run that
+/// panics is printed.
+///
+/// # Panics
+/// When `body` does, or `CARAVAN_SEED` is not a number.
+pub fn for_each_seed(count: u64, mut body: impl FnMut(u64)) {
+    let only = std::env::var(SEED_VARIABLE).ok();
+    for seed in seeds(count, only.as_deref()) {
+        let _failing = Failing(seed);
+        body(seed);
+    }
+}
+
+fn seeds(count: u64, only: Option<&str>) -> std::ops::Range<u64> {
+    let Some(text) = only else { return 0..count };
+    let seed = text.parse::<u64>().ok().filter(|&seed| seed < u64::MAX);
+    let Some(seed) = seed else { panic!("{SEED_VARIABLE}={text} is no number below 2^64 - 1") };
+    seed..seed + 1
+}
+
+/// Says which seed it was when its run panics.
+struct Failing(u64);
+
+impl Drop for Failing {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("seed {0} failed; {SEED_VARIABLE}={0} runs only that one", self.0);
+        }
+    }
+}

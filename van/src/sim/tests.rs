@@ -1,0 +1,547 @@
+//! The simulated van against its promises: order, time, faults, and that a seed says it all.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use super::*;
+use crate::message::{Draft, Values};
+use crate::transport::{Event, FRAME_PREFIX, PeerId, Transport};
+use crate::wire::{Coding, Kind};
+use crate::{Arrival, Endpoint};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MICRO: Duration = Duration::from_micros(1);
+
+fn van(network: &Network, node: u32) -> SimTransport {
+    network.transport(&VanConfig { node, memory_bytes: 16 << 20, ..VanConfig::default() })
+}
+
+fn frame(van: &SimTransport, payload: &[u8]) -> crate::Buffer {
+    let mut frame = van.memory().allocate(FRAME_PREFIX + payload.len()).unwrap();
+    frame[FRAME_PREFIX..].copy_from_slice(payload);
+    frame
+}
+
+fn send(van: &mut SimTransport, peer: PeerId, payload: &[u8]) {
+    let frame = frame(van, payload);
+    van.post_send(peer, frame).unwrap();
+}
+
+fn poll(van: &mut SimTransport) -> Vec<Event> {
+    let mut events = Vec::new();
+    van.poll(&mut events).unwrap();
+    events
+}
+
+/// Waits until something happens.
+fn next(van: &mut SimTransport) -> Event {
+    let mut events = Vec::new();
+    while events.is_empty() {
+        van.wait(SECOND).unwrap();
+        van.poll(&mut events).unwrap();
+    }
+    assert_eq!(events.len(), 1, "{events:?}");
+    events.remove(0)
+}
+
+/// All that happens to `van` within a simulated second.
+fn settle(van: &mut SimTransport) -> Vec<Event> {
+    let until = van.now() + SECOND;
+    let mut events = Vec::new();
+    while van.now() < until {
+        van.poll(&mut events).unwrap();
+        van.wait(until - van.now()).unwrap();
+    }
+    events
+}
+
+fn connect(a: &mut SimTransport, b: &mut SimTransport) -> (PeerId, PeerId) {
+    let to_b = a.connect(b.address()).unwrap();
+    let Event::Connected { peer: to_a, .. } = next(b) else { panic!("no connection") };
+    let Event::Connected { peer, hello } = next(a) else { panic!("no connection") };
+    assert_eq!((peer, hello.frame_bytes.get() as usize), (to_b, b.limits().frame_bytes));
+    (to_b, to_a)
+}
+
+fn received(event: Event) -> (PeerId, Vec<u8>) {
+    let Event::Received { peer, frame } = event else { panic!("{event:?} is no frame") };
+    (peer, frame.to_vec())
+}
+
+fn lost(event: &Event) -> String {
+    let Event::Lost { error, .. } = event else { panic!("{event:?} is no loss") };
+    match error {
+        Error::Connect { source, .. } => format!("{error}: {source}"),
+        error => error.to_string(),
+    }
+}
+
+/// Plays `rounds` of ping-pong between pairs of nodes and returns the trace and the end of time.
+fn ping_pong(seed: u64, faults: Faults, pairs: u32, rounds: u8) -> (u64, Duration) {
+    let network = Network::new(seed, faults);
+    let mut nodes = Vec::new();
+    for pair in 0..pairs {
+        // The transport's number is not known before it is made, so the first of the pair makes both nodes' addresses.
+        nodes.push(network.spawn(&format!("pong {pair}"), move |network| {
+            let mut van = van(network, pair);
+            let address = van.address().to_owned();
+            let ping = network.spawn(&format!("ping {pair}"), move |network| {
+                ping(network, &address, rounds);
+            });
+            let Event::Connected { peer, .. } = next(&mut van) else { panic!("no connection") };
+            for round in 0..rounds {
+                assert_eq!(received(next(&mut van)), (peer, vec![round; 100]));
+                send(&mut van, peer, &[round; 100]);
+            }
+            assert!(lost(&next(&mut van)).contains("closed"));
+            ping.join().unwrap();
+        }));
+    }
+    nodes.into_iter().for_each(|node| node.join().unwrap());
+    (network.trace(), network.now())
+}
+
+fn ping(network: &Network, address: &str, rounds: u8) {
+    let mut van = van(network, 1000);
+    let peer = van.connect(address).unwrap();
+    assert!(matches!(next(&mut van), Event::Connected { .. }));
+    for round in 0..rounds {
+        send(&mut van, peer, &[round; 100]);
+        assert_eq!(received(next(&mut van)), (peer, vec![round; 100]));
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_run_and_another_seed_another() {
+    let run = |seed| ping_pong(seed, Faults::harsh(), 4, 20);
+    let first = run(1);
+    assert_eq!(first, run(1));
+    assert_eq!(first, run(1));
+    assert_ne!(first.0, run(2).0);
+}
+
+#[test]
+fn virtual_time_is_the_modelled_latency() {
+    // Connect and accept, ten rounds of two messages, and the last pong's sender learns of the end: all 10 µs one way.
+    let (_, end) = ping_pong(3, Faults::none(), 1, 10);
+    assert_eq!(end, MICRO * 10 * (2 + 20 + 1));
+}
+
+#[test]
+fn bandwidth_holds_buffers_and_adds_to_latency() {
+    let rate = NonZeroU64::new(1_000_000);
+    let network = Network::new(1, Faults { bytes_per_second: rate, ..Faults::none() });
+    let (mut a, mut b) = (van(&network, 0), van(&network, 1));
+    let (to_b, _) = connect(&mut a, &mut b);
+    let start = network.now();
+    let data = frame(&a, &[1; 984]).share();
+    let offer = crate::wire::Offer { key: 1.into(), address: 0.into(), len: 1000.into() };
+    a.post_write(to_b, data.clone(), &offer, 0).unwrap();
+    poll(&mut a);
+    let data = data.reclaim().expect_err("it is still being sent");
+    a.wait(SECOND).unwrap();
+    assert_eq!(network.now() - start, MICRO * 1016, "a byte a microsecond");
+    poll(&mut a);
+    assert!(data.reclaim().is_ok());
+    b.wait(SECOND).unwrap();
+    assert_eq!(network.now() - start, MICRO * 1026);
+}
+
+#[test]
+fn two_hundred_participants_play_ping_pong() {
+    ping_pong(5, Faults::jittery(), 100, 50);
+}
+
+/// Sends `lengths.len()` requests at once to an echo and checks the replies; returns the trace.
+fn echo(seed: u64, lengths: &'static [usize]) -> u64 {
+    let network = Network::new(seed, Faults::harsh());
+    let server = network.spawn("server", move |network| {
+        let mut endpoint = Endpoint::new(Box::new(van(network, 0)), 0, 16);
+        loop {
+            match next_arrival(&mut endpoint) {
+                Arrival::Message { peer, message } => {
+                    let timestamp = message.timestamp();
+                    let values = Values::Apart(message.into_values().share());
+                    let reply = Draft { timestamp, values, ..Draft::new(Kind::Reply) };
+                    endpoint.post(peer, reply, &mut Coding::plain()).unwrap();
+                }
+                Arrival::Connected { .. } => {}
+                Arrival::Lost { .. } => return,
+            }
+        }
+    });
+    let worker = network.spawn("worker", move |network| {
+        // Who starts first is drawn; the server is to be sim:0.
+        network.sleep(MICRO);
+        let mut endpoint = Endpoint::new(Box::new(van(network, 1)), 1, 16);
+        let peer = endpoint.connect("sim:0").unwrap();
+        assert!(matches!(next_arrival(&mut endpoint), Arrival::Connected { .. }));
+        for (timestamp, &len) in (0..).zip(lengths) {
+            let values = vec![timestamp as u8; len];
+            let values = Values::Copied(&values);
+            let request = Draft { timestamp, values, ..Draft::new(Kind::Request) };
+            endpoint.post(peer, request, &mut Coding::plain()).unwrap();
+        }
+        for (timestamp, &len) in (0..).zip(lengths) {
+            let Arrival::Message { message, .. } = next_arrival(&mut endpoint) else { panic!() };
+            assert_eq!((message.timestamp(), message.values().len()), (timestamp, len));
+            assert!(message.values().iter().all(|&byte| byte == timestamp as u8));
+        }
+    });
+    worker.join().unwrap();
+    server.join().unwrap();
+    network.trace()
+}
+
+fn next_arrival(endpoint: &mut Endpoint) -> Arrival {
+    let mut arrivals = Vec::new();
+    while arrivals.is_empty() {
+        endpoint.wait(SECOND).unwrap();
+        endpoint.poll(&mut arrivals).unwrap();
+    }
+    assert_eq!(arrivals.len(), 1, "lanes are slow: one thing at a time");
+    arrivals.remove(0)
+}
+
+#[test]
+fn endpoints_run_on_it_and_repeat_exactly() {
+    for_each_seed(20, |seed| {
+        let run = || echo(seed, &[8, 100_000, 8, 300_000, 16_000, 0, 1_000_000, 8]);
+        assert_eq!(run(), run());
+    });
+}
+
+#[test]
+fn peers_keep_their_order_and_overtake_each_other() {
+    for_each_seed(20, |seed| {
+        let network = Network::new(seed, Faults::harsh());
+        let mut vans: Vec<_> = (0..5).map(|node| van(&network, node)).collect();
+        let mut hub = vans.pop().unwrap();
+        let peers: Vec<_> = vans.iter_mut().map(|van| connect(van, &mut hub)).collect();
+        for i in 0..50 {
+            for (van, (to_hub, _)) in vans.iter_mut().zip(&peers) {
+                send(van, *to_hub, &[i]);
+                poll(van);
+            }
+        }
+        let all: Vec<_> = settle(&mut hub).into_iter().map(received).collect();
+        for (_, from) in &peers {
+            let bytes: Vec<u8> =
+                all.iter().filter(|(peer, _)| peer == from).map(|(_, bytes)| bytes[0]).collect();
+            assert_eq!(bytes, (0..50).collect::<Vec<u8>>());
+        }
+        let sorted = all.is_sorted_by_key(|(_, bytes)| bytes[0]);
+        assert!(!sorted, "peers never overtook each other");
+    });
+}
+
+#[test]
+fn a_write_is_in_place_before_the_frame_behind_it() {
+    for_each_seed(20, |seed| {
+        let network = Network::new(seed, Faults::harsh());
+        let (mut a, mut b) = (van(&network, 0), van(&network, 1));
+        let (to_b, to_a) = connect(&mut a, &mut b);
+        let offer = b.offer(to_a, b.memory().allocate(100).unwrap()).unwrap();
+        for part in 0..10u8 {
+            let mut data = a.memory().allocate(10).unwrap();
+            data.fill(part);
+            a.post_write(to_b, data.share(), &offer, u64::from(part) * 10).unwrap();
+        }
+        send(&mut a, to_b, b"landed");
+        poll(&mut a);
+        assert_eq!(received(next(&mut b)), (to_a, b"landed".to_vec()));
+        let landed = b.withdraw(to_a, offer.key.get()).unwrap();
+        assert!(landed.chunks(10).zip(0..).all(|(chunk, part)| chunk == [part; 10]));
+        assert!(b.withdraw(to_a, offer.key.get()).is_err());
+    });
+}
+
+#[test]
+fn a_write_outside_an_offer_loses_the_peer_at_both_ends() {
+    let network = Network::new(1, Faults::none());
+    for stretch in [0, 1, u64::MAX] {
+        let (mut a, mut b) = (van(&network, 0), van(&network, 1));
+        let (to_b, to_a) = connect(&mut a, &mut b);
+        let mut offer = b.offer(to_a, b.memory().allocate(8).unwrap()).unwrap();
+        let data = a.memory().allocate(8).unwrap().share();
+        assert!(a.post_write(to_b, data.clone(), &offer, 1).is_err());
+        assert!(a.post_write(to_b, data.clone(), &offer, u64::MAX).is_err());
+        offer.len = stretch.max(8).into();
+        offer.key = (offer.key.get() + u64::from(stretch == 0)).into();
+        a.post_write(to_b, data, &offer, stretch.saturating_sub(8)).unwrap_or_default();
+        if stretch == 1 {
+            offer.len = 9.into();
+            let data = a.memory().allocate(8).unwrap().share();
+            a.post_write(to_b, data, &offer, 1).unwrap();
+        }
+        poll(&mut a);
+        assert!(lost(&next(&mut b)).contains("outside"));
+        assert!(lost(&next(&mut a)).contains("refused a write"));
+        assert!(matches!(a.offer(to_b, frame(&a, &[])), Err(Error::NotConnected { .. })));
+        assert!(settle(&mut b).is_empty() && settle(&mut a).is_empty());
+        let key = offer.key.get() - u64::from(stretch == 0);
+        assert_eq!(b.withdraw(to_a, key).unwrap().len(), 8, "lost, and still ours to take back");
+    }
+}
+
+#[test]
+fn a_full_queue_is_an_error_until_it_has_drained() {
+    let rate = NonZeroU64::new(1_000_000);
+    let network = Network::new(1, Faults { bytes_per_second: rate, ..Faults::none() });
+    let (mut a, mut b) = (van(&network, 0), van(&network, 1));
+    let (to_b, _) = connect(&mut a, &mut b);
+    let depth = a.limits().queue_depth;
+    for i in 0..depth {
+        send(&mut a, to_b, &[i as u8]);
+    }
+    poll(&mut a);
+    let extra = frame(&a, &[0]);
+    let error = a.post_send(to_b, extra).unwrap_err();
+    assert!(matches!(error, Error::QueueFull { depth: d, .. } if d == depth), "{error}");
+    a.wait(SECOND).unwrap();
+    poll(&mut a);
+    send(&mut a, to_b, &[0]);
+    poll(&mut a);
+    assert_eq!(settle(&mut b).len(), depth + 1);
+    let long = a.memory().allocate(FRAME_PREFIX + a.limits().frame_bytes + 1).unwrap();
+    assert!(matches!(a.post_send(to_b, long), Err(Error::FrameTooLong { .. })));
+}
+
+#[test]
+fn what_was_sent_arrives_before_the_loss() {
+    let network = Network::new(1, Faults::harsh());
+    let (mut a, mut b) = (van(&network, 0), van(&network, 1));
+    let (to_b, to_a) = connect(&mut a, &mut b);
+    send(&mut a, to_b, b"last words");
+    poll(&mut a);
+    drop(a);
+    let events = settle(&mut b);
+    assert_eq!(events.len(), 2);
+    assert!(lost(&events[1]).contains("closed the connection"));
+    let extra = frame(&b, &[0]);
+    assert!(matches!(b.post_send(to_a, extra), Err(Error::NotConnected { .. })));
+}
+
+#[test]
+fn a_disconnected_peer_is_forgotten() {
+    let network = Network::new(1, Faults::none());
+    let (mut a, mut b) = (van(&network, 0), van(&network, 1));
+    let (to_b, to_a) = connect(&mut a, &mut b);
+    let offer = b.offer(to_a, frame(&b, &[])).unwrap();
+    send(&mut a, to_b, b"unheard");
+    poll(&mut a);
+    b.disconnect(to_a);
+    assert!(b.withdraw(to_a, offer.key.get()).is_err());
+    assert!(settle(&mut b).is_empty());
+    assert!(lost(&next(&mut a)).contains("closed"));
+    let to_b = a.connect("sim:1").unwrap();
+    a.disconnect(to_b);
+    assert!(settle(&mut a).is_empty());
+    assert!(matches!(settle(&mut b)[..], [Event::Connected { .. }]), "accepted too late");
+    assert!(settle(&mut a).is_empty());
+    assert!(lost(&next(&mut b)).contains("no longer wants"));
+}
+
+#[test]
+fn strangers_and_empty_addresses_are_refused() {
+    let network = Network::new(1, Faults::none());
+    let mut a = van(&network, 0);
+    let mut stranger = network.transport(&VanConfig { cluster: 8, ..VanConfig::default() });
+    a.connect(stranger.address()).unwrap();
+    while network.now() < MICRO * 10 {
+        stranger.wait(SECOND).unwrap();
+    }
+    assert!(poll(&mut stranger).is_empty());
+    assert!(lost(&next(&mut a)).contains("cluster"));
+    a.connect("sim:99").unwrap();
+    assert!(lost(&next(&mut a)).contains("nobody is at sim:99"));
+    let gone = stranger.address().to_owned();
+    a.connect(&gone).unwrap();
+    a.wait(SECOND).unwrap();
+    drop(stranger);
+    assert!(lost(&next(&mut a)).contains("nobody"));
+    for address in ["", "sim:", "sim:-1", "sim:4294967296", "127.0.0.1:80"] {
+        assert!(a.connect(address).is_err(), "{address}");
+    }
+    let twin = a.connect("sim:0").unwrap();
+    let events = settle(&mut a);
+    assert!(events.iter().all(|e| matches!(e, Event::Connected { .. })) && events.len() == 2);
+    send(&mut a, twin, b"to myself");
+    assert_eq!(received(next(&mut a)).1, b"to myself");
+}
+
+#[test]
+fn a_crashed_node_is_lost_after_the_detection_delay() {
+    let network = Network::new(1, Faults::none());
+    let mut a = van(&network, 0);
+    let node = network.spawn("victim", |network| {
+        let mut van = van(network, 1);
+        van.connect("sim:0").unwrap();
+        loop {
+            van.wait(SECOND).unwrap();
+            poll(&mut van);
+        }
+    });
+    assert!(matches!(next(&mut a), Event::Connected { .. }));
+    network.sleep(SECOND);
+    network.crash("victim");
+    let crashed_at = network.now();
+    assert!(lost(&next(&mut a)).contains("no longer answers"));
+    let noticed = network.now() - crashed_at;
+    assert_eq!(noticed, Faults::none().detection + MICRO * 10);
+    let node: Node<()> = node;
+    assert_eq!(node.join(), Err(Stopped::Crashed { node: "victim".to_owned() }));
+    let start = network.now();
+    a.connect("sim:1").unwrap();
+    assert!(lost(&next(&mut a)).contains("nobody"));
+    assert!(network.now() - start > Faults::none().detection);
+}
+
+/// "talker" says something every millisecond; returns when each arrived at main's side, and how that ended.
+fn cut_for(duration: Duration) -> (Vec<Duration>, bool) {
+    let network = Network::new(1, Faults::none());
+    let mut a = van(&network, 0);
+    let _talker = network.spawn("talker", |network| {
+        let mut van = van(network, 1);
+        let peer = van.connect("sim:0").unwrap();
+        next(&mut van);
+        for i in 0..20 {
+            let extra = frame(&van, &[i]);
+            if van.post_send(peer, extra).is_err() {
+                return;
+            }
+            poll(&mut van);
+            network.sleep(MICRO * 1000);
+        }
+        network.sleep(SECOND);
+    });
+    assert!(matches!(next(&mut a), Event::Connected { .. }));
+    network.cut("talker", "main", duration);
+    let mut times = Vec::new();
+    while times.len() < 20 {
+        match next(&mut a) {
+            Event::Received { frame, .. } => {
+                assert_eq!(usize::from(frame[0]), times.len());
+                times.push(network.now());
+            }
+            event => {
+                assert!(lost(&event).contains("nothing came through"));
+                return (times, true);
+            }
+        }
+    }
+    (times, false)
+}
+
+#[test]
+fn a_short_cut_delays_and_a_long_one_loses() {
+    let (times, was_lost) = cut_for(MICRO * 5000);
+    assert!(!was_lost && times[0] >= MICRO * 5000 && times.is_sorted());
+    let (times, was_lost) = cut_for(MICRO * 50_000);
+    assert!(was_lost && times.is_empty(), "{times:?}");
+}
+
+#[test]
+fn the_first_panic_stops_everybody_and_join_reports_it() {
+    let network = Network::new(1, Faults::none());
+    let patient = network.spawn("patient", |network| {
+        loop {
+            network.sleep(SECOND);
+        }
+    });
+    let hasty = network.spawn("hasty", |network| {
+        let _van = van(network, 0);
+        network.sleep(MICRO);
+        panic!("a test's panic, {}", 42);
+    });
+    let (patient, hasty): (Node<()>, Node<()>) = (patient, hasty);
+    let reason =
+        Stopped::Panicked { node: "hasty".to_owned(), message: "a test's panic, 42".to_owned() };
+    assert_eq!(patient.join(), Err(reason.clone()));
+    assert_eq!(hasty.join(), Err(reason));
+    assert_eq!(network.now(), MICRO);
+}
+
+#[test]
+#[should_panic(
+    expected = "main for the end of left, right for a message, left for the end of right"
+)]
+fn a_stuck_simulation_says_who_waits_for_what() {
+    let network = Network::new(1, Faults::none());
+    let right = network.spawn("right", |network| {
+        van(network, 0).wait(Duration::MAX).unwrap();
+    });
+    let left = network.spawn("left", |_| right.join());
+    let _ = left.join().map_err(|stopped| panic!("{stopped}"));
+}
+
+#[test]
+#[should_panic(expected = "nothing can happen any more")]
+fn a_single_thread_that_waits_for_ever_is_told() {
+    let network = Network::new(1, Faults::none());
+    let _ = van(&network, 0).wait(Duration::MAX);
+}
+
+#[test]
+fn a_dropped_network_stops_its_nodes_and_keeps_its_transports() {
+    let network = Network::new(1, Faults::none());
+    let node: Node<()> = network.spawn("endless", |network| {
+        loop {
+            network.sleep(SECOND);
+        }
+    });
+    let unborn = network.spawn("unborn", |_| ());
+    let (mut a, mut b) = (van(&network, 0), van(&network, 1));
+    network.sleep(Duration::ZERO);
+    unborn.join().unwrap();
+    let unborn = network.spawn("unborn", |_| ());
+    drop(network);
+    assert_eq!(node.join(), Err(Stopped::Ended { node: "endless".to_owned() }));
+    assert_eq!(unborn.join(), Err(Stopped::Ended { node: "unborn".to_owned() }));
+    connect(&mut a, &mut b);
+}
+
+#[test]
+fn a_node_that_unwinds_gets_errors_and_not_the_turn() {
+    struct Flusher(SimTransport);
+    impl Drop for Flusher {
+        fn drop(&mut self) {
+            assert!(self.0.wait(SECOND).is_err());
+            assert!(self.0.poll(&mut Vec::new()).is_err());
+        }
+    }
+    let network = Network::new(1, Faults::none());
+    let node: Node<()> = network.spawn("victim", |network| {
+        let mut flusher = Flusher(van(network, 0));
+        loop {
+            flusher.0.wait(SECOND).unwrap();
+        }
+    });
+    network.sleep(SECOND);
+    network.crash("victim");
+    assert_eq!(node.join(), Err(Stopped::Crashed { node: "victim".to_owned() }));
+}
+
+#[test]
+fn memory_that_runs_out_loses_no_frame() {
+    let network = Network::new(1, Faults::none());
+    let mut a = van(&network, 0);
+    let mut b = network.transport(&VanConfig { memory_bytes: 4096, ..VanConfig::default() });
+    let (to_b, _) = connect(&mut a, &mut b);
+    let held: Vec<_> = (0..8).map(|_| b.memory().allocate(8).unwrap()).collect();
+    send(&mut a, to_b, b"patience");
+    poll(&mut a);
+    b.wait(SECOND).unwrap();
+    let error = b.poll(&mut Vec::new()).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    drop(held);
+    assert_eq!(received(next(&mut b)).1, b"patience");
+}
+
+#[test]
+fn seeds_are_counted_or_named() {
+    assert_eq!(seeds(3, None), 0..3);
+    assert_eq!(seeds(3, Some("41")), 41..42);
+    assert!(catch_unwind(|| seeds(3, Some("forty"))).is_err());
+}

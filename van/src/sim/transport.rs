@@ -1,0 +1,486 @@
+//! The simulated van's [`Transport`]: connections, offers and queues. When things arrive is decided in `clock.rs`.
+//!
+//! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+use super::clock::{Activity, Core, World};
+use crate::config::VanConfig;
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Pool, Shared};
+use crate::metrics::Counters;
+use crate::offers::Offers;
+use crate::transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport};
+use crate::wire::{Hello, Offer};
+
+/// Stands for a transport itself where packets name one of its peers: connections are asked for there.
+const LISTENER: u32 = u32::MAX;
+
+/// One side of a connection.
+#[derive(Clone, Copy)]
+pub(super) struct End {
+    /// Whose transport.
+    pub(super) port: u32,
+    /// That transport's number for the peer.
+    pub(super) peer: u32,
+}
+
+/// What travels.
+pub(super) enum Packet {
+    Connect { from: End, hello: Box<[u8]> },
+    Accept { from: End, hello: Box<[u8]> },
+    Frame(Box<[u8]>),
+    Write { key: u64, at: u64, data: Box<[u8]> },
+    Close(String),
+}
+
+impl Packet {
+    /// A number that tells this packet from others.
+    pub(super) fn fingerprint(&self) -> (u8, u64, usize, u32) {
+        let (kind, place, bytes) = match self {
+            Packet::Connect { hello, .. } => (1, 0, &hello[..]),
+            Packet::Accept { hello, .. } => (2, 0, &hello[..]),
+            Packet::Frame(bytes) => (3, 0, &bytes[..]),
+            Packet::Write { key, at, data } => (4, key.rotate_left(32) ^ at, &data[..]),
+            Packet::Close(reason) => (5, 0, reason.as_bytes()),
+        };
+        (kind, place, bytes.len(), crc32c::crc32c(bytes))
+    }
+}
+
+/// One direction of a connection, as its sender keeps it.
+#[derive(Default)]
+pub(super) struct Link {
+    /// When it has sent off all it was given.
+    pub(super) free_at: Duration,
+    /// When the last of that arrives.
+    pub(super) last_arrival: Duration,
+    /// Nothing passes any more.
+    pub(super) broken: bool,
+}
+
+impl Link {
+    /// The first instant that is behind everything sent so far.
+    pub(super) fn after_last(&self) -> Duration {
+        self.last_arrival.saturating_add(Duration::from_nanos(1))
+    }
+}
+
+/// A node's transport on a simulated network, made by [`Network::transport`](super::Network::transport).
+///
+/// A posted buffer is kept until its last byte has left at the simulated bandwidth. Payload is counted as never copied: the
+/// network stands for a card that places it.
+pub struct SimTransport {
+    world: Arc<World>,
+    port: u32,
+    address: String,
+    hello: Hello,
+    limits: Limits,
+    memory: Pool,
+    lanes: BTreeMap<PeerId, Lane>,
+    offers: Offers,
+    found: VecDeque<(PeerId, Found)>,
+    peers_made: u32,
+    counters: Counters,
+}
+
+/// The way to one peer.
+struct Lane {
+    address: String,
+    state: LaneState,
+    /// Longest frame the peer takes.
+    frame_bytes: usize,
+    link: Link,
+    /// Leaves at the next poll or wait.
+    posted: VecDeque<Posted>,
+    /// Handed over, and kept until it has left.
+    leaving: VecDeque<(Duration, Posted)>,
+}
+
+#[derive(Clone, Copy)]
+enum LaneState {
+    Connecting,
+    Up(End),
+    Lost,
+}
+
+enum Posted {
+    Frame(Buffer),
+    Write { data: Shared, key: u64, at: u64 },
+}
+
+/// An event that the next poll reports. Frames get their memory only then.
+enum Found {
+    Connected(Hello),
+    Frame(Box<[u8]>),
+    Lost(Error),
+}
+
+impl SimTransport {
+    pub(super) fn new(world: Arc<World>, config: &VanConfig) -> SimTransport {
+        let frame_bytes = config.frame_bytes.min(u32::MAX as usize);
+        let mut hello = Hello::new(config.cluster, config.node, config.credits);
+        hello.frame_bytes = U32::new(frame_bytes as u32);
+        let port = world.lock().open_port();
+        SimTransport {
+            world,
+            port,
+            address: address_of(port),
+            hello,
+            limits: Limits { frame_bytes, queue_depth: config.queue_depth },
+            memory: Pool::new(config.memory_bytes),
+            lanes: BTreeMap::new(),
+            offers: Offers::default(),
+            found: VecDeque::new(),
+            peers_made: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    fn end(&self, peer: PeerId) -> End {
+        End { port: self.port, peer: peer.0 }
+    }
+
+    fn add_lane(&mut self, address: String) -> PeerId {
+        let peer = PeerId(self.peers_made);
+        self.peers_made += 1;
+        assert!(self.peers_made < LISTENER, "fewer peers than 2^32");
+        let lane = Lane {
+            address,
+            state: LaneState::Connecting,
+            frame_bytes: 0,
+            link: Link::default(),
+            posted: VecDeque::new(),
+            leaving: VecDeque::new(),
+        };
+        self.lanes.insert(peer, lane);
+        peer
+    }
+
+    /// The lane to a peer that is connected.
+    fn lane_up(&mut self, peer: PeerId) -> Result<&mut Lane> {
+        match self.lanes.get_mut(&peer) {
+            Some(lane) if matches!(lane.state, LaneState::Up(_)) => Ok(lane),
+            _ => Err(Error::NotConnected { peer }),
+        }
+    }
+
+    /// Hands over what was posted, and drops what has left.
+    fn hand_over(&mut self, core: &mut Core) {
+        for (&peer, lane) in &mut self.lanes {
+            let LaneState::Up(to) = lane.state else { continue };
+            let from = End { port: self.port, peer: peer.0 };
+            while let Some(posted) = lane.posted.pop_front() {
+                let (packet, bytes) = posted.packet();
+                self.counters.frames_sent += u64::from(matches!(posted, Posted::Frame(_)));
+                self.counters.bytes_sent += bytes as u64;
+                let left_at = core.carry(&mut lane.link, from, to, bytes, packet);
+                lane.leaving.push_back((left_at, posted));
+            }
+            while lane.leaving.front().is_some_and(|(left_at, _)| *left_at <= core.now()) {
+                lane.leaving.pop_front();
+            }
+        }
+    }
+
+    /// Handles everything that has arrived: writes are in place afterwards, the rest is in `found`.
+    fn take_in(&mut self, core: &mut Core) {
+        while let Some((peer, packet)) = core.take(self.port) {
+            let peer = PeerId(peer);
+            match packet {
+                Packet::Connect { from, hello } => self.answer(core, from, &hello),
+                Packet::Accept { from, hello } => self.accepted(core, peer, from, &hello),
+                Packet::Frame(bytes) if self.lane_up(peer).is_ok() => {
+                    self.counters.frames_received += 1;
+                    self.counters.bytes_received += (bytes.len() + FRAME_PREFIX) as u64;
+                    self.found.push_back((peer, Found::Frame(bytes)));
+                }
+                Packet::Write { key, at, data } if self.lane_up(peer).is_ok() => {
+                    self.counters.bytes_received += (data.len() + FRAME_PREFIX) as u64;
+                    if let Err(error) = self.place(peer, key, at, &data) {
+                        self.hang_up(core, peer, format!("it refused {error}"));
+                        self.lose(peer, error.to_string());
+                    }
+                }
+                Packet::Frame(_) | Packet::Write { .. } => {}
+                Packet::Close(reason) => self.lose(peer, reason),
+            }
+        }
+    }
+
+    /// Accepts a connection, or says why not.
+    fn answer(&mut self, core: &mut Core, from: End, hello: &[u8]) {
+        let here = End { port: self.port, peer: LISTENER };
+        let hello = match Hello::check(hello, self.hello.cluster.get()) {
+            Ok(hello) => hello,
+            Err(reason) => {
+                let close = Packet::Close(format!("refused: {reason}"));
+                core.carry(&mut Link::default(), here, from, 0, close);
+                return;
+            }
+        };
+        let peer = self.add_lane(address_of(from.port));
+        let here = self.end(peer);
+        let own = self.hello.as_bytes();
+        let accept = Packet::Accept { from: here, hello: own.into() };
+        if let Some(lane) = self.lanes.get_mut(&peer) {
+            lane.open(from, &hello);
+            core.carry(&mut lane.link, here, from, own.len(), accept);
+        }
+        self.found.push_back((peer, Found::Connected(hello)));
+    }
+
+    fn accepted(&mut self, core: &mut Core, peer: PeerId, from: End, hello: &[u8]) {
+        let here = self.end(peer);
+        let Some(lane) = self.lanes.get_mut(&peer) else {
+            let close = Packet::Close("it no longer wants the connection".to_owned());
+            core.carry(&mut Link::default(), here, from, 0, close);
+            return;
+        };
+        if !matches!(lane.state, LaneState::Connecting) {
+            return;
+        }
+        match Hello::check(hello, self.hello.cluster.get()) {
+            Ok(hello) => {
+                lane.open(from, &hello);
+                self.found.push_back((peer, Found::Connected(hello)));
+            }
+            Err(reason) => {
+                let close = Packet::Close(format!("refused: {reason}"));
+                core.carry(&mut lane.link, here, from, 0, close);
+                self.lose(peer, reason);
+            }
+        }
+    }
+
+    fn place(&mut self, peer: PeerId, key: u64, at: u64, data: &[u8]) -> Result<()> {
+        let mut into = self.offers.lend(peer, key, at, data.len() as u64)?;
+        into[at as usize..][..data.len()].copy_from_slice(data);
+        self.offers.put_back(key, into);
+        Ok(())
+    }
+
+    /// Tells a connected peer that this side is done with it.
+    fn hang_up(&mut self, core: &mut Core, peer: PeerId, reason: String) {
+        let here = self.end(peer);
+        if let Some(lane) = self.lanes.get_mut(&peer)
+            && let LaneState::Up(to) = lane.state
+        {
+            core.carry(&mut lane.link, here, to, 0, Packet::Close(reason));
+        }
+    }
+
+    /// Notes that a peer is gone, once.
+    fn lose(&mut self, peer: PeerId, reason: String) {
+        let Some(lane) = self.lanes.get_mut(&peer) else { return };
+        let address = lane.address.clone();
+        let error = match lane.state {
+            LaneState::Lost => return,
+            LaneState::Connecting => {
+                let source = io::Error::new(io::ErrorKind::ConnectionRefused, reason);
+                Error::Connect { address, source }
+            }
+            LaneState::Up(_) => Error::PeerLost { peer, address, reason },
+        };
+        lane.state = LaneState::Lost;
+        lane.posted.clear();
+        lane.leaving.clear();
+        self.found.push_back((peer, Found::Lost(error)));
+    }
+
+    fn post(&mut self, peer: PeerId, posted: Posted) -> Result<()> {
+        let depth = self.limits.queue_depth;
+        let lane = self.lane_up(peer)?;
+        if lane.queued() >= depth {
+            return Err(Error::QueueFull { peer, depth });
+        }
+        lane.posted.push_back(posted);
+        Ok(())
+    }
+}
+
+impl Transport for SimTransport {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn memory(&self) -> &Pool {
+        &self.memory
+    }
+
+    fn connect(&mut self, address: &str) -> Result<PeerId> {
+        let number = address.strip_prefix("sim:").and_then(|number| number.parse::<u32>().ok());
+        let Some(port) = number else {
+            let source = io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "an address on the simulated network looks like sim:3",
+            );
+            return Err(Error::Connect { address: address.to_owned(), source });
+        };
+        let peer = self.add_lane(address.to_owned());
+        let (from, to) = (self.end(peer), End { port, peer: LISTENER });
+        let hello = self.hello.as_bytes();
+        let connect = Packet::Connect { from, hello: hello.into() };
+        if let Some(lane) = self.lanes.get_mut(&peer) {
+            self.world.lock().carry(&mut lane.link, from, to, hello.len(), connect);
+        }
+        Ok(peer)
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        let world = self.world.clone();
+        self.hang_up(&mut world.lock(), peer, "it closed the connection".to_owned());
+        self.lanes.remove(&peer);
+        self.offers.forget(peer);
+        self.found.retain(|&(of, _)| of != peer);
+    }
+
+    fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {
+        let len = frame.len().checked_sub(FRAME_PREFIX).expect("a frame begins with the prefix");
+        let limit = self.limits.frame_bytes.min(self.lane_up(peer)?.frame_bytes);
+        if len > limit {
+            return Err(Error::FrameTooLong { len, limit });
+        }
+        self.post(peer, Posted::Frame(frame))
+    }
+
+    fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
+        self.lane_up(peer)?;
+        // No address: where memory lies differs from run to run, and what is sent must not.
+        Ok(Offer { address: U64::new(0), ..self.offers.open(peer, into) })
+    }
+
+    fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
+        let world = self.world.clone();
+        self.take_in(&mut world.lock());
+        self.offers.close(peer, key)
+    }
+
+    fn post_write(&mut self, peer: PeerId, data: Shared, into: &Offer, at: u64) -> Result<()> {
+        self.lane_up(peer)?;
+        let (key, offered, len) = (into.key.get(), into.len.get(), data.len() as u64);
+        if at.checked_add(len).is_none_or(|end| end > offered) {
+            return Err(Error::OutsideOffer { key, at, len, offered });
+        }
+        self.post(peer, Posted::Write { data, key, at })
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
+        let world = self.world.clone();
+        let mut core = world.lock();
+        if let Some(stopped) = core.stop() {
+            return Err(stopped.as_error());
+        }
+        self.hand_over(&mut core);
+        self.take_in(&mut core);
+        if self.found.is_empty() {
+            core.polled_in_vain();
+        }
+        drop(core);
+        while let Some((peer, found)) = self.found.pop_front() {
+            events.push(match found {
+                Found::Connected(hello) => Event::Connected { peer, hello },
+                Found::Lost(error) => Event::Lost { peer, error },
+                Found::Frame(bytes) => match self.memory.allocate(bytes.len()) {
+                    Ok(mut frame) => {
+                        frame.copy_from_slice(&bytes);
+                        Event::Received { peer, frame }
+                    }
+                    Err(error) => {
+                        self.found.push_front((peer, Found::Frame(bytes)));
+                        return Err(error);
+                    }
+                },
+            });
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<()> {
+        let world = self.world.clone();
+        let mut core = world.lock();
+        self.hand_over(&mut core);
+        if core.has_arrivals(self.port) || !self.found.is_empty() {
+            return Ok(());
+        }
+        let depth = self.limits.queue_depth;
+        let room_at = self.lanes.values().filter_map(|lane| lane.room_at(depth)).min();
+        let until_room = room_at.map_or(timeout, |at| at.saturating_sub(core.now()));
+        self.counters.sleeps += 1;
+        let paused = world.pause(core, Activity::Waiting, timeout.min(until_room));
+        paused.or_else(|stopped| world.stop_here(stopped)).map_err(|stopped| stopped.as_error())
+    }
+
+    fn now(&self) -> Duration {
+        self.world.lock().now()
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+impl Drop for SimTransport {
+    fn drop(&mut self) {
+        let mut core = self.world.lock();
+        let crashed = core.close_port(self.port);
+        let silence = if crashed { core.detection() } else { Duration::ZERO };
+        let reason = if crashed { "it no longer answers" } else { "it closed the connection" };
+        for (peer, lane) in &mut self.lanes {
+            if let LaneState::Up(to) = lane.state {
+                let here = End { port: self.port, peer: peer.0 };
+                lane.link.free_at = lane.link.free_at.max(core.now().saturating_add(silence));
+                core.carry(&mut lane.link, here, to, 0, Packet::Close(reason.to_owned()));
+            }
+        }
+    }
+}
+
+impl Lane {
+    fn open(&mut self, to: End, hello: &Hello) {
+        self.state = LaneState::Up(to);
+        self.frame_bytes = hello.frame_bytes.get() as usize;
+    }
+
+    fn queued(&self) -> usize {
+        self.posted.len() + self.leaving.len()
+    }
+
+    /// When a full lane has room again, or one that is sending has sent everything.
+    fn room_at(&self, depth: usize) -> Option<Duration> {
+        let full = self.queued() >= depth;
+        let next = if full { self.leaving.front() } else { self.leaving.back() };
+        next.map(|&(left_at, _)| left_at)
+    }
+}
+
+impl Posted {
+    /// A copy of what is sent, and the bytes it takes on the wire.
+    fn packet(&self) -> (Packet, usize) {
+        match self {
+            Posted::Frame(frame) => (Packet::Frame(frame[FRAME_PREFIX..].into()), frame.len()),
+            Posted::Write { data, key, at } => {
+                let packet = Packet::Write { key: *key, at: *at, data: data[..].into() };
+                (packet, FRAME_PREFIX + data.len())
+            }
+        }
+    }
+}
+
+fn address_of(port: u32) -> String {
+    format!("sim:{port}")
+}

@@ -1,0 +1,312 @@
+//! What goes into a sender comes out of a receiver, however the stream is cut; nothing else gets in.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::io::IoSlice;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use zerocopy::IntoBytes;
+
+use super::*;
+use crate::memory::Pool;
+use crate::offers::Offers;
+use crate::transport::{Event, PeerId};
+use crate::wire::{Hello, Offer};
+
+const CLUSTER: u64 = 7;
+const FRAME_BYTES: usize = 16 << 10;
+const PEER: PeerId = PeerId(3);
+
+/// One thing to send.
+#[derive(Debug, Clone)]
+enum Item {
+    Frame(usize),
+    Write { at: usize, len: usize },
+}
+
+/// The two halves of a connection, with the bytes between them held in memory.
+struct Lane {
+    pool: Pool,
+    offers: Offers,
+    sender: Sender,
+    receiver: Receiver,
+    wire: Vec<u8>,
+    events: Vec<Event>,
+}
+
+impl Lane {
+    fn new() -> Self {
+        let pool = Pool::new(64 << 20);
+        let receiver = Receiver::new(PEER, CLUSTER, FRAME_BYTES, &pool).unwrap();
+        let sender = Sender::new(PEER, Hello::new(CLUSTER, 1, 1), 1000);
+        let offers = Offers::default();
+        Lane { pool, offers, sender, receiver, wire: Vec::new(), events: Vec::new() }
+    }
+
+    fn greeted() -> Self {
+        let mut lane = Lane::new();
+        lane.carry(|_| usize::MAX).unwrap();
+        assert!(matches!(lane.events.pop(), Some(Event::Connected { peer: PEER, .. })));
+        lane
+    }
+
+    fn frame(&mut self, bytes: &[u8]) {
+        let mut frame = self.pool.allocate(FRAME_PREFIX + bytes.len()).unwrap();
+        frame[FRAME_PREFIX..].copy_from_slice(bytes);
+        self.sender.frame(frame).unwrap();
+    }
+
+    fn write(&mut self, bytes: &[u8], into: &Offer, at: usize) {
+        let mut data = self.pool.allocate(bytes.len()).unwrap();
+        data.copy_from_slice(bytes);
+        self.sender.write(data.share(), into, at as u64).unwrap();
+    }
+
+    fn offer(&mut self, len: usize) -> Offer {
+        let mut into = self.pool.allocate(len).unwrap();
+        into.fill(0);
+        self.offers.open(PEER, into)
+    }
+
+    /// Takes all that is queued from the sender and hands it over in pieces of the sizes that `chunk` says.
+    fn carry(&mut self, mut chunk: impl FnMut(usize) -> usize) -> Result<(), String> {
+        while !self.sender.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = self.sender.slices(&mut slices);
+            let before = self.wire.len();
+            for slice in &slices[..count] {
+                let take = slice.len().min(chunk(slice.len()).max(1));
+                self.wire.extend_from_slice(&slice[..take]);
+                if take < slice.len() {
+                    break;
+                }
+            }
+            let left = self.wire.len() - before;
+            self.sender.sent(left);
+        }
+        self.deliver(chunk)
+    }
+
+    /// Hands what lies in `wire` to the receiver.
+    fn deliver(&mut self, mut chunk: impl FnMut(usize) -> usize) -> Result<(), String> {
+        let wire = std::mem::take(&mut self.wire);
+        let mut rest = wire.as_slice();
+        while !rest.is_empty() {
+            let Spaces { place, staging } = self.receiver.spaces();
+            let room = place.len() + staging.len();
+            assert!(room > 0, "there is always room for more");
+            let len = chunk(room).clamp(1, room.min(rest.len()));
+            let (now, later) = rest.split_at(len);
+            let (first, second) = now.split_at(len.min(place.len()));
+            place[..first.len()].copy_from_slice(first);
+            staging[..second.len()].copy_from_slice(second);
+            rest = later;
+            self.receiver.received(len, &self.pool, &mut self.offers, &mut self.events)?;
+        }
+        Ok(())
+    }
+}
+
+fn bytes(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| ((i + 1) * (seed + 7) * 31 >> 3) as u8).collect()
+}
+
+fn item() -> impl Strategy<Value = Item> {
+    prop_oneof![
+        (0..300usize).prop_map(Item::Frame),
+        (0..=FRAME_BYTES).prop_map(Item::Frame),
+        (0..500usize, 0..300usize).prop_map(|(at, len)| Item::Write { at, len }),
+        (0..500usize, 0..90_000usize).prop_map(|(at, len)| Item::Write { at, len }),
+    ]
+}
+
+fn chunks() -> impl Strategy<Value = Vec<usize>> {
+    prop_oneof![vec(1..40usize, 1..20), vec(1..100_000usize, 1..20), Just(vec![usize::MAX])]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn any_sequence_survives_any_cutting(items in vec(item(), 0..30), sizes in chunks()) {
+        let mut lane = Lane::new();
+        let mut memory = vec![0; 90_500];
+        let into = lane.offer(memory.len());
+        let mut frames = Vec::new();
+        for (seed, item) in items.iter().enumerate() {
+            match *item {
+                Item::Frame(len) => {
+                    lane.frame(&bytes(seed, len));
+                    frames.push(bytes(seed, len));
+                }
+                Item::Write { at, len } => {
+                    lane.write(&bytes(seed, len), &into, at);
+                    memory[at..at + len].copy_from_slice(&bytes(seed, len));
+                }
+            }
+        }
+        let mut next = sizes.iter().copied().cycle();
+        lane.carry(|_| next.next().unwrap()).unwrap();
+        let mut events = lane.events.into_iter();
+        let connected = matches!(events.next(), Some(Event::Connected { peer: PEER, .. }));
+        prop_assert!(connected);
+        for expected in frames {
+            let Some(Event::Received { peer: PEER, frame }) = events.next() else {
+                panic!("a frame of {} bytes is missing", expected.len())
+            };
+            prop_assert_eq!(frame.as_ptr() as usize % ALIGN, 0);
+            prop_assert!(*frame == expected[..], "a frame of {} bytes is wrong", expected.len());
+        }
+        prop_assert!(events.next().is_none());
+        let landed = lane.offers.close(PEER, into.key.get()).unwrap();
+        prop_assert!(*landed == memory[..], "a write went wrong");
+    }
+
+    #[test]
+    fn garbage_is_refused_or_waited_for(garbage in vec(any::<u8>(), 0..2000), sizes in chunks()) {
+        let mut stranger = Lane::new();
+        let mut next = sizes.iter().copied().cycle();
+        stranger.wire = garbage.clone();
+        let outcome = stranger.deliver(|_| next.next().unwrap());
+        prop_assert!(outcome.is_err() || garbage.len() < size_of::<Hello>());
+        let mut peer = Lane::greeted();
+        let into = peer.offer(100);
+        peer.wire = garbage;
+        drop(peer.deliver(|_| next.next().unwrap()));
+        peer.receiver.abandon(&mut peer.offers);
+        prop_assert!(peer.offers.close(PEER, into.key.get()).is_ok());
+    }
+
+    #[test]
+    fn hostile_prefixes_never_panic(
+        kind in 0..5u8,
+        zeros in prop_oneof![Just([0; 3]), any::<[u8; 3]>()],
+        len in prop_oneof![0..200u32, any::<u32>()],
+        word in prop_oneof![Just(0), any::<u64>()],
+        at in prop_oneof![0..200u64, any::<u64>()],
+        tail in vec(any::<u8>(), 0..200),
+    ) {
+        let mut lane = Lane::greeted();
+        let offered = lane.offer(100);
+        let key = if word == 0 { offered.key.get() } else { word };
+        let mut head = prefix(kind, len, if kind == WRITE { key } else { word });
+        head[1..4].copy_from_slice(&zeros);
+        lane.wire.extend_from_slice(&head);
+        lane.wire.extend_from_slice(&at.to_le_bytes());
+        lane.wire.extend_from_slice(&tail);
+        let reserved = lane.pool.bytes_reserved();
+        let outcome = lane.deliver(|_| usize::MAX);
+        let inside = key == offered.key.get() && at.checked_add(len.into()).is_some_and(|end| end <= 100);
+        if zeros != [0; 3] || (kind == WRITE && !inside) || (kind != WRITE && word != 0) || kind > REFUSAL {
+            prop_assert!(outcome.is_err(), "kind {} len {} word {} at {}", kind, len, word, at);
+        }
+        prop_assert_eq!(lane.pool.bytes_reserved(), reserved, "nothing is allocated on a stranger's word");
+    }
+}
+
+/// Sends `rounds` large writes, a notice behind each, in pieces; returns how many bytes of them were copied.
+fn copied_by(lane: &mut Lane, into: &Offer, notice: usize, rounds: usize, fragmented: bool) -> u64 {
+    let before = lane.receiver.payload_bytes_copied();
+    let data = bytes(rounds, into.len.get() as usize);
+    for round in 0..rounds {
+        lane.write(&data, into, 0);
+        lane.frame(&bytes(round, notice));
+    }
+    // As off a slow wire: pieces end within prefixes, notices and padding.
+    let mut piece = 0;
+    lane.carry(|_| {
+        piece = piece % 9_000 + 1448 / 3;
+        if fragmented { piece } else { usize::MAX }
+    })
+    .unwrap();
+    lane.receiver.payload_bytes_copied() - before
+}
+
+#[test]
+fn a_steady_large_pattern_is_never_copied() {
+    for notice in [88, 64] {
+        let mut lane = Lane::greeted();
+        let into = lane.offer(300_003);
+        assert!(copied_by(&mut lane, &into, notice, 1, false) <= 64 << 10, "what was staged");
+        assert_eq!(copied_by(&mut lane, &into, notice, 10, false), 0);
+        assert_eq!(copied_by(&mut lane, &into, notice, 20, true), 0);
+    }
+}
+
+#[test]
+fn frames_after_writes_are_read_many_at_once_again() {
+    let mut lane = Lane::greeted();
+    let into = lane.offer(100_000);
+    copied_by(&mut lane, &into, 64, 2, false);
+    for round in 0..3 {
+        lane.frame(&bytes(round, 24));
+        lane.carry(|_| usize::MAX).unwrap();
+    }
+    assert!(lane.receiver.spaces().staging.len() > 1000);
+}
+
+#[test]
+fn a_frame_over_the_limit_names_the_numbers() {
+    let mut lane = Lane::greeted();
+    lane.frame(&[0; FRAME_BYTES + 1]);
+    let reason = lane.carry(|_| usize::MAX).unwrap_err();
+    assert!(reason.contains("16385") && reason.contains("16384"), "{reason}");
+}
+
+#[test]
+fn strangers_are_told_apart() {
+    for (hello, word) in [
+        (Hello::new(8, 1, 1), "cluster"),
+        (Hello { version: 9, ..Hello::new(CLUSTER, 1, 1) }, "version 9"),
+        (Hello { magic: 1.into(), ..Hello::new(CLUSTER, 1, 1) }, "protocol"),
+        (Hello::new(CLUSTER, 1, 0), "malformed"),
+    ] {
+        let mut lane = Lane::new();
+        lane.wire = hello.as_bytes().to_vec();
+        let reason = lane.deliver(|_| usize::MAX).unwrap_err();
+        assert!(reason.contains(word), "{reason}");
+        assert!(lane.events.is_empty());
+    }
+}
+
+#[test]
+fn a_refusal_says_why_and_replaces_what_has_not_left() {
+    let mut lane = Lane::greeted();
+    let kept = lane.pool.allocate(1000).unwrap().share();
+    let into = lane.offer(1000);
+    lane.sender.write(kept.clone(), &into, 0).unwrap();
+    lane.sender.refuse("the house is full");
+    assert!(kept.reclaim().is_ok(), "what was posted came home");
+    let reason = lane.carry(|_| usize::MAX).unwrap_err();
+    assert_eq!(reason, "it refused this node: the house is full");
+}
+
+#[test]
+fn a_refusal_waits_for_the_unit_that_is_leaving() {
+    let mut lane = Lane::greeted();
+    lane.frame(&[1; 100]);
+    lane.frame(&[2; 100]);
+    let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+    assert!(lane.sender.slices(&mut slices) > 0);
+    lane.wire.extend_from_slice(&slices[0][..50]);
+    lane.sender.sent(50);
+    lane.sender.refuse("enough");
+    assert!(lane.carry(|_| usize::MAX).is_err());
+    let frames = lane.events.iter().filter(|event| matches!(event, Event::Received { .. }));
+    assert_eq!(frames.count(), 1);
+}
+
+#[test]
+fn the_queue_has_a_depth() {
+    let pool = Pool::new(1 << 20);
+    let mut sender = Sender::new(PEER, Hello::new(CLUSTER, 1, 1), 2);
+    sender.sent(size_of::<Hello>());
+    let frame = || pool.allocate(FRAME_PREFIX).unwrap();
+    assert!(sender.frame(frame()).is_ok() && sender.frame(frame()).is_ok());
+    let error = sender.frame(frame()).unwrap_err();
+    assert!(matches!(error, crate::Error::QueueFull { peer: PEER, depth: 2 }), "{error}");
+    sender.sent(FRAME_PREFIX);
+    assert_eq!(sender.frames_sent(), 1);
+    assert!(sender.frame(frame()).is_ok());
+}

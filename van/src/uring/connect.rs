@@ -1,0 +1,222 @@
+//! How peers come and go: connecting and accepting, the exchange of hellos, refusals, loss. Not on the path.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use zerocopy::little_endian::U32;
+
+use super::Uring;
+use super::ring::Slot;
+use crate::error::{Error, Result};
+use crate::stream::{Receiver, Sender};
+use crate::transport::{Event, PeerId};
+use crate::wire::Hello;
+
+/// How long a connection may take to be made, to say hello, or to take note of a refusal.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long to wait before accepting again, after the system could not (no file descriptors left, mostly).
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// What is known of a connection besides its lane.
+pub(super) struct Peer {
+    pub(super) id: PeerId,
+    address: String,
+    pub(super) stage: Stage,
+    /// Longest frame that both sides take.
+    pub(super) frame_bytes: usize,
+    /// Whether this side asked for the connection, and so wants to know what became of it.
+    ours: bool,
+}
+
+/// How far a connection is.
+pub(super) enum Stage {
+    /// It may take until then to say hello.
+    Greeting(Instant),
+    /// It is a peer.
+    Up,
+    /// It was told why it is turned away, and may take until then to read it.
+    Refused(Instant),
+    /// The kernel gives back what it has; then this is reported.
+    Closing(Option<Error>),
+}
+
+impl Uring {
+    /// Connects, and starts to exchange hellos.
+    pub(super) fn connect_to(&mut self, address: &str) -> Result<PeerId> {
+        let failed = |source| Error::Connect { address: address.to_owned(), source };
+        let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for candidate in address.to_socket_addrs().map_err(failed)? {
+            match TcpStream::connect_timeout(&candidate, PATIENCE) {
+                Ok(socket) => return self.enter(socket, address.to_owned(), true),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failed(failure))
+    }
+
+    /// Takes in what came of accepting.
+    pub(super) fn accepted(&mut self, accepted: io::Result<TcpStream>) {
+        let entered = match accepted {
+            Ok(socket) => match socket.peer_addr() {
+                Ok(address) => self.enter(socket, address.to_string(), false).map(drop),
+                Err(_) => return, // it is gone already
+            },
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => return,
+            Err(source) => {
+                self.accept_at = Some(Instant::now() + ACCEPT_AGAIN);
+                Err(Error::Os { call: "accept", source })
+            }
+        };
+        if let Err(error) = entered {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "a connection was not taken in");
+        }
+    }
+
+    /// Gives a new connection a number and a lane, which begins with a hello.
+    fn enter(&mut self, socket: TcpStream, address: String, ours: bool) -> Result<PeerId> {
+        let id = PeerId(u32::try_from(self.slots.len()).expect("fewer connections than 2^32"));
+        let failed = |source| Error::Connect { address: address.clone(), source };
+        socket.set_nodelay(true).map_err(failed)?;
+        let config = &self.config;
+        let mut hello = Hello::new(config.cluster, config.node, config.credits);
+        hello.frame_bytes = U32::new(u32::try_from(config.frame_bytes).unwrap_or(u32::MAX));
+        let receiver = Receiver::new(id, config.cluster, config.frame_bytes, &self.pool)?;
+        let sender = Sender::new(id, hello, config.queue_depth);
+        let slot = self.ring.add(socket, sender, receiver);
+        let stage = Stage::Greeting(Instant::now() + PATIENCE);
+        let peer = Peer { id, address, stage, frame_bytes: config.frame_bytes, ours };
+        if self.peers.len() <= slot {
+            self.peers.resize_with(slot + 1, || None);
+        }
+        self.peers[slot] = Some(peer);
+        self.slots.push(Some(slot));
+        self.young += 1;
+        Ok(id)
+    }
+
+    /// Takes in what a lane has received.
+    pub(super) fn received(&mut self, slot: Slot, bytes: usize) {
+        let Some(peer) = &mut self.peers[slot] else { return };
+        match peer.stage {
+            Stage::Greeting(_) | Stage::Up => {}
+            Stage::Refused(_) => return, // nobody reads it
+            Stage::Closing(_) => return self.bury(slot),
+        }
+        let first = self.ready.len();
+        let taken = self.ring.received(slot, bytes, &self.pool, &mut self.offers, &mut self.ready);
+        if matches!(peer.stage, Stage::Greeting(_))
+            && let Some(Event::Connected { hello, .. }) = self.ready.get(first)
+        {
+            peer.stage = Stage::Up;
+            peer.frame_bytes = peer.frame_bytes.min(hello.frame_bytes.get() as usize);
+            self.young -= 1;
+        }
+        match taken {
+            Ok(()) => {}
+            Err(reason) if matches!(peer.stage, Stage::Greeting(_)) && !peer.ours => {
+                tracing::warn!(address = %peer.address, reason, "turned a connection away");
+                self.ring.refuse(slot, &reason);
+                peer.stage = Stage::Refused(Instant::now() + PATIENCE);
+            }
+            Err(reason) => self.lose(slot, reason),
+        }
+    }
+
+    /// Takes note that a lane has sent something.
+    pub(super) fn sent(&mut self, slot: Slot) {
+        match self.peers[slot].as_ref().map(|peer| &peer.stage) {
+            Some(Stage::Refused(_)) if self.ring.is_flushed(slot) => self.ring.finish(slot),
+            Some(Stage::Closing(_)) => self.bury(slot),
+            _ => {}
+        }
+    }
+
+    /// Closes a connection that has failed, and reports it once the kernel is done with it.
+    pub(super) fn lose(&mut self, slot: Slot, reason: String) {
+        let Some(peer) = &self.peers[slot] else { return };
+        let address = peer.address.clone();
+        let report = match peer.stage {
+            Stage::Up => Some(Error::PeerLost { peer: peer.id, address, reason }),
+            Stage::Greeting(_) if peer.ours => {
+                let source = io::Error::new(io::ErrorKind::ConnectionRefused, reason);
+                Some(Error::Connect { address, source })
+            }
+            Stage::Greeting(_) => {
+                tracing::warn!(address, reason, "a connection ended before it began");
+                None
+            }
+            Stage::Refused(_) => None,
+            Stage::Closing(_) => return self.bury(slot),
+        };
+        self.close(slot, report);
+    }
+
+    /// Closes the connection to a peer, if there is one, and forgets what was offered to it.
+    pub(super) fn forget(&mut self, peer: PeerId) {
+        self.offers.forget(peer);
+        self.ready.retain(|event| {
+            let (Event::Connected { peer: of, .. }
+            | Event::Received { peer: of, .. }
+            | Event::Lost { peer: of, .. }) = event;
+            *of != peer
+        });
+        let Some(slot) = self.slots.get(peer.0 as usize).copied().flatten() else { return };
+        match &mut self.peers[slot] {
+            Some(Peer { stage: Stage::Closing(report), .. }) => *report = None,
+            _ => self.close(slot, None),
+        }
+    }
+
+    fn close(&mut self, slot: Slot, report: Option<Error>) {
+        let Some(peer) = &mut self.peers[slot] else { return };
+        let before = std::mem::replace(&mut peer.stage, Stage::Closing(report));
+        self.young -= usize::from(matches!(before, Stage::Greeting(_) | Stage::Refused(_)));
+        self.ring.close(slot);
+        self.bury(slot);
+    }
+
+    /// Removes a closed connection once the kernel is done with it, and reports what there is to report.
+    fn bury(&mut self, slot: Slot) {
+        if !self.ring.is_closed(slot) {
+            return;
+        }
+        let Some(peer) = self.peers[slot].take() else { return };
+        self.slots[peer.id.0 as usize] = None;
+        let mut receiver = self.ring.remove(slot);
+        if let Stage::Closing(Some(error)) = peer.stage {
+            // What was being written was offered, and can now be withdrawn.
+            receiver.abandon(&mut self.offers);
+            self.ready.push(Event::Lost { peer: peer.id, error });
+        }
+    }
+
+    /// Ends connections that took too long, and accepts again when it is time.
+    pub(super) fn look_after_the_young(&mut self) {
+        let now = Instant::now();
+        self.accept_at = self.accept_at.filter(|&at| now < at);
+        for slot in 0..self.peers.len() {
+            let Some(peer) = &self.peers[slot] else { continue };
+            if let Stage::Greeting(until) | Stage::Refused(until) = peer.stage
+                && until <= now
+            {
+                self.lose(slot, format!("it did not say hello within {PATIENCE:?}"));
+            }
+        }
+    }
+
+    /// How long to sleep at most, so that nobody is looked after too late.
+    pub(super) fn patience(&self, timeout: Duration) -> Duration {
+        if self.young == 0 && self.accept_at.is_none() {
+            return timeout;
+        }
+        let stages = self.peers.iter().flatten().filter_map(|peer| match peer.stage {
+            Stage::Greeting(until) | Stage::Refused(until) => Some(until),
+            Stage::Up | Stage::Closing(_) => None,
+        });
+        let first = stages.chain(self.accept_at).min();
+        first.map_or(timeout, |at| timeout.min(at.saturating_duration_since(Instant::now())))
+    }
+}

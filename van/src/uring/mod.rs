@@ -1,0 +1,209 @@
+//! The van over TCP with io_uring: everything there is to do for all peers goes to the kernel in one system call.
+//!
+//! One ring belongs to one transport and so to one thread. Each peer has at most one vectored send and one receive in the
+//! kernel's hands: a send takes all that is queued for the peer, so what is posted between two polls leaves together, and a
+//! receive goes straight into the memory that the stream's [`Receiver`] names, the offered place of a write included. A poll
+//! queues these operations, enters the kernel once if there are any, and reads what has completed from memory shared with it;
+//! with nothing to hand over it makes no system call. The receive that follows an arrival is handed over together with the
+//! caller's answer, so that a round trip costs each side one call.
+//!
+//! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
+
+mod connect;
+mod ring;
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use crate::config::VanConfig;
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Pool, Shared};
+use crate::metrics::Counters;
+use crate::offers::Offers;
+#[cfg(doc)]
+use crate::stream::Receiver;
+use crate::transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport};
+use crate::wait::{Idle, Next};
+use crate::wire::Offer;
+
+use connect::{Peer, Stage};
+use ring::{Done, Mode, Ring, Slot};
+
+/// The van's name.
+const NAME: &str = "uring";
+
+/// How often one poll goes to the kernel at most while it finds nothing to report but there is more to do.
+const ROUNDS_MAX: usize = 16;
+
+/// A node's TCP connections on one ring.
+pub struct Uring {
+    config: VanConfig,
+    address: String,
+    start: Instant,
+    pool: Pool,
+    offers: Offers,
+    ring: Ring,
+    /// By slot of the ring.
+    peers: Vec<Option<Peer>>,
+    /// By peer number; `None` once the peer is gone.
+    slots: Vec<Option<Slot>>,
+    /// Found, and not yet reported.
+    ready: Vec<Event>,
+    /// Connections that will not be waited for much longer.
+    young: usize,
+    /// When to try again to accept, after that has failed.
+    accept_at: Option<Instant>,
+}
+
+impl Uring {
+    /// A transport that listens on `config.listen`.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when this machine does not offer io_uring, [`Error::Listen`].
+    pub fn new(config: &VanConfig) -> Result<Uring> {
+        Uring::with_modes(config, &Mode::BEST_FIRST)
+    }
+
+    fn with_modes(config: &VanConfig, modes: &[Mode]) -> Result<Uring> {
+        let failed = |source| Error::Listen { address: config.listen.clone(), source };
+        let listener = TcpListener::bind(&config.listen).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?.to_string();
+        let ring = Ring::new(listener, modes)?;
+        tracing::debug!(%address, mode = ?ring.mode(), "listening with io_uring");
+        Ok(Uring {
+            config: config.clone(),
+            address,
+            start: Instant::now(),
+            pool: Pool::new(config.memory_bytes),
+            offers: Offers::default(),
+            ring,
+            peers: Vec::new(),
+            slots: Vec::new(),
+            ready: Vec::with_capacity(64),
+            young: 0,
+            accept_at: None,
+        })
+    }
+
+    /// Where the lane of a peer is that has said hello.
+    fn up(&self, peer: PeerId) -> Result<(Slot, &Peer)> {
+        let slot = self.slots.get(peer.0 as usize).copied().flatten();
+        let found = slot.and_then(|slot| Some((slot, self.peers[slot].as_ref()?)));
+        found
+            .filter(|(_, entry)| matches!(entry.stage, Stage::Up))
+            .ok_or(Error::NotConnected { peer })
+    }
+
+    /// Hands over what there is to do and takes in what has finished, until there is something to report or nothing to do.
+    fn turn(&mut self) -> Result<()> {
+        for _ in 0..ROUNDS_MAX {
+            if self.young > 0 || self.accept_at.is_some() {
+                self.look_after_the_young();
+            }
+            if self.accept_at.is_none() {
+                self.ring.accept();
+            }
+            self.ring.submit()?;
+            while let Some(done) = self.ring.next() {
+                self.complete(done);
+            }
+            if !self.ready.is_empty() || !self.ring.has_work() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, done: Done) {
+        match done {
+            Done::Accepted(accepted) => self.accepted(accepted),
+            Done::Sent(slot, Ok(())) => self.sent(slot),
+            Done::Received(slot, Ok(bytes)) if bytes > 0 => self.received(slot, bytes),
+            Done::Received(slot, Ok(_)) => self.lose(slot, "it closed the connection".to_owned()),
+            Done::Sent(slot, Err(error)) | Done::Received(slot, Err(error)) => {
+                self.lose(slot, error.to_string());
+            }
+        }
+    }
+}
+
+impl Transport for Uring {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { frame_bytes: self.config.frame_bytes, queue_depth: self.config.queue_depth }
+    }
+
+    fn memory(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn connect(&mut self, address: &str) -> Result<PeerId> {
+        self.connect_to(address)
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.forget(peer);
+    }
+
+    fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {
+        let (slot, entry) = self.up(peer)?;
+        let (len, limit) = (frame.len().saturating_sub(FRAME_PREFIX), entry.frame_bytes);
+        if len > limit {
+            return Err(Error::FrameTooLong { len, limit });
+        }
+        self.ring.frame(slot, frame)
+    }
+
+    fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
+        self.up(peer)?;
+        Ok(self.offers.open(peer, into))
+    }
+
+    fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
+        self.offers.close(peer, key)
+    }
+
+    fn post_write(&mut self, peer: PeerId, data: Shared, into: &Offer, at: u64) -> Result<()> {
+        let (slot, _) = self.up(peer)?;
+        self.ring.write(slot, data, into, at)
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
+        if self.ready.is_empty() || self.ring.has_posted() {
+            self.turn()?;
+        }
+        events.append(&mut self.ready);
+        Ok(())
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<()> {
+        let mut idle = None;
+        loop {
+            self.turn()?;
+            if !self.ready.is_empty() {
+                return Ok(());
+            }
+            let idle = idle.get_or_insert_with(|| Idle::begin(self.config.wait, timeout));
+            match idle.after_empty_look() {
+                Next::Look => {}
+                Next::Return => return Ok(()),
+                Next::Sleep(left) => self.ring.sleep(self.patience(left))?,
+            }
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn counters(&self) -> Counters {
+        self.ring.counters()
+    }
+}

@@ -1,0 +1,732 @@
+//! The ring: which operations the kernel has in hand, and the memory it may touch because of them.
+//!
+//! All unsafe code of this van. The kernel reads and writes memory by address while an operation is under way, so this file
+//! keeps everything such an operation names, a lane's socket, [`Sender`] and [`Receiver`], where nobody else can move, change
+//! or drop it: they go in with [`Ring::add`], are changed only by the methods here, and come out with [`Ring::remove`] once
+//! the kernel has answered for the last operation. What a connection means (who is greeted, refused, lost) is not decided here.
+//!
+//! Path: worker > slicer > filter > message > codec > endpoint > transport (**ring**).
+
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use io_uring::{IoUring, cqueue, opcode, register::Probe, squeue, types};
+
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Pool, Shared};
+use crate::metrics::Counters;
+use crate::offers::Offers;
+use crate::stream::{Receiver, SLICES_MAX, Sender, Spaces};
+use crate::transport::Event;
+use crate::wire::Offer;
+
+/// Submissions that can be queued before a system call is needed.
+const SUBMISSIONS: u32 = 512;
+
+/// Completions that fit into the ring: two for each of 2,000 peers. The kernel keeps what is more and hands it over later.
+const COMPLETIONS: u32 = 4096;
+
+/// How long a ring that is dropped waits for the kernel to let go of memory before it leaves that memory to it for good.
+const LET_GO: Duration = Duration::from_secs(2);
+
+/// Where a lane is kept. Used again after [`Ring::remove`].
+pub(super) type Slot = usize;
+
+/// How the ring is set up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Completions are posted when this thread enters the kernel to ask for them, and only then.
+    Deferred,
+    /// Completions are posted whenever this thread is in the kernel anyway, a yield included; it is not interrupted for them.
+    Cooperative,
+    /// The kernel interrupts this thread to post completions. Every kernel with io_uring does this.
+    Plain,
+}
+
+impl Mode {
+    /// Best first; the measurements behind the order are in `mod.rs`.
+    pub(super) const BEST_FIRST: [Mode; 3] = [Mode::Cooperative, Mode::Deferred, Mode::Plain];
+
+    fn build(self) -> io::Result<IoUring> {
+        let mut builder = IoUring::builder();
+        builder.setup_cqsize(COMPLETIONS).setup_clamp().dontfork();
+        match self {
+            Mode::Deferred => {
+                builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag()
+            }
+            Mode::Cooperative => builder.setup_coop_taskrun().setup_taskrun_flag(),
+            Mode::Plain => &mut builder,
+        };
+        builder.build(SUBMISSIONS)
+    }
+}
+
+/// The first of `modes` that `build` can make. A mode the kernel does not know is passed over; any other failure is final.
+///
+/// # Errors
+/// What the last attempt reported.
+pub(super) fn first_that_works<T>(
+    modes: &[Mode],
+    build: impl Fn(Mode) -> io::Result<T>,
+) -> io::Result<(T, Mode)> {
+    let mut refusal = io::Error::from_raw_os_error(libc::EINVAL);
+    for &mode in modes {
+        match build(mode) {
+            Ok(made) => return Ok((made, mode)),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refusal = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(refusal)
+}
+
+/// Sets a ring up in the first of `modes` that works, and checks that the kernel does all that this van asks of it.
+fn open(modes: &[Mode]) -> Result<(IoUring, Mode), String> {
+    let (io, mode) =
+        first_that_works(modes, Mode::build).map_err(|error| explain(&error, &disabled()))?;
+    let parameters = io.params();
+    if !parameters.is_feature_ext_arg() || !parameters.is_feature_nodrop() {
+        return Err("its io_uring cannot sleep for a limited time; Linux 5.11 or newer is needed \
+                    (or use --van tcp)"
+            .to_owned());
+    }
+    let mut probe = Probe::new();
+    io.submitter().register_probe(&mut probe).map_err(|error| explain(&error, &disabled()))?;
+    let needed = [
+        ("SEND", opcode::Send::CODE),
+        ("SENDMSG", opcode::SendMsg::CODE),
+        ("RECV", opcode::Recv::CODE),
+        ("RECVMSG", opcode::RecvMsg::CODE),
+        ("ACCEPT", opcode::Accept::CODE),
+        ("ASYNC_CANCEL", opcode::AsyncCancel::CODE),
+    ];
+    match needed.iter().find(|(_, code)| !probe.is_supported(*code)) {
+        None => Ok((io, mode)),
+        Some((name, _)) => Err(format!("its io_uring lacks {name}; use --van tcp")),
+    }
+}
+
+/// What the administrator says about io_uring: "0" for everybody, "1" for a group, "2" for nobody; empty on older kernels.
+fn disabled() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default()
+}
+
+/// Why a ring could not be set up and what to do about it, given the value of `kernel.io_uring_disabled`.
+fn explain(error: &io::Error, disabled: &str) -> String {
+    match (error.raw_os_error(), disabled.trim()) {
+        (Some(libc::EPERM), level @ ("1" | "2")) => format!(
+            "io_uring is disabled by kernel.io_uring_disabled={level}; set it to 0 (sysctl) or use --van tcp"
+        ),
+        (Some(libc::EPERM | libc::EACCES), _) => {
+            "io_uring is forbidden to this process, probably by a container's seccomp profile; \
+             allow io_uring_setup, io_uring_enter and io_uring_register, or use --van tcp"
+                .to_owned()
+        }
+        (Some(libc::ENOSYS), _) => "this kernel has no io_uring, or a container hides it; Linux \
+                                    5.11 or newer is needed (or use --van tcp)"
+            .to_owned(),
+        (Some(libc::ENOMEM), _) => format!(
+            "no memory for a ring of {COMPLETIONS} completions; raise the limit on locked memory \
+             (`ulimit -l`) or use --van tcp"
+        ),
+        (Some(libc::EMFILE | libc::ENFILE), _) => {
+            "too many open files; raise the limit (`ulimit -n`)".to_owned()
+        }
+        _ => format!("io_uring cannot be set up: {error}; use --van tcp"),
+    }
+}
+
+/// What an operation was about; with the slot, its `user_data`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+enum Tag {
+    Accept = 0,
+    Send = 1,
+    Receive = 2,
+    Cancel = 3,
+}
+
+const TAG_BITS: u32 = 2;
+
+fn user_data(slot: Slot, tag: Tag) -> u64 {
+    (slot as u64) << TAG_BITS | tag as u64
+}
+
+fn parts(user_data: u64) -> (Slot, Tag) {
+    let tag = match user_data & ((1 << TAG_BITS) - 1) {
+        0 => Tag::Accept,
+        1 => Tag::Send,
+        2 => Tag::Receive,
+        _ => Tag::Cancel,
+    };
+    ((user_data >> TAG_BITS) as Slot, tag)
+}
+
+/// Something the kernel has finished.
+#[derive(Debug)]
+pub(super) enum Done {
+    /// Somebody connected, or accepting failed.
+    Accepted(io::Result<TcpStream>),
+    /// A send ended; the lane's [`Sender`] knows already.
+    Sent(Slot, io::Result<()>),
+    /// This many bytes came, to be passed to [`Ring::received`]; 0 is the end of the stream.
+    Received(Slot, io::Result<usize>),
+}
+
+/// Half a lane's dealings with the kernel.
+#[derive(Default, Clone, Copy)]
+struct Operation {
+    /// The kernel has it.
+    under_way: bool,
+    /// It was asked to give it back.
+    cancelled: bool,
+    /// It is on the list of what to look after before the next system call.
+    listed: bool,
+}
+
+/// A connection, at a fixed address for as long as the kernel may know it.
+struct Lane {
+    socket: TcpStream,
+    sender: Sender,
+    receiver: Receiver,
+    send: Operation,
+    receive: Operation,
+    /// The one refusal that the sender has room for is used.
+    refused: bool,
+    closing: bool,
+    send_header: libc::msghdr,
+    send_slices: [libc::iovec; SLICES_MAX],
+    receive_header: libc::msghdr,
+    receive_slices: [libc::iovec; 2],
+}
+
+const NO_SLICE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+/// A message header without an address and without slices.
+fn empty_header() -> libc::msghdr {
+    // SAFETY: `msghdr` is plain old data of the C library; null pointers with zero lengths are what an empty one holds.
+    unsafe { std::mem::zeroed() }
+}
+
+/// One thread's ring with all its connections.
+pub(super) struct Ring {
+    io: IoUring,
+    mode: Mode,
+    listener: TcpListener,
+    accept: Operation,
+    /// Whether one submission accepts many connections; older kernels need one for each.
+    accept_many: bool,
+    lanes: Vec<Option<Box<Lane>>>,
+    free: Vec<Slot>,
+    /// Lanes that may have something to send, or an operation to cancel.
+    sends: Vec<Slot>,
+    /// Lanes that should receive, or have an operation to cancel.
+    receives: Vec<Slot>,
+    /// Operations the kernel has, cancellations aside.
+    under_way: usize,
+    counters: Counters,
+}
+
+impl Ring {
+    /// A ring in the first of `modes` that works here, accepting what connects to `listener`.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub(super) fn new(listener: TcpListener, modes: &[Mode]) -> Result<Self> {
+        let (io, mode) =
+            open(modes).map_err(|reason| Error::Unavailable { van: super::NAME, reason })?;
+        Ok(Ring {
+            io,
+            mode,
+            listener,
+            accept: Operation::default(),
+            accept_many: true,
+            lanes: Vec::new(),
+            free: Vec::new(),
+            sends: Vec::new(),
+            receives: Vec::new(),
+            under_way: 0,
+            counters: Counters::default(),
+        })
+    }
+
+    /// How it was set up.
+    pub(super) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// What has been done so far.
+    pub(super) fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Takes a connection in and begins to receive on it. The socket must be in blocking mode: what would block is then
+    /// continued by the kernel when it can be.
+    pub(super) fn add(&mut self, socket: TcpStream, sender: Sender, receiver: Receiver) -> Slot {
+        let lane = Box::new(Lane {
+            socket,
+            sender,
+            receiver,
+            send: Operation::default(),
+            receive: Operation::default(),
+            refused: false,
+            closing: false,
+            send_header: empty_header(),
+            send_slices: [NO_SLICE; SLICES_MAX],
+            receive_header: empty_header(),
+            receive_slices: [NO_SLICE; 2],
+        });
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.lanes.push(None);
+            self.lanes.len() - 1
+        });
+        self.lanes[slot] = Some(lane);
+        self.list_send(slot);
+        self.list_receive(slot);
+        slot
+    }
+
+    /// Queues a frame; see [`Sender::frame`].
+    pub(super) fn frame(&mut self, slot: Slot, frame: Buffer) -> Result<()> {
+        self.lane(slot).sender.frame(frame)?;
+        self.list_send(slot);
+        Ok(())
+    }
+
+    /// Queues a write; see [`Sender::write`].
+    pub(super) fn write(&mut self, slot: Slot, data: Shared, into: &Offer, at: u64) -> Result<()> {
+        self.lane(slot).sender.write(data, into, at)?;
+        self.list_send(slot);
+        Ok(())
+    }
+
+    /// Queues the reason why this side is about to close the connection, the first time only.
+    pub(super) fn refuse(&mut self, slot: Slot, reason: &str) {
+        let lane = self.lane(slot);
+        if !std::mem::replace(&mut lane.refused, true) {
+            lane.sender.refuse(reason);
+            self.list_send(slot);
+        }
+    }
+
+    fn lane(&mut self, slot: Slot) -> &mut Lane {
+        self.lanes[slot].as_mut().expect("a peer's slot holds its lane")
+    }
+
+    /// Whether everything posted to a lane has left.
+    pub(super) fn is_flushed(&self, slot: Slot) -> bool {
+        self.lanes[slot].as_ref().is_none_or(|lane| lane.sender.is_empty())
+    }
+
+    /// Tells the peer that nothing more will be sent.
+    pub(super) fn finish(&mut self, slot: Slot) {
+        if let Some(lane) = &self.lanes[slot] {
+            // A socket that is broken already says so here; its receive tells the rest.
+            let _ = lane.socket.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Hands `bytes` received bytes to the lane's [`Receiver`]; see [`Receiver::received`].
+    pub(super) fn received(
+        &mut self,
+        slot: Slot,
+        bytes: usize,
+        pool: &Pool,
+        offers: &mut Offers,
+        events: &mut Vec<Event>,
+    ) -> Result<(), String> {
+        let lane = self.lanes[slot].as_mut().expect("a peer's slot holds its lane");
+        assert!(!lane.receive.under_way, "the kernel still writes where this would cut");
+        let (frames, copied) =
+            (lane.receiver.frames_received(), lane.receiver.payload_bytes_copied());
+        let result = lane.receiver.received(bytes, pool, offers, events);
+        self.counters.frames_received += lane.receiver.frames_received() - frames;
+        self.counters.payload_bytes_copied += lane.receiver.payload_bytes_copied() - copied;
+        result
+    }
+
+    /// Closes a connection. The lane stays until the kernel has given its operations back: then [`Ring::is_closed`].
+    pub(super) fn close(&mut self, slot: Slot) {
+        if let Some(lane) = &mut self.lanes[slot] {
+            lane.closing = true;
+            // Ends what waits for the peer; fails only where the connection is gone, which ends it as well.
+            let _ = lane.socket.shutdown(Shutdown::Both);
+            self.list_send(slot);
+            self.list_receive(slot);
+        }
+    }
+
+    /// Whether a lane was closed and the kernel has let go of it.
+    pub(super) fn is_closed(&self, slot: Slot) -> bool {
+        let lane = self.lanes[slot].as_deref();
+        lane.is_some_and(|lane| lane.closing && !lane.send.under_way && !lane.receive.under_way)
+    }
+
+    /// Takes a lane out that [`Ring::is_closed`], drops what was posted on it, and returns its receiving half.
+    pub(super) fn remove(&mut self, slot: Slot) -> Receiver {
+        assert!(self.is_closed(slot), "the kernel still works on this lane");
+        let lane = self.lanes[slot].take().expect("a closed lane is there");
+        self.free.push(slot);
+        lane.receiver
+    }
+
+    /// Starts to accept, unless that goes on already.
+    pub(super) fn accept(&mut self) {
+        if self.accept.under_way {
+            return;
+        }
+        let socket = types::Fd(self.listener.as_raw_fd());
+        let entry = if self.accept_many {
+            opcode::AcceptMulti::new(socket).flags(libc::SOCK_CLOEXEC).build()
+        } else {
+            let (address, len) = (std::ptr::null_mut(), std::ptr::null_mut());
+            opcode::Accept::new(socket, address, len).flags(libc::SOCK_CLOEXEC).build()
+        };
+        self.accept.under_way = self.push(entry.user_data(user_data(0, Tag::Accept)));
+        self.under_way += usize::from(self.accept.under_way);
+    }
+
+    /// Whether anything was posted that has not been handed to the kernel.
+    pub(super) fn has_posted(&self) -> bool {
+        !self.sends.is_empty()
+    }
+
+    /// Whether a lane waits to be looked after by [`Ring::submit`].
+    pub(super) fn has_work(&self) -> bool {
+        !self.sends.is_empty() || !self.receives.is_empty()
+    }
+
+    /// Hands the kernel everything there is to do, in one call; none if there is nothing and no completion is held back.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the ring itself fails.
+    pub(super) fn submit(&mut self) -> Result<()> {
+        // Sends go first: somebody waits for them.
+        let mut list = std::mem::take(&mut self.sends);
+        list.retain(|&slot| !self.stage_send(slot));
+        self.sends = list;
+        let mut list = std::mem::take(&mut self.receives);
+        list.retain(|&slot| !self.stage_receive(slot));
+        self.receives = list;
+        let queue = self.io.submission();
+        if queue.is_empty() && !queue.taskrun() && !queue.cq_overflow() {
+            return Ok(());
+        }
+        drop(queue);
+        self.counters.system_calls += 1;
+        tolerate(self.io.submitter().submit())
+    }
+
+    /// Sleeps until something completes, or `timeout` has passed.
+    ///
+    /// # Errors
+    /// As [`Ring::submit`].
+    pub(super) fn sleep(&mut self, timeout: Duration) -> Result<()> {
+        let timeout = types::Timespec::from(timeout);
+        let arguments = types::SubmitArgs::new().timespec(&timeout);
+        self.counters.system_calls += 1;
+        self.counters.sleeps += 1;
+        tolerate(self.io.submitter().submit_with_args(1, &arguments))
+    }
+
+    /// The next thing that has finished, if any. Makes no system call.
+    pub(super) fn next(&mut self) -> Option<Done> {
+        loop {
+            let entry = self.io.completion().next()?;
+            let (slot, tag) = parts(entry.user_data());
+            match tag {
+                Tag::Cancel => {}
+                Tag::Accept => {
+                    if let Some(done) = self.accepted(&entry) {
+                        return Some(done);
+                    }
+                }
+                Tag::Send => return Some(self.sent(slot, entry.result())),
+                Tag::Receive => {
+                    let lane = self.lanes[slot].as_mut().expect("a lane with an operation stays");
+                    lane.receive = Operation { listed: lane.receive.listed, ..Default::default() };
+                    self.under_way -= 1;
+                    let result = result(entry.result());
+                    self.counters.bytes_received += *result.as_ref().unwrap_or(&0) as u64;
+                    self.list_receive(slot);
+                    return Some(Done::Received(slot, result));
+                }
+            }
+        }
+    }
+
+    /// Takes note of one accept; none if the kernel only declined to accept many at once.
+    fn accepted(&mut self, entry: &cqueue::Entry) -> Option<Done> {
+        if !cqueue::more(entry.flags()) {
+            self.accept = Operation::default();
+            self.under_way -= 1;
+        }
+        match result(entry.result()) {
+            Ok(fd) => {
+                // SAFETY: an accept that succeeds returns a new file descriptor, each once, and nobody else knows it.
+                let socket = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+                Some(Done::Accepted(Ok(TcpStream::from(socket))))
+            }
+            Err(error) if self.accept_many && error.raw_os_error() == Some(libc::EINVAL) => {
+                self.accept_many = false;
+                self.accept();
+                None
+            }
+            Err(error) => Some(Done::Accepted(Err(error))),
+        }
+    }
+
+    fn sent(&mut self, slot: Slot, code: i32) -> Done {
+        let lane = self.lanes[slot].as_mut().expect("a lane with an operation stays");
+        lane.send = Operation { listed: lane.send.listed, ..Default::default() };
+        self.under_way -= 1;
+        let result = result(code).map(|bytes| {
+            let frames = lane.sender.frames_sent();
+            lane.sender.sent(bytes);
+            self.counters.frames_sent += lane.sender.frames_sent() - frames;
+            self.counters.bytes_sent += bytes as u64;
+        });
+        if !lane.sender.is_empty() {
+            self.list_send(slot);
+        }
+        Done::Sent(slot, result)
+    }
+
+    fn list_send(&mut self, slot: Slot) {
+        if let Some(lane) = &mut self.lanes[slot]
+            && !std::mem::replace(&mut lane.send.listed, true)
+        {
+            self.sends.push(slot);
+        }
+    }
+
+    fn list_receive(&mut self, slot: Slot) {
+        if let Some(lane) = &mut self.lanes[slot]
+            && !std::mem::replace(&mut lane.receive.listed, true)
+        {
+            self.receives.push(slot);
+        }
+    }
+
+    /// Starts the lane's next send, if it is time; false when the submission queue is full.
+    fn stage_send(&mut self, slot: Slot) -> bool {
+        let Some(lane) = &mut self.lanes[slot] else { return true };
+        lane.send.listed = false;
+        let entry = match (lane.closing, lane.send.under_way) {
+            (false, false) => lane.send_entry(),
+            (true, true) if !lane.send.cancelled => Some(cancel(slot, Tag::Send)),
+            _ => None,
+        };
+        let Some(entry) = entry else { return true };
+        let closing = lane.closing;
+        let tag = if closing { Tag::Cancel } else { Tag::Send };
+        let pushed = self.push(entry.user_data(user_data(slot, tag)));
+        let lane = self.lanes[slot].as_mut().expect("it was there above");
+        lane.send.listed = !pushed;
+        if closing {
+            lane.send.cancelled = pushed;
+        } else {
+            lane.send.under_way = pushed;
+            self.under_way += usize::from(pushed);
+        }
+        pushed
+    }
+
+    /// Starts the lane's next receive, if it is time; false when the submission queue is full.
+    fn stage_receive(&mut self, slot: Slot) -> bool {
+        let Some(lane) = &mut self.lanes[slot] else { return true };
+        lane.receive.listed = false;
+        let entry = match (lane.closing, lane.receive.under_way) {
+            (false, false) => lane.receive_entry(),
+            (true, true) if !lane.receive.cancelled => cancel(slot, Tag::Receive),
+            _ => return true,
+        };
+        let closing = lane.closing;
+        let tag = if closing { Tag::Cancel } else { Tag::Receive };
+        let pushed = self.push(entry.user_data(user_data(slot, tag)));
+        let lane = self.lanes[slot].as_mut().expect("it was there above");
+        lane.receive.listed = !pushed;
+        if closing {
+            lane.receive.cancelled = pushed;
+        } else {
+            lane.receive.under_way = pushed;
+            self.under_way += usize::from(pushed);
+        }
+        pushed
+    }
+
+    /// Queues a submission, making room by a system call where needed; false when there is none even so.
+    fn push(&mut self, entry: squeue::Entry) -> bool {
+        if self.io.submission().is_full() {
+            self.counters.system_calls += 1;
+            if self.io.submitter().submit().is_err() {
+                return false;
+            }
+        }
+        // SAFETY: the memory that `entry` names, slices and headers included, belongs to a boxed lane: its `Sender`'s queued
+        // units, its `Receiver`'s spaces, its own arrays. The caller marks the operation as under way, and until its
+        // completion is reaped the lane stays (`remove` asserts it, `drop` leaks it), `received` asserts that no receive is
+        // under way before it touches the spaces, `sent` runs only on the completion of the send, and otherwise the
+        // `Sender` is only added to: its queue has room for its depth, the hello and one refusal from the start, so that
+        // units stay where they are. An accept and a cancellation name no memory. The file descriptors are open as long as
+        // their lane or this ring.
+        unsafe { self.io.submission().push(&entry) }.is_ok()
+    }
+}
+
+impl Lane {
+    /// The operation that sends what is queued, as far as one call takes it; none if nothing is.
+    fn send_entry(&mut self) -> Option<squeue::Entry> {
+        let socket = types::Fd(self.socket.as_raw_fd());
+        // With MSG_WAITALL the kernel goes on by itself when the socket's buffer was full.
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let count = self.sender.slices(&mut slices);
+        match &slices[..count] {
+            [] => None,
+            [slice] if let Ok(len) = u32::try_from(slice.len()) => {
+                Some(opcode::Send::new(socket, slice.as_ptr(), len).flags(flags).build())
+            }
+            slices => {
+                for (to, slice) in self.send_slices.iter_mut().zip(slices) {
+                    *to = libc::iovec {
+                        iov_base: slice.as_ptr().cast_mut().cast(),
+                        iov_len: slice.len(),
+                    };
+                }
+                self.send_header.msg_iov = self.send_slices.as_mut_ptr();
+                self.send_header.msg_iovlen = count;
+                let header = &raw const self.send_header;
+                Some(opcode::SendMsg::new(socket, header).flags(flags as u32).build())
+            }
+        }
+    }
+
+    /// The operation that receives what comes next.
+    fn receive_entry(&mut self) -> squeue::Entry {
+        let socket = types::Fd(self.socket.as_raw_fd());
+        let Spaces { place, staging } = self.receiver.spaces();
+        if place.is_empty() {
+            let len = u32::try_from(staging.len()).unwrap_or(u32::MAX);
+            return opcode::Recv::new(socket, staging.as_mut_ptr(), len).build();
+        }
+        self.receive_slices = [place, staging]
+            .map(|space| libc::iovec { iov_base: space.as_mut_ptr().cast(), iov_len: space.len() });
+        self.receive_header.msg_iov = self.receive_slices.as_mut_ptr();
+        self.receive_header.msg_iovlen = self.receive_slices.len();
+        opcode::RecvMsg::new(socket, &raw mut self.receive_header).build()
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        for slot in 0..self.lanes.len() {
+            self.close(slot);
+        }
+        if self.accept.under_way {
+            self.push(cancel(0, Tag::Accept).user_data(user_data(0, Tag::Cancel)));
+        }
+        let began = Instant::now();
+        while self.under_way > 0 && began.elapsed() < LET_GO {
+            if self.submit().is_err() || self.sleep(Duration::from_millis(10)).is_err() {
+                break;
+            }
+            while self.next().is_some() {}
+        }
+        for lane in self.lanes.drain(..).flatten() {
+            if lane.send.under_way || lane.receive.under_way {
+                // The kernel may still use its memory, and nobody will learn when it has stopped: never free it.
+                tracing::warn!(
+                    "the kernel kept an operation of a closed connection; its memory stays with it"
+                );
+                std::mem::forget(lane);
+            }
+        }
+    }
+}
+
+fn cancel(slot: Slot, tag: Tag) -> squeue::Entry {
+    opcode::AsyncCancel::new(user_data(slot, tag)).build()
+}
+
+/// A completion's code: a count, or the negative of an error number.
+fn result(code: i32) -> io::Result<usize> {
+    usize::try_from(code).map_err(|_| io::Error::from_raw_os_error(-code))
+}
+
+/// Passes over what only means "later": a signal, a timeout, completions to be reaped first.
+fn tolerate(entered: io::Result<usize>) -> Result<()> {
+    match entered {
+        Ok(_) => Ok(()),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN) => Ok(()),
+            _ => Err(Error::Os { call: "io_uring_enter", source: error }),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    fn refuse<T>(errno: i32) -> io::Result<T> {
+        Err(io::Error::from_raw_os_error(errno))
+    }
+
+    #[test]
+    fn the_best_mode_the_kernel_knows_is_taken() {
+        let knows = |known: &'static [Mode]| {
+            move |mode| if known.contains(&mode) { Ok(mode) } else { refuse(libc::EINVAL) }
+        };
+        for (known, taken) in [
+            (&Mode::BEST_FIRST[..], Mode::BEST_FIRST[0]),
+            (&Mode::BEST_FIRST[1..], Mode::BEST_FIRST[1]),
+            (&[Mode::Plain], Mode::Plain),
+        ] {
+            let (made, mode) = first_that_works(&Mode::BEST_FIRST, knows(known)).unwrap();
+            assert_eq!((made, mode), (taken, taken));
+        }
+        let error = first_that_works(&Mode::BEST_FIRST, knows(&[])).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+    }
+
+    #[test]
+    fn only_an_unknown_mode_is_passed_over() {
+        let tries = std::cell::Cell::new(0);
+        let error = first_that_works(&Mode::BEST_FIRST, |_| {
+            tries.set(tries.get() + 1);
+            refuse::<()>(libc::EPERM)
+        });
+        assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EPERM));
+        assert_eq!(tries.get(), 1);
+    }
+
+    #[test]
+    fn a_refusal_names_its_cause_and_remedy() {
+        for (errno, disabled, words) in [
+            (libc::EPERM, "2\n", "kernel.io_uring_disabled=2"),
+            (libc::EPERM, "1\n", "kernel.io_uring_disabled=1"),
+            (libc::EPERM, "0\n", "seccomp"),
+            (libc::EPERM, "", "seccomp"),
+            (libc::ENOSYS, "", "Linux 5.11"),
+            (libc::ENOMEM, "0\n", "ulimit -l"),
+            (libc::EMFILE, "0\n", "ulimit -n"),
+            (libc::EIO, "0\n", "--van tcp"),
+        ] {
+            let reason = explain(&io::Error::from_raw_os_error(errno), disabled);
+            assert!(reason.contains(words), "{errno}: {reason}");
+        }
+    }
+
+    #[test]
+    fn user_data_tells_slot_and_operation() {
+        for slot in [0, 1, 12345, usize::MAX >> TAG_BITS] {
+            for tag in [Tag::Accept, Tag::Send, Tag::Receive, Tag::Cancel] {
+                assert!(parts(user_data(slot, tag)) == (slot, tag));
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The io_uring van on this machine's kernel: two transports in one thread.
+#![cfg(all(target_os = "linux", feature = "uring"))]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use caravan_van::uring::Uring;
+use caravan_van::{Buffer, Error, Event, FRAME_PREFIX, PeerId, Transport, VanConfig, Wait};
+
+/// A transport, or `None` with a line that says why this machine has none.
+fn uring(config: &VanConfig) -> Option<Uring> {
+    match Uring::new(config) {
+        Ok(uring) => Some(uring),
+        Err(Error::Unavailable { reason, .. }) => {
+            eprintln!("skipped: the uring van does not work here: {reason}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn config(wait: Wait) -> VanConfig {
+    VanConfig { wait, memory_bytes: 64 << 20, ..VanConfig::default() }
+}
+
+fn frame(van: &Uring, payload: &[u8]) -> Buffer {
+    let mut frame = van.memory().allocate(FRAME_PREFIX + payload.len()).unwrap();
+    frame[FRAME_PREFIX..].copy_from_slice(payload);
+    frame
+}
+
+/// Moves all of `vans` along until the one at `at` has something to report.
+fn next(vans: &mut [&mut Uring], at: usize) -> Event {
+    let began = Instant::now();
+    let mut events = Vec::new();
+    loop {
+        for (index, van) in vans.iter_mut().enumerate() {
+            let mut others = Vec::new();
+            van.wait(Duration::from_millis(1)).unwrap();
+            van.poll(if index == at { &mut events } else { &mut others }).unwrap();
+        }
+        if !events.is_empty() {
+            return events.remove(0);
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "nothing came");
+    }
+}
+
+/// Two that are connected, and what each calls the other.
+fn pair(wait: Wait) -> Option<(Uring, Uring, PeerId, PeerId)> {
+    let (mut a, mut b) = (uring(&config(wait))?, uring(&config(wait))?);
+    let to_b = a.connect(b.address()).unwrap();
+    let mut seen = [None, None];
+    let began = Instant::now();
+    while seen.iter().any(Option::is_none) {
+        for (van, seen) in [&mut a, &mut b].into_iter().zip(&mut seen) {
+            let mut events = Vec::new();
+            van.wait(Duration::from_millis(1)).unwrap();
+            van.poll(&mut events).unwrap();
+            if let Some(Event::Connected { peer, .. }) = events.first() {
+                *seen = Some(*peer);
+            }
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "no connection");
+    }
+    assert_eq!(seen[0], Some(to_b));
+    Some((a, b, to_b, seen[1].unwrap()))
+}
+
+#[test]
+fn frames_and_writes_arrive_in_order() {
+    for wait in [Wait::default(), Wait::Block] {
+        let Some((mut a, mut b, to_b, to_a)) = pair(wait) else { return };
+        let place = b.memory().allocate(1 << 20).unwrap();
+        let offer = b.offer(to_a, place).unwrap();
+        let mut data = a.memory().allocate(1 << 20).unwrap();
+        data.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8);
+        a.post_send(to_b, frame(&a, b"before")).unwrap();
+        a.post_write(to_b, data.share(), &offer, 0).unwrap();
+        a.post_send(to_b, frame(&a, b"behind")).unwrap();
+        for words in [b"before", b"behind"] {
+            let Event::Received { peer, frame } = next(&mut [&mut a, &mut b], 1) else { panic!() };
+            assert_eq!((peer, &frame[..]), (to_a, &words[..]));
+        }
+        let place = b.withdraw(to_a, offer.key.get()).unwrap();
+        assert!(place.iter().enumerate().all(|(i, &byte)| byte == (i % 251) as u8));
+        assert_eq!((a.counters().frames_sent, b.counters().frames_received), (2, 2));
+        assert_eq!(a.counters().bytes_sent, b.counters().bytes_received);
+        drop(a);
+        let event = next(&mut [&mut b], 0);
+        assert!(matches!(event, Event::Lost { peer, .. } if peer == to_a), "{event:?}");
+    }
+}
+
+/// Goal: memory that the kernel is still working on comes back only after it has let go.
+/// Method: fill the connection until a send is stuck, with a write into an offer half done, then drop either side.
+#[test]
+fn a_connection_can_end_with_operations_under_way() {
+    for drop_sender in [true, false] {
+        let Some((mut a, mut b, to_b, to_a)) = pair(Wait::default()) else { return };
+        let place = b.memory().allocate(32 << 20).unwrap();
+        let offer = b.offer(to_a, place).unwrap();
+        let data = a.memory().allocate(32 << 20).unwrap().share();
+        a.post_write(to_b, data.clone(), &offer, 0).unwrap();
+        let mut events = Vec::new();
+        a.poll(&mut events).unwrap();
+        b.poll(&mut events).unwrap();
+        b.poll(&mut events).unwrap();
+        assert!(events.is_empty(), "{events:?}");
+        if drop_sender {
+            drop(a);
+            assert!(data.reclaim().is_ok(), "the lane is gone and so is its hold on the data");
+            let event = next(&mut [&mut b], 0);
+            assert!(matches!(event, Event::Lost { peer, .. } if peer == to_a), "{event:?}");
+            assert_eq!(b.withdraw(to_a, offer.key.get()).unwrap().len(), 32 << 20);
+        } else {
+            drop(b);
+            let event = next(&mut [&mut a], 0);
+            assert!(matches!(event, Event::Lost { peer, .. } if peer == to_b), "{event:?}");
+            assert!(data.reclaim().is_ok(), "a lost lane holds nothing");
+        }
+    }
+}
+
+#[test]
+fn strangers_are_told_why_and_silent_ones_dropped() {
+    let Some(mut van) = uring(&config(Wait::default())) else { return };
+    let mut stranger = TcpStream::connect(van.address()).unwrap();
+    let mut silent = TcpStream::connect(van.address()).unwrap();
+    stranger.write_all(&[b'x'; 32]).unwrap();
+    for socket in [&stranger, &silent] {
+        socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    }
+    let (mut told, mut unread) = (Vec::new(), Vec::new());
+    let (mut told_all, mut dropped) = (false, false);
+    let began = Instant::now();
+    let mut events = Vec::new();
+    while !(told_all && dropped) {
+        van.wait(Duration::from_millis(20)).unwrap();
+        van.poll(&mut events).unwrap();
+        told_all |= stranger.read_to_end(&mut told).is_ok();
+        dropped |= silent.read_to_end(&mut unread).is_ok();
+        assert!(began.elapsed() < Duration::from_secs(20), "{told_all} {dropped}");
+    }
+    let told = String::from_utf8_lossy(&told);
+    assert!(told.contains("does not speak this protocol"), "{told}");
+    assert!(events.is_empty(), "nobody hears of strangers: {events:?}");
+}
+
+#[test]
+fn a_node_of_another_cluster_hears_of_it() {
+    let Some(mut a) = uring(&VanConfig { cluster: 1, ..config(Wait::default()) }) else { return };
+    let Some(mut b) = uring(&VanConfig { cluster: 2, ..config(Wait::default()) }) else { return };
+    let peer = a.connect(b.address()).unwrap();
+    match next(&mut [&mut a, &mut b], 0) {
+        Event::Lost { peer: lost, error: Error::Connect { source, .. } } => {
+            assert_eq!(lost, peer);
+            assert!(source.to_string().contains("cluster"), "{source}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_hundred_peers_are_served_by_one_ring() {
+    let Some(mut server) = uring(&config(Wait::default())) else { return };
+    let mut clients = Vec::new();
+    for _ in 0..100 {
+        let mut client = uring(&config(Wait::default())).unwrap();
+        let to_server = client.connect(server.address()).unwrap();
+        let event = next(&mut [&mut client, &mut server], 0);
+        assert!(matches!(event, Event::Connected { .. }), "{event:?}");
+        clients.push((client, to_server));
+    }
+    for (client, to_server) in &mut clients {
+        client.post_send(*to_server, frame(client, b"request")).unwrap();
+        client.poll(&mut Vec::new()).unwrap();
+    }
+    let (mut received, began) = (0, Instant::now());
+    let mut events = Vec::new();
+    while received < clients.len() {
+        server.wait(Duration::from_millis(10)).unwrap();
+        server.poll(&mut events).unwrap();
+        for event in events.drain(..) {
+            if let Event::Received { peer, frame: request } = event {
+                assert_eq!(&request[..], b"request");
+                server.post_send(peer, frame(&server, b"answer")).unwrap();
+                received += 1;
+            }
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "{received}");
+    }
+    server.poll(&mut events).unwrap();
+    for (client, _) in &mut clients {
+        let event = next(&mut [client], 0);
+        assert!(matches!(&event, Event::Received { frame, .. } if &frame[..] == b"answer"));
+    }
+}
+
+#[test]
+fn an_idle_transport_sleeps() {
+    let Some((_a, mut b, ..)) = pair(Wait::default()) else { return };
+    let before = b.counters();
+    b.wait(Duration::from_millis(100)).unwrap();
+    let after = b.counters();
+    assert!(after.sleeps > before.sleeps, "it never slept");
+    assert!(after.system_calls - before.system_calls < 10, "{after:?}");
+}
