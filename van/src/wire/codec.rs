@@ -48,7 +48,7 @@ impl Coding {
 /// [`Error::MessageTooLong`] when a section has more than 2^32 − 1 bytes, [`Error::OutOfMemory`] when `pool` has no room.
 ///
 /// # Panics
-/// On a bug of the caller: keys outside of the range, lengths for other than all keys, placed values in what is no reply. Keys
+/// On a bug of the caller: keys outside of the range, lengths for other than all keys that are named, placed values in what is no reply. Keys
 /// that do not ascend panic in debug builds only; elsewhere the receiver refuses them.
 pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -> Result<Outgoing> {
     check_draft(&draft);

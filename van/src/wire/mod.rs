@@ -196,7 +196,7 @@ pub enum DecodeError {
         /// Keys announced.
         count: u64,
     },
-    /// Lengths for other than all keys.
+    /// Lengths for other than all keys that are named.
     #[error("{lengths} lengths do not match {keys} keys")]
     LengthCount {
         /// Lengths there are.

@@ -376,6 +376,10 @@ fn there_are_as_many_lengths_as_keys() {
         header.length_bytes = U32::new(20);
     });
     assert_eq!(forged.refusal(), DecodeError::LengthCount { lengths: 5, keys: 2 });
+    let pool = Pool::new(1 << 20);
+    let keyless = Forged::new(Draft { lengths: &[4, 2], ..Draft::new(Kind::Reply) });
+    let message = Message::decode(keyless.image(&pool), &pool).unwrap();
+    assert_eq!((message.keys(), message.lengths()), (&[][..], &[4, 2][..]));
 }
 
 #[test]
