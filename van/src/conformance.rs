@@ -1,10 +1,10 @@
-//! The contract of [`Transport`] as generic tests: what every backend has to pass.
+//! The contract of [`Transport`](crate::Transport) as generic tests: what every backend has to pass.
 //!
 //! Each test drives both, or all, ends from one thread, through nothing but the contract. `make` builds one node from a
 //! config; a backend adds what it needs (a wait policy, the network it is on). Time is the transport's own, so that virtual
 //! time works. In the tests of a backend:
 //!
-//! ```ignore
+//! ```text
 //! caravan_van::conformance!(|config| Tcp::new(&config).expect("a free port"));
 //! ```
 //!

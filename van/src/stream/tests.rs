@@ -109,7 +109,7 @@ impl Lane {
 }
 
 fn bytes(seed: usize, len: usize) -> Vec<u8> {
-    (0..len).map(|i| ((i + 1) * (seed + 7) * 31 >> 3) as u8).collect()
+    (0..len).map(|i| (((i + 1) * (seed + 7) * 31) >> 3) as u8).collect()
 }
 
 fn item() -> impl Strategy<Value = Item> {

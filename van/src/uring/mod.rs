@@ -9,6 +9,8 @@
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
+#[cfg(test)]
+mod compare;
 mod connect;
 mod ring;
 
@@ -49,6 +51,8 @@ pub struct Uring {
     slots: Vec<Option<Slot>>,
     /// Found, and not yet reported.
     ready: Vec<Event>,
+    /// The last poll found nothing, so that to look again at once would find nothing either.
+    looked: bool,
     /// Connections that will not be waited for much longer.
     young: usize,
     /// When to try again to accept, after that has failed.
@@ -68,7 +72,7 @@ impl Uring {
         let failed = |source| Error::Listen { address: config.listen.clone(), source };
         let listener = TcpListener::bind(&config.listen).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?.to_string();
-        let ring = Ring::new(listener, modes)?;
+        let ring = Ring::new(listener, config.wait, modes)?;
         tracing::debug!(%address, mode = ?ring.mode(), "listening with io_uring");
         Ok(Uring {
             config: config.clone(),
@@ -80,6 +84,7 @@ impl Uring {
             peers: Vec::new(),
             slots: Vec::new(),
             ready: Vec::with_capacity(64),
+            looked: false,
             young: 0,
             accept_at: None,
         })
@@ -179,6 +184,7 @@ impl Transport for Uring {
         if self.ready.is_empty() || self.ring.has_posted() {
             self.turn()?;
         }
+        self.looked = self.ready.is_empty();
         events.append(&mut self.ready);
         Ok(())
     }
@@ -186,7 +192,9 @@ impl Transport for Uring {
     fn wait(&mut self, timeout: Duration) -> Result<()> {
         let mut idle = None;
         loop {
-            self.turn()?;
+            if !std::mem::take(&mut self.looked) || self.ring.has_posted() {
+                self.turn()?;
+            }
             if !self.ready.is_empty() {
                 return Ok(());
             }

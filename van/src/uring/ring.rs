@@ -20,6 +20,7 @@ use crate::metrics::Counters;
 use crate::offers::Offers;
 use crate::stream::{Receiver, SLICES_MAX, Sender, Spaces};
 use crate::transport::Event;
+use crate::wait::Wait;
 use crate::wire::Offer;
 
 /// Submissions that can be queued before a system call is needed.
@@ -27,6 +28,19 @@ const SUBMISSIONS: u32 = 512;
 
 /// Completions that fit into the ring: two for each of 2,000 peers. The kernel keeps what is more and hands it over later.
 const COMPLETIONS: u32 = 4096;
+
+/// Lanes on which something has just come are tried again at every look, which answers sooner than to be told by the kernel;
+/// but only so many of them, so that a look stays short.
+const EAGER_LANES_MAX: usize = 4;
+
+/// After this many tries without anything a lane is left to the kernel until something comes.
+const MISSES_MAX: u32 = 64;
+
+/// A write with at least this many bytes to come is received by the kernel in one operation, all but the last [`TAIL`] bytes.
+const BULK: usize = 128 << 10;
+
+/// The end of a write is received together with what follows it.
+const TAIL: usize = 64 << 10;
 
 /// How long a ring that is dropped waits for the kernel to let go of memory before it leaves that memory to it for good.
 const LET_GO: Duration = Duration::from_secs(2);
@@ -47,7 +61,7 @@ pub(super) enum Mode {
 
 impl Mode {
     /// Best first; the measurements behind the order are in `mod.rs`.
-    pub(super) const BEST_FIRST: [Mode; 3] = [Mode::Cooperative, Mode::Deferred, Mode::Plain];
+    pub(super) const BEST_FIRST: [Mode; 3] = [Mode::Deferred, Mode::Cooperative, Mode::Plain];
 
     fn build(self) -> io::Result<IoUring> {
         let mut builder = IoUring::builder();
@@ -193,6 +207,10 @@ struct Lane {
     receiver: Receiver,
     send: Operation,
     receive: Operation,
+    /// Tries in a row that found nothing; `None` if the lane is left to the kernel.
+    misses: Option<u32>,
+    /// A send went out, so that a try at the same moment would come too early for the answer.
+    just_sent: bool,
     /// The one refusal that the sender has room for is used.
     refused: bool,
     closing: bool,
@@ -224,17 +242,24 @@ pub(super) struct Ring {
     sends: Vec<Slot>,
     /// Lanes that should receive, or have an operation to cancel.
     receives: Vec<Slot>,
+    /// Lanes that were tried without finding anything.
+    tries: Vec<Slot>,
+    /// Lanes that are tried, rather than left to the kernel.
+    eager: usize,
+    /// How many lanes may be.
+    eager_max: usize,
     /// Operations the kernel has, cancellations aside.
     under_way: usize,
     counters: Counters,
 }
 
 impl Ring {
-    /// A ring in the first of `modes` that works here, accepting what connects to `listener`.
+    /// A ring in the first of `modes` that works here, accepting what connects to `listener`, for a thread that waits as
+    /// `wait` says.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
-    pub(super) fn new(listener: TcpListener, modes: &[Mode]) -> Result<Self> {
+    pub(super) fn new(listener: TcpListener, wait: Wait, modes: &[Mode]) -> Result<Self> {
         let (io, mode) =
             open(modes).map_err(|reason| Error::Unavailable { van: super::NAME, reason })?;
         Ok(Ring {
@@ -247,6 +272,9 @@ impl Ring {
             free: Vec::new(),
             sends: Vec::new(),
             receives: Vec::new(),
+            tries: Vec::new(),
+            eager: 0,
+            eager_max: if wait == Wait::Block { 0 } else { EAGER_LANES_MAX },
             under_way: 0,
             counters: Counters::default(),
         })
@@ -271,6 +299,8 @@ impl Ring {
             receiver,
             send: Operation::default(),
             receive: Operation::default(),
+            misses: None,
+            just_sent: false,
             refused: false,
             closing: false,
             send_header: empty_header(),
@@ -368,6 +398,7 @@ impl Ring {
     pub(super) fn remove(&mut self, slot: Slot) -> Receiver {
         assert!(self.is_closed(slot), "the kernel still works on this lane");
         let lane = self.lanes[slot].take().expect("a closed lane is there");
+        self.eager -= usize::from(lane.misses.is_some());
         self.free.push(slot);
         lane.receiver
     }
@@ -393,7 +424,7 @@ impl Ring {
         !self.sends.is_empty()
     }
 
-    /// Whether a lane waits to be looked after by [`Ring::submit`].
+    /// Whether a lane waits to be looked after by [`Ring::submit`], other than to be tried again.
     pub(super) fn has_work(&self) -> bool {
         !self.sends.is_empty() || !self.receives.is_empty()
     }
@@ -403,13 +434,7 @@ impl Ring {
     /// # Errors
     /// [`Error::Os`] when the ring itself fails.
     pub(super) fn submit(&mut self) -> Result<()> {
-        // Sends go first: somebody waits for them.
-        let mut list = std::mem::take(&mut self.sends);
-        list.retain(|&slot| !self.stage_send(slot));
-        self.sends = list;
-        let mut list = std::mem::take(&mut self.receives);
-        list.retain(|&slot| !self.stage_receive(slot));
-        self.receives = list;
+        self.stage(true);
         let queue = self.io.submission();
         if queue.is_empty() && !queue.taskrun() && !queue.cq_overflow() {
             return Ok(());
@@ -419,11 +444,24 @@ impl Ring {
         tolerate(self.io.submitter().submit())
     }
 
+    /// Queues what there is to do. Without `eager`, every receive is left to the kernel.
+    fn stage(&mut self, eager: bool) {
+        // Sends go first: somebody waits for them.
+        let mut list = std::mem::take(&mut self.sends);
+        list.retain(|&slot| !self.stage_send(slot));
+        self.sends = list;
+        self.receives.append(&mut self.tries);
+        let mut list = std::mem::take(&mut self.receives);
+        list.retain(|&slot| !self.stage_receive(slot, eager));
+        self.receives = list;
+    }
+
     /// Sleeps until something completes, or `timeout` has passed.
     ///
     /// # Errors
     /// As [`Ring::submit`].
     pub(super) fn sleep(&mut self, timeout: Duration) -> Result<()> {
+        self.stage(false);
         let timeout = types::Timespec::from(timeout);
         let arguments = types::SubmitArgs::new().timespec(&timeout);
         self.counters.system_calls += 1;
@@ -445,16 +483,36 @@ impl Ring {
                 }
                 Tag::Send => return Some(self.sent(slot, entry.result())),
                 Tag::Receive => {
-                    let lane = self.lanes[slot].as_mut().expect("a lane with an operation stays");
-                    lane.receive = Operation { listed: lane.receive.listed, ..Default::default() };
-                    self.under_way -= 1;
-                    let result = result(entry.result());
-                    self.counters.bytes_received += *result.as_ref().unwrap_or(&0) as u64;
-                    self.list_receive(slot);
-                    return Some(Done::Received(slot, result));
+                    if let Some(done) = self.received_or_not(slot, entry.result()) {
+                        return Some(done);
+                    }
                 }
             }
         }
+    }
+
+    /// Takes note of one receive; none if it was a try that found nothing.
+    fn received_or_not(&mut self, slot: Slot, code: i32) -> Option<Done> {
+        let lane = self.lanes[slot].as_mut().expect("a lane with an operation stays");
+        lane.receive = Operation { listed: lane.receive.listed, ..Default::default() };
+        self.under_way -= 1;
+        if code == -libc::EAGAIN && !lane.closing {
+            lane.misses =
+                lane.misses.map(|misses| misses + 1).filter(|&misses| misses < MISSES_MAX);
+            self.eager -= usize::from(lane.misses.is_none());
+            if !std::mem::replace(&mut lane.receive.listed, true) {
+                self.tries.push(slot);
+            }
+            return None;
+        }
+        if lane.misses.is_some() || self.eager < self.eager_max {
+            self.eager += usize::from(lane.misses.is_none());
+            lane.misses = Some(0);
+        }
+        let result = result(code);
+        self.counters.bytes_received += *result.as_ref().unwrap_or(&0) as u64;
+        self.list_receive(slot);
+        Some(Done::Received(slot, result))
     }
 
     /// Takes note of one accept; none if the kernel only declined to accept many at once.
@@ -529,17 +587,22 @@ impl Ring {
             lane.send.cancelled = pushed;
         } else {
             lane.send.under_way = pushed;
+            lane.just_sent = pushed;
             self.under_way += usize::from(pushed);
         }
         pushed
     }
 
     /// Starts the lane's next receive, if it is time; false when the submission queue is full.
-    fn stage_receive(&mut self, slot: Slot) -> bool {
+    fn stage_receive(&mut self, slot: Slot, eager: bool) -> bool {
         let Some(lane) = &mut self.lanes[slot] else { return true };
+        if std::mem::take(&mut lane.just_sent) && eager && lane.misses.is_some() && !lane.closing {
+            self.tries.push(slot); // and so it is listed still
+            return true;
+        }
         lane.receive.listed = false;
         let entry = match (lane.closing, lane.receive.under_way) {
-            (false, false) => lane.receive_entry(),
+            (false, false) => lane.receive_entry(eager),
             (true, true) if !lane.receive.cancelled => cancel(slot, Tag::Receive),
             _ => return true,
         };
@@ -604,19 +667,27 @@ impl Lane {
         }
     }
 
-    /// The operation that receives what comes next.
-    fn receive_entry(&mut self) -> squeue::Entry {
+    /// The operation that receives what comes next; with `eager`, one that ends at once if nothing has come.
+    fn receive_entry(&mut self, eager: bool) -> squeue::Entry {
         let socket = types::Fd(self.socket.as_raw_fd());
+        let flags = if eager && self.misses.is_some() { libc::MSG_DONTWAIT } else { 0 };
         let Spaces { place, staging } = self.receiver.spaces();
         if place.is_empty() {
             let len = u32::try_from(staging.len()).unwrap_or(u32::MAX);
-            return opcode::Recv::new(socket, staging.as_mut_ptr(), len).build();
+            return opcode::Recv::new(socket, staging.as_mut_ptr(), len).flags(flags).build();
+        }
+        if place.len() >= BULK {
+            // The kernel goes on by itself while more comes in.
+            let len = u32::try_from(place.len() - TAIL).unwrap_or(u32::MAX);
+            let entry = opcode::Recv::new(socket, place.as_mut_ptr(), len);
+            return entry.flags(libc::MSG_WAITALL).build();
         }
         self.receive_slices = [place, staging]
             .map(|space| libc::iovec { iov_base: space.as_mut_ptr().cast(), iov_len: space.len() });
         self.receive_header.msg_iov = self.receive_slices.as_mut_ptr();
         self.receive_header.msg_iovlen = self.receive_slices.len();
-        opcode::RecvMsg::new(socket, &raw mut self.receive_header).build()
+        let header = &raw mut self.receive_header;
+        opcode::RecvMsg::new(socket, header).flags(flags as u32).build()
     }
 }
 

@@ -1,0 +1,406 @@
+//! Training data in memory: rows as read, and the column-major matrix made from them. The readers are below this.
+//!
+//! Values are `f64`: they come from decimal text, the reference optima were computed on them as written, and most data sets
+//! have none at all, since values that are all exactly 1 are not stored.
+
+pub mod clicks;
+pub mod libsvm;
+mod number;
+mod ordered;
+pub mod source;
+
+use std::collections::HashMap;
+use std::collections::hash_map::{Entry, RandomState};
+use std::hash::{BuildHasher, Hasher};
+
+pub(crate) use number::{parse_key, parse_value};
+
+use crate::{Error, Result};
+
+/// Consecutive rows that go to the same shard: few enough to spread small files, enough to skip in runs.
+pub const SHARD_ROWS: u64 = 16;
+
+/// One worker's part of the rows: row `r` belongs to shard `(r / 16) % count`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    index: u32,
+    count: u32,
+}
+
+impl Shard {
+    /// All rows.
+    pub const ALL: Self = Self { index: 0, count: 1 };
+
+    /// Part `index`, from 0, of `count`.
+    ///
+    /// # Errors
+    /// [`Error::Option`] unless `index < count`.
+    pub fn new(index: u32, count: u32) -> Result<Self> {
+        if index >= count {
+            let value = format!("{index} of {count}");
+            return Err(Error::Option {
+                name: "shard",
+                value,
+                expected: "an index below the count",
+            });
+        }
+        Ok(Self { index, count })
+    }
+
+    /// Whether row `row`, counted from 0 over all files, is in this part.
+    pub fn owns(self, row: u64) -> bool {
+        row / SHARD_ROWS % u64::from(self.count) == u64::from(self.index)
+    }
+}
+
+/// Labelled sparse rows, in the order of the files.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Examples {
+    /// `[rows]`, each +1 or -1.
+    pub labels: Vec<i8>,
+    /// `[rows + 1]` (or empty when there are none): row `r` is `row_starts[r]..row_starts[r + 1]` of the next two.
+    pub row_starts: Vec<usize>,
+    /// `[nonzeros]`, strictly ascending within a row.
+    pub keys: Vec<u64>,
+    /// `[nonzeros]`, finite and not 0; None when all are exactly 1.
+    pub values: Option<Vec<f64>>,
+    /// Rows in the files: those of other shards are counted, but not here.
+    pub rows_in_all_shards: u64,
+}
+
+/// One row of [`Examples`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Row<'a> {
+    /// +1 or -1.
+    pub label: i8,
+    /// Strictly ascending.
+    pub keys: &'a [u64],
+    /// As many as keys; None when all are exactly 1.
+    pub values: Option<&'a [f64]>,
+}
+
+impl Examples {
+    /// How many rows are here.
+    pub fn rows(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// How many entries are stored.
+    pub fn nonzeros(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Row `row`, from 0.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub fn row(&self, row: usize) -> Row<'_> {
+        let range = self.row_starts[row]..self.row_starts[row + 1];
+        let values = self.values.as_ref().map(|values| &values[range.clone()]);
+        Row { label: self.labels[row], keys: &self.keys[range], values }
+    }
+
+    /// The rows in order.
+    pub fn iter(&self) -> impl Iterator<Item = Row<'_>> {
+        (0..self.rows()).map(|row| self.row(row))
+    }
+
+    /// Appends one entry to the row being built.
+    fn push(&mut self, key: u64, value: f64) {
+        if value != 1.0 && self.values.is_none() {
+            self.values = Some(vec![1.0; self.keys.len()]);
+        }
+        self.keys.push(key);
+        if let Some(values) = &mut self.values {
+            values.push(value);
+        }
+    }
+
+    /// Ends the row being built: all that was pushed since the last one.
+    fn end_row(&mut self, label: i8) {
+        if self.row_starts.is_empty() {
+            self.row_starts.push(0);
+        }
+        self.labels.push(label);
+        self.row_starts.push(self.keys.len());
+    }
+
+    /// Appends the rows of `other`.
+    fn append(&mut self, other: &Self) {
+        match (&mut self.values, &other.values) {
+            (None, None) => {}
+            (Some(values), Some(more)) => values.extend_from_slice(more),
+            (Some(values), None) => values.resize(values.len() + other.keys.len(), 1.0),
+            (None, Some(more)) => {
+                let mut values = vec![1.0; self.keys.len()];
+                values.extend_from_slice(more);
+                self.values = Some(values);
+            }
+        }
+        let base = self.keys.len();
+        let skip = usize::from(!self.row_starts.is_empty());
+        self.row_starts.extend(other.row_starts.iter().skip(skip).map(|start| base + start));
+        self.keys.extend_from_slice(&other.keys);
+        self.labels.extend_from_slice(&other.labels);
+        self.rows_in_all_shards += other.rows_in_all_shards;
+    }
+
+    /// The labels, and the entries column by column. Linear in the entries; the keys' memory is reused.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] from 2^32 rows or columns on.
+    pub fn into_columns(mut self) -> Result<(Vec<i8>, Columns)> {
+        check_count("rows", self.rows())?;
+        let (seen, counts) = number_keys(&mut self.keys)?;
+        let ids = self.keys;
+        let mut order: Vec<u32> = (0..seen.len() as u32).collect();
+        order.sort_unstable_by_key(|&id| seen[id as usize]);
+        // Where the next entry of each id goes; columns lie in the order of their keys.
+        let mut next = vec![0; seen.len()];
+        let mut starts = Vec::with_capacity(seen.len() + 1);
+        let mut end = 0;
+        for &id in &order {
+            starts.push(end);
+            next[id as usize] = end;
+            end += counts[id as usize];
+        }
+        starts.push(end);
+        let mut rows = vec![0; ids.len()];
+        let mut values = self.values.as_ref().map(|values| vec![0.0; values.len()]);
+        for (row, range) in self.row_starts.windows(2).enumerate() {
+            for at in range[0]..range[1] {
+                let place = &mut next[ids[at] as usize];
+                rows[*place] = row as u32;
+                if let (Some(to), Some(from)) = (&mut values, &self.values) {
+                    to[*place] = from[at];
+                }
+                *place += 1;
+            }
+        }
+        let keys = order.into_iter().map(|id| seen[id as usize]).collect();
+        Ok((self.labels, Columns { keys, starts, rows, values }))
+    }
+}
+
+/// Replaces each key by a number, from 0 in order of first sight. Returns each number's key and how often it occurs.
+fn number_keys(keys: &mut [u64]) -> Result<(Vec<u64>, Vec<usize>)> {
+    let mut ids = HashMap::with_hasher(KeyHash::new());
+    let (mut seen, mut counts) = (Vec::new(), Vec::new());
+    for key in keys {
+        let id = match ids.entry(*key) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => {
+                let id = check_count("columns", seen.len() + 1)? - 1;
+                seen.push(*key);
+                counts.push(0);
+                *new.insert(id)
+            }
+        };
+        counts[id as usize] += 1;
+        *key = u64::from(id);
+    }
+    Ok((seen, counts))
+}
+
+/// `count` as u32, which is how rows and columns are numbered.
+fn check_count(what: &'static str, count: usize) -> Result<u32> {
+    let count_max = u64::from(u32::MAX);
+    u32::try_from(count).map_err(|_| Error::TooMany { what, count: count as u64, count_max })
+}
+
+/// A fast hash of one `u64`: a 128-bit product folded. Seeded at random, so that no file can be made to collide.
+#[derive(Clone)]
+struct KeyHash {
+    seed: u64,
+    hash: u64,
+}
+
+impl KeyHash {
+    fn new() -> Self {
+        Self { seed: RandomState::new().hash_one(0_u64), hash: 0 }
+    }
+}
+
+impl BuildHasher for KeyHash {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        self.clone()
+    }
+}
+
+impl Hasher for KeyHash {
+    fn write_u64(&mut self, key: u64) {
+        // An odd multiplier with bits everywhere: 2^64 over the golden ratio.
+        let product = u128::from(key ^ self.seed) * 0x9E37_79B9_7F4A_7C15;
+        self.hash = product as u64 ^ (product >> 64) as u64;
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only u64 keys are hashed");
+    }
+
+    fn finish(&self) -> u64 {
+        self.hash
+    }
+}
+
+/// A sparse matrix, compact by column.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Columns {
+    /// `[columns]`, strictly ascending.
+    pub keys: Vec<u64>,
+    /// `[columns + 1]`: column `c` is `starts[c]..starts[c + 1]` of the next two.
+    pub starts: Vec<usize>,
+    /// `[nonzeros]`, strictly ascending within a column.
+    pub rows: Vec<u32>,
+    /// `[nonzeros]`; None when all are exactly 1.
+    pub values: Option<Vec<f64>>,
+}
+
+impl Columns {
+    /// How many columns there are.
+    pub fn columns(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// How many entries are stored.
+    pub fn nonzeros(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The rows and values of column `column`, from 0.
+    ///
+    /// # Panics
+    /// When there is no such column.
+    pub fn column(&self, column: usize) -> (&[u32], Option<&[f64]>) {
+        let range = self.starts[column]..self.starts[column + 1];
+        (&self.rows[range.clone()], self.values.as_ref().map(|values| &values[range]))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! What the readers' tests share: a folder that goes away, compressors, and a fingerprint.
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::fs;
+    use std::io::Write;
+    use std::path::{Path, PathBuf};
+
+    /// A folder of its own for one test, removed at the end.
+    pub(crate) struct Folder(PathBuf);
+
+    impl Folder {
+        pub(crate) fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("caravan-{}-{name}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        pub(crate) fn path(&self) -> &Path {
+            &self.0
+        }
+
+        pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+            let path = self.0.join(name);
+            fs::write(&path, bytes).unwrap();
+            path
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    pub(crate) fn zstd(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
+        encoder.include_checksum(true).unwrap();
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    pub(crate) fn xz(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = xz2::write::XzEncoder::new(Vec::new(), 1);
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    /// Rows of entries as maps: the obvious form.
+    fn build(rows: &[BTreeMap<u64, f64>]) -> Examples {
+        let mut examples = Examples::default();
+        for row in rows {
+            row.iter().for_each(|(&key, &value)| examples.push(key, value));
+            examples.end_row(1);
+        }
+        examples
+    }
+
+    #[test]
+    fn shards_part_the_rows() {
+        let shards: Vec<_> = (0..3).map(|index| Shard::new(index, 3).unwrap()).collect();
+        for row in 0..200 {
+            let owners: Vec<_> = shards.iter().filter(|shard| shard.owns(row)).collect();
+            assert_eq!(owners, [&shards[(row / 16 % 3) as usize]]);
+            assert!(Shard::ALL.owns(row));
+        }
+        assert!(Shard::new(3, 3).is_err() && Shard::new(0, 0).is_err());
+    }
+
+    #[test]
+    fn columns_of_a_small_matrix() {
+        let rows =
+            [[(7, 1.0), (u64::MAX, 2.0)].into(), BTreeMap::new(), [(0, 3.0), (7, 4.0)].into()];
+        let (labels, columns) = build(&rows).into_columns().unwrap();
+        assert_eq!(labels, [1, 1, 1]);
+        assert_eq!(columns.keys, [0, 7, u64::MAX]);
+        assert_eq!(columns.starts, [0, 1, 3, 4]);
+        assert_eq!(columns.rows, [2, 0, 2, 0]);
+        assert_eq!(columns.values.as_deref(), Some(&[3.0, 1.0, 4.0, 2.0][..]));
+        assert_eq!(columns.column(1), (&[0, 2][..], Some(&[1.0, 4.0][..])));
+        let (_, none) = Examples::default().into_columns().unwrap();
+        assert_eq!((none.columns(), none.nonzeros(), none.starts), (0, 0, vec![0]));
+    }
+
+    proptest! {
+        #[test]
+        fn columns_hold_the_entries_of_the_rows(
+            rows in prop::collection::vec(prop::collection::btree_map(0_u64..9, 1_u8..3, 0..6), 0..20),
+            cut in 0_usize..20,
+        ) {
+            let rows: Vec<BTreeMap<u64, f64>> =
+                rows.iter().map(|row| row.iter().map(|(&key, &value)| (key, f64::from(value))).collect()).collect();
+            let mut expected = BTreeMap::<u64, Vec<(u32, f64)>>::new();
+            for (row, entries) in rows.iter().enumerate() {
+                entries.iter().for_each(|(&key, &value)| expected.entry(key).or_default().push((row as u32, value)));
+            }
+            let mut joined = build(&rows[..cut.min(rows.len())]);
+            joined.append(&build(&rows[cut.min(rows.len())..]));
+            prop_assert_eq!(&joined, &build(&rows));
+            let (_, columns) = joined.into_columns().unwrap();
+            let found: BTreeMap<u64, Vec<(u32, f64)>> = (0..columns.columns()).map(|at| {
+                let (rows, values) = columns.column(at);
+                let entries = rows.iter().enumerate().map(|(i, &row)| (row, values.map_or(1.0, |values| values[i])));
+                (columns.keys[at], entries.collect())
+            }).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Text files, plain or compressed, as blocks of whole lines. Knows lines and rows, not what is in them.
+//!
+//! Path: **source** > libsvm > `Examples`. A file is streamed: memory is a few blocks, whatever its size.
+
+use std::fs::File;
+use std::io::{BufReader, Cursor, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memchr::{memchr, memchr_iter, memrchr};
+
+use crate::{Error, Result};
+
+/// Text read at a time.
+const BLOCK_BYTES: usize = 1 << 20;
+
+/// Longest line read: 64 MiB, some five million `key:value` pairs.
+const LINE_BYTES_MAX: usize = 64 << 20;
+const _: () = assert!(BLOCK_BYTES <= LINE_BYTES_MAX, "see `check_line_length`");
+
+/// Most memory an xz file may ask for; the highest preset asks for 65 MiB.
+const XZ_MEMORY_BYTES_MAX: u64 = 512 << 20;
+
+/// Some whole lines of one file.
+#[derive(Debug)]
+pub struct Block {
+    /// The file, as given.
+    pub path: Arc<Path>,
+    /// The number of the first line, from 1, in this file.
+    pub first_line: u64,
+    /// The number of the first row, from 0, in all files together.
+    pub first_row: u64,
+    /// How many rows there are: lines that are not blank or a comment.
+    pub rows: u64,
+    /// The lines, each with its `\n`, except maybe the file's last.
+    pub text: Vec<u8>,
+}
+
+impl Block {
+    /// The rows as (line number, row number, text without the `\n`).
+    pub fn numbered_rows(&self) -> impl Iterator<Item = (u64, u64, &[u8])> {
+        let mut row = self.first_row;
+        (self.first_line..).zip(lines(&self.text)).filter(|(_, line)| is_row(line)).map(
+            move |(line, text)| {
+                row += 1;
+                (line, row - 1, text)
+            },
+        )
+    }
+}
+
+/// The lines of `text` without their `\n`.
+fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut start = 0;
+    let ends = memchr_iter(b'\n', text).chain(if text.last().is_none_or(|&last| last == b'\n') {
+        None
+    } else {
+        Some(text.len())
+    });
+    ends.map(move |end| {
+        let line = &text[start..end];
+        start = end + 1;
+        line
+    })
+}
+
+/// Whether `line` holds data: not blank, not a `#` comment.
+fn is_row(line: &[u8]) -> bool {
+    line.iter().find(|byte| !matches!(byte, b' ' | b'\t' | b'\r')).is_some_and(|&byte| byte != b'#')
+}
+
+/// The blocks of several files in the order given; row numbers run on from one to the next.
+pub struct Blocks {
+    paths: std::vec::IntoIter<PathBuf>,
+    current: Option<Lines>,
+    next_row: u64,
+}
+
+impl Blocks {
+    /// Reads `paths` one after the other; each is opened when its turn comes.
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        Self { paths: paths.into_iter(), current: None, next_row: 0 }
+    }
+
+    fn next_block(&mut self) -> Result<Option<Block>> {
+        loop {
+            let lines = match &mut self.current {
+                Some(lines) => lines,
+                None => match self.paths.next() {
+                    Some(path) => self.current.insert(Lines::open(&path)?),
+                    None => return Ok(None),
+                },
+            };
+            if let Some((first_line, text)) = lines.next_lines()? {
+                let path = lines.path.clone();
+                let mut block = Block { path, first_line, first_row: self.next_row, rows: 0, text };
+                block.rows = block.numbered_rows().count() as u64;
+                self.next_row += block.rows;
+                return Ok(Some(block));
+            }
+            self.current = None;
+        }
+    }
+}
+
+impl Iterator for Blocks {
+    type Item = Result<Block>;
+
+    /// The next block. After an error there is nothing more to be had.
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.next_block();
+        if next.is_err() {
+            *self = Self::new(Vec::new());
+        }
+        next.transpose()
+    }
+}
+
+/// One file's lines, decompressed as they are asked for.
+struct Lines {
+    path: Arc<Path>,
+    format: Option<&'static str>,
+    input: Box<dyn Read + Send>,
+    /// The start of a line whose end has not been read.
+    carry: Vec<u8>,
+    next_line: u64,
+    block_bytes: usize,
+    line_bytes_max: usize,
+}
+
+impl Lines {
+    fn open(path: &Path) -> Result<Self> {
+        let at_open = |source| Error::Open { path: path.to_path_buf(), source };
+        let at_read = |source| Error::Read { path: path.to_path_buf(), source };
+        let mut file = File::open(path).map_err(at_open)?;
+        let mut head = Vec::with_capacity(HEAD_BYTES);
+        (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(at_read)?;
+        let format = detect(&head);
+        let input = decompress(format, Cursor::new(head).chain(file)).map_err(at_open)?;
+        Ok(Self {
+            path: path.into(),
+            format,
+            input,
+            carry: Vec::new(),
+            next_line: 1,
+            block_bytes: BLOCK_BYTES,
+            line_bytes_max: LINE_BYTES_MAX,
+        })
+    }
+
+    /// The next whole lines and the number of the first; None at the end.
+    fn next_lines(&mut self) -> Result<Option<(u64, Vec<u8>)>> {
+        let mut text = std::mem::take(&mut self.carry);
+        loop {
+            let scanned = text.len();
+            let ended = self.read_more(&mut text)?;
+            let end = memrchr(b'\n', &text[scanned..]).map(|at| scanned + at + 1);
+            self.check_line_length(&text)?;
+            match end {
+                Some(end) => self.carry = text.split_off(end),
+                None if !ended => continue,
+                None if text.is_empty() => return Ok(None),
+                None => {}
+            }
+            let first_line = self.next_line;
+            self.next_line += memchr_iter(b'\n', &text).count() as u64;
+            return Ok(Some((first_line, text)));
+        }
+    }
+
+    /// Appends up to a block; true at the end of the file.
+    fn read_more(&mut self, text: &mut Vec<u8>) -> Result<bool> {
+        let got = (&mut self.input).take(self.block_bytes as u64).read_to_end(text);
+        got.map(|bytes| bytes < self.block_bytes).map_err(|source| {
+            let path = self.path.to_path_buf();
+            match self.format {
+                Some(format) => Error::Decompress { path, format, source },
+                None => Error::Read { path, source },
+            }
+        })
+    }
+
+    /// Only the first line of `text` can be longer than a block, and so too long: it grew while its end was looked for.
+    fn check_line_length(&self, text: &[u8]) -> Result<()> {
+        let bytes_max = self.line_bytes_max;
+        if text.len() > bytes_max && memchr(b'\n', text).unwrap_or(text.len()) > bytes_max {
+            return Err(Error::LineTooLong {
+                path: self.path.to_path_buf(),
+                line: self.next_line,
+                bytes_max,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// First bytes needed to tell the formats apart.
+const HEAD_BYTES: usize = 6;
+
+/// The compression that the first bytes of a file name; its ending is not looked at.
+fn detect(head: &[u8]) -> Option<&'static str> {
+    match head {
+        [0x1f, 0x8b, ..] => Some("gzip"),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Some("zstd"),
+        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some("xz"),
+        _ => None,
+    }
+}
+
+/// Every format may hold several members one after the other, as `cat a.gz b.gz` makes them.
+fn decompress(
+    format: Option<&str>,
+    input: impl Read + Send + 'static,
+) -> std::io::Result<Box<dyn Read + Send>> {
+    Ok(match format {
+        Some("gzip") => Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::new(input))),
+        Some("zstd") => Box::new(zstd::Decoder::new(input)?),
+        Some("xz") => {
+            let flags = xz2::stream::CONCATENATED;
+            let stream = xz2::stream::Stream::new_stream_decoder(XZ_MEMORY_BYTES_MAX, flags)?;
+            Box::new(xz2::read::XzDecoder::new_stream(input, stream))
+        }
+        _ => Box::new(input),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::data::testing::{Folder, gzip, xz, zstd};
+
+    /// All lines of a file read in blocks of `block_bytes`, as (first line, text).
+    fn read(path: &Path, block_bytes: usize, line_bytes_max: usize) -> Result<Vec<(u64, Vec<u8>)>> {
+        let mut lines = Lines { block_bytes, line_bytes_max, ..Lines::open(path)? };
+        std::iter::from_fn(|| lines.next_lines().transpose()).collect()
+    }
+
+    #[test]
+    fn blocks_hold_whole_lines_and_know_their_number() {
+        let folder = Folder::new("source-blocks");
+        for text in
+            ["", "a", "a\n", "\n", "\n\n\nlong line here\nx\n\nend", "aaaaaaaaaaaaaaaaaaaaa\nb\r\n"]
+        {
+            let path = folder.write("t", text.as_bytes());
+            for block_bytes in 1..text.len() + 2 {
+                let blocks = read(&path, block_bytes, 100).unwrap();
+                let mut line = 1;
+                for (at, (first_line, block)) in blocks.iter().enumerate() {
+                    assert_eq!(*first_line, line);
+                    assert!(at + 1 == blocks.len() || block.ends_with(b"\n"));
+                    line += block.iter().filter(|&&byte| byte == b'\n').count() as u64;
+                }
+                let joined: Vec<u8> = blocks.into_iter().flat_map(|(_, block)| block).collect();
+                assert_eq!(joined, text.as_bytes(), "block_bytes {block_bytes}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_line_passes_and_one_byte_more_does_not() {
+        let folder = Folder::new("source-long");
+        let path = folder.write("t", b"ok\n12345678\n");
+        for block_bytes in 1..8 {
+            assert_eq!(read(&path, block_bytes, 8).unwrap().last().unwrap().1.last(), Some(&b'\n'));
+            let error = read(&path, block_bytes, 7).unwrap_err().to_string();
+            assert!(
+                error.contains("t:2: the line is longer than 7 bytes"),
+                "{block_bytes}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn compression_is_told_by_content_and_members_follow_each_other() {
+        let folder = Folder::new("source-formats");
+        for (name, encode) in [("gzip", gzip as fn(&[u8]) -> Vec<u8>), ("zstd", zstd), ("xz", xz)] {
+            let path = folder.write(name, &[encode(b"one\ntw"), encode(b"o\n")].concat());
+            assert_eq!(read(&path, 1000, 100).unwrap(), [(1, b"one\ntwo\n".to_vec())], "{name}");
+            assert_eq!(read(&folder.write(name, &encode(b"")), 1000, 100).unwrap(), [], "{name}");
+        }
+    }
+
+    #[test]
+    fn truncation_anywhere_and_damage_name_the_file() {
+        let folder = Folder::new("source-damage");
+        let text: Vec<u8> = (0..2000_u32)
+            .flat_map(|i| format!("{}\n", i.wrapping_mul(2_654_435_761)).into_bytes())
+            .collect();
+        for (name, encode) in [("gzip", gzip as fn(&[u8]) -> Vec<u8>), ("zstd", zstd), ("xz", xz)] {
+            let whole = encode(&text);
+            for len in (HEAD_BYTES..whole.len()).step_by(37).chain(whole.len() - 9..whole.len()) {
+                let error = read(&folder.write("cut", &whole[..len]), 512, 100).unwrap_err();
+                assert!(
+                    error.to_string().contains("cut is truncated or damaged"),
+                    "{name} {len}: {error}"
+                );
+            }
+            let mut damaged = whole.clone();
+            damaged[whole.len() / 2] ^= 0x10;
+            let error = read(&folder.write("bad", &damaged), 512, 1 << 20).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("bad is truncated"), "{error}");
+        }
+    }
+
+    #[test]
+    fn rows_run_on_across_files_and_lines_do_not() {
+        let folder = Folder::new("source-files");
+        let paths = vec![
+            folder.write("a", b"# c\nr0\n\n r1"),
+            folder.write("b", b""),
+            folder.write("c", b"r2\n\t\r\n#\nr3\n"),
+        ];
+        let blocks: Vec<Block> = Blocks::new(paths).collect::<Result<_>>().unwrap();
+        let rows: Vec<_> =
+            blocks.iter().flat_map(|block| block.numbered_rows()).map(|(l, r, _)| (l, r)).collect();
+        assert_eq!(rows, [(2, 0), (4, 1), (1, 2), (4, 3)]);
+    }
+
+    #[test]
+    fn files_that_cannot_be_read_are_named() {
+        for bad in ["/no/such/file", "/"] {
+            let mut blocks = Blocks::new(vec![PathBuf::from(bad)]);
+            let error = blocks.next().unwrap().unwrap_err().to_string();
+            assert!(error.contains(&format!(" {bad}: ")), "{error}");
+            assert!(blocks.next().is_none());
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Feature blocks: how the key space is cut, and in which order a pass visits the pieces.
+//!
+//! A block is an even slice of the *key space*, not of the list of columns, so that every node
+//! can name it by two numbers without knowing which keys exist. Which columns of a node fall into
+//! a block is found by binary search where the columns are ([`KeyBlock::locate`]).
+
+use std::ops::Range;
+
+/// Blocks a pass gets for each non-zero of an average row, unless told otherwise.
+pub const BLOCK_RATIO: f64 = 4.0;
+
+/// One slice of the key space, both ends included, so that `u64::MAX` is a key like any other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyBlock {
+    /// Smallest key of the block.
+    pub first: u64,
+    /// Largest key of the block; never below `first`.
+    pub last: u64,
+}
+
+impl KeyBlock {
+    /// Where this block lies in `keys` (sorted, unique): positions, half-open, possibly empty.
+    pub fn locate(&self, keys: &[u64]) -> Range<usize> {
+        let begin = keys.partition_point(|&key| key < self.first);
+        let len = keys[begin..].partition_point(|&key| key <= self.last);
+        begin..begin + len
+    }
+}
+
+/// Cuts `min_key..=max_key` into `count` even slices, in key order.
+///
+/// Slices are as long as each other up to one key. Where there are fewer keys than slices the
+/// empty ones are dropped, so fewer than `count` come back. Returns none when `min_key > max_key`
+/// (no data) or `count` is 0. Never makes more than `count` blocks, so bound `count` first if it
+/// comes from outside.
+pub fn even_blocks(min_key: u64, max_key: u64, count: usize) -> Vec<KeyBlock> {
+    if min_key > max_key {
+        return Vec::new();
+    }
+    let span = u128::from(max_key - min_key) + 1;
+    let count = (count as u128).min(span);
+    // Slice i begins at floor(i * span / count). With count <= span none is empty, and with
+    // i <= count < 2^64 and span <= 2^64 the product fits 128 bits.
+    let begin = |i: u128| u128::from(min_key) + i * span / count;
+    (0..count)
+        .map(|i| KeyBlock { first: begin(i) as u64, last: (begin(i + 1) - 1) as u64 })
+        .collect()
+}
+
+/// Number of blocks for rows of `nonzeros / rows` features: that average times `ratio`, rounded
+/// up, at least 1.
+///
+/// One block when no row has more than one feature on average: columns that never share a row do
+/// not disturb each other, so they can all step at once.
+pub fn default_block_count(nonzeros: u64, rows: u64, ratio: f64) -> usize {
+    let per_row = nonzeros as f64 / rows.max(1) as f64;
+    if per_row <= 1.0 + 1e-6 {
+        return 1;
+    }
+    ((per_row * ratio).ceil() as usize).max(1)
+}
+
+/// In which order a pass visits its blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// By key, every pass the same.
+    Key,
+    /// Reshuffled for every pass; the same seed and pass give the same order on every node.
+    Shuffled {
+        /// Any number.
+        seed: u64,
+    },
+}
+
+impl Order {
+    /// The order of pass number `pass` over blocks `0..count`: each exactly once.
+    pub fn of_pass(self, pass: u64, count: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..count).collect();
+        if let Order::Shuffled { seed } = self {
+            // Each pass has its own stream, so a node may start at any pass.
+            let stream = SplitMix64::new(pass).next();
+            shuffle(&mut order, &mut SplitMix64::new(seed ^ stream));
+        }
+        order
+    }
+}
+
+/// Fisher-Yates, from the back.
+fn shuffle(order: &mut [usize], random: &mut SplitMix64) {
+    for i in (1..order.len()).rev() {
+        order.swap(i, random.below(i + 1));
+    }
+}
+
+/// Steele, Lea and Flood's SplitMix64: small, seedable, good enough to shuffle a few blocks.
+struct SplitMix64 {
+    state: u64,
+}
+
+impl SplitMix64 {
+    fn new(seed: u64) -> Self {
+        Self { state: seed }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`; the bias of the multiplication is at most `bound / 2^64`.
+    fn below(&mut self, bound: usize) -> usize {
+        ((u128::from(self.next()) * bound as u128) >> 64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn six_blocks_of_sixty_keys() {
+        let blocks = even_blocks(0, 59, 6);
+        let firsts: Vec<u64> = blocks.iter().map(|b| b.first).collect();
+        assert_eq!(firsts, [0, 10, 20, 30, 40, 50]);
+        assert_eq!(blocks.last().unwrap().last, 59);
+    }
+
+    #[test]
+    fn the_whole_key_space_can_be_cut() {
+        let blocks = even_blocks(0, u64::MAX, 3);
+        assert_eq!(blocks.len(), 3);
+        assert_eq!(blocks[0].first, 0);
+        assert_eq!(blocks[2].last, u64::MAX);
+        assert_eq!(
+            even_blocks(u64::MAX, u64::MAX, 5),
+            [KeyBlock { first: u64::MAX, last: u64::MAX }]
+        );
+    }
+
+    #[test]
+    fn no_keys_or_no_blocks_give_nothing() {
+        assert!(even_blocks(5, 4, 3).is_empty());
+        assert!(even_blocks(0, 9, 0).is_empty());
+    }
+
+    #[test]
+    fn block_count_follows_the_row_length() {
+        assert_eq!(default_block_count(2_000, 2_000, BLOCK_RATIO), 1);
+        assert_eq!(default_block_count(2_001, 2_000, BLOCK_RATIO), 5);
+        assert_eq!(default_block_count(26_000, 2_000, BLOCK_RATIO), 52);
+        assert_eq!(default_block_count(300, 200, 0.0), 1);
+        assert_eq!(default_block_count(0, 0, BLOCK_RATIO), 1);
+    }
+
+    #[test]
+    fn shuffles_repeat_with_their_seed_and_differ_by_pass() {
+        let order = Order::Shuffled { seed: 7 };
+        assert_eq!(order.of_pass(3, 50), order.of_pass(3, 50));
+        assert_ne!(order.of_pass(3, 50), order.of_pass(4, 50));
+        assert_ne!(order.of_pass(3, 50), Order::Shuffled { seed: 8 }.of_pass(3, 50));
+        assert_eq!(Order::Key.of_pass(3, 4), [0, 1, 2, 3]);
+        assert!(order.of_pass(0, 0).is_empty());
+    }
+
+    /// Random numbers of random size: as many small ones as large ones.
+    fn any_key(random: &mut SplitMix64) -> u64 {
+        let shift = random.below(64);
+        random.next() >> shift
+    }
+
+    #[test]
+    fn blocks_tile_the_key_space() {
+        let mut random = SplitMix64::new(1);
+        for _ in 0..2_000 {
+            let (a, b) = (any_key(&mut random), any_key(&mut random));
+            let (min, max, count) = (a.min(b), a.max(b), 1 + random.below(300));
+            let blocks = even_blocks(min, max, count);
+            assert!(blocks.len() <= count, "{min} {max} {count}");
+            assert_eq!(blocks[0].first, min);
+            assert_eq!(blocks[blocks.len() - 1].last, max);
+            let lens = || blocks.iter().map(|b| b.last - b.first);
+            assert!(lens().max().unwrap() - lens().min().unwrap() <= 1, "{min} {max} {count}");
+            for pair in blocks.windows(2) {
+                assert_eq!(pair[0].last + 1, pair[1].first, "{min} {max} {count}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_key_is_located_in_one_block() {
+        let mut random = SplitMix64::new(2);
+        for _ in 0..500 {
+            let mut keys: Vec<u64> = (0..60).map(|_| any_key(&mut random)).collect();
+            keys.sort_unstable();
+            keys.dedup();
+            let mut end = 0;
+            for block in even_blocks(keys[0], keys[keys.len() - 1], 1 + random.below(40)) {
+                let range = block.locate(&keys);
+                assert_eq!(range.start, end);
+                end = range.end;
+                assert!(keys[range].iter().all(|key| (block.first..=block.last).contains(key)));
+            }
+            assert_eq!(end, keys.len());
+        }
+    }
+
+    #[test]
+    fn shuffles_are_permutations() {
+        for seed in 0..300 {
+            let count = seed as usize % 80;
+            let mut order = Order::Shuffled { seed }.of_pass(seed / 7, count);
+            order.sort_unstable();
+            assert_eq!(order, (0..count).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! The worker's side of a block: gradient and curvature out, new weights in.
+//!
+//! A [`Worker`] holds its rows' margins m_i = y_i x_i·w and its copy of the weights; it never
+//! sees another worker's rows. The loss is f(w) = Σ_i log(1 + exp(-m_i)). Margins are kept
+//! additively, so they cannot overflow; the authors' system keeps exp(m_i), which does at 709.
+//!
+//! Place: **gradient** > push > proximal > pull > **apply**. Neither sends anything.
+
+use std::ops::Range;
+
+/// A worker's rows, column by column: a borrowed view.
+#[derive(Debug, Clone, Copy)]
+pub struct Columns<'a> {
+    /// Key of each column: `[columns]`, sorted, unique.
+    pub keys: &'a [u64],
+    /// Where each column's entries begin: `[columns + 1]`, from 0 to the number of entries.
+    pub starts: &'a [usize],
+    /// Row of each entry: `[entries]`, below the number of rows; no row twice in a column.
+    pub rows: &'a [u32],
+    /// Value of each entry: `[entries]`; none when all are 1.
+    pub values: Option<&'a [f64]>,
+}
+
+impl Columns<'_> {
+    /// Calls `visit(row, value)` for each entry of column `column`.
+    pub(super) fn for_each(&self, column: usize, mut visit: impl FnMut(usize, f64)) {
+        let entries = self.starts[column]..self.starts[column + 1];
+        let rows = &self.rows[entries.clone()];
+        match self.values {
+            None => rows.iter().for_each(|&row| visit(row as usize, 1.0)),
+            Some(values) => {
+                let values = &values[entries];
+                rows.iter().zip(values).for_each(|(&row, &value)| visit(row as usize, value));
+            }
+        }
+    }
+}
+
+/// Which upper bound on the loss's curvature a worker pushes.
+///
+/// With σ'(m) = σ(m)σ(-m) the curvature of one row along its margin, all columns k of a block
+/// stepping by d_k with |d_k| ≤ δ_k move row i's margin by at most R_i = Σ_k |x_ik| δ_k, so
+///
+/// f(w+d) ≤ f(w) + g·d + ½ Σ_i h_i (Σ_k x_ik d_k)²,   h_i ≥ max σ' over [m_i - R_i, m_i + R_i].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+pub enum Curvature {
+    /// The authors': u_j = Σ_i min(σ'(m_i) exp(|x_ij| δ_j), ¼) x_ij².
+    ///
+    /// A bound for a step of column j *alone*. Columns of a block that share rows all correct the
+    /// same error at once and overshoot together; dense blocks diverge.
+    Published,
+    /// A bound for the step of the whole block: the objective never rises with delay 0, however
+    /// many workers there are and however the columns overlap.
+    ///
+    /// By Cauchy-Schwarz (Σ_k x_ik d_k)² ≤ r_i Σ_k |x_ik| d_k², r_i = Σ_k |x_ik| over the block's
+    /// active columns, so u_j = Σ_i h_i r_i |x_ij| makes the bound above separable. And σ' is even
+    /// and falls with |m|, so h_i = σ'(max(|m_i| - R_i, 0)) exactly, which is never above
+    /// min(σ'(m_i) exp(R_i), ¼). Where no two columns share a row r_i = |x_ij|: then u_j is the
+    /// published one or a little below. Rows are split over workers whole, so the sum of the
+    /// workers' bounds is a bound of the sum. Costs one more sweep over the block.
+    #[default]
+    Safe,
+}
+
+/// How far a coordinate may move in one step: δ starts at `init`, then follows the steps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TrustRegion {
+    /// Before the first step.
+    pub init: f64,
+    /// Never above this.
+    pub max: f64,
+}
+
+impl Default for TrustRegion {
+    fn default() -> Self {
+        Self { init: 1.0, max: 5.0 }
+    }
+}
+
+impl TrustRegion {
+    /// δ after a step: room for twice the step and a little.
+    ///
+    /// Worker and server both compute it from the same step, so it needs no message.
+    pub(super) fn after(&self, step: f64) -> f64 {
+        (2.0 * step.abs() + 0.1).min(self.max)
+    }
+}
+
+/// One worker's state: rows' margins, and its copy of the weights.
+#[derive(Debug, Clone)]
+pub struct Worker {
+    labels: Vec<f64>,
+    margins: Vec<f64>,
+    wrong: Vec<f64>, // σ(-m_i), the probability of the wrong label; follows `margins`
+    weights: Vec<f64>,
+    deltas: Vec<f64>,
+    active: Vec<bool>,
+    trust: TrustRegion,
+    overlap: Overlap,
+}
+
+impl Worker {
+    /// All weights 0, all columns active. `labels: [rows]`, each +1 or -1.
+    ///
+    /// # Panics
+    /// If a label is neither.
+    pub fn new(labels: Vec<f64>, columns: usize, trust: TrustRegion) -> Self {
+        assert!(labels.iter().all(|&y| y == 1.0 || y == -1.0), "labels must be +1 or -1");
+        let rows = labels.len();
+        Self {
+            labels,
+            margins: vec![0.0; rows],
+            wrong: vec![0.5; rows],
+            weights: vec![0.0; columns],
+            deltas: vec![trust.init; columns],
+            active: vec![true; columns],
+            trust,
+            overlap: Overlap::new(rows),
+        }
+    }
+
+    /// The worker's copy of the weights: `[columns]`.
+    pub fn weights(&self) -> &[f64] {
+        &self.weights
+    }
+
+    /// Which columns the KKT filter leaves in: `[columns]`. Push the block's part with its
+    /// gradient, so that the server never takes a filtered column's 0 for a gradient.
+    pub fn active(&self) -> &[bool] {
+        &self.active
+    }
+
+    /// Margins y_i x_i·w: `[rows]`.
+    pub fn margins(&self) -> &[f64] {
+        &self.margins
+    }
+
+    /// Puts every column back in: the worker's half of a KKT filter reset.
+    pub fn reset_filter(&mut self) {
+        self.active.fill(true);
+    }
+
+    /// Gradient and curvature bound of the loss for the columns `block`; returns how many were
+    /// computed. Filtered columns get 0 and 0.
+    ///
+    /// `gradient`, `curvature`: `[block.len()]`.
+    ///
+    /// # Panics
+    /// If lengths do not match.
+    pub fn gradient(
+        &mut self,
+        columns: &Columns<'_>,
+        block: Range<usize>,
+        rule: Curvature,
+        gradient: &mut [f64],
+        curvature: &mut [f64],
+    ) -> usize {
+        assert_eq!(gradient.len(), block.len(), "one gradient a column");
+        assert_eq!(curvature.len(), block.len(), "one curvature a column");
+        if rule == Curvature::Safe {
+            self.measure_overlap(columns, block.clone());
+        }
+        let mut computed = 0;
+        for ((j, g), u) in block.zip(gradient).zip(curvature) {
+            (*g, *u) = match (self.active[j], rule) {
+                (false, _) => (0.0, 0.0),
+                (true, Curvature::Published) => self.published(columns, j),
+                (true, Curvature::Safe) => self.safe(columns, j),
+            };
+            computed += usize::from(self.active[j]);
+        }
+        computed
+    }
+
+    fn published(&self, columns: &Columns<'_>, j: usize) -> (f64, f64) {
+        let (mut g, mut u) = (0.0, 0.0);
+        let unit_growth = self.deltas[j].exp();
+        columns.for_each(j, |row, x| {
+            let wrong = self.wrong[row];
+            let growth = if x == 1.0 { unit_growth } else { (x.abs() * self.deltas[j]).exp() };
+            g -= self.labels[row] * wrong * x;
+            // 0 * infinity is not a number, of which `min` takes the other side: still a bound.
+            u += (wrong * (1.0 - wrong) * growth).min(0.25) * x * x;
+        });
+        (g, u)
+    }
+
+    fn safe(&self, columns: &Columns<'_>, j: usize) -> (f64, f64) {
+        let (mut g, mut u) = (0.0, 0.0);
+        columns.for_each(j, |row, x| {
+            g -= self.labels[row] * self.wrong[row] * x;
+            u += self.overlap.weights[row] * x.abs();
+        });
+        (g, u)
+    }
+
+    /// Leaves h_i r_i of each row the block touches in `overlap.weights`.
+    fn measure_overlap(&mut self, columns: &Columns<'_>, block: Range<usize>) {
+        let overlap = &mut self.overlap;
+        for j in block.filter(|&j| self.active[j]) {
+            columns.for_each(j, |row, x| overlap.add(row, x.abs(), self.deltas[j]));
+        }
+        for row in overlap.touched.drain(..) {
+            let row = row as usize;
+            let nearest = (self.margins[row].abs() - overlap.reach[row]).max(0.0);
+            overlap.weights[row] = slope(nearest) * overlap.sums[row];
+            overlap.sums[row] = 0.0;
+            overlap.reach[row] = 0.0;
+        }
+    }
+
+    /// Takes in pulled weights of the columns `block`: moves the margins and the copy along, and
+    /// follows δ and the filter. `weights`, `active`: `[block.len()]`.
+    ///
+    /// A filtered column's weight is 0 whatever `weights` says. The step is taken from this
+    /// worker's own copy, so a block that was in flight twice leaves the margins right too. Pulls
+    /// of the same block must be applied in the order in which the server answered them.
+    ///
+    /// # Panics
+    /// If lengths do not match.
+    pub fn apply(
+        &mut self,
+        columns: &Columns<'_>,
+        block: Range<usize>,
+        weights: &[f64],
+        active: &[bool],
+    ) {
+        assert_eq!(weights.len(), block.len(), "one weight a column");
+        assert_eq!(active.len(), block.len(), "one filter bit a column");
+        for ((j, &pulled), &active) in block.zip(weights).zip(active) {
+            let weight = if active { pulled } else { 0.0 };
+            let step = weight - self.weights[j];
+            self.active[j] = active;
+            if active {
+                self.deltas[j] = self.trust.after(step);
+            }
+            if step != 0.0 {
+                self.weights[j] = weight;
+                self.move_margins(columns, j, step);
+            }
+        }
+    }
+
+    fn move_margins(&mut self, columns: &Columns<'_>, j: usize, step: f64) {
+        columns.for_each(j, |row, x| {
+            let margin = self.margins[row] + self.labels[row] * step * x;
+            self.margins[row] = margin;
+            self.wrong[row] = wrong_probability(margin);
+        });
+    }
+
+    /// Computes the margins afresh from the weights, which drops the rounding errors of all the
+    /// steps. Worth doing every few dozen passes.
+    pub fn rederive_margins(&mut self, columns: &Columns<'_>) {
+        self.margins.fill(0.0);
+        for (j, &weight) in self.weights.iter().enumerate().filter(|&(_, &w)| w != 0.0) {
+            columns.for_each(j, |row, x| self.margins[row] += self.labels[row] * weight * x);
+        }
+        for (wrong, &margin) in self.wrong.iter_mut().zip(&self.margins) {
+            *wrong = wrong_probability(margin);
+        }
+    }
+
+    /// This worker's share of the loss, Σ_i log(1 + exp(-m_i)); the server adds λ‖w‖₁.
+    pub fn loss(&self) -> f64 {
+        self.margins.iter().copied().map(log_loss).sum()
+    }
+}
+
+/// Scratch of [`Curvature::Safe`], per row; zero between blocks but for `weights`.
+#[derive(Debug, Clone)]
+struct Overlap {
+    touched: Vec<u32>, // rows that the block's active columns have entries in
+    sums: Vec<f64>,    // r_i
+    reach: Vec<f64>,   // R_i
+    weights: Vec<f64>, // h_i r_i; valid for the rows of the block measured last
+}
+
+impl Overlap {
+    fn new(rows: usize) -> Self {
+        let zeros = vec![0.0; rows];
+        Self { touched: Vec::new(), sums: zeros.clone(), reach: zeros.clone(), weights: zeros }
+    }
+
+    fn add(&mut self, row: usize, size: f64, delta: f64) {
+        if self.sums[row] == 0.0 {
+            self.touched.push(row as u32);
+        }
+        self.sums[row] += size;
+        self.reach[row] += size * delta;
+    }
+}
+
+/// σ(-m), without ever taking the exponential of a large number.
+fn wrong_probability(margin: f64) -> f64 {
+    let e = (-margin.abs()).exp();
+    if margin >= 0.0 { e / (1.0 + e) } else { 1.0 / (1.0 + e) }
+}
+
+/// log(1 + exp(-m)), likewise.
+pub(super) fn log_loss(margin: f64) -> f64 {
+    (-margin).max(0.0) + (-margin.abs()).exp().ln_1p()
+}
+
+/// σ'(m) for m ≥ 0; ¼ at 0, falling.
+fn slope(margin: f64) -> f64 {
+    let e = (-margin).exp();
+    e / ((1.0 + e) * (1.0 + e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEYS: [u64; 3] = [2, 5, 9];
+    const STARTS: [usize; 4] = [0, 2, 4, 5];
+    const ROWS: [u32; 5] = [0, 1, 1, 2, 2];
+    const VALUES: [f64; 5] = [0.5, -2.0, 1.0, 3.0, -1.0];
+    const LABELS: [f64; 3] = [1.0, -1.0, 1.0];
+
+    fn columns() -> Columns<'static> {
+        Columns { keys: &KEYS, starts: &STARTS, rows: &ROWS, values: Some(&VALUES) }
+    }
+
+    fn worker() -> Worker {
+        Worker::new(LABELS.to_vec(), KEYS.len(), TrustRegion::default())
+    }
+
+    fn gradient(worker: &mut Worker, rule: Curvature) -> (Vec<f64>, Vec<f64>) {
+        let (mut g, mut u) = (vec![f64::NAN; 3], vec![f64::NAN; 3]);
+        worker.gradient(&columns(), 0..3, rule, &mut g, &mut u);
+        (g, u)
+    }
+
+    #[test]
+    fn gradient_is_the_slope_of_the_loss() {
+        let mut worker = worker();
+        worker.apply(&columns(), 0..3, &[0.3, -0.7, 1.1], &[true; 3]);
+        for rule in [Curvature::Published, Curvature::Safe] {
+            let (g, _) = gradient(&mut worker, rule);
+            for (j, g) in g.into_iter().enumerate() {
+                let loss = |step: f64| {
+                    let mut moved = worker.clone();
+                    let weight = moved.weights()[j] + step;
+                    moved.apply(&columns(), j..j + 1, &[weight], &[true]);
+                    moved.loss()
+                };
+                let slope = (loss(1e-5) - loss(-1e-5)) / 2e-5;
+                assert!((slope - g).abs() < 1e-8, "column {j}: {slope} is not {g}");
+            }
+        }
+    }
+
+    /// The promise of [`Curvature::Safe`]: for any joint step inside the trust region.
+    #[test]
+    fn safe_curvature_bounds_every_joint_step() {
+        let mut worker = worker();
+        for start in [[0.0, 0.0, 0.0], [0.3, -0.7, 1.1], [4.0, -4.0, -4.0]] {
+            worker.apply(&columns(), 0..3, &start, &[true; 3]);
+            let (g, u) = gradient(&mut worker, Curvature::Safe);
+            let deltas = worker.deltas.clone();
+            for choice in 0..125 {
+                let part = |j: u32| f64::from(choice / 5i32.pow(j) % 5 - 2) / 2.0;
+                let step: Vec<f64> = (0..3).map(|j| part(j as u32) * deltas[j]).collect();
+                let to: Vec<f64> = (0..3).map(|j| start[j] + step[j]).collect();
+                let mut moved = worker.clone();
+                moved.apply(&columns(), 0..3, &to, &[true; 3]);
+                let model = (0..3).map(|j| (g[j] + 0.5 * u[j] * step[j]) * step[j]).sum::<f64>();
+                assert!(moved.loss() <= worker.loss() + model + 1e-12, "{start:?} {step:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_overlap_safe_is_hardly_below_published() {
+        let starts = [0, 2, 4, 6];
+        let rows = [0, 1, 2, 3, 4, 5];
+        let columns = Columns { keys: &KEYS, starts: &starts, rows: &rows, values: None };
+        let mut worker = Worker::new(vec![1.0; 6], 3, TrustRegion { init: 0.1, max: 5.0 });
+        worker.apply(&columns, 0..3, &[0.0, 1.0, -6.0], &[true; 3]);
+        worker.deltas.fill(0.1);
+        let (mut g, mut safe, mut published) = ([0.0; 3], [0.0; 3], [0.0; 3]);
+        worker.gradient(&columns, 0..3, Curvature::Safe, &mut g, &mut safe);
+        worker.gradient(&columns, 0..3, Curvature::Published, &mut g, &mut published);
+        for (safe, published) in safe.iter().zip(published) {
+            assert!((0.9 * published..=published * (1.0 + 1e-12)).contains(safe));
+        }
+    }
+
+    #[test]
+    fn filtered_columns_are_skipped_and_do_not_count_as_overlap() {
+        let mut worker = worker();
+        worker.apply(&columns(), 1..3, &[0.0, 0.0], &[true, false]);
+        let (mut g, mut u) = ([f64::NAN; 2], [f64::NAN; 2]);
+        let rule = Curvature::Safe;
+        assert_eq!(worker.gradient(&columns(), 1..3, rule, &mut g, &mut u), 1);
+        assert_eq!((g[1], u[1]), (0.0, 0.0));
+        let overlapping = u[0];
+        worker.reset_filter();
+        assert_eq!(worker.gradient(&columns(), 1..3, rule, &mut g, &mut u), 2);
+        assert!(u[0] > overlapping, "row 2 is shared again");
+    }
+
+    /// The block was in flight twice: the mark comes while the copy is not 0.
+    #[test]
+    fn a_filtered_weight_takes_its_margin_away() {
+        let mut worker = worker();
+        worker.apply(&columns(), 0..3, &[0.3, -0.7, 1.1], &[true; 3]);
+        worker.apply(&columns(), 0..2, &[123.0, -0.7], &[false, true]);
+        assert_eq!(worker.weights(), [0.0, -0.7, 1.1]);
+        let margins = worker.margins().to_vec();
+        worker.rederive_margins(&columns());
+        for (moved, derived) in margins.iter().zip(worker.margins()) {
+            assert!((moved - derived).abs() < 1e-15);
+        }
+    }
+
+    #[test]
+    fn huge_margins_stay_finite() {
+        let keys = [0];
+        let columns =
+            Columns { keys: &keys, starts: &[0, 2], rows: &[0, 1], values: Some(&[1e4; 2]) };
+        let mut worker = Worker::new(vec![1.0, -1.0], 1, TrustRegion::default());
+        worker.apply(&columns, 0..1, &[3.0], &[true]);
+        assert_eq!(worker.loss(), 3e4);
+        for rule in [Curvature::Published, Curvature::Safe] {
+            let (mut g, mut u) = ([0.0], [0.0]);
+            worker.gradient(&columns, 0..1, rule, &mut g, &mut u);
+            assert_eq!(g, [1e4]);
+            assert!(u[0].is_finite() && u[0] > 0.0, "{rule:?}: {u:?}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "labels must be +1 or -1")]
+    fn other_labels_are_refused() {
+        Worker::new(vec![0.0], 1, TrustRegion::default());
+    }
+}

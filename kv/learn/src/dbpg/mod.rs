@@ -1,0 +1,30 @@
+//! Delayed block proximal gradient with the KKT filter: L1 logistic regression on servers and
+//! workers (Li et al., OSDI'14 section 5.1 and NIPS'14).
+//!
+//! Minimises F(w) = Σ_i log(1 + exp(-y_i x_i·w)) + λ‖w‖₁: sums, no intercept. Only the
+//! pieces are here, and they know no network; whoever runs them moves the slices:
+//!
+//! ```text
+//! scheduler   blocks: cut the keys; schedule: order, wait lists, KKT threshold, when to stop
+//!    | block, wait list, threshold, reset
+//!    v
+//! worker      gradient: Worker::gradient --g, u, active--> server   proximal: BlockSum::add
+//!             gradient: Worker::apply    <---w, active---           proximal: Shard::update
+//! ```
+//!
+//! `reference` is all of it in one thread, with the worst delay that the schedule allows: what a
+//! cluster's result is held against.
+
+pub mod blocks;
+pub mod example;
+pub mod gradient;
+pub mod proximal;
+pub mod reference;
+pub mod schedule;
+mod shard;
+mod train;
+mod worker;
+
+pub use shard::{HANDLE, Shard};
+pub use train::{Job, Progress, Trained, apps, handles, train};
+pub use worker::{APP, Dbpg};

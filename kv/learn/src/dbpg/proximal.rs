@@ -1,0 +1,348 @@
+//! The server's side of a block: sum the workers' pushes, step, filter.
+//!
+//! The step minimises, coordinate by coordinate, g d + u/(2η) d² + λ|w + d| over |d| ≤ δ: soft
+//! thresholding, then a clip. (Algorithm 3 of the OSDI'14 paper prints this with signs astray.)
+//!
+//! Place: gradient > push > **proximal** > pull > apply. Nothing is sent from here.
+
+use super::blocks::KeyBlock;
+use super::gradient::TrustRegion;
+use std::ops::Range;
+
+/// Keeps the step finite where no row bends the loss.
+const CURVATURE_FLOOR: f64 = 1e-10;
+
+/// The step's constants, the same for every coordinate and pass.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Proximal {
+    /// λ ≥ 0 of λ‖w‖₁, against a *sum* of losses.
+    pub lambda: f64,
+    /// η in (0, 1]: 1 is the full bounded Newton step, less is damped.
+    pub learning_rate: f64,
+    /// Limits of δ; the same as the workers'.
+    pub trust: TrustRegion,
+}
+
+impl Proximal {
+    /// Full steps: η = 1 and the usual trust region.
+    pub fn new(lambda: f64) -> Self {
+        Self { lambda, learning_rate: 1.0, trust: TrustRegion::default() }
+    }
+
+    /// The step d of one coordinate.
+    fn step(&self, weight: f64, gradient: f64, curvature: f64, delta: f64) -> f64 {
+        let u = curvature / self.learning_rate + CURVATURE_FLOOR;
+        let (rising, falling) = (gradient + self.lambda, gradient - self.lambda);
+        let step = if rising <= u * weight {
+            -rising / u
+        } else if falling >= u * weight {
+            -falling / u
+        } else {
+            -weight
+        };
+        step.clamp(-delta, delta)
+    }
+}
+
+/// The workers' pushes for one block, added up in the order of the server's own keys.
+#[derive(Debug, Clone)]
+pub struct BlockSum {
+    gradient: Vec<f64>,
+    curvature: Vec<f64>,
+    incomplete: Vec<bool>,
+}
+
+impl BlockSum {
+    /// Nothing pushed yet, for a block of `len` coordinates of the server.
+    pub fn new(len: usize) -> Self {
+        Self { gradient: vec![0.0; len], curvature: vec![0.0; len], incomplete: vec![false; len] }
+    }
+
+    /// Adds one worker's push. `positions: [n]` says where in the block each of its columns lies
+    /// (see [`Shard::positions`]); `gradient`, `curvature`, `active`: `[n]`. Coordinates that the
+    /// worker lacks gain nothing; those it holds but had filtered are marked incomplete.
+    ///
+    /// # Panics
+    /// If lengths do not match or a position is outside the block.
+    pub fn add(
+        &mut self,
+        positions: &[usize],
+        gradient: &[f64],
+        curvature: &[f64],
+        active: &[bool],
+    ) {
+        let n = positions.len();
+        assert!(gradient.len() == n && curvature.len() == n && active.len() == n, "{n} columns");
+        for (i, &k) in positions.iter().enumerate() {
+            self.gradient[k] += gradient[i];
+            self.curvature[k] += curvature[i];
+            self.incomplete[k] |= !active[i];
+        }
+    }
+}
+
+/// One server's coordinates and their state.
+#[derive(Debug, Clone)]
+pub struct Shard {
+    rule: Proximal,
+    keys: Vec<u64>,
+    weights: Vec<f64>,
+    deltas: Vec<f64>,
+    active: Vec<bool>,
+    violation: f64,
+}
+
+impl Shard {
+    /// A shard without coordinates.
+    pub fn new(rule: Proximal) -> Self {
+        Self {
+            rule,
+            keys: Vec::new(),
+            weights: Vec::new(),
+            deltas: Vec::new(),
+            active: Vec::new(),
+            violation: 0.0,
+        }
+    }
+
+    /// Adds the coordinates among `keys` (sorted, unique) that are new: weight 0, active. The
+    /// others keep their state.
+    ///
+    /// # Panics
+    /// If `keys` is not sorted and unique.
+    pub fn insert_keys(&mut self, keys: &[u64]) {
+        assert!(keys.is_sorted_by(|a, b| a < b), "keys must be sorted and unique");
+        let old = std::mem::replace(self, Self::new(self.rule));
+        self.violation = old.violation;
+        let (mut i, mut j) = (0, 0);
+        while i < old.keys.len() || j < keys.len() {
+            let kept = i < old.keys.len() && (j == keys.len() || old.keys[i] <= keys[j]);
+            if kept {
+                j += usize::from(j < keys.len() && keys[j] == old.keys[i]);
+                self.append(old.keys[i], old.weights[i], old.deltas[i], old.active[i]);
+                i += 1;
+            } else {
+                self.append(keys[j], 0.0, self.rule.trust.init, true);
+                j += 1;
+            }
+        }
+    }
+
+    fn append(&mut self, key: u64, weight: f64, delta: f64, active: bool) {
+        self.keys.push(key);
+        self.weights.push(weight);
+        self.deltas.push(delta);
+        self.active.push(active);
+    }
+
+    /// All keys, sorted: `[n]`.
+    pub fn keys(&self) -> &[u64] {
+        &self.keys
+    }
+
+    /// Weights, in the order of the keys: `[n]`. Those of filtered coordinates are 0.
+    pub fn weights(&self) -> &[f64] {
+        &self.weights
+    }
+
+    /// Which coordinates the KKT filter leaves in: `[n]`. A pull carries the block's part beside
+    /// the weights: explicit bits, never a special value among the weights.
+    pub fn active(&self) -> &[bool] {
+        &self.active
+    }
+
+    /// Where in `range` (of this shard's positions) each of `keys` (sorted) lies, from the
+    /// range's start. `None` when a key is missing there: the worker never announced it.
+    pub fn positions(&self, range: Range<usize>, keys: &[u64]) -> Option<Vec<usize>> {
+        let own = &self.keys[range];
+        let mut from = 0;
+        let mut positions = Vec::with_capacity(keys.len().min(own.len()));
+        for key in keys {
+            from += own[from..].binary_search(key).ok()?;
+            positions.push(from);
+        }
+        Some(positions)
+    }
+
+    /// This shard's positions in a block: half-open, possibly empty.
+    pub fn locate(&self, block: &KeyBlock) -> Range<usize> {
+        block.locate(&self.keys)
+    }
+
+    /// Starts a pass: forgets the last one's violation, and with `reset` puts every coordinate
+    /// back in. Weights of filtered coordinates were 0 all along, so nothing else is to restore.
+    pub fn begin_pass(&mut self, reset: bool) {
+        self.violation = 0.0;
+        if reset {
+            self.active.fill(true);
+        }
+    }
+
+    /// One step of the block at positions `range`, from the sum of all workers' pushes.
+    ///
+    /// A coordinate at 0 whose gradient is further than `threshold` inside ±λ is filtered: it
+    /// stays at 0 and leaves the block until a reset. One that some worker had filtered already
+    /// keeps its weight, since its sums lack rows.
+    ///
+    /// # Panics
+    /// If `range` is outside the shard or `sum` is of another length.
+    pub fn update(&mut self, range: Range<usize>, sum: &BlockSum, threshold: f64) {
+        assert_eq!(sum.gradient.len(), range.len(), "one sum a coordinate");
+        for (i, k) in range.enumerate() {
+            if !self.active[k] {
+                continue;
+            }
+            let step = if sum.incomplete[i] {
+                0.0
+            } else if self.weights[k] == 0.0 && self.filter(k, sum.gradient[i], threshold) {
+                continue;
+            } else {
+                let (g, u) = (sum.gradient[i], sum.curvature[i]);
+                self.rule.step(self.weights[k], g, u, self.deltas[k])
+            };
+            self.deltas[k] = self.rule.trust.after(step);
+            self.weights[k] += step;
+        }
+    }
+
+    /// Takes a zero coordinate's violation down; filters it where it is safely inside ±λ.
+    fn filter(&mut self, k: usize, gradient: f64, threshold: f64) -> bool {
+        let inside = self.rule.lambda - gradient.abs();
+        self.violation = self.violation.max(-inside);
+        let filtered = inside > threshold;
+        self.active[k] = !filtered;
+        filtered
+    }
+
+    /// The pass's largest violation of |g_k| ≤ λ so far, over coordinates visited at 0.
+    pub fn violation(&self) -> f64 {
+        self.violation
+    }
+
+    /// Number of non-zero weights.
+    pub fn nonzeros(&self) -> usize {
+        self.weights.iter().filter(|&&w| w != 0.0).count()
+    }
+
+    /// ‖w‖₁ of this shard.
+    pub fn weight_norm(&self) -> f64 {
+        self.weights.iter().map(|w| w.abs()).sum()
+    }
+
+    /// Number of coordinates that the filter leaves in.
+    pub fn active_count(&self) -> usize {
+        self.active.iter().filter(|&&active| active).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shard(lambda: f64, keys: &[u64]) -> Shard {
+        let mut shard = Shard::new(Proximal::new(lambda));
+        shard.insert_keys(keys);
+        shard
+    }
+
+    fn pushed(gradient: &[f64], curvature: &[f64]) -> BlockSum {
+        let mut sum = BlockSum::new(gradient.len());
+        let positions: Vec<usize> = (0..gradient.len()).collect();
+        sum.add(&positions, gradient, curvature, &vec![true; gradient.len()]);
+        sum
+    }
+
+    /// The step must be the best of all steps inside the trust region.
+    #[test]
+    fn steps_minimise_the_model() {
+        for learning_rate in [1.0, 0.5] {
+            let rule = Proximal { learning_rate, ..Proximal::new(1.0) };
+            for (w, g, u, delta) in [
+                (0.0, 3.0, 2.0, 5.0),
+                (0.0, -3.0, 2.0, 0.5),
+                (0.0, 0.7, 2.0, 5.0),
+                (0.4, 0.9, 2.0, 5.0),
+                (-0.4, 2.0, 1.0, 5.0),
+                (0.4, 4.0, 2.0, 0.3),
+                (2.0, 0.0, 0.0, 1.0),
+            ] {
+                let model = |d: f64| g * d + u / learning_rate / 2.0 * d * d + (w + d).abs();
+                let step = rule.step(w, g, u, delta);
+                assert!(step.abs() <= delta);
+                for i in -1000..=1000 {
+                    let other = f64::from(i) / 1000.0 * delta;
+                    assert!(
+                        model(step) <= model(other) + 1e-8,
+                        "{w} {g} {u} {delta}: {step} {other}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn steps_grow_by_their_trust_region() {
+        let mut shard = shard(1.0, &[7]);
+        let mut last = 0.0;
+        for expected in [1.0, 2.1, 4.3, 5.0, 5.0] {
+            shard.update(0..1, &pushed(&[-1e3], &[1.0]), 1e20);
+            assert!((shard.weights()[0] - last - expected).abs() < 1e-12);
+            last = shard.weights()[0];
+        }
+        shard.update(0..1, &pushed(&[-1.0], &[1.0]), 1e20);
+        assert_eq!(shard.deltas, [0.1], "no step, little trust");
+    }
+
+    #[test]
+    fn new_keys_join_without_touching_the_old() {
+        let mut shard = shard(1.0, &[10, 30]);
+        shard.update(0..2, &pushed(&[-2.0, 0.0], &[1.0, 1.0]), 0.0);
+        assert_eq!(
+            (shard.weights(), shard.active()),
+            (&[1.0 - 1e-10, 0.0][..], &[true, false][..])
+        );
+        shard.insert_keys(&[5, 10, 20, u64::MAX]);
+        assert_eq!(shard.keys(), [5, 10, 20, 30, u64::MAX]);
+        assert_eq!(shard.active(), [true, true, true, false, true]);
+        assert!(shard.weights()[1] > 0.9 && shard.nonzeros() == 1);
+        shard.insert_keys(&[]);
+        assert_eq!(shard.keys().len(), 5);
+        assert_eq!(shard.positions(1..5, &[10, 30, u64::MAX]), Some(vec![0, 2, 3]));
+        assert_eq!(shard.positions(1..5, &[5]), None);
+        assert_eq!(shard.positions(0..5, &[30, 10]), None, "not sorted");
+    }
+
+    #[test]
+    fn only_zero_weights_inside_the_threshold_are_filtered() {
+        let mut shard = shard(1.0, &[1, 2, 3, 4]);
+        shard.weights[3] = 0.5;
+        shard.update(0..4, &pushed(&[0.8, 0.95, -1.25, 0.2], &[1.0; 4]), 0.1);
+        assert_eq!(shard.active(), [false, true, true, true]);
+        assert_eq!(shard.violation(), 0.25);
+        assert_eq!(shard.active_count(), 3);
+        // Filtered: neither moves nor counts, whatever is pushed.
+        shard.begin_pass(false);
+        shard.update(0..1, &pushed(&[9.0], &[1.0]), 0.1);
+        assert_eq!((shard.weights()[0], shard.violation()), (0.0, 0.0));
+        shard.begin_pass(true);
+        shard.update(0..1, &pushed(&[9.0], &[1.0]), 0.1);
+        assert_eq!((shard.weights()[0], shard.violation()), (-1.0, 8.0));
+    }
+
+    #[test]
+    fn sums_that_lack_a_worker_move_nothing() {
+        let mut shard = shard(1.0, &[1, 2]);
+        let mut sum = BlockSum::new(2);
+        sum.add(&[0, 1], &[-3.0, -3.0], &[2.0, 2.0], &[true, true]);
+        sum.add(&[1], &[0.0], &[0.0], &[false]);
+        shard.update(0..2, &sum, 0.0);
+        assert!(shard.weights()[0] > 0.9);
+        assert_eq!((shard.weights()[1], shard.active()), (0.0, &[true, true][..]));
+    }
+
+    #[test]
+    #[should_panic(expected = "sorted and unique")]
+    fn unsorted_keys_are_refused() {
+        shard(1.0, &[2, 1]);
+    }
+}

@@ -1,0 +1,550 @@
+//! The whole method in one thread and without a network: what a cluster is held against.
+//!
+//! Workers lag as far as the schedule allows: the gradient of task t sees the updates of tasks up
+//! to t - τ - 1 and not one more. A real cluster lies between this and no delay at all.
+
+use super::blocks::{KeyBlock, Order, even_blocks};
+use super::gradient::{Columns, Curvature, Worker, log_loss};
+use super::proximal::{BlockSum, Proximal, Shard};
+use super::schedule::{KKT_RATIO, RESET_EVERY, Stop, StopRule, kkt_threshold};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// One worker's data.
+#[derive(Debug, Clone, Copy)]
+pub struct Part<'a> {
+    /// Its rows, column by column.
+    pub columns: Columns<'a>,
+    /// Their labels, +1 or -1: `[rows]`.
+    pub labels: &'a [f64],
+}
+
+/// What to solve and how.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Penalty and step.
+    pub proximal: Proximal,
+    /// The curvature bound.
+    pub curvature: Curvature,
+    /// Slices of the key space, at most.
+    pub blocks: usize,
+    /// How a pass goes through them.
+    pub order: Order,
+    /// τ.
+    pub delay: u64,
+    /// ε of the stop rule.
+    pub epsilon: f64,
+    /// Passes, at most.
+    pub passes_max: u64,
+    /// How weak the KKT filter is; infinite switches it off.
+    pub kkt_ratio: f64,
+    /// Passes from one filter reset to the next; `None` resets only before stopping.
+    pub reset_every: Option<u64>,
+}
+
+impl Settings {
+    /// Full safe steps over `blocks` blocks in key order, no delay, filter on.
+    pub fn new(lambda: f64, blocks: usize) -> Self {
+        Self {
+            proximal: Proximal::new(lambda),
+            curvature: Curvature::Safe,
+            blocks,
+            order: Order::Key,
+            delay: 0,
+            epsilon: 1e-6,
+            passes_max: 300,
+            kkt_ratio: KKT_RATIO,
+            reset_every: Some(RESET_EVERY),
+        }
+    }
+}
+
+/// What a pass reports.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// F(w), all updates so far included.
+    pub objective: f64,
+    /// Relative decrease of F against the pass before; 1 for the first.
+    pub relative: f64,
+    /// Non-zero weights.
+    pub nonzeros: usize,
+    /// The KKT threshold the pass ran with.
+    pub threshold: f64,
+    /// Coordinates that the filter leaves in after the pass.
+    pub active: usize,
+    /// Largest violation of |g| ≤ λ at a zero weight.
+    pub violation: f64,
+    /// Column gradients computed since the start, by all workers.
+    pub columns_computed: usize,
+    /// What the stop rule made of it.
+    pub stop: Stop,
+}
+
+/// What came out.
+#[derive(Debug, Clone)]
+pub struct Solution {
+    /// Sorted union of the parts' keys.
+    pub keys: Vec<u64>,
+    /// Weights, in the order of the keys.
+    pub weights: Vec<f64>,
+    /// One entry a pass; the last one's `stop` is [`Stop::Done`] if the run converged.
+    pub progress: Vec<Progress>,
+}
+
+impl Solution {
+    /// Whether the stop rule ended the run, not the limit on passes.
+    pub fn converged(&self) -> bool {
+        self.progress.last().is_some_and(|last| last.stop == Stop::Done)
+    }
+}
+
+/// Solves with one worker a part and one server.
+pub fn solve(parts: &[Part<'_>], settings: &Settings) -> Solution {
+    let examples = parts.iter().map(|part| part.labels.len() as u64).sum();
+    solve_with(parts, settings, |violation| kkt_threshold(violation, examples, settings.kkt_ratio))
+}
+
+/// [`solve`], with the KKT threshold as a function of the violation of the pass before.
+fn solve_with(
+    parts: &[Part<'_>],
+    settings: &Settings,
+    threshold: impl Fn(Option<f64>) -> f64,
+) -> Solution {
+    let mut run = Run::new(parts, settings);
+    let mut rule = StopRule::new(settings.epsilon).reset_every(settings.reset_every);
+    let mut progress: Vec<Progress> = Vec::new();
+    for pass in 0..settings.passes_max {
+        let last = progress.last();
+        let threshold = threshold(last.map(|last| last.violation));
+        run.begin_pass(last.is_some_and(|last| last.stop == Stop::Reset));
+        for block in settings.order.of_pass(pass, run.blocks.len()) {
+            run.update(block, threshold);
+        }
+        let report = run.report(threshold, &mut rule);
+        progress.push(report);
+        if report.stop == Stop::Done {
+            break;
+        }
+    }
+    let Run { shard, .. } = run;
+    Solution { keys: shard.keys().to_vec(), weights: shard.weights().to_vec(), progress }
+}
+
+/// A block's answer to the pulls of all workers, not yet applied by them.
+struct Pull {
+    task: u64,
+    block: KeyBlock,
+    weights: Vec<f64>, // of the shard's positions in the block
+    active: Vec<bool>,
+}
+
+struct Run<'a> {
+    parts: &'a [Part<'a>],
+    settings: &'a Settings,
+    blocks: Vec<KeyBlock>,
+    workers: Vec<Worker>,
+    shard: Shard,
+    task: u64,
+    pulls: VecDeque<Pull>,
+    columns_computed: usize,
+}
+
+impl<'a> Run<'a> {
+    fn new(parts: &'a [Part<'a>], settings: &'a Settings) -> Self {
+        let mut shard = Shard::new(settings.proximal);
+        for part in parts {
+            shard.insert_keys(part.columns.keys);
+        }
+        let blocks = match shard.keys() {
+            [] => Vec::new(),
+            keys => even_blocks(keys[0], keys[keys.len() - 1], settings.blocks),
+        };
+        let workers = parts
+            .iter()
+            .map(|part| {
+                let (labels, columns) = (part.labels.to_vec(), part.columns.keys.len());
+                Worker::new(labels, columns, settings.proximal.trust)
+            })
+            .collect();
+        Self {
+            parts,
+            settings,
+            blocks,
+            workers,
+            shard,
+            task: 0,
+            pulls: VecDeque::new(),
+            columns_computed: 0,
+        }
+    }
+
+    /// A reset overtakes the pulls under way: their weights hold, but a filter bit from before it
+    /// would take out again what it put back in, on one side only.
+    fn begin_pass(&mut self, reset: bool) {
+        self.shard.begin_pass(reset);
+        if reset {
+            self.workers.iter_mut().for_each(Worker::reset_filter);
+            self.pulls.iter_mut().for_each(|pull| pull.active.fill(true));
+        }
+    }
+
+    fn update(&mut self, block: usize, threshold: f64) {
+        self.task += 1;
+        self.apply_pulls(self.task.saturating_sub(self.settings.delay));
+        let block = self.blocks[block];
+        let range = self.shard.locate(&block);
+        let sum = self.push_gradients(&block, &range);
+        self.shard.update(range.clone(), &sum, threshold);
+        self.pulls.push_back(Pull {
+            task: self.task,
+            block,
+            weights: self.shard.weights()[range.clone()].to_vec(),
+            active: self.shard.active()[range].to_vec(),
+        });
+    }
+
+    fn push_gradients(&mut self, block: &KeyBlock, range: &Range<usize>) -> BlockSum {
+        let mut sum = BlockSum::new(range.len());
+        for (part, worker) in self.parts.iter().zip(&mut self.workers) {
+            let own = block.locate(part.columns.keys);
+            let (mut g, mut u) = (vec![0.0; own.len()], vec![0.0; own.len()]);
+            let rule = self.settings.curvature;
+            self.columns_computed +=
+                worker.gradient(&part.columns, own.clone(), rule, &mut g, &mut u);
+            let positions = positions(&self.shard, range, part, &own);
+            sum.add(&positions, &g, &u, &worker.active()[own]);
+        }
+        sum
+    }
+
+    /// Applies the pulls of all tasks before `task`.
+    fn apply_pulls(&mut self, task: u64) {
+        while let Some(pull) = self.pulls.pop_front_if(|pull| pull.task < task) {
+            self.apply(&pull);
+        }
+    }
+
+    fn apply(&mut self, pull: &Pull) {
+        let range = self.shard.locate(&pull.block);
+        for (part, worker) in self.parts.iter().zip(&mut self.workers) {
+            let own = pull.block.locate(part.columns.keys);
+            let positions = positions(&self.shard, &range, part, &own);
+            let weights: Vec<f64> = positions.iter().map(|&k| pull.weights[k]).collect();
+            let active: Vec<bool> = positions.iter().map(|&k| pull.active[k]).collect();
+            worker.apply(&part.columns, own, &weights, &active);
+        }
+    }
+
+    fn report(&self, threshold: f64, rule: &mut StopRule) -> Progress {
+        let objective = self.loss() + self.settings.proximal.lambda * self.shard.weight_norm();
+        let (relative, stop) = rule.after_pass(objective);
+        Progress {
+            objective,
+            relative,
+            nonzeros: self.shard.nonzeros(),
+            threshold,
+            active: self.shard.active_count(),
+            violation: self.shard.violation(),
+            columns_computed: self.columns_computed,
+            stop,
+        }
+    }
+
+    /// The loss at the server's weights, whichever of them the workers have seen.
+    fn loss(&self) -> f64 {
+        let shard = &self.shard;
+        let all = 0..shard.keys().len();
+        let mut loss = 0.0;
+        for part in self.parts {
+            let own = 0..part.columns.keys.len();
+            let mut margins = vec![0.0; part.labels.len()];
+            for (j, k) in positions(shard, &all, part, &own).into_iter().enumerate() {
+                let weight = shard.weights()[k];
+                part.columns.for_each(j, |row, x| margins[row] += part.labels[row] * weight * x);
+            }
+            loss += margins.into_iter().map(log_loss).sum::<f64>();
+        }
+        loss
+    }
+}
+
+fn positions(
+    shard: &Shard,
+    range: &Range<usize>,
+    part: &Part<'_>,
+    own: &Range<usize>,
+) -> Vec<usize> {
+    shard
+        .positions(range.clone(), &part.columns.keys[own.clone()])
+        .expect("the shard holds the union of the parts' keys")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::dbpg::blocks::{BLOCK_RATIO, default_block_count};
+    use crate::dbpg::example::Example;
+    use std::collections::BTreeMap;
+
+    fn published(blocks: usize) -> Settings {
+        let curvature = Curvature::Published;
+        Settings { curvature, reset_every: None, ..Settings::new(1.0, blocks) }
+    }
+
+    fn near(a: f64, b: f64) -> bool {
+        (a - b).abs() <= 1e-9 * b.abs()
+    }
+
+    /// Pass, F, non-zeros, threshold, active, violation, columns computed.
+    type Row = (usize, f64, usize, f64, usize, f64, usize);
+
+    #[test]
+    fn passes_follow_the_published_table() {
+        const TABLE: [Row; 7] = [
+            (0, 95.70077799972762, 41, 1e20, 60, 9.0, 60),
+            (1, 87.23252551569433, 37, 0.45, 48, 0.49363636475149386, 120),
+            (2, 84.52721397934064, 36, 0.02468181823757469, 38, 0.0, 168),
+            (3, 83.29322816440124, 33, 0.0, 36, 0.0, 206),
+            (4, 82.70322089981511, 32, 0.0, 33, 0.0, 242),
+            (13, 82.25907062222784, 31, 0.0, 31, 0.0, 524),
+            (14, 82.25904665549493, 31, 0.0, 31, 0.0, 584),
+        ];
+        let example = Example::new();
+        let solution = solve(&[example.part()], &published(6));
+        assert_eq!(solution.progress.len(), 15);
+        assert!(solution.converged());
+        for (pass, objective, nonzeros, threshold, active, violation, columns) in TABLE {
+            let row = solution.progress[pass];
+            assert!(near(row.objective, objective), "pass {pass}: {row:?}");
+            assert!(near(row.threshold, threshold), "pass {pass}: {row:?}");
+            assert!(near(row.violation, violation), "pass {pass}: {row:?}");
+            assert_eq!(row.nonzeros, nonzeros, "pass {pass}: {row:?}");
+            assert_eq!(row.columns_computed, columns, "pass {pass}: {row:?}");
+            assert_eq!(row.active, active, "pass {pass}: {row:?}");
+        }
+    }
+
+    #[test]
+    fn the_filter_saves_columns_and_changes_no_answer() {
+        let example = Example::new();
+        let settings = Settings { kkt_ratio: f64::INFINITY, ..published(6) };
+        let unfiltered = solve(&[example.part()], &settings).progress;
+        let filtered = solve(&[example.part()], &published(6)).progress;
+        assert_eq!(unfiltered.len(), 15);
+        assert_eq!(unfiltered[14].columns_computed, 900);
+        assert_eq!(filtered[14].columns_computed, 584);
+        let ratio = filtered[14].objective / unfiltered[14].objective;
+        assert!((ratio - 1.0).abs() < 1e-6);
+    }
+
+    /// Passes to ε = 1e-6; 0 for more than 300. Delays 0, 1, 2, 4, 8 down, rates 1, .7, .5, .3 across.
+    type Grid = [[u64; 5]; 4];
+
+    #[test]
+    fn delay_against_step_is_as_published() {
+        const DELAYS: [u64; 5] = [0, 1, 2, 4, 8];
+        const RATES: [f64; 4] = [1.0, 0.7, 0.5, 0.3];
+        const SIX: Grid =
+            [[15, 17, 0, 0, 0], [22, 24, 25, 63, 0], [31, 33, 34, 36, 0], [51, 52, 54, 56, 81]];
+        const TWELVE: Grid =
+            [[15, 16, 16, 59, 0], [22, 23, 23, 24, 40], [31, 32, 32, 33, 35], [50, 52, 52, 53, 55]];
+        const THIRTY: Grid = [
+            [15, 15, 15, 16, 19],
+            [21, 22, 22, 23, 25],
+            [30, 31, 31, 32, 34],
+            [50, 50, 51, 52, 54],
+        ];
+        const SIXTY: Grid = [
+            [15, 15, 15, 15, 16],
+            [21, 21, 22, 22, 23],
+            [30, 30, 31, 31, 32],
+            [50, 50, 50, 51, 52],
+        ];
+        let example = Example::new();
+        for (blocks, grid) in [(6, SIX), (12, TWELVE), (30, THIRTY), (60, SIXTY)] {
+            let passes = RATES.map(|rate| {
+                DELAYS.map(|delay| {
+                    let mut settings =
+                        Settings { delay, kkt_ratio: f64::INFINITY, ..published(blocks) };
+                    settings.proximal.learning_rate = rate;
+                    let solution = solve(&[example.part()], &settings);
+                    if solution.converged() { solution.progress.len() as u64 } else { 0 }
+                })
+            });
+            assert_eq!(passes, grid, "{blocks} blocks");
+        }
+    }
+
+    /// A filter that is far too eager in the first passes must be repaired by the reset.
+    #[test]
+    fn a_reset_brings_filtered_coordinates_back() {
+        let example = Example::new();
+        let settings = Settings { epsilon: 1e-4, ..published(6) };
+        let progress = solve_with(&[example.part()], &settings, |_| 0.0).progress;
+        assert_eq!(progress.len(), 13);
+        assert_eq!(progress[9].stop, Stop::Reset);
+        assert_eq!((progress[9].nonzeros, progress[10].stop), (30, Stop::Continue));
+        assert!((progress[10].violation - 0.375).abs() < 1e-4);
+        assert!((progress[10].relative - 2.7e-4).abs() < 1e-5);
+        let last = progress[12];
+        assert_eq!((last.nonzeros, last.stop), (31, Stop::Done));
+        let gap = last.objective / Example::OPTIMUM - 1.0;
+        assert!((gap - 5.3e-6).abs() < 1e-7, "{gap}");
+    }
+
+    #[test]
+    fn workers_share_the_rows_and_find_the_same() {
+        let shares: Vec<Example> = (0..3).map(|worker| Example::share(worker, 3)).collect();
+        let parts: Vec<Part> = shares.iter().map(Example::part).collect();
+        let whole = Example::new();
+        for settings in [published(6), Settings::new(1.0, 6)] {
+            let one = solve(&[whole.part()], &settings);
+            let three = solve(&parts, &settings);
+            assert_eq!(three.keys, one.keys);
+            // A worker sees the overlap of its own rows only, and a row is on one worker.
+            assert_eq!(three.progress.len(), one.progress.len());
+            for (a, b) in three.progress.iter().zip(&one.progress) {
+                assert!(near(a.objective, b.objective));
+            }
+        }
+    }
+
+    #[test]
+    fn safe_steps_never_raise_the_objective() {
+        let shares: Vec<Example> = (0..4).map(|worker| Example::share(worker, 4)).collect();
+        let parts: Vec<Part> = shares.iter().map(Example::part).collect();
+        for blocks in [1, 2, 7, 60] {
+            for order in [Order::Key, Order::Shuffled { seed: 3 }] {
+                let settings = Settings { order, ..Settings::new(0.3, blocks) };
+                let solution = solve(&parts, &settings);
+                assert!(solution.converged(), "{blocks} blocks");
+                for pair in solution.progress.windows(2) {
+                    assert!(pair[1].objective <= pair[0].objective * (1.0 + 1e-14), "{pair:?}");
+                }
+            }
+        }
+    }
+
+    /// 16 columns that are all the same, in one block: the published bound makes each of them
+    /// correct the whole error.
+    #[test]
+    fn overlapping_columns_overshoot_with_the_published_bound_only() {
+        let keys: Vec<u64> = (0..16).collect();
+        let starts: Vec<usize> = (0..=16).map(|j| 10 * j).collect();
+        let rows: Vec<u32> = (0..160).map(|i| i % 10).collect();
+        let labels: Vec<f64> = (0..10).map(|i| if i < 7 { 1.0 } else { -1.0 }).collect();
+        let columns = Columns { keys: &keys, starts: &starts, rows: &rows, values: None };
+        let part = Part { columns, labels: &labels };
+        let settings = |curvature| Settings { curvature, ..Settings::new(0.01, 1) };
+        assert!(!solve(&[part], &settings(Curvature::Published)).converged());
+        let safe = solve(&[part], &settings(Curvature::Safe));
+        assert!(safe.converged());
+        let sum: f64 = safe.weights.iter().sum();
+        assert!((sum - (7.0f64 / 3.0).ln()).abs() < 1e-2, "{sum}");
+    }
+
+    #[test]
+    fn delay_and_filter_together_still_reach_the_optimum() {
+        let shares: Vec<Example> = (0..2).map(|worker| Example::share(worker, 2)).collect();
+        let parts: Vec<Part> = shares.iter().map(Example::part).collect();
+        for seed in 0..10 {
+            let order = Order::Shuffled { seed };
+            let settings = Settings { order, delay: 4, ..Settings::new(1.0, 30) };
+            let solution = solve(&parts, &settings);
+            assert!(solution.converged(), "seed {seed}");
+            let last = solution.progress[solution.progress.len() - 1];
+            assert!(last.objective / Example::OPTIMUM - 1.0 < 1e-5, "seed {seed}: {last:?}");
+        }
+    }
+
+    #[test]
+    fn a_large_penalty_leaves_nothing_and_stops() {
+        let example = Example::new();
+        let solution = solve(&[example.part()], &Settings::new(1e3, 6));
+        assert!(solution.converged());
+        assert_eq!(solution.progress.len(), 3);
+        assert!(solution.weights.iter().all(|&w| w == 0.0));
+    }
+
+    #[test]
+    fn no_data_is_no_problem() {
+        assert!(solve(&[], &Settings::new(1.0, 6)).weights.is_empty());
+        let columns = Columns { keys: &[], starts: &[0], rows: &[], values: None };
+        let part = Part { columns, labels: &[1.0] };
+        let solution = solve(&[part], &Settings::new(1.0, 6));
+        assert!(solution.converged() && solution.keys.is_empty());
+    }
+
+    /// Rows and values by key.
+    type ByKey = BTreeMap<u64, Vec<(u32, f64)>>;
+
+    /// Columns and labels of a LIBSVM text.
+    fn read(text: &str) -> (ByKey, Vec<f64>) {
+        let mut columns = ByKey::new();
+        let mut labels = Vec::new();
+        for (row, line) in (0..).zip(text.lines()) {
+            let mut fields = line.split_whitespace();
+            let label: f64 = fields.next().unwrap().parse().unwrap();
+            labels.push(label.signum());
+            for field in fields {
+                let (key, value) = field.split_once(':').unwrap();
+                let entry = (row, value.parse().unwrap());
+                columns.entry(key.parse().unwrap()).or_default().push(entry);
+            }
+        }
+        (columns, labels)
+    }
+
+    /// Slow: minutes without optimisation. Prints passes and distance to the known optima.
+    #[test]
+    #[ignore = "slow; run with --release --ignored --nocapture"]
+    fn real_sets_reach_their_optima() {
+        let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data");
+        let folder = std::env::var("CARAVAN_DATA").unwrap_or(beside.into());
+        let Ok(table) = std::fs::read_to_string(format!("{folder}/optima.csv")) else {
+            eprintln!("skipped: no {folder}/optima.csv; set CARAVAN_DATA");
+            return;
+        };
+        let mut missed = Vec::new();
+        for line in table.lines().filter(|line| line.ends_with(",small")) {
+            let fields: Vec<&str> = line.split(',').collect();
+            let (lambda, optimum): (f64, f64) =
+                (fields[1].parse().unwrap(), fields[5].parse().unwrap());
+            let file = std::fs::File::open(format!("{folder}/{}.train.xz", fields[0])).unwrap();
+            let text = std::io::read_to_string(xz2::read::XzDecoder::new(file)).unwrap();
+            let (by_key, labels) = read(&text);
+            let keys: Vec<u64> = by_key.keys().copied().collect();
+            let entries = || by_key.values().flatten();
+            let rows: Vec<u32> = entries().map(|entry| entry.0).collect();
+            let values: Vec<f64> = entries().map(|entry| entry.1).collect();
+            let mut starts = vec![0];
+            starts.extend(by_key.values().scan(0, |end, column| {
+                *end += column.len();
+                Some(*end)
+            }));
+            let columns = Columns {
+                keys: &keys,
+                starts: &starts,
+                rows: &rows,
+                values: values.iter().any(|&value| value != 1.0).then_some(&values),
+            };
+            let count = default_block_count(rows.len() as u64, labels.len() as u64, BLOCK_RATIO);
+            let settings =
+                Settings { epsilon: 1e-9, passes_max: 1000, ..Settings::new(lambda, count) };
+            let solution = solve(&[Part { columns, labels: &labels }], &settings);
+            let gaps = solution.progress.iter().map(|row| row.objective / optimum - 1.0);
+            let gaps: Vec<f64> = gaps.collect();
+            let reached = gaps.iter().position(|&gap| gap <= 1e-6).map(|pass| pass + 1);
+            let (passes, gap) = (gaps.len(), gaps[gaps.len() - 1]);
+            println!("{} {lambda}: 1e-6 after {reached:?}, stop {passes}, {gap:.1e}", fields[0]);
+            if reached.is_none() {
+                missed.push(format!("{} {lambda}: {gap:.1e} after {passes}", fields[0]));
+            }
+        }
+        // Nearly dependent columns with hardly any penalty: coordinate steps crawl there.
+        println!("not within 1000 passes: {missed:?}");
+        assert!(missed.len() <= 2, "criteo_tiny 0.1 and a9a 1 are known: {missed:?}");
+    }
+}

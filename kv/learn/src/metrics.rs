@@ -1,0 +1,114 @@
+//! How good margins are against labels: log loss, area under the ROC curve, accuracy. Plain means, on one thread.
+//!
+//! `labels: [n]`, each +1 or -1, and `margins: [n]`; another length is a bug of the caller and panics. Where a number has no
+//! meaning, without rows or with a margin that is not a number, the answer is None.
+
+/// Mean of `log(1 + exp(-label * margin))`, in nats. Exact to rounding for margins of any size.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn log_loss(labels: &[i8], margins: &[f64]) -> Option<f64> {
+    check(labels, margins)?;
+    let losses = labels.iter().zip(margins).map(|(&label, &margin)| {
+        let z = -f64::from(label) * margin;
+        z.max(0.0) + (-z.abs()).exp().ln_1p()
+    });
+    Some(losses.sum::<f64>() / labels.len() as f64)
+}
+
+/// The probability that a random positive row has a larger margin than a random negative one, ties counting half.
+///
+/// Exact: pairs are counted in whole numbers. None also when one of the classes is missing.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn auc(labels: &[i8], margins: &[f64]) -> Option<f64> {
+    check(labels, margins)?;
+    let mut order: Vec<usize> = (0..margins.len()).collect();
+    order.sort_unstable_by(|&a, &b| margins[a].total_cmp(&margins[b]));
+    let (mut positives, mut negatives, mut half_wins) = (0_u128, 0_u128, 0_u128);
+    // `==` and not `total_cmp`: 0 and -0 tie.
+    for tied in order.chunk_by(|&a, &b| margins[a] == margins[b]) {
+        let tied_positives = tied.iter().filter(|&&row| labels[row] > 0).count() as u128;
+        let tied_negatives = tied.len() as u128 - tied_positives;
+        half_wins += tied_positives * (2 * negatives + tied_negatives);
+        positives += tied_positives;
+        negatives += tied_negatives;
+    }
+    let pairs = positives * negatives;
+    (pairs > 0).then(|| half_wins as f64 / (2 * pairs) as f64)
+}
+
+/// The share of rows whose margin has the sign of the label; a margin of 0 predicts -1.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn accuracy(labels: &[i8], margins: &[f64]) -> Option<f64> {
+    check(labels, margins)?;
+    let right =
+        labels.iter().zip(margins).filter(|&(&label, &margin)| (label > 0) == (margin > 0.0));
+    Some(right.count() as f64 / labels.len() as f64)
+}
+
+/// None when there is nothing to measure.
+fn check(labels: &[i8], margins: &[f64]) -> Option<()> {
+    assert_eq!(labels.len(), margins.len(), "one margin a label");
+    (!labels.is_empty() && !margins.iter().any(|margin| margin.is_nan())).then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn log_loss_is_stable() {
+        assert_eq!(log_loss(&[1, -1], &[0.0, 0.0]), Some(std::f64::consts::LN_2));
+        assert_eq!(log_loss(&[1, -1], &[800.0, -1e300]), Some(0.0));
+        assert_eq!(log_loss(&[-1, 1], &[800.0, -400.0]), Some(600.0));
+        assert!((log_loss(&[1], &[40.0]).unwrap() / (-40_f64).exp() - 1.0).abs() < 1e-15);
+        assert_eq!(log_loss(&[-1], &[f64::INFINITY]), Some(f64::INFINITY));
+    }
+
+    #[test]
+    fn auc_of_known_orders() {
+        assert_eq!(auc(&[-1, -1, 1, 1], &[1.0, 2.0, 3.0, 4.0]), Some(1.0));
+        assert_eq!(auc(&[1, 1, -1, -1], &[1.0, 2.0, 3.0, 4.0]), Some(0.0));
+        assert_eq!(auc(&[1, -1, 1, -1], &[5.0; 4]), Some(0.5));
+        assert_eq!(auc(&[-1, 1], &[0.0, -0.0]), Some(0.5));
+        assert_eq!(auc(&[-1, 1, -1, 1], &[0.1, 0.35, 0.4, 0.8]), Some(0.75));
+    }
+
+    #[test]
+    fn accuracy_counts_signs() {
+        assert_eq!(accuracy(&[1, 1, -1, -1], &[2.0, 0.0, 0.0, -1.0]), Some(0.75));
+    }
+
+    #[test]
+    fn nothing_to_measure_is_none() {
+        for metric in [log_loss, auc, accuracy] {
+            assert_eq!(metric(&[], &[]), None);
+            assert_eq!(metric(&[1, -1], &[0.0, f64::NAN]), None);
+        }
+        assert_eq!(auc(&[1, 1], &[0.0, 1.0]), None);
+        assert_eq!(auc(&[-1], &[0.0]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn auc_equals_counting_all_pairs(rows in prop::collection::vec((any::<bool>(), -3_i8..3), 0..40)) {
+            let labels: Vec<i8> = rows.iter().map(|&(positive, _)| if positive { 1 } else { -1 }).collect();
+            let margins: Vec<f64> = rows.iter().map(|&(_, margin)| f64::from(margin)).collect();
+            let (mut wins, mut pairs) = (0.0, 0.0);
+            for (&(positive, high), &(negative, low)) in rows.iter().flat_map(|a| rows.iter().map(move |b| (a, b))) {
+                if positive && !negative {
+                    pairs += 1.0;
+                    wins += if high > low { 1.0 } else if high == low { 0.5 } else { 0.0 };
+                }
+            }
+            prop_assert_eq!(auc(&labels, &margins), (pairs > 0.0).then(|| wins / pairs));
+        }
+    }
+}
