@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use caravan_van::Wait;
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::subject::Op;
 use crate::units::{parse_size, parse_wait};
@@ -18,34 +18,34 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// Flags of every command.
+/// Flags of every command. Those that are not given are taken from the environment, which kv alone reads.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Common options")]
 pub(crate) struct Common {
-    /// What carries the messages
-    #[arg(long, global = true, value_enum, default_value_t = VanChoice::Auto, env = "CARAVAN_VAN", hide_possible_values = false)]
-    pub(crate) van: VanChoice,
+    /// What carries the messages [default: auto] [env: CARAVAN_VAN]
+    #[arg(long, global = true, value_enum)]
+    pub(crate) van: Option<VanChoice>,
     /// One JSON object a line on standard output, and nothing else there
-    #[arg(long, global = true, action = ArgAction::SetTrue)]
+    #[arg(long, global = true)]
     pub(crate) json: bool,
     /// Tiny inputs, no claims: only shows that it runs
-    #[arg(long, global = true, action = ArgAction::SetTrue)]
+    #[arg(long, global = true)]
     pub(crate) smoke: bool,
-    /// Worker processes of the cluster
-    #[arg(long, global = true, value_name = "N", default_value_t = 1, env = "CARAVAN_WORKERS", value_parser = count())]
-    pub(crate) workers: u32,
-    /// Server processes of the cluster
-    #[arg(long, global = true, value_name = "N", default_value_t = 1, env = "CARAVAN_SERVERS", value_parser = count())]
-    pub(crate) servers: u32,
-    /// Threads of each server
-    #[arg(long, global = true, value_name = "N", default_value_t = 1, env = "CARAVAN_THREADS", value_parser = count())]
-    pub(crate) threads: u32,
+    /// Worker processes of the cluster [default: 1] [env: CARAVAN_WORKERS]
+    #[arg(long, global = true, value_name = "N", value_parser = count())]
+    pub(crate) workers: Option<u32>,
+    /// Server processes of the cluster [default: 1] [env: CARAVAN_SERVERS]
+    #[arg(long, global = true, value_name = "N", value_parser = count())]
+    pub(crate) servers: Option<u32>,
+    /// Threads of each server [default: 1] [env: CARAVAN_THREADS]
+    #[arg(long, global = true, value_name = "N", value_parser = count())]
+    pub(crate) threads: Option<u32>,
     /// Runs the whole cluster as threads of this process
-    #[arg(long, global = true, action = ArgAction::SetTrue)]
+    #[arg(long, global = true)]
     pub(crate) in_process: bool,
-    /// What an idle thread does: spin, yield, block, adaptive or adaptive:MICROSECONDS
-    #[arg(long, global = true, value_name = "POLICY", default_value = "adaptive", env = "CARAVAN_WAIT", value_parser = parse_wait)]
-    pub(crate) wait: Wait,
+    /// What an idle thread does: spin, yield, adaptive or block [default: adaptive] [env: CARAVAN_WAIT]
+    #[arg(long, global = true, value_name = "POLICY", value_parser = parse_wait)]
+    pub(crate) wait: Option<Wait>,
 }
 
 /// A van by name, or the best one.
@@ -236,12 +236,22 @@ pub(crate) enum KeyFormat {
 /// One role of a cluster.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Role {
-    /// Where the scheduler listens, as host:port
-    #[arg(long, value_name = "ADDRESS", env = "CARAVAN_SCHEDULER")]
+    /// Where the scheduler listens, as host:port [env: CARAVAN_SCHEDULER]
+    #[arg(long, value_name = "ADDRESS")]
     pub(crate) scheduler: Option<String>,
-    /// Where this node listens, as host:port; port 0 takes a free one
-    #[arg(long, value_name = "ADDRESS", env = "CARAVAN_LISTEN", default_value = "127.0.0.1:0")]
-    pub(crate) listen: String,
+    /// Address of this node, which its peers can reach [env: CARAVAN_HOST]
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: Option<String>,
+    /// Number of the job, hexadecimal [env: CARAVAN_JOB]
+    #[arg(long, value_name = "HEX", value_parser = hexadecimal)]
+    pub(crate) job: Option<u64>,
+    /// Place among the nodes of this role; the scheduler chooses one if not given
+    #[arg(long, value_name = "N")]
+    pub(crate) rank: Option<usize>,
+}
+
+fn hexadecimal(text: &str) -> Result<u64, String> {
+    u64::from_str_radix(text, 16).map_err(|_| format!("{text:?} is not a hexadecimal number"))
 }
 
 fn count() -> clap::builder::RangedI64ValueParser<u32> {
@@ -274,13 +284,13 @@ mod tests {
             "caravan bench latency --van tcp --op pull --keys 1 --sizes 8,64,1KiB --iterations 10",
             "caravan --json bench bandwidth --op push-pull --sizes 64KiB,1MiB,4MiB --window 8",
             "caravan bench rate --van uring --sizes 8,64 --window 64 --smoke",
-            "caravan bench all --json --wait adaptive:50",
+            "caravan bench all --json --wait adaptive",
             "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --epsilon 1e-5 --model m",
             "caravan predict --model m --data a",
             "caravan generate clicks out --rows 10 --format keys",
-            "caravan scheduler --listen 0.0.0.0:7000",
+            "caravan scheduler --host 0.0.0.0",
             "caravan server --scheduler host:7000 --threads 4",
-            "caravan worker --scheduler host:7000",
+            "caravan worker --rank 0 --job beef",
             "caravan doctor --json",
             "caravan floor --wait spin",
         ] {
@@ -307,6 +317,7 @@ mod tests {
             "caravan bench rate --iterations 0",
             "caravan doctor --workers 0",
             "caravan doctor --wait never",
+            "caravan worker --job xyz",
             "caravan train dbpg --data a",
             "caravan train dbpg --data a --lambda -1",
             "caravan train dbpg --data a --lambda NaN",

@@ -1,8 +1,9 @@
 //! `caravan doctor`: which vans work on this machine and, for each that doesn't, why and what to do. Changes nothing.
 
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-
 use anyhow::Result;
+use caravan_kv::Van;
+use caravan_kv::node::open;
+use caravan_van::VanConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::{Common, VanChoice};
@@ -78,13 +79,22 @@ pub(crate) fn checks() -> Vec<VanCheck> {
     vec![rdma(), uring(), shm(), tcp(), sim()]
 }
 
-/// Why this version cannot use a van that the design has; `None` for those it has.
-pub(crate) fn not_built(van: VanChoice) -> Option<&'static str> {
+/// Why a van that the design has cannot carry messages between processes in this version; `None` for those that can.
+pub(crate) fn missing(van: VanChoice) -> Option<&'static str> {
     match van {
-        VanChoice::Rdma => Some("the rdma van is not built into this version; take --van tcp, or auto"),
-        VanChoice::Shm => Some("the shm van is not built into this version; take --van tcp, or auto"),
-        _ => None,
+        VanChoice::Rdma => Some("the rdma van is not built into this version"),
+        VanChoice::Shm => Some("the shm van is not built into this version"),
+        VanChoice::Sim => Some("the sim van has simulated time and no processes: it is for tests"),
+        VanChoice::Auto | VanChoice::Uring | VanChoice::Tcp => None,
     }
+}
+
+/// Whether a van can be opened here.
+///
+/// # Errors
+/// Why it cannot.
+pub(crate) fn opens(van: Van) -> caravan_kv::Result<()> {
+    open(van, &VanConfig::default()).map(drop)
 }
 
 fn rdma() -> VanCheck {
@@ -109,26 +119,40 @@ fn shm() -> VanCheck {
 }
 
 fn uring() -> VanCheck {
-    VanCheck::fails(
-        VanChoice::Uring,
-        "not built into this version".to_owned(),
-        "arrives with a later version",
-    )
+    match opens(Van::Uring) {
+        Ok(()) => VanCheck::works(VanChoice::Uring, "io_uring over TCP"),
+        Err(error) => VanCheck::fails(
+            VanChoice::Uring,
+            chain(&error),
+            "needs Linux 6.0 or later, `sysctl kernel.io_uring_disabled` 0, and a container that allows io_uring; \
+             the tcp van does without",
+        ),
+    }
 }
 
 fn tcp() -> VanCheck {
-    let reach = || -> std::io::Result<()> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        TcpStream::connect(listener.local_addr()?).map(drop)
-    };
-    match reach() {
-        Ok(()) => VanCheck::works(VanChoice::Tcp, "plain sockets; the loopback interface answers"),
+    match opens(Van::Tcp) {
+        Ok(()) => VanCheck::works(VanChoice::Tcp, "plain sockets"),
         Err(error) => VanCheck::fails(
             VanChoice::Tcp,
-            format!("cannot connect to this machine itself: {error}"),
+            chain(&error),
             "bring the loopback interface up: ip link set lo up",
         ),
     }
+}
+
+/// An error with what caused it.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
 }
 
 fn sim() -> VanCheck {

@@ -52,7 +52,7 @@ impl Floor {
     pub(crate) fn spawn(wait: Wait) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program to start the floor")?;
         let mut child = Command::new(program)
-            .args(["floor", "--wait", &units::wait(wait)])
+            .args(["floor", "--wait", units::wait(wait)])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -6,15 +6,18 @@
 
 mod bandwidth;
 mod cli;
+mod cluster;
 mod doctor;
 mod floor;
 mod latency;
 mod machine;
+mod measure;
 mod pattern;
 mod plan;
 mod progress;
 mod rate;
 mod report;
+mod requests;
 mod subject;
 mod units;
 mod usage;
@@ -29,7 +32,7 @@ use usage::Usage;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let log = tracing_subscriber::EnvFilter::try_from_env("CARAVAN_LOG").unwrap_or_else(|_| "warn".into());
+    let log = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
     tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).init();
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
@@ -41,12 +44,14 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<()> {
-    if let Some(reason) = doctor::not_built(cli.common.van) {
-        bail!(reason);
-    }
     match &cli.command {
+        Command::Bench(command) => measure::run(&cli.common, command),
         Command::Doctor => doctor::run(&cli.common),
-        Command::Floor => floor::run(cli.common.wait),
-        _ => bail!("not wired yet"),
+        Command::Server(role) => cluster::serve(&cli.common, role),
+        Command::Worker(role) => cluster::work(&cli.common, role),
+        Command::Floor => floor::run(cli.common.wait.unwrap_or_default()),
+        Command::Train(_) | Command::Predict(_) | Command::Generate(_) | Command::Scheduler(_) => {
+            bail!("not in this version")
+        }
     }
 }
