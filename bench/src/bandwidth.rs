@@ -65,7 +65,8 @@ mod tests {
     fn counts_bytes_and_wrong_answers() {
         let shape = Shape { op: Op::Push, keys: 1, bytes: 1 << 20, window: 4 };
         let effort = Effort { batches: 2, batch: 10 };
-        let (mut floor, mut subject) = (Mock::default(), Mock { wrong_settle: 1, ..Mock::default() });
+        let (mut floor, mut subject) =
+            (Mock::default(), Mock { wrong_settle: 1, ..Mock::default() });
         let (row, _) = measure("mock", shape, effort, &mut floor, &mut subject).unwrap();
         assert_eq!((row.op.as_str(), row.bytes, row.window, row.wrong), ("push", 1 << 20, 4, 3));
         assert!(row.gb_per_s > 0.0 && row.floor_gb_per_s > 0.0 && row.ratio > 0.0);

@@ -219,6 +219,27 @@ pub(crate) struct Clicks {
     /// Everything follows from this
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+    /// Draws a row
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub(crate) slots: u32,
+    /// How many of them go to the bag slot
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) bag: u32,
+    /// The first categorical slot has 2^K keys or so
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    pub(crate) kmin: u32,
+    /// The last categorical slot has 2^K keys or so
+    #[arg(long, value_name = "K", default_value_t = 20)]
+    pub(crate) kmax: u32,
+    /// The bag slot has 2^K keys or so
+    #[arg(long, value_name = "K", default_value_t = 20)]
+    pub(crate) kbag: u32,
+    /// The margin of a row without relevant keys
+    #[arg(long, value_name = "B", default_value_t = -2.2, allow_negative_numbers = true)]
+    pub(crate) bias: f64,
+    /// Standard deviation of the relevant weights
+    #[arg(long, value_name = "S", default_value_t = 0.45)]
+    pub(crate) scale: f64,
     /// How keys are written
     #[arg(long, value_enum, default_value_t = KeyFormat::Compact)]
     pub(crate) format: KeyFormat,

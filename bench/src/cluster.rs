@@ -58,7 +58,8 @@ pub(crate) fn launch(config: &ClusterConfig, in_process: bool) -> Result<Cluster
     let launch = if in_process {
         Launch::Threads(handles(), apps())
     } else {
-        let program = std::env::current_exe().context("cannot find this program to start its nodes")?;
+        let program =
+            std::env::current_exe().context("cannot find this program to start its nodes")?;
         Launch::Processes(program)
     };
     Ok(Cluster::launch(config, launch)?)

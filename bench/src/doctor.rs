@@ -156,7 +156,10 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 fn sim() -> VanCheck {
-    VanCheck::works(VanChoice::Sim, "a simulated network in simulated time; for tests, it has no speed to measure")
+    VanCheck::works(
+        VanChoice::Sim,
+        "a simulated network in simulated time; for tests, it has no speed to measure",
+    )
 }
 
 #[cfg(test)]

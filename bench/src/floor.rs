@@ -50,7 +50,8 @@ impl Floor {
     /// # Errors
     /// When the program cannot be started or does not say where it listens.
     pub(crate) fn spawn(wait: Wait) -> Result<Self> {
-        let program = std::env::current_exe().context("cannot find this program to start the floor")?;
+        let program =
+            std::env::current_exe().context("cannot find this program to start the floor")?;
         let mut child = Command::new(program)
             .args(["floor", "--wait", units::wait(wait)])
             .stdin(Stdio::piped())
@@ -59,7 +60,9 @@ impl Floor {
             .context("cannot start the floor's other process")?;
         let mut port = String::new();
         let stdout = child.stdout.take().expect("stdout is piped");
-        BufReader::new(stdout).read_line(&mut port).context("the floor's other process is silent")?;
+        BufReader::new(stdout)
+            .read_line(&mut port)
+            .context("the floor's other process is silent")?;
         let port: u16 = port.trim().parse().context("the floor's other process named no port")?;
         let mut floor = Floor::connect((Ipv4Addr::LOCALHOST, port).into(), wait)?;
         floor.child = Some(child);
@@ -67,7 +70,8 @@ impl Floor {
     }
 
     fn connect(address: SocketAddr, wait: Wait) -> Result<Self> {
-        let stream = TcpStream::connect(address).context("cannot reach the floor's other process")?;
+        let stream =
+            TcpStream::connect(address).context("cannot reach the floor's other process")?;
         Ok(Floor {
             lane: Lane::new(stream, wait)?,
             requests: vec![0; HEADER_BYTES],
@@ -82,7 +86,9 @@ impl Floor {
 
     /// Agrees with the other side on the lengths of request and reply.
     fn agree(&mut self, request_bytes: usize, reply_bytes: usize) -> Result<()> {
-        for (word, value) in [CHANGE, request_bytes as u64, reply_bytes as u64].into_iter().enumerate() {
+        for (word, value) in
+            [CHANGE, request_bytes as u64, reply_bytes as u64].into_iter().enumerate()
+        {
             self.requests[word * 8..][..8].copy_from_slice(&value.to_le_bytes());
         }
         self.lane.write_all(&self.requests)?;
@@ -198,7 +204,8 @@ fn answers(reply: &[u8], number: u64) -> Result<()> {
 /// # Errors
 /// When it cannot listen, or is asked for lengths out of range.
 pub(crate) fn run(wait: Wait) -> Result<()> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("the floor cannot listen")?;
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("the floor cannot listen")?;
     println!("{}", listener.local_addr().context("the floor cannot listen")?.port());
     std::thread::spawn(|| {
         // Ends when the parent closes it, which it also does by dying.
@@ -380,7 +387,9 @@ fn if_ready(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(count) => Ok(Some(count)),
         Err(error) => match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => Ok(None),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {
+                Ok(None)
+            }
             _ => Err(error),
         },
     }

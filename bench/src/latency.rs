@@ -53,7 +53,8 @@ pub(crate) fn measure(
         of_subject += subject;
     }
     let medians = rounds[1..].iter().map(|[(floor, _), _]| floor.value_at_quantile(0.5) as f64);
-    let warnings = spread_warning("floor's median", medians).into_iter().chain(tail(&of_floor)).collect();
+    let warnings =
+        spread_warning("floor's median", medians).into_iter().chain(tail(&of_floor)).collect();
     Ok((row(van, shape, &of_floor, &of_subject, wrong(1)), warnings))
 }
 
@@ -106,7 +107,8 @@ fn batch(effort: Effort, subject: &mut dyn Subject) -> Result<(Histogram<u64>, u
 
 /// Three digits, up to a minute.
 fn nanoseconds() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("three digits up to a minute is in range")
+    Histogram::new_with_bounds(1, 60_000_000_000, 3)
+        .expect("three digits up to a minute is in range")
 }
 
 fn micros(nanos: u64) -> f64 {
@@ -116,7 +118,9 @@ fn micros(nanos: u64) -> f64 {
 fn tail(floor: &Histogram<u64>) -> Option<String> {
     let times = floor.value_at_quantile(0.99) as f64 / floor.value_at_quantile(0.5) as f64;
     (times > TAIL_MAX).then(|| {
-        format!("noisy run: the floor's p99 is {times:.1} x its p50; the tails here are the machine's")
+        format!(
+            "noisy run: the floor's p99 is {times:.1} x its p50; the tails here are the machine's"
+        )
     })
 }
 

@@ -117,12 +117,14 @@ fn default_route(table: &str) -> Option<String> {
 fn interface(name: &str) -> String {
     let folder = Path::new("/sys/class/net").join(name);
     let driver = fs::read_link(folder.join("device/driver")).ok();
-    let driver = driver.as_deref().and_then(Path::file_name).map(|d| d.to_string_lossy().into_owned());
+    let driver =
+        driver.as_deref().and_then(Path::file_name).map(|d| d.to_string_lossy().into_owned());
     let rate_mbit = read_number(folder.join("speed")).filter(|rate| *rate > 0);
     let mtu = read_number(folder.join("mtu"));
     let rate = rate_mbit.map(|rate| format!("{} Gbit/s", rate as f64 / 1e3));
     let mtu = mtu.map(|mtu| format!("mtu {mtu}"));
-    let parts: Vec<String> = [Some(name.to_owned()), driver, rate, mtu].into_iter().flatten().collect();
+    let parts: Vec<String> =
+        [Some(name.to_owned()), driver, rate, mtu].into_iter().flatten().collect();
     parts.join(" ")
 }
 

@@ -9,6 +9,7 @@ mod cli;
 mod cluster;
 mod doctor;
 mod floor;
+mod generate;
 mod latency;
 mod machine;
 mod measure;
@@ -32,7 +33,8 @@ use usage::Usage;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let log = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
+    let log =
+        tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
     tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).init();
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
@@ -50,8 +52,9 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Server(role) => cluster::serve(&cli.common, role),
         Command::Worker(role) => cluster::work(&cli.common, role),
         Command::Floor => floor::run(cli.common.wait.unwrap_or_default()),
-        Command::Train(_) | Command::Predict(_) | Command::Generate(_) | Command::Scheduler(_) => {
-            bail!("not in this version")
+        Command::Generate(command) => generate::run(&cli.common, command),
+        Command::Train(_) | Command::Predict(_) | Command::Scheduler(_) => {
+            bail!("this command is not in this version")
         }
     }
 }

@@ -95,7 +95,8 @@ impl Measure {
             none => none.insert(Floor::spawn(node.config.wait)?),
         };
         let van = node.worker.van();
-        let mut subject = Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes);
+        let mut subject =
+            Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes);
         let (row, warnings) = task.run(van, floor, &mut subject)?;
         Ok(serde_json::to_value(Measured { row, warnings })?)
     }

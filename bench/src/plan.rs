@@ -4,10 +4,10 @@ use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::{BenchCommand, Requests};
-use crate::subject::{Effort, Op, Shape, Subject};
-use crate::usage::Usage;
 use crate::report::Row;
+use crate::subject::{Effort, Op, Shape, Subject};
 use crate::units;
+use crate::usage::Usage;
 use crate::{bandwidth, latency, rate};
 
 /// Which bench makes a row.
@@ -172,7 +172,9 @@ impl Defaults {
         };
         match (smoke, bench) {
             (false, _) => full,
-            (true, Bench::Latency) => Defaults { sizes: &[8, 4 << 10, 256 << 10], ..full }.smoke(40),
+            (true, Bench::Latency) => {
+                Defaults { sizes: &[8, 4 << 10, 256 << 10], ..full }.smoke(40)
+            }
             (true, Bench::Bandwidth) => Defaults { sizes: &[64 << 10], ..full }.smoke(40),
             (true, Bench::Rate) => Defaults { sizes: &[8], ..full }.smoke(400),
         }
@@ -203,7 +205,9 @@ mod tests {
 
     #[test]
     fn every_op_and_size_is_a_row() {
-        let tasks = plan("caravan bench latency --op pull,push-pull --sizes 8,1KiB --iterations 100").unwrap();
+        let tasks =
+            plan("caravan bench latency --op pull,push-pull --sizes 8,1KiB --iterations 100")
+                .unwrap();
         let shapes: Vec<_> = tasks.iter().map(|task| (task.shape.op, task.shape.bytes)).collect();
         assert_eq!(
             shapes,
@@ -227,7 +231,8 @@ mod tests {
 
     #[test]
     fn sizes_that_keys_cannot_share_are_wrong_usage() {
-        for line in ["caravan bench latency --sizes 6", "caravan bench latency --keys 3 --sizes 8"] {
+        for line in ["caravan bench latency --sizes 6", "caravan bench latency --keys 3 --sizes 8"]
+        {
             assert!(plan(line).unwrap_err().is::<Usage>(), "{line}");
         }
         assert!(plan("caravan bench latency --keys 3 --sizes 12").is_ok());

@@ -43,13 +43,29 @@ impl Row {
             Row::Latency(_) => format!(
                 "\n# latency: round trip of one request in flight, closed loop, µs\n{}",
                 columns(&[
-                    "van", "op", "keys", "size", "count", "min", "p50", "p90", "p99", "p99.9", "max",
-                    "floor p50", "p99", "ratio", "wrong",
+                    "van",
+                    "op",
+                    "keys",
+                    "size",
+                    "count",
+                    "min",
+                    "p50",
+                    "p90",
+                    "p99",
+                    "p99.9",
+                    "max",
+                    "floor p50",
+                    "p99",
+                    "ratio",
+                    "wrong",
                 ])
             ),
             Row::Bandwidth(_) => format!(
                 "\n# bandwidth: a window of requests in flight, closed loop, value payload in GB/s (10^9)\n{}",
-                columns(&["van", "op", "keys", "size", "window", "seconds", "GB/s", "floor", "ratio", "wrong"])
+                columns(&[
+                    "van", "op", "keys", "size", "window", "seconds", "GB/s", "floor", "ratio",
+                    "wrong"
+                ])
             ),
             Row::Rate(_) => format!(
                 "\n# rate: small requests, a window of them in flight, closed loop, million answered a second\n{}",
@@ -80,8 +96,10 @@ impl Row {
                 columns(&cells)
             }
             Row::Rate(r) => {
-                let mut cells = vec![r.van.clone(), r.op.clone(), units::size(r.bytes), r.window.to_string()];
-                cells.extend([format!("{:.4}", r.mmsg_per_s), format!("{:.4}", r.floor_mmsg_per_s)]);
+                let mut cells =
+                    vec![r.van.clone(), r.op.clone(), units::size(r.bytes), r.window.to_string()];
+                cells
+                    .extend([format!("{:.4}", r.mmsg_per_s), format!("{:.4}", r.floor_mmsg_per_s)]);
                 cells.extend([format!("{:.2}", r.ratio), r.wrong.to_string()]);
                 columns(&cells)
             }
@@ -220,7 +238,8 @@ mod tests {
         );
         let machine = Report::new(true).render(&Row::Machine(Machine::read()));
         let order = ["row", "cpu", "cores", "numa_nodes", "kernel", "nic", "commit", "caravan"];
-        let places: Vec<_> = order.iter().map(|key| machine.find(&format!("\"{key}\":")).expect(key)).collect();
+        let places: Vec<_> =
+            order.iter().map(|key| machine.find(&format!("\"{key}\":")).expect(key)).collect();
         assert!(places.is_sorted(), "{machine}");
     }
 

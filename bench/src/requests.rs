@@ -13,8 +13,8 @@ use caravan_van::{Buffer, KeyRange, Pool, Shared, Value};
 use crate::pattern;
 use crate::subject::{Op, Shape, Subject};
 
-/// The tables a worker has made, by keys and values a key.
-pub(crate) type Tables = HashMap<(usize, usize), Table>;
+/// The tables a worker has made, with their ids, by keys and values a key.
+pub(crate) type Tables = HashMap<(usize, usize), (u32, Table)>;
 
 /// Requests of one shape to one table.
 pub(crate) struct Requests<'a> {
@@ -98,7 +98,8 @@ impl<'a> Requests<'a> {
 
     /// Memory for a long answer, spoiled so that one that does not come is seen.
     fn landing_place(&mut self) -> Result<Buffer> {
-        let (mut into, _) = self.landing.pop().context("more requests in flight than the window")?;
+        let (mut into, _) =
+            self.landing.pop().context("more requests in flight than the window")?;
         pattern::spoil(f32::view_mut(&mut into).expect("a whole number of values"));
         Ok(into)
     }
@@ -244,18 +245,19 @@ impl Subject for Requests<'_> {
 
 /// The table for so many keys and values a key, made if it is not there yet.
 fn table(worker: &mut Worker, tables: &mut Tables, keys: usize, width: usize) -> Result<Table> {
-    if let Some(table) = tables.get(&(keys, width)) {
+    if let Some((_, table)) = tables.get(&(keys, width)) {
         return Ok(*table);
     }
     let id = tables.len() as u32;
-    let range = KeyRange::new(0, keys as u64).context("a table needs keys")?;
-    let spec = TableSpec::new(id, &format!("bench {keys} x {width}"), ValueType::F32, width as u32)
-        .keys(range)
-        .dense()
-        .handle("assign");
-    let table = worker.create_table(&spec)?;
-    tables.insert((keys, width), table);
+    let table = worker.create_table(&spec(id, keys, width)?)?;
+    tables.insert((keys, width), (id, table));
     Ok(table)
+}
+
+fn spec(id: u32, keys: usize, width: usize) -> Result<TableSpec> {
+    let range = KeyRange::new(0, keys as u64).context("a table needs keys")?;
+    let name = format!("bench {keys} x {width}");
+    Ok(TableSpec::new(id, &name, ValueType::F32, width as u32).keys(range).dense().handle("assign"))
 }
 
 fn source(memory: &Pool, bytes: usize) -> Result<Source> {
@@ -274,4 +276,90 @@ fn restamp(source: &mut Source, number: u64, memory: &Pool) -> Result<()> {
 
 fn floats(bytes: &[u8]) -> &[f32] {
     f32::view(bytes).expect("registered memory is aligned and holds whole values")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use caravan_kv::{Cluster, ClusterConfig, Van};
+
+    use super::*;
+
+    fn cluster() -> Cluster {
+        let mut config = ClusterConfig { threads: 2, ..ClusterConfig::default() };
+        (config.node.van, config.node.pin) = (Van::Tcp, false);
+        crate::cluster::launch(&config, true).unwrap()
+    }
+
+    /// Every op, short and long, one and many keys.
+    fn shapes() -> impl Iterator<Item = Shape> {
+        let sizes = [(1, 4, 5), (3, 12, 1), (1, 300 << 10, 3), (64, 64 << 10, 4)];
+        [Op::Push, Op::Pull, Op::PushPull].into_iter().flat_map(move |op| {
+            sizes.map(|(keys, bytes, window)| Shape { op, keys, bytes, window })
+        })
+    }
+
+    #[test]
+    fn a_right_van_has_nothing_wrong() {
+        let cluster = cluster();
+        let (mut worker, mut tables) = (cluster.client().unwrap(), Tables::new());
+        for shape in shapes() {
+            let mut requests = Requests::new(&mut worker, &mut tables, 16 << 10);
+            requests.prepare(shape).unwrap();
+            for _ in 0..3 {
+                requests.once().unwrap();
+                assert_eq!(requests.check().unwrap(), 0, "{shape:?}");
+            }
+            assert_eq!(requests.settle().unwrap(), 0, "{shape:?}");
+            requests.stream(17).unwrap();
+            assert_eq!(requests.settle().unwrap(), 0, "{shape:?}");
+        }
+        assert_eq!(tables.len(), 4, "one table for each number of keys and width");
+        drop(worker);
+        cluster.shutdown().unwrap();
+    }
+
+    /// A stranger changes the last value behind the bench's back: every pull of it is wrong, and so is what pushes left.
+    #[test]
+    fn a_value_that_changed_is_seen() {
+        let cluster = cluster();
+        let (mut worker, mut tables) = (cluster.client().unwrap(), Tables::new());
+        let mut stranger = cluster.client().unwrap();
+        for shape in shapes().filter(|shape| shape.op != Op::PushPull) {
+            let mut requests = Requests::new(&mut worker, &mut tables, 16 << 10);
+            requests.prepare(shape).unwrap();
+            requests.stream(2).unwrap();
+            assert_eq!(requests.settle().unwrap(), 0, "{shape:?}");
+            if shape.op == Op::Push {
+                requests.stream(2).unwrap();
+            }
+            let width = shape.bytes / 4 / shape.keys;
+            let id = requests.tables[&(shape.keys, width)].0;
+            let table = stranger.create_table(&spec(id, shape.keys, width).unwrap()).unwrap();
+            let last = [shape.keys as u64 - 1];
+            let timestamp = stranger.push(table, &last, &vec![-5.0f32; width]).unwrap();
+            stranger.wait(timestamp).unwrap();
+            if shape.op == Op::Pull {
+                requests.once().unwrap();
+                assert_eq!(requests.check().unwrap(), 1, "{shape:?}");
+                requests.stream(7).unwrap();
+                assert_eq!(requests.settle().unwrap(), 7, "{shape:?}");
+            } else {
+                assert_eq!(requests.settle().unwrap(), 1, "{shape:?}");
+            }
+        }
+        drop((worker, stranger));
+        cluster.shutdown().unwrap();
+    }
+
+    #[test]
+    fn bytes_that_keys_cannot_share_are_refused() {
+        let cluster = cluster();
+        let (mut worker, mut tables) = (cluster.client().unwrap(), Tables::new());
+        let mut requests = Requests::new(&mut worker, &mut tables, 16 << 10);
+        for (keys, bytes) in [(1, 6), (3, 8), (0, 8), (1, 0), (1, 2)] {
+            let shape = Shape { op: Op::Pull, keys, bytes, window: 1 };
+            assert!(requests.prepare(shape).is_err(), "{shape:?}");
+        }
+    }
 }

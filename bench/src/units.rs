@@ -72,7 +72,9 @@ mod tests {
 
     #[test]
     fn wrong_sizes_are_refused() {
-        for text in ["", "KiB", "-1", "1.5KiB", "8 apples", "0", "2GiB", "99999999999999999999GiB", "1kb"] {
+        for text in
+            ["", "KiB", "-1", "1.5KiB", "8 apples", "0", "2GiB", "99999999999999999999GiB", "1kb"]
+        {
             assert!(parse_size(text).is_err(), "{text:?}");
         }
     }
