@@ -1,5 +1,7 @@
 //! `caravan doctor`: which vans work on this machine and, for each that doesn't, why and what to do. Changes nothing.
 
+use std::io::{self, Write};
+
 use anyhow::Result;
 use caravan_kv::Van;
 use caravan_kv::node::open;
@@ -56,7 +58,7 @@ pub(crate) fn run(common: &Common) -> Result<()> {
     let quiet = Progress::new(0, true);
     report.row(&Row::Machine(Machine::read()), &quiet)?;
     if !common.json {
-        println!("{}\n", layout());
+        writeln!(io::stdout(), "{}\n", layout())?;
     }
     for check in checks() {
         report.row(&Row::Van(check), &quiet)?;

@@ -206,7 +206,8 @@ fn answers(reply: &[u8], number: u64) -> Result<()> {
 pub(crate) fn run(wait: Wait) -> Result<()> {
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("the floor cannot listen")?;
-    println!("{}", listener.local_addr().context("the floor cannot listen")?.port());
+    let port = listener.local_addr().context("the floor cannot listen")?.port();
+    writeln!(io::stdout(), "{port}").context("the floor cannot say its port")?;
     std::thread::spawn(|| {
         // Ends when the parent closes it, which it also does by dying.
         let _ = io::copy(&mut io::stdin(), &mut io::sink());

@@ -1,8 +1,9 @@
 //! `caravan generate`: synthetic data as files. What is drawn is caravan-learn's business.
 
+use std::io::{self, Write};
 use std::num::NonZeroUsize;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use caravan_learn::Error;
 use caravan_learn::data::clicks::{self, Format, Part, Summary};
 
@@ -19,10 +20,13 @@ const SMOKE_ROWS: u64 = 1000;
 pub(crate) fn run(common: &Common, command: &GenerateCommand) -> Result<()> {
     let GenerateCommand::Clicks(args) = command;
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let summary =
-        clicks::generate(&settings(args, common.smoke), &args.out, format(args), threads)?;
-    print(&summary, args, common.json);
-    Ok(())
+    let settings = settings(args, common.smoke);
+    let written = clicks::generate(&settings, &args.out, format(args), threads);
+    let summary = written.map_err(|error| match error {
+        Error::Option { .. } => anyhow::Error::new(Usage(error.to_string())),
+        other => other.into(),
+    })?;
+    print(&summary, args, common.json).context("cannot write to standard output")
 }
 
 fn settings(args: &Clicks, smoke: bool) -> clicks::Clicks {
@@ -49,7 +53,8 @@ fn format(args: &Clicks) -> Format {
 }
 
 /// One line for each file, and the number of columns.
-fn print(summary: &Summary, args: &Clicks, json: bool) {
+fn print(summary: &Summary, args: &Clicks, json: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
     for (ending, part) in [("train", summary.train), ("test", summary.test)] {
         let Part { rows, positives, nonzeros } = part;
         let file = format!("{}.{ending}", args.out.display());
@@ -58,12 +63,14 @@ fn print(summary: &Summary, args: &Clicks, json: bool) {
                 "row": "file", "file": file, "rows": rows, "positives": positives,
                 "nonzeros": nonzeros, "columns": summary.columns,
             });
-            println!("{row}");
+            writeln!(out, "{row}")?;
         } else {
-            println!(
+            writeln!(
+                out,
                 "{file}: {rows} rows, {positives} positive, {nonzeros} nonzeros, {} columns in training",
                 summary.columns
-            );
+            )?;
         }
     }
+    Ok(())
 }

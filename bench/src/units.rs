@@ -23,7 +23,10 @@ pub(crate) const SIZE_BYTES_MAX: u64 = 1 << 30;
 
 /// Writes a size the way [`parse_size`] reads it, in the largest unit that divides it.
 pub(crate) fn size(bytes: usize) -> String {
-    match SUFFIXES.iter().find(|(_, unit)| bytes as u64 >= *unit && bytes as u64 % unit == 0) {
+    match SUFFIXES
+        .iter()
+        .find(|(_, unit)| bytes as u64 >= *unit && (bytes as u64).is_multiple_of(*unit))
+    {
         Some((suffix, unit)) => format!("{} {suffix}", bytes as u64 / unit),
         None => format!("{bytes} B"),
     }
