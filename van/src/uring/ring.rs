@@ -211,8 +211,8 @@ struct Lane {
     misses: Option<u32>,
     /// A send went out, so that a try at the same moment would come too early for the answer.
     just_sent: bool,
-    /// The one refusal that the sender has room for is used.
-    refused: bool,
+    /// To be queued when no send is under way: it takes the place of units that one might be sending.
+    refusal: Option<String>,
     closing: bool,
     send_header: libc::msghdr,
     send_slices: [libc::iovec; SLICES_MAX],
@@ -301,7 +301,7 @@ impl Ring {
             receive: Operation::default(),
             misses: None,
             just_sent: false,
-            refused: false,
+            refusal: None,
             closing: false,
             send_header: empty_header(),
             send_slices: [NO_SLICE; SLICES_MAX],
@@ -332,13 +332,10 @@ impl Ring {
         Ok(())
     }
 
-    /// Queues the reason why this side is about to close the connection, the first time only.
-    pub(super) fn refuse(&mut self, slot: Slot, reason: &str) {
-        let lane = self.lane(slot);
-        if !std::mem::replace(&mut lane.refused, true) {
-            lane.sender.refuse(reason);
-            self.list_send(slot);
-        }
+    /// Says why this side is about to close the connection; see [`Sender::refuse`].
+    pub(super) fn refuse(&mut self, slot: Slot, reason: String) {
+        self.lane(slot).refusal = Some(reason);
+        self.list_send(slot);
     }
 
     fn lane(&mut self, slot: Slot) -> &mut Lane {
@@ -347,7 +344,7 @@ impl Ring {
 
     /// Whether everything posted to a lane has left.
     pub(super) fn is_flushed(&self, slot: Slot) -> bool {
-        self.lanes[slot].as_ref().is_none_or(|lane| lane.sender.is_empty())
+        self.lanes[slot].as_ref().is_none_or(|lane| lane.is_flushed())
     }
 
     /// Tells the peer that nothing more will be sent.
@@ -546,7 +543,7 @@ impl Ring {
             self.counters.frames_sent += lane.sender.frames_sent() - frames;
             self.counters.bytes_sent += bytes as u64;
         });
-        if !lane.sender.is_empty() {
+        if !lane.is_flushed() {
             self.list_send(slot);
         }
         Done::Sent(slot, result)
@@ -573,7 +570,12 @@ impl Ring {
         let Some(lane) = &mut self.lanes[slot] else { return true };
         lane.send.listed = false;
         let entry = match (lane.closing, lane.send.under_way) {
-            (false, false) => lane.send_entry(),
+            (false, false) => {
+                if let Some(reason) = lane.refusal.take() {
+                    lane.sender.refuse(&reason);
+                }
+                lane.send_entry()
+            }
             (true, true) if !lane.send.cancelled => Some(cancel(slot, Tag::Send)),
             _ => None,
         };
@@ -631,15 +633,19 @@ impl Ring {
         // SAFETY: the memory that `entry` names, slices and headers included, belongs to a boxed lane: its `Sender`'s queued
         // units, its `Receiver`'s spaces, its own arrays. The caller marks the operation as under way, and until its
         // completion is reaped the lane stays (`remove` asserts it, `drop` leaks it), `received` asserts that no receive is
-        // under way before it touches the spaces, `sent` runs only on the completion of the send, and otherwise the
-        // `Sender` is only added to: its queue has room for its depth, the hello and one refusal from the start, so that
-        // units stay where they are. An accept and a cancellation name no memory. The file descriptors are open as long as
+        // under way before it touches the spaces, `sent` runs only on the completion of the send, and a refusal,
+        // which drops units, waits for it; otherwise the `Sender` is only added to, and its queue has room for its depth from
+        // the start, so that units stay where they are. An accept and a cancellation name no memory. The file descriptors are open as long as
         // their lane or this ring.
         unsafe { self.io.submission().push(&entry) }.is_ok()
     }
 }
 
 impl Lane {
+    fn is_flushed(&self) -> bool {
+        self.sender.is_empty() && self.refusal.is_none()
+    }
+
     /// The operation that sends what is queued, as far as one call takes it; none if nothing is.
     fn send_entry(&mut self) -> Option<squeue::Entry> {
         let socket = types::Fd(self.socket.as_raw_fd());

@@ -40,6 +40,17 @@ impl Example {
         Part { columns, labels: &self.labels }
     }
 
+    /// The rows as LIBSVM text, in order.
+    pub fn libsvm(&self) -> String {
+        let mut rows: Vec<String> = self.labels.iter().map(|label| format!("{label:+}")).collect();
+        for (key, range) in self.keys.iter().zip(self.starts.windows(2)) {
+            for &row in &self.rows[range[0]..range[1]] {
+                rows[row as usize].push_str(&format!(" {key}:1"));
+            }
+        }
+        rows.join("\n") + "\n"
+    }
+
     fn with_rows(keep: impl Fn(u32) -> bool) -> Self {
         let mut random = Lcg(1);
         let mut columns = vec![Vec::new(); Self::COLUMNS as usize];

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::blocks::{self, KeyBlock};
 use super::gradient::Curvature;
 use super::proximal::Proximal;
-use super::schedule::{self, KKT_RATIO, Stop, StopRule};
+use super::schedule::{self, KKT_RATIO, RESET_EVERY, Stop, StopRule};
 use super::shard::{self, Command, HANDLE, Options, Report};
 use super::worker::{self, APP, Dbpg, Loaded, Passed};
 use crate::model::Model;
@@ -59,6 +59,8 @@ pub struct Job {
     pub passes_max: u64,
     /// How weak the KKT filter is; infinite switches it off.
     pub kkt_ratio: f64,
+    /// Passes after which the filter is reset in any case.
+    pub reset_every: Option<u64>,
     /// Threads each worker reads with.
     pub threads: usize,
 }
@@ -71,12 +73,13 @@ impl Job {
             proximal: Proximal::new(lambda),
             curvature: Curvature::Safe,
             blocks: None,
-            order: blocks::Order::Shuffled { seed: 1 },
+            order: blocks::Order::Key,
             delay: 0,
             exact_delay: false,
-            epsilon: 1e-6,
+            epsilon: 1e-9,
             passes_max: 1000,
             kkt_ratio: KKT_RATIO,
+            reset_every: Some(RESET_EVERY),
             threads: 1,
         }
     }
@@ -205,7 +208,7 @@ impl<'a> Driver<'a> {
     }
 
     fn run(mut self, mut progress: impl FnMut(&Progress)) -> caravan_kv::Result<Trained> {
-        let mut rule = StopRule::new(self.job.epsilon);
+        let mut rule = StopRule::new(self.job.epsilon).reset_every(self.job.reset_every);
         let mut last: Option<Progress> = None;
         for pass in 0..self.job.passes_max {
             let report = self.pass(pass, last.as_ref(), &mut rule)?;
