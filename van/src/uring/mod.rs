@@ -215,3 +215,60 @@ impl Transport for Uring {
         self.ring.counters()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::wait::Wait;
+
+    /// Waits until `van` has something to report while `other` goes on as well.
+    fn next(van: &mut Uring, other: &mut Uring) -> Event {
+        let mut events = Vec::new();
+        let began = Instant::now();
+        while events.is_empty() {
+            assert!(began.elapsed() < Duration::from_secs(20), "nothing came");
+            van.wait(Duration::from_millis(1)).unwrap();
+            van.poll(&mut events).unwrap();
+            other.turn().unwrap();
+        }
+        events.remove(0)
+    }
+
+    #[test]
+    fn every_mode_carries_frames() {
+        for wait in [Wait::default(), Wait::Block, Wait::Spin] {
+            for mode in Mode::BEST_FIRST {
+                let config = VanConfig { wait, ..VanConfig::default() };
+                let make = || Uring::with_modes(&config, &[mode]);
+                let (Ok(mut a), Ok(mut b)) = (make(), make()) else {
+                    eprintln!("skipped: this kernel does not offer {mode:?}");
+                    continue;
+                };
+                let to_b = a.connect(b.address()).unwrap();
+                assert!(matches!(next(&mut a, &mut b), Event::Connected { .. }));
+                let Event::Connected { peer: to_a, .. } = next(&mut b, &mut a) else { panic!() };
+                for _ in 0..100 {
+                    a.post_send(to_b, a.pool.allocate(FRAME_PREFIX + 8).unwrap()).unwrap();
+                    assert!(matches!(next(&mut b, &mut a), Event::Received { .. }), "{mode:?}");
+                    b.post_send(to_a, b.pool.allocate(FRAME_PREFIX + 8).unwrap()).unwrap();
+                    assert!(matches!(next(&mut a, &mut b), Event::Received { .. }), "{mode:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn kernels_that_accept_one_at_a_time_will_do() {
+        let Ok(mut van) = Uring::new(&VanConfig::default()) else {
+            eprintln!("skipped: io_uring is refused here");
+            return;
+        };
+        van.ring.accept_one_at_a_time();
+        let mut others = [(); 3].map(|()| Uring::new(&VanConfig::default()).unwrap());
+        for other in &mut others {
+            other.connect(van.address()).unwrap();
+            assert!(matches!(next(&mut van, other), Event::Connected { .. }));
+        }
+    }
+}

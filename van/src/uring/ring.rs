@@ -416,6 +416,13 @@ impl Ring {
         self.under_way += usize::from(self.accept.under_way);
     }
 
+    /// As if the kernel had declined to accept many at once.
+    #[cfg(test)]
+    pub(super) fn accept_one_at_a_time(&mut self) {
+        assert!(!self.accept.under_way, "too late");
+        self.accept_many = false;
+    }
+
     /// Whether anything was posted that has not been handed to the kernel.
     pub(super) fn has_posted(&self) -> bool {
         !self.sends.is_empty()
