@@ -133,3 +133,9 @@ pub enum Error {
     #[error(transparent)]
     Van(#[from] caravan_van::Error),
 }
+
+/// An error and what it came from, in one line.
+pub fn with_sources(error: &dyn std::error::Error) -> String {
+    let sources = std::iter::successors(error.source(), |error| error.source());
+    sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
+}

@@ -2,7 +2,10 @@
 //! Method: a whole embedded cluster in this process, real sockets, driven as an application would.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use caravan_kv::{App, Apps, Cluster, ClusterConfig, Handles, Launch, TableSpec, Target, Van, ValueType, WorkerNode};
+use caravan_kv::{
+    App, Apps, Cluster, ClusterConfig, Handles, Launch, TableSpec, Target, ValueType, Van,
+    WorkerNode,
+};
 use serde_json::{Value, json};
 
 struct PushPull;
@@ -25,7 +28,8 @@ fn push_pull(node: &mut WorkerNode) -> caravan_kv::Result<Value> {
     let pulled = worker.pull(table, &keys)?;
     let answer = worker.wait(pulled)?;
     let workers = node.workers as f32;
-    let right = answer.values::<f32>().iter().zip(&values).filter(|(a, b)| **a == workers * **b).count();
+    let right =
+        answer.values::<f32>().iter().zip(&values).filter(|(a, b)| **a == workers * **b).count();
     Ok(json!({ "right": right }))
 }
 

@@ -89,7 +89,7 @@ pub struct Draft<'a> {
     pub offer: Option<Offer>,
     /// `[n]`, strictly ascending.
     pub keys: &'a [u64],
-    /// `[n]`: values of each key; empty when all keys have the same number.
+    /// `[n]`: values of each key; empty when all keys have the same number. May stand without keys that the receiver knows.
     pub lengths: &'a [u32],
     /// Likewise in the order of the keys.
     pub values: Values<'a>,
@@ -229,7 +229,7 @@ impl Message {
         <[u64]>::ref_from_bytes(bytes).expect("decode checked alignment and length")
     }
 
-    /// `[n]`, or empty.
+    /// `[n]`, or empty; of any number when no keys are named.
     pub fn lengths(&self) -> &[u32] {
         let bytes = self.lengths.bytes(&self.image);
         <[u32]>::ref_from_bytes(bytes).expect("decode checked alignment and length")

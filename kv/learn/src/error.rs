@@ -127,4 +127,10 @@ pub enum Error {
         /// Its range.
         expected: &'static str,
     },
+    /// Training on a cluster ended with an error.
+    #[error("training failed: {reason}")]
+    Train {
+        /// Which node or file, and what is wrong.
+        reason: String,
+    },
 }

@@ -25,6 +25,7 @@
 pub mod data;
 pub mod dbpg;
 pub mod error;
+pub mod memory;
 pub mod metrics;
 pub mod model;
 mod replace_file;

@@ -8,7 +8,7 @@ use caravan_van::{Arrival, Endpoint, PeerId, Wait};
 use super::backend;
 use super::control::{self, Ask, Order, Report, Role, Roster};
 use crate::config::NodeConfig;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, with_sources};
 
 /// One sleep while waiting.
 const NAP: Duration = Duration::from_millis(100);
@@ -235,10 +235,4 @@ fn greeted(
         endpoint.wait(NAP)?;
     }
     Ok(Err(caravan_van::Error::NotConnected { peer }))
-}
-
-/// An error and what it came from, in one line.
-pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
-    let sources = std::iter::successors(error.source(), |error| error.source());
-    sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
 }

@@ -48,7 +48,7 @@ impl Coding {
 /// [`Error::MessageTooLong`] when a section has more than 2^32 − 1 bytes, [`Error::OutOfMemory`] when `pool` has no room.
 ///
 /// # Panics
-/// On a bug of the caller: keys outside of the range, lengths for other than all keys, placed values in what is no reply. Keys
+/// On a bug of the caller: keys outside of the range, lengths for other than all keys that are named, placed values in what is no reply. Keys
 /// that do not ascend panic in debug builds only; elsewhere the receiver refuses them.
 pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -> Result<Outgoing> {
     check_draft(&draft);
@@ -456,70 +456,4 @@ fn check_lengths(bytes: &[u8], keys: usize) -> Result<(), DecodeError> {
         return Err(DecodeError::LengthCount { lengths, keys });
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-    use super::*;
-
-    fn image(outgoing: Outgoing, pool: &Pool) -> Buffer {
-        let mut image = pool.allocate(outgoing.image_bytes()).unwrap();
-        let head = &outgoing.head[FRAME_PREFIX..];
-        image[..head.len()].copy_from_slice(head);
-        if let Some(values) = &outgoing.values {
-            image[head.len()..].copy_from_slice(values);
-        }
-        image
-    }
-
-    #[test]
-    fn a_plain_message_is_viewed_in_place() {
-        let pool = Pool::new(1 << 22);
-        let draft = Draft {
-            op: 7,
-            table: 2,
-            timestamp: 3,
-            clock: 4,
-            range: KeyRange::new(10, 20).unwrap(),
-            keys: &[10, 12, 19],
-            lengths: &[1, 0, 2],
-            values: Values::Copied(&[1, 2, 3]),
-            ..Draft::new(Kind::Request)
-        };
-        let outgoing = encode(9, draft, &mut Coding::plain(), &pool).unwrap();
-        assert_eq!(outgoing.image_bytes(), 64 + 24 + 16 + 3);
-        let mut image = outgoing.head;
-        let image = {
-            image.split_to(FRAME_PREFIX);
-            image
-        };
-        let address = image.as_ptr();
-        let message = Message::decode(image, &pool).unwrap();
-        assert_eq!((message.op(), message.table(), message.timestamp()), (7, 2, 3));
-        assert_eq!((message.clock(), message.sender(), message.kind()), (4, 9, Kind::Request));
-        assert_eq!(message.range(), KeyRange::new(10, 20).unwrap());
-        assert_eq!((message.keys(), message.lengths()), (&[10, 12, 19][..], &[1, 0, 2][..]));
-        assert_eq!((message.values(), message.placed()), (&[1, 2, 3][..], None));
-        assert_eq!(message.keys().as_ptr().addr(), address.addr() + 64);
-        assert_eq!(&*message.into_values(), [1, 2, 3]);
-    }
-
-    #[test]
-    fn values_apart_follow_the_head() {
-        let pool = Pool::new(1 << 22);
-        let values = Buffer::adopt(vec![1.0f32, 2.0, 3.0]).share();
-        let draft = Draft {
-            keys: &[5],
-            lengths: &[3],
-            values: Values::Apart(values.clone()),
-            ..Draft::new(Kind::Request)
-        };
-        let outgoing = encode(1, draft, &mut Coding::compact(), &pool).unwrap();
-        assert_eq!(outgoing.values.as_ref().unwrap().as_ptr(), values.as_ptr());
-        assert!(outgoing.head.len().is_multiple_of(ALIGN));
-        let message = Message::decode(image(outgoing, &pool), &pool).unwrap();
-        assert_eq!(message.values(), &*values);
-        assert_eq!((message.keys(), message.lengths()), (&[5][..], &[3][..]));
-    }
 }

@@ -7,6 +7,8 @@ mod codec;
 mod delta;
 mod header;
 mod snappy;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 
@@ -194,7 +196,7 @@ pub enum DecodeError {
         /// Keys announced.
         count: u64,
     },
-    /// Lengths for other than all keys.
+    /// Lengths for other than all keys that are named.
     #[error("{lengths} lengths do not match {keys} keys")]
     LengthCount {
         /// Lengths there are.

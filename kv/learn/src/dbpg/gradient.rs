@@ -42,7 +42,7 @@ impl Columns<'_> {
 /// stepping by d_k with |d_k| ≤ δ_k move row i's margin by at most R_i = Σ_k |x_ik| δ_k, so
 ///
 /// f(w+d) ≤ f(w) + g·d + ½ Σ_i h_i (Σ_k x_ik d_k)²,   h_i ≥ max σ' over [m_i - R_i, m_i + R_i].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub enum Curvature {
     /// The authors': u_j = Σ_i min(σ'(m_i) exp(|x_ij| δ_j), ¼) x_ij².
     ///

@@ -16,7 +16,15 @@
 //! cluster's result is held against.
 
 pub mod blocks;
+pub mod example;
 pub mod gradient;
 pub mod proximal;
 pub mod reference;
 pub mod schedule;
+mod shard;
+mod train;
+mod worker;
+
+pub use shard::{HANDLE, Shard};
+pub use train::{Job, Progress, Trained, apps, handles, train};
+pub use worker::{APP, Dbpg};

@@ -6,7 +6,7 @@
 use super::blocks::{KeyBlock, Order, even_blocks};
 use super::gradient::{Columns, Curvature, Worker, log_loss};
 use super::proximal::{BlockSum, Proximal, Shard};
-use super::schedule::{KKT_RATIO, Stop, StopRule, kkt_threshold};
+use super::schedule::{KKT_RATIO, RESET_EVERY, Stop, StopRule, kkt_threshold};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -38,6 +38,8 @@ pub struct Settings {
     pub passes_max: u64,
     /// How weak the KKT filter is; infinite switches it off.
     pub kkt_ratio: f64,
+    /// Passes from one filter reset to the next; `None` resets only before stopping.
+    pub reset_every: Option<u64>,
 }
 
 impl Settings {
@@ -52,6 +54,7 @@ impl Settings {
             epsilon: 1e-6,
             passes_max: 300,
             kkt_ratio: KKT_RATIO,
+            reset_every: Some(RESET_EVERY),
         }
     }
 }
@@ -108,7 +111,7 @@ fn solve_with(
     threshold: impl Fn(Option<f64>) -> f64,
 ) -> Solution {
     let mut run = Run::new(parts, settings);
-    let mut rule = StopRule::new(settings.epsilon);
+    let mut rule = StopRule::new(settings.epsilon).reset_every(settings.reset_every);
     let mut progress: Vec<Progress> = Vec::new();
     for pass in 0..settings.passes_max {
         let last = progress.last();
@@ -276,121 +279,22 @@ fn positions(
         .expect("the shard holds the union of the parts' keys")
 }
 
-/// A small problem with published results: 200 rows, 60 columns, all values 1.
-///
-/// Each row names the distinct ones of six keys drawn below 60; keys ending in 5 speak for label
-/// +1, keys ending in 0 for -1, with a little noise, and the others say nothing. At λ = 1 the
-/// optimum is [`Example::OPTIMUM`], with 31 non-zero weights.
-#[derive(Debug, Clone)]
-pub struct Example {
-    labels: Vec<f64>,
-    keys: Vec<u64>,
-    starts: Vec<usize>,
-    rows: Vec<u32>,
-}
-
-impl Example {
-    /// F(w) at the optimum for λ = 1.
-    pub const OPTIMUM: f64 = 82.259_034_919_089_54;
-
-    const ROWS: u32 = 200;
-    const COLUMNS: u64 = 60;
-
-    /// All rows.
-    pub fn new() -> Self {
-        Self::with_rows(|_| true)
-    }
-
-    /// The rows of worker `worker` of `workers`, dealt out in turn, with only the keys they name.
-    pub fn share(worker: u32, workers: u32) -> Self {
-        Self::with_rows(|row| row % workers == worker)
-    }
-
-    /// The view that a [`Part`] takes.
-    pub fn part(&self) -> Part<'_> {
-        let columns =
-            Columns { keys: &self.keys, starts: &self.starts, rows: &self.rows, values: None };
-        Part { columns, labels: &self.labels }
-    }
-
-    fn with_rows(keep: impl Fn(u32) -> bool) -> Self {
-        let mut random = Lcg(1);
-        let mut columns = vec![Vec::new(); Self::COLUMNS as usize];
-        let mut labels = Vec::new();
-        for row in 0..Self::ROWS {
-            let (keys, label) = random.row(Self::COLUMNS);
-            if keep(row) {
-                keys.iter().for_each(|&key| columns[key as usize].push(labels.len() as u32));
-                labels.push(label);
-            }
-        }
-        let mut example = Self { labels, keys: Vec::new(), starts: vec![0], rows: Vec::new() };
-        for (key, rows) in (0..).zip(columns).filter(|(_, rows)| !rows.is_empty()) {
-            example.keys.push(key);
-            example.rows.extend(rows);
-            example.starts.push(example.rows.len());
-        }
-        example
-    }
-}
-
-impl Default for Example {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// Knuth's MMIX generator, upper 31 bits.
-struct Lcg(u64);
-
-impl Lcg {
-    fn next(&mut self) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 33
-    }
-
-    /// Keys (sorted, unique) and label of the next row.
-    fn row(&mut self, columns: u64) -> (Vec<u64>, f64) {
-        let mut keys: Vec<u64> = (0..6).map(|_| self.next() % columns).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        let weight = |key: &u64| match key % 10 {
-            5 => 1.5,
-            0 => -1.5,
-            _ => 0.0,
-        };
-        let noise = (self.next() % 1000) as f64 / 1000.0 - 0.5;
-        let score = keys.iter().map(weight).sum::<f64>() + noise;
-        (keys, if score > 0.0 { 1.0 } else { -1.0 })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
     use super::*;
+    use crate::dbpg::blocks::{BLOCK_RATIO, default_block_count};
+    use crate::dbpg::example::Example;
+    use std::collections::BTreeMap;
 
     fn published(blocks: usize) -> Settings {
-        Settings { curvature: Curvature::Published, ..Settings::new(1.0, blocks) }
+        let curvature = Curvature::Published;
+        Settings { curvature, reset_every: None, ..Settings::new(1.0, blocks) }
     }
 
     fn near(a: f64, b: f64) -> bool {
         (a - b).abs() <= 1e-9 * b.abs()
-    }
-
-    #[test]
-    fn the_example_is_the_published_one() {
-        let example = Example::new();
-        assert_eq!(example.labels.iter().filter(|&&y| y > 0.0).count(), 114);
-        assert_eq!(example.labels[..3], [-1.0, -1.0, 1.0]);
-        let row = |row: u32| -> Vec<u64> {
-            let has =
-                |j: &usize| example.rows[example.starts[*j]..example.starts[j + 1]].contains(&row);
-            (0..60).filter(has).map(|j| example.keys[j]).collect()
-        };
-        assert_eq!(row(0), [14, 30, 33, 35, 36, 54]);
-        assert_eq!(row(1), [3, 9, 12, 22, 46]);
-        assert_eq!(row(2), [10, 14, 35, 45, 52]);
     }
 
     /// Pass, F, non-zeros, threshold, active, violation, columns computed.
@@ -571,5 +475,76 @@ mod tests {
         let part = Part { columns, labels: &[1.0] };
         let solution = solve(&[part], &Settings::new(1.0, 6));
         assert!(solution.converged() && solution.keys.is_empty());
+    }
+
+    /// Rows and values by key.
+    type ByKey = BTreeMap<u64, Vec<(u32, f64)>>;
+
+    /// Columns and labels of a LIBSVM text.
+    fn read(text: &str) -> (ByKey, Vec<f64>) {
+        let mut columns = ByKey::new();
+        let mut labels = Vec::new();
+        for (row, line) in (0..).zip(text.lines()) {
+            let mut fields = line.split_whitespace();
+            let label: f64 = fields.next().unwrap().parse().unwrap();
+            labels.push(label.signum());
+            for field in fields {
+                let (key, value) = field.split_once(':').unwrap();
+                let entry = (row, value.parse().unwrap());
+                columns.entry(key.parse().unwrap()).or_default().push(entry);
+            }
+        }
+        (columns, labels)
+    }
+
+    /// Slow: minutes without optimisation. Prints passes and distance to the known optima.
+    #[test]
+    #[ignore = "slow; run with --release --ignored --nocapture"]
+    fn real_sets_reach_their_optima() {
+        let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data");
+        let folder = std::env::var("CARAVAN_DATA").unwrap_or(beside.into());
+        let Ok(table) = std::fs::read_to_string(format!("{folder}/optima.csv")) else {
+            eprintln!("skipped: no {folder}/optima.csv; set CARAVAN_DATA");
+            return;
+        };
+        let mut missed = Vec::new();
+        for line in table.lines().filter(|line| line.ends_with(",small")) {
+            let fields: Vec<&str> = line.split(',').collect();
+            let (lambda, optimum): (f64, f64) =
+                (fields[1].parse().unwrap(), fields[5].parse().unwrap());
+            let file = std::fs::File::open(format!("{folder}/{}.train.xz", fields[0])).unwrap();
+            let text = std::io::read_to_string(xz2::read::XzDecoder::new(file)).unwrap();
+            let (by_key, labels) = read(&text);
+            let keys: Vec<u64> = by_key.keys().copied().collect();
+            let entries = || by_key.values().flatten();
+            let rows: Vec<u32> = entries().map(|entry| entry.0).collect();
+            let values: Vec<f64> = entries().map(|entry| entry.1).collect();
+            let mut starts = vec![0];
+            starts.extend(by_key.values().scan(0, |end, column| {
+                *end += column.len();
+                Some(*end)
+            }));
+            let columns = Columns {
+                keys: &keys,
+                starts: &starts,
+                rows: &rows,
+                values: values.iter().any(|&value| value != 1.0).then_some(&values),
+            };
+            let count = default_block_count(rows.len() as u64, labels.len() as u64, BLOCK_RATIO);
+            let settings =
+                Settings { epsilon: 1e-9, passes_max: 1000, ..Settings::new(lambda, count) };
+            let solution = solve(&[Part { columns, labels: &labels }], &settings);
+            let gaps = solution.progress.iter().map(|row| row.objective / optimum - 1.0);
+            let gaps: Vec<f64> = gaps.collect();
+            let reached = gaps.iter().position(|&gap| gap <= 1e-6).map(|pass| pass + 1);
+            let (passes, gap) = (gaps.len(), gaps[gaps.len() - 1]);
+            println!("{} {lambda}: 1e-6 after {reached:?}, stop {passes}, {gap:.1e}", fields[0]);
+            if reached.is_none() {
+                missed.push(format!("{} {lambda}: {gap:.1e} after {passes}", fields[0]));
+            }
+        }
+        // Nearly dependent columns with hardly any penalty: coordinate steps crawl there.
+        println!("not within 1000 passes: {missed:?}");
+        assert!(missed.len() <= 2, "criteo_tiny 0.1 and a9a 1 are known: {missed:?}");
     }
 }

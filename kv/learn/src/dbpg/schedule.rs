@@ -11,6 +11,9 @@ pub const FILTER_OFF: f64 = 1e20;
 /// otherwise. Larger filters less.
 pub const KKT_RATIO: f64 = 10.0;
 
+/// Passes from one reset of the KKT filter to the next, unless told otherwise.
+pub const RESET_EVERY: u64 = 20;
+
 /// Changes of the objective up to this fraction are taken as rounding, not as an increase.
 const ROUNDING: f64 = 1e-13;
 
@@ -63,9 +66,15 @@ pub enum Stop {
 /// before it had asked already; any other pass cancels the request. An increase never stops.
 /// No change at all counts as convergence, as does an increase of the size of rounding; else a
 /// solution reached exactly (all weights 0, say) would go on for ever.
+///
+/// The authors reset only then. Once the violation is 0 their threshold is too, and a weight that
+/// was filtered too early is missed for as long as the others keep improving: with a small ε,
+/// for hundreds of passes. [`StopRule::reset_every`] asks for a reset every so many passes as well.
 #[derive(Debug, Clone)]
 pub struct StopRule {
     epsilon: f64,
+    reset_every: Option<u64>,
+    passes: u64,
     previous: Option<f64>,
     reset_requested: bool,
 }
@@ -73,12 +82,18 @@ pub struct StopRule {
 impl StopRule {
     /// Stops at relative decreases of at most `epsilon` a pass.
     pub fn new(epsilon: f64) -> Self {
-        Self { epsilon, previous: None, reset_requested: false }
+        Self { epsilon, reset_every: None, passes: 0, previous: None, reset_requested: false }
+    }
+
+    /// Also asks for a reset after every `passes` passes; `None` as the authors do.
+    pub fn reset_every(self, passes: Option<u64>) -> Self {
+        Self { reset_every: passes, ..self }
     }
 
     /// Takes in the objective after a pass; returns the relative decrease (1 for the first pass)
     /// and what to do next.
     pub fn after_pass(&mut self, objective: f64) -> (f64, Stop) {
+        self.passes += 1;
         let relative = match self.previous.replace(objective) {
             Some(previous) if previous == objective && objective.is_finite() => 0.0, // also 0 / 0
             Some(previous) => previous / objective - 1.0,
@@ -88,10 +103,15 @@ impl StopRule {
         let stop = match (settled, self.reset_requested) {
             (true, true) => Stop::Done,
             (true, false) => Stop::Reset,
+            (false, _) if self.reset_is_due() => Stop::Reset,
             (false, _) => Stop::Continue,
         };
-        self.reset_requested = settled;
+        self.reset_requested = stop == Stop::Reset;
         (relative, stop)
+    }
+
+    fn reset_is_due(&self) -> bool {
+        self.reset_every.is_some_and(|every| self.passes.is_multiple_of(every.max(1)))
     }
 }
 
@@ -188,6 +208,14 @@ mod tests {
         assert_eq!(rule.after_pass(10.04).1, Stop::Continue);
         assert_eq!(rule.after_pass(f64::NAN).1, Stop::Continue);
         assert_eq!(rule.after_pass(f64::INFINITY).1, Stop::Continue);
+    }
+
+    #[test]
+    fn resets_come_round_and_count_for_stopping() {
+        let mut rule = StopRule::new(1e-2).reset_every(Some(2));
+        let objectives = [100.0, 90.0, 80.0, 70.0, 69.9];
+        let stops = objectives.map(|objective| rule.after_pass(objective).1);
+        assert_eq!(stops, [Stop::Continue, Stop::Reset, Stop::Continue, Stop::Reset, Stop::Done]);
     }
 
     #[test]

@@ -1,0 +1,293 @@
+//! The server's side of DBPG as a table: pushes are summed until every worker's is in, then the block steps.
+//!
+//! Rows have their own lengths: a push carries (gradient, curvature) of the columns a worker computed and nothing for those
+//! that its filter skipped; a pull answers one weight for an active coordinate and nothing for a filtered one. A request's
+//! clock is the number of its task. A pull of a block that has not stepped yet is parked until it has.
+//!
+//! Path: 10 and 11 of 13. The numbers are [`super::proximal`]'s; nothing is computed here.
+
+use std::collections::VecDeque;
+
+use caravan_kv::consistency::Admission;
+use caravan_kv::server::{Pulled, Request};
+use caravan_van::{Pool, Value};
+use serde::{Deserialize, Serialize};
+
+use super::blocks::KeyBlock;
+use super::gradient::TrustRegion;
+use super::proximal::{self, BlockSum, Proximal};
+
+/// Name under which servers build this shard.
+pub const HANDLE: &str = "dbpg";
+
+/// What the table's options say.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Options {
+    pub(crate) lambda: f64,
+    pub(crate) learning_rate: f64,
+    pub(crate) delta_init: f64,
+    pub(crate) delta_max: f64,
+    pub(crate) workers: usize,
+    /// First and last key of each block.
+    pub(crate) blocks: Vec<(u64, u64)>,
+}
+
+/// What the driver tells every server thread.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Command {
+    /// A pass begins: its tasks are numbered from `first`, in the order of `blocks`.
+    Pass { first: u64, blocks: Vec<usize>, threshold: f64, reset: bool },
+    /// How far it has got. Answered with a [`Report`].
+    Report,
+    /// The non-zero weights. Answered with pairs of key and weight, as JSON.
+    Weights,
+}
+
+/// One server thread's share of the progress columns.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Report {
+    pub(crate) norm: f64,
+    pub(crate) nonzeros: usize,
+    pub(crate) active: usize,
+    pub(crate) violation: f64,
+    pub(crate) coordinates: usize,
+    pub(crate) peak_rss_mib: f64,
+    pub(crate) process: u32,
+}
+
+/// A server thread's coordinates.
+pub struct Shard {
+    state: proximal::Shard,
+    workers: usize,
+    blocks: Vec<KeyBlock>,
+    /// For each block, how many workers hold some of its keys here.
+    holders: Vec<usize>,
+    /// Workers whose keys have come.
+    announced: Vec<u32>,
+    threshold: f64,
+    /// Tasks up to this one have stepped.
+    clock: u64,
+    /// The tasks behind it, in order.
+    tasks: VecDeque<Task>,
+    lengths: Vec<u32>,
+    answer: Vec<f64>,
+}
+
+struct Task {
+    block: usize,
+    missing: usize,
+    pushed: Vec<u32>,
+    sum: Option<BlockSum>,
+}
+
+impl Shard {
+    pub(crate) fn new(options: &Options) -> Result<Self, String> {
+        let Options { lambda, learning_rate, delta_init, delta_max, workers, .. } = *options;
+        let sane = lambda >= 0.0
+            && learning_rate > 0.0
+            && delta_init > 0.0
+            && delta_max > 0.0
+            && workers > 0;
+        if !sane {
+            return Err(format!("settings of DBPG make no sense: {options:?}"));
+        }
+        let trust = TrustRegion { init: delta_init, max: delta_max };
+        let blocks: Vec<_> =
+            options.blocks.iter().map(|&(first, last)| KeyBlock { first, last }).collect();
+        Ok(Shard {
+            state: proximal::Shard::new(Proximal { lambda, learning_rate, trust }),
+            workers,
+            holders: vec![0; blocks.len()],
+            blocks,
+            announced: Vec::new(),
+            threshold: 0.0,
+            clock: 0,
+            tasks: VecDeque::new(),
+            lengths: Vec::new(),
+            answer: Vec::new(),
+        })
+    }
+
+    /// A worker names its keys, once, before the first pass.
+    fn announce(&mut self, sender: u32, keys: &[u64]) -> Result<(), String> {
+        if self.clock > 0 || self.announced.contains(&sender) {
+            return Err(format!(
+                "worker node {sender} has named its keys before, or training has begun"
+            ));
+        }
+        self.announced.push(sender);
+        self.state.insert_keys(keys);
+        for (block, holders) in self.blocks.iter().zip(&mut self.holders) {
+            *holders += usize::from(!block.locate(keys).is_empty());
+        }
+        Ok(())
+    }
+
+    fn begin_pass(
+        &mut self,
+        first: u64,
+        blocks: &[usize],
+        threshold: f64,
+        reset: bool,
+    ) -> Result<(), String> {
+        if let Some(block) = blocks.iter().find(|&&block| block >= self.blocks.len()) {
+            return Err(format!("there is no block {block}, only {}", self.blocks.len()));
+        }
+        if first != self.clock + 1 || !self.tasks.is_empty() {
+            let next = self.clock + 1;
+            return Err(format!(
+                "a pass begins at task {first}, but {} tasks are under way from {next} on",
+                self.tasks.len()
+            ));
+        }
+        self.threshold = threshold;
+        self.state.begin_pass(reset);
+        let holders = &self.holders;
+        let task = |&block| Task { block, missing: holders[block], pushed: Vec::new(), sum: None };
+        self.tasks.extend(blocks.iter().map(task));
+        self.step();
+        Ok(())
+    }
+
+    /// Adds one worker's push to the sum of its task, and steps the blocks that are complete.
+    fn add(&mut self, request: &Request<'_>) -> Result<(), String> {
+        let task = self.task(request.clock)?;
+        let values = f64::view(request.values).ok_or("gradients are pairs of f64")?;
+        let sane = request.lengths.iter().all(|&length| length == 0 || length == 2);
+        let pairs = request.lengths.iter().filter(|&&length| length == 2).count();
+        if !sane || request.lengths.len() != request.keys.len() || values.len() != 2 * pairs {
+            return Err(format!(
+                "a push of {} keys came with {} values in {pairs} pairs",
+                request.keys.len(),
+                values.len()
+            ));
+        }
+        if !values.iter().all(|value| value.is_finite()) {
+            return Err("a gradient is not a finite number".to_owned());
+        }
+        let block = self.blocks[self.tasks[task].block];
+        let range = self.state.locate(&block);
+        let positions = self.state.positions(range.clone(), request.keys);
+        let positions =
+            positions.ok_or("it pushes a key that it never named, or of another block")?;
+        let Task { missing, pushed, sum, .. } = &mut self.tasks[task];
+        if pushed.contains(&request.sender) || *missing == 0 {
+            return Err(format!(
+                "worker node {} has pushed for task {} before",
+                request.sender, request.clock
+            ));
+        }
+        let mut next = values.chunks_exact(2);
+        let mut pairs =
+            request.lengths.iter().map(|&length| if length == 0 { None } else { next.next() });
+        let (mut g, mut u, mut active) = (Vec::new(), Vec::new(), Vec::new());
+        for pair in &mut pairs {
+            g.push(pair.map_or(0.0, |pair| pair[0]));
+            u.push(pair.map_or(0.0, |pair| pair[1]));
+            active.push(pair.is_some());
+        }
+        sum.get_or_insert_with(|| BlockSum::new(range.len())).add(&positions, &g, &u, &active);
+        pushed.push(request.sender);
+        *missing -= 1;
+        self.step();
+        Ok(())
+    }
+
+    /// Index of a task that is under way.
+    fn task(&self, number: u64) -> Result<usize, String> {
+        let index = number.checked_sub(self.clock + 1).map(|index| index as usize);
+        index.filter(|&index| index < self.tasks.len()).ok_or_else(|| {
+            let (first, count) = (self.clock + 1, self.tasks.len());
+            format!("task {number} is not under way here: {count} are, from {first} on")
+        })
+    }
+
+    /// Steps the blocks at the front for which every push is in.
+    fn step(&mut self) {
+        while let Some(task) = self.tasks.pop_front_if(|task| task.missing == 0) {
+            if let Some(sum) = task.sum {
+                let range = self.state.locate(&self.blocks[task.block]);
+                self.state.update(range, &sum, self.threshold);
+            }
+            self.clock += 1;
+        }
+    }
+
+    fn report(&self) -> Report {
+        Report {
+            norm: self.state.weight_norm(),
+            nonzeros: self.state.nonzeros(),
+            active: self.state.active_count(),
+            violation: self.state.violation(),
+            coordinates: self.state.keys().len(),
+            peak_rss_mib: crate::memory::peak_rss_mib(),
+            process: std::process::id(),
+        }
+    }
+
+    fn weights(&self) -> Vec<(u64, f64)> {
+        let pairs = self.state.keys().iter().zip(self.state.weights());
+        pairs.filter(|(_, weight)| **weight != 0.0).map(|(key, weight)| (*key, *weight)).collect()
+    }
+}
+
+impl caravan_kv::Shard for Shard {
+    fn admit(&self, request: &Request<'_>) -> Admission {
+        if request.pulls && request.clock > self.clock {
+            Admission::AfterClock(request.clock)
+        } else {
+            Admission::Now
+        }
+    }
+
+    fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+        match request.clock {
+            0 => self.announce(request.sender, request.keys),
+            _ => self.add(request),
+        }
+    }
+
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+        let all = 0..self.state.keys().len();
+        let positions =
+            self.state.positions(all, request.keys).ok_or("it pulls a key that no worker named")?;
+        self.lengths.clear();
+        self.answer.clear();
+        for k in positions {
+            let active = self.state.active()[k];
+            self.lengths.push(u32::from(active));
+            self.answer.extend(active.then_some(self.state.weights()[k]));
+        }
+        Ok(Pulled::Varying(self.answer.len() * f64::BYTES))
+    }
+
+    fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
+        into.copy_from_slice(f64::bytes(&self.answer));
+    }
+
+    fn lengths(&self) -> &[u32] {
+        &self.lengths
+    }
+
+    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
+        let text = |error: serde_json::Error| error.to_string();
+        match serde_json::from_slice(body).map_err(text)? {
+            Command::Pass { first, blocks, threshold, reset } => {
+                if self.announced.len() > self.workers {
+                    return Err(format!(
+                        "{} workers have named keys, not {}",
+                        self.announced.len(),
+                        self.workers
+                    ));
+                }
+                self.begin_pass(first, &blocks, threshold, reset).map(|()| Vec::new())
+            }
+            Command::Report => serde_json::to_vec(&self.report()).map_err(text),
+            Command::Weights => serde_json::to_vec(&self.weights()).map_err(text),
+        }
+    }
+}

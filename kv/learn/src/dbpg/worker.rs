@@ -1,0 +1,358 @@
+//! The worker's side of DBPG on a cluster: loads its share of the data, then runs passes for the driver.
+//!
+//! One task a block: gradient, push, pull. The push and the pull leave together; the pull comes back when the server has
+//! every worker's push. A task begins when the pulls of all tasks more than τ before it have been applied.
+
+use std::collections::VecDeque;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use caravan_kv::error::with_sources;
+use caravan_kv::{App, Table, TableSpec, Timestamp, WorkerNode};
+use serde::{Deserialize, Serialize};
+
+use super::blocks::KeyBlock;
+use super::gradient::{Columns, Curvature, TrustRegion, Worker};
+use super::shard::Options;
+use crate::data::{self, libsvm};
+
+/// Name under which workers run this app.
+pub const APP: &str = "dbpg";
+
+/// What the driver tells the workers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// Read your share of these files. Answered with [`Loaded`].
+    Load { files: Vec<PathBuf>, threads: usize },
+    /// Create the table and name your keys.
+    Begin { table: TableSpec, curvature: Curvature },
+    /// Run the tasks numbered from `first`, in the order of `blocks`. Answered with [`Passed`].
+    Pass { first: u64, blocks: Vec<usize>, delay: u64, exact: bool, reset: bool },
+}
+
+/// A worker's share of the data.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Loaded {
+    pub(crate) rows: u64,
+    pub(crate) nonzeros: u64,
+    pub(crate) keys: Option<(u64, u64)>,
+}
+
+/// What a worker has to say after a pass.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Passed {
+    pub(crate) loss: f64,
+    pub(crate) busy_seconds: f64,
+    pub(crate) columns_computed: usize,
+    /// Since the start, as the transport counts them.
+    pub(crate) bytes_sent: u64,
+    pub(crate) bytes_received: u64,
+    pub(crate) peak_rss_mib: f64,
+    pub(crate) process: u32,
+}
+
+/// One worker.
+#[derive(Default)]
+pub struct Dbpg {
+    data: Option<Data>,
+    training: Option<Training>,
+}
+
+struct Data {
+    labels: Vec<f64>,
+    columns: data::Columns,
+}
+
+impl Data {
+    fn columns(&self) -> Columns<'_> {
+        let data::Columns { keys, starts, rows, values } = &self.columns;
+        Columns { keys, starts, rows, values: values.as_deref() }
+    }
+}
+
+struct Training {
+    table: Table,
+    state: Worker,
+    curvature: Curvature,
+    /// Positions of each block's keys among this worker's.
+    blocks: Vec<Range<usize>>,
+    /// Tasks whose pulls have not been applied, in order.
+    pending: VecDeque<Pending>,
+    busy: Duration,
+    columns_computed: usize,
+    // Reused from task to task.
+    gradient: Vec<f64>,
+    curvatures: Vec<f64>,
+    lengths: Vec<u32>,
+    values: Vec<f64>,
+}
+
+impl Training {
+    /// Leaves what to push for the columns `own` in `lengths` and `values`.
+    fn gradient(&mut self, columns: &Columns<'_>, own: Range<usize>) {
+        let Training { state, gradient, curvatures, lengths, values, .. } = self;
+        gradient.resize(own.len(), 0.0);
+        curvatures.resize(own.len(), 0.0);
+        self.columns_computed +=
+            state.gradient(columns, own.clone(), self.curvature, gradient, curvatures);
+        lengths.clear();
+        values.clear();
+        for ((&g, &u), &active) in gradient.iter().zip(&*curvatures).zip(&state.active()[own]) {
+            lengths.push(if active { 2 } else { 0 });
+            if active {
+                values.extend([g, u]);
+            }
+        }
+    }
+}
+
+struct Pending {
+    task: u64,
+    block: usize,
+    push: Timestamp,
+    pull: Timestamp,
+    answer: Option<Answer>,
+}
+
+struct Answer {
+    weights: Vec<f64>,
+    active: Vec<bool>,
+}
+
+impl App for Dbpg {
+    fn run(
+        &mut self,
+        node: &mut WorkerNode,
+        body: serde_json::Value,
+    ) -> Result<serde_json::Value, String> {
+        let order = serde_json::from_value(body).map_err(|error| error.to_string())?;
+        let reply = match order {
+            Order::Load { files, threads } => {
+                serde_json::to_value(self.load(node, &files, threads)?)
+            }
+            Order::Begin { table, curvature } => {
+                serde_json::to_value(self.begin(node, &table, curvature)?)
+            }
+            Order::Pass { first, blocks, delay, exact, reset } => {
+                let (Some(data), Some(training)) = (&self.data, &mut self.training) else {
+                    return Err("there is nothing to train on: load and begin first".to_owned());
+                };
+                if let Some(block) = blocks.iter().find(|&&block| block >= training.blocks.len()) {
+                    return Err(format!(
+                        "there is no block {block}, only {}",
+                        training.blocks.len()
+                    ));
+                }
+                let mut pass = Pass { node, data, training, delay, exact };
+                serde_json::to_value(
+                    pass.run(first, &blocks, reset).map_err(|error| error.to_string())?,
+                )
+            }
+        };
+        reply.map_err(|error| error.to_string())
+    }
+}
+
+impl Dbpg {
+    fn load(
+        &mut self,
+        node: &WorkerNode,
+        files: &[PathBuf],
+        threads: usize,
+    ) -> Result<Loaded, String> {
+        let text = |error: crate::Error| with_sources(&error);
+        let shard = data::Shard::new(node.rank as u32, node.workers as u32).map_err(text)?;
+        let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
+        let examples = libsvm::read(files, shard, threads).map_err(text)?;
+        let (labels, columns) = examples.into_columns().map_err(text)?;
+        let keys = columns.keys.first().copied().zip(columns.keys.last().copied());
+        let loaded =
+            Loaded { rows: labels.len() as u64, nonzeros: columns.rows.len() as u64, keys };
+        self.data = Some(Data { labels: labels.into_iter().map(f64::from).collect(), columns });
+        self.training = None;
+        Ok(loaded)
+    }
+
+    fn begin(
+        &mut self,
+        node: &mut WorkerNode,
+        spec: &TableSpec,
+        curvature: Curvature,
+    ) -> Result<(), String> {
+        let data = self.data.as_ref().ok_or("there is nothing to train on: load first")?;
+        let options: Options =
+            serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
+        let keys = &data.columns.keys;
+        let announce = |node: &mut WorkerNode| -> caravan_kv::Result<Table> {
+            let table = node.worker.create_table(spec)?;
+            node.worker.set_clock(0);
+            let named = node.worker.push_varying::<f64>(table, keys, &vec![0; keys.len()], &[])?;
+            node.worker.wait(named)?;
+            Ok(table)
+        };
+        let table = announce(node).map_err(|error| error.to_string())?;
+        let trust = TrustRegion { init: options.delta_init, max: options.delta_max };
+        let blocks =
+            options.blocks.iter().map(|&(first, last)| KeyBlock { first, last }.locate(keys));
+        self.training = Some(Training {
+            table,
+            state: Worker::new(data.labels.clone(), keys.len(), trust),
+            curvature,
+            blocks: blocks.collect(),
+            pending: VecDeque::new(),
+            busy: Duration::ZERO,
+            columns_computed: 0,
+            gradient: Vec::new(),
+            curvatures: Vec::new(),
+            lengths: Vec::new(),
+            values: Vec::new(),
+        });
+        Ok(())
+    }
+}
+
+/// One pass under way.
+struct Pass<'a> {
+    node: &'a mut WorkerNode,
+    data: &'a Data,
+    training: &'a mut Training,
+    delay: u64,
+    exact: bool,
+}
+
+impl Pass<'_> {
+    fn run(&mut self, first: u64, blocks: &[usize], reset: bool) -> caravan_kv::Result<Passed> {
+        if reset {
+            self.reset();
+        }
+        self.training.busy = Duration::ZERO;
+        for (task, &block) in (first..).zip(blocks) {
+            self.apply_through(task.saturating_sub(self.delay + 1))?;
+            if !self.exact {
+                self.apply_what_has_come()?;
+            }
+            self.compute(task, block)?;
+        }
+        let loss = self.loss()?;
+        let counters = self.node.worker.counters();
+        Ok(Passed {
+            loss,
+            busy_seconds: self.training.busy.as_secs_f64(),
+            columns_computed: self.training.columns_computed,
+            bytes_sent: counters.bytes_sent,
+            bytes_received: counters.bytes_received,
+            peak_rss_mib: crate::memory::peak_rss_mib(),
+            process: std::process::id(),
+        })
+    }
+
+    /// Puts every column back in. The reset overtakes pulls under way: their weights hold, their filter bits do not.
+    fn reset(&mut self) {
+        self.training.state.reset_filter();
+        for answer in self.training.pending.iter_mut().filter_map(|pending| pending.answer.as_mut())
+        {
+            answer.active.fill(true);
+        }
+        if self.training.pending.is_empty() {
+            self.training.state.rederive_margins(&self.data.columns());
+        }
+    }
+
+    /// Computes, pushes and pulls one block.
+    fn compute(&mut self, task: u64, block: usize) -> caravan_kv::Result<()> {
+        let own = self.training.blocks[block].clone();
+        if own.is_empty() {
+            return Ok(());
+        }
+        let began = Instant::now();
+        self.training.gradient(&self.data.columns(), own.clone());
+        self.training.busy += began.elapsed();
+        let Training { table, lengths, values, pending, .. } = &mut *self.training;
+        let (worker, keys) = (&mut self.node.worker, &self.data.columns.keys[own]);
+        worker.set_clock(task);
+        let push = worker.push_varying(*table, keys, lengths, values)?;
+        let pull = worker.pull(*table, keys)?;
+        pending.push_back(Pending { task, block, push, pull, answer: None });
+        Ok(())
+    }
+
+    /// Applies the pulls of all tasks up to number `task`.
+    fn apply_through(&mut self, task: u64) -> caravan_kv::Result<()> {
+        while let Some(mut pending) =
+            self.training.pending.pop_front_if(|pending| pending.task <= task)
+        {
+            self.receive(&mut pending)?;
+            self.apply(&pending);
+        }
+        Ok(())
+    }
+
+    /// Applies the pulls that are there already, in order.
+    fn apply_what_has_come(&mut self) -> caravan_kv::Result<()> {
+        self.node.worker.poll()?;
+        while let Some(first) = self.training.pending.front() {
+            if !self.node.worker.is_done(first.pull)? {
+                break;
+            }
+            let task = first.task;
+            self.apply_through(task)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for a task's answer.
+    fn receive(&mut self, pending: &mut Pending) -> caravan_kv::Result<()> {
+        if pending.answer.is_some() {
+            return Ok(());
+        }
+        self.node.worker.wait(pending.push)?;
+        let answer = self.node.worker.wait(pending.pull)?;
+        let mut pulled = answer.values::<f64>().iter().copied();
+        let active: Vec<bool> = answer.lengths.iter().map(|&length| length > 0).collect();
+        let mut weight = |&active: &bool| if active { pulled.next().unwrap_or(0.0) } else { 0.0 };
+        let weights = active.iter().map(&mut weight).collect();
+        pending.answer = Some(Answer { weights, active });
+        Ok(())
+    }
+
+    fn apply(&mut self, pending: &Pending) {
+        let Some(Answer { weights, active }) = &pending.answer else { return };
+        let began = Instant::now();
+        let own = self.training.blocks[pending.block].clone();
+        self.training.state.apply(&self.data.columns(), own, weights, active);
+        self.training.busy += began.elapsed();
+    }
+
+    /// The loss at the servers' weights: all answers of the pass have come. With an exact delay they are not yet applied to
+    /// the state that the next pass begins with.
+    fn loss(&mut self) -> caravan_kv::Result<f64> {
+        let mut pending = std::mem::take(&mut self.training.pending);
+        for pending in &mut pending {
+            self.receive(pending)?;
+        }
+        self.training.pending = pending;
+        if !self.exact {
+            self.apply_through(u64::MAX)?;
+        }
+        let began = Instant::now();
+        let mut loss = self.training.state.loss();
+        if !self.training.pending.is_empty() {
+            let mut ahead = self.training.state.clone();
+            for Pending { block, answer, .. } in &self.training.pending {
+                if let Some(Answer { weights, active }) = answer {
+                    ahead.apply(
+                        &self.data.columns(),
+                        self.training.blocks[*block].clone(),
+                        weights,
+                        active,
+                    );
+                }
+            }
+            loss = ahead.loss();
+        }
+        self.training.busy += began.elapsed();
+        Ok(loss)
+    }
+}

@@ -1,0 +1,158 @@
+//! Goal: DBPG on a cluster is the method, not something like it: pass by pass what the single-threaded reference does.
+//! Method: an embedded cluster of threads over real sockets, against `dbpg::reference` and the published figures.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::PathBuf;
+
+use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
+use caravan_learn::dbpg::example::Example;
+use caravan_learn::dbpg::gradient::Curvature;
+use caravan_learn::dbpg::reference::{Settings, solve};
+use caravan_learn::dbpg::{self, Job, Progress, Trained};
+
+/// The example set as a file that this process can read.
+fn example_file() -> PathBuf {
+    let path = std::env::temp_dir().join(format!("caravan-example-{}.train", std::process::id()));
+    std::fs::write(&path, Example::new().libsvm()).unwrap();
+    path
+}
+
+fn cluster(servers: usize, workers: usize) -> Cluster {
+    let config = ClusterConfig { servers, workers, ..ClusterConfig::default() };
+    let launch = Launch::Threads(dbpg::handles(Handles::default()), dbpg::apps(Apps::default()));
+    Cluster::launch(&config, launch).unwrap()
+}
+
+fn train(servers: usize, workers: usize, job: &Job) -> (Trained, Vec<Progress>) {
+    let mut cluster = cluster(servers, workers);
+    let mut passes = Vec::new();
+    let trained = dbpg::train(&mut cluster, job, |progress| passes.push(*progress)).unwrap();
+    cluster.shutdown().unwrap();
+    (trained, passes)
+}
+
+fn published(blocks: usize) -> Job {
+    Job {
+        blocks: Some(blocks),
+        curvature: Curvature::Published,
+        reset_every: None,
+        epsilon: 1e-6,
+        passes_max: 300,
+        ..Job::new(vec![example_file()], 1.0)
+    }
+}
+
+fn reference(job: &Job) -> Settings {
+    Settings {
+        proximal: job.proximal,
+        curvature: job.curvature,
+        blocks: job.blocks.unwrap(),
+        order: job.order,
+        delay: job.delay,
+        epsilon: job.epsilon,
+        passes_max: job.passes_max,
+        kkt_ratio: job.kkt_ratio,
+        reset_every: job.reset_every,
+    }
+}
+
+fn near(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-9 * b.abs()
+}
+
+fn assert_follows(job: &Job, servers: usize, workers: usize) {
+    let example = Example::new();
+    let expected = solve(&[example.part()], &reference(job));
+    let (trained, passes) = train(servers, workers, job);
+    assert_eq!(
+        passes.len(),
+        expected.progress.len(),
+        "{workers} workers, {servers} servers, {job:?}"
+    );
+    for (pass, row) in passes.iter().zip(&expected.progress) {
+        assert!(near(pass.objective, row.objective), "{pass:?} is not {row:?}");
+        assert!(near(pass.violation, row.violation), "{pass:?} is not {row:?}");
+        assert_eq!(
+            (pass.nnz, pass.active, pass.stop),
+            (row.nonzeros, row.active, row.stop),
+            "{pass:?}"
+        );
+        if workers == 1 {
+            assert_eq!(pass.columns_computed, row.columns_computed, "{pass:?}");
+        }
+    }
+    assert_eq!(trained.converged, expected.converged());
+    for (key, weight) in expected.keys.iter().zip(&expected.weights) {
+        assert!((trained.model.weight(*key) - weight).abs() <= 1e-9, "key {key}");
+    }
+}
+
+#[test]
+fn the_published_table() {
+    let job = published(6);
+    let (trained, passes) = train(1, 1, &job);
+    let last = passes[14];
+    assert!(
+        near(passes[0].objective, 95.70077799972762) && near(last.objective, 82.25904665549493)
+    );
+    assert_eq!(
+        (passes.len(), last.columns_computed, last.nnz, trained.converged),
+        (15, 584, 31, true)
+    );
+    assert_follows(&job, 1, 1);
+}
+
+#[test]
+fn the_shape_of_the_cluster_changes_nothing() {
+    for (servers, workers) in [(1, 2), (1, 4), (3, 1), (3, 2), (3, 4)] {
+        assert_follows(&published(6), servers, workers);
+    }
+}
+
+#[test]
+fn exact_delays_follow_the_grid() {
+    for (blocks, delay, rate) in
+        [(6, 1, 1.0), (12, 4, 1.0), (6, 4, 0.7), (30, 8, 1.0), (60, 4, 0.5)]
+    {
+        let mut job =
+            Job { delay, exact_delay: true, kkt_ratio: f64::INFINITY, ..published(blocks) };
+        job.proximal.learning_rate = rate;
+        assert_follows(&job, 1, 1);
+    }
+}
+
+#[test]
+fn resets_and_delays_go_together() {
+    let job = Job { delay: 2, exact_delay: true, reset_every: Some(5), ..published(12) };
+    assert_follows(&job, 1, 1);
+    assert_follows(&job, 3, 2);
+}
+
+/// A threshold of 0 from the second pass on filters far too much; only correct resets repair that.
+#[test]
+fn an_eager_filter_is_repaired_by_resets() {
+    let job = Job { kkt_ratio: 0.0, epsilon: 1e-4, ..published(6) };
+    assert_follows(&job, 1, 1);
+    assert_follows(&job, 3, 4);
+}
+
+#[test]
+fn any_freshness_reaches_the_optimum() {
+    for delay in [1, 3] {
+        let job = Job { delay, epsilon: 1e-10, ..Job::new(vec![example_file()], 1.0) };
+        let (trained, _) = train(2, 2, &job);
+        let gap = trained.objective / Example::OPTIMUM - 1.0;
+        assert!(trained.converged && gap.abs() < 1e-7, "{gap:e}");
+    }
+}
+
+#[test]
+fn wrong_jobs_are_refused() {
+    let mut cluster = cluster(1, 2);
+    let mut refused = |job: &Job| dbpg::train(&mut cluster, job, |_| {}).unwrap_err().to_string();
+    let nowhere = refused(&Job::new(vec!["/nowhere.train".into()], 1.0));
+    assert!(nowhere.contains("/nowhere.train") && nowhere.contains("worker"), "{nowhere}");
+    let negative = refused(&Job::new(vec![example_file()], -1.0));
+    assert!(negative.contains("lambda") && negative.contains("-1"), "{negative}");
+    cluster.shutdown().unwrap();
+}
