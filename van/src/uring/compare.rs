@@ -158,12 +158,13 @@ fn ring(mode: Mode, wait: Wait, core: usize, send: usize, count: usize) -> (f64,
 }
 
 /// Sends `count` times [`LARGE`] bytes with up to [`WINDOW`] on the way. Returns microseconds for each.
-fn stream_sockets(core: usize, count: usize) -> f64 {
+fn stream_sockets(nonblocking: bool, core: usize, count: usize) -> f64 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let server = std::thread::spawn(move || {
         pin(core);
         let (mut socket, _) = listener.accept().unwrap();
+        socket.set_nonblocking(nonblocking).unwrap();
         let mut buffer = vec![0; LARGE];
         for _ in 0..count {
             assert!(read(&mut socket, &mut buffer));
@@ -171,6 +172,7 @@ fn stream_sockets(core: usize, count: usize) -> f64 {
         socket.write_all(&buffer[..SMALL]).unwrap();
     });
     let mut socket = TcpStream::connect(address).unwrap();
+    socket.set_nonblocking(nonblocking).unwrap();
     let mut buffer = vec![0; LARGE];
     let start = Instant::now();
     for _ in 0..count {
@@ -190,12 +192,11 @@ fn stream_ring(mode: Mode, wait: Wait, core: usize, count: usize) -> f64 {
     let server = std::thread::spawn(move || {
         pin(core);
         let mut van = Uring::with_modes(&server_config, &[mode]).unwrap();
-        tell.send((van.address().to_owned(), Vec::new())).unwrap();
+        tell.send((van.address().to_owned(), None)).unwrap();
         let mut events = Vec::new();
         let Event::Connected { peer, .. } = next(&mut van, &mut events) else { panic!() };
-        let mut offer =
-            || van.memory().allocate(LARGE).and_then(|into| van.offer(peer, into)).unwrap();
-        tell.send((String::new(), (0..WINDOW).map(|_| offer()).collect())).unwrap();
+        let place = van.memory().allocate(LARGE).unwrap();
+        tell.send((String::new(), Some(van.offer(peer, place).unwrap()))).unwrap();
         while let Event::Received { .. } = next(&mut van, &mut events) {
             post(&mut van, peer);
         }
@@ -204,7 +205,7 @@ fn stream_ring(mode: Mode, wait: Wait, core: usize, count: usize) -> f64 {
     let peer = van.connect(&told.recv().unwrap().0).unwrap();
     let mut events = Vec::new();
     assert!(matches!(next(&mut van, &mut events), Event::Connected { .. }));
-    let offers = told.recv().unwrap().1;
+    let offer: Offer = told.recv().unwrap().1.unwrap();
     let data = van.memory().allocate(LARGE).unwrap().share();
     let start = Instant::now();
     for at in 0..count + WINDOW {
@@ -212,7 +213,7 @@ fn stream_ring(mode: Mode, wait: Wait, core: usize, count: usize) -> f64 {
             assert!(matches!(next(&mut van, &mut events), Event::Received { .. }));
         }
         if at < count {
-            van.post_write(peer, data.clone(), &offers[at % WINDOW], 0).unwrap();
+            van.post_write(peer, data.clone(), &offer, 0).unwrap();
             post(&mut van, peer);
         }
     }
@@ -287,24 +288,21 @@ fn large_on_two_cores() {
 #[ignore = "a measurement"]
 fn streams() {
     pin(0);
-    for core in [0, 1] {
-        let mut ratios = vec![Vec::new(); 2];
-        let mut floors = Vec::new();
+    for (core, wait) in [(0, Wait::Yield), (0, Wait::Block), (1, Wait::Yield), (1, Wait::Block)] {
+        let modes = [Mode::Deferred, Mode::Cooperative];
+        let mut ratios = vec![Vec::new(); modes.len()];
         for _ in 0..ROUNDS {
-            for (mode, ratios) in [Mode::Deferred, Mode::Cooperative].iter().zip(&mut ratios) {
-                let floor = stream_sockets(core, 500);
-                ratios.push(floor / stream_ring(*mode, Wait::default(), core, 500));
-                floors.push(floor);
+            for (mode, ratios) in modes.iter().zip(&mut ratios) {
+                let floor = stream_sockets(wait == Wait::Yield, core, 300);
+                ratios.push(floor / stream_ring(*mode, wait, core, 300));
             }
         }
-        for list in ratios.iter_mut().chain([&mut floors]) {
-            list.sort_by(f64::total_cmp);
+        for (mode, mut ratios) in modes.iter().zip(ratios) {
+            ratios.sort_by(f64::total_cmp);
+            let median = ratios[ROUNDS / 2];
+            println!(
+                "cores 0 and {core}, {wait:?}, {mode:?}: {median:.2} of the bandwidth of sockets"
+            );
         }
-        println!(
-            "cores 0 and {core}: blocking sockets {:.0} us each; bandwidth to theirs, deferred {:.2}, cooperative {:.2} (median)",
-            floors[ROUNDS],
-            ratios[0][ROUNDS / 2],
-            ratios[1][ROUNDS / 2]
-        );
     }
 }

@@ -7,6 +7,20 @@
 //! with nothing to hand over it makes no system call. The receive that follows an arrival is handed over together with the
 //! caller's answer, so that a round trip costs each side one call.
 //!
+//! # Why the ring is used like this
+//!
+//! `compare.rs` measured it: medians of interleaved runs on two cores of a virtual machine, loopback, Linux 6.18, as ratios to
+//! non-blocking sockets that yield after an empty look. A round trip of 80 bytes each way, on one core and on two:
+//!
+//! * receives left to the kernel, which completes them by task work: 1.3 and 1.3 when it may do so only on entry
+//!   ([`Mode::Deferred`]), 1.3 and 1.5 when it does so at any time ([`Mode::Cooperative`]), 1.3 and 8.8 when it interrupts the
+//!   thread for it ([`Mode::Plain`]). To wait for readiness first made no difference.
+//! * receives tried at every look, with `MSG_DONTWAIT`, on lanes where something has just come: 1.2 and 1.1 in both of the
+//!   better modes. That costs a call for each lane and look, so it is done for a few lanes and a bounded number of looks, and
+//!   never across a sleep; a thread that sleeps at once does not do it at all.
+//! * the large part of a long write in one operation that the kernel continues by itself (`MSG_WAITALL`) and only its end
+//!   together with what follows: a round trip of 1 MiB then took 1.3 to 1.5 of theirs on two cores, from 1.7 before.
+//!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
 #[cfg(test)]

@@ -36,7 +36,8 @@ const EAGER_LANES_MAX: usize = 4;
 /// After this many tries without anything a lane is left to the kernel until something comes.
 const MISSES_MAX: u32 = 64;
 
-/// A write with at least this many bytes to come is received by the kernel in one operation, all but the last [`TAIL`] bytes.
+/// A write with at least this many bytes to come is, when left to the kernel, received in one operation, all but the last
+/// [`TAIL`] bytes.
 const BULK: usize = 128 << 10;
 
 /// The end of a write is received together with what follows it.
@@ -689,7 +690,7 @@ impl Lane {
             let len = u32::try_from(staging.len()).unwrap_or(u32::MAX);
             return opcode::Recv::new(socket, staging.as_mut_ptr(), len).flags(flags).build();
         }
-        if place.len() >= BULK {
+        if place.len() >= BULK && flags == 0 {
             // The kernel goes on by itself while more comes in.
             let len = u32::try_from(place.len() - TAIL).unwrap_or(u32::MAX);
             let entry = opcode::Recv::new(socket, place.as_mut_ptr(), len);
