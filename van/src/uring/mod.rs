@@ -3,9 +3,9 @@
 //! One ring belongs to one transport and so to one thread. Each peer has at most one vectored send and one receive in the
 //! kernel's hands: a send takes all that is queued for the peer, so what is posted between two polls leaves together, and a
 //! receive goes straight into the memory that the stream's [`Receiver`] names, the offered place of a write included. A poll
-//! queues these operations, enters the kernel once if there are any, and reads what has completed from memory shared with it;
-//! with nothing to hand over it makes no system call. The receive that follows an arrival is handed over together with the
-//! caller's answer, so that a round trip costs each side one call.
+//! queues these operations, enters the kernel once if there are any, and reads what has completed from memory shared with it.
+//! A round trip costs each side one call for what it sends, and one for each look at the few lanes that are tried (below);
+//! where nothing is tried, a look with nothing to hand over makes no call.
 //!
 //! # Why the ring is used like this
 //!
@@ -13,8 +13,8 @@
 //! non-blocking sockets that yield after an empty look. A round trip of 80 bytes each way, on one core and on two:
 //!
 //! * receives left to the kernel, which completes them by task work: 1.3 and 1.3 when it may do so only on entry
-//!   ([`Mode::Deferred`]), 1.3 and 1.5 when it does so at any time ([`Mode::Cooperative`]), 1.3 and 8.8 when it interrupts the
-//!   thread for it ([`Mode::Plain`]). To wait for readiness first made no difference.
+//!   (`Mode::Deferred`), 1.3 and 1.5 when it does so at any time (`Mode::Cooperative`), 1.3 and 8.8 when it interrupts the
+//!   thread for it (`Mode::Plain`). To wait for readiness first made no difference.
 //! * receives tried at every look, with `MSG_DONTWAIT`, on lanes where something has just come: 1.2 and 1.1 in both of the
 //!   better modes. That costs a call for each lane and look, so it is done for a few lanes and a bounded number of looks, and
 //!   never across a sleep; a thread that sleeps at once does not do it at all.
