@@ -179,6 +179,54 @@ fn an_idle_transport_sleeps() {
     assert!(after.system_calls - before.system_calls < 10, "{after:?}");
 }
 
+/// Goal: a round trip costs each side one call to hand over the answer and look once, and one for each look after that.
+/// Nothing is allocated, neither for a frame nor for a write of many parts.
+#[test]
+fn a_round_trip_is_counted() {
+    const ROUNDS: u64 = 300;
+    let Some((mut a, mut b, to_b, to_a)) = pair(Wait::default()) else { return };
+    let place = b.memory().allocate(1 << 20).unwrap();
+    let offer = b.offer(to_a, place).unwrap();
+    let data = a.memory().allocate(1 << 20).unwrap().share();
+    let mut events = Vec::with_capacity(8);
+    let mut receive = |van: &mut Uring, other: &mut Uring| {
+        let mut looks = 0;
+        loop {
+            van.poll(&mut events).unwrap();
+            looks += 1;
+            match events.pop() {
+                Some(Event::Received { .. }) => return looks,
+                None => other.poll(&mut events).unwrap(), // what did not fit into the socket
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    let mut round_trips = |len: usize| {
+        let mut looks = 0;
+        for _ in 0..ROUNDS {
+            if len > 0 {
+                a.post_write(to_b, data.slice(..len), &offer, 0).unwrap();
+            }
+            a.post_send(to_b, frame(&a, b"request")).unwrap();
+            a.poll(&mut Vec::new()).unwrap();
+            receive(&mut b, &mut a);
+            b.post_send(to_a, frame(&b, b"answer")).unwrap();
+            b.poll(&mut Vec::new()).unwrap();
+            looks += receive(&mut a, &mut b);
+        }
+        (looks, a.counters().system_calls)
+    };
+    for len in [0, 100, 1 << 20] {
+        let (_, before) = round_trips(len);
+        let (mut looks, mut after) = (0, 0);
+        let allocated = allocation_counter::measure(|| (looks, after) = round_trips(len));
+        assert_eq!(allocated.count_total, 0, "{len} bytes: {allocated:?}");
+        if len < 1 << 20 {
+            assert!(after - before <= ROUNDS + looks, "{len} bytes: {} calls", after - before);
+        }
+    }
+}
+
 mod adaptive {
     caravan_van::conformance!(super::makes!(super::Wait::Adaptive(super::Duration::from_micros(
         50

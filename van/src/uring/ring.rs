@@ -36,7 +36,8 @@ const EAGER_LANES_MAX: usize = 4;
 /// After this many tries without anything a lane is left to the kernel until something comes.
 const MISSES_MAX: u32 = 64;
 
-/// A write with at least this many bytes to come is received by the kernel in one operation, all but the last [`TAIL`] bytes.
+/// A write with at least this many bytes to come is, when left to the kernel, received in one operation, all but the last
+/// [`TAIL`] bytes.
 const BULK: usize = 128 << 10;
 
 /// The end of a write is received together with what follows it.
@@ -416,6 +417,13 @@ impl Ring {
         self.under_way += usize::from(self.accept.under_way);
     }
 
+    /// As if the kernel had declined to accept many at once.
+    #[cfg(test)]
+    pub(super) fn accept_one_at_a_time(&mut self) {
+        assert!(!self.accept.under_way, "too late");
+        self.accept_many = false;
+    }
+
     /// Whether anything was posted that has not been handed to the kernel.
     pub(super) fn has_posted(&self) -> bool {
         !self.sends.is_empty()
@@ -682,7 +690,7 @@ impl Lane {
             let len = u32::try_from(staging.len()).unwrap_or(u32::MAX);
             return opcode::Recv::new(socket, staging.as_mut_ptr(), len).flags(flags).build();
         }
-        if place.len() >= BULK {
+        if place.len() >= BULK && flags == 0 {
             // The kernel goes on by itself while more comes in.
             let len = u32::try_from(place.len() - TAIL).unwrap_or(u32::MAX);
             let entry = opcode::Recv::new(socket, place.as_mut_ptr(), len);
