@@ -4,7 +4,7 @@
 //! there without a copy; while a van still sends from a chunk, a push to it writes to a fresh copy instead, so that what is
 //! on its way never changes.
 
-use caravan_van::{KeyRange, Pool, Shared, Value};
+use caravan_van::{Buffer, KeyRange, Pool, Shared, Value};
 
 use super::handle::Rule;
 use super::index::Index;
@@ -93,6 +93,23 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         }
     }
 
+    /// As [`Rows::find`], with new rows for keys that have none.
+    fn find_or_insert(&mut self, keys: &[u64], memory: &Pool) -> Result<(), String> {
+        self.find(keys);
+        if self.rows.contains(&NO_ROW)
+            && let Keys::Sparse(index) = &mut self.keys
+        {
+            index.insert(keys);
+            let count = index.len();
+            if count >= NO_ROW as usize {
+                return Err(format!("a shard holds at most {NO_ROW} rows"));
+            }
+            self.grow(count, memory)?;
+            self.find(keys);
+        }
+        Ok(())
+    }
+
     /// Chunk and byte offset of a row.
     fn place(&self, row: u32) -> (usize, usize) {
         let within = row as usize & ((1 << self.chunk_shift) - 1);
@@ -111,18 +128,7 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
                 request.values.len()
             ));
         };
-        self.find(request.keys);
-        if self.rows.contains(&NO_ROW)
-            && let Keys::Sparse(index) = &mut self.keys
-        {
-            index.insert(request.keys);
-            let count = index.len();
-            if count >= NO_ROW as usize {
-                return Err(format!("a shard holds at most {NO_ROW} rows"));
-            }
-            self.grow(count, memory)?;
-            self.find(request.keys);
-        }
+        self.find_or_insert(request.keys, memory)?;
         let row_bytes = self.width * V::BYTES;
         for (at, pushed) in pushed.chunks_exact(self.width).enumerate() {
             let (chunk, offset) = self.place(self.rows[at]);
@@ -131,6 +137,20 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
                 V::view_mut(&mut bytes[offset..offset + row_bytes]).ok_or("rows are aligned")?;
             self.rule.apply(request.keys[at], stored, pushed);
         }
+        Ok(())
+    }
+
+    /// One large row, which is a chunk by itself, can be exchanged as a whole.
+    fn adopts(&self, request: &Request<'_>) -> bool {
+        let row_bytes = self.width * V::BYTES;
+        let whole = request.values.len() == row_bytes && self.chunk_shift == 0;
+        R::REPLACES && whole && request.keys.len() == 1 && row_bytes >= SHARED_BYTES_MIN
+    }
+
+    fn adopt(&mut self, key: u64, values: Buffer, memory: &Pool) -> Result<(), String> {
+        self.find_or_insert(&[key], memory)?;
+        let (chunk, _) = self.place(self.rows[0]);
+        self.chunks[chunk] = values.share();
         Ok(())
     }
 
@@ -201,7 +221,7 @@ impl<V: Value, R: Rule<V>> Shard for VaryingRows<V, R> {
         for (at, row) in self.rows.iter().enumerate() {
             let stored = row.map_or(0, |row| self.stored[row as usize].len());
             let length = request.lengths[at] as usize;
-            if stored != 0 && stored != length && !R::RESIZES {
+            if stored != 0 && stored != length && !R::REPLACES {
                 return Err(format!(
                     "key {} holds {stored} values, so {length} cannot be combined with them",
                     request.keys[at]
