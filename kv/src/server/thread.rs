@@ -151,6 +151,7 @@ impl ServerThread {
             None => Err(format!("there is no operation {}", message.op())),
             Some(Op::Create) => self.create(peer, &message).map(|()| Admission::Now),
             Some(Op::Command) => self.command(peer, &message).map(|()| Admission::Now),
+            Some(Op::Push) if self.adopts(&message) => return self.adopt(peer, message),
             Some(op) => self.serve(peer, &message, op),
         };
         match outcome {
@@ -162,6 +163,31 @@ impl ServerThread {
                 None
             }
         }
+    }
+
+    /// Whether a push can be kept as it lies.
+    fn adopts(&self, message: &Message) -> bool {
+        let Some(Entry { range, shard, spec }) = self.tables.get(&message.table()) else {
+            return false;
+        };
+        let request = Request::of(message, true, false);
+        check_keys(request.keys, *range, &spec.name).is_ok()
+            && shard.admit(&request) == Admission::Now
+            && shard.adopts(&request)
+    }
+
+    /// Serves a push that is kept as it lies.
+    fn adopt(&mut self, peer: PeerId, message: Message) -> Option<Parked> {
+        let (reply, failure) = (answer(Kind::Reply, &message), answer(Kind::Failure, &message));
+        let (table, key) = (message.table(), message.keys()[0]);
+        let entry = self.tables.get_mut(&table)?;
+        match entry.shard.adopt(key, message.into_values(), self.endpoint.memory()) {
+            Ok(()) => self.post(peer, reply),
+            Err(reason) => {
+                self.post(peer, Draft { values: Values::Copied(reason.as_bytes()), ..failure })
+            }
+        }
+        None
     }
 
     /// Serves a push, a pull or both, unless it has to be parked.
