@@ -71,7 +71,8 @@ pub enum Kind {
     Want = 4,
     /// Grants such memory: the offer section names it.
     Grant = 5,
-    /// A long message lies in the landing that the offer section names: `timestamp` is its length in bytes.
+    /// A long message lies in the landing that the offer section names: `timestamp` is its length in bytes, `clock` how far
+    /// from the start of the landing it begins.
     Landed = 6,
 }
 
