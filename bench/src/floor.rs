@@ -14,11 +14,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use caravan_kv::NodeConfig;
 use caravan_van::Wait;
 use caravan_van::wait::{Idle, Next};
 
 use crate::subject::{Shape, Subject};
-use crate::units;
+use crate::{place, units};
 
 /// Bytes of header in a request and in a reply.
 const HEADER_BYTES: usize = 64;
@@ -203,7 +204,10 @@ fn answers(reply: &[u8], number: u64) -> Result<()> {
 ///
 /// # Errors
 /// When it cannot listen, or is asked for lengths out of range.
-pub(crate) fn run(wait: Wait) -> Result<()> {
+pub(crate) fn run(config: &NodeConfig) -> Result<()> {
+    if config.pin {
+        place::pin(place::SERVER);
+    }
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("the floor cannot listen")?;
     let port = listener.local_addr().context("the floor cannot listen")?.port();
@@ -214,7 +218,7 @@ pub(crate) fn run(wait: Wait) -> Result<()> {
         std::process::exit(0);
     });
     let (stream, _) = listener.accept().context("the floor cannot accept")?;
-    serve(stream, wait)
+    serve(stream, config.wait)
 }
 
 /// Answers requests until the other side hangs up.

@@ -14,6 +14,7 @@ mod latency;
 mod machine;
 mod measure;
 mod pattern;
+mod place;
 mod plan;
 mod progress;
 mod rate;
@@ -51,7 +52,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Doctor => doctor::run(&cli.common),
         Command::Server(role) => cluster::serve(&cli.common, role),
         Command::Worker(role) => cluster::work(&cli.common, role),
-        Command::Floor => floor::run(cli.common.wait.unwrap_or_default()),
+        Command::Floor => floor::run(&cluster::config(&cli.common)?.node),
         Command::Generate(command) => generate::run(&cli.common, command),
         Command::Train(_) | Command::Predict(_) | Command::Scheduler(_) => {
             bail!("this command is not in this version")

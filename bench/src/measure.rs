@@ -14,7 +14,7 @@ use crate::plan::{self, Task};
 use crate::progress::Progress;
 use crate::report::{Report, Row};
 use crate::requests::{Requests, Tables};
-use crate::{cluster, doctor};
+use crate::{cluster, doctor, place};
 
 /// What a worker answers.
 #[derive(Debug, Serialize, Deserialize)]
@@ -92,7 +92,13 @@ impl Measure {
         let task: Task = serde_json::from_value(body)?;
         let floor = match &mut self.floor {
             Some(floor) => floor,
-            none => none.insert(Floor::spawn(node.config.wait)?),
+            none => {
+                let floor = none.insert(Floor::spawn(node.config.wait)?);
+                if node.config.pin {
+                    place::pin(node.worker.servers());
+                }
+                floor
+            }
         };
         let van = node.worker.van();
         let mut subject =

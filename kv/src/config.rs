@@ -45,7 +45,7 @@ impl Default for NodeConfig {
             host: "127.0.0.1".to_owned(),
             wait: Wait::default(),
             memory_bytes: 8 << 30,
-            eager_bytes: 16 << 10,
+            eager_bytes: 24 << 10,
             credits: 256,
             join_timeout: Duration::from_secs(60),
             heartbeat: Duration::from_secs(1),
@@ -152,7 +152,7 @@ pub const VARS: &[Var] = &[
     },
     Var {
         name: "CARAVAN_EAGER_LIMIT",
-        default: "16KiB",
+        default: "24KiB",
         help: "longer messages go by rendezvous; 512 B to 32 KiB",
         set: |c, v| {
             parse_bytes(v).filter(|n| (512..=32 << 10).contains(n)).map(|n| c.node.eager_bytes = n)
