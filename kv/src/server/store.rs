@@ -60,9 +60,10 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
             Rows { keys, width, chunk_shift, chunks, rule, rows, values: std::marker::PhantomData };
         if let Keys::Dense(range) = store.keys {
             let bytes = range.count() * row_bytes as u128;
-            if bytes > DENSE_BYTES_MAX || range.count() >= u128::from(NO_ROW) {
+            let most = DENSE_BYTES_MAX.min(memory.bytes_max() as u128);
+            if bytes > most || range.count() >= u128::from(NO_ROW) {
                 return Err(format!(
-                    "a dense shard of {} rows with {row_bytes} bytes each is over {DENSE_BYTES_MAX} bytes (make it sparse)",
+                    "a dense shard of {} rows with {row_bytes} bytes each is over {most} bytes (make it sparse, or raise CARAVAN_MEMORY)",
                     range.count()
                 ));
             }
@@ -93,6 +94,19 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         }
     }
 
+    /// Makes the chunks of `self.rows` writable, so that a push for which memory is short leaves no half of itself behind.
+    fn claim(&mut self, memory: &Pool) -> Result<(), String> {
+        let mut last = usize::MAX;
+        for &row in &self.rows {
+            let chunk = row as usize >> self.chunk_shift;
+            if chunk != last {
+                self.chunks[chunk].make_mut(memory).map_err(|error| error.to_string())?;
+                last = chunk;
+            }
+        }
+        Ok(())
+    }
+
     /// Chunk and byte offset of a row.
     fn place(&self, row: u32) -> (usize, usize) {
         let within = row as usize & ((1 << self.chunk_shift) - 1);
@@ -112,17 +126,22 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
             ));
         };
         self.find(request.keys);
-        if self.rows.contains(&NO_ROW)
-            && let Keys::Sparse(index) = &mut self.keys
+        let new = self.rows.iter().filter(|row| **row == NO_ROW).count();
+        if new > 0
+            && let Keys::Sparse(index) = &self.keys
         {
-            index.insert(request.keys);
-            let count = index.len();
+            let count = index.len() + new;
             if count >= NO_ROW as usize {
                 return Err(format!("a shard holds at most {NO_ROW} rows"));
             }
+            // First the room, then the keys: with the keys alone, rows would be found that do not exist.
             self.grow(count, memory)?;
+            if let Keys::Sparse(index) = &mut self.keys {
+                index.insert(request.keys);
+            }
             self.find(request.keys);
         }
+        self.claim(memory)?;
         let row_bytes = self.width * V::BYTES;
         for (at, pushed) in pushed.chunks_exact(self.width).enumerate() {
             let (chunk, offset) = self.place(self.rows[at]);
