@@ -97,7 +97,11 @@ impl Worker {
         }
         let mut connected = Vec::with_capacity(servers.len());
         for at in servers {
-            let peer = endpoint.connect(&at.address)?;
+            let peer = endpoint.connect(&at.address).map_err(|error| Error::ServerLost {
+                server: at.name.clone(),
+                address: at.address.clone(),
+                reason: with_sources(&error),
+            })?;
             connected.push(Server { at: at.clone(), peer, up: false, lost: None });
         }
         let mut worker = Worker {

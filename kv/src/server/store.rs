@@ -35,6 +35,11 @@ pub(crate) struct Rows<V, R> {
 
 const NO_ROW: u32 = u32::MAX;
 
+/// Bytes of a thread's memory that tables may take: the rest is for messages, without which no lane lives.
+fn share(memory: &Pool) -> usize {
+    memory.bytes_max() - memory.bytes_max() / 8
+}
+
 enum Keys {
     /// Row = key - begin.
     Dense(KeyRange),
@@ -60,7 +65,7 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
             Rows { keys, width, chunk_shift, chunks, rule, rows, values: std::marker::PhantomData };
         if let Keys::Dense(range) = store.keys {
             let bytes = range.count() * row_bytes as u128;
-            let most = DENSE_BYTES_MAX.min(memory.bytes_max() as u128);
+            let most = DENSE_BYTES_MAX.min(share(memory) as u128);
             if bytes > most || range.count() >= u128::from(NO_ROW) {
                 return Err(format!(
                     "a dense shard of {} rows with {row_bytes} bytes each is over {most} bytes (make it sparse, or raise CARAVAN_MEMORY)",
@@ -76,6 +81,12 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     fn grow(&mut self, count: usize, memory: &Pool) -> Result<(), String> {
         let chunk_bytes = (self.width * V::BYTES) << self.chunk_shift;
         while self.chunks.len() << self.chunk_shift < count {
+            let (taken, most) = (memory.bytes_reserved(), share(memory));
+            if chunk_bytes > most.saturating_sub(taken) {
+                return Err(format!(
+                    "no room for {chunk_bytes} more bytes of rows: {taken} bytes of registered memory are taken, of which tables may take {most} (raise CARAVAN_MEMORY)"
+                ));
+            }
             let mut chunk = memory.allocate(chunk_bytes).map_err(|error| error.to_string())?;
             chunk.fill(0);
             self.chunks.push(chunk.share());
