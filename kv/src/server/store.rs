@@ -35,6 +35,11 @@ pub(crate) struct Rows<V, R> {
 
 const NO_ROW: u32 = u32::MAX;
 
+/// Bytes of a thread's memory that tables may take: the rest is for messages, without which no lane lives.
+fn share(memory: &Pool) -> usize {
+    memory.bytes_max() - memory.bytes_max() / 8
+}
+
 enum Keys {
     /// Row = key - begin.
     Dense(KeyRange),
@@ -60,9 +65,10 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
             Rows { keys, width, chunk_shift, chunks, rule, rows, values: std::marker::PhantomData };
         if let Keys::Dense(range) = store.keys {
             let bytes = range.count() * row_bytes as u128;
-            if bytes > DENSE_BYTES_MAX || range.count() >= u128::from(NO_ROW) {
+            let most = DENSE_BYTES_MAX.min(share(memory) as u128);
+            if bytes > most || range.count() >= u128::from(NO_ROW) {
                 return Err(format!(
-                    "a dense shard of {} rows with {row_bytes} bytes each is over {DENSE_BYTES_MAX} bytes (make it sparse)",
+                    "a dense shard of {} rows with {row_bytes} bytes each is over {most} bytes (make it sparse, or raise CARAVAN_MEMORY)",
                     range.count()
                 ));
             }
@@ -75,6 +81,12 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     fn grow(&mut self, count: usize, memory: &Pool) -> Result<(), String> {
         let chunk_bytes = (self.width * V::BYTES) << self.chunk_shift;
         while self.chunks.len() << self.chunk_shift < count {
+            let (taken, most) = (memory.bytes_reserved(), share(memory));
+            if chunk_bytes > most.saturating_sub(taken) {
+                return Err(format!(
+                    "no room for {chunk_bytes} more bytes of rows: {taken} bytes of registered memory are taken, of which tables may take {most} (raise CARAVAN_MEMORY)"
+                ));
+            }
             let mut chunk = memory.allocate(chunk_bytes).map_err(|error| error.to_string())?;
             chunk.fill(0);
             self.chunks.push(chunk.share());
@@ -96,16 +108,33 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     /// As [`Rows::find`], with new rows for keys that have none.
     fn find_or_insert(&mut self, keys: &[u64], memory: &Pool) -> Result<(), String> {
         self.find(keys);
-        if self.rows.contains(&NO_ROW)
-            && let Keys::Sparse(index) = &mut self.keys
-        {
+        let new = self.rows.iter().filter(|row| **row == NO_ROW).count();
+        let Keys::Sparse(index) = &self.keys else { return Ok(()) };
+        if new == 0 {
+            return Ok(());
+        }
+        let count = index.len() + new;
+        if count >= NO_ROW as usize {
+            return Err(format!("a shard holds at most {NO_ROW} rows"));
+        }
+        // First the room, then the keys: with the keys alone, rows would be found that do not exist.
+        self.grow(count, memory)?;
+        if let Keys::Sparse(index) = &mut self.keys {
             index.insert(keys);
-            let count = index.len();
-            if count >= NO_ROW as usize {
-                return Err(format!("a shard holds at most {NO_ROW} rows"));
+        }
+        self.find(keys);
+        Ok(())
+    }
+
+    /// Makes the chunks of `self.rows` writable, so that a push for which memory is short leaves no half of itself behind.
+    fn claim(&mut self, memory: &Pool) -> Result<(), String> {
+        let mut last = usize::MAX;
+        for &row in &self.rows {
+            let chunk = row as usize >> self.chunk_shift;
+            if chunk != last {
+                self.chunks[chunk].make_mut(memory).map_err(|error| error.to_string())?;
+                last = chunk;
             }
-            self.grow(count, memory)?;
-            self.find(keys);
         }
         Ok(())
     }
@@ -129,6 +158,7 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
             ));
         };
         self.find_or_insert(request.keys, memory)?;
+        self.claim(memory)?;
         let row_bytes = self.width * V::BYTES;
         for (at, pushed) in pushed.chunks_exact(self.width).enumerate() {
             let (chunk, offset) = self.place(self.rows[at]);
