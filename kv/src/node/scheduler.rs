@@ -173,11 +173,11 @@ impl Scheduler {
             }
             control::ask(&mut self.endpoint, member.peer, task.0, &order)?;
         }
-        self.endpoint.poll(&mut Vec::new())?;
         self.tasks.insert(
             task,
             Running { app: app.to_owned(), missing: ranks, reports: BTreeMap::new() },
         );
+        self.poll()?; // a quick worker's answer may be there already
         Ok(task)
     }
 
