@@ -38,6 +38,7 @@ fn published(blocks: usize) -> Job {
         reset_every: None,
         epsilon: 1e-6,
         passes_max: 300,
+        newton: None,
         ..Job::new(vec![example_file()], 1.0)
     }
 }

@@ -180,7 +180,7 @@ impl Scheduler {
             task,
             Running { app: app.to_owned(), missing: ranks, reports: BTreeMap::new() },
         );
-        self.poll()?;
+        self.poll()?; // a quick worker's answer may be there already
         Ok(task)
     }
 

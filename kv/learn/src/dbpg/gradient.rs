@@ -249,6 +249,18 @@ impl Worker {
         });
     }
 
+    /// Sets the weights of single columns, as [`Worker::apply`] does. `to`: columns and their weights, all active.
+    pub(super) fn set(&mut self, columns: &Columns<'_>, to: impl Iterator<Item = (usize, f64)>) {
+        for (j, weight) in to {
+            self.apply(columns, j..j + 1, &[weight], &[true]);
+        }
+    }
+
+    /// σ(-m), the probability of the wrong label: `[rows]`.
+    pub(super) fn wrong(&self) -> &[f64] {
+        &self.wrong
+    }
+
     /// Computes the margins afresh from the weights, which drops the rounding errors of all the
     /// steps. Worth doing every few dozen passes.
     pub fn rederive_margins(&mut self, columns: &Columns<'_>) {

@@ -18,6 +18,8 @@
 pub mod blocks;
 pub mod example;
 pub mod gradient;
+mod newton;
+mod polish;
 pub mod proximal;
 pub mod reference;
 pub mod schedule;
@@ -25,6 +27,7 @@ mod shard;
 mod train;
 mod worker;
 
+pub use polish::SUPPORT_MAX;
 pub use shard::{HANDLE, Shard};
 pub use train::{Job, Progress, Trained, apps, handles, train};
 pub use worker::{APP, Dbpg};

@@ -205,6 +205,22 @@ impl Shard {
         }
     }
 
+    /// Sets weights to what was found otherwise, as if by a step: `to` names keys of this shard, each active.
+    ///
+    /// # Errors
+    /// The first key that is not here, or filtered; nothing has been set then.
+    pub fn set(&mut self, to: &[(u64, f64)]) -> Result<(), u64> {
+        let find = |&(key, _): &(u64, f64)| {
+            self.keys.binary_search(&key).ok().filter(|&k| self.active[k]).ok_or(key)
+        };
+        let positions: Vec<usize> = to.iter().map(find).collect::<Result<_, _>>()?;
+        for (k, &(_, weight)) in positions.into_iter().zip(to) {
+            self.deltas[k] = self.rule.trust.after(weight - self.weights[k]);
+            self.weights[k] = weight;
+        }
+        Ok(())
+    }
+
     /// Takes a zero coordinate's violation down; filters it where it is safely inside ±λ.
     fn filter(&mut self, k: usize, gradient: f64, threshold: f64) -> bool {
         let inside = self.rule.lambda - gradient.abs();
@@ -338,6 +354,19 @@ mod tests {
         shard.update(0..2, &sum, 0.0);
         assert!(shard.weights()[0] > 0.9);
         assert_eq!((shard.weights()[1], shard.active()), (0.0, &[true, true][..]));
+    }
+
+    #[test]
+    fn weights_are_set_like_steps() {
+        let mut shard = shard(1.0, &[1, 2, 3]);
+        shard.update(0..3, &pushed(&[-3.0, -2.0, 0.0], &[1.0; 3]), 0.0);
+        assert_eq!(shard.set(&[(1, 9.0), (4, 1.0)]), Err(4), "not here");
+        assert_eq!(shard.set(&[(1, 9.0), (3, 1.0)]), Err(3), "filtered");
+        assert!(shard.weights()[0] < 1.1, "nothing was set");
+        let (old, step) = (shard.weights()[0], 0.25);
+        assert_eq!(shard.set(&[(1, old + step), (2, 0.0)]), Ok(()));
+        assert_eq!(shard.weights(), [old + step, 0.0, 0.0]);
+        assert!((shard.deltas[0] - 0.6).abs() < 1e-12 && shard.active()[1]);
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub(crate) enum Command {
     Report,
     /// The non-zero weights. Answered with pairs of key and weight, as JSON.
     Weights,
+    /// Set these weights, sorted by key, between passes. Answered with the number of them that are this thread's.
+    Set { weights: Vec<(u64, f64)> },
 }
 
 /// One server thread's share of the progress columns.
@@ -229,6 +231,23 @@ impl Shard {
         let pairs = self.state.keys().iter().zip(self.state.weights());
         pairs.filter(|(_, weight)| **weight != 0.0).map(|(key, weight)| (*key, *weight)).collect()
     }
+
+    /// Sets the weights whose keys lie here; returns their number. Keys that no thread holds show in the sum.
+    fn set(&mut self, weights: &[(u64, f64)]) -> Result<usize, String> {
+        if !self.tasks.is_empty() {
+            return Err(format!("{} tasks are under way, weights stay", self.tasks.len()));
+        }
+        if let Some((key, weight)) = weights.iter().find(|(_, weight)| !weight.is_finite()) {
+            return Err(format!("the weight of key {key} must be a finite number, not {weight}"));
+        }
+        let here: Vec<(u64, f64)> = weights
+            .iter()
+            .filter(|(key, _)| self.state.keys().binary_search(key).is_ok())
+            .copied()
+            .collect();
+        let filtered = |key| format!("key {key} is filtered, its weight stays 0");
+        self.state.set(&here).map(|()| here.len()).map_err(filtered)
+    }
 }
 
 impl caravan_kv::Shard for Shard {
@@ -288,6 +307,7 @@ impl caravan_kv::Shard for Shard {
             }
             Command::Report => serde_json::to_vec(&self.report()).map_err(text),
             Command::Weights => serde_json::to_vec(&self.weights()).map_err(text),
+            Command::Set { weights } => serde_json::to_vec(&self.set(&weights)?).map_err(text),
         }
     }
 }

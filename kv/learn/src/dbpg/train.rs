@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::blocks::{self, KeyBlock};
 use super::gradient::Curvature;
+use super::polish::{self, Polish, Polished, SUPPORT_MAX};
 use super::proximal::Proximal;
 use super::schedule::{self, KKT_RATIO, RESET_EVERY, Stop, StopRule};
 use super::shard::{self, Command, HANDLE, Options, Report};
@@ -61,12 +62,14 @@ pub struct Job {
     pub kkt_ratio: f64,
     /// Passes after which the filter is reset in any case.
     pub reset_every: Option<u64>,
+    /// The largest support that Newton's method polishes between passes; `None` is the plain published method.
+    pub newton: Option<usize>,
     /// Threads each worker reads with.
     pub threads: usize,
 }
 
 impl Job {
-    /// Safe full steps, no delay, filter on.
+    /// Safe full steps, no delay, filter on, polished up to [`SUPPORT_MAX`] weights.
     pub fn new(files: Vec<PathBuf>, lambda: f64) -> Self {
         Job {
             files,
@@ -80,6 +83,7 @@ impl Job {
             passes_max: 1000,
             kkt_ratio: KKT_RATIO,
             reset_every: Some(RESET_EVERY),
+            newton: Some(SUPPORT_MAX),
             threads: 1,
         }
     }
@@ -161,6 +165,7 @@ struct Driver<'a> {
     job: &'a Job,
     servers: Worker,
     table: Table,
+    polish: Option<Polish>,
     blocks: Vec<KeyBlock>,
     rows: u64,
     load_seconds: f64,
@@ -200,11 +205,31 @@ impl<'a> Driver<'a> {
         let mut servers = cluster.client()?;
         let spec = table(job, &blocks, (first, last), cluster.config().workers);
         let table = servers.create_table(&spec)?;
+        let polish =
+            job.newton.map(|support_max| polish::table(support_max, cluster.config().workers));
         let began = Instant::now();
-        let _ready: Vec<()> =
-            ask_workers(cluster, &worker::Order::Begin { table: spec, curvature: job.curvature })?;
-        let rss = BTreeMap::new();
-        Ok(Driver { cluster, job, servers, table, blocks, rows, load_seconds, began, task: 1, rss })
+        let curvature = job.curvature;
+        let begin = worker::Order::Begin { table: spec, polish: polish.clone(), curvature };
+        let _ready: Vec<()> = ask_workers(cluster, &begin)?;
+        let polish = match (job.newton, polish) {
+            (Some(support_max), Some(spec)) => {
+                Some(Polish::new(support_max, job.proximal.lambda, servers.create_table(&spec)?))
+            }
+            _ => None,
+        };
+        Ok(Driver {
+            cluster,
+            job,
+            servers,
+            table,
+            polish,
+            blocks,
+            rows,
+            load_seconds,
+            began,
+            task: 1,
+            rss: BTreeMap::new(),
+        })
     }
 
     fn run(mut self, mut progress: impl FnMut(&Progress)) -> caravan_kv::Result<Trained> {
@@ -260,15 +285,21 @@ impl<'a> Driver<'a> {
         self.rss
             .extend(seen.chain(reports.iter().map(|report| (report.process, report.peak_rss_mib))));
         let norm: f64 = reports.iter().map(|report| report.norm).sum();
-        let objective =
+        let after_pass =
             passed.iter().map(|passed| passed.loss).sum::<f64>() + job.proximal.lambda * norm;
+        let after_pass = Polished {
+            objective: after_pass,
+            nonzeros: reports.iter().map(|report| report.nonzeros).sum(),
+        };
+        let Polished { objective, nonzeros } =
+            self.polish(after_pass, last.map(|last| last.objective))?;
         let (relative, stop) = rule.after_pass(objective);
         Ok(Progress {
             pass,
             seconds: self.began.elapsed().as_secs_f64(),
             objective,
             relative,
-            nnz: reports.iter().map(|report| report.nonzeros).sum(),
+            nnz: nonzeros,
             active: reports.iter().map(|report| report.active).sum(),
             violation: reports.iter().map(|report| report.violation).fold(0.0, f64::max),
             worker_busy: busy(&passed, took),
@@ -280,6 +311,16 @@ impl<'a> Driver<'a> {
         })
     }
 
+    /// Polishes what a pass has left, if the job wants that.
+    fn polish(&mut self, from: Polished, previous: Option<f64>) -> caravan_kv::Result<Polished> {
+        match (&mut self.polish, previous) {
+            (Some(polish), Some(previous)) => {
+                polish.run(self.cluster, &mut self.servers, self.table, from, previous)
+            }
+            _ => Ok(from),
+        }
+    }
+
     fn command(&mut self, command: &Command) -> caravan_kv::Result<Vec<Vec<u8>>> {
         let timestamp = self.servers.command(self.table, &serde_json::to_vec(command)?)?;
         Ok(self.servers.wait(timestamp)?.replies)
@@ -289,8 +330,7 @@ impl<'a> Driver<'a> {
         &mut self,
         command: &Command,
     ) -> caravan_kv::Result<Vec<T>> {
-        let replies = self.command(command)?;
-        Ok(replies.iter().map(|reply| serde_json::from_slice(reply)).collect::<Result<_, _>>()?)
+        tell_servers(&mut self.servers, self.table, command)
     }
 }
 
@@ -310,6 +350,13 @@ fn check(job: &Job) -> caravan_kv::Result<()> {
             wrong("epsilon", job.epsilon, "0 or more and below 1")
         }
         () if job.blocks == Some(0) => wrong("blocks", 0.0, "1 or more"),
+        () if job.newton.is_some_and(|n| n == 0 || n > polish::SUPPORT_LIMIT) => {
+            wrong("newton", job.newton.unwrap_or(0) as f64, "a support of 1 to 16384 weights")
+        }
+        () if job.newton.is_some() && job.exact_delay => Err(caravan_kv::Error::Config(
+            "an exact delay leaves updates under way after a pass, and a polish needs all of them: switch one of them off"
+                .to_owned(),
+        )),
         () => Ok(()),
     }
 }
@@ -333,8 +380,19 @@ fn table(job: &Job, blocks: &[KeyBlock], (first, last): (u64, u64), workers: usi
     spec.options(serde_json::to_value(options).expect("numbers and lists are JSON"))
 }
 
+/// Has all servers do something and returns their answers.
+pub(super) fn tell_servers<T: DeserializeOwned>(
+    servers: &mut Worker,
+    table: Table,
+    command: &Command,
+) -> caravan_kv::Result<Vec<T>> {
+    let timestamp = servers.command(table, &serde_json::to_vec(command)?)?;
+    let replies = servers.wait(timestamp)?.replies;
+    Ok(replies.iter().map(|reply| serde_json::from_slice(reply)).collect::<Result<_, _>>()?)
+}
+
 /// Has all workers do something and returns their answers.
-fn ask_workers<T: DeserializeOwned>(
+pub(super) fn ask_workers<T: DeserializeOwned>(
     cluster: &mut Cluster,
     order: &worker::Order,
 ) -> caravan_kv::Result<Vec<T>> {

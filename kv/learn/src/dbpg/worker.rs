@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use super::blocks::KeyBlock;
 use super::gradient::{Columns, Curvature, TrustRegion, Worker};
+use super::newton::Support;
+use super::polish;
 use super::shard::Options;
 use crate::data::{self, libsvm};
 
@@ -26,10 +28,16 @@ pub const APP: &str = "dbpg";
 pub(crate) enum Order {
     /// Read your share of these files. Answered with [`Loaded`].
     Load { files: Vec<PathBuf>, threads: usize },
-    /// Create the table and name your keys.
-    Begin { table: TableSpec, curvature: Curvature },
+    /// Create the tables and name your keys.
+    Begin { table: TableSpec, polish: Option<TableSpec>, curvature: Curvature },
     /// Run the tasks numbered from `first`, in the order of `blocks`. Answered with [`Passed`].
     Pass { first: u64, blocks: Vec<usize>, delay: u64, exact: bool, reset: bool },
+    /// Between passes: push your part of the Hessian and gradient on these columns.
+    Gram { support: Vec<u64> },
+    /// Say what your loss is on the way to these weights of the support. Answered with a loss for each of `newton::SHARES`.
+    Losses { weights: Vec<f64> },
+    /// Take these weights of the support.
+    Set { weights: Vec<f64> },
 }
 
 /// A worker's share of the data.
@@ -74,6 +82,10 @@ impl Data {
 
 struct Training {
     table: Table,
+    /// Carries the polish's numbers to the driver.
+    polish: Option<Table>,
+    /// The columns of the polish under way.
+    support: Support,
     state: Worker,
     curvature: Curvature,
     /// Positions of each block's keys among this worker's.
@@ -108,6 +120,44 @@ impl Training {
     }
 }
 
+/// The polish between passes.
+impl Training {
+    fn gram(&mut self, node: &mut WorkerNode, data: &Data, keys: &[u64]) -> Result<(), String> {
+        let table = self.polish.ok_or("this job runs without a polish")?;
+        if !self.pending.is_empty() {
+            return Err(format!("{} pulls are not applied yet", self.pending.len()));
+        }
+        self.support = Support::new(&data.columns(), data.labels.len(), keys);
+        let packed = self.support.gram(&data.labels, self.state.wrong());
+        polish::send(&mut node.worker, table, (node.rank, node.workers), &packed)
+            .map_err(|error| error.to_string())
+    }
+
+    fn losses(&self, data: &Data, weights: &[f64]) -> Result<Vec<f64>, String> {
+        self.check(weights)?;
+        let held = self.support.columns().iter().zip(weights);
+        let own = self.state.weights();
+        let step: Vec<f64> = held.map(|(j, weight)| j.map_or(0.0, |j| weight - own[j])).collect();
+        Ok(self.support.losses(&data.labels, self.state.margins(), &step))
+    }
+
+    fn set(&mut self, data: &Data, weights: &[f64]) -> Result<(), String> {
+        self.check(weights)?;
+        let held = self.support.columns().iter().zip(weights);
+        let to = held.filter_map(|(&j, &weight)| j.zip(Some(weight)));
+        self.state.set(&data.columns(), to);
+        Ok(())
+    }
+
+    fn check(&self, weights: &[f64]) -> Result<(), String> {
+        let n = self.support.len();
+        match weights.len() {
+            found if found == n => Ok(()),
+            found => Err(format!("the support has {n} weights, not {found}")),
+        }
+    }
+}
+
 struct Pending {
     task: u64,
     block: usize,
@@ -132,13 +182,23 @@ impl App for Dbpg {
             Order::Load { files, threads } => {
                 serde_json::to_value(self.load(node, &files, threads)?)
             }
-            Order::Begin { table, curvature } => {
-                serde_json::to_value(self.begin(node, &table, curvature)?)
+            Order::Begin { table, polish, curvature } => {
+                serde_json::to_value(self.begin(node, &table, polish.as_ref(), curvature)?)
+            }
+            Order::Gram { support } => {
+                let (data, training) = self.training()?;
+                serde_json::to_value(training.gram(node, data, &support)?)
+            }
+            Order::Losses { weights } => {
+                let (data, training) = self.training()?;
+                serde_json::to_value(training.losses(data, &weights)?)
+            }
+            Order::Set { weights } => {
+                let (data, training) = self.training()?;
+                serde_json::to_value(training.set(data, &weights)?)
             }
             Order::Pass { first, blocks, delay, exact, reset } => {
-                let (Some(data), Some(training)) = (&self.data, &mut self.training) else {
-                    return Err("there is nothing to train on: load and begin first".to_owned());
-                };
+                let (data, training) = self.training()?;
                 if let Some(block) = blocks.iter().find(|&&block| block >= training.blocks.len()) {
                     return Err(format!(
                         "there is no block {block}, only {}",
@@ -156,6 +216,11 @@ impl App for Dbpg {
 }
 
 impl Dbpg {
+    fn training(&mut self) -> Result<(&Data, &mut Training), String> {
+        let both = self.data.as_ref().zip(self.training.as_mut());
+        both.ok_or_else(|| "there is nothing to train on: load and begin first".to_owned())
+    }
+
     fn load(
         &mut self,
         node: &WorkerNode,
@@ -179,25 +244,29 @@ impl Dbpg {
         &mut self,
         node: &mut WorkerNode,
         spec: &TableSpec,
+        polish: Option<&TableSpec>,
         curvature: Curvature,
     ) -> Result<(), String> {
         let data = self.data.as_ref().ok_or("there is nothing to train on: load first")?;
         let options: Options =
             serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
         let keys = &data.columns.keys;
-        let announce = |node: &mut WorkerNode| -> caravan_kv::Result<Table> {
+        let announce = |node: &mut WorkerNode| -> caravan_kv::Result<(Table, Option<Table>)> {
             let table = node.worker.create_table(spec)?;
+            let polish = polish.map(|spec| node.worker.create_table(spec)).transpose()?;
             node.worker.set_clock(0);
             let named = node.worker.push_varying::<f64>(table, keys, &vec![0; keys.len()], &[])?;
             node.worker.wait(named)?;
-            Ok(table)
+            Ok((table, polish))
         };
-        let table = announce(node).map_err(|error| error.to_string())?;
+        let (table, polish) = announce(node).map_err(|error| error.to_string())?;
         let trust = TrustRegion { init: options.delta_init, max: options.delta_max };
         let blocks =
             options.blocks.iter().map(|&(first, last)| KeyBlock { first, last }.locate(keys));
         self.training = Some(Training {
             table,
+            polish,
+            support: Support::default(),
             state: Worker::new(data.labels.clone(), keys.len(), trust),
             curvature,
             blocks: blocks.collect(),

@@ -1,0 +1,403 @@
+//! Newton's method on the support: the second-order polish between passes.
+//!
+//! Block steps find quickly *which* weights are not 0, and crawl when the columns of those are nearly dependent: every step
+//! bounds the curvature coordinate by coordinate. On the support A, some hundred columns of millions, the whole Hessian is
+//! affordable. With σ'(m_i) in D and signs y_i that cancel,
+//!
+//! ```text
+//! g_A = -Σ_i y_i σ(-m_i) x_iA        H_A = X_Aᵀ D X_A
+//! q(v) = g_A·(v - w) + ½ (v - w)ᵀ H_A (v - w) + λ‖v‖₁
+//! ```
+//!
+//! The sums run over rows, so workers' parts just add up. [`Model::minimise`] finds the v that minimises q. F falls along the
+//! way from w to v, because F is convex and q agrees with it to first order at w: [`choose`] looks how far. Weights that
+//! reach 0 on the way leave the support; none enters, that is the block steps' business, and so is the proof that none is
+//! missing (|g| ≤ λ off the support).
+//!
+//! This is the proximal Newton method with the working set of newGLMNET (Yuan, Ho and Lin, JMLR 2012; convergence with a line
+//! search: Lee, Sun and Saunders, SIAM J. Optim. 2014). Their inner coordinate descent crawls for the same reason as the block
+//! steps, so q is minimised by Bertsekas's projected Newton method (SIAM J. Control Optim. 1982), within an orthant at a time
+//! as in Andrew and Gao's OWL-QN (ICML 2007).
+//!
+//! Place: pass > worker: **gram** > driver: **minimise** > worker: **losses** > driver: **choose** > set. Nothing is sent here.
+
+use super::gradient::{Columns, log_loss};
+
+/// Shares of the way from w to v at which workers measure the loss.
+pub(super) const SHARES: [f64; 8] =
+    [1.0, 0.5, 0.25, 0.125, 0.0625, 1.0 / 64.0, 1.0 / 256.0, 1.0 / 1024.0];
+
+/// Part of the slope that a step must deliver: Armijo's rule with the usual constant.
+const SLOPE_SHARE: f64 = 1e-4;
+
+/// Faces of the model that are tried in one minimisation; each costs a factorisation.
+const ROUNDS_MAX: usize = 8;
+
+/// What is added to the diagonal, against its size: rounding must not make a pivot negative.
+const RIDGE: f64 = 1e-12;
+
+/// A pivot below this share of its diagonal is rounding.
+const PIVOT_MIN: f64 = 1e-14;
+
+/// A gradient counts as outside ±λ from here on.
+const OUTSIDE: f64 = 1.0 + 1e-9;
+
+/// A weight that a step leaves this share of has arrived at 0.
+const ARRIVED: f64 = 1e-14;
+
+/// Rows of the factor that are computed together: they stay in the cache while all rows above go by.
+const PANEL: usize = 16;
+
+/// One worker's rows, cut down to the columns of the support.
+#[derive(Debug, Default)]
+pub(super) struct Support {
+    /// This worker's column of each weight, if it has one: `[n]`.
+    columns: Vec<Option<usize>>,
+    /// Where each row's entries begin: `[rows + 1]`.
+    starts: Vec<usize>,
+    /// Place of the entry's column in the support: `[entries]`, ascending within a row.
+    places: Vec<u32>,
+    values: Vec<f64>,
+}
+
+impl Support {
+    /// Gathers the columns `keys`: `[n]`, sorted, unique; those that the worker lacks are empty.
+    pub(super) fn new(columns: &Columns<'_>, rows: usize, keys: &[u64]) -> Self {
+        let columns_of: Vec<Option<usize>> =
+            keys.iter().map(|key| columns.keys.binary_search(key).ok()).collect();
+        let mut starts = vec![0; rows + 1];
+        for &column in columns_of.iter().flatten() {
+            columns.for_each(column, |row, _| starts[row + 1] += 1);
+        }
+        for row in 0..rows {
+            starts[row + 1] += starts[row];
+        }
+        let mut next = starts.clone();
+        let (mut places, mut values) = (vec![0; starts[rows]], vec![0.0; starts[rows]]);
+        for (place, &column) in columns_of.iter().enumerate() {
+            let Some(column) = column else { continue };
+            columns.for_each(column, |row, x| {
+                (places[next[row]], values[next[row]]) = (place as u32, x);
+                next[row] += 1;
+            });
+        }
+        Support { columns: columns_of, starts, places, values }
+    }
+
+    /// Number of weights.
+    pub(super) fn len(&self) -> usize {
+        self.columns.len()
+    }
+
+    /// This worker's column of each weight, if it has one: `[n]`.
+    pub(super) fn columns(&self) -> &[Option<usize>] {
+        &self.columns
+    }
+
+    /// The entries of a row: places in the support, values.
+    fn row(&self, row: usize) -> (&[u32], &[f64]) {
+        let entries = self.starts[row]..self.starts[row + 1];
+        (&self.places[entries.clone()], &self.values[entries])
+    }
+
+    /// This worker's part of H_A and g_A at rows with these labels and σ(-m): `[rows]`. Returns the lower triangle of H_A row
+    /// by row, then g_A: `[n (n + 3) / 2]`.
+    pub(super) fn gram(&self, labels: &[f64], wrong: &[f64]) -> Vec<f64> {
+        let mut packed = vec![0.0; packed_len(self.len())];
+        let (hessian, gradient) = packed.split_at_mut(triangle(self.len()));
+        for (row, (&label, &wrong)) in labels.iter().zip(wrong).enumerate() {
+            let (places, values) = self.row(row);
+            let bend = wrong * (1.0 - wrong);
+            for (at, (&place, &x)) in places.iter().zip(values).enumerate() {
+                let place = place as usize;
+                gradient[place] -= label * wrong * x;
+                let line = &mut hessian[triangle(place)..][..=place];
+                for (&other, &z) in places[..=at].iter().zip(values) {
+                    line[other as usize] += bend * x * z;
+                }
+            }
+        }
+        packed
+    }
+
+    /// This worker's loss where its weights have moved by each of [`SHARES`] of `step`: `[n]`.
+    pub(super) fn losses(&self, labels: &[f64], margins: &[f64], step: &[f64]) -> Vec<f64> {
+        let mut losses = vec![0.0; SHARES.len()];
+        for (row, (&label, &margin)) in labels.iter().zip(margins).enumerate() {
+            let (places, values) = self.row(row);
+            let way: f64 = places.iter().zip(values).map(|(&k, &x)| step[k as usize] * x).sum();
+            for (loss, share) in losses.iter_mut().zip(SHARES) {
+                *loss += log_loss(margin + share * label * way);
+            }
+        }
+        losses
+    }
+}
+
+/// Entries of the lower triangle of an n × n matrix; where its row n begins in a larger one.
+const fn triangle(n: usize) -> usize {
+    n * (n + 1) / 2
+}
+
+/// Numbers in H_A and g_A together.
+pub(super) const fn packed_len(n: usize) -> usize {
+    triangle(n) + n
+}
+
+/// The share of the way that is gone, and F there: the longest that lowers F as its slope at the start promises.
+///
+/// `objective` is F at the start, `slope` that of F towards the end (below 0), `objectives` F at [`SHARES`].
+pub(super) fn choose(objective: f64, slope: f64, objectives: &[f64]) -> Option<(f64, f64)> {
+    let fits = |&(share, &at): &(f64, &f64)| {
+        at < objective && at <= objective + SLOPE_SHARE * share * slope
+    };
+    SHARES.into_iter().zip(objectives).find(fits).map(|(share, &at)| (share, at))
+}
+
+/// q of the module's page: F on the support, to second order.
+#[derive(Debug)]
+pub(super) struct Model {
+    lambda: f64,
+    /// w: `[n]`, none 0.
+    weights: Vec<f64>,
+    /// H_A, then g_A, as [`Support::gram`] lays them out.
+    packed: Vec<f64>,
+}
+
+impl Model {
+    /// From the sum of all workers' parts.
+    ///
+    /// # Panics
+    /// If lengths do not match.
+    pub(super) fn new(lambda: f64, weights: Vec<f64>, packed: Vec<f64>) -> Self {
+        assert_eq!(packed.len(), packed_len(weights.len()), "a triangle and a line");
+        Model { lambda, weights, packed }
+    }
+
+    fn gradient(&self) -> &[f64] {
+        &self.packed[triangle(self.weights.len())..]
+    }
+
+    fn entry(&self, row: usize, column: usize) -> f64 {
+        self.packed[triangle(row.max(column)) + row.min(column)]
+    }
+
+    /// H (v - w).
+    fn bend(&self, v: &[f64]) -> Vec<f64> {
+        let step: Vec<f64> = v.iter().zip(&self.weights).map(|(v, w)| v - w).collect();
+        let mut product = vec![0.0; step.len()];
+        for (row, &d) in step.iter().enumerate() {
+            let line = &self.packed[triangle(row)..][..row];
+            let mut sum = self.entry(row, row) * d;
+            for ((&h, product), &other) in line.iter().zip(&mut product).zip(&step) {
+                sum += h * other;
+                *product += h * d;
+            }
+            product[row] += sum;
+        }
+        product
+    }
+
+    /// q(v), given H (v - w).
+    fn value(&self, v: &[f64], bend: &[f64]) -> f64 {
+        let parts = v.iter().zip(&self.weights).zip(self.gradient()).zip(bend);
+        parts.map(|(((v, w), g), b)| (g + 0.5 * b) * (v - w) + self.lambda * v.abs()).sum()
+    }
+
+    /// The slope of F at w towards v; its length bounds what F can lose on the way.
+    pub(super) fn slope(&self, v: &[f64]) -> f64 {
+        let parts = v.iter().zip(&self.weights).zip(self.gradient());
+        parts.map(|((v, w), g)| g * (v - w) + self.lambda * (v.abs() - w.abs())).sum()
+    }
+
+    /// The v that minimises q, or where [`ROUNDS_MAX`] rounds lead to: `[n]`. Never above q(w).
+    ///
+    /// A round takes the weights that are not 0 with their signs fixed, where q is quadratic, and goes towards its minimum; a
+    /// weight that would change its sign stops at 0. It ends when none does and no weight at 0 pulls away from it.
+    pub(super) fn minimise(&self) -> Vec<f64> {
+        let mut v = self.weights.clone();
+        let mut signs: Vec<f64> = v.iter().map(|w| w.signum()).collect();
+        let mut bend = vec![0.0; v.len()];
+        for _ in 0..ROUNDS_MAX {
+            let gradient: Vec<f64> =
+                self.gradient().iter().zip(&bend).map(|(g, bend)| g + bend).collect();
+            let mut face = Vec::with_capacity(v.len());
+            for (k, &g) in gradient.iter().enumerate() {
+                if v[k] == 0.0 {
+                    signs[k] = -g.signum();
+                }
+                if v[k] != 0.0 || g.abs() > self.lambda * OUTSIDE {
+                    face.push(k);
+                }
+            }
+            let downhill: Vec<f64> =
+                face.iter().map(|&k| -gradient[k] - self.lambda * signs[k]).collect();
+            let Some(step) = self.solve(&face, &downhill) else { break };
+            let path = Path { model: self, face: &face, signs: &signs, step: &step };
+            let Some((next, next_bend, whole)) = path.best(&v, &bend) else { break };
+            (v, bend) = (next, next_bend);
+            if whole && self.rests(&v, &bend) {
+                break;
+            }
+        }
+        v
+    }
+
+    /// Whether no weight at 0 is pulled away from it.
+    fn rests(&self, v: &[f64], bend: &[f64]) -> bool {
+        let mut parts = v.iter().zip(self.gradient()).zip(bend);
+        parts.all(|((&v, g), bend)| v != 0.0 || (g + bend).abs() <= self.lambda * OUTSIDE)
+    }
+
+    /// Solves H d = b on the rows and columns `face`; with a little on the diagonal, more where H is singular. None when H is
+    /// 0 or not a number.
+    fn solve(&self, face: &[usize], b: &[f64]) -> Option<Vec<f64>> {
+        let diagonal: Vec<f64> = face.iter().map(|&k| self.entry(k, k)).collect();
+        let largest = diagonal.iter().copied().fold(0.0, f64::max);
+        let mut ridge = RIDGE;
+        while largest > 0.0 && ridge < 1.0 {
+            let mut matrix = Square::zero(face.len());
+            for (row, &k) in face.iter().enumerate() {
+                for (entry, &l) in matrix.row_mut(row).iter_mut().zip(&face[..=row]) {
+                    *entry = self.entry(k, l);
+                }
+                matrix.row_mut(row)[row] += ridge * diagonal[row].max(RIDGE * largest);
+            }
+            if matrix.factor() {
+                return Some(matrix.solve(b));
+            }
+            ridge *= 1e3;
+        }
+        None
+    }
+}
+
+/// The way from a point of the model along a step, bent where weights stop at 0.
+struct Path<'a> {
+    model: &'a Model,
+    /// Which weights move.
+    face: &'a [usize],
+    /// The side of 0 on which each weight stays: `[n]`.
+    signs: &'a [f64],
+    /// Of the weights in `face`.
+    step: &'a [f64],
+}
+
+impl Path<'_> {
+    /// The lowest of some points on it, H (v - w) there, and whether it is the end, with no weight stopped. None when no point
+    /// is lower than `from`.
+    fn best(&self, from: &[f64], bend: &[f64]) -> Option<(Vec<f64>, Vec<f64>, bool)> {
+        let mut lowest = self.model.value(from, bend);
+        let mut best = None;
+        for share in SHARES.into_iter().chain([self.first_stop(from)]) {
+            let (v, stopped) = self.at(from, share);
+            let bend = self.model.bend(&v);
+            let value = self.model.value(&v, &bend);
+            if value < lowest {
+                lowest = value;
+                best = Some((v, bend, share == 1.0 && !stopped));
+            }
+            if share == 1.0 && !stopped {
+                break; // the minimum of the face
+            }
+        }
+        best
+    }
+
+    fn at(&self, from: &[f64], share: f64) -> (Vec<f64>, bool) {
+        let mut v = from.to_vec();
+        let mut stopped = false;
+        for (&k, step) in self.face.iter().zip(self.step) {
+            let to = v[k] + share * step;
+            let beyond = self.model.lambda > 0.0 && to * self.signs[k] <= ARRIVED * v[k].abs();
+            stopped |= beyond;
+            v[k] = if beyond { 0.0 } else { to };
+        }
+        (v, stopped)
+    }
+
+    /// The share of the step at which the first weight reaches 0; at most 1.
+    fn first_stop(&self, from: &[f64]) -> f64 {
+        let stops = self.face.iter().zip(self.step).filter_map(|(&k, step)| {
+            let share = -from[k] / step;
+            (share > 0.0).then_some(share)
+        });
+        stops.fold(1.0, f64::min)
+    }
+}
+
+/// A symmetric matrix, later its Cholesky factor: rows of the lower triangle, each with room for all columns.
+struct Square {
+    n: usize,
+    entries: Vec<f64>,
+}
+
+impl Square {
+    fn zero(n: usize) -> Self {
+        Square { n, entries: vec![0.0; n * n] }
+    }
+
+    fn row(&self, row: usize) -> &[f64] {
+        &self.entries[row * self.n..][..self.n]
+    }
+
+    fn row_mut(&mut self, row: usize) -> &mut [f64] {
+        &mut self.entries[row * self.n..][..self.n]
+    }
+
+    /// Replaces the lower triangle by L, L Lᵀ being the matrix; false when it is not positive definite.
+    fn factor(&mut self) -> bool {
+        let n = self.n;
+        for begin in (0..n).step_by(PANEL) {
+            let end = (begin + PANEL).min(n);
+            for column in 0..end {
+                if column >= begin {
+                    let own = &mut self.entries[column * n..][..=column];
+                    let (left, pivot) = own.split_at_mut(column);
+                    let rest = pivot[0] - dot(left, left);
+                    if rest.is_nan() || rest <= PIVOT_MIN * pivot[0] {
+                        return false;
+                    }
+                    pivot[0] = rest.sqrt();
+                }
+                let first = begin.max(column + 1);
+                let (above, below) = self.entries.split_at_mut(first * n);
+                let line = &above[column * n..][..=column];
+                for own in below.chunks_exact_mut(n).take(end - first) {
+                    let rest = own[column] - dot(&own[..column], &line[..column]);
+                    own[column] = rest / line[column];
+                }
+            }
+        }
+        true
+    }
+
+    /// Solves L Lᵀ x = b.
+    fn solve(&self, b: &[f64]) -> Vec<f64> {
+        let mut x = b.to_vec();
+        for row in 0..self.n {
+            x[row] = (x[row] - dot(&self.row(row)[..row], &x[..row])) / self.row(row)[row];
+        }
+        for row in (0..self.n).rev() {
+            x[row] /= self.row(row)[row];
+            let value = x[row];
+            for (x, l) in x.iter_mut().zip(&self.row(row)[..row]) {
+                *x -= value * l;
+            }
+        }
+        x
+    }
+}
+
+/// Eight sums side by side: the additions do not wait for each other.
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    let mut sums = [0.0; 8];
+    let (a, b) = (a.chunks_exact(8), b.chunks_exact(8));
+    let rest: f64 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in a.zip(b) {
+        for lane in 0..8 {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    rest + sums.iter().sum::<f64>()
+}

@@ -1,0 +1,187 @@
+//! The polish between passes as messages: Newton steps on the support, while they help.
+//!
+//! A step takes two questions to the workers: their parts of the Hessian come through a table, since they are large, and are
+//! added up here in the order of ranks, so that a run repeats itself; their losses on the way to the new weights come with
+//! the answer. Workers and servers then set the weights, as if by a pass. The numbers are [`super::newton`]'s.
+
+use caravan_kv::{Cluster, Store, Table, TableSpec, ValueType, Worker};
+use caravan_van::KeyRange;
+
+use super::newton::{self, Model};
+use super::shard::Command;
+use super::train::{ask_workers, tell_servers};
+use super::worker::Order;
+
+/// The largest support that is polished unless told otherwise: 16 MiB of Hessian a worker, 3 GFlop a step.
+pub const SUPPORT_MAX: usize = 2048;
+
+/// The largest that may be asked for: 1 GiB of Hessian a worker.
+pub(super) const SUPPORT_LIMIT: usize = 16384;
+
+/// Id of the table that carries the workers' parts.
+const TABLE: u32 = 2;
+
+/// Numbers in a row of it.
+const PIECE: usize = 32 << 10;
+
+/// A pass that lowered the objective by more than this still finds its support.
+const RELATIVE_MAX: f64 = 1e-2;
+
+/// Steps of one polish, at most.
+const STEPS_MAX: usize = 5;
+
+/// A polish ends with a step that lowered the objective by less.
+const HELPS: f64 = 1e-6;
+
+/// What a step or a pass can gain at most, when it is taken for rounding.
+const SETTLED: f64 = 1e-13;
+
+/// Where a pass or a polish ends.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Polished {
+    pub(super) objective: f64,
+    pub(super) nonzeros: usize,
+}
+
+/// Polishes the weights of one table.
+pub(super) struct Polish {
+    support_max: usize,
+    lambda: f64,
+    table: Table,
+    /// Whether the last polish left nothing to gain on its support.
+    settled: bool,
+}
+
+impl Polish {
+    pub(super) fn new(support_max: usize, lambda: f64, table: Table) -> Self {
+        Polish { support_max, lambda, table, settled: false }
+    }
+
+    /// Goes on from where a pass has led, after it and all its pulls; `previous` is the objective before the pass.
+    pub(super) fn run(
+        &mut self,
+        cluster: &mut Cluster,
+        servers: &mut Worker,
+        weights_table: Table,
+        from: Polished,
+        previous: f64,
+    ) -> caravan_kv::Result<Polished> {
+        let relative = previous / from.objective - 1.0;
+        let wanted = relative <= RELATIVE_MAX && !(self.settled && relative.abs() <= SETTLED);
+        if !wanted || !(1..=self.support_max).contains(&from.nonzeros) {
+            return Ok(from);
+        }
+        let weights: Vec<Vec<(u64, f64)>> =
+            tell_servers(servers, weights_table, &Command::Weights)?;
+        let mut weights: Vec<(u64, f64)> = weights.into_iter().flatten().collect();
+        let mut at = from;
+        for _ in 0..STEPS_MAX {
+            let before = at.objective;
+            self.settled = !self.step(cluster, servers, weights_table, &mut weights, &mut at)?;
+            if self.settled || before - at.objective <= HELPS * before {
+                break;
+            }
+        }
+        Ok(at)
+    }
+
+    /// One Newton step from `weights`, sorted, none 0; false when there is nothing to gain.
+    fn step(
+        &self,
+        cluster: &mut Cluster,
+        servers: &mut Worker,
+        weights_table: Table,
+        weights: &mut Vec<(u64, f64)>,
+        at: &mut Polished,
+    ) -> caravan_kv::Result<bool> {
+        let (keys, from): (Vec<u64>, Vec<f64>) = weights.iter().copied().unzip();
+        let workers = cluster.config().workers;
+        let _pushed: Vec<()> = ask_workers(cluster, &Order::Gram { support: keys.clone() })?;
+        let packed = receive(servers, self.table, workers, newton::packed_len(keys.len()))?;
+        let model = Model::new(self.lambda, from.clone(), packed);
+        let best = model.minimise();
+        let slope = model.slope(&best);
+        if slope.is_nan() || slope >= -SETTLED * at.objective {
+            return Ok(false);
+        }
+        let losses: Vec<Vec<f64>> = ask_workers(cluster, &Order::Losses { weights: best.clone() })?;
+        let on_the_way = |share: f64| {
+            from.iter()
+                .zip(&best)
+                .map(move |(w, v)| if share == 1.0 { *v } else { w + share * (v - w) })
+        };
+        let objectives = newton::SHARES.iter().enumerate().map(|(at, &share)| {
+            let loss: f64 = losses.iter().map(|losses| losses[at]).sum();
+            loss + self.lambda * on_the_way(share).map(f64::abs).sum::<f64>()
+        });
+        let objectives: Vec<f64> = objectives.collect();
+        let Some((share, objective)) = newton::choose(at.objective, slope, &objectives) else {
+            return Ok(false);
+        };
+        let chosen: Vec<f64> = on_the_way(share).collect();
+        let pairs: Vec<(u64, f64)> = keys.iter().copied().zip(chosen.iter().copied()).collect();
+        let set: Vec<usize> =
+            tell_servers(servers, weights_table, &Command::Set { weights: pairs.clone() })?;
+        if set.iter().sum::<usize>() != pairs.len() {
+            return Err(caravan_kv::Error::Config(format!(
+                "servers hold {set:?} of the {} weights of the support",
+                pairs.len()
+            )));
+        }
+        let _set: Vec<()> = ask_workers(cluster, &Order::Set { weights: chosen })?;
+        *weights = pairs.into_iter().filter(|&(_, weight)| weight != 0.0).collect();
+        *at = Polished { objective, nonzeros: weights.len() };
+        Ok(true)
+    }
+}
+
+/// The table that carries parts of supports up to that size. Row `piece * workers + rank` holds a worker's numbers from
+/// `piece * PIECE` on; rows are written over by the next step.
+pub(super) fn table(support_max: usize, workers: usize) -> TableSpec {
+    let rows = newton::packed_len(support_max).div_ceil(PIECE) * workers;
+    let keys = KeyRange::new(0, rows as u64).expect("there is a worker, and a weight");
+    let mut spec = TableSpec::new(TABLE, "hessian", ValueType::F64, 0).handle("assign").keys(keys);
+    spec.store = Store::Sparse;
+    spec
+}
+
+fn rows(rank: usize, workers: usize, len: usize) -> Vec<u64> {
+    (0..len.div_ceil(PIECE)).map(|piece| (piece * workers + rank) as u64).collect()
+}
+
+/// Writes a worker's numbers to its rows; `place` is its rank and the number of workers.
+pub(super) fn send(
+    worker: &mut Worker,
+    table: Table,
+    (rank, workers): (usize, usize),
+    packed: &[f64],
+) -> caravan_kv::Result<()> {
+    let lengths: Vec<u32> = packed.chunks(PIECE).map(|piece| piece.len() as u32).collect();
+    let rows = rows(rank, workers, packed.len());
+    let pushed = worker.push_varying(table, &rows, &lengths, packed)?;
+    worker.wait(pushed)?;
+    Ok(())
+}
+
+/// The sum of all workers' numbers, in the order of ranks.
+fn receive(
+    servers: &mut Worker,
+    table: Table,
+    workers: usize,
+    len: usize,
+) -> caravan_kv::Result<Vec<f64>> {
+    let mut sum = vec![0.0; len];
+    for rank in 0..workers {
+        let pulled = servers.pull(table, &rows(rank, workers, len))?;
+        let answer = servers.wait(pulled)?;
+        let part = answer.values::<f64>();
+        if part.len() != len {
+            return Err(caravan_kv::Error::Config(format!(
+                "worker {rank} has left {} numbers of its Hessian, not {len}",
+                part.len()
+            )));
+        }
+        sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+    }
+    Ok(sum)
+}
