@@ -43,6 +43,9 @@ pub(crate) struct Common {
     /// Runs the whole cluster as threads of this process
     #[arg(long, global = true)]
     pub(crate) in_process: bool,
+    /// Starts no nodes: waits at CARAVAN_SCHEDULER for servers and workers that are started elsewhere
+    #[arg(long, global = true, conflicts_with = "in_process")]
+    pub(crate) external: bool,
     /// What an idle thread does: spin, yield, adaptive or block [default: adaptive] [env: CARAVAN_WAIT]
     #[arg(long, global = true, value_name = "POLICY", value_parser = parse_wait)]
     pub(crate) wait: Option<Wait>,
@@ -176,15 +179,21 @@ pub(crate) struct Dbpg {
     /// Weight of the L1 norm, against sums over examples
     #[arg(long, value_name = "L", value_parser = non_negative)]
     pub(crate) lambda: f64,
-    /// Most blocks a worker may be ahead
-    #[arg(long, value_name = "T", default_value_t = 4)]
+    /// Most blocks a worker may be ahead of the slowest answer
+    #[arg(long, value_name = "T", default_value_t = 0)]
     pub(crate) delay: u32,
     /// Blocks of features; chosen from the data if not given
     #[arg(long, value_name = "B", value_parser = count())]
     pub(crate) blocks: Option<u32>,
     /// Relative decrease of the objective to stop at
-    #[arg(long, value_name = "E", value_parser = non_negative, default_value = "1e-4")]
+    #[arg(long, value_name = "E", value_parser = non_negative, default_value = "1e-9")]
     pub(crate) epsilon: f64,
+    /// Passes over the data, at most
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) passes: u64,
+    /// Only the published first-order steps: no Newton steps on the support between passes
+    #[arg(long)]
+    pub(crate) no_newton: bool,
     /// Where to write the model
     #[arg(long, value_name = "OUT")]
     pub(crate) model: Option<PathBuf>,

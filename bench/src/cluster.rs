@@ -1,7 +1,7 @@
 //! The cluster this program starts or belongs to: its settings from environment and flags, what its nodes can do, its roles.
 
 use anyhow::{Context, Result, bail};
-use caravan_kv::node::{run_server, run_worker};
+use caravan_kv::node::{Scheduler, run_server, run_worker};
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 
 use crate::cli::{Common, Role, VanChoice};
@@ -42,20 +42,22 @@ fn van(choice: VanChoice) -> Result<Van> {
 
 /// What workers of this program can run.
 fn apps() -> Apps {
-    Apps::default().with(Measure::NAME, || Box::new(Measure::default()))
+    caravan_learn::dbpg::apps(Apps::default()).with(Measure::NAME, || Box::new(Measure::default()))
 }
 
 /// What servers of this program can build shards of.
 fn handles() -> Handles {
-    Handles::default()
+    caravan_learn::dbpg::handles(Handles::default())
 }
 
-/// Starts a cluster of local processes, or of threads.
+/// Starts a cluster of local processes, or of threads; with `--external` it waits for nodes that are started elsewhere.
 ///
 /// # Errors
 /// Names the node that did not come up.
-pub(crate) fn launch(config: &ClusterConfig, in_process: bool) -> Result<Cluster> {
-    let launch = if in_process {
+pub(crate) fn launch(config: &ClusterConfig, common: &Common) -> Result<Cluster> {
+    let launch = if common.external {
+        Launch::External
+    } else if common.in_process {
         Launch::Threads(handles(), apps())
     } else {
         let program =
@@ -63,6 +65,19 @@ pub(crate) fn launch(config: &ClusterConfig, in_process: bool) -> Result<Cluster
         Launch::Processes(program)
     };
     Ok(Cluster::launch(config, launch)?)
+}
+
+/// Runs a scheduler without a job of its own: brings the cluster together and watches over it.
+///
+/// # Errors
+/// Names the nodes that did not come, or the one that was lost.
+pub(crate) fn schedule(common: &Common, role: &Role) -> Result<()> {
+    let config = joined(common, role)?;
+    let mut scheduler = Scheduler::bind(&config)?;
+    eprintln!("caravan: nodes can join at {}", scheduler.address());
+    scheduler.gather(|| Ok(()))?;
+    eprintln!("caravan: {} servers and {} workers have joined", config.servers, config.workers);
+    Ok(scheduler.watch()?)
 }
 
 /// Runs a server until the job is over.

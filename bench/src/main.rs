@@ -21,15 +21,16 @@ mod rate;
 mod report;
 mod requests;
 mod subject;
+mod train;
 mod units;
 mod usage;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Parser;
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, TrainCommand};
 use usage::Usage;
 
 fn main() -> ExitCode {
@@ -54,8 +55,8 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Worker(role) => cluster::work(&cli.common, role),
         Command::Floor => floor::run(&cluster::config(&cli.common)?.node),
         Command::Generate(command) => generate::run(&cli.common, command),
-        Command::Train(_) | Command::Predict(_) | Command::Scheduler(_) => {
-            bail!("this command is not in this version")
-        }
+        Command::Train(TrainCommand::Dbpg(args)) => train::dbpg(&cli.common, args),
+        Command::Predict(args) => train::run_predict(&cli.common, args),
+        Command::Scheduler(role) => cluster::schedule(&cli.common, role),
     }
 }

@@ -38,7 +38,7 @@ pub(crate) fn run(common: &Common, command: &BenchCommand) -> Result<()> {
     for van in vans {
         let mut config = config.clone();
         config.node.van = van;
-        measure_on(&config, common.in_process, &tasks, &mut report, &progress)
+        measure_on(&config, common, &tasks, &mut report, &progress)
             .with_context(|| format!("measuring the {van} van"))?;
     }
     ensure!(report.wrong() == 0, "{} answers were wrong; see the rows", report.wrong());
@@ -56,12 +56,12 @@ fn vans(command: &BenchCommand, van: Van) -> Vec<Van> {
 
 fn measure_on(
     config: &ClusterConfig,
-    in_process: bool,
+    common: &Common,
     tasks: &[Task],
     report: &mut Report,
     progress: &Progress,
 ) -> Result<()> {
-    let mut cluster = cluster::launch(config, in_process)?;
+    let mut cluster = cluster::launch(config, common)?;
     for task in tasks {
         progress.doing(task.describe(&config.node.van.to_string()));
         let id = cluster.submit(Target::Worker(0), Measure::NAME, &serde_json::to_value(task)?)?;

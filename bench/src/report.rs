@@ -11,6 +11,7 @@ use crate::latency::Latency;
 use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::rate::Rate;
+use crate::train::{Outcome, Pass, Prediction};
 use crate::units;
 
 /// One line of `--json`; names and order of the fields are a contract with scripts.
@@ -24,6 +25,12 @@ pub(crate) enum Row {
     Rate(Rate),
     /// Of `caravan doctor`.
     Van(VanCheck),
+    /// Of training, after each pass.
+    Progress(Pass),
+    /// Of training, last.
+    Result(Outcome),
+    /// Of `caravan predict`.
+    Predict(Prediction),
 }
 
 impl Row {
@@ -33,7 +40,9 @@ impl Row {
             Row::Latency(row) => row.wrong,
             Row::Bandwidth(row) => row.wrong,
             Row::Rate(row) => row.wrong,
-            Row::Machine(_) | Row::Van(_) => 0,
+            Row::Machine(_) | Row::Van(_) | Row::Progress(_) | Row::Result(_) | Row::Predict(_) => {
+                0
+            }
         }
     }
 
@@ -71,7 +80,22 @@ impl Row {
                 "\n# rate: small requests, a window of them in flight, closed loop, million answered a second\n{}",
                 columns(&["van", "op", "size", "window", "Mmsg/s", "floor", "ratio", "wrong"])
             ),
-            Row::Machine(_) | Row::Van(_) => return None,
+            Row::Progress(_) => format!(
+                "# training: objective in sums, busy = share of the pass that workers computed, sent in MB (10^6)\n{}",
+                columns(&[
+                    "pass",
+                    "seconds",
+                    "objective",
+                    "relative",
+                    "nnz",
+                    "active",
+                    "violation",
+                    "busy",
+                    "worker MB",
+                    "server MB",
+                ])
+            ),
+            Row::Machine(_) | Row::Van(_) | Row::Result(_) | Row::Predict(_) => return None,
         })
     }
 
@@ -95,6 +119,33 @@ impl Row {
                 cells.extend([format!("{:.2}", r.ratio), r.wrong.to_string()]);
                 columns(&cells)
             }
+            Row::Progress(r) => columns(&[
+                r.pass.to_string(),
+                format!("{:.3}", r.seconds),
+                format!(" {:.8e}", r.objective),
+                format!("{:.2e}", r.relative),
+                r.nnz.to_string(),
+                r.active.to_string(),
+                format!("{:.2e}", r.violation),
+                format!("{:.2}", r.worker_busy),
+                format!("{:.3}", r.worker_bytes_sent as f64 / 1e6),
+                format!("{:.3}", r.server_bytes_sent as f64 / 1e6),
+            ]),
+            Row::Result(r) => format!(
+                "\n{}: objective {:.10}, {} non-zero weights, {} passes in {:.2} s after {:.2} s of loading, {:.0} MiB{}",
+                r.algorithm,
+                r.objective,
+                r.nnz,
+                r.passes,
+                r.seconds,
+                r.load_seconds,
+                r.peak_rss_mib,
+                measured("\ntest: ", &[("logloss", r.test_logloss), ("AUC", r.test_auc)])
+            ),
+            Row::Predict(r) => {
+                let figures = [("logloss", r.logloss), ("AUC", r.auc), ("accuracy", r.accuracy)];
+                format!("{} rows{}", r.rows, measured(": ", &figures))
+            }
             Row::Rate(r) => {
                 let mut cells =
                     vec![r.van.clone(), r.op.clone(), units::size(r.bytes), r.window.to_string()];
@@ -105,6 +156,15 @@ impl Row {
             }
         }
     }
+}
+
+/// The figures that there are, behind `lead`; nothing when there are none.
+fn measured(lead: &str, figures: &[(&str, Option<f64>)]) -> String {
+    let there = figures
+        .iter()
+        .filter_map(|(name, figure)| figure.map(|figure| format!("{name} {figure:.6}")));
+    let there: Vec<_> = there.collect();
+    if there.is_empty() { String::new() } else { format!("{lead}{}", there.join(", ")) }
 }
 
 /// Cells side by side: names to the left, figures to the right.

@@ -255,6 +255,19 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Serves the nodes until one is lost.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`] names it.
+    pub fn watch(&mut self) -> Result<()> {
+        loop {
+            self.check_members()?;
+            if !self.poll()? {
+                self.endpoint.wait(NAP)?;
+            }
+        }
+    }
+
     fn serve(&mut self, peer: PeerId, message: &Message) -> Result<()> {
         let timestamp = message.timestamp();
         if message.kind() != Kind::Request {
