@@ -31,7 +31,10 @@ pub(super) const SHARES: [f64; 8] =
 const SLOPE_SHARE: f64 = 1e-4;
 
 /// Faces of the model that are tried in one minimisation; each costs a factorisation.
-const ROUNDS_MAX: usize = 8;
+const ROUNDS_MAX: usize = 12;
+
+/// Sweeps of coordinate descent a round: together they cost a small part of a factorisation.
+const SWEEPS: usize = 20;
 
 /// What is added to the diagonal, against its size: rounding must not make a pivot negative.
 const RIDGE: f64 = 1e-12;
@@ -158,82 +161,76 @@ pub(super) fn choose(objective: f64, slope: f64, objectives: &[f64]) -> Option<(
 #[derive(Debug)]
 pub(super) struct Model {
     lambda: f64,
-    /// w: `[n]`, none 0.
+    /// w: `[n]`.
     weights: Vec<f64>,
-    /// H_A, then g_A, as [`Support::gram`] lays them out.
-    packed: Vec<f64>,
+    /// g_A: `[n]`.
+    gradient: Vec<f64>,
+    /// H_A, both triangles.
+    hessian: Square,
 }
 
 impl Model {
-    /// From the sum of all workers' parts.
+    /// From the sum of all workers' parts, laid out as [`Support::gram`] does.
     ///
     /// # Panics
     /// If lengths do not match.
-    pub(super) fn new(lambda: f64, weights: Vec<f64>, packed: Vec<f64>) -> Self {
-        assert_eq!(packed.len(), packed_len(weights.len()), "a triangle and a line");
-        Model { lambda, weights, packed }
-    }
-
-    fn gradient(&self) -> &[f64] {
-        &self.packed[triangle(self.weights.len())..]
+    pub(super) fn new(lambda: f64, weights: Vec<f64>, packed: &[f64]) -> Self {
+        let n = weights.len();
+        assert_eq!(packed.len(), packed_len(n), "a triangle and a line");
+        let mut hessian = Square::zero(n);
+        for row in 0..n {
+            for (column, &h) in packed[triangle(row)..][..=row].iter().enumerate() {
+                hessian.row_mut(row)[column] = h;
+                hessian.row_mut(column)[row] = h;
+            }
+        }
+        Model { lambda, weights, gradient: packed[triangle(n)..].to_vec(), hessian }
     }
 
     fn entry(&self, row: usize, column: usize) -> f64 {
-        self.packed[triangle(row.max(column)) + row.min(column)]
+        self.hessian.row(row)[column]
     }
 
     /// H (v - w).
     fn bend(&self, v: &[f64]) -> Vec<f64> {
         let step: Vec<f64> = v.iter().zip(&self.weights).map(|(v, w)| v - w).collect();
-        let mut product = vec![0.0; step.len()];
-        for (row, &d) in step.iter().enumerate() {
-            let line = &self.packed[triangle(row)..][..row];
-            let mut sum = self.entry(row, row) * d;
-            for ((&h, product), &other) in line.iter().zip(&mut product).zip(&step) {
-                sum += h * other;
-                *product += h * d;
-            }
-            product[row] += sum;
-        }
-        product
+        (0..v.len()).map(|row| dot(self.hessian.row(row), &step)).collect()
     }
 
     /// q(v), given H (v - w).
     fn value(&self, v: &[f64], bend: &[f64]) -> f64 {
-        let parts = v.iter().zip(&self.weights).zip(self.gradient()).zip(bend);
+        let parts = v.iter().zip(&self.weights).zip(&self.gradient).zip(bend);
         parts.map(|(((v, w), g), b)| (g + 0.5 * b) * (v - w) + self.lambda * v.abs()).sum()
     }
 
     /// The slope of F at w towards v; its length bounds what F can lose on the way.
     pub(super) fn slope(&self, v: &[f64]) -> f64 {
-        let parts = v.iter().zip(&self.weights).zip(self.gradient());
+        let parts = v.iter().zip(&self.weights).zip(&self.gradient);
         parts.map(|((v, w), g)| g * (v - w) + self.lambda * (v.abs() - w.abs())).sum()
     }
 
     /// The v that minimises q, or where [`ROUNDS_MAX`] rounds lead to: `[n]`. Never above q(w).
     ///
-    /// A round takes the weights that are not 0 with their signs fixed, where q is quadratic, and goes towards its minimum; a
-    /// weight that would change its sign stops at 0. It ends when none does and no weight at 0 pulls away from it.
+    /// A round begins with a few sweeps of coordinate descent, which settle cheaply most of what goes to 0 or comes back. Then
+    /// it takes the weights that are not 0 with their signs fixed, where q is quadratic, and goes towards its minimum; a
+    /// weight that would change its sign stops at 0. It ends when none does and no weight at 0 is pulled away.
     pub(super) fn minimise(&self) -> Vec<f64> {
         let mut v = self.weights.clone();
-        let mut signs: Vec<f64> = v.iter().map(|w| w.signum()).collect();
         let mut bend = vec![0.0; v.len()];
+        let mut face = self.first_face();
+        let mut factor = Factor::default();
         for _ in 0..ROUNDS_MAX {
-            let gradient: Vec<f64> =
-                self.gradient().iter().zip(&bend).map(|(g, bend)| g + bend).collect();
-            let mut face = Vec::with_capacity(v.len());
-            for (k, &g) in gradient.iter().enumerate() {
-                if v[k] == 0.0 {
-                    signs[k] = -g.signum();
-                }
-                if v[k] != 0.0 || g.abs() > self.lambda * OUTSIDE {
-                    face.push(k);
-                }
-            }
-            let downhill: Vec<f64> =
-                face.iter().map(|&k| -gradient[k] - self.lambda * signs[k]).collect();
-            let Some(step) = self.solve(&face, &downhill) else { break };
-            let path = Path { model: self, face: &face, signs: &signs, step: &step };
+            self.sweep(&mut v, &mut bend);
+            face.retain(|&k| v[k] != 0.0);
+            let mut inside = vec![false; v.len()];
+            face.iter().for_each(|&k| inside[k] = true);
+            face.extend((0..v.len()).filter(|&k| v[k] != 0.0 && !inside[k]));
+            let downhill: Vec<f64> = face
+                .iter()
+                .map(|&k| -self.gradient[k] - bend[k] - self.lambda * v[k].signum())
+                .collect();
+            let Some(step) = factor.solve(self, &face, &downhill) else { break };
+            let path = Path { model: self, face: &face, step: &step };
             let Some((next, next_bend, whole)) = path.best(&v, &bend) else { break };
             (v, bend) = (next, next_bend);
             if whole && self.rests(&v, &bend) {
@@ -243,32 +240,92 @@ impl Model {
         v
     }
 
-    /// Whether no weight at 0 is pulled away from it.
-    fn rests(&self, v: &[f64], bend: &[f64]) -> bool {
-        let mut parts = v.iter().zip(self.gradient()).zip(bend);
-        parts.all(|((&v, g), bend)| v != 0.0 || (g + bend).abs() <= self.lambda * OUTSIDE)
+    /// Minimises q in one weight after the other, [`SWEEPS`] times over, and moves H (v - w) along.
+    fn sweep(&self, v: &mut [f64], bend: &mut [f64]) {
+        let n = v.len();
+        for k in (0..SWEEPS).flat_map(|_| 0..n) {
+            let row = self.hessian.row(k);
+            let pull = row[k] * v[k] - self.gradient[k] - bend[k];
+            let to = match pull.abs() - self.lambda {
+                rest if rest <= 0.0 => 0.0,
+                rest => rest.copysign(pull) / row[k],
+            };
+            let step = to - v[k];
+            if step != 0.0 && step.is_finite() {
+                v[k] = to;
+                bend.iter_mut().zip(row).for_each(|(bend, h)| *bend += h * step);
+            }
+        }
     }
 
-    /// Solves H d = b on the rows and columns `face`; with a little on the diagonal, more where H is singular. None when H is
+    /// All weights, those last that lie nearest to 0 by the curvature's measure: they are the likeliest to leave, and what
+    /// comes before them in the factor stays.
+    fn first_face(&self) -> Vec<usize> {
+        let distance = |k: usize| self.weights[k] * self.weights[k] * self.entry(k, k);
+        let mut face: Vec<usize> = (0..self.weights.len()).collect();
+        face.sort_by(|&k, &l| distance(l).total_cmp(&distance(k)));
+        face
+    }
+
+    /// Whether no weight at 0 is pulled away from it.
+    fn rests(&self, v: &[f64], bend: &[f64]) -> bool {
+        let mut parts = v.iter().zip(&self.gradient).zip(bend);
+        parts.all(|((&v, g), bend)| v != 0.0 || (g + bend).abs() <= self.lambda * OUTSIDE)
+    }
+}
+
+/// The Cholesky factor of H on one face, from which that of the next is made.
+#[derive(Default)]
+struct Factor {
+    face: Vec<usize>,
+    /// Share of the diagonal that was added.
+    ridge: f64,
+    matrix: Square,
+}
+
+impl Factor {
+    /// Solves H d = b on the rows and columns `face`, with a little on the diagonal, more where H is singular. None when H is
     /// 0 or not a number.
-    fn solve(&self, face: &[usize], b: &[f64]) -> Option<Vec<f64>> {
-        let diagonal: Vec<f64> = face.iter().map(|&k| self.entry(k, k)).collect();
+    fn solve(&mut self, model: &Model, face: &[usize], b: &[f64]) -> Option<Vec<f64>> {
+        let diagonal: Vec<f64> = face.iter().map(|&k| model.entry(k, k)).collect();
         let largest = diagonal.iter().copied().fold(0.0, f64::max);
-        let mut ridge = RIDGE;
-        while largest > 0.0 && ridge < 1.0 {
-            let mut matrix = Square::zero(face.len());
+        self.ridge = self.ridge.max(RIDGE);
+        while largest > 0.0 && self.ridge < 1.0 {
+            let (mut matrix, done) = self.reuse(face);
             for (row, &k) in face.iter().enumerate() {
-                for (entry, &l) in matrix.row_mut(row).iter_mut().zip(&face[..=row]) {
-                    *entry = self.entry(k, l);
+                for (column, &l) in face.iter().enumerate().take(row + 1).skip(done[row]) {
+                    matrix.row_mut(row)[column] = model.entry(k, l);
                 }
-                matrix.row_mut(row)[row] += ridge * diagonal[row].max(RIDGE * largest);
+                if done[row] <= row {
+                    matrix.row_mut(row)[row] += self.ridge * diagonal[row].max(RIDGE * largest);
+                }
             }
-            if matrix.factor() {
-                return Some(matrix.solve(b));
+            let t = std::time::Instant::now(); let ok = matrix.factor(&done); eprintln!("factor {} kept {} ridge {:e} {ok} {:?}", face.len(), done.iter().zip(0..).filter(|(d, r)| *d > r).count(), self.ridge, t.elapsed());
+            if ok {
+                (self.face, self.matrix) = (face.to_vec(), matrix);
+                return Some(self.matrix.solve(b));
             }
-            ridge *= 1e3;
+            self.ridge *= 1e3;
+            self.face.clear();
         }
         None
+    }
+
+    /// A matrix for `face` with what holds of the last factor: the rows before the first change, and so many columns of the
+    /// others. Returns how many columns of each row that makes.
+    fn reuse(&self, face: &[usize]) -> (Square, Vec<usize>) {
+        let mut matrix = Square::zero(face.len());
+        let same = face.iter().zip(&self.face).take_while(|(new, old)| new == old).count();
+        let mut old = self.face.iter().enumerate();
+        let done = face.iter().enumerate().map(|(row, k)| {
+            // Faces keep their order: the old place is further on, or this one and all after it are new.
+            let Some((from, _)) = old.find(|(_, old)| *old == k) else { return 0 };
+            let columns = if row < same { row + 1 } else { same };
+            matrix.row_mut(row)[..columns].copy_from_slice(&self.matrix.row(from)[..columns]);
+            columns
+        });
+        let done = done.collect();
+        (matrix, done)
     }
 }
 
@@ -277,8 +334,6 @@ struct Path<'a> {
     model: &'a Model,
     /// Which weights move.
     face: &'a [usize],
-    /// The side of 0 on which each weight stays: `[n]`.
-    signs: &'a [f64],
     /// Of the weights in `face`.
     step: &'a [f64],
 }
@@ -309,7 +364,7 @@ impl Path<'_> {
         let mut stopped = false;
         for (&k, step) in self.face.iter().zip(self.step) {
             let to = v[k] + share * step;
-            let beyond = self.model.lambda > 0.0 && to * self.signs[k] <= ARRIVED * v[k].abs();
+            let beyond = self.model.lambda > 0.0 && to * v[k].signum() <= ARRIVED * v[k].abs();
             stopped |= beyond;
             v[k] = if beyond { 0.0 } else { to };
         }
@@ -326,7 +381,8 @@ impl Path<'_> {
     }
 }
 
-/// A symmetric matrix, later its Cholesky factor: rows of the lower triangle, each with room for all columns.
+/// A symmetric matrix, row by row, or the lower triangle of its Cholesky factor.
+#[derive(Debug, Default)]
 struct Square {
     n: usize,
     entries: Vec<f64>,
@@ -345,31 +401,35 @@ impl Square {
         &mut self.entries[row * self.n..][..self.n]
     }
 
-    /// Replaces the lower triangle by L, L Lᵀ being the matrix; false when it is not positive definite.
-    fn factor(&mut self) -> bool {
+    /// Replaces the lower triangle by L, L Lᵀ being the matrix; false when it is not positive definite. `done` says how many
+    /// columns of each row are L's already: `[n]`.
+    fn factor(&mut self, done: &[usize]) -> bool {
         let n = self.n;
         for begin in (0..n).step_by(PANEL) {
             let end = (begin + PANEL).min(n);
             for column in 0..end {
-                if column >= begin {
-                    let own = &mut self.entries[column * n..][..=column];
-                    let (left, pivot) = own.split_at_mut(column);
-                    let rest = pivot[0] - dot(left, left);
-                    if rest.is_nan() || rest <= PIVOT_MIN * pivot[0] {
-                        return false;
-                    }
-                    pivot[0] = rest.sqrt();
+                if column >= begin && done[column] <= column && !self.factor_pivot(column) {
+                    return false;
                 }
                 let first = begin.max(column + 1);
                 let (above, below) = self.entries.split_at_mut(first * n);
                 let line = &above[column * n..][..=column];
-                for own in below.chunks_exact_mut(n).take(end - first) {
+                let rows = below.chunks_exact_mut(n).zip(&done[first..end]);
+                for (own, _) in rows.filter(|(_, done)| **done <= column) {
                     let rest = own[column] - dot(&own[..column], &line[..column]);
                     own[column] = rest / line[column];
                 }
             }
         }
         true
+    }
+
+    fn factor_pivot(&mut self, column: usize) -> bool {
+        let (left, pivot) = self.row_mut(column)[..=column].split_at_mut(column);
+        let rest = pivot[0] - dot(left, left);
+        let fit = rest > PIVOT_MIN * pivot[0];
+        pivot[0] = rest.sqrt();
+        fit
     }
 
     /// Solves L Lᵀ x = b.
@@ -392,12 +452,31 @@ impl Square {
 /// Eight sums side by side: the additions do not wait for each other.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut sums = [0.0; 8];
-    let (a, b) = (a.chunks_exact(8), b.chunks_exact(8));
-    let rest: f64 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a.zip(b) {
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    for (a, b) in a.iter().zip(b) {
         for lane in 0..8 {
             sums[lane] += a[lane] * b[lane];
         }
     }
+    let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
     rest + sums.iter().sum::<f64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[test]
+    fn speed() {
+        let n = 1600;
+        let mut m = Square::zero(n);
+        for i in 0..n { for j in 0..=i { m.row_mut(i)[j] = if i == j { n as f64 } else { ((i * 7 + j * 13) % 17) as f64 / 17.0 }; } }
+        let t = std::time::Instant::now();
+        assert!(m.factor(&vec![0; n]));
+        eprintln!("factor {:?}", t.elapsed());
+        let t = std::time::Instant::now();
+        let a = vec![1.0; 1600];
+        let mut s = 0.0;
+        for i in 0..800_000 { s += dot(&m.row(i % 16), &a); }
+        eprintln!("dots 1.28G madds {:?} {s}", t.elapsed());
+    }
 }
