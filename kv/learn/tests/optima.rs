@@ -6,7 +6,6 @@
 
 use std::path::{Path, PathBuf};
 
-
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 use caravan_learn::dbpg::{self, Job, Trained};
 
@@ -54,7 +53,17 @@ fn train(folder: &Path, optimum: &Optimum, servers: usize, workers: usize) -> Tr
     let trace = std::env::var_os("TRACE").is_some();
     let trained = dbpg::train(&mut cluster, &job, |p| {
         if trace {
-            eprintln!("   {} {:.2}s F {} gap {:.2e} rel {:.2e} nnz {} active {} viol {:.2e}", p.pass, p.seconds, p.objective, p.objective / optimum.objective - 1.0, p.relative, p.nnz, p.active, p.violation);
+            eprintln!(
+                "   {} {:.2}s F {} gap {:.2e} rel {:.2e} nnz {} active {} viol {:.2e}",
+                p.pass,
+                p.seconds,
+                p.objective,
+                p.objective / optimum.objective - 1.0,
+                p.relative,
+                p.nnz,
+                p.active,
+                p.violation
+            );
         }
     })
     .unwrap();
@@ -68,8 +77,25 @@ fn table() {
     let only = std::env::var("ONLY").unwrap_or("small".into());
     let w: usize = std::env::var("W").unwrap_or("1".into()).parse().unwrap();
     for optimum in optima(&folder) {
-        if optimum.size != only && format!("{},{}", optimum.set, optimum.lambda) != only && optimum.set != only { continue; }
+        if optimum.size != only
+            && format!("{},{}", optimum.set, optimum.lambda) != only
+            && optimum.set != only
+        {
+            continue;
+        }
         let t = train(&folder, &optimum, 1, w);
-        eprintln!("{:12} {:5} w{w}: passes {:4} {:6.2}s load {:.2}s gap {:9.2e} nnz {} / {} blocks {} conv {}", optimum.set, optimum.lambda, t.passes, t.seconds, t.load_seconds, t.objective / optimum.objective - 1.0, t.model.nonzeros(), optimum.nonzeros, t.blocks, t.converged);
+        eprintln!(
+            "{:12} {:5} w{w}: passes {:4} {:6.2}s load {:.2}s gap {:9.2e} nnz {} / {} blocks {} conv {}",
+            optimum.set,
+            optimum.lambda,
+            t.passes,
+            t.seconds,
+            t.load_seconds,
+            t.objective / optimum.objective - 1.0,
+            t.model.nonzeros(),
+            optimum.nonzeros,
+            t.blocks,
+            t.converged
+        );
     }
 }

@@ -31,10 +31,10 @@ pub(super) const SHARES: [f64; 8] =
 const SLOPE_SHARE: f64 = 1e-4;
 
 /// Faces of the model that are tried in one minimisation; each costs a factorisation.
-const ROUNDS_MAX: usize = 12;
+const ROUNDS_MAX: usize = 30;
 
 /// Sweeps of coordinate descent a round: together they cost a small part of a factorisation.
-const SWEEPS: usize = 20;
+const SWEEPS: usize = 5;
 
 /// What is added to the diagonal, against its size: rounding must not make a pivot negative.
 const RIDGE: f64 = 1e-12;
@@ -47,6 +47,9 @@ const OUTSIDE: f64 = 1.0 + 1e-9;
 
 /// A weight that a step leaves this share of has arrived at 0.
 const ARRIVED: f64 = 1e-14;
+
+/// A weight is as good as 0 when the step passes it after this share.
+const NEAR: f64 = 1e-7;
 
 /// Rows of the factor that are computed together: they stay in the cache while all rows above go by.
 const PANEL: usize = 16;
@@ -209,18 +212,21 @@ impl Model {
         parts.map(|((v, w), g)| g * (v - w) + self.lambda * (v.abs() - w.abs())).sum()
     }
 
-    /// The v that minimises q, or where [`ROUNDS_MAX`] rounds lead to: `[n]`. Never above q(w).
+    /// The v that minimises q, or where [`ROUNDS_MAX`] rounds lead to: `[n]`. Above q(w) by rounding at most.
     ///
-    /// A round begins with a few sweeps of coordinate descent, which settle cheaply most of what goes to 0 or comes back. Then
-    /// it takes the weights that are not 0 with their signs fixed, where q is quadratic, and goes towards its minimum; a
-    /// weight that would change its sign stops at 0. It ends when none does and no weight at 0 is pulled away.
+    /// A round takes the weights that are not 0 with their signs fixed, where q is quadratic, and goes towards its minimum; a
+    /// weight that would change its sign stops at 0. It ends when none does and no weight at 0 is pulled away. A few sweeps of
+    /// coordinate descent settle most of what goes to 0 cheaply at first, and bring back what is pulled away later.
     pub(super) fn minimise(&self) -> Vec<f64> {
         let mut v = self.weights.clone();
         let mut bend = vec![0.0; v.len()];
         let mut face = self.first_face();
         let mut factor = Factor::default();
+        let mut sweeps = true;
         for _ in 0..ROUNDS_MAX {
-            self.sweep(&mut v, &mut bend);
+            if sweeps {
+                self.sweep(&mut v, &mut bend);
+            }
             face.retain(|&k| v[k] != 0.0);
             let mut inside = vec![false; v.len()];
             face.iter().for_each(|&k| inside[k] = true);
@@ -231,9 +237,14 @@ impl Model {
                 .collect();
             let Some(step) = factor.solve(self, &face, &downhill) else { break };
             let path = Path { model: self, face: &face, step: &step };
-            let Some((next, next_bend, whole)) = path.best(&v, &bend) else { break };
-            (v, bend) = (next, next_bend);
-            if whole && self.rests(&v, &bend) {
+            if let Some((next, next_bend, whole)) = path.best(&v, &bend) {
+                (v, bend, sweeps) = (next, next_bend, whole);
+                if whole && self.rests(&v, &bend) {
+                    break;
+                }
+            } else if path.stop_nearest(&mut v) {
+                (bend, sweeps) = (self.bend(&v), false);
+            } else {
                 break;
             }
         }
@@ -300,8 +311,7 @@ impl Factor {
                     matrix.row_mut(row)[row] += self.ridge * diagonal[row].max(RIDGE * largest);
                 }
             }
-            let t = std::time::Instant::now(); let ok = matrix.factor(&done); eprintln!("factor {} kept {} ridge {:e} {ok} {:?}", face.len(), done.iter().zip(0..).filter(|(d, r)| *d > r).count(), self.ridge, t.elapsed());
-            if ok {
+            if matrix.factor(&done) {
                 (self.face, self.matrix) = (face.to_vec(), matrix);
                 return Some(self.matrix.solve(b));
             }
@@ -344,7 +354,7 @@ impl Path<'_> {
     fn best(&self, from: &[f64], bend: &[f64]) -> Option<(Vec<f64>, Vec<f64>, bool)> {
         let mut lowest = self.model.value(from, bend);
         let mut best = None;
-        for share in SHARES.into_iter().chain([self.first_stop(from)]) {
+        for share in self.shares(from) {
             let (v, stopped) = self.at(from, share);
             let bend = self.model.bend(&v);
             let value = self.model.value(&v, &bend);
@@ -371,13 +381,25 @@ impl Path<'_> {
         (v, stopped)
     }
 
-    /// The share of the step at which the first weight reaches 0; at most 1.
-    fn first_stop(&self, from: &[f64]) -> f64 {
-        let stops = self.face.iter().zip(self.step).filter_map(|(&k, step)| {
-            let share = -from[k] / step;
-            (share > 0.0).then_some(share)
-        });
-        stops.fold(1.0, f64::min)
+    /// Puts weights at 0 that the step stops before it has begun; false when there are none.
+    fn stop_nearest(&self, v: &mut [f64]) -> bool {
+        let mut any = false;
+        for (&k, step) in self.face.iter().zip(self.step) {
+            if v[k] * step < 0.0 && v[k].abs() <= NEAR * step.abs() {
+                (v[k], any) = (0.0, true);
+            }
+        }
+        any
+    }
+
+    /// Where to look: at halves, and where the first weight stops, the second, the fourth, and so on. Of nearly dependent
+    /// columns that rely on each other one may stop at once; then all halves are too far.
+    fn shares(&self, from: &[f64]) -> Vec<f64> {
+        let stops = self.face.iter().zip(self.step).map(|(&k, step)| -from[k] / step);
+        let mut stops: Vec<f64> = stops.filter(|share| (0.0..1.0).contains(share)).collect();
+        stops.sort_by(f64::total_cmp);
+        let at = |power: usize| stops.get((1 << power) - 1).copied();
+        [1.0, 0.5, 0.25].into_iter().chain((0..usize::BITS as usize).map_while(at)).collect()
     }
 }
 
@@ -469,14 +491,21 @@ mod tests {
     fn speed() {
         let n = 1600;
         let mut m = Square::zero(n);
-        for i in 0..n { for j in 0..=i { m.row_mut(i)[j] = if i == j { n as f64 } else { ((i * 7 + j * 13) % 17) as f64 / 17.0 }; } }
+        for i in 0..n {
+            for j in 0..=i {
+                m.row_mut(i)[j] =
+                    if i == j { n as f64 } else { ((i * 7 + j * 13) % 17) as f64 / 17.0 };
+            }
+        }
         let t = std::time::Instant::now();
         assert!(m.factor(&vec![0; n]));
         eprintln!("factor {:?}", t.elapsed());
         let t = std::time::Instant::now();
         let a = vec![1.0; 1600];
         let mut s = 0.0;
-        for i in 0..800_000 { s += dot(&m.row(i % 16), &a); }
+        for i in 0..800_000 {
+            s += dot(&m.row(i % 16), &a);
+        }
         eprintln!("dots 1.28G madds {:?} {s}", t.elapsed());
     }
 }

@@ -31,7 +31,7 @@ const RELATIVE_MAX: f64 = 1e-2;
 const STEPS_MAX: usize = 3;
 
 /// A polish ends with a step that lowered the objective by less.
-const HELPS: f64 = 1e-6;
+const HELPS: f64 = 1e-9;
 
 /// What a step or a pass can gain at most, when it is taken for rounding.
 const SETTLED: f64 = 1e-13;
