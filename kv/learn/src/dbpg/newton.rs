@@ -487,25 +487,182 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dbpg::gradient::{TrustRegion, Worker};
+
+    const KEYS: [u64; 3] = [2, 5, 9];
+    const VALUES: [f64; 6] = [0.5, -2.0, 1.0, 3.0, -1.0, 0.25];
+    const LABELS: [f64; 3] = [1.0, -1.0, 1.0];
+
+    fn columns() -> Columns<'static> {
+        Columns {
+            keys: &KEYS,
+            starts: &[0, 2, 4, 6],
+            rows: &[0, 1, 1, 2, 2, 0],
+            values: Some(&VALUES),
+        }
+    }
+
+    fn worker_at(weights: [f64; 3]) -> Worker {
+        let mut worker = Worker::new(LABELS.to_vec(), 3, TrustRegion::default());
+        worker.apply(&columns(), 0..3, &weights, &[true; 3]);
+        worker
+    }
+
+    /// Key 7 is nobody's; key 2 is left out.
     #[test]
-    fn speed() {
-        let n = 1600;
-        let mut m = Square::zero(n);
-        for i in 0..n {
-            for j in 0..=i {
-                m.row_mut(i)[j] =
-                    if i == j { n as f64 } else { ((i * 7 + j * 13) % 17) as f64 / 17.0 };
+    fn gram_is_the_second_order_of_the_loss() {
+        let at = [0.3, -0.7, 1.1];
+        let worker = worker_at(at);
+        let support = Support::new(&columns(), 3, &[5, 7, 9]);
+        assert_eq!(support.columns(), [Some(1), None, Some(2)]);
+        let packed = support.gram(&LABELS, worker.wrong());
+        let loss = |a: f64, b: f64| worker_at([at[0], at[1] + a, at[2] + b]).loss();
+        let (e, zero) = (1e-4, loss(0.0, 0.0));
+        let slope = |plus: f64, minus: f64| (plus - minus) / (2.0 * e);
+        let bend = |plus: f64, minus: f64| (plus - 2.0 * zero + minus) / (e * e);
+        let mixed = (loss(e, e) - loss(e, -e) - loss(-e, e) + loss(-e, -e)) / (4.0 * e * e);
+        let expected = [
+            bend(loss(e, 0.0), loss(-e, 0.0)),
+            0.0,
+            0.0,
+            mixed,
+            0.0,
+            bend(loss(0.0, e), loss(0.0, -e)),
+            slope(loss(e, 0.0), loss(-e, 0.0)),
+            0.0,
+            slope(loss(0.0, e), loss(0.0, -e)),
+        ];
+        for (packed, expected) in packed.iter().zip(expected) {
+            assert!((packed - expected).abs() < 1e-6, "{packed} is not {expected}");
+        }
+    }
+
+    #[test]
+    fn losses_are_those_on_the_way() {
+        let (from, step) = ([0.3, -0.7, 1.1], [0.4, 0.0, -1.1]);
+        let worker = worker_at(from);
+        let support = Support::new(&columns(), 3, &KEYS);
+        let losses = support.losses(&LABELS, worker.margins(), &step);
+        for (share, loss) in SHARES.into_iter().zip(losses) {
+            let there = worker_at(std::array::from_fn(|k| from[k] + share * step[k])).loss();
+            assert!((loss - there).abs() < 1e-14, "{share}");
+        }
+    }
+
+    #[test]
+    fn an_empty_support_is_no_trouble() {
+        let support = Support::new(&columns(), 3, &[]);
+        assert!(support.gram(&LABELS, &[0.5; 3]).is_empty());
+        assert!(Model::new(1.0, Vec::new(), &[]).minimise().is_empty());
+        let nowhere = Support::default();
+        assert_eq!(nowhere.len(), 0);
+    }
+
+    /// Pseudo-random numbers in -1..1.
+    fn noise(count: usize, seed: u64) -> Vec<f64> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    /// A model with H = AᵀA of so many rows: singular when they are fewer than `n`.
+    fn model(lambda: f64, n: usize, rows: usize, seed: u64) -> Model {
+        let a = noise(rows * n, seed);
+        let mut packed = Vec::new();
+        for k in 0..n {
+            for l in 0..=k {
+                packed.push((0..rows).map(|row| a[row * n + k] * a[row * n + l]).sum());
             }
         }
-        let t = std::time::Instant::now();
-        assert!(m.factor(&vec![0; n]));
-        eprintln!("factor {:?}", t.elapsed());
-        let t = std::time::Instant::now();
-        let a = vec![1.0; 1600];
-        let mut s = 0.0;
-        for i in 0..800_000 {
-            s += dot(&m.row(i % 16), &a);
+        // In the range of H, as gradients of a loss are: else q may have no minimum.
+        let g = noise(rows, seed + 1);
+        packed.extend((0..n).map(|k| (0..rows).map(|row| a[row * n + k] * g[row]).sum::<f64>()));
+        Model::new(lambda, noise(n, seed + 2), &packed)
+    }
+
+    /// At the minimum no single weight can do better, and q is convex.
+    fn assert_minimum(model: &Model, v: &[f64]) {
+        let bend = model.bend(v);
+        assert!(model.value(v, &bend) <= model.value(&model.weights, &vec![0.0; v.len()]));
+        for k in 0..v.len() {
+            let g = model.gradient[k] + bend[k];
+            let off = if v[k] == 0.0 {
+                g.abs() - model.lambda
+            } else {
+                (g + model.lambda * v[k].signum()).abs()
+            };
+            assert!(off < 1e-7, "weight {k} is {}: its gradient is {off:e} off", v[k]);
         }
-        eprintln!("dots 1.28G madds {:?} {s}", t.elapsed());
+    }
+
+    #[test]
+    fn minimise_finds_the_minimum() {
+        for seed in 0..40 {
+            for lambda in [0.0, 0.1, 1.0, 100.0] {
+                let (regular, singular) = (model(lambda, 12, 20, seed), model(lambda, 12, 8, seed));
+                assert_minimum(&regular, &regular.minimise());
+                if lambda > 0.0 {
+                    assert_minimum(&singular, &singular.minimise());
+                }
+            }
+        }
+        assert_eq!(model(100.0, 12, 20, 1).minimise(), [0.0; 12]);
+    }
+
+    #[test]
+    fn minimise_agrees_with_a_grid() {
+        let model = model(0.4, 2, 5, 3);
+        let v = model.minimise();
+        let best = model.value(&v, &model.bend(&v));
+        for i in 0..401 * 401 {
+            let other = [f64::from(i % 401 - 200) / 100.0, f64::from(i / 401 - 200) / 100.0];
+            assert!(best <= model.value(&other, &model.bend(&other)) + 1e-12, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn odd_models_end_as_well() {
+        let flat = Model::new(1.0, vec![0.5, -2.0], &[0.0; 5]);
+        assert_eq!(flat.minimise(), [0.0; 2], "nothing but the penalty");
+        let broken = Model::new(1.0, vec![0.5], &[f64::NAN, 1.0]);
+        assert!(broken.minimise() == [0.5] || broken.slope(&broken.minimise()).is_nan());
+    }
+
+    #[test]
+    fn factors_solve_and_may_be_built_on() {
+        for n in [1, 7, 16, 17, 60] {
+            let model = model(1.0, n, 2 * n, 5);
+            let mut factor = Factor::default();
+            let mut face: Vec<usize> = (0..n).rev().collect();
+            for round in 0..4 {
+                let b = noise(face.len(), 9);
+                let x = factor.solve(&model, &face, &b).expect("it is regular");
+                for (&k, b) in face.iter().zip(&b) {
+                    let product: f64 =
+                        face.iter().zip(&x).map(|(&l, x)| model.entry(k, l) * x).sum();
+                    assert!(
+                        (product - b).abs() < 1e-6,
+                        "n {n}, round {round}: {product} is not {b}"
+                    );
+                }
+                // One leaves from the middle and comes back last in the next round.
+                let gone = face.remove(face.len() * 2 / 3);
+                if round % 2 == 1 || face.is_empty() {
+                    face.push(gone);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_step_that_delivers_is_chosen() {
+        let mut objectives = [9.0; SHARES.len()];
+        (objectives[0], objectives[1]) = (11.0, 9.9999999);
+        assert_eq!(choose(10.0, -4.0, &objectives), Some((0.25, 9.0)));
+        assert_eq!(choose(10.0, -4.0, &[f64::NAN; SHARES.len()]), None);
+        assert_eq!(choose(10.0, -4.0, &[10.0; SHARES.len()]), None);
     }
 }
