@@ -236,7 +236,8 @@ impl Worker {
 
     /// As [`Worker::push`], without copying the values: they are sent from where they lie.
     ///
-    /// Keep a clone of `values` and [`Shared::reclaim`] it after [`Worker::wait`] to write there again.
+    /// Keep a clone of `values` and [`Shared::reclaim`] it after [`Worker::wait`] to write there again. A `bytes::Bytes` turns
+    /// into a [`Shared`] by `into()`.
     ///
     /// # Errors
     /// As [`Worker::push`].

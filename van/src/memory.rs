@@ -3,7 +3,8 @@
 //! A [`Pool`] belongs to one thread. It hands out [`Buffer`]s, parts of slots that exactly one owner may write. A `Buffer`
 //! can be split into disjoint `Buffer`s, or turned into a [`Shared`], which many may read. When the last part of a slot is
 //! dropped the slot goes back to its pool: nothing is freed, and nothing is allocated the next time. Vans take buffers by
-//! value and drop them when the bytes have left, so nobody waits for a buffer to "come back".
+//! value and drop them when the bytes have left, so nobody waits for a buffer to "come back". Memory of the user's own makes a
+//! slot, too: a vector, which is taken over, or a `Bytes`, which is only read.
 //!
 //! Path: worker > slicer > filter > message > **memory** > endpoint > transport.
 
@@ -13,6 +14,8 @@ use std::fmt;
 use std::ops::{Bound, Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
+
+use bytes::Bytes;
 
 use crate::error::{Error, Result};
 
@@ -147,6 +150,8 @@ enum Memory {
     /// Memory that a user brought; the box owns it and keeps it in place.
     User {
         base: NonNull<u8>,
+        /// Whether it may be written once no other part of it is out; not if the user may read it still.
+        writable: bool,
         _owner: Box<dyn std::any::Any>,
     },
 }
@@ -168,6 +173,13 @@ impl Slot {
             Memory::User { base, .. } => *base,
         }
     }
+
+    fn is_writable(&self) -> bool {
+        match self.memory {
+            Memory::Arena(_) => true,
+            Memory::User { writable, .. } => writable,
+        }
+    }
 }
 
 /// `len` bytes of a slot from `start`. Whether others may overlap is decided by the wrapper: [`Buffer`] or [`Shared`].
@@ -180,14 +192,15 @@ struct Part {
 impl Part {
     fn pointer(&self) -> *mut u8 {
         debug_assert!(self.start + self.len <= self.slot.capacity, "a part lies in its slot");
-        // SAFETY: `start + len <= capacity`: `allocate` and `adopt` begin with the whole slot, and every split and slice is
-        // checked against `len` before it narrows the part.
+        // SAFETY: `start + len <= capacity`: `allocate`, `adopt` and `From<Bytes>` begin with no more than the whole slot, and
+        // every split and slice is checked against `len` before it narrows the part.
         unsafe { self.slot.base().as_ptr().add(self.start) }
     }
 
     fn bytes(&self) -> &[u8] {
         // SAFETY: the range lies in a live, initialised allocation (`pointer`). Nobody writes it while the borrow lasts: a
-        // `Buffer`'s range belongs to it alone, and a `Shared`'s range is never written.
+        // `Buffer`'s range belongs to it alone, a `Shared`'s range is never written, and what a `Bytes` holds cannot change
+        // while a handle to it lives, which the slot keeps.
         unsafe { std::slice::from_raw_parts(self.pointer(), self.len) }
     }
 
@@ -198,6 +211,11 @@ impl Part {
             self.len
         );
         Part { slot: self.slot.clone(), start: self.start + start, len }
+    }
+
+    /// Whether its owner may write it: no other part of the slot is out, here or, for a user's memory, with the user.
+    fn is_exclusive(&self) -> bool {
+        Rc::strong_count(&self.slot) == 1 && self.slot.is_writable()
     }
 }
 
@@ -225,7 +243,7 @@ impl Buffer {
         let (base, len) = (bytes.as_mut_ptr(), std::mem::size_of_val(bytes));
         let base = NonNull::new(base.cast::<u8>()).expect("a vector's pointer is never null");
         // The vector's heap block does not move when the vector itself is boxed.
-        let memory = Memory::User { base, _owner: Box::new(values) };
+        let memory = Memory::User { base, writable: true, _owner: Box::new(values) };
         let slot = Slot { memory, offset: 0, capacity: len, class: 0, pool: Weak::new() };
         Buffer(Part { slot: Rc::new(slot), start: 0, len })
     }
@@ -286,7 +304,8 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: the range lies in a live, initialised allocation, and no other part overlaps it: a `Buffer` begins as the
-        // only part of its slot and is only ever cut into disjoint ones.
+        // only part of its slot and is only ever cut into disjoint ones. The memory is not read-only: `allocate` and `adopt`
+        // take none that is, and `reclaim` refuses it.
         unsafe { std::slice::from_raw_parts_mut(self.0.pointer(), self.0.len) }
     }
 }
@@ -329,23 +348,41 @@ impl Shared {
     /// Takes it back for writing.
     ///
     /// # Errors
-    /// Hands it back while any other part of its slot is out, a van that still sends from it included.
+    /// Hands it back while any other part of its slot is out, a van that still sends from it included; always when it came
+    /// from a [`Bytes`], which nobody may write.
     pub fn reclaim(self) -> std::result::Result<Buffer, Shared> {
-        if Rc::strong_count(&self.0.slot) == 1 { Ok(Buffer(self.0)) } else { Err(self) }
+        if self.0.is_exclusive() { Ok(Buffer(self.0)) } else { Err(self) }
     }
 
     /// The bytes for writing: in place when nobody else holds them, else in a fresh copy, so that readers keep what they saw.
+    /// Those of a [`Bytes`] are always copied.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] when a copy is needed and `pool` has no room for it.
     pub fn make_mut(&mut self, pool: &Pool) -> Result<&mut [u8]> {
-        if Rc::strong_count(&self.0.slot) != 1 {
+        if !self.0.is_exclusive() {
             let mut copy = pool.allocate(self.len())?;
             copy.copy_from_slice(self);
             self.0 = copy.share().0;
         }
-        // SAFETY: as in `Buffer::deref_mut`; this is the only part of its slot, by the count above or because it is new.
+        // SAFETY: as in `Buffer::deref_mut`; this is the only part of a slot that is not read-only, as was just asked or
+        // because it is a new one of `pool`.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.0.pointer(), self.0.len) })
+    }
+}
+
+/// Sends from memory that the user holds as a [`Bytes`] and goes on reading, without a copy.
+///
+/// It is read-only: [`Shared::reclaim`] never gives it back, and [`Shared::make_mut`] copies it. It may start at any address,
+/// aligned or not: the receiver's memory is what values are viewed in. The `Bytes` lives as long as any part of this does.
+impl From<Bytes> for Shared {
+    fn from(bytes: Bytes) -> Shared {
+        let (base, len) = (NonNull::from(&bytes[..]).cast::<u8>(), bytes.len());
+        // A `Bytes` points to its memory, which stays where it is when the `Bytes` itself moves into the box. It cannot turn
+        // into a `BytesMut` there, and other handles cannot while this one lives.
+        let memory = Memory::User { base, writable: false, _owner: Box::new(bytes) };
+        let slot = Slot { memory, offset: 0, capacity: len, class: 0, pool: Weak::new() };
+        Shared(Part { slot: Rc::new(slot), start: 0, len })
     }
 }
 
@@ -365,6 +402,9 @@ impl fmt::Debug for Shared {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -431,5 +471,82 @@ mod tests {
         let buffer = Buffer::adopt(values);
         assert_eq!((buffer.as_ptr(), buffer.len()), (address, 12));
         assert_eq!(Buffer::adopt(Vec::<f64>::new()).len(), 0);
+    }
+
+    #[test]
+    fn bytes_are_sent_from_where_they_lie_and_never_written() {
+        let pool = Pool::new(1 << 20);
+        let bytes = Bytes::from(vec![7u8; 100]);
+        let mut shared = Shared::from(bytes.clone());
+        assert_eq!(shared.as_ptr(), bytes.as_ptr());
+        shared = shared.reclaim().expect_err("the user holds it, too");
+        shared.make_mut(&pool).unwrap().fill(8);
+        assert_eq!((bytes[0], shared[0]), (7, 8));
+        assert!(shared.reclaim().is_ok(), "the copy is memory of the pool");
+        assert!(bytes.is_unique(), "the copy does not hold on to what it was made from");
+    }
+
+    #[test]
+    fn bytes_that_nobody_else_holds_are_not_written_either() {
+        let pool = Pool::new(1 << 20);
+        let sources = [Bytes::from_static(b"text of the program"), Bytes::from(vec![1u8; 19])];
+        for bytes in sources {
+            let (address, first) = (bytes.as_ptr(), bytes[0]);
+            let mut shared = Shared::from(bytes);
+            for part in [shared.slice(..), shared.slice(3..5), shared.slice(19..)] {
+                assert!(part.reclaim().is_err());
+            }
+            shared = shared.reclaim().unwrap_err();
+            let mut part = shared.slice(..1);
+            assert_eq!(shared.as_ptr(), address);
+            drop(shared);
+            let written = part.make_mut(&pool).unwrap();
+            assert_eq!(written, [first]);
+            assert_ne!(written.as_ptr(), address);
+        }
+    }
+
+    #[test]
+    fn copying_bytes_for_writing_needs_room() {
+        let mut shared = Shared::from(Bytes::from(vec![1u8; 4096]));
+        assert!(matches!(shared.make_mut(&Pool::new(0)), Err(Error::OutOfMemory { .. })));
+        assert_eq!(shared[..], [1; 4096], "it is what it was");
+    }
+
+    #[test]
+    fn bytes_live_until_their_last_part_goes() {
+        /// Says when it is let go.
+        struct Owner(Vec<u8>, Arc<AtomicBool>);
+        impl AsRef<[u8]> for Owner {
+            fn as_ref(&self) -> &[u8] {
+                &self.0
+            }
+        }
+        impl Drop for Owner {
+            fn drop(&mut self) {
+                self.1.store(true, Ordering::Relaxed);
+            }
+        }
+        let gone = Arc::new(AtomicBool::new(false));
+        let shared = Shared::from(Bytes::from_owner(Owner(vec![1, 2, 3], gone.clone())));
+        let part = shared.slice(2..);
+        drop(shared);
+        assert!(!gone.load(Ordering::Relaxed));
+        assert_eq!(part[..], [3]);
+        drop(part);
+        assert!(gone.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn bytes_may_lie_anywhere_and_may_be_none() {
+        let bytes = Bytes::from((0..64).collect::<Vec<u8>>());
+        for start in 0..8 {
+            let part = Shared::from(bytes.slice(start..));
+            assert_eq!((part.as_ptr(), part.len()), (bytes[start..].as_ptr(), 64 - start));
+            assert_eq!(part.slice(..1)[..], [start as u8]);
+        }
+        let empty = Shared::from(Bytes::new());
+        assert_eq!((empty.len(), empty.slice(..).len()), (0, 0));
+        assert!(empty.reclaim().is_err());
     }
 }

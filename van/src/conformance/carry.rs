@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::net::{Net, check, step};
 use crate::{Buffer, Error, Event, Shared, Transport, VanConfig};
 
@@ -143,13 +145,16 @@ pub fn writes_land_in_the_memory_that_was_offered<T: Transport>(make: impl Fn(Va
         }
     }
     let adopted = Buffer::adopt(vec![7u64; 1000]).share();
-    let into = net.van(1).memory().allocate(8000).unwrap();
-    let offer = net.van(1).offer(back, into).unwrap();
-    net.van(0).post_write(there, adopted.slice(800..), &offer, 800).unwrap();
-    net.send(0, there, 1, 0);
-    net.frame(1, back);
-    let landed = net.van(1).withdraw(back, offer.key.get()).unwrap();
-    assert_eq!(landed[800..], adopted[800..], "user memory is sent, too");
+    let unaligned = Shared::from(Bytes::from(vec![9u8; 8003]).slice(3..));
+    for user in [adopted, unaligned] {
+        let into = net.van(1).memory().allocate(8000).unwrap();
+        let offer = net.van(1).offer(back, into).unwrap();
+        net.van(0).post_write(there, user.slice(800..), &offer, 800).unwrap();
+        net.send(0, there, 1, 0);
+        net.frame(1, back);
+        let landed = net.van(1).withdraw(back, offer.key.get()).unwrap();
+        assert_eq!(landed[800..], user[800..], "user memory is sent, too");
+    }
 }
 
 /// Both ends post many megabytes, large writes and small frames in turn, before either polls: neither waits for the other.
