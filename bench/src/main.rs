@@ -1,2 +1,62 @@
-//! The `caravan` program.
-fn main() {}
+//! The `caravan` program: reads the command line, runs one command, and says by its status how that went.
+//!
+//! Status 0: all that was asked for was done and every verified byte was right. 1: it was not. 2: wrong usage.
+
+#![forbid(unsafe_code)]
+
+mod bandwidth;
+mod cli;
+mod cluster;
+mod doctor;
+mod floor;
+mod generate;
+mod latency;
+mod machine;
+mod measure;
+mod pattern;
+mod place;
+mod plan;
+mod progress;
+mod rate;
+mod report;
+mod requests;
+mod subject;
+mod train;
+mod units;
+mod usage;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+
+use cli::{Cli, Command, TrainCommand};
+use usage::Usage;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let log =
+        tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
+    tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).init();
+    match run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("caravan: {error:#}");
+            ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<()> {
+    match &cli.command {
+        Command::Bench(command) => measure::run(&cli.common, command),
+        Command::Doctor => doctor::run(&cli.common),
+        Command::Server(role) => cluster::serve(&cli.common, role),
+        Command::Worker(role) => cluster::work(&cli.common, role),
+        Command::Floor => floor::run(&cluster::config(&cli.common)?.node),
+        Command::Generate(command) => generate::run(&cli.common, command),
+        Command::Train(TrainCommand::Dbpg(args)) => train::dbpg(&cli.common, args),
+        Command::Predict(args) => train::run_predict(&cli.common, args),
+        Command::Scheduler(role) => cluster::schedule(&cli.common, role),
+    }
+}

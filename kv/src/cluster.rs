@@ -17,6 +17,8 @@ pub enum Launch {
     Processes(PathBuf),
     /// As threads of this process.
     Threads(Handles, Apps),
+    /// Not from here: they are started elsewhere, and join at the scheduler's address.
+    External,
 }
 
 /// A running cluster, and the scheduler that drives it. Dropping it stops everything.
@@ -39,7 +41,7 @@ impl Cluster {
     /// Names the node that could not be started, ended early, or did not join.
     pub fn launch(config: &ClusterConfig, launch: Launch) -> Result<Cluster> {
         let mut config = config.clone();
-        if config.node.job == 0 {
+        if config.node.job == 0 && !matches!(launch, Launch::External) {
             config.node.job = job_number();
         }
         let scheduler = Scheduler::bind(&config)?;
@@ -68,6 +70,7 @@ impl Cluster {
         for (role, rank) in servers.chain(workers) {
             let name = format!("{role} {rank}");
             match launch {
+                Launch::External => {}
                 Launch::Processes(program) => {
                     let mut command = Command::new(program);
                     command.arg(role.to_string()).arg("--rank").arg(rank.to_string());

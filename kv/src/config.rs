@@ -45,7 +45,7 @@ impl Default for NodeConfig {
             host: "127.0.0.1".to_owned(),
             wait: Wait::default(),
             memory_bytes: 8 << 30,
-            eager_bytes: 16 << 10,
+            eager_bytes: 24 << 10,
             credits: 256,
             join_timeout: Duration::from_secs(60),
             heartbeat: Duration::from_secs(1),
@@ -152,7 +152,7 @@ pub const VARS: &[Var] = &[
     },
     Var {
         name: "CARAVAN_EAGER_LIMIT",
-        default: "16KiB",
+        default: "24KiB",
         help: "longer messages go by rendezvous; 512 B to 32 KiB",
         set: |c, v| {
             parse_bytes(v).filter(|n| (512..=32 << 10).contains(n)).map(|n| c.node.eager_bytes = n)
@@ -171,14 +171,14 @@ pub const VARS: &[Var] = &[
         default: "60",
         help: "seconds to wait for all nodes to join",
         set: |c, v| count(v, 86_400).map(|n| c.node.join_timeout = Duration::from_secs(n as u64)),
-        show: |c| c.node.join_timeout.as_secs().to_string(),
+        show: |c| whole_seconds(c.node.join_timeout),
     },
     Var {
         name: "CARAVAN_HEARTBEAT_S",
         default: "1",
         help: "seconds between two signs of life; a node counts as lost after five times as long",
         set: |c, v| count(v, 3600).map(|n| c.node.heartbeat = Duration::from_secs(n as u64)),
-        show: |c| c.node.heartbeat.as_secs().to_string(),
+        show: |c| whole_seconds(c.node.heartbeat),
     },
     Var {
         name: "CARAVAN_PIN",
@@ -281,6 +281,11 @@ pub fn parse_bytes(text: &str) -> Option<usize> {
     digits.trim_end().parse::<usize>().ok()?.checked_mul(unit)
 }
 
+/// Rounded up: the variables take no fractions.
+fn whole_seconds(time: Duration) -> String {
+    (time.as_secs() + u64::from(time.subsec_nanos() > 0)).to_string()
+}
+
 fn count(text: &str, max: usize) -> Option<usize> {
     text.parse().ok().filter(|n| (1..=max).contains(n))
 }
@@ -345,6 +350,15 @@ mod tests {
         let copy =
             ClusterConfig::from_vars(config.to_vars().map(|(n, v)| (n.to_owned(), v))).unwrap();
         assert_eq!(format!("{config:?}"), format!("{copy:?}"));
+    }
+
+    #[test]
+    fn parts_of_seconds_are_rounded_up_for_a_child() {
+        let mut config = ClusterConfig::default();
+        config.node.join_timeout = Duration::from_millis(300);
+        let copy =
+            ClusterConfig::from_vars(config.to_vars().map(|(n, v)| (n.to_owned(), v))).unwrap();
+        assert_eq!(copy.node.join_timeout, Duration::from_secs(1));
     }
 
     #[test]

@@ -59,6 +59,26 @@ pub enum Error {
         /// The type used.
         found: &'static str,
     },
+    /// A table that this worker did not create or join.
+    #[error(
+        "this worker knows no table {table} (a table belongs to the worker whose create_table returned it)"
+    )]
+    UnknownTable {
+        /// Its place among the worker's tables.
+        table: u32,
+    },
+    /// Something a table with rows of varying length does not offer.
+    #[error(
+        "{what} needs to know the number of values beforehand, and the keys of table {table} have their own (use {instead})"
+    )]
+    VaryingTable {
+        /// What was called.
+        what: &'static str,
+        /// The table's name.
+        table: String,
+        /// What to call.
+        instead: &'static str,
+    },
     /// A server answered a request with an error.
     #[error("{server} refused {what}: {reason}")]
     Refused {
@@ -97,10 +117,8 @@ pub enum Error {
         /// Whom or what it waits for, with addresses.
         missing: String,
     },
-    /// A request number that is not outstanding.
-    #[error(
-        "request {timestamp} is not outstanding: it was waited for already, or never made here"
-    )]
+    /// A request number that was not given out.
+    #[error("request {timestamp} was never made here")]
     UnknownTimestamp {
         /// The number.
         timestamp: u64,

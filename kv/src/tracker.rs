@@ -13,9 +13,16 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Timestamp(pub u64);
 
+impl Timestamp {
+    /// For people: requests counted from 1.
+    pub(crate) fn count(self) -> u64 {
+        self.0 >> SLOT_BITS
+    }
+}
+
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0 >> SLOT_BITS)
+        write!(f, "{}", self.count())
     }
 }
 
@@ -53,6 +60,8 @@ pub(crate) struct Part {
     /// Index of the server.
     pub(crate) server: usize,
     pub(crate) answered: bool,
+    /// Keys asked for.
+    pub(crate) keys: usize,
     /// Where its values go, unless they are offered.
     pub(crate) into: Option<Buffer>,
     /// Key of the offer that holds the place for its values.
@@ -85,6 +94,8 @@ impl Answer {
 pub(crate) struct Slot {
     timestamp: u64,
     pub(crate) open: bool,
+    /// Its error was returned before all answers had come; nobody asks for it any more.
+    pub(crate) abandoned: bool,
     pub(crate) what: What,
     pub(crate) missing: usize,
     pub(crate) parts: Vec<Part>,
@@ -116,6 +127,7 @@ impl Tracker {
                 self.slots.push(Slot {
                     timestamp: 0,
                     open: false,
+                    abandoned: false,
                     what,
                     missing: 0,
                     parts: Vec::new(),
@@ -129,7 +141,7 @@ impl Tracker {
         self.count += 1;
         let slot = &mut self.slots[index];
         slot.timestamp = self.count << SLOT_BITS | index as u64;
-        (slot.open, slot.what, slot.missing) = (true, what, 1);
+        (slot.open, slot.abandoned, slot.what, slot.missing) = (true, false, what, 1);
         Ok(Timestamp(slot.timestamp))
     }
 
@@ -151,24 +163,41 @@ impl Tracker {
         self.slots.iter().filter(|slot| slot.open).map(|slot| slot.timestamp).collect()
     }
 
-    /// Closes the slot of a complete request that has neither an answer nor an error to tell.
+    /// Whether a request has its outcome: all answers, or an error, with which some may still be missing.
+    pub(crate) fn is_settled(&mut self, timestamp: u64) -> bool {
+        self.slot(timestamp)
+            .is_none_or(|slot| slot.missing == 0 || slot.error.is_some() || slot.abandoned)
+    }
+
+    /// Closes the slot of a complete request that nobody will claim: it has neither an answer nor an error to tell, or its
+    /// error was told.
     pub(crate) fn release_if_nothing_to_claim(&mut self, timestamp: u64) {
         if let Some(slot) = self.slot(timestamp)
-            && slot.error.is_none()
-            && matches!(slot.what, What::Push)
+            && (slot.abandoned || (slot.error.is_none() && matches!(slot.what, What::Push)))
         {
-            slot.open = false;
-            self.free.push(timestamp as u32 & (SLOTS_MAX as u32 - 1));
+            self.close(timestamp);
         }
     }
 
-    /// Closes the slot of a complete request and returns what came of it; nothing when it is closed already.
+    /// Returns what came of a settled request, and closes its slot unless answers are missing; nothing the second time.
     pub(crate) fn claim(&mut self, timestamp: Timestamp) -> Result<Answer> {
         let Some(slot) = self.slot(timestamp.0) else { return Ok(Answer::default()) };
-        slot.open = false;
         let answer = std::mem::take(&mut slot.answer);
         let error = slot.error.take();
-        self.free.push(timestamp.0 as u32 & (SLOTS_MAX as u32 - 1));
+        if slot.missing > 0 {
+            slot.abandoned = true;
+        } else {
+            self.close(timestamp.0);
+        }
         error.map_or(Ok(answer), Err)
+    }
+
+    fn close(&mut self, timestamp: u64) {
+        if let Some(slot) = self.slot(timestamp) {
+            slot.open = false;
+            slot.answer = Answer::default();
+            slot.error = None;
+            self.free.push(timestamp as u32 & (SLOTS_MAX as u32 - 1));
+        }
     }
 }

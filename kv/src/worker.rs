@@ -3,7 +3,7 @@
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport. Everything happens on the caller's thread:
 //! requests leave, and answers are taken in, whenever the worker makes or waits for one.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{
@@ -11,7 +11,7 @@ use caravan_van::{
     Values,
 };
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, with_sources};
 use crate::op::Op;
 use crate::slicer;
 use crate::table::{TableSpec, ValueType};
@@ -90,9 +90,18 @@ impl Worker {
         servers: &[ServerAddress],
         timeout: Duration,
     ) -> Result<Worker> {
+        if servers.is_empty() {
+            return Err(Error::Config(
+                "a worker needs at least one server to connect to".to_owned(),
+            ));
+        }
         let mut connected = Vec::with_capacity(servers.len());
         for at in servers {
-            let peer = endpoint.connect(&at.address)?;
+            let peer = endpoint.connect(&at.address).map_err(|error| Error::ServerLost {
+                server: at.name.clone(),
+                address: at.address.clone(),
+                reason: with_sources(&error),
+            })?;
             connected.push(Server { at: at.clone(), peer, up: false, lost: None });
         }
         let mut worker = Worker {
@@ -174,19 +183,24 @@ impl Worker {
         let timestamp = self.broadcast(What::Create, spec.id, &text)?;
         self.wait(timestamp)?;
         let parts = range.cut(self.servers.len()).collect();
-        let known = Known { spec: spec.clone(), range, parts, coding: Coding::plain() };
-        match self.tables.iter().position(|known| known.spec.id == spec.id) {
-            Some(index) => self.tables[index] = known,
-            None => self.tables.push(known),
-        }
-        let index =
-            self.tables.iter().position(|known| known.spec.id == spec.id).expect("entered above");
+        // The servers took it, so one of that number that is known already is equal.
+        let known = self.tables.iter().position(|known| known.spec.id == spec.id);
+        let index = known.unwrap_or_else(|| {
+            let coding = Coding::plain();
+            self.tables.push(Known { spec: spec.clone(), range, parts, coding });
+            self.tables.len() - 1
+        });
         Ok(Table(index as u32))
     }
 
     /// Delta-codes the keys of this table's requests, and Snappy-compresses what that makes smaller.
-    pub fn compact(&mut self, table: Table) {
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`].
+    pub fn compact(&mut self, table: Table) -> Result<()> {
+        self.known(table)?;
         self.tables[table.0 as usize].coding = Coding::compact();
+        Ok(())
     }
 
     /// Pushes `values: [n * width]` for `keys: [n]`, strictly ascending.
@@ -302,38 +316,41 @@ impl Worker {
     /// # Errors
     /// [`Error::ServerLost`].
     pub fn command(&mut self, table: Table, body: &[u8]) -> Result<Timestamp> {
-        let id = self.tables[table.0 as usize].spec.id;
+        let id = self.known(table)?.spec.id;
         self.broadcast(What::Command, id, body)
     }
 
-    /// Runs `callback` on this thread as soon as the request is complete, before `wait` returns it.
+    /// Runs `callback` on this thread as soon as the request has its outcome, before `wait` returns that; at once if it has
+    /// it already, with an empty answer if `wait` need not be or was called. Callbacks run in the order of the outcomes.
     ///
     /// # Errors
-    /// [`Error::UnknownTimestamp`] when the request is not outstanding.
+    /// [`Error::UnknownTimestamp`] when the request was never made.
     pub fn then(&mut self, timestamp: Timestamp, callback: Callback) -> Result<()> {
-        let slot = self
-            .tracker
-            .slot(timestamp.0)
-            .ok_or(Error::UnknownTimestamp { timestamp: timestamp.0 })?;
-        match slot.missing {
-            0 => run(callback, slot),
-            _ => slot.callback = Some(callback),
+        let settled = self.is_done(timestamp)?;
+        match self.tracker.slot(timestamp.0).filter(|slot| !slot.abandoned) {
+            Some(slot) if settled => run(callback, slot),
+            Some(slot) => slot.callback = Some(callback),
+            None => callback(Ok(&Answer::default())),
         }
         Ok(())
     }
 
     /// Waits until every server has answered, and returns what they said; nothing when that was returned before.
     ///
-    /// A push that succeeded need not be waited for; other requests keep their answer until it is.
+    /// A push that succeeded need not be waited for; other requests keep their answer until it is. An error returns at once,
+    /// without waiting for servers that have not answered yet.
     ///
     /// # Errors
     /// [`Error::Refused`] and [`Error::ServerLost`] name the server; [`Error::UnknownTimestamp`].
     pub fn wait(&mut self, timestamp: Timestamp) -> Result<Answer> {
-        let mut said = None;
+        let mut said = self.endpoint.now();
         while !self.is_done(timestamp)? {
             if !self.poll()? {
                 self.endpoint.wait(NAP)?;
-                self.say_what_is_waited_for(timestamp, &mut said);
+                if self.endpoint.now() > said + SAY_AFTER {
+                    said = self.endpoint.now();
+                    self.say_what_is_waited_for(timestamp);
+                }
             }
         }
         self.tracker.claim(timestamp)
@@ -345,9 +362,9 @@ impl Worker {
     /// [`Error::UnknownTimestamp`].
     pub fn is_done(&mut self, timestamp: Timestamp) -> Result<bool> {
         if !self.tracker.was_made(timestamp.0) {
-            return Err(Error::UnknownTimestamp { timestamp: timestamp.0 });
+            return Err(Error::UnknownTimestamp { timestamp: timestamp.count() });
         }
-        Ok(self.tracker.slot(timestamp.0).is_none_or(|slot| slot.missing == 0))
+        Ok(self.tracker.is_settled(timestamp.0))
     }
 
     /// Takes in what has arrived without blocking; true if anything did.
@@ -372,12 +389,12 @@ impl Worker {
         Ok(self.endpoint.wait(timeout)?)
     }
 
-    fn known(&self, table: Table) -> &Known {
-        &self.tables[table.0 as usize]
+    fn known(&self, table: Table) -> Result<&Known> {
+        self.tables.get(table.0 as usize).ok_or(Error::UnknownTable { table: table.0 })
     }
 
     fn check_type<V: Value>(&self, table: Table) -> Result<()> {
-        let spec = &self.known(table).spec;
+        let spec = &self.known(table)?.spec;
         if spec.value.name() == V::NAME {
             return Ok(());
         }
@@ -421,7 +438,7 @@ impl Worker {
 
     /// Checks a request as a whole; returns the bytes that its answer will hold, 0 when that is not known.
     fn check(&self, request: &Request<'_>) -> Result<usize> {
-        let Known { spec, range, .. } = self.known(request.table);
+        let Known { spec, range, .. } = self.known(request.table)?;
         slicer::check(request.keys, *range, &spec.name)?;
         let wrong = |what, expected, found| Error::WrongLength {
             what,
@@ -431,6 +448,10 @@ impl Worker {
         };
         let count = request.keys.len();
         let row = spec.row_bytes();
+        if row == 0 && request.into.is_some() {
+            let (what, instead) = ("pulling into a buffer", "pull");
+            return Err(Error::VaryingTable { what, table: spec.name.clone(), instead });
+        }
         let pushed = match request.load {
             Load::Nothing => None,
             Load::Bytes(bytes) => Some(bytes.len()),
@@ -442,7 +463,7 @@ impl Worker {
         }
         let expected = match row {
             0 => request.lengths.iter().map(|&n| n as usize).sum::<usize>() * spec.value.bytes(),
-            row => count * row,
+            row => count.saturating_mul(row),
         };
         match pushed {
             Some(found) if found != expected => {
@@ -452,10 +473,10 @@ impl Worker {
             _ => {}
         }
         match &request.into {
-            Some(into) if into.len() != count * row => {
-                Err(wrong("the buffer", count * row, into.len()))
+            Some(into) if into.len() != count.saturating_mul(row) => {
+                Err(wrong("the buffer", count.saturating_mul(row), into.len()))
             }
-            _ => Ok(count * row),
+            _ => Ok(count.saturating_mul(row)),
         }
     }
 
@@ -481,6 +502,7 @@ impl Worker {
         let load = *value..*value + bytes;
         let mut part = Part {
             server,
+            keys: slice.len(),
             into: into.as_mut().map(|into| into.split_to(bytes)),
             ..Part::default()
         };
@@ -515,7 +537,7 @@ impl Worker {
         slot.missing += 1;
         slot.parts.push(part);
         let coding = &mut self.tables[request.table.0 as usize].coding;
-        self.endpoint.post(peer, draft, coding).inspect_err(|_| self.unsend(timestamp))?;
+        self.endpoint.post(peer, draft, coding).inspect_err(|_| self.unsend(timestamp, peer))?;
         Ok(())
     }
 
@@ -550,7 +572,7 @@ impl Worker {
         };
         self.endpoint
             .post(peer, draft, &mut Coding::plain())
-            .inspect_err(|_| self.unsend(timestamp))?;
+            .inspect_err(|_| self.unsend(timestamp, peer))?;
         Ok(())
     }
 
@@ -572,10 +594,13 @@ impl Worker {
     }
 
     /// Takes back the last part of a request, which could not be posted.
-    fn unsend(&mut self, timestamp: Timestamp) {
+    fn unsend(&mut self, timestamp: Timestamp, peer: PeerId) {
         let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
         slot.missing -= 1;
-        slot.parts.pop();
+        if let Some(key) = slot.parts.pop().and_then(|part| part.offered) {
+            // A lane that is closed has taken its offers back already.
+            let _ = self.endpoint.withdraw(peer, key);
+        }
     }
 
     /// All parts of a request have been sent, or one could not be; from now on it is complete when all sent ones are answered.
@@ -595,6 +620,10 @@ impl Worker {
         if slot.missing == 0 {
             complete(slot, self.endpoint.memory());
             self.tracker.release_if_nothing_to_claim(timestamp);
+        } else if slot.error.is_some()
+            && let Some(callback) = slot.callback.take()
+        {
+            run(callback, slot);
         }
     }
 
@@ -608,6 +637,12 @@ impl Worker {
         let Some(server) = server else { return self.endpoint.disconnect(peer) };
         match arrival {
             Arrival::Connected { .. } => self.servers[server].up = true,
+            Arrival::Message { message, .. } if message.kind() == Kind::Request => {
+                let reason = "it sent a request to a worker".to_owned();
+                let address = self.servers[server].at.address.clone();
+                self.endpoint.disconnect(peer);
+                self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason });
+            }
             Arrival::Message { message, .. } => self.answer(server, message),
             Arrival::Lost { error, .. } => self.lose(server, &error),
         }
@@ -622,7 +657,8 @@ impl Worker {
             return;
         };
         part.answered = true;
-        if let Some(key) = part.offered.take() {
+        let offered = part.offered.take();
+        if let Some(key) = offered {
             part.into = self.endpoint.withdraw(self.servers[server].peer, key).ok();
         }
         let name = &self.servers[server].at.name;
@@ -630,9 +666,11 @@ impl Worker {
             |reason| Error::Refused { server: name.clone(), what: slot.what.name(), reason };
         let outcome = match message.kind() {
             Kind::Failure => Err(refused(String::from_utf8_lossy(message.values()).into_owned())),
-            _ => fill(part, message).map_err(refused),
+            _ => fill(part, message, slot.what, offered.is_some()).map_err(refused),
         };
-        if let Err(error) = outcome {
+        if let Err(error) = outcome
+            && !slot.abandoned
+        {
             slot.error.get_or_insert(error);
         }
         self.settle(timestamp);
@@ -640,23 +678,22 @@ impl Worker {
 
     /// Lets every request fail that `server` has not answered.
     fn lose(&mut self, server: usize, error: &caravan_van::Error) {
-        self.servers[server].lost = Some(error.to_string());
+        self.servers[server].lost = Some(with_sources(error));
+        // Takes back what was offered to it.
+        self.endpoint.disconnect(self.servers[server].peer);
         for timestamp in self.tracker.open_timestamps() {
             let Some(slot) = self.tracker.slot(timestamp) else { continue };
             let unanswered = |part: &&mut Part| part.server == server && !part.answered;
             let Some(part) = slot.parts.iter_mut().find(unanswered) else { continue };
             part.answered = true;
-            slot.error.get_or_insert(self.servers[server].error());
+            if !slot.abandoned {
+                slot.error.get_or_insert(self.servers[server].error());
+            }
             self.settle(timestamp);
         }
     }
 
-    fn say_what_is_waited_for(&mut self, timestamp: Timestamp, said: &mut Option<Instant>) {
-        let since = said.get_or_insert_with(Instant::now);
-        if since.elapsed() < SAY_AFTER {
-            return;
-        }
-        *since = Instant::now();
+    fn say_what_is_waited_for(&mut self, timestamp: Timestamp) {
         let Some(slot) = self.tracker.slot(timestamp.0) else { return };
         for part in slot.parts.iter().filter(|part| !part.answered) {
             let Server { at, .. } = &self.servers[part.server];
@@ -685,14 +722,23 @@ impl ValueType {
     }
 }
 
-/// Puts a server's values where they belong.
-fn fill(part: &mut Part, message: Message) -> Result<(), String> {
+/// Puts a server's values where they belong; `offered` says that it may have written them there itself.
+fn fill(part: &mut Part, message: Message, what: What, offered: bool) -> Result<(), String> {
     let Some(into) = &mut part.into else {
+        if offered || message.placed().is_some() {
+            return Err("it wrote values where nothing was offered".to_owned());
+        }
+        let (keys, lengths) = (part.keys, message.lengths().len());
+        if matches!(what, What::Pull | What::PushPull) && lengths != keys {
+            return Err(format!(
+                "it answered with lengths for {lengths} keys where {keys} were asked for"
+            ));
+        }
         part.message = Some(message);
         return Ok(());
     };
     match message.placed() {
-        Some(bytes) if bytes == into.len() => Ok(()),
+        Some(bytes) if offered && bytes == into.len() => Ok(()),
         None if message.values().len() == into.len() => {
             into.copy_from_slice(message.values());
             Ok(())
@@ -710,6 +756,7 @@ fn fill(part: &mut Part, message: Message) -> Result<(), String> {
 /// Puts the parts of a request together.
 fn complete(slot: &mut Slot, memory: &Pool) {
     if slot.error.is_none()
+        && !slot.abandoned
         && let Err(error) = assemble(slot, memory)
     {
         slot.error = Some(error);

@@ -31,7 +31,7 @@ impl Default for VanConfig {
             credits: 256,
             listen: "127.0.0.1:0".to_owned(),
             memory_bytes: 4 << 30,
-            frame_bytes: 16 << 10,
+            frame_bytes: 24 << 10,
             queue_depth: 1024,
             wait: Wait::default(),
         }

@@ -31,6 +31,14 @@ pub enum Error {
         /// Messages it holds.
         depth: usize,
     },
+    /// A peer that breaks the rules of a lane.
+    #[error("{peer} sent {what} that nobody asked for")]
+    Unasked {
+        /// Who.
+        peer: PeerId,
+        /// What.
+        what: &'static str,
+    },
     /// A peer that is not connected, or no longer.
     #[error("{peer} is not connected")]
     NotConnected {

@@ -1,4 +1,4 @@
-//! The io_uring van on this machine's kernel: two transports in one thread.
+//! The io_uring van on this machine's kernel: the contract of a van, for each way to wait, and what is its own.
 #![cfg(all(target_os = "linux", feature = "uring"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -20,6 +20,15 @@ fn uring(config: &VanConfig) -> Option<Uring> {
         Err(error) => panic!("{error}"),
     }
 }
+
+/// What makes transports that wait like this; a test where there are none ends here.
+macro_rules! makes {
+    ($wait:expr) => {{
+        let Some(_) = super::uring(&super::VanConfig::default()) else { return };
+        |config| super::Uring::new(&super::VanConfig { wait: $wait, ..config }).expect("as before")
+    }};
+}
+use makes;
 
 fn config(wait: Wait) -> VanConfig {
     VanConfig { wait, memory_bytes: 64 << 20, ..VanConfig::default() }
@@ -67,31 +76,6 @@ fn pair(wait: Wait) -> Option<(Uring, Uring, PeerId, PeerId)> {
     }
     assert_eq!(seen[0], Some(to_b));
     Some((a, b, to_b, seen[1].unwrap()))
-}
-
-#[test]
-fn frames_and_writes_arrive_in_order() {
-    for wait in [Wait::default(), Wait::Block] {
-        let Some((mut a, mut b, to_b, to_a)) = pair(wait) else { return };
-        let place = b.memory().allocate(1 << 20).unwrap();
-        let offer = b.offer(to_a, place).unwrap();
-        let mut data = a.memory().allocate(1 << 20).unwrap();
-        data.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8);
-        a.post_send(to_b, frame(&a, b"before")).unwrap();
-        a.post_write(to_b, data.share(), &offer, 0).unwrap();
-        a.post_send(to_b, frame(&a, b"behind")).unwrap();
-        for words in [b"before", b"behind"] {
-            let Event::Received { peer, frame } = next(&mut [&mut a, &mut b], 1) else { panic!() };
-            assert_eq!((peer, &frame[..]), (to_a, &words[..]));
-        }
-        let place = b.withdraw(to_a, offer.key.get()).unwrap();
-        assert!(place.iter().enumerate().all(|(i, &byte)| byte == (i % 251) as u8));
-        assert_eq!((a.counters().frames_sent, b.counters().frames_received), (2, 2));
-        assert_eq!(a.counters().bytes_sent, b.counters().bytes_received);
-        drop(a);
-        let event = next(&mut [&mut b], 0);
-        assert!(matches!(event, Event::Lost { peer, .. } if peer == to_a), "{event:?}");
-    }
 }
 
 /// Goal: memory that the kernel is still working on comes back only after it has let go.
@@ -150,20 +134,6 @@ fn strangers_are_told_why_and_silent_ones_dropped() {
 }
 
 #[test]
-fn a_node_of_another_cluster_hears_of_it() {
-    let Some(mut a) = uring(&VanConfig { cluster: 1, ..config(Wait::default()) }) else { return };
-    let Some(mut b) = uring(&VanConfig { cluster: 2, ..config(Wait::default()) }) else { return };
-    let peer = a.connect(b.address()).unwrap();
-    match next(&mut [&mut a, &mut b], 0) {
-        Event::Lost { peer: lost, error: Error::Connect { source, .. } } => {
-            assert_eq!(lost, peer);
-            assert!(source.to_string().contains("cluster"), "{source}");
-        }
-        other => panic!("{other:?}"),
-    }
-}
-
-#[test]
 fn a_hundred_peers_are_served_by_one_ring() {
     let Some(mut server) = uring(&config(Wait::default())) else { return };
     let mut clients = Vec::new();
@@ -207,4 +177,62 @@ fn an_idle_transport_sleeps() {
     let after = b.counters();
     assert!(after.sleeps > before.sleeps, "it never slept");
     assert!(after.system_calls - before.system_calls < 10, "{after:?}");
+}
+
+/// Goal: a round trip costs each side one call to hand over the answer and look once, and one for each look after that.
+/// Nothing is allocated, neither for a frame nor for a write of many parts.
+#[test]
+fn a_round_trip_is_counted() {
+    const ROUNDS: u64 = 300;
+    let Some((mut a, mut b, to_b, to_a)) = pair(Wait::default()) else { return };
+    let place = b.memory().allocate(1 << 20).unwrap();
+    let offer = b.offer(to_a, place).unwrap();
+    let data = a.memory().allocate(1 << 20).unwrap().share();
+    let mut events = Vec::with_capacity(8);
+    let mut receive = |van: &mut Uring, other: &mut Uring| {
+        let mut looks = 0;
+        loop {
+            van.poll(&mut events).unwrap();
+            looks += 1;
+            match events.pop() {
+                Some(Event::Received { .. }) => return looks,
+                None => other.poll(&mut events).unwrap(), // what did not fit into the socket
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    let mut round_trips = |len: usize| {
+        let mut looks = 0;
+        for _ in 0..ROUNDS {
+            if len > 0 {
+                a.post_write(to_b, data.slice(..len), &offer, 0).unwrap();
+            }
+            a.post_send(to_b, frame(&a, b"request")).unwrap();
+            a.poll(&mut Vec::new()).unwrap();
+            receive(&mut b, &mut a);
+            b.post_send(to_a, frame(&b, b"answer")).unwrap();
+            b.poll(&mut Vec::new()).unwrap();
+            looks += receive(&mut a, &mut b);
+        }
+        (looks, a.counters().system_calls)
+    };
+    for len in [0, 100, 1 << 20] {
+        let (_, before) = round_trips(len);
+        let (mut looks, mut after) = (0, 0);
+        let allocated = allocation_counter::measure(|| (looks, after) = round_trips(len));
+        assert_eq!(allocated.count_total, 0, "{len} bytes: {allocated:?}");
+        if len < 1 << 20 {
+            assert!(after - before <= ROUNDS + looks, "{len} bytes: {} calls", after - before);
+        }
+    }
+}
+
+mod adaptive {
+    caravan_van::conformance!(super::makes!(super::Wait::Adaptive(super::Duration::from_micros(
+        50
+    ))));
+}
+
+mod block {
+    caravan_van::conformance!(super::makes!(super::Wait::Block));
 }

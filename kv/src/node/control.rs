@@ -40,6 +40,8 @@ pub(crate) enum Ask {
     },
     /// Tell me when all nodes of my role have asked this.
     Barrier { name: String },
+    /// Whom does this barrier wait for? I have waited long enough. Answered with their names.
+    Missing { name: String },
     /// I am alive. Answered with [`Pulse`].
     Alive { role: Role, rank: usize },
 }
@@ -96,6 +98,18 @@ pub(crate) fn answer<T: Serialize>(
     what: &T,
 ) -> Result<()> {
     say(endpoint, peer, Kind::Reply, timestamp, what)
+}
+
+/// Refuses the request with that timestamp.
+pub(crate) fn refuse(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    timestamp: u64,
+    why: &str,
+) -> Result<()> {
+    let draft =
+        Draft { timestamp, values: Values::Copied(why.as_bytes()), ..Draft::new(Kind::Failure) };
+    Ok(endpoint.post(peer, draft, &mut Coding::plain())?)
 }
 
 fn say<T: Serialize>(

@@ -13,6 +13,9 @@ use crate::error::{Error, Result, with_sources};
 /// One sleep while waiting.
 const NAP: Duration = Duration::from_millis(100);
 
+/// How long the scheduler may take to say who is missing at a barrier.
+const SAY_WHO: Duration = Duration::from_secs(2);
+
 /// Time between two attempts to reach the scheduler.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -108,7 +111,14 @@ impl Member {
     /// [`Error::Timeout`], [`Error::NodeLost`].
     pub fn barrier(&mut self, name: &str, timeout: Duration) -> Result<()> {
         let what = format!("the barrier {name}: other {}s", self.role);
-        self.ask(&Ask::Barrier { name: name.to_owned() }, timeout, &what).map(drop)
+        let (seconds, what) =
+            match self.ask(&Ask::Barrier { name: name.to_owned() }, timeout, &what) {
+                Err(Error::Timeout { seconds, .. }) => (seconds, format!("the barrier {name}")),
+                asked => return asked.map(drop),
+            };
+        let missing = Ask::Missing { name: name.to_owned() };
+        let missing = self.ask(&missing, SAY_WHO, "who is missing")?;
+        Err(Error::Timeout { what, seconds, missing: serde_json::from_slice(&missing)? })
     }
 
     /// Asks the scheduler something and waits for the answer.
@@ -122,6 +132,9 @@ impl Member {
             self.poll(&mut answer)?;
             if let Some(answer) = answer {
                 return Ok(answer);
+            }
+            if self.ended {
+                return Err(self.lost("it has ended the job".to_owned()));
             }
             if began.elapsed() > timeout {
                 let seconds = timeout.as_secs_f64();
@@ -140,6 +153,10 @@ impl Member {
         }
     }
 
+    fn lost(&self, reason: String) -> Error {
+        Error::NodeLost { node: format!("the scheduler at {}", self.address), reason }
+    }
+
     /// Takes in what the scheduler sent; an answer goes to `answer`.
     fn poll(&mut self, answer: &mut Option<Vec<u8>>) -> Result<()> {
         let mut arrivals = Vec::new();
@@ -149,10 +166,7 @@ impl Member {
                 Arrival::Connected { .. } => {}
                 Arrival::Lost { .. } if self.ended => {}
                 Arrival::Lost { error, .. } => {
-                    return Err(Error::NodeLost {
-                        node: format!("the scheduler at {}", self.address),
-                        reason: error.to_string(),
-                    });
+                    return Err(self.lost(with_sources(&error)));
                 }
                 Arrival::Message { message, .. } if message.kind() == Kind::Request => {
                     match control::read(&message)? {
@@ -161,6 +175,10 @@ impl Member {
                         }
                         Order::End => self.ended = true,
                     }
+                }
+                Arrival::Message { message, .. } if message.kind() == Kind::Failure => {
+                    let why = String::from_utf8_lossy(message.values());
+                    return Err(self.lost(format!("it refused this {}: {why}", self.role)));
                 }
                 Arrival::Message { message, .. } => {
                     if message.timestamp() == self.asked && self.answered != Some(self.asked) {

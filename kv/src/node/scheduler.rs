@@ -50,6 +50,8 @@ pub struct Scheduler {
     task_count: u64,
     complete: bool,
     ended: Option<String>,
+    /// When it last looked for signs of life.
+    looked: Instant,
 }
 
 struct Member {
@@ -87,6 +89,7 @@ impl Scheduler {
             task_count: 0,
             complete: false,
             ended: None,
+            looked: Instant::now(),
         })
     }
 
@@ -187,8 +190,8 @@ impl Scheduler {
     /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node.
     pub fn wait(&mut self, task: TaskId) -> Result<Vec<serde_json::Value>> {
         while self.tasks.get(&task).is_some_and(|running| !running.missing.is_empty()) {
-            self.check_members()?;
             if !self.poll()? {
+                self.check_members()?;
                 self.endpoint.wait(NAP)?;
             }
         }
@@ -207,6 +210,12 @@ impl Scheduler {
     /// # Errors
     /// Only when the control van itself is broken.
     pub fn poll(&mut self) -> Result<bool> {
+        if self.looked.elapsed() > self.config.node.heartbeat {
+            // It was this side that did not listen: nobody counts as silent for that.
+            let now = Instant::now();
+            self.members.values_mut().for_each(|member| member.seen = now);
+        }
+        self.looked = Instant::now();
         let mut arrivals = Vec::new();
         let any = self.endpoint.poll(&mut arrivals)?;
         for arrival in arrivals {
@@ -246,6 +255,19 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Serves the nodes until one is lost.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`] names it.
+    pub fn watch(&mut self) -> Result<()> {
+        loop {
+            self.check_members()?;
+            if !self.poll()? {
+                self.endpoint.wait(NAP)?;
+            }
+        }
+    }
+
     fn serve(&mut self, peer: PeerId, message: &Message) -> Result<()> {
         let timestamp = message.timestamp();
         if message.kind() != Kind::Request {
@@ -253,7 +275,14 @@ impl Scheduler {
         }
         match control::read::<Ask>(message)? {
             Ask::Join { role, rank, pid, threads } => {
-                let rank = self.seat(role, rank)?;
+                let rank = match self.seat(role, rank) {
+                    Ok(rank) => rank,
+                    Err(error) => {
+                        let why = error.to_string();
+                        tracing::warn!(why, pid, "turning a node away");
+                        return control::refuse(&mut self.endpoint, peer, timestamp, &why);
+                    }
+                };
                 let member = Member {
                     peer,
                     joined_as: timestamp,
@@ -268,20 +297,35 @@ impl Scheduler {
                 if self.members.len() == self.config.servers + self.config.workers && !self.complete
                 {
                     self.complete = true;
-                    self.announce()?;
+                    self.announce();
                 }
             }
             Ask::Barrier { name } => {
                 let Some(&(role, rank)) = self.lanes.get(&peer) else { return Ok(()) };
                 let size = self.size(role);
                 let waiting = self.barriers.entry((role, name.clone())).or_default();
+                // Whoever asks again has given up waiting for the first answer.
+                waiting.retain(|(waits, ..)| *waits != rank);
                 waiting.push((rank, peer, timestamp));
                 if waiting.len() == size {
                     let waiting = self.barriers.remove(&(role, name)).unwrap_or_default();
                     for (_, peer, timestamp) in waiting {
-                        control::answer(&mut self.endpoint, peer, timestamp, &())?;
+                        // A lane that breaks now is reported as such; the others are not kept waiting for it.
+                        let _ = control::answer(&mut self.endpoint, peer, timestamp, &());
                     }
                 }
+            }
+            Ask::Missing { name } => {
+                let Some(&(role, rank)) = self.lanes.get(&peer) else { return Ok(()) };
+                let waiting = self.barriers.entry((role, name)).or_default();
+                let came = |rank| waiting.iter().any(|(waits, ..)| *waits == rank);
+                let missing =
+                    (0..self.config.workers.max(self.config.servers)).filter(|at| !came(*at));
+                let missing = missing.filter(|at| self.members.contains_key(&(role, *at)));
+                let names: Vec<_> = missing.map(|at| format!("{role} {at}")).collect();
+                // It waits no more.
+                waiting.retain(|(waits, ..)| *waits != rank);
+                control::answer(&mut self.endpoint, peer, timestamp, &names.join(", "))?;
             }
             Ask::Alive { role, rank } => {
                 self.lanes.insert(peer, (role, rank));
@@ -319,7 +363,7 @@ impl Scheduler {
     }
 
     /// Tells every node who is who.
-    fn announce(&mut self) -> Result<()> {
+    fn announce(&mut self) {
         let servers = self.servers();
         let mut first_thread = 0;
         for (node, (&(role, rank), member)) in (1..).zip(&self.members) {
@@ -330,12 +374,12 @@ impl Scheduler {
                 first_thread,
                 workers: self.config.workers,
             };
-            control::answer(&mut self.endpoint, member.peer, member.joined_as, &roster)?;
+            // A lane that breaks now is reported as such; the others must hear all the same.
+            let _ = control::answer(&mut self.endpoint, member.peer, member.joined_as, &roster);
             if role == Role::Server {
                 first_thread += member.threads.len();
             }
         }
-        Ok(())
     }
 
     fn report(&mut self, peer: PeerId, message: &Message) -> Result<()> {
@@ -348,6 +392,12 @@ impl Scheduler {
 
     fn lose(&mut self, peer: PeerId, reason: &str) {
         let Some(key) = self.lanes.remove(&peer) else { return };
+        if !self.complete {
+            // Its place is free again: it may come back.
+            tracing::warn!(reason, "{} {} left before all had joined", key.0, key.1);
+            self.members.remove(&key);
+            return;
+        }
         if let Some(member) = self.members.get_mut(&key) {
             member.lost.get_or_insert_with(|| reason.to_owned());
         }

@@ -14,8 +14,9 @@ use crate::table::{TableSpec, ValueType};
 
 /// How a push changes a row. Closures `FnMut(key, stored, pushed)` are rules.
 pub trait Rule<V>: 'static {
-    /// Whether a row may change its length by a push.
-    const RESIZES: bool = false;
+    /// Whether a push replaces the row by what is pushed, whatever the row was: it may then change its length, and large
+    /// rows are not even copied.
+    const REPLACES: bool = false;
 
     /// Applies `pushed` to `stored`, which has as many values and was zero at first.
     fn apply(&mut self, key: u64, stored: &mut [V], pushed: &[V]);
@@ -36,7 +37,7 @@ impl<V: Value + AddAssign> Rule<V> for Add {
 pub struct Assign;
 
 impl<V: Value> Rule<V> for Assign {
-    const RESIZES: bool = true;
+    const REPLACES: bool = true;
 
     fn apply(&mut self, _key: u64, stored: &mut [V], pushed: &[V]) {
         stored.copy_from_slice(pushed);

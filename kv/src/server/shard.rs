@@ -2,7 +2,7 @@
 //!
 //! Path: 10 and 11 of 13. A shard is owned by one thread: no locks.
 
-use caravan_van::{KeyRange, Message, Pool, Shared};
+use caravan_van::{Buffer, KeyRange, Message, Pool, Shared};
 
 use crate::consistency::Admission;
 
@@ -70,6 +70,19 @@ pub trait Shard {
     /// # Errors
     /// Says what is wrong with them; nothing has been applied then.
     fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String>;
+
+    /// Whether the values of this push can become what the shard stores, without a copy, by [`Shard::adopt`].
+    fn adopts(&self, _request: &Request<'_>) -> bool {
+        false
+    }
+
+    /// Applies a push of one key that [`Shard::adopts`]: keeps `values` itself.
+    ///
+    /// # Errors
+    /// As [`Shard::push`].
+    fn adopt(&mut self, _key: u64, _values: Buffer, _memory: &Pool) -> Result<(), String> {
+        Err("this shard copies what is pushed".to_owned())
+    }
 
     /// Says how a pull will be answered.
     ///

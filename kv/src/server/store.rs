@@ -4,7 +4,7 @@
 //! there without a copy; while a van still sends from a chunk, a push to it writes to a fresh copy instead, so that what is
 //! on its way never changes.
 
-use caravan_van::{KeyRange, Pool, Shared, Value};
+use caravan_van::{Buffer, KeyRange, Pool, Shared, Value};
 
 use super::handle::Rule;
 use super::index::Index;
@@ -35,6 +35,11 @@ pub(crate) struct Rows<V, R> {
 
 const NO_ROW: u32 = u32::MAX;
 
+/// Bytes of a thread's memory that tables may take: the rest is for messages, without which no lane lives.
+fn share(memory: &Pool) -> usize {
+    memory.bytes_max() - memory.bytes_max() / 8
+}
+
 enum Keys {
     /// Row = key - begin.
     Dense(KeyRange),
@@ -60,9 +65,10 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
             Rows { keys, width, chunk_shift, chunks, rule, rows, values: std::marker::PhantomData };
         if let Keys::Dense(range) = store.keys {
             let bytes = range.count() * row_bytes as u128;
-            if bytes > DENSE_BYTES_MAX || range.count() >= u128::from(NO_ROW) {
+            let most = DENSE_BYTES_MAX.min(share(memory) as u128);
+            if bytes > most || range.count() >= u128::from(NO_ROW) {
                 return Err(format!(
-                    "a dense shard of {} rows with {row_bytes} bytes each is over {DENSE_BYTES_MAX} bytes (make it sparse)",
+                    "a dense shard of {} rows with {row_bytes} bytes each is over {most} bytes (make it sparse, or raise CARAVAN_MEMORY)",
                     range.count()
                 ));
             }
@@ -75,6 +81,12 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     fn grow(&mut self, count: usize, memory: &Pool) -> Result<(), String> {
         let chunk_bytes = (self.width * V::BYTES) << self.chunk_shift;
         while self.chunks.len() << self.chunk_shift < count {
+            let (taken, most) = (memory.bytes_reserved(), share(memory));
+            if chunk_bytes > most.saturating_sub(taken) {
+                return Err(format!(
+                    "no room for {chunk_bytes} more bytes of rows: {taken} bytes of registered memory are taken, of which tables may take {most} (raise CARAVAN_MEMORY)"
+                ));
+            }
             let mut chunk = memory.allocate(chunk_bytes).map_err(|error| error.to_string())?;
             chunk.fill(0);
             self.chunks.push(chunk.share());
@@ -91,6 +103,40 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
             }
             Keys::Sparse(index) => index.find(keys, |_, row| self.rows.push(row.unwrap_or(NO_ROW))),
         }
+    }
+
+    /// As [`Rows::find`], with new rows for keys that have none.
+    fn find_or_insert(&mut self, keys: &[u64], memory: &Pool) -> Result<(), String> {
+        self.find(keys);
+        let new = self.rows.iter().filter(|row| **row == NO_ROW).count();
+        let Keys::Sparse(index) = &self.keys else { return Ok(()) };
+        if new == 0 {
+            return Ok(());
+        }
+        let count = index.len() + new;
+        if count >= NO_ROW as usize {
+            return Err(format!("a shard holds at most {NO_ROW} rows"));
+        }
+        // First the room, then the keys: with the keys alone, rows would be found that do not exist.
+        self.grow(count, memory)?;
+        if let Keys::Sparse(index) = &mut self.keys {
+            index.insert(keys);
+        }
+        self.find(keys);
+        Ok(())
+    }
+
+    /// Makes the chunks of `self.rows` writable, so that a push for which memory is short leaves no half of itself behind.
+    fn claim(&mut self, memory: &Pool) -> Result<(), String> {
+        let mut last = usize::MAX;
+        for &row in &self.rows {
+            let chunk = row as usize >> self.chunk_shift;
+            if chunk != last {
+                self.chunks[chunk].make_mut(memory).map_err(|error| error.to_string())?;
+                last = chunk;
+            }
+        }
+        Ok(())
     }
 
     /// Chunk and byte offset of a row.
@@ -111,18 +157,8 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
                 request.values.len()
             ));
         };
-        self.find(request.keys);
-        if self.rows.contains(&NO_ROW)
-            && let Keys::Sparse(index) = &mut self.keys
-        {
-            index.insert(request.keys);
-            let count = index.len();
-            if count >= NO_ROW as usize {
-                return Err(format!("a shard holds at most {NO_ROW} rows"));
-            }
-            self.grow(count, memory)?;
-            self.find(request.keys);
-        }
+        self.find_or_insert(request.keys, memory)?;
+        self.claim(memory)?;
         let row_bytes = self.width * V::BYTES;
         for (at, pushed) in pushed.chunks_exact(self.width).enumerate() {
             let (chunk, offset) = self.place(self.rows[at]);
@@ -131,6 +167,20 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
                 V::view_mut(&mut bytes[offset..offset + row_bytes]).ok_or("rows are aligned")?;
             self.rule.apply(request.keys[at], stored, pushed);
         }
+        Ok(())
+    }
+
+    /// One large row, which is a chunk by itself, can be exchanged as a whole.
+    fn adopts(&self, request: &Request<'_>) -> bool {
+        let row_bytes = self.width * V::BYTES;
+        let whole = request.values.len() == row_bytes && self.chunk_shift == 0;
+        R::REPLACES && whole && request.keys.len() == 1 && row_bytes >= SHARED_BYTES_MIN
+    }
+
+    fn adopt(&mut self, key: u64, values: Buffer, memory: &Pool) -> Result<(), String> {
+        self.find_or_insert(&[key], memory)?;
+        let (chunk, _) = self.place(self.rows[0]);
+        self.chunks[chunk] = values.share();
         Ok(())
     }
 
@@ -201,7 +251,7 @@ impl<V: Value, R: Rule<V>> Shard for VaryingRows<V, R> {
         for (at, row) in self.rows.iter().enumerate() {
             let stored = row.map_or(0, |row| self.stored[row as usize].len());
             let length = request.lengths[at] as usize;
-            if stored != 0 && stored != length && !R::RESIZES {
+            if stored != 0 && stored != length && !R::REPLACES {
                 return Err(format!(
                     "key {} holds {stored} values, so {length} cannot be combined with them",
                     request.keys[at]

@@ -100,11 +100,15 @@ impl ServerThread {
                 Arrival::Message { peer, message } if message.kind() == Kind::Request => {
                     self.handle(peer, message)
                 }
-                Arrival::Message { peer, .. } => self.endpoint.disconnect(peer),
+                Arrival::Message { peer, .. } => {
+                    tracing::warn!(%peer, "it sent an answer to a server; closing the lane");
+                    self.endpoint.disconnect(peer);
+                    self.forget(peer);
+                }
                 Arrival::Connected { .. } => {}
                 Arrival::Lost { peer, error } => {
                     tracing::debug!(%error, "a worker's lane is gone");
-                    self.parked.retain(|parked| parked.peer != peer);
+                    self.forget(peer);
                 }
             }
         }
@@ -115,35 +119,44 @@ impl ServerThread {
     /// Executes one request, or parks it, and then those that waited for it.
     fn handle(&mut self, peer: PeerId, message: Message) {
         let table = message.table();
-        let before = self.tables.get(&table).map(|entry| entry.shard.clock());
+        let before = self.clock(table);
         if let Some(parked) = self.execute(peer, message) {
             self.parked.push(parked);
         }
-        if !self.parked.is_empty()
-            && before < self.tables.get(&table).map(|entry| entry.shard.clock())
-        {
+        if !self.parked.is_empty() && before < self.clock(table) {
             self.unpark();
         }
     }
 
+    /// Executes what has waited long enough, in the order of arrival; one of them may be what others wait for.
     fn unpark(&mut self) {
         let mut at = 0;
         while at < self.parked.len() {
             let Parked { message, clock, .. } = &self.parked[at];
-            let ready = self
-                .tables
-                .get(&message.table())
-                .is_some_and(|entry| entry.shard.clock() >= *clock);
-            if !ready {
+            let table = message.table();
+            let before = self.clock(table);
+            if before < Some(*clock) {
                 at += 1;
                 continue;
             }
             let Parked { peer, message, .. } = self.parked.remove(at);
             if let Some(parked) = self.execute(peer, message) {
-                self.parked.insert(at, parked);
+                self.parked.insert(at.min(self.parked.len()), parked);
                 at += 1;
             }
+            if before < self.clock(table) {
+                at = 0;
+            }
         }
+    }
+
+    fn clock(&self, table: u32) -> Option<u64> {
+        self.tables.get(&table).map(|entry| entry.shard.clock())
+    }
+
+    /// Drops what waits for the sake of a peer that is gone.
+    fn forget(&mut self, peer: PeerId) {
+        self.parked.retain(|parked| parked.peer != peer);
     }
 
     fn execute(&mut self, peer: PeerId, message: Message) -> Option<Parked> {
@@ -151,6 +164,7 @@ impl ServerThread {
             None => Err(format!("there is no operation {}", message.op())),
             Some(Op::Create) => self.create(peer, &message).map(|()| Admission::Now),
             Some(Op::Command) => self.command(peer, &message).map(|()| Admission::Now),
+            Some(Op::Push) if self.adopts(&message) => return self.adopt(peer, message),
             Some(op) => self.serve(peer, &message, op),
         };
         match outcome {
@@ -162,6 +176,31 @@ impl ServerThread {
                 None
             }
         }
+    }
+
+    /// Whether a push can be kept as it lies.
+    fn adopts(&self, message: &Message) -> bool {
+        let Some(Entry { range, shard, spec }) = self.tables.get(&message.table()) else {
+            return false;
+        };
+        let request = Request::of(message, true, false);
+        check_keys(request.keys, *range, &spec.name).is_ok()
+            && shard.admit(&request) == Admission::Now
+            && shard.adopts(&request)
+    }
+
+    /// Serves a push that is kept as it lies.
+    fn adopt(&mut self, peer: PeerId, message: Message) -> Option<Parked> {
+        let (reply, failure) = (answer(Kind::Reply, &message), answer(Kind::Failure, &message));
+        let (table, key) = (message.table(), message.keys()[0]);
+        let entry = self.tables.get_mut(&table)?;
+        match entry.shard.adopt(key, message.into_values(), self.endpoint.memory()) {
+            Ok(()) => self.post(peer, reply),
+            Err(reason) => {
+                self.post(peer, Draft { values: Values::Copied(reason.as_bytes()), ..failure })
+            }
+        }
+        None
     }
 
     /// Serves a push, a pull or both, unless it has to be parked.
@@ -201,14 +240,16 @@ impl ServerThread {
             (Pulled::Bytes(bytes), None) => {
                 let mut write = |into: &mut [u8]| shard.read(&request, into);
                 let values = Values::Written(bytes, &mut write);
-                post(&mut self.endpoint, peer, Draft { values, ..reply });
+                let posted = post(&mut self.endpoint, peer, Draft { values, ..reply });
+                self.check(peer, posted);
             }
             (Pulled::Varying(bytes), _) => {
                 let mut gathered =
                     self.endpoint.memory().allocate(bytes).map_err(|error| error.to_string())?;
                 shard.read(&request, &mut gathered);
                 let (lengths, values) = (shard.lengths(), Values::Apart(gathered.share()));
-                post(&mut self.endpoint, peer, Draft { lengths, values, ..reply });
+                let posted = post(&mut self.endpoint, peer, Draft { lengths, values, ..reply });
+                self.check(peer, posted);
             }
         }
         Ok(Admission::Now)
@@ -246,7 +287,17 @@ impl ServerThread {
     }
 
     fn post(&mut self, peer: PeerId, draft: Draft<'_>) {
-        post(&mut self.endpoint, peer, draft);
+        let posted = post(&mut self.endpoint, peer, draft);
+        self.check(peer, posted);
+    }
+
+    /// A peer that cannot be sent to has gone or broken the rules; its lane is closed.
+    fn check(&mut self, peer: PeerId, posted: caravan_van::Result<()>) {
+        if let Err(error) = posted {
+            tracing::warn!(%error, "an answer could not be sent; closing the lane");
+            self.endpoint.disconnect(peer);
+            self.forget(peer);
+        }
     }
 }
 
@@ -255,11 +306,21 @@ fn answer<'a>(kind: Kind, request: &Message) -> Draft<'a> {
     Draft { table: request.table(), timestamp: request.timestamp(), ..Draft::new(kind) }
 }
 
-/// Sends an answer. A peer that cannot be sent to has gone or broken the rules; its lane is closed.
-fn post(endpoint: &mut Endpoint, peer: PeerId, draft: Draft<'_>) {
-    if let Err(error) = endpoint.post(peer, draft, &mut Coding::plain()) {
-        tracing::warn!(%error, "an answer could not be sent; closing the lane");
-        endpoint.disconnect(peer);
+/// Sends an answer, or that there is no room for it.
+///
+/// # Errors
+/// When the lane is of no use any more.
+fn post(endpoint: &mut Endpoint, peer: PeerId, draft: Draft<'_>) -> caravan_van::Result<()> {
+    use caravan_van::Error::{MessageTooLong, OutOfMemory};
+    let (table, timestamp) = (draft.table, draft.timestamp);
+    match endpoint.post(peer, draft, &mut Coding::plain()) {
+        Err(error @ (MessageTooLong { .. } | OutOfMemory { .. })) => {
+            let reason = error.to_string();
+            let values = Values::Copied(reason.as_bytes());
+            let failure = Draft { table, timestamp, values, ..Draft::new(Kind::Failure) };
+            endpoint.post(peer, failure, &mut Coding::plain())
+        }
+        posted => posted,
     }
 }
 

@@ -19,6 +19,7 @@ use crate::wire::Offer;
 /// A small frame: a header, a key, a value.
 const SMALL: usize = 80;
 const LARGE: usize = 1 << 20;
+const WINDOW: usize = 8;
 const ROUNDS: usize = 7;
 
 #[derive(Clone, Copy, Debug)]
@@ -156,6 +157,72 @@ fn ring(mode: Mode, wait: Wait, core: usize, send: usize, count: usize) -> (f64,
     (median, calls)
 }
 
+/// Sends `count` times [`LARGE`] bytes with up to [`WINDOW`] on the way. Returns microseconds for each.
+fn stream_sockets(nonblocking: bool, core: usize, count: usize) -> f64 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        pin(core);
+        let (mut socket, _) = listener.accept().unwrap();
+        socket.set_nonblocking(nonblocking).unwrap();
+        let mut buffer = vec![0; LARGE];
+        for _ in 0..count {
+            assert!(read(&mut socket, &mut buffer));
+        }
+        socket.write_all(&buffer[..SMALL]).unwrap();
+    });
+    let mut socket = TcpStream::connect(address).unwrap();
+    socket.set_nonblocking(nonblocking).unwrap();
+    let mut buffer = vec![0; LARGE];
+    let start = Instant::now();
+    for _ in 0..count {
+        write(&mut socket, &buffer);
+    }
+    assert!(read(&mut socket, &mut buffer[..SMALL]));
+    let micros = start.elapsed().as_nanos() as f64 / 1e3;
+    server.join().unwrap();
+    micros / count as f64
+}
+
+/// Likewise, with an answer for each.
+fn stream_ring(mode: Mode, wait: Wait, core: usize, count: usize) -> f64 {
+    let config = VanConfig { wait, ..VanConfig::default() };
+    let (tell, told) = mpsc::channel();
+    let server_config = config.clone();
+    let server = std::thread::spawn(move || {
+        pin(core);
+        let mut van = Uring::with_modes(&server_config, &[mode]).unwrap();
+        tell.send((van.address().to_owned(), None)).unwrap();
+        let mut events = Vec::new();
+        let Event::Connected { peer, .. } = next(&mut van, &mut events) else { panic!() };
+        let place = van.memory().allocate(LARGE).unwrap();
+        tell.send((String::new(), Some(van.offer(peer, place).unwrap()))).unwrap();
+        while let Event::Received { .. } = next(&mut van, &mut events) {
+            post(&mut van, peer);
+        }
+    });
+    let mut van = Uring::with_modes(&config, &[mode]).unwrap();
+    let peer = van.connect(&told.recv().unwrap().0).unwrap();
+    let mut events = Vec::new();
+    assert!(matches!(next(&mut van, &mut events), Event::Connected { .. }));
+    let offer: Offer = told.recv().unwrap().1.unwrap();
+    let data = van.memory().allocate(LARGE).unwrap().share();
+    let start = Instant::now();
+    for at in 0..count + WINDOW {
+        if at >= WINDOW {
+            assert!(matches!(next(&mut van, &mut events), Event::Received { .. }));
+        }
+        if at < count {
+            van.post_write(peer, data.clone(), &offer, 0).unwrap();
+            post(&mut van, peer);
+        }
+    }
+    let micros = start.elapsed().as_nanos() as f64 / 1e3;
+    drop(van);
+    server.join().unwrap();
+    micros / count as f64
+}
+
 fn post(van: &mut Uring, peer: PeerId) {
     let frame = van.memory().allocate(FRAME_PREFIX + SMALL).unwrap();
     van.post_send(peer, frame).unwrap();
@@ -215,4 +282,27 @@ fn large_on_one_core() {
 #[ignore = "a measurement"]
 fn large_on_two_cores() {
     compare(1, LARGE, 300);
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn streams() {
+    pin(0);
+    for (core, wait) in [(0, Wait::Yield), (0, Wait::Block), (1, Wait::Yield), (1, Wait::Block)] {
+        let modes = [Mode::Deferred, Mode::Cooperative];
+        let mut ratios = vec![Vec::new(); modes.len()];
+        for _ in 0..ROUNDS {
+            for (mode, ratios) in modes.iter().zip(&mut ratios) {
+                let floor = stream_sockets(wait == Wait::Yield, core, 300);
+                ratios.push(floor / stream_ring(*mode, wait, core, 300));
+            }
+        }
+        for (mode, mut ratios) in modes.iter().zip(ratios) {
+            ratios.sort_by(f64::total_cmp);
+            let median = ratios[ROUNDS / 2];
+            println!(
+                "cores 0 and {core}, {wait:?}, {mode:?}: {median:.2} of the bandwidth of sockets"
+            );
+        }
+    }
 }

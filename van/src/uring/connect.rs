@@ -118,7 +118,7 @@ impl Uring {
             Ok(()) => {}
             Err(reason) if matches!(peer.stage, Stage::Greeting(_)) && !peer.ours => {
                 tracing::warn!(address = %peer.address, reason, "turned a connection away");
-                self.ring.refuse(slot, &reason);
+                self.ring.refuse(slot, reason);
                 peer.stage = Stage::Refused(Instant::now() + PATIENCE);
             }
             Err(reason) => self.lose(slot, reason),
@@ -139,14 +139,12 @@ impl Uring {
         let Some(peer) = &self.peers[slot] else { return };
         let address = peer.address.clone();
         let report = match peer.stage {
-            Stage::Up => Some(Error::PeerLost { peer: peer.id, address, reason }),
-            Stage::Greeting(_) if peer.ours => {
-                let source = io::Error::new(io::ErrorKind::ConnectionRefused, reason);
-                Some(Error::Connect { address, source })
-            }
-            Stage::Greeting(_) => {
+            Stage::Greeting(_) if !peer.ours => {
                 tracing::warn!(address, reason, "a connection ended before it began");
                 None
+            }
+            Stage::Greeting(_) | Stage::Up => {
+                Some(Error::PeerLost { peer: peer.id, address, reason })
             }
             Stage::Refused(_) => None,
             Stage::Closing(_) => return self.bury(slot),

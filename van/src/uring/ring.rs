@@ -36,7 +36,8 @@ const EAGER_LANES_MAX: usize = 4;
 /// After this many tries without anything a lane is left to the kernel until something comes.
 const MISSES_MAX: u32 = 64;
 
-/// A write with at least this many bytes to come is received by the kernel in one operation, all but the last [`TAIL`] bytes.
+/// A write with at least this many bytes to come is, when left to the kernel, received in one operation, all but the last
+/// [`TAIL`] bytes.
 const BULK: usize = 128 << 10;
 
 /// The end of a write is received together with what follows it.
@@ -211,8 +212,8 @@ struct Lane {
     misses: Option<u32>,
     /// A send went out, so that a try at the same moment would come too early for the answer.
     just_sent: bool,
-    /// The one refusal that the sender has room for is used.
-    refused: bool,
+    /// To be queued when no send is under way: it takes the place of units that one might be sending.
+    refusal: Option<String>,
     closing: bool,
     send_header: libc::msghdr,
     send_slices: [libc::iovec; SLICES_MAX],
@@ -301,7 +302,7 @@ impl Ring {
             receive: Operation::default(),
             misses: None,
             just_sent: false,
-            refused: false,
+            refusal: None,
             closing: false,
             send_header: empty_header(),
             send_slices: [NO_SLICE; SLICES_MAX],
@@ -332,13 +333,10 @@ impl Ring {
         Ok(())
     }
 
-    /// Queues the reason why this side is about to close the connection, the first time only.
-    pub(super) fn refuse(&mut self, slot: Slot, reason: &str) {
-        let lane = self.lane(slot);
-        if !std::mem::replace(&mut lane.refused, true) {
-            lane.sender.refuse(reason);
-            self.list_send(slot);
-        }
+    /// Says why this side is about to close the connection; see [`Sender::refuse`].
+    pub(super) fn refuse(&mut self, slot: Slot, reason: String) {
+        self.lane(slot).refusal = Some(reason);
+        self.list_send(slot);
     }
 
     fn lane(&mut self, slot: Slot) -> &mut Lane {
@@ -347,7 +345,7 @@ impl Ring {
 
     /// Whether everything posted to a lane has left.
     pub(super) fn is_flushed(&self, slot: Slot) -> bool {
-        self.lanes[slot].as_ref().is_none_or(|lane| lane.sender.is_empty())
+        self.lanes[slot].as_ref().is_none_or(|lane| lane.is_flushed())
     }
 
     /// Tells the peer that nothing more will be sent.
@@ -417,6 +415,13 @@ impl Ring {
         };
         self.accept.under_way = self.push(entry.user_data(user_data(0, Tag::Accept)));
         self.under_way += usize::from(self.accept.under_way);
+    }
+
+    /// As if the kernel had declined to accept many at once.
+    #[cfg(test)]
+    pub(super) fn accept_one_at_a_time(&mut self) {
+        assert!(!self.accept.under_way, "too late");
+        self.accept_many = false;
     }
 
     /// Whether anything was posted that has not been handed to the kernel.
@@ -546,7 +551,7 @@ impl Ring {
             self.counters.frames_sent += lane.sender.frames_sent() - frames;
             self.counters.bytes_sent += bytes as u64;
         });
-        if !lane.sender.is_empty() {
+        if !lane.is_flushed() {
             self.list_send(slot);
         }
         Done::Sent(slot, result)
@@ -573,7 +578,12 @@ impl Ring {
         let Some(lane) = &mut self.lanes[slot] else { return true };
         lane.send.listed = false;
         let entry = match (lane.closing, lane.send.under_way) {
-            (false, false) => lane.send_entry(),
+            (false, false) => {
+                if let Some(reason) = lane.refusal.take() {
+                    lane.sender.refuse(&reason);
+                }
+                lane.send_entry()
+            }
             (true, true) if !lane.send.cancelled => Some(cancel(slot, Tag::Send)),
             _ => None,
         };
@@ -631,15 +641,19 @@ impl Ring {
         // SAFETY: the memory that `entry` names, slices and headers included, belongs to a boxed lane: its `Sender`'s queued
         // units, its `Receiver`'s spaces, its own arrays. The caller marks the operation as under way, and until its
         // completion is reaped the lane stays (`remove` asserts it, `drop` leaks it), `received` asserts that no receive is
-        // under way before it touches the spaces, `sent` runs only on the completion of the send, and otherwise the
-        // `Sender` is only added to: its queue has room for its depth, the hello and one refusal from the start, so that
-        // units stay where they are. An accept and a cancellation name no memory. The file descriptors are open as long as
+        // under way before it touches the spaces, `sent` runs only on the completion of the send, and a refusal,
+        // which drops units, waits for it; otherwise the `Sender` is only added to, and its queue has room for its depth from
+        // the start, so that units stay where they are. An accept and a cancellation name no memory. The file descriptors are open as long as
         // their lane or this ring.
         unsafe { self.io.submission().push(&entry) }.is_ok()
     }
 }
 
 impl Lane {
+    fn is_flushed(&self) -> bool {
+        self.sender.is_empty() && self.refusal.is_none()
+    }
+
     /// The operation that sends what is queued, as far as one call takes it; none if nothing is.
     fn send_entry(&mut self) -> Option<squeue::Entry> {
         let socket = types::Fd(self.socket.as_raw_fd());
@@ -676,7 +690,7 @@ impl Lane {
             let len = u32::try_from(staging.len()).unwrap_or(u32::MAX);
             return opcode::Recv::new(socket, staging.as_mut_ptr(), len).flags(flags).build();
         }
-        if place.len() >= BULK {
+        if place.len() >= BULK && flags == 0 {
             // The kernel goes on by itself while more comes in.
             let len = u32::try_from(place.len() - TAIL).unwrap_or(u32::MAX);
             let entry = opcode::Recv::new(socket, place.as_mut_ptr(), len);

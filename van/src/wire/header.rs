@@ -66,12 +66,13 @@ pub enum Kind {
     Reply = 2,
     /// Answers it with an error: the values are UTF-8 text.
     Failure = 3,
-    /// Asks for memory to write a long message into: `timestamp` is its length in bytes. All landings this side holds and
-    /// has not used are given back.
+    /// Asks for memory to write a long message into: `timestamp` is its length in bytes, 0 to ask for none. The values are the
+    /// keys, `u64`s, of landings that this side holds and gives back.
     Want = 4,
     /// Grants such memory: the offer section names it.
     Grant = 5,
-    /// A long message lies in the landing that the offer section names: `timestamp` is its length in bytes.
+    /// A long message lies in the landing that the offer section names: `timestamp` is its length in bytes, `clock` how far
+    /// from the start of the landing it begins.
     Landed = 6,
 }
 

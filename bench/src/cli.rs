@@ -1,0 +1,359 @@
+//! Every command and flag, and nothing else: names are a contract with scripts.
+
+use std::path::PathBuf;
+
+use caravan_van::Wait;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::subject::Op;
+use crate::units::{parse_size, parse_wait};
+
+/// Moves parameters: push and pull over RDMA, io_uring, shared memory or TCP, and what trains on it.
+#[derive(Debug, Parser)]
+#[command(name = "caravan", version, max_term_width = 100, subcommand_required = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Flags of every command. Those that are not given are taken from the environment, which kv alone reads.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Common options")]
+pub(crate) struct Common {
+    /// What carries the messages [default: auto] [env: CARAVAN_VAN]
+    #[arg(long, global = true, value_enum)]
+    pub(crate) van: Option<VanChoice>,
+    /// One JSON object a line on standard output, and nothing else there
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Tiny inputs, no claims: only shows that it runs
+    #[arg(long, global = true)]
+    pub(crate) smoke: bool,
+    /// Worker processes of the cluster [default: 1] [env: CARAVAN_WORKERS]
+    #[arg(long, global = true, value_name = "N", value_parser = count())]
+    pub(crate) workers: Option<u32>,
+    /// Server processes of the cluster [default: 1] [env: CARAVAN_SERVERS]
+    #[arg(long, global = true, value_name = "N", value_parser = count())]
+    pub(crate) servers: Option<u32>,
+    /// Threads of each server [default: 1] [env: CARAVAN_THREADS]
+    #[arg(long, global = true, value_name = "N", value_parser = count())]
+    pub(crate) threads: Option<u32>,
+    /// Runs the whole cluster as threads of this process
+    #[arg(long, global = true)]
+    pub(crate) in_process: bool,
+    /// Starts no nodes: waits at CARAVAN_SCHEDULER for servers and workers that are started elsewhere
+    #[arg(long, global = true, conflicts_with = "in_process")]
+    pub(crate) external: bool,
+    /// What an idle thread does: spin, yield, adaptive or block [default: adaptive] [env: CARAVAN_WAIT]
+    #[arg(long, global = true, value_name = "POLICY", value_parser = parse_wait)]
+    pub(crate) wait: Option<Wait>,
+}
+
+/// A van by name, or the best one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum VanChoice {
+    /// The fastest that works here
+    Auto,
+    /// Verbs: InfiniBand and RoCE
+    Rdma,
+    /// TCP through io_uring
+    Uring,
+    /// Shared memory, between processes of one machine
+    Shm,
+    /// TCP through plain sockets, everywhere
+    Tcp,
+    /// A simulated network in simulated time
+    Sim,
+}
+
+impl VanChoice {
+    /// As in a row.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            VanChoice::Auto => "auto",
+            VanChoice::Rdma => "rdma",
+            VanChoice::Uring => "uring",
+            VanChoice::Shm => "shm",
+            VanChoice::Tcp => "tcp",
+            VanChoice::Sim => "sim",
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Measures push and pull against a floor measured in the same run
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Trains a model on the embedded cluster
+    #[command(subcommand)]
+    Train(TrainCommand),
+    /// Scores examples with a trained model
+    Predict(Predict),
+    /// Writes synthetic data
+    #[command(subcommand)]
+    Generate(GenerateCommand),
+    /// Runs the scheduler of a cluster
+    Scheduler(Role),
+    /// Runs one server of a cluster
+    Server(Role),
+    /// Runs one worker of a cluster
+    Worker(Role),
+    /// Says which vans work on this machine, and for each that doesn't, why and what to do
+    Doctor,
+    /// The other process of the floor
+    #[command(hide = true)]
+    Floor,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Round trip of one request in flight
+    Latency(LatencyArgs),
+    /// Large requests, a window of them in flight
+    Bandwidth(WindowArgs),
+    /// Small requests a second, a window of them in flight
+    Rate(WindowArgs),
+    /// The three above on every van that works here, or on the one named by --van
+    All(AllArgs),
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct LatencyArgs {
+    #[command(flatten)]
+    pub(crate) requests: Requests,
+    /// Timed requests a row; by default fewer the larger they are
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iterations: Option<u64>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct WindowArgs {
+    #[command(flatten)]
+    pub(crate) requests: Requests,
+    /// Most requests in flight
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) window: Option<u32>,
+    /// Timed requests a row; by default fewer the larger they are
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iterations: Option<u64>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AllArgs {
+    /// What the requests do, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) op: Vec<Op>,
+}
+
+/// What is asked of the servers.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Requests {
+    /// What the requests do, separated by commas [default: push,pull]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) op: Vec<Op>,
+    /// Keys a request; its values are shared out evenly among them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count())]
+    pub(crate) keys: u32,
+    /// Value payloads of one request, separated by commas: 8, 64, 1KiB, 4MiB; multiples of 4 bytes a key
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
+    pub(crate) sizes: Vec<usize>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TrainCommand {
+    /// Sparse logistic regression by delayed block proximal gradient
+    Dbpg(Dbpg),
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Dbpg {
+    /// Training examples, LIBSVM or Criteo text, plain or compressed
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    pub(crate) data: Vec<PathBuf>,
+    /// Examples to test the model on
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub(crate) test: Vec<PathBuf>,
+    /// Weight of the L1 norm, against sums over examples
+    #[arg(long, value_name = "L", value_parser = non_negative)]
+    pub(crate) lambda: f64,
+    /// Most blocks a worker may be ahead of the slowest answer
+    #[arg(long, value_name = "T", default_value_t = 0)]
+    pub(crate) delay: u32,
+    /// Blocks of features; chosen from the data if not given
+    #[arg(long, value_name = "B", value_parser = count())]
+    pub(crate) blocks: Option<u32>,
+    /// Relative decrease of the objective to stop at
+    #[arg(long, value_name = "E", value_parser = non_negative, default_value = "1e-9")]
+    pub(crate) epsilon: f64,
+    /// Passes over the data, at most
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) passes: u64,
+    /// Only the published first-order steps: no Newton steps on the support between passes
+    #[arg(long)]
+    pub(crate) no_newton: bool,
+    /// Where to write the model
+    #[arg(long, value_name = "OUT")]
+    pub(crate) model: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Predict {
+    /// The model, as written by train
+    #[arg(long, value_name = "FILE")]
+    pub(crate) model: PathBuf,
+    /// Examples to score
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    pub(crate) data: Vec<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum GenerateCommand {
+    /// Sparse rows with power-law keys, as of ad clicks: OUT.train and OUT.test
+    Clicks(Clicks),
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Clicks {
+    /// Files to write, without their endings
+    pub(crate) out: PathBuf,
+    /// Training rows
+    #[arg(long, value_name = "N", default_value_t = 200_000)]
+    pub(crate) rows: u64,
+    /// Test rows
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    pub(crate) test_rows: u64,
+    /// Everything follows from this
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Draws a row
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub(crate) slots: u32,
+    /// How many of them go to the bag slot
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) bag: u32,
+    /// The first categorical slot has 2^K keys or so
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    pub(crate) kmin: u32,
+    /// The last categorical slot has 2^K keys or so
+    #[arg(long, value_name = "K", default_value_t = 20)]
+    pub(crate) kmax: u32,
+    /// The bag slot has 2^K keys or so
+    #[arg(long, value_name = "K", default_value_t = 20)]
+    pub(crate) kbag: u32,
+    /// The margin of a row without relevant keys
+    #[arg(long, value_name = "B", default_value_t = -2.2, allow_negative_numbers = true)]
+    pub(crate) bias: f64,
+    /// Standard deviation of the relevant weights
+    #[arg(long, value_name = "S", default_value_t = 0.45)]
+    pub(crate) scale: f64,
+    /// How keys are written
+    #[arg(long, value_enum, default_value_t = KeyFormat::Compact)]
+    pub(crate) format: KeyFormat,
+}
+
+/// How generated keys are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KeyFormat {
+    /// 1, 2, … in the order of the hashed keys
+    Compact,
+    /// The hashed 64-bit keys
+    Keys,
+}
+
+/// One role of a cluster.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Role {
+    /// Where the scheduler listens, as host:port [env: CARAVAN_SCHEDULER]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) scheduler: Option<String>,
+    /// Address of this node, which its peers can reach [env: CARAVAN_HOST]
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: Option<String>,
+    /// Number of the job, hexadecimal [env: CARAVAN_JOB]
+    #[arg(long, value_name = "HEX", value_parser = hexadecimal)]
+    pub(crate) job: Option<u64>,
+    /// Place among the nodes of this role; the scheduler chooses one if not given
+    #[arg(long, value_name = "N")]
+    pub(crate) rank: Option<usize>,
+}
+
+fn hexadecimal(text: &str) -> Result<u64, String> {
+    u64::from_str_radix(text, 16).map_err(|_| format!("{text:?} is not a hexadecimal number"))
+}
+
+fn count() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..)
+}
+
+fn non_negative(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| format!("{text:?} is not a number of 0 or more"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn documented_lines_are_read() {
+        for line in [
+            "caravan bench latency --van tcp --op pull --keys 1 --sizes 8,64,1KiB --iterations 10",
+            "caravan --json bench bandwidth --op push-pull --sizes 64KiB,1MiB,4MiB --window 8",
+            "caravan bench rate --van uring --sizes 8,64 --window 64 --smoke",
+            "caravan bench all --json --wait adaptive",
+            "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --epsilon 1e-5 --model m",
+            "caravan predict --model m --data a",
+            "caravan generate clicks out --rows 10 --format keys",
+            "caravan scheduler --host 0.0.0.0",
+            "caravan server --scheduler host:7000 --threads 4",
+            "caravan worker --rank 0 --job beef",
+            "caravan doctor --json",
+            "caravan floor --wait spin",
+        ] {
+            parse(line).expect(line);
+        }
+        let cli = parse("caravan bench latency --sizes 8,1KiB --op push,pull").unwrap();
+        let Command::Bench(BenchCommand::Latency(args)) = cli.command else { panic!() };
+        assert_eq!(args.requests.sizes, [8, 1024]);
+        assert_eq!(args.requests.op, [Op::Push, Op::Pull]);
+    }
+
+    #[test]
+    fn wrong_lines_are_refused() {
+        for line in [
+            "caravan",
+            "caravan bench",
+            "caravan fly",
+            "caravan bench latency --van carrier-pigeon",
+            "caravan bench latency --sizes 8,big",
+            "caravan bench latency --sizes 0",
+            "caravan bench latency --op pop",
+            "caravan bench latency --keys 0",
+            "caravan bench rate --window 0",
+            "caravan bench rate --iterations 0",
+            "caravan doctor --workers 0",
+            "caravan doctor --wait never",
+            "caravan worker --job xyz",
+            "caravan train dbpg --data a",
+            "caravan train dbpg --data a --lambda -1",
+            "caravan train dbpg --data a --lambda NaN",
+            "caravan predict --data a",
+        ] {
+            assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");
+        }
+    }
+}

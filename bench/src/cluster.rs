@@ -1,0 +1,120 @@
+//! The cluster this program starts or belongs to: its settings from environment and flags, what its nodes can do, its roles.
+
+use anyhow::{Context, Result, bail};
+use caravan_kv::node::{Scheduler, run_server, run_worker};
+use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
+
+use crate::cli::{Common, Role, VanChoice};
+use crate::doctor;
+use crate::measure::Measure;
+use crate::usage::Usage;
+
+/// What `CARAVAN_*` variables say, changed by what flags say.
+///
+/// # Errors
+/// [`Usage`] for a variable that does not exist or is not valid; a van that this version does not have.
+pub(crate) fn config(common: &Common) -> Result<ClusterConfig> {
+    let mut config = ClusterConfig::from_env().map_err(|error| Usage(error.to_string()))?;
+    let given = |flag: Option<u32>, setting: &mut usize| {
+        if let Some(count) = flag {
+            *setting = count as usize;
+        }
+    };
+    given(common.workers, &mut config.workers);
+    given(common.servers, &mut config.servers);
+    given(common.threads, &mut config.threads);
+    if let Some(wait) = common.wait {
+        config.node.wait = wait;
+    }
+    if let Some(choice) = common.van {
+        config.node.van = van(choice)?;
+    }
+    Ok(config)
+}
+
+/// The van between processes that a choice stands for.
+fn van(choice: VanChoice) -> Result<Van> {
+    match doctor::missing(choice) {
+        Some(reason) => bail!("{reason}; take --van tcp or auto, and see `caravan doctor`"),
+        None => Ok(choice.name().parse()?),
+    }
+}
+
+/// What workers of this program can run.
+fn apps() -> Apps {
+    caravan_learn::dbpg::apps(Apps::default()).with(Measure::NAME, || Box::new(Measure::default()))
+}
+
+/// What servers of this program can build shards of.
+fn handles() -> Handles {
+    caravan_learn::dbpg::handles(Handles::default())
+}
+
+/// Starts a cluster of local processes, or of threads; with `--external` it waits for nodes that are started elsewhere.
+///
+/// # Errors
+/// Names the node that did not come up.
+pub(crate) fn launch(config: &ClusterConfig, common: &Common) -> Result<Cluster> {
+    let launch = if common.external {
+        Launch::External
+    } else if common.in_process {
+        Launch::Threads(handles(), apps())
+    } else {
+        let program =
+            std::env::current_exe().context("cannot find this program to start its nodes")?;
+        Launch::Processes(program)
+    };
+    Ok(Cluster::launch(config, launch)?)
+}
+
+/// Runs a scheduler without a job of its own: brings the cluster together and watches over it.
+///
+/// # Errors
+/// Names the nodes that did not come, or the one that was lost.
+pub(crate) fn schedule(common: &Common, role: &Role) -> Result<()> {
+    let config = joined(common, role)?;
+    let mut scheduler = Scheduler::bind(&config)?;
+    eprintln!("caravan: nodes can join at {}", scheduler.address());
+    scheduler.gather(|| Ok(()))?;
+    eprintln!("caravan: {} servers and {} workers have joined", config.servers, config.workers);
+    Ok(scheduler.watch()?)
+}
+
+/// Runs a server until the job is over.
+///
+/// # Errors
+/// What joining and the vans report.
+pub(crate) fn serve(common: &Common, role: &Role) -> Result<()> {
+    let config = joined(common, role)?;
+    Ok(run_server(&config.node, role.rank, config.threads, &handles(), true)?)
+}
+
+/// Runs a worker until the job is over.
+///
+/// # Errors
+/// What joining and the lanes report.
+pub(crate) fn work(common: &Common, role: &Role) -> Result<()> {
+    let config = joined(common, role)?;
+    Ok(run_worker(&config.node, role.rank, &apps(), true)?)
+}
+
+/// The settings of a node that joins a scheduler.
+fn joined(common: &Common, role: &Role) -> Result<ClusterConfig> {
+    let mut config = config(common)?;
+    if let Some(address) = &role.scheduler {
+        config.node.scheduler.clone_from(address);
+    }
+    if let Some(host) = &role.host {
+        config.node.host.clone_from(host);
+    }
+    if let Some(job) = role.job {
+        config.node.job = job;
+    }
+    if config.node.scheduler.ends_with(":0") {
+        bail!(Usage(format!(
+            "{} is no address of a scheduler; give --scheduler HOST:PORT or CARAVAN_SCHEDULER",
+            config.node.scheduler
+        )));
+    }
+    Ok(config)
+}

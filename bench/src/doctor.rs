@@ -1,0 +1,182 @@
+//! `caravan doctor`: which vans work on this machine and, for each that doesn't, why and what to do. Changes nothing.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use caravan_kv::Van;
+use caravan_kv::node::open;
+use caravan_van::VanConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::cli::{Common, VanChoice};
+use crate::machine::{Machine, rdma_devices};
+use crate::progress::Progress;
+use crate::report::{Report, Row};
+
+/// What was found out about one van.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct VanCheck {
+    pub(crate) van: String,
+    pub(crate) works: bool,
+    /// What it carries messages by, or what keeps it from working.
+    pub(crate) why: String,
+    /// What to do about it; empty when it works.
+    pub(crate) remedy: String,
+}
+
+impl VanCheck {
+    fn works(van: VanChoice, why: &str) -> Self {
+        VanCheck {
+            van: van.name().to_owned(),
+            works: true,
+            why: why.to_owned(),
+            remedy: String::new(),
+        }
+    }
+
+    fn fails(van: VanChoice, why: String, remedy: &str) -> Self {
+        VanCheck { van: van.name().to_owned(), works: false, why, remedy: remedy.to_owned() }
+    }
+
+    /// For people.
+    pub(crate) fn text(&self) -> String {
+        let works = if self.works { "yes" } else { "no" };
+        let mut text = format!("{:<6}{works:<5}{}", self.van, self.why);
+        if !self.remedy.is_empty() {
+            text.push_str(&format!("\n           → {}", self.remedy));
+        }
+        text
+    }
+}
+
+/// Prints the machine, its layout and a row a van.
+///
+/// # Errors
+/// When standard output cannot be written to.
+pub(crate) fn run(common: &Common) -> Result<()> {
+    let mut report = Report::new(common.json);
+    let quiet = Progress::new(0, true);
+    report.row(&Row::Machine(Machine::read()), &quiet)?;
+    if !common.json {
+        writeln!(io::stdout(), "{}\n", layout())?;
+    }
+    for check in checks() {
+        report.row(&Row::Van(check), &quiet)?;
+    }
+    Ok(())
+}
+
+/// The NUMA layout, each line beginning with `#`.
+fn layout() -> String {
+    let text = match caravan_numa::Topology::this_machine() {
+        Ok(topology) => topology.describe(),
+        Err(error) => format!("layout unknown: {error}"),
+    };
+    let lines: Vec<String> = text.lines().map(|line| format!("# {line}")).collect();
+    lines.join("\n")
+}
+
+/// Every van, best first.
+pub(crate) fn checks() -> Vec<VanCheck> {
+    vec![rdma(), uring(), shm(), tcp(), sim()]
+}
+
+/// Why a van that the design has cannot carry messages between processes in this version; `None` for those that can.
+pub(crate) fn missing(van: VanChoice) -> Option<&'static str> {
+    match van {
+        VanChoice::Rdma => Some("the rdma van is not built into this version"),
+        VanChoice::Shm => Some("the shm van is not built into this version"),
+        VanChoice::Sim => Some("the sim van has simulated time and no processes: it is for tests"),
+        VanChoice::Auto | VanChoice::Uring | VanChoice::Tcp => None,
+    }
+}
+
+/// Whether a van can be opened here.
+///
+/// # Errors
+/// Why it cannot.
+pub(crate) fn opens(van: Van) -> caravan_kv::Result<()> {
+    open(van, &VanConfig::default()).map(drop)
+}
+
+fn rdma() -> VanCheck {
+    let devices = rdma_devices();
+    let found = match devices.is_empty() {
+        true => "this machine has no RDMA device".to_owned(),
+        false => format!("this machine has {}", devices.join(", ")),
+    };
+    VanCheck::fails(
+        VanChoice::Rdma,
+        format!("not built into this version; {found}"),
+        "arrives with a later version",
+    )
+}
+
+fn shm() -> VanCheck {
+    VanCheck::fails(
+        VanChoice::Shm,
+        "not built into this version".to_owned(),
+        "arrives with a later version",
+    )
+}
+
+fn uring() -> VanCheck {
+    match opens(Van::Uring) {
+        Ok(()) => VanCheck::works(VanChoice::Uring, "io_uring over TCP"),
+        Err(error) => VanCheck::fails(
+            VanChoice::Uring,
+            chain(&error),
+            "needs Linux 6.0 or later, `sysctl kernel.io_uring_disabled` 0, and a container that allows io_uring; \
+             the tcp van does without",
+        ),
+    }
+}
+
+fn tcp() -> VanCheck {
+    match opens(Van::Tcp) {
+        Ok(()) => VanCheck::works(VanChoice::Tcp, "plain sockets"),
+        Err(error) => VanCheck::fails(
+            VanChoice::Tcp,
+            chain(&error),
+            "bring the loopback interface up: ip link set lo up",
+        ),
+    }
+}
+
+/// An error with what caused it.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+fn sim() -> VanCheck {
+    VanCheck::works(
+        VanChoice::Sim,
+        "a simulated network in simulated time; for tests, it has no speed to measure",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_van_is_checked_and_what_fails_has_a_remedy() {
+        let checks = checks();
+        let vans: Vec<&str> = checks.iter().map(|check| check.van.as_str()).collect();
+        assert_eq!(vans, ["rdma", "uring", "shm", "tcp", "sim"]);
+        for check in checks {
+            assert!(!check.why.is_empty());
+            assert_eq!(check.works, check.remedy.is_empty(), "{}", check.van);
+            assert!(check.text().starts_with(&check.van));
+        }
+    }
+}

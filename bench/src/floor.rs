@@ -1,0 +1,473 @@
+//! The floor: the smallest program that moves the same bytes by the same means between two processes.
+//!
+//! One TCP connection with `TCP_NODELAY` to a child process that answers every request of a fixed length by a reply of a
+//! fixed length. It waits by the policy of the van it is held against, so that a ratio compares what is done with the bytes
+//! and not how someone waits. A push is a request of 64 bytes of header, 8 for each key and the values, and a reply of 64; a
+//! pull a request of 64 and 8 for each key, and a reply of 64 and the values. One request is one write call: no batching.
+//!
+//! A request starts with its number, which the reply brings back. [`CHANGE`] in its place means: the two words behind it are
+//! the lengths from now on. That is the whole protocol.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use caravan_kv::NodeConfig;
+use caravan_van::Wait;
+use caravan_van::wait::{Idle, Next};
+
+use crate::subject::{Shape, Subject};
+use crate::{place, units};
+
+/// Bytes of header in a request and in a reply.
+const HEADER_BYTES: usize = 64;
+/// The number of a request that changes the lengths.
+const CHANGE: u64 = u64::MAX;
+/// Longest request or reply, in bytes, either side agrees to.
+const MESSAGE_BYTES_MAX: usize = 2 << 30;
+/// Small messages are received this many bytes at a time.
+const RECEIVE_BYTES: usize = 64 << 10;
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The asking side.
+#[derive(Debug)]
+pub(crate) struct Floor {
+    lane: Lane,
+    requests: Vec<u8>,
+    replies: Ring,
+    expected: Vec<u8>,
+    window: u64,
+    number: u64,
+    pulls: bool,
+    child: Option<Child>,
+}
+
+impl Floor {
+    /// Starts this program a second time as the answering side; it ends with this value.
+    ///
+    /// # Errors
+    /// When the program cannot be started or does not say where it listens.
+    pub(crate) fn spawn(wait: Wait) -> Result<Self> {
+        let program =
+            std::env::current_exe().context("cannot find this program to start the floor")?;
+        let mut child = Command::new(program)
+            .args(["floor", "--wait", units::wait(wait)])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start the floor's other process")?;
+        let mut port = String::new();
+        let stdout = child.stdout.take().expect("stdout is piped");
+        BufReader::new(stdout)
+            .read_line(&mut port)
+            .context("the floor's other process is silent")?;
+        let port: u16 = port.trim().parse().context("the floor's other process named no port")?;
+        let mut floor = Floor::connect((Ipv4Addr::LOCALHOST, port).into(), wait)?;
+        floor.child = Some(child);
+        Ok(floor)
+    }
+
+    fn connect(address: SocketAddr, wait: Wait) -> Result<Self> {
+        let stream =
+            TcpStream::connect(address).context("cannot reach the floor's other process")?;
+        Ok(Floor {
+            lane: Lane::new(stream, wait)?,
+            requests: vec![0; HEADER_BYTES],
+            replies: Ring::new(HEADER_BYTES),
+            expected: vec![0; HEADER_BYTES],
+            window: 1,
+            number: 0,
+            pulls: false,
+            child: None,
+        })
+    }
+
+    /// Agrees with the other side on the lengths of request and reply.
+    fn agree(&mut self, request_bytes: usize, reply_bytes: usize) -> Result<()> {
+        for (word, value) in
+            [CHANGE, request_bytes as u64, reply_bytes as u64].into_iter().enumerate()
+        {
+            self.requests[word * 8..][..8].copy_from_slice(&value.to_le_bytes());
+        }
+        self.lane.write_all(&self.requests)?;
+        self.receive(CHANGE)?;
+        self.requests = patterned(request_bytes);
+        self.expected = patterned(reply_bytes);
+        self.replies = Ring::new(reply_bytes);
+        Ok(())
+    }
+
+    /// Waits for the reply to request `number`, when only that one is due.
+    fn receive(&mut self, number: u64) -> Result<()> {
+        loop {
+            if let Some(reply) = self.replies.take() {
+                return answers(reply, number);
+            }
+            let count = self.lane.read(self.replies.space())?;
+            self.replies.filled(count);
+        }
+    }
+
+    /// Writes what the window allows. Returns whether anything moved.
+    fn send(&mut self, sent: &mut u64, partly: &mut usize, until: u64) -> Result<bool> {
+        let mut moved = false;
+        while *sent < until {
+            if *partly == 0 {
+                let number = self.number + *sent;
+                self.requests[..8].copy_from_slice(&number.to_le_bytes());
+            }
+            let Some(count) = self.lane.try_write(&self.requests[*partly..])? else { break };
+            moved = true;
+            *partly += count;
+            if *partly == self.requests.len() {
+                (*sent, *partly) = (*sent + 1, 0);
+            }
+        }
+        Ok(moved)
+    }
+}
+
+impl Subject for Floor {
+    fn prepare(&mut self, shape: Shape) -> Result<()> {
+        let values = |there: bool| if there { shape.bytes } else { 0 };
+        self.agree(
+            HEADER_BYTES + 8 * shape.keys + values(shape.op.pushes()),
+            HEADER_BYTES + values(shape.op.pulls()),
+        )?;
+        self.window = shape.window.max(1) as u64;
+        self.pulls = shape.op.pulls();
+        Ok(())
+    }
+
+    fn once(&mut self) -> Result<()> {
+        let number = self.number;
+        self.requests[..8].copy_from_slice(&number.to_le_bytes());
+        self.lane.write_all(&self.requests)?;
+        self.receive(number)?;
+        self.number += 1;
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<u64> {
+        let reply = self.replies.last();
+        Ok(u64::from(self.pulls && reply[8..] != self.expected[8..]))
+    }
+
+    fn stream(&mut self, count: u64) -> Result<()> {
+        let (mut sent, mut partly, mut done) = (0, 0, 0);
+        while done < count {
+            let moved = self.send(&mut sent, &mut partly, count.min(done + self.window))?;
+            match self.lane.try_read(self.replies.space())? {
+                Some(received) => self.replies.filled(received),
+                None if !moved && partly == 0 => {
+                    let received = self.lane.read(self.replies.space())?;
+                    self.replies.filled(received);
+                }
+                // The other side is at work, or the socket would have taken the whole request: let it.
+                None => std::thread::yield_now(),
+            }
+            while let Some(reply) = self.replies.take() {
+                answers(reply, self.number + done)?;
+                done += 1;
+            }
+        }
+        self.number += count;
+        Ok(())
+    }
+
+    fn settle(&mut self) -> Result<u64> {
+        self.check()
+    }
+}
+
+impl Drop for Floor {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            drop(child.stdin.take()); // which is how it knows
+            // Nothing is lost with it, so nothing is to be done if it cannot be waited for.
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Whether a reply is the one to request `number`.
+fn answers(reply: &[u8], number: u64) -> Result<()> {
+    let found = word(reply, 0);
+    ensure!(found == number, "the floor's reply is to request {found}, not {number}");
+    Ok(())
+}
+
+/// The answering process, `caravan floor`: prints its port, answers one connection, ends with it or with its own input.
+///
+/// # Errors
+/// When it cannot listen, or is asked for lengths out of range.
+pub(crate) fn run(config: &NodeConfig) -> Result<()> {
+    if config.pin {
+        place::pin(place::SERVER);
+    }
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("the floor cannot listen")?;
+    let port = listener.local_addr().context("the floor cannot listen")?.port();
+    writeln!(io::stdout(), "{port}").context("the floor cannot say its port")?;
+    std::thread::spawn(|| {
+        // Ends when the parent closes it, which it also does by dying.
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        std::process::exit(0);
+    });
+    let (stream, _) = listener.accept().context("the floor cannot accept")?;
+    serve(stream, config.wait)
+}
+
+/// Answers requests until the other side hangs up.
+fn serve(stream: TcpStream, wait: Wait) -> Result<()> {
+    let mut lane = Lane::new(stream, wait)?;
+    let mut requests = Ring::new(HEADER_BYTES);
+    let mut reply = vec![0; HEADER_BYTES];
+    loop {
+        let count = match lane.look(requests.space(), Duration::MAX)? {
+            0 => return Ok(()),
+            count => count,
+        };
+        requests.filled(count);
+        let mut lengths = None;
+        while let Some(request) = requests.take() {
+            reply[..8].copy_from_slice(&request[..8]);
+            if word(request, 0) == CHANGE {
+                lengths = Some((word(request, 1), word(request, 2)));
+            }
+            lane.write_all(&reply)?;
+        }
+        if let Some((request_bytes, reply_bytes)) = lengths {
+            requests = Ring::new(checked_length(request_bytes)?);
+            reply = patterned(checked_length(reply_bytes)?);
+        }
+    }
+}
+
+fn checked_length(bytes: u64) -> Result<usize> {
+    let range = HEADER_BYTES as u64..=MESSAGE_BYTES_MAX as u64;
+    ensure!(range.contains(&bytes), "the floor takes messages of {range:?} bytes, not {bytes}");
+    Ok(bytes as usize)
+}
+
+/// A message in which every byte depends on its place; the first word is the number's.
+fn patterned(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at as u32).wrapping_mul(0x9E37_79B1).to_le_bytes()[3]).collect()
+}
+
+fn word(message: &[u8], at: usize) -> u64 {
+    let bytes = message[at * 8..][..8].try_into().expect("eight bytes");
+    u64::from_le_bytes(bytes)
+}
+
+/// Memory that messages of one length are received into, many at a time when they are small. It holds a whole number of
+/// them, so none is ever moved.
+#[derive(Debug)]
+struct Ring {
+    memory: Vec<u8>,
+    message: usize,
+    filled: usize,
+    taken: usize,
+}
+
+impl Ring {
+    fn new(message: usize) -> Self {
+        let messages = (RECEIVE_BYTES / message).max(1);
+        Ring { memory: vec![0; messages * message], message, filled: 0, taken: 0 }
+    }
+
+    /// Where the next bytes go; never empty once all that is complete was taken.
+    fn space(&mut self) -> &mut [u8] {
+        if self.taken == self.filled {
+            // Nothing waits in it: begin at the front, where the cache is warm.
+            (self.filled, self.taken) = (0, 0);
+        }
+        &mut self.memory[self.filled..]
+    }
+
+    fn filled(&mut self, count: usize) {
+        self.filled += count;
+    }
+
+    /// The next complete message.
+    fn take(&mut self) -> Option<&[u8]> {
+        if self.filled - self.taken < self.message {
+            return None;
+        }
+        self.taken += self.message;
+        Some(self.last())
+    }
+
+    /// The message taken last, or the memory of the first when there is none.
+    fn last(&self) -> &[u8] {
+        let end = self.taken.max(self.message);
+        &self.memory[end - self.message..end]
+    }
+}
+
+/// A socket, and how to wait at it.
+#[derive(Debug)]
+struct Lane {
+    stream: TcpStream,
+    wait: Wait,
+    blocking: bool,
+}
+
+impl Lane {
+    fn new(stream: TcpStream, wait: Wait) -> Result<Self> {
+        stream.set_nodelay(true).context("the floor cannot set TCP_NODELAY")?;
+        // So that a blocking read looks at the time now and then.
+        stream.set_read_timeout(Some(PATIENCE)).context("the floor cannot set a time limit")?;
+        Ok(Lane { stream, wait, blocking: true })
+    }
+
+    /// Reads at least a byte, waiting by the policy.
+    fn read(&mut self, space: &mut [u8]) -> Result<usize> {
+        match self.look(space, PATIENCE)? {
+            0 => bail!("the floor's other process went away"),
+            count => Ok(count),
+        }
+    }
+
+    /// As `read`, but waits for up to `patience`, and 0 is the end of the stream.
+    fn look(&mut self, space: &mut [u8], patience: Duration) -> Result<usize> {
+        let idle = Idle::begin(self.wait, patience);
+        let mut blocking = self.wait == Wait::Block;
+        loop {
+            if let Some(count) = self.receive(space, blocking)? {
+                return Ok(count);
+            }
+            match idle.after_empty_look() {
+                Next::Look => {}
+                Next::Sleep(_) => blocking = true,
+                Next::Return => bail!("the floor waited {PATIENCE:?} for its other process"),
+            }
+        }
+    }
+
+    /// Reads what is there, if anything is.
+    fn try_read(&mut self, space: &mut [u8]) -> Result<Option<usize>> {
+        match self.receive(space, false)? {
+            Some(0) => bail!("the floor's other process went away"),
+            some => Ok(some),
+        }
+    }
+
+    fn receive(&mut self, space: &mut [u8], blocking: bool) -> Result<Option<usize>> {
+        self.set_blocking(blocking)?;
+        if_ready(self.stream.read(space)).context("the floor cannot receive")
+    }
+
+    /// Writes what fits, if anything does.
+    fn try_write(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
+        self.set_blocking(false)?;
+        if_ready(self.stream.write(bytes)).context("the floor cannot send")
+    }
+
+    /// Writes all; the other side is at work while the socket is full, so there is nothing to sleep for.
+    fn write_all(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            match if_ready(self.stream.write(bytes)).context("the floor cannot send")? {
+                Some(count) => bytes = &bytes[count..],
+                None => std::thread::yield_now(),
+            }
+        }
+        Ok(())
+    }
+
+    fn set_blocking(&mut self, blocking: bool) -> Result<()> {
+        if self.blocking != blocking {
+            self.stream.set_nonblocking(!blocking).context("the floor cannot change its socket")?;
+            self.blocking = blocking;
+        }
+        Ok(())
+    }
+}
+
+/// `None` where a socket is not ready.
+fn if_ready(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Ok(count) => Ok(Some(count)),
+        Err(error) => match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {
+                Ok(None)
+            }
+            _ => Err(error),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subject::Op;
+
+    /// A floor whose other side is a thread.
+    fn floor(wait: Wait) -> (Floor, std::thread::JoinHandle<Result<()>>) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || serve(listener.accept().unwrap().0, wait));
+        (Floor::connect(address, wait).unwrap(), server)
+    }
+
+    #[test]
+    fn answers_every_shape_under_every_wait_policy() {
+        let bound = Duration::from_micros(50);
+        for wait in [Wait::Yield, Wait::Adaptive(bound), Wait::Block, Wait::default()] {
+            let (mut floor, server) = floor(wait);
+            for op in [Op::Push, Op::Pull, Op::PushPull] {
+                for (bytes, window) in [(8, 1), (8, 64), (70_000, 3), (1 << 20, 8)] {
+                    floor.prepare(Shape { op, keys: 1, bytes, window }).unwrap();
+                    for _ in 0..3 {
+                        floor.once().unwrap();
+                        assert_eq!(floor.check().unwrap(), 0);
+                    }
+                    floor.stream(100).unwrap();
+                    assert_eq!(floor.settle().unwrap(), 0);
+                }
+            }
+            drop(floor);
+            server.join().unwrap().unwrap();
+        }
+    }
+
+    #[test]
+    fn lengths_out_of_range_are_refused_before_memory_is_taken() {
+        for (request, reply) in [(0, 64), (64, 63), (1 << 62, 64), (64, 1 << 62)] {
+            let (mut floor, server) = floor(Wait::Block);
+            for (at, value) in [CHANGE, request, reply].into_iter().enumerate() {
+                floor.requests[at * 8..][..8].copy_from_slice(&value.to_le_bytes());
+            }
+            floor.lane.write_all(&floor.requests).unwrap();
+            let error = server.join().unwrap().unwrap_err();
+            assert!(error.to_string().contains("bytes, not"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_reply_to_another_request_and_a_lost_peer_are_errors() {
+        let (mut lost, server) = floor(Wait::default());
+        lost.lane.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        server.join().unwrap().unwrap();
+        assert!(lost.stream(1).is_err() || lost.once().is_err());
+        assert!(answers(&[1; 64], 1).is_err());
+    }
+
+    #[test]
+    fn a_ring_gives_messages_back_whole() {
+        let mut ring = Ring::new(RECEIVE_BYTES / 2 + 1);
+        assert!(ring.take().is_none());
+        let space = ring.space().len();
+        assert_eq!(space, RECEIVE_BYTES / 2 + 1);
+        ring.filled(space - 1);
+        assert!(ring.take().is_none());
+        assert_eq!(ring.space().len(), 1);
+        ring.filled(1);
+        assert_eq!(ring.take().map(<[u8]>::len), Some(space));
+        assert!(ring.take().is_none());
+        assert_eq!(ring.space().len(), space);
+    }
+}

@@ -1,0 +1,76 @@
+//! `caravan generate`: synthetic data as files. What is drawn is caravan-learn's business.
+
+use std::io::{self, Write};
+use std::num::NonZeroUsize;
+
+use anyhow::{Context, Result};
+use caravan_learn::Error;
+use caravan_learn::data::clicks::{self, Format, Part, Summary};
+
+use crate::cli::{Clicks, Common, GenerateCommand, KeyFormat};
+use crate::usage::Usage;
+
+/// Rows with `--smoke`.
+const SMOKE_ROWS: u64 = 1000;
+
+/// Runs `caravan generate`.
+///
+/// # Errors
+/// Options out of range, and files that cannot be written.
+pub(crate) fn run(common: &Common, command: &GenerateCommand) -> Result<()> {
+    let GenerateCommand::Clicks(args) = command;
+    let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let settings = settings(args, common.smoke);
+    let written = clicks::generate(&settings, &args.out, format(args), threads);
+    let summary = written.map_err(|error| match error {
+        Error::Option { .. } => anyhow::Error::new(Usage(error.to_string())),
+        other => other.into(),
+    })?;
+    print(&summary, args, common.json).context("cannot write to standard output")
+}
+
+fn settings(args: &Clicks, smoke: bool) -> clicks::Clicks {
+    let rows_max = if smoke { SMOKE_ROWS } else { u64::MAX };
+    clicks::Clicks {
+        rows: args.rows.min(rows_max),
+        test_rows: args.test_rows.min(rows_max / 10),
+        seed: args.seed,
+        slots: args.slots,
+        bag: args.bag,
+        k_min: args.kmin,
+        k_max: args.kmax,
+        k_bag: args.kbag,
+        bias: args.bias,
+        scale: args.scale,
+    }
+}
+
+fn format(args: &Clicks) -> Format {
+    match args.format {
+        KeyFormat::Compact => Format::Compact,
+        KeyFormat::Keys => Format::Keys,
+    }
+}
+
+/// One line for each file, and the number of columns.
+fn print(summary: &Summary, args: &Clicks, json: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for (ending, part) in [("train", summary.train), ("test", summary.test)] {
+        let Part { rows, positives, nonzeros } = part;
+        let file = format!("{}.{ending}", args.out.display());
+        if json {
+            let row = serde_json::json!({
+                "row": "file", "file": file, "rows": rows, "positives": positives,
+                "nonzeros": nonzeros, "columns": summary.columns,
+            });
+            writeln!(out, "{row}")?;
+        } else {
+            writeln!(
+                out,
+                "{file}: {rows} rows, {positives} positive, {nonzeros} nonzeros, {} columns in training",
+                summary.columns
+            )?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! Measuring on a cluster: the scheduler's side sends one task a row, worker 0 measures it against its own floor and answers
+//! with the row.
+
+use anyhow::{Context, Result, ensure};
+use caravan_kv::node::VANS;
+use caravan_kv::{App, ClusterConfig, Target, Van, WorkerNode};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::cli::{BenchCommand, Common};
+use crate::floor::Floor;
+use crate::machine::Machine;
+use crate::plan::{self, Task};
+use crate::progress::Progress;
+use crate::report::{Report, Row};
+use crate::requests::{Requests, Tables};
+use crate::{cluster, doctor, place};
+
+/// What a worker answers.
+#[derive(Debug, Serialize, Deserialize)]
+struct Measured {
+    row: Row,
+    /// What a reader should doubt.
+    warnings: Vec<String>,
+}
+
+/// Runs `caravan bench`.
+///
+/// # Errors
+/// What keeps it from measuring, and any wrong answer.
+pub(crate) fn run(common: &Common, command: &BenchCommand) -> Result<()> {
+    let tasks = plan::rows(command, common.smoke)?;
+    let config = cluster::config(common)?;
+    let vans = vans(command, config.node.van);
+    let mut report = Report::new(common.json);
+    let progress = Progress::new(tasks.len() * vans.len(), common.json);
+    report.row(&Row::Machine(Machine::read()), &progress)?;
+    for van in vans {
+        let mut config = config.clone();
+        config.node.van = van;
+        measure_on(&config, common, &tasks, &mut report, &progress)
+            .with_context(|| format!("measuring the {van} van"))?;
+    }
+    ensure!(report.wrong() == 0, "{} answers were wrong; see the rows", report.wrong());
+    Ok(())
+}
+
+/// The vans to measure: all that work here, when all is asked for and none is named.
+fn vans(command: &BenchCommand, van: Van) -> Vec<Van> {
+    if matches!(command, BenchCommand::All(_)) && van == Van::Auto {
+        VANS.into_iter().filter(|van| doctor::opens(*van).is_ok()).collect()
+    } else {
+        vec![van]
+    }
+}
+
+fn measure_on(
+    config: &ClusterConfig,
+    common: &Common,
+    tasks: &[Task],
+    report: &mut Report,
+    progress: &Progress,
+) -> Result<()> {
+    let mut cluster = cluster::launch(config, common)?;
+    for task in tasks {
+        progress.doing(task.describe(&config.node.van.to_string()));
+        let id = cluster.submit(Target::Worker(0), Measure::NAME, &serde_json::to_value(task)?)?;
+        let answer = cluster.wait(id)?.pop().context("worker 0 answered nothing")?;
+        let Measured { row, warnings } = serde_json::from_value(answer)?;
+        report.row(&row, progress)?;
+        for warning in warnings {
+            let what = task.describe(&config.node.van.to_string());
+            progress.hidden(|| eprintln!("caravan: {what}: {warning}"));
+        }
+        progress.step();
+    }
+    Ok(cluster.shutdown()?)
+}
+
+/// The worker's side.
+#[derive(Default)]
+pub(crate) struct Measure {
+    floor: Option<Floor>,
+    tables: Tables,
+}
+
+impl Measure {
+    /// What tasks for it are called.
+    pub(crate) const NAME: &str = "bench";
+
+    fn measure(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value> {
+        let task: Task = serde_json::from_value(body)?;
+        let floor = match &mut self.floor {
+            Some(floor) => floor,
+            none => {
+                let floor = none.insert(Floor::spawn(node.config.wait)?);
+                if node.config.pin {
+                    place::pin(node.worker.servers());
+                }
+                floor
+            }
+        };
+        let van = node.worker.van();
+        let mut subject =
+            Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes);
+        let (row, warnings) = task.run(van, floor, &mut subject)?;
+        Ok(serde_json::to_value(Measured { row, warnings })?)
+    }
+}
+
+impl App for Measure {
+    fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
+        self.measure(node, body).map_err(|error| format!("{error:#}"))
+    }
+}

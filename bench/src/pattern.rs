@@ -1,0 +1,94 @@
+//! What the benches send, so that a fast wrong answer is seen. Not random data: cheap to write and to compare.
+//!
+//! A payload is filled once by position. For each request only its *stamps* change: the first value of every 4 KiB and the
+//! last value, written from the request's number. So two requests differ in every page, a payload that did not arrive, came
+//! twice or landed elsewhere differs too, and stamping costs one cache line a page.
+
+/// Values a stamp stands for: 4 KiB of `f32`.
+const STAMP_EVERY: usize = 1024;
+
+/// Fills `values` for request `number`.
+pub(crate) fn fill(values: &mut [f32], number: u64) {
+    for (position, value) in values.iter_mut().enumerate() {
+        *value = finite(position as u32);
+    }
+    stamp(values, number);
+}
+
+/// Makes filled `values` those of request `number`.
+pub(crate) fn stamp(values: &mut [f32], number: u64) {
+    for position in stamps(values.len()) {
+        values[position] = finite((number as u32).wrapping_mul(0x9E37_79B1) ^ position as u32);
+    }
+}
+
+/// Spoils memory a pull is to fill, so that a payload that never lands is seen.
+pub(crate) fn spoil(values: &mut [f32]) {
+    for position in stamps(values.len()) {
+        values[position] = -1.0; // no pattern has a negative value
+    }
+}
+
+/// Whether every value is as expected, bit for bit.
+pub(crate) fn same(values: &[f32], expected: &[f32]) -> bool {
+    let differ = |(a, b): (&f32, &f32)| a.to_bits() ^ b.to_bits();
+    // Whole blocks without an early exit let the compiler compare many values at once.
+    values.len() == expected.len()
+        && values
+            .chunks(STAMP_EVERY)
+            .zip(expected.chunks(STAMP_EVERY))
+            .all(|(v, e)| v.iter().zip(e).map(differ).fold(0, |all, bits| all | bits) == 0)
+}
+
+/// Whether the stamps are as expected: the quick check while the clock runs.
+pub(crate) fn stamps_same(values: &[f32], expected: &[f32]) -> bool {
+    values.len() == expected.len()
+        && stamps(values.len()).all(|at| values[at].to_bits() == expected[at].to_bits())
+}
+
+/// Where the stamps are in a payload of `len` values.
+fn stamps(len: usize) -> impl Iterator<Item = usize> {
+    (0..len).step_by(STAMP_EVERY).chain(len.checked_sub(1))
+}
+
+/// Spreads a number over the non-negative floats that hold 24 bits exactly.
+fn finite(number: u32) -> f32 {
+    (number.wrapping_mul(0x85EB_CA6B).rotate_left(13).wrapping_mul(0xC2B2_AE35) >> 8) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_of_different_requests_differ_in_every_page() {
+        for len in [1, 2, 1023, 1024, 1025, 4096, 5000] {
+            let (mut one, mut two) = (vec![0.0; len], vec![0.0; len]);
+            fill(&mut one, 7);
+            fill(&mut two, 8);
+            assert!(!same(&one, &two) && !stamps_same(&one, &two), "{len}");
+            for page in one.chunks(STAMP_EVERY).zip(two.chunks(STAMP_EVERY)) {
+                assert_ne!(page.0[0].to_bits(), page.1[0].to_bits(), "{len}");
+            }
+            stamp(&mut two, 7);
+            assert!(same(&one, &two) && stamps_same(&one, &two), "{len}");
+        }
+    }
+
+    #[test]
+    fn a_single_wrong_value_and_a_missing_payload_are_seen() {
+        let mut expected = vec![0.0; 3000];
+        fill(&mut expected, 1);
+        for at in [0, 1, 1500, 2999] {
+            let mut values = expected.clone();
+            values[at] += 1.0;
+            assert!(!same(&values, &expected), "{at}");
+        }
+        let mut values = expected.clone();
+        spoil(&mut values);
+        assert!(!stamps_same(&values, &expected));
+        assert!(!same(&expected[..2999], &expected));
+        assert!(!stamps_same(&[], &expected));
+        assert!(same(&[], &[]));
+    }
+}

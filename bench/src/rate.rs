@@ -1,0 +1,72 @@
+//! Rate: small requests, a window of them in flight, closed loop; how many are answered a second.
+//!
+//! The floor makes one call for each message. A van that lets messages leave together passes it: that is what this row is
+//! for. Payloads this small are compared in full while the clock runs.
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use crate::subject::{Effort, Shape, Subject, stream_both};
+
+/// One row of `caravan bench rate`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Rate {
+    pub(crate) van: String,
+    pub(crate) op: String,
+    pub(crate) bytes: usize,
+    pub(crate) window: usize,
+    pub(crate) mmsg_per_s: f64,
+    pub(crate) floor_mmsg_per_s: f64,
+    pub(crate) ratio: f64,
+    pub(crate) wrong: u64,
+}
+
+/// Measures `subject` against `floor`; returns the row and what a reader should doubt.
+///
+/// # Errors
+/// The first error of either, and a floor that got a wrong answer.
+pub(crate) fn measure(
+    van: &str,
+    shape: Shape,
+    effort: Effort,
+    floor: &mut dyn Subject,
+    subject: &mut dyn Subject,
+) -> Result<(Rate, Vec<String>)> {
+    floor.prepare(shape)?;
+    subject.prepare(shape)?;
+    let streams = stream_both(effort, floor, subject)?;
+    let [floor_rate, rate] = streams.seconds.map(|seconds| effort.count() as f64 / seconds / 1e6);
+    let row = Rate {
+        van: van.to_owned(),
+        op: shape.op.name().to_owned(),
+        bytes: shape.bytes,
+        window: shape.window,
+        mmsg_per_s: micro(rate),
+        floor_mmsg_per_s: micro(floor_rate),
+        ratio: crate::units::milli(rate / floor_rate),
+        wrong: streams.wrong,
+    };
+    Ok((row, streams.warnings))
+}
+
+/// Six decimals: single messages a second.
+fn micro(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subject::Op;
+    use crate::subject::mock::Mock;
+
+    #[test]
+    fn counts_messages_and_wrong_answers() {
+        let shape = Shape { op: Op::PushPull, keys: 1, bytes: 8, window: 64 };
+        let effort = Effort { batches: 2, batch: 100 };
+        let mut subject = Mock { wrong_settle: 1, ..Mock::default() };
+        let (row, _) = measure("mock", shape, effort, &mut Mock::default(), &mut subject).unwrap();
+        assert_eq!((row.op.as_str(), row.bytes, row.window, row.wrong), ("push-pull", 8, 64, 3));
+        assert!(row.mmsg_per_s > 0.0 && row.ratio.is_finite());
+    }
+}

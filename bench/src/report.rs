@@ -1,0 +1,322 @@
+//! Rows, as programs read them (`--json`, one object a line) and as people do (aligned columns). Only rows go to standard
+//! output; what a reader should know besides goes to standard error.
+
+use std::io::{self, Write};
+
+use serde::{Deserialize, Serialize};
+
+use crate::bandwidth::Bandwidth;
+use crate::doctor::VanCheck;
+use crate::latency::Latency;
+use crate::machine::Machine;
+use crate::progress::Progress;
+use crate::rate::Rate;
+use crate::train::{Outcome, Pass, Prediction};
+use crate::units;
+
+/// One line of `--json`; names and order of the fields are a contract with scripts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "row", rename_all = "lowercase")]
+pub(crate) enum Row {
+    /// Always first.
+    Machine(Machine),
+    Latency(Latency),
+    Bandwidth(Bandwidth),
+    Rate(Rate),
+    /// Of `caravan doctor`.
+    Van(VanCheck),
+    /// Of training, after each pass.
+    Progress(Pass),
+    /// Of training, last.
+    Result(Outcome),
+    /// Of `caravan predict`.
+    Predict(Prediction),
+}
+
+impl Row {
+    /// How many answers were not what they had to be.
+    pub(crate) fn wrong(&self) -> u64 {
+        match self {
+            Row::Latency(row) => row.wrong,
+            Row::Bandwidth(row) => row.wrong,
+            Row::Rate(row) => row.wrong,
+            Row::Machine(_) | Row::Van(_) | Row::Progress(_) | Row::Result(_) | Row::Predict(_) => {
+                0
+            }
+        }
+    }
+
+    /// The line above the first row of a kind, for people.
+    fn heading(&self) -> Option<String> {
+        Some(match self {
+            Row::Latency(_) => format!(
+                "\n# latency: round trip of one request in flight, closed loop, µs\n{}",
+                columns(&[
+                    "van",
+                    "op",
+                    "keys",
+                    "size",
+                    "count",
+                    "min",
+                    "p50",
+                    "p90",
+                    "p99",
+                    "p99.9",
+                    "max",
+                    "floor p50",
+                    "p99",
+                    "ratio",
+                    "wrong",
+                ])
+            ),
+            Row::Bandwidth(_) => format!(
+                "\n# bandwidth: a window of requests in flight, closed loop, value payload in GB/s (10^9)\n{}",
+                columns(&[
+                    "van", "op", "keys", "size", "window", "seconds", "GB/s", "floor", "ratio",
+                    "wrong"
+                ])
+            ),
+            Row::Rate(_) => format!(
+                "\n# rate: small requests, a window of them in flight, closed loop, million answered a second\n{}",
+                columns(&["van", "op", "size", "window", "Mmsg/s", "floor", "ratio", "wrong"])
+            ),
+            Row::Progress(_) => format!(
+                "# training: objective in sums, busy = share of the pass that workers computed, sent in MB (10^6)\n{}",
+                columns(&[
+                    "pass",
+                    "seconds",
+                    "objective",
+                    "relative",
+                    "nnz",
+                    "active",
+                    "violation",
+                    "busy",
+                    "worker MB",
+                    "server MB",
+                ])
+            ),
+            Row::Machine(_) | Row::Van(_) | Row::Result(_) | Row::Predict(_) => return None,
+        })
+    }
+
+    /// The row for people, without the end of the line.
+    fn text(&self) -> String {
+        match self {
+            Row::Machine(machine) => machine.lines().join("\n"),
+            Row::Van(check) => check.text(),
+            Row::Latency(r) => {
+                let mut cells = vec![r.van.clone(), r.op.clone(), r.keys.to_string()];
+                cells.extend([units::size(r.bytes), r.count.to_string()]);
+                let times = [r.min_us, r.p50_us, r.p90_us, r.p99_us, r.p999_us, r.max_us];
+                cells.extend(times.iter().chain(&[r.floor_p50_us, r.floor_p99_us]).map(decimals));
+                cells.extend([format!("{:.2}", r.ratio_p50), r.wrong.to_string()]);
+                columns(&cells)
+            }
+            Row::Bandwidth(r) => {
+                let mut cells = vec![r.van.clone(), r.op.clone(), r.keys.to_string()];
+                cells.extend([units::size(r.bytes), r.window.to_string()]);
+                cells.extend([r.seconds, r.gb_per_s, r.floor_gb_per_s].iter().map(decimals));
+                cells.extend([format!("{:.2}", r.ratio), r.wrong.to_string()]);
+                columns(&cells)
+            }
+            Row::Progress(r) => columns(&[
+                r.pass.to_string(),
+                format!("{:.3}", r.seconds),
+                format!(" {:.8e}", r.objective),
+                format!("{:.2e}", r.relative),
+                r.nnz.to_string(),
+                r.active.to_string(),
+                format!("{:.2e}", r.violation),
+                format!("{:.2}", r.worker_busy),
+                format!("{:.3}", r.worker_bytes_sent as f64 / 1e6),
+                format!("{:.3}", r.server_bytes_sent as f64 / 1e6),
+            ]),
+            Row::Result(r) => format!(
+                "\n{}: objective {:.10}, {} non-zero weights, {} passes in {:.2} s after {:.2} s of loading, {:.0} MiB{}",
+                r.algorithm,
+                r.objective,
+                r.nnz,
+                r.passes,
+                r.seconds,
+                r.load_seconds,
+                r.peak_rss_mib,
+                measured("\ntest: ", &[("logloss", r.test_logloss), ("AUC", r.test_auc)])
+            ),
+            Row::Predict(r) => {
+                let figures = [("logloss", r.logloss), ("AUC", r.auc), ("accuracy", r.accuracy)];
+                format!("{} rows{}", r.rows, measured(": ", &figures))
+            }
+            Row::Rate(r) => {
+                let mut cells =
+                    vec![r.van.clone(), r.op.clone(), units::size(r.bytes), r.window.to_string()];
+                cells
+                    .extend([format!("{:.4}", r.mmsg_per_s), format!("{:.4}", r.floor_mmsg_per_s)]);
+                cells.extend([format!("{:.2}", r.ratio), r.wrong.to_string()]);
+                columns(&cells)
+            }
+        }
+    }
+}
+
+/// The figures that there are, behind `lead`; nothing when there are none.
+fn measured(lead: &str, figures: &[(&str, Option<f64>)]) -> String {
+    let there = figures
+        .iter()
+        .filter_map(|(name, figure)| figure.map(|figure| format!("{name} {figure:.6}")));
+    let there: Vec<_> = there.collect();
+    if there.is_empty() { String::new() } else { format!("{lead}{}", there.join(", ")) }
+}
+
+/// Cells side by side: names to the left, figures to the right.
+fn columns(cells: &[impl AsRef<str>]) -> String {
+    let mut line = String::new();
+    for (at, cell) in cells.iter().enumerate() {
+        let cell = cell.as_ref();
+        match at {
+            0 => line.push_str(&format!("{cell:<6}")),
+            1 => line.push_str(&format!("{cell:<10}")),
+            _ => line.push_str(&format!("{cell:>10}")),
+        }
+    }
+    line
+}
+
+/// Enough digits for small and large figures to be compared by eye.
+fn decimals(value: &f64) -> String {
+    match value.abs() {
+        v if v < 10.0 => format!("{value:.3}"),
+        v if v < 1000.0 => format!("{value:.2}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+/// Where rows go.
+#[derive(Debug)]
+pub(crate) struct Report {
+    json: bool,
+    last: Option<std::mem::Discriminant<Row>>,
+    wrong: u64,
+}
+
+impl Report {
+    /// Rows as JSON or as columns.
+    pub(crate) fn new(json: bool) -> Self {
+        Report { json, last: None, wrong: 0 }
+    }
+
+    /// Writes one row, past a progress bar if there is one.
+    ///
+    /// # Errors
+    /// When standard output cannot be written to.
+    pub(crate) fn row(&mut self, row: &Row, progress: &Progress) -> io::Result<()> {
+        self.wrong += row.wrong();
+        let text = self.render(row);
+        progress.hidden(|| {
+            let mut out = io::stdout().lock();
+            writeln!(out, "{text}")?;
+            out.flush()
+        })
+    }
+
+    /// Wrong answers in all rows so far.
+    pub(crate) fn wrong(&self) -> u64 {
+        self.wrong
+    }
+
+    fn render(&mut self, row: &Row) -> String {
+        if self.json {
+            return serde_json::to_string(row).expect("a row is numbers and text");
+        }
+        let kind = std::mem::discriminant(row);
+        let heading = row.heading().filter(|_| self.last.replace(kind) != Some(kind));
+        match heading {
+            Some(heading) => format!("{heading}\n{}", row.text()),
+            None => row.text(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn latency() -> Row {
+        Row::Latency(Latency {
+            van: "uring".to_owned(),
+            op: "pull".to_owned(),
+            keys: 1,
+            bytes: 8,
+            count: 100_000,
+            min_us: 7.5,
+            p50_us: 8.25,
+            p90_us: 9.0,
+            p99_us: 12.0,
+            p999_us: 40.0,
+            max_us: 1200.0,
+            floor_p50_us: 8.0,
+            floor_p99_us: 11.0,
+            ratio_p50: 1.031,
+            wrong: 2,
+        })
+    }
+
+    #[test]
+    fn json_rows_are_the_contract() {
+        assert_eq!(
+            Report::new(true).render(&latency()),
+            r#"{"row":"latency","van":"uring","op":"pull","keys":1,"bytes":8,"count":100000,"min_us":7.5,"p50_us":8.25,"p90_us":9.0,"p99_us":12.0,"p999_us":40.0,"max_us":1200.0,"floor_p50_us":8.0,"floor_p99_us":11.0,"ratio_p50":1.031,"wrong":2}"#
+        );
+        let bandwidth = Row::Bandwidth(Bandwidth {
+            van: "tcp".to_owned(),
+            op: "push".to_owned(),
+            keys: 1,
+            bytes: 1 << 20,
+            window: 16,
+            seconds: 1.5,
+            gb_per_s: 4.0,
+            floor_gb_per_s: 5.0,
+            ratio: 0.8,
+            wrong: 0,
+        });
+        assert_eq!(
+            Report::new(true).render(&bandwidth),
+            r#"{"row":"bandwidth","van":"tcp","op":"push","keys":1,"bytes":1048576,"window":16,"seconds":1.5,"gb_per_s":4.0,"floor_gb_per_s":5.0,"ratio":0.8,"wrong":0}"#
+        );
+        let rate = Row::Rate(Rate {
+            van: "tcp".to_owned(),
+            op: "push".to_owned(),
+            bytes: 8,
+            window: 64,
+            mmsg_per_s: 2.5,
+            floor_mmsg_per_s: 0.125,
+            ratio: 20.0,
+            wrong: 0,
+        });
+        assert_eq!(
+            Report::new(true).render(&rate),
+            r#"{"row":"rate","van":"tcp","op":"push","bytes":8,"window":64,"mmsg_per_s":2.5,"floor_mmsg_per_s":0.125,"ratio":20.0,"wrong":0}"#
+        );
+        let machine = Report::new(true).render(&Row::Machine(Machine::read()));
+        let order = ["row", "cpu", "cores", "numa_nodes", "kernel", "nic", "commit", "caravan"];
+        let places: Vec<_> =
+            order.iter().map(|key| machine.find(&format!("\"{key}\":")).expect(key)).collect();
+        assert!(places.is_sorted(), "{machine}");
+    }
+
+    #[test]
+    fn a_row_comes_back_from_json() {
+        let text = serde_json::to_string(&latency()).unwrap();
+        assert_eq!(serde_json::from_str::<Row>(&text).unwrap(), latency());
+    }
+
+    #[test]
+    fn columns_line_up_below_one_heading() {
+        let mut report = Report::new(false);
+        let first = report.render(&latency());
+        let lines: Vec<&str> = first.trim_start().lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[1].chars().count(), lines[2].chars().count());
+        assert!(lines[0].starts_with('#'));
+        assert_eq!(report.render(&latency()), lines[2]);
+    }
+}

@@ -1,0 +1,365 @@
+//! The van as a [`Subject`]: push and pull of a table on the servers, as a user's program makes them.
+//!
+//! Values longer than one frame are pushed from and pulled into registered memory, without a copy; shorter ones go by plain
+//! `push` and `pull`. Every pulled payload is checked: in full, except for long ones while the clock runs (their stamps then,
+//! and the window's last ones in full when it has stopped). What pushes left behind is pulled and compared after each batch.
+
+use std::collections::{HashMap, VecDeque};
+
+use anyhow::{Context, Result, ensure};
+use caravan_kv::{Answer, Table, TableSpec, Timestamp, ValueType, Worker};
+use caravan_van::{Buffer, KeyRange, Pool, Shared, Value};
+
+use crate::pattern;
+use crate::subject::{Op, Shape, Subject};
+
+/// The tables a worker has made, with their ids, by keys and values a key.
+pub(crate) type Tables = HashMap<(usize, usize), (u32, Table)>;
+
+/// Requests of one shape to one table.
+pub(crate) struct Requests<'a> {
+    worker: &'a mut Worker,
+    tables: &'a mut Tables,
+    eager_bytes: usize,
+    shape: Shape,
+    table: Option<Table>,
+    keys: Vec<u64>,
+    /// What is pushed, one for each request in flight. The table holds that of `held`.
+    sources: Vec<Source>,
+    held: Held,
+    /// Where long values are pulled into: memory, and the source that it has to equal once it was filled.
+    landing: Vec<(Buffer, Option<usize>)>,
+    in_flight: VecDeque<(Timestamp, usize)>,
+    last: Answer,
+    number: u64,
+    wrong: u64,
+}
+
+/// Values to push, and the number of the request they are patterned for.
+struct Source {
+    values: Shared,
+    number: u64,
+}
+
+/// The push that was made last.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    source: usize,
+    number: u64,
+}
+
+impl<'a> Requests<'a> {
+    /// Requests by `worker`; what is longer than `eager_bytes` goes without a copy.
+    pub(crate) fn new(worker: &'a mut Worker, tables: &'a mut Tables, eager_bytes: usize) -> Self {
+        Requests {
+            worker,
+            tables,
+            eager_bytes,
+            shape: Shape { op: Op::Pull, keys: 1, bytes: 4, window: 1 },
+            table: None,
+            keys: Vec::new(),
+            sources: Vec::new(),
+            held: Held::default(),
+            landing: Vec::new(),
+            in_flight: VecDeque::new(),
+            last: Answer::default(),
+            number: 0,
+            wrong: 0,
+        }
+    }
+
+    fn table(&self) -> Table {
+        self.table.expect("prepare comes first")
+    }
+
+    fn is_long(&self) -> bool {
+        self.shape.bytes > self.eager_bytes
+    }
+
+    /// Makes one request with the values of `source`.
+    fn post(&mut self, source: usize) -> Result<Timestamp> {
+        let (table, long) = (self.table(), self.is_long());
+        let into = if long && self.shape.op.pulls() { Some(self.landing_place()?) } else { None };
+        let Requests { worker, keys, sources, .. } = self;
+        let Source { values, number } = &sources[source];
+        if self.shape.op.pushes() {
+            self.held = Held { source, number: *number };
+        }
+        let timestamp = match (self.shape.op, into) {
+            (Op::Push, _) if long => worker.push_shared(table, keys, values),
+            (Op::Push, _) => worker.push(table, keys, floats(values)),
+            (Op::Pull, Some(into)) => worker.pull_into(table, keys, into),
+            (Op::Pull, None) => worker.pull(table, keys),
+            (Op::PushPull, Some(into)) => worker.push_pull_shared(table, keys, values, into),
+            (Op::PushPull, None) => worker.push_pull(table, keys, floats(values)),
+        };
+        Ok(timestamp?)
+    }
+
+    /// Memory for a long answer, spoiled so that one that does not come is seen.
+    fn landing_place(&mut self) -> Result<Buffer> {
+        let (mut into, _) =
+            self.landing.pop().context("more requests in flight than the window")?;
+        pattern::spoil(f32::view_mut(&mut into).expect("a whole number of values"));
+        Ok(into)
+    }
+
+    /// Waits for the oldest request in flight and checks its answer as well as the clock allows.
+    fn finish_oldest(&mut self) -> Result<()> {
+        let Some((timestamp, source)) = self.in_flight.pop_front() else { return Ok(()) };
+        let mut answer = self.worker.wait(timestamp)?;
+        if self.shape.op.pulls() {
+            let expected = floats(&self.sources[self.expected_of(source)].values);
+            let values = answer.values::<f32>();
+            let right = match self.is_long() {
+                true => pattern::stamps_same(values, expected),
+                false => pattern::same(values, expected),
+            };
+            self.wrong += u64::from(!right);
+            self.land(&mut answer, Some(source).filter(|_| right));
+        }
+        Ok(())
+    }
+
+    /// Which source an answer to a request made with `source` has to equal.
+    fn expected_of(&self, source: usize) -> usize {
+        if self.shape.op == Op::PushPull { source } else { self.held.source }
+    }
+
+    /// Takes a long answer's memory back for the next one; `filled` from which source, if that is still to be compared.
+    fn land(&mut self, answer: &mut Answer, filled: Option<usize>) {
+        if self.is_long()
+            && let Some(buffer) = answer.values.take()
+        {
+            self.landing.push((buffer, filled));
+        }
+    }
+
+    /// Compares long answers that only had their stamps looked at.
+    fn compare_landed(&mut self) -> u64 {
+        let mut wrong = 0;
+        for at in 0..self.landing.len() {
+            let Some(source) = self.landing[at].1.take() else { continue };
+            let expected = floats(&self.sources[self.expected_of(source)].values);
+            wrong += u64::from(!pattern::same(floats(&self.landing[at].0), expected));
+        }
+        wrong
+    }
+
+    /// Pulls what the table holds and compares it with what was pushed last; 0 or 1 wrong.
+    fn compare_held(&mut self) -> Result<u64> {
+        let Held { source, number } = self.held;
+        restamp(&mut self.sources[source], number, self.worker.memory())?;
+        let timestamp = self.worker.pull(self.table(), &self.keys)?;
+        let answer = self.worker.wait(timestamp)?;
+        let right = pattern::same(answer.values::<f32>(), floats(&self.sources[source].values));
+        Ok(u64::from(!right))
+    }
+
+    /// Gives every source the number of a request to come; pulls find the first one in the table.
+    fn renew(&mut self) -> Result<()> {
+        for source in &mut self.sources {
+            self.number += 1;
+            restamp(source, self.number, self.worker.memory())?;
+        }
+        if self.shape.op == Op::Pull {
+            self.held = Held { source: 0, number: self.sources[0].number };
+            let (table, values) = (self.table(), &self.sources[0].values);
+            let timestamp = self.worker.push(table, &self.keys, floats(values))?;
+            self.worker.wait(timestamp)?;
+        }
+        Ok(())
+    }
+}
+
+impl Subject for Requests<'_> {
+    fn prepare(&mut self, shape: Shape) -> Result<()> {
+        let width = shape.bytes / (size_of::<f32>() * shape.keys.max(1));
+        ensure!(
+            shape.keys > 0 && width > 0 && width * size_of::<f32>() * shape.keys == shape.bytes,
+            "{} bytes cannot be shared out among {} keys",
+            shape.bytes,
+            shape.keys
+        );
+        self.shape = shape;
+        self.table = Some(table(self.worker, self.tables, shape.keys, width)?);
+        self.keys = (0..shape.keys as u64).collect();
+        let memory = self.worker.memory();
+        let window = shape.window.max(1);
+        // Pulls push only what they find later.
+        let sources = if shape.op.pushes() { window } else { 1 };
+        self.sources = (0..sources).map(|_| source(memory, shape.bytes)).collect::<Result<_>>()?;
+        let landing = if self.is_long() && shape.op.pulls() { window } else { 0 };
+        let memory = self.worker.memory();
+        let place = |_| Ok((memory.allocate(shape.bytes)?, None));
+        self.landing = (0..landing).map(place).collect::<Result<_>>()?;
+        self.renew()
+    }
+
+    fn once(&mut self) -> Result<()> {
+        let timestamp = self.post(0)?;
+        self.last = self.worker.wait(timestamp)?;
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<u64> {
+        let mut answer = std::mem::take(&mut self.last);
+        let mut wrong = 0;
+        if self.shape.op.pulls() {
+            let expected = floats(&self.sources[0].values);
+            wrong = u64::from(!pattern::same(answer.values::<f32>(), expected));
+            self.land(&mut answer, None);
+        }
+        if self.shape.op.pushes() {
+            self.number += 1;
+            restamp(&mut self.sources[0], self.number, self.worker.memory())?;
+        }
+        Ok(wrong)
+    }
+
+    fn stream(&mut self, count: u64) -> Result<()> {
+        let sources = self.sources.len() as u64;
+        for at in 0..count {
+            if self.in_flight.len() >= self.shape.window.max(1) {
+                self.finish_oldest()?;
+            }
+            let source = (at % sources) as usize;
+            let timestamp = self.post(source)?;
+            self.in_flight.push_back((timestamp, source));
+        }
+        while !self.in_flight.is_empty() {
+            self.finish_oldest()?;
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self) -> Result<u64> {
+        let mut wrong = std::mem::take(&mut self.wrong) + self.compare_landed();
+        if self.shape.op.pushes() {
+            wrong += self.compare_held()?;
+        }
+        self.renew()?;
+        Ok(wrong)
+    }
+}
+
+/// The table for so many keys and values a key, made if it is not there yet.
+fn table(worker: &mut Worker, tables: &mut Tables, keys: usize, width: usize) -> Result<Table> {
+    if let Some((_, table)) = tables.get(&(keys, width)) {
+        return Ok(*table);
+    }
+    let id = tables.len() as u32;
+    let table = worker.create_table(&spec(id, keys, width)?)?;
+    tables.insert((keys, width), (id, table));
+    Ok(table)
+}
+
+fn spec(id: u32, keys: usize, width: usize) -> Result<TableSpec> {
+    let range = KeyRange::new(0, keys as u64).context("a table needs keys")?;
+    let name = format!("bench {keys} x {width}");
+    Ok(TableSpec::new(id, &name, ValueType::F32, width as u32).keys(range).dense().handle("assign"))
+}
+
+fn source(memory: &Pool, bytes: usize) -> Result<Source> {
+    let mut values = memory.allocate(bytes)?;
+    pattern::fill(f32::view_mut(&mut values).expect("a whole number of values"), 0);
+    Ok(Source { values: values.share(), number: 0 })
+}
+
+/// Makes the values those of request `number`: in place, unless a van still sends from them.
+fn restamp(source: &mut Source, number: u64, memory: &Pool) -> Result<()> {
+    let bytes = source.values.make_mut(memory)?;
+    pattern::stamp(f32::view_mut(bytes).expect("a whole number of values"), number);
+    source.number = number;
+    Ok(())
+}
+
+fn floats(bytes: &[u8]) -> &[f32] {
+    f32::view(bytes).expect("registered memory is aligned and holds whole values")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use caravan_kv::{Cluster, ClusterConfig, Van};
+
+    use super::*;
+
+    fn cluster() -> Cluster {
+        let mut config = ClusterConfig { threads: 2, ..ClusterConfig::default() };
+        (config.node.van, config.node.pin) = (Van::Tcp, false);
+        crate::cluster::launch(&config, true).unwrap()
+    }
+
+    /// Every op, short and long, one and many keys.
+    fn shapes() -> impl Iterator<Item = Shape> {
+        let sizes = [(1, 4, 5), (3, 12, 1), (1, 300 << 10, 3), (64, 64 << 10, 4)];
+        [Op::Push, Op::Pull, Op::PushPull].into_iter().flat_map(move |op| {
+            sizes.map(|(keys, bytes, window)| Shape { op, keys, bytes, window })
+        })
+    }
+
+    #[test]
+    fn a_right_van_has_nothing_wrong() {
+        let cluster = cluster();
+        let (mut worker, mut tables) = (cluster.client().unwrap(), Tables::new());
+        for shape in shapes() {
+            let mut requests = Requests::new(&mut worker, &mut tables, 16 << 10);
+            requests.prepare(shape).unwrap();
+            for _ in 0..3 {
+                requests.once().unwrap();
+                assert_eq!(requests.check().unwrap(), 0, "{shape:?}");
+            }
+            assert_eq!(requests.settle().unwrap(), 0, "{shape:?}");
+            requests.stream(17).unwrap();
+            assert_eq!(requests.settle().unwrap(), 0, "{shape:?}");
+        }
+        assert_eq!(tables.len(), 4, "one table for each number of keys and width");
+        drop(worker);
+        cluster.shutdown().unwrap();
+    }
+
+    /// A stranger changes the last value behind the bench's back: every pull of it is wrong, and so is what pushes left.
+    #[test]
+    fn a_value_that_changed_is_seen() {
+        let cluster = cluster();
+        let (mut worker, mut tables) = (cluster.client().unwrap(), Tables::new());
+        let mut stranger = cluster.client().unwrap();
+        for shape in shapes().filter(|shape| shape.op != Op::PushPull) {
+            let mut requests = Requests::new(&mut worker, &mut tables, 16 << 10);
+            requests.prepare(shape).unwrap();
+            requests.stream(2).unwrap();
+            assert_eq!(requests.settle().unwrap(), 0, "{shape:?}");
+            if shape.op == Op::Push {
+                requests.stream(2).unwrap();
+            }
+            let width = shape.bytes / 4 / shape.keys;
+            let id = requests.tables[&(shape.keys, width)].0;
+            let table = stranger.create_table(&spec(id, shape.keys, width).unwrap()).unwrap();
+            let last = [shape.keys as u64 - 1];
+            let timestamp = stranger.push(table, &last, &vec![-5.0f32; width]).unwrap();
+            stranger.wait(timestamp).unwrap();
+            if shape.op == Op::Pull {
+                requests.once().unwrap();
+                assert_eq!(requests.check().unwrap(), 1, "{shape:?}");
+                requests.stream(7).unwrap();
+                assert_eq!(requests.settle().unwrap(), 7, "{shape:?}");
+            } else {
+                assert_eq!(requests.settle().unwrap(), 1, "{shape:?}");
+            }
+        }
+        drop((worker, stranger));
+        cluster.shutdown().unwrap();
+    }
+
+    #[test]
+    fn bytes_that_keys_cannot_share_are_refused() {
+        let cluster = cluster();
+        let (mut worker, mut tables) = (cluster.client().unwrap(), Tables::new());
+        let mut requests = Requests::new(&mut worker, &mut tables, 16 << 10);
+        for (keys, bytes) in [(1, 6), (3, 8), (0, 8), (1, 0), (1, 2)] {
+            let shape = Shape { op: Op::Pull, keys, bytes, window: 1 };
+            assert!(requests.prepare(shape).is_err(), "{shape:?}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Goal: the path of a small push or pull makes no heap allocation once it is warm, on the worker and on the server, and
+//! requests that nobody waits for keep memory constant.
+//! Method: a worker and a server thread over real sockets; each counts the allocations of its own thread.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+
+use allocation_counter::measure;
+use caravan_kv::node::VANS;
+use caravan_kv::{Handles, ServerAddress, ServerThread, Table, TableSpec, ValueType, Van, Worker};
+use caravan_van::KeyRange;
+use support::{TIMEOUT, config, endpoint};
+
+/// What the server threads count while they are asked to.
+#[derive(Default)]
+struct Count {
+    stop: AtomicBool,
+    counting: AtomicBool,
+    allocations: AtomicU64,
+}
+
+/// Runs `body` with a worker of two server threads that count into the given place.
+fn with_servers(van: Van, body: impl FnOnce(&mut Worker, &Count)) {
+    let count = Count::default();
+    std::thread::scope(|scope| {
+        let (say, hear) = mpsc::channel();
+        for index in 0..2 {
+            let (count, say) = (&count, say.clone());
+            scope.spawn(move || {
+                let endpoint = endpoint(van, &config(64, 256 << 20));
+                let mut server = ServerThread::new(endpoint, index, 2, Handles::default());
+                say.send((index, server.address().to_owned())).unwrap();
+                while !count.stop.load(Ordering::Relaxed) {
+                    let counting = count.counting.load(Ordering::SeqCst);
+                    let step = measure(|| assert!(server.step().is_ok()));
+                    if counting {
+                        count.allocations.fetch_add(step.count_total, Ordering::SeqCst);
+                    }
+                    std::thread::yield_now();
+                }
+            });
+        }
+        let mut addresses: Vec<_> = (0..2).map(|_| hear.recv().unwrap()).collect();
+        addresses.sort();
+        let address = |(index, address)| ServerAddress { name: format!("server {index}"), address };
+        let addresses: Vec<_> = addresses.into_iter().map(address).collect();
+        let endpoint = endpoint(van, &config(64, 256 << 20));
+        let mut worker = Worker::connect(endpoint, &addresses, TIMEOUT).unwrap();
+        body(&mut worker, &count);
+        count.stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// The allocations of a run of `requests`, here and there.
+fn count(worker: &mut Worker, count: &Count, mut requests: impl FnMut(&mut Worker)) -> (u64, u64) {
+    count.allocations.store(0, Ordering::SeqCst);
+    count.counting.store(true, Ordering::SeqCst);
+    let here = measure(|| requests(worker)).count_total;
+    count.counting.store(false, Ordering::SeqCst);
+    (here, count.allocations.load(Ordering::SeqCst))
+}
+
+#[test]
+fn a_small_request_allocates_nothing() {
+    for van in VANS {
+        with_servers(van, |worker, counts| {
+            let sparse = TableSpec::new(1, "sparse", ValueType::F32, 4);
+            let dense = TableSpec::new(2, "dense", ValueType::F64, 1).dense().handle("assign");
+            let dense = dense.keys(KeyRange::new(0, 1000).unwrap());
+            let sparse = worker.create_table(&sparse).unwrap();
+            let dense = worker.create_table(&dense).unwrap();
+            let keys: Vec<u64> = (0..60).map(|i| i * (u64::MAX / 60)).collect();
+            let (few, values) = ([3, 500, 999], vec![0.5f32; 240]);
+            let mut round = |worker: &mut Worker, rounds: usize, in_flight: usize| {
+                let mut waiting = [None; 8];
+                for n in 0..rounds {
+                    worker.push(sparse, &keys, &values).unwrap();
+                    let pulled = match n % 3 {
+                        0 => worker.pull(sparse, &keys).unwrap(),
+                        1 => worker.push_pull(dense, &few, &[1.0, 2.0, n as f64]).unwrap(),
+                        _ => {
+                            let into = worker.memory().allocate(24).unwrap();
+                            worker.pull_into(dense, &few, into).unwrap()
+                        }
+                    };
+                    if let Some(earlier) = waiting[n % in_flight].replace(pulled) {
+                        drop(worker.wait(earlier).unwrap());
+                    }
+                }
+                for timestamp in waiting.into_iter().flatten() {
+                    drop(worker.wait(timestamp).unwrap());
+                }
+            };
+            for in_flight in [1, 8] {
+                round(worker, 3000, in_flight);
+                let (here, there) = count(worker, counts, |worker| round(worker, 3000, in_flight));
+                println!(
+                    "{van}, {in_flight} in flight: {here} allocations by the worker, {there} by the servers"
+                );
+                assert_eq!((here, there), (0, 0), "{van} with {in_flight} in flight");
+            }
+        });
+    }
+}
+
+/// ps-lite's tracker grows by 8 bytes a request for ever.
+#[test]
+fn a_million_pushes_that_nobody_waits_for() {
+    let van = VANS[0];
+    with_servers(van, |worker, counts| {
+        let spec = TableSpec::new(1, "sums", ValueType::I64, 1);
+        let table: Table = worker.create_table(&spec).unwrap();
+        let push = |worker: &mut Worker, pushes: usize| {
+            for _ in 0..pushes {
+                worker.push(table, &[7], &[1i64]).unwrap();
+            }
+        };
+        push(worker, 20_000);
+        let before = worker.memory().bytes_reserved();
+        let (here, there) = count(worker, counts, |worker| push(worker, 980_000));
+        println!("{here} allocations by the worker, {there} by the servers, for 980,000 pushes");
+        assert_eq!((here, there), (0, 0));
+        assert_eq!(worker.memory().bytes_reserved(), before);
+        let pulled = worker.pull(table, &[7]).unwrap();
+        assert_eq!(worker.wait(pulled).unwrap().values::<i64>(), [1_000_000]);
+    });
+}

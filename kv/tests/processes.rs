@@ -1,0 +1,351 @@
+//! Goal: clusters of real processes start, fail and end as promised: errors name the node and come soon, nothing is left behind.
+//! Method: this program starts itself again in the roles of servers and workers, which then are killed, kept out or left alone.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::io::Read;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use caravan_kv::node::{Scheduler, run_server, run_worker};
+use caravan_kv::{
+    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, TableSpec, Target, ValueType, Van,
+    WorkerNode,
+};
+use serde_json::{Value, json};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// What workers can be asked to do.
+enum Job {
+    /// Pushes and pulls until that fails.
+    Forever,
+    /// Waits at a barrier.
+    Barrier,
+    /// Fails.
+    Fail,
+}
+
+impl App for Job {
+    fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
+        let text = |error: Error| error.to_string();
+        match self {
+            Job::Fail => Err("as it was told".to_owned()),
+            Job::Barrier => {
+                node.config.join_timeout =
+                    Duration::from_millis(body["timeout_ms"].as_u64().unwrap());
+                node.barrier("here").map(|()| json!(node.rank)).map_err(text)
+            }
+            Job::Forever => {
+                let worker = &mut node.worker;
+                let spec = TableSpec::new(1, "t", ValueType::F32, 1000);
+                let table = worker.create_table(&spec).map_err(text)?;
+                let keys: Vec<u64> = (0..16).map(|i| i * (u64::MAX / 15)).collect();
+                loop {
+                    let pulled =
+                        worker.push_pull(table, &keys, &vec![1f32; 16_000]).map_err(text)?;
+                    worker.wait(pulled).map_err(text)?;
+                }
+            }
+        }
+    }
+}
+
+fn apps() -> Apps {
+    Apps::default()
+        .with("forever", || Box::new(Job::Forever))
+        .with("barrier", || Box::new(Job::Barrier))
+        .with("fail", || Box::new(Job::Fail))
+}
+
+fn this_program() -> PathBuf {
+    std::env::current_exe().unwrap()
+}
+
+fn config(servers: usize, workers: usize) -> ClusterConfig {
+    let mut config = ClusterConfig { servers, workers, ..ClusterConfig::default() };
+    config.node.pin = false;
+    config.node.join_timeout = Duration::from_secs(20);
+    config
+}
+
+fn launch(config: &ClusterConfig) -> Cluster {
+    Cluster::launch(config, Launch::Processes(this_program())).unwrap()
+}
+
+fn kill(pid: u32) {
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+}
+
+/// Whether a process is there, and no zombie.
+fn lives(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
+}
+
+fn ends_soon(pids: &[u32]) {
+    let began = Instant::now();
+    while let Some(pid) = pids.iter().find(|pid| lives(**pid)) {
+        assert!(began.elapsed() < SOON, "process {pid} is left behind");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Kills the node called `name` in the middle of a run, which must end with an error that names it, and leave nothing.
+fn a_killed_node_ends_the_run(name: &str, van: Van) {
+    let mut config = config(2, 2);
+    config.node.van = van;
+    let mut cluster = launch(&config);
+    let processes = cluster.processes();
+    assert_eq!(processes.len(), 4);
+    let task = cluster.submit(Target::Workers, "forever", &Value::Null).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let (_, pid) = processes.iter().find(|(node, _)| node == name).unwrap();
+    kill(*pid);
+    let began = Instant::now();
+    let error = cluster.wait(task).unwrap_err().to_string();
+    println!("  after {:.3} s: {error}", began.elapsed().as_secs_f64());
+    assert!(error.contains(name), "{error}");
+    drop(cluster);
+    let pids: Vec<_> = processes.iter().map(|(_, pid)| *pid).collect();
+    ends_soon(&pids);
+    assert!(began.elapsed() < SOON);
+}
+
+fn a_killed_server_ends_the_run() {
+    a_killed_node_ends_the_run("server 1", Van::Auto);
+    a_killed_node_ends_the_run("server 0", Van::Tcp);
+}
+
+fn a_killed_worker_ends_the_run() {
+    a_killed_node_ends_the_run("worker 1", Van::Auto);
+}
+
+/// Nobody is left to stop them, so nodes end by themselves.
+fn nodes_end_with_their_scheduler() {
+    let mut driver = Command::new(this_program());
+    let mut driver =
+        driver.arg("driver").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut stdout = driver.stdout.take().unwrap();
+    let mut said = String::new();
+    while !said.ends_with('\n') {
+        let mut byte = [0];
+        stdout.read_exact(&mut byte).unwrap();
+        said.push(char::from(byte[0]));
+    }
+    let pids: Vec<u32> = serde_json::from_str(&said).unwrap();
+    assert!(pids.len() == 2 && pids.iter().all(|pid| lives(*pid)));
+    driver.kill().unwrap();
+    driver.wait().unwrap();
+    ends_soon(&pids);
+}
+
+/// The role of a driver that is killed: says who its nodes are, and then does nothing.
+fn drive() {
+    let cluster = launch(&config(1, 1));
+    let pids: Vec<_> = cluster.processes().iter().map(|(_, pid)| *pid).collect();
+    println!("{}", json!(pids));
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+fn missing_nodes_are_named() {
+    let mut config = config(2, 2);
+    config.node.join_timeout = Duration::from_secs(1);
+    let mut scheduler = Scheduler::bind(&config).unwrap();
+    config.node.scheduler = scheduler.address().to_owned();
+    config.node.join_timeout = Duration::from_secs(30);
+    let mut server = Command::new(this_program());
+    let server =
+        server.args(["server", "--rank", "1"]).envs(config.to_vars()).stderr(Stdio::piped());
+    let mut server = server.spawn().unwrap();
+    let error = scheduler.gather(|| Ok(())).unwrap_err();
+    let Error::Timeout { missing, .. } = &error else { panic!("{error}") };
+    assert_eq!(missing, "server 0, worker 0, worker 1");
+    // The one that came is not left waiting when the scheduler gives up.
+    let address = scheduler.address().to_owned();
+    drop(scheduler);
+    let began = Instant::now();
+    assert!(!server.wait().unwrap().success());
+    assert!(began.elapsed() < SOON);
+    let mut said = String::new();
+    server.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.contains(&address), "{said}");
+}
+
+fn children_that_end_early_are_named() {
+    let error =
+        Cluster::launch(&config(1, 1), Launch::Processes("/bin/false".into())).err().unwrap();
+    assert!(error.to_string().contains("server 0 was lost: it ended before it joined"), "{error}");
+    let error = Cluster::launch(&config(1, 1), Launch::Processes("/nowhere".into())).err().unwrap();
+    assert!(matches!(&error, Error::Spawn { what, .. } if what == "server 0"), "{error}");
+}
+
+fn an_unreachable_scheduler_is_named() {
+    let mut config = config(1, 1).node;
+    config.scheduler = "127.0.0.1:1".to_owned();
+    config.join_timeout = Duration::from_secs(1);
+    let began = Instant::now();
+    let error = run_worker(&config, None, &apps(), false).unwrap_err().to_string();
+    assert!(error.contains("127.0.0.1:1, tried") && error.contains("refused"), "{error}");
+    assert!(began.elapsed() < SOON);
+}
+
+/// Serves a scheduler until `node` returns, and hands out what it returned.
+fn beside<T: Send>(scheduler: &mut Scheduler, node: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let node = scope.spawn(node);
+        while !node.is_finished() {
+            scheduler.poll().unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        node.join().unwrap()
+    })
+}
+
+fn strangers_and_surplus_nodes_are_refused_and_told_why() {
+    let mut config = config(1, 1);
+    config.node.job = 0xbeef;
+    let mut scheduler = Scheduler::bind(&config).unwrap();
+    config.node.scheduler = scheduler.address().to_owned();
+    config.node.join_timeout = Duration::from_secs(1);
+    let mut stranger = config.node.clone();
+    stranger.job = 0xdead;
+    let error = beside(&mut scheduler, || run_worker(&stranger, None, &apps(), false)).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("dead") && error.contains("beef"), "{error}");
+    for (rank, words) in [(Some(1), "no place for worker 1"), (Some(7), "no place for worker 7")] {
+        let error = beside(&mut scheduler, || run_worker(&config.node, rank, &apps(), false));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("has 1"), "{error}");
+    }
+    // A node that leaves before all are in makes room for another.
+    for _ in 0..2 {
+        let error = beside(&mut scheduler, || run_worker(&config.node, Some(0), &apps(), false));
+        assert!(matches!(error, Err(Error::Timeout { .. })), "{error:?}");
+        std::thread::sleep(Duration::from_millis(100));
+        scheduler.poll().unwrap();
+    }
+}
+
+fn barriers_name_who_is_missing_and_are_not_confused_by_it() {
+    let mut cluster = launch(&config(1, 3));
+    let body = json!({"timeout_ms": 500});
+    for _ in 0..2 {
+        let task = cluster.submit(Target::Worker(1), "barrier", &body).unwrap();
+        let error = cluster.wait(task).unwrap_err();
+        let Error::TaskFailed { node, reason, .. } = &error else { panic!("{error}") };
+        assert_eq!(node, "worker 1");
+        assert!(
+            reason.contains("barrier here") && reason.contains("worker 0, worker 2"),
+            "{reason}"
+        );
+    }
+    let body = json!({"timeout_ms": 20_000});
+    for _ in 0..3 {
+        let task = cluster.submit(Target::Workers, "barrier", &body).unwrap();
+        assert_eq!(cluster.wait(task).unwrap(), [json!(0), json!(1), json!(2)]);
+    }
+    // Tasks may overlap: what comes in while another is handed out is not lost.
+    let tasks: Vec<_> = (0..20)
+        .map(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            cluster.submit(Target::Workers, "barrier", &body).unwrap()
+        })
+        .collect();
+    for task in tasks {
+        assert_eq!(cluster.wait(task).unwrap().len(), 3);
+    }
+    let task = cluster.submit(Target::Worker(2), "fail", &Value::Null).unwrap();
+    let error = cluster.wait(task).unwrap_err().to_string();
+    assert!(error.contains("worker 2") && error.contains("as it was told"), "{error}");
+    let task = cluster.submit(Target::Worker(0), "juggle", &Value::Null).unwrap();
+    let error = cluster.wait(task).unwrap_err().to_string();
+    assert!(error.contains("worker 0") && error.contains("no app of that name"), "{error}");
+    assert!(matches!(
+        cluster.submit(Target::Worker(3), "fail", &Value::Null),
+        Err(Error::Config(_))
+    ));
+    let pids: Vec<_> = cluster.processes().iter().map(|(_, pid)| *pid).collect();
+    cluster.shutdown().unwrap();
+    assert!(!pids.iter().any(|pid| lives(*pid)), "nothing is left");
+}
+
+/// Ticks of 10 ms that a process has computed.
+fn ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// Longer than nodes may be silent: they are not taken for lost because the scheduler did not listen meanwhile.
+fn an_idle_cluster_costs_nothing_and_stays_together() {
+    let mut cluster = launch(&config(1, 1));
+    let processes = cluster.processes();
+    std::thread::sleep(Duration::from_millis(500));
+    let before: Vec<_> = processes.iter().map(|(_, pid)| ticks(*pid)).collect();
+    let idle = Duration::from_millis(5500);
+    std::thread::sleep(idle);
+    for ((name, pid), before) in processes.iter().zip(before) {
+        let share = (ticks(*pid) - before) as f64 / 100.0 / idle.as_secs_f64();
+        println!("  an idle {name} takes {:.2} % of a core", 100.0 * share);
+        assert!(share < 0.03, "{name}: {share}");
+    }
+    let task = cluster.submit(Target::Workers, "fail", &Value::Null).unwrap();
+    let error = cluster.wait(task).unwrap_err();
+    assert!(matches!(error, Error::TaskFailed { .. }), "{error}");
+    cluster.shutdown().unwrap();
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let role = arguments.first().map_or("", String::as_str);
+    let rank = arguments.get(2).and_then(|rank| rank.parse().ok());
+    let node = || ClusterConfig::from_env().unwrap();
+    let ended = match role {
+        "server" => run_server(&node().node, rank, node().threads, &Handles::default(), true),
+        "worker" => run_worker(&node().node, rank, &apps(), true),
+        "driver" => {
+            drive();
+            Ok(())
+        }
+        _ => return run_tests(&arguments),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{role} {rank:?}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the tests whose names contain one of the arguments, all if there is none.
+fn run_tests(arguments: &[String]) -> ExitCode {
+    macro_rules! tests {
+        ($($name:ident),* $(,)?) => { [$((stringify!($name), $name as fn())),*] };
+    }
+    let tests = tests![
+        a_killed_server_ends_the_run,
+        a_killed_worker_ends_the_run,
+        nodes_end_with_their_scheduler,
+        missing_nodes_are_named,
+        children_that_end_early_are_named,
+        an_unreachable_scheduler_is_named,
+        strangers_and_surplus_nodes_are_refused_and_told_why,
+        barriers_name_who_is_missing_and_are_not_confused_by_it,
+        an_idle_cluster_costs_nothing_and_stays_together,
+    ];
+    let filters: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let mut failed = 0;
+    for (name, test) in tests {
+        if !filters.is_empty() && !filters.iter().any(|filter| name.contains(filter.as_str())) {
+            continue;
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(test));
+        println!("test {name} ... {}", if outcome.is_ok() { "ok" } else { "FAILED" });
+        failed += u32::from(outcome.is_err());
+    }
+    println!("{failed} failed");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,369 @@
+//! Goal: whole clusters keep their promises on a network that delays, stalls, cuts and crashes, the same for the same seed.
+//! Method: the real worker and server code on the simulated van, random schedules from a seed, held against plain models. A
+//! failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use caravan_kv::consistency::Admission;
+use caravan_kv::server::{Pulled, Request};
+use caravan_kv::{
+    Error, Handles, ServerAddress, ServerThread, Shard, Table, TableSpec, Timestamp, ValueType,
+    Worker,
+};
+use caravan_van::sim::{Faults, Network, for_each_seed};
+use caravan_van::{Buffer, Endpoint, Pool, VanConfig};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn config(node: u32) -> VanConfig {
+    let (credits, frame_bytes) = (4, 1024);
+    VanConfig {
+        node,
+        credits,
+        frame_bytes,
+        queue_depth: 80,
+        memory_bytes: 1 << 28,
+        ..VanConfig::default()
+    }
+}
+
+fn endpoint(network: &Network, node: u32) -> Endpoint {
+    Endpoint::new(Box::new(network.transport(&config(node))), node, 4)
+}
+
+/// Numbers of a node's own, apart from the network's.
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Starts server threads "server 0" and so on, the first of whom is at "sim:0".
+fn start(
+    network: &Network,
+    count: usize,
+    handles: &Handles,
+) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
+    let stop = Arc::new(AtomicBool::new(false));
+    for index in 0..count {
+        let (handles, stop) = (handles.clone(), stop.clone());
+        network.spawn(&format!("server {index}"), move |network| {
+            let endpoint = endpoint(network, index as u32);
+            ServerThread::new(endpoint, index, count, handles).run(&stop).unwrap();
+        });
+        network.sleep(Duration::from_micros(1)); // so that addresses are in order
+    }
+    let at =
+        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
+    ((0..count).map(at).collect(), stop)
+}
+
+fn connect(network: &Network, node: u32, servers: &[ServerAddress]) -> Worker {
+    Worker::connect(endpoint(network, node), servers, TIMEOUT).unwrap()
+}
+
+/// The faults of one kind of weather.
+fn weather(seed: u64) -> Faults {
+    match seed % 3 {
+        0 => Faults::none(),
+        1 => Faults::jittery(),
+        _ => Faults::harsh(),
+    }
+}
+
+/// What is expected of a request that is under way.
+enum Expected {
+    Push,
+    Numbers(Vec<i64>),
+    Varying(Vec<Vec<i64>>),
+}
+
+/// What a worker has pushed to keys that only it writes.
+#[derive(Default)]
+struct Model {
+    numbers: BTreeMap<u64, [i64; 40]>,
+    lists: BTreeMap<u64, Vec<i64>>,
+}
+
+/// One worker's random requests for its own keys, all checked.
+fn schedule(
+    worker: &mut Worker,
+    tables: [Table; 2],
+    node: u64,
+    draws: &mut Draws,
+    model: &mut Model,
+) {
+    let [fixed, varying] = tables;
+    let Model { numbers, lists } = model;
+    let mut waiting: VecDeque<(Timestamp, Expected)> = VecDeque::new();
+    for _ in 0..8 {
+        let most = [2, 6, 200][draws.below(3) as usize];
+        let mut keys: Vec<u64> =
+            (0..draws.below(most)).map(|_| draws.below(250) * 8 + node).collect();
+        keys.iter_mut().for_each(|key| *key = key.wrapping_mul(u64::MAX / 2008));
+        keys.sort_unstable();
+        keys.dedup();
+        let request = match draws.below(5) {
+            op @ (0 | 1) => {
+                let values: Vec<i64> =
+                    (0..keys.len() * 40).map(|_| draws.below(9) as i64).collect();
+                for (key, pushed) in keys.iter().zip(values.chunks(40)) {
+                    let stored = numbers.entry(*key).or_insert([0; 40]);
+                    stored.iter_mut().zip(pushed).for_each(|(stored, pushed)| *stored += pushed);
+                }
+                if op == 0 {
+                    (worker.push(fixed, &keys, &values).unwrap(), Expected::Push)
+                } else {
+                    let expected = keys.iter().flat_map(|key| numbers[key]).collect();
+                    let shared = Buffer::adopt(values.clone()).share();
+                    let into = Buffer::adopt(vec![0i64; values.len()]);
+                    let timestamp = worker.push_pull_shared(fixed, &keys, &shared, into).unwrap();
+                    (timestamp, Expected::Numbers(expected))
+                }
+            }
+            2 => {
+                let of = |key: &u64| *numbers.get(key).unwrap_or(&[0; 40]);
+                (
+                    worker.pull(fixed, &keys).unwrap(),
+                    Expected::Numbers(keys.iter().flat_map(of).collect()),
+                )
+            }
+            3 => {
+                let lengths: Vec<u32> = keys.iter().map(|_| draws.below(60) as u32).collect();
+                let total = lengths.iter().map(|&n| n as usize).sum();
+                let values: Vec<i64> = (0..total).map(|_| draws.below(1000) as i64).collect();
+                let mut rest = &values[..];
+                for (key, &length) in keys.iter().zip(&lengths) {
+                    let (mine, others) = rest.split_at(length as usize);
+                    lists.insert(*key, mine.to_vec());
+                    rest = others;
+                }
+                (worker.push_varying(varying, &keys, &lengths, &values).unwrap(), Expected::Push)
+            }
+            _ => {
+                let of = |key: &u64| lists.get(key).cloned().unwrap_or_default();
+                (
+                    worker.pull(varying, &keys).unwrap(),
+                    Expected::Varying(keys.iter().map(of).collect()),
+                )
+            }
+        };
+        waiting.push_back(request);
+        while waiting.len() > draws.below(12) as usize {
+            let next = draws.below(waiting.len() as u64) as usize;
+            let (timestamp, expected) = waiting.remove(next).unwrap();
+            let answer = worker.wait(timestamp).unwrap();
+            match expected {
+                Expected::Push => assert!(answer.values.is_none()),
+                Expected::Numbers(expected) => assert_eq!(answer.values::<i64>(), expected),
+                Expected::Varying(expected) => {
+                    let lengths: Vec<_> = expected.iter().map(|list| list.len() as u32).collect();
+                    assert_eq!(
+                        (answer.lengths.clone(), answer.values::<i64>()),
+                        (lengths, &expected.concat()[..])
+                    );
+                }
+            }
+        }
+    }
+    for (timestamp, _) in waiting {
+        worker.wait(timestamp).unwrap();
+    }
+}
+
+/// A cluster of random shape in which every worker runs a schedule and all add to one row; returns the network's trace.
+fn run(seed: u64) -> u64 {
+    let network = Network::new(seed, weather(seed));
+    let mut draws = Draws(seed);
+    let (servers, workers) = (1 + draws.below(4), 1 + draws.below(3));
+    let (addresses, stop) = start(&network, servers as usize, &Handles::default());
+    let nodes: Vec<_> = (0..workers)
+        .map(|node| {
+            let addresses = addresses.clone();
+            network.spawn(&format!("worker {node}"), move |network| {
+                let mut draws = Draws(seed << 8 | node);
+                let mut worker = connect(network, 100 + node as u32, &addresses);
+                let fixed = TableSpec::new(1, "fixed", ValueType::I64, 40);
+                let varying = TableSpec::new(2, "varying", ValueType::I64, 0).handle("assign");
+                let sums = TableSpec::new(3, "sums", ValueType::I32, 1);
+                let tables =
+                    [worker.create_table(&fixed).unwrap(), worker.create_table(&varying).unwrap()];
+                let sums = worker.create_table(&sums).unwrap();
+                let mut model = Model::default();
+                for n in 0..10 {
+                    worker.push(sums, &[0, u64::MAX], &[n, 1]).unwrap();
+                    network.sleep(Duration::from_micros(draws.below(1000)));
+                    schedule(&mut worker, tables, node, &mut draws, &mut model);
+                }
+                let last = worker.pull(sums, &[0]).unwrap();
+                worker.wait(last).unwrap();
+            })
+        })
+        .collect();
+    for node in nodes {
+        node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    }
+    let mut worker = connect(&network, 99, &addresses);
+    let sums = worker.create_table(&TableSpec::new(3, "sums", ValueType::I32, 1)).unwrap();
+    let pulled = worker.pull(sums, &[0, u64::MAX]).unwrap();
+    let n = workers as i32;
+    assert_eq!(worker.wait(pulled).unwrap().values::<i32>(), [45 * n, 10 * n]);
+    stop.store(true, Ordering::Relaxed);
+    network.trace()
+}
+
+#[test]
+fn every_answer_is_what_a_map_would_say() {
+    for_each_seed(60, |seed| {
+        run(seed);
+    });
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    for_each_seed(9, |seed| assert_eq!(run(seed), run(seed)));
+    assert_ne!(run(1), run(4), "and another is another");
+}
+
+/// Pulls wait until every worker's push of that clock has come: the handle of a synchronous table, as small as can be.
+struct Synchronous {
+    workers: u64,
+    pushes: u64,
+    sum: i64,
+}
+
+impl Shard for Synchronous {
+    fn admit(&self, request: &Request<'_>) -> Admission {
+        match request.pulls && request.clock > self.clock() {
+            true => Admission::AfterClock(request.clock),
+            false => Admission::Now,
+        }
+    }
+
+    fn clock(&self) -> u64 {
+        self.pushes / self.workers
+    }
+
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+        self.pushes += 1;
+        self.sum += <i64 as caravan_van::Value>::view(request.values).ok_or("not i64")?[0];
+        Ok(())
+    }
+
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+        Ok(Pulled::Bytes(8 * request.keys.len()))
+    }
+
+    fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
+        into.copy_from_slice(&self.sum.to_le_bytes());
+    }
+}
+
+fn synchronous(workers: u64) -> Handles {
+    Handles::default().with("synchronous", move |_, _, _| {
+        Ok(Box::new(Synchronous { workers, pushes: 0, sum: 0 }) as Box<dyn Shard>)
+    })
+}
+
+/// Each worker pushes and pulls in the same breath; the pull must hold the pushes of all workers up to that clock. It may
+/// arrive late, when others have their pulls and have pushed for the next clock, but for no clock after that.
+#[test]
+fn parked_pulls_see_all_pushes_of_their_clock() {
+    for_each_seed(45, |seed| {
+        let network = Network::new(seed, weather(seed));
+        let workers = 2 + seed % 3;
+        let (addresses, stop) = start(&network, 2, &synchronous(workers));
+        let nodes: Vec<_> = (0..workers)
+            .map(|node| {
+                let addresses = addresses.clone();
+                network.spawn(&format!("worker {node}"), move |network| {
+                    let mut worker = connect(network, 100 + node as u32, &addresses);
+                    let spec =
+                        TableSpec::new(1, "clocked", ValueType::I64, 1).handle("synchronous");
+                    let table = worker.create_table(&spec).unwrap();
+                    let keys = [1, u64::MAX];
+                    for clock in 1..=12 {
+                        worker.set_clock(clock);
+                        worker.push(table, &keys, &[(node + 1) as i64 * clock as i64; 2]).unwrap();
+                        let pulled = worker.pull(table, &keys).unwrap();
+                        let answer = worker.wait(pulled).unwrap();
+                        let all = (workers * (workers + 1) / 2 * clock * (clock + 1) / 2) as i64;
+                        let others = workers * (workers + 1) / 2 - (node + 1);
+                        let most = all + (others * (clock + 1)) as i64;
+                        let values = answer.values::<i64>();
+                        assert!(
+                            values.iter().all(|sum| (all..=most).contains(sum)),
+                            "{clock}: {values:?}"
+                        );
+                    }
+                })
+            })
+            .collect();
+        for node in nodes {
+            node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// A server dies at a random moment: every request ends, with an answer or with an error that names it, soon after the
+/// network has noticed; what was acknowledged by others stays.
+#[test]
+fn a_crash_ends_every_request_that_needs_the_server() {
+    for_each_seed(60, |seed| {
+        let network = Network::new(seed, weather(seed));
+        let mut draws = Draws(seed);
+        let victim = draws.below(3);
+        let (addresses, stop) = start(&network, 3, &Handles::default());
+        let node = network.spawn("worker", move |network| {
+            let mut draws = Draws(seed + 1);
+            let mut worker = connect(network, 100, &addresses);
+            let table = worker.create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap();
+            let third = u64::MAX / 3 + 1;
+            let crash_at = network.now() + Duration::from_micros(draws.below(3000));
+            let killer = network.spawn("killer", move |network| {
+                network.sleep(crash_at.saturating_sub(network.now()));
+                network.crash(&format!("server {victim}"));
+            });
+            let (mut acknowledged, mut lost) = ([0i64; 3], 0);
+            for _ in 0..40 {
+                let server = draws.below(3);
+                let wide = draws.below(3) == 0;
+                let keys: Vec<u64> =
+                    if wide { (0..3).map(|i| i * third).collect() } else { vec![server * third] };
+                let many = [1, 600][draws.below(2) as usize];
+                let keys: Vec<u64> =
+                    keys.iter().flat_map(|key| (0..many).map(move |i| key + i)).collect();
+                let pushed = worker.push_pull(table, &keys, &vec![1i64; keys.len()]).unwrap();
+                match worker.wait(pushed) {
+                    Ok(_) if wide => acknowledged.iter_mut().for_each(|sum| *sum += 1),
+                    Ok(_) => acknowledged[server as usize] += 1,
+                    Err(Error::ServerLost { server: name, .. }) => {
+                        assert_eq!(name, format!("server {victim}"));
+                        assert!(wide || server == victim);
+                        lost += 1;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            killer.join().unwrap();
+            assert!(network.now() < Duration::from_secs(60), "nothing waits for ever");
+            for server in (0..3).filter(|server| *server != victim) {
+                let pulled = worker.pull(table, &[server * third]).unwrap();
+                let sum = worker.wait(pulled).unwrap().values::<i64>()[0];
+                let known = acknowledged[server as usize];
+                // A request that failed because of the victim may have reached the others.
+                assert!((known..=known + lost).contains(&sum), "{known} acknowledged, {sum} there");
+            }
+        });
+        node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        stop.store(true, Ordering::Relaxed);
+    });
+}

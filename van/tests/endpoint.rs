@@ -1,0 +1,399 @@
+//! Goal: lanes keep their promises (order, credits, landings within bounds) to honest peers, and lose hostile ones alone.
+//! Method: both ends of a lane on the simulated network, driven by hand from one thread; hostile peers are raw transports.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use caravan_van::sim::{Faults, Network, SimTransport, for_each_seed};
+use caravan_van::wire::{Coding, Kind, Offer};
+use caravan_van::{
+    Arrival, Draft, Endpoint, Error, Event, FRAME_PREFIX, Message, PeerId, Transport, Values,
+    VanConfig, encode,
+};
+
+const NAP: Duration = Duration::from_millis(5);
+const MIB: usize = 1 << 20;
+
+fn config(frame_bytes: usize, credits: u16, memory_bytes: usize) -> VanConfig {
+    let queue_depth = 4 * usize::from(credits) + 64;
+    VanConfig { frame_bytes, credits, memory_bytes, queue_depth, ..VanConfig::default() }
+}
+
+/// An endpoint, its one peer, and the messages that came.
+struct Side {
+    endpoint: Endpoint,
+    peer: PeerId,
+    came: VecDeque<Message>,
+    lost: Option<Error>,
+}
+
+impl Side {
+    fn new(network: &Network, config: &VanConfig) -> Side {
+        let endpoint = Endpoint::new(Box::new(network.transport(config)), 7, config.credits);
+        Side { endpoint, peer: PeerId(0), came: VecDeque::new(), lost: None }
+    }
+
+    fn poll(&mut self) -> bool {
+        let mut arrivals = Vec::new();
+        let any = self.endpoint.poll(&mut arrivals).unwrap();
+        for arrival in arrivals {
+            match arrival {
+                Arrival::Connected { peer, .. } => self.peer = peer,
+                Arrival::Message { message, .. } => self.came.push_back(message),
+                Arrival::Lost { error, .. } => self.lost = Some(error),
+            }
+        }
+        any
+    }
+
+    fn post(&mut self, kind: Kind, timestamp: u64, values: Values<'_>) -> Result<(), Error> {
+        let draft = Draft { timestamp, values, ..Draft::new(kind) };
+        self.endpoint.post(self.peer, draft, &mut Coding::plain())
+    }
+}
+
+/// Two endpoints on a lane.
+fn pair(network: &Network, config: &VanConfig) -> (Side, Side) {
+    let (mut a, mut b) = (Side::new(network, config), Side::new(network, config));
+    let address = b.endpoint.address().to_owned();
+    a.peer = a.endpoint.connect(&address).unwrap();
+    while a.endpoint.credits(a.peer) == 0 {
+        settle(&mut a, &mut b);
+    }
+    (a, b)
+}
+
+/// Lets both sides work until nothing happens any more.
+fn settle(a: &mut Side, b: &mut Side) {
+    let mut since = a.endpoint.now();
+    while a.endpoint.now() < since + 3 * NAP {
+        a.endpoint.wait(NAP).unwrap();
+        b.endpoint.wait(NAP).unwrap();
+        if a.poll() | b.poll() {
+            since = a.endpoint.now();
+        }
+    }
+}
+
+fn filled(side: &Side, bytes: usize, seed: u64) -> caravan_van::Shared {
+    let mut buffer = side.endpoint.memory().allocate(bytes).unwrap();
+    buffer
+        .iter_mut()
+        .enumerate()
+        .for_each(|(i, byte)| *byte = (i as u64 * 31).wrapping_add(seed) as u8);
+    buffer.share()
+}
+
+fn is_filled(values: &[u8], bytes: usize, seed: u64) -> bool {
+    values.len() == bytes
+        && values
+            .iter()
+            .enumerate()
+            .all(|(i, &byte)| byte == (i as u64 * 31).wrapping_add(seed) as u8)
+}
+
+/// A generator for tests: the schedule must not depend on the network's own draws.
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % bound
+    }
+}
+
+#[test]
+fn messages_of_every_size_arrive_in_order_and_credits_come_back() {
+    let run = |seed: u64, faults: Faults| {
+        let network = Network::new(seed, faults);
+        let config = config(2048, 6, 64 * MIB);
+        let (mut a, mut b) = pair(&network, &config);
+        let mut draws = Draws(seed);
+        let (mut posted, mut served, mut answered) = (VecDeque::new(), 0, 0);
+        while answered < 60 {
+            if a.endpoint.credits(a.peer) > 0 && posted.len() + answered < 60 && draws.below(3) > 0
+            {
+                let near_the_limit = 2048 - 64 - 3 + draws.below(6) as usize;
+                let bytes =
+                    [draws.below(3000) as usize, near_the_limit, draws.below(300_000) as usize];
+                let bytes = bytes[draws.below(3) as usize];
+                let number = (answered + posted.len()) as u64;
+                let values = filled(&a, bytes, number);
+                let values = if draws.below(2) == 0 {
+                    Values::Copied(&values)
+                } else {
+                    Values::Apart(values)
+                };
+                a.post(Kind::Request, number, values).unwrap();
+                posted.push_back(bytes);
+            }
+            for side in [&mut a, &mut b] {
+                side.endpoint.wait(Duration::from_micros(draws.below(300))).unwrap();
+                side.poll();
+            }
+            // b answers with as many bytes, sometimes late.
+            while draws.below(4) > 0
+                && let Some(request) = b.came.pop_front()
+            {
+                assert_eq!(request.timestamp(), served);
+                assert!(is_filled(request.values(), posted[served as usize - answered], served));
+                served += 1;
+                let reply = filled(&b, request.values().len(), !request.timestamp());
+                b.post(Kind::Reply, request.timestamp(), Values::Apart(reply)).unwrap();
+            }
+            while let Some(reply) = a.came.pop_front() {
+                assert_eq!(reply.timestamp(), answered as u64);
+                let bytes = posted.pop_front().unwrap();
+                assert!(is_filled(reply.values(), bytes, !reply.timestamp()));
+                answered += 1;
+            }
+            assert!(a.lost.is_none() && b.lost.is_none(), "{:?} {:?}", a.lost, b.lost);
+        }
+        assert_eq!(a.endpoint.credits(a.peer), 6);
+        network.trace()
+    };
+    for_each_seed(30, |seed| {
+        run(seed, Faults::none());
+        run(seed, Faults::jittery());
+        assert_eq!(run(seed, Faults::harsh()), run(seed, Faults::harsh()), "seed {seed}");
+    });
+}
+
+#[test]
+fn a_full_lane_is_an_error_and_opens_with_an_answer() {
+    let network = Network::new(1, Faults::none());
+    let (mut a, mut b) = pair(&network, &config(2048, 3, 64 * MIB));
+    for number in 0..3 {
+        a.post(Kind::Request, number, Values::None).unwrap();
+    }
+    let error = a.post(Kind::Request, 3, Values::None).unwrap_err();
+    assert!(matches!(error, Error::QueueFull { depth: 3, .. }), "{error}");
+    settle(&mut a, &mut b);
+    b.post(Kind::Reply, 0, Values::None).unwrap();
+    settle(&mut a, &mut b);
+    assert_eq!(a.endpoint.credits(a.peer), 1);
+    a.post(Kind::Request, 3, Values::None).unwrap();
+}
+
+#[test]
+fn what_cannot_be_encoded_spends_nothing() {
+    let network = Network::new(1, Faults::none());
+    let (mut a, mut b) = pair(&network, &config(2048, 3, 2 * MIB));
+    let much = vec![1; 4 * MIB];
+    let error = a.post(Kind::Request, 1, Values::Copied(&much)).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    assert_eq!(a.endpoint.credits(a.peer), 3);
+    a.post(Kind::Request, 2, Values::Copied(b"fits")).unwrap();
+    settle(&mut a, &mut b);
+    assert_eq!(b.came.len(), 1);
+    let error = b.post(Kind::Reply, 2, Values::Copied(&much)).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    b.post(Kind::Failure, 2, Values::Copied(b"too much")).unwrap();
+    settle(&mut a, &mut b);
+    assert_eq!((a.came[0].kind(), a.endpoint.credits(a.peer)), (Kind::Failure, 3));
+}
+
+/// More long answers than a peer's share of landings holds, to a side that posts nothing meanwhile.
+#[test]
+fn a_used_landing_makes_room_for_the_next_answer() {
+    let network = Network::new(1, Faults::none());
+    let (mut a, mut b) = pair(&network, &config(2048, 16, 1 << 30));
+    for number in 0..16 {
+        a.post(Kind::Request, number, Values::None).unwrap();
+    }
+    settle(&mut a, &mut b);
+    for number in 0..16 {
+        let reply = filled(&b, 12 * MIB, number);
+        b.post(Kind::Reply, number, Values::Apart(reply)).unwrap();
+    }
+    for number in 0..16 {
+        settle(&mut a, &mut b);
+        let reply = a.came.pop_front().expect("every answer comes");
+        assert!(is_filled(reply.values(), 12 * MIB, number));
+    }
+}
+
+/// Requests that wait for each other on the server must not wait for a landing of one of them.
+#[test]
+fn a_landing_is_served_before_the_message_is_answered() {
+    let network = Network::new(1, Faults::none());
+    let (mut a, mut b) = pair(&network, &config(2048, 8, 1 << 30));
+    for number in 0..3 {
+        let values = filled(&a, 60 * MIB, number);
+        a.post(Kind::Request, number, Values::Apart(values)).unwrap();
+    }
+    settle(&mut a, &mut b);
+    assert_eq!(b.came.len(), 3, "all come although none is answered");
+}
+
+#[test]
+fn landings_of_the_wrong_size_go_back_however_many() {
+    for frame_bytes in [512, 16 << 10] {
+        let network = Network::new(1, Faults::none());
+        let (mut a, mut b) = pair(&network, &config(frame_bytes, 100, 1 << 30));
+        for number in 0..90 {
+            let values = filled(&a, 1200 << 10, number);
+            a.post(Kind::Request, number, Values::Apart(values)).unwrap();
+        }
+        settle(&mut a, &mut b);
+        assert_eq!(b.came.len(), 90);
+        b.came.clear();
+        for number in 0..90 {
+            b.post(Kind::Reply, number, Values::None).unwrap();
+        }
+        settle(&mut a, &mut b);
+        // Now a holds 90 landings of 1.2 MiB, and needs one of 100 MiB, which is more than its share has left.
+        let values = filled(&a, 100 * MIB, 5);
+        a.post(Kind::Request, 90, Values::Apart(values)).unwrap();
+        a.post(Kind::Request, 91, Values::Copied(b"behind it")).unwrap();
+        settle(&mut a, &mut b);
+        assert!(a.lost.is_none() && b.lost.is_none(), "{:?} {:?}", a.lost, b.lost);
+        assert_eq!(b.came.len(), 2, "frames of {frame_bytes}");
+        assert!(is_filled(b.came[0].values(), 100 * MIB, 5));
+        assert_eq!(b.came[1].values(), b"behind it");
+    }
+}
+
+#[test]
+fn a_lane_that_wants_more_than_memory_holds_is_lost_and_says_so() {
+    let network = Network::new(1, Faults::none());
+    let (big, small) = (config(2048, 4, 64 * MIB), config(2048, 4, 4 * MIB));
+    let (mut a, mut b) = (Side::new(&network, &big), Side::new(&network, &small));
+    let address = b.endpoint.address().to_owned();
+    a.endpoint.connect(&address).unwrap();
+    settle(&mut a, &mut b);
+    let values = filled(&a, 8 * MIB, 0);
+    a.post(Kind::Request, 0, Values::Apart(values)).unwrap();
+    settle(&mut a, &mut b);
+    let error = b.lost.expect("b cannot take it").to_string();
+    assert!(error.contains("8388672") && error.contains("4194304"), "{error}");
+    assert!(a.lost.is_some());
+}
+
+/// A peer that does as it pleases.
+struct Hostile {
+    transport: SimTransport,
+    peer: PeerId,
+}
+
+impl Hostile {
+    fn frame(&mut self, draft: Draft<'_>) -> Result<(), Error> {
+        let outgoing = encode(9, draft, &mut Coding::plain(), self.transport.memory())?;
+        self.transport.post_send(self.peer, outgoing.head)
+    }
+
+    fn garbage(&mut self, bytes: &[u8]) {
+        let mut frame = self.transport.memory().allocate(FRAME_PREFIX + bytes.len()).unwrap();
+        frame[FRAME_PREFIX..].copy_from_slice(bytes);
+        self.transport.post_send(self.peer, frame).unwrap();
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.transport.wait(NAP).unwrap();
+        self.transport.poll(&mut events).unwrap();
+        events
+    }
+}
+
+/// What `misdeed` does must lose its own lane, for a reason that holds `words`, and leave an honest one alone.
+fn only_its_own_lane_is_lost(words: &str, misdeed: impl Fn(&mut Hostile)) {
+    let network = Network::new(1, Faults::none());
+    let config = config(2048, 4, 512 * MIB);
+    let (mut honest, mut victim) = pair(&network, &config);
+    let transport = network.transport(&config);
+    let mut hostile = Hostile { transport, peer: PeerId(0) };
+    hostile.peer = hostile.transport.connect(victim.endpoint.address()).unwrap();
+    let lane = victim.peer;
+    settle(&mut honest, &mut victim);
+    assert!(matches!(hostile.events()[..], [Event::Connected { .. }]));
+    misdeed(&mut hostile);
+    hostile.events();
+    settle(&mut honest, &mut victim);
+    let error = victim.lost.take().expect("the hostile lane is lost").to_string();
+    assert!(error.contains(words), "{error}");
+    let events = hostile.events();
+    let noticed = events.iter().any(|event| matches!(event, Event::Lost { .. }));
+    assert!(noticed, "after {error}: {events:?}");
+    victim.peer = lane;
+    victim.came.clear();
+    let values = filled(&honest, 5 * MIB, 3);
+    honest.post(Kind::Request, 1, Values::Apart(values)).unwrap();
+    settle(&mut honest, &mut victim);
+    assert!(is_filled(victim.came[0].values(), 5 * MIB, 3), "the honest lane still works");
+    assert!(victim.endpoint.memory().bytes_reserved() < 64 * MIB, "nothing is taken for nothing");
+}
+
+#[test]
+fn hostile_peers_lose_only_their_own_lane() {
+    let mine = |key: u64, len: u64| Offer { key: key.into(), address: 0.into(), len: len.into() };
+    only_its_own_lane_is_lost("too few", |hostile| hostile.garbage(b"hello?"));
+    only_its_own_lane_is_lost("another protocol", |hostile| hostile.garbage(&[0x55; 200]));
+    only_its_own_lane_is_lost("full at 4", |hostile| {
+        for timestamp in 0..5 {
+            hostile.frame(Draft { timestamp, ..Draft::new(Kind::Request) }).unwrap();
+        }
+    });
+    for kind in [Kind::Reply, Kind::Failure] {
+        only_its_own_lane_is_lost("an answer that nobody asked for", |hostile| {
+            hostile.frame(Draft::new(kind)).unwrap();
+        });
+    }
+    only_its_own_lane_is_lost("0 bytes offered", |hostile| {
+        let offer = Some(mine(3, 100));
+        hostile.frame(Draft { timestamp: 100, offer, ..Draft::new(Kind::Landed) }).unwrap();
+    });
+    only_its_own_lane_is_lost("0 bytes offered", |hostile| {
+        hostile.frame(Draft::new(Kind::Landed)).unwrap();
+    });
+    for bytes in [u64::MAX, 5 << 30, 513 << 20] {
+        only_its_own_lane_is_lost("bytes offered", |hostile| {
+            hostile.frame(Draft { timestamp: bytes, ..Draft::new(Kind::Want) }).unwrap();
+        });
+    }
+    only_its_own_lane_is_lost("is full at", |hostile| {
+        for _ in 0..70 {
+            hostile.frame(Draft { timestamp: 3000, ..Draft::new(Kind::Want) }).unwrap();
+        }
+    });
+    only_its_own_lane_is_lost("0 bytes offered", |hostile| {
+        let values = Values::Copied(&[7; 8]); // gives back what it does not hold
+        hostile.frame(Draft { timestamp: 10, values, ..Draft::new(Kind::Want) }).unwrap();
+    });
+    only_its_own_lane_is_lost("a landing that nobody asked for", |hostile| {
+        for key in 0..70 {
+            hostile.frame(Draft { offer: Some(mine(key, 1)), ..Draft::new(Kind::Grant) }).unwrap();
+        }
+    });
+    only_its_own_lane_is_lost("a landing that nobody asked for", |hostile| {
+        hostile.frame(Draft::new(Kind::Grant)).unwrap();
+    });
+}
+
+/// A peer may give back only landings, not memory that was offered with a request, and say only once that it landed.
+#[test]
+fn keys_of_other_offers_cannot_be_given_back() {
+    let network = Network::new(1, Faults::none());
+    let config = config(2048, 4, 64 * MIB);
+    let mut server = network.transport(&config);
+    let mut worker = Side::new(&network, &config);
+    worker.endpoint.connect(server.address()).unwrap();
+    let mut events = Vec::new();
+    for _ in 0..3 {
+        server.wait(NAP).unwrap();
+        server.poll(&mut events).unwrap();
+        worker.endpoint.wait(NAP).unwrap();
+        worker.poll();
+    }
+    let Event::Connected { peer, .. } = events[0] else { panic!("{events:?}") };
+    let place = worker.endpoint.memory().allocate(100).unwrap();
+    let offer = worker.endpoint.offer(worker.peer, place).unwrap();
+    let mut hostile = Hostile { transport: server, peer };
+    let values = Values::Copied(&offer.key.to_bytes());
+    hostile.frame(Draft { timestamp: 10, values, ..Draft::new(Kind::Want) }).unwrap();
+    hostile.events();
+    worker.endpoint.wait(NAP).unwrap();
+    worker.poll();
+    assert!(worker.lost.is_some());
+}
