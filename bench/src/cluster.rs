@@ -41,12 +41,12 @@ fn van(choice: VanChoice) -> Result<Van> {
 }
 
 /// What workers of this program can run.
-fn apps() -> Apps {
+pub(crate) fn apps() -> Apps {
     caravan_learn::dbpg::apps(Apps::default()).with(Measure::NAME, || Box::new(Measure::default()))
 }
 
 /// What servers of this program can build shards of.
-fn handles() -> Handles {
+pub(crate) fn handles() -> Handles {
     caravan_learn::dbpg::handles(Handles::default())
 }
 

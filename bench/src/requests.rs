@@ -281,14 +281,15 @@ fn floats(bytes: &[u8]) -> &[f32] {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
-    use caravan_kv::{Cluster, ClusterConfig, Van};
+    use caravan_kv::{Cluster, ClusterConfig, Launch, Van};
 
     use super::*;
 
     fn cluster() -> Cluster {
         let mut config = ClusterConfig { threads: 2, ..ClusterConfig::default() };
         (config.node.van, config.node.pin) = (Van::Tcp, false);
-        crate::cluster::launch(&config, true).unwrap()
+        let launch = Launch::Threads(crate::cluster::handles(), crate::cluster::apps());
+        Cluster::launch(&config, launch).unwrap()
     }
 
     /// Every op, short and long, one and many keys.

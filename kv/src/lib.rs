@@ -1,4 +1,35 @@
 //! Push and pull: workers, servers, tables, and the scheduler that brings them together.
+//!
+//! ```text
+//!   scheduler (node/scheduler.rs)      joins, ranks, key ranges, tasks, barriers, signs of life: control plane, plain TCP
+//!      │ tasks            │
+//!      ▼                  ▼
+//!   worker (worker.rs)   server process, its threads (server/thread.rs), each with a shard of every table
+//!      │  push, pull        ▲
+//!      └────────────────────┘   data: one lane from each worker to each server thread, over whichever van
+//! ```
+//!
+//! The path of a push: [`worker`] > `slicer` > `caravan_van::message` > codec > endpoint > transport > [`server`] > reply >
+//! `tracker`. It runs on the caller's thread and on the server's thread, and on no other; it allocates nothing once warm.
+//!
+//! Keys are `u64`, sorted and unique in every request; each table's key range is cut evenly among all server threads. Requests
+//! of one worker to one server thread are served in the order in which they were made.
+//!
+//! # Thread rules
+//! A [`Worker`] and what it hands out belong to one thread. A [`ServerThread`] owns its shards. The scheduler is driven by
+//! whoever calls it. Only the sign-of-life thread (`node/heart.rs`) runs beside them.
+//!
+//! # Glossary
+//! | here | ps-lite | papers |
+//! |---|---|---|
+//! | [`Worker`] | `KVWorker` and its customer | worker, client |
+//! | [`ServerThread`] | `KVServer` | server node, virtual server |
+//! | [`Shard`], handle | request handle | user-defined function |
+//! | node, [`node::Scheduler`] | postoffice, scheduler | server manager and task scheduler |
+//! | [`Timestamp`] | timestamp | task number |
+//! | clock | – | iteration, vector clock entry |
+//! | lane, endpoint | van | – |
+//! | table | app id | parameter namespace |
 
 #![forbid(unsafe_code)]
 
@@ -22,3 +53,8 @@ pub use server::{Handles, ServerThread, Shard};
 pub use table::{Store, TableSpec, ValueType};
 pub use tracker::{Answer, Callback, Timestamp};
 pub use worker::{ServerAddress, Table, Worker};
+
+/// The program in the README builds.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -201,3 +201,62 @@ impl Tracker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    /// As the worker does it: one answer came.
+    fn answer(tracker: &mut Tracker, timestamp: Timestamp, error: Option<Error>) {
+        let slot = tracker.slot(timestamp.0).unwrap();
+        slot.missing -= 1;
+        slot.error = slot.error.take().or(error);
+        if slot.missing == 0 {
+            tracker.release_if_nothing_to_claim(timestamp.0);
+        }
+    }
+
+    #[test]
+    fn slots_are_used_again_and_timestamps_are_not() {
+        let mut tracker = Tracker::default();
+        let mut last = 0;
+        for _ in 0..1000 {
+            let push = tracker.begin(What::Push).unwrap();
+            assert!(push.0 > last && !tracker.is_settled(push.0));
+            last = push.0;
+            answer(&mut tracker, push, None);
+            assert!(tracker.is_settled(push.0) && tracker.was_made(push.0));
+        }
+        assert_eq!((tracker.slots.len(), tracker.free.len()), (1, 1));
+        assert!(!tracker.was_made(last + (1 << SLOT_BITS)) && !tracker.was_made(last + 1));
+        assert!(!tracker.was_made(0) && !tracker.was_made(u64::MAX));
+    }
+
+    #[test]
+    fn an_error_is_told_once_and_the_slot_stays_until_all_have_answered() {
+        let mut tracker = Tracker::default();
+        let pull = tracker.begin(What::Pull).unwrap();
+        tracker.slot(pull.0).unwrap().missing = 2;
+        assert!(!tracker.is_settled(pull.0));
+        answer(&mut tracker, pull, Some(Error::Config("no".to_owned())));
+        assert!(tracker.is_settled(pull.0));
+        assert!(tracker.claim(pull).is_err());
+        assert!(tracker.claim(pull).is_ok(), "told once");
+        let other = tracker.begin(What::Pull).unwrap();
+        assert_ne!(other.0 & 0xff, pull.0 & 0xff, "its slot is not free yet");
+        answer(&mut tracker, pull, None);
+        assert!(tracker.slot(pull.0).is_none() && tracker.free.len() == 1);
+    }
+
+    #[test]
+    fn answers_stay_until_they_are_claimed() {
+        let mut tracker = Tracker::default();
+        let pull = tracker.begin(What::Pull).unwrap();
+        answer(&mut tracker, pull, None);
+        assert!(tracker.slot(pull.0).is_some());
+        tracker.slot(pull.0).unwrap().answer.lengths.push(7);
+        assert_eq!(tracker.claim(pull).unwrap().lengths, [7]);
+        assert!(tracker.claim(pull).unwrap().lengths.is_empty());
+    }
+}

@@ -74,7 +74,7 @@ fn a_small_request_allocates_nothing() {
             let dense = worker.create_table(&dense).unwrap();
             let keys: Vec<u64> = (0..60).map(|i| i * (u64::MAX / 60)).collect();
             let (few, values) = ([3, 500, 999], vec![0.5f32; 240]);
-            let mut round = |worker: &mut Worker, rounds: usize, in_flight: usize| {
+            let round = |worker: &mut Worker, rounds: usize, in_flight: usize| {
                 let mut waiting = [None; 8];
                 for n in 0..rounds {
                     worker.push(sparse, &keys, &values).unwrap();

@@ -176,7 +176,7 @@ fn missing_nodes_are_named() {
 fn children_that_end_early_are_named() {
     let error =
         Cluster::launch(&config(1, 1), Launch::Processes("/bin/false".into())).err().unwrap();
-    assert!(error.to_string().contains("server 0 was lost: it ended before it joined"), "{error}");
+    assert!(error.to_string().contains("r 0 was lost: it ended before it joined"), "{error}");
     let error = Cluster::launch(&config(1, 1), Launch::Processes("/nowhere".into())).err().unwrap();
     assert!(matches!(&error, Error::Spawn { what, .. } if what == "server 0"), "{error}");
 }

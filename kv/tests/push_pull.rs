@@ -494,7 +494,7 @@ fn parked_requests_are_released_in_order() {
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
         let table = worker.create_table(&spec).unwrap();
-        let mut pull = |worker: &mut caravan_kv::Worker, clock, key| {
+        let pull = |worker: &mut caravan_kv::Worker, clock, key| {
             worker.set_clock(clock);
             worker.pull(table, &[key]).unwrap()
         };

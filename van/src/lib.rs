@@ -1,4 +1,60 @@
 //! The van: messages with a key range, moved between nodes as fast as the wire goes.
+//!
+//! ```text
+//!   message (what is said)  wire (bytes in, bytes out)  memory (registered slots, owned parts of them)
+//!                     \           |           /
+//!                      endpoint (credits; eager or rendezvous)
+//!                                 |
+//!                      transport (the contract; `conformance` holds every backend to it)
+//!                     /           |           \
+//!              uring/ (io_uring)  sim/ (simulated)   caravan-fallback-tcp (plain sockets)
+//!                     \_ stream/ (framing on sockets), offers, wait _/
+//! ```
+//!
+//! The van carries keys and ranges as numbers and never learns what a push means.
+//!
+//! # Thread rules
+//! A [`Transport`], its [`Pool`] and every buffer of it belong to the thread that made them: they are not `Send`, and nothing on
+//! the path takes a lock. Only [`Transport::wait`] blocks.
+//!
+//! # Features
+//! `uring` (default): the io_uring backend, Linux only. `conformance`: the contract as generic tests, for tests of backends.
+//!
+//! # Example
+//! Two transports in one thread, over the simulated network:
+//! ```
+//! use std::time::Duration;
+//! use caravan_van::sim::{Faults, Network};
+//! use caravan_van::{Event, FRAME_PREFIX, Transport, VanConfig};
+//!
+//! let network = Network::new(1, Faults::none());
+//! let (mut a, mut b) = (network.transport(&VanConfig::default()), network.transport(&VanConfig::default()));
+//! let peer = a.connect(b.address())?;
+//! let mut events = Vec::new();
+//! while !events.iter().any(|event| matches!(event, Event::Connected { .. })) {
+//!     a.wait(Duration::from_millis(1))?;
+//!     a.poll(&mut events)?;
+//!     b.poll(&mut Vec::new())?;
+//! }
+//! let mut frame = a.memory().allocate(FRAME_PREFIX + 5)?;
+//! frame[FRAME_PREFIX..].copy_from_slice(b"hello");
+//! a.post_send(peer, frame)?;
+//! a.poll(&mut events)?;
+//! let received = loop {
+//!     b.wait(Duration::from_millis(1))?;
+//!     let mut events = Vec::new();
+//!     b.poll(&mut events)?;
+//!     let frames = events.into_iter().find_map(|event| match event {
+//!         Event::Received { frame, .. } => Some(frame),
+//!         _ => None,
+//!     });
+//!     if let Some(frame) = frames {
+//!         break frame;
+//!     }
+//! };
+//! assert_eq!(&*received, b"hello");
+//! # Ok::<(), caravan_van::Error>(())
+//! ```
 
 pub mod config;
 #[cfg(feature = "conformance")]

@@ -267,8 +267,7 @@ fn a_lane_that_wants_more_than_memory_holds_is_lost_and_says_so() {
     a.post(Kind::Request, 0, Values::Apart(values)).unwrap();
     settle(&mut a, &mut b);
     let error = b.lost.expect("b cannot take it").to_string();
-    let landing = 8 * MIB + 4096; // the values start at the second page
-    assert!(error.contains(&landing.to_string()) && error.contains("4194304"), "{error}");
+    assert!(error.contains("dropped by this side") && error.contains("4194304"), "{error}");
     assert!(a.lost.is_some());
 }
 

@@ -148,6 +148,21 @@ fn any_freshness_reaches_the_optimum() {
 }
 
 #[test]
+fn a_polish_saves_passes_and_changes_no_answer() {
+    let plain = Job { newton: None, ..Job::new(vec![example_file()], 1.0) };
+    let (expected, _) = train(1, 1, &plain);
+    for (servers, workers, delay) in [(1, 1, 0), (3, 4, 0), (2, 2, 3)] {
+        let job = Job { newton: Job::new(Vec::new(), 1.0).newton, delay, ..plain.clone() };
+        let (trained, passes) = train(servers, workers, &job);
+        let gap = trained.objective / Example::OPTIMUM - 1.0;
+        assert!(trained.converged && gap.abs() < 1e-12, "{gap:e}");
+        assert!(trained.passes < expected.passes, "{} passes", trained.passes);
+        let last = passes.last().unwrap();
+        assert_eq!(last.nnz, trained.model.nonzeros());
+    }
+}
+
+#[test]
 fn wrong_jobs_are_refused() {
     let mut cluster = cluster(1, 2);
     let mut refused = |job: &Job| dbpg::train(&mut cluster, job, |_| {}).unwrap_err().to_string();
@@ -155,5 +170,9 @@ fn wrong_jobs_are_refused() {
     assert!(nowhere.contains("/nowhere.train") && nowhere.contains("worker"), "{nowhere}");
     let negative = refused(&Job::new(vec![example_file()], -1.0));
     assert!(negative.contains("lambda") && negative.contains("-1"), "{negative}");
+    let exact = refused(&Job { exact_delay: true, ..Job::new(vec![example_file()], 1.0) });
+    assert!(exact.contains("delay") && exact.contains("polish"), "{exact}");
+    let none = refused(&Job { newton: Some(0), ..Job::new(vec![example_file()], 1.0) });
+    assert!(none.contains("newton") && none.contains("not 0"), "{none}");
     cluster.shutdown().unwrap();
 }

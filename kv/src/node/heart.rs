@@ -13,7 +13,7 @@ use crate::error::Result;
 /// whole process ends: its main thread may be computing, or waiting for a peer that will never answer.
 pub(crate) fn start(config: NodeConfig, role: Role, rank: usize) {
     std::thread::spawn(move || {
-        let why = beat(&config, role, rank).map_or_else(|error| error.to_string(), |why| why);
+        let why = beat(&config, role, rank).unwrap_or_else(|error| error.to_string());
         // The main thread normally notices the end by itself, and ends the process before this does.
         std::thread::sleep(Duration::from_secs(1));
         tracing::error!(why, "{role} {rank} ends");

@@ -83,7 +83,7 @@ impl Member {
     ///
     /// # Errors
     /// [`Error::NodeLost`] when the scheduler is gone.
-    pub fn next(&mut self) -> Result<Option<Task>> {
+    pub fn next_task(&mut self) -> Result<Option<Task>> {
         loop {
             self.poll(&mut None)?;
             if let Some(task) = self.tasks.pop_front() {

@@ -95,7 +95,7 @@ pub fn run_worker(
         member,
     };
     let mut running: HashMap<String, Box<dyn App>> = HashMap::new();
-    while let Some(mut task) = node.member.next()? {
+    while let Some(mut task) = node.member.next_task()? {
         let app = match running.entry(task.app.clone()) {
             std::collections::hash_map::Entry::Occupied(app) => Some(app.into_mut()),
             std::collections::hash_map::Entry::Vacant(place) => {
@@ -193,7 +193,7 @@ fn serve_until_end(
     for (index, (_, _, place)) in started.iter().enumerate() {
         let _ = place.send((roster.node, roster.first_thread + index, roster.servers.len()));
     }
-    while let Some(task) = member.next()? {
+    while let Some(task) = member.next_task()? {
         member.report(&task, &Err("servers run no tasks".to_owned()))?;
     }
     Ok(())

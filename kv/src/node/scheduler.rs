@@ -44,8 +44,8 @@ pub struct Scheduler {
     members: BTreeMap<(Role, usize), Member>,
     /// Which node a control lane belongs to, signs of life included.
     lanes: HashMap<PeerId, (Role, usize)>,
-    /// Those with rank wishes unmet so far: in order of asking.
-    barriers: BTreeMap<(Role, String), Vec<(usize, PeerId, u64)>>,
+    /// Who waits at which barrier.
+    barriers: BTreeMap<(Role, String), Vec<Waiting>>,
     tasks: BTreeMap<TaskId, Running>,
     task_count: u64,
     complete: bool,
@@ -53,6 +53,9 @@ pub struct Scheduler {
     /// When it last looked for signs of life.
     looked: Instant,
 }
+
+/// A rank at a barrier, and where to answer what.
+type Waiting = (usize, PeerId, u64);
 
 struct Member {
     peer: PeerId,

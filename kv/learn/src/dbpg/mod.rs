@@ -12,7 +12,9 @@
 //!             gradient: Worker::apply    <---w, active---           proximal: Shard::update
 //! ```
 //!
-//! `reference` is all of it in one thread, with the worst delay that the schedule allows: what a
+//! Between passes `newton` polishes the weights that are not 0, unless a job wants the published method alone.
+//!
+//! `reference` is all of it but the polish, in one thread, with the worst delay that the schedule allows: what a
 //! cluster's result is held against.
 
 pub mod blocks;

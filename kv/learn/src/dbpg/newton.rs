@@ -31,7 +31,10 @@ pub(super) const SHARES: [f64; 8] =
 const SLOPE_SHARE: f64 = 1e-4;
 
 /// Faces of the model that are tried in one minimisation; each costs a factorisation.
-const ROUNDS_MAX: usize = 8;
+const ROUNDS_MAX: usize = 30;
+
+/// Sweeps of coordinate descent a round: together they cost a small part of a factorisation.
+const SWEEPS: usize = 5;
 
 /// What is added to the diagonal, against its size: rounding must not make a pivot negative.
 const RIDGE: f64 = 1e-12;
@@ -44,6 +47,9 @@ const OUTSIDE: f64 = 1.0 + 1e-9;
 
 /// A weight that a step leaves this share of has arrived at 0.
 const ARRIVED: f64 = 1e-14;
+
+/// A weight is as good as 0 when the step passes it after this share.
+const NEAR: f64 = 1e-7;
 
 /// Rows of the factor that are computed together: they stay in the cache while all rows above go by.
 const PANEL: usize = 16;
@@ -158,117 +164,178 @@ pub(super) fn choose(objective: f64, slope: f64, objectives: &[f64]) -> Option<(
 #[derive(Debug)]
 pub(super) struct Model {
     lambda: f64,
-    /// w: `[n]`, none 0.
+    /// w: `[n]`.
     weights: Vec<f64>,
-    /// H_A, then g_A, as [`Support::gram`] lays them out.
-    packed: Vec<f64>,
+    /// g_A: `[n]`.
+    gradient: Vec<f64>,
+    /// H_A, both triangles.
+    hessian: Square,
 }
 
 impl Model {
-    /// From the sum of all workers' parts.
+    /// From the sum of all workers' parts, laid out as [`Support::gram`] does.
     ///
     /// # Panics
     /// If lengths do not match.
-    pub(super) fn new(lambda: f64, weights: Vec<f64>, packed: Vec<f64>) -> Self {
-        assert_eq!(packed.len(), packed_len(weights.len()), "a triangle and a line");
-        Model { lambda, weights, packed }
-    }
-
-    fn gradient(&self) -> &[f64] {
-        &self.packed[triangle(self.weights.len())..]
+    pub(super) fn new(lambda: f64, weights: Vec<f64>, packed: &[f64]) -> Self {
+        let n = weights.len();
+        assert_eq!(packed.len(), packed_len(n), "a triangle and a line");
+        let mut hessian = Square::zero(n);
+        for row in 0..n {
+            for (column, &h) in packed[triangle(row)..][..=row].iter().enumerate() {
+                hessian.row_mut(row)[column] = h;
+                hessian.row_mut(column)[row] = h;
+            }
+        }
+        Model { lambda, weights, gradient: packed[triangle(n)..].to_vec(), hessian }
     }
 
     fn entry(&self, row: usize, column: usize) -> f64 {
-        self.packed[triangle(row.max(column)) + row.min(column)]
+        self.hessian.row(row)[column]
     }
 
     /// H (v - w).
     fn bend(&self, v: &[f64]) -> Vec<f64> {
         let step: Vec<f64> = v.iter().zip(&self.weights).map(|(v, w)| v - w).collect();
-        let mut product = vec![0.0; step.len()];
-        for (row, &d) in step.iter().enumerate() {
-            let line = &self.packed[triangle(row)..][..row];
-            let mut sum = self.entry(row, row) * d;
-            for ((&h, product), &other) in line.iter().zip(&mut product).zip(&step) {
-                sum += h * other;
-                *product += h * d;
-            }
-            product[row] += sum;
-        }
-        product
+        (0..v.len()).map(|row| dot(self.hessian.row(row), &step)).collect()
     }
 
     /// q(v), given H (v - w).
     fn value(&self, v: &[f64], bend: &[f64]) -> f64 {
-        let parts = v.iter().zip(&self.weights).zip(self.gradient()).zip(bend);
+        let parts = v.iter().zip(&self.weights).zip(&self.gradient).zip(bend);
         parts.map(|(((v, w), g), b)| (g + 0.5 * b) * (v - w) + self.lambda * v.abs()).sum()
     }
 
     /// The slope of F at w towards v; its length bounds what F can lose on the way.
     pub(super) fn slope(&self, v: &[f64]) -> f64 {
-        let parts = v.iter().zip(&self.weights).zip(self.gradient());
+        let parts = v.iter().zip(&self.weights).zip(&self.gradient);
         parts.map(|((v, w), g)| g * (v - w) + self.lambda * (v.abs() - w.abs())).sum()
     }
 
-    /// The v that minimises q, or where [`ROUNDS_MAX`] rounds lead to: `[n]`. Never above q(w).
+    /// The v that minimises q, or where [`ROUNDS_MAX`] rounds lead to: `[n]`. Above q(w) by rounding at most.
     ///
     /// A round takes the weights that are not 0 with their signs fixed, where q is quadratic, and goes towards its minimum; a
-    /// weight that would change its sign stops at 0. It ends when none does and no weight at 0 pulls away from it.
+    /// weight that would change its sign stops at 0. It ends when none does and no weight at 0 is pulled away. A few sweeps of
+    /// coordinate descent settle most of what goes to 0 cheaply at first, and bring back what is pulled away later.
     pub(super) fn minimise(&self) -> Vec<f64> {
         let mut v = self.weights.clone();
-        let mut signs: Vec<f64> = v.iter().map(|w| w.signum()).collect();
         let mut bend = vec![0.0; v.len()];
+        let mut face = self.first_face();
+        let mut factor = Factor::default();
+        let mut sweeps = true;
         for _ in 0..ROUNDS_MAX {
-            let gradient: Vec<f64> =
-                self.gradient().iter().zip(&bend).map(|(g, bend)| g + bend).collect();
-            let mut face = Vec::with_capacity(v.len());
-            for (k, &g) in gradient.iter().enumerate() {
-                if v[k] == 0.0 {
-                    signs[k] = -g.signum();
-                }
-                if v[k] != 0.0 || g.abs() > self.lambda * OUTSIDE {
-                    face.push(k);
-                }
+            if sweeps {
+                self.sweep(&mut v, &mut bend);
             }
-            let downhill: Vec<f64> =
-                face.iter().map(|&k| -gradient[k] - self.lambda * signs[k]).collect();
-            let Some(step) = self.solve(&face, &downhill) else { break };
-            let path = Path { model: self, face: &face, signs: &signs, step: &step };
-            let Some((next, next_bend, whole)) = path.best(&v, &bend) else { break };
-            (v, bend) = (next, next_bend);
-            if whole && self.rests(&v, &bend) {
+            face.retain(|&k| v[k] != 0.0);
+            let mut inside = vec![false; v.len()];
+            face.iter().for_each(|&k| inside[k] = true);
+            face.extend((0..v.len()).filter(|&k| v[k] != 0.0 && !inside[k]));
+            let downhill: Vec<f64> = face
+                .iter()
+                .map(|&k| -self.gradient[k] - bend[k] - self.lambda * v[k].signum())
+                .collect();
+            let Some(step) = factor.solve(self, &face, &downhill) else { break };
+            let path = Path { model: self, face: &face, step: &step };
+            if let Some((next, next_bend, whole)) = path.best(&v, &bend) {
+                (v, bend, sweeps) = (next, next_bend, whole);
+                if whole && self.rests(&v, &bend) {
+                    break;
+                }
+            } else if path.stop_nearest(&mut v) {
+                (bend, sweeps) = (self.bend(&v), false);
+            } else {
                 break;
             }
         }
         v
     }
 
-    /// Whether no weight at 0 is pulled away from it.
-    fn rests(&self, v: &[f64], bend: &[f64]) -> bool {
-        let mut parts = v.iter().zip(self.gradient()).zip(bend);
-        parts.all(|((&v, g), bend)| v != 0.0 || (g + bend).abs() <= self.lambda * OUTSIDE)
+    /// Minimises q in one weight after the other, [`SWEEPS`] times over, and moves H (v - w) along.
+    fn sweep(&self, v: &mut [f64], bend: &mut [f64]) {
+        let n = v.len();
+        for k in (0..SWEEPS).flat_map(|_| 0..n) {
+            let row = self.hessian.row(k);
+            let pull = row[k] * v[k] - self.gradient[k] - bend[k];
+            let to = match pull.abs() - self.lambda {
+                rest if rest <= 0.0 => 0.0,
+                rest => rest.copysign(pull) / row[k],
+            };
+            let step = to - v[k];
+            if step != 0.0 && step.is_finite() {
+                v[k] = to;
+                bend.iter_mut().zip(row).for_each(|(bend, h)| *bend += h * step);
+            }
+        }
     }
 
-    /// Solves H d = b on the rows and columns `face`; with a little on the diagonal, more where H is singular. None when H is
+    /// All weights, those last that lie nearest to 0 by the curvature's measure: they are the likeliest to leave, and what
+    /// comes before them in the factor stays.
+    fn first_face(&self) -> Vec<usize> {
+        let distance = |k: usize| self.weights[k] * self.weights[k] * self.entry(k, k);
+        let mut face: Vec<usize> = (0..self.weights.len()).collect();
+        face.sort_by(|&k, &l| distance(l).total_cmp(&distance(k)));
+        face
+    }
+
+    /// Whether no weight at 0 is pulled away from it.
+    fn rests(&self, v: &[f64], bend: &[f64]) -> bool {
+        let mut parts = v.iter().zip(&self.gradient).zip(bend);
+        parts.all(|((&v, g), bend)| v != 0.0 || (g + bend).abs() <= self.lambda * OUTSIDE)
+    }
+}
+
+/// The Cholesky factor of H on one face, from which that of the next is made.
+#[derive(Default)]
+struct Factor {
+    face: Vec<usize>,
+    /// Share of the diagonal that was added.
+    ridge: f64,
+    matrix: Square,
+}
+
+impl Factor {
+    /// Solves H d = b on the rows and columns `face`, with a little on the diagonal, more where H is singular. None when H is
     /// 0 or not a number.
-    fn solve(&self, face: &[usize], b: &[f64]) -> Option<Vec<f64>> {
-        let diagonal: Vec<f64> = face.iter().map(|&k| self.entry(k, k)).collect();
+    fn solve(&mut self, model: &Model, face: &[usize], b: &[f64]) -> Option<Vec<f64>> {
+        let diagonal: Vec<f64> = face.iter().map(|&k| model.entry(k, k)).collect();
         let largest = diagonal.iter().copied().fold(0.0, f64::max);
-        let mut ridge = RIDGE;
-        while largest > 0.0 && ridge < 1.0 {
-            let mut matrix = Square::zero(face.len());
+        self.ridge = self.ridge.max(RIDGE);
+        while largest > 0.0 && self.ridge < 1.0 {
+            let (mut matrix, done) = self.reuse(face);
             for (row, &k) in face.iter().enumerate() {
-                for (entry, &l) in matrix.row_mut(row).iter_mut().zip(&face[..=row]) {
-                    *entry = self.entry(k, l);
+                for (column, &l) in face.iter().enumerate().take(row + 1).skip(done[row]) {
+                    matrix.row_mut(row)[column] = model.entry(k, l);
                 }
-                matrix.row_mut(row)[row] += ridge * diagonal[row].max(RIDGE * largest);
+                if done[row] <= row {
+                    matrix.row_mut(row)[row] += self.ridge * diagonal[row].max(RIDGE * largest);
+                }
             }
-            if matrix.factor() {
-                return Some(matrix.solve(b));
+            if matrix.factor(&done) {
+                (self.face, self.matrix) = (face.to_vec(), matrix);
+                return Some(self.matrix.solve(b));
             }
-            ridge *= 1e3;
+            self.ridge *= 1e3;
+            self.face.clear();
         }
         None
+    }
+
+    /// A matrix for `face` with what holds of the last factor: the rows before the first change, and so many columns of the
+    /// others. Returns how many columns of each row that makes.
+    fn reuse(&self, face: &[usize]) -> (Square, Vec<usize>) {
+        let mut matrix = Square::zero(face.len());
+        let same = face.iter().zip(&self.face).take_while(|(new, old)| new == old).count();
+        let mut old = self.face.iter().enumerate();
+        let done = face.iter().enumerate().map(|(row, k)| {
+            // Faces keep their order: the old place is further on, or this one and all after it are new.
+            let Some((from, _)) = old.find(|(_, old)| *old == k) else { return 0 };
+            let columns = if row < same { row + 1 } else { same };
+            matrix.row_mut(row)[..columns].copy_from_slice(&self.matrix.row(from)[..columns]);
+            columns
+        });
+        let done = done.collect();
+        (matrix, done)
     }
 }
 
@@ -277,8 +344,6 @@ struct Path<'a> {
     model: &'a Model,
     /// Which weights move.
     face: &'a [usize],
-    /// The side of 0 on which each weight stays: `[n]`.
-    signs: &'a [f64],
     /// Of the weights in `face`.
     step: &'a [f64],
 }
@@ -289,7 +354,7 @@ impl Path<'_> {
     fn best(&self, from: &[f64], bend: &[f64]) -> Option<(Vec<f64>, Vec<f64>, bool)> {
         let mut lowest = self.model.value(from, bend);
         let mut best = None;
-        for share in SHARES.into_iter().chain([self.first_stop(from)]) {
+        for share in self.shares(from) {
             let (v, stopped) = self.at(from, share);
             let bend = self.model.bend(&v);
             let value = self.model.value(&v, &bend);
@@ -309,24 +374,37 @@ impl Path<'_> {
         let mut stopped = false;
         for (&k, step) in self.face.iter().zip(self.step) {
             let to = v[k] + share * step;
-            let beyond = self.model.lambda > 0.0 && to * self.signs[k] <= ARRIVED * v[k].abs();
+            let beyond = self.model.lambda > 0.0 && to * v[k].signum() <= ARRIVED * v[k].abs();
             stopped |= beyond;
             v[k] = if beyond { 0.0 } else { to };
         }
         (v, stopped)
     }
 
-    /// The share of the step at which the first weight reaches 0; at most 1.
-    fn first_stop(&self, from: &[f64]) -> f64 {
-        let stops = self.face.iter().zip(self.step).filter_map(|(&k, step)| {
-            let share = -from[k] / step;
-            (share > 0.0).then_some(share)
-        });
-        stops.fold(1.0, f64::min)
+    /// Puts weights at 0 that the step stops before it has begun; false when there are none.
+    fn stop_nearest(&self, v: &mut [f64]) -> bool {
+        let mut any = false;
+        for (&k, step) in self.face.iter().zip(self.step) {
+            if v[k] * step < 0.0 && v[k].abs() <= NEAR * step.abs() {
+                (v[k], any) = (0.0, true);
+            }
+        }
+        any
+    }
+
+    /// Where to look: at halves, and where the first weight stops, the second, the fourth, and so on. Of nearly dependent
+    /// columns that rely on each other one may stop at once; then all halves are too far.
+    fn shares(&self, from: &[f64]) -> Vec<f64> {
+        let stops = self.face.iter().zip(self.step).map(|(&k, step)| -from[k] / step);
+        let mut stops: Vec<f64> = stops.filter(|share| (0.0..1.0).contains(share)).collect();
+        stops.sort_by(f64::total_cmp);
+        let at = |power: usize| stops.get((1 << power) - 1).copied();
+        [1.0, 0.5, 0.25].into_iter().chain((0..usize::BITS as usize).map_while(at)).collect()
     }
 }
 
-/// A symmetric matrix, later its Cholesky factor: rows of the lower triangle, each with room for all columns.
+/// A symmetric matrix, row by row, or the lower triangle of its Cholesky factor.
+#[derive(Debug, Default)]
 struct Square {
     n: usize,
     entries: Vec<f64>,
@@ -345,31 +423,35 @@ impl Square {
         &mut self.entries[row * self.n..][..self.n]
     }
 
-    /// Replaces the lower triangle by L, L Lᵀ being the matrix; false when it is not positive definite.
-    fn factor(&mut self) -> bool {
+    /// Replaces the lower triangle by L, L Lᵀ being the matrix; false when it is not positive definite. `done` says how many
+    /// columns of each row are L's already: `[n]`.
+    fn factor(&mut self, done: &[usize]) -> bool {
         let n = self.n;
         for begin in (0..n).step_by(PANEL) {
             let end = (begin + PANEL).min(n);
             for column in 0..end {
-                if column >= begin {
-                    let own = &mut self.entries[column * n..][..=column];
-                    let (left, pivot) = own.split_at_mut(column);
-                    let rest = pivot[0] - dot(left, left);
-                    if rest.is_nan() || rest <= PIVOT_MIN * pivot[0] {
-                        return false;
-                    }
-                    pivot[0] = rest.sqrt();
+                if column >= begin && done[column] <= column && !self.factor_pivot(column) {
+                    return false;
                 }
                 let first = begin.max(column + 1);
                 let (above, below) = self.entries.split_at_mut(first * n);
                 let line = &above[column * n..][..=column];
-                for own in below.chunks_exact_mut(n).take(end - first) {
+                let rows = below.chunks_exact_mut(n).zip(&done[first..end]);
+                for (own, _) in rows.filter(|(_, done)| **done <= column) {
                     let rest = own[column] - dot(&own[..column], &line[..column]);
                     own[column] = rest / line[column];
                 }
             }
         }
         true
+    }
+
+    fn factor_pivot(&mut self, column: usize) -> bool {
+        let (left, pivot) = self.row_mut(column)[..=column].split_at_mut(column);
+        let rest = pivot[0] - dot(left, left);
+        let fit = rest > PIVOT_MIN * pivot[0];
+        pivot[0] = rest.sqrt();
+        fit
     }
 
     /// Solves L Lᵀ x = b.
@@ -392,12 +474,195 @@ impl Square {
 /// Eight sums side by side: the additions do not wait for each other.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut sums = [0.0; 8];
-    let (a, b) = (a.chunks_exact(8), b.chunks_exact(8));
-    let rest: f64 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a.zip(b) {
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    for (a, b) in a.iter().zip(b) {
         for lane in 0..8 {
             sums[lane] += a[lane] * b[lane];
         }
     }
+    let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
     rest + sums.iter().sum::<f64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dbpg::gradient::{TrustRegion, Worker};
+
+    const KEYS: [u64; 3] = [2, 5, 9];
+    const VALUES: [f64; 6] = [0.5, -2.0, 1.0, 3.0, -1.0, 0.25];
+    const LABELS: [f64; 3] = [1.0, -1.0, 1.0];
+
+    fn columns() -> Columns<'static> {
+        Columns {
+            keys: &KEYS,
+            starts: &[0, 2, 4, 6],
+            rows: &[0, 1, 1, 2, 2, 0],
+            values: Some(&VALUES),
+        }
+    }
+
+    fn worker_at(weights: [f64; 3]) -> Worker {
+        let mut worker = Worker::new(LABELS.to_vec(), 3, TrustRegion::default());
+        worker.apply(&columns(), 0..3, &weights, &[true; 3]);
+        worker
+    }
+
+    /// Key 7 is nobody's; key 2 is left out.
+    #[test]
+    fn gram_is_the_second_order_of_the_loss() {
+        let at = [0.3, -0.7, 1.1];
+        let worker = worker_at(at);
+        let support = Support::new(&columns(), 3, &[5, 7, 9]);
+        assert_eq!(support.columns(), [Some(1), None, Some(2)]);
+        let packed = support.gram(&LABELS, worker.wrong());
+        let loss = |a: f64, b: f64| worker_at([at[0], at[1] + a, at[2] + b]).loss();
+        let (e, zero) = (1e-4, loss(0.0, 0.0));
+        let slope = |plus: f64, minus: f64| (plus - minus) / (2.0 * e);
+        let bend = |plus: f64, minus: f64| (plus - 2.0 * zero + minus) / (e * e);
+        let mixed = (loss(e, e) - loss(e, -e) - loss(-e, e) + loss(-e, -e)) / (4.0 * e * e);
+        let expected = [
+            bend(loss(e, 0.0), loss(-e, 0.0)),
+            0.0,
+            0.0,
+            mixed,
+            0.0,
+            bend(loss(0.0, e), loss(0.0, -e)),
+            slope(loss(e, 0.0), loss(-e, 0.0)),
+            0.0,
+            slope(loss(0.0, e), loss(0.0, -e)),
+        ];
+        for (packed, expected) in packed.iter().zip(expected) {
+            assert!((packed - expected).abs() < 1e-6, "{packed} is not {expected}");
+        }
+    }
+
+    #[test]
+    fn losses_are_those_on_the_way() {
+        let (from, step) = ([0.3, -0.7, 1.1], [0.4, 0.0, -1.1]);
+        let worker = worker_at(from);
+        let support = Support::new(&columns(), 3, &KEYS);
+        let losses = support.losses(&LABELS, worker.margins(), &step);
+        for (share, loss) in SHARES.into_iter().zip(losses) {
+            let there = worker_at(std::array::from_fn(|k| from[k] + share * step[k])).loss();
+            assert!((loss - there).abs() < 1e-14, "{share}");
+        }
+    }
+
+    #[test]
+    fn an_empty_support_is_no_trouble() {
+        let support = Support::new(&columns(), 3, &[]);
+        assert!(support.gram(&LABELS, &[0.5; 3]).is_empty());
+        assert!(Model::new(1.0, Vec::new(), &[]).minimise().is_empty());
+        let nowhere = Support::default();
+        assert_eq!(nowhere.len(), 0);
+    }
+
+    /// Pseudo-random numbers in -1..1.
+    fn noise(count: usize, seed: u64) -> Vec<f64> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    /// A model with H = AᵀA of so many rows: singular when they are fewer than `n`.
+    fn model(lambda: f64, n: usize, rows: usize, seed: u64) -> Model {
+        let a = noise(rows * n, seed);
+        let mut packed = Vec::new();
+        for k in 0..n {
+            for l in 0..=k {
+                packed.push((0..rows).map(|row| a[row * n + k] * a[row * n + l]).sum());
+            }
+        }
+        // In the range of H, as gradients of a loss are: else q may have no minimum.
+        let g = noise(rows, seed + 1);
+        packed.extend((0..n).map(|k| (0..rows).map(|row| a[row * n + k] * g[row]).sum::<f64>()));
+        Model::new(lambda, noise(n, seed + 2), &packed)
+    }
+
+    /// At the minimum no single weight can do better, and q is convex.
+    fn assert_minimum(model: &Model, v: &[f64]) {
+        let bend = model.bend(v);
+        assert!(model.value(v, &bend) <= model.value(&model.weights, &vec![0.0; v.len()]));
+        for k in 0..v.len() {
+            let g = model.gradient[k] + bend[k];
+            let off = if v[k] == 0.0 {
+                g.abs() - model.lambda
+            } else {
+                (g + model.lambda * v[k].signum()).abs()
+            };
+            assert!(off < 1e-7, "weight {k} is {}: its gradient is {off:e} off", v[k]);
+        }
+    }
+
+    #[test]
+    fn minimise_finds_the_minimum() {
+        for seed in 0..40 {
+            for lambda in [0.0, 0.1, 1.0, 100.0] {
+                let (regular, singular) = (model(lambda, 12, 20, seed), model(lambda, 12, 8, seed));
+                assert_minimum(&regular, &regular.minimise());
+                if lambda > 0.0 {
+                    assert_minimum(&singular, &singular.minimise());
+                }
+            }
+        }
+        assert_eq!(model(100.0, 12, 20, 1).minimise(), [0.0; 12]);
+    }
+
+    #[test]
+    fn minimise_agrees_with_a_grid() {
+        let model = model(0.4, 2, 5, 3);
+        let v = model.minimise();
+        let best = model.value(&v, &model.bend(&v));
+        for i in 0..401 * 401 {
+            let other = [f64::from(i % 401 - 200) / 100.0, f64::from(i / 401 - 200) / 100.0];
+            assert!(best <= model.value(&other, &model.bend(&other)) + 1e-12, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn odd_models_end_as_well() {
+        let flat = Model::new(1.0, vec![0.5, -2.0], &[0.0; 5]);
+        assert_eq!(flat.minimise(), [0.0; 2], "nothing but the penalty");
+        let broken = Model::new(1.0, vec![0.5], &[f64::NAN, 1.0]);
+        assert!(broken.minimise() == [0.5] || broken.slope(&broken.minimise()).is_nan());
+    }
+
+    #[test]
+    fn factors_solve_and_may_be_built_on() {
+        for n in [1, 7, 16, 17, 60] {
+            let model = model(1.0, n, 2 * n, 5);
+            let mut factor = Factor::default();
+            let mut face: Vec<usize> = (0..n).rev().collect();
+            for round in 0..4 {
+                let b = noise(face.len(), 9);
+                let x = factor.solve(&model, &face, &b).expect("it is regular");
+                for (&k, b) in face.iter().zip(&b) {
+                    let product: f64 =
+                        face.iter().zip(&x).map(|(&l, x)| model.entry(k, l) * x).sum();
+                    assert!(
+                        (product - b).abs() < 1e-6,
+                        "n {n}, round {round}: {product} is not {b}"
+                    );
+                }
+                // One leaves from the middle and comes back last in the next round.
+                let gone = face.remove(face.len() * 2 / 3);
+                if round % 2 == 1 || face.is_empty() {
+                    face.push(gone);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_step_that_delivers_is_chosen() {
+        let mut objectives = [9.0; SHARES.len()];
+        (objectives[0], objectives[1]) = (11.0, 9.9999999);
+        assert_eq!(choose(10.0, -4.0, &objectives), Some((0.25, 9.0)));
+        assert_eq!(choose(10.0, -4.0, &[f64::NAN; SHARES.len()]), None);
+        assert_eq!(choose(10.0, -4.0, &[10.0; SHARES.len()]), None);
+    }
 }

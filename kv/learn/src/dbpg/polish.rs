@@ -28,10 +28,10 @@ const PIECE: usize = 32 << 10;
 const RELATIVE_MAX: f64 = 1e-2;
 
 /// Steps of one polish, at most.
-const STEPS_MAX: usize = 5;
+const STEPS_MAX: usize = 3;
 
 /// A polish ends with a step that lowered the objective by less.
-const HELPS: f64 = 1e-6;
+const HELPS: f64 = 1e-9;
 
 /// What a step or a pass can gain at most, when it is taken for rounding.
 const SETTLED: f64 = 1e-13;
@@ -98,7 +98,7 @@ impl Polish {
         let workers = cluster.config().workers;
         let _pushed: Vec<()> = ask_workers(cluster, &Order::Gram { support: keys.clone() })?;
         let packed = receive(servers, self.table, workers, newton::packed_len(keys.len()))?;
-        let model = Model::new(self.lambda, from.clone(), packed);
+        let model = Model::new(self.lambda, from.clone(), &packed);
         let best = model.minimise();
         let slope = model.slope(&best);
         if slope.is_nan() || slope >= -SETTLED * at.objective {

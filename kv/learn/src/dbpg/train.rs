@@ -96,7 +96,7 @@ pub struct Progress {
     pub pass: u64,
     /// Since training began, loading apart.
     pub seconds: f64,
-    /// F(w), all updates so far included.
+    /// F(w), all updates and the polish included.
     pub objective: f64,
     /// Relative decrease of F against the pass before; 1 for the first.
     pub relative: f64,
@@ -321,9 +321,9 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn command(&mut self, command: &Command) -> caravan_kv::Result<Vec<Vec<u8>>> {
+    fn command(&mut self, command: &Command) -> caravan_kv::Result<()> {
         let timestamp = self.servers.command(self.table, &serde_json::to_vec(command)?)?;
-        Ok(self.servers.wait(timestamp)?.replies)
+        self.servers.wait(timestamp).map(drop)
     }
 
     fn tell_servers<T: DeserializeOwned>(
