@@ -40,7 +40,7 @@ pub mod error;
 pub mod node;
 mod op;
 pub mod server;
-mod slicer;
+pub mod slicer;
 pub mod table;
 mod tracker;
 pub mod worker;

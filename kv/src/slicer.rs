@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// [`Error::KeysNotAscending`] and [`Error::KeyOutsideTable`] name the first position that is wrong.
-pub(crate) fn check(keys: &[u64], range: KeyRange, table: &str) -> Result<()> {
+pub fn check(keys: &[u64], range: KeyRange, table: &str) -> Result<()> {
     if let Some(at) = keys.windows(2).position(|pair| pair[0] >= pair[1]) {
         let (previous, key) = (keys[at], keys[at + 1]);
         return Err(Error::KeysNotAscending { position: at + 1, key, previous });
@@ -33,7 +33,7 @@ pub(crate) fn check(keys: &[u64], range: KeyRange, table: &str) -> Result<()> {
 
 /// The parts of checked `keys` that fall into each of `ranges`, which tile the table in order: pairs of the range's index
 /// and the positions of its keys. Ranges without keys are left out.
-pub(crate) fn cut<'a>(
+pub fn cut<'a>(
     keys: &'a [u64],
     ranges: &'a [KeyRange],
 ) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {

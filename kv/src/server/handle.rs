@@ -95,7 +95,13 @@ impl Handles {
         })
     }
 
-    pub(crate) fn build(
+    /// Builds a thread's shard of a table: its keys of `range`, or none without one, rows in `memory`. Server threads do it
+    /// when a table is created.
+    ///
+    /// # Errors
+    /// Names the handles there are if `spec` asks for another; else what the handle has against `spec`, as text for the worker
+    /// that wants the table.
+    pub fn build(
         &self,
         spec: &TableSpec,
         range: Option<KeyRange>,
