@@ -4,12 +4,13 @@ use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use socket2::SockRef;
 use zerocopy::little_endian::U32;
 
 use super::Uring;
 use super::ring::Slot;
 use crate::error::{Error, Result};
-use crate::stream::{Receiver, Sender};
+use crate::stream::{self, Receiver, Sender};
 use crate::transport::{Event, PeerId};
 use crate::wire::Hello;
 
@@ -79,7 +80,7 @@ impl Uring {
     fn enter(&mut self, socket: TcpStream, address: String, ours: bool) -> Result<PeerId> {
         let id = PeerId(u32::try_from(self.slots.len()).expect("fewer connections than 2^32"));
         let failed = |source| Error::Connect { address: address.clone(), source };
-        socket.set_nodelay(true).map_err(failed)?;
+        stream::set_up(&SockRef::from(&socket)).map_err(failed)?;
         let config = &self.config;
         let mut hello = Hello::new(config.cluster, config.node, config.credits);
         hello.frame_bytes = U32::new(u32::try_from(config.frame_bytes).unwrap_or(u32::MAX));
