@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The file cannot be opened.
-    #[error("cannot open {}: {source}", path.display())]
+    #[error("cannot open {}", path.display())]
     Open {
         /// The file as given.
         path: PathBuf,
@@ -19,7 +19,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Reading failed part way.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}", path.display())]
     Read {
         /// The file as given.
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A compressed file ends too early or is damaged.
-    #[error("{} is truncated or damaged {format} data ({source}); fetch or compress it again", path.display())]
+    #[error("{} is truncated or damaged {format} data; fetch or compress it again", path.display())]
     Decompress {
         /// The file as given.
         path: PathBuf,
@@ -37,7 +37,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Writing failed; the destination is unchanged.
-    #[error("cannot write {}: {source}", path.display())]
+    #[error("cannot write {}", path.display())]
     Write {
         /// The destination.
         path: PathBuf,
