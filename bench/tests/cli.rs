@@ -174,3 +174,109 @@ fn generated_clicks_are_the_same_twice() {
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("rows"));
 }
+
+/// Fields of the training rows, in order: a contract with scripts and dashboards.
+const PROGRESS: &str = "row pass seconds objective relative nnz active violation worker_busy worker_bytes_sent server_bytes_sent";
+const RESULT: &str =
+    "row algorithm objective nnz passes seconds load_seconds peak_rss_mib test_logloss test_auc";
+
+#[test]
+fn a_trained_model_predicts() {
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("trained");
+    let (clicks, model) = (out.display(), out.with_extension("model"));
+    rows(&format!("generate clicks {clicks} --smoke --json"));
+    let line = format!(
+        "train dbpg --data {clicks}.train --test {clicks}.test --lambda 5 --workers 2 --servers 2 --model {} --json",
+        model.display()
+    );
+    let output = caravan(&line, &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
+    let (last, passes) = lines.split_last().unwrap();
+    assert!(passes.len() > 2 && passes.iter().all(|line| fields(line) == PROGRESS), "{passes:?}");
+    assert_eq!(fields(last), RESULT);
+    let result: Value = serde_json::from_str(last).unwrap();
+    let first: Value = serde_json::from_str(&passes[0]).unwrap();
+    assert!(result["objective"].as_f64() < first["objective"].as_f64(), "{result}");
+    let predicted =
+        rows(&format!("predict --model {} --data {clicks}.test --json", model.display()));
+    assert_eq!(predicted[0]["auc"], result["test_auc"]);
+    assert_eq!(predicted[0]["logloss"], result["test_logloss"]);
+}
+
+#[test]
+fn wrong_files_are_named() {
+    for line in [
+        "train dbpg --data /nowhere.train --lambda 1",
+        "predict --model /nowhere.model --data /nowhere.test",
+    ] {
+        let output = caravan(line, &[]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).contains("/nowhere."), "{}", text(&output.stderr));
+    }
+}
+
+/// Child processes of `parent` with `role` in their command line.
+#[cfg(target_os = "linux")]
+fn children(parent: u32, role: &str) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_child = |pid: &u32| {
+        let read =
+            |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        let ours = read("status").lines().any(|line| *line == format!("PPid:\t{parent}"));
+        ours && read("cmdline").split('\0').any(|word| word == role)
+    };
+    processes.filter(is_child).collect()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_killed_node_ends_the_run_and_is_named() {
+    for role in ["server", "worker"] {
+        let mut run = Command::new(env!("CARGO_BIN_EXE_caravan"));
+        run.args(["bench", "latency", "--sizes", "64", "--iterations", "1000000000", "--json"]);
+        let mut run =
+            run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let machine = &mut String::new();
+        std::io::BufRead::read_line(
+            &mut std::io::BufReader::new(run.stdout.as_mut().unwrap()),
+            machine,
+        )
+        .unwrap();
+        let patience = std::time::Instant::now();
+        let (servers, workers) = loop {
+            let (servers, workers) = (children(run.id(), "server"), children(run.id(), "worker"));
+            if !servers.is_empty()
+                && !workers.is_empty()
+                && !children(workers[0], "floor").is_empty()
+            {
+                break (servers, workers);
+            }
+            let seen = (servers, workers);
+            assert!(patience.elapsed().as_secs() < 60, "the nodes do not come up: {seen:?}");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        };
+        let floors = children(workers[0], "floor");
+        let victim = if role == "server" { servers[0] } else { workers[0] };
+        assert!(Command::new("kill").args(["-9", &victim.to_string()]).status().unwrap().success());
+        let killed = std::time::Instant::now();
+        let output = run.wait_with_output().unwrap();
+        assert!(killed.elapsed().as_secs() < 5, "it took {:?}", killed.elapsed());
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).contains(&format!("{role} 0")), "{}", text(&output.stderr));
+        let left = || {
+            servers
+                .iter()
+                .chain(&workers)
+                .chain(&floors)
+                .filter(|pid| std::path::Path::new(&format!("/proc/{pid}/exe")).exists())
+                .count()
+        };
+        while left() > 0 && killed.elapsed().as_secs() < 5 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        assert_eq!(left(), 0, "processes are left behind");
+    }
+}
