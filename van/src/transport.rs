@@ -113,7 +113,7 @@ pub trait Transport {
     /// Ends an offer and returns its memory, also when the peer is lost by now (until [`Transport::disconnect`]).
     ///
     /// # Errors
-    /// [`Error::OutsideOffer`] when there is no such offer to that peer.
+    /// [`Error::OutsideOffer`] when there is no such offer to that peer, or the peer is in the middle of writing it.
     fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer>;
 
     /// Rendezvous: writes `data` straight into memory the peer has offered, `at` bytes from its start.
