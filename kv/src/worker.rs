@@ -104,27 +104,31 @@ impl Worker {
             }
             worker.by_peer[slot] = Some(index);
         }
-        let began = worker.endpoint.now();
-        while !worker.servers.iter().all(|server| server.up) {
-            worker.poll()?;
-            if let Some(lost) = worker.servers.iter().find(|server| server.lost.is_some()) {
+        worker.wait_until_connected(timeout)?;
+        Ok(worker)
+    }
+
+    fn wait_until_connected(&mut self, timeout: Duration) -> Result<()> {
+        let began = self.endpoint.now();
+        while !self.servers.iter().all(|server| server.up) {
+            self.poll()?;
+            if let Some(lost) = self.servers.iter().find(|server| server.lost.is_some()) {
                 return Err(lost.error());
             }
-            let waited = worker.endpoint.now() - began;
+            let waited = self.endpoint.now() - began;
             if waited > timeout {
-                let missing = worker.servers.iter().filter(|server| !server.up);
+                let missing = self.servers.iter().filter(|server| !server.up);
                 let missing: Vec<_> =
                     missing.map(|s| format!("{} at {}", s.at.name, s.at.address)).collect();
-                let what = "connecting to the servers".to_owned();
                 return Err(Error::Timeout {
-                    what,
+                    what: "connecting to the servers".to_owned(),
                     seconds: waited.as_secs_f64(),
                     missing: missing.join(", "),
                 });
             }
-            worker.endpoint.wait(NAP.min(timeout))?;
+            self.endpoint.wait(NAP.min(timeout))?;
         }
-        Ok(worker)
+        Ok(())
     }
 
     /// Number of server threads.
@@ -197,9 +201,8 @@ impl Worker {
         keys: &[u64],
         values: &[V],
     ) -> Result<Timestamp> {
-        self.check_type::<V>(table)?;
-        let load = Load::Bytes(V::bytes(values));
-        self.request(Request { what: What::Push, table, keys, lengths: &[], load, into: None })
+        let load = self.load(table, values)?;
+        self.request(Request { load, ..Request::new(What::Push, table, keys) })
     }
 
     /// Pushes `lengths[i]` values for each key, to a table whose keys have their own number of values.
@@ -213,9 +216,8 @@ impl Worker {
         lengths: &[u32],
         values: &[V],
     ) -> Result<Timestamp> {
-        self.check_type::<V>(table)?;
-        let load = Load::Bytes(V::bytes(values));
-        self.request(Request { what: What::Push, table, keys, lengths, load, into: None })
+        let load = self.load(table, values)?;
+        self.request(Request { lengths, load, ..Request::new(What::Push, table, keys) })
     }
 
     /// As [`Worker::push`], without copying the values: they are sent from where they lie.
@@ -232,7 +234,7 @@ impl Worker {
         values: &Shared,
     ) -> Result<Timestamp> {
         let load = Load::Shared(values);
-        self.request(Request { what: What::Push, table, keys, lengths: &[], load, into: None })
+        self.request(Request { load, ..Request::new(What::Push, table, keys) })
     }
 
     /// Pulls the values of `keys: [n]`, strictly ascending; [`Worker::wait`] returns them.
@@ -240,14 +242,7 @@ impl Worker {
     /// # Errors
     /// As [`Worker::push`].
     pub fn pull(&mut self, table: Table, keys: &[u64]) -> Result<Timestamp> {
-        self.request(Request {
-            what: What::Pull,
-            table,
-            keys,
-            lengths: &[],
-            load: Load::Nothing,
-            into: None,
-        })
+        self.request(Request::new(What::Pull, table, keys))
     }
 
     /// As [`Worker::pull`], into the caller's memory, where long values land without a copy; `wait` gives it back.
@@ -256,14 +251,7 @@ impl Worker {
     /// As [`Worker::push`]; [`Error::WrongLength`] unless `into` holds exactly the values.
     pub fn pull_into(&mut self, table: Table, keys: &[u64], into: Buffer) -> Result<Timestamp> {
         let into = Some(into);
-        self.request(Request {
-            what: What::Pull,
-            table,
-            keys,
-            lengths: &[],
-            load: Load::Nothing,
-            into,
-        })
+        self.request(Request { into, ..Request::new(What::Pull, table, keys) })
     }
 
     /// Pushes `values` and pulls what the keys hold after that, in one message each way.
@@ -276,9 +264,8 @@ impl Worker {
         keys: &[u64],
         values: &[V],
     ) -> Result<Timestamp> {
-        self.check_type::<V>(table)?;
-        let load = Load::Bytes(V::bytes(values));
-        self.request(Request { what: What::PushPull, table, keys, lengths: &[], load, into: None })
+        let load = self.load(table, values)?;
+        self.request(Request { load, ..Request::new(What::PushPull, table, keys) })
     }
 
     /// As [`Worker::push_pull`], without copies on either side.
@@ -293,7 +280,7 @@ impl Worker {
         into: Buffer,
     ) -> Result<Timestamp> {
         let (load, into) = (Load::Shared(values), Some(into));
-        self.request(Request { what: What::PushPull, table, keys, lengths: &[], load, into })
+        self.request(Request { load, into, ..Request::new(What::PushPull, table, keys) })
     }
 
     /// Sends `body` to the handle of a table on every server; the answer holds one reply a server.
@@ -378,10 +365,11 @@ impl Worker {
         self.tables.get(table.0 as usize).ok_or(Error::UnknownTable { table: table.0 })
     }
 
-    fn check_type<V: Value>(&self, table: Table) -> Result<()> {
+    /// Values as bytes, if they are of the table's type.
+    fn load<'a, V: Value>(&self, table: Table, values: &'a [V]) -> Result<Load<'a>> {
         let spec = &self.known(table)?.spec;
         if spec.value.name() == V::NAME {
-            return Ok(());
+            return Ok(Load::Bytes(V::bytes(values)));
         }
         Err(Error::WrongType {
             table: spec.name.clone(),

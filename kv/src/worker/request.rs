@@ -1,7 +1,7 @@
 //! How a request leaves: checked as a whole, cut at the servers' key ranges, and posted part by part.
 //!
-//! Path: **worker** > slicer > filter > message > codec > endpoint > transport. The caller's next file is `slicer.rs`, then the
-//! van's `message.rs`. What comes of the request is `answer.rs`'s business.
+//! Path: **worker** > slicer > filter > message > codec > endpoint > transport. What comes of a request is `answer.rs`'s
+//! business.
 
 use std::ops::Range;
 
@@ -12,6 +12,7 @@ use super::{Known, NAP, Server, Table, Worker};
 use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::slicer;
+use crate::table::TableSpec;
 use crate::tracker::{Part, Timestamp, What};
 
 /// What to push.
@@ -31,7 +32,36 @@ pub(super) struct Request<'a> {
     pub(super) into: Option<Buffer>,
 }
 
+impl<'a> Load<'a> {
+    /// Bytes that are pushed, if any are.
+    fn bytes(&self) -> Option<usize> {
+        match self {
+            Load::Nothing => None,
+            Load::Bytes(bytes) => Some(bytes.len()),
+            Load::Shared(shared) => Some(shared.len()),
+        }
+    }
+
+    /// The bytes at `range`; shared ones that are too long for a frame stay where they lie.
+    fn part(&self, range: Range<usize>, eager_bytes: usize) -> Values<'a> {
+        match *self {
+            Load::Nothing => Values::None,
+            Load::Bytes(bytes) => Values::Copied(&bytes[range]),
+            Load::Shared(shared) if range.len() > eager_bytes => Values::Apart(shared.slice(range)),
+            Load::Shared(shared) => Values::Copied(&shared[range]),
+        }
+    }
+}
+
+impl<'a> Request<'a> {
+    /// A request that pushes nothing and pulls into memory of its own.
+    pub(super) fn new(what: What, table: Table, keys: &'a [u64]) -> Self {
+        Request { what, table, keys, lengths: &[], load: Load::Nothing, into: None }
+    }
+}
+
 impl Worker {
+    /// Sends a request to the servers that hold its keys.
     pub(super) fn request(&mut self, mut request: Request<'_>) -> Result<Timestamp> {
         let place = self.check(&request)?;
         let Request { what, table, keys, .. } = request;
@@ -73,37 +103,25 @@ impl Worker {
             expected,
             found,
         };
-        let count = request.keys.len();
-        let row = spec.row_bytes();
+        let (count, row) = (request.keys.len(), spec.row_bytes());
         if row == 0 && request.into.is_some() {
             let (what, instead) = ("pulling into a buffer", "pull");
             return Err(Error::VaryingTable { what, table: spec.name.clone(), instead });
         }
-        let pushed = match request.load {
-            Load::Nothing => None,
-            Load::Bytes(bytes) => Some(bytes.len()),
-            Load::Shared(shared) => Some(shared.len()),
-        };
+        let pushed = request.load.bytes();
         let lengths = if row == 0 && pushed.is_some() { count } else { 0 };
         if request.lengths.len() != lengths {
             return Err(wrong("lengths", lengths, request.lengths.len()));
         }
-        let expected = match row {
-            0 => request.lengths.iter().map(|&n| n as usize).sum::<usize>() * spec.value.bytes(),
-            row => count.saturating_mul(row),
-        };
-        match pushed {
-            Some(found) if found != expected => {
-                let size = spec.value.bytes();
-                return Err(wrong("values", expected / size, found / size));
-            }
-            _ => {}
+        let expected = value_bytes(spec, count, request.lengths);
+        if let Some(found) = pushed.filter(|&found| found != expected) {
+            let size = spec.value.bytes();
+            return Err(wrong("values", expected / size, found / size));
         }
+        let place = count.saturating_mul(row);
         match &request.into {
-            Some(into) if into.len() != count.saturating_mul(row) => {
-                Err(wrong("the buffer", count.saturating_mul(row), into.len()))
-            }
-            _ => Ok(count.saturating_mul(row)),
+            Some(into) if into.len() != place => Err(wrong("the buffer", place, into.len())),
+            _ => Ok(place),
         }
     }
 
@@ -118,15 +136,13 @@ impl Worker {
         into: &mut Option<Buffer>,
     ) -> Result<()> {
         let peer = self.room(server)?;
+        let eager_bytes = self.endpoint.eager_bytes();
         let spec = &self.tables[request.table.0 as usize].spec;
-        let (table, row) = (spec.id, spec.row_bytes());
         let lengths =
             if request.lengths.is_empty() { &[][..] } else { &request.lengths[slice.clone()] };
-        let bytes = match row {
-            0 => lengths.iter().map(|&n| n as usize).sum::<usize>() * spec.value.bytes(),
-            row => slice.len() * row,
-        };
+        let bytes = value_bytes(spec, slice.len(), lengths);
         let load = *value..*value + bytes;
+        *value = load.end;
         let mut part = Part {
             server,
             keys: slice.len(),
@@ -134,72 +150,64 @@ impl Worker {
             ..Part::default()
         };
         let mut offer = None;
-        if let Some(place) = part.into.take_if(|place| place.len() > self.endpoint.eager_bytes()) {
+        if let Some(place) = part.into.take_if(|place| place.len() > eager_bytes) {
             let offered = self.endpoint.offer(peer, place)?;
             part.offered = Some(offered.key.get());
             offer = Some(offered);
         }
-        let values = match request.load {
-            Load::Nothing => Values::None,
-            Load::Bytes(bytes) => Values::Copied(&bytes[load.clone()]),
-            Load::Shared(shared) if bytes > self.endpoint.eager_bytes() => {
-                Values::Apart(shared.slice(load.clone()))
-            }
-            Load::Shared(shared) => Values::Copied(&shared[load.clone()]),
-        };
         let draft = Draft {
-            op: Op::from(request.what) as u8,
-            table,
-            timestamp: timestamp.0,
-            clock: self.clock,
             range,
             offer,
             keys: &request.keys[slice],
             lengths,
-            values,
-            ..Draft::new(Kind::Request)
+            values: request.load.part(load, eager_bytes),
+            ..self.draft(timestamp, request.what, spec.id)
         };
-        *value = load.end;
-        let slot = self.tracker.slot(timestamp.0).expect("begun by the caller");
-        slot.missing += 1;
-        slot.parts.push(part);
-        let coding = &mut self.tables[request.table.0 as usize].coding;
-        self.endpoint.post(peer, draft, coding).inspect_err(|_| self.unsend(timestamp, peer))?;
-        Ok(())
+        self.post_part(peer, part, draft, Some(request.table))
     }
 
     /// Sends the same text to every server.
     pub(super) fn broadcast(&mut self, what: What, table: u32, body: &[u8]) -> Result<Timestamp> {
         let timestamp = self.tracker.begin(what)?;
-        let sent = (0..self.servers.len())
-            .try_for_each(|server| self.tell(timestamp, what, table, body, server));
+        let sent = (0..self.servers.len()).try_for_each(|server| {
+            let peer = self.room(server)?;
+            let part = Part { server, ..Part::default() };
+            let values = Values::Copied(body);
+            let draft = Draft { values, ..self.draft(timestamp, what, table) };
+            self.post_part(peer, part, draft, None)
+        });
         self.seal(timestamp, sent.map(|()| None));
         Ok(timestamp)
     }
 
-    fn tell(
-        &mut self,
-        timestamp: Timestamp,
-        what: What,
-        table: u32,
-        body: &[u8],
-        server: usize,
-    ) -> Result<()> {
-        let peer = self.room(server)?;
-        let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
-        slot.missing += 1;
-        slot.parts.push(Part { server, ..Part::default() });
-        let draft = Draft {
+    /// What is the same in all messages of a request.
+    fn draft<'a>(&self, timestamp: Timestamp, what: What, table: u32) -> Draft<'a> {
+        Draft {
             op: Op::from(what) as u8,
             table,
             timestamp: timestamp.0,
             clock: self.clock,
-            values: Values::Copied(body),
             ..Draft::new(Kind::Request)
+        }
+    }
+
+    /// Enters one part of a request and posts it, in the table's coding if it is about its keys.
+    fn post_part(
+        &mut self,
+        peer: PeerId,
+        part: Part,
+        draft: Draft<'_>,
+        table: Option<Table>,
+    ) -> Result<()> {
+        let timestamp = draft.timestamp;
+        let slot = self.tracker.slot(timestamp).expect("open until it is sealed");
+        slot.missing += 1;
+        slot.parts.push(part);
+        let coding = match table {
+            Some(table) => &mut self.tables[table.0 as usize].coding,
+            None => &mut Coding::plain(),
         };
-        self.endpoint
-            .post(peer, draft, &mut Coding::plain())
-            .inspect_err(|_| self.unsend(timestamp, peer))?;
+        self.endpoint.post(peer, draft, coding).inspect_err(|_| self.unsend(timestamp, peer))?;
         Ok(())
     }
 
@@ -221,8 +229,8 @@ impl Worker {
     }
 
     /// Takes back the last part of a request, which could not be posted.
-    fn unsend(&mut self, timestamp: Timestamp, peer: PeerId) {
-        let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
+    fn unsend(&mut self, timestamp: u64, peer: PeerId) {
+        let slot = self.tracker.slot(timestamp).expect("open until it is sealed");
         slot.missing -= 1;
         if let Some(key) = slot.parts.pop().and_then(|part| part.offered) {
             // A lane that is closed has taken its offers back already.
@@ -238,5 +246,13 @@ impl Worker {
             Err(error) => slot.error = slot.error.take().or(Some(error)),
         }
         self.settle(timestamp.0);
+    }
+}
+
+/// Bytes of the values of `keys` keys; their `lengths` count where the table's keys have their own number of values.
+fn value_bytes(spec: &TableSpec, keys: usize, lengths: &[u32]) -> usize {
+    match spec.row_bytes() {
+        0 => lengths.iter().map(|&n| n as usize).sum::<usize>() * spec.value.bytes(),
+        row => keys.saturating_mul(row),
     }
 }
