@@ -10,20 +10,7 @@ use crate::error::{Error, Result, with_sources};
 use crate::tracker::{Callback, Part, Slot, What};
 
 impl Worker {
-    /// One thing less is missing; completes the request if it was the last.
-    pub(super) fn settle(&mut self, timestamp: u64) {
-        let Some(slot) = self.tracker.slot(timestamp) else { return };
-        slot.missing -= 1;
-        if slot.missing == 0 {
-            complete(slot, self.endpoint.memory());
-            self.tracker.release_if_nothing_to_claim(timestamp);
-        } else if slot.error.is_some()
-            && let Some(callback) = slot.callback.take()
-        {
-            run(callback, slot);
-        }
-    }
-
+    /// Takes in what the endpoint brought from one of the servers; strangers are turned away.
     pub(super) fn take_in(&mut self, arrival: Arrival) {
         let peer = match &arrival {
             Arrival::Connected { peer, .. }
@@ -87,6 +74,20 @@ impl Worker {
                 slot.error.get_or_insert(self.servers[server].error());
             }
             self.settle(timestamp);
+        }
+    }
+
+    /// One thing less is missing; completes the request if it was the last.
+    pub(super) fn settle(&mut self, timestamp: u64) {
+        let Some(slot) = self.tracker.slot(timestamp) else { return };
+        slot.missing -= 1;
+        if slot.missing == 0 {
+            complete(slot, self.endpoint.memory());
+            self.tracker.release_if_nothing_to_claim(timestamp);
+        } else if slot.error.is_some()
+            && let Some(callback) = slot.callback.take()
+        {
+            run(callback, slot);
         }
     }
 }
