@@ -1,21 +1,22 @@
 //! A worker's push, pull and wait.
 //!
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport. Everything happens on the caller's thread:
-//! requests leave, and answers are taken in, whenever the worker makes or waits for one.
+//! requests leave (`worker/request.rs`), and answers are taken in (`worker/answer.rs`), whenever the worker makes or waits for
+//! one.
+
+mod answer;
+mod request;
 
 use std::time::Duration;
 
-use caravan_van::wire::{Coding, Kind};
-use caravan_van::{
-    Arrival, Buffer, Counters, Draft, Endpoint, KeyRange, Message, PeerId, Pool, Shared, Value,
-    Values,
-};
+use caravan_van::wire::Coding;
+use caravan_van::{Arrival, Buffer, Counters, Endpoint, KeyRange, PeerId, Pool, Shared, Value};
 
+use self::answer::run;
+use self::request::{Load, Request};
 use crate::error::{Error, Result, with_sources};
-use crate::op::Op;
-use crate::slicer;
 use crate::table::{TableSpec, ValueType};
-use crate::tracker::{Answer, Callback, Part, Slot, Timestamp, Tracker, What};
+use crate::tracker::{Answer, Callback, Timestamp, Tracker, What};
 
 /// One sleep while waiting; whoever waits looks around at least this often.
 const NAP: Duration = Duration::from_millis(100);
@@ -63,23 +64,6 @@ struct Known {
     coding: Coding,
 }
 
-/// What to push.
-enum Load<'a> {
-    Nothing,
-    Bytes(&'a [u8]),
-    Shared(&'a Shared),
-}
-
-/// One request about to be made.
-struct Request<'a> {
-    what: What,
-    table: Table,
-    keys: &'a [u64],
-    lengths: &'a [u32],
-    load: Load<'a>,
-    into: Option<Buffer>,
-}
-
 impl Worker {
     /// Connects to all servers; their order is the order of key ranges.
     ///
@@ -120,27 +104,31 @@ impl Worker {
             }
             worker.by_peer[slot] = Some(index);
         }
-        let began = worker.endpoint.now();
-        while !worker.servers.iter().all(|server| server.up) {
-            worker.poll()?;
-            if let Some(lost) = worker.servers.iter().find(|server| server.lost.is_some()) {
+        worker.wait_until_connected(timeout)?;
+        Ok(worker)
+    }
+
+    fn wait_until_connected(&mut self, timeout: Duration) -> Result<()> {
+        let began = self.endpoint.now();
+        while !self.servers.iter().all(|server| server.up) {
+            self.poll()?;
+            if let Some(lost) = self.servers.iter().find(|server| server.lost.is_some()) {
                 return Err(lost.error());
             }
-            let waited = worker.endpoint.now() - began;
+            let waited = self.endpoint.now() - began;
             if waited > timeout {
-                let missing = worker.servers.iter().filter(|server| !server.up);
+                let missing = self.servers.iter().filter(|server| !server.up);
                 let missing: Vec<_> =
                     missing.map(|s| format!("{} at {}", s.at.name, s.at.address)).collect();
-                let what = "connecting to the servers".to_owned();
                 return Err(Error::Timeout {
-                    what,
+                    what: "connecting to the servers".to_owned(),
                     seconds: waited.as_secs_f64(),
                     missing: missing.join(", "),
                 });
             }
-            worker.endpoint.wait(NAP.min(timeout))?;
+            self.endpoint.wait(NAP.min(timeout))?;
         }
-        Ok(worker)
+        Ok(())
     }
 
     /// Number of server threads.
@@ -213,9 +201,8 @@ impl Worker {
         keys: &[u64],
         values: &[V],
     ) -> Result<Timestamp> {
-        self.check_type::<V>(table)?;
-        let load = Load::Bytes(V::bytes(values));
-        self.request(Request { what: What::Push, table, keys, lengths: &[], load, into: None })
+        let load = self.load(table, values)?;
+        self.request(Request { load, ..Request::new(What::Push, table, keys) })
     }
 
     /// Pushes `lengths[i]` values for each key, to a table whose keys have their own number of values.
@@ -229,9 +216,8 @@ impl Worker {
         lengths: &[u32],
         values: &[V],
     ) -> Result<Timestamp> {
-        self.check_type::<V>(table)?;
-        let load = Load::Bytes(V::bytes(values));
-        self.request(Request { what: What::Push, table, keys, lengths, load, into: None })
+        let load = self.load(table, values)?;
+        self.request(Request { lengths, load, ..Request::new(What::Push, table, keys) })
     }
 
     /// As [`Worker::push`], without copying the values: they are sent from where they lie.
@@ -248,7 +234,7 @@ impl Worker {
         values: &Shared,
     ) -> Result<Timestamp> {
         let load = Load::Shared(values);
-        self.request(Request { what: What::Push, table, keys, lengths: &[], load, into: None })
+        self.request(Request { load, ..Request::new(What::Push, table, keys) })
     }
 
     /// Pulls the values of `keys: [n]`, strictly ascending; [`Worker::wait`] returns them.
@@ -256,14 +242,7 @@ impl Worker {
     /// # Errors
     /// As [`Worker::push`].
     pub fn pull(&mut self, table: Table, keys: &[u64]) -> Result<Timestamp> {
-        self.request(Request {
-            what: What::Pull,
-            table,
-            keys,
-            lengths: &[],
-            load: Load::Nothing,
-            into: None,
-        })
+        self.request(Request::new(What::Pull, table, keys))
     }
 
     /// As [`Worker::pull`], into the caller's memory, where long values land without a copy; `wait` gives it back.
@@ -272,14 +251,7 @@ impl Worker {
     /// As [`Worker::push`]; [`Error::WrongLength`] unless `into` holds exactly the values.
     pub fn pull_into(&mut self, table: Table, keys: &[u64], into: Buffer) -> Result<Timestamp> {
         let into = Some(into);
-        self.request(Request {
-            what: What::Pull,
-            table,
-            keys,
-            lengths: &[],
-            load: Load::Nothing,
-            into,
-        })
+        self.request(Request { into, ..Request::new(What::Pull, table, keys) })
     }
 
     /// Pushes `values` and pulls what the keys hold after that, in one message each way.
@@ -292,9 +264,8 @@ impl Worker {
         keys: &[u64],
         values: &[V],
     ) -> Result<Timestamp> {
-        self.check_type::<V>(table)?;
-        let load = Load::Bytes(V::bytes(values));
-        self.request(Request { what: What::PushPull, table, keys, lengths: &[], load, into: None })
+        let load = self.load(table, values)?;
+        self.request(Request { load, ..Request::new(What::PushPull, table, keys) })
     }
 
     /// As [`Worker::push_pull`], without copies on either side.
@@ -309,7 +280,7 @@ impl Worker {
         into: Buffer,
     ) -> Result<Timestamp> {
         let (load, into) = (Load::Shared(values), Some(into));
-        self.request(Request { what: What::PushPull, table, keys, lengths: &[], load, into })
+        self.request(Request { load, into, ..Request::new(What::PushPull, table, keys) })
     }
 
     /// Sends `body` to the handle of a table on every server; the answer holds one reply a server.
@@ -394,304 +365,17 @@ impl Worker {
         self.tables.get(table.0 as usize).ok_or(Error::UnknownTable { table: table.0 })
     }
 
-    fn check_type<V: Value>(&self, table: Table) -> Result<()> {
+    /// Values as bytes, if they are of the table's type.
+    fn load<'a, V: Value>(&self, table: Table, values: &'a [V]) -> Result<Load<'a>> {
         let spec = &self.known(table)?.spec;
         if spec.value.name() == V::NAME {
-            return Ok(());
+            return Ok(Load::Bytes(V::bytes(values)));
         }
         Err(Error::WrongType {
             table: spec.name.clone(),
             expected: spec.value.name(),
             found: V::NAME,
         })
-    }
-
-    fn request(&mut self, mut request: Request<'_>) -> Result<Timestamp> {
-        let place = self.check(&request)?;
-        let Request { what, table, keys, .. } = request;
-        let mut into = match (what, request.into.take()) {
-            (What::Push, _) => None,
-            (_, Some(into)) => Some(into),
-            (_, None) if place == 0 => None,
-            (_, None) => Some(self.endpoint.memory().allocate(place)?),
-        };
-        let timestamp = self.tracker.begin(what)?;
-        let parts = std::mem::take(&mut self.tables[table.0 as usize].parts);
-        let mut sent = Ok(());
-        let mut value = 0;
-        for (server, slice) in slicer::cut(keys, &parts) {
-            sent = self.send_part(
-                timestamp,
-                &request,
-                (server, parts[server]),
-                slice,
-                &mut value,
-                &mut into,
-            );
-            if sent.is_err() {
-                break;
-            }
-        }
-        self.tables[table.0 as usize].parts = parts;
-        self.seal(timestamp, sent.map(|()| into.filter(|_| keys.is_empty())));
-        Ok(timestamp)
-    }
-
-    /// Checks a request as a whole; returns the bytes that its answer will hold, 0 when that is not known.
-    fn check(&self, request: &Request<'_>) -> Result<usize> {
-        let Known { spec, range, .. } = self.known(request.table)?;
-        slicer::check(request.keys, *range, &spec.name)?;
-        let wrong = |what, expected, found| Error::WrongLength {
-            what,
-            table: spec.name.clone(),
-            expected,
-            found,
-        };
-        let count = request.keys.len();
-        let row = spec.row_bytes();
-        if row == 0 && request.into.is_some() {
-            let (what, instead) = ("pulling into a buffer", "pull");
-            return Err(Error::VaryingTable { what, table: spec.name.clone(), instead });
-        }
-        let pushed = match request.load {
-            Load::Nothing => None,
-            Load::Bytes(bytes) => Some(bytes.len()),
-            Load::Shared(shared) => Some(shared.len()),
-        };
-        let lengths = if row == 0 && pushed.is_some() { count } else { 0 };
-        if request.lengths.len() != lengths {
-            return Err(wrong("lengths", lengths, request.lengths.len()));
-        }
-        let expected = match row {
-            0 => request.lengths.iter().map(|&n| n as usize).sum::<usize>() * spec.value.bytes(),
-            row => count.saturating_mul(row),
-        };
-        match pushed {
-            Some(found) if found != expected => {
-                let size = spec.value.bytes();
-                return Err(wrong("values", expected / size, found / size));
-            }
-            _ => {}
-        }
-        match &request.into {
-            Some(into) if into.len() != count.saturating_mul(row) => {
-                Err(wrong("the buffer", count.saturating_mul(row), into.len()))
-            }
-            _ => Ok(count.saturating_mul(row)),
-        }
-    }
-
-    /// Sends the keys at `slice` to a server; `value` is the number of value bytes before them.
-    fn send_part(
-        &mut self,
-        timestamp: Timestamp,
-        request: &Request<'_>,
-        (server, range): (usize, KeyRange),
-        slice: std::ops::Range<usize>,
-        value: &mut usize,
-        into: &mut Option<Buffer>,
-    ) -> Result<()> {
-        let peer = self.room(server)?;
-        let spec = &self.tables[request.table.0 as usize].spec;
-        let (table, row) = (spec.id, spec.row_bytes());
-        let lengths =
-            if request.lengths.is_empty() { &[][..] } else { &request.lengths[slice.clone()] };
-        let bytes = match row {
-            0 => lengths.iter().map(|&n| n as usize).sum::<usize>() * spec.value.bytes(),
-            row => slice.len() * row,
-        };
-        let load = *value..*value + bytes;
-        let mut part = Part {
-            server,
-            keys: slice.len(),
-            into: into.as_mut().map(|into| into.split_to(bytes)),
-            ..Part::default()
-        };
-        let mut offer = None;
-        if let Some(place) = part.into.take_if(|place| place.len() > self.endpoint.eager_bytes()) {
-            let offered = self.endpoint.offer(peer, place)?;
-            part.offered = Some(offered.key.get());
-            offer = Some(offered);
-        }
-        let values = match request.load {
-            Load::Nothing => Values::None,
-            Load::Bytes(bytes) => Values::Copied(&bytes[load.clone()]),
-            Load::Shared(shared) if bytes > self.endpoint.eager_bytes() => {
-                Values::Apart(shared.slice(load.clone()))
-            }
-            Load::Shared(shared) => Values::Copied(&shared[load.clone()]),
-        };
-        let draft = Draft {
-            op: Op::from(request.what) as u8,
-            table,
-            timestamp: timestamp.0,
-            clock: self.clock,
-            range,
-            offer,
-            keys: &request.keys[slice],
-            lengths,
-            values,
-            ..Draft::new(Kind::Request)
-        };
-        *value = load.end;
-        let slot = self.tracker.slot(timestamp.0).expect("begun by the caller");
-        slot.missing += 1;
-        slot.parts.push(part);
-        let coding = &mut self.tables[request.table.0 as usize].coding;
-        self.endpoint.post(peer, draft, coding).inspect_err(|_| self.unsend(timestamp, peer))?;
-        Ok(())
-    }
-
-    /// Sends the same text to every server.
-    fn broadcast(&mut self, what: What, table: u32, body: &[u8]) -> Result<Timestamp> {
-        let timestamp = self.tracker.begin(what)?;
-        let sent = (0..self.servers.len())
-            .try_for_each(|server| self.tell(timestamp, what, table, body, server));
-        self.seal(timestamp, sent.map(|()| None));
-        Ok(timestamp)
-    }
-
-    fn tell(
-        &mut self,
-        timestamp: Timestamp,
-        what: What,
-        table: u32,
-        body: &[u8],
-        server: usize,
-    ) -> Result<()> {
-        let peer = self.room(server)?;
-        let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
-        slot.missing += 1;
-        slot.parts.push(Part { server, ..Part::default() });
-        let draft = Draft {
-            op: Op::from(what) as u8,
-            table,
-            timestamp: timestamp.0,
-            clock: self.clock,
-            values: Values::Copied(body),
-            ..Draft::new(Kind::Request)
-        };
-        self.endpoint
-            .post(peer, draft, &mut Coding::plain())
-            .inspect_err(|_| self.unsend(timestamp, peer))?;
-        Ok(())
-    }
-
-    /// Takes in answers until the lane to `server` has room for a request.
-    fn room(&mut self, server: usize) -> Result<PeerId> {
-        loop {
-            let Server { peer, lost, .. } = &self.servers[server];
-            if lost.is_some() {
-                return Err(self.servers[server].error());
-            }
-            let peer = *peer;
-            if self.endpoint.credits(peer) > 0 {
-                return Ok(peer);
-            }
-            if !self.poll()? {
-                self.endpoint.wait(NAP)?;
-            }
-        }
-    }
-
-    /// Takes back the last part of a request, which could not be posted.
-    fn unsend(&mut self, timestamp: Timestamp, peer: PeerId) {
-        let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
-        slot.missing -= 1;
-        if let Some(key) = slot.parts.pop().and_then(|part| part.offered) {
-            // A lane that is closed has taken its offers back already.
-            let _ = self.endpoint.withdraw(peer, key);
-        }
-    }
-
-    /// All parts of a request have been sent, or one could not be; from now on it is complete when all sent ones are answered.
-    fn seal(&mut self, timestamp: Timestamp, sent: Result<Option<Buffer>>) {
-        let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
-        match sent {
-            Ok(values) => slot.answer.values = values,
-            Err(error) => slot.error = slot.error.take().or(Some(error)),
-        }
-        self.settle(timestamp.0);
-    }
-
-    /// One thing less is missing; completes the request if it was the last.
-    fn settle(&mut self, timestamp: u64) {
-        let Some(slot) = self.tracker.slot(timestamp) else { return };
-        slot.missing -= 1;
-        if slot.missing == 0 {
-            complete(slot, self.endpoint.memory());
-            self.tracker.release_if_nothing_to_claim(timestamp);
-        } else if slot.error.is_some()
-            && let Some(callback) = slot.callback.take()
-        {
-            run(callback, slot);
-        }
-    }
-
-    fn take_in(&mut self, arrival: Arrival) {
-        let peer = match &arrival {
-            Arrival::Connected { peer, .. }
-            | Arrival::Message { peer, .. }
-            | Arrival::Lost { peer, .. } => *peer,
-        };
-        let server = self.by_peer.get(peer.0 as usize).copied().flatten();
-        let Some(server) = server else { return self.endpoint.disconnect(peer) };
-        match arrival {
-            Arrival::Connected { .. } => self.servers[server].up = true,
-            Arrival::Message { message, .. } if message.kind() == Kind::Request => {
-                let reason = "it sent a request to a worker".to_owned();
-                let address = self.servers[server].at.address.clone();
-                self.endpoint.disconnect(peer);
-                self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason });
-            }
-            Arrival::Message { message, .. } => self.answer(server, message),
-            Arrival::Lost { error, .. } => self.lose(server, &error),
-        }
-    }
-
-    /// Enters one server's answer.
-    fn answer(&mut self, server: usize, message: Message) {
-        let timestamp = message.timestamp();
-        let Some(slot) = self.tracker.slot(timestamp) else { return };
-        let Some(part) = slot.parts.iter_mut().find(|part| part.server == server && !part.answered)
-        else {
-            return;
-        };
-        part.answered = true;
-        let offered = part.offered.take();
-        if let Some(key) = offered {
-            part.into = self.endpoint.withdraw(self.servers[server].peer, key).ok();
-        }
-        let name = &self.servers[server].at.name;
-        let refused =
-            |reason| Error::Refused { server: name.clone(), what: slot.what.name(), reason };
-        let outcome = match message.kind() {
-            Kind::Failure => Err(refused(String::from_utf8_lossy(message.values()).into_owned())),
-            _ => fill(part, message, slot.what, offered.is_some()).map_err(refused),
-        };
-        if let Err(error) = outcome
-            && !slot.abandoned
-        {
-            slot.error.get_or_insert(error);
-        }
-        self.settle(timestamp);
-    }
-
-    /// Lets every request fail that `server` has not answered.
-    fn lose(&mut self, server: usize, error: &caravan_van::Error) {
-        self.servers[server].lost = Some(with_sources(error));
-        // Takes back what was offered to it.
-        self.endpoint.disconnect(self.servers[server].peer);
-        for timestamp in self.tracker.open_timestamps() {
-            let Some(slot) = self.tracker.slot(timestamp) else { continue };
-            let unanswered = |part: &&mut Part| part.server == server && !part.answered;
-            let Some(part) = slot.parts.iter_mut().find(unanswered) else { continue };
-            part.answered = true;
-            if !slot.abandoned {
-                slot.error.get_or_insert(self.servers[server].error());
-            }
-            self.settle(timestamp);
-        }
     }
 
     fn say_what_is_waited_for(&mut self, timestamp: Timestamp) {
@@ -721,95 +405,4 @@ impl ValueType {
             .into_iter()
             .find(|t| t.name() == V::NAME)
     }
-}
-
-/// Puts a server's values where they belong; `offered` says that it may have written them there itself.
-fn fill(part: &mut Part, message: Message, what: What, offered: bool) -> Result<(), String> {
-    let Some(into) = &mut part.into else {
-        if offered || message.placed().is_some() {
-            return Err("it wrote values where nothing was offered".to_owned());
-        }
-        let (keys, lengths) = (part.keys, message.lengths().len());
-        if matches!(what, What::Pull | What::PushPull) && lengths != keys {
-            return Err(format!(
-                "it answered with lengths for {lengths} keys where {keys} were asked for"
-            ));
-        }
-        part.message = Some(message);
-        return Ok(());
-    };
-    match message.placed() {
-        Some(bytes) if offered && bytes == into.len() => Ok(()),
-        None if message.values().len() == into.len() => {
-            into.copy_from_slice(message.values());
-            Ok(())
-        }
-        placed => {
-            let found = placed.unwrap_or(message.values().len());
-            Err(format!(
-                "it answered with {found} bytes of values where {} were asked for",
-                into.len()
-            ))
-        }
-    }
-}
-
-/// Puts the parts of a request together.
-fn complete(slot: &mut Slot, memory: &Pool) {
-    if slot.error.is_none()
-        && !slot.abandoned
-        && let Err(error) = assemble(slot, memory)
-    {
-        slot.error = Some(error);
-    }
-    slot.parts.clear();
-    if let Some(callback) = slot.callback.take() {
-        run(callback, slot);
-    }
-}
-
-fn assemble(slot: &mut Slot, memory: &Pool) -> Result<()> {
-    let answer = &mut slot.answer;
-    match slot.what {
-        What::Push | What::Create => {}
-        What::Command => {
-            let messages = slot.parts.iter_mut().filter_map(|part| part.message.take());
-            answer.replies = messages.map(|message| message.values().to_vec()).collect();
-        }
-        What::Pull | What::PushPull => {
-            if slot.parts.iter().any(|part| part.message.is_some()) {
-                return gather(slot, memory);
-            }
-            for part in &mut slot.parts {
-                let Some(piece) = part.into.take() else { continue };
-                match &mut answer.values {
-                    None => answer.values = Some(piece),
-                    Some(values) => values
-                        .join(piece)
-                        .expect("pieces are split off in the order of the servers"),
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Collects values whose sizes only the servers knew.
-fn gather(slot: &mut Slot, memory: &Pool) -> Result<()> {
-    let messages = || slot.parts.iter().filter_map(|part| part.message.as_ref());
-    let bytes = messages().map(|message| message.values().len()).sum();
-    let mut values = memory.allocate(bytes)?;
-    let mut at = 0;
-    for message in messages() {
-        slot.answer.lengths.extend_from_slice(message.lengths());
-        let part = message.values();
-        values[at..at + part.len()].copy_from_slice(part);
-        at += part.len();
-    }
-    slot.answer.values = Some(values);
-    Ok(())
-}
-
-fn run(callback: Callback, slot: &Slot) {
-    callback(slot.error.as_ref().map_or(Ok(&slot.answer), Err));
 }

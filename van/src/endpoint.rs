@@ -10,23 +10,25 @@
 //!
 //! Messages to a peer stay in order, whichever way they go.
 //!
+//! Here is decided which way a message goes, and whether it may; `endpoint/rendezvous.rs` carries the long ones out, and
+//! `endpoint/landing.rs` is the ledger of landings.
+//!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
+
+mod landing;
+mod rendezvous;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use self::landing::{Grants, Landings};
+use self::rendezvous::skew;
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Pool, SLOT_ALIGN, Shared};
-use crate::message::{Draft, Message, Outgoing, Values};
+use crate::memory::{Buffer, Pool, Shared};
+use crate::message::{Draft, Message, Outgoing};
 use crate::metrics::Counters;
-use crate::transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport};
-use crate::wire::{Coding, Header, Hello, Kind, Offer, encode};
-
-/// Landings granted to one peer and not used yet hold at most this many bytes, unless a single message is longer.
-const LANDING_BYTES_MAX: usize = 128 << 20;
-
-/// Longest message, in bytes: what a peer may ask memory for.
-const MESSAGE_BYTES_MAX: u64 = 4 << 30;
+use crate::transport::{Event, Limits, PeerId, Transport};
+use crate::wire::{Coding, Hello, Kind, Offer, encode};
 
 /// A single write is at most this long, in bytes.
 const WRITE_BYTES_MAX: usize = 1 << 30;
@@ -72,6 +74,7 @@ pub struct Endpoint {
 }
 
 /// What is under way with one peer.
+#[derive(Default)]
 struct Lane {
     /// Who it is, for people: its address, or its node if it called.
     name: String,
@@ -84,19 +87,8 @@ struct Lane {
     frame_bytes: usize,
     /// What waits for a landing, and what must not overtake it.
     outbox: VecDeque<Item>,
-    /// Landings the peer granted us.
-    grants: Vec<Offer>,
-    /// Grants asked for and not received yet.
-    wants: usize,
-    /// Landings we granted the peer: key and length.
-    landings: Vec<(u64, usize)>,
-    /// Lengths of used landings that are to be replaced.
-    used: VecDeque<usize>,
-    /// Lengths the peer asked for while it held its share.
-    wanted: VecDeque<usize>,
-    /// Landings that either side grants and is asked for at a time. An honest peer has one for each message under way, and
-    /// one more while those of the wrong size are on their way back.
-    landings_max: usize,
+    grants: Grants,
+    landings: Landings,
 }
 
 enum Item {
@@ -113,37 +105,6 @@ impl Item {
             }
             Item::Image(_) | Item::Place { .. } => 0,
         }
-    }
-}
-
-impl Lane {
-    fn new() -> Self {
-        Lane {
-            name: String::new(),
-            credits: 0,
-            credits_max: 0,
-            unanswered: 0,
-            frame_bytes: 0,
-            outbox: VecDeque::new(),
-            grants: Vec::new(),
-            wants: 0,
-            landings: Vec::new(),
-            used: VecDeque::new(),
-            wanted: VecDeque::new(),
-            landings_max: 0,
-        }
-    }
-
-    /// Removes and returns the smallest grant that holds `len` bytes.
-    fn take_grant(&mut self, len: usize) -> Option<Offer> {
-        let fits = |(_, offer): &(usize, &Offer)| offer.len.get() >= len as u64;
-        let best =
-            self.grants.iter().enumerate().filter(fits).min_by_key(|(_, offer)| offer.len.get())?.0;
-        Some(self.grants.swap_remove(best))
-    }
-
-    fn landing_bytes(&self) -> usize {
-        self.landings.iter().map(|(_, len)| len).sum()
     }
 }
 
@@ -310,7 +271,7 @@ impl Endpoint {
         if self.lanes.len() <= index {
             self.lanes.resize_with(index + 1, || None);
         }
-        self.lanes[index].get_or_insert_with(Lane::new)
+        self.lanes[index].get_or_insert_default()
     }
 
     fn sort_out(&mut self, event: Event, arrivals: &mut Vec<Arrival>) {
@@ -322,7 +283,11 @@ impl Endpoint {
                     lane.name = format!("node {}, which called", hello.node);
                 }
                 (lane.credits, lane.credits_max) = (hello.credits.get(), hello.credits.get());
-                lane.landings_max = 4 * (usize::from(credits) + usize::from(lane.credits_max));
+                // An honest peer has one landing for each message under way, and one more while those of the wrong size are
+                // on their way back.
+                let landings_max = 4 * (usize::from(credits) + usize::from(lane.credits_max));
+                lane.grants.count_max = landings_max;
+                lane.landings.count_max = landings_max;
                 lane.frame_bytes = limit.min(hello.frame_bytes.get() as usize);
                 arrivals.push(Arrival::Connected { peer, hello });
             }
@@ -356,10 +321,9 @@ impl Endpoint {
         match message.kind() {
             Kind::Want => return self.grant_wanted(peer, &message),
             Kind::Grant => {
-                let unasked = Error::Unasked { peer, what: "a landing" };
-                let room = open.grants.len() < open.landings_max;
-                open.grants.push(message.offer().filter(|_| room).ok_or(unasked)?);
-                open.wants = open.wants.saturating_sub(1);
+                if !message.offer().is_some_and(|offer| open.grants.enter(offer)) {
+                    return Err(Error::Unasked { peer, what: "a landing" });
+                }
                 return self.flush(peer);
             }
             Kind::Landed => {
@@ -393,117 +357,6 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Reads the long message that `notice` says has landed.
-    fn pick_up(&mut self, peer: PeerId, notice: &Message) -> Result<Message> {
-        let key = notice.offer().map_or(u64::MAX, |offer| offer.key.get());
-        let lane = lane(&mut self.lanes, peer)?;
-        let landing = lane.landings.iter().position(|(landing, _)| *landing == key);
-        let missing = Error::OutsideOffer { key, at: 0, len: notice.timestamp(), offered: 0 };
-        let Some(landing) = landing else { return Err(missing) };
-        let (_, len) = lane.landings.swap_remove(landing);
-        lane.used.push_back(len);
-        let mut image = self.transport.withdraw(peer, key)?;
-        let (skew, bytes) = (notice.clock(), notice.timestamp());
-        if skew.checked_add(bytes).is_none_or(|end| end > image.len() as u64) {
-            return Err(missing);
-        }
-        drop(image.split_to(skew as usize));
-        image.truncate(bytes as usize);
-        let message = Message::decode(image, self.transport.memory())?;
-        // Others may have waited for this landing to be used. It must not wait for an answer to this message, which may in
-        // turn wait for one of them.
-        self.serve_wants(peer, true)?;
-        match message.kind() {
-            Kind::Request | Kind::Reply | Kind::Failure => Ok(message),
-            Kind::Want | Kind::Grant | Kind::Landed => Err(missing),
-        }
-    }
-
-    /// Answers a [`Kind::Want`] now if the peer is within its share, else when it has used a landing.
-    fn grant_wanted(&mut self, peer: PeerId, want: &Message) -> Result<()> {
-        let (bytes, offered) = (want.timestamp(), MESSAGE_BYTES_MAX);
-        let longest = (self.transport.memory().bytes_max() as u64).min(offered);
-        if bytes > longest {
-            return Err(Error::OutsideOffer { key: 0, at: 0, len: bytes, offered: longest });
-        }
-        let lane = lane(&mut self.lanes, peer)?;
-        for key in want.values().chunks_exact(8).filter_map(|key| key.first_chunk()) {
-            let key = u64::from_le_bytes(*key);
-            let landing = lane.landings.iter().position(|(landing, _)| *landing == key);
-            let missing = Error::OutsideOffer { key, at: 0, len: 0, offered: 0 };
-            lane.landings.swap_remove(landing.ok_or(missing)?);
-            drop(self.transport.withdraw(peer, key)?);
-        }
-        if bytes > 0 {
-            let depth = lane.landings_max;
-            if lane.landings.len() + lane.wanted.len() >= depth {
-                return Err(Error::QueueFull { peer, depth });
-            }
-            lane.wanted.push_back(bytes as usize);
-        }
-        self.serve_wants(peer, false)
-    }
-
-    /// Replaces the landings that the peer has used, unless it waits for others, or memory is short: then it will ask.
-    fn replace_landings(&mut self, peer: PeerId) -> Result<()> {
-        while let Some(len) = lane(&mut self.lanes, peer)?.used.pop_front() {
-            let lane = lane(&mut self.lanes, peer)?;
-            let held = lane.landing_bytes();
-            if !lane.wanted.is_empty()
-                || lane.landings.len() >= lane.landings_max
-                || (held > 0 && held + len > LANDING_BYTES_MAX)
-            {
-                continue;
-            }
-            if let Ok(landing) = self.transport.memory().allocate(len) {
-                self.grant(peer, landing)?;
-            }
-        }
-        self.serve_wants(peer, true)
-    }
-
-    /// Grants what the peer waits for, as far as its share and memory go. With no memory, and none to come back from the peer,
-    /// that is an error unless the caller is `patient`: it is tried again at the next poll.
-    fn serve_wants(&mut self, peer: PeerId, patient: bool) -> Result<()> {
-        loop {
-            let lane = lane(&mut self.lanes, peer)?;
-            let Some(&len) = lane.wanted.front() else { return Ok(()) };
-            let held = lane.landing_bytes();
-            if held > 0 && held + len > LANDING_BYTES_MAX {
-                return Ok(());
-            }
-            let landing = match self.transport.memory().allocate(len) {
-                Ok(landing) => landing,
-                Err(_) if patient || held > 0 || lane.unanswered > 0 => {
-                    self.starved = true;
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
-            };
-            lane.wanted.pop_front();
-            self.grant(peer, landing)?;
-        }
-    }
-
-    /// Tries again to serve those for whom memory was short.
-    fn feed(&mut self, arrivals: &mut Vec<Arrival>) {
-        self.starved = false;
-        for index in 0..self.lanes.len() {
-            let waits = self.lanes[index].as_ref().is_some_and(|lane| !lane.wanted.is_empty());
-            let peer = PeerId(index as u32);
-            if waits && let Err(error) = self.serve_wants(peer, false) {
-                self.drop_lane(peer, &error, arrivals);
-            }
-        }
-    }
-
-    fn grant(&mut self, peer: PeerId, landing: Buffer) -> Result<()> {
-        let len = landing.len();
-        let offer = self.transport.offer(peer, landing)?;
-        lane(&mut self.lanes, peer)?.landings.push((offer.key.get(), len));
-        self.notify(peer, Draft { offer: Some(offer), ..Draft::new(Kind::Grant) })
-    }
-
     /// Sends a message of the endpoint's own.
     fn notify(&mut self, peer: PeerId, draft: Draft<'_>) -> Result<()> {
         let outgoing = encode(self.node, draft, &mut self.plain, self.transport.memory())?;
@@ -529,29 +382,8 @@ impl Endpoint {
         if bytes == 0 {
             return Ok(());
         }
-        lane.wants += 1;
+        lane.grants.ask();
         self.want(peer, bytes)
-    }
-
-    /// Gives back all landings that the peer granted, none of which is long enough, and asks for one of `bytes` unless that
-    /// is 0. What is not given back counts as held, and the peer may wait for it to be used before it grants another.
-    fn want(&mut self, peer: PeerId, bytes: usize) -> Result<()> {
-        loop {
-            let mut keys = [0u8; 8 * 64];
-            let lane = lane(&mut self.lanes, peer)?;
-            let room = (lane.frame_bytes.saturating_sub(size_of::<Header>()) / 8).clamp(1, 64);
-            let returned = lane.grants.len().min(room);
-            for (slot, offer) in keys.chunks_exact_mut(8).zip(lane.grants.drain(..returned)) {
-                slot.copy_from_slice(&offer.key.get().to_le_bytes());
-            }
-            let last = lane.grants.is_empty();
-            let (bytes, keys) = (if last { bytes as u64 } else { 0 }, &keys[..8 * returned]);
-            let values = Values::Copied(keys);
-            self.notify(peer, Draft { timestamp: bytes, values, ..Draft::new(Kind::Want) })?;
-            if last {
-                return Ok(());
-            }
-        }
     }
 
     /// Sends what was held back, as far as it goes.
@@ -562,13 +394,9 @@ impl Endpoint {
             let bytes = item.landing_bytes(lane.frame_bytes);
             lane.outbox.push_front(item);
             // What was granted is too short. It goes back, and this one is asked for again if that was the last to come.
-            return match (lane.wants, lane.grants.is_empty()) {
-                (0, _) => {
-                    lane.wants = 1;
-                    self.want(peer, bytes)
-                }
-                (_, false) => self.want(peer, 0),
-                (_, true) => Ok(()),
+            return match lane.grants.ask_again(bytes) {
+                Some(bytes) => self.want(peer, bytes),
+                None => Ok(()),
             };
         }
         Ok(())
@@ -577,32 +405,19 @@ impl Endpoint {
     /// Posts an item, or hands it back when it needs a landing that is not there.
     fn try_send(&mut self, peer: PeerId, item: Item) -> Result<Option<Item>> {
         let lane = lane(&mut self.lanes, peer)?;
-        let outgoing = match item {
-            Item::Place { data, into } => {
-                self.write(peer, data, &into, 0)?;
-                return Ok(None);
+        let needed = item.landing_bytes(lane.frame_bytes);
+        match item {
+            Item::Place { data, into } => self.write(peer, data, &into, 0)?,
+            Item::Image(outgoing) if needed == 0 => {
+                let frame = whole(outgoing, self.transport.memory())?;
+                self.transport.post_send(peer, frame)?;
             }
-            Item::Image(outgoing) => outgoing,
-        };
-        let bytes = outgoing.image_bytes();
-        if bytes <= lane.frame_bytes {
-            let frame = whole(outgoing, self.transport.memory())?;
-            self.transport.post_send(peer, frame)?;
-            return Ok(None);
+            Item::Image(outgoing) => {
+                let landing = lane.grants.take(needed);
+                let Some(landing) = landing else { return Ok(Some(Item::Image(outgoing))) };
+                self.land(peer, outgoing, landing)?;
+            }
         }
-        let skew = skew(&outgoing);
-        let landing = lane.take_grant(skew + bytes);
-        let Some(landing) = landing else { return Ok(Some(Item::Image(outgoing))) };
-        let Outgoing { mut head, values } = outgoing;
-        let head = head.split_off(FRAME_PREFIX).share();
-        let head_bytes = head.len() as u64;
-        self.write(peer, head, &landing, skew as u64)?;
-        if let Some(values) = values {
-            self.write(peer, values, &landing, skew as u64 + head_bytes)?;
-        }
-        let notice = Draft::new(Kind::Landed);
-        let (timestamp, clock, offer) = (bytes as u64, skew as u64, Some(landing));
-        self.notify(peer, Draft { timestamp, clock, offer, ..notice })?;
         Ok(None)
     }
 
@@ -620,15 +435,6 @@ impl Endpoint {
 /// The open lane to `peer`.
 fn lane(lanes: &mut [Option<Lane>], peer: PeerId) -> Result<&mut Lane> {
     lanes.get_mut(peer.0 as usize).and_then(Option::as_mut).ok_or(Error::NotConnected { peer })
-}
-
-/// Where in a landing a message begins, so that values that lie apart come to lie at the start of a page: the kernel copies
-/// much faster to there.
-fn skew(outgoing: &Outgoing) -> usize {
-    match outgoing.values {
-        Some(_) => (outgoing.head.len() - FRAME_PREFIX).wrapping_neg() % SLOT_ALIGN,
-        None => 0,
-    }
 }
 
 /// One frame that holds the whole image; short values that lay apart are copied behind the head.

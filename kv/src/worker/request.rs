@@ -1,0 +1,258 @@
+//! How a request leaves: checked as a whole, cut at the servers' key ranges, and posted part by part.
+//!
+//! Path: **worker** > slicer > filter > message > codec > endpoint > transport. What comes of a request is `answer.rs`'s
+//! business.
+
+use std::ops::Range;
+
+use caravan_van::wire::{Coding, Kind};
+use caravan_van::{Buffer, Draft, KeyRange, PeerId, Shared, Values};
+
+use super::{Known, NAP, Server, Table, Worker};
+use crate::error::{Error, Result};
+use crate::op::Op;
+use crate::slicer;
+use crate::table::TableSpec;
+use crate::tracker::{Part, Timestamp, What};
+
+/// What to push.
+pub(super) enum Load<'a> {
+    Nothing,
+    Bytes(&'a [u8]),
+    Shared(&'a Shared),
+}
+
+/// One request about to be made.
+pub(super) struct Request<'a> {
+    pub(super) what: What,
+    pub(super) table: Table,
+    pub(super) keys: &'a [u64],
+    pub(super) lengths: &'a [u32],
+    pub(super) load: Load<'a>,
+    pub(super) into: Option<Buffer>,
+}
+
+impl<'a> Load<'a> {
+    /// Bytes that are pushed, if any are.
+    fn bytes(&self) -> Option<usize> {
+        match self {
+            Load::Nothing => None,
+            Load::Bytes(bytes) => Some(bytes.len()),
+            Load::Shared(shared) => Some(shared.len()),
+        }
+    }
+
+    /// The bytes at `range`; shared ones that are too long for a frame stay where they lie.
+    fn part(&self, range: Range<usize>, eager_bytes: usize) -> Values<'a> {
+        match *self {
+            Load::Nothing => Values::None,
+            Load::Bytes(bytes) => Values::Copied(&bytes[range]),
+            Load::Shared(shared) if range.len() > eager_bytes => Values::Apart(shared.slice(range)),
+            Load::Shared(shared) => Values::Copied(&shared[range]),
+        }
+    }
+}
+
+impl<'a> Request<'a> {
+    /// A request that pushes nothing and pulls into memory of its own.
+    pub(super) fn new(what: What, table: Table, keys: &'a [u64]) -> Self {
+        Request { what, table, keys, lengths: &[], load: Load::Nothing, into: None }
+    }
+}
+
+impl Worker {
+    /// Sends a request to the servers that hold its keys.
+    pub(super) fn request(&mut self, mut request: Request<'_>) -> Result<Timestamp> {
+        let place = self.check(&request)?;
+        let Request { what, table, keys, .. } = request;
+        let mut into = match (what, request.into.take()) {
+            (What::Push, _) => None,
+            (_, Some(into)) => Some(into),
+            (_, None) if place == 0 => None,
+            (_, None) => Some(self.endpoint.memory().allocate(place)?),
+        };
+        let timestamp = self.tracker.begin(what)?;
+        let parts = std::mem::take(&mut self.tables[table.0 as usize].parts);
+        let mut sent = Ok(());
+        let mut value = 0;
+        for (server, slice) in slicer::cut(keys, &parts) {
+            sent = self.send_part(
+                timestamp,
+                &request,
+                (server, parts[server]),
+                slice,
+                &mut value,
+                &mut into,
+            );
+            if sent.is_err() {
+                break;
+            }
+        }
+        self.tables[table.0 as usize].parts = parts;
+        self.seal(timestamp, sent.map(|()| into.filter(|_| keys.is_empty())));
+        Ok(timestamp)
+    }
+
+    /// Checks a request as a whole; returns the bytes that its answer will hold, 0 when that is not known.
+    fn check(&self, request: &Request<'_>) -> Result<usize> {
+        let Known { spec, range, .. } = self.known(request.table)?;
+        slicer::check(request.keys, *range, &spec.name)?;
+        let wrong = |what, expected, found| Error::WrongLength {
+            what,
+            table: spec.name.clone(),
+            expected,
+            found,
+        };
+        let (count, row) = (request.keys.len(), spec.row_bytes());
+        if row == 0 && request.into.is_some() {
+            let (what, instead) = ("pulling into a buffer", "pull");
+            return Err(Error::VaryingTable { what, table: spec.name.clone(), instead });
+        }
+        let pushed = request.load.bytes();
+        let lengths = if row == 0 && pushed.is_some() { count } else { 0 };
+        if request.lengths.len() != lengths {
+            return Err(wrong("lengths", lengths, request.lengths.len()));
+        }
+        let expected = value_bytes(spec, count, request.lengths);
+        if let Some(found) = pushed.filter(|&found| found != expected) {
+            let size = spec.value.bytes();
+            return Err(wrong("values", expected / size, found / size));
+        }
+        let place = count.saturating_mul(row);
+        match &request.into {
+            Some(into) if into.len() != place => Err(wrong("the buffer", place, into.len())),
+            _ => Ok(place),
+        }
+    }
+
+    /// Sends the keys at `slice` to a server; `value` is the number of value bytes before them.
+    fn send_part(
+        &mut self,
+        timestamp: Timestamp,
+        request: &Request<'_>,
+        (server, range): (usize, KeyRange),
+        slice: Range<usize>,
+        value: &mut usize,
+        into: &mut Option<Buffer>,
+    ) -> Result<()> {
+        let peer = self.room(server)?;
+        let eager_bytes = self.endpoint.eager_bytes();
+        let spec = &self.tables[request.table.0 as usize].spec;
+        let lengths =
+            if request.lengths.is_empty() { &[][..] } else { &request.lengths[slice.clone()] };
+        let bytes = value_bytes(spec, slice.len(), lengths);
+        let load = *value..*value + bytes;
+        *value = load.end;
+        let mut part = Part {
+            server,
+            keys: slice.len(),
+            into: into.as_mut().map(|into| into.split_to(bytes)),
+            ..Part::default()
+        };
+        let mut offer = None;
+        if let Some(place) = part.into.take_if(|place| place.len() > eager_bytes) {
+            let offered = self.endpoint.offer(peer, place)?;
+            part.offered = Some(offered.key.get());
+            offer = Some(offered);
+        }
+        let draft = Draft {
+            range,
+            offer,
+            keys: &request.keys[slice],
+            lengths,
+            values: request.load.part(load, eager_bytes),
+            ..self.draft(timestamp, request.what, spec.id)
+        };
+        self.post_part(peer, part, draft, Some(request.table))
+    }
+
+    /// Sends the same text to every server.
+    pub(super) fn broadcast(&mut self, what: What, table: u32, body: &[u8]) -> Result<Timestamp> {
+        let timestamp = self.tracker.begin(what)?;
+        let sent = (0..self.servers.len()).try_for_each(|server| {
+            let peer = self.room(server)?;
+            let part = Part { server, ..Part::default() };
+            let values = Values::Copied(body);
+            let draft = Draft { values, ..self.draft(timestamp, what, table) };
+            self.post_part(peer, part, draft, None)
+        });
+        self.seal(timestamp, sent.map(|()| None));
+        Ok(timestamp)
+    }
+
+    /// What is the same in all messages of a request.
+    fn draft<'a>(&self, timestamp: Timestamp, what: What, table: u32) -> Draft<'a> {
+        Draft {
+            op: Op::from(what) as u8,
+            table,
+            timestamp: timestamp.0,
+            clock: self.clock,
+            ..Draft::new(Kind::Request)
+        }
+    }
+
+    /// Enters one part of a request and posts it, in the table's coding if it is about its keys.
+    fn post_part(
+        &mut self,
+        peer: PeerId,
+        part: Part,
+        draft: Draft<'_>,
+        table: Option<Table>,
+    ) -> Result<()> {
+        let timestamp = draft.timestamp;
+        let slot = self.tracker.slot(timestamp).expect("open until it is sealed");
+        slot.missing += 1;
+        slot.parts.push(part);
+        let coding = match table {
+            Some(table) => &mut self.tables[table.0 as usize].coding,
+            None => &mut Coding::plain(),
+        };
+        self.endpoint.post(peer, draft, coding).inspect_err(|_| self.unsend(timestamp, peer))?;
+        Ok(())
+    }
+
+    /// Takes in answers until the lane to `server` has room for a request.
+    fn room(&mut self, server: usize) -> Result<PeerId> {
+        loop {
+            let Server { peer, lost, .. } = &self.servers[server];
+            if lost.is_some() {
+                return Err(self.servers[server].error());
+            }
+            let peer = *peer;
+            if self.endpoint.credits(peer) > 0 {
+                return Ok(peer);
+            }
+            if !self.poll()? {
+                self.endpoint.wait(NAP)?;
+            }
+        }
+    }
+
+    /// Takes back the last part of a request, which could not be posted.
+    fn unsend(&mut self, timestamp: u64, peer: PeerId) {
+        let slot = self.tracker.slot(timestamp).expect("open until it is sealed");
+        slot.missing -= 1;
+        if let Some(key) = slot.parts.pop().and_then(|part| part.offered) {
+            // A lane that is closed has taken its offers back already.
+            let _ = self.endpoint.withdraw(peer, key);
+        }
+    }
+
+    /// All parts of a request have been sent, or one could not be; from now on it is complete when all sent ones are answered.
+    fn seal(&mut self, timestamp: Timestamp, sent: Result<Option<Buffer>>) {
+        let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
+        match sent {
+            Ok(values) => slot.answer.values = values,
+            Err(error) => slot.error = slot.error.take().or(Some(error)),
+        }
+        self.settle(timestamp.0);
+    }
+}
+
+/// Bytes of the values of `keys` keys; their `lengths` count where the table's keys have their own number of values.
+fn value_bytes(spec: &TableSpec, keys: usize, lengths: &[u32]) -> usize {
+    match spec.row_bytes() {
+        0 => lengths.iter().map(|&n| n as usize).sum::<usize>() * spec.value.bytes(),
+        row => keys.saturating_mul(row),
+    }
+}

@@ -1,0 +1,236 @@
+//! Who may write where: the ledger of the landings on one lane, both sides of it. No I/O: the endpoint allocates, offers and
+//! tells the peer.
+//!
+//! A landing is granted, then either used by one long message or given back.
+//!
+//! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
+
+use std::collections::VecDeque;
+
+use crate::wire::Offer;
+
+/// Landings granted to one peer and not used yet hold at most this many bytes, unless a single message is longer.
+const LANDING_BYTES_MAX: usize = 128 << 20;
+
+/// Landings the peer granted us.
+#[derive(Default)]
+pub(super) struct Grants {
+    held: Vec<Offer>,
+    /// Asked for and not received yet.
+    wanted: usize,
+    /// Most that may be held at a time.
+    pub(super) count_max: usize,
+}
+
+impl Grants {
+    /// Enters a grant that came; false if the peer has granted too many already.
+    pub(super) fn enter(&mut self, offer: Offer) -> bool {
+        if self.held.len() >= self.count_max {
+            return false;
+        }
+        self.held.push(offer);
+        self.wanted = self.wanted.saturating_sub(1);
+        true
+    }
+
+    /// Removes and returns the smallest that holds `len` bytes.
+    pub(super) fn take(&mut self, len: usize) -> Option<Offer> {
+        let fits = |(_, offer): &(usize, &Offer)| offer.len.get() >= len as u64;
+        let best =
+            self.held.iter().enumerate().filter(fits).min_by_key(|(_, offer)| offer.len.get())?.0;
+        Some(self.held.swap_remove(best))
+    }
+
+    /// Removes and returns up to `count`, to be given back.
+    pub(super) fn give_back(&mut self, count: usize) -> impl ExactSizeIterator<Item = Offer> {
+        let count = count.min(self.held.len());
+        self.held.drain(..count)
+    }
+
+    /// Whether none is held.
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// One more is asked for.
+    pub(super) fn ask(&mut self) {
+        self.wanted += 1;
+    }
+
+    /// What to ask for when a message of `len` bytes waits and no grant is long enough: `len` if none is still to come; 0 if
+    /// some are, but those held go back; nothing if there is nothing to say.
+    pub(super) fn ask_again(&mut self, len: usize) -> Option<usize> {
+        match (self.wanted, self.held.is_empty()) {
+            (0, _) => {
+                self.wanted = 1;
+                Some(len)
+            }
+            (_, false) => Some(0),
+            (_, true) => None,
+        }
+    }
+}
+
+/// Landings we granted the peer.
+#[derive(Default)]
+pub(super) struct Landings {
+    /// Key and length of those that are not used yet.
+    granted: Vec<(u64, usize)>,
+    /// Lengths of used ones that are to be replaced.
+    used: VecDeque<usize>,
+    /// Lengths the peer asked for while it held its share.
+    wanted: VecDeque<usize>,
+    /// Most that may be granted or asked for at a time.
+    pub(super) count_max: usize,
+}
+
+impl Landings {
+    /// Enters a grant.
+    pub(super) fn enter(&mut self, key: u64, len: usize) {
+        self.granted.push((key, len));
+    }
+
+    /// A message came through this one, which is to be replaced; false if it was not granted.
+    #[must_use]
+    pub(super) fn use_up(&mut self, key: u64) -> bool {
+        let len = self.remove(key);
+        self.used.extend(len);
+        len.is_some()
+    }
+
+    /// The peer does not need this one; false if it was not granted.
+    #[must_use]
+    pub(super) fn return_unused(&mut self, key: u64) -> bool {
+        self.remove(key).is_some()
+    }
+
+    fn remove(&mut self, key: u64) -> Option<usize> {
+        let at = self.granted.iter().position(|(granted, _)| *granted == key)?;
+        Some(self.granted.swap_remove(at).1)
+    }
+
+    /// The peer asks for one of `len` bytes; false if it asks for too many.
+    #[must_use]
+    pub(super) fn want(&mut self, len: usize) -> bool {
+        let room = self.granted.len() + self.wanted.len() < self.count_max;
+        if room {
+            self.wanted.push_back(len);
+        }
+        room
+    }
+
+    /// Whether the peer waits for one.
+    pub(super) fn is_wanted(&self) -> bool {
+        !self.wanted.is_empty()
+    }
+
+    /// The length that the peer has waited for longest, if its share has room for it.
+    pub(super) fn next_wanted(&self) -> Option<usize> {
+        self.wanted.front().copied().filter(|&len| self.has_room(len))
+    }
+
+    /// That length is about to be granted.
+    pub(super) fn serve_next(&mut self) {
+        self.wanted.pop_front();
+    }
+
+    /// The next length to replace, leaving out those that the share has no room for, and all while the peer waits for others.
+    pub(super) fn next_replaced(&mut self) -> Option<usize> {
+        while let Some(len) = self.used.pop_front() {
+            let room = self.granted.len() < self.count_max && self.has_room(len);
+            if room && !self.is_wanted() {
+                return Some(len);
+            }
+        }
+        None
+    }
+
+    /// Bytes granted and not used yet.
+    pub(super) fn bytes(&self) -> usize {
+        self.granted.iter().map(|(_, len)| len).sum()
+    }
+
+    fn has_room(&self, len: usize) -> bool {
+        let held = self.bytes();
+        held == 0 || held + len <= LANDING_BYTES_MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(key: u64, len: u64) -> Offer {
+        Offer { key: key.into(), address: 0.into(), len: len.into() }
+    }
+
+    #[test]
+    fn the_smallest_grant_that_fits_is_taken() {
+        let mut grants = Grants { count_max: 3, ..Grants::default() };
+        for (key, len) in [(1, 300), (2, 100), (3, 200)] {
+            assert!(grants.enter(offer(key, len)));
+        }
+        assert!(!grants.enter(offer(4, 1)), "a fourth is one too many");
+        assert_eq!(grants.take(150).map(|offer| offer.key.get()), Some(3));
+        assert_eq!(grants.take(150).map(|offer| offer.key.get()), Some(1));
+        assert_eq!(grants.take(150), None, "100 bytes are too short");
+        assert!(!grants.is_empty());
+    }
+
+    #[test]
+    fn short_grants_go_back_and_the_last_to_come_is_asked_for_again() {
+        let mut grants = Grants { count_max: 8, ..Grants::default() };
+        grants.ask();
+        grants.ask();
+        assert_eq!(grants.ask_again(500), None, "two are still to come");
+        assert!(grants.enter(offer(1, 10)));
+        assert_eq!(grants.ask_again(500), Some(0), "one is still to come, and one goes back");
+        assert_eq!(grants.give_back(64).len(), 1);
+        assert!(grants.enter(offer(2, 10)) && grants.enter(offer(3, 10)));
+        assert_eq!(grants.ask_again(500), Some(500), "none is to come");
+        assert_eq!(grants.give_back(1).map(|offer| offer.key.get()).collect::<Vec<_>>(), [2]);
+        assert!(!grants.is_empty());
+    }
+
+    #[test]
+    fn a_landing_is_used_once_and_only_if_it_was_granted() {
+        let mut landings = Landings { count_max: 4, ..Landings::default() };
+        landings.enter(7, 100);
+        landings.enter(8, 200);
+        assert!(!landings.use_up(9) && !landings.return_unused(9));
+        assert!(landings.use_up(7) && !landings.use_up(7) && !landings.return_unused(7));
+        assert!(landings.return_unused(8));
+        assert_eq!(landings.bytes(), 0);
+        assert_eq!(landings.next_replaced(), Some(100), "what was returned is not replaced");
+        assert_eq!(landings.next_replaced(), None);
+    }
+
+    #[test]
+    fn wants_are_bounded_and_wait_for_the_share_to_have_room() {
+        let mut landings = Landings { count_max: 3, ..Landings::default() };
+        let long = LANDING_BYTES_MAX + 1;
+        assert!(landings.want(long) && landings.want(1));
+        assert_eq!(landings.next_wanted(), Some(long), "a single one may be longer");
+        landings.serve_next();
+        landings.enter(1, long);
+        assert!(landings.is_wanted());
+        assert_eq!(landings.next_wanted(), None);
+        assert!(landings.want(1) && !landings.want(1), "one granted and two wanted are enough");
+        assert!(landings.use_up(1));
+        assert_eq!(landings.next_wanted(), Some(1));
+    }
+
+    #[test]
+    fn used_landings_are_replaced_unless_others_are_wanted_or_there_is_no_room() {
+        let mut landings = Landings { count_max: 3, ..Landings::default() };
+        (1..=3).for_each(|key| landings.enter(key, 10));
+        assert!(landings.use_up(1) && landings.want(20));
+        assert_eq!(landings.next_replaced(), None, "the peer waits for another");
+        landings.serve_next();
+        assert!(landings.use_up(2) && landings.use_up(3));
+        landings.enter(4, LANDING_BYTES_MAX - 10);
+        assert_eq!(landings.next_replaced(), Some(10));
+        landings.enter(5, 10);
+        assert_eq!(landings.next_replaced(), None, "the share is full");
+    }
+}
