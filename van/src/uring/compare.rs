@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::Uring;
-use super::ring::Mode;
+use super::probe::Mode;
 use crate::config::VanConfig;
 use crate::transport::{Event, FRAME_PREFIX, PeerId, Transport};
 use crate::wait::Wait;

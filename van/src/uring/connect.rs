@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 
 use super::Uring;
-use super::ring::Slot;
+use super::operation::Slot;
 use crate::error::{Error, Result};
 use crate::stream::{self, Receiver, Sender};
 use crate::transport::{Event, PeerId};

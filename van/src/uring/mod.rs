@@ -26,6 +26,8 @@
 #[cfg(test)]
 mod compare;
 mod connect;
+mod operation;
+mod probe;
 mod ring;
 
 use std::net::TcpListener;
@@ -43,7 +45,9 @@ use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
 use connect::{Peer, Stage};
-use ring::{Done, Mode, Ring, Slot};
+use operation::Slot;
+use probe::Mode;
+use ring::{Done, Ring};
 
 /// The van's name.
 const NAME: &str = "uring";
