@@ -50,7 +50,7 @@ use std::time::{Duration, Instant};
 use caravan_van::offers::Offers;
 use caravan_van::stream::{Receiver, Sender};
 use caravan_van::wait::{Idle, Next};
-use caravan_van::wire::{Hello, Offer};
+use caravan_van::wire::Offer;
 use caravan_van::{
     Buffer, Counters, Error, Event, FRAME_PREFIX, Limits, PeerId, Pool, Result, Shared, Transport,
     VanConfig,
@@ -63,9 +63,6 @@ use peer::{Fault, Leaving, Peer, Stage};
 
 /// Up to this many peers are read without asking first which of them have something.
 pub const DIRECT_PEERS: usize = 4;
-
-/// Longest frame that may be configured: half a staging buffer of the stream.
-const FRAME_BYTES_MAX: usize = 32 << 10;
 
 /// How long a connected peer may take to say hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -117,9 +114,9 @@ impl Tcp {
     /// that they can reach, not a wildcard.
     ///
     /// # Errors
-    /// [`Error::Listen`]; [`Error::Unavailable`] for a config that this van cannot work with; [`Error::Os`].
+    /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Listen`]; [`Error::Os`].
     pub fn new(config: &VanConfig) -> Result<Tcp> {
-        check(config)?;
+        config.check()?;
         let (mut listener, address) = listen(&config.listen)?;
         let os = |call| move |source| Error::Os { call, source };
         let poll = Poll::new().map_err(os("opening the poller"))?;
@@ -289,12 +286,10 @@ impl Tcp {
 
     /// Gives a connection a number and a place in the table.
     fn enter(&mut self, stage: Stage, stream: TcpStream, address: String) -> Result<PeerId> {
-        let VanConfig { cluster, node, credits, frame_bytes, queue_depth, .. } = self.config;
+        let VanConfig { cluster, frame_bytes, queue_depth, .. } = self.config;
         let number = u32::try_from(self.peers.len()).expect("4 billion connections take years");
         let id = PeerId(number);
-        let mut hello = Hello::new(cluster, node, credits);
-        hello.frame_bytes.set(frame_bytes as u32); // at most `FRAME_BYTES_MAX`
-        let sender = Sender::new(id, hello, queue_depth);
+        let sender = Sender::new(id, self.config.hello(), queue_depth);
         let receiver = Receiver::new(id, cluster, frame_bytes, &self.pool)?;
         let fixed = (id, frame_bytes, self.hello_timeout);
         let halves = (sender, receiver);
@@ -459,16 +454,4 @@ fn add(counters: &mut Counters, peer: &Peer) {
     counters.frames_sent += peer.sender.frames_sent();
     counters.frames_received += peer.receiver.frames_received();
     counters.payload_bytes_copied += peer.receiver.payload_bytes_copied();
-}
-
-fn check(config: &VanConfig) -> Result<()> {
-    let VanConfig { frame_bytes, queue_depth, credits, .. } = *config;
-    let reason = if frame_bytes > FRAME_BYTES_MAX {
-        format!("frames take at most {FRAME_BYTES_MAX} bytes, not {frame_bytes}")
-    } else if queue_depth == 0 || credits == 0 {
-        format!("queue depth ({queue_depth}) and credits ({credits}) are at least 1")
-    } else {
-        return Ok(());
-    };
-    Err(Error::Unavailable { van: "tcp", reason })
 }

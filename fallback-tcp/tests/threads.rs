@@ -195,7 +195,7 @@ fn who_does_not_answer_is_given_up() {
 fn what_cannot_work_is_refused_with_the_reason() {
     let bad = |config: VanConfig| Tcp::new(&config).unwrap_err().to_string();
     assert!(bad(VanConfig { frame_bytes: 40_000, ..VanConfig::default() }).contains("40000"));
-    assert!(bad(VanConfig { credits: 0, ..VanConfig::default() }).contains("credits (0)"));
+    assert!(bad(VanConfig { credits: 0, ..VanConfig::default() }).contains("credits is 0"));
     let taken = tcp(1, Wait::Block);
     let listen = taken.address().to_owned();
     assert!(bad(VanConfig { listen: listen.clone(), ..VanConfig::default() }).contains(&listen));

@@ -147,7 +147,11 @@ pub const VARS: &[Var] = &[
         name: "CARAVAN_MEMORY",
         default: "8GiB",
         help: "most bytes of registered memory a thread takes",
-        set: |c, v| parse_bytes(v).filter(|&n| n >= 1 << 20).map(|n| c.node.memory_bytes = n),
+        set: |c, v| {
+            parse_bytes(v)
+                .filter(|&n| n >= VanConfig::MEMORY_BYTES_MIN)
+                .map(|n| c.node.memory_bytes = n)
+        },
         show: |c| c.node.memory_bytes.to_string(),
     },
     Var {
@@ -155,7 +159,9 @@ pub const VARS: &[Var] = &[
         default: "24KiB",
         help: "longer messages go by rendezvous; 512 B to 32 KiB",
         set: |c, v| {
-            parse_bytes(v).filter(|n| (512..=32 << 10).contains(n)).map(|n| c.node.eager_bytes = n)
+            parse_bytes(v)
+                .filter(|n| VanConfig::FRAME_BYTES.contains(n))
+                .map(|n| c.node.eager_bytes = n)
         },
         show: |c| c.node.eager_bytes.to_string(),
     },

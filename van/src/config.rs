@@ -1,6 +1,12 @@
 //! What a transport is made from: one plain struct, checked once.
 
+use std::ops::RangeInclusive;
+
+use zerocopy::little_endian::U32;
+
+use crate::error::{Error, Result};
 use crate::wait::Wait;
+use crate::wire::Hello;
 
 /// Settings of one transport.
 #[derive(Debug, Clone)]
@@ -13,11 +19,11 @@ pub struct VanConfig {
     pub credits: u16,
     /// Where to listen, as `host:port`; port 0 takes a free one. Vans without sockets ignore it.
     pub listen: String,
-    /// Most bytes of registered memory.
+    /// Most bytes of registered memory; at least [`VanConfig::MEMORY_BYTES_MIN`].
     pub memory_bytes: usize,
-    /// Longest frame, in bytes: what is longer goes by rendezvous. At most 32 KiB, half a staging buffer.
+    /// Longest frame, in bytes: what is longer goes by rendezvous. Within [`VanConfig::FRAME_BYTES`].
     pub frame_bytes: usize,
-    /// Sends and writes that may be queued to one peer.
+    /// Sends and writes that may be queued to one peer, at least 1.
     pub queue_depth: usize,
     /// What to do while there is nothing to do.
     pub wait: Wait,
@@ -34,6 +40,70 @@ impl Default for VanConfig {
             frame_bytes: 24 << 10,
             queue_depth: 1024,
             wait: Wait::default(),
+        }
+    }
+}
+
+impl VanConfig {
+    /// What `frame_bytes` may be: 512 bytes to 32 KiB, half a staging buffer of the stream.
+    pub const FRAME_BYTES: RangeInclusive<usize> = 512..=32 << 10;
+
+    /// What `memory_bytes` is at least: 1 MiB, the arena that small slots are cut from.
+    pub const MEMORY_BYTES_MIN: usize = 1 << 20;
+
+    /// Whether a van over sockets can work with these settings.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for the first that is out of its range.
+    pub fn check(&self) -> Result<()> {
+        let at_least = |min| min..=usize::MAX;
+        let settings = [
+            ("frame_bytes", self.frame_bytes, Self::FRAME_BYTES),
+            ("credits", self.credits.into(), at_least(1)),
+            ("queue_depth", self.queue_depth, at_least(1)),
+            ("memory_bytes", self.memory_bytes, at_least(Self::MEMORY_BYTES_MIN)),
+        ];
+        match settings.into_iter().find(|(_, value, takes)| !takes.contains(value)) {
+            None => Ok(()),
+            Some((name, value, takes)) => {
+                Err(Error::Setting { name, value, min: *takes.start(), max: *takes.end() })
+            }
+        }
+    }
+
+    /// What this node says first to each peer.
+    pub fn hello(&self) -> Hello {
+        let mut hello = Hello::new(self.cluster, self.node, self.credits);
+        hello.frame_bytes = U32::new(u32::try_from(self.frame_bytes).unwrap_or(u32::MAX));
+        hello
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_held_to_their_ranges() {
+        let base = VanConfig::default;
+        let good = [
+            base(),
+            VanConfig { frame_bytes: 512, credits: 1, ..base() },
+            VanConfig { frame_bytes: 32 << 10, queue_depth: 1, memory_bytes: 1 << 20, ..base() },
+        ];
+        good.iter().for_each(|config| assert!(config.check().is_ok(), "{config:?}"));
+        for (config, words) in [
+            (VanConfig { frame_bytes: 511, ..base() }, "frame_bytes is 511; it takes 512 to 32768"),
+            (VanConfig { frame_bytes: 32769, ..base() }, "frame_bytes is 32769"),
+            (VanConfig { credits: 0, ..base() }, "credits is 0; it takes 1 or more"),
+            (VanConfig { queue_depth: 0, ..base() }, "queue_depth is 0; it takes 1 or more"),
+            (
+                VanConfig { memory_bytes: 0, ..base() },
+                "memory_bytes is 0; it takes 1048576 or more",
+            ),
+        ] {
+            let error = config.check().err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains(words), "{error}");
         }
     }
 }

@@ -23,6 +23,18 @@ pub enum Error {
         /// The pool's limit.
         limit: usize,
     },
+    /// A setting that no van over sockets can work with.
+    #[error("{name} is {value}; it takes {min} {}", up_to(*.max))]
+    Setting {
+        /// Which field of the [`VanConfig`](crate::config::VanConfig).
+        name: &'static str,
+        /// What it was set to.
+        value: usize,
+        /// The least it takes.
+        min: usize,
+        /// The most it takes; `usize::MAX` where nothing bounds it.
+        max: usize,
+    },
     /// More is queued for a peer than its lane holds.
     #[error("the lane to {peer} is full at {depth} messages; poll before posting more")]
     QueueFull {
@@ -124,4 +136,8 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+}
+
+fn up_to(max: usize) -> String {
+    if max == usize::MAX { "or more".to_owned() } else { format!("to {max}") }
 }

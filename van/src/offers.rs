@@ -88,10 +88,11 @@ impl Offers {
         }
     }
 
-    /// Returns what [`Offers::lend`] gave.
+    /// Returns what [`Offers::lend`] gave. It is dropped when the offer has ended meanwhile.
     pub fn put_back(&mut self, key: u64, buffer: Buffer) {
-        if let Some(entry) = self.entries.get_mut(key as u32 as usize)
-            && let Some((_, place)) = &mut entry.open
+        if let Some(entry) = self.entries.get_mut(index_of(key))
+            && entry.generation == generation_of(key)
+            && let Some((_, place @ Place::Lent(_))) = &mut entry.open
         {
             *place = Place::Here(buffer);
         }
@@ -109,11 +110,19 @@ impl Offers {
     }
 
     fn find(&self, peer: PeerId, key: u64) -> Option<usize> {
-        let index = key as u32 as usize;
+        let index = index_of(key);
         let entry = self.entries.get(index)?;
         let (to, _) = entry.open.as_ref()?;
-        (entry.generation == (key >> 32) as u32 && *to == peer).then_some(index)
+        (entry.generation == generation_of(key) && *to == peer).then_some(index)
     }
+}
+
+fn index_of(key: u64) -> usize {
+    key as u32 as usize
+}
+
+fn generation_of(key: u64) -> u32 {
+    (key >> 32) as u32
 }
 
 fn missing(key: u64) -> Error {
@@ -144,5 +153,23 @@ mod tests {
         assert!(offers.lend(PeerId(1), key, 0, 1).is_err(), "a stale key");
         offers.forget(PeerId(1));
         assert!(offers.close(PeerId(1), newer.key.get()).is_err());
+    }
+
+    #[test]
+    fn memory_of_an_ended_offer_does_not_enter_a_newer_one() {
+        let pool = Pool::new(1 << 20);
+        let mut offers = Offers::default();
+        let old = offers.open(PeerId(1), pool.allocate(100).unwrap()).key.get();
+        let lent = offers.lend(PeerId(1), old, 0, 100).unwrap();
+        offers.forget(PeerId(1));
+        let newer = offers.open(PeerId(2), pool.allocate(8).unwrap()).key.get();
+        assert_eq!(index_of(newer), index_of(old), "its place is used again");
+        offers.put_back(old, lent);
+        assert_eq!(offers.close(PeerId(2), newer).unwrap().len(), 8);
+
+        let newer = offers.open(PeerId(2), pool.allocate(8).unwrap()).key.get();
+        let _lent = offers.lend(PeerId(2), newer, 0, 8).unwrap();
+        offers.put_back(old, pool.allocate(100).unwrap());
+        assert!(offers.close(PeerId(2), newer).is_err(), "it is lent still");
     }
 }

@@ -172,6 +172,7 @@ fn a_hundred_peers_are_served_by_one_ring() {
 #[test]
 fn an_idle_transport_sleeps() {
     let Some((_a, mut b, ..)) = pair(Wait::default()) else { return };
+    b.wait(Duration::from_millis(100)).unwrap(); // the tries after the hello end
     let before = b.counters();
     b.wait(Duration::from_millis(100)).unwrap();
     let after = b.counters();

@@ -4,10 +4,13 @@
 //! The sets lie in `CARAVAN_DATA`, or in `shared/data` beside the workspace; without them these tests skip.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::path::{Path, PathBuf};
+mod support;
+
+use std::path::Path;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 use caravan_learn::dbpg::{self, Job, Trained};
+use support::data_folder;
 
 /// A row of the table of optima.
 #[derive(Debug)]
@@ -17,17 +20,6 @@ struct Optimum {
     objective: f64,
     nonzeros: usize,
     size: String,
-}
-
-/// The folder with the sets, or None, said aloud.
-fn data_folder() -> Option<PathBuf> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
-    let folder = std::env::var_os("CARAVAN_DATA").map_or(beside, PathBuf::from);
-    if folder.join("optima.csv").exists() {
-        return Some(folder);
-    }
-    eprintln!("skipped: no reference sets in {} (set CARAVAN_DATA)", folder.display());
-    None
 }
 
 fn optima(folder: &Path) -> Vec<Optimum> {

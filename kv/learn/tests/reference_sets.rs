@@ -2,22 +2,14 @@
 //!
 //! The sets lie in `CARAVAN_DATA`, or in `shared/data` beside the workspace; without them these tests skip.
 
+mod support;
+
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use caravan_learn::data::{Shard, libsvm};
-
-/// The folder with the sets, or None, said aloud.
-fn data_folder() -> Option<PathBuf> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
-    let folder = std::env::var_os("CARAVAN_DATA").map_or(beside, PathBuf::from);
-    if folder.join("optima.csv").exists() {
-        return Some(folder);
-    }
-    eprintln!("skipped: no reference sets in {} (set CARAVAN_DATA)", folder.display());
-    None
-}
+use support::data_folder;
 
 /// The name, rows, columns and nonzeros of each set in the table that has a file.
 ///

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::U64;
 
 use super::clock::{Activity, Core, World};
 use crate::config::VanConfig;
@@ -125,14 +125,12 @@ enum Found {
 impl SimTransport {
     pub(super) fn new(world: Arc<World>, config: &VanConfig) -> SimTransport {
         let frame_bytes = config.frame_bytes.min(u32::MAX as usize);
-        let mut hello = Hello::new(config.cluster, config.node, config.credits);
-        hello.frame_bytes = U32::new(frame_bytes as u32);
         let port = world.lock().open_port();
         SimTransport {
             world,
             port,
             address: address_of(port),
-            hello,
+            hello: config.hello(),
             limits: Limits { frame_bytes, queue_depth: config.queue_depth },
             memory: Pool::new(config.memory_bytes),
             lanes: BTreeMap::new(),

@@ -1,6 +1,7 @@
 //! The receiving half of a stream: says where the next bytes go, and cuts frames out of what came.
 
 use super::{ALIGN, FRAME, REFUSAL, WRITE, WRITE_PREFIX, padding};
+use crate::config::VanConfig;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};
 use crate::offers::Offers;
@@ -9,6 +10,7 @@ use crate::wire::{Hello, VERSION};
 
 /// Size of a staging buffer, in bytes: many small frames share one.
 const STAGING: usize = 64 << 10;
+const _: () = assert!(*VanConfig::FRAME_BYTES.end() <= STAGING / 2);
 
 /// Smallest room worth a call; with less than that the staging buffer is replaced.
 const ROOM_MIN: usize = 2 << 10;

@@ -7,11 +7,13 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::mpsc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Uring;
-use super::ring::Mode;
+use super::probe::Mode;
 use crate::config::VanConfig;
+use crate::memory::Shared;
 use crate::transport::{Event, FRAME_PREFIX, PeerId, Transport};
 use crate::wait::Wait;
 use crate::wire::Offer;
@@ -121,39 +123,71 @@ fn next(van: &mut Uring, events: &mut Vec<Event>) -> Event {
     }
 }
 
-fn ring(mode: Mode, wait: Wait, core: usize, send: usize, count: usize) -> (f64, f64) {
-    let config = VanConfig { wait, ..VanConfig::default() };
-    let (tell, told) = mpsc::channel();
-    let server_config = config.clone();
-    let server = std::thread::spawn(move || {
-        pin(core);
-        let mut van = Uring::with_modes(&server_config, &[mode]).unwrap();
-        tell.send((van.address().to_owned(), None)).unwrap();
+/// A ring and a peer on a thread of its own, which answers each frame.
+struct Link {
+    van: Uring,
+    peer: PeerId,
+    events: Vec<Event>,
+    /// [`LARGE`] bytes at the peer.
+    offer: Offer,
+    /// As many here.
+    data: Shared,
+    server: JoinHandle<()>,
+}
+
+impl Link {
+    fn new(mode: Mode, wait: Wait, core: usize) -> Link {
+        let config = VanConfig { wait, ..VanConfig::default() };
+        let (tell_address, address) = mpsc::channel();
+        let (tell_offer, offer) = mpsc::channel();
+        let server_config = config.clone();
+        let server = std::thread::spawn(move || {
+            pin(core);
+            let mut van = Uring::with_modes(&server_config, &[mode]).unwrap();
+            tell_address.send(van.address().to_owned()).unwrap();
+            let mut events = Vec::new();
+            let Event::Connected { peer, .. } = next(&mut van, &mut events) else { panic!() };
+            let place = van.memory().allocate(LARGE).unwrap();
+            tell_offer.send(van.offer(peer, place).unwrap()).unwrap();
+            while let Event::Received { .. } = next(&mut van, &mut events) {
+                post(&mut van, peer);
+            }
+        });
+        let mut van = Uring::with_modes(&config, &[mode]).unwrap();
+        let peer = van.connect(&address.recv().unwrap()).unwrap();
         let mut events = Vec::new();
-        let Event::Connected { peer, .. } = next(&mut van, &mut events) else { panic!() };
-        let place = van.memory().allocate(LARGE).unwrap();
-        tell.send((String::new(), Some(van.offer(peer, place).unwrap()))).unwrap();
-        while let Event::Received { .. } = next(&mut van, &mut events) {
-            post(&mut van, peer);
+        assert!(matches!(next(&mut van, &mut events), Event::Connected { .. }));
+        let data = van.memory().allocate(LARGE).unwrap().share();
+        Link { van, peer, events, offer: offer.recv().unwrap(), data, server }
+    }
+
+    /// Posts a frame, behind a write of all of `data` if it is `large`.
+    fn post(&mut self, large: bool) {
+        if large {
+            self.van.post_write(self.peer, self.data.clone(), &self.offer, 0).unwrap();
         }
-    });
-    let mut van = Uring::with_modes(&config, &[mode]).unwrap();
-    let peer = van.connect(&told.recv().unwrap().0).unwrap();
-    let mut events = Vec::new();
-    assert!(matches!(next(&mut van, &mut events), Event::Connected { .. }));
-    let offer: Offer = told.recv().unwrap().1.unwrap();
-    let data = van.memory().allocate(LARGE).unwrap().share();
-    let before = van.counters().system_calls;
+        post(&mut self.van, self.peer);
+    }
+
+    fn receive(&mut self) {
+        assert!(matches!(next(&mut self.van, &mut self.events), Event::Received { .. }));
+    }
+
+    fn end(self) {
+        drop(self.van);
+        self.server.join().unwrap();
+    }
+}
+
+fn ring(mode: Mode, wait: Wait, core: usize, send: usize, count: usize) -> (f64, f64) {
+    let mut link = Link::new(mode, wait, core);
+    let before = link.van.counters().system_calls;
     let median = median_of(count, || {
-        if send > SMALL {
-            van.post_write(peer, data.clone(), &offer, 0).unwrap();
-        }
-        post(&mut van, peer);
-        assert!(matches!(next(&mut van, &mut events), Event::Received { .. }));
+        link.post(send > SMALL);
+        link.receive();
     });
-    let calls = (van.counters().system_calls - before) as f64 / (count + count / 5) as f64;
-    drop(van);
-    server.join().unwrap();
+    let calls = (link.van.counters().system_calls - before) as f64 / (count + count / 5) as f64;
+    link.end();
     (median, calls)
 }
 
@@ -186,40 +220,18 @@ fn stream_sockets(nonblocking: bool, core: usize, count: usize) -> f64 {
 
 /// Likewise, with an answer for each.
 fn stream_ring(mode: Mode, wait: Wait, core: usize, count: usize) -> f64 {
-    let config = VanConfig { wait, ..VanConfig::default() };
-    let (tell, told) = mpsc::channel();
-    let server_config = config.clone();
-    let server = std::thread::spawn(move || {
-        pin(core);
-        let mut van = Uring::with_modes(&server_config, &[mode]).unwrap();
-        tell.send((van.address().to_owned(), None)).unwrap();
-        let mut events = Vec::new();
-        let Event::Connected { peer, .. } = next(&mut van, &mut events) else { panic!() };
-        let place = van.memory().allocate(LARGE).unwrap();
-        tell.send((String::new(), Some(van.offer(peer, place).unwrap()))).unwrap();
-        while let Event::Received { .. } = next(&mut van, &mut events) {
-            post(&mut van, peer);
-        }
-    });
-    let mut van = Uring::with_modes(&config, &[mode]).unwrap();
-    let peer = van.connect(&told.recv().unwrap().0).unwrap();
-    let mut events = Vec::new();
-    assert!(matches!(next(&mut van, &mut events), Event::Connected { .. }));
-    let offer: Offer = told.recv().unwrap().1.unwrap();
-    let data = van.memory().allocate(LARGE).unwrap().share();
+    let mut link = Link::new(mode, wait, core);
     let start = Instant::now();
     for at in 0..count + WINDOW {
         if at >= WINDOW {
-            assert!(matches!(next(&mut van, &mut events), Event::Received { .. }));
+            link.receive();
         }
         if at < count {
-            van.post_write(peer, data.clone(), &offer, 0).unwrap();
-            post(&mut van, peer);
+            link.post(true);
         }
     }
     let micros = start.elapsed().as_nanos() as f64 / 1e3;
-    drop(van);
-    server.join().unwrap();
+    link.end();
     micros / count as f64
 }
 

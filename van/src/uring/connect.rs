@@ -5,14 +5,12 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use socket2::SockRef;
-use zerocopy::little_endian::U32;
 
 use super::Uring;
-use super::ring::Slot;
+use super::operation::Slot;
 use crate::error::{Error, Result};
 use crate::stream::{self, Receiver, Sender};
 use crate::transport::{Event, PeerId};
-use crate::wire::Hello;
 
 /// How long a connection may take to be made, to say hello, or to take note of a refusal.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -82,10 +80,8 @@ impl Uring {
         let failed = |source| Error::Connect { address: address.clone(), source };
         stream::set_up(&SockRef::from(&socket)).map_err(failed)?;
         let config = &self.config;
-        let mut hello = Hello::new(config.cluster, config.node, config.credits);
-        hello.frame_bytes = U32::new(u32::try_from(config.frame_bytes).unwrap_or(u32::MAX));
         let receiver = Receiver::new(id, config.cluster, config.frame_bytes, &self.pool)?;
-        let sender = Sender::new(id, hello, config.queue_depth);
+        let sender = Sender::new(id, config.hello(), config.queue_depth);
         let slot = self.ring.add(socket, sender, receiver);
         let stage = Stage::Greeting(Instant::now() + PATIENCE);
         let peer = Peer { id, address, stage, frame_bytes: config.frame_bytes, ours };

@@ -26,6 +26,8 @@
 #[cfg(test)]
 mod compare;
 mod connect;
+mod operation;
+mod probe;
 mod ring;
 
 use std::net::TcpListener;
@@ -43,7 +45,9 @@ use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
 use connect::{Peer, Stage};
-use ring::{Done, Mode, Ring, Slot};
+use operation::Slot;
+use probe::Mode;
+use ring::{Done, Ring};
 
 /// The van's name.
 const NAME: &str = "uring";
@@ -77,12 +81,14 @@ impl Uring {
     /// A transport that listens on `config.listen`.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when this machine does not offer io_uring, [`Error::Listen`].
+    /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Unavailable`] when this machine does not offer io_uring;
+    /// [`Error::Listen`].
     pub fn new(config: &VanConfig) -> Result<Uring> {
         Uring::with_modes(config, &Mode::BEST_FIRST)
     }
 
     fn with_modes(config: &VanConfig, modes: &[Mode]) -> Result<Uring> {
+        config.check()?;
         let failed = |source| Error::Listen { address: config.listen.clone(), source };
         let listener = TcpListener::bind(&config.listen).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?.to_string();
@@ -284,5 +290,11 @@ mod tests {
             other.connect(van.address()).unwrap();
             assert!(matches!(next(&mut van, other), Event::Connected { .. }));
         }
+    }
+
+    #[test]
+    fn settings_are_checked_before_the_kernel_is_asked() {
+        let refused = Uring::new(&VanConfig { credits: 0, ..VanConfig::default() }).err();
+        assert!(matches!(refused, Some(Error::Setting { name: "credits", value: 0, .. })));
     }
 }

@@ -3,7 +3,8 @@
 //! All unsafe code of this van. The kernel reads and writes memory by address while an operation is under way, so this file
 //! keeps everything such an operation names, a lane's socket, [`Sender`] and [`Receiver`], where nobody else can move, change
 //! or drop it: they go in with [`Ring::add`], are changed only by the methods here, and come out with [`Ring::remove`] once
-//! the kernel has answered for the last operation. What a connection means (who is greeted, refused, lost) is not decided here.
+//! the kernel has answered for the last operation. How a ring is set up is in `probe`, the numbers that operations go by in
+//! `operation`. What a connection means (who is greeted, refused, lost) is not decided here.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**ring**).
 
@@ -12,8 +13,10 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use io_uring::{IoUring, cqueue, opcode, register::Probe, squeue, types};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
+use super::operation::{Operation, Slot, Tag, cancel, parts, result, tolerate, user_data};
+use super::probe::{self, Mode};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::metrics::Counters;
@@ -22,12 +25,6 @@ use crate::stream::{Receiver, SLICES_MAX, Sender, Spaces};
 use crate::transport::Event;
 use crate::wait::Wait;
 use crate::wire::Offer;
-
-/// Submissions that can be queued before a system call is needed.
-const SUBMISSIONS: u32 = 512;
-
-/// Completions that fit into the ring: two for each of 2,000 peers. The kernel keeps what is more and hands it over later.
-const COMPLETIONS: u32 = 4096;
 
 /// Lanes on which something has just come are tried again at every look, which answers sooner than to be told by the kernel;
 /// but only so many of them, so that a look stays short.
@@ -46,139 +43,6 @@ const TAIL: usize = 64 << 10;
 /// How long a ring that is dropped waits for the kernel to let go of memory before it leaves that memory to it for good.
 const LET_GO: Duration = Duration::from_secs(2);
 
-/// Where a lane is kept. Used again after [`Ring::remove`].
-pub(super) type Slot = usize;
-
-/// How the ring is set up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// Completions are posted when this thread enters the kernel to ask for them, and only then.
-    Deferred,
-    /// Completions are posted whenever this thread is in the kernel anyway, a yield included; it is not interrupted for them.
-    Cooperative,
-    /// The kernel interrupts this thread to post completions. Every kernel with io_uring does this.
-    Plain,
-}
-
-impl Mode {
-    /// Best first; the measurements behind the order are in `mod.rs`.
-    pub(super) const BEST_FIRST: [Mode; 3] = [Mode::Deferred, Mode::Cooperative, Mode::Plain];
-
-    fn build(self) -> io::Result<IoUring> {
-        let mut builder = IoUring::builder();
-        builder.setup_cqsize(COMPLETIONS).setup_clamp().dontfork();
-        match self {
-            Mode::Deferred => {
-                builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag()
-            }
-            Mode::Cooperative => builder.setup_coop_taskrun().setup_taskrun_flag(),
-            Mode::Plain => &mut builder,
-        };
-        builder.build(SUBMISSIONS)
-    }
-}
-
-/// The first of `modes` that `build` can make. A mode the kernel does not know is passed over; any other failure is final.
-///
-/// # Errors
-/// What the last attempt reported.
-pub(super) fn first_that_works<T>(
-    modes: &[Mode],
-    build: impl Fn(Mode) -> io::Result<T>,
-) -> io::Result<(T, Mode)> {
-    let mut refusal = io::Error::from_raw_os_error(libc::EINVAL);
-    for &mode in modes {
-        match build(mode) {
-            Ok(made) => return Ok((made, mode)),
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refusal = error,
-            Err(error) => return Err(error),
-        }
-    }
-    Err(refusal)
-}
-
-/// Sets a ring up in the first of `modes` that works, and checks that the kernel does all that this van asks of it.
-fn open(modes: &[Mode]) -> Result<(IoUring, Mode), String> {
-    let (io, mode) =
-        first_that_works(modes, Mode::build).map_err(|error| explain(&error, &disabled()))?;
-    let parameters = io.params();
-    if !parameters.is_feature_ext_arg() || !parameters.is_feature_nodrop() {
-        return Err("its io_uring cannot sleep for a limited time; Linux 5.11 or newer is needed \
-                    (or use --van tcp)"
-            .to_owned());
-    }
-    let mut probe = Probe::new();
-    io.submitter().register_probe(&mut probe).map_err(|error| explain(&error, &disabled()))?;
-    let needed = [
-        ("SEND", opcode::Send::CODE),
-        ("SENDMSG", opcode::SendMsg::CODE),
-        ("RECV", opcode::Recv::CODE),
-        ("RECVMSG", opcode::RecvMsg::CODE),
-        ("ACCEPT", opcode::Accept::CODE),
-        ("ASYNC_CANCEL", opcode::AsyncCancel::CODE),
-    ];
-    match needed.iter().find(|(_, code)| !probe.is_supported(*code)) {
-        None => Ok((io, mode)),
-        Some((name, _)) => Err(format!("its io_uring lacks {name}; use --van tcp")),
-    }
-}
-
-/// What the administrator says about io_uring: "0" for everybody, "1" for a group, "2" for nobody; empty on older kernels.
-fn disabled() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default()
-}
-
-/// Why a ring could not be set up and what to do about it, given the value of `kernel.io_uring_disabled`.
-fn explain(error: &io::Error, disabled: &str) -> String {
-    match (error.raw_os_error(), disabled.trim()) {
-        (Some(libc::EPERM), level @ ("1" | "2")) => format!(
-            "io_uring is disabled by kernel.io_uring_disabled={level}; set it to 0 (sysctl) or use --van tcp"
-        ),
-        (Some(libc::EPERM | libc::EACCES), _) => {
-            "io_uring is forbidden to this process, probably by a container's seccomp profile; \
-             allow io_uring_setup, io_uring_enter and io_uring_register, or use --van tcp"
-                .to_owned()
-        }
-        (Some(libc::ENOSYS), _) => "this kernel has no io_uring, or a container hides it; Linux \
-                                    5.11 or newer is needed (or use --van tcp)"
-            .to_owned(),
-        (Some(libc::ENOMEM), _) => format!(
-            "no memory for a ring of {COMPLETIONS} completions; raise the limit on locked memory \
-             (`ulimit -l`) or use --van tcp"
-        ),
-        (Some(libc::EMFILE | libc::ENFILE), _) => {
-            "too many open files; raise the limit (`ulimit -n`)".to_owned()
-        }
-        _ => format!("io_uring cannot be set up: {error}; use --van tcp"),
-    }
-}
-
-/// What an operation was about; with the slot, its `user_data`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u64)]
-enum Tag {
-    Accept = 0,
-    Send = 1,
-    Receive = 2,
-    Cancel = 3,
-}
-
-const TAG_BITS: u32 = 2;
-
-fn user_data(slot: Slot, tag: Tag) -> u64 {
-    (slot as u64) << TAG_BITS | tag as u64
-}
-
-fn parts(user_data: u64) -> (Slot, Tag) {
-    let tag = match user_data & ((1 << TAG_BITS) - 1) {
-        0 => Tag::Accept,
-        1 => Tag::Send,
-        2 => Tag::Receive,
-        _ => Tag::Cancel,
-    };
-    ((user_data >> TAG_BITS) as Slot, tag)
-}
-
 /// Something the kernel has finished.
 #[derive(Debug)]
 pub(super) enum Done {
@@ -188,17 +52,6 @@ pub(super) enum Done {
     Sent(Slot, io::Result<()>),
     /// This many bytes came, to be passed to [`Ring::received`]; 0 is the end of the stream.
     Received(Slot, io::Result<usize>),
-}
-
-/// Half a lane's dealings with the kernel.
-#[derive(Default, Clone, Copy)]
-struct Operation {
-    /// The kernel has it.
-    under_way: bool,
-    /// It was asked to give it back.
-    cancelled: bool,
-    /// It is on the list of what to look after before the next system call.
-    listed: bool,
 }
 
 /// A connection, at a fixed address for as long as the kernel may know it.
@@ -262,7 +115,7 @@ impl Ring {
     /// [`Error::Unavailable`].
     pub(super) fn new(listener: TcpListener, wait: Wait, modes: &[Mode]) -> Result<Self> {
         let (io, mode) =
-            open(modes).map_err(|reason| Error::Unavailable { van: super::NAME, reason })?;
+            probe::open(modes).map_err(|reason| Error::Unavailable { van: super::NAME, reason })?;
         Ok(Ring {
             io,
             mode,
@@ -499,7 +352,7 @@ impl Ring {
     /// Takes note of one receive; none if it was a try that found nothing.
     fn received_or_not(&mut self, slot: Slot, code: i32) -> Option<Done> {
         let lane = self.lanes[slot].as_mut().expect("a lane with an operation stays");
-        lane.receive = Operation { listed: lane.receive.listed, ..Default::default() };
+        lane.receive.ended();
         self.under_way -= 1;
         if code == -libc::EAGAIN && !lane.closing {
             lane.misses =
@@ -543,7 +396,7 @@ impl Ring {
 
     fn sent(&mut self, slot: Slot, code: i32) -> Done {
         let lane = self.lanes[slot].as_mut().expect("a lane with an operation stays");
-        lane.send = Operation { listed: lane.send.listed, ..Default::default() };
+        lane.send.ended();
         self.under_way -= 1;
         let result = result(code).map(|bytes| {
             let frames = lane.sender.frames_sent();
@@ -592,11 +445,8 @@ impl Ring {
         let tag = if closing { Tag::Cancel } else { Tag::Send };
         let pushed = self.push(entry.user_data(user_data(slot, tag)));
         let lane = self.lanes[slot].as_mut().expect("it was there above");
-        lane.send.listed = !pushed;
-        if closing {
-            lane.send.cancelled = pushed;
-        } else {
-            lane.send.under_way = pushed;
+        lane.send.staged(closing, pushed);
+        if !closing {
             lane.just_sent = pushed;
             self.under_way += usize::from(pushed);
         }
@@ -620,13 +470,8 @@ impl Ring {
         let tag = if closing { Tag::Cancel } else { Tag::Receive };
         let pushed = self.push(entry.user_data(user_data(slot, tag)));
         let lane = self.lanes[slot].as_mut().expect("it was there above");
-        lane.receive.listed = !pushed;
-        if closing {
-            lane.receive.cancelled = pushed;
-        } else {
-            lane.receive.under_way = pushed;
-            self.under_way += usize::from(pushed);
-        }
+        lane.receive.staged(closing, pushed);
+        self.under_way += usize::from(pushed && !closing);
         pushed
     }
 
@@ -727,90 +572,6 @@ impl Drop for Ring {
                     "the kernel kept an operation of a closed connection; its memory stays with it"
                 );
                 std::mem::forget(lane);
-            }
-        }
-    }
-}
-
-fn cancel(slot: Slot, tag: Tag) -> squeue::Entry {
-    opcode::AsyncCancel::new(user_data(slot, tag)).build()
-}
-
-/// A completion's code: a count, or the negative of an error number.
-fn result(code: i32) -> io::Result<usize> {
-    usize::try_from(code).map_err(|_| io::Error::from_raw_os_error(-code))
-}
-
-/// Passes over what only means "later": a signal, a timeout, completions to be reaped first.
-fn tolerate(entered: io::Result<usize>) -> Result<()> {
-    match entered {
-        Ok(_) => Ok(()),
-        Err(error) => match error.raw_os_error() {
-            Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN) => Ok(()),
-            _ => Err(Error::Os { call: "io_uring_enter", source: error }),
-        },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-    use super::*;
-
-    fn refuse<T>(errno: i32) -> io::Result<T> {
-        Err(io::Error::from_raw_os_error(errno))
-    }
-
-    #[test]
-    fn the_best_mode_the_kernel_knows_is_taken() {
-        let knows = |known: &'static [Mode]| {
-            move |mode| if known.contains(&mode) { Ok(mode) } else { refuse(libc::EINVAL) }
-        };
-        for (known, taken) in [
-            (&Mode::BEST_FIRST[..], Mode::BEST_FIRST[0]),
-            (&Mode::BEST_FIRST[1..], Mode::BEST_FIRST[1]),
-            (&[Mode::Plain], Mode::Plain),
-        ] {
-            let (made, mode) = first_that_works(&Mode::BEST_FIRST, knows(known)).unwrap();
-            assert_eq!((made, mode), (taken, taken));
-        }
-        let error = first_that_works(&Mode::BEST_FIRST, knows(&[])).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
-    }
-
-    #[test]
-    fn only_an_unknown_mode_is_passed_over() {
-        let tries = std::cell::Cell::new(0);
-        let error = first_that_works(&Mode::BEST_FIRST, |_| {
-            tries.set(tries.get() + 1);
-            refuse::<()>(libc::EPERM)
-        });
-        assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EPERM));
-        assert_eq!(tries.get(), 1);
-    }
-
-    #[test]
-    fn a_refusal_names_its_cause_and_remedy() {
-        for (errno, disabled, words) in [
-            (libc::EPERM, "2\n", "kernel.io_uring_disabled=2"),
-            (libc::EPERM, "1\n", "kernel.io_uring_disabled=1"),
-            (libc::EPERM, "0\n", "seccomp"),
-            (libc::EPERM, "", "seccomp"),
-            (libc::ENOSYS, "", "Linux 5.11"),
-            (libc::ENOMEM, "0\n", "ulimit -l"),
-            (libc::EMFILE, "0\n", "ulimit -n"),
-            (libc::EIO, "0\n", "--van tcp"),
-        ] {
-            let reason = explain(&io::Error::from_raw_os_error(errno), disabled);
-            assert!(reason.contains(words), "{errno}: {reason}");
-        }
-    }
-
-    #[test]
-    fn user_data_tells_slot_and_operation() {
-        for slot in [0, 1, 12345, usize::MAX >> TAG_BITS] {
-            for tag in [Tag::Accept, Tag::Send, Tag::Receive, Tag::Cancel] {
-                assert!(parts(user_data(slot, tag)) == (slot, tag));
             }
         }
     }

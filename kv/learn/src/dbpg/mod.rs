@@ -12,12 +12,14 @@
 //!             gradient: Worker::apply    <---w, active---           proximal: Shard::update
 //! ```
 //!
-//! Between passes `newton` polishes the weights that are not 0, unless a job wants the published method alone.
+//! Between passes `newton` (its dense algebra in `cholesky`) polishes the weights that are not 0, unless a job wants the
+//! published method alone.
 //!
 //! `reference` is all of it but the polish, in one thread, with the worst delay that the schedule allows: what a
 //! cluster's result is held against.
 
 pub mod blocks;
+mod cholesky;
 pub mod example;
 pub mod gradient;
 mod newton;

@@ -21,6 +21,7 @@
 //!
 //! Place: pass > worker: **gram** > driver: **minimise** > worker: **losses** > driver: **choose** > set. Nothing is sent here.
 
+use super::cholesky::{Factor, Square, dot};
 use super::gradient::{Columns, log_loss};
 
 /// Shares of the way from w to v at which workers measure the loss.
@@ -36,12 +37,6 @@ const ROUNDS_MAX: usize = 30;
 /// Sweeps of coordinate descent a round: together they cost a small part of a factorisation.
 const SWEEPS: usize = 5;
 
-/// What is added to the diagonal, against its size: rounding must not make a pivot negative.
-const RIDGE: f64 = 1e-12;
-
-/// A pivot below this share of its diagonal is rounding.
-const PIVOT_MIN: f64 = 1e-14;
-
 /// A gradient counts as outside ±λ from here on.
 const OUTSIDE: f64 = 1.0 + 1e-9;
 
@@ -50,9 +45,6 @@ const ARRIVED: f64 = 1e-14;
 
 /// A weight is as good as 0 when the step passes it after this share.
 const NEAR: f64 = 1e-7;
-
-/// Rows of the factor that are computed together: they stay in the cache while all rows above go by.
-const PANEL: usize = 16;
 
 /// One worker's rows, cut down to the columns of the support.
 #[derive(Debug, Default)]
@@ -190,10 +182,6 @@ impl Model {
         Model { lambda, weights, gradient: packed[triangle(n)..].to_vec(), hessian }
     }
 
-    fn entry(&self, row: usize, column: usize) -> f64 {
-        self.hessian.row(row)[column]
-    }
-
     /// H (v - w).
     fn bend(&self, v: &[f64]) -> Vec<f64> {
         let step: Vec<f64> = v.iter().zip(&self.weights).map(|(v, w)| v - w).collect();
@@ -235,7 +223,7 @@ impl Model {
                 .iter()
                 .map(|&k| -self.gradient[k] - bend[k] - self.lambda * v[k].signum())
                 .collect();
-            let Some(step) = factor.solve(self, &face, &downhill) else { break };
+            let Some(step) = factor.solve(&self.hessian, &face, &downhill) else { break };
             let path = Path { model: self, face: &face, step: &step };
             if let Some((next, next_bend, whole)) = path.best(&v, &bend) {
                 (v, bend, sweeps) = (next, next_bend, whole);
@@ -272,7 +260,7 @@ impl Model {
     /// All weights, those last that lie nearest to 0 by the curvature's measure: they are the likeliest to leave, and what
     /// comes before them in the factor stays.
     fn first_face(&self) -> Vec<usize> {
-        let distance = |k: usize| self.weights[k] * self.weights[k] * self.entry(k, k);
+        let distance = |k: usize| self.weights[k] * self.weights[k] * self.hessian.row(k)[k];
         let mut face: Vec<usize> = (0..self.weights.len()).collect();
         face.sort_by(|&k, &l| distance(l).total_cmp(&distance(k)));
         face
@@ -282,60 +270,6 @@ impl Model {
     fn rests(&self, v: &[f64], bend: &[f64]) -> bool {
         let mut parts = v.iter().zip(&self.gradient).zip(bend);
         parts.all(|((&v, g), bend)| v != 0.0 || (g + bend).abs() <= self.lambda * OUTSIDE)
-    }
-}
-
-/// The Cholesky factor of H on one face, from which that of the next is made.
-#[derive(Default)]
-struct Factor {
-    face: Vec<usize>,
-    /// Share of the diagonal that was added.
-    ridge: f64,
-    matrix: Square,
-}
-
-impl Factor {
-    /// Solves H d = b on the rows and columns `face`, with a little on the diagonal, more where H is singular. None when H is
-    /// 0 or not a number.
-    fn solve(&mut self, model: &Model, face: &[usize], b: &[f64]) -> Option<Vec<f64>> {
-        let diagonal: Vec<f64> = face.iter().map(|&k| model.entry(k, k)).collect();
-        let largest = diagonal.iter().copied().fold(0.0, f64::max);
-        self.ridge = self.ridge.max(RIDGE);
-        while largest > 0.0 && self.ridge < 1.0 {
-            let (mut matrix, done) = self.reuse(face);
-            for (row, &k) in face.iter().enumerate() {
-                for (column, &l) in face.iter().enumerate().take(row + 1).skip(done[row]) {
-                    matrix.row_mut(row)[column] = model.entry(k, l);
-                }
-                if done[row] <= row {
-                    matrix.row_mut(row)[row] += self.ridge * diagonal[row].max(RIDGE * largest);
-                }
-            }
-            if matrix.factor(&done) {
-                (self.face, self.matrix) = (face.to_vec(), matrix);
-                return Some(self.matrix.solve(b));
-            }
-            self.ridge *= 1e3;
-            self.face.clear();
-        }
-        None
-    }
-
-    /// A matrix for `face` with what holds of the last factor: the rows before the first change, and so many columns of the
-    /// others. Returns how many columns of each row that makes.
-    fn reuse(&self, face: &[usize]) -> (Square, Vec<usize>) {
-        let mut matrix = Square::zero(face.len());
-        let same = face.iter().zip(&self.face).take_while(|(new, old)| new == old).count();
-        let mut old = self.face.iter().enumerate();
-        let done = face.iter().enumerate().map(|(row, k)| {
-            // Faces keep their order: the old place is further on, or this one and all after it are new.
-            let Some((from, _)) = old.find(|(_, old)| *old == k) else { return 0 };
-            let columns = if row < same { row + 1 } else { same };
-            matrix.row_mut(row)[..columns].copy_from_slice(&self.matrix.row(from)[..columns]);
-            columns
-        });
-        let done = done.collect();
-        (matrix, done)
     }
 }
 
@@ -403,90 +337,10 @@ impl Path<'_> {
     }
 }
 
-/// A symmetric matrix, row by row, or the lower triangle of its Cholesky factor.
-#[derive(Debug, Default)]
-struct Square {
-    n: usize,
-    entries: Vec<f64>,
-}
-
-impl Square {
-    fn zero(n: usize) -> Self {
-        Square { n, entries: vec![0.0; n * n] }
-    }
-
-    fn row(&self, row: usize) -> &[f64] {
-        &self.entries[row * self.n..][..self.n]
-    }
-
-    fn row_mut(&mut self, row: usize) -> &mut [f64] {
-        &mut self.entries[row * self.n..][..self.n]
-    }
-
-    /// Replaces the lower triangle by L, L Lᵀ being the matrix; false when it is not positive definite. `done` says how many
-    /// columns of each row are L's already: `[n]`.
-    fn factor(&mut self, done: &[usize]) -> bool {
-        let n = self.n;
-        for begin in (0..n).step_by(PANEL) {
-            let end = (begin + PANEL).min(n);
-            for column in 0..end {
-                if column >= begin && done[column] <= column && !self.factor_pivot(column) {
-                    return false;
-                }
-                let first = begin.max(column + 1);
-                let (above, below) = self.entries.split_at_mut(first * n);
-                let line = &above[column * n..][..=column];
-                let rows = below.chunks_exact_mut(n).zip(&done[first..end]);
-                for (own, _) in rows.filter(|(_, done)| **done <= column) {
-                    let rest = own[column] - dot(&own[..column], &line[..column]);
-                    own[column] = rest / line[column];
-                }
-            }
-        }
-        true
-    }
-
-    fn factor_pivot(&mut self, column: usize) -> bool {
-        let (left, pivot) = self.row_mut(column)[..=column].split_at_mut(column);
-        let rest = pivot[0] - dot(left, left);
-        let fit = rest > PIVOT_MIN * pivot[0];
-        pivot[0] = rest.sqrt();
-        fit
-    }
-
-    /// Solves L Lᵀ x = b.
-    fn solve(&self, b: &[f64]) -> Vec<f64> {
-        let mut x = b.to_vec();
-        for row in 0..self.n {
-            x[row] = (x[row] - dot(&self.row(row)[..row], &x[..row])) / self.row(row)[row];
-        }
-        for row in (0..self.n).rev() {
-            x[row] /= self.row(row)[row];
-            let value = x[row];
-            for (x, l) in x.iter_mut().zip(&self.row(row)[..row]) {
-                *x -= value * l;
-            }
-        }
-        x
-    }
-}
-
-/// Eight sums side by side: the additions do not wait for each other.
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    let mut sums = [0.0; 8];
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
-    for (a, b) in a.iter().zip(b) {
-        for lane in 0..8 {
-            sums[lane] += a[lane] * b[lane];
-        }
-    }
-    let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
-    rest + sums.iter().sum::<f64>()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dbpg::cholesky::tests::noise;
     use crate::dbpg::gradient::{TrustRegion, Worker};
 
     const KEYS: [u64; 3] = [2, 5, 9];
@@ -558,16 +412,6 @@ mod tests {
         assert_eq!(nowhere.len(), 0);
     }
 
-    /// Pseudo-random numbers in -1..1.
-    fn noise(count: usize, seed: u64) -> Vec<f64> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-        };
-        (0..count).map(|_| next()).collect()
-    }
-
     /// A model with H = AᵀA of so many rows: singular when they are fewer than `n`.
     fn model(lambda: f64, n: usize, rows: usize, seed: u64) -> Model {
         let a = noise(rows * n, seed);
@@ -629,32 +473,6 @@ mod tests {
         assert_eq!(flat.minimise(), [0.0; 2], "nothing but the penalty");
         let broken = Model::new(1.0, vec![0.5], &[f64::NAN, 1.0]);
         assert!(broken.minimise() == [0.5] || broken.slope(&broken.minimise()).is_nan());
-    }
-
-    #[test]
-    fn factors_solve_and_may_be_built_on() {
-        for n in [1, 7, 16, 17, 60] {
-            let model = model(1.0, n, 2 * n, 5);
-            let mut factor = Factor::default();
-            let mut face: Vec<usize> = (0..n).rev().collect();
-            for round in 0..4 {
-                let b = noise(face.len(), 9);
-                let x = factor.solve(&model, &face, &b).expect("it is regular");
-                for (&k, b) in face.iter().zip(&b) {
-                    let product: f64 =
-                        face.iter().zip(&x).map(|(&l, x)| model.entry(k, l) * x).sum();
-                    assert!(
-                        (product - b).abs() < 1e-6,
-                        "n {n}, round {round}: {product} is not {b}"
-                    );
-                }
-                // One leaves from the middle and comes back last in the next round.
-                let gone = face.remove(face.len() * 2 / 3);
-                if round % 2 == 1 || face.is_empty() {
-                    face.push(gone);
-                }
-            }
-        }
     }
 
     #[test]

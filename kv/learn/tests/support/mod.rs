@@ -1,0 +1,14 @@
+//! Where tests find the reference sets.
+
+use std::path::{Path, PathBuf};
+
+/// The folder with the sets, or None, said aloud.
+pub(crate) fn data_folder() -> Option<PathBuf> {
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
+    let folder = std::env::var_os("CARAVAN_DATA").map_or(beside, PathBuf::from);
+    if folder.join("optima.csv").exists() {
+        return Some(folder);
+    }
+    eprintln!("skipped: no reference sets in {} (set CARAVAN_DATA)", folder.display());
+    None
+}
