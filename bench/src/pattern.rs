@@ -7,6 +7,10 @@
 /// Values a stamp stands for: 4 KiB of `f32`.
 const STAMP_EVERY: usize = 1024;
 
+/// Values a quick look stands for: 64 KiB of `f32`, a multiple of [`STAMP_EVERY`]. More would be felt while the clock runs: each
+/// look at memory that has just landed waits for it.
+const LOOK_EVERY: usize = 16 * STAMP_EVERY;
+
 /// Fills `values` for request `number`.
 pub(crate) fn fill(values: &mut [f32], number: u64) {
     for (position, value) in values.iter_mut().enumerate() {
@@ -17,14 +21,14 @@ pub(crate) fn fill(values: &mut [f32], number: u64) {
 
 /// Makes filled `values` those of request `number`.
 pub(crate) fn stamp(values: &mut [f32], number: u64) {
-    for position in stamps(values.len()) {
+    for position in places(values.len(), STAMP_EVERY) {
         values[position] = finite((number as u32).wrapping_mul(0x9E37_79B1) ^ position as u32);
     }
 }
 
 /// Spoils memory a pull is to fill, so that a payload that never lands is seen.
 pub(crate) fn spoil(values: &mut [f32]) {
-    for position in stamps(values.len()) {
+    for position in places(values.len(), LOOK_EVERY) {
         values[position] = -1.0; // no pattern has a negative value
     }
 }
@@ -40,15 +44,15 @@ pub(crate) fn same(values: &[f32], expected: &[f32]) -> bool {
             .all(|(v, e)| v.iter().zip(e).map(differ).fold(0, |all, bits| all | bits) == 0)
 }
 
-/// Whether the stamps are as expected: the quick check while the clock runs.
+/// Whether some of the stamps are as expected: the quick look while the clock runs, at what [`spoil`] had spoiled.
 pub(crate) fn stamps_same(values: &[f32], expected: &[f32]) -> bool {
     values.len() == expected.len()
-        && stamps(values.len()).all(|at| values[at].to_bits() == expected[at].to_bits())
+        && places(values.len(), LOOK_EVERY).all(|at| values[at].to_bits() == expected[at].to_bits())
 }
 
-/// Where the stamps are in a payload of `len` values.
-fn stamps(len: usize) -> impl Iterator<Item = usize> {
-    (0..len).step_by(STAMP_EVERY).chain(len.checked_sub(1))
+/// One place of every `step` in a payload of `len` values, and the last.
+fn places(len: usize, step: usize) -> impl Iterator<Item = usize> {
+    (0..len).step_by(step).chain(len.checked_sub(1))
 }
 
 /// Spreads a number over the non-negative floats that hold 24 bits exactly.

@@ -34,25 +34,6 @@ const WRITE_PREFIX: usize = 24;
 /// Units, and so the frames in a staging buffer, start at multiples of this.
 const ALIGN: usize = 8;
 
-/// What the kernel may hold of a connection within one host, in bytes each way; Linux doubles it. With more, a message of a
-/// megabyte is pushed out of the processor's caches before it is read: bounded like this it took 170 µs instead of 360.
-const LOCAL_SOCKET_BYTES: usize = 128 << 10;
-
-/// Sets a connected socket up: small messages leave at once, and within one host the kernel holds no more than caches do.
-/// Connections between hosts keep the kernel's own sizing, which follows the network's delay.
-///
-/// # Errors
-/// What the system says of a socket that is not connected any more.
-pub fn set_up(socket: &socket2::SockRef<'_>) -> std::io::Result<()> {
-    socket.set_tcp_nodelay(true)?;
-    let ip = |address: socket2::SockAddr| address.as_socket().map(|address| address.ip());
-    if ip(socket.local_addr()?) == ip(socket.peer_addr()?) {
-        socket.set_send_buffer_size(LOCAL_SOCKET_BYTES)?;
-        socket.set_recv_buffer_size(LOCAL_SOCKET_BYTES)?;
-    }
-    Ok(())
-}
-
 /// Zero bytes that follow `len` bytes of a unit.
 fn padding(len: usize) -> usize {
     len.wrapping_neg() % ALIGN
