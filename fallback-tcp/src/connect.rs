@@ -6,16 +6,9 @@ use std::time::{Duration, Instant};
 
 use caravan_van::{Error, Result};
 use mio::net::{TcpListener, TcpStream};
-use socket2::SockRef;
 
 /// How long a connection may take to be made, over all addresses of a name.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// What the kernel may hold of a connection within one host, in bytes each way; Linux doubles it. With more, a message of a
-/// megabyte is pushed out of the processor's caches between the kernel's two copies of it: bounded like this, round trips of 1
-/// and 4 MiB took two thirds of the time, and a stream of pushes ran a quarter faster. (The io_uring van loses by it: there
-/// the kernel sleeps and wakes each time such a small buffer fills.)
-const LOCAL_SOCKET_BYTES: usize = 128 << 10;
 
 /// Listens on the first address of `address` that can be bound; returns it with the port it took.
 pub(crate) fn listen(address: &str) -> Result<(TcpListener, String)> {
@@ -91,16 +84,4 @@ pub(crate) fn is_connected(stream: &TcpStream) -> io::Result<bool> {
 
 fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, "the name has no address")
-}
-
-/// Sets a connected socket up: small messages leave at once, and within one host the kernel holds no more than caches do.
-/// Connections between hosts keep the kernel's own sizing, which follows the network's delay.
-pub(crate) fn set_up(socket: &SockRef<'_>) -> io::Result<()> {
-    socket.set_tcp_nodelay(true)?;
-    let ip = |address: socket2::SockAddr| address.as_socket().map(|address| address.ip());
-    if ip(socket.local_addr()?) == ip(socket.peer_addr()?) {
-        socket.set_send_buffer_size(LOCAL_SOCKET_BYTES)?;
-        socket.set_recv_buffer_size(LOCAL_SOCKET_BYTES)?;
-    }
-    Ok(())
 }

@@ -7,13 +7,13 @@ use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use caravan_van::offers::Offers;
-use caravan_van::stream::{Receiver, SLICES_MAX, Sender};
+use caravan_van::stream::{self, Receiver, SLICES_MAX, Sender};
 use caravan_van::{Counters, Error, Event, PeerId, Pool};
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 use socket2::SockRef;
 
-use crate::connect::{Dial, is_connected, set_up};
+use crate::connect::{Dial, is_connected};
 
 /// Bytes taken from one peer before the others have their turn.
 const READ_BYTES_MAX: usize = 1 << 20;
@@ -94,7 +94,7 @@ impl Peer {
             hello_timeout,
         };
         if !dialled {
-            set_up(&SockRef::from(&peer.stream))?;
+            stream::set_up(&SockRef::from(&peer.stream))?;
         }
         let (token, interest) = (peer.token(), peer.interest());
         registry.register(&mut peer.stream, token, interest)?;
@@ -151,7 +151,11 @@ impl Peer {
         self.writable = false;
         let outcome = if late { Err(dial.timed_out()) } else { is_connected(&self.stream) };
         match outcome.and_then(|done| {
-            if done { set_up(&SockRef::from(&self.stream)).map(|()| true) } else { Ok(false) }
+            if done {
+                stream::set_up(&SockRef::from(&self.stream)).map(|()| true)
+            } else {
+                Ok(false)
+            }
         }) {
             Ok(false) => Ok(()),
             Ok(true) => {

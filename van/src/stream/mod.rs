@@ -34,6 +34,26 @@ const WRITE_PREFIX: usize = 24;
 /// Units, and so the frames in a staging buffer, start at multiples of this.
 const ALIGN: usize = 8;
 
+/// What the kernel may hold unsent of a connection within one host, in bytes; Linux doubles it. Left to itself the kernel lets it
+/// grow to several megabytes, and a long message is pushed out of the processor's caches between the kernel's two copies: bounded,
+/// round trips of 1 MiB took a third to a half of the time, and streams of it ran at twice the rate. (A bound of a quarter of it made
+/// 4 MiB slower over io_uring, and so did a bound on what the receiving side holds.)
+const LOCAL_SEND_BYTES: usize = 512 << 10;
+
+/// Sets a connected socket up: small messages leave at once, and within one host the kernel holds no more than caches do.
+/// Connections between hosts keep the kernel's own sizing, which follows the network's delay.
+///
+/// # Errors
+/// What the system says of a socket that is not connected any more.
+pub fn set_up(socket: &socket2::SockRef<'_>) -> std::io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    let ip = |address: socket2::SockAddr| address.as_socket().map(|address| address.ip());
+    if ip(socket.local_addr()?) == ip(socket.peer_addr()?) {
+        socket.set_send_buffer_size(LOCAL_SEND_BYTES)?;
+    }
+    Ok(())
+}
+
 /// Zero bytes that follow `len` bytes of a unit.
 fn padding(len: usize) -> usize {
     len.wrapping_neg() % ALIGN

@@ -4,10 +4,12 @@ use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use socket2::SockRef;
+
 use super::Uring;
 use super::operation::Slot;
 use crate::error::{Error, Result};
-use crate::stream::{Receiver, Sender};
+use crate::stream::{self, Receiver, Sender};
 use crate::transport::{Event, PeerId};
 
 /// How long a connection may take to be made, to say hello, or to take note of a refusal.
@@ -76,7 +78,7 @@ impl Uring {
     fn enter(&mut self, socket: TcpStream, address: String, ours: bool) -> Result<PeerId> {
         let id = PeerId(u32::try_from(self.slots.len()).expect("fewer connections than 2^32"));
         let failed = |source| Error::Connect { address: address.clone(), source };
-        socket.set_nodelay(true).map_err(failed)?;
+        stream::set_up(&SockRef::from(&socket)).map_err(failed)?;
         let config = &self.config;
         let receiver = Receiver::new(id, config.cluster, config.frame_bytes, &self.pool)?;
         let sender = Sender::new(id, config.hello(), config.queue_depth);
