@@ -33,7 +33,7 @@ impl Machine {
             numa_nodes: line("/sys/devices/system/node/online").map_or(1, |list| count(&list)),
             kernel: kernel(),
             nic: nics(),
-            commit: env!("CARAVAN_BUILD_COMMIT").to_owned(),
+            commit: env!("BUILD_COMMIT").to_owned(),
             caravan: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
@@ -57,8 +57,8 @@ impl Machine {
             "# caravan  {} commit {}, {} build by {}",
             self.caravan,
             self.commit,
-            env!("CARAVAN_BUILD_PROFILE"),
-            env!("CARAVAN_BUILD_RUSTC")
+            env!("BUILD_PROFILE"),
+            env!("BUILD_RUSTC")
         ));
         lines.push(format!("# command  {}", command.join(" ")));
         lines

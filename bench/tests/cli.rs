@@ -255,7 +255,11 @@ fn a_killed_node_ends_the_run_and_is_named() {
                 break (servers, workers);
             }
             let seen = (servers, workers);
-            assert!(patience.elapsed().as_secs() < 60, "the nodes do not come up: {seen:?}");
+            if patience.elapsed().as_secs() > 30 || run.try_wait().unwrap().is_some() {
+                run.kill().unwrap();
+                let output = run.wait_with_output().unwrap();
+                panic!("the nodes do not come up: {seen:?}, {output:?}");
+            }
             std::thread::sleep(std::time::Duration::from_millis(20));
         };
         let floors = children(workers[0], "floor");
