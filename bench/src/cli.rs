@@ -170,7 +170,7 @@ pub(crate) enum TrainCommand {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Dbpg {
-    /// Training examples, LIBSVM or Criteo text, plain or compressed
+    /// Training examples, LIBSVM text, plain or compressed (.gz, .zst, .xz)
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     pub(crate) data: Vec<PathBuf>,
     /// Examples to test the model on
