@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::transport::PeerId;
+use crate::transport::{PeerId, WRITE_AT_ALIGN, WRITE_AT_END, WRITE_BYTES_MAX};
 
 /// The van's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -112,6 +112,22 @@ pub enum Error {
         len: u64,
         /// Length of the offer; 0 when there is no such offer.
         offered: u64,
+    },
+    /// A write that begins where none may.
+    #[error(
+        "a write cannot begin at {at}: only at multiples of {WRITE_AT_ALIGN} below {WRITE_AT_END}"
+    )]
+    WriteAt {
+        /// Where.
+        at: u64,
+    },
+    /// A write longer than any van carries in one piece.
+    #[error(
+        "a write of {len} bytes is over the {WRITE_BYTES_MAX} that one can have; cut it into several"
+    )]
+    WriteTooLong {
+        /// Its length.
+        len: u64,
     },
     /// More in one message than its header can count.
     #[error(

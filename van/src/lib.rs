@@ -80,7 +80,7 @@ pub use error::{Error, Result};
 pub use memory::{Buffer, Pool, Shared};
 pub use message::{Draft, KeyRange, Message, Outgoing, Values};
 pub use metrics::Counters;
-pub use transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport};
+pub use transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
 pub use value::Value;
 pub use wait::Wait;
 pub use wire::{Coding, encode};
