@@ -65,6 +65,8 @@ pub mod memory;
 pub mod message;
 pub mod metrics;
 pub mod offers;
+#[cfg(all(target_os = "linux", feature = "rdma"))]
+pub mod rdma;
 pub mod sim;
 pub mod stream;
 pub mod transport;
