@@ -4,9 +4,9 @@
 
 use super::connect::{Peer, Stage};
 use super::queue_pair::{Credits, Held, Lane, Notice};
-use super::verbs::{self, AsyncEvent, Completion, Done, Outcome};
+use super::verbs::{AsyncKind, Completion, Done, Outcome, Through};
 use super::window::Closing;
-use super::{Rdma, SILENCE};
+use super::{POLL_MAX, Rdma, SILENCE};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 use crate::transport::{Event, PeerId};
@@ -18,13 +18,14 @@ impl Rdma {
         loop {
             let mut reports = std::mem::take(&mut self.reports);
             let taken = self.completions.poll(&mut reports);
-            let found = taken.map_err(|source| Error::Os { call: "polling for completions", source })?;
+            let found =
+                taken.map_err(|source| Error::Os { call: "polling for completions", source })?;
             any |= found > 0;
             for report in reports.drain(..) {
                 self.complete(report);
             }
             self.reports = reports;
-            if found < verbs::POLL_MAX {
+            if found < POLL_MAX {
                 break;
             }
         }
@@ -59,12 +60,12 @@ impl Rdma {
                     self.lose(id, reason);
                 }
             }
-            Outcome::Sent(count) => {
+            Outcome::Sent(through) => {
                 let Some(id) = peer else { return };
                 if !report.status.is_ok() {
                     return self.lose(id, report.status.to_string());
                 }
-                self.sent(id, count);
+                self.sent(id, through);
             }
         }
     }
@@ -135,7 +136,8 @@ impl Rdma {
             Closing::Closed(key, memory) => (key, memory),
             Closing::Invalidate(key) => {
                 let Some(lane) = self.lane(id) else { return Ok(()) };
-                let begun = lane.close_window(key, notice.index).map_err(|error| error.to_string())?;
+                let begun =
+                    lane.close_window(key, notice.index).map_err(|error| error.to_string())?;
                 if begun {
                     lane.hold_for_window(notice.index, at, len);
                     self.windows.closing(notice.index);
@@ -148,10 +150,10 @@ impl Rdma {
         Ok(())
     }
 
-    fn sent(&mut self, id: u32, count: u32) {
+    fn sent(&mut self, id: u32, through: Through) {
         let mut done = std::mem::take(&mut self.done);
         if let Some(lane) = self.lane(id) {
-            lane.retire(count, &mut done);
+            lane.retire(through, &mut done);
             if lane.rouse() {
                 self.eager.push(id);
             }
@@ -170,7 +172,9 @@ impl Rdma {
         let mut closed = closed;
         loop {
             let waited_for = closed.as_ref().map(|_| index);
-            let Some(held) = self.lane(id).and_then(|lane| lane.release(waited_for)) else { return };
+            let Some(held) = self.lane(id).and_then(|lane| lane.release(waited_for)) else {
+                return;
+            };
             match held {
                 Held::Event(event) => self.ready.push(event),
                 Held::Closing { at, len, .. } => {
@@ -245,26 +249,26 @@ impl Rdma {
     pub(super) fn look_after_device(&mut self) -> Result<()> {
         let failed = |source| Error::Os { call: "reading the RDMA device's events", source };
         while let Some(event) = self.device.next_async_event().map_err(failed)? {
-            match event {
-                AsyncEvent::QueuePairFatal(queue) => {
+            match event.kind {
+                AsyncKind::QueuePairFatal(queue) => {
                     if let Some(id) = self.peer_of(queue) {
                         self.lose(id, "the device reports that its queue pair failed".to_owned());
                     }
                 }
-                AsyncEvent::DeviceFatal => {
+                AsyncKind::DeviceFatal => {
                     let device = self.device.name();
                     return Err(Error::Os {
                         call: "working with the RDMA device",
                         source: std::io::Error::other(format!("{device} reports a fatal error")),
                     });
                 }
-                AsyncEvent::PortError => {
+                AsyncKind::PortError => {
                     tracing::warn!(
                         device = self.device.name(),
                         "a port is down; peers that stay out of reach for {SILENCE:?} and more will be lost"
                     );
                 }
-                AsyncEvent::PortActive | AsyncEvent::Other(_) => {}
+                AsyncKind::PortActive | AsyncKind::Other(_) => {}
             }
         }
         Ok(())

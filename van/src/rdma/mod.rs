@@ -45,7 +45,10 @@ use crate::wire::Offer;
 pub use connect::reaches;
 use connect::{Peer, Stage};
 use queue_pair::{Lane, Unit};
-use verbs::{Channel, Completion, CompletionQueue, Connection, ConnectionKey, Device, Domain, Done, ReceiveQueue};
+use verbs::{
+    Channel, Completion, CompletionQueue, Connection, ConnectionKey, Device, Domain, Done,
+    ReceiveQueue,
+};
 use window::Windows;
 
 /// The van's name.
@@ -62,6 +65,9 @@ const BUSY_TURNS: u32 = 64;
 
 /// Nothing heard of a peer for so long: a write of no bytes finds out whether it is there.
 const SILENCE: Duration = Duration::from_millis(500);
+
+/// Completions taken at a time.
+const POLL_MAX: usize = 16;
 
 /// How long dropping a transport waits for what has been posted to leave.
 const LINGER: Duration = Duration::from_millis(500);
@@ -94,6 +100,7 @@ pub struct Rdma {
     eager: Vec<u32>,
     /// Connections that are not up yet.
     young: usize,
+    completions_max: usize,
     /// Receive buffers that all peers together may use.
     receives_wanted: usize,
     reports: Vec<Completion>,
@@ -146,9 +153,10 @@ impl Rdma {
             by_connection: HashMap::new(),
             eager: Vec::new(),
             young: 0,
+            completions_max: limits.completions_max,
             receives_wanted: 0,
-            reports: Vec::with_capacity(verbs::POLL_MAX),
-            done: Vec::with_capacity(verbs::POLL_MAX),
+            reports: Vec::with_capacity(POLL_MAX),
+            done: Vec::with_capacity(POLL_MAX),
             ready: Vec::with_capacity(64),
             looked: false,
             turns: 0,

@@ -3,10 +3,9 @@
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
 use std::collections::VecDeque;
-use std::io;
 use std::time::{Duration, Instant};
 
-use super::verbs::{Done, QueuePair, Work};
+use super::verbs::{Done, OpenWindow, QueuePair, Through, Window, Work};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Shared};
 use crate::metrics::Counters;
@@ -96,6 +95,13 @@ impl Credits {
 }
 
 impl Unit {
+    fn bytes(&self) -> usize {
+        match self {
+            Unit::Frame(frame) => frame.len(),
+            Unit::Write { data, .. } => data.len(),
+        }
+    }
+
     /// A write of `data` into an offer, as one unit.
     ///
     /// # Errors
@@ -120,6 +126,8 @@ impl Unit {
 /// The lane to one peer.
 pub(super) struct Lane {
     pub(super) queue_pair: QueuePair,
+    /// Sends that it takes.
+    sends_max: usize,
     /// Longest frame the peer takes.
     pub(super) frame_bytes: usize,
     queue: VecDeque<Unit>,
@@ -156,6 +164,7 @@ impl Lane {
     /// A lane on which nothing can be sent before [`Lane::greet`].
     pub(super) fn new(queue_pair: QueuePair, now: Instant) -> Lane {
         Lane {
+            sends_max: queue_pair.room(),
             queue_pair,
             frame_bytes: 0,
             queue: VecDeque::new(),
@@ -186,12 +195,8 @@ impl Lane {
 
     /// Whether the device has work of this lane that has not ended.
     pub(super) fn is_busy(&self) -> bool {
-        self.queue_pair.in_flight() > 0 && self.holds_work()
-    }
-
-    /// Whether anything that matters is under way: what does not report its completion cannot be waited for.
-    fn holds_work(&self) -> bool {
-        self.queue_pair.in_flight() > self.unsignalled as usize
+        // What does not report its completion cannot be waited for.
+        self.sends_max - self.queue_pair.room() > self.unsignalled as usize
     }
 
     /// Lets `unit` wait for the next flush; true if the transport has to be told to flush this lane.
@@ -232,7 +237,7 @@ impl Lane {
     }
 
     /// Hands to the device what it has room for and the peer has buffers for, with as few doorbells as there can be.
-    pub(super) fn flush(&mut self, counters: &mut Counters) -> io::Result<()> {
+    pub(super) fn flush(&mut self, counters: &mut Counters) -> Result<()> {
         self.is_eager = false;
         while let Some(unit) = self.queue.pop_front() {
             if !self.may_send() {
@@ -248,14 +253,20 @@ impl Lane {
             let signal = self.signals(false);
             self.queue_pair.push(Work::Notice { imm }, NOBODY, signal)?;
         }
-        self.queue_pair.ring()
+        self.ring()
+    }
+
+    fn ring(&mut self) -> Result<()> {
+        let rung = self.queue_pair.ring();
+        rung.map_err(|source| Error::Os { call: "posting to the RDMA device", source })
     }
 
     fn may_send(&self) -> bool {
         self.credits > 1 && self.queue_pair.room() > SENDS_KEPT
     }
 
-    fn send(&mut self, unit: Unit, counters: &mut Counters) -> io::Result<()> {
+    fn send(&mut self, unit: Unit, counters: &mut Counters) -> Result<()> {
+        let bytes = unit.bytes();
         let work = match unit {
             Unit::Frame(frame) => {
                 counters.frames_sent += 1;
@@ -281,9 +292,8 @@ impl Lane {
                 Work::Write { data, address, key, imm: notice }
             }
         };
-        let holds = work.bytes() > self.queue_pair.inline_bytes();
-        let signal = self.signals(holds);
-        Ok(self.queue_pair.push(work, NOBODY, signal)?)
+        let signal = self.signals(bytes > self.queue_pair.inline_bytes());
+        self.queue_pair.push(work, NOBODY, signal)
     }
 
     /// Whether the next send reports its completion: now and then, and the last of a batch when one of them `holds` memory.
@@ -304,10 +314,10 @@ impl Lane {
         Credits { count, alone }.to_word()
     }
 
-    /// Sends up to `count` have ended; what matters to somebody comes to `done`.
-    pub(super) fn retire(&mut self, count: u32, done: &mut Vec<Done>) {
+    /// Sends have ended, up to the one that says so; what matters to somebody comes to `done`.
+    pub(super) fn retire(&mut self, through: Through, done: &mut Vec<Done>) {
         self.probing = false;
-        self.queue_pair.retire(count, done);
+        self.queue_pair.retire(through, done);
     }
 
     /// Something came from the peer.
@@ -317,7 +327,7 @@ impl Lane {
 
     /// Finds out whether the peer is there, when nothing was heard of it for `silence`: a connection whose other side has gone
     /// reports nothing unless something is sent.
-    pub(super) fn probe(&mut self, now: Instant, silence: Duration) -> io::Result<()> {
+    pub(super) fn probe(&mut self, now: Instant, silence: Duration) -> Result<()> {
         if std::mem::take(&mut self.heard) {
             self.heard_at = now;
             return Ok(());
@@ -329,20 +339,20 @@ impl Lane {
         self.probing = true;
         (self.unsignalled, self.holds) = (0, false);
         self.queue_pair.push(Work::Probe, NOBODY, true)?;
-        self.queue_pair.ring()
+        self.ring()
     }
 
     /// Begins to make a window useless, whose write has come; false when the device has no room for that now.
     ///
     /// # Errors
     /// When the device refuses it.
-    pub(super) fn close_window(&mut self, key: u32, index: u32) -> io::Result<bool> {
+    pub(super) fn close_window(&mut self, key: u32, index: u32) -> Result<bool> {
         if self.queue_pair.room() == 0 {
             return Ok(false);
         }
         (self.unsignalled, self.holds) = (0, false);
         self.queue_pair.push(Work::Invalidate { key }, index, true)?;
-        self.queue_pair.ring()?;
+        self.ring()?;
         Ok(true)
     }
 
@@ -369,11 +379,7 @@ impl Lane {
     }
 
     /// Opens a window; see [`QueuePair::bind`].
-    pub(super) fn bind(
-        &mut self,
-        window: super::verbs::Window,
-        memory: Buffer,
-    ) -> io::Result<super::verbs::OpenWindow> {
+    pub(super) fn bind(&mut self, window: Window, memory: Buffer) -> Result<OpenWindow> {
         self.unsignalled += 1;
         self.queue_pair.bind(window, memory)
     }
@@ -421,9 +427,12 @@ mod tests {
     fn a_write_is_checked_against_its_offer() {
         let pool = Pool::new(1 << 20);
         let data = || Gather::from(pool.allocate(100).unwrap().share());
-        let offer = |key: u64, len: u64| Offer { key: key.into(), address: 0x1000.into(), len: len.into() };
+        let offer =
+            |key: u64, len: u64| Offer { key: key.into(), address: 0x1000.into(), len: len.into() };
         let unit = Unit::write(data(), &offer(7 << 32 | 3, 200), 8).unwrap();
-        let Unit::Write { address: 0x1008, key: 7, notice: Some(word), .. } = unit else { panic!() };
+        let Unit::Write { address: 0x1008, key: 7, notice: Some(word), .. } = unit else {
+            panic!()
+        };
         assert_eq!(Notice::from_word(word), Notice { index: 3, at: 8, chunks: 0 });
         assert!(Unit::write(data(), &offer(3, 99), 0).is_err());
         assert!(Unit::write(data(), &offer(3, 200), 4).is_err());

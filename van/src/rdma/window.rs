@@ -103,12 +103,11 @@ impl Windows {
     }
 
     fn bind(&mut self, lane: &mut Lane, into: Buffer) -> Result<Opening> {
-        let os = |call| move |source| Error::Os { call, source };
         // A window of no bytes cannot be bound.
         if self.can_bind && lane.queue_pair.room() > 0 && !into.is_empty() {
             let window = self.idle.pop().map_or_else(|| Window::new(&self.domain), Ok);
             if let Ok(window) = window {
-                return lane.bind(window, into).map(Opening::Window).map_err(os("binding a window"));
+                return lane.bind(window, into).map(Opening::Window);
             }
         }
         Exposed::new(&self.domain, into, false).map(Opening::Region)
@@ -170,13 +169,11 @@ impl Windows {
         let entry = self.remove(index)?;
         let key = u64::from(entry.opening.key()) << 32 | u64::from(index);
         let memory = match entry.opening {
-            Opening::Window(window) => match window.close(proof) {
-                Ok((window, memory)) => {
-                    self.idle.push(window);
-                    memory
-                }
-                Err(window) => window.revoke(),
-            },
+            Opening::Window(window) => {
+                let (window, memory) = window.close(proof);
+                self.idle.push(window);
+                memory
+            }
             Opening::Region(region) => region.close(),
         };
         Some((key, memory))
