@@ -138,7 +138,7 @@ pub enum Error {
         section: crate::wire::Section,
         /// Its length.
         bytes: usize,
-        /// The longest that a section can be.
+        /// The longest that it can be beside the others.
         limit: usize,
     },
     /// Bytes that are no message of ours.

@@ -163,7 +163,7 @@ impl Member {
         self.endpoint.poll(&mut arrivals)?;
         for arrival in arrivals {
             match arrival {
-                Arrival::Connected { .. } => {}
+                Arrival::Connected { .. } | Arrival::Placed { .. } => {} // nothing is offered here
                 Arrival::Lost { .. } if self.ended => {}
                 Arrival::Lost { error, .. } => {
                     return Err(self.lost(with_sources(&error)));

@@ -223,7 +223,7 @@ impl Scheduler {
         let any = self.endpoint.poll(&mut arrivals)?;
         for arrival in arrivals {
             match arrival {
-                Arrival::Connected { .. } => {}
+                Arrival::Connected { .. } | Arrival::Placed { .. } => {} // nothing is offered here
                 Arrival::Lost { peer, error } => self.lose(peer, &error.to_string()),
                 Arrival::Message { peer, message } => {
                     if let Err(error) = self.serve(peer, &message) {
