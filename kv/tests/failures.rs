@@ -188,6 +188,7 @@ impl Played {
                     match arrival {
                         Arrival::Connected { .. } => {}
                         Arrival::Lost { .. } => return,
+                        Arrival::Placed { .. } => panic!("a server offers nothing"),
                         Arrival::Message { peer, message } => {
                             played.peer = peer;
                             answer(&mut played, &message);
@@ -210,18 +211,12 @@ impl Played {
 fn answers_that_do_not_fit_are_errors() {
     const CREATE: u8 = 4;
     type Lie = fn(&mut Played, &Message);
-    let lies: [(Lie, &str); 5] = [
+    let lies: [(Lie, &str); 4] = [
         (
             |server, request| {
                 server.post(Kind::Reply, request.timestamp(), Values::Copied(&[1; 12]), &[])
             },
             "answered with",
-        ),
-        (
-            |server, request| {
-                server.post(Kind::Reply, request.timestamp(), Values::Placed(16), &[])
-            },
-            "",
         ),
         (
             |server, request| {
@@ -269,6 +264,30 @@ fn answers_that_do_not_fit_are_errors() {
     }
 }
 
+/// Values that a server placed, but not all of them.
+#[test]
+fn too_few_placed_values_are_an_error() {
+    const CREATE: u8 = 4;
+    let (address, thread) = Played::serve(VANS[1], |server, request| match request.offer() {
+        None => {
+            assert_eq!(request.op(), CREATE);
+            server.post(Kind::Reply, request.timestamp(), Values::None, &[]);
+        }
+        Some(offer) => {
+            let values = server.endpoint.memory().allocate(offer.len.get() as usize - 8).unwrap();
+            server.endpoint.place(server.peer, values.share(), offer).unwrap();
+        }
+    });
+    let mut worker =
+        Worker::connect(endpoint(VANS[1], &config(16, GIB)), &[address], TIMEOUT).unwrap();
+    let table = worker.create_table(&TableSpec::new(1, "t", ValueType::I64, 10_000)).unwrap();
+    let pulled = worker.pull(table, &[1]).unwrap();
+    let error = worker.wait(pulled).unwrap_err().to_string();
+    assert!(error.contains("79992 bytes of values where 80000 were asked for"), "{error}");
+    drop(worker);
+    thread.join().unwrap();
+}
+
 /// A stranger who talks to a server must not disturb those it serves, nor may a worker that vanishes.
 #[test]
 fn servers_outlive_their_peers() {
@@ -297,7 +316,7 @@ fn servers_outlive_their_peers() {
                         Draft { op: 1, timestamp, keys: &keys, table: 1, ..Draft::new(Kind::Reply) }
                     }
                     2 => Draft { timestamp: 3 << 30, ..Draft::new(Kind::Want) },
-                    _ => Draft::new(Kind::Landed),
+                    _ => Draft::new(Kind::Grant),
                 };
                 let outgoing =
                     caravan_van::encode(9, draft, &mut Coding::plain(), raw.memory()).unwrap();
@@ -363,7 +382,7 @@ fn senseless_requests_are_refused_by_name() {
                         return String::from_utf8_lossy(message.values()).into_owned();
                     }
                     Arrival::Message { .. } => return String::new(),
-                    Arrival::Connected { .. } => {}
+                    Arrival::Connected { .. } | Arrival::Placed { .. } => {}
                     Arrival::Lost { error, .. } => panic!("{error}"),
                 }
             }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::wire::Offer;
 use crate::{Buffer, Error, Event, FRAME_PREFIX, PeerId, Shared, Transport, VanConfig};
 
 /// How long something may take to happen, in the transports' own time.
@@ -10,6 +11,39 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long each node sleeps when there was nothing to do at any.
 const NAP: Duration = Duration::from_micros(100);
+
+/// What memory holds that nobody has written.
+pub(super) const UNTOUCHED: u8 = 0xee;
+
+/// A write that came, and the memory it went to.
+pub struct Written {
+    /// Of the offer.
+    pub key: u64,
+    /// All of it.
+    pub memory: Buffer,
+    /// Where the write begins.
+    pub at: usize,
+    /// How long it is.
+    pub len: usize,
+}
+
+impl Written {
+    fn of(event: Event) -> Written {
+        match event {
+            Event::Written { key, memory, at, len, .. } => Written { key, memory, at, len },
+            _ => unreachable!("picked"),
+        }
+    }
+
+    /// Asserts that it is the write of `len` bytes that `seed` decides, at `at` of `offer`, and that nothing else was written.
+    pub(super) fn check(&self, offer: &Offer, at: usize, seed: u64, len: usize) {
+        assert_eq!((self.key, self.at, self.len), (offer.key.get(), at, len));
+        assert_eq!(self.memory.len() as u64, offer.len.get(), "all of it is handed back");
+        check(&self.memory[at..at + len], seed, len);
+        let outside = self.memory[..at].iter().chain(&self.memory[at + len..]);
+        assert!(outside.into_iter().all(|&byte| byte == UNTOUCHED), "nobody wrote there");
+    }
+}
 
 /// Nodes of one cluster, numbered from 0, with the events that no test has asked for yet.
 pub struct Net<T> {
@@ -126,6 +160,35 @@ impl<T: Transport> Net<T> {
             Event::Received { frame, .. } => frame,
             _ => unreachable!("picked"),
         })
+    }
+
+    /// Offers `len` bytes of `node` to `peer`, [`UNTOUCHED`] all of them.
+    pub fn offer(&mut self, node: usize, peer: PeerId, len: usize) -> Offer {
+        let mut into = self.van(node).memory().allocate(len).expect("memory is left");
+        into.fill(UNTOUCHED);
+        let offer = self.van(node).offer(peer, into).expect("the peer is connected");
+        assert_eq!(offer.len.get(), len as u64);
+        offer
+    }
+
+    /// The next write at `node` by `peer`.
+    pub fn written(&mut self, node: usize, peer: PeerId) -> Written {
+        let is_it = |event: &Event| match event {
+            Event::Written { peer: by, .. } => *by == peer,
+            Event::Lost { peer: of, error } if *of == peer => panic!("{peer} is lost: {error}"),
+            _ => false,
+        };
+        self.event(node, "a write", is_it, Written::of)
+    }
+
+    /// The next frame or write at `node` from `peer`, whichever comes first.
+    pub fn next(&mut self, node: usize, peer: PeerId) -> Event {
+        let is_it = |event: &Event| match event {
+            Event::Lost { peer: of, error } if *of == peer => panic!("{peer} is lost: {error}"),
+            Event::Connected { .. } | Event::Lost { .. } => false,
+            Event::Received { .. } | Event::Written { .. } => event.peer() == peer,
+        };
+        self.event(node, "a frame or a write", is_it, |event| event)
     }
 
     /// Why `node` lost `peer`.
