@@ -4,11 +4,11 @@
 
 use super::connect::{Peer, Stage};
 use super::queue_pair::{Credits, Held, Lane, Notice};
-use super::verbs::{AsyncKind, Completion, Done, Outcome, Through};
+use super::verbs::{AsyncKind, Completion, Done, Outcome, ReceiveQueue, Through};
 use super::window::Closing;
 use super::{POLL_MAX, Rdma, SILENCE};
 use crate::error::{Error, Result};
-use crate::memory::Buffer;
+use crate::memory::{Buffer, Pool};
 use crate::transport::{Event, PeerId};
 
 impl Rdma {
@@ -209,14 +209,14 @@ impl Rdma {
 
     /// Replaces the receive buffers that `id` has filled, as far as there is memory.
     fn feed(&mut self, id: u32) {
-        let size = self.frame_bytes;
         while let Some(Some(Peer { stage: Stage::Up(lane), .. })) = self.peers.get_mut(id as usize)
             && lane.starved > 0
         {
             // Those of peers that are gone are left over.
-            if self.receives.posted() < self.receives_wanted {
-                let Ok(buffer) = self.pool.allocate(size) else { return };
-                self.receives.supply(buffer);
+            if self.receives.posted() < self.receives_wanted
+                && !supply(&mut self.receives, &self.pool, self.frame_bytes)
+            {
+                return;
             }
             lane.starved -= 1;
             if lane.owe() {
@@ -225,7 +225,7 @@ impl Rdma {
         }
     }
 
-    /// Posts a receive buffer again that was used up without being filled.
+    /// Posts a receive buffer again that `id` has used up without filling it.
     fn supply_again(&mut self, id: u32, buffer: Buffer) {
         self.receives_gone(buffer);
         if let Some(lane) = self.lane(id)
@@ -235,13 +235,11 @@ impl Rdma {
         }
     }
 
-    /// Posts a receive buffer again if it is still wanted.
+    /// Posts a receive buffer again if it is still wanted: its memory has just become free, so that there is some.
     fn receives_gone(&mut self, buffer: Buffer) {
+        drop(buffer);
         if self.receives.posted() < self.receives_wanted {
-            drop(buffer);
-            if let Ok(buffer) = self.pool.allocate(self.frame_bytes) {
-                self.receives.supply(buffer);
-            }
+            supply(&mut self.receives, &self.pool, self.frame_bytes);
         }
     }
 
@@ -273,4 +271,9 @@ impl Rdma {
         }
         Ok(())
     }
+}
+
+/// Queues one more receive buffer; false when there is no memory for it.
+pub(super) fn supply(receives: &mut ReceiveQueue, pool: &Pool, bytes: usize) -> bool {
+    pool.allocate(bytes).and_then(|buffer| receives.supply(buffer)).is_ok()
 }
