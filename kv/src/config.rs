@@ -376,8 +376,8 @@ mod tests {
     #[test]
     fn no_device_is_named_by_default() {
         for (value, device) in [("", None), ("auto", None), ("rxe0", Some("rxe0"))] {
-            let given = vars(&[("CARAVAN_RDMA_DEVICE", value)]);
-            let config = ClusterConfig::from_vars(given).unwrap();
+            let pair = [("CARAVAN_RDMA_DEVICE", value)];
+            let config = ClusterConfig::from_vars(vars(&pair)).unwrap();
             assert_eq!(config.node.rdma_device.as_deref(), device);
             assert_eq!(config.node.van_config(1).device.as_deref(), device);
         }

@@ -77,9 +77,12 @@ fn lacks(van: Van, nodes: &[(String, &[Candidate])]) -> Option<String> {
 
 /// The opened transport of the van that was chosen; the others are closed.
 pub(crate) fn take(opened: Vec<Opened>, van: Van) -> Result<Box<dyn Transport>> {
-    let chosen = opened.into_iter().find_map(|(found, transport)| (found == van).then_some(transport));
+    let chosen =
+        opened.into_iter().find_map(|(found, transport)| (found == van).then_some(transport));
     chosen.unwrap_or_else(|| {
-        Err(Error::Config(format!("the scheduler chose the {van} van, which this node did not offer")))
+        Err(Error::Config(format!(
+            "the scheduler chose the {van} van, which this node did not offer"
+        )))
     })
 }
 
@@ -157,8 +160,11 @@ mod tests {
     #[test]
     fn only_what_was_offered_can_be_taken() {
         let broken = || Err(Error::Config("broken".to_owned()));
-        let text = |van| take(vec![(Van::Uring, broken())], van).err().map(|error| error.to_string());
+        let text =
+            |van| take(vec![(Van::Uring, broken())], van).err().map(|error| error.to_string());
         assert_eq!(text(Van::Uring).as_deref(), Some("broken"));
-        assert!(text(Van::Tcp).is_some_and(|text| text.contains("tcp van, which this node did not")));
+        assert!(
+            text(Van::Tcp).is_some_and(|text| text.contains("tcp van, which this node did not"))
+        );
     }
 }

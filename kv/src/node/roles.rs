@@ -90,13 +90,8 @@ pub fn run_worker(
         heart::start(config.clone(), Role::Worker, roster.rank);
     }
     let worker = client(&config, roster.node, &roster.servers)?;
-    let mut node = WorkerNode {
-        worker,
-        config,
-        rank: roster.rank,
-        workers: roster.workers,
-        member,
-    };
+    let mut node =
+        WorkerNode { worker, config, rank: roster.rank, workers: roster.workers, member };
     let mut running: HashMap<String, Box<dyn App>> = HashMap::new();
     while let Some(mut task) = node.member.next_task()? {
         let app = match running.entry(task.app.clone()) {

@@ -401,9 +401,8 @@ impl Scheduler {
         let nodes = self.members.iter().map(|node| (describe(node), &node.1.vans[..])).chain(own);
         let (van, passed_over) = choice::choose(&nodes.collect::<Vec<_>>());
         passed_over.iter().for_each(|line| tracing::info!("{line}"));
-        let van = van.ok_or_else(|| {
-            format!("no van works for all nodes; {}", passed_over.join("; "))
-        })?;
+        let van =
+            van.ok_or_else(|| format!("no van works for all nodes; {}", passed_over.join("; ")))?;
         tracing::info!(%van, "all nodes take it");
         self.members.values_mut().for_each(|node| node.vans.retain(|known| known.van == van));
         Ok(van)
