@@ -2,12 +2,13 @@
 //!
 //! A slot that comes home goes on the free list of its size, and leaves it for the next buffer of that size: the path is a pop
 //! and a push. Only when a list is empty is there more to do, in this order:
-//! 1. cut a slot from memory that is uncut, the tail of some arena;
-//! 2. merge: what lies on the free lists of all sizes is uncut again, neighbours as one piece;
+//! 1. cut a few more slots from memory that is uncut, the tail of some arena;
+//! 2. merge: free slots of other sizes that lie side by side are made uncut memory, as many as it takes;
 //! 3. take another arena from the system, as large as all before it together, so that a device gets to know few regions.
 //!
-//! Merging takes from other sizes what they may soon want back. So it is done once an arena, which lets sizes that are out of
-//! use go to those that took their place, and any number of times only where the limit leaves no room for another arena.
+//! Merging takes from other sizes what they may soon want back. So between two arenas no more bytes are merged than there are,
+//! enough for sizes out of use to give all they had to those that took their place. There is no such bound where the limit
+//! leaves no room for another arena.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -26,6 +27,9 @@ const ARENA_MIN: usize = 1 << 20;
 /// Arenas grow up to this many bytes; only a slot larger than that has a larger one.
 const ARENA_MAX: usize = 256 << 20;
 
+/// Most bytes cut into slots at a time, but for a slot that is larger: 2048 of the smallest, a moment's work.
+const BATCH_MAX: usize = 1 << 20;
+
 /// Number of size classes: powers of two from [`SLOT_MIN`] up to the address space.
 const CLASSES: usize = (usize::BITS - SLOT_MIN.trailing_zeros()) as usize;
 
@@ -42,8 +46,8 @@ pub(super) struct Shelf {
     bytes_cut: Cell<usize>,
     bytes_reserved: Cell<usize>,
     bytes_max: usize,
-    /// Whether free slots were merged since the last arena was taken.
-    merged: Cell<bool>,
+    /// How many bytes may still change their size before the next arena is taken.
+    bytes_movable: Cell<usize>,
     /// Whom every arena is registered with.
     registrar: Option<Rc<dyn Registrar>>,
 }
@@ -74,7 +78,7 @@ impl Pool {
             bytes_cut: Cell::new(0),
             bytes_reserved: Cell::new(0),
             bytes_max,
-            merged: Cell::new(true), // there is nothing to merge
+            bytes_movable: Cell::new(0),
             registrar,
         }))
     }
@@ -116,8 +120,10 @@ impl Pool {
             return Ok(slot);
         }
         let (size, room) = (SLOT_MIN << class, self.bytes_max() - self.bytes_reserved());
-        if size > room || !self.0.merged.replace(true) {
-            self.0.merge();
+        let movable = self.0.bytes_movable.get();
+        if size > room || size <= movable {
+            self.0.bytes_movable.set(movable.saturating_sub(size));
+            self.0.merge(size);
             if let Some(slot) = self.cut(class) {
                 return Ok(slot);
             }
@@ -129,7 +135,7 @@ impl Pool {
         Ok(self.cut(class).expect("an arena is at least as large as the slot it is made for"))
     }
 
-    /// Cuts a slot of `class` from the smallest piece of uncut memory that holds one.
+    /// Cuts slots of `class` from the smallest piece of uncut memory that holds one, and returns the first; `None` if none does.
     fn cut(&self, class: usize) -> Option<Rc<Slot>> {
         let (shelf, size) = (&*self.0, SLOT_MIN << class);
         let mut uncut = shelf.uncut.borrow_mut();
@@ -138,16 +144,18 @@ impl Pool {
         let span = uncut.swap_remove(at);
         let padding = span.padding(size);
         let (before, span) = span.split_at(padding);
-        let (span, after) = span.split_at(size);
+        let count = (shelf.batch_bytes() / size).clamp(1, span.len / size);
+        let (span, after) = span.split_at(count * size);
         uncut.extend([before, after].into_iter().filter(|rest| rest.len > 0));
-        shelf.bytes_cut.update(|bytes| bytes + size);
-        shelf.classes[class].add_one();
-        Some(Rc::new(Slot {
-            memory: Memory::Arena(span.arena),
-            offset: span.start,
-            capacity: size,
-            class,
-            pool: Rc::downgrade(&self.0),
+        shelf.bytes_cut.update(|bytes| bytes + span.len);
+        shelf.classes[class].add((0..count).rev().map(|n| {
+            Rc::new(Slot {
+                memory: Memory::Arena(span.arena.clone()),
+                offset: span.start + n * size,
+                capacity: size,
+                class,
+                pool: Rc::downgrade(&self.0),
+            })
         }))
     }
 
@@ -163,7 +171,7 @@ impl Pool {
         }
         self.0.uncut.borrow_mut().push(Span { arena, start: 0, len });
         self.0.bytes_reserved.set(reserved + len);
-        self.0.merged.set(false);
+        self.0.bytes_movable.set(reserved + len);
         Ok(())
     }
 
@@ -178,28 +186,63 @@ impl Shelf {
         self.classes[slot.class].free.borrow_mut().push(slot);
     }
 
-    /// Makes uncut memory of all free slots, in pieces as long as can be.
-    fn merge(&self) {
+    /// How much is cut at a time: a part of all there is, so that a size seldom has to ask and never takes all.
+    fn batch_bytes(&self) -> usize {
+        (self.bytes_reserved.get() / 4).min(BATCH_MAX)
+    }
+
+    /// Makes uncut memory of the free slots in the smallest run of free memory that a slot of `size` fits into, as many as it
+    /// takes; all others stay as they are. Does nothing if there is no such run.
+    fn merge(&self, size: usize) {
+        let Some(place) = self.find_run(size) else { return };
         let mut uncut = self.uncut.borrow_mut();
+        let mut pieces: Vec<_> = uncut.extract_if(.., |span| span.overlaps(&place)).collect();
         for class in &self.classes {
             let mut free = class.free.borrow_mut();
-            class.count.update(|count| count - free.len());
-            self.bytes_cut.update(|bytes| bytes - free.iter().map(|s| s.capacity).sum::<usize>());
-            uncut.extend(free.drain(..).filter_map(|slot| Span::of(&slot)));
+            for slot in free.extract_if(.., |slot| Span::of(slot).overlaps(&place)) {
+                class.count.update(|count| count - 1);
+                self.bytes_cut.update(|bytes| bytes - slot.capacity);
+                pieces.push(Span::of(&slot));
+            }
         }
-        uncut.sort_unstable_by_key(|span| (Rc::as_ptr(&span.arena).addr(), span.start));
-        uncut.dedup_by(|next, span| span.append(next));
+        uncut.extend(join(pieces));
+    }
+
+    /// Where a slot of `size` would lie in the smallest run of free slots and uncut memory that holds one.
+    fn find_run(&self, size: usize) -> Option<Span> {
+        let fitting = join(self.pieces()).into_iter().filter(|run| run.holds(size));
+        let run = fitting.min_by_key(|run| run.len)?;
+        let padding = run.padding(size);
+        Some(run.split_at(padding).1.split_at(size).0)
+    }
+
+    /// All memory that is not lent.
+    fn pieces(&self) -> Vec<Span> {
+        let mut pieces = self.uncut.borrow().clone();
+        for class in &self.classes {
+            pieces.extend(class.free.borrow().iter().map(|slot| Span::of(slot)));
+        }
+        pieces
     }
 }
 
+/// The same memory in as few pieces as can be.
+fn join(mut pieces: Vec<Span>) -> Vec<Span> {
+    pieces.sort_unstable_by_key(|span| (Rc::as_ptr(&span.arena).addr(), span.start));
+    pieces.dedup_by(|next, span| span.append(next));
+    pieces
+}
+
 impl Class {
-    /// Counts one more slot, so that none has to wait for room when it comes home.
-    fn add_one(&self) {
-        let count = self.count.get() + 1;
+    /// Takes in new slots and lends the last of them. None will have to wait for room when it comes home.
+    fn add(&self, slots: impl ExactSizeIterator<Item = Rc<Slot>>) -> Option<Rc<Slot>> {
+        let count = self.count.get() + slots.len();
         self.count.set(count);
         let mut free = self.free.borrow_mut();
         let missing = count - free.len();
         free.reserve(missing);
+        free.extend(slots);
+        free.pop()
     }
 }
 
@@ -215,7 +258,8 @@ fn class_of(len: usize) -> Option<usize> {
     Some((size.trailing_zeros() - SLOT_MIN.trailing_zeros()) as usize)
 }
 
-/// `len` bytes of an arena from `start`, both multiples of [`SLOT_MIN`], that belong to no slot.
+/// `len` bytes of an arena from `start`, both multiples of [`SLOT_MIN`].
+#[derive(Clone)]
 struct Span {
     arena: Rc<Region>,
     start: usize,
@@ -223,14 +267,18 @@ struct Span {
 }
 
 impl Span {
-    /// The memory of a slot, if it is an arena's.
-    fn of(slot: &Slot) -> Option<Span> {
-        match &slot.memory {
-            Memory::Arena(arena) => {
-                Some(Span { arena: arena.clone(), start: slot.offset, len: slot.capacity })
-            }
-            Memory::User(_) => None,
-        }
+    /// The memory of one of a pool's slots.
+    fn of(slot: &Slot) -> Span {
+        let Memory::Arena(arena) = &slot.memory else {
+            unreachable!("a user's memory comes home to no pool")
+        };
+        Span { arena: arena.clone(), start: slot.offset, len: slot.capacity }
+    }
+
+    fn overlaps(&self, other: &Span) -> bool {
+        Rc::ptr_eq(&self.arena, &other.arena)
+            && self.start < other.start + other.len
+            && other.start < self.start + self.len
     }
 
     /// Bytes to skip before a slot of `size`: slots begin at a page, those smaller than one at a multiple of their size, so
@@ -496,23 +544,10 @@ mod tests {
             for class in &pool.0.classes {
                 prop_assert_eq!(class.free.borrow().len(), class.count.get());
             }
-            let arenas = arenas(&pool);
-            pool.0.merge();
-            prop_assert_eq!(pool.bytes_cut(), 0);
-            prop_assert_eq!(uncut(&pool).len(), arenas, "every arena is whole again");
-            prop_assert_eq!(uncut(&pool).iter().sum::<usize>(), pool.bytes_reserved());
+            let (pieces, runs) = (pool.0.pieces(), join(pool.0.pieces()));
+            prop_assert_eq!(pieces.iter().map(|span| span.len).sum::<usize>(), pool.bytes_reserved());
+            prop_assert_eq!(runs.iter().map(|span| span.len).sum::<usize>(), pool.bytes_reserved());
+            prop_assert!(runs.iter().all(|run| (run.start, run.len) == (0, run.arena.len)), "no arena has a gap");
         }
-    }
-
-    /// How many arenas the pool has, while none of their memory is lent.
-    fn arenas(pool: &Pool) -> usize {
-        let free = pool.0.classes.iter().flat_map(|class| class.free.borrow().clone());
-        let mut spans: Vec<_> = free.filter_map(|slot| Span::of(&slot)).collect();
-        spans.extend(
-            pool.0.uncut.borrow().iter().map(|span| Span { arena: span.arena.clone(), ..*span }),
-        );
-        spans.sort_by_key(|span| Rc::as_ptr(&span.arena).addr());
-        spans.dedup_by(|a, b| Rc::ptr_eq(&a.arena, &b.arena));
-        spans.len()
     }
 }
