@@ -30,8 +30,6 @@ pub struct VanConfig {
     pub queue_depth: usize,
     /// What to do while there is nothing to do.
     pub wait: Wait,
-    /// Which RDMA device to use, by name; `None` takes the first that works. Other vans ignore it.
-    pub device: Option<String>,
 }
 
 impl Default for VanConfig {
@@ -46,7 +44,6 @@ impl Default for VanConfig {
             frame_bytes: 24 << 10,
             queue_depth: 1024,
             wait: Wait::default(),
-            device: None,
         }
     }
 }

@@ -164,7 +164,7 @@ fn long_messages_are_not_copied() {
     });
     let address = ends[1].address().to_owned();
     let there = ends[0].connect(&address).unwrap();
-    let mut turn = |ends: &mut [Endpoint; 2], at: usize| {
+    let turn = |ends: &mut [Endpoint; 2], at: usize| {
         let began = Instant::now();
         loop {
             let mut arrivals = Vec::new();
