@@ -134,12 +134,12 @@ impl Endpoint {
         coding: &mut Coding,
         bytes: usize,
     ) -> Result<Outgoing> {
-        let due = lane(&mut self.lanes, peer)?.landings.next_replaced();
         let memory = self.transport.memory();
-        // The answer goes first: its place is kept free.
-        let place = memory.allocate(FRAME_PREFIX + bytes);
-        let landing = due.and_then(|len| memory.allocate(len).ok());
-        drop(place);
+        let landing = lane(&mut self.lanes, peer)?.landings.next_replaced().and_then(|len| {
+            // The answer goes first where memory is short: its place is kept free.
+            let _place = memory.allocate(FRAME_PREFIX + bytes);
+            memory.allocate(len).ok()
+        });
         let offer = landing.map(|landing| self.open_landing(peer, landing)).transpose()?;
         let draft = Draft { offer, ..draft };
         let encoded = encode(self.node, draft, coding, self.transport.memory());

@@ -128,7 +128,7 @@ struct Link {
     van: Uring,
     peer: PeerId,
     events: Vec<Event>,
-    /// [`LARGE`] bytes at the peer, one after the other.
+    /// [`LARGE`] bytes at the peer, up to [`WINDOW`] at a time.
     offers: mpsc::Receiver<Offer>,
     /// As many here.
     data: Shared,
@@ -147,20 +147,19 @@ impl Link {
             tell_address.send(van.address().to_owned()).unwrap();
             let mut events = Vec::new();
             let Event::Connected { peer, .. } = next(&mut van, &mut events) else { panic!() };
-            let mut place = van.memory().allocate(LARGE).unwrap();
-            loop {
+            for _ in 0..WINDOW {
+                let place = van.memory().allocate(LARGE).unwrap();
                 tell_offer.send(van.offer(peer, place).unwrap()).unwrap();
-                place = loop {
-                    let event = next(&mut van, &mut events);
-                    match event {
-                        Event::Received { .. } => post(&mut van, peer),
-                        Event::Written { memory, .. } => {
-                            post(&mut van, peer);
-                            break memory;
-                        }
-                        _ => return,
+            }
+            loop {
+                match next(&mut van, &mut events) {
+                    Event::Received { .. } => post(&mut van, peer),
+                    Event::Written { memory, .. } => {
+                        tell_offer.send(van.offer(peer, memory).unwrap()).unwrap();
+                        post(&mut van, peer);
                     }
-                };
+                    _ => return,
+                }
             }
         });
         let mut van = Uring::with_modes(&config, &[mode]).unwrap();
