@@ -6,6 +6,9 @@
 //! value and drop them when the bytes have left, so nobody waits for a buffer to "come back". Memory of the user's own makes a
 //! slot, too: a vector, which is taken over, or a `Bytes`, which is only read.
 //!
+//! Slots lie in regions, the arenas of a pool or what a user brought. A device gets to know a region once, as a whole, when
+//! its pool makes it or when it is first needed, and for as long as it lives: see [`Registrar`] and [`Buffer::local_key`].
+//!
 //! Path: worker > slicer > filter > message > **memory** > endpoint > transport.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -118,8 +121,8 @@ impl Slot {
     }
 
     fn base(&self) -> NonNull<u8> {
-        // SAFETY: `offset + capacity` is within the region: `Pool::cut` splits it off a piece of one that
-        // large, and a user's memory is one slot.
+        // SAFETY: `offset + capacity` is within the region: `Pool::cut` takes slots from a piece of it that is split into
+        // them, and a user's memory is one slot.
         unsafe { self.region().base.add(self.offset) }
     }
 }
@@ -321,7 +324,7 @@ impl Shared {
     /// Those of a [`Bytes`] are always copied.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when a copy is needed and `pool` has no room for it.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) when a copy is needed and `pool` has no room for it.
     pub fn make_mut(&mut self, pool: &Pool) -> Result<&mut [u8]> {
         if !self.0.is_exclusive() {
             let mut copy = pool.allocate(self.len())?;

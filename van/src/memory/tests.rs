@@ -1,5 +1,7 @@
-//! What slots, their parts and their pools promise; registrations have their tests beside them.
+//! What buffers and shared parts promise, whoever owns their memory.
+
 #![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
