@@ -171,7 +171,7 @@ pub trait Transport {
     /// [`Error::NotConnected`], [`Error::QueueFull`], [`Error::FrameTooLong`].
     fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()>;
 
-    /// Lets `peer` write `into`, once.
+    /// Lets `peer` write `into`, once, from when something that is posted to it after this has arrived there.
     ///
     /// # Errors
     /// [`Error::NotConnected`].

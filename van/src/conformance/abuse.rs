@@ -56,7 +56,7 @@ pub fn withdrawn_memory_is_out_of_reach<T: Transport>(make: impl Fn(VanConfig) -
     let ((there, back), (friend, friend_back)) = (net.connect(1, 0), net.connect(2, 0));
     let memory = net.van(0).memory().allocate(1000).unwrap();
     let address = memory.as_ptr();
-    let old = net.van(0).offer(back, memory).unwrap();
+    let old = net.offer_memory(0, back, memory);
     let other = net.van(0).withdraw(friend_back, old.key.get()).unwrap_err();
     assert!(matches!(other, Error::OutsideOffer { .. }), "another peer's: {other}");
     let mut memory = net.van(0).withdraw(back, old.key.get()).unwrap();
@@ -65,7 +65,7 @@ pub fn withdrawn_memory_is_out_of_reach<T: Transport>(make: impl Fn(VanConfig) -
     assert!(matches!(twice, Error::OutsideOffer { .. }), "{twice}");
     // The next offer may well take the place of the first one in some table.
     memory.fill(0xee);
-    let new = net.van(0).offer(back, memory).unwrap();
+    let new = net.offer_memory(0, back, memory);
     misdeed(&mut net, (there, back), &old);
     let memory = net.van(0).withdraw(back, new.key.get()).unwrap();
     assert!(memory.iter().all(|&byte| byte == 0xee), "a stale offer reaches nothing");
@@ -114,7 +114,7 @@ pub fn a_write_past_an_offer_loses_the_writer<T: Transport>(make: impl Fn(VanCon
     let mut net = Net::new(&make, 3);
     let ((there, back), (friend, friend_back)) = (net.connect(1, 0), net.connect(2, 0));
     let into = net.van(0).memory().allocate(1000).unwrap();
-    let offer = net.van(0).offer(back, into).unwrap();
+    let offer = net.offer_memory(0, back, into);
     misdeed(&mut net, (there, back), &Offer { len: U64::new(1001), ..offer });
     assert!(net.van(0).withdraw(back, offer.key.get()).is_ok());
     net.exchange(2, friend, 0, friend_back);
@@ -128,7 +128,7 @@ pub fn a_write_into_somebody_elses_offer_loses_the_writer<T: Transport>(
     let ((there, back), (friend, friend_back)) = (net.connect(1, 0), net.connect(2, 0));
     let mut into = net.van(0).memory().allocate(1000).unwrap();
     into.fill(0xee);
-    let offer = net.van(0).offer(friend_back, into).unwrap();
+    let offer = net.offer_memory(0, friend_back, into);
     misdeed(&mut net, (there, back), &offer);
     let memory = net.van(0).withdraw(friend_back, offer.key.get()).unwrap();
     assert!(memory.iter().all(|&byte| byte == 0xee));
@@ -154,9 +154,9 @@ fn misdeed<T: Transport>(net: &mut Net<T>, (there, back): (PeerId, PeerId), offe
 pub fn a_lost_peer_is_reported_once<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     let into = net.van(0).memory().allocate(1000).unwrap();
-    let offer = net.van(0).offer(there, into).unwrap();
+    let offer = net.offer_memory(0, there, into);
     let late = net.van(0).memory().allocate(1000).unwrap();
-    let forgotten = net.van(0).offer(there, late).unwrap();
+    let forgotten = net.offer_memory(0, there, late);
     net.send(1, back, 8, 77);
     net.turn();
     net.vans[1] = None;
@@ -188,7 +188,7 @@ pub fn what_was_posted_to_a_lost_peer_comes_home<T: Transport>(make: impl Fn(Van
     let (other_back, again) = net.connect(other, 0);
     let into = net.van(other).memory().allocate(data.len()).unwrap();
     let address = into.as_ptr();
-    let offer = net.van(other).offer(other_back, into).unwrap();
+    let offer = net.offer_memory(other, other_back, into);
     net.van(0).post_write(again, data.clone().into(), &offer, 0).unwrap();
     // One poll alone: the write has begun to leave, and on most vans cannot have ended.
     net.van(0).poll(&mut Vec::new()).unwrap();
@@ -206,7 +206,7 @@ pub fn what_was_posted_to_a_lost_peer_comes_home<T: Transport>(make: impl Fn(Van
 pub fn disconnecting_forgets<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     let into = net.van(0).memory().allocate(1000).unwrap();
-    let offer = net.van(0).offer(there, into).unwrap();
+    let offer = net.offer_memory(0, there, into);
     net.van(0).disconnect(there);
     net.lost(1, back);
     assert!(net.van(0).withdraw(there, offer.key.get()).is_err());

@@ -137,7 +137,7 @@ pub fn writes_land_in_the_memory_that_was_offered<T: Transport>(make: impl Fn(Va
         let pooled = net.van(1).memory().allocate(len).unwrap();
         for into in [pooled, Buffer::adopt(vec![0u64; len / 8])] {
             let address = into.as_ptr();
-            let offer = net.van(1).offer(back, into).unwrap();
+            let offer = net.offer_memory(1, back, into);
             let data = net.bytes(0, 5, len);
             net.van(0).post_write(there, data.into(), &offer, 0).unwrap();
             let written = net.written(1, back);
@@ -279,11 +279,12 @@ pub fn many_peers_are_served_alike<T: Transport>(make: impl Fn(VanConfig) -> T) 
     let (flood, back) = links[0];
     let len = 128 << 10;
     let data = net.bytes(1, 3, len);
-    let mut offer = net.offer(0, back, len);
+    let mut offers = Vec::new();
     for round in 0..rounds {
-        while net.van(1).post_write(flood, data.clone().into(), &offer, 0).is_ok() {
-            offer = net.offer(0, back, len);
-        }
+        offers.resize_with(17, || net.offer(0, back, len));
+        while let Some(offer) = offers.pop()
+            && net.van(1).post_write(flood, data.clone().into(), &offer, 0).is_ok()
+        {}
         for (node, &(there, _)) in (2..).zip(&links[1..]) {
             net.send(node, there, round, 64 + node);
         }

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use zerocopy::{FromBytes, IntoBytes};
+
 use crate::wire::Offer;
 use crate::{Buffer, Error, Event, FRAME_PREFIX, PeerId, Shared, Transport, VanConfig};
 
@@ -51,6 +53,8 @@ pub struct Net<T> {
     pub vans: Vec<Option<T>>,
     events: Vec<VecDeque<Event>>,
     polled: Vec<Event>,
+    /// The two ends of each connection that was made: a node, and what it calls the other one.
+    links: Vec<[(usize, PeerId); 2]>,
 }
 
 impl<T: Transport> Net<T> {
@@ -61,7 +65,8 @@ impl<T: Transport> Net<T> {
 
     /// The same with other settings.
     pub fn with(make: &impl Fn(VanConfig) -> T, count: usize, config: VanConfig) -> Self {
-        let mut net = Net { vans: Vec::new(), events: Vec::new(), polled: Vec::new() };
+        let mut net =
+            Net { vans: Vec::new(), events: Vec::new(), polled: Vec::new(), links: Vec::new() };
         for index in 0..count {
             net.add(make(VanConfig { cluster: 7, node: 100 + index as u32, ..config.clone() }));
         }
@@ -139,6 +144,7 @@ impl<T: Transport> Net<T> {
             Event::Connected { peer, .. } => peer,
             _ => unreachable!("picked"),
         });
+        self.links.push([(a, peer), (b, back)]);
         (peer, back)
     }
 
@@ -166,9 +172,22 @@ impl<T: Transport> Net<T> {
     pub fn offer(&mut self, node: usize, peer: PeerId, len: usize) -> Offer {
         let mut into = self.van(node).memory().allocate(len).expect("memory is left");
         into.fill(UNTOUCHED);
+        self.offer_memory(node, peer, into)
+    }
+
+    /// Offers memory of `node` to `peer` and tells it so; until it knows, it need not be able to write.
+    pub fn offer_memory(&mut self, node: usize, peer: PeerId, into: Buffer) -> Offer {
+        let len = into.len() as u64;
         let offer = self.van(node).offer(peer, into).expect("the peer is connected");
-        assert_eq!(offer.len.get(), len as u64);
-        offer
+        assert_eq!(offer.len.get(), len);
+        let mut frame = self.framed(node, 0, size_of::<Offer>());
+        frame[FRAME_PREFIX..].copy_from_slice(offer.as_bytes());
+        self.van(node).post_send(peer, frame).expect("there is room in the queue");
+        let ends = self.links.iter().flat_map(|&[a, b]| [(a, b), (b, a)]);
+        let (_, (other, back)) =
+            ends.into_iter().find(|(end, _)| *end == (node, peer)).expect("they are connected");
+        let told = self.frame(other, back);
+        Offer::read_from_bytes(&told).expect("the frame that was posted here")
     }
 
     /// The next write at `node` by `peer`.
