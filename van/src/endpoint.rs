@@ -225,7 +225,7 @@ impl Endpoint {
     /// As [`Transport::withdraw`].
     pub fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
         if let Ok(lane) = lane(&mut self.lanes, peer) {
-            let _ = lane.places.remove(key);
+            lane.places.remove(key);
         }
         self.transport.withdraw(peer, key)
     }
