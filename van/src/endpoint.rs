@@ -22,7 +22,7 @@ mod rendezvous;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use self::landing::{Grants, Landings};
+use self::landing::{Grants, Landings, Places};
 use self::rendezvous::skew;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
@@ -98,26 +98,10 @@ struct Lane {
     outbox: VecDeque<Item>,
     grants: Grants,
     landings: Landings,
-    /// Offers of requests that are not answered yet, and the timestamps of those.
-    places: Vec<(u64, u64)>,
+    places: Places,
 }
 
 impl Lane {
-    /// Enters where a request wants its answer placed. An honest peer leaves no more of them than there are credits; where it
-    /// answered others than were asked, the oldest goes.
-    fn enter_place(&mut self, key: u64, timestamp: u64) {
-        if self.places.len() >= self.credits_max.into() {
-            self.places.remove(0);
-        }
-        self.places.push((key, timestamp));
-    }
-
-    /// Removes the place that `is_it` picks by key and timestamp, and returns its timestamp.
-    fn remove_place(&mut self, is_it: impl Fn(u64, u64) -> bool) -> Option<u64> {
-        let at = self.places.iter().position(|&(key, timestamp)| is_it(key, timestamp))?;
-        Some(self.places.remove(at).1)
-    }
-
     /// An answer came: its request's credit is back.
     fn answered(&mut self, peer: PeerId) -> Result<()> {
         if self.credits == self.credits_max {
@@ -241,7 +225,7 @@ impl Endpoint {
     /// As [`Transport::withdraw`].
     pub fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
         if let Ok(lane) = lane(&mut self.lanes, peer) {
-            lane.remove_place(|place, _| place == key);
+            lane.places.remove(key);
         }
         self.transport.withdraw(peer, key)
     }
@@ -267,7 +251,8 @@ impl Endpoint {
             (Kind::Request, offer) => {
                 open.credits -= 1;
                 if let Some(offer) = offer {
-                    open.enter_place(offer.key.get(), timestamp);
+                    let count_max = open.credits_max.into();
+                    open.places.enter(offer.key.get(), timestamp, count_max);
                 }
             }
             _ => open.unanswered = open.unanswered.saturating_sub(1),
@@ -394,7 +379,7 @@ impl Endpoint {
             let message = self.pick_up(peer, memory, (at, len))?;
             return self.deliver(peer, message, arrivals);
         }
-        let Some(timestamp) = open.remove_place(|place, _| place == key) else {
+        let Some(timestamp) = open.places.remove(key) else {
             return Err(Error::Unasked { peer, what: "a write" });
         };
         open.answered(peer)?;
@@ -417,7 +402,7 @@ impl Endpoint {
             Kind::Request => lane.unanswered += 1,
             _ => {
                 lane.answered(peer)?;
-                lane.remove_place(|_, timestamp| timestamp == message.timestamp());
+                lane.places.answered(message.timestamp());
                 if let Some(landing) = message.take_offer() {
                     self.take_grant(peer, Some(landing))?;
                 }

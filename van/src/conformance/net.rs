@@ -168,7 +168,7 @@ impl<T: Transport> Net<T> {
         })
     }
 
-    /// Offers `len` bytes of `node` to `peer`, [`UNTOUCHED`] all of them.
+    /// Offers `len` bytes of `node` to `peer`, 0xee all of them.
     pub fn offer(&mut self, node: usize, peer: PeerId, len: usize) -> Offer {
         let mut into = self.van(node).memory().allocate(len).expect("memory is left");
         into.fill(UNTOUCHED);
