@@ -40,8 +40,8 @@ pub(super) const RECEIVES_MAX: usize = 32 << 10;
 /// How long the device waits for an acknowledgement before it sends again: 4.096 µs × 2^14 = 67 ms.
 const ACK_TIMEOUT_EXPONENT: u8 = 14;
 
-/// How often it does so.
-const RETRIES: u8 = 7;
+/// How often it does so; half a second in all. (7, the most there is, means for ever to Soft-RoCE.)
+const RETRIES: u8 = 6;
 
 /// How long a peer is told to wait that meets no receive buffer, which credits prevent: 0.64 ms. (The default is 655 ms.)
 const NOT_READY_TIMER: u8 = 12;
