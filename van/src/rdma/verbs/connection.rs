@@ -290,7 +290,8 @@ impl Connection {
     /// What the system said.
     pub fn resolve_route(&self, timeout: Duration) -> io::Result<()> {
         let timeout_ms = milliseconds(timeout);
-        // SAFETY: the connection lives.
+        self.check_device()?;
+        // SAFETY: the connection lives, and has a device, which the library does not ask.
         check(unsafe { (self.library().rdma_resolve_route)(self.id.as_ptr(), timeout_ms) })
     }
 
@@ -325,7 +326,9 @@ impl Connection {
     /// What the system said.
     pub fn connect(&self, private_data: &[u8], retries: u8) -> io::Result<()> {
         let mut parameters = parameters(private_data, retries)?;
-        // SAFETY: the connection lives; `parameters` and the data it names outlive the call.
+        self.check_device()?;
+        // SAFETY: the connection lives, and has a device, which the library does not ask; `parameters` and the data it names
+        // outlive the call.
         check(unsafe { (self.library().rdma_connect)(self.id.as_ptr(), &raw mut parameters) })
     }
 
@@ -336,6 +339,7 @@ impl Connection {
     /// What the system said.
     pub fn accept(&self, private_data: &[u8]) -> io::Result<()> {
         let mut parameters = parameters(private_data, 0)?;
+        self.check_device()?;
         // SAFETY: as in `connect`.
         check(unsafe { (self.library().rdma_accept)(self.id.as_ptr(), &raw mut parameters) })
     }
@@ -350,13 +354,20 @@ impl Connection {
         check(unsafe { (self.library().rdma_reject)(self.id.as_ptr(), data, len) })
     }
 
-    /// Closes it. Both queue pairs go to the error state, and [`CmKind::Disconnected`] follows on both sides.
+    /// Closes it, and says yes to a peer that did. This side's queue pair goes to the error state. [`CmKind::Disconnected`] follows
+    /// on the other side, and on this one when the other has said yes by this call or by being dropped.
     ///
     /// # Errors
     /// What the system said.
     pub fn disconnect(&self) -> io::Result<()> {
         // SAFETY: the connection lives.
         check(unsafe { (self.library().rdma_disconnect)(self.id.as_ptr()) })
+    }
+}
+
+impl Connection {
+    fn check_device(&self) -> io::Result<()> {
+        self.device().map(drop).ok_or_else(|| refused("the address is not resolved yet"))
     }
 }
 
