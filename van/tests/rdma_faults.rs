@@ -128,7 +128,14 @@ impl Ends {
 }
 
 /// Queue pairs and memory regions of all devices, as the kernel counts them.
-fn resources() -> Vec<String> {
+///
+/// A first pair of transports has come and gone by then: the connection manager keeps what it makes of a device at first.
+fn resources(addresses: &[String; 2]) -> Vec<String> {
+    Ends::new(addresses).exchange(1).unwrap();
+    count_resources()
+}
+
+fn count_resources() -> Vec<String> {
     let shown = Command::new("rdma").args(["resource", "show"]).output().unwrap();
     let text = String::from_utf8(shown.stdout).unwrap();
     let line = |line: &str| {
@@ -145,7 +152,7 @@ fn resources() -> Vec<String> {
 #[test]
 fn lost_and_late_packets_are_sent_again() {
     let Some((_guard, addresses)) = link() else { return };
-    let before = resources();
+    let before = resources(&addresses);
     let mut ends = Ends::new(&addresses);
     for weather in ["loss 1%", "delay 1ms"] {
         run("netem", &[weather]);
@@ -154,14 +161,14 @@ fn lost_and_late_packets_are_sent_again() {
     run("netem", &["off"]);
     ends.exchange(100).expect("all is well again");
     drop(ends);
-    assert_eq!(resources(), before, "all resources are given back");
+    assert_eq!(count_resources(), before, "all resources are given back");
 }
 
 /// A link that is down for two seconds: what is under way survives or ends with an error, and a new connection works.
 #[test]
 fn a_link_that_goes_down_is_survived_or_reported() {
     let Some((_guard, addresses)) = link() else { return };
-    let before = resources();
+    let before = resources(&addresses);
     let mut ends = Ends::new(&addresses);
     ends.exchange(10).unwrap();
     (0..2).for_each(|from| ends.post(from, 0));
@@ -182,14 +189,14 @@ fn a_link_that_goes_down_is_survived_or_reported() {
     }
     drop(ends);
     Ends::new(&addresses).exchange(10).expect("a new connection works");
-    assert_eq!(resources(), before, "all resources are given back");
+    assert_eq!(count_resources(), before, "all resources are given back");
 }
 
 /// A network that swallows everything, in silence: both sides find out, also the one that sends nothing.
 #[test]
 fn a_silent_network_is_noticed_by_both_sides() {
     let Some((_guard, addresses)) = link() else { return };
-    let before = resources();
+    let before = resources(&addresses);
     let mut ends = Ends::new(&addresses);
     ends.exchange(10).unwrap();
     run("netem", &["blackhole"]);
@@ -198,19 +205,19 @@ fn a_silent_network_is_noticed_by_both_sides() {
         assert!(loss.contains(address.as_str()), "{loss} names {address}");
     }
     run("netem", &["off"]);
-    assert_eq!(resources(), before, "all resources are given back");
+    assert_eq!(count_resources(), before, "all resources are given back");
 }
 
 /// A few regions and one queue pair a peer, however much is sent; and all of them go.
 #[test]
 fn resources_are_few_and_given_back() {
     let Some((_guard, addresses)) = link() else { return };
-    let before = resources();
+    let before = resources(&addresses);
     for _ in 0..20 {
         let mut ends = Ends::new(&addresses);
         ends.exchange(50).unwrap();
         drop(ends);
-        assert_eq!(resources(), before);
+        assert_eq!(count_resources(), before);
     }
     let count = |name: &str| -> usize {
         let count = |line: &String| {
@@ -218,7 +225,7 @@ fn resources_are_few_and_given_back() {
             let at = words.iter().position(|word| *word == name).unwrap();
             words[at + 1].parse::<usize>().unwrap()
         };
-        resources().iter().map(count).sum()
+        count_resources().iter().map(count).sum()
     };
     let (regions, pairs) = (count("mr"), count("qp"));
     let mut ends = Ends::new(&addresses);

@@ -25,8 +25,8 @@ use crate::error::{Error, Result};
 use crate::transport::{Event, PeerId};
 use crate::wire::Hello;
 
-/// How long a connection may take to be made, over all addresses of a name.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a connection may take to be made, each address of a name. The connection manager sends what is lost again after 4.3 s.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long looking up an address, or the way to it, may take.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
