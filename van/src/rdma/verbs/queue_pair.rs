@@ -104,6 +104,10 @@ struct Entry {
 }
 
 /// One end of a reliable connection.
+///
+/// Dropped: gone at once, with what is in hand. Completions that were not polled by then may come or not; a receive whose
+/// completion does not come keeps its place in the receive queue for good. So [`QueuePair::fail`] it, and poll until what is in
+/// hand has come back, before dropping one that shares its receive queue.
 pub struct QueuePair {
     /// Destroyed in `Drop::drop`, before anything below is dropped.
     queue_pair: NonNull<ffi::ibv_qp>,
