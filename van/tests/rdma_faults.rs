@@ -7,30 +7,46 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use caravan_van::rdma::Rdma;
 use caravan_van::{Event, FRAME_PREFIX, PeerId, Transport, VanConfig};
 
-/// There is one link, and tests look at all of the device's resources.
+/// There is one link, and tests look at all of a device's resources.
 static LINK: Mutex<()> = Mutex::new(());
 
 /// How long anything may take. A test that hangs fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The two addresses, for one test at a time; `None` with a line that says why not.
-fn link() -> Option<(MutexGuard<'static, ()>, [String; 2])> {
+/// Says which test this process was started for.
+const CHILD: &str = "CARAVAN_TEST_CHILD";
+
+/// Lets `scenario` run between the two addresses of a link that is well, in a process of its own: a device that a process holds
+/// cannot be made anew, which Soft-RoCE needs after a link was down.
+fn alone(test: &str, scenario: impl FnOnce(&[String; 2])) {
     let names = ["CARAVAN_TEST_FAULTS", "CARAVAN_TEST_ADDRESS", "CARAVAN_TEST_ADDRESS2"];
-    let values = names.map(|name| std::env::var(name).ok());
-    let [Some(_), Some(one), Some(other)] = values else {
+    let [Some(_), Some(one), Some(other)] = names.map(|name| std::env::var(name).ok()) else {
         eprintln!("skipped: {} are not all set (`ci/vm` sets them)", names.join(", "));
-        return None;
+        return;
     };
-    let guard = LINK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if std::env::var(CHILD).is_ok() {
+        return scenario(&[one, other]);
+    }
+    let _guard = LINK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    mend();
+    let before = resources();
+    let program = std::env::current_exe().unwrap();
+    let status =
+        Command::new(program).args(["--exact", test, "--nocapture"]).env(CHILD, test).status();
+    mend();
+    assert!(status.unwrap().success(), "{test} failed; see above");
+    assert_eq!(resources(), before, "all resources are given back");
+}
+
+fn mend() {
     run("netem", &["off"]);
     run("link", &["up"]);
-    Some((guard, [one, other]))
 }
 
 fn run(program: &str, arguments: &[&str]) {
@@ -40,7 +56,7 @@ fn run(program: &str, arguments: &[&str]) {
 
 fn van(ip: &str, node: u32) -> Rdma {
     let listen = format!("{ip}:0");
-    Rdma::new(&VanConfig { listen, node, memory_bytes: 64 << 20, ..VanConfig::default() }).unwrap()
+    Rdma::new(&VanConfig { listen, node, memory_bytes: 512 << 20, ..VanConfig::default() }).unwrap()
 }
 
 /// Two ends of the link, connected or in the making.
@@ -128,14 +144,7 @@ impl Ends {
 }
 
 /// Queue pairs and memory regions of all devices, as the kernel counts them.
-///
-/// A first pair of transports has come and gone by then: the connection manager keeps what it makes of a device at first.
-fn resources(addresses: &[String; 2]) -> Vec<String> {
-    Ends::new(addresses).exchange(1).unwrap();
-    count_resources()
-}
-
-fn count_resources() -> Vec<String> {
+fn resources() -> Vec<String> {
     let shown = Command::new("rdma").args(["resource", "show"]).output().unwrap();
     let text = String::from_utf8(shown.stdout).unwrap();
     let line = |line: &str| {
@@ -149,93 +158,109 @@ fn count_resources() -> Vec<String> {
     text.lines().filter(|text| text.contains("qp")).map(line).collect()
 }
 
-#[test]
-fn lost_and_late_packets_are_sent_again() {
-    let Some((_guard, addresses)) = link() else { return };
-    let before = resources(&addresses);
-    let mut ends = Ends::new(&addresses);
-    for weather in ["loss 1%", "delay 1ms"] {
-        run("netem", &[weather]);
-        ends.exchange(500).unwrap_or_else(|| panic!("a peer was lost under {weather}"));
-    }
-    run("netem", &["off"]);
-    ends.exchange(100).expect("all is well again");
-    drop(ends);
-    assert_eq!(count_resources(), before, "all resources are given back");
+/// What the device holds once the connection manager has made what it keeps.
+fn warmed_up(addresses: &[String; 2]) -> Vec<String> {
+    Ends::new(addresses).exchange(1).unwrap();
+    resources()
 }
 
-/// A link that is down for two seconds: what is under way survives or ends with an error, and a new connection works.
+#[test]
+fn lost_and_late_packets_are_sent_again() {
+    alone("lost_and_late_packets_are_sent_again", |addresses| {
+        let before = warmed_up(addresses);
+        let mut ends = Ends::new(addresses);
+        for weather in ["loss 1%", "delay 1ms"] {
+            run("netem", &[weather]);
+            ends.exchange(500).unwrap_or_else(|| panic!("a peer was lost under {weather}"));
+        }
+        run("netem", &["off"]);
+        ends.exchange(100).expect("all is well again");
+        drop(ends);
+        assert_eq!(resources(), before, "all resources are given back");
+    });
+}
+
+/// A link that is down for two seconds: what is under way ends with an error that names the peer, or survives; nothing hangs, and
+/// new connections work.
 #[test]
 fn a_link_that_goes_down_is_survived_or_reported() {
-    let Some((_guard, addresses)) = link() else { return };
-    let before = resources(&addresses);
-    let mut ends = Ends::new(&addresses);
-    ends.exchange(10).unwrap();
-    (0..2).for_each(|from| ends.post(from, 0));
-    run("link", &["down"]);
-    let until = Instant::now() + Duration::from_secs(2);
-    let mut lost = [false; 2];
-    ends.began = Instant::now();
-    while Instant::now() < until {
-        ends.turn();
-        for (events, lost) in ends.events.iter_mut().zip(&mut lost) {
-            *lost |= events.drain(..).any(|event| matches!(event, Event::Lost { .. }));
+    alone("a_link_that_goes_down_is_survived_or_reported", |addresses| {
+        let before = warmed_up(addresses);
+        let mut ends = Ends::new(addresses);
+        ends.exchange(10).unwrap();
+        (0..2).for_each(|from| ends.post(from, 0));
+        run("link", &["down"]);
+        let until = Instant::now() + Duration::from_secs(2);
+        let mut losses = Vec::new();
+        ends.began = Instant::now();
+        while Instant::now() < until {
+            ends.turn();
+            for event in ends.events.iter_mut().flat_map(|events| events.drain(..)) {
+                if let Event::Lost { error, .. } = event {
+                    losses.push(error.to_string());
+                }
+            }
         }
+        for loss in &losses {
+            assert!(addresses.iter().any(|address| loss.contains(address.as_str())), "{loss}");
+        }
+        if losses.is_empty() {
+            run("link", &["up"]);
+            ends.exchange(10); // it may still be lost, but must not hang
+        }
+        drop(ends);
+        assert_eq!(resources(), before, "all resources are given back");
+    });
+    if std::env::var(CHILD).is_err() {
+        resources_are_few_and_given_back();
     }
-    run("link", &["up"]);
-    if lost == [false; 2] {
-        // It may still be lost, but must not hang.
-        ends.exchange(10);
-    }
-    drop(ends);
-    Ends::new(&addresses).exchange(10).expect("a new connection works");
-    assert_eq!(count_resources(), before, "all resources are given back");
 }
 
 /// A network that swallows everything, in silence: both sides find out, also the one that sends nothing.
 #[test]
 fn a_silent_network_is_noticed_by_both_sides() {
-    let Some((_guard, addresses)) = link() else { return };
-    let before = resources(&addresses);
-    let mut ends = Ends::new(&addresses);
-    ends.exchange(10).unwrap();
-    run("netem", &["blackhole"]);
-    let losses = ends.losses();
-    for (loss, address) in losses.iter().zip([&addresses[1], &addresses[0]]) {
-        assert!(loss.contains(address.as_str()), "{loss} names {address}");
-    }
-    run("netem", &["off"]);
-    assert_eq!(count_resources(), before, "all resources are given back");
+    alone("a_silent_network_is_noticed_by_both_sides", |addresses| {
+        let before = warmed_up(addresses);
+        let mut ends = Ends::new(addresses);
+        ends.exchange(10).unwrap();
+        run("netem", &["blackhole"]);
+        let losses = ends.losses();
+        for (loss, address) in losses.iter().zip([&addresses[1], &addresses[0]]) {
+            assert!(loss.contains(address.as_str()), "{loss} names {address}");
+        }
+        assert_eq!(resources(), before, "all resources are given back");
+    });
 }
 
 /// A few regions and one queue pair a peer, however much is sent; and all of them go.
 #[test]
 fn resources_are_few_and_given_back() {
-    let Some((_guard, addresses)) = link() else { return };
-    let before = resources(&addresses);
-    for _ in 0..20 {
-        let mut ends = Ends::new(&addresses);
-        ends.exchange(50).unwrap();
-        drop(ends);
-        assert_eq!(count_resources(), before);
-    }
-    let count = |name: &str| -> usize {
-        let count = |line: &String| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            let at = words.iter().position(|word| *word == name).unwrap();
-            words[at + 1].parse::<usize>().unwrap()
-        };
-        count_resources().iter().map(count).sum()
+    alone("resources_are_few_and_given_back", |addresses| {
+        let before = warmed_up(addresses);
+        for _ in 0..5 {
+            Ends::new(addresses).exchange(50).unwrap();
+            assert_eq!(resources(), before);
+        }
+        let (regions, pairs) = (count("mr"), count("qp"));
+        let mut ends = Ends::new(addresses);
+        for _ in 0..5 {
+            let memory = ends.vans[0].memory();
+            let held: Vec<_> =
+                (0..200).map(|size| memory.allocate(100 << (size % 16)).unwrap()).collect();
+            drop(held);
+            ends.exchange(100).unwrap();
+        }
+        assert_eq!(count("qp") - pairs, 2);
+        let regions = count("mr") - regions;
+        assert!(regions <= 20, "{regions} regions for two transports");
+    });
+}
+
+/// How many of a kind all devices have.
+fn count(kind: &str) -> usize {
+    let of_device = |line: &String| {
+        let mut words = line.split_whitespace().skip_while(|word| *word != kind);
+        words.nth(1).unwrap().parse::<usize>().unwrap()
     };
-    let (regions, pairs) = (count("mr"), count("qp"));
-    let mut ends = Ends::new(&addresses);
-    for _ in 0..5 {
-        let held: Vec<_> = (0..200)
-            .map(|size| ends.vans[0].memory().allocate(100 << (size % 16)).unwrap().share())
-            .collect();
-        ends.exchange(100).unwrap();
-        drop(held);
-    }
-    assert_eq!(count("qp") - pairs, 2);
-    assert!(count("mr") - regions <= 20, "{} regions for two transports", count("mr") - regions);
+    resources().iter().map(of_device).sum()
 }

@@ -405,7 +405,7 @@ impl Rdma {
     /// A lane over a connection whose device is known, with receive buffers for its peer.
     fn lane_over(&mut self, connection: Connection, now: Instant) -> io::Result<Lane> {
         // Numbers of queue pairs are used again: nothing of an old one may be left.
-        self.take_completions().map_err(io::Error::other)?;
+        self.bury().map_err(io::Error::other)?;
         let wanted = self.receives_wanted + RECEIVES as usize;
         let needed = (self.by_queue.len() + 1) * COMPLETIONS;
         if wanted > self.receives.posted() + self.receives.room() {
@@ -512,8 +512,8 @@ impl Rdma {
         }
     }
 
-    /// Closes a connection and forgets it, but for what was offered over it. The queue pair goes first, and what the device had
-    /// in hand for it after that.
+    /// Closes a connection and forgets it, but for what was offered over it. Its queue pair does nothing more, and goes once all
+    /// that it has reported is taken in.
     pub(super) fn close(&mut self, id: u32) {
         let Some(peer) = self.peers.get_mut(id as usize).and_then(Option::take) else { return };
         self.young -= usize::from(!matches!(peer.stage, Stage::Up(_)));
@@ -528,6 +528,8 @@ impl Rdma {
                 self.receives_wanted -= RECEIVES as usize;
                 // The other side finds out in any case.
                 let _ = lane.queue_pair.connection().disconnect();
+                let _ = lane.queue_pair.fail();
+                self.closed.push(lane);
             }
         }
     }

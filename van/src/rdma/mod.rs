@@ -78,6 +78,8 @@ const LINGER: Duration = Duration::from_millis(500);
 pub struct Rdma {
     /// By [`PeerId`]; `None` once gone.
     peers: Vec<Option<Peer>>,
+    /// Lanes that are closed, and whose last reports may still wait in the completion queue.
+    closed: Vec<Lane>,
     windows: Windows,
     receives: ReceiveQueue,
     completions: Rc<CompletionQueue>,
@@ -136,6 +138,7 @@ impl Rdma {
         tracing::debug!(%address, device = device.name(), "listening with RDMA");
         Ok(Rdma {
             peers: Vec::new(),
+            closed: Vec::new(),
             windows: Windows::new(&domain, limits.windows),
             receives,
             completions,
@@ -177,6 +180,9 @@ impl Rdma {
     fn turn(&mut self) -> Result<()> {
         self.flush();
         let found = self.take_completions()?;
+        if !self.closed.is_empty() {
+            self.bury()?;
+        }
         self.turns += 1;
         if !found || self.turns >= BUSY_TURNS {
             self.turns = 0;
@@ -199,6 +205,15 @@ impl Rdma {
                 self.lose(id, format!("it cannot be sent to: {error}"));
             }
         }
+    }
+
+    /// Drops lanes that are closed, with what the device had in hand for them. What they still had to report is taken first:
+    /// devices forget it with the queue pair, and the receive buffers that it tells of.
+    fn bury(&mut self) -> Result<()> {
+        let closed = std::mem::take(&mut self.closed);
+        self.take_completions()?;
+        drop(closed);
+        Ok(())
     }
 
     /// What is not looked at in every turn: connections, the device's own events, deadlines, silence.
@@ -343,6 +358,12 @@ impl Rdma {
 impl Drop for Rdma {
     fn drop(&mut self) {
         let until = Instant::now() + LINGER;
+        for peer in self.peers.iter_mut().flatten() {
+            if let Stage::Up(lane) = &mut peer.stage {
+                // One that fails has nothing more to wait for.
+                let _ = lane.finish();
+            }
+        }
         let is_busy = |peer: &Option<Peer>| match peer {
             Some(Peer { stage: Stage::Up(lane), .. }) => lane.is_busy(),
             _ => false,

@@ -195,8 +195,22 @@ impl Lane {
 
     /// Whether the device has work of this lane that has not ended.
     pub(super) fn is_busy(&self) -> bool {
-        // What does not report its completion cannot be waited for.
-        self.sends_max - self.queue_pair.room() > self.unsignalled as usize
+        self.queue_pair.room() < self.sends_max
+    }
+
+    /// Makes the last of what is under way report its completion, so that the end of all of it can be waited for.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        if self.unsignalled == 0 || self.queue_pair.room() == 0 {
+            return Ok(());
+        }
+        self.mark()
+    }
+
+    /// Writes nothing, and has it reported.
+    fn mark(&mut self) -> Result<()> {
+        (self.unsignalled, self.holds) = (0, false);
+        self.queue_pair.push(Work::Probe, NOBODY, true)?;
+        self.ring()
     }
 
     /// Lets `unit` wait for the next flush; true if the transport has to be told to flush this lane.
@@ -337,9 +351,7 @@ impl Lane {
         }
         self.heard_at = now;
         self.probing = true;
-        (self.unsignalled, self.holds) = (0, false);
-        self.queue_pair.push(Work::Probe, NOBODY, true)?;
-        self.ring()
+        self.mark()
     }
 
     /// Begins to make a window useless, whose write has come; false when the device has no room for that now.
