@@ -65,6 +65,8 @@ pub mod memory;
 pub mod message;
 pub mod metrics;
 pub mod offers;
+#[cfg(all(target_os = "linux", feature = "rdma"))]
+pub mod rdma;
 pub mod sim;
 pub mod stream;
 pub mod transport;
@@ -77,7 +79,7 @@ pub mod wire;
 pub use config::VanConfig;
 pub use endpoint::{Arrival, Endpoint};
 pub use error::{Error, Result};
-pub use memory::{Buffer, Pool, Shared};
+pub use memory::{Buffer, Pool, Registrar, Registration, Shared};
 pub use message::{Draft, KeyRange, Message, Outgoing, Values};
 pub use metrics::Counters;
 pub use transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport};

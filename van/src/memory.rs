@@ -18,6 +18,10 @@ use std::rc::{Rc, Weak};
 use bytes::Bytes;
 
 use crate::error::{Error, Result};
+use registration::Registrations;
+pub use registration::{Registrar, Registration};
+
+mod registration;
 
 /// Every slot starts at a multiple of this many bytes: a page, as NICs and the kernel like it.
 pub const SLOT_ALIGN: usize = 4096;
@@ -42,19 +46,30 @@ struct Shelf {
     free: [RefCell<Vec<Rc<Slot>>>; CLASSES],
     bytes_reserved: Cell<usize>,
     bytes_max: usize,
+    /// Whom every arena is registered with.
+    registrar: Option<Rc<dyn Registrar>>,
 }
 
 impl Pool {
     /// A pool that reserves at most `bytes_max` bytes, none of them yet.
     pub fn new(bytes_max: usize) -> Self {
+        Pool::with(bytes_max, None)
+    }
+
+    /// Likewise, and every arena is registered with `registrar` as it is made.
+    pub fn registered(bytes_max: usize, registrar: Rc<dyn Registrar>) -> Self {
+        Pool::with(bytes_max, Some(registrar))
+    }
+
+    fn with(bytes_max: usize, registrar: Option<Rc<dyn Registrar>>) -> Self {
         let free = std::array::from_fn(|_| RefCell::new(Vec::new()));
-        Pool(Rc::new(Shelf { free, bytes_reserved: Cell::new(0), bytes_max }))
+        Pool(Rc::new(Shelf { free, bytes_reserved: Cell::new(0), bytes_max, registrar }))
     }
 
     /// Lends `len` bytes, 8-byte aligned or better; a reused slot keeps its former contents.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the pool would outgrow its limit.
+    /// [`Error::OutOfMemory`] when the pool would outgrow its limit; the registrar's when it refuses another arena.
     pub fn allocate(&self, len: usize) -> Result<Buffer> {
         let class = class_of(len).ok_or(self.out_of_memory(len))?;
         let free = self.0.free[class].borrow_mut().pop();
@@ -83,7 +98,10 @@ impl Pool {
         if bytes > self.0.bytes_max.saturating_sub(reserved) {
             return Err(self.out_of_memory(len));
         }
-        let arena = Rc::new(Arena::zeroed(bytes)?);
+        let arena = Rc::new(Region::zeroed(bytes)?);
+        if let Some(registrar) = &self.0.registrar {
+            arena.local_key(&**registrar)?;
+        }
         self.0.bytes_reserved.set(reserved + bytes);
         let mut slots = (0..bytes / size).map(|i| {
             let (arena, pool) = (arena.clone(), Rc::downgrade(&self.0));
@@ -117,13 +135,39 @@ fn class_of(len: usize) -> Option<usize> {
     Some((size.trailing_zeros() - SLOT_MIN.trailing_zeros()) as usize)
 }
 
+/// Memory that stays in one place: an arena, from which a pool cuts slots, or what a user brought.
+struct Region {
+    registrations: Registrations, // gone before the memory is: fields drop from the top
+    base: NonNull<u8>,
+    len: usize,
+    /// Whether it may be written once no other part of it is out; not if the user may read it still.
+    writable: bool,
+    /// Owns the memory and keeps it in place.
+    _owner: Box<dyn std::any::Any>,
+}
+
+impl Region {
+    fn new(base: NonNull<u8>, len: usize, writable: bool, owner: Box<dyn std::any::Any>) -> Self {
+        Region { registrations: Registrations::default(), base, len, writable, _owner: owner }
+    }
+
+    fn zeroed(bytes: usize) -> Result<Self> {
+        let pages = Pages::zeroed(bytes)?;
+        Ok(Region::new(pages.base, bytes, true, Box::new(pages)))
+    }
+
+    fn local_key(&self, registrar: &dyn Registrar) -> Result<u32> {
+        self.registrations.local_key(registrar, (self.base, self.len), self.writable)
+    }
+}
+
 /// Pages taken from the system in one piece.
-struct Arena {
+struct Pages {
     base: NonNull<u8>,
     layout: Layout,
 }
 
-impl Arena {
+impl Pages {
     fn zeroed(bytes: usize) -> Result<Self> {
         let layout = Layout::from_size_align(bytes, SLOT_ALIGN).map_err(|_| {
             Error::OutOfMemory { wanted: bytes, reserved: 0, limit: isize::MAX as usize }
@@ -132,28 +176,22 @@ impl Arena {
         // SAFETY: `layout` has a size above zero, checked in the line above.
         let base = unsafe { alloc_zeroed(layout) };
         let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
-        Ok(Arena { base, layout })
+        Ok(Pages { base, layout })
     }
 }
 
-impl Drop for Arena {
+impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: `base` came from `alloc_zeroed` with this very layout, and this runs once. Every `Part` holds its slot and
-        // every slot its arena, so no part of it is left.
+        // every slot the region of these pages, so no part of it is left.
         unsafe { dealloc(self.base.as_ptr(), self.layout) }
     }
 }
 
 /// Where a slot's bytes live.
 enum Memory {
-    Arena(Rc<Arena>),
-    /// Memory that a user brought; the box owns it and keeps it in place.
-    User {
-        base: NonNull<u8>,
-        /// Whether it may be written once no other part of it is out; not if the user may read it still.
-        writable: bool,
-        _owner: Box<dyn std::any::Any>,
-    },
+    Arena(Rc<Region>),
+    User(Region),
 }
 
 /// A piece of memory that is lent as a whole; its reference count says whether any part of it is out.
@@ -166,19 +204,16 @@ struct Slot {
 }
 
 impl Slot {
-    fn base(&self) -> NonNull<u8> {
+    fn region(&self) -> &Region {
         match &self.memory {
-            // SAFETY: `offset + capacity` is within the arena: `Pool::grow` cuts it into equal slots.
-            Memory::Arena(arena) => unsafe { arena.base.add(self.offset) },
-            Memory::User { base, .. } => *base,
+            Memory::Arena(region) => region,
+            Memory::User(region) => region,
         }
     }
 
-    fn is_writable(&self) -> bool {
-        match self.memory {
-            Memory::Arena(_) => true,
-            Memory::User { writable, .. } => writable,
-        }
+    fn base(&self) -> NonNull<u8> {
+        // SAFETY: `offset + capacity` is within the region: `Pool::grow` cuts it into equal slots, and a user's memory is one.
+        unsafe { self.region().base.add(self.offset) }
     }
 }
 
@@ -215,7 +250,7 @@ impl Part {
 
     /// Whether its owner may write it: no other part of the slot is out, here or, for a user's memory, with the user.
     fn is_exclusive(&self) -> bool {
-        Rc::strong_count(&self.slot) == 1 && self.slot.is_writable()
+        Rc::strong_count(&self.slot) == 1 && self.slot.region().writable
     }
 }
 
@@ -243,7 +278,7 @@ impl Buffer {
         let (base, len) = (bytes.as_mut_ptr(), std::mem::size_of_val(bytes));
         let base = NonNull::new(base.cast::<u8>()).expect("a vector's pointer is never null");
         // The vector's heap block does not move when the vector itself is boxed.
-        let memory = Memory::User { base, writable: true, _owner: Box::new(values) };
+        let memory = Memory::User(Region::new(base, len, true, Box::new(values)));
         let slot = Slot { memory, offset: 0, capacity: len, class: 0, pool: Weak::new() };
         Buffer(Part { slot: Rc::new(slot), start: 0, len })
     }
@@ -286,6 +321,17 @@ impl Buffer {
         }
         self.0.len += tail.0.len;
         Ok(())
+    }
+
+    /// The key under which `registrar` knows the region this lies in: an arena, or memory that a user brought.
+    ///
+    /// A region that it does not know yet, for example a user's or an arena of a plain pool, is registered now and stays so as
+    /// long as it lives: a vector or a [`Bytes`] until its last part goes. Empty memory needs no key; it is 0.
+    ///
+    /// # Errors
+    /// The registrar's; nothing has changed then.
+    pub fn local_key(&self, registrar: &dyn Registrar) -> Result<u32> {
+        self.0.slot.region().local_key(registrar)
     }
 
     /// From now on anybody may read it and nobody write it.
@@ -345,6 +391,16 @@ impl Shared {
         Shared(self.0.narrow(start, end.saturating_sub(start)))
     }
 
+    /// The key under which `registrar` knows the region this lies in: an arena, or memory that a user brought.
+    ///
+    /// As [`Buffer::local_key`]; memory of a [`Bytes`] is registered for reading only.
+    ///
+    /// # Errors
+    /// The registrar's; nothing has changed then.
+    pub fn local_key(&self, registrar: &dyn Registrar) -> Result<u32> {
+        self.0.slot.region().local_key(registrar)
+    }
+
     /// Takes it back for writing.
     ///
     /// # Errors
@@ -380,7 +436,7 @@ impl From<Bytes> for Shared {
         let (base, len) = (NonNull::from(&bytes[..]).cast::<u8>(), bytes.len());
         // A `Bytes` points to its memory, which stays where it is when the `Bytes` itself moves into the box. It cannot turn
         // into a `BytesMut` there, and other handles cannot while this one lives.
-        let memory = Memory::User { base, writable: false, _owner: Box::new(bytes) };
+        let memory = Memory::User(Region::new(base, len, false, Box::new(bytes)));
         let slot = Slot { memory, offset: 0, capacity: len, class: 0, pool: Weak::new() };
         Shared(Part { slot: Rc::new(slot), start: 0, len })
     }

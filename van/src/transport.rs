@@ -56,6 +56,33 @@ pub enum Event {
     },
 }
 
+/// What one write carries: one or two parts, to lie one right behind the other.
+#[derive(Debug, Clone)]
+pub struct Gather {
+    /// Comes first.
+    pub head: Shared,
+    /// Follows it.
+    pub tail: Option<Shared>,
+}
+
+impl Gather {
+    /// Bytes of both.
+    pub fn len(&self) -> usize {
+        self.head.len() + self.tail.as_ref().map_or(0, |tail| tail.len())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl From<Shared> for Gather {
+    fn from(head: Shared) -> Gather {
+        Gather { head, tail: None }
+    }
+}
+
 /// What a van can carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
