@@ -20,7 +20,7 @@ use caravan_van::Wait;
 use clap::ValueEnum;
 
 use crate::subject::{Shape, Subject};
-use crate::{device, place, units};
+use crate::{place, units};
 
 /// Bytes of header in a request and in a reply.
 const HEADER_BYTES: usize = 64;
@@ -62,7 +62,7 @@ pub(crate) fn run(answerer: Answerer, host: IpAddr, config: &NodeConfig) -> Resu
     match answerer {
         Answerer::Socket => socket::run(host, config.wait),
         Answerer::Verbs => verbs::run(host, config.wait),
-        Answerer::Device => device::run(host, config.wait),
+        Answerer::Device => crate::verbs::answer(host, config.wait),
     }
 }
 
