@@ -2,9 +2,12 @@
 //! Method: an embedded cluster of threads over real sockets, against `dbpg::reference` and the published figures.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "../../tests/support/vans.rs"]
+mod vans;
+
 use std::path::PathBuf;
 
-use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
+use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::reference::{Settings, solve};
@@ -18,13 +21,20 @@ fn example_file() -> PathBuf {
 }
 
 fn cluster(servers: usize, workers: usize) -> Cluster {
-    let config = ClusterConfig { servers, workers, ..ClusterConfig::default() };
+    cluster_on(Van::Auto, servers, workers)
+}
+
+fn cluster_on(van: Van, servers: usize, workers: usize) -> Cluster {
+    let config = ClusterConfig { servers, workers, threads: 1, node: vans::node(van) };
     let launch = Launch::Threads(dbpg::handles(Handles::default()), dbpg::apps(Apps::default()));
     Cluster::launch(&config, launch).unwrap()
 }
 
 fn train(servers: usize, workers: usize, job: &Job) -> (Trained, Vec<Progress>) {
-    let mut cluster = cluster(servers, workers);
+    train_on(cluster(servers, workers), job)
+}
+
+fn train_on(mut cluster: Cluster, job: &Job) -> (Trained, Vec<Progress>) {
     let mut passes = Vec::new();
     let trained = dbpg::train(&mut cluster, job, |progress| passes.push(*progress)).unwrap();
     cluster.shutdown().unwrap();
@@ -159,6 +169,26 @@ fn a_polish_saves_passes_and_changes_no_answer() {
         assert!(trained.passes < expected.passes, "{} passes", trained.passes);
         let last = passes.last().unwrap();
         assert_eq!(last.nnz, trained.model.nonzeros());
+    }
+}
+
+/// With delay 0 nothing depends on who is faster: the sum of two workers' pushes has no order, either.
+#[test]
+fn every_van_trains_the_same_model_to_the_bit() {
+    for (servers, workers) in [(1, 1), (3, 2)] {
+        for job in [published(6), Job::new(vec![example_file()], 1.0)] {
+            let bits = |van| {
+                let (trained, passes) = train_on(cluster_on(van, servers, workers), &job);
+                let numbers = |pass: &Progress| [pass.objective, pass.violation].map(f64::to_bits);
+                let weights = trained.model.iter().map(|(key, weight)| (key, weight.to_bits()));
+                (weights.collect::<Vec<_>>(), passes.iter().map(numbers).collect::<Vec<_>>())
+            };
+            let expected = bits(Van::Tcp);
+            assert!(!expected.0.is_empty() && expected.1.len() > 3);
+            for van in vans::vans() {
+                assert!(bits(van) == expected, "{van}, {workers} workers, {servers} servers");
+            }
+        }
     }
 }
 
