@@ -7,13 +7,14 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::bandwidth::Bandwidth;
-use crate::doctor::{RdmaDevice, VanCheck};
+use crate::doctor::VanCheck;
 use crate::latency::Latency;
 use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::rate::Rate;
 use crate::train::{Outcome, Pass, Prediction};
 use crate::units;
+use crate::verbs::doctor::RdmaDevice;
 use crate::verbs::{Op as VerbsOp, VerbsBandwidth, VerbsLatency};
 
 /// One line of `--json`; names and order of the fields are a contract with scripts.

@@ -133,9 +133,9 @@ impl Side {
 
     /// Where the other side is to write: address and key, zeros for nowhere.
     fn place_words(&self) -> [u64; 2] {
-        self.places.as_ref().map_or([0; 2], |places| {
-            [places.address(), u64::from(places.remote_key())]
-        })
+        self.places
+            .as_ref()
+            .map_or([0; 2], |places| [places.address(), u64::from(places.remote_key())])
     }
 
     fn set_remote(&mut self, [address, key]: [u64; 2]) {
@@ -224,8 +224,9 @@ impl Outbox {
 
     /// The next message, with its number in it, and whether its completion is to be asked for.
     fn next(&mut self, number: u64) -> Result<(Shared, bool)> {
-        let message = &mut self.messages[self.next];
-        self.next = (self.next + 1) % self.messages.len();
+        let at = self.next;
+        self.next = (at + 1) % self.messages.len();
+        let message = &mut self.messages[at];
         message.make_mut(&self.memory)?[..8].copy_from_slice(&number.to_le_bytes());
         self.unsignalled = (self.unsignalled + 1) % self.every;
         Ok((message.clone(), self.unsignalled == 0))

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use caravan_van::rdma::devices::{DeviceInfo, devices};
-use caravan_van::rdma::verbs::available;
+use caravan_van::rdma::verbs::{Channel, Connection, Device, available};
 
 /// Where the kernel lists RDMA devices.
 pub(crate) const SYSFS: &str = "/sys/class/infiniband";
@@ -29,7 +29,8 @@ pub(crate) fn usable() -> Result<Vec<Usable>> {
 }
 
 fn of(devices: &[DeviceInfo]) -> Vec<Usable> {
-    let ports = devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
+    let ports =
+        devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
     let active = ports.filter(|(_, port)| port.is_active());
     active
         .filter_map(|(device, port)| {
@@ -52,7 +53,10 @@ pub(crate) fn usable_named(name: Option<&str>) -> Result<Usable> {
         })?,
         None => 0,
     };
-    ensure!(!all.is_empty(), "no RDMA device has an active port with an address; see `caravan doctor`");
+    ensure!(
+        !all.is_empty(),
+        "no RDMA device has an active port with an address; see `caravan doctor`"
+    );
     Ok(all[at].clone())
 }
 
@@ -61,9 +65,22 @@ pub(crate) fn usable_named(name: Option<&str>) -> Result<Usable> {
 /// # Errors
 /// When it has no address, or there is no device.
 pub(crate) fn address_of(host: &str) -> Result<IpAddr> {
-    let mut found = (host, 0).to_socket_addrs().with_context(|| format!("{host} has no address"))?;
+    let mut found =
+        (host, 0).to_socket_addrs().with_context(|| format!("{host} has no address"))?;
     let address = found.next().with_context(|| format!("{host} has no address"))?.ip();
     if address.is_loopback() { Ok(usable_named(None)?.address) } else { Ok(address) }
+}
+
+/// Bytes of a packet on the device with this address; none where it cannot be opened.
+pub(crate) fn mtu(address: IpAddr) -> Option<usize> {
+    device_at(address)?.capabilities().ok().map(|capabilities| capabilities.mtu_bytes)
+}
+
+/// The device with this address.
+fn device_at(address: IpAddr) -> Option<Device> {
+    let connection = Connection::new(&Channel::open().ok()?).ok()?;
+    connection.bind((address, 0).into()).ok()?;
+    connection.device()
 }
 
 #[cfg(test)]

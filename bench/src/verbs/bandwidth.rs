@@ -50,7 +50,12 @@ fn signal_every(bytes: usize, window: usize, list: usize) -> usize {
 ///
 /// # Errors
 /// When the other side goes away, or work fails.
-pub(crate) fn measure(side: Side, count: u64, list: usize, about: &About) -> Result<VerbsBandwidth> {
+pub(crate) fn measure(
+    side: Side,
+    count: u64,
+    list: usize,
+    about: &About,
+) -> Result<VerbsBandwidth> {
     let list = list.min(side.test.window);
     let every = signal_every(side.test.bytes, side.test.window, list);
     let mut stream = Stream::new(side, list, every)?;
@@ -79,7 +84,8 @@ impl Stream {
     fn new(side: Side, list: usize, every: usize) -> Result<Self> {
         let reads = if side.test.op == Op::Read { side.test.window } else { 0 };
         let memory = side.link.memory();
-        let landing = (0..reads).map(|_| Ok(memory.allocate(side.test.bytes)?)).collect::<Result<_>>()?;
+        let landing =
+            (0..reads).map(|_| Ok(memory.allocate(side.test.bytes)?)).collect::<Result<_>>()?;
         Ok(Stream { side, list, every, posted: 0, taken: 0, wrong: 0, landing })
     }
 

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use caravan_van::rdma::verbs::{
-    Channel, CmEvent, CmKind, Completion, CompletionQueue, Connection, ConnectionKey, Device, Domain,
-    Done, Exposed, Outcome, QueuePair, ReceiveQueue, sleep,
+    Channel, CmEvent, CmKind, Completion, CompletionQueue, Connection, ConnectionKey, Device,
+    Domain, Done, Exposed, Outcome, QueuePair, ReceiveQueue, sleep,
 };
 use caravan_van::wait::{Idle, Next};
 use caravan_van::{Buffer, Pool, Wait};
@@ -95,7 +95,9 @@ impl Events {
                 Some(CmEvent { kind: CmKind::Rejected, private_data, .. }) => {
                     bail!("turned away: {}", String::from_utf8_lossy(&private_data))
                 }
-                Some(event) => bail!("{:?} instead of {kind:?}, status {}", event.kind, event.status),
+                Some(event) => {
+                    bail!("{:?} instead of {kind:?}, status {}", event.kind, event.status)
+                }
                 None => self.sleep(SLEEP_MAX)?,
             }
             ensure!(began.elapsed() < PATIENCE, "no {kind:?} within {PATIENCE:?}");
@@ -219,7 +221,8 @@ impl Link {
         let device = connection.device().context("the connection has no RDMA device")?;
         let domain = Domain::new(device)?;
         // A failed queue pair completes all it holds, receives too.
-        let completions = CompletionQueue::new(device, room.sends + room.receives + RECEIVES_AT_ONCE + 1)?;
+        let completions =
+            CompletionQueue::new(device, room.sends + room.receives + RECEIVES_AT_ONCE + 1)?;
         let posted = room.receives + RECEIVES_AT_ONCE;
         let mut receives = ReceiveQueue::new(&domain, posted)?;
         let memory = Pool::registered(MEMORY_BYTES_MAX, domain.clone());

@@ -6,6 +6,7 @@
 
 pub(crate) mod address;
 mod bandwidth;
+pub(crate) mod doctor;
 mod latency;
 pub(crate) mod link;
 mod side;
@@ -101,7 +102,12 @@ pub(crate) fn run(common: &Common, args: &VerbsArgs) -> Result<()> {
         }
     };
     for (test, count) in tests {
-        progress.doing(format!("verbs {:?} {:?} {}", test.measure, test.op, units::size(test.bytes)));
+        progress.doing(format!(
+            "verbs {:?} {:?} {}",
+            test.measure,
+            test.op,
+            units::size(test.bytes)
+        ));
         let about = About { device: mine.device.clone(), test, wait };
         let side = Side::dial(mine.address, to, test, wait)?;
         let row = match test.measure {

@@ -70,7 +70,8 @@ impl Test {
     }
 
     fn from_words([kind, bytes, window, inline_bytes]: [u64; 4]) -> Result<Self> {
-        let measure = [Measure::Latency, Measure::Bandwidth].into_iter().find(|m| *m as u64 == kind >> 8);
+        let measure =
+            [Measure::Latency, Measure::Bandwidth].into_iter().find(|m| *m as u64 == kind >> 8);
         let op = Op::value_variants().iter().find(|op| **op as u64 == kind & 0xff);
         ensure!((1..=MESSAGE_BYTES_MAX).contains(&bytes), "no message has {bytes} bytes");
         ensure!((1..=u64::from(WINDOW_MAX)).contains(&window), "no window is {window}");
@@ -128,7 +129,8 @@ impl Side {
         let mut side = Side::new(link, test, vec![0; exposed_bytes(test.bytes)])?;
         let [kind, bytes, window, inline] = test.words();
         // Inline sizes and keys share a word.
-        let words = [kind, bytes, window, inline << 32 | u64::from(side.mine.remote_key()), side.place()];
+        let words =
+            [kind, bytes, window, inline << 32 | u64::from(side.mine.remote_key()), side.place()];
         let said = side.link.connect(&pack(TEST, words))?;
         side.set_theirs(unpack(TEST, &said)?);
         Ok(side)
@@ -139,10 +141,11 @@ impl Side {
     /// # Errors
     /// When the link cannot be made.
     pub(crate) fn answer(asked: Asked, wait: Wait) -> Result<Option<Self>> {
-        let read = unpack(TEST, &asked.said).and_then(|[kind, bytes, window, inline_key, place]| {
-            let key = inline_key & u64::from(u32::MAX);
-            Ok((Test::from_words([kind, bytes, window, inline_key >> 32])?, [place, key]))
-        });
+        let read =
+            unpack(TEST, &asked.said).and_then(|[kind, bytes, window, inline_key, place]| {
+                let key = inline_key & u64::from(u32::MAX);
+                Ok((Test::from_words([kind, bytes, window, inline_key >> 32])?, [place, key]))
+            });
         let (test, theirs) = match read {
             Ok(read) => read,
             Err(error) => return asked.reject(&error.to_string()).map(|()| None),
@@ -182,8 +185,9 @@ impl Side {
 
     /// The next message, its last byte `number`.
     pub(crate) fn numbered(&mut self, number: u8) -> Result<Shared> {
-        let message = &mut self.messages[self.next];
-        self.next = (self.next + 1) % self.messages.len();
+        let at = self.next;
+        self.next = (at + 1) % self.messages.len();
+        let message = &mut self.messages[at];
         let bytes = message.make_mut(self.link.memory())?;
         *bytes.last_mut().expect("a message has a byte") = number;
         Ok(message.clone())
@@ -290,13 +294,8 @@ mod tests {
     fn a_test_travels() {
         for op in Op::value_variants() {
             for measure in Measure::value_variants() {
-                let test = Test {
-                    measure: *measure,
-                    op: *op,
-                    bytes: 5,
-                    window: 7,
-                    inline_bytes: 220,
-                };
+                let test =
+                    Test { measure: *measure, op: *op, bytes: 5, window: 7, inline_bytes: 220 };
                 assert_eq!(Test::from_words(test.words()).unwrap(), test);
             }
         }
@@ -304,7 +303,14 @@ mod tests {
 
     #[test]
     fn tests_out_of_range_are_refused() {
-        for words in [[9 << 8, 1, 1, 0], [9, 1, 1, 0], [0, 0, 1, 0], [0, 1 << 40, 1, 0], [0, 1, 0, 0], [0, 1, 1 << 20, 0]] {
+        for words in [
+            [9 << 8, 1, 1, 0],
+            [9, 1, 1, 0],
+            [0, 0, 1, 0],
+            [0, 1 << 40, 1, 0],
+            [0, 1, 0, 0],
+            [0, 1, 1 << 20, 0],
+        ] {
             assert!(Test::from_words(words).is_err(), "{words:?}");
         }
     }

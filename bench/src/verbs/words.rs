@@ -12,9 +12,9 @@ pub(crate) fn pack<const N: usize>(kind: u64, words: [u64; N]) -> Vec<u8> {
 /// # Errors
 /// When they are of another kind, or too few.
 pub(crate) fn unpack<const N: usize>(kind: u64, data: &[u8]) -> Result<[u64; N]> {
-    let mut words = data.chunks_exact(8).map(|word| {
-        u64::from_le_bytes(word.try_into().expect("a chunk of eight bytes"))
-    });
+    let mut words = data
+        .chunks_exact(8)
+        .map(|word| u64::from_le_bytes(word.try_into().expect("a chunk of eight bytes")));
     let found = words.next().context("the other side said nothing")?;
     ensure!(found == kind, "the other side speaks of something else ({found:#x}, not {kind:#x})");
     let mut unpacked = [0; N];
