@@ -23,6 +23,20 @@ pub enum Error {
         /// The pool's limit.
         limit: usize,
     },
+    /// Memory that a device could not be told of.
+    #[error(
+        "cannot register {len} bytes with {device}: this process may lock {locked} (see `ulimit -l`; raise it with `ulimit -l unlimited`, LimitMEMLOCK=infinity for a service, or --ulimit memlock=-1 for a container)"
+    )]
+    Register {
+        /// Bytes to register.
+        len: usize,
+        /// The device's name.
+        device: String,
+        /// How much the process may lock, in words.
+        locked: String,
+        /// What the system said.
+        source: io::Error,
+    },
     /// A setting that no van over sockets can work with.
     #[error("{name} is {value}; it takes {min} {}", up_to(*.max))]
     Setting {

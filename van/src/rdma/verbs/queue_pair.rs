@@ -1,30 +1,149 @@
-//! Skeleton.
-#![allow(missing_docs, unused_variables, missing_debug_implementations)]
+//! A queue pair: work is pushed onto a chain, rung in one call, and owned here until it is retired.
+//!
+//! The chain is an array of work requests that are laid out once; a push writes the fields that differ. What a request names by
+//! address is kept in the ledger, one entry a request, from the push until a completion says that the device is done with it,
+//! or until the queue pair is no more.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_int;
+use std::fmt;
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::rc::{Rc, Weak};
+
+use rdma_sys as ffi;
+use rdma_sys::ibv_wr_opcode as opcode;
+
 use super::connection::Connection;
-use super::domain::{Domain, Invalidated, OpenWindow, Window};
-use super::queue::{CompletionQueue, ReceiveQueue, Through};
-use crate::error::Result;
+use super::domain::{Domain, Invalidated, OpenWindow, Window, WindowHandle};
+use super::library::{check, refused};
+use super::queue::{CompletionQueue, ReceiveQueue, Receives, Through, WorkId, next_serial};
+use crate::error::{Error, Result};
 use crate::memory::Buffer;
 use crate::transport::Gather;
-use std::io;
-use std::rc::Rc;
-pub struct QueuePair {
-    _p: Rc<()>,
-}
+
+/// Most work that one ring gives to the device.
+const CHAIN_MAX: usize = 16;
+
+/// Most parts of memory that one piece of work names.
+const PARTS_MAX: usize = 2;
+
+/// Smallest inline size worth asking for, in bytes.
+const INLINE_MIN: usize = 16;
+
+const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+
+/// What a queue pair is to do.
+#[derive(Debug)]
 pub enum Work {
-    Send { data: Gather, imm: u32 },
-    Write { data: Gather, address: u64, key: u32, imm: Option<u32> },
-    Read { into: Buffer, address: u64, key: u32 },
-    Invalidate { key: u32 },
-    Notice { imm: u32 },
+    /// Sends into the next buffer of the peer's receive queue.
+    Send {
+        /// What.
+        data: Gather,
+        /// Comes with it.
+        imm: u32,
+    },
+    /// Writes into the peer's memory.
+    Write {
+        /// What.
+        data: Gather,
+        /// Where.
+        address: u64,
+        /// The remote key of the memory there.
+        key: u32,
+        /// If given, comes after it, and takes up one of the peer's receives.
+        imm: Option<u32>,
+    },
+    /// Fills `into` from the peer's memory.
+    Read {
+        /// Where to, the whole of it.
+        into: Buffer,
+        /// Where from.
+        address: u64,
+        /// The remote key of the memory there.
+        key: u32,
+    },
+    /// Takes back a remote key, so that its window can be closed.
+    Invalidate {
+        /// The key of an open window.
+        key: u32,
+    },
+    /// Sends nothing but a number; takes up one of the peer's receives.
+    Notice {
+        /// The number.
+        imm: u32,
+    },
+    /// Writes nothing, so as to see whether the peer's device answers. The peer notices nothing.
     Probe,
 }
+
+/// Work that is done and of which something comes back.
 #[derive(Debug)]
 pub enum Done {
+    /// A read, of this tag, filled this.
     Read(u32, Buffer),
+    /// The key of the invalidation of this tag is taken back.
     Invalidated(u32, Invalidated),
 }
+
+/// What the device may use because of one request.
+enum Held {
+    Nothing,
+    Data(#[expect(dead_code, reason = "kept for the device, which reads it")] Gather),
+    Read(Buffer),
+    Bind(Rc<WindowHandle>),
+    Invalidate(u32),
+}
+
+/// One request, from push to retirement.
+struct Entry {
+    tag: u32,
+    held: Held,
+}
+
+/// One end of a reliable connection.
+pub struct QueuePair {
+    /// Destroyed in `Drop::drop`, before anything below is dropped.
+    queue_pair: NonNull<ffi::ibv_qp>,
+    serial: u32,
+    number: u32,
+    inline_bytes: usize,
+    message_bytes_max: usize,
+    /// The chain: requests whose `next` and `sg_list` are laid out once. Cells, as the library reads them by address.
+    work: Vec<UnsafeCell<ffi::ibv_send_wr>>,
+    parts: Vec<UnsafeCell<ffi::ibv_sge>>,
+    chained: usize,
+    /// Which of the chain, one bit each, go inline,
+    inlined: u32,
+    /// and which open windows.
+    binds: u32,
+    /// Entries by sequence number, modulo its length, a power of two.
+    ledger: Vec<Entry>,
+    depth: usize,
+    /// Sequence numbers: of the next push, ...
+    pushed: u64,
+    /// ... of the first request that the device does not have, ...
+    rung: u64,
+    /// ... and of the first that is not known to be done.
+    retired: u64,
+    /// Posting failed once: nobody knows what the device has.
+    is_broken: bool,
+    /// Windows that this opened, once each.
+    windows: Vec<Weak<WindowHandle>>,
+    domain: Rc<Domain>,
+    _completions: Rc<CompletionQueue>,
+    _receives: Rc<Receives>,
+    connection: Connection,
+}
+
 impl QueuePair {
+    /// Gives `connection`, which is not connected yet, a queue pair that has up to `sends` pieces of work in hand and carries
+    /// up to `inline_bytes` within the request itself, or as many as the device can.
+    ///
+    /// # Errors
+    /// What the system said, for example that the device has no queue that long.
     pub fn new(
         connection: Connection,
         domain: &Rc<Domain>,
@@ -33,36 +152,438 @@ impl QueuePair {
         sends: usize,
         inline_bytes: usize,
     ) -> io::Result<QueuePair> {
-        todo!()
+        let device = connection.device().ok_or_else(|| refused("no device yet"))?;
+        let receives = receives.receives();
+        let contexts = [domain.device(), completions.device(), receives.device()];
+        if contexts.iter().any(|other| other.context() != device.context()) {
+            return Err(refused("connection, domain and queues are of different devices"));
+        }
+        let message_bytes_max = device.capabilities()?.message_bytes_max;
+        let serial = next_serial()?;
+        let given = create(&connection, domain, completions, receives, sends, inline_bytes)?;
+        // SAFETY: the connection lives, and the call before set this field.
+        let queue_pair = NonNull::new(unsafe { (*connection.id().as_ptr()).qp })
+            .ok_or_else(|| io::Error::other("no queue pair was made"))?;
+        // SAFETY: the queue pair lives, and its number never changes.
+        let number = unsafe { (*queue_pair.as_ptr()).qp_num };
+        let (work, parts) = chain();
+        let entry = |_| Entry { tag: 0, held: Held::Nothing };
+        Ok(QueuePair {
+            queue_pair,
+            serial,
+            number,
+            inline_bytes: inline_bytes.min(given),
+            message_bytes_max,
+            work,
+            parts,
+            chained: 0,
+            inlined: 0,
+            binds: 0,
+            ledger: (0..sends.max(1).next_power_of_two()).map(entry).collect(),
+            depth: sends,
+            pushed: 0,
+            rung: 0,
+            retired: 0,
+            is_broken: false,
+            windows: Vec::new(),
+            domain: domain.clone(),
+            _completions: completions.clone(),
+            _receives: receives.clone(),
+            connection,
+        })
     }
+
+    /// Its connection.
     pub fn connection(&self) -> &Connection {
-        todo!()
+        &self.connection
     }
+
+    /// Its number, by which completions name it. The device gives it to another one some time after this was dropped.
     pub fn number(&self) -> u32 {
-        todo!()
+        self.number
     }
+
+    /// Sends and writes of up to so many bytes travel within the request, and let their memory go when it is rung.
     pub fn inline_bytes(&self) -> usize {
-        todo!()
+        self.inline_bytes
     }
+
+    /// How much work can still be pushed before some is retired.
     pub fn room(&self) -> usize {
-        todo!()
+        self.depth - self.in_hand()
     }
+
+    fn in_hand(&self) -> usize {
+        (self.pushed - self.retired) as usize
+    }
+
+    /// Puts work on the chain; rings by itself when the chain is full. `tag` comes back with what is [`Done`]. Only work with
+    /// `signal`, or after which there is no room, is reported when it ends, and with it all before it; what fails always is.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when there is no room, the data is too long, or ringing fails; [`Error::Register`]. The work is dropped.
     pub fn push(&mut self, work: Work, tag: u32, signal: bool) -> Result<()> {
-        todo!()
+        self.make_room()?;
+        let at = self.chained;
+        let (operation, flags, held) = match work {
+            Work::Send { data, imm } => {
+                let flags = self.name(at, &data)?;
+                self.request(at).imm_data_invalidated_rkey_union = immediate(imm);
+                (opcode::IBV_WR_SEND_WITH_IMM, flags, Held::Data(data))
+            }
+            Work::Write { data, address, key, imm } => {
+                let flags = self.name(at, &data)?;
+                let request = self.request(at);
+                request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
+                request.imm_data_invalidated_rkey_union = immediate(imm.unwrap_or(0));
+                let operation = match imm {
+                    Some(_) => opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
+                    None => opcode::IBV_WR_RDMA_WRITE,
+                };
+                (operation, flags, Held::Data(data))
+            }
+            Work::Read { into, address, key } => {
+                self.name_for_reading(at, &into)?;
+                self.request(at).wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
+                (opcode::IBV_WR_RDMA_READ, 0, Held::Read(into))
+            }
+            Work::Invalidate { key } => {
+                let request = self.request(at);
+                request.num_sge = 0;
+                request.imm_data_invalidated_rkey_union.invalidated_rkey = key;
+                (opcode::IBV_WR_LOCAL_INV, 0, Held::Invalidate(key))
+            }
+            Work::Notice { imm } => {
+                let request = self.request(at);
+                request.num_sge = 0;
+                request.imm_data_invalidated_rkey_union = immediate(imm);
+                (opcode::IBV_WR_SEND_WITH_IMM, 0, Held::Nothing)
+            }
+            Work::Probe => {
+                make_probe(self.request(at));
+                (opcode::IBV_WR_RDMA_WRITE, 0, Held::Nothing)
+            }
+        };
+        self.inlined |= u32::from(flags & INLINE != 0) << at;
+        self.enter(operation, flags, tag, held, signal);
+        Ok(())
     }
+
+    /// Puts on the chain that the peer may write `memory` through `window`, from then on until the result is closed, revoked
+    /// or dropped. The peer may be told of it by work that is pushed after this.
+    ///
+    /// # Errors
+    /// As [`QueuePair::push`]; or the window is of another domain, or gone with a queue pair that had it open.
     pub fn bind(&mut self, window: Window, memory: Buffer) -> Result<OpenWindow> {
-        todo!()
+        self.make_room()?;
+        let os = |reason| Error::Os { call: "ibv_post_send", source: refused(reason) };
+        if !window.is_in(&self.domain) {
+            return Err(os("the window is of another domain"));
+        }
+        let key = window.next_key().ok_or_else(|| os("the window is gone"))?;
+        let raw = window.handle().raw().ok_or_else(|| os("the window is gone"))?;
+        let region = self.domain.region(memory.local_key(&*self.domain)?);
+        let region = region.filter(|_| !memory.is_empty());
+        let region = region.ok_or_else(|| os("no window opens over empty memory"))?;
+        let request = self.request(self.chained);
+        request.num_sge = 0;
+        request.imm_data_invalidated_rkey_union = immediate(0); // or Soft-RoCE refuses it
+        request.bind_mw_tso_union.bind_mw = ffi::bind_mw_t {
+            mw: raw.as_ptr(),
+            rkey: key,
+            bind_info: ffi::ibv_mw_bind_info {
+                mr: region.as_ptr(),
+                addr: memory.as_ptr() as u64,
+                length: memory.len() as u64,
+                mw_access_flags: ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
+            },
+        };
+        self.list(window.handle());
+        self.binds |= 1 << self.chained;
+        let (handle, sequence) = (window.handle().clone(), self.pushed);
+        self.enter(opcode::IBV_WR_BIND_MW, 0, 0, Held::Bind(handle), false);
+        Ok(window.open(memory, key, self.serial, sequence))
     }
+
+    /// Gives the device what was pushed since the last time, in one call.
+    ///
+    /// # Errors
+    /// What the system said. The queue pair takes no more work then; its memory comes back when it is dropped.
     pub fn ring(&mut self) -> io::Result<()> {
-        todo!()
+        if self.chained == 0 {
+            return Ok(());
+        }
+        self.check_broken()?;
+        self.skip_windows_gone();
+        let last = self.chained - 1;
+        let follows = std::mem::replace(&mut self.request(last).next, std::ptr::null_mut());
+        let (first, mut bad) = (self.work[0].get(), std::ptr::null_mut());
+        // SAFETY: the queue pair lives, and no reference into the chain is held. The requests are linked from the first to the
+        // last. Memory they name belongs to the ledger, which keeps it until the device is done with it (`retire`) or gone
+        // (`drop`), or was copied by this call (`INLINE`). The windows they open are there (`skip_windows_gone`), and so is
+        // the memory, and with it the region, that an open window owns.
+        let code = unsafe { ffi::ibv_post_send(self.queue_pair.as_ptr(), first, &raw mut bad) };
+        self.request(last).next = follows;
+        self.is_broken = code != 0; // it may have taken some of it, or all
+        let (mut inlined, begin) = (std::mem::take(&mut self.inlined), self.rung);
+        (self.chained, self.binds, self.rung) = (0, 0, self.pushed);
+        check(code)?;
+        while inlined != 0 {
+            self.entry(begin + u64::from(inlined.trailing_zeros())).held = Held::Nothing;
+            inlined &= inlined - 1;
+        }
+        Ok(())
     }
-    pub fn retire(&mut self, through: Through, done: &mut Vec<Done>) {
-        todo!()
+
+    /// Lets go of everything up to what a completion says is done, and appends what comes back of it to `done`; nothing does
+    /// when it failed. False, and no effect, if the completion is of another queue pair, one that had its number before.
+    pub fn retire(&mut self, through: Through, done: &mut Vec<Done>) -> bool {
+        let count = through.sequence.wrapping_sub(self.retired as u32).wrapping_add(1);
+        if through.queue_pair != self.serial || u64::from(count) > self.rung - self.retired {
+            return false;
+        }
+        for _ in 0..count {
+            let sequence = self.retired;
+            let entry = self.entry(sequence);
+            let (held, tag) = (std::mem::replace(&mut entry.held, Held::Nothing), entry.tag);
+            match held {
+                Held::Read(into) if through.is_ok => done.push(Done::Read(tag, into)),
+                Held::Invalidate(key) if through.is_ok => {
+                    let proof = Invalidated { key, queue_pair: self.serial, sequence };
+                    done.push(Done::Invalidated(tag, proof));
+                }
+                _ => {}
+            }
+            self.retired += 1;
+        }
+        true
     }
+
+    /// Sets how long a peer waits that sent while no receive was posted here, by the code that InfiniBand has for it: 12 is
+    /// 0.64 ms, 0 is 655.36 ms. Once connected.
+    ///
+    /// # Errors
+    /// What the system said.
     pub fn set_receiver_not_ready_timer(&self, code: u8) -> io::Result<()> {
-        todo!()
+        let mut attributes = no_attributes();
+        attributes.min_rnr_timer = code;
+        self.modify(attributes, ffi::ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER)
     }
+
+    /// Breaks the connection from this side: what is in hand comes back as failed, and the peer's work fails, too.
+    ///
+    /// # Errors
+    /// What the system said.
     pub fn fail(&self) -> io::Result<()> {
-        todo!()
+        let mut attributes = no_attributes();
+        attributes.qp_state = ffi::ibv_qp_state::IBV_QPS_ERR;
+        self.modify(attributes, ffi::ibv_qp_attr_mask::IBV_QP_STATE)
     }
+
+    fn modify(&self, attributes: ffi::ibv_qp_attr, mask: ffi::ibv_qp_attr_mask) -> io::Result<()> {
+        let (library, mut attributes) = (self.domain.library(), attributes);
+        let (to, mask) = (&raw mut attributes, mask.0 as c_int);
+        // SAFETY: the queue pair lives, and the attributes outlive the call.
+        check(unsafe { (library.ibv_modify_qp)(self.queue_pair.as_ptr(), to, mask) })
+    }
+
+    /// Makes room on the chain, and sees that there is some in the queue.
+    fn make_room(&mut self) -> Result<()> {
+        let os = |source| Error::Os { call: "ibv_post_send", source };
+        if self.room() == 0 {
+            let full = "the send queue is full; retire some work first";
+            return Err(os(io::Error::new(io::ErrorKind::WouldBlock, full)));
+        }
+        self.check_broken().map_err(os)?;
+        if self.chained == CHAIN_MAX { self.ring().map_err(os) } else { Ok(()) }
+    }
+
+    fn check_broken(&self) -> io::Result<()> {
+        if self.is_broken {
+            return Err(io::Error::new(io::ErrorKind::NotConnected, "posting work failed before"));
+        }
+        Ok(())
+    }
+
+    /// The chain's request number `at`.
+    fn request(&mut self, at: usize) -> &mut ffi::ibv_send_wr {
+        // SAFETY: the result borrows `self` for writing, so there is no other; the library refers to the cell only within
+        // `ring`.
+        unsafe { &mut *self.work[at].get() }
+    }
+
+    fn entry(&mut self, sequence: u64) -> &mut Entry {
+        let mask = self.ledger.len() - 1;
+        &mut self.ledger[sequence as usize & mask]
+    }
+
+    /// Names the parts of `data` in the chain's request number `at`; returns the flags to send it with.
+    fn name(&mut self, at: usize, data: &Gather) -> Result<u32> {
+        let len = data.len();
+        self.check_len(len)?;
+        let is_inline = len <= self.inline_bytes;
+        let mut count = 0;
+        for part in std::iter::once(&data.head).chain(&data.tail) {
+            if !part.is_empty() {
+                let key = if is_inline { 0 } else { part.local_key(&*self.domain)? };
+                self.name_part(PARTS_MAX * at + count, (part.as_ptr(), part.len()), key);
+                count += 1;
+            }
+        }
+        self.request(at).num_sge = count as c_int;
+        Ok(if is_inline && count > 0 { INLINE } else { 0 })
+    }
+
+    fn name_for_reading(&mut self, at: usize, into: &Buffer) -> Result<()> {
+        self.check_len(into.len())?;
+        let key = into.local_key(&*self.domain)?;
+        self.name_part(PARTS_MAX * at, (into.as_ptr(), into.len()), key);
+        self.request(at).num_sge = c_int::from(!into.is_empty());
+        Ok(())
+    }
+
+    fn check_len(&self, len: usize) -> Result<()> {
+        let limit = self.message_bytes_max;
+        if len > limit { Err(Error::FrameTooLong { len, limit }) } else { Ok(()) }
+    }
+
+    /// `len` is at most `message_bytes_max`, which C holds in 32 bits.
+    fn name_part(&mut self, at: usize, (address, len): (*const u8, usize), key: u32) {
+        let part = ffi::ibv_sge { addr: address as u64, length: len as u32, lkey: key };
+        // SAFETY: the library refers to the cell only within `ring`, and nobody else at all.
+        unsafe { *self.parts[at].get() = part };
+    }
+
+    /// Completes the chain's next request and enters what it holds.
+    fn enter(&mut self, operation: u32, flags: u32, tag: u32, held: Held, signal: bool) {
+        let (at, sequence) = (self.chained, self.pushed);
+        let signal = signal || self.room() == 1;
+        let id = WorkId::sent(self.serial, sequence).0;
+        let request = self.request(at);
+        request.wr_id = id;
+        request.opcode = operation;
+        request.send_flags = flags | if signal { SIGNALED } else { 0 };
+        *self.entry(sequence) = Entry { tag, held };
+        self.chained += 1;
+        self.pushed += 1;
+    }
+
+    /// Takes a window on the list of those to be given back with this queue pair.
+    fn list(&mut self, window: &Rc<WindowHandle>) {
+        if window.list(self.serial) {
+            if self.windows.len() == self.windows.capacity() {
+                self.windows.retain(|window| window.strong_count() > 0);
+            }
+            self.windows.push(Rc::downgrade(window));
+        }
+    }
+
+    /// Turns requests on the chain that were to open a window that is gone into ones that do nothing.
+    fn skip_windows_gone(&mut self) {
+        let mut binds = self.binds;
+        while binds != 0 {
+            let at = binds.trailing_zeros();
+            binds &= binds - 1;
+            let sequence = self.rung + u64::from(at);
+            if matches!(&self.entry(sequence).held, Held::Bind(window) if window.raw().is_none()) {
+                let request = self.request(at as usize);
+                make_probe(request);
+                request.opcode = opcode::IBV_WR_RDMA_WRITE;
+            }
+        }
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // Peers get at windows through the queue pair that opened them, and Soft-RoCE waits for open ones when it destroys it.
+        for window in self.windows.drain(..).filter_map(|window| window.upgrade()) {
+            window.give_back_if_open(self.serial);
+        }
+        // SAFETY: this runs once, and the connection lives. Nobody else uses the queue pair. After that the device is done
+        // with all that the ledger holds and with the queues, which drop later.
+        unsafe { (self.domain.library().rdma_destroy_qp)(self.connection.id().as_ptr()) }
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QueuePair({}, {} of {} in hand)", self.number, self.in_hand(), self.depth)
+    }
+}
+
+/// Creates a connection's queue pair with as many bytes inline as the device gives, at most `inline_bytes`, and returns how many
+/// those are.
+fn create(
+    connection: &Connection,
+    domain: &Domain,
+    completions: &CompletionQueue,
+    receives: &Receives,
+    sends: usize,
+    inline_bytes: usize,
+) -> io::Result<usize> {
+    let sends = u32::try_from(sends).map_err(|_| refused("a queue has less than 2^32 entries"))?;
+    let mut inline_bytes = inline_bytes;
+    loop {
+        let mut attributes = ffi::ibv_qp_init_attr {
+            qp_context: std::ptr::null_mut(),
+            send_cq: completions.raw().as_ptr(),
+            recv_cq: completions.raw().as_ptr(),
+            srq: receives.raw().as_ptr(),
+            cap: ffi::ibv_qp_cap {
+                max_send_wr: sends,
+                max_recv_wr: 0,
+                max_send_sge: PARTS_MAX as u32,
+                max_recv_sge: 0,
+                max_inline_data: u32::try_from(inline_bytes).unwrap_or(u32::MAX),
+            },
+            qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        let (id, raw) = (connection.id().as_ptr(), domain.raw().as_ptr());
+        // SAFETY: connection, domain and queues live, are of one device, and will live as long as the queue pair, which is to
+        // hold them. The attributes outlive the call.
+        let code = unsafe { (connection.library().rdma_create_qp)(id, raw, &raw mut attributes) };
+        match check(code) {
+            Ok(()) => return Ok(attributes.cap.max_inline_data as usize),
+            // Devices do not say what they can do inline, other than so.
+            Err(_) if inline_bytes >= INLINE_MIN => inline_bytes /= 2,
+            Err(_) if inline_bytes > 0 => inline_bytes = 0,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The chain's requests, each linked to the next and with its own parts of memory.
+fn chain() -> (Vec<UnsafeCell<ffi::ibv_send_wr>>, Vec<UnsafeCell<ffi::ibv_sge>>) {
+    let part = ffi::ibv_sge { addr: 0, length: 0, lkey: 0 };
+    let parts: Vec<_> = (0..CHAIN_MAX * PARTS_MAX).map(|_| UnsafeCell::new(part)).collect();
+    let request = |at: usize| {
+        // SAFETY: numbers and pointers only, for which zeros are a request that names nothing.
+        let mut request: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
+        request.sg_list = parts[at * PARTS_MAX].get();
+        UnsafeCell::new(request)
+    };
+    let mut work: Vec<_> = (0..CHAIN_MAX).map(request).collect();
+    for at in 1..CHAIN_MAX {
+        let next = work[at].get();
+        work[at - 1].get_mut().next = next;
+    }
+    (work, parts)
+}
+
+/// A write of nothing to nowhere, which a peer's device only acknowledges.
+fn make_probe(request: &mut ffi::ibv_send_wr) {
+    request.num_sge = 0;
+    request.imm_data_invalidated_rkey_union = immediate(0);
+    request.wr.rdma = ffi::rdma_t { remote_addr: 0, rkey: 0 };
+}
+
+fn immediate(imm: u32) -> ffi::imm_data_invalidated_rkey_union_t {
+    ffi::imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() }
+}
+
+fn no_attributes() -> ffi::ibv_qp_attr {
+    // SAFETY: numbers only, for which zeros are fine; a mask says which of them count.
+    unsafe { MaybeUninit::zeroed().assume_init() }
 }
