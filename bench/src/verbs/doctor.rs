@@ -174,7 +174,8 @@ fn machine_obstacle(
     if devices.is_empty() {
         let mut obstacle = no_device();
         // Where there are no libraries either, a device alone would not do.
-        if let Some((_, remedy)) = reason.split_once("; ").filter(|_| reason.contains("librar")) {
+        let libraries = reason.split_once("; ").filter(|(why, _)| why.contains("libraries cannot"));
+        if let Some((_, remedy)) = libraries {
             obstacle.remedy = format!("{}; and {remedy}", obstacle.remedy);
         }
         return Some(obstacle);
@@ -317,7 +318,12 @@ mod tests {
 
     #[test]
     fn machines_without_devices_libraries_or_nodes_are_told_apart() {
-        let none = machine_obstacle(&[], Path::new("/"), Err("no RDMA device".to_owned())).unwrap();
+        let none = machine_obstacle(
+            &[],
+            Path::new("/"),
+            Err("no RDMA device that the libraries know; apt-get install z".to_owned()),
+        )
+        .unwrap();
         assert!(none.remedy.contains("rdma_rxe") && !none.remedy.contains("apt-get"), "{none:?}");
         let libraries = || {
             Err("the RDMA libraries cannot be loaded (x); install them: apt-get install y"
