@@ -89,7 +89,7 @@ fn all_nodes_take_the_van_that_none_lacks() {
     for (server, worker) in [(Van::Auto, Van::Tcp), (Van::Tcp, Van::Auto), (Van::Tcp, Van::Tcp)] {
         let (taken, ended) = mixed(server, worker);
         assert_eq!(taken.unwrap(), Van::Tcp);
-        ended.map(|ended| ended.unwrap());
+        ended.into_iter().for_each(|ended| ended.unwrap());
     }
     let (taken, _) = mixed(Van::Auto, Van::Auto);
     assert!(vans().contains(&taken.unwrap()));

@@ -6,6 +6,7 @@
 mod vans;
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 use caravan_learn::dbpg::example::Example;
@@ -13,11 +14,16 @@ use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::reference::{Settings, solve};
 use caravan_learn::dbpg::{self, Job, Progress, Trained};
 
-/// The example set as a file that this process can read.
+/// The example set as a file that this process can read. It is written once: other tests may be reading it.
 fn example_file() -> PathBuf {
-    let path = std::env::temp_dir().join(format!("caravan-example-{}.train", std::process::id()));
-    std::fs::write(&path, Example::new().libsvm()).unwrap();
-    path
+    static WRITTEN: OnceLock<PathBuf> = OnceLock::new();
+    let write = || {
+        let name = format!("caravan-example-{}.train", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, Example::new().libsvm()).unwrap();
+        path
+    };
+    WRITTEN.get_or_init(write).clone()
 }
 
 fn cluster(servers: usize, workers: usize) -> Cluster {

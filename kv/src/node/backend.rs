@@ -69,12 +69,15 @@ pub fn open(van: Van, config: &VanConfig) -> Result<Box<dyn Transport>> {
     })
 }
 
+/// A van that was opened before it is known whether it is the one, or why it could not be.
+pub(crate) type Opened = (Van, Result<Box<dyn Transport>>);
+
 /// Opens every van that this node's settings allow, in order; which one is taken, all nodes decide together. A van that fails is
 /// there with its error.
 ///
 /// # Errors
 /// When a van was named and does not work here.
-pub(crate) fn open_all(config: &NodeConfig) -> Result<Vec<(Van, Result<Box<dyn Transport>>)>> {
+pub(crate) fn open_all(config: &NodeConfig) -> Result<Vec<Opened>> {
     let van_config = config.van_config(0);
     if config.van != Van::Auto {
         return Ok(vec![(config.van, Ok(open(config.van, &van_config)?))]);

@@ -3,7 +3,7 @@
 use caravan_van::Transport;
 use serde::{Deserialize, Serialize};
 
-use super::backend::{VANS, Van};
+use super::backend::{Opened, VANS, Van};
 use crate::error::{Error, Result, with_sources};
 
 /// What a node says of one van.
@@ -13,9 +13,6 @@ pub(crate) struct Candidate {
     /// Where the node's threads listen, in order, if it is a server; or why the van does not work there.
     pub(crate) threads: Result<Vec<String>, String>,
 }
-
-/// A van that was opened before it was known whether it is the one.
-pub(crate) type Opened = (Van, Result<Box<dyn Transport>>);
 
 /// What there is to say of what one thread has opened.
 pub(crate) fn candidates(opened: &[Opened]) -> Vec<Candidate> {
