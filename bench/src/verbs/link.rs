@@ -165,7 +165,7 @@ impl Asked {
     /// Turns them away.
     pub(crate) fn reject(self, why: &str) -> Result<()> {
         let fits = why.floor_char_boundary(REASON_BYTES_MAX);
-        Ok(self.connection.reject(why[..fits].as_bytes())?)
+        Ok(self.connection.reject(&why.as_bytes()[..fits])?)
     }
 }
 

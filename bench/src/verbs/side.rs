@@ -266,7 +266,7 @@ const MESSAGES: usize = 4;
 
 /// The last byte of a word in memory order is the highest of a little-endian number.
 fn last_byte(memory: &Exposed) -> u8 {
-    memory.word(memory.len() - 8).to_ne_bytes()[7]
+    (u64::from_le(memory.word(memory.len() - 8)) >> 56) as u8
 }
 
 fn exposed_bytes(message: usize) -> usize {
