@@ -147,7 +147,8 @@ fn compare(side: Side, read: Option<caravan_van::Buffer>, number: u8) -> Result<
 }
 
 fn row(about: &About, times_ns: &[u64], how: How, wrong: u64) -> VerbsLatency {
-    let mut nanos = Histogram::<u64>::new(4).expect("four digits are in range");
+    let mut nanos = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 4)
+        .expect("four digits up to a minute is in range");
     for time in times_ns {
         nanos.saturating_record((*time).max(1));
     }
