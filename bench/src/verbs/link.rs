@@ -22,8 +22,8 @@ use caravan_van::{Buffer, Pool, Wait};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long resolving an address or a route may take.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Looks that find nothing before a clock is read: most waits are shorter than reading it.
-const LOOKS_WITHOUT_CLOCK: u32 = 8;
+/// Looks that find nothing between two looks at the clock: most waits are shorter, and reading it takes longer than looking.
+const LOOKS_A_CLOCK: u32 = 32;
 /// Looks that find nothing between two questions whether the connection still stands.
 const LOOKS_A_QUESTION: u32 = 512;
 /// Longest sleep without asking whether the connection still stands.
@@ -419,7 +419,7 @@ impl Link {
         if looks.is_multiple_of(LOOKS_A_QUESTION) && self.hears()? {
             return Ok(false);
         }
-        if *looks <= LOOKS_WITHOUT_CLOCK && self.wait != Wait::Block {
+        if !looks.is_multiple_of(LOOKS_A_CLOCK) && self.wait != Wait::Block {
             self.relax();
             return Ok(true);
         }
