@@ -114,7 +114,7 @@ struct Side {
 impl Side {
     fn new(link: Link, agreement: &Agreement, sends: usize, receives: usize) -> Result<Self> {
         let places = match agreement.is_written(receives) {
-            true => Some(link.expose(vec![0; stride(receives) * agreement.window])?),
+            true => Some(link.expose(stride(receives) * agreement.window, &[])?),
             false => None,
         };
         let every = if agreement.is_written(sends) { 1 } else { SIGNAL_EVERY };

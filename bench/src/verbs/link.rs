@@ -273,9 +273,13 @@ impl Link {
         Ok(())
     }
 
-    /// Lets the other side write this memory, and read it.
-    pub(crate) fn expose(&self, contents: Vec<u8>) -> Result<Exposed> {
-        Ok(Exposed::new(&self.domain, Buffer::adopt(contents), true)?)
+    /// Memory that the other side may write, and read: zeros that end with `contents`. It begins with a page, as that of any
+    /// program that cares would: what straddles pages costs a device more.
+    pub(crate) fn expose(&self, bytes: usize, contents: &[u8]) -> Result<Exposed> {
+        let mut memory = Pool::new(MEMORY_BYTES_MAX).allocate(bytes)?;
+        memory.fill(0);
+        memory[bytes - contents.len()..].copy_from_slice(contents);
+        Ok(Exposed::new(&self.domain, memory, true)?)
     }
 
     /// Registered memory for messages.

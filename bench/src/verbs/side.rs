@@ -126,7 +126,7 @@ impl Side {
         wait: Wait,
     ) -> Result<Self> {
         let link = Link::dial(Some(from), to, test.room(), wait)?;
-        let mut side = Side::new(link, test, vec![0; exposed_bytes(test.bytes)])?;
+        let mut side = Side::new(link, test, &[])?;
         let [kind, bytes, window, inline] = test.words();
         // Inline sizes and keys share a word.
         let words =
@@ -151,18 +151,18 @@ impl Side {
             Err(error) => return asked.reject(&error.to_string()).map(|()| None),
         };
         let contents = match test.op {
-            Op::Read => at_the_end(pattern(test.bytes)),
-            _ => vec![0; exposed_bytes(test.bytes)],
+            Op::Read => pattern(test.bytes),
+            _ => Vec::new(),
         };
-        let mut side = Side::new(asked.link(test.room(), wait)?, test, contents)?;
+        let mut side = Side::new(asked.link(test.room(), wait)?, test, &contents)?;
         side.set_theirs(theirs);
         let words = [side.place(), u64::from(side.mine.remote_key())];
         side.link.accept(&pack(TEST, words))?;
         Ok(Some(side))
     }
 
-    fn new(link: Link, test: Test, contents: Vec<u8>) -> Result<Self> {
-        let mine = link.expose(contents)?;
+    fn new(link: Link, test: Test, contents: &[u8]) -> Result<Self> {
+        let mine = link.expose(exposed_bytes(test.bytes), contents)?;
         // One message is under way and the next one is written; of a stream all are the same.
         let count = if test.measure == Measure::Latency { MESSAGES } else { 1 };
         let contents = pattern(test.bytes);
@@ -273,13 +273,6 @@ fn exposed_bytes(message: usize) -> usize {
     message.next_multiple_of(8)
 }
 
-/// The same bytes in memory that ends with them.
-fn at_the_end(message: Vec<u8>) -> Vec<u8> {
-    let mut memory = vec![0; exposed_bytes(message.len()) - message.len()];
-    memory.extend(message);
-    memory
-}
-
 /// A message in which every byte depends on its place.
 pub(crate) fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at as u32).wrapping_mul(0x85EB_CA6B).to_le_bytes()[3] | 1).collect()
@@ -312,15 +305,6 @@ mod tests {
             [0, 1, 1 << 20, 0],
         ] {
             assert!(Test::from_words(words).is_err(), "{words:?}");
-        }
-    }
-
-    #[test]
-    fn a_message_ends_with_its_memory() {
-        for bytes in [1, 7, 8, 9, 4096] {
-            let memory = at_the_end(pattern(bytes));
-            assert_eq!(memory.len(), exposed_bytes(bytes));
-            assert_eq!(memory[memory.len() - bytes..], pattern(bytes));
         }
     }
 }
