@@ -52,7 +52,7 @@ impl VanConfig {
     /// What `frame_bytes` may be: 512 bytes to 32 KiB, half a staging buffer of the stream.
     pub const FRAME_BYTES: RangeInclusive<usize> = 512..=32 << 10;
 
-    /// What `memory_bytes` is at least: 1 MiB, the arena that small slots are cut from.
+    /// What `memory_bytes` is at least: 1 MiB, a pool's first arena.
     pub const MEMORY_BYTES_MIN: usize = 1 << 20;
 
     /// Whether a van over sockets can work with these settings.

@@ -3,10 +3,10 @@
 //! A [`Channel`] tells what happened to the [`Connection`]s made on it. Nothing here waits: what takes time is asked for, and
 //! an event follows. Data goes through a [`QueuePair`](super::QueuePair), which takes over its connection.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -251,19 +251,17 @@ impl Connection {
     /// Its own address, once it has one.
     pub fn local_address(&self) -> Option<SocketAddr> {
         // SAFETY: the connection lives; the address is within it.
-        let address =
-            unsafe { &raw const (*self.id.as_ptr()).route.addr.src_addr_union.src_storage };
-        // SAFETY: the library keeps room for any address there, zeroed to begin with, and writes it only during calls.
-        from_raw(unsafe { *address })
+        let address = unsafe { &raw const (*self.id.as_ptr()).route.addr.src_addr_union };
+        // SAFETY: the library keeps room for any address there, zeroed to begin with, which is of no family.
+        unsafe { from_raw(address.cast()) }
     }
 
     /// The peer's address, once it has one.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: the connection lives; the address is within it.
-        let address =
-            unsafe { &raw const (*self.id.as_ptr()).route.addr.dst_addr_union.dst_storage };
+        let address = unsafe { &raw const (*self.id.as_ptr()).route.addr.dst_addr_union };
         // SAFETY: as in `local_address`.
-        from_raw(unsafe { *address })
+        unsafe { from_raw(address.cast()) }
     }
 
     /// Looks for the device through which `to` is reached, from `from` if given; [`CmKind::AddressResolved`] or
@@ -290,7 +288,8 @@ impl Connection {
     /// What the system said.
     pub fn resolve_route(&self, timeout: Duration) -> io::Result<()> {
         let timeout_ms = milliseconds(timeout);
-        // SAFETY: the connection lives.
+        self.check_device()?;
+        // SAFETY: the connection lives, and has a device, which the library does not ask.
         check(unsafe { (self.library().rdma_resolve_route)(self.id.as_ptr(), timeout_ms) })
     }
 
@@ -325,7 +324,9 @@ impl Connection {
     /// What the system said.
     pub fn connect(&self, private_data: &[u8], retries: u8) -> io::Result<()> {
         let mut parameters = parameters(private_data, retries)?;
-        // SAFETY: the connection lives; `parameters` and the data it names outlive the call.
+        self.check_device()?;
+        // SAFETY: the connection lives, and has a device, which the library does not ask; `parameters` and the data it names
+        // outlive the call.
         check(unsafe { (self.library().rdma_connect)(self.id.as_ptr(), &raw mut parameters) })
     }
 
@@ -336,6 +337,7 @@ impl Connection {
     /// What the system said.
     pub fn accept(&self, private_data: &[u8]) -> io::Result<()> {
         let mut parameters = parameters(private_data, 0)?;
+        self.check_device()?;
         // SAFETY: as in `connect`.
         check(unsafe { (self.library().rdma_accept)(self.id.as_ptr(), &raw mut parameters) })
     }
@@ -350,13 +352,20 @@ impl Connection {
         check(unsafe { (self.library().rdma_reject)(self.id.as_ptr(), data, len) })
     }
 
-    /// Closes it. Both queue pairs go to the error state, and [`CmKind::Disconnected`] follows on both sides.
+    /// Closes it, and says yes to a peer that did. This side's queue pair goes to the error state. [`CmKind::Disconnected`] follows
+    /// on the other side, and on this one when the other has said yes by this call or by being dropped.
     ///
     /// # Errors
     /// What the system said.
     pub fn disconnect(&self) -> io::Result<()> {
         // SAFETY: the connection lives.
         check(unsafe { (self.library().rdma_disconnect)(self.id.as_ptr()) })
+    }
+}
+
+impl Connection {
+    fn check_device(&self) -> io::Result<()> {
+        self.device().map(drop).ok_or_else(|| refused("the address is not resolved yet"))
     }
 }
 
@@ -435,22 +444,52 @@ impl From<SocketAddr> for RawAddress {
 }
 
 /// None for an address that is no IP address.
-fn from_raw(storage: libc::sockaddr_storage) -> Option<SocketAddr> {
-    match c_int::from(storage.ss_family) {
+///
+/// # Safety
+/// `address` points to an address as long as its family says.
+unsafe fn from_raw(address: *const libc::sockaddr) -> Option<SocketAddr> {
+    // SAFETY: every address begins with its family.
+    let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
+    match c_int::from(family) {
         libc::AF_INET => {
-            // SAFETY: the family says which address it is, and a storage has the size and the alignment of any.
-            let raw = unsafe { *(&raw const storage).cast::<libc::sockaddr_in>() };
+            // SAFETY: the family says which address it is.
+            let raw = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from_bits(u32::from_be(raw.sin_addr.s_addr));
             Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: as above.
-            let raw = unsafe { *(&raw const storage).cast::<libc::sockaddr_in6>() };
+            // SAFETY: the family says which address it is.
+            let raw = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
             let (ip, port) = (Ipv6Addr::from(raw.sin6_addr.s6_addr), u16::from_be(raw.sin6_port));
             Some(SocketAddrV6::new(ip, port, raw.sin6_flowinfo, raw.sin6_scope_id).into())
         }
         _ => None,
     }
+}
+
+/// The addresses of a network interface, in the system's order; none if there is no such interface.
+///
+/// # Errors
+/// What the system said.
+pub fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
+    let mut list = std::ptr::null_mut();
+    // SAFETY: `list` has room for a pointer.
+    check(unsafe { libc::getifaddrs(&raw mut list) })?;
+    let (mut addresses, mut next) = (Vec::new(), list);
+    while !next.is_null() {
+        // SAFETY: an entry of the list, which is there until it is freed below.
+        let entry = unsafe { &*next };
+        next = entry.ifa_next;
+        // SAFETY: every entry has the name of its interface.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+        if name.to_bytes() == interface.as_bytes() && !entry.ifa_addr.is_null() {
+            // SAFETY: not null, so it is an address of its family.
+            addresses.extend(unsafe { from_raw(entry.ifa_addr) }.map(|address| address.ip()));
+        }
+    }
+    // SAFETY: the list came from `getifaddrs`, and nothing refers to it any more.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(addresses)
 }
 
 #[cfg(test)]
@@ -463,19 +502,19 @@ mod tests {
         for text in ["10.1.2.3:4567", "[fe80::1%3]:80", "0.0.0.0:0", "[2001:db8::7]:65535"] {
             let address: SocketAddr = text.parse().unwrap();
             let raw = RawAddress::from(address);
-            // SAFETY: numbers only; zeros are an address of no family.
-            let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-            let len = match raw {
-                RawAddress::V4(_) => size_of::<libc::sockaddr_in>(),
-                RawAddress::V6(_) => size_of::<libc::sockaddr_in6>(),
-            };
-            let (from, to) = (raw.as_ptr().cast::<u8>(), (&raw mut storage).cast::<u8>());
-            // SAFETY: `from` is an address of `len` bytes, and a storage is larger.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
-            assert_eq!(from_raw(storage), Some(address));
-            storage.ss_family = 27;
-            assert_eq!(from_raw(storage), None);
+            // SAFETY: `raw` is such an address.
+            assert_eq!(unsafe { from_raw(raw.as_ptr()) }, Some(address));
         }
+        let other = libc::sockaddr { sa_family: 27, sa_data: [0; 14] };
+        // SAFETY: `other` is an address of a family that is not looked into.
+        assert_eq!(unsafe { from_raw(&raw const other) }, None);
+    }
+
+    #[test]
+    fn interfaces_have_their_addresses() {
+        let loopback = interface_addresses("lo").unwrap();
+        assert!(loopback.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)), "{loopback:?}");
+        assert_eq!(interface_addresses("no such interface").unwrap(), Vec::<IpAddr>::new());
     }
 
     #[test]

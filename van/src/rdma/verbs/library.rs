@@ -10,8 +10,9 @@
 //! flags, which are not used here; `ibv_query_port` is one that fills fields newer than the function knows, none of them used;
 //! `ibv_alloc_mw` and `ibv_dealloc_mw` are no symbols at all and go through the device's table.
 //!
-//! The layout of every struct that crosses over was compared once with what C sees (`sizeof` and `offsetof` of all fields
-//! touched here), for rdma-sys 0.3.0 and rdma-core 44.0 on x86-64. All were equal. Bindings are made anew by each build.
+//! The layout of every struct that crosses over was compared once with what C sees: 148 sizes and offsets, of all fields touched
+//! here, for rdma-sys 0.3.0 and rdma-core 44.0 on x86-64. All were equal. Most bindings are made anew by each build, from the
+//! headers it finds; those of structs with unions (`ibv_wc`, `ibv_send_wr`, `rdma_cm_event`) are written out in rdma-sys.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::io;

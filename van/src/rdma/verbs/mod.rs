@@ -24,7 +24,7 @@ mod library;
 mod queue;
 mod queue_pair;
 
-pub use connection::{Channel, CmEvent, CmKind, Connection, ConnectionKey};
+pub use connection::{Channel, CmEvent, CmKind, Connection, ConnectionKey, interface_addresses};
 pub use device::{AsyncEvent, AsyncKind, Capabilities, Device, PortState};
 pub use domain::{Domain, Exposed, Invalidated, OpenWindow, Window};
 pub use library::{available, sleep};

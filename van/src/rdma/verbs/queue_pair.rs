@@ -20,7 +20,7 @@ use super::domain::{Domain, Invalidated, OpenWindow, Window, WindowHandle};
 use super::library::{check, refused};
 use super::queue::{CompletionQueue, ReceiveQueue, Receives, Through, WorkId, next_serial};
 use crate::error::{Error, Result};
-use crate::memory::Buffer;
+use crate::memory::{Buffer, Shared};
 use crate::transport::Gather;
 
 /// Most work that one ring gives to the device.
@@ -104,6 +104,10 @@ struct Entry {
 }
 
 /// One end of a reliable connection.
+///
+/// Dropped: gone at once, with what is in hand. Completions that were not polled by then may come or not; a receive whose
+/// completion does not come keeps its place in the receive queue for good. So [`QueuePair::fail`] it, and poll until what is in
+/// hand has come back, before dropping one that shares its receive queue.
 pub struct QueuePair {
     /// Destroyed in `Drop::drop`, before anything below is dropped.
     queue_pair: NonNull<ffi::ibv_qp>,
@@ -209,10 +213,12 @@ impl QueuePair {
     }
 
     /// How much work can still be pushed before some is retired.
+    #[inline]
     pub fn room(&self) -> usize {
         self.depth - self.in_hand()
     }
 
+    #[inline]
     fn in_hand(&self) -> usize {
         (self.pushed - self.retired) as usize
     }
@@ -222,50 +228,99 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`Error::Os`] when there is no room, the data is too long, or ringing fails; [`Error::Register`]. The work is dropped.
+    #[inline] // callers know which work it is
     pub fn push(&mut self, work: Work, tag: u32, signal: bool) -> Result<()> {
+        match work {
+            Work::Send { data, imm } => {
+                self.carry(opcode::IBV_WR_SEND_WITH_IMM, data, imm, (0, 0), signal)
+            }
+            Work::Write { data, address, key, imm: None } => {
+                self.carry(opcode::IBV_WR_RDMA_WRITE, data, 0, (address, key), signal)
+            }
+            Work::Write { data, address, key, imm: Some(imm) } => {
+                self.carry(opcode::IBV_WR_RDMA_WRITE_WITH_IMM, data, imm, (address, key), signal)
+            }
+            Work::Read { into, address, key } => self.read(into, (address, key), tag, signal),
+            Work::Invalidate { key } => self.plain(
+                opcode::IBV_WR_LOCAL_INV,
+                key.to_be(),
+                Held::Invalidate(key),
+                tag,
+                signal,
+            ),
+            Work::Notice { imm } => {
+                self.plain(opcode::IBV_WR_SEND_WITH_IMM, imm, Held::Nothing, tag, signal)
+            }
+            Work::Probe => self.plain(opcode::IBV_WR_RDMA_WRITE, 0, Held::Nothing, tag, signal),
+        }
+    }
+
+    /// Pushes what takes data to the peer, to `(address, key)` where it is a write.
+    fn carry(
+        &mut self,
+        operation: u32,
+        data: Gather,
+        imm: u32,
+        (address, key): (u64, u32),
+        signal: bool,
+    ) -> Result<()> {
+        self.make_room()?;
+        let (at, len) = (self.chained, data.len());
+        self.check_len(len)?;
+        let is_inline = len <= self.inline_bytes;
+        let mut count = 0;
+        if !data.head.is_empty() {
+            self.name(PARTS_MAX * at, &data.head, is_inline)?;
+            count = 1;
+        }
+        if let Some(tail) = data.tail.as_ref().filter(|tail| !tail.is_empty()) {
+            self.name(PARTS_MAX * at + count, tail, is_inline)?;
+            count += 1;
+        }
+        let is_inline = is_inline && count > 0;
+        self.inlined |= u32::from(is_inline) << at;
+        let request = self.request(at);
+        request.num_sge = count as c_int;
+        request.imm_data_invalidated_rkey_union = immediate(imm);
+        request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
+        let flags = if is_inline { INLINE } else { 0 };
+        self.enter(operation, flags, 0, Held::Data(data), signal);
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        into: Buffer,
+        (address, key): (u64, u32),
+        tag: u32,
+        signal: bool,
+    ) -> Result<()> {
         self.make_room()?;
         let at = self.chained;
-        let (operation, flags, held) = match work {
-            Work::Send { data, imm } => {
-                let flags = self.name(at, &data)?;
-                self.request(at).imm_data_invalidated_rkey_union = immediate(imm);
-                (opcode::IBV_WR_SEND_WITH_IMM, flags, Held::Data(data))
-            }
-            Work::Write { data, address, key, imm } => {
-                let flags = self.name(at, &data)?;
-                let request = self.request(at);
-                request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
-                request.imm_data_invalidated_rkey_union = immediate(imm.unwrap_or(0));
-                let operation = match imm {
-                    Some(_) => opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
-                    None => opcode::IBV_WR_RDMA_WRITE,
-                };
-                (operation, flags, Held::Data(data))
-            }
-            Work::Read { into, address, key } => {
-                self.name_for_reading(at, &into)?;
-                self.request(at).wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
-                (opcode::IBV_WR_RDMA_READ, 0, Held::Read(into))
-            }
-            Work::Invalidate { key } => {
-                let request = self.request(at);
-                request.num_sge = 0;
-                request.imm_data_invalidated_rkey_union.invalidated_rkey = key;
-                (opcode::IBV_WR_LOCAL_INV, 0, Held::Invalidate(key))
-            }
-            Work::Notice { imm } => {
-                let request = self.request(at);
-                request.num_sge = 0;
-                request.imm_data_invalidated_rkey_union = immediate(imm);
-                (opcode::IBV_WR_SEND_WITH_IMM, 0, Held::Nothing)
-            }
-            Work::Probe => {
-                make_probe(self.request(at));
-                (opcode::IBV_WR_RDMA_WRITE, 0, Held::Nothing)
-            }
-        };
-        self.inlined |= u32::from(flags & INLINE != 0) << at;
-        self.enter(operation, flags, tag, held, signal);
+        self.check_len(into.len())?;
+        let local_key = into.local_key(&*self.domain)?;
+        self.name_part(PARTS_MAX * at, (into.as_ptr(), into.len()), local_key);
+        let request = self.request(at);
+        request.num_sge = c_int::from(!into.is_empty());
+        request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
+        self.enter(opcode::IBV_WR_RDMA_READ, 0, tag, Held::Read(into), signal);
+        Ok(())
+    }
+
+    /// Pushes what names no memory. A key to be taken back lies where `imm` does, but not in the network's order.
+    fn plain(
+        &mut self,
+        operation: u32,
+        imm: u32,
+        held: Held,
+        tag: u32,
+        signal: bool,
+    ) -> Result<()> {
+        self.make_room()?;
+        let request = self.request(self.chained);
+        make_plain(request);
+        request.imm_data_invalidated_rkey_union = immediate(imm);
+        self.enter(operation, 0, tag, held, signal);
         Ok(())
     }
 
@@ -388,14 +443,18 @@ impl QueuePair {
     }
 
     /// Makes room on the chain, and sees that there is some in the queue.
+    #[inline]
     fn make_room(&mut self) -> Result<()> {
+        if self.chained < CHAIN_MAX && self.room() > 0 && !self.is_broken {
+            return Ok(());
+        }
         let os = |source| Error::Os { call: "ibv_post_send", source };
         if self.room() == 0 {
             let full = "the send queue is full; retire some work first";
             return Err(os(io::Error::new(io::ErrorKind::WouldBlock, full)));
         }
         self.check_broken().map_err(os)?;
-        if self.chained == CHAIN_MAX { self.ring().map_err(os) } else { Ok(()) }
+        self.ring().map_err(os)
     }
 
     fn check_broken(&self) -> io::Result<()> {
@@ -406,48 +465,35 @@ impl QueuePair {
     }
 
     /// The chain's request number `at`.
+    #[inline]
     fn request(&mut self, at: usize) -> &mut ffi::ibv_send_wr {
         // SAFETY: the result borrows `self` for writing, so there is no other; the library refers to the cell only within
         // `ring`.
         unsafe { &mut *self.work[at].get() }
     }
 
+    #[inline]
     fn entry(&mut self, sequence: u64) -> &mut Entry {
         let mask = self.ledger.len() - 1;
         &mut self.ledger[sequence as usize & mask]
     }
 
-    /// Names the parts of `data` in the chain's request number `at`; returns the flags to send it with.
-    fn name(&mut self, at: usize, data: &Gather) -> Result<u32> {
-        let len = data.len();
-        self.check_len(len)?;
-        let is_inline = len <= self.inline_bytes;
-        let mut count = 0;
-        for part in std::iter::once(&data.head).chain(&data.tail) {
-            if !part.is_empty() {
-                let key = if is_inline { 0 } else { part.local_key(&*self.domain)? };
-                self.name_part(PARTS_MAX * at + count, (part.as_ptr(), part.len()), key);
-                count += 1;
-            }
-        }
-        self.request(at).num_sge = count as c_int;
-        Ok(if is_inline && count > 0 { INLINE } else { 0 })
-    }
-
-    fn name_for_reading(&mut self, at: usize, into: &Buffer) -> Result<()> {
-        self.check_len(into.len())?;
-        let key = into.local_key(&*self.domain)?;
-        self.name_part(PARTS_MAX * at, (into.as_ptr(), into.len()), key);
-        self.request(at).num_sge = c_int::from(!into.is_empty());
+    /// Names `data` as a part of memory; the library reads what goes inline by itself.
+    #[inline]
+    fn name(&mut self, at: usize, data: &Shared, is_inline: bool) -> Result<()> {
+        let key = if is_inline { 0 } else { data.local_key(&*self.domain)? };
+        self.name_part(at, (data.as_ptr(), data.len()), key);
         Ok(())
     }
 
+    #[inline]
     fn check_len(&self, len: usize) -> Result<()> {
         let limit = self.message_bytes_max;
         if len > limit { Err(Error::FrameTooLong { len, limit }) } else { Ok(()) }
     }
 
     /// `len` is at most `message_bytes_max`, which C holds in 32 bits.
+    #[inline]
     fn name_part(&mut self, at: usize, (address, len): (*const u8, usize), key: u32) {
         let part = ffi::ibv_sge { addr: address as u64, length: len as u32, lkey: key };
         // SAFETY: the library refers to the cell only within `ring`, and nobody else at all.
@@ -455,6 +501,7 @@ impl QueuePair {
     }
 
     /// Completes the chain's next request and enters what it holds.
+    #[inline]
     fn enter(&mut self, operation: u32, flags: u32, tag: u32, held: Held, signal: bool) {
         let (at, sequence) = (self.chained, self.pushed);
         let signal = signal || self.room() == 1;
@@ -463,7 +510,9 @@ impl QueuePair {
         request.wr_id = id;
         request.opcode = operation;
         request.send_flags = flags | if signal { SIGNALED } else { 0 };
-        *self.entry(sequence) = Entry { tag, held };
+        let before = std::mem::replace(self.entry(sequence), Entry { tag, held });
+        debug_assert!(matches!(before.held, Held::Nothing), "an entry retired lets go of all");
+        std::mem::forget(before); // holds nothing, which need not be asked
         self.chained += 1;
         self.pushed += 1;
     }
@@ -487,7 +536,7 @@ impl QueuePair {
             let sequence = self.rung + u64::from(at);
             if matches!(&self.entry(sequence).held, Held::Bind(window) if window.raw().is_none()) {
                 let request = self.request(at as usize);
-                make_probe(request);
+                make_plain(request);
                 request.opcode = opcode::IBV_WR_RDMA_WRITE;
             }
         }
@@ -572,13 +621,14 @@ fn chain() -> (Vec<UnsafeCell<ffi::ibv_send_wr>>, Vec<UnsafeCell<ffi::ibv_sge>>)
     (work, parts)
 }
 
-/// A write of nothing to nowhere, which a peer's device only acknowledges.
-fn make_probe(request: &mut ffi::ibv_send_wr) {
+/// Lets a request name nothing: as a write, that is one that a peer's device only acknowledges.
+fn make_plain(request: &mut ffi::ibv_send_wr) {
     request.num_sge = 0;
     request.imm_data_invalidated_rkey_union = immediate(0);
     request.wr.rdma = ffi::rdma_t { remote_addr: 0, rkey: 0 };
 }
 
+#[inline]
 fn immediate(imm: u32) -> ffi::imm_data_invalidated_rkey_union_t {
     ffi::imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() }
 }
