@@ -226,7 +226,7 @@ impl ClusterConfig {
     pub fn from_vars(vars: impl Iterator<Item = (String, String)>) -> Result<Self> {
         let mut config = ClusterConfig::default();
         for (name, value) in vars.filter(|(name, _)| name.starts_with("CARAVAN_")) {
-            if FOR_TESTS.contains(&name.as_str()) {
+            if FOR_TESTS.contains(&name.as_str()) || name.starts_with("CARAVAN_TEST_") {
                 continue;
             }
             let Some(var) = VARS.iter().find(|var| var.name == name) else {
@@ -257,9 +257,8 @@ impl ClusterConfig {
     }
 }
 
-/// Variables that only tests read.
-const FOR_TESTS: &[&str] =
-    &["CARAVAN_DATA", "CARAVAN_SEED", "CARAVAN_FUZZ_MESSAGES", "CARAVAN_TEST_DEVICE"];
+/// Variables that only tests read, as they do all that begin with `CARAVAN_TEST_` (`ci/vm` sets some).
+const FOR_TESTS: &[&str] = &["CARAVAN_DATA", "CARAVAN_SEED", "CARAVAN_FUZZ_MESSAGES"];
 
 impl NodeConfig {
     /// What a transport of this node is made from.
