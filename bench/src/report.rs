@@ -116,7 +116,16 @@ impl Row {
                 "half a round trip (read: all of it)",
                 row.how.text(),
                 columns(&[
-                    "op", "size", "count", "min", "p50", "p90", "p99", "p99.9", "max", "inline",
+                    "op        ",
+                    "size",
+                    "count",
+                    "min",
+                    "p50",
+                    "p90",
+                    "p99",
+                    "p99.9",
+                    "max",
+                    "inline",
                     "wrong"
                 ])
             ),
@@ -125,8 +134,17 @@ impl Row {
                 row.device,
                 row.how.text(),
                 columns(&[
-                    "op", "size", "count", "window", "list", "signal", "inline", "MiB/s", "GB/s",
-                    "Mmsg/s", "wrong"
+                    "op        ",
+                    "size",
+                    "count",
+                    "window",
+                    "list",
+                    "signal",
+                    "inline",
+                    "MiB/s",
+                    "GB/s",
+                    "Mmsg/s",
+                    "wrong"
                 ])
             ),
             Row::Machine(_)
@@ -214,7 +232,7 @@ impl Row {
 /// As on the command line.
 fn verbs_op(op: VerbsOp) -> String {
     let value = op.to_possible_value().expect("no kind of message is hidden");
-    value.get_name().to_owned()
+    format!("{:<10}", value.get_name())
 }
 
 fn yes(it_is: bool) -> String {

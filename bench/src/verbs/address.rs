@@ -7,8 +7,8 @@ use anyhow::{Context, Result, ensure};
 use caravan_van::rdma::devices::{DeviceInfo, devices};
 use caravan_van::rdma::verbs::{Channel, Connection, Device, available};
 
-/// Where the kernel lists RDMA devices.
-pub(crate) const SYSFS: &str = "/sys/class/infiniband";
+/// Below which the kernel lists devices.
+pub(crate) const SYSFS: &str = "/sys";
 
 /// A device that can carry a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]

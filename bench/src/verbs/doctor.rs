@@ -194,11 +194,12 @@ fn machine_obstacle(
 
 /// What keeps one port from being used.
 fn port_obstacle(port: &PortInfo) -> Option<Obstacle> {
-    let interface = port.gids.iter().find_map(|gid| gid.interface.as_deref());
+    let of_gids = port.gids.iter().find_map(|gid| gid.interface.as_deref());
+    let interface = port.interface.as_deref().or(of_gids);
     let named = interface.unwrap_or("its interface");
     if !port.is_active() {
         return Some(Obstacle::new(
-            format!("the port is {}", port.state),
+            format!("the port is {}, its link {}", port.state, port.physical_state),
             format!(
                 "plug the cable in, and: ip link set {named} up; on InfiniBand a subnet manager has to run (opensm)"
             ),
@@ -271,6 +272,8 @@ mod tests {
         PortInfo {
             number: 1,
             state: state.to_owned(),
+            physical_state: "LinkUp".to_owned(),
+            interface: None,
             link_layer: "Ethernet".to_owned(),
             rate: "100 Gb/sec (4X EDR)".to_owned(),
             gids: gids.collect(),
