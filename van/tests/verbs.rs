@@ -286,9 +286,11 @@ fn memory_of_the_user_is_registered_on_the_way() {
     let mut manager = Manager::new();
     let (mut a, mut b) = manager.pair(0);
     assert_eq!(a.pair.inline_bytes(), 0);
-    for shared in
-        [Shared::from(bytes::Bytes::from(vec![3; 999])), Buffer::adopt(vec![4u8; 999]).share()]
-    {
+    for shared in [
+        Shared::from(bytes::Bytes::from(vec![3; 999])),
+        Shared::from(bytes::Bytes::from_static(&[5; 999])),
+        Buffer::adopt(vec![4u8; 999]).share(),
+    ] {
         let wanted = shared.to_vec();
         a.do_now(Work::Send { data: shared.into(), imm: 0 }, 0);
         assert_eq!(b.received().0, Ok(wanted));

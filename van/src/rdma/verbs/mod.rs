@@ -9,24 +9,27 @@
 //! ```text
 //!   Channel > Connection > Device        who is connected, over what       (connection, device)
 //!   Domain > Window, OpenWindow, Exposed what memory the device may touch  (domain)
-//!   CompletionQueue, ReceiveQueue        shared by all connections         (queue)
-//!   QueuePair                            one connection's work             (queue_pair)
+//!   CompletionQueue, ReceiveQueue        shared by all connections         (completion, receive)
+//!   QueuePair                            one connection's work             (queue_pair, chain)
 //! ```
 //!
 //! Everything belongs to the thread that made it. The libraries are loaded when they are there (`library`): [`available`].
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**verbs**).
 
+mod chain;
+mod completion;
 mod connection;
 mod device;
 mod domain;
 mod library;
-mod queue;
 mod queue_pair;
+mod receive;
 
+pub use completion::{Completion, CompletionQueue, Outcome, Slot, Status, Through};
 pub use connection::{Channel, CmEvent, CmKind, Connection, ConnectionKey, interface_addresses};
 pub use device::{AsyncEvent, AsyncKind, Capabilities, Device, PortState};
 pub use domain::{Domain, Exposed, Invalidated, OpenWindow, Window};
 pub use library::{available, sleep};
-pub use queue::{Completion, CompletionQueue, Outcome, ReceiveQueue, Slot, Status, Through};
 pub use queue_pair::{Done, QueuePair, Work};
+pub use receive::ReceiveQueue;

@@ -1,10 +1,8 @@
 //! A queue pair: work is pushed onto a chain, rung in one call, and owned here until it is retired.
 //!
-//! The chain is an array of work requests that are laid out once; a push writes the fields that differ. What a request names by
-//! address is kept in the ledger, one entry a request, from the push until a completion says that the device is done with it,
-//! or until the queue pair is no more.
+//! What a request on the chain (`chain`) names by address is kept in the ledger, one entry a request, from the push until a
+//! completion says that the device is done with it, or until the queue pair is no more.
 
-use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::fmt;
 use std::io;
@@ -15,19 +13,15 @@ use std::rc::{Rc, Weak};
 use rdma_sys as ffi;
 use rdma_sys::ibv_wr_opcode as opcode;
 
+use super::chain::{CHAIN_MAX, Chain, PARTS_MAX, immediate, make_plain};
+use super::completion::{CompletionQueue, Through, WorkId, next_serial};
 use super::connection::Connection;
 use super::domain::{Domain, Invalidated, OpenWindow, Window, WindowHandle};
 use super::library::{check, refused};
-use super::queue::{CompletionQueue, ReceiveQueue, Receives, Through, WorkId, next_serial};
+use super::receive::{ReceiveQueue, Receives};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Shared};
 use crate::transport::Gather;
-
-/// Most work that one ring gives to the device.
-const CHAIN_MAX: usize = 16;
-
-/// Most parts of memory that one piece of work names.
-const PARTS_MAX: usize = 2;
 
 /// Smallest inline size worth asking for, in bytes.
 const INLINE_MIN: usize = 16;
@@ -115,11 +109,10 @@ pub struct QueuePair {
     number: u32,
     inline_bytes: usize,
     message_bytes_max: usize,
-    /// The chain: requests whose `next` and `sg_list` are laid out once. Cells, as the library reads them by address.
-    work: Vec<UnsafeCell<ffi::ibv_send_wr>>,
-    parts: Vec<UnsafeCell<ffi::ibv_sge>>,
+    chain: Chain,
+    /// How many of its requests are pushed and not rung.
     chained: usize,
-    /// Which of the chain, one bit each, go inline,
+    /// Which of them, one bit each, go inline,
     inlined: u32,
     /// and which open windows.
     binds: u32,
@@ -170,7 +163,6 @@ impl QueuePair {
             .ok_or_else(|| io::Error::other("no queue pair was made"))?;
         // SAFETY: the queue pair lives, and its number never changes.
         let number = unsafe { (*queue_pair.as_ptr()).qp_num };
-        let (work, parts) = chain();
         let entry = |_| Entry { tag: 0, held: Held::Nothing };
         Ok(QueuePair {
             queue_pair,
@@ -178,8 +170,7 @@ impl QueuePair {
             number,
             inline_bytes: inline_bytes.min(given),
             message_bytes_max,
-            work,
-            parts,
+            chain: Chain::new(),
             chained: 0,
             inlined: 0,
             binds: 0,
@@ -270,16 +261,16 @@ impl QueuePair {
         let is_inline = len <= self.inline_bytes;
         let mut count = 0;
         if !data.head.is_empty() {
-            self.name(PARTS_MAX * at, &data.head, is_inline)?;
+            self.name(0, &data.head, is_inline)?;
             count = 1;
         }
         if let Some(tail) = data.tail.as_ref().filter(|tail| !tail.is_empty()) {
-            self.name(PARTS_MAX * at + count, tail, is_inline)?;
+            self.name(count, tail, is_inline)?;
             count += 1;
         }
         let is_inline = is_inline && count > 0;
         self.inlined |= u32::from(is_inline) << at;
-        let request = self.request(at);
+        let request = self.chain.request(at);
         request.num_sge = count as c_int;
         request.imm_data_invalidated_rkey_union = immediate(imm);
         request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
@@ -299,8 +290,8 @@ impl QueuePair {
         let at = self.chained;
         self.check_len(into.len())?;
         let local_key = into.local_key(&*self.domain)?;
-        self.name_part(PARTS_MAX * at, (into.as_ptr(), into.len()), local_key);
-        let request = self.request(at);
+        self.chain.name(at, 0, (into.as_ptr(), into.len() as u32), local_key);
+        let request = self.chain.request(at);
         request.num_sge = c_int::from(!into.is_empty());
         request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
         self.enter(opcode::IBV_WR_RDMA_READ, 0, tag, Held::Read(into), signal);
@@ -317,7 +308,7 @@ impl QueuePair {
         signal: bool,
     ) -> Result<()> {
         self.make_room()?;
-        let request = self.request(self.chained);
+        let request = self.chain.request(self.chained);
         make_plain(request);
         request.imm_data_invalidated_rkey_union = immediate(imm);
         self.enter(operation, 0, tag, held, signal);
@@ -340,7 +331,7 @@ impl QueuePair {
         let region = self.domain.region(memory.local_key(&*self.domain)?);
         let region = region.filter(|_| !memory.is_empty());
         let region = region.ok_or_else(|| os("no window opens over empty memory"))?;
-        let request = self.request(self.chained);
+        let request = self.chain.request(self.chained);
         request.num_sge = 0;
         request.imm_data_invalidated_rkey_union = immediate(0); // or Soft-RoCE refuses it
         request.bind_mw_tso_union.bind_mw = ffi::bind_mw_t {
@@ -371,14 +362,14 @@ impl QueuePair {
         self.check_broken()?;
         self.skip_windows_gone();
         let last = self.chained - 1;
-        let follows = std::mem::replace(&mut self.request(last).next, std::ptr::null_mut());
-        let (first, mut bad) = (self.work[0].get(), std::ptr::null_mut());
+        let follows = std::mem::replace(&mut self.chain.request(last).next, std::ptr::null_mut());
+        let (first, mut bad) = (self.chain.first(), std::ptr::null_mut());
         // SAFETY: the queue pair lives, and no reference into the chain is held. The requests are linked from the first to the
         // last. Memory they name belongs to the ledger, which keeps it until the device is done with it (`retire`) or gone
         // (`drop`), or was copied by this call (`INLINE`). The windows they open are there (`skip_windows_gone`), and so is
         // the memory, and with it the region, that an open window owns.
         let code = unsafe { ffi::ibv_post_send(self.queue_pair.as_ptr(), first, &raw mut bad) };
-        self.request(last).next = follows;
+        self.chain.request(last).next = follows;
         self.is_broken = code != 0; // it may have taken some of it, or all
         let (mut inlined, begin) = (std::mem::take(&mut self.inlined), self.rung);
         (self.chained, self.binds, self.rung) = (0, 0, self.pushed);
@@ -464,25 +455,17 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The chain's request number `at`.
-    #[inline]
-    fn request(&mut self, at: usize) -> &mut ffi::ibv_send_wr {
-        // SAFETY: the result borrows `self` for writing, so there is no other; the library refers to the cell only within
-        // `ring`.
-        unsafe { &mut *self.work[at].get() }
-    }
-
     #[inline]
     fn entry(&mut self, sequence: u64) -> &mut Entry {
         let mask = self.ledger.len() - 1;
         &mut self.ledger[sequence as usize & mask]
     }
 
-    /// Names `data` as a part of memory; the library reads what goes inline by itself.
+    /// Names `data`, whose length was checked, as a part of the next request; the library itself reads what goes inline.
     #[inline]
-    fn name(&mut self, at: usize, data: &Shared, is_inline: bool) -> Result<()> {
+    fn name(&mut self, part: usize, data: &Shared, is_inline: bool) -> Result<()> {
         let key = if is_inline { 0 } else { data.local_key(&*self.domain)? };
-        self.name_part(at, (data.as_ptr(), data.len()), key);
+        self.chain.name(self.chained, part, (data.as_ptr(), data.len() as u32), key);
         Ok(())
     }
 
@@ -492,21 +475,13 @@ impl QueuePair {
         if len > limit { Err(Error::FrameTooLong { len, limit }) } else { Ok(()) }
     }
 
-    /// `len` is at most `message_bytes_max`, which C holds in 32 bits.
-    #[inline]
-    fn name_part(&mut self, at: usize, (address, len): (*const u8, usize), key: u32) {
-        let part = ffi::ibv_sge { addr: address as u64, length: len as u32, lkey: key };
-        // SAFETY: the library refers to the cell only within `ring`, and nobody else at all.
-        unsafe { *self.parts[at].get() = part };
-    }
-
     /// Completes the chain's next request and enters what it holds.
     #[inline]
     fn enter(&mut self, operation: u32, flags: u32, tag: u32, held: Held, signal: bool) {
         let (at, sequence) = (self.chained, self.pushed);
         let signal = signal || self.room() == 1;
         let id = WorkId::sent(self.serial, sequence).0;
-        let request = self.request(at);
+        let request = self.chain.request(at);
         request.wr_id = id;
         request.opcode = operation;
         request.send_flags = flags | if signal { SIGNALED } else { 0 };
@@ -535,7 +510,7 @@ impl QueuePair {
             binds &= binds - 1;
             let sequence = self.rung + u64::from(at);
             if matches!(&self.entry(sequence).held, Held::Bind(window) if window.raw().is_none()) {
-                let request = self.request(at as usize);
+                let request = self.chain.request(at as usize);
                 make_plain(request);
                 request.opcode = opcode::IBV_WR_RDMA_WRITE;
             }
@@ -601,36 +576,6 @@ fn create(
             Err(error) => return Err(error),
         }
     }
-}
-
-/// The chain's requests, each linked to the next and with its own parts of memory.
-fn chain() -> (Vec<UnsafeCell<ffi::ibv_send_wr>>, Vec<UnsafeCell<ffi::ibv_sge>>) {
-    let part = ffi::ibv_sge { addr: 0, length: 0, lkey: 0 };
-    let parts: Vec<_> = (0..CHAIN_MAX * PARTS_MAX).map(|_| UnsafeCell::new(part)).collect();
-    let request = |at: usize| {
-        // SAFETY: numbers and pointers only, for which zeros are a request that names nothing.
-        let mut request: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
-        request.sg_list = parts[at * PARTS_MAX].get();
-        UnsafeCell::new(request)
-    };
-    let mut work: Vec<_> = (0..CHAIN_MAX).map(request).collect();
-    for at in 1..CHAIN_MAX {
-        let next = work[at].get();
-        work[at - 1].get_mut().next = next;
-    }
-    (work, parts)
-}
-
-/// Lets a request name nothing: as a write, that is one that a peer's device only acknowledges.
-fn make_plain(request: &mut ffi::ibv_send_wr) {
-    request.num_sge = 0;
-    request.imm_data_invalidated_rkey_union = immediate(0);
-    request.wr.rdma = ffi::rdma_t { remote_addr: 0, rkey: 0 };
-}
-
-#[inline]
-fn immediate(imm: u32) -> ffi::imm_data_invalidated_rkey_union_t {
-    ffi::imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() }
 }
 
 fn no_attributes() -> ffi::ibv_qp_attr {
