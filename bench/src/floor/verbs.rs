@@ -6,7 +6,7 @@
 //! sixteen at one doorbell, and so do the replies to those that were found together.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail, ensure};
 use caravan_kv::NodeConfig;
@@ -238,14 +238,14 @@ pub(crate) struct Floor {
     host: IpAddr,
     wait: Wait,
     eager: usize,
-    listener: std::net::SocketAddr,
+    listener: SocketAddr,
     side: Option<Side>,
     expected: Vec<u8>,
     list: usize,
     number: u64,
     pulls: bool,
     /// Goes after the connections to it.
-    _process: Process,
+    _process: Option<Process>,
 }
 
 impl Floor {
@@ -256,18 +256,24 @@ impl Floor {
     pub(crate) fn spawn(config: &NodeConfig) -> Result<Self> {
         let host = address_of(&config.host)?;
         let (process, listener) = Process::start(Answerer::Verbs, host, config.wait)?;
-        Ok(Floor {
+        let mut floor = Floor::new(host, listener, config.wait, config.eager_bytes);
+        floor._process = Some(process);
+        Ok(floor)
+    }
+
+    fn new(host: IpAddr, listener: SocketAddr, wait: Wait, eager: usize) -> Self {
+        Floor {
             host,
-            wait: config.wait,
-            eager: config.eager_bytes,
+            wait,
+            eager,
             listener,
             side: None,
             expected: Vec::new(),
             list: 1,
             number: 0,
             pulls: false,
-            _process: process,
-        })
+            _process: None,
+        }
     }
 
     /// A connection for messages of these lengths.
@@ -387,6 +393,8 @@ fn serve(asked: Asked, wait: Wait) -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
+    use crate::subject::Op;
+    use crate::verbs::address::usable_named;
 
     fn said(request: u64, reply: u64, eager: u64, window: u64, address: u64) -> Vec<u8> {
         pack(REQUEST, [request, reply, eager, window << 32 | 9, address])
@@ -400,6 +408,42 @@ mod tests {
         assert_eq!(remote, [1 << 40, 9]);
         assert_eq!(agreement.room(64).receive_bytes, 64);
         assert_eq!(agreement.room(5000).receive_bytes, HEADER_BYTES, "it is written");
+    }
+
+    #[test]
+    fn answers_every_shape_on_a_device() {
+        let Ok(device) = std::env::var("CARAVAN_TEST_DEVICE") else {
+            eprintln!("skipped: needs an RDMA device, named by CARAVAN_TEST_DEVICE");
+            return;
+        };
+        let host = usable_named(Some(&device)).unwrap().address;
+        for wait in [Wait::default(), Wait::Yield, Wait::Block] {
+            let (address_to, address_from) = std::sync::mpsc::channel();
+            let rows = 3 * 5;
+            let server = std::thread::spawn(move || {
+                let listener = Listener::bind((host, 0).into()).unwrap();
+                address_to.send(listener.address().unwrap()).unwrap();
+                (0..rows).for_each(|_| serve(listener.next().unwrap(), wait).unwrap());
+            });
+            let mut floor = Floor::new(host, address_from.recv().unwrap(), wait, 4096);
+            for op in [Op::Push, Op::Pull, Op::PushPull] {
+                let sizes = [(8, 1), (8, 64), (4000, 16), (70_001, 3), (1 << 20, 8)];
+                for (bytes, window) in sizes {
+                    let shape = Shape { op, keys: 1, bytes, window };
+                    floor.prepare(shape).unwrap();
+                    for _ in 0..3 {
+                        floor.once().unwrap();
+                        assert_eq!(floor.check().unwrap(), 0, "{shape:?}");
+                    }
+                    floor.stream(200).unwrap();
+                    assert_eq!(floor.settle().unwrap(), 0, "{shape:?}");
+                    floor.expected[20] ^= 1;
+                    assert_eq!(floor.check().unwrap(), u64::from(op.pulls()), "{shape:?}");
+                }
+            }
+            drop(floor);
+            server.join().unwrap();
+        }
     }
 
     #[test]

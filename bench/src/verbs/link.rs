@@ -386,9 +386,9 @@ impl Link {
         Ok(true)
     }
 
-    /// Waits until the device has finished all sends.
-    pub(crate) fn drain(&mut self, arrivals: &mut Vec<Arrival>) -> Result<bool> {
-        while self.under_way() > 0 {
+    /// Waits until at most so many sends are not known to be finished; `false` when the other side hung up.
+    pub(crate) fn drain_to(&mut self, most: usize, arrivals: &mut Vec<Arrival>) -> Result<bool> {
+        while self.under_way() > most {
             if !self.wait(arrivals, true)? {
                 return Ok(false);
             }

@@ -87,7 +87,7 @@ impl Test {
     fn room(&self) -> Room {
         let messages = if self.op == Op::Send { self.bytes } else { 8 };
         Room {
-            sends: self.window + 16,
+            sends: self.window + SENDS,
             receives: RECEIVES_A_WINDOW * self.window,
             receive_bytes: messages,
             inline_bytes: self.inline_bytes,
@@ -261,8 +261,10 @@ impl Side {
     }
 }
 
-/// Messages a side of a latency test takes turns with.
-const MESSAGES: usize = 4;
+/// Sends under way beside the window, most of them finished: only now and then is that asked for.
+pub(crate) const SENDS: usize = 64;
+/// Messages a side of a latency test takes turns with: each is free again when its turn comes.
+const MESSAGES: usize = SENDS;
 
 /// The last byte of a word in memory order is the highest of a little-endian number.
 fn last_byte(memory: &Exposed) -> u8 {
