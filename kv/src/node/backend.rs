@@ -5,6 +5,7 @@ use std::net::ToSocketAddrs;
 use std::str::FromStr;
 
 use caravan_fallback_tcp::Tcp;
+use caravan_van::rdma::{self, Rdma};
 use caravan_van::uring::Uring;
 use caravan_van::{Transport, VanConfig};
 use serde::{Deserialize, Serialize};
@@ -59,7 +60,7 @@ impl FromStr for Van {
 /// Why the van does not work here.
 pub fn open(van: Van, config: &VanConfig) -> Result<Box<dyn Transport>> {
     Ok(match van {
-        Van::Rdma => rdma::open(config)?,
+        Van::Rdma => Box::new(Rdma::new(config)?),
         Van::Uring => Box::new(Uring::new(config)?),
         Van::Tcp => Box::new(Tcp::new(config)?),
         Van::Auto => {
@@ -106,24 +107,6 @@ fn is_local(address: &str) -> bool {
 /// Opens the transport of the control plane, which sleeps rather than spins.
 pub(crate) fn open_control(config: &VanConfig) -> Result<Box<dyn Transport>> {
     Ok(Box::new(Tcp::new(config)?))
-}
-
-/// The rdma van as it will be: to be replaced by `use caravan_van::rdma::{self, Rdma}`.
-mod rdma {
-    use caravan_van::{Error, Result, Transport, VanConfig};
-
-    pub(super) fn open(_: &VanConfig) -> Result<Box<dyn Transport>> {
-        Err(missing())
-    }
-
-    pub(super) fn reaches(_: &VanConfig, _: &str) -> Result<()> {
-        Err(missing())
-    }
-
-    fn missing() -> Error {
-        let reason = "it is not built into this version".to_owned();
-        Error::Unavailable { van: "rdma", reason }
-    }
 }
 
 #[cfg(test)]
