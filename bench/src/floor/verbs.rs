@@ -254,7 +254,7 @@ impl Floor {
     /// # Errors
     /// When there is no device, or the program cannot be started.
     pub(crate) fn spawn(config: &NodeConfig) -> Result<Self> {
-        let host = address_of(&config.host)?;
+        let host = address_of(&config.host, config.rdma_device.as_deref())?;
         let (process, listener) = Process::start(Answerer::Verbs, host, config.wait)?;
         let mut floor = Floor::new(host, listener, config.wait, config.eager_bytes);
         floor._process = Some(process);
