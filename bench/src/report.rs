@@ -125,6 +125,7 @@ impl Row {
                     "p99",
                     "p99.9",
                     "max",
+                    "mean",
                     "inline",
                     "wrong"
                 ])
@@ -163,7 +164,8 @@ impl Row {
             Row::RdmaDevice(device) => device.text(),
             Row::VerbsLatency(r) => {
                 let mut cells = vec![verbs_op(r.op), units::size(r.bytes), r.count.to_string()];
-                let times = [r.min_us, r.p50_us, r.p90_us, r.p99_us, r.p999_us, r.max_us];
+                let times =
+                    [r.min_us, r.p50_us, r.p90_us, r.p99_us, r.p999_us, r.max_us, r.mean_us];
                 cells.extend(times.iter().map(decimals));
                 cells.extend([yes(r.how.inline), r.wrong.to_string()]);
                 columns(&cells)

@@ -254,7 +254,7 @@ impl Floor {
     /// # Errors
     /// When there is no device, or the program cannot be started.
     pub(crate) fn spawn(config: &NodeConfig) -> Result<Self> {
-        let host = address_of(&config.host)?;
+        let host = address_of(&config.host, config.rdma_device.as_deref())?;
         let (process, listener) = Process::start(Answerer::Verbs, host, config.wait)?;
         let mut floor = Floor::new(host, listener, config.wait, config.eager_bytes);
         floor._process = Some(process);
@@ -417,9 +417,9 @@ mod tests {
             return;
         };
         let host = usable_named(Some(&device)).unwrap().address;
-        for wait in [Wait::default(), Wait::Yield, Wait::Block] {
+        for wait in [Wait::default(), Wait::Block] {
             let (address_to, address_from) = std::sync::mpsc::channel();
-            let rows = 3 * 5;
+            let rows = 3 * 4;
             let server = std::thread::spawn(move || {
                 let listener = Listener::bind((host, 0).into()).unwrap();
                 address_to.send(listener.address().unwrap()).unwrap();
@@ -427,7 +427,7 @@ mod tests {
             });
             let mut floor = Floor::new(host, address_from.recv().unwrap(), wait, 4096);
             for op in [Op::Push, Op::Pull, Op::PushPull] {
-                let sizes = [(8, 1), (8, 64), (4000, 16), (70_001, 3), (1 << 20, 8)];
+                let sizes = [(8, 1), (8, 64), (4000, 16), (70_001, 3)];
                 for (bytes, window) in sizes {
                     let shape = Shape { op, keys: 1, bytes, window };
                     floor.prepare(shape).unwrap();
@@ -435,7 +435,7 @@ mod tests {
                         floor.once().unwrap();
                         assert_eq!(floor.check().unwrap(), 0, "{shape:?}");
                     }
-                    floor.stream(200).unwrap();
+                    floor.stream(100).unwrap();
                     assert_eq!(floor.settle().unwrap(), 0, "{shape:?}");
                     floor.expected[20] ^= 1;
                     assert_eq!(floor.check().unwrap(), u64::from(op.pulls()), "{shape:?}");

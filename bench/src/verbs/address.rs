@@ -60,15 +60,16 @@ pub(crate) fn usable_named(name: Option<&str>) -> Result<Usable> {
     Ok(all[at].clone())
 }
 
-/// The address of a host on this machine; for one that leads over no device, such as 127.0.0.1, that of the first device.
+/// The address of a host on this machine; for one that leads over no device, such as 127.0.0.1, that of the named device, or of
+/// the first.
 ///
 /// # Errors
 /// When it has no address, or there is no device.
-pub(crate) fn address_of(host: &str) -> Result<IpAddr> {
+pub(crate) fn address_of(host: &str, device: Option<&str>) -> Result<IpAddr> {
     let mut found =
         (host, 0).to_socket_addrs().with_context(|| format!("{host} has no address"))?;
     let address = found.next().with_context(|| format!("{host} has no address"))?.ip();
-    if address.is_loopback() { Ok(usable_named(None)?.address) } else { Ok(address) }
+    if address.is_loopback() { Ok(usable_named(device)?.address) } else { Ok(address) }
 }
 
 /// Bytes of a packet on the device with this address; none where it cannot be opened.
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_host_with_an_address_of_its_own_keeps_it() {
-        assert_eq!(address_of("192.0.2.7").unwrap().to_string(), "192.0.2.7");
-        assert!(address_of("no such host").is_err());
+        assert_eq!(address_of("192.0.2.7", None).unwrap().to_string(), "192.0.2.7");
+        assert!(address_of("no such host", None).is_err());
     }
 }

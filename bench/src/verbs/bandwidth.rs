@@ -76,8 +76,10 @@ struct Stream {
     posted: u64,
     taken: u64,
     wrong: u64,
-    /// Where reads land.
+    /// Where reads can land,
     landing: Vec<Buffer>,
+    /// and where some have, which are used again first.
+    landed: Vec<Buffer>,
 }
 
 impl Stream {
@@ -86,7 +88,7 @@ impl Stream {
         let memory = side.link.memory();
         let landing =
             (0..reads).map(|_| Ok(memory.allocate(side.test.bytes)?)).collect::<Result<_>>()?;
-        Ok(Stream { side, list, every, posted: 0, taken: 0, wrong: 0, landing })
+        Ok(Stream { side, list, every, posted: 0, taken: 0, wrong: 0, landing, landed: Vec::new() })
     }
 
     /// Moves at least `count` messages, all of them completed at the end; returns how long that took.
@@ -116,7 +118,7 @@ impl Stream {
         self.posted += 1;
         let signal = self.posted.is_multiple_of(self.every as u64);
         if self.side.test.op == Op::Read {
-            let into = self.landing.pop();
+            let into = self.landed.pop().or_else(|| self.landing.pop());
             let into = into.ok_or_else(|| anyhow::anyhow!("more reads than the window"))?;
             return self.side.push_read(into, signal);
         }
@@ -138,7 +140,7 @@ impl Stream {
                 }
                 Arrival::Read { memory } => {
                     self.wrong += u64::from(memory.len() != test.bytes);
-                    self.landing.push(memory);
+                    self.landed.push(memory);
                 }
                 Arrival::Written { .. } => anyhow::bail!("nothing was to be written here"),
             }
@@ -155,7 +157,7 @@ impl Stream {
         }
         let differ = |found: &Buffer| u64::from(found[..] != expected[..]);
         Ok(match op {
-            Op::Read => self.wrong + self.landing.iter().map(differ).sum::<u64>(),
+            Op::Read => self.wrong + self.landed.iter().map(differ).sum::<u64>(),
             Op::Send => self.wrong,
             Op::Write | Op::WriteImm => self.wrong + differ(&self.side.read_back()?),
         })

@@ -309,7 +309,7 @@ mod tests {
         let low = Memlock { bytes: Some(8 << 20) };
         for (port, memlock, part) in [
             (port("DOWN", &GIDS), &UNLIMITED, "ip link set eth7 up"),
-            (port("ACTIVE", &[("fe80::1", "RoCE v2")]), &UNLIMITED, "ip address add"),
+            (port("ACTIVE", &[("fe80::1", "IB/RoCE v1")]), &UNLIMITED, "ip address add"),
             (port("ACTIVE", &GIDS), &low, "ulimit -l"),
         ] {
             let device = device(port);

@@ -30,6 +30,8 @@ pub(crate) struct VerbsLatency {
     pub(crate) p99_us: f64,
     pub(crate) p999_us: f64,
     pub(crate) max_us: f64,
+    /// For a read on Soft-RoCE, whose times fall into two heaps.
+    pub(crate) mean_us: f64,
     #[serde(flatten)]
     pub(crate) how: How,
     pub(crate) wrong: u64,
@@ -177,6 +179,7 @@ fn row(about: &About, times_ns: &[u64], how: How, wrong: u64) -> VerbsLatency {
         p99_us: at(0.99),
         p999_us: at(0.999),
         max_us: micros(nanos.max()),
+        mean_us: milli(nanos.mean() / halves / 1e3),
         how,
         wrong,
     }

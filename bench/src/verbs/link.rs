@@ -93,7 +93,11 @@ impl Events {
             match self.look(key)? {
                 Some(event) if event.kind == kind => return Ok(event),
                 Some(CmEvent { kind: CmKind::Rejected, private_data, .. }) => {
-                    bail!("turned away: {}", String::from_utf8_lossy(&private_data))
+                    let reason = String::from_utf8_lossy(&private_data);
+                    match reason.trim_matches('\0') {
+                        "" => bail!("nobody listens there"),
+                        reason => bail!("turned away: {reason}"),
+                    }
                 }
                 Some(event) => {
                     bail!("{:?} instead of {kind:?}, status {}", event.kind, event.status)
