@@ -1,12 +1,15 @@
 //! Every command and flag, and nothing else: names are a contract with scripts.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use caravan_van::Wait;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::floor::Answerer;
 use crate::subject::Op;
 use crate::units::{parse_size, parse_wait};
+use crate::verbs;
 
 /// Moves parameters: push and pull over RDMA, io_uring, shared memory or TCP, and what trains on it.
 #[derive(Debug, Parser)]
@@ -103,9 +106,9 @@ pub(crate) enum Command {
     Worker(Role),
     /// Says which vans work on this machine, and for each that doesn't, why and what to do
     Doctor,
-    /// The other process of the floor
+    /// The other process of a floor, or of `bench verbs`
     #[command(hide = true)]
-    Floor,
+    Floor(FloorArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -116,7 +119,9 @@ pub(crate) enum BenchCommand {
     Bandwidth(WindowArgs),
     /// Small requests a second, a window of them in flight
     Rate(WindowArgs),
-    /// The three above on every van that works here, or on the one named by --van
+    /// The RDMA device itself, as perftest measures it: no van, no servers
+    Verbs(VerbsArgs),
+    /// Latency, bandwidth and rate on every van that works here, or on the one named by --van
     All(AllArgs),
 }
 
@@ -146,6 +151,51 @@ pub(crate) struct AllArgs {
     /// What the requests do, separated by commas
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) op: Vec<Op>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct VerbsArgs {
+    /// RDMA device, as `caravan doctor` names it [default: the first with an active port]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// How messages are moved, separated by commas [default: all]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) op: Vec<verbs::Op>,
+    /// What is measured, separated by commas [default: both]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) measure: Vec<verbs::Measure>,
+    /// Message sizes, separated by commas: 8, 64, 1KiB, 4MiB
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
+    pub(crate) sizes: Vec<usize>,
+    /// Timed messages a row; by default fewer the larger they are
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iterations: Option<u64>,
+    /// Bandwidth: most messages under way [default: 128, fewer of large ones]
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=i64::from(verbs::WINDOW_MAX)))]
+    pub(crate) window: Option<u32>,
+    /// Bandwidth: messages posted at one doorbell
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) list: u32,
+    /// Messages of at most so many bytes go inside the work request, where the device can; 0 for none
+    #[arg(long, value_name = "BYTES", default_value_t = 220, value_parser = clap::value_parser!(u32).range(0..=4096))]
+    pub(crate) inline: u32,
+    /// Answers at this address, host or host:port, until it is stopped
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "connect")]
+    pub(crate) listen: Option<String>,
+    /// Measures against whoever listens there, instead of a process on this machine
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) connect: Option<String>,
+}
+
+/// What the parent of an answering process tells it.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct FloorArgs {
+    /// What it answers
+    #[arg(value_enum, default_value_t = Answerer::Socket)]
+    pub(crate) answerer: Answerer,
+    /// Where it listens
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    pub(crate) host: IpAddr,
 }
 
 /// What is asked of the servers.
@@ -323,6 +373,10 @@ mod tests {
             "caravan worker --rank 0 --job beef",
             "caravan doctor --json",
             "caravan floor --wait spin",
+            "caravan floor verbs --host 192.0.2.1",
+            "caravan bench verbs --device mlx5_0 --op send,write,write-imm,read --sizes 8,1MiB --iterations 10 --window 16 --list 16 --json",
+            "caravan bench verbs --listen 192.0.2.1:18600",
+            "caravan bench verbs --connect 192.0.2.1 --measure latency --inline 0",
         ] {
             parse(line).expect(line);
         }
@@ -345,6 +399,10 @@ mod tests {
             "caravan bench latency --keys 0",
             "caravan bench rate --window 0",
             "caravan bench rate --iterations 0",
+            "caravan bench verbs --op push",
+            "caravan bench verbs --list 17",
+            "caravan bench verbs --window 0",
+            "caravan bench verbs --listen a --connect b",
             "caravan doctor --workers 0",
             "caravan doctor --wait never",
             "caravan worker --job xyz",

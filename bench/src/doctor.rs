@@ -9,9 +9,10 @@ use caravan_van::VanConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::{Common, VanChoice};
-use crate::machine::{Machine, rdma_devices};
+use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::report::{Report, Row};
+use crate::verbs::doctor::{Found, Obstacle, find};
 
 /// What was found out about one van.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -49,7 +50,7 @@ impl VanCheck {
     }
 }
 
-/// Prints the machine, its layout and a row a van.
+/// Prints the machine, its layout, a row a van, and a row a port of an RDMA device.
 ///
 /// # Errors
 /// When standard output cannot be written to.
@@ -60,8 +61,12 @@ pub(crate) fn run(common: &Common) -> Result<()> {
     if !common.json {
         writeln!(io::stdout(), "{}\n", layout())?;
     }
-    for check in checks() {
+    let rdma = find();
+    for check in checks(&rdma) {
         report.row(&Row::Van(check), &quiet)?;
+    }
+    for port in rdma.ports {
+        report.row(&Row::RdmaDevice(port), &quiet)?;
     }
     Ok(())
 }
@@ -77,17 +82,16 @@ fn layout() -> String {
 }
 
 /// Every van, best first.
-pub(crate) fn checks() -> Vec<VanCheck> {
-    vec![rdma(), uring(), shm(), tcp(), sim()]
+fn checks(rdma_found: &Found) -> Vec<VanCheck> {
+    vec![rdma(rdma_found), uring(), shm(), tcp(), sim()]
 }
 
 /// Why a van that the design has cannot carry messages between processes in this version; `None` for those that can.
 pub(crate) fn missing(van: VanChoice) -> Option<&'static str> {
     match van {
-        VanChoice::Rdma => Some("the rdma van is not built into this version"),
         VanChoice::Shm => Some("the shm van is not built into this version"),
         VanChoice::Sim => Some("the sim van has simulated time and no processes: it is for tests"),
-        VanChoice::Auto | VanChoice::Uring | VanChoice::Tcp => None,
+        VanChoice::Auto | VanChoice::Rdma | VanChoice::Uring | VanChoice::Tcp => None,
     }
 }
 
@@ -99,17 +103,18 @@ pub(crate) fn opens(van: Van) -> caravan_kv::Result<()> {
     open(van, &VanConfig::default()).map(drop)
 }
 
-fn rdma() -> VanCheck {
-    let devices = rdma_devices();
-    let found = match devices.is_empty() {
-        true => "this machine has no RDMA device".to_owned(),
-        false => format!("this machine has {}", devices.join(", ")),
-    };
-    VanCheck::fails(
-        VanChoice::Rdma,
-        format!("not built into this version; {found}"),
-        "arrives with a later version",
-    )
+fn rdma(found: &Found) -> VanCheck {
+    match (&found.obstacle, opens(Van::Rdma)) {
+        (_, Ok(())) => VanCheck::works(VanChoice::Rdma, "verbs over reliable connections"),
+        (Some(Obstacle { why, remedy }), Err(_)) => {
+            VanCheck::fails(VanChoice::Rdma, why.clone(), remedy)
+        }
+        (None, Err(error)) => VanCheck::fails(
+            VanChoice::Rdma,
+            chain(&error),
+            "see the devices below; `caravan bench verbs` tries one by itself",
+        ),
+    }
 }
 
 fn shm() -> VanCheck {
@@ -170,7 +175,7 @@ mod tests {
 
     #[test]
     fn every_van_is_checked_and_what_fails_has_a_remedy() {
-        let checks = checks();
+        let checks = checks(&find());
         let vans: Vec<&str> = checks.iter().map(|check| check.van.as_str()).collect();
         assert_eq!(vans, ["rdma", "uring", "shm", "tcp", "sim"]);
         for check in checks {

@@ -24,13 +24,14 @@ mod subject;
 mod train;
 mod units;
 mod usage;
+mod verbs;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
 
-use cli::{Cli, Command, TrainCommand};
+use cli::{BenchCommand, Cli, Command, TrainCommand};
 use usage::Usage;
 
 fn main() -> ExitCode {
@@ -49,11 +50,14 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<()> {
     match &cli.command {
+        Command::Bench(BenchCommand::Verbs(args)) => verbs::run(&cli.common, args),
         Command::Bench(command) => measure::run(&cli.common, command),
         Command::Doctor => doctor::run(&cli.common),
         Command::Server(role) => cluster::serve(&cli.common, role),
         Command::Worker(role) => cluster::work(&cli.common, role),
-        Command::Floor => floor::run(&cluster::config(&cli.common)?.node),
+        Command::Floor(args) => {
+            floor::run(args.answerer, args.host, &cluster::config(&cli.common)?.node)
+        }
         Command::Generate(command) => generate::run(&cli.common, command),
         Command::Train(TrainCommand::Dbpg(args)) => train::dbpg(&cli.common, args),
         Command::Predict(args) => train::run_predict(&cli.common, args),

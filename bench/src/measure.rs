@@ -8,12 +8,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::cli::{BenchCommand, Common};
-use crate::floor::Floor;
+use crate::floor;
 use crate::machine::Machine;
 use crate::plan::{self, Task};
 use crate::progress::Progress;
 use crate::report::{Report, Row};
 use crate::requests::{Requests, Tables};
+use crate::subject::Subject;
 use crate::{cluster, doctor, place};
 
 /// What a worker answers.
@@ -80,7 +81,7 @@ fn measure_on(
 /// The worker's side.
 #[derive(Default)]
 pub(crate) struct Measure {
-    floor: Option<Floor>,
+    floor: Option<Box<dyn Subject>>,
     tables: Tables,
 }
 
@@ -90,20 +91,20 @@ impl Measure {
 
     fn measure(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value> {
         let task: Task = serde_json::from_value(body)?;
+        let van = node.worker.van();
         let floor = match &mut self.floor {
             Some(floor) => floor,
             none => {
-                let floor = none.insert(Floor::spawn(node.config.wait)?);
+                let floor = none.insert(floor::spawn(van, &node.config)?);
                 if node.config.pin {
                     place::pin(node.worker.servers());
                 }
                 floor
             }
         };
-        let van = node.worker.van();
         let mut subject =
             Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes);
-        let (row, warnings) = task.run(van, floor, &mut subject)?;
+        let (row, warnings) = task.run(van, &mut **floor, &mut subject)?;
         Ok(serde_json::to_value(Measured { row, warnings })?)
     }
 }

@@ -3,6 +3,7 @@
 
 use std::io::{self, Write};
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::bandwidth::Bandwidth;
@@ -13,6 +14,8 @@ use crate::progress::Progress;
 use crate::rate::Rate;
 use crate::train::{Outcome, Pass, Prediction};
 use crate::units;
+use crate::verbs::doctor::RdmaDevice;
+use crate::verbs::{Op as VerbsOp, VerbsBandwidth, VerbsLatency};
 
 /// One line of `--json`; names and order of the fields are a contract with scripts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,8 +26,15 @@ pub(crate) enum Row {
     Latency(Latency),
     Bandwidth(Bandwidth),
     Rate(Rate),
+    /// Of `bench verbs`.
+    #[serde(rename = "verbs-latency")]
+    VerbsLatency(VerbsLatency),
+    #[serde(rename = "verbs-bandwidth")]
+    VerbsBandwidth(VerbsBandwidth),
     /// Of `caravan doctor`.
     Van(VanCheck),
+    #[serde(rename = "rdma-device")]
+    RdmaDevice(RdmaDevice),
     /// Of training, after each pass.
     Progress(Pass),
     /// Of training, last.
@@ -40,9 +50,14 @@ impl Row {
             Row::Latency(row) => row.wrong,
             Row::Bandwidth(row) => row.wrong,
             Row::Rate(row) => row.wrong,
-            Row::Machine(_) | Row::Van(_) | Row::Progress(_) | Row::Result(_) | Row::Predict(_) => {
-                0
-            }
+            Row::VerbsLatency(row) => row.wrong,
+            Row::VerbsBandwidth(row) => row.wrong,
+            Row::Machine(_)
+            | Row::Van(_)
+            | Row::RdmaDevice(_)
+            | Row::Progress(_)
+            | Row::Result(_)
+            | Row::Predict(_) => 0,
         }
     }
 
@@ -95,7 +110,49 @@ impl Row {
                     "server MB",
                 ])
             ),
-            Row::Machine(_) | Row::Van(_) | Row::Result(_) | Row::Predict(_) => return None,
+            Row::VerbsLatency(row) => format!(
+                "\n# latency of {}: {}, closed loop, µs; {}\n{}",
+                row.device,
+                "half a round trip (read: all of it)",
+                row.how.text(),
+                columns(&[
+                    "op        ",
+                    "size",
+                    "count",
+                    "min",
+                    "p50",
+                    "p90",
+                    "p99",
+                    "p99.9",
+                    "max",
+                    "mean",
+                    "inline",
+                    "wrong"
+                ])
+            ),
+            Row::VerbsBandwidth(row) => format!(
+                "\n# bandwidth of {}: one direction, MiB (2^20), GB (10^9), million messages a second; {}\n{}",
+                row.device,
+                row.how.text(),
+                columns(&[
+                    "op        ",
+                    "size",
+                    "count",
+                    "window",
+                    "list",
+                    "signal",
+                    "inline",
+                    "MiB/s",
+                    "GB/s",
+                    "Mmsg/s",
+                    "wrong"
+                ])
+            ),
+            Row::Machine(_)
+            | Row::Van(_)
+            | Row::RdmaDevice(_)
+            | Row::Result(_)
+            | Row::Predict(_) => return None,
         })
     }
 
@@ -104,6 +161,22 @@ impl Row {
         match self {
             Row::Machine(machine) => machine.lines().join("\n"),
             Row::Van(check) => check.text(),
+            Row::RdmaDevice(device) => device.text(),
+            Row::VerbsLatency(r) => {
+                let mut cells = vec![verbs_op(r.op), units::size(r.bytes), r.count.to_string()];
+                let times =
+                    [r.min_us, r.p50_us, r.p90_us, r.p99_us, r.p999_us, r.max_us, r.mean_us];
+                cells.extend(times.iter().map(decimals));
+                cells.extend([yes(r.how.inline), r.wrong.to_string()]);
+                columns(&cells)
+            }
+            Row::VerbsBandwidth(r) => {
+                let mut cells = vec![verbs_op(r.op), units::size(r.bytes), r.count.to_string()];
+                cells.extend([r.window, r.how.list, r.how.signal_every].map(|n| n.to_string()));
+                cells.extend([yes(r.how.inline), decimals(&r.mib_per_s), decimals(&r.gb_per_s)]);
+                cells.extend([format!("{:.4}", r.mmsg_per_s), r.wrong.to_string()]);
+                columns(&cells)
+            }
             Row::Latency(r) => {
                 let mut cells = vec![r.van.clone(), r.op.clone(), r.keys.to_string()];
                 cells.extend([units::size(r.bytes), r.count.to_string()]);
@@ -156,6 +229,16 @@ impl Row {
             }
         }
     }
+}
+
+/// As on the command line.
+fn verbs_op(op: VerbsOp) -> String {
+    let value = op.to_possible_value().expect("no kind of message is hidden");
+    format!("{:<10}", value.get_name())
+}
+
+fn yes(it_is: bool) -> String {
+    if it_is { "yes" } else { "no" }.to_owned()
 }
 
 /// The figures that there are, behind `lead`; nothing when there are none.

@@ -40,6 +40,8 @@ fn wrong_usage_ends_with_2_and_says_why() {
         ("bench latency --sizes 6", "multiple of 4"),
         ("bench latency --keys 3 --sizes 8", "multiple of 12"),
         ("bench rate --window 0", "--window"),
+        ("bench verbs --op push", "push"),
+        ("bench verbs --listen here --connect there", "--connect"),
         ("train dbpg --data x", "--lambda"),
         ("worker", "--scheduler"),
     ] {
@@ -59,7 +61,7 @@ fn wrong_usage_ends_with_2_and_says_why() {
 
 #[test]
 fn vans_of_later_versions_are_known_and_refused() {
-    for van in ["rdma", "shm", "sim"] {
+    for van in ["shm", "sim"] {
         let output = caravan(&format!("bench latency --smoke --van {van}"), &[]);
         assert_eq!(output.status.code(), Some(1), "{van}");
         let said = text(&output.stderr);
@@ -87,8 +89,9 @@ fn help_names_every_command_and_hides_the_floor() {
 fn doctor_names_every_van_and_what_to_do() {
     let rows = rows("doctor --json");
     assert_eq!(rows[0]["row"], "machine");
-    let vans: Vec<_> = rows[1..].iter().map(|row| row["van"].as_str().unwrap()).collect();
+    let vans: Vec<_> = rows.iter().filter_map(|row| row["van"].as_str()).collect();
     assert_eq!(vans, ["rdma", "uring", "shm", "tcp", "sim"]);
+    assert!(rows[6..].iter().all(|row| row["row"] == "rdma-device"), "{rows:?}");
     for row in &rows[1..] {
         let remedy = row["remedy"].as_str().unwrap();
         assert_eq!(row["works"].as_bool().unwrap(), remedy.is_empty(), "{row}");
@@ -146,6 +149,64 @@ fn a_bench_runs_on_threads_with_many_keys_and_servers() {
     let rows = rows(line);
     assert_eq!(rows.len(), 1 + 9);
     assert!(rows[1..].iter().all(|row| row["wrong"] == 0 && row["keys"] == 100), "{rows:?}");
+}
+
+/// The RDMA device to test on.
+fn device() -> Option<String> {
+    let device = std::env::var("CARAVAN_TEST_DEVICE").ok();
+    if device.is_none() {
+        eprintln!("skipped: needs an RDMA device, named by CARAVAN_TEST_DEVICE");
+    }
+    device
+}
+
+#[test]
+fn without_an_rdma_device_bench_verbs_says_what_to_do() {
+    let output = caravan("bench verbs --device there-is-none --smoke", &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains("there-is-none") || said.contains("doctor"), "{said}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn a_device_is_measured_and_nothing_is_wrong() {
+    let Some(device) = device() else { return };
+    let rows = rows(&format!("bench verbs --device {device} --smoke --json --sizes 1,8,100,70001"));
+    assert_eq!(rows[0]["row"], "machine");
+    let kinds = |kind: &str| rows.iter().filter(|row| row["row"] == kind).count();
+    assert_eq!((kinds("verbs-latency"), kinds("verbs-bandwidth")), (16, 16));
+    for row in &rows[1..] {
+        assert_eq!(row["wrong"], 0, "{row}");
+        assert_eq!(row["device"], device.as_str(), "{row}");
+        let full = row["op"] == "read";
+        let figure = if full { "round_trip_us" } else { "half_round_trip_us" };
+        assert!(row["row"] == "verbs-bandwidth" || row["figure"] == figure, "{row}");
+    }
+}
+
+#[test]
+fn a_device_is_measured_against_one_that_listens() {
+    let Some(device) = device() else { return };
+    let doctor = rows("doctor --json");
+    let port = doctor.iter().find(|row| row["device"] == device.as_str()).unwrap();
+    assert_eq!(port["works"], true, "{port}");
+    let address = format!("{}:18611", port["address"].as_str().unwrap());
+    let mut listens = Command::new(env!("CARGO_BIN_EXE_caravan"));
+    listens.args(["bench", "verbs", "--listen", &address]).stdin(Stdio::null());
+    let mut listens = listens.stderr(Stdio::piped()).spawn().unwrap();
+    let line = &mut String::new();
+    let mut said = std::io::BufReader::new(listens.stderr.take().unwrap());
+    std::io::BufRead::read_line(&mut said, line).unwrap();
+    let rows = caravan(
+        &format!("bench verbs --device {device} --connect {address} --smoke --json --sizes 8"),
+        &[],
+    );
+    listens.kill().unwrap();
+    listens.wait().unwrap();
+    assert!(line.contains(&address), "{line}");
+    assert!(rows.status.success(), "{}", text(&rows.stderr));
+    assert_eq!(text(&rows.stdout).lines().count(), 1 + 8);
 }
 
 #[test]

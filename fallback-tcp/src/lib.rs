@@ -52,7 +52,7 @@ use caravan_van::stream::{Receiver, Sender};
 use caravan_van::wait::{Idle, Next};
 use caravan_van::wire::Offer;
 use caravan_van::{
-    Buffer, Counters, Error, Event, FRAME_PREFIX, Limits, PeerId, Pool, Result, Shared, Transport,
+    Buffer, Counters, Error, Event, FRAME_PREFIX, Gather, Limits, PeerId, Pool, Result, Transport,
     VanConfig,
 };
 use mio::net::{TcpListener, TcpStream};
@@ -302,8 +302,7 @@ impl Tcp {
 
     /// Ends a connection because of `fault`. Strangers who called are only told themselves: nobody here knows them.
     fn lose(&mut self, id: u32, fault: Fault) {
-        let Some(mut peer) = self.remove(id) else { return };
-        peer.receiver.abandon(&mut self.offers);
+        let Some(peer) = self.remove(id) else { return };
         let misdeed = match &fault {
             Fault::Misdeed(reason) => Some(reason.clone()),
             _ => None,
@@ -378,11 +377,7 @@ impl Transport for Tcp {
     fn disconnect(&mut self, peer: PeerId) {
         drop(self.remove(peer.0));
         self.offers.forget(peer);
-        self.seen.retain(|event| match event {
-            Event::Connected { peer: of, .. }
-            | Event::Received { peer: of, .. }
-            | Event::Lost { peer: of, .. } => *of != peer,
-        });
+        self.seen.retain(|event| event.peer() != peer);
     }
 
     fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {
@@ -403,7 +398,7 @@ impl Transport for Tcp {
         self.offers.close(peer, key)
     }
 
-    fn post_write(&mut self, peer: PeerId, data: Shared, into: &Offer, at: u64) -> Result<()> {
+    fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
         self.connected(peer)?.sender.write(data, into, at)
     }
 

@@ -44,12 +44,13 @@ impl Cluster {
         if config.node.job == 0 && !matches!(launch, Launch::External) {
             config.node.job = job_number();
         }
-        let scheduler = Scheduler::bind(&config)?;
+        let mut scheduler = Scheduler::bind(&config)?;
+        scheduler.take_part()?;
         config.node.scheduler = scheduler.address().to_owned();
         let mut cluster = Cluster { scheduler, config, children: Vec::new(), threads: Vec::new() };
         cluster.start(&launch)?;
         let Cluster { scheduler, children, threads, .. } = &mut cluster;
-        scheduler.gather(|| {
+        let van = scheduler.gather(|| {
             for child in children.iter_mut() {
                 if let Ok(Some(status)) = child.run.try_wait() {
                     let reason = format!("it ended before it joined: {status}");
@@ -61,6 +62,7 @@ impl Cluster {
                 None => Ok(()),
             }
         })?;
+        cluster.config.node.van = van;
         Ok(cluster)
     }
 
@@ -104,7 +106,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Its settings, with the scheduler's address and the job's number filled in.
+    /// Its settings, with the scheduler's address, the job's number and the van that all nodes take filled in.
     pub fn config(&self) -> &ClusterConfig {
         &self.config
     }

@@ -18,6 +18,8 @@ pub struct NodeConfig {
     pub job: u64,
     /// Which van carries the data.
     pub van: Van,
+    /// Which RDMA device to take, as "mlx5_0"; by default the van chooses.
+    pub rdma_device: Option<String>,
     /// Host name or address to listen on, and for peers to connect to.
     pub host: String,
     /// What to do while there is nothing to do.
@@ -42,6 +44,7 @@ impl Default for NodeConfig {
             scheduler: "127.0.0.1:0".to_owned(),
             job: 0,
             van: Van::Auto,
+            rdma_device: None,
             host: "127.0.0.1".to_owned(),
             wait: Wait::default(),
             memory_bytes: 8 << 30,
@@ -125,9 +128,19 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_VAN",
         default: "auto",
-        help: "which van carries the data: auto, uring or tcp",
+        help: "which van carries the data: rdma, uring, tcp, or auto, the first of them that works for all nodes",
         set: |c, v| v.parse().ok().map(|van| c.node.van = van),
         show: |c| c.node.van.to_string(),
+    },
+    Var {
+        name: "CARAVAN_RDMA_DEVICE",
+        default: "auto",
+        help: "which RDMA device to take, as `mlx5_0`; auto takes the one that has `CARAVAN_HOST`, else the first with an active port",
+        set: |c, v| {
+            c.node.rdma_device = Some(v.to_owned()).filter(|v| !v.is_empty() && v != "auto");
+            Some(())
+        },
+        show: |c| c.node.rdma_device.clone().unwrap_or_else(|| "auto".to_owned()),
     },
     Var {
         name: "CARAVAN_HOST",
@@ -213,7 +226,7 @@ impl ClusterConfig {
     pub fn from_vars(vars: impl Iterator<Item = (String, String)>) -> Result<Self> {
         let mut config = ClusterConfig::default();
         for (name, value) in vars.filter(|(name, _)| name.starts_with("CARAVAN_")) {
-            if FOR_TESTS.contains(&name.as_str()) {
+            if FOR_TESTS.contains(&name.as_str()) || name.starts_with("CARAVAN_TEST_") {
                 continue;
             }
             let Some(var) = VARS.iter().find(|var| var.name == name) else {
@@ -244,9 +257,8 @@ impl ClusterConfig {
     }
 }
 
-/// Variables that only tests read.
-const FOR_TESTS: &[&str] =
-    &["CARAVAN_DATA", "CARAVAN_SEED", "CARAVAN_FUZZ_MESSAGES", "CARAVAN_TEST_DEVICE"];
+/// Variables that only tests read, as they do all that begin with `CARAVAN_TEST_` (`ci/vm` sets some).
+const FOR_TESTS: &[&str] = &["CARAVAN_DATA", "CARAVAN_SEED", "CARAVAN_FUZZ_MESSAGES"];
 
 impl NodeConfig {
     /// What a transport of this node is made from.
@@ -256,6 +268,7 @@ impl NodeConfig {
             node,
             credits: self.credits,
             listen: join_host(&self.host, 0),
+            device: self.rdma_device.clone(),
             memory_bytes: self.memory_bytes,
             frame_bytes: self.eager_bytes,
             // A request takes up to four entries of its lane's queue: two writes, a notice and a want.
@@ -351,11 +364,22 @@ mod tests {
             ("CARAVAN_WAIT", "block"),
             ("CARAVAN_MEMORY", "64MiB"),
             ("CARAVAN_PIN", "0"),
+            ("CARAVAN_RDMA_DEVICE", "mlx5_0"),
         ]);
         let config = ClusterConfig::from_vars(given).unwrap();
         let copy =
             ClusterConfig::from_vars(config.to_vars().map(|(n, v)| (n.to_owned(), v))).unwrap();
         assert_eq!(format!("{config:?}"), format!("{copy:?}"));
+    }
+
+    #[test]
+    fn no_device_is_named_by_default() {
+        for (value, device) in [("", None), ("auto", None), ("rxe0", Some("rxe0"))] {
+            let pair = [("CARAVAN_RDMA_DEVICE", value)];
+            let config = ClusterConfig::from_vars(vars(&pair)).unwrap();
+            assert_eq!(config.node.rdma_device.as_deref(), device);
+            assert_eq!(config.node.van_config(1).device.as_deref(), device);
+        }
     }
 
     #[test]

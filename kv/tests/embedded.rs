@@ -2,11 +2,15 @@
 //! Method: a whole embedded cluster in this process, real sockets, driven as an application would.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod support;
+
+use caravan_kv::node::{Scheduler, run_server, run_worker};
 use caravan_kv::{
-    App, Apps, Cluster, ClusterConfig, Handles, Launch, TableSpec, Target, ValueType, Van,
-    WorkerNode,
+    App, Apps, Cluster, ClusterConfig, Handles, Launch, NodeConfig, TableSpec, Target, ValueType,
+    Van, WorkerNode,
 };
 use serde_json::{Value, json};
+use support::{node, vans};
 
 struct PushPull;
 
@@ -33,11 +37,16 @@ fn push_pull(node: &mut WorkerNode) -> caravan_kv::Result<Value> {
     Ok(json!({ "right": right }))
 }
 
+fn apps() -> Apps {
+    Apps::default().with("push-pull", || Box::new(PushPull))
+}
+
 fn run(van: Van, servers: usize, threads: usize, workers: usize) {
-    let mut config = ClusterConfig { servers, threads, workers, ..ClusterConfig::default() };
-    config.node.van = van;
-    let apps = Apps::default().with("push-pull", || Box::new(PushPull));
-    let mut cluster = Cluster::launch(&config, Launch::Threads(Handles::default(), apps)).unwrap();
+    let config = ClusterConfig { servers, threads, workers, node: node(van) };
+    let launch = Launch::Threads(Handles::default(), apps());
+    let mut cluster = Cluster::launch(&config, launch).unwrap();
+    let taken = cluster.config().node.van;
+    assert!(taken == van || van == Van::Auto && vans().contains(&taken), "{taken}");
     let task = cluster.submit(Target::Workers, "push-pull", &Value::Null).unwrap();
     let answers = cluster.wait(task).unwrap();
     assert_eq!(answers, vec![json!({ "right": 2000 }); workers]);
@@ -46,12 +55,52 @@ fn run(van: Van, servers: usize, threads: usize, workers: usize) {
 
 #[test]
 fn one_of_each() {
-    run(Van::Tcp, 1, 1, 1);
-    run(Van::Uring, 1, 1, 1);
+    vans().into_iter().chain([Van::Auto]).for_each(|van| run(van, 1, 1, 1));
 }
 
 #[test]
 fn many_of_each() {
-    run(Van::Tcp, 2, 2, 3);
-    run(Van::Uring, 3, 1, 4);
+    for van in vans() {
+        run(van, 2, 2, 3);
+        run(van, 3, 1, 4);
+    }
+}
+
+/// A scheduler and nodes that are set to take these vans: a server with two threads each, and a worker.
+fn mixed(server: Van, worker: Van) -> (caravan_kv::Result<Van>, [caravan_kv::Result<()>; 2]) {
+    let mut scheduler = Scheduler::bind(&ClusterConfig::default()).unwrap();
+    let [server, worker] = [server, worker]
+        .map(|van| NodeConfig { scheduler: scheduler.address().to_owned(), ..node(van) });
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| run_server(&server, None, 2, &Handles::default(), false));
+        let worker = scope.spawn(|| run_worker(&worker, None, &apps(), false));
+        let taken = scheduler.gather(|| Ok(()));
+        if taken.is_ok() {
+            let task = scheduler.submit(Target::Workers, "push-pull", &Value::Null).unwrap();
+            assert_eq!(scheduler.wait(task).unwrap(), [json!({ "right": 2000 })]);
+        }
+        scheduler.end(None).unwrap();
+        (taken, [server.join().unwrap(), worker.join().unwrap()])
+    })
+}
+
+#[test]
+fn all_nodes_take_the_van_that_none_lacks() {
+    for (server, worker) in [(Van::Auto, Van::Tcp), (Van::Tcp, Van::Auto), (Van::Tcp, Van::Tcp)] {
+        let (taken, ended) = mixed(server, worker);
+        assert_eq!(taken.unwrap(), Van::Tcp);
+        ended.into_iter().for_each(|ended| ended.unwrap());
+    }
+    let (taken, _) = mixed(Van::Auto, Van::Auto);
+    assert!(vans().contains(&taken.unwrap()));
+}
+
+#[test]
+fn nodes_that_have_no_van_in_common_are_named() {
+    let (taken, ended) = mixed(Van::Tcp, Van::Uring);
+    let told = ended.map(|ended| ended.unwrap_err().to_string());
+    for text in told.into_iter().chain([taken.unwrap_err().to_string()]) {
+        assert!(text.contains("uring: not for server 0 (process"), "{text}");
+        assert!(text.contains("it is to take tcp; tcp: not for worker 0 (process"), "{text}");
+    }
 }

@@ -8,19 +8,19 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use caravan_kv::node::{VANS, open};
-use caravan_kv::{Error, Handles, ServerAddress, ServerThread, TableSpec, ValueType, Worker};
+use caravan_kv::node::open;
+use caravan_kv::{Error, Handles, ServerAddress, ServerThread, TableSpec, ValueType, Van, Worker};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{
     Arrival, Buffer, Draft, Endpoint, Event, FRAME_PREFIX, KeyRange, Message, PeerId, Values,
 };
-use support::{Servers, TIMEOUT, config, endpoint, handles};
+use support::{Servers, TIMEOUT, config, endpoint, handles, vans};
 
 const GIB: usize = 1 << 30;
 
 #[test]
 fn a_lost_server_fails_all_that_is_outstanding_with_it_at_once() {
-    for van in VANS {
+    for van in vans() {
         let mut servers = Servers::start(van, 3, &config(64, GIB), &handles());
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
@@ -73,7 +73,7 @@ fn a_lost_server_fails_all_that_is_outstanding_with_it_at_once() {
 
 #[test]
 fn a_server_lost_while_its_lane_is_full_ends_the_wait_for_room() {
-    for van in VANS {
+    for van in vans() {
         let mut servers = Servers::start(van, 1, &config(2, GIB), &handles());
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
@@ -95,7 +95,7 @@ fn a_server_lost_while_its_lane_is_full_ends_the_wait_for_room() {
 
 #[test]
 fn a_server_that_is_not_there_is_named() {
-    for van in VANS {
+    for van in vans() {
         let address = "127.0.0.1:1".to_owned();
         let nobody = [ServerAddress { name: "server 7 thread 2".to_owned(), address }];
         let error = Worker::connect(endpoint(van, &config(4, GIB)), &nobody, TIMEOUT)
@@ -103,6 +103,9 @@ fn a_server_that_is_not_there_is_named() {
             .expect("nobody listens on port 1")
             .to_string();
         assert!(error.contains("server 7 thread 2 at 127.0.0.1:1"), "{error}");
+        if van == Van::Rdma {
+            continue; // only a van's own code listens there
+        }
         // One that listens, and never says hello.
         let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = mute.local_addr().unwrap().to_string();
@@ -118,7 +121,7 @@ fn a_server_that_is_not_there_is_named() {
 
 #[test]
 fn a_server_without_memory_refuses_and_goes_on() {
-    for van in VANS {
+    for van in vans() {
         let mut small = config(16, 16 << 20);
         let servers = Servers::start(van, 1, &small, &handles());
         small.memory_bytes = GIB;
@@ -172,7 +175,7 @@ struct Played {
 impl Played {
     /// Answers requests with `answer` until the worker is gone.
     fn serve(
-        van: caravan_kv::Van,
+        van: Van,
         mut answer: impl FnMut(&mut Played, &Message) + Send + 'static,
     ) -> (ServerAddress, std::thread::JoinHandle<()>) {
         let (say, hear) = std::sync::mpsc::channel();
@@ -188,6 +191,7 @@ impl Played {
                     match arrival {
                         Arrival::Connected { .. } => {}
                         Arrival::Lost { .. } => return,
+                        Arrival::Placed { .. } => panic!("a server offers nothing"),
                         Arrival::Message { peer, message } => {
                             played.peer = peer;
                             answer(&mut played, &message);
@@ -210,18 +214,12 @@ impl Played {
 fn answers_that_do_not_fit_are_errors() {
     const CREATE: u8 = 4;
     type Lie = fn(&mut Played, &Message);
-    let lies: [(Lie, &str); 5] = [
+    let lies: [(Lie, &str); 4] = [
         (
             |server, request| {
                 server.post(Kind::Reply, request.timestamp(), Values::Copied(&[1; 12]), &[])
             },
             "answered with",
-        ),
-        (
-            |server, request| {
-                server.post(Kind::Reply, request.timestamp(), Values::Placed(16), &[])
-            },
-            "",
         ),
         (
             |server, request| {
@@ -244,12 +242,12 @@ fn answers_that_do_not_fit_are_errors() {
     for (lie, words) in lies {
         for width in [1, 0] {
             let (address, thread) =
-                Played::serve(VANS[1], move |server, request| match request.op() {
+                Played::serve(Van::Tcp, move |server, request| match request.op() {
                     CREATE => server.post(Kind::Reply, request.timestamp(), Values::None, &[]),
                     _ => lie(server, request),
                 });
             let mut worker =
-                Worker::connect(endpoint(VANS[1], &config(16, GIB)), &[address], TIMEOUT).unwrap();
+                Worker::connect(endpoint(Van::Tcp, &config(16, GIB)), &[address], TIMEOUT).unwrap();
             let table =
                 worker.create_table(&TableSpec::new(1, "t", ValueType::I64, width)).unwrap();
             let pulled = worker.pull(table, &[1, 2]).unwrap();
@@ -269,10 +267,34 @@ fn answers_that_do_not_fit_are_errors() {
     }
 }
 
+/// Values that a server placed, but not all of them.
+#[test]
+fn too_few_placed_values_are_an_error() {
+    const CREATE: u8 = 4;
+    let (address, thread) = Played::serve(VANS[1], |server, request| match request.offer() {
+        None => {
+            assert_eq!(request.op(), CREATE);
+            server.post(Kind::Reply, request.timestamp(), Values::None, &[]);
+        }
+        Some(offer) => {
+            let values = server.endpoint.memory().allocate(offer.len.get() as usize - 8).unwrap();
+            server.endpoint.place(server.peer, values.share(), offer).unwrap();
+        }
+    });
+    let mut worker =
+        Worker::connect(endpoint(VANS[1], &config(16, GIB)), &[address], TIMEOUT).unwrap();
+    let table = worker.create_table(&TableSpec::new(1, "t", ValueType::I64, 10_000)).unwrap();
+    let pulled = worker.pull(table, &[1]).unwrap();
+    let error = worker.wait(pulled).unwrap_err().to_string();
+    assert!(error.contains("79992 bytes of values where 80000 were asked for"), "{error}");
+    drop(worker);
+    thread.join().unwrap();
+}
+
 /// A stranger who talks to a server must not disturb those it serves, nor may a worker that vanishes.
 #[test]
 fn servers_outlive_their_peers() {
-    for van in VANS {
+    for van in vans() {
         let config = config(8, GIB);
         let servers = Servers::start(van, 1, &config, &handles());
         let mut honest = servers.worker();
@@ -297,7 +319,7 @@ fn servers_outlive_their_peers() {
                         Draft { op: 1, timestamp, keys: &keys, table: 1, ..Draft::new(Kind::Reply) }
                     }
                     2 => Draft { timestamp: 3 << 30, ..Draft::new(Kind::Want) },
-                    _ => Draft::new(Kind::Landed),
+                    _ => Draft::new(Kind::Grant),
                 };
                 let outgoing =
                     caravan_van::encode(9, draft, &mut Coding::plain(), raw.memory()).unwrap();
@@ -341,9 +363,9 @@ fn servers_outlive_their_peers() {
 #[test]
 fn senseless_requests_are_refused_by_name() {
     let config = config(64, GIB);
-    let transport = open(VANS[1], &config).unwrap();
+    let transport = open(Van::Tcp, &config).unwrap();
     let mut server = ServerThread::new(Endpoint::new(transport, 0, 64), 0, 2, Handles::default());
-    let mut client = endpoint(VANS[1], &config);
+    let mut client = endpoint(Van::Tcp, &config);
     let peer = client.connect(server.address()).unwrap();
     let mut ask = |op: u8, table: u32, keys: &[u64], lengths: &[u32], values: &[u8]| {
         let mut arrivals = Vec::new();
@@ -363,7 +385,7 @@ fn senseless_requests_are_refused_by_name() {
                         return String::from_utf8_lossy(message.values()).into_owned();
                     }
                     Arrival::Message { .. } => return String::new(),
-                    Arrival::Connected { .. } => {}
+                    Arrival::Connected { .. } | Arrival::Placed { .. } => {}
                     Arrival::Lost { error, .. } => panic!("{error}"),
                 }
             }

@@ -2,6 +2,8 @@
 //! Method: this program starts itself again in the roles of servers and workers, which then are killed, kept out or left alone.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod support;
+
 use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -14,6 +16,7 @@ use caravan_kv::{
     WorkerNode,
 };
 use serde_json::{Value, json};
+use support::vans;
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -64,7 +67,8 @@ fn this_program() -> PathBuf {
 }
 
 fn config(servers: usize, workers: usize) -> ClusterConfig {
-    let mut config = ClusterConfig { servers, workers, ..ClusterConfig::default() };
+    let node = support::node(Van::Auto);
+    let mut config = ClusterConfig { servers, workers, node, ..ClusterConfig::default() };
     config.node.pin = false;
     config.node.join_timeout = Duration::from_secs(20);
     config
@@ -97,6 +101,7 @@ fn a_killed_node_ends_the_run(name: &str, van: Van) {
     let mut config = config(2, 2);
     config.node.van = van;
     let mut cluster = launch(&config);
+    assert_eq!(cluster.config().node.van, van);
     let processes = cluster.processes();
     assert_eq!(processes.len(), 4);
     let task = cluster.submit(Target::Workers, "forever", &Value::Null).unwrap();
@@ -105,7 +110,7 @@ fn a_killed_node_ends_the_run(name: &str, van: Van) {
     kill(*pid);
     let began = Instant::now();
     let error = cluster.wait(task).unwrap_err().to_string();
-    println!("  after {:.3} s: {error}", began.elapsed().as_secs_f64());
+    println!("  {van}, after {:.3} s: {error}", began.elapsed().as_secs_f64());
     assert!(error.contains(name), "{error}");
     drop(cluster);
     let pids: Vec<_> = processes.iter().map(|(_, pid)| *pid).collect();
@@ -114,12 +119,13 @@ fn a_killed_node_ends_the_run(name: &str, van: Van) {
 }
 
 fn a_killed_server_ends_the_run() {
-    a_killed_node_ends_the_run("server 1", Van::Auto);
-    a_killed_node_ends_the_run("server 0", Van::Tcp);
+    for (at, van) in vans().into_iter().enumerate() {
+        a_killed_node_ends_the_run(["server 1", "server 0"][at % 2], van);
+    }
 }
 
 fn a_killed_worker_ends_the_run() {
-    a_killed_node_ends_the_run("worker 1", Van::Auto);
+    vans().into_iter().for_each(|van| a_killed_node_ends_the_run("worker 1", van));
 }
 
 /// Nobody is left to stop them, so nodes end by themselves.

@@ -8,10 +8,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use caravan_kv::node::VANS;
-use caravan_kv::{Error, Store, TableSpec, Timestamp, ValueType};
+use caravan_kv::{Error, Store, TableSpec, Timestamp, ValueType, Van};
 use caravan_van::{Buffer, KeyRange, Value};
-use support::{Servers, config, handles};
+use support::{Servers, config, handles, vans};
 
 const GIB: usize = 1 << 30;
 
@@ -79,7 +78,7 @@ fn follows_a_map<V: Value + PartialEq + std::fmt::Debug>(
 
 #[test]
 fn tables_of_all_kinds_follow_their_rules() {
-    for van in VANS {
+    for van in vans() {
         for threads in [1, 3] {
             let servers = Servers::start(van, threads, &config(64, GIB), &handles());
             let small = KeyRange::new(u64::MAX - 200, 0).unwrap();
@@ -113,7 +112,7 @@ fn tables_of_all_kinds_follow_their_rules() {
 
 #[test]
 fn keys_with_their_own_number_of_values() {
-    for van in VANS {
+    for van in vans() {
         let servers = Servers::start(van, 3, &config(64, GIB), &handles());
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "varying", ValueType::F32, 0).handle("assign");
@@ -152,7 +151,7 @@ fn keys_with_their_own_number_of_values() {
 
 #[test]
 fn wrong_arguments_are_errors_that_name_the_place() {
-    let servers = Servers::start(VANS[1], 2, &config(64, GIB), &handles());
+    let servers = Servers::start(Van::Tcp, 2, &config(64, GIB), &handles());
     let mut worker = servers.worker();
     let spec = TableSpec::new(1, "weights", ValueType::F32, 2).keys(KeyRange::new(10, 20).unwrap());
     let table = worker.create_table(&spec).unwrap();
@@ -193,7 +192,7 @@ fn wrong_arguments_are_errors_that_name_the_place() {
     assert_eq!(worker.wait(nothing).unwrap().values.unwrap().len(), 0);
     assert!(
         caravan_kv::Worker::connect(
-            support::endpoint(VANS[1], &config(1, GIB)),
+            support::endpoint(Van::Tcp, &config(1, GIB)),
             &[],
             support::TIMEOUT
         )
@@ -203,7 +202,7 @@ fn wrong_arguments_are_errors_that_name_the_place() {
 
 #[test]
 fn tables_that_exist_are_joined_if_equal_and_refused_if_not() {
-    let servers = Servers::start(VANS[1], 2, &config(64, 64 << 20), &handles());
+    let servers = Servers::start(Van::Tcp, 2, &config(64, 64 << 20), &handles());
     let (mut one, mut other) = (servers.worker(), servers.worker());
     let spec = TableSpec::new(1, "weights", ValueType::F32, 2);
     let table = one.create_table(&spec).unwrap();
@@ -249,7 +248,7 @@ fn tables_that_exist_are_joined_if_equal_and_refused_if_not() {
 
 #[test]
 fn fewer_keys_than_threads() {
-    for van in VANS {
+    for van in vans() {
         let servers = Servers::start(van, 5, &config(64, GIB), &handles());
         let mut worker = servers.worker();
         for (id, store) in [(1, Store::Dense), (2, Store::Sparse)] {
@@ -268,7 +267,7 @@ fn fewer_keys_than_threads() {
 /// ps-lite: of 1,000 asynchronous pushes of one key, two thirds reached the handler out of order.
 #[test]
 fn requests_of_a_worker_stay_in_order() {
-    for van in VANS {
+    for van in vans() {
         for credits in [2, 256] {
             let servers = Servers::start(van, 2, &config(credits, GIB), &handles());
             let mut worker = servers.worker();
@@ -303,7 +302,7 @@ fn requests_of_a_worker_stay_in_order() {
 #[test]
 fn long_requests_are_carried_without_copies_into_the_callers_memory() {
     const WIDTH: usize = 1 << 18; // 1 MiB of f32
-    for van in VANS {
+    for van in vans() {
         let servers = Servers::start(van, 2, &config(64, 2 * GIB), &handles());
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "wide", ValueType::F32, WIDTH as u32).handle("assign");
@@ -358,7 +357,7 @@ fn long_requests_are_carried_without_copies_into_the_callers_memory() {
 /// Answers whose length nobody knew before, more at a time than a lane's share of landings.
 #[test]
 fn many_long_answers_without_an_offer() {
-    for van in VANS {
+    for van in vans() {
         let servers = Servers::start(van, 1, &config(64, 3 * GIB), &handles());
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "varying", ValueType::F64, 0).handle("assign");
@@ -376,7 +375,7 @@ fn many_long_answers_without_an_offer() {
 
 #[test]
 fn two_workers_add_up_exactly() {
-    for van in VANS {
+    for van in vans() {
         let servers = Servers::start(van, 2, &config(16, GIB), &handles());
         let spec = TableSpec::new(1, "sums", ValueType::I64, 3);
         let keys: Vec<u64> = (0..50).map(|i| i * (u64::MAX / 49)).collect();
@@ -403,7 +402,7 @@ fn two_workers_add_up_exactly() {
 
 #[test]
 fn commands_reach_every_server_and_come_back_in_order() {
-    let servers = Servers::start(VANS[0], 3, &config(4, GIB), &handles());
+    let servers = Servers::start(vans()[0], 3, &config(4, GIB), &handles());
     let mut worker = servers.worker();
     let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
     let table = worker.create_table(&spec).unwrap();
@@ -421,7 +420,7 @@ fn commands_reach_every_server_and_come_back_in_order() {
 
 #[test]
 fn callbacks_run_once_in_order_and_before_wait_returns() {
-    let servers = Servers::start(VANS[1], 2, &config(64, GIB), &handles());
+    let servers = Servers::start(Van::Tcp, 2, &config(64, GIB), &handles());
     let mut worker = servers.worker();
     let spec = TableSpec::new(1, "sums", ValueType::I64, 0);
     let table = worker.create_table(&spec).unwrap();
@@ -459,7 +458,7 @@ fn callbacks_run_once_in_order_and_before_wait_returns() {
 
 #[test]
 fn waiting_twice_or_for_nothing() {
-    let servers = Servers::start(VANS[1], 2, &config(64, GIB), &handles());
+    let servers = Servers::start(Van::Tcp, 2, &config(64, GIB), &handles());
     let mut worker = servers.worker();
     assert!(matches!(
         worker.wait(Timestamp(12 << 20)),
@@ -489,7 +488,7 @@ fn waiting_twice_or_for_nothing() {
 
 #[test]
 fn parked_requests_are_released_in_order() {
-    for van in VANS {
+    for van in vans() {
         let servers = Servers::start(van, 1, &config(64, GIB), &handles());
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
@@ -518,7 +517,7 @@ fn parked_requests_are_released_in_order() {
 
 #[test]
 fn compact_coding_changes_nothing_but_the_bytes() {
-    let servers = Servers::start(VANS[0], 2, &config(16, GIB), &handles());
+    let servers = Servers::start(vans()[0], 2, &config(16, GIB), &handles());
     let mut worker = servers.worker();
     let spec =
         TableSpec::new(1, "weights", ValueType::F32, 4).keys(KeyRange::new(0, 100_000).unwrap());

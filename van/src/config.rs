@@ -17,8 +17,11 @@ pub struct VanConfig {
     pub node: u32,
     /// Requests a peer may have outstanding here, at least 1.
     pub credits: u16,
-    /// Where to listen, as `host:port`; port 0 takes a free one. Vans without sockets ignore it.
+    /// Where to listen, as `host:port`; port 0 takes a free one. Vans without sockets ignore it, and a van of a device takes
+    /// the device's own address where this is not one.
     pub listen: String,
+    /// Which device to take, as "mlx5_0"; `None` leaves it to the van. Vans without devices ignore it.
+    pub device: Option<String>,
     /// Most bytes of registered memory; at least [`VanConfig::MEMORY_BYTES_MIN`].
     pub memory_bytes: usize,
     /// Longest frame, in bytes: what is longer goes by rendezvous. Within [`VanConfig::FRAME_BYTES`].
@@ -36,6 +39,7 @@ impl Default for VanConfig {
             node: 0,
             credits: 256,
             listen: "127.0.0.1:0".to_owned(),
+            device: None,
             memory_bytes: 4 << 30,
             frame_bytes: 24 << 10,
             queue_depth: 1024,
@@ -48,7 +52,7 @@ impl VanConfig {
     /// What `frame_bytes` may be: 512 bytes to 32 KiB, half a staging buffer of the stream.
     pub const FRAME_BYTES: RangeInclusive<usize> = 512..=32 << 10;
 
-    /// What `memory_bytes` is at least: 1 MiB, the arena that small slots are cut from.
+    /// What `memory_bytes` is at least: 1 MiB, a pool's first arena.
     pub const MEMORY_BYTES_MIN: usize = 1 << 20;
 
     /// Whether a van over sockets can work with these settings.

@@ -18,7 +18,7 @@ mod net;
 
 pub use abuse::*;
 pub use carry::*;
-pub use net::{Net, fill};
+pub use net::{Net, Written, fill};
 
 /// Makes a `#[test]` of every part of the contract, for the van that the expression makes from a config.
 #[macro_export]
@@ -32,8 +32,9 @@ macro_rules! conformance {
             frames_of_all_lengths_arrive_whole
             too_long_a_frame_is_refused
             a_full_queue_is_an_error_and_recovers
-            a_frame_comes_after_the_writes_before_it
+            frames_and_writes_arrive_in_the_order_of_posting
             writes_land_in_the_memory_that_was_offered
+            parts_of_a_write_arrive_back_to_back
             both_directions_at_once_do_not_block_each_other
             random_sizes_add_up
             memory_comes_home
@@ -42,6 +43,7 @@ macro_rules! conformance {
             waiting_ends_with_an_event
             withdrawn_memory_is_out_of_reach
             a_local_write_past_an_offer_is_refused
+            a_second_write_to_an_offer_loses_the_writer
             a_write_past_an_offer_loses_the_writer
             a_write_into_somebody_elses_offer_loses_the_writer
             a_lost_peer_is_reported_once

@@ -3,10 +3,11 @@
 //! * A **request** spends one of its lane's credits and the reply gives it back, so a lane holds a bounded number of requests
 //!   and neither side ever needs more memory than that.
 //! * A message whose image fits into one frame goes **eagerly**. A longer one goes by **rendezvous**: its image is written into
-//!   a *landing*, memory that the receiver granted for it, and a short notice follows. The first long message asks for a
-//!   landing ([`Kind::Want`]); after that the receiver grants a new one for each that was used, together with the reply, so
-//!   that a steady stream of long messages asks for nothing.
-//! * The values of a reply can be **placed**: written straight into memory that the request offered for them.
+//!   a *landing*, memory that the receiver granted for it, and nothing else is sent. The first long message asks for a
+//!   landing ([`Kind::Want`]); after that the receiver grants a new one for each that was used, in the reply, so that a steady
+//!   stream of long messages asks for nothing.
+//! * A reply that is nothing but values can be **placed**: written straight into memory that the request offered for them,
+//!   which says which request is answered. Again nothing else is sent.
 //!
 //! Messages to a peer stay in order, whichever way they go.
 //!
@@ -21,17 +22,14 @@ mod rendezvous;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use self::landing::{Grants, Landings};
+use self::landing::{Grants, Landings, Places};
 use self::rendezvous::skew;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::message::{Draft, Message, Outgoing};
 use crate::metrics::Counters;
-use crate::transport::{Event, Limits, PeerId, Transport};
+use crate::transport::{Event, Limits, PeerId, Transport, check_write};
 use crate::wire::{Coding, Hello, Kind, Offer, encode};
-
-/// A single write is at most this long, in bytes.
-const WRITE_BYTES_MAX: usize = 1 << 30;
 
 /// What a poll brought.
 #[derive(Debug)]
@@ -49,6 +47,17 @@ pub enum Arrival {
         peer: PeerId,
         /// What.
         message: Message,
+    },
+    /// The answer to a request, placed where its offer said.
+    Placed {
+        /// From whom.
+        peer: PeerId,
+        /// Of the request.
+        timestamp: u64,
+        /// All of the memory that was offered.
+        memory: Buffer,
+        /// How many bytes the peer wrote there. It wrote all of the memory only if they are as many.
+        len: usize,
     },
     /// A peer is gone, and so is all that was outstanding with it.
     Lost {
@@ -89,6 +98,18 @@ struct Lane {
     outbox: VecDeque<Item>,
     grants: Grants,
     landings: Landings,
+    places: Places,
+}
+
+impl Lane {
+    /// An answer came: its request's credit is back.
+    fn answered(&mut self, peer: PeerId) -> Result<()> {
+        if self.credits == self.credits_max {
+            return Err(Error::Unasked { peer, what: "an answer" });
+        }
+        self.credits += 1;
+        Ok(())
+    }
 }
 
 enum Item {
@@ -190,7 +211,7 @@ impl Endpoint {
             .map_or(0, |lane| lane.credits.into())
     }
 
-    /// Lets `peer` place values in `into`.
+    /// Lets `peer` place the answer to a request in `into`: the one that [`Endpoint::post`] posts with this offer.
     ///
     /// # Errors
     /// As [`Transport::offer`].
@@ -203,6 +224,9 @@ impl Endpoint {
     /// # Errors
     /// As [`Transport::withdraw`].
     pub fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
+        if let Ok(lane) = lane(&mut self.lanes, peer) {
+            lane.places.remove(key);
+        }
         self.transport.withdraw(peer, key)
     }
 
@@ -210,34 +234,43 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::QueueFull`] when a request finds no credit; [`Error::NotConnected`]; what [`encode`] and the transport report.
+    ///
+    /// # Panics
+    /// If an answer comes with an offer: that section of it is the endpoint's own.
     pub fn post(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
-        let kind = draft.kind;
+        let (kind, timestamp, offer) = (draft.kind, draft.timestamp, draft.offer);
+        assert!(kind == Kind::Request || offer.is_none(), "only a request can offer memory");
         let open = lane(&mut self.lanes, peer)?;
         if kind == Kind::Request && open.credits == 0 {
             return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
         }
-        let outgoing = encode(self.node, draft, coding, self.transport.memory())?;
-        self.replace_landings(peer)?;
+        let outgoing = self.encode(peer, draft, coding)?;
         self.enqueue(peer, Item::Image(outgoing))?;
         let open = lane(&mut self.lanes, peer)?;
-        match kind {
-            Kind::Request => open.credits -= 1,
-            Kind::Reply | Kind::Failure => open.unanswered = open.unanswered.saturating_sub(1),
-            Kind::Want | Kind::Grant | Kind::Landed => {}
+        match (kind, offer) {
+            (Kind::Request, offer) => {
+                open.credits -= 1;
+                if let Some(offer) = offer {
+                    let count_max = open.credits_max.into();
+                    open.places.enter(offer.key.get(), timestamp, count_max);
+                }
+            }
+            _ => open.unanswered = open.unanswered.saturating_sub(1),
         }
         Ok(())
     }
 
-    /// Writes `data` into memory that `peer` offered with a request, ahead of the reply.
+    /// Answers a request with nothing but values, which are written where its offer said.
     ///
     /// # Errors
-    /// [`Error::NotConnected`], [`Error::OutsideOffer`].
+    /// [`Error::NotConnected`]; what [`check_write`] says, and the request is still unanswered then.
     pub fn place(&mut self, peer: PeerId, data: Shared, into: Offer) -> Result<()> {
-        let (len, offered, key) = (data.len() as u64, into.len.get(), into.key.get());
-        if len > offered {
-            return Err(Error::OutsideOffer { key, at: 0, len, offered });
-        }
-        self.enqueue(peer, Item::Place { data, into })
+        check_write(into.key.get(), 0, data.len() as u64, into.len.get())?;
+        self.enqueue(peer, Item::Place { data, into })?;
+        let open = lane(&mut self.lanes, peer)?;
+        open.unanswered = open.unanswered.saturating_sub(1);
+        // Behind the values, where it costs a van that reads ahead nothing to look for more.
+        self.replace_landings(peer)
     }
 
     /// Moves work along without blocking and appends what arrived; true if anything did.
@@ -296,6 +329,11 @@ impl Endpoint {
                     self.drop_lane(peer, &error, arrivals);
                 }
             }
+            Event::Written { peer, key, memory, at, len } => {
+                if let Err(error) = self.written(peer, key, memory, (at, len), arrivals) {
+                    self.drop_lane(peer, &error, arrivals);
+                }
+            }
             Event::Lost { peer, error } => {
                 // A lane that this side has closed was reported then, or was closed on purpose.
                 if self.lanes.get_mut(peer.0 as usize).and_then(Option::take).is_some() {
@@ -316,29 +354,43 @@ impl Endpoint {
 
     /// Takes in one frame of a peer that is still connected.
     fn receive(&mut self, peer: PeerId, frame: Buffer, arrivals: &mut Vec<Arrival>) -> Result<()> {
-        let Ok(open) = lane(&mut self.lanes, peer) else { return Ok(()) };
+        if lane(&mut self.lanes, peer).is_err() {
+            return Ok(());
+        }
         let message = Message::decode(frame, self.transport.memory())?;
         match message.kind() {
-            Kind::Want => return self.grant_wanted(peer, &message),
-            Kind::Grant => {
-                if !message.offer().is_some_and(|offer| open.grants.enter(offer)) {
-                    return Err(Error::Unasked { peer, what: "a landing" });
-                }
-                return self.flush(peer);
-            }
-            Kind::Landed => {
-                let message = self.pick_up(peer, &message)?;
-                return self.deliver(peer, message, arrivals);
-            }
-            Kind::Request | Kind::Reply | Kind::Failure => {}
+            Kind::Want => self.grant_wanted(peer, &message),
+            Kind::Grant => self.take_grant(peer, message.offer()),
+            Kind::Request | Kind::Reply | Kind::Failure => self.deliver(peer, message, arrivals),
         }
-        self.deliver(peer, message, arrivals)
+    }
+
+    /// Takes in what a peer that is still connected wrote into memory that was offered to it.
+    fn written(
+        &mut self,
+        peer: PeerId,
+        key: u64,
+        memory: Buffer,
+        (at, len): (usize, usize),
+        arrivals: &mut Vec<Arrival>,
+    ) -> Result<()> {
+        let Ok(open) = lane(&mut self.lanes, peer) else { return Ok(()) };
+        if open.landings.use_up(key) {
+            let message = self.pick_up(peer, memory, (at, len))?;
+            return self.deliver(peer, message, arrivals);
+        }
+        let Some(timestamp) = open.places.remove(key) else {
+            return Err(Error::Unasked { peer, what: "a write" });
+        };
+        open.answered(peer)?;
+        arrivals.push(Arrival::Placed { peer, timestamp, memory, len });
+        Ok(())
     }
 
     fn deliver(
         &mut self,
         peer: PeerId,
-        message: Message,
+        mut message: Message,
         arrivals: &mut Vec<Arrival>,
     ) -> Result<()> {
         let credits = self.credits;
@@ -348,10 +400,13 @@ impl Endpoint {
                 return Err(Error::QueueFull { peer, depth: credits.into() });
             }
             Kind::Request => lane.unanswered += 1,
-            _ if lane.credits == lane.credits_max => {
-                return Err(Error::Unasked { peer, what: "an answer" });
+            _ => {
+                lane.answered(peer)?;
+                lane.places.answered(message.timestamp());
+                if let Some(landing) = message.take_offer() {
+                    self.take_grant(peer, Some(landing))?;
+                }
             }
-            _ => lane.credits += 1,
         }
         arrivals.push(Arrival::Message { peer, message });
         Ok(())
@@ -407,7 +462,9 @@ impl Endpoint {
         let lane = lane(&mut self.lanes, peer)?;
         let needed = item.landing_bytes(lane.frame_bytes);
         match item {
-            Item::Place { data, into } => self.write(peer, data, &into, 0)?,
+            Item::Place { data, into } => {
+                self.transport.post_write(peer, data.into(), &into, 0)?;
+            }
             Item::Image(outgoing) if needed == 0 => {
                 let frame = whole(outgoing, self.transport.memory())?;
                 self.transport.post_send(peer, frame)?;
@@ -419,16 +476,6 @@ impl Endpoint {
             }
         }
         Ok(None)
-    }
-
-    fn write(&mut self, peer: PeerId, data: Shared, into: &Offer, at: u64) -> Result<()> {
-        let mut done = 0;
-        while done < data.len() {
-            let end = data.len().min(done + WRITE_BYTES_MAX);
-            self.transport.post_write(peer, data.slice(done..end), into, at + done as u64)?;
-            done = end;
-        }
-        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::transport::PeerId;
+use crate::transport::{PeerId, WRITE_AT_ALIGN, WRITE_AT_END, WRITE_BYTES_MAX};
 
 /// The van's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -22,6 +22,20 @@ pub enum Error {
         reserved: usize,
         /// The pool's limit.
         limit: usize,
+    },
+    /// Memory that a device could not be told of.
+    #[error(
+        "cannot register {len} bytes with {device}: this process may lock {locked} (see `ulimit -l`; raise it with `ulimit -l unlimited`, LimitMEMLOCK=infinity for a service, or --ulimit memlock=-1 for a container)"
+    )]
+    Register {
+        /// Bytes to register.
+        len: usize,
+        /// The device's name.
+        device: String,
+        /// How much the process may lock, in words.
+        locked: String,
+        /// What the system said.
+        source: io::Error,
     },
     /// A setting that no van over sockets can work with.
     #[error("{name} is {value}; it takes {min} {}", up_to(*.max))]
@@ -113,6 +127,22 @@ pub enum Error {
         /// Length of the offer; 0 when there is no such offer.
         offered: u64,
     },
+    /// A write that begins where none may.
+    #[error(
+        "a write cannot begin at {at}: only at multiples of {WRITE_AT_ALIGN} below {WRITE_AT_END}"
+    )]
+    WriteAt {
+        /// Where.
+        at: u64,
+    },
+    /// A write longer than any van carries in one piece.
+    #[error(
+        "a write of {len} bytes is over the {WRITE_BYTES_MAX} that one can have; cut it into several"
+    )]
+    WriteTooLong {
+        /// Its length.
+        len: u64,
+    },
     /// More in one message than its header can count.
     #[error(
         "{bytes} bytes of {section} are over a message's {limit}; cut the key range into smaller messages"
@@ -122,7 +152,7 @@ pub enum Error {
         section: crate::wire::Section,
         /// Its length.
         bytes: usize,
-        /// The longest that a section can be.
+        /// The longest that it can be beside the others.
         limit: usize,
     },
     /// Bytes that are no message of ours.

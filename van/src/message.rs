@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 use crate::error::Result;
 use crate::memory::{Buffer, Pool, Shared};
 use crate::transport::FRAME_PREFIX;
-use crate::wire::{Header, Kind, Offer, Place, flags};
+use crate::wire::{Header, Kind, Offer, Place};
 
 /// Keys from `begin` up to, not including, `end`; never empty.
 ///
@@ -85,7 +85,7 @@ pub struct Draft<'a> {
     pub clock: u64,
     /// All keys are within.
     pub range: KeyRange,
-    /// Memory that the receiver may write.
+    /// Memory that the receiver may write, once: to place the answer in, if this is a request.
     pub offer: Option<Offer>,
     /// `[n]`, strictly ascending.
     pub keys: &'a [u64],
@@ -111,6 +111,13 @@ impl Draft<'_> {
             values: Values::None,
         }
     }
+
+    /// Most bytes its image takes, its offer left out: exactly as many where nothing is coded.
+    pub(crate) fn image_bytes_max(&self) -> usize {
+        let align = |bytes: usize| bytes.next_multiple_of(8);
+        let sections = align(size_of_val(self.keys)) + align(size_of_val(self.lengths));
+        (size_of::<Header>() + sections).saturating_add(self.values.len())
+    }
 }
 
 /// Where a draft's values come from, and where they go.
@@ -123,8 +130,17 @@ pub enum Values<'a> {
     Written(usize, &'a mut dyn FnMut(&mut [u8])),
     /// Sent from where they lie, not copied, not compressed, left out of the message's checksum.
     Apart(Shared),
-    /// That many bytes already lie where the request's offer said: replies only.
-    Placed(usize),
+}
+
+impl Values<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Values::None => 0,
+            Values::Copied(bytes) => bytes.len(),
+            Values::Written(bytes, _) => *bytes,
+            Values::Apart(bytes) => bytes.len(),
+        }
+    }
 }
 
 impl fmt::Debug for Values<'_> {
@@ -134,7 +150,6 @@ impl fmt::Debug for Values<'_> {
             Values::Copied(bytes) => write!(f, "Copied({} bytes)", bytes.len()),
             Values::Written(bytes, _) => write!(f, "Written({bytes} bytes)"),
             Values::Apart(bytes) => write!(f, "Apart({} bytes)", bytes.len()),
-            Values::Placed(bytes) => write!(f, "Placed({bytes} bytes)"),
         }
     }
 }
@@ -223,6 +238,11 @@ impl Message {
         self.offer
     }
 
+    /// Takes that memory out, so that nobody above sees it.
+    pub(crate) fn take_offer(&mut self) -> Option<Offer> {
+        self.offer.take()
+    }
+
     /// `[n]`, strictly ascending, within the range.
     pub fn keys(&self) -> &[u64] {
         let bytes = self.keys.bytes(&self.image);
@@ -235,14 +255,9 @@ impl Message {
         <[u32]>::ref_from_bytes(bytes).expect("decode checked alignment and length")
     }
 
-    /// The values, 8-byte aligned; empty when they were [placed](Message::placed).
+    /// The values, 8-byte aligned.
     pub fn values(&self) -> &[u8] {
         self.values.bytes(&self.image)
-    }
-
-    /// How many bytes of values the sender has put where this side's offer said, if it did that.
-    pub fn placed(&self) -> Option<usize> {
-        (self.header.flags & flags::PLACED != 0).then(|| self.header.value_bytes.get() as usize)
     }
 
     /// Keeps the values, without copying them, and gives back the memory of everything else. Values that lay in the message

@@ -4,7 +4,7 @@ use zerocopy::little_endian::U64;
 
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
-use crate::transport::PeerId;
+use crate::transport::{PeerId, check_write};
 use crate::wire::Offer;
 
 /// All open offers of one transport. Keys are an index and a generation, so that a stale key never names newer memory.
@@ -17,27 +17,11 @@ pub struct Offers {
 #[derive(Debug)]
 struct Entry {
     generation: u32,
-    open: Option<(PeerId, Place)>,
-}
-
-#[derive(Debug)]
-enum Place {
-    Here(Buffer),
-    /// Lent to the receiver that is writing into it right now; its length.
-    Lent(usize),
-}
-
-impl Place {
-    fn len(&self) -> usize {
-        match self {
-            Place::Here(buffer) => buffer.len(),
-            Place::Lent(len) => *len,
-        }
-    }
+    open: Option<(PeerId, Buffer)>,
 }
 
 impl Offers {
-    /// Lets `peer` write `into`.
+    /// Lets `peer` write `into`, once.
     pub fn open(&mut self, peer: PeerId, into: Buffer) -> Offer {
         let len = into.len() as u64;
         let address = into.as_ptr() as u64;
@@ -46,7 +30,7 @@ impl Offers {
             (self.entries.len() - 1) as u32
         });
         let entry = &mut self.entries[index as usize];
-        entry.open = Some((peer, Place::Here(into)));
+        entry.open = Some((peer, into));
         let key = u64::from(entry.generation) << 32 | u64::from(index);
         Offer { key: U64::new(key), address: U64::new(address), len: U64::new(len) }
     }
@@ -54,48 +38,29 @@ impl Offers {
     /// Ends an offer and returns its memory.
     ///
     /// # Errors
-    /// [`Error::OutsideOffer`] when `peer` was offered nothing under `key`, or is in the middle of writing it.
+    /// [`Error::OutsideOffer`] when nothing is offered to `peer` under `key`, also because it has been written.
     pub fn close(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
-        let index = self.find(peer, key).ok_or(missing(key))?;
-        let entry = &mut self.entries[index];
-        match entry.open.take() {
-            Some((_, Place::Here(buffer))) => {
-                entry.generation = entry.generation.wrapping_add(1);
-                self.free.push(index as u32);
-                Ok(buffer)
-            }
-            lent => {
-                entry.open = lent;
-                Err(missing(key))
-            }
-        }
+        self.take(peer, key, 0, 0)
     }
 
-    /// Lends the memory of an offer to whoever writes `len` bytes at `at` of it for `peer`, until [`Offers::put_back`].
+    /// Ends an offer because `peer` writes `len` bytes at `at` of it; returns its memory, all of it.
     ///
     /// # Errors
-    /// [`Error::OutsideOffer`] when the write is not inside of an offer to that peer.
-    pub fn lend(&mut self, peer: PeerId, key: u64, at: u64, len: u64) -> Result<Buffer> {
-        let index = self.find(peer, key).ok_or(missing(key))?;
-        let Some((_, place)) = &mut self.entries[index].open else { return Err(missing(key)) };
-        let offered = place.len() as u64;
-        if at.checked_add(len).is_none_or(|end| end > offered) {
-            return Err(Error::OutsideOffer { key, at, len, offered });
-        }
-        match std::mem::replace(place, Place::Lent(offered as usize)) {
-            Place::Here(buffer) => Ok(buffer),
-            Place::Lent(_) => Err(missing(key)),
-        }
-    }
-
-    /// Returns what [`Offers::lend`] gave. It is dropped when the offer has ended meanwhile.
-    pub fn put_back(&mut self, key: u64, buffer: Buffer) {
-        if let Some(entry) = self.entries.get_mut(index_of(key))
-            && entry.generation == generation_of(key)
-            && let Some((_, place @ Place::Lent(_))) = &mut entry.open
-        {
-            *place = Place::Here(buffer);
-        }
+    /// What [`check_write`] says; the offer stays then.
+    pub fn take(&mut self, peer: PeerId, key: u64, at: u64, len: u64) -> Result<Buffer> {
+        let index = index_of(key);
+        let missing = Error::OutsideOffer { key, at, len, offered: 0 };
+        let Some(entry) = self.entries.get_mut(index) else { return Err(missing) };
+        let generation = entry.generation;
+        let is_it = |(to, _): &(PeerId, Buffer)| *to == peer && generation == generation_of(key);
+        let Some((_, memory)) = entry.open.as_ref().filter(|open| is_it(open)) else {
+            return Err(missing);
+        };
+        check_write(key, at, len, memory.len() as u64)?;
+        let (_, memory) = entry.open.take().ok_or(missing)?;
+        entry.generation = entry.generation.wrapping_add(1);
+        self.free.push(index as u32);
+        Ok(memory)
     }
 
     /// Drops all that was offered to `peer`.
@@ -108,13 +73,6 @@ impl Offers {
             }
         }
     }
-
-    fn find(&self, peer: PeerId, key: u64) -> Option<usize> {
-        let index = index_of(key);
-        let entry = self.entries.get(index)?;
-        let (to, _) = entry.open.as_ref()?;
-        (entry.generation == generation_of(key) && *to == peer).then_some(index)
-    }
 }
 
 fn index_of(key: u64) -> usize {
@@ -123,10 +81,6 @@ fn index_of(key: u64) -> usize {
 
 fn generation_of(key: u64) -> u32 {
     (key >> 32) as u32
-}
-
-fn missing(key: u64) -> Error {
-    Error::OutsideOffer { key, at: 0, len: 0, offered: 0 }
 }
 
 #[cfg(test)]
@@ -141,35 +95,19 @@ mod tests {
         let mut offers = Offers::default();
         let offer = offers.open(PeerId(1), pool.allocate(100).unwrap());
         let key = offer.key.get();
-        assert!(offers.lend(PeerId(2), key, 0, 1).is_err(), "somebody else's");
-        assert!(offers.lend(PeerId(1), key, 90, 11).is_err(), "past the end");
-        assert!(offers.lend(PeerId(1), key, u64::MAX, 2).is_err(), "wraps around");
-        let lent = offers.lend(PeerId(1), key, 90, 10).unwrap();
-        assert!(offers.close(PeerId(1), key).is_err(), "in the middle of a write");
-        offers.put_back(key, lent);
-        assert_eq!(offers.close(PeerId(1), key).unwrap().len(), 100);
+        assert!(offers.take(PeerId(2), key, 0, 1).is_err(), "somebody else's");
+        assert!(offers.take(PeerId(1), key, 96, 5).is_err(), "past the end");
+        assert!(offers.take(PeerId(1), key, 4, 1).is_err(), "where no write begins");
+        assert!(offers.take(PeerId(1), key, 8, u64::MAX).is_err(), "wraps around");
+        assert_eq!(offers.take(PeerId(1), key, 96, 4).unwrap().len(), 100, "all of it comes back");
+        assert!(offers.take(PeerId(1), key, 0, 1).is_err(), "it has been used");
+        assert!(offers.close(PeerId(1), key).is_err());
         let newer = offers.open(PeerId(1), pool.allocate(8).unwrap());
-        assert_ne!(newer.key, offer.key);
-        assert!(offers.lend(PeerId(1), key, 0, 1).is_err(), "a stale key");
+        assert_eq!(index_of(newer.key.get()), index_of(key), "its place is used again");
+        assert!(offers.take(PeerId(1), key, 0, 1).is_err(), "a stale key");
+        assert_eq!(offers.close(PeerId(1), newer.key.get()).unwrap().len(), 8);
+        let last = offers.open(PeerId(1), pool.allocate(8).unwrap());
         offers.forget(PeerId(1));
-        assert!(offers.close(PeerId(1), newer.key.get()).is_err());
-    }
-
-    #[test]
-    fn memory_of_an_ended_offer_does_not_enter_a_newer_one() {
-        let pool = Pool::new(1 << 20);
-        let mut offers = Offers::default();
-        let old = offers.open(PeerId(1), pool.allocate(100).unwrap()).key.get();
-        let lent = offers.lend(PeerId(1), old, 0, 100).unwrap();
-        offers.forget(PeerId(1));
-        let newer = offers.open(PeerId(2), pool.allocate(8).unwrap()).key.get();
-        assert_eq!(index_of(newer), index_of(old), "its place is used again");
-        offers.put_back(old, lent);
-        assert_eq!(offers.close(PeerId(2), newer).unwrap().len(), 8);
-
-        let newer = offers.open(PeerId(2), pool.allocate(8).unwrap()).key.get();
-        let _lent = offers.lend(PeerId(2), newer, 0, 8).unwrap();
-        offers.put_back(old, pool.allocate(100).unwrap());
-        assert!(offers.close(PeerId(2), newer).is_err(), "it is lent still");
+        assert!(offers.close(PeerId(1), last.key.get()).is_err());
     }
 }

@@ -14,6 +14,18 @@ use crate::wire::{Hello, Offer};
 /// there, so that a frame leaves in one piece without being copied.
 pub const FRAME_PREFIX: usize = 16;
 
+/// A write begins below this offset in the offered memory, and at a multiple of [`WRITE_AT_ALIGN`].
+///
+/// That is enough for values to begin on a page whatever stands before them, and few enough offsets that a van can name each
+/// in 9 bits beside the offer's own number: 32 bits of immediate data, say.
+pub const WRITE_AT_END: u64 = 4096;
+
+/// See [`WRITE_AT_END`].
+pub const WRITE_AT_ALIGN: u64 = 8;
+
+/// Longest write, in bytes.
+pub const WRITE_BYTES_MAX: usize = u32::MAX as usize;
+
 /// A connected peer, as one transport numbers it. Numbers are not reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u32);
@@ -47,6 +59,19 @@ pub enum Event {
         /// What.
         frame: Buffer,
     },
+    /// A peer wrote into memory that was offered to it, which comes back whole: the offer has ended.
+    Written {
+        /// Who.
+        peer: PeerId,
+        /// The [`Offer::key`].
+        key: u64,
+        /// All of the memory that was offered.
+        memory: Buffer,
+        /// Where in it the write begins.
+        at: usize,
+        /// How long it is; what lies outside of it is as it was.
+        len: usize,
+    },
     /// The connection is gone and nothing more will come of it. What was posted to it may or may not have arrived.
     Lost {
         /// Who.
@@ -54,6 +79,45 @@ pub enum Event {
         /// Why: [`Error::PeerLost`], [`Error::Connect`] or [`Error::Decode`].
         error: Error,
     },
+}
+
+impl Event {
+    /// Whom it is about.
+    pub fn peer(&self) -> PeerId {
+        match self {
+            Event::Connected { peer, .. }
+            | Event::Received { peer, .. }
+            | Event::Written { peer, .. }
+            | Event::Lost { peer, .. } => *peer,
+        }
+    }
+}
+
+/// What one write carries: one or two parts, to lie one right behind the other.
+#[derive(Debug, Clone)]
+pub struct Gather {
+    /// Comes first.
+    pub head: Shared,
+    /// Follows it.
+    pub tail: Option<Shared>,
+}
+
+impl Gather {
+    /// Bytes of both.
+    pub fn len(&self) -> usize {
+        self.head.len() + self.tail.as_ref().map_or(0, |tail| tail.len())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl From<Shared> for Gather {
+    fn from(head: Shared) -> Gather {
+        Gather { head, tail: None }
+    }
 }
 
 /// What a van can carry.
@@ -68,12 +132,15 @@ pub struct Limits {
 /// One node's lanes to its peers. Owned by one thread; only [`Transport::wait`] blocks.
 ///
 /// Contract, run against every backend by `van::conformance`:
-/// * frames and writes to a peer take effect whole, once and in posting order, or the peer is reported lost: when a frame
-///   arrives, everything written before it is in place;
+/// * frames and writes to a peer arrive whole, once and in posting order, each with an event of its own, or the peer is
+///   reported lost;
+/// * an offer is for one write: the write ends it, and the memory is handed back with [`Event::Written`]. Nobody can write it
+///   any more by then;
 /// * posted work leaves at the next [`Transport::poll`] or [`Transport::wait`] at the latest, so that what is posted between
 ///   two polls can leave together;
 /// * a buffer that was posted is dropped once its bytes have left or its peer is lost: a slot comes home by itself;
-/// * a peer writes only memory offered to it, only while it is offered; anything else loses that peer, not this node;
+/// * a peer writes only memory offered to it, once, within its bounds; anything else loses that peer, not this node, and is
+///   not written;
 /// * a full queue is [`Error::QueueFull`], never a wait;
 /// * dropping a transport closes its connections; peers see [`Event::Lost`].
 pub trait Transport {
@@ -104,23 +171,26 @@ pub trait Transport {
     /// [`Error::NotConnected`], [`Error::QueueFull`], [`Error::FrameTooLong`].
     fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()>;
 
-    /// Lets `peer` write `into`, until it is withdrawn.
+    /// Lets `peer` write `into`, once, from when something that is posted to it after this has arrived there.
     ///
     /// # Errors
     /// [`Error::NotConnected`].
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer>;
 
-    /// Ends an offer and returns its memory, also when the peer is lost by now (until [`Transport::disconnect`]).
+    /// Ends an offer that was not used and returns its memory, also when the peer is lost by now (until
+    /// [`Transport::disconnect`]). The peer must not write it any more.
     ///
     /// # Errors
-    /// [`Error::OutsideOffer`] when there is no such offer to that peer, or the peer is in the middle of writing it.
+    /// [`Error::OutsideOffer`] when there is no such offer to that peer: also once its write has come, or has begun to. The
+    /// memory is in the event then, or was dropped when the peer was lost in the middle of writing it.
     fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer>;
 
-    /// Rendezvous: writes `data` straight into memory the peer has offered, `at` bytes from its start.
+    /// Rendezvous: writes `data` straight into memory the peer has offered, `at` bytes from its start, which uses the offer
+    /// up; the peer gets an [`Event::Written`]. See [`WRITE_AT_END`] for what `at` can be.
     ///
     /// # Errors
-    /// [`Error::NotConnected`], [`Error::QueueFull`], [`Error::OutsideOffer`].
-    fn post_write(&mut self, peer: PeerId, data: Shared, into: &Offer, at: u64) -> Result<()>;
+    /// [`Error::NotConnected`], [`Error::QueueFull`], and what [`check_write`] says.
+    fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()>;
 
     /// Moves work along without blocking and appends what happened to `events`.
     ///
@@ -139,4 +209,22 @@ pub trait Transport {
 
     /// What this transport has done so far.
     fn counters(&self) -> Counters;
+}
+
+/// What a van checks where a write is posted and again where it arrives: `len` bytes at `at` of the `offered` bytes that
+/// `key` names.
+///
+/// # Errors
+/// [`Error::WriteAt`], [`Error::WriteTooLong`], [`Error::OutsideOffer`].
+pub fn check_write(key: u64, at: u64, len: u64, offered: u64) -> Result<()> {
+    if at >= WRITE_AT_END || !at.is_multiple_of(WRITE_AT_ALIGN) {
+        return Err(Error::WriteAt { at });
+    }
+    if len > WRITE_BYTES_MAX as u64 {
+        return Err(Error::WriteTooLong { len });
+    }
+    match at.checked_add(len) {
+        Some(end) if end <= offered => Ok(()),
+        _ => Err(Error::OutsideOffer { key, at, len, offered }),
+    }
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use caravan_van::sim::{Faults, Network, SimTransport, for_each_seed};
 use caravan_van::wire::{Coding, Kind, Offer};
 use caravan_van::{
-    Arrival, Draft, Endpoint, Error, Event, FRAME_PREFIX, Message, PeerId, Transport, Values,
-    VanConfig, encode,
+    Arrival, Buffer, Draft, Endpoint, Error, Event, FRAME_PREFIX, Message, PeerId, Transport,
+    Values, VanConfig, encode,
 };
 
 const NAP: Duration = Duration::from_millis(5);
@@ -25,13 +25,16 @@ struct Side {
     endpoint: Endpoint,
     peer: PeerId,
     came: VecDeque<Message>,
+    /// Timestamp, memory and length of answers that were placed.
+    placed: VecDeque<(u64, Buffer, usize)>,
     lost: Option<Error>,
 }
 
 impl Side {
     fn new(network: &Network, config: &VanConfig) -> Side {
         let endpoint = Endpoint::new(Box::new(network.transport(config)), 7, config.credits);
-        Side { endpoint, peer: PeerId(0), came: VecDeque::new(), lost: None }
+        let (came, placed) = (VecDeque::new(), VecDeque::new());
+        Side { endpoint, peer: PeerId(0), came, placed, lost: None }
     }
 
     fn poll(&mut self) -> bool {
@@ -41,10 +44,22 @@ impl Side {
             match arrival {
                 Arrival::Connected { peer, .. } => self.peer = peer,
                 Arrival::Message { message, .. } => self.came.push_back(message),
+                Arrival::Placed { timestamp, memory, len, .. } => {
+                    self.placed.push_back((timestamp, memory, len));
+                }
                 Arrival::Lost { error, .. } => self.lost = Some(error),
             }
         }
         any
+    }
+
+    /// Posts a request that wants its answer placed in `bytes` bytes; returns the offer.
+    fn ask(&mut self, timestamp: u64, bytes: usize, values: Values<'_>) -> Offer {
+        let place = self.endpoint.memory().allocate(bytes).unwrap();
+        let offer = self.endpoint.offer(self.peer, place).unwrap();
+        let draft = Draft { timestamp, values, offer: Some(offer), ..Draft::new(Kind::Request) };
+        self.endpoint.post(self.peer, draft, &mut Coding::plain()).unwrap();
+        offer
     }
 
     fn post(&mut self, kind: Kind, timestamp: u64, values: Values<'_>) -> Result<(), Error> {
@@ -194,6 +209,108 @@ fn what_cannot_be_encoded_spends_nothing() {
     assert_eq!((a.came[0].kind(), a.endpoint.credits(a.peer)), (Kind::Failure, 3));
 }
 
+/// Goal: a long message is one write, and nothing else is sent for it; a used landing is replaced in the answer, by a notice
+/// of its own only where the answer is placed. Method: counts frames, once the first messages have asked for landings.
+#[test]
+fn nothing_is_sent_beside_long_messages() {
+    let network = Network::new(1, Faults::none());
+    let (mut a, mut b) = pair(&network, &config(2048, 4, 256 * MIB));
+    let frames = |side: &Side| side.endpoint.counters().frames_sent;
+    // Whether the request is long, and whether its answer is placed; the frames that each side sends.
+    for (long, placed, expected) in
+        [(true, false, (0, 1)), (false, true, (1, 0)), (true, true, (0, 1)), (false, false, (1, 1))]
+    {
+        for number in 0..10 {
+            let before = (frames(&a), frames(&b));
+            let values = filled(&a, if long { MIB } else { 8 }, number);
+            let values = Values::Apart(values);
+            match placed {
+                true => drop(a.ask(number, MIB, values)),
+                false => a.post(Kind::Request, number, values).unwrap(),
+            }
+            settle(&mut a, &mut b);
+            let request = b.came.pop_front().unwrap();
+            match request.offer() {
+                Some(offer) => {
+                    let values = filled(&b, MIB, !number);
+                    b.endpoint.place(b.peer, values, offer).unwrap();
+                    settle(&mut a, &mut b);
+                    let (timestamp, memory, len) = a.placed.pop_front().unwrap();
+                    assert_eq!((timestamp, len), (number, MIB));
+                    assert!(is_filled(&memory, MIB, !number) && a.came.is_empty());
+                }
+                None => {
+                    b.post(Kind::Reply, number, Values::None).unwrap();
+                    settle(&mut a, &mut b);
+                    let reply = a.came.pop_front().unwrap();
+                    assert_eq!((reply.timestamp(), reply.offer()), (number, None));
+                }
+            }
+            let sent = (frames(&a) - before.0, frames(&b) - before.1);
+            assert!(number == 0 || sent == expected, "{long} {placed} {number}: {sent:?}");
+            assert_eq!(a.endpoint.credits(a.peer), 4);
+        }
+    }
+}
+
+#[test]
+fn placed_answers_keep_their_order_behind_what_waits_for_a_landing() {
+    let network = Network::new(1, Faults::none());
+    let (mut a, mut b) = pair(&network, &config(2048, 4, 256 * MIB));
+    a.post(Kind::Request, 1, Values::None).unwrap();
+    let offer = a.ask(2, 5000, Values::None);
+    a.post(Kind::Request, 3, Values::None).unwrap();
+    settle(&mut a, &mut b);
+    let values = filled(&b, MIB, 1);
+    b.post(Kind::Reply, 1, Values::Apart(values)).unwrap();
+    let values = filled(&b, 5001, 2);
+    let error = b.endpoint.place(b.peer, values, offer).unwrap_err();
+    assert!(matches!(error, Error::OutsideOffer { len: 5001, offered: 5000, .. }), "{error}");
+    let values = filled(&b, 4000, 2);
+    b.endpoint.place(b.peer, values, offer).unwrap();
+    b.post(Kind::Reply, 3, Values::None).unwrap();
+    let mut arrivals = Vec::new();
+    while arrivals.len() < 3 {
+        a.endpoint.wait(NAP).unwrap();
+        a.endpoint.poll(&mut arrivals).unwrap();
+        b.endpoint.wait(NAP).unwrap();
+        b.poll();
+    }
+    let [
+        Arrival::Message { message: first, .. },
+        Arrival::Placed { timestamp: 2, memory, len: 4000, .. },
+        Arrival::Message { message: last, .. },
+    ] = &arrivals[..]
+    else {
+        panic!("{arrivals:?}")
+    };
+    assert_eq!((first.timestamp(), last.timestamp(), memory.len()), (1, 3, 5000));
+    assert!(is_filled(&memory[..4000], 4000, 2));
+    assert_eq!(a.endpoint.credits(a.peer), 4);
+}
+
+/// Who answers otherwise has answered: the offer is the requester's again, and to write it after that loses the lane.
+#[test]
+fn an_offer_ends_with_whichever_answer_comes() {
+    for withdrawn in [true, false] {
+        let network = Network::new(1, Faults::none());
+        let (mut a, mut b) = pair(&network, &config(2048, 4, 64 * MIB));
+        let offer = a.ask(1, 5000, Values::None);
+        a.ask(2, 5000, Values::None);
+        settle(&mut a, &mut b);
+        b.post(Kind::Failure, 1, Values::Copied(b"no")).unwrap();
+        settle(&mut a, &mut b);
+        assert_eq!((a.came[0].kind(), a.endpoint.credits(a.peer)), (Kind::Failure, 3));
+        if withdrawn {
+            assert_eq!(a.endpoint.withdraw(a.peer, offer.key.get()).unwrap().len(), 5000);
+        }
+        let values = filled(&b, 5000, 1);
+        b.endpoint.place(b.peer, values, offer).unwrap();
+        settle(&mut a, &mut b);
+        assert!(a.lost.is_some() && b.lost.is_some() && a.placed.is_empty());
+    }
+}
+
 /// More long answers than a peer's share of landings holds, to a side that posts nothing meanwhile.
 #[test]
 fn a_used_landing_makes_room_for_the_next_answer() {
@@ -341,11 +458,8 @@ fn hostile_peers_lose_only_their_own_lane() {
         });
     }
     only_its_own_lane_is_lost("0 bytes offered", |hostile| {
-        let offer = Some(mine(3, 100));
-        hostile.frame(Draft { timestamp: 100, offer, ..Draft::new(Kind::Landed) }).unwrap();
-    });
-    only_its_own_lane_is_lost("0 bytes offered", |hostile| {
-        hostile.frame(Draft::new(Kind::Landed)).unwrap();
+        let data = hostile.transport.memory().allocate(100).unwrap().share();
+        hostile.transport.post_write(hostile.peer, data.into(), &mine(3, 100), 0).unwrap();
     });
     for bytes in [u64::MAX, 5 << 30, 513 << 20] {
         only_its_own_lane_is_lost("bytes offered", |hostile| {
@@ -371,7 +485,64 @@ fn hostile_peers_lose_only_their_own_lane() {
     });
 }
 
-/// A peer may give back only landings, not memory that was offered with a request, and say only once that it landed.
+/// What a peer writes into a landing is read like a frame.
+#[test]
+fn what_lands_is_checked() {
+    let network = Network::new(1, Faults::none());
+    let config = config(2048, 4, 64 * MIB);
+    let notice = |memory: &caravan_van::Pool| {
+        let draft = Draft { timestamp: 10, ..Draft::new(Kind::Want) };
+        let mut outgoing = encode(9, draft, &mut Coding::plain(), memory).unwrap();
+        outgoing.head.split_off(FRAME_PREFIX)
+    };
+    let garbage = |memory: &caravan_van::Pool| {
+        let mut garbage = memory.allocate(200).unwrap();
+        garbage.fill(0x55);
+        garbage
+    };
+    let short = |memory: &caravan_van::Pool| memory.allocate(7).unwrap();
+    type Make<'a> = &'a dyn Fn(&caravan_van::Pool) -> Buffer;
+    let makes: [(Make<'_>, &str); 3] = [
+        (&notice, "a long notice that nobody asked for"),
+        (&garbage, "another protocol"),
+        (&short, "too few"),
+    ];
+    for (make, words) in makes {
+        let mut victim = Side::new(&network, &config);
+        let transport = network.transport(&config);
+        let mut hostile = Hostile { transport, peer: PeerId(0) };
+        hostile.peer = hostile.transport.connect(victim.endpoint.address()).unwrap();
+        let mut grant = None;
+        let mut asked = false;
+        while grant.is_none() {
+            victim.endpoint.wait(NAP).unwrap();
+            victim.poll();
+            for event in hostile.events() {
+                match event {
+                    Event::Connected { .. } if !asked => {
+                        let draft = Draft { timestamp: 3000, ..Draft::new(Kind::Want) };
+                        hostile.frame(draft).unwrap();
+                        asked = true;
+                    }
+                    Event::Received { frame, .. } => {
+                        let memory = hostile.transport.memory();
+                        grant = Message::decode(frame, memory).unwrap().offer();
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        let data = make(hostile.transport.memory()).share();
+        hostile.transport.post_write(hostile.peer, data.into(), &grant.unwrap(), 8).unwrap();
+        hostile.events();
+        victim.endpoint.wait(NAP).unwrap();
+        victim.poll();
+        let error = victim.lost.expect("the hostile lane is lost").to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+/// A peer may give back only landings, not memory that was offered with a request.
 #[test]
 fn keys_of_other_offers_cannot_be_given_back() {
     let network = Network::new(1, Faults::none());

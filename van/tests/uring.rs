@@ -85,9 +85,10 @@ fn a_connection_can_end_with_operations_under_way() {
     for drop_sender in [true, false] {
         let Some((mut a, mut b, to_b, to_a)) = pair(Wait::default()) else { return };
         let place = b.memory().allocate(32 << 20).unwrap();
+        let address = place.as_ptr();
         let offer = b.offer(to_a, place).unwrap();
         let data = a.memory().allocate(32 << 20).unwrap().share();
-        a.post_write(to_b, data.clone(), &offer, 0).unwrap();
+        a.post_write(to_b, data.clone().into(), &offer, 0).unwrap();
         let mut events = Vec::new();
         a.poll(&mut events).unwrap();
         b.poll(&mut events).unwrap();
@@ -98,7 +99,8 @@ fn a_connection_can_end_with_operations_under_way() {
             assert!(data.reclaim().is_ok(), "the lane is gone and so is its hold on the data");
             let event = next(&mut [&mut b], 0);
             assert!(matches!(event, Event::Lost { peer, .. } if peer == to_a), "{event:?}");
-            assert_eq!(b.withdraw(to_a, offer.key.get()).unwrap().len(), 32 << 20);
+            assert!(b.withdraw(to_a, offer.key.get()).is_err(), "its write has begun");
+            assert_eq!(b.memory().allocate(32 << 20).unwrap().as_ptr(), address, "dropped with it");
         } else {
             drop(b);
             let event = next(&mut [&mut a], 0);
@@ -186,8 +188,7 @@ fn an_idle_transport_sleeps() {
 fn a_round_trip_is_counted() {
     const ROUNDS: u64 = 300;
     let Some((mut a, mut b, to_b, to_a)) = pair(Wait::default()) else { return };
-    let place = b.memory().allocate(1 << 20).unwrap();
-    let offer = b.offer(to_a, place).unwrap();
+    let mut place = Some(b.memory().allocate(1 << 20).unwrap());
     let data = a.memory().allocate(1 << 20).unwrap().share();
     let mut events = Vec::with_capacity(8);
     let mut receive = |van: &mut Uring, other: &mut Uring| {
@@ -196,7 +197,8 @@ fn a_round_trip_is_counted() {
             van.poll(&mut events).unwrap();
             looks += 1;
             match events.pop() {
-                Some(Event::Received { .. }) => return looks,
+                Some(Event::Received { .. }) => return (looks, None),
+                Some(Event::Written { memory, .. }) => return (looks, Some(memory)),
                 None => other.poll(&mut events).unwrap(), // what did not fit into the socket
                 other => panic!("{other:?}"),
             }
@@ -206,14 +208,17 @@ fn a_round_trip_is_counted() {
         let mut looks = 0;
         for _ in 0..ROUNDS {
             if len > 0 {
-                a.post_write(to_b, data.slice(..len), &offer, 0).unwrap();
+                let offer = b.offer(to_a, place.take().unwrap()).unwrap();
+                a.post_write(to_b, data.slice(..len).into(), &offer, 0).unwrap();
+            } else {
+                a.post_send(to_b, frame(&a, b"request")).unwrap();
             }
-            a.post_send(to_b, frame(&a, b"request")).unwrap();
             a.poll(&mut Vec::new()).unwrap();
-            receive(&mut b, &mut a);
+            let (_, memory) = receive(&mut b, &mut a);
+            place = memory.or(place.take());
             b.post_send(to_a, frame(&b, b"answer")).unwrap();
             b.poll(&mut Vec::new()).unwrap();
-            looks += receive(&mut a, &mut b);
+            looks += receive(&mut a, &mut b).0;
         }
         (looks, a.counters().system_calls)
     };

@@ -2,29 +2,45 @@
 //! Method: an embedded cluster of threads over real sockets, against `dbpg::reference` and the published figures.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::path::PathBuf;
+#[path = "../../tests/support/vans.rs"]
+mod vans;
 
-use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::reference::{Settings, solve};
 use caravan_learn::dbpg::{self, Job, Progress, Trained};
 
-/// The example set as a file that this process can read.
+/// The example set as a file that this process can read. It is written once: other tests may be reading it.
 fn example_file() -> PathBuf {
-    let path = std::env::temp_dir().join(format!("caravan-example-{}.train", std::process::id()));
-    std::fs::write(&path, Example::new().libsvm()).unwrap();
-    path
+    static WRITTEN: OnceLock<PathBuf> = OnceLock::new();
+    let write = || {
+        let name = format!("caravan-example-{}.train", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, Example::new().libsvm()).unwrap();
+        path
+    };
+    WRITTEN.get_or_init(write).clone()
 }
 
 fn cluster(servers: usize, workers: usize) -> Cluster {
-    let config = ClusterConfig { servers, workers, ..ClusterConfig::default() };
+    cluster_on(Van::Auto, servers, workers)
+}
+
+fn cluster_on(van: Van, servers: usize, workers: usize) -> Cluster {
+    let config = ClusterConfig { servers, workers, threads: 1, node: vans::node(van) };
     let launch = Launch::Threads(dbpg::handles(Handles::default()), dbpg::apps(Apps::default()));
     Cluster::launch(&config, launch).unwrap()
 }
 
 fn train(servers: usize, workers: usize, job: &Job) -> (Trained, Vec<Progress>) {
-    let mut cluster = cluster(servers, workers);
+    train_on(cluster(servers, workers), job)
+}
+
+fn train_on(mut cluster: Cluster, job: &Job) -> (Trained, Vec<Progress>) {
     let mut passes = Vec::new();
     let trained = dbpg::train(&mut cluster, job, |progress| passes.push(*progress)).unwrap();
     cluster.shutdown().unwrap();
@@ -159,6 +175,26 @@ fn a_polish_saves_passes_and_changes_no_answer() {
         assert!(trained.passes < expected.passes, "{} passes", trained.passes);
         let last = passes.last().unwrap();
         assert_eq!(last.nnz, trained.model.nonzeros());
+    }
+}
+
+/// With delay 0 nothing depends on who is faster: the sum of two workers' pushes has no order, either.
+#[test]
+fn every_van_trains_the_same_model_to_the_bit() {
+    for (servers, workers) in [(1, 1), (3, 2)] {
+        for job in [published(6), Job::new(vec![example_file()], 1.0)] {
+            let bits = |van| {
+                let (trained, passes) = train_on(cluster_on(van, servers, workers), &job);
+                let numbers = |pass: &Progress| [pass.objective, pass.violation].map(f64::to_bits);
+                let weights = trained.model.iter().map(|(key, weight)| (key, weight.to_bits()));
+                (weights.collect::<Vec<_>>(), passes.iter().map(numbers).collect::<Vec<_>>())
+            };
+            let expected = bits(Van::Tcp);
+            assert!(!expected.0.is_empty() && expected.1.len() > 3);
+            for van in vans::vans() {
+                assert!(bits(van) == expected, "{van}, {workers} workers, {servers} servers");
+            }
+        }
     }
 }
 

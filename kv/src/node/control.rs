@@ -5,6 +5,8 @@ use caravan_van::{Draft, Endpoint, Message, PeerId, Values};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::backend::Van;
+use super::choice::Candidate;
 use crate::error::Result;
 use crate::worker::ServerAddress;
 
@@ -35,8 +37,8 @@ pub(crate) enum Ask {
         /// The rank it wants, if any.
         rank: Option<usize>,
         pid: u32,
-        /// Where the server's threads listen.
-        threads: Vec<String>,
+        /// Which vans it can take.
+        vans: Vec<Candidate>,
     },
     /// Tell me when all nodes of my role have asked this.
     Barrier { name: String },
@@ -72,6 +74,8 @@ pub struct Roster {
     pub node: u32,
     /// This node's place among those of its role.
     pub rank: usize,
+    /// The van that all nodes take.
+    pub van: Van,
     /// All server threads, in the order of key ranges.
     pub servers: Vec<ServerAddress>,
     /// Place of this server's first thread among them; 0 for workers.

@@ -35,7 +35,7 @@ fn beat(config: &NodeConfig, role: Role, rank: usize) -> Result<String> {
             endpoint.poll(&mut arrivals)?;
             for arrival in arrivals {
                 match arrival {
-                    Arrival::Connected { .. } => {}
+                    Arrival::Connected { .. } | Arrival::Placed { .. } => {} // nothing is offered here
                     Arrival::Lost { error, .. } => return Ok(error.to_string()),
                     Arrival::Message { message, .. } => {
                         if let Some(why) = control::read::<Pulse>(&message)?.ended {

@@ -6,6 +6,7 @@ use caravan_van::wire::Kind;
 use caravan_van::{Arrival, Endpoint, PeerId, Wait};
 
 use super::backend;
+use super::choice::Candidate;
 use super::control::{self, Ask, Order, Report, Role, Roster};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result, with_sources};
@@ -43,19 +44,26 @@ pub struct Member {
 }
 
 impl Member {
-    /// Joins the cluster, with the addresses of its threads if it is a server; returns when all nodes are in.
+    /// Joins the cluster with the vans that work for this node; returns when all nodes are in.
     ///
     /// # Errors
     /// [`Error::Timeout`] names the scheduler's address and how often it was tried; [`Error::NodeLost`] says why it refused.
-    pub fn join(
+    pub(crate) fn join(
         config: &NodeConfig,
         role: Role,
         rank: Option<usize>,
-        threads: Vec<String>,
+        vans: Vec<Candidate>,
     ) -> Result<Member> {
         let (endpoint, scheduler) = reach(config)?;
         let address = config.scheduler.clone();
-        let roster = Roster { node: 0, rank: 0, servers: Vec::new(), first_thread: 0, workers: 0 };
+        let roster = Roster {
+            node: 0,
+            rank: 0,
+            van: config.van,
+            servers: Vec::new(),
+            first_thread: 0,
+            workers: 0,
+        };
         let tasks = Default::default();
         let mut member = Member {
             endpoint,
@@ -68,7 +76,7 @@ impl Member {
             answered: None,
             ended: false,
         };
-        let join = Ask::Join { role, rank, pid: std::process::id(), threads };
+        let join = Ask::Join { role, rank, pid: std::process::id(), vans };
         let roster = member.ask(&join, config.join_timeout, "joining the cluster: other nodes")?;
         member.roster = serde_json::from_slice(&roster)?;
         Ok(member)
@@ -163,7 +171,7 @@ impl Member {
         self.endpoint.poll(&mut arrivals)?;
         for arrival in arrivals {
             match arrival {
-                Arrival::Connected { .. } => {}
+                Arrival::Connected { .. } | Arrival::Placed { .. } => {} // nothing is offered here
                 Arrival::Lost { .. } if self.ended => {}
                 Arrival::Lost { error, .. } => {
                     return Err(self.lost(with_sources(&error)));

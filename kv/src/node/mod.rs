@@ -2,9 +2,11 @@
 //!
 //! The control plane travels over plain TCP, apart from the data: nodes join the [`Scheduler`], which sends them tasks and
 //! keeps barriers. A node has one control lane on its main thread, and a second one on a small thread for signs of life, so
-//! that a worker which computes for a minute is still alive.
+//! that a worker which computes for a minute is still alive. Which van carries the data is decided for the whole cluster: each
+//! node opens what works for it and says so at joining, and the roster names the one that all have.
 
 mod backend;
+mod choice;
 mod control;
 mod heart;
 mod member;

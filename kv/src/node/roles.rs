@@ -9,9 +9,11 @@ use std::thread;
 use caravan_numa::{Near, Plan, Topology};
 use caravan_van::Endpoint;
 
+use super::backend::{self, Van};
+use super::choice::{self, Candidate};
 use super::control::Role;
+use super::heart;
 use super::member::Member;
-use super::{backend, heart};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
 use crate::server::{Handles, ServerThread};
@@ -52,7 +54,7 @@ impl Apps {
 pub struct WorkerNode {
     /// Its lanes to the servers.
     pub worker: Worker,
-    /// Its settings.
+    /// Its settings, with the van that all nodes take.
     pub config: NodeConfig,
     /// Its place among the workers.
     pub rank: usize,
@@ -81,19 +83,15 @@ pub fn run_worker(
     apps: &Apps,
     own_process: bool,
 ) -> Result<()> {
-    let member = Member::join(config, Role::Worker, rank, Vec::new())?;
+    let member = Member::join(config, Role::Worker, rank, without_threads(config)?)?;
     let roster = member.roster().clone();
+    let config = NodeConfig { van: roster.van, ..config.clone() };
     if own_process {
         heart::start(config.clone(), Role::Worker, roster.rank);
     }
-    let worker = client(config, roster.node, &roster.servers)?;
-    let mut node = WorkerNode {
-        worker,
-        config: config.clone(),
-        rank: roster.rank,
-        workers: roster.workers,
-        member,
-    };
+    let worker = client(&config, roster.node, &roster.servers)?;
+    let mut node =
+        WorkerNode { worker, config, rank: roster.rank, workers: roster.workers, member };
     let mut running: HashMap<String, Box<dyn App>> = HashMap::new();
     while let Some(mut task) = node.member.next_task()? {
         let app = match running.entry(task.app.clone()) {
@@ -110,6 +108,13 @@ pub fn run_worker(
         node.member.report(&task, &report)?;
     }
     Ok(())
+}
+
+/// The vans that a node without server threads can take. It opens the chosen one later, when it knows which node it is.
+pub(super) fn without_threads(config: &NodeConfig) -> Result<Vec<Candidate>> {
+    let mut candidates = choice::candidates(&backend::open_all(config)?);
+    candidates.iter_mut().filter_map(|one| one.threads.as_mut().ok()).for_each(Vec::clear);
+    Ok(candidates)
 }
 
 /// Connects to the servers as node `node`.
@@ -137,29 +142,28 @@ pub fn run_server(
     thread::scope(|scope| {
         let mut started = Vec::new();
         for index in 0..threads {
-            let (say_address, address) = mpsc::channel();
-            let (say_place, place) = mpsc::channel::<(u32, usize, usize)>();
+            let (say_vans, vans) = mpsc::channel();
+            let (say_place, place) = mpsc::channel::<Place>();
             let (stop, plan) = (&stop, &plan);
             let serve = move || -> Result<()> {
                 if let Some(plan) = plan {
                     tracing::info!("server thread {index}: {}", plan.pin_current_thread(index));
                 }
-                let transport = backend::open(config.van, &config.van_config(0))?;
-                let endpoint = Endpoint::new(transport, 0, config.credits);
-                let mut server = ServerThread::new(endpoint, 0, 1, handles.clone());
+                let opened = backend::open_all(config)?;
                 // Whoever does not listen any more has failed, and says so itself.
-                let _ = say_address.send(server.address().to_owned());
-                let Ok((node, index, count)) = place.recv() else { return Ok(()) };
-                server.set_place(node, index, count);
-                server.run(stop)
+                let _ = say_vans.send(choice::candidates(&opened));
+                let Ok(place) = place.recv() else { return Ok(()) };
+                let transport = choice::take(opened, place.van)?;
+                let endpoint = Endpoint::new(transport, place.node, config.credits);
+                ServerThread::new(endpoint, place.index, place.count, handles.clone()).run(stop)
             };
-            started.push((scope.spawn(serve), address, say_place));
+            started.push((scope.spawn(serve), vans, say_place));
         }
         let served = serve_until_end(config, rank, &started, own_process);
         stop.store(true, Ordering::Relaxed);
         let mut outcome = served;
-        for (thread, address, say_place) in started {
-            drop((address, say_place));
+        for (thread, vans, say_place) in started {
+            drop((vans, say_place));
             let ended = thread
                 .join()
                 .unwrap_or_else(|_| Err(Error::Config("a server thread panicked".to_owned())));
@@ -171,9 +175,18 @@ pub fn run_server(
 
 type Started<'scope> = (
     thread::ScopedJoinHandle<'scope, Result<()>>,
-    mpsc::Receiver<String>,
-    mpsc::Sender<(u32, usize, usize)>,
+    mpsc::Receiver<Vec<Candidate>>,
+    mpsc::Sender<Place>,
 );
+
+/// What a server thread learns when its node has joined.
+struct Place {
+    van: Van,
+    node: u32,
+    /// Its place among all server threads, and their number.
+    index: usize,
+    count: usize,
+}
 
 fn serve_until_end(
     config: &NodeConfig,
@@ -181,17 +194,18 @@ fn serve_until_end(
     started: &[Started<'_>],
     own_process: bool,
 ) -> Result<()> {
-    let addresses = started.iter().map(|(_, address, _)| address.recv());
-    let Ok(addresses) = addresses.collect::<Result<Vec<_>, _>>() else {
+    let vans = started.iter().map(|(_, vans, _)| vans.recv());
+    let Ok(vans) = vans.collect::<Result<Vec<_>, _>>() else {
         return Ok(()); // a thread ended before it listened; its error is reported by whoever joins it
     };
-    let mut member = Member::join(config, Role::Server, rank, addresses)?;
+    let mut member = Member::join(config, Role::Server, rank, choice::of_all(&vans))?;
     let roster = member.roster().clone();
     if own_process {
         heart::start(config.clone(), Role::Server, roster.rank);
     }
     for (index, (_, _, place)) in started.iter().enumerate() {
-        let _ = place.send((roster.node, roster.first_thread + index, roster.servers.len()));
+        let (node, van, count) = (roster.node, roster.van, roster.servers.len());
+        let _ = place.send(Place { van, node, index: roster.first_thread + index, count });
     }
     while let Some(task) = member.next_task()? {
         member.report(&task, &Err("servers run no tasks".to_owned()))?;

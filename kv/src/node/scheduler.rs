@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use caravan_van::wire::Kind;
 use caravan_van::{Arrival, Endpoint, Message, PeerId, Wait};
 
-use super::backend;
+use super::backend::{self, Van};
+use super::choice::{self, Candidate};
 use super::control::{self, Ask, Order, Pulse, Report, Role, Roster};
+use super::roles::without_threads;
 use crate::config::ClusterConfig;
 use crate::error::{Error, Result};
 use crate::worker::ServerAddress;
@@ -40,6 +42,8 @@ pub enum Target {
 pub struct Scheduler {
     endpoint: Endpoint,
     config: ClusterConfig,
+    /// Which vans this process can take, if it is a client of the servers, too.
+    own: Option<Vec<Candidate>>,
     /// Nodes that have asked to join, by role and rank.
     members: BTreeMap<(Role, usize), Member>,
     /// Which node a control lane belongs to, signs of life included.
@@ -48,7 +52,8 @@ pub struct Scheduler {
     barriers: BTreeMap<(Role, String), Vec<Waiting>>,
     tasks: BTreeMap<TaskId, Running>,
     task_count: u64,
-    complete: bool,
+    /// Once all have joined: the van that all take, or why there is none.
+    chosen: Option<Result<Van, String>>,
     ended: Option<String>,
     /// When it last looked for signs of life.
     looked: Instant,
@@ -61,9 +66,17 @@ struct Member {
     peer: PeerId,
     joined_as: u64,
     pid: u32,
-    threads: Vec<String>,
+    /// Which vans it can take; only the chosen one when that is known.
+    vans: Vec<Candidate>,
     seen: Instant,
     lost: Option<String>,
+}
+
+impl Member {
+    /// Where its threads listen, for the first of its vans that works.
+    fn threads(&self) -> &[String] {
+        self.vans.iter().find_map(|van| van.threads.as_deref().ok()).unwrap_or_default()
+    }
 }
 
 struct Running {
@@ -82,15 +95,18 @@ impl Scheduler {
         van.listen = config.node.scheduler.clone();
         (van.wait, van.credits) = (Wait::Block, CREDITS);
         let endpoint = Endpoint::new(backend::open_control(&van)?, 0, CREDITS);
+        let mut config = config.clone();
+        config.node.scheduler = endpoint.address().to_owned();
         Ok(Scheduler {
             endpoint,
-            config: config.clone(),
+            config,
+            own: None,
             members: BTreeMap::new(),
             lanes: HashMap::new(),
             barriers: BTreeMap::new(),
             tasks: BTreeMap::new(),
             task_count: 0,
-            complete: false,
+            chosen: None,
             ended: None,
             looked: Instant::now(),
         })
@@ -101,15 +117,28 @@ impl Scheduler {
         self.endpoint.address()
     }
 
-    /// Waits until all servers and workers have joined. `check` is called now and then: it may know that one never will.
+    /// Has this process count when the van is chosen: it wants to push and pull, too.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the missing nodes; [`Error::NodeLost`]; what `check` says.
-    pub fn gather(&mut self, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+    /// When a van was named and does not work here.
+    pub(crate) fn take_part(&mut self) -> Result<()> {
+        self.own = Some(without_threads(&self.config.node)?);
+        Ok(())
+    }
+
+    /// Waits until all servers and workers have joined, and returns the van that all take. `check` is called now and then: it may know that one never will.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] names the missing nodes; [`Error::Config`] says which node lacks which van when none works for all;
+    /// what `check` says.
+    pub fn gather(&mut self, mut check: impl FnMut() -> Result<()>) -> Result<Van> {
         let timeout = self.config.node.join_timeout;
         let began = Instant::now();
         let mut said = began;
-        while !self.complete {
+        loop {
+            if let Some(chosen) = &self.chosen {
+                return chosen.clone().map_err(Error::Config);
+            }
             check()?;
             self.poll()?;
             if began.elapsed() > timeout {
@@ -130,15 +159,15 @@ impl Scheduler {
             }
             self.endpoint.wait(NAP)?;
         }
-        Ok(())
     }
 
     /// All server threads, in the order of key ranges; empty before the cluster is complete.
     pub fn servers(&self) -> Vec<ServerAddress> {
+        let complete = matches!(self.chosen, Some(Ok(_)));
         let servers =
-            self.members.iter().filter(|((role, _), _)| self.complete && *role == Role::Server);
+            self.members.iter().filter(|((role, _), _)| complete && *role == Role::Server);
         let threads = servers.flat_map(|((_, rank), member)| {
-            member.threads.iter().enumerate().map(move |(thread, address)| ServerAddress {
+            member.threads().iter().enumerate().map(move |(thread, address)| ServerAddress {
                 name: format!("server {rank} thread {thread}"),
                 address: address.clone(),
             })
@@ -223,7 +252,7 @@ impl Scheduler {
         let any = self.endpoint.poll(&mut arrivals)?;
         for arrival in arrivals {
             match arrival {
-                Arrival::Connected { .. } => {}
+                Arrival::Connected { .. } | Arrival::Placed { .. } => {} // nothing is offered here
                 Arrival::Lost { peer, error } => self.lose(peer, &error.to_string()),
                 Arrival::Message { peer, message } => {
                     if let Err(error) = self.serve(peer, &message) {
@@ -277,7 +306,7 @@ impl Scheduler {
             return self.report(peer, message);
         }
         match control::read::<Ask>(message)? {
-            Ask::Join { role, rank, pid, threads } => {
+            Ask::Join { role, rank, pid, vans } => {
                 let rank = match self.seat(role, rank) {
                     Ok(rank) => rank,
                     Err(error) => {
@@ -290,16 +319,16 @@ impl Scheduler {
                     peer,
                     joined_as: timestamp,
                     pid,
-                    threads,
+                    vans,
                     seen: Instant::now(),
                     lost: None,
                 };
                 tracing::info!(node = describe(role, rank, &member), "joined");
                 self.members.insert((role, rank), member);
                 self.lanes.insert(peer, (role, rank));
-                if self.members.len() == self.config.servers + self.config.workers && !self.complete
-                {
-                    self.complete = true;
+                let all = self.config.servers + self.config.workers;
+                if self.members.len() == all && self.chosen.is_none() {
+                    self.chosen = Some(self.choose_van());
                     self.announce();
                 }
             }
@@ -365,22 +394,38 @@ impl Scheduler {
         }
     }
 
-    /// Tells every node who is who.
+    /// The van for the whole cluster; what nodes have said of others is forgotten.
+    fn choose_van(&mut self) -> Result<Van, String> {
+        let describe = |(&(role, rank), member): (&(Role, usize), &_)| describe(role, rank, member);
+        let own = self.own.iter().map(|own| ("the scheduler".to_owned(), &own[..]));
+        let nodes = self.members.iter().map(|node| (describe(node), &node.1.vans[..])).chain(own);
+        let (van, passed_over) = choice::choose(&nodes.collect::<Vec<_>>());
+        passed_over.iter().for_each(|line| tracing::info!("{line}"));
+        let van =
+            van.ok_or_else(|| format!("no van works for all nodes; {}", passed_over.join("; ")))?;
+        tracing::info!(%van, "all nodes take it");
+        self.members.values_mut().for_each(|node| node.vans.retain(|known| known.van == van));
+        Ok(van)
+    }
+
+    /// Tells every node who is who, or why they cannot work together.
     fn announce(&mut self) {
         let servers = self.servers();
         let mut first_thread = 0;
         for (node, (&(role, rank), member)) in (1..).zip(&self.members) {
-            let roster = Roster {
-                node,
-                rank,
-                servers: servers.clone(),
-                first_thread,
-                workers: self.config.workers,
-            };
             // A lane that breaks now is reported as such; the others must hear all the same.
-            let _ = control::answer(&mut self.endpoint, member.peer, member.joined_as, &roster);
+            let (peer, joined_as) = (member.peer, member.joined_as);
+            let _ = match &self.chosen {
+                Some(Err(why)) => control::refuse(&mut self.endpoint, peer, joined_as, why),
+                Some(Ok(van)) => {
+                    let (van, servers, workers) = (*van, servers.clone(), self.config.workers);
+                    let roster = Roster { node, rank, van, servers, first_thread, workers };
+                    control::answer(&mut self.endpoint, peer, joined_as, &roster)
+                }
+                None => return,
+            };
             if role == Role::Server {
-                first_thread += member.threads.len();
+                first_thread += member.threads().len();
             }
         }
     }
@@ -395,7 +440,7 @@ impl Scheduler {
 
     fn lose(&mut self, peer: PeerId, reason: &str) {
         let Some(key) = self.lanes.remove(&peer) else { return };
-        if !self.complete {
+        if self.chosen.is_none() {
             // Its place is free again: it may come back.
             tracing::warn!(reason, "{} {} left before all had joined", key.0, key.1);
             self.members.remove(&key);
@@ -443,7 +488,7 @@ impl Scheduler {
 }
 
 fn describe(role: Role, rank: usize, member: &Member) -> String {
-    match member.threads.first() {
+    match member.threads().first() {
         Some(address) => format!("{role} {rank} (process {} at {address})", member.pid),
         None => format!("{role} {rank} (process {})", member.pid),
     }

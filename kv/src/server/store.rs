@@ -81,7 +81,7 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     fn grow(&mut self, count: usize, memory: &Pool) -> Result<(), String> {
         let chunk_bytes = (self.width * V::BYTES) << self.chunk_shift;
         while self.chunks.len() << self.chunk_shift < count {
-            let (taken, most) = (memory.bytes_reserved(), share(memory));
+            let (taken, most) = (memory.bytes_cut(), share(memory));
             if chunk_bytes > most.saturating_sub(taken) {
                 return Err(format!(
                     "no room for {chunk_bytes} more bytes of rows: {taken} bytes of registered memory are taken, of which tables may take {most} (raise CARAVAN_MEMORY)"

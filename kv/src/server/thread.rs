@@ -100,7 +100,7 @@ impl ServerThread {
                 Arrival::Message { peer, message } if message.kind() == Kind::Request => {
                     self.handle(peer, message)
                 }
-                Arrival::Message { peer, .. } => {
+                Arrival::Message { peer, .. } | Arrival::Placed { peer, .. } => {
                     tracing::warn!(%peer, "it sent an answer to a server; closing the lane");
                     self.endpoint.disconnect(peer);
                     self.forget(peer);
@@ -224,8 +224,7 @@ impl ServerThread {
         }
         match (shard.pull(&request)?, message.offer()) {
             (Pulled::Shared(values), Some(offer)) => {
-                let values = place(&mut self.endpoint, peer, values, offer)?;
-                self.post(peer, Draft { values, ..reply });
+                self.place(peer, values, offer)?;
             }
             (Pulled::Shared(values), None) => {
                 self.post(peer, Draft { values: Values::Apart(values), ..reply })
@@ -234,8 +233,7 @@ impl ServerThread {
                 let mut gathered =
                     self.endpoint.memory().allocate(bytes).map_err(|error| error.to_string())?;
                 shard.read(&request, &mut gathered);
-                let values = place(&mut self.endpoint, peer, gathered.share(), offer)?;
-                self.post(peer, Draft { values, ..reply });
+                self.place(peer, gathered.share(), offer)?;
             }
             (Pulled::Bytes(bytes), None) => {
                 let mut write = |into: &mut [u8]| shard.read(&request, into);
@@ -291,6 +289,11 @@ impl ServerThread {
         self.check(peer, posted);
     }
 
+    /// Answers a request with values, where it wants them.
+    fn place(&mut self, peer: PeerId, values: Shared, offer: Offer) -> Result<(), String> {
+        self.endpoint.place(peer, values, offer).map_err(|error| error.to_string())
+    }
+
     /// A peer that cannot be sent to has gone or broken the rules; its lane is closed.
     fn check(&mut self, peer: PeerId, posted: caravan_van::Result<()>) {
         if let Err(error) = posted {
@@ -322,18 +325,6 @@ fn post(endpoint: &mut Endpoint, peer: PeerId, draft: Draft<'_>) -> caravan_van:
         }
         posted => posted,
     }
-}
-
-/// Writes values where the request wants them.
-fn place<'a>(
-    endpoint: &mut Endpoint,
-    peer: PeerId,
-    values: Shared,
-    offer: Offer,
-) -> Result<Values<'a>, String> {
-    let bytes = values.len();
-    endpoint.place(peer, values, offer).map_err(|error| error.to_string())?;
-    Ok(Values::Placed(bytes))
 }
 
 fn unknown(table: u32) -> String {

@@ -3,11 +3,31 @@
 //! Path: the way back, codec > **answer** > tracker. It runs on the caller's thread, inside [`Worker::poll`].
 
 use caravan_van::wire::Kind;
-use caravan_van::{Arrival, Message, Pool};
+use caravan_van::{Arrival, Buffer, Message, Pool};
 
 use super::Worker;
 use crate::error::{Error, Result, with_sources};
 use crate::tracker::{Callback, Part, Slot, What};
+
+/// One server's answer.
+enum Came {
+    Message(Message),
+    /// Its values, where they were wanted.
+    Placed {
+        timestamp: u64,
+        memory: Buffer,
+        len: usize,
+    },
+}
+
+impl Came {
+    fn timestamp(&self) -> u64 {
+        match self {
+            Came::Message(message) => message.timestamp(),
+            Came::Placed { timestamp, .. } => *timestamp,
+        }
+    }
+}
 
 impl Worker {
     /// Takes in what the endpoint brought from one of the servers; strangers are turned away.
@@ -15,6 +35,7 @@ impl Worker {
         let peer = match &arrival {
             Arrival::Connected { peer, .. }
             | Arrival::Message { peer, .. }
+            | Arrival::Placed { peer, .. }
             | Arrival::Lost { peer, .. } => *peer,
         };
         let server = self.by_peer.get(peer.0 as usize).copied().flatten();
@@ -27,14 +48,17 @@ impl Worker {
                 self.endpoint.disconnect(peer);
                 self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason });
             }
-            Arrival::Message { message, .. } => self.answer(server, message),
+            Arrival::Message { message, .. } => self.answer(server, Came::Message(message)),
+            Arrival::Placed { timestamp, memory, len, .. } => {
+                self.answer(server, Came::Placed { timestamp, memory, len });
+            }
             Arrival::Lost { error, .. } => self.lose(server, &error),
         }
     }
 
     /// Enters one server's answer.
-    fn answer(&mut self, server: usize, message: Message) {
-        let timestamp = message.timestamp();
+    fn answer(&mut self, server: usize, came: Came) {
+        let timestamp = came.timestamp();
         let Some(slot) = self.tracker.slot(timestamp) else { return };
         let Some(part) = slot.parts.iter_mut().find(|part| part.server == server && !part.answered)
         else {
@@ -42,16 +66,22 @@ impl Worker {
         };
         part.answered = true;
         let offered = part.offered.take();
-        if let Some(key) = offered {
-            part.into = self.endpoint.withdraw(self.servers[server].peer, key).ok();
-        }
         let name = &self.servers[server].at.name;
         let refused =
             |reason| Error::Refused { server: name.clone(), what: slot.what.name(), reason };
-        let outcome = match message.kind() {
-            Kind::Failure => Err(refused(String::from_utf8_lossy(message.values()).into_owned())),
-            _ => fill(part, message, slot.what, offered.is_some()).map_err(refused),
-        };
+        let outcome = match came {
+            Came::Placed { memory, len, .. } => land(part, memory, len),
+            Came::Message(message) => {
+                if let Some(key) = offered {
+                    part.into = self.endpoint.withdraw(self.servers[server].peer, key).ok();
+                }
+                match message.kind() {
+                    Kind::Failure => Err(String::from_utf8_lossy(message.values()).into_owned()),
+                    _ => fill(part, message, slot.what),
+                }
+            }
+        }
+        .map_err(refused);
         if let Err(error) = outcome
             && !slot.abandoned
         {
@@ -92,12 +122,18 @@ impl Worker {
     }
 }
 
-/// Puts a server's values where they belong; `offered` says that it may have written them there itself.
-fn fill(part: &mut Part, message: Message, what: What, offered: bool) -> Result<(), String> {
+/// Takes in values that a server has put where they belong: all of them, or it is an error.
+fn land(part: &mut Part, memory: Buffer, len: usize) -> Result<(), String> {
+    if len != memory.len() {
+        return Err(wrong_bytes(len, memory.len()));
+    }
+    part.into = Some(memory);
+    Ok(())
+}
+
+/// Puts a server's values where they belong.
+fn fill(part: &mut Part, message: Message, what: What) -> Result<(), String> {
     let Some(into) = &mut part.into else {
-        if offered || message.placed().is_some() {
-            return Err("it wrote values where nothing was offered".to_owned());
-        }
         let (keys, lengths) = (part.keys, message.lengths().len());
         if matches!(what, What::Pull | What::PushPull) && lengths != keys {
             return Err(format!(
@@ -107,20 +143,15 @@ fn fill(part: &mut Part, message: Message, what: What, offered: bool) -> Result<
         part.message = Some(message);
         return Ok(());
     };
-    match message.placed() {
-        Some(bytes) if offered && bytes == into.len() => Ok(()),
-        None if message.values().len() == into.len() => {
-            into.copy_from_slice(message.values());
-            Ok(())
-        }
-        placed => {
-            let found = placed.unwrap_or(message.values().len());
-            Err(format!(
-                "it answered with {found} bytes of values where {} were asked for",
-                into.len()
-            ))
-        }
+    if message.values().len() != into.len() {
+        return Err(wrong_bytes(message.values().len(), into.len()));
     }
+    into.copy_from_slice(message.values());
+    Ok(())
+}
+
+fn wrong_bytes(found: usize, asked: usize) -> String {
+    format!("it answered with {found} bytes of values where {asked} were asked for")
 }
 
 /// Puts the parts of a request together.

@@ -1,5 +1,7 @@
 //! Server threads and workers over real sockets, without a scheduler.
-#![allow(dead_code, reason = "every test binary uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "every test binary uses a part of it")]
+
+mod vans;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +15,14 @@ use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Handles, ServerAddress, ServerThread, Shard, Van, Worker};
 use caravan_van::{Endpoint, Pool, VanConfig};
 
+pub(crate) use vans::{device, node, vans};
+
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Settings of all nodes of a test.
 pub(crate) fn config(credits: u16, memory_bytes: usize) -> VanConfig {
     let queue_depth = 4 * usize::from(credits) + 64;
-    VanConfig { credits, memory_bytes, queue_depth, ..VanConfig::default() }
+    VanConfig { credits, memory_bytes, queue_depth, device: device(), ..VanConfig::default() }
 }
 
 pub(crate) fn endpoint(van: Van, config: &VanConfig) -> Endpoint {

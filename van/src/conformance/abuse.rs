@@ -3,9 +3,9 @@
 use zerocopy::little_endian::U64;
 
 use super::carry::reclaim;
-use super::net::{Net, check};
+use super::net::{Net, UNTOUCHED, check};
 use crate::wire::Offer;
-use crate::{Error, Event, PeerId, Shared, Transport, VanConfig};
+use crate::{Error, Event, PeerId, Transport, VanConfig};
 
 /// Who belongs to another cluster never connects, and is told so; the node that it called goes on.
 pub fn strangers_are_refused_and_told_why<T: Transport>(make: impl Fn(VanConfig) -> T) {
@@ -56,7 +56,7 @@ pub fn withdrawn_memory_is_out_of_reach<T: Transport>(make: impl Fn(VanConfig) -
     let ((there, back), (friend, friend_back)) = (net.connect(1, 0), net.connect(2, 0));
     let memory = net.van(0).memory().allocate(1000).unwrap();
     let address = memory.as_ptr();
-    let old = net.van(0).offer(back, memory).unwrap();
+    let old = net.offer_memory(0, back, memory);
     let other = net.van(0).withdraw(friend_back, old.key.get()).unwrap_err();
     assert!(matches!(other, Error::OutsideOffer { .. }), "another peer's: {other}");
     let mut memory = net.van(0).withdraw(back, old.key.get()).unwrap();
@@ -65,24 +65,48 @@ pub fn withdrawn_memory_is_out_of_reach<T: Transport>(make: impl Fn(VanConfig) -
     assert!(matches!(twice, Error::OutsideOffer { .. }), "{twice}");
     // The next offer may well take the place of the first one in some table.
     memory.fill(0xee);
-    let new = net.van(0).offer(back, memory).unwrap();
+    let new = net.offer_memory(0, back, memory);
     misdeed(&mut net, (there, back), &old);
     let memory = net.van(0).withdraw(back, new.key.get()).unwrap();
     assert!(memory.iter().all(|&byte| byte == 0xee), "a stale offer reaches nothing");
     net.exchange(2, friend, 0, friend_back);
 }
 
-/// What this side can see is wrong, it says at once, and nobody is lost.
+/// What this side can see is wrong, it says at once, and nobody is lost: a write past the offer, or one that begins where none
+/// may, at other than multiples of 8 below 4096.
 pub fn a_local_write_past_an_offer_is_refused<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
-    let into = net.van(1).memory().allocate(1000).unwrap();
-    let offer = net.van(1).offer(back, into).unwrap();
-    for (at, len) in [(0, 1001), (999, 2), (1001, 0), (u64::MAX, 2)] {
+    let offer = net.offer(1, back, 10_000);
+    for (at, len) in [(0, 10_001), (4088, 5913), (8, 9993)] {
         let data = net.bytes(0, 1, len);
-        let error = net.van(0).post_write(there, data, &offer, at).unwrap_err();
+        let error = net.van(0).post_write(there, data.into(), &offer, at).unwrap_err();
         assert!(matches!(error, Error::OutsideOffer { .. }), "{at}+{len}: {error}");
     }
+    for at in [1, 4, 4092, 4096, 8000, u64::MAX, u64::MAX - 7] {
+        let data = net.bytes(0, 1, 8);
+        let error = net.van(0).post_write(there, data.into(), &offer, at).unwrap_err();
+        assert!(matches!(error, Error::WriteAt { at: found } if found == at), "{at}: {error}");
+    }
+    let data = net.bytes(0, 2, 5912);
+    net.van(0).post_write(there, data.into(), &offer, 4088).unwrap();
+    net.written(1, back).check(&offer, 4088, 2, 5912);
     net.exchange(0, there, 1, back);
+}
+
+/// An offer is for one write. Who writes it again is lost, and reaches neither that memory nor what was offered since.
+pub fn a_second_write_to_an_offer_loses_the_writer<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let mut net = Net::new(&make, 3);
+    let ((there, back), (friend, friend_back)) = (net.connect(1, 0), net.connect(2, 0));
+    let offer = net.offer(0, back, 1000);
+    let data = net.bytes(1, 3, 1000);
+    net.van(1).post_write(there, data.into(), &offer, 0).unwrap();
+    let written = net.written(0, back);
+    let since = net.offer(0, back, 1000);
+    misdeed(&mut net, (there, back), &offer);
+    written.check(&offer, 0, 3, 1000);
+    let memory = net.van(0).withdraw(back, since.key.get()).unwrap();
+    assert!(memory.iter().all(|&byte| byte == UNTOUCHED));
+    net.exchange(2, friend, 0, friend_back);
 }
 
 /// A peer that writes past the memory it was offered is lost. The node and its other peers go on.
@@ -90,7 +114,7 @@ pub fn a_write_past_an_offer_loses_the_writer<T: Transport>(make: impl Fn(VanCon
     let mut net = Net::new(&make, 3);
     let ((there, back), (friend, friend_back)) = (net.connect(1, 0), net.connect(2, 0));
     let into = net.van(0).memory().allocate(1000).unwrap();
-    let offer = net.van(0).offer(back, into).unwrap();
+    let offer = net.offer_memory(0, back, into);
     misdeed(&mut net, (there, back), &Offer { len: U64::new(1001), ..offer });
     assert!(net.van(0).withdraw(back, offer.key.get()).is_ok());
     net.exchange(2, friend, 0, friend_back);
@@ -104,7 +128,7 @@ pub fn a_write_into_somebody_elses_offer_loses_the_writer<T: Transport>(
     let ((there, back), (friend, friend_back)) = (net.connect(1, 0), net.connect(2, 0));
     let mut into = net.van(0).memory().allocate(1000).unwrap();
     into.fill(0xee);
-    let offer = net.van(0).offer(friend_back, into).unwrap();
+    let offer = net.offer_memory(0, friend_back, into);
     misdeed(&mut net, (there, back), &offer);
     let memory = net.van(0).withdraw(friend_back, offer.key.get()).unwrap();
     assert!(memory.iter().all(|&byte| byte == 0xee));
@@ -114,7 +138,7 @@ pub fn a_write_into_somebody_elses_offer_loses_the_writer<T: Transport>(
 /// Node 1 writes all of `offer`, which it must not; asserts that nodes 0 and 1 lose each other over it, and nothing arrives.
 fn misdeed<T: Transport>(net: &mut Net<T>, (there, back): (PeerId, PeerId), offer: &Offer) {
     let data = net.bytes(1, 6, offer.len.get() as usize);
-    net.van(1).post_write(there, data, offer, 0).unwrap();
+    net.van(1).post_write(there, data.into(), offer, 0).unwrap();
     net.send(1, there, 1, 10);
     let error = net.lost(0, back);
     assert!(matches!(error, Error::PeerLost { .. }), "{error}");
@@ -130,9 +154,9 @@ fn misdeed<T: Transport>(net: &mut Net<T>, (there, back): (PeerId, PeerId), offe
 pub fn a_lost_peer_is_reported_once<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     let into = net.van(0).memory().allocate(1000).unwrap();
-    let offer = net.van(0).offer(there, into).unwrap();
+    let offer = net.offer_memory(0, there, into);
     let late = net.van(0).memory().allocate(1000).unwrap();
-    let forgotten = net.van(0).offer(there, late).unwrap();
+    let forgotten = net.offer_memory(0, there, late);
     net.send(1, back, 8, 77);
     net.turn();
     net.vans[1] = None;
@@ -147,11 +171,15 @@ pub fn a_lost_peer_is_reported_once<T: Transport>(make: impl Fn(VanConfig) -> T)
     assert!(net.van(0).withdraw(there, forgotten.key.get()).is_err(), "until disconnect");
 }
 
-/// What is posted to a peer that goes away, and cannot all have left, is not held for it.
+/// What is posted to a peer that goes away, and cannot all have left, is not held for it; nor is the memory of a write that
+/// came in only in part.
 pub fn what_was_posted_to_a_lost_peer_comes_home<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     let data = net.bytes(0, 1, 32 << 20);
-    post_much(&mut net, (there, back), &data);
+    for _ in 0..4 {
+        let offer = net.offer(1, back, data.len());
+        net.van(0).post_write(there, data.clone().into(), &offer, 0).unwrap();
+    }
     net.turn();
     net.vans[1] = None;
     net.lost(0, there);
@@ -160,30 +188,25 @@ pub fn what_was_posted_to_a_lost_peer_comes_home<T: Transport>(make: impl Fn(Van
     let (other_back, again) = net.connect(other, 0);
     let into = net.van(other).memory().allocate(data.len()).unwrap();
     let address = into.as_ptr();
-    let offer = net.van(other).offer(other_back, into).unwrap();
-    net.van(0).post_write(again, data.clone(), &offer, 0).unwrap();
+    let offer = net.offer_memory(other, other_back, into);
+    net.van(0).post_write(again, data.clone().into(), &offer, 0).unwrap();
     // One poll alone: the write has begun to leave, and on most vans cannot have ended.
     net.van(0).poll(&mut Vec::new()).unwrap();
     net.van(0).disconnect(again);
     reclaim(&mut net, data);
     net.lost(other, other_back);
-    let back = net.van(other).withdraw(other_back, offer.key.get()).expect("also half written");
-    assert_eq!(back.as_ptr(), address);
-}
-
-fn post_much<T: Transport>(net: &mut Net<T>, (there, back): (PeerId, PeerId), data: &Shared) {
-    let into = net.van(1).memory().allocate(data.len()).unwrap();
-    let offer = net.van(1).offer(back, into).unwrap();
-    for _ in 0..8 {
-        net.van(0).post_write(there, data.clone(), &offer, 0).unwrap();
-    }
+    // Wherever the memory is: with an event, with an offer that was not used, or dropped in the middle of its write.
+    net.rest(other);
+    drop(net.van(other).withdraw(other_back, offer.key.get()));
+    let again = net.van(other).memory().allocate(32 << 20).unwrap();
+    assert_eq!(again.as_ptr(), address, "it comes home");
 }
 
 /// Disconnecting is silent here, a loss there, and takes back what was offered.
 pub fn disconnecting_forgets<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     let into = net.van(0).memory().allocate(1000).unwrap();
-    let offer = net.van(0).offer(there, into).unwrap();
+    let offer = net.offer_memory(0, there, into);
     net.van(0).disconnect(there);
     net.lost(1, back);
     assert!(net.van(0).withdraw(there, offer.key.get()).is_err());
@@ -202,7 +225,7 @@ fn is_dead<T: Transport>(net: &mut Net<T>, node: usize, peer: PeerId) {
     let offer = Offer { key: U64::new(0), address: U64::new(0), len: U64::new(8) };
     let error = net.van(node).post_send(peer, frame).unwrap_err();
     assert!(nobody(&error), "{error}");
-    let error = net.van(node).post_write(peer, data, &offer, 0).unwrap_err();
+    let error = net.van(node).post_write(peer, data.into(), &offer, 0).unwrap_err();
     assert!(nobody(&error), "{error}");
     let error = net.van(node).offer(peer, into).unwrap_err();
     assert!(nobody(&error), "{error}");

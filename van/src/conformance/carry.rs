@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::net::{Net, check, step};
-use crate::{Buffer, Error, Event, Shared, Transport, VanConfig};
+use super::net::{Net, Written, check, step};
+use crate::{Buffer, Error, Event, Gather, Shared, Transport, VanConfig};
 
 const MIB: usize = 1 << 20;
 
@@ -94,36 +94,39 @@ pub fn a_full_queue_is_an_error_and_recovers<T: Transport>(make: impl Fn(VanConf
     }
 }
 
-/// When a frame arrives, all that was written before it is in place: whatever the offsets and lengths, none included.
-pub fn a_frame_comes_after_the_writes_before_it<T: Transport>(make: impl Fn(VanConfig) -> T) {
+/// Frames and writes arrive in the order of posting, each once and whole, whatever their lengths, none included.
+pub fn frames_and_writes_arrive_in_the_order_of_posting<T: Transport>(
+    make: impl Fn(VanConfig) -> T,
+) {
     let (mut net, there, back) = Net::pair(&make);
-    let writes = [
-        (0, 1),
-        (1, 7),
-        (9, 64),
-        (73, 1000),
-        (1073, 99_999),
-        (101_072, 0),
-        (101_077, 3),
-        (101_080, MIB),
-    ];
-    let size = 101_080 + MIB;
+    let writes = [(0, 1), (8, 7), (4088, 64), (72, 1000), (1072, 99_999), (104, 0), (4080, MIB)];
     for round in 0..3 {
-        let mut memory = net.van(1).memory().allocate(size).unwrap();
-        memory.fill(0xee);
-        let offer = net.van(1).offer(back, memory).unwrap();
-        assert_eq!(offer.len.get(), size as u64);
+        let mut offers = Vec::new();
         for (seed, (at, len)) in (round..).zip(writes) {
+            let offer = net.offer(1, back, at + len + 5);
             let data = net.bytes(0, seed, len);
-            net.van(0).post_write(there, data, &offer, at).unwrap();
+            net.van(0).post_write(there, data.into(), &offer, at as u64).unwrap();
+            offers.push(offer);
+            // None, one or two frames behind a write.
+            (0..seed % 3).for_each(|frame| net.send(0, there, seed, 88 * frame as usize));
         }
-        net.send(0, there, round, 88);
-        check(&net.frame(1, back), round, 88);
-        let memory = net.van(1).withdraw(back, offer.key.get()).unwrap();
-        for (seed, (at, len)) in (round..).zip(writes) {
-            check(&memory[at as usize..at as usize + len], seed, len);
+        for ((seed, (at, len)), offer) in (round..).zip(writes).zip(&offers) {
+            match net.next(1, back) {
+                Event::Written { key, memory, at: found, len: bytes, .. } => {
+                    Written { key, memory, at: found, len: bytes }.check(offer, at, seed, len);
+                }
+                other => panic!("a write of {len} bytes is due, not {other:?}"),
+            }
+            for frame in 0..seed % 3 {
+                match net.next(1, back) {
+                    Event::Received { frame: found, .. } => {
+                        check(&found, seed, 88 * frame as usize)
+                    }
+                    other => panic!("frame {frame} behind {len} bytes is due, not {other:?}"),
+                }
+            }
         }
-        assert_eq!(memory[8], 0xee, "nobody wrote there");
+        assert!(net.rest(1).is_empty());
     }
 }
 
@@ -134,26 +137,38 @@ pub fn writes_land_in_the_memory_that_was_offered<T: Transport>(make: impl Fn(Va
         let pooled = net.van(1).memory().allocate(len).unwrap();
         for into in [pooled, Buffer::adopt(vec![0u64; len / 8])] {
             let address = into.as_ptr();
-            let offer = net.van(1).offer(back, into).unwrap();
+            let offer = net.offer_memory(1, back, into);
             let data = net.bytes(0, 5, len);
-            net.van(0).post_write(there, data, &offer, 0).unwrap();
-            net.send(0, there, 1, 0);
-            net.frame(1, back);
-            let landed = net.van(1).withdraw(back, offer.key.get()).unwrap();
-            assert_eq!(landed.as_ptr(), address);
-            check(&landed, 5, len);
+            net.van(0).post_write(there, data.into(), &offer, 0).unwrap();
+            let written = net.written(1, back);
+            assert_eq!(written.memory.as_ptr(), address);
+            written.check(&offer, 0, 5, len);
+            let again = net.van(1).withdraw(back, offer.key.get()).unwrap_err();
+            assert!(matches!(again, Error::OutsideOffer { .. }), "it is used up: {again}");
         }
     }
     let adopted = Buffer::adopt(vec![7u64; 1000]).share();
     let unaligned = Shared::from(Bytes::from(vec![9u8; 8003]).slice(3..));
     for user in [adopted, unaligned] {
-        let into = net.van(1).memory().allocate(8000).unwrap();
-        let offer = net.van(1).offer(back, into).unwrap();
-        net.van(0).post_write(there, user.slice(800..), &offer, 800).unwrap();
-        net.send(0, there, 1, 0);
-        net.frame(1, back);
-        let landed = net.van(1).withdraw(back, offer.key.get()).unwrap();
-        assert_eq!(landed[800..], user[800..], "user memory is sent, too");
+        let offer = net.offer(1, back, 8000);
+        net.van(0).post_write(there, user.slice(800..).into(), &offer, 800).unwrap();
+        let Written { memory, at, len, .. } = net.written(1, back);
+        assert_eq!((at, len), (800, 7200));
+        assert_eq!(memory[800..], user[800..], "user memory is sent, too");
+    }
+}
+
+/// The parts of a write lie back to back, whatever their lengths and alignment, and are sent from where they lie.
+pub fn parts_of_a_write_arrive_back_to_back<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let (mut net, there, back) = Net::pair(&make);
+    for (seed, (front, rear)) in (0..).zip([(0, 0), (64, MIB), (88, 0), (0, 77), (3, 100_001)]) {
+        let data = net.bytes(0, seed, front + rear);
+        let gather = Gather { head: data.slice(..front), tail: Some(data.slice(front..)) };
+        assert_eq!((gather.len(), gather.is_empty()), (front + rear, front + rear == 0));
+        let offer = net.offer(1, back, front + rear + 4096);
+        net.van(0).post_write(there, gather, &offer, 64).unwrap();
+        net.written(1, back).check(&offer, 64, seed, front + rear);
+        reclaim(&mut net, data);
     }
 }
 
@@ -164,23 +179,21 @@ pub fn both_directions_at_once_do_not_block_each_other<T: Transport>(
     let (mut net, there, back) = Net::pair(&make);
     let ends = [(0, there), (1, back)];
     let rounds = 24;
-    let offers = ends.map(|(node, peer)| {
-        let into = net.van(node).memory().allocate(rounds * MIB).unwrap();
-        net.van(node).offer(peer, into).unwrap()
-    });
+    let offers = ends
+        .map(|(node, peer)| (0..rounds).map(|_| net.offer(node, peer, MIB)).collect::<Vec<_>>());
     for (node, peer) in ends {
         let data = net.bytes(node, node as u64, MIB);
-        for round in 0..rounds {
-            let at = (round * MIB) as u64;
-            net.van(node).post_write(peer, data.clone(), &offers[1 - node], at).unwrap();
-            let frame = net.framed(node, round as u64, 100);
+        for (round, offer) in (0..).zip(&offers[1 - node]) {
+            net.van(node).post_write(peer, data.clone().into(), offer, 0).unwrap();
+            let frame = net.framed(node, round, 100);
             net.van(node).post_send(peer, frame).unwrap();
         }
     }
     for (node, peer) in ends {
-        (0..rounds).for_each(|round| check(&net.frame(node, peer), round as u64, 100));
-        let landed = net.van(node).withdraw(peer, offers[node].key.get()).unwrap();
-        landed.chunks(MIB).for_each(|chunk| check(chunk, 1 - node as u64, MIB));
+        for (round, offer) in (0..).zip(&offers[node]) {
+            check(&net.frame(node, peer), round, 100);
+            net.written(node, peer).check(offer, 0, 1 - node as u64, MIB);
+        }
     }
 }
 
@@ -195,32 +208,30 @@ pub fn random_sizes_add_up<T: Transport>(make: impl Fn(VanConfig) -> T) {
     };
     let (mut posted, mut arrived) = (0, 0);
     for _ in 0..40 {
-        let size = 2 * MIB;
-        let mut mirror = vec![0; size];
-        let into = Buffer::adopt(mirror.clone());
-        let offer = net.van(1).offer(back, into).unwrap();
-        let kinds: Vec<bool> = (0..1 + next(8)).map(|_| next(2) == 0).collect();
-        for &is_frame in &kinds {
+        let count = 1 + next(8);
+        for _ in 0..count {
             let seed = next(1000) as u64;
-            if is_frame {
+            if next(2) == 0 {
                 let frame = net.framed(0, seed, next(limit + 1));
                 posted = crc32c::crc32c_append(posted, &frame[crate::FRAME_PREFIX..]);
                 net.van(0).post_send(there, frame).unwrap();
             } else {
-                let at = next(size);
-                let longest = 1 << next(21);
-                let data = net.bytes(0, seed, next(longest.min(size - at) + 1));
-                mirror[at..at + data.len()].copy_from_slice(&data);
-                net.van(0).post_write(there, data, &offer, at as u64).unwrap();
+                let (at, longest) = (8 * next(512), 1 << next(21));
+                let data = net.bytes(0, seed, next(longest + 1));
+                posted = crc32c::crc32c_append(posted, &data);
+                let offer = net.offer(1, back, at + data.len() + next(100));
+                net.van(0).post_write(there, data.into(), &offer, at as u64).unwrap();
             }
         }
-        net.send(0, there, 0, 0);
-        for _ in 0..kinds.iter().filter(|&&is_frame| is_frame).count() {
-            arrived = crc32c::crc32c_append(arrived, &net.frame(1, back));
+        for _ in 0..count {
+            arrived = match net.next(1, back) {
+                Event::Written { memory, at, len, .. } => {
+                    crc32c::crc32c_append(arrived, &memory[at..at + len])
+                }
+                Event::Received { frame, .. } => crc32c::crc32c_append(arrived, &frame),
+                other => panic!("{other:?}"),
+            };
         }
-        assert!(net.frame(1, back).is_empty());
-        let landed = net.van(1).withdraw(back, offer.key.get()).unwrap();
-        assert!(*landed == mirror[..], "a write went wrong");
     }
     assert_eq!(posted, arrived);
 }
@@ -230,13 +241,14 @@ pub fn memory_comes_home<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     let mut reserved = None;
     for round in 0..300 {
-        let into = net.van(1).memory().allocate(100_000).unwrap();
-        let offer = net.van(1).offer(back, into).unwrap();
+        let offer = net.offer(1, back, 100_000);
+        let unused = net.offer(1, back, 50_000);
         let data = net.bytes(0, round, 100_000);
-        net.van(0).post_write(there, data.clone(), &offer, 0).unwrap();
+        net.van(0).post_write(there, data.clone().into(), &offer, 0).unwrap();
         net.send(0, there, round, 5000);
         drop(net.frame(1, back));
-        drop(net.van(1).withdraw(back, offer.key.get()).unwrap());
+        drop(net.written(1, back));
+        drop(net.van(1).withdraw(back, unused.key.get()).unwrap());
         reclaim(&mut net, data);
         let now = [0, 1].map(|node| net.van(node).memory().bytes_reserved());
         if round == 20 {
@@ -261,14 +273,18 @@ pub(super) fn reclaim<T: Transport>(net: &mut Net<T>, data: Shared) -> Buffer {
 /// Sixteen peers on one transport each get their answers, also while one of them sends as much as it can.
 pub fn many_peers_are_served_alike<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (peers, rounds) = (16, 20);
-    let mut net = Net::new(&make, peers + 1);
+    let config = VanConfig { queue_depth: 16, ..VanConfig::default() };
+    let mut net = Net::with(&make, peers + 1, config);
     let links: Vec<_> = (1..=peers).map(|node| net.connect(node, 0)).collect();
     let (flood, back) = links[0];
-    let into = net.van(0).memory().allocate(MIB).unwrap();
-    let offer = net.van(0).offer(back, into).unwrap();
-    let data = net.bytes(1, 3, MIB);
+    let len = 128 << 10;
+    let data = net.bytes(1, 3, len);
+    let mut offers = Vec::new();
     for round in 0..rounds {
-        while net.van(1).post_write(flood, data.clone(), &offer, 0).is_ok() {}
+        offers.resize_with(17, || net.offer(0, back, len));
+        while let Some(offer) = offers.pop()
+            && net.van(1).post_write(flood, data.clone().into(), &offer, 0).is_ok()
+        {}
         for (node, &(there, _)) in (2..).zip(&links[1..]) {
             net.send(node, there, round, 64 + node);
         }

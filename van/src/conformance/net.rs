@@ -3,6 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::wire::Offer;
 use crate::{Buffer, Error, Event, FRAME_PREFIX, PeerId, Shared, Transport, VanConfig};
 
 /// How long something may take to happen, in the transports' own time.
@@ -11,12 +14,47 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long each node sleeps when there was nothing to do at any.
 const NAP: Duration = Duration::from_micros(100);
 
+/// What memory holds that nobody has written.
+pub(super) const UNTOUCHED: u8 = 0xee;
+
+/// A write that came, and the memory it went to.
+pub struct Written {
+    /// Of the offer.
+    pub key: u64,
+    /// All of it.
+    pub memory: Buffer,
+    /// Where the write begins.
+    pub at: usize,
+    /// How long it is.
+    pub len: usize,
+}
+
+impl Written {
+    fn of(event: Event) -> Written {
+        match event {
+            Event::Written { key, memory, at, len, .. } => Written { key, memory, at, len },
+            _ => unreachable!("picked"),
+        }
+    }
+
+    /// Asserts that it is the write of `len` bytes that `seed` decides, at `at` of `offer`, and that nothing else was written.
+    pub(super) fn check(&self, offer: &Offer, at: usize, seed: u64, len: usize) {
+        assert_eq!((self.key, self.at, self.len), (offer.key.get(), at, len));
+        assert_eq!(self.memory.len() as u64, offer.len.get(), "all of it is handed back");
+        check(&self.memory[at..at + len], seed, len);
+        let outside = self.memory[..at].iter().chain(&self.memory[at + len..]);
+        assert!(outside.into_iter().all(|&byte| byte == UNTOUCHED), "nobody wrote there");
+    }
+}
+
 /// Nodes of one cluster, numbered from 0, with the events that no test has asked for yet.
 pub struct Net<T> {
     /// The transports; `None` once dropped.
     pub vans: Vec<Option<T>>,
     events: Vec<VecDeque<Event>>,
     polled: Vec<Event>,
+    /// The two ends of each connection that was made: a node, and what it calls the other one.
+    links: Vec<[(usize, PeerId); 2]>,
 }
 
 impl<T: Transport> Net<T> {
@@ -27,7 +65,8 @@ impl<T: Transport> Net<T> {
 
     /// The same with other settings.
     pub fn with(make: &impl Fn(VanConfig) -> T, count: usize, config: VanConfig) -> Self {
-        let mut net = Net { vans: Vec::new(), events: Vec::new(), polled: Vec::new() };
+        let mut net =
+            Net { vans: Vec::new(), events: Vec::new(), polled: Vec::new(), links: Vec::new() };
         for index in 0..count {
             net.add(make(VanConfig { cluster: 7, node: 100 + index as u32, ..config.clone() }));
         }
@@ -105,6 +144,7 @@ impl<T: Transport> Net<T> {
             Event::Connected { peer, .. } => peer,
             _ => unreachable!("picked"),
         });
+        self.links.push([(a, peer), (b, back)]);
         (peer, back)
     }
 
@@ -126,6 +166,48 @@ impl<T: Transport> Net<T> {
             Event::Received { frame, .. } => frame,
             _ => unreachable!("picked"),
         })
+    }
+
+    /// Offers `len` bytes of `node` to `peer`, 0xee all of them.
+    pub fn offer(&mut self, node: usize, peer: PeerId, len: usize) -> Offer {
+        let mut into = self.van(node).memory().allocate(len).expect("memory is left");
+        into.fill(UNTOUCHED);
+        self.offer_memory(node, peer, into)
+    }
+
+    /// Offers memory of `node` to `peer` and tells it so; until it knows, it need not be able to write.
+    pub fn offer_memory(&mut self, node: usize, peer: PeerId, into: Buffer) -> Offer {
+        let len = into.len() as u64;
+        let offer = self.van(node).offer(peer, into).expect("the peer is connected");
+        assert_eq!(offer.len.get(), len);
+        let mut frame = self.framed(node, 0, size_of::<Offer>());
+        frame[FRAME_PREFIX..].copy_from_slice(offer.as_bytes());
+        self.van(node).post_send(peer, frame).expect("there is room in the queue");
+        let ends = self.links.iter().flat_map(|&[a, b]| [(a, b), (b, a)]);
+        let (_, (other, back)) =
+            ends.into_iter().find(|(end, _)| *end == (node, peer)).expect("they are connected");
+        let told = self.frame(other, back);
+        Offer::read_from_bytes(&told).expect("the frame that was posted here")
+    }
+
+    /// The next write at `node` by `peer`.
+    pub fn written(&mut self, node: usize, peer: PeerId) -> Written {
+        let is_it = |event: &Event| match event {
+            Event::Written { peer: by, .. } => *by == peer,
+            Event::Lost { peer: of, error } if *of == peer => panic!("{peer} is lost: {error}"),
+            _ => false,
+        };
+        self.event(node, "a write", is_it, Written::of)
+    }
+
+    /// The next frame or write at `node` from `peer`, whichever comes first.
+    pub fn next(&mut self, node: usize, peer: PeerId) -> Event {
+        let is_it = |event: &Event| match event {
+            Event::Lost { peer: of, error } if *of == peer => panic!("{peer} is lost: {error}"),
+            Event::Connected { .. } | Event::Lost { .. } => false,
+            Event::Received { .. } | Event::Written { .. } => event.peer() == peer,
+        };
+        self.event(node, "a frame or a write", is_it, |event| event)
     }
 
     /// Why `node` lost `peer`.

@@ -1,7 +1,8 @@
-//! Who may write where: the ledger of the landings on one lane, both sides of it. No I/O: the endpoint allocates, offers and
-//! tells the peer.
+//! Who may write where: the ledger of the landings on one lane, both sides of it, and of the places that requests keep for
+//! their answers. No I/O: the endpoint allocates, offers and tells the peer.
 //!
-//! A landing is granted, then either used by one long message or given back.
+//! A landing is granted, then either used by one long message or given back. A place is used by the answer to its request, or
+//! closed when the answer comes in a message.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
@@ -156,6 +157,34 @@ impl Landings {
     }
 }
 
+/// Where requests that are not answered yet want their answers: keys of offers, and timestamps.
+#[derive(Default)]
+pub(super) struct Places(Vec<(u64, u64)>);
+
+impl Places {
+    /// Enters the place of one more request, of up to `count_max`. Only a peer that has answered what nobody asked leaves more
+    /// than that unanswered; the oldest goes then.
+    pub(super) fn enter(&mut self, key: u64, timestamp: u64, count_max: usize) {
+        if self.0.len() >= count_max {
+            self.0.remove(0);
+        }
+        self.0.push((key, timestamp));
+    }
+
+    /// Closes a place; returns the timestamp of its request, if there was one.
+    pub(super) fn remove(&mut self, key: u64) -> Option<u64> {
+        let at = self.0.iter().position(|&(open, _)| open == key)?;
+        Some(self.0.remove(at).1)
+    }
+
+    /// Closes the place of a request that was answered by a message, if it had one.
+    pub(super) fn answered(&mut self, timestamp: u64) {
+        if let Some(at) = self.0.iter().position(|&(_, of)| of == timestamp) {
+            self.0.remove(at);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,6 +232,19 @@ mod tests {
         assert_eq!(landings.bytes(), 0);
         assert_eq!(landings.next_replaced(), Some(100), "what was returned is not replaced");
         assert_eq!(landings.next_replaced(), None);
+    }
+
+    #[test]
+    fn a_place_is_for_one_answer_and_there_are_no_more_than_requests() {
+        let mut places = Places::default();
+        (1..=3).for_each(|key| places.enter(key, 10 * key, 3));
+        assert_eq!(places.remove(2), Some(20));
+        assert_eq!(places.remove(2), None);
+        places.answered(30);
+        places.answered(99);
+        assert_eq!(places.remove(3), None, "its request was answered otherwise");
+        (4..=6).for_each(|key| places.enter(key, 10 * key, 3));
+        assert_eq!((places.remove(1), places.remove(4)), (None, Some(40)), "the oldest went");
     }
 
     #[test]

@@ -5,7 +5,9 @@
 //! |---|---|---|---|---|
 //! | [`Kind::Want`] | bytes needed, 0 for none | – | – | keys of landings that go back, 8 bytes each |
 //! | [`Kind::Grant`] | – | – | the landing | – |
-//! | [`Kind::Landed`] | bytes of the image | where in the landing it begins | the landing | – |
+//!
+//! A landing that replaces a used one comes in the offer section of an answer where it can. That a message has landed is no
+//! notice: the write itself says it, and where in the landing the message begins and ends.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
@@ -13,11 +15,11 @@ use super::{Arrival, Endpoint, lane};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, SLOT_ALIGN};
 use crate::message::{Draft, Message, Outgoing, Values};
-use crate::transport::{FRAME_PREFIX, PeerId};
-use crate::wire::{Header, Kind, Offer};
+use crate::transport::{FRAME_PREFIX, Gather, PeerId, WRITE_AT_END, WRITE_BYTES_MAX};
+use crate::wire::{Coding, Header, Kind, Offer, encode};
 
-/// Longest message, in bytes: what a peer may ask memory for.
-const MESSAGE_BYTES_MAX: u64 = 4 << 30;
+/// Longest message, and how far into a landing it begins: what a peer may ask memory for, in bytes.
+const MESSAGE_BYTES_MAX: u64 = WRITE_BYTES_MAX as u64 + WRITE_AT_END;
 
 impl Endpoint {
     /// Gives back all landings that the peer granted, none of which is long enough, and asks for one of `bytes` unless that
@@ -42,43 +44,41 @@ impl Endpoint {
         }
     }
 
-    /// Writes a long message into a landing that holds it, and says that it is there.
+    /// Writes a long message into a landing that holds it.
     pub(super) fn land(&mut self, peer: PeerId, outgoing: Outgoing, landing: Offer) -> Result<()> {
-        let (bytes, skew) = (outgoing.image_bytes() as u64, skew(&outgoing) as u64);
-        let Outgoing { mut head, values } = outgoing;
+        let at = skew(&outgoing) as u64;
+        let Outgoing { mut head, values: tail } = outgoing;
         let head = head.split_off(FRAME_PREFIX).share();
-        let head_bytes = head.len() as u64;
-        self.write(peer, head, &landing, skew)?;
-        if let Some(values) = values {
-            self.write(peer, values, &landing, skew + head_bytes)?;
-        }
-        let (timestamp, clock, offer) = (bytes, skew, Some(landing));
-        self.notify(peer, Draft { timestamp, clock, offer, ..Draft::new(Kind::Landed) })
+        self.transport.post_write(peer, Gather { head, tail }, &landing, at)
     }
 
-    /// Reads the long message that `notice` says has landed.
-    pub(super) fn pick_up(&mut self, peer: PeerId, notice: &Message) -> Result<Message> {
-        let key = notice.offer().map_or(u64::MAX, |offer| offer.key.get());
-        let lane = lane(&mut self.lanes, peer)?;
-        let missing = Error::OutsideOffer { key, at: 0, len: notice.timestamp(), offered: 0 };
-        if !lane.landings.use_up(key) {
-            return Err(missing);
-        }
-        let mut image = self.transport.withdraw(peer, key)?;
-        let (skew, bytes) = (notice.clock(), notice.timestamp());
-        if skew.checked_add(bytes).is_none_or(|end| end > image.len() as u64) {
-            return Err(missing);
-        }
-        drop(image.split_to(skew as usize));
-        image.truncate(bytes as usize);
+    /// Reads the long message that came to lie in `len` bytes at `at` of a landing.
+    pub(super) fn pick_up(
+        &mut self,
+        peer: PeerId,
+        landing: Buffer,
+        (at, len): (usize, usize),
+    ) -> Result<Message> {
+        let mut image = landing;
+        drop(image.split_to(at));
+        image.truncate(len);
         let message = Message::decode(image, self.transport.memory())?;
         // Others may have waited for this landing to be used. It must not wait for an answer to this message, which may in
         // turn wait for one of them.
         self.serve_wants(peer, true)?;
         match message.kind() {
             Kind::Request | Kind::Reply | Kind::Failure => Ok(message),
-            Kind::Want | Kind::Grant | Kind::Landed => Err(missing),
+            Kind::Want | Kind::Grant => Err(Error::Unasked { peer, what: "a long notice" }),
         }
+    }
+
+    /// Enters a landing that the peer grants, and sends what waited for it.
+    pub(super) fn take_grant(&mut self, peer: PeerId, landing: Option<Offer>) -> Result<()> {
+        let lane = lane(&mut self.lanes, peer)?;
+        if !landing.is_some_and(|landing| lane.grants.enter(landing)) {
+            return Err(Error::Unasked { peer, what: "a landing" });
+        }
+        self.flush(peer)
     }
 
     /// Answers a [`Kind::Want`] now if the peer is within its share, else when it has used a landing.
@@ -100,6 +100,55 @@ impl Endpoint {
             return Err(Error::QueueFull { peer, depth: lane.landings.count_max });
         }
         self.serve_wants(peer, false)
+    }
+
+    /// Encodes a message, and replaces landings that the peer has used: one in an answer that leaves at once, as the others
+    /// have an answer to come, and all by themselves otherwise. An answer that has to wait for a landing itself, or for others
+    /// that do, must not keep the peer waiting for one.
+    pub(super) fn encode(
+        &mut self,
+        peer: PeerId,
+        draft: Draft<'_>,
+        coding: &mut Coding,
+    ) -> Result<Outgoing> {
+        let lane = lane(&mut self.lanes, peer)?;
+        let bytes = size_of::<Offer>() + draft.image_bytes_max();
+        let carries = matches!(draft.kind, Kind::Reply | Kind::Failure)
+            && lane.outbox.is_empty()
+            && bytes <= lane.frame_bytes;
+        if carries {
+            let outgoing = self.encode_with_landing(peer, draft, coding, bytes)?;
+            self.serve_wants(peer, true)?;
+            return Ok(outgoing);
+        }
+        let outgoing = encode(self.node, draft, coding, self.transport.memory())?;
+        self.replace_landings(peer)?;
+        Ok(outgoing)
+    }
+
+    /// Encodes an answer of up to `bytes` bytes, which carries a landing if one is due and memory is not short.
+    fn encode_with_landing(
+        &mut self,
+        peer: PeerId,
+        draft: Draft<'_>,
+        coding: &mut Coding,
+        bytes: usize,
+    ) -> Result<Outgoing> {
+        let memory = self.transport.memory();
+        let landing = lane(&mut self.lanes, peer)?.landings.next_replaced().and_then(|len| {
+            // The answer goes first where memory is short: its place is kept free.
+            let _place = memory.allocate(FRAME_PREFIX + bytes);
+            memory.allocate(len).ok()
+        });
+        let offer = landing.map(|landing| self.open_landing(peer, landing)).transpose()?;
+        let draft = Draft { offer, ..draft };
+        let encoded = encode(self.node, draft, coding, self.transport.memory());
+        if let (Err(_), Some(key)) = (&encoded, offer.map(|offer| offer.key.get())) {
+            // The peer never heard of it; it will ask.
+            let _ = lane(&mut self.lanes, peer)?.landings.return_unused(key);
+            drop(self.transport.withdraw(peer, key)?);
+        }
+        encoded
     }
 
     /// Replaces the landings that the peer has used, unless it waits for others, or memory is short: then it will ask.
@@ -144,10 +193,15 @@ impl Endpoint {
     }
 
     fn grant(&mut self, peer: PeerId, landing: Buffer) -> Result<()> {
+        let offer = self.open_landing(peer, landing)?;
+        self.notify(peer, Draft { offer: Some(offer), ..Draft::new(Kind::Grant) })
+    }
+
+    fn open_landing(&mut self, peer: PeerId, landing: Buffer) -> Result<Offer> {
         let len = landing.len();
         let offer = self.transport.offer(peer, landing)?;
         lane(&mut self.lanes, peer)?.landings.enter(offer.key.get(), len);
-        self.notify(peer, Draft { offer: Some(offer), ..Draft::new(Kind::Grant) })
+        Ok(offer)
     }
 }
 

@@ -137,7 +137,7 @@ fn bandwidth_holds_buffers_and_adds_to_latency() {
     let start = network.now();
     let data = frame(&a, &[1; 984]).share();
     let offer = crate::wire::Offer { key: 1.into(), address: 0.into(), len: 1000.into() };
-    a.post_write(to_b, data.clone(), &offer, 0).unwrap();
+    a.post_write(to_b, data.clone().into(), &offer, 0).unwrap();
     poll(&mut a);
     let data = data.reclaim().expect_err("it is still being sent");
     a.wait(SECOND).unwrap();
@@ -166,7 +166,7 @@ fn echo(seed: u64, lengths: &'static [usize]) -> u64 {
                     let reply = Draft { timestamp, values, ..Draft::new(Kind::Reply) };
                     endpoint.post(peer, reply, &mut Coding::plain()).unwrap();
                 }
-                Arrival::Connected { .. } => {}
+                Arrival::Connected { .. } | Arrival::Placed { .. } => {}
                 Arrival::Lost { .. } => return,
             }
         }
@@ -237,50 +237,52 @@ fn peers_keep_their_order_and_overtake_each_other() {
 }
 
 #[test]
-fn a_write_is_in_place_before_the_frame_behind_it() {
+fn writes_and_frames_keep_their_order() {
     for_each_seed(20, |seed| {
         let network = Network::new(seed, Faults::harsh());
         let (mut a, mut b) = (van(&network, 0), van(&network, 1));
         let (to_b, to_a) = connect(&mut a, &mut b);
-        let offer = b.offer(to_a, b.memory().allocate(100).unwrap()).unwrap();
         for part in 0..10u8 {
+            let offer = b.offer(to_a, b.memory().allocate(100).unwrap()).unwrap();
             let mut data = a.memory().allocate(10).unwrap();
             data.fill(part);
-            a.post_write(to_b, data.share(), &offer, u64::from(part) * 10).unwrap();
+            a.post_write(to_b, data.share().into(), &offer, u64::from(part) * 8).unwrap();
+            send(&mut a, to_b, &[part]);
         }
-        send(&mut a, to_b, b"landed");
         poll(&mut a);
-        assert_eq!(received(next(&mut b)), (to_a, b"landed".to_vec()));
-        let landed = b.withdraw(to_a, offer.key.get()).unwrap();
-        assert!(landed.chunks(10).zip(0..).all(|(chunk, part)| chunk == [part; 10]));
-        assert!(b.withdraw(to_a, offer.key.get()).is_err());
+        let mut events = settle(&mut b).into_iter();
+        for part in 0..10u8 {
+            let event = events.next();
+            let Some(Event::Written { peer, key, memory, at, len }) = event else {
+                panic!("{event:?}")
+            };
+            assert_eq!((peer, at, len), (to_a, usize::from(part) * 8, 10));
+            assert_eq!(memory[at..at + len], [part; 10]);
+            assert!(b.withdraw(to_a, key).is_err());
+            assert_eq!(events.next().map(received), Some((to_a, vec![part])));
+        }
     });
 }
 
 #[test]
 fn a_write_outside_an_offer_loses_the_peer_at_both_ends() {
     let network = Network::new(1, Faults::none());
-    for stretch in [0, 1, u64::MAX] {
+    for (wrong_key, at) in [(1, 0), (0, 8), (0, 4088)] {
         let (mut a, mut b) = (van(&network, 0), van(&network, 1));
         let (to_b, to_a) = connect(&mut a, &mut b);
         let mut offer = b.offer(to_a, b.memory().allocate(8).unwrap()).unwrap();
         let data = a.memory().allocate(8).unwrap().share();
-        assert!(a.post_write(to_b, data.clone(), &offer, 1).is_err());
-        assert!(a.post_write(to_b, data.clone(), &offer, u64::MAX).is_err());
-        offer.len = stretch.max(8).into();
-        offer.key = (offer.key.get() + u64::from(stretch == 0)).into();
-        a.post_write(to_b, data, &offer, stretch.saturating_sub(8)).unwrap_or_default();
-        if stretch == 1 {
-            offer.len = 9.into();
-            let data = a.memory().allocate(8).unwrap().share();
-            a.post_write(to_b, data, &offer, 1).unwrap();
-        }
+        assert!(a.post_write(to_b, data.clone().into(), &offer, 8).is_err());
+        assert!(a.post_write(to_b, data.clone().into(), &offer, u64::MAX).is_err());
+        offer.len = 5000.into();
+        offer.key = (offer.key.get() + wrong_key).into();
+        a.post_write(to_b, data.into(), &offer, at).unwrap();
         poll(&mut a);
         assert!(lost(&next(&mut b)).contains("outside"));
         assert!(lost(&next(&mut a)).contains("refused a write"));
         assert!(matches!(a.offer(to_b, frame(&a, &[])), Err(Error::NotConnected { .. })));
         assert!(settle(&mut b).is_empty() && settle(&mut a).is_empty());
-        let key = offer.key.get() - u64::from(stretch == 0);
+        let key = offer.key.get() - wrong_key;
         assert_eq!(b.withdraw(to_a, key).unwrap().len(), 8, "lost, and still ours to take back");
     }
 }

@@ -13,10 +13,10 @@ use zerocopy::little_endian::U64;
 use super::clock::{Activity, Core, World};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Pool, Shared};
+use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::offers::Offers;
-use crate::transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport};
+use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport, check_write};
 use crate::wire::{Hello, Offer};
 
 /// Stands for a transport itself where packets name one of its peers: connections are asked for there.
@@ -112,13 +112,14 @@ enum LaneState {
 
 enum Posted {
     Frame(Buffer),
-    Write { data: Shared, key: u64, at: u64 },
+    Write { data: Gather, key: u64, at: u64 },
 }
 
 /// An event that the next poll reports. Frames get their memory only then.
 enum Found {
     Connected(Hello),
     Frame(Box<[u8]>),
+    Written { key: u64, memory: Buffer, at: usize, len: usize },
     Lost(Error),
 }
 
@@ -187,7 +188,7 @@ impl SimTransport {
         }
     }
 
-    /// Handles everything that has arrived: writes are in place afterwards, the rest is in `found`.
+    /// Handles everything that has arrived: what there is to report is in `found` afterwards.
     fn take_in(&mut self, core: &mut Core) {
         while let Some((peer, packet)) = core.take(self.port) {
             let peer = PeerId(peer);
@@ -201,9 +202,12 @@ impl SimTransport {
                 }
                 Packet::Write { key, at, data } if self.lane_up(peer).is_ok() => {
                     self.counters.bytes_received += (data.len() + FRAME_PREFIX) as u64;
-                    if let Err(error) = self.place(peer, key, at, &data) {
-                        self.hang_up(core, peer, format!("it refused {error}"));
-                        self.lose(peer, error.to_string());
+                    match self.place(peer, key, at, &data) {
+                        Ok(written) => self.found.push_back((peer, written)),
+                        Err(error) => {
+                            self.hang_up(core, peer, format!("it refused {error}"));
+                            self.lose(peer, error.to_string());
+                        }
                     }
                 }
                 Packet::Frame(_) | Packet::Write { .. } => {}
@@ -257,11 +261,11 @@ impl SimTransport {
         }
     }
 
-    fn place(&mut self, peer: PeerId, key: u64, at: u64, data: &[u8]) -> Result<()> {
-        let mut into = self.offers.lend(peer, key, at, data.len() as u64)?;
-        into[at as usize..][..data.len()].copy_from_slice(data);
-        self.offers.put_back(key, into);
-        Ok(())
+    fn place(&mut self, peer: PeerId, key: u64, at: u64, data: &[u8]) -> Result<Found> {
+        let mut memory = self.offers.take(peer, key, at, data.len() as u64)?;
+        let (at, len) = (at as usize, data.len());
+        memory[at..at + len].copy_from_slice(data);
+        Ok(Found::Written { key, memory, at, len })
     }
 
     /// Tells a connected peer that this side is done with it.
@@ -363,17 +367,13 @@ impl Transport for SimTransport {
     }
 
     fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
-        let world = self.world.clone();
-        self.take_in(&mut world.lock());
         self.offers.close(peer, key)
     }
 
-    fn post_write(&mut self, peer: PeerId, data: Shared, into: &Offer, at: u64) -> Result<()> {
+    fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
         self.lane_up(peer)?;
-        let (key, offered, len) = (into.key.get(), into.len.get(), data.len() as u64);
-        if at.checked_add(len).is_none_or(|end| end > offered) {
-            return Err(Error::OutsideOffer { key, at, len, offered });
-        }
+        let key = into.key.get();
+        check_write(key, at, data.len() as u64, into.len.get())?;
         self.post(peer, Posted::Write { data, key, at })
     }
 
@@ -393,6 +393,9 @@ impl Transport for SimTransport {
             events.push(match found {
                 Found::Connected(hello) => Event::Connected { peer, hello },
                 Found::Lost(error) => Event::Lost { peer, error },
+                Found::Written { key, memory, at, len } => {
+                    Event::Written { peer, key, memory, at, len }
+                }
                 Found::Frame(bytes) => match self.memory.allocate(bytes.len()) {
                     Ok(mut frame) => {
                         frame.copy_from_slice(&bytes);
@@ -472,7 +475,8 @@ impl Posted {
         match self {
             Posted::Frame(frame) => (Packet::Frame(frame[FRAME_PREFIX..].into()), frame.len()),
             Posted::Write { data, key, at } => {
-                let packet = Packet::Write { key: *key, at: *at, data: data[..].into() };
+                let bytes = [&data.head[..], data.tail.as_deref().unwrap_or(&[])].concat();
+                let packet = Packet::Write { key: *key, at: *at, data: bytes.into() };
                 (packet, FRAME_PREFIX + data.len())
             }
         }

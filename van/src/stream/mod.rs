@@ -3,13 +3,13 @@
 //! A stream begins with a [`Hello`](crate::wire::Hello) each way; then units follow, each at a multiple of 8 bytes:
 //!
 //! ```text
-//! frame    [kind 1, 0, 0, 0][len u32][0 u64]                     frame bytes, zero padding to 8
-//! write    [kind 2, 0, 0, 0][len u32][offer key u64][at u64]     data bytes,  zero padding to 8
-//! refusal  [kind 3, 0, 0, 0][len u32][0 u64]                     UTF-8 reason, zero padding to 8; then the stream ends
+//! frame    [kind 1, 0][0 u16][len u32][0 u64]            frame bytes, zero padding to 8
+//! write    [kind 2, 0][at u16][len u32][offer key u64]   data bytes, zero padding to 8
+//! refusal  [kind 3, 0][0 u16][len u32][0 u64]            UTF-8 reason, zero padding to 8; then the stream ends
 //! ```
 //!
-//! [`Sender`] queues units and lists the slices to hand to the socket; a frame is sent from where it lies, and so is the data
-//! of a write. [`Receiver`] says where the next bytes shall go: frames into a staging buffer, out of which they are cut
+//! [`Sender`] queues units and lists the slices to hand to the socket; a frame is sent from where it lies, and so are the
+//! parts of a write. [`Receiver`] says where the next bytes shall go: frames into a staging buffer, out of which they are cut
 //! without copying; the data of a write straight into the memory that was offered for it.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**stream**).
@@ -27,9 +27,6 @@ use crate::transport::FRAME_PREFIX;
 const FRAME: u8 = 1;
 const WRITE: u8 = 2;
 const REFUSAL: u8 = 3;
-
-/// Bytes in front of the data of a write.
-const WRITE_PREFIX: usize = 24;
 
 /// Units, and so the frames in a staging buffer, start at multiples of this.
 const ALIGN: usize = 8;
@@ -59,9 +56,10 @@ fn padding(len: usize) -> usize {
     len.wrapping_neg() % ALIGN
 }
 
-fn prefix(kind: u8, len: u32, word: u64) -> [u8; FRAME_PREFIX] {
+fn prefix(kind: u8, at: u16, len: u32, word: u64) -> [u8; FRAME_PREFIX] {
     let mut bytes = [0; FRAME_PREFIX];
     bytes[0] = kind;
+    bytes[2..4].copy_from_slice(&at.to_le_bytes());
     bytes[4..8].copy_from_slice(&len.to_le_bytes());
     bytes[8..].copy_from_slice(&word.to_le_bytes());
     bytes

@@ -1,6 +1,6 @@
 //! The receiving half of a stream: says where the next bytes go, and cuts frames out of what came.
 
-use super::{ALIGN, FRAME, REFUSAL, WRITE, WRITE_PREFIX, padding};
+use super::{ALIGN, FRAME, REFUSAL, WRITE, padding};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};
@@ -15,11 +15,9 @@ const _: () = assert!(*VanConfig::FRAME_BYTES.end() <= STAGING / 2);
 /// Smallest room worth a call; with less than that the staging buffer is replaced.
 const ROOM_MIN: usize = 2 << 10;
 
-/// While large writes come in, nothing is read beyond the prefix of the next unit, so that no payload passes through staging.
-const AHEAD_BETWEEN_WRITES: usize = WRITE_PREFIX;
-
-/// Read together with the end of a write: its notice, a frame of a header and an offer.
-const AHEAD_BEHIND_WRITE: usize = FRAME_PREFIX + 64 + 24;
+/// Units behind a write of which nothing is read beyond the prefix of the next: that may be a write again, and then none of
+/// its payload has passed through staging. More than one, since a frame between two writes does not end a series of them.
+const ONE_BY_ONE: u8 = 2;
 
 /// Where the next bytes of the stream go: first into `place`, what is more into `staging`.
 #[derive(Debug)]
@@ -44,23 +42,12 @@ pub struct Receiver {
     /// How many unparsed bytes there are.
     filled: usize,
     writing: Option<Write>,
-    /// What the last units were, and so what the next one probably is.
-    rhythm: Rhythm,
+    /// How many of the units to come are read one by one.
+    one_by_one: u8,
     /// How much shall be read into staging at most before the next look at it; 0: as much as there is.
     wanted: usize,
     frames_received: u64,
     payload_bytes_copied: u64,
-}
-
-/// What the last units were.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rhythm {
-    /// Frames: many are read at once.
-    Frames,
-    /// A write: its notice comes next.
-    Write,
-    /// A write and its notice: the next write probably comes next.
-    Notice,
 }
 
 /// A write under way.
@@ -68,6 +55,7 @@ enum Rhythm {
 struct Write {
     key: u64,
     into: Buffer,
+    begin: usize,
     /// What is left to fill: `[at, end)`.
     at: usize,
     end: usize,
@@ -88,7 +76,7 @@ impl Receiver {
             staging: pool.allocate(STAGING)?,
             filled: 0,
             writing: None,
-            rhythm: Rhythm::Frames,
+            one_by_one: 0,
             wanted: 0,
             frames_received: 0,
             payload_bytes_copied: 0,
@@ -121,7 +109,7 @@ impl Receiver {
                     "what came before a write under way has been parsed"
                 );
                 let skew = skew_behind(write.padding, staging);
-                let ahead = (write.padding + AHEAD_BEHIND_WRITE).min(staging.len() - skew);
+                let ahead = (write.padding + FRAME_PREFIX).min(staging.len() - skew);
                 Spaces {
                     place: &mut write.into[write.at..write.end],
                     staging: &mut staging[skew..skew + ahead],
@@ -172,17 +160,15 @@ impl Receiver {
         offers: &mut Offers,
         events: &mut Vec<Event>,
     ) -> Result<bool, String> {
-        self.wanted = if self.rhythm == Rhythm::Frames { 0 } else { AHEAD_BETWEEN_WRITES };
+        self.wanted = if self.one_by_one > 0 { FRAME_PREFIX } else { 0 };
         if let Some(write) = &mut self.writing {
             if write.at < write.end || self.filled < write.padding {
                 self.wanted += write.padding;
                 return Ok(false);
             }
             let padding = write.padding;
-            if let Some(write) = self.writing.take() {
-                offers.put_back(write.key, write.into);
-            }
             self.take(padding);
+            events.extend(self.writing.take().map(|write| write.event(self.peer)));
         }
         if !self.greeted {
             return self.greet(events);
@@ -190,20 +176,17 @@ impl Receiver {
         let Some(head) = self.staging[..self.filled].first_chunk::<FRAME_PREFIX>() else {
             return Ok(false);
         };
-        let [kind, zeros @ .., a, b, c, d] = *head.first_chunk::<8>().expect("8 of 16 bytes");
-        if zeros != [0; 3] {
-            return Err(format!("it sent bytes {head:02x?} where a frame should begin"));
-        }
-        let len = u32::from_le_bytes([a, b, c, d]) as usize;
+        let [kind, zero, at @ .., a, b, c, d] = *head.first_chunk::<8>().expect("8 of 16 bytes");
+        let (at, len) = (u16::from_le_bytes(at), u32::from_le_bytes([a, b, c, d]) as usize);
         let word = u64::from_le_bytes(*head.last_chunk::<8>().expect("8 of 16 bytes"));
-        match (kind, word) {
-            (FRAME, 0) if len <= self.frame_bytes_max => self.frame(len, pool, events),
-            (FRAME, 0) => Err(format!(
+        match (kind, zero, at, word) {
+            (FRAME, 0, 0, 0) if len <= self.frame_bytes_max => self.frame(len, pool, events),
+            (FRAME, 0, 0, 0) => Err(format!(
                 "it sent a frame of {len} bytes, over the limit of {}",
                 self.frame_bytes_max
             )),
-            (WRITE, key) => self.begin_write(key, len, offers),
-            (REFUSAL, 0) if len <= 1000 => self.refusal(len),
+            (WRITE, 0, at, key) => self.begin_write(key, at.into(), len, offers),
+            (REFUSAL, 0, 0, 0) if len <= 1000 => self.refusal(len),
             _ => Err(format!("it sent bytes {head:02x?} where a frame should begin")),
         }
     }
@@ -222,20 +205,14 @@ impl Receiver {
 
     fn frame(&mut self, len: usize, pool: &Pool, events: &mut Vec<Event>) -> Result<bool, String> {
         let unit = FRAME_PREFIX + len + padding(len);
-        let notice = self.rhythm == Rhythm::Write && len <= AHEAD_BEHIND_WRITE - FRAME_PREFIX;
         if self.filled < unit {
             if self.staging.len() < unit {
                 self.replace(unit, pool).map_err(|error| error.to_string())?;
             }
-            // Of a notice only the rest is read: payload may follow. The rest of a frame is read with all that follows it.
-            if notice {
-                self.wanted = unit;
-            } else {
-                (self.rhythm, self.wanted) = (Rhythm::Frames, 0);
-            }
+            self.wanted = if self.one_by_one > 0 { unit } else { 0 };
             return Ok(false);
         }
-        self.rhythm = if notice { Rhythm::Notice } else { Rhythm::Frames };
+        self.one_by_one = self.one_by_one.saturating_sub(1);
         let mut frame = self.take(unit);
         drop(frame.split_to(FRAME_PREFIX));
         frame.truncate(len);
@@ -244,20 +221,23 @@ impl Receiver {
         Ok(true)
     }
 
-    fn begin_write(&mut self, key: u64, len: usize, offers: &mut Offers) -> Result<bool, String> {
-        let Some(head) = self.staging[..self.filled].first_chunk::<WRITE_PREFIX>() else {
-            return Ok(false);
-        };
-        let at = u64::from_le_bytes(*head.last_chunk::<8>().expect("8 of 24 bytes"));
-        let mut into =
-            offers.lend(self.peer, key, at, len as u64).map_err(|error| error.to_string())?;
-        self.take(WRITE_PREFIX);
-        let (at, end) = (at as usize, at as usize + len);
+    fn begin_write(
+        &mut self,
+        key: u64,
+        begin: usize,
+        len: usize,
+        offers: &mut Offers,
+    ) -> Result<bool, String> {
+        let mut into = offers
+            .take(self.peer, key, begin as u64, len as u64)
+            .map_err(|error| error.to_string())?;
+        self.take(FRAME_PREFIX);
         let here = self.filled.min(len);
-        into[at..at + here].copy_from_slice(&self.take(here));
+        into[begin..begin + here].copy_from_slice(&self.take(here));
         self.payload_bytes_copied += here as u64;
-        self.writing = Some(Write { key, into, at: at + here, end, padding: padding(len) });
-        self.rhythm = Rhythm::Write;
+        let (at, end) = (begin + here, begin + len);
+        self.writing = Some(Write { key, into, begin, at, end, padding: padding(len) });
+        self.one_by_one = ONE_BY_ONE;
         Ok(true)
     }
 
@@ -268,13 +248,6 @@ impl Receiver {
         let reason =
             String::from_utf8_lossy(&self.staging[FRAME_PREFIX..FRAME_PREFIX + len]).into_owned();
         Err(format!("it refused this node: {reason}"))
-    }
-
-    /// Gives the memory of a write under way back to its offer: its peer is lost, nothing more will come.
-    pub fn abandon(&mut self, offers: &mut Offers) {
-        if let Some(write) = self.writing.take() {
-            offers.put_back(write.key, write.into);
-        }
     }
 
     /// Cuts the first `len` unparsed bytes off.
@@ -303,9 +276,17 @@ impl Receiver {
     }
 }
 
+impl Write {
+    /// It has come whole.
+    fn event(self, peer: PeerId) -> Event {
+        let Write { key, into: memory, begin: at, end, .. } = self;
+        Event::Written { peer, key, memory, at, len: end - at }
+    }
+}
+
 /// How many bytes of `staging` to skip so that its next byte stands `padding` bytes before a multiple of 8.
 fn skew_behind(padding: usize, staging: &[u8]) -> usize {
     (staging.as_ptr() as usize + padding).wrapping_neg() % ALIGN
 }
 
-const _: () = assert!(VERSION == 1, "a change of the units above is a new version");
+const _: () = assert!(VERSION == 2, "a change of the units above is a new version");

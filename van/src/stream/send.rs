@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-use super::{ALIGN, FRAME, REFUSAL, WRITE, WRITE_PREFIX, padding, prefix};
+use super::{ALIGN, FRAME, REFUSAL, WRITE, padding, prefix};
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Shared};
-use crate::transport::{FRAME_PREFIX, PeerId};
+use crate::memory::Buffer;
+use crate::transport::{FRAME_PREFIX, Gather, PeerId, check_write};
 use crate::wire::{Hello, Offer};
 use zerocopy::IntoBytes;
 
@@ -32,8 +32,8 @@ enum Unit {
     /// A frame with its prefix filled in.
     Frame(Buffer),
     Write {
-        prefix: [u8; WRITE_PREFIX],
-        data: Shared,
+        prefix: [u8; FRAME_PREFIX],
+        data: Gather,
     },
     Refusal {
         prefix: [u8; FRAME_PREFIX],
@@ -42,13 +42,16 @@ enum Unit {
 }
 
 impl Unit {
-    fn pieces(&self) -> [&[u8]; 3] {
+    fn pieces(&self) -> [&[u8]; 4] {
         match self {
-            Unit::Hello(hello) => [hello.as_bytes(), &[], &[]],
-            Unit::Frame(frame) => [frame, &[], &ZEROS[..padding(frame.len())]],
-            Unit::Write { prefix, data } => [prefix, data, &ZEROS[..padding(data.len())]],
+            Unit::Hello(hello) => [hello.as_bytes(), &[], &[], &[]],
+            Unit::Frame(frame) => [frame, &[], &[], &ZEROS[..padding(frame.len())]],
+            Unit::Write { prefix, data } => {
+                let tail = data.tail.as_deref().unwrap_or(&[]);
+                [prefix, &data.head, tail, &ZEROS[..padding(data.len())]]
+            }
             Unit::Refusal { prefix, reason } => {
-                [prefix, reason.as_bytes(), &ZEROS[..padding(reason.len())]]
+                [prefix, reason.as_bytes(), &[], &ZEROS[..padding(reason.len())]]
             }
         }
     }
@@ -74,7 +77,7 @@ impl Sender {
         self.room()?;
         let len = u32::try_from(frame.len() - FRAME_PREFIX)
             .expect("the van checked it against its frame limit");
-        frame[..FRAME_PREFIX].copy_from_slice(&prefix(FRAME, len, 0));
+        frame[..FRAME_PREFIX].copy_from_slice(&prefix(FRAME, 0, len, 0));
         self.queue.push_back(Unit::Frame(frame));
         Ok(())
     }
@@ -82,22 +85,14 @@ impl Sender {
     /// Queues a write of `data` into the peer's memory.
     ///
     /// # Errors
-    /// [`Error::QueueFull`]; [`Error::OutsideOffer`] when it does not fit or takes 4 GiB or more.
-    pub fn write(&mut self, data: Shared, into: &Offer, at: u64) -> Result<()> {
+    /// [`Error::QueueFull`]; what [`check_write`] says.
+    pub fn write(&mut self, data: Gather, into: &Offer, at: u64) -> Result<()> {
         self.room()?;
-        let (key, len, offered) = (into.key.get(), data.len() as u64, into.len.get());
-        let outside = Error::OutsideOffer { key, at, len, offered };
-        if at.checked_add(len).is_none_or(|end| end > offered) {
-            return Err(outside);
-        }
-        let mut bytes = [0; WRITE_PREFIX];
-        bytes[..FRAME_PREFIX].copy_from_slice(&prefix(
-            WRITE,
-            u32::try_from(len).map_err(|_| outside)?,
-            key,
-        ));
-        bytes[FRAME_PREFIX..].copy_from_slice(&at.to_le_bytes());
-        self.queue.push_back(Unit::Write { prefix: bytes, data });
+        let (key, len) = (into.key.get(), data.len() as u64);
+        check_write(key, at, len, into.len.get())?;
+        let at = u16::try_from(at).expect("a write begins below 4096, as was just checked");
+        let len = u32::try_from(len).expect("likewise for its length");
+        self.queue.push_back(Unit::Write { prefix: prefix(WRITE, at, len, key), data });
         Ok(())
     }
 
@@ -107,7 +102,7 @@ impl Sender {
             self.queue.front().is_some_and(|unit| self.sent > 0 || matches!(unit, Unit::Hello(_)));
         self.queue.truncate(usize::from(begun));
         let reason = reason[..reason.floor_char_boundary(1000)].to_owned();
-        let prefix = prefix(REFUSAL, reason.len() as u32, 0);
+        let prefix = prefix(REFUSAL, 0, reason.len() as u32, 0);
         self.queue.push_back(Unit::Refusal { prefix, reason });
     }
 

@@ -123,13 +123,13 @@ fn next(van: &mut Uring, events: &mut Vec<Event>) -> Event {
     }
 }
 
-/// A ring and a peer on a thread of its own, which answers each frame.
+/// A ring and a peer on a thread of its own, which answers each frame or write with a frame.
 struct Link {
     van: Uring,
     peer: PeerId,
     events: Vec<Event>,
-    /// [`LARGE`] bytes at the peer.
-    offer: Offer,
+    /// [`LARGE`] bytes at the peer, up to [`WINDOW`] at a time.
+    offers: mpsc::Receiver<Offer>,
     /// As many here.
     data: Shared,
     server: JoinHandle<()>,
@@ -139,7 +139,7 @@ impl Link {
     fn new(mode: Mode, wait: Wait, core: usize) -> Link {
         let config = VanConfig { wait, ..VanConfig::default() };
         let (tell_address, address) = mpsc::channel();
-        let (tell_offer, offer) = mpsc::channel();
+        let (tell_offer, offers) = mpsc::channel();
         let server_config = config.clone();
         let server = std::thread::spawn(move || {
             pin(core);
@@ -147,10 +147,19 @@ impl Link {
             tell_address.send(van.address().to_owned()).unwrap();
             let mut events = Vec::new();
             let Event::Connected { peer, .. } = next(&mut van, &mut events) else { panic!() };
-            let place = van.memory().allocate(LARGE).unwrap();
-            tell_offer.send(van.offer(peer, place).unwrap()).unwrap();
-            while let Event::Received { .. } = next(&mut van, &mut events) {
-                post(&mut van, peer);
+            for _ in 0..WINDOW {
+                let place = van.memory().allocate(LARGE).unwrap();
+                tell_offer.send(van.offer(peer, place).unwrap()).unwrap();
+            }
+            loop {
+                match next(&mut van, &mut events) {
+                    Event::Received { .. } => post(&mut van, peer),
+                    Event::Written { memory, .. } => {
+                        tell_offer.send(van.offer(peer, memory).unwrap()).unwrap();
+                        post(&mut van, peer);
+                    }
+                    _ => return,
+                }
             }
         });
         let mut van = Uring::with_modes(&config, &[mode]).unwrap();
@@ -158,15 +167,17 @@ impl Link {
         let mut events = Vec::new();
         assert!(matches!(next(&mut van, &mut events), Event::Connected { .. }));
         let data = van.memory().allocate(LARGE).unwrap().share();
-        Link { van, peer, events, offer: offer.recv().unwrap(), data, server }
+        Link { van, peer, events, offers, data, server }
     }
 
-    /// Posts a frame, behind a write of all of `data` if it is `large`.
+    /// Posts a frame, or a write of all of `data` if it is `large`.
     fn post(&mut self, large: bool) {
         if large {
-            self.van.post_write(self.peer, self.data.clone(), &self.offer, 0).unwrap();
+            let offer = self.offers.recv().unwrap();
+            self.van.post_write(self.peer, self.data.clone().into(), &offer, 0).unwrap();
+        } else {
+            post(&mut self.van, self.peer);
         }
-        post(&mut self.van, self.peer);
     }
 
     fn receive(&mut self) {

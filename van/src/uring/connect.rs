@@ -152,12 +152,7 @@ impl Uring {
     /// Closes the connection to a peer, if there is one, and forgets what was offered to it.
     pub(super) fn forget(&mut self, peer: PeerId) {
         self.offers.forget(peer);
-        self.ready.retain(|event| {
-            let (Event::Connected { peer: of, .. }
-            | Event::Received { peer: of, .. }
-            | Event::Lost { peer: of, .. }) = event;
-            *of != peer
-        });
+        self.ready.retain(|event| event.peer() != peer);
         let Some(slot) = self.slots.get(peer.0 as usize).copied().flatten() else { return };
         match &mut self.peers[slot] {
             Some(Peer { stage: Stage::Closing(report), .. }) => *report = None,
@@ -180,10 +175,8 @@ impl Uring {
         }
         let Some(peer) = self.peers[slot].take() else { return };
         self.slots[peer.id.0 as usize] = None;
-        let mut receiver = self.ring.remove(slot);
+        self.ring.remove(slot);
         if let Stage::Closing(Some(error)) = peer.stage {
-            // What was being written was offered, and can now be withdrawn.
-            receiver.abandon(&mut self.offers);
             self.ready.push(Event::Lost { peer: peer.id, error });
         }
     }

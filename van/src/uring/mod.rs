@@ -35,12 +35,12 @@ use std::time::{Duration, Instant};
 
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Pool, Shared};
+use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::offers::Offers;
 #[cfg(doc)]
 use crate::stream::Receiver;
-use crate::transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport};
+use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
 use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
@@ -195,7 +195,7 @@ impl Transport for Uring {
         self.offers.close(peer, key)
     }
 
-    fn post_write(&mut self, peer: PeerId, data: Shared, into: &Offer, at: u64) -> Result<()> {
+    fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
         let (slot, _) = self.up(peer)?;
         self.ring.write(slot, data, into, at)
     }

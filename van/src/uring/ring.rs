@@ -18,11 +18,11 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use super::operation::{Operation, Slot, Tag, cancel, parts, result, tolerate, user_data};
 use super::probe::{self, Mode};
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Pool, Shared};
+use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::offers::Offers;
 use crate::stream::{Receiver, SLICES_MAX, Sender, Spaces};
-use crate::transport::Event;
+use crate::transport::{Event, Gather};
 use crate::wait::Wait;
 use crate::wire::Offer;
 
@@ -180,7 +180,7 @@ impl Ring {
     }
 
     /// Queues a write; see [`Sender::write`].
-    pub(super) fn write(&mut self, slot: Slot, data: Shared, into: &Offer, at: u64) -> Result<()> {
+    pub(super) fn write(&mut self, slot: Slot, data: Gather, into: &Offer, at: u64) -> Result<()> {
         self.lane(slot).sender.write(data, into, at)?;
         self.list_send(slot);
         Ok(())
@@ -245,13 +245,12 @@ impl Ring {
         lane.is_some_and(|lane| lane.closing && !lane.send.under_way && !lane.receive.under_way)
     }
 
-    /// Takes a lane out that [`Ring::is_closed`], drops what was posted on it, and returns its receiving half.
-    pub(super) fn remove(&mut self, slot: Slot) -> Receiver {
+    /// Takes a lane out that [`Ring::is_closed`], and drops what was posted on it and what was coming in.
+    pub(super) fn remove(&mut self, slot: Slot) {
         assert!(self.is_closed(slot), "the kernel still works on this lane");
         let lane = self.lanes[slot].take().expect("a closed lane is there");
         self.eager -= usize::from(lane.misses.is_some());
         self.free.push(slot);
-        lane.receiver
     }
 
     /// Starts to accept, unless that goes on already.

@@ -12,7 +12,7 @@ use super::{DecodeError, Header, Kind, MAGIC, Offer, Section, VERSION, delta, fl
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};
 use crate::message::{Draft, KeyRange, Message, Outgoing, Values};
-use crate::transport::FRAME_PREFIX;
+use crate::transport::{FRAME_PREFIX, WRITE_BYTES_MAX};
 
 /// Every section starts at a multiple of this many bytes.
 const ALIGN: usize = 8;
@@ -45,11 +45,12 @@ impl Coding {
 /// Turns a draft into bytes in memory of `pool`, ready for a van.
 ///
 /// # Errors
-/// [`Error::MessageTooLong`] when a section has more than 2^32 − 1 bytes, [`Error::OutOfMemory`] when `pool` has no room.
+/// [`Error::MessageTooLong`] when it has more than 2^32 − 1 bytes, which is the longest write; [`Error::OutOfMemory`] when
+/// `pool` has no room.
 ///
 /// # Panics
-/// On a bug of the caller: keys outside of the range, lengths for other than all keys that are named, placed values in what is no reply. Keys
-/// that do not ascend panic in debug builds only; elsewhere the receiver refuses them.
+/// On a bug of the caller: keys outside of the range, lengths for other than all keys that are named. Keys that do not
+/// ascend panic in debug builds only; elsewhere the receiver refuses them.
 pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -> Result<Outgoing> {
     check_draft(&draft);
     let plan = Plan::new(&draft, coding)?;
@@ -88,11 +89,6 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
             }
             plan.value_bytes as u32
         }
-        Values::Placed(bytes) => {
-            image.pad();
-            image.flags |= flags::PLACED;
-            bytes as u32
-        }
     };
     let header = Header {
         magic: U32::new(MAGIC),
@@ -127,10 +123,6 @@ fn check_draft(draft: &Draft<'_>) {
     for &key in keys.first().into_iter().chain(keys.last()) {
         assert!(range.contains(key), "key {key} lies outside of {range:?}");
     }
-    assert!(
-        draft.kind == Kind::Reply || !matches!(draft.values, Values::Placed(_)),
-        "only a reply has an offer to place values in"
-    );
     debug_assert!(ascend(keys), "keys ascend");
 }
 
@@ -155,7 +147,6 @@ impl Plan {
             Values::Copied(bytes) => (bytes.len(), true),
             Values::Written(bytes, _) => (*bytes, true),
             Values::Apart(bytes) => (bytes.len(), false),
-            Values::Placed(bytes) => (*bytes, false),
         };
         check_len(Section::Keys, key_bytes)?;
         check_len(Section::Lengths, length_bytes)?;
@@ -166,13 +157,23 @@ impl Plan {
             .saturating_add(key_bytes.next_multiple_of(ALIGN))
             .saturating_add(length_bytes.next_multiple_of(ALIGN))
             .saturating_add(if inside { value_bytes } else { 0 });
+        let apart = if inside { 0 } else { value_bytes };
+        let image_bytes = head_bytes.saturating_add(apart) - FRAME_PREFIX;
+        if image_bytes > WRITE_BYTES_MAX {
+            let limit = WRITE_BYTES_MAX.saturating_sub(image_bytes - value_bytes);
+            return Err(Error::MessageTooLong {
+                section: Section::Values,
+                bytes: value_bytes,
+                limit,
+            });
+        }
         let delta = key_bytes < raw_bytes;
         Ok(Plan { delta, key_bytes, length_bytes, value_bytes, head_bytes })
     }
 }
 
 fn check_len(section: Section, bytes: usize) -> Result<()> {
-    let limit = u32::MAX as usize;
+    let limit = WRITE_BYTES_MAX;
     if bytes > limit {
         return Err(Error::MessageTooLong { section, bytes, limit });
     }
@@ -331,9 +332,8 @@ fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
     if flags & !flags::ALL != 0 {
         return Err(DecodeError::UnknownFlags { flags });
     }
-    let whereabouts = flags & (flags::PLACED | flags::VALUES_APART | flags::VALUES_SNAPPY);
-    let placed_elsewhere = flags & flags::PLACED != 0 && kind != Kind::Reply;
-    if whereabouts.count_ones() > 1 || placed_elsewhere {
+    let apart_and_snappy = flags::VALUES_APART | flags::VALUES_SNAPPY;
+    if flags & apart_and_snappy == apart_and_snappy {
         return Err(DecodeError::Contradiction { flags, kind });
     }
     for (section, bytes, about) in [
@@ -366,8 +366,7 @@ impl Layout {
         let keys = size_of::<Header>() + if is_set(flags::OFFER) { size_of::<Offer>() } else { 0 };
         let lengths = align(keys as u64 + u64::from(header.key_bytes.get()));
         let values = align(lengths + u64::from(header.length_bytes.get()));
-        let inside = if is_set(flags::PLACED) { 0 } else { header.value_bytes.get() };
-        let end = values + u64::from(inside);
+        let end = values + u64::from(header.value_bytes.get());
         let need = usize::try_from(end).unwrap_or(usize::MAX);
         if have < need {
             return Err(DecodeError::TooShort { what: "its sections", have, need });

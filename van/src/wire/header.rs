@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"CRVN");
 
 /// Version of all layouts in this file.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// First 64 bytes of every message: one cache line, no padding.
 ///
@@ -62,24 +62,21 @@ const _: () = assert!(std::mem::offset_of!(Header, checksum) == 60);
 pub enum Kind {
     /// Asks for something; spends a credit until its reply comes.
     Request = 1,
-    /// Answers the request with the same timestamp.
+    /// Answers the request with the same timestamp. An offer section grants a landing, as [`Kind::Grant`] does.
     Reply = 2,
-    /// Answers it with an error: the values are UTF-8 text.
+    /// Answers it with an error: the values are UTF-8 text. Otherwise like a reply.
     Failure = 3,
     /// Asks for memory to write a long message into: `timestamp` is its length in bytes, 0 to ask for none. The values are the
     /// keys, `u64`s, of landings that this side holds and gives back.
     Want = 4,
     /// Grants such memory: the offer section names it.
     Grant = 5,
-    /// A long message lies in the landing that the offer section names: `timestamp` is its length in bytes, `clock` how far
-    /// from the start of the landing it begins.
-    Landed = 6,
 }
 
 impl Kind {
     /// The kind with number `raw`, if there is one.
     pub fn from_raw(raw: u8) -> Option<Kind> {
-        [Kind::Request, Kind::Reply, Kind::Failure, Kind::Want, Kind::Grant, Kind::Landed]
+        [Kind::Request, Kind::Reply, Kind::Failure, Kind::Want, Kind::Grant]
             .into_iter()
             .find(|&kind| kind as u8 == raw)
     }
@@ -89,23 +86,21 @@ impl Kind {
 pub mod flags {
     /// An [`Offer`](super::Offer) stands behind the header.
     pub const OFFER: u8 = 1;
-    /// The values are not in the message: they lie where the request's offer said. `value_bytes` tells how many.
-    pub const PLACED: u8 = 2;
     /// Keys are delta-coded.
-    pub const KEYS_DELTA: u8 = 4;
+    pub const KEYS_DELTA: u8 = 2;
     /// The key section is Snappy-compressed (after delta coding).
-    pub const KEYS_SNAPPY: u8 = 8;
+    pub const KEYS_SNAPPY: u8 = 4;
     /// The lengths section is Snappy-compressed.
-    pub const LENGTHS_SNAPPY: u8 = 16;
+    pub const LENGTHS_SNAPPY: u8 = 8;
     /// The value section is Snappy-compressed.
-    pub const VALUES_SNAPPY: u8 = 32;
+    pub const VALUES_SNAPPY: u8 = 16;
     /// The values were sent from where they lay: the checksum leaves them to the carrier's own.
-    pub const VALUES_APART: u8 = 64;
+    pub const VALUES_APART: u8 = 32;
     /// All of the above.
-    pub const ALL: u8 = 127;
+    pub const ALL: u8 = 63;
 }
 
-/// Names memory that one node lets one peer write.
+/// Names memory that one node lets one peer write, once.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

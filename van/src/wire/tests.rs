@@ -101,7 +101,7 @@ fn a_plain_message_is_viewed_in_place() {
     assert_eq!((message.clock(), message.sender(), message.kind()), (4, 9, Kind::Request));
     assert_eq!((message.range(), message.offer()), (KeyRange::new(10, 20).unwrap(), None));
     assert_eq!((message.keys(), message.lengths()), (&[10, 12, 19][..], &[1, 0, 2][..]));
-    assert_eq!((message.values(), message.placed()), (&[1, 2, 3][..], None));
+    assert_eq!(message.values(), [1, 2, 3]);
     assert_eq!(message.keys().as_ptr().addr(), address + 64);
     let values = message.into_values();
     assert_eq!((&*values, values.as_ptr().addr()), (&[1, 2, 3][..], address + 64 + 24 + 16));
@@ -136,16 +136,6 @@ fn empty_values_apart_are_none() {
     assert!(outgoing.values.is_none());
     let message = Message::decode(outgoing.head.split_off(FRAME_PREFIX), &pool).unwrap();
     assert_eq!((message.header().flags, message.values()), (0, &[][..]));
-}
-
-#[test]
-fn placed_values_are_only_counted() {
-    let pool = Pool::new(1 << 22);
-    let draft = Draft { values: Values::Placed(1 << 30), ..Draft::new(Kind::Reply) };
-    let mut outgoing = encode(1, draft, &mut Coding::compact(), &pool).unwrap();
-    assert_eq!(outgoing.image_bytes(), 64);
-    let message = Message::decode(outgoing.head.split_off(FRAME_PREFIX), &pool).unwrap();
-    assert_eq!((message.placed(), message.values()), (Some(1 << 30), &[][..]));
 }
 
 #[test]
@@ -192,8 +182,13 @@ fn too_long_a_section_is_an_error_with_a_remedy() {
             format!("{bytes} bytes of values are over a message's 4294967295; cut the key range");
         assert!(error.to_string().starts_with(&text), "{error}");
     }
+    let mut never = |_: &mut [u8]| unreachable!("it does not fit beside the keys");
+    let values = Values::Written(u32::MAX as usize - 64, &mut never);
+    let draft = Draft { keys: &[7], values, ..Draft::new(Kind::Request) };
+    let error = encode(1, draft, &mut Coding::plain(), &pool).unwrap_err();
+    assert!(error.to_string().contains("over a message's 4294967223"), "{error}");
     let mut never = |_: &mut [u8]| unreachable!("there is no memory for it");
-    let values = Values::Written(u32::MAX as usize, &mut never);
+    let values = Values::Written(u32::MAX as usize - 64, &mut never);
     let draft = Draft { values, ..Draft::new(Kind::Request) };
     let error = encode(1, draft, &mut Coding::plain(), &pool).unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
@@ -211,13 +206,6 @@ fn lengths_for_other_keys_are_a_bug() {
 fn keys_outside_the_range_are_a_bug() {
     let range = KeyRange::new(0, 9).unwrap();
     let draft = Draft { range, keys: &[1, 9], ..Draft::new(Kind::Request) };
-    let _ = encode(1, draft, &mut Coding::plain(), &Pool::new(1 << 20));
-}
-
-#[test]
-#[should_panic(expected = "only a reply")]
-fn placed_values_in_a_request_are_a_bug() {
-    let draft = Draft { values: Values::Placed(1), ..Draft::new(Kind::Request) };
     let _ = encode(1, draft, &mut Coding::plain(), &Pool::new(1 << 20));
 }
 
@@ -259,27 +247,20 @@ fn wrong_sizes_are_refused() {
 fn strangers_are_refused() {
     let forged = request().header(|header| header.magic = U32::new(1));
     assert_eq!(forged.refusal(), DecodeError::Magic { magic: 1 });
-    let forged = request().header(|header| header.version = 2);
-    assert_eq!(forged.refusal(), DecodeError::Version { version: 2 });
-    for kind in [0, 7, 255] {
+    let forged = request().header(|header| header.version = 1);
+    assert_eq!(forged.refusal(), DecodeError::Version { version: 1 });
+    for kind in [0, 6, 255] {
         let forged = request().header(|header| header.kind = kind);
         assert_eq!(forged.refusal(), DecodeError::UnknownKind { kind });
     }
-    let forged = request().header(|header| header.flags = 128);
-    assert_eq!(forged.refusal(), DecodeError::UnknownFlags { flags: 128 });
+    let forged = request().header(|header| header.flags = 64);
+    assert_eq!(forged.refusal(), DecodeError::UnknownFlags { flags: 64 });
 }
 
 #[test]
 fn contradictory_flags_are_refused() {
     let apart_and_snappy = flags::VALUES_APART | flags::VALUES_SNAPPY;
-    let forged = [
-        (Kind::Request, flags::PLACED),
-        (Kind::Failure, flags::PLACED),
-        (Kind::Reply, flags::PLACED | flags::VALUES_SNAPPY),
-        (Kind::Reply, flags::PLACED | flags::VALUES_APART),
-        (Kind::Request, apart_and_snappy),
-    ];
-    for (kind, flags) in forged {
+    for (kind, flags) in [(Kind::Request, apart_and_snappy), (Kind::Reply, apart_and_snappy)] {
         let forged = request().header(|header| (header.kind, header.flags) = (kind as u8, flags));
         assert_eq!(forged.refusal(), DecodeError::Contradiction { flags, kind });
     }
@@ -294,14 +275,6 @@ fn contradictory_flags_are_refused() {
         let empty = Forged::new(Draft::new(Kind::Reply)).header(|header| header.flags = flags);
         assert_eq!(empty.refusal(), DecodeError::CodedEmpty { section, flags });
     }
-}
-
-#[test]
-fn a_placed_reply_holds_no_values() {
-    let placed = request().header(|header| {
-        (header.kind, header.flags) = (Kind::Reply as u8, flags::PLACED);
-    });
-    assert!(matches!(placed.refusal(), DecodeError::TooLong { have, need } if have == need + 5));
 }
 
 #[test]

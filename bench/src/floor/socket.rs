@@ -1,36 +1,26 @@
-//! The floor: the smallest program that moves the same bytes by the same means between two processes.
-//!
-//! One TCP connection with `TCP_NODELAY` to a child process that answers every request of a fixed length by a reply of a
-//! fixed length. It waits by the policy of the van it is held against, so that a ratio compares what is done with the bytes
-//! and not how someone waits. A push is a request of 64 bytes of header, 8 for each key and the values, and a reply of 64; a
-//! pull a request of 64 and 8 for each key, and a reply of 64 and the values. One request is one write call: no batching.
+//! The floor of vans over sockets: one TCP connection with `TCP_NODELAY`, one request is one write call, no batching.
 //!
 //! A request starts with its number, which the reply brings back. [`CHANGE`] in its place means: the two words behind it are
 //! the lengths from now on. That is the whole protocol.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use caravan_kv::NodeConfig;
+use anyhow::{Context, Result, bail};
 use caravan_van::Wait;
 use caravan_van::wait::{Idle, Next};
 
+use crate::floor::{
+    Answerer, HEADER_BYTES, Lengths, PATIENCE, Process, answers, end_with_input, patterned,
+    say_address, word,
+};
 use crate::subject::{Shape, Subject};
-use crate::{place, units};
 
-/// Bytes of header in a request and in a reply.
-const HEADER_BYTES: usize = 64;
 /// The number of a request that changes the lengths.
 const CHANGE: u64 = u64::MAX;
-/// Longest request or reply, in bytes, either side agrees to.
-const MESSAGE_BYTES_MAX: usize = 2 << 30;
 /// Small messages are received this many bytes at a time.
 const RECEIVE_BYTES: usize = 64 << 10;
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The asking side.
 #[derive(Debug)]
@@ -42,31 +32,18 @@ pub(crate) struct Floor {
     window: u64,
     number: u64,
     pulls: bool,
-    child: Option<Child>,
+    _process: Option<Process>,
 }
 
 impl Floor {
-    /// Starts this program a second time as the answering side; it ends with this value.
+    /// Starts the answering side at `host`; it ends with this value.
     ///
     /// # Errors
     /// When the program cannot be started or does not say where it listens.
-    pub(crate) fn spawn(wait: Wait) -> Result<Self> {
-        let program =
-            std::env::current_exe().context("cannot find this program to start the floor")?;
-        let mut child = Command::new(program)
-            .args(["floor", "--wait", units::wait(wait)])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start the floor's other process")?;
-        let mut port = String::new();
-        let stdout = child.stdout.take().expect("stdout is piped");
-        BufReader::new(stdout)
-            .read_line(&mut port)
-            .context("the floor's other process is silent")?;
-        let port: u16 = port.trim().parse().context("the floor's other process named no port")?;
-        let mut floor = Floor::connect((Ipv4Addr::LOCALHOST, port).into(), wait)?;
-        floor.child = Some(child);
+    pub(crate) fn spawn(host: IpAddr, wait: Wait) -> Result<Self> {
+        let (process, address) = Process::start(Answerer::Socket, host, wait)?;
+        let mut floor = Floor::connect(address, wait)?;
+        floor._process = Some(process);
         Ok(floor)
     }
 
@@ -81,22 +58,21 @@ impl Floor {
             window: 1,
             number: 0,
             pulls: false,
-            child: None,
+            _process: None,
         })
     }
 
     /// Agrees with the other side on the lengths of request and reply.
-    fn agree(&mut self, request_bytes: usize, reply_bytes: usize) -> Result<()> {
-        for (word, value) in
-            [CHANGE, request_bytes as u64, reply_bytes as u64].into_iter().enumerate()
-        {
+    fn agree(&mut self, lengths: Lengths) -> Result<()> {
+        let Lengths { request, reply } = lengths;
+        for (word, value) in [CHANGE, request as u64, reply as u64].into_iter().enumerate() {
             self.requests[word * 8..][..8].copy_from_slice(&value.to_le_bytes());
         }
         self.lane.write_all(&self.requests)?;
         self.receive(CHANGE)?;
-        self.requests = patterned(request_bytes);
-        self.expected = patterned(reply_bytes);
-        self.replies = Ring::new(reply_bytes);
+        self.requests = patterned(request);
+        self.expected = patterned(reply);
+        self.replies = Ring::new(reply);
         Ok(())
     }
 
@@ -132,11 +108,7 @@ impl Floor {
 
 impl Subject for Floor {
     fn prepare(&mut self, shape: Shape) -> Result<()> {
-        let values = |there: bool| if there { shape.bytes } else { 0 };
-        self.agree(
-            HEADER_BYTES + 8 * shape.keys + values(shape.op.pushes()),
-            HEADER_BYTES + values(shape.op.pulls()),
-        )?;
+        self.agree(Lengths::of(shape))?;
         self.window = shape.window.max(1) as u64;
         self.pulls = shape.op.pulls();
         Ok(())
@@ -183,42 +155,16 @@ impl Subject for Floor {
     }
 }
 
-impl Drop for Floor {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            drop(child.stdin.take()); // which is how it knows
-            // Nothing is lost with it, so nothing is to be done if it cannot be waited for.
-            let _ = child.wait();
-        }
-    }
-}
-
-/// Whether a reply is the one to request `number`.
-fn answers(reply: &[u8], number: u64) -> Result<()> {
-    let found = word(reply, 0);
-    ensure!(found == number, "the floor's reply is to request {found}, not {number}");
-    Ok(())
-}
-
-/// The answering process, `caravan floor`: prints its port, answers one connection, ends with it or with its own input.
+/// The answering process: says its address, answers one connection, ends with it or with its own input.
 ///
 /// # Errors
 /// When it cannot listen, or is asked for lengths out of range.
-pub(crate) fn run(config: &NodeConfig) -> Result<()> {
-    if config.pin {
-        place::pin(place::SERVER);
-    }
-    let listener =
-        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("the floor cannot listen")?;
-    let port = listener.local_addr().context("the floor cannot listen")?.port();
-    writeln!(io::stdout(), "{port}").context("the floor cannot say its port")?;
-    std::thread::spawn(|| {
-        // Ends when the parent closes it, which it also does by dying.
-        let _ = io::copy(&mut io::stdin(), &mut io::sink());
-        std::process::exit(0);
-    });
+pub(crate) fn run(host: IpAddr, wait: Wait) -> Result<()> {
+    let listener = TcpListener::bind((host, 0)).context("the floor cannot listen")?;
+    say_address(listener.local_addr().context("the floor cannot listen")?)?;
+    end_with_input();
     let (stream, _) = listener.accept().context("the floor cannot accept")?;
-    serve(stream, config.wait)
+    serve(stream, wait)
 }
 
 /// Answers requests until the other side hangs up.
@@ -241,26 +187,11 @@ fn serve(stream: TcpStream, wait: Wait) -> Result<()> {
             lane.write_all(&reply)?;
         }
         if let Some((request_bytes, reply_bytes)) = lengths {
-            requests = Ring::new(checked_length(request_bytes)?);
-            reply = patterned(checked_length(reply_bytes)?);
+            let lengths = Lengths::checked(request_bytes, reply_bytes)?;
+            requests = Ring::new(lengths.request);
+            reply = patterned(lengths.reply);
         }
     }
-}
-
-fn checked_length(bytes: u64) -> Result<usize> {
-    let range = HEADER_BYTES as u64..=MESSAGE_BYTES_MAX as u64;
-    ensure!(range.contains(&bytes), "the floor takes messages of {range:?} bytes, not {bytes}");
-    Ok(bytes as usize)
-}
-
-/// A message in which every byte depends on its place; the first word is the number's.
-fn patterned(bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|at| (at as u32).wrapping_mul(0x9E37_79B1).to_le_bytes()[3]).collect()
-}
-
-fn word(message: &[u8], at: usize) -> u64 {
-    let bytes = message[at * 8..][..8].try_into().expect("eight bytes");
-    u64::from_le_bytes(bytes)
 }
 
 /// Memory that messages of one length are received into, many at a time when they are small. It holds a whole number of
@@ -402,6 +333,8 @@ fn if_ready(result: io::Result<usize>) -> io::Result<Option<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use crate::subject::Op;
 
@@ -448,12 +381,11 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_to_another_request_and_a_lost_peer_are_errors() {
+    fn a_lost_peer_is_an_error() {
         let (mut lost, server) = floor(Wait::default());
         lost.lane.stream.shutdown(std::net::Shutdown::Write).unwrap();
         server.join().unwrap().unwrap();
         assert!(lost.stream(1).is_err() || lost.once().is_err());
-        assert!(answers(&[1; 64], 1).is_err());
     }
 
     #[test]

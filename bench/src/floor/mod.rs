@@ -1,0 +1,196 @@
+//! The floor: the smallest program that moves the same bytes by the same means between two processes.
+//!
+//! It waits by the policy of the van it is held against, so that a ratio compares what is done with the bytes and not how
+//! someone waits. A push is a request of 64 bytes of header, 8 for each key and the values, and a reply of 64; a pull a request
+//! of 64 and 8 for each key, and a reply of 64 and the values. The first word of a request is its number, which the reply
+//! brings back. `socket.rs` moves them over a socket, `verbs.rs` over a queue pair; here is what they share: lengths, contents,
+//! and the process that answers.
+
+mod socket;
+mod verbs;
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use caravan_kv::NodeConfig;
+use caravan_van::Wait;
+use clap::ValueEnum;
+
+use crate::subject::{Shape, Subject};
+use crate::{place, units};
+
+/// Bytes of header in a request and in a reply.
+const HEADER_BYTES: usize = 64;
+/// Longest request or reply, in bytes, either side agrees to.
+const MESSAGE_BYTES_MAX: usize = 2 << 30;
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What the other process answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Answerer {
+    /// The floor over a socket.
+    Socket,
+    /// The floor over a queue pair.
+    Verbs,
+    /// `bench verbs`.
+    Device,
+}
+
+/// The floor for a van, with its other process; which ends with it.
+///
+/// # Errors
+/// When the program cannot be started, or the two cannot connect.
+pub(crate) fn spawn(van: &str, config: &NodeConfig) -> Result<Box<dyn Subject>> {
+    Ok(match van {
+        "rdma" => Box::new(verbs::Floor::spawn(config)?),
+        _ => Box::new(socket::Floor::spawn(Ipv4Addr::LOCALHOST.into(), config.wait)?),
+    })
+}
+
+/// The answering process, `caravan floor`: says its address, answers, and ends with its input.
+///
+/// # Errors
+/// When it cannot listen, or is asked for what it does not do.
+pub(crate) fn run(answerer: Answerer, host: IpAddr, config: &NodeConfig) -> Result<()> {
+    if config.pin {
+        place::pin(place::SERVER);
+    }
+    match answerer {
+        Answerer::Socket => socket::run(host, config.wait),
+        Answerer::Verbs => verbs::run(host, config.wait),
+        Answerer::Device => crate::verbs::answer(host, config.wait),
+    }
+}
+
+/// This program, started a second time as the answering side.
+#[derive(Debug)]
+pub(crate) struct Process(Child);
+
+impl Process {
+    /// Starts it; returns where it listens.
+    ///
+    /// # Errors
+    /// When the program cannot be started or does not say where it listens.
+    pub(crate) fn start(
+        answerer: Answerer,
+        host: IpAddr,
+        wait: Wait,
+    ) -> Result<(Self, SocketAddr)> {
+        let program =
+            std::env::current_exe().context("cannot find this program to start the floor")?;
+        let answers = answerer.to_possible_value().expect("no answerer is hidden");
+        let mut child = Command::new(program)
+            .args(["floor", answers.get_name(), "--host", &host.to_string()])
+            .args(["--wait", units::wait(wait)])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start the other process")?;
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let process = Process(child);
+        let mut address = String::new();
+        BufReader::new(stdout).read_line(&mut address).context("the other process is silent")?;
+        let address = address.trim().parse().context("the other process named no address")?;
+        Ok((process, address))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take()); // which is how it knows
+        // Nothing is lost with it, so nothing is to be done if it cannot be waited for.
+        let _ = self.0.wait();
+    }
+}
+
+/// The answering side: tells the parent where it listens.
+pub(crate) fn say_address(address: SocketAddr) -> Result<()> {
+    writeln!(io::stdout(), "{address}").context("the other process cannot say its address")
+}
+
+/// The answering side: ends this process when the parent closes its input, which it also does by dying.
+pub(crate) fn end_with_input() {
+    std::thread::spawn(|| {
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        std::process::exit(0);
+    });
+}
+
+/// Bytes of a request and of a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Lengths {
+    request: usize,
+    reply: usize,
+}
+
+impl Lengths {
+    fn of(shape: Shape) -> Self {
+        let values = |there: bool| if there { shape.bytes } else { 0 };
+        Lengths {
+            request: HEADER_BYTES + 8 * shape.keys + values(shape.op.pushes()),
+            reply: HEADER_BYTES + values(shape.op.pulls()),
+        }
+    }
+
+    /// What the other side asks for, before memory is taken for it.
+    fn checked(request: u64, reply: u64) -> Result<Self> {
+        let range = HEADER_BYTES as u64..=MESSAGE_BYTES_MAX as u64;
+        for bytes in [request, reply] {
+            ensure!(
+                range.contains(&bytes),
+                "the floor takes messages of {range:?} bytes, not {bytes}"
+            );
+        }
+        Ok(Lengths { request: request as usize, reply: reply as usize })
+    }
+}
+
+/// Whether a reply is the one to request `number`.
+fn answers(reply: &[u8], number: u64) -> Result<()> {
+    let found = word(reply, 0);
+    ensure!(found == number, "the floor's reply is to request {found}, not {number}");
+    Ok(())
+}
+
+/// A message in which every byte depends on its place; the first word is the number's.
+fn patterned(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at as u32).wrapping_mul(0x9E37_79B1).to_le_bytes()[3]).collect()
+}
+
+fn word(message: &[u8], at: usize) -> u64 {
+    let bytes = message[at * 8..][..8].try_into().expect("eight bytes");
+    u64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::subject::Op;
+
+    #[test]
+    fn a_push_and_a_pull_move_the_bytes_of_their_direction() {
+        let shape = Shape { op: Op::Push, keys: 3, bytes: 4096, window: 1 };
+        assert_eq!(Lengths::of(shape), Lengths { request: 64 + 24 + 4096, reply: 64 });
+        let shape = Shape { op: Op::Pull, ..shape };
+        assert_eq!(Lengths::of(shape), Lengths { request: 64 + 24, reply: 64 + 4096 });
+    }
+
+    #[test]
+    fn lengths_out_of_range_are_refused() {
+        assert!(Lengths::checked(64, 2 << 30).is_ok());
+        for (request, reply) in [(0, 64), (64, 63), (1 << 62, 64), (64, u64::MAX)] {
+            assert!(Lengths::checked(request, reply).is_err());
+        }
+    }
+
+    #[test]
+    fn a_reply_to_another_request_is_an_error() {
+        assert!(answers(&[1; 64], 1).is_err());
+        assert!(answers(&[1; 64], 0x0101_0101_0101_0101).is_ok());
+    }
+}

@@ -1,0 +1,483 @@
+//! One queue pair to one peer, set up by the connection manager, and how to wait at it. What goes over it is the caller's:
+//! the floor's requests, or the messages of `bench verbs`.
+//!
+//! Each side says what it needs in the private data of the connection, so a connection carries one kind of work and no
+//! protocol: for the next kind it is closed and another one made.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use caravan_van::rdma::verbs::{
+    Channel, CmEvent, CmKind, Completion, CompletionQueue, Connection, ConnectionKey, Device,
+    Domain, Done, Exposed, Outcome, QueuePair, ReceiveQueue, sleep,
+};
+use caravan_van::wait::{Idle, Next};
+use caravan_van::{Buffer, Pool, Wait};
+
+/// How long the other side may take for anything.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long resolving an address or a route may take.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Looks that find nothing between two looks at the clock: most waits are shorter, and reading it takes longer than looking.
+const LOOKS_A_CLOCK: u32 = 32;
+/// Looks that find nothing between two questions whether the connection still stands.
+const LOOKS_A_QUESTION: u32 = 512;
+/// Longest sleep without asking whether the connection still stands.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// How long a queue pair that failed waits for word that the other side hung up, which explains it.
+const GOODBYE: Duration = Duration::from_secs(2);
+/// Tries of the transport before a peer counts as lost.
+const RETRIES: u8 = 7;
+/// Receives are posted so many at a time.
+pub(crate) const RECEIVES_AT_ONCE: usize = 16;
+/// Memory a link takes at most, in bytes.
+const MEMORY_BYTES_MAX: usize = 16 << 30;
+
+/// What a queue pair is to hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    /// Sends under way.
+    pub(crate) sends: usize,
+    /// Messages that may come before their memory is given back; [`RECEIVES_AT_ONCE`] more are posted.
+    pub(crate) receives: usize,
+    /// Bytes of each.
+    pub(crate) receive_bytes: usize,
+    /// Messages of so many bytes go inside the work request, where the device can.
+    pub(crate) inline_bytes: usize,
+}
+
+/// What has come of the work of a queue pair.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    /// A message, in memory that goes back by [`Link::supply`].
+    Message { memory: Buffer, imm: u32 },
+    /// A write into memory of this side.
+    Written { imm: u32 },
+    /// The answer to a read.
+    Read { memory: Buffer },
+}
+
+/// The events of the connection manager, for a listener and the links that came of it.
+struct Events {
+    channel: Rc<Channel>,
+    /// Who wants to connect, and what they said.
+    requests: RefCell<VecDeque<(Connection, Vec<u8>)>>,
+}
+
+impl Events {
+    fn open() -> Result<Rc<Self>> {
+        let channel = Channel::open().context("cannot open the RDMA connection manager")?;
+        Ok(Rc::new(Events { channel, requests: RefCell::default() }))
+    }
+
+    /// The next event of one connection, if there is one; keeps requests for later.
+    fn look(&self, key: ConnectionKey) -> Result<Option<CmEvent>> {
+        while let Some(mut event) = self.channel.next().context("the connection manager fails")? {
+            if let Some(request) = event.request.take() {
+                self.requests.borrow_mut().push_back((request, event.private_data));
+            } else if event.key == key {
+                return Ok(Some(event));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits for `kind`; what else comes of that connection is its end.
+    fn expect(&self, key: ConnectionKey, kind: CmKind) -> Result<CmEvent> {
+        let began = Instant::now();
+        loop {
+            match self.look(key)? {
+                Some(event) if event.kind == kind => return Ok(event),
+                Some(CmEvent { kind: CmKind::Rejected, private_data, .. }) => {
+                    let reason = String::from_utf8_lossy(&private_data);
+                    match reason.trim_matches('\0') {
+                        "" => bail!("nobody listens there"),
+                        reason => bail!("turned away: {reason}"),
+                    }
+                }
+                Some(event) => {
+                    bail!("{:?} instead of {kind:?}, status {}", event.kind, event.status)
+                }
+                None => self.sleep(SLEEP_MAX)?,
+            }
+            ensure!(began.elapsed() < PATIENCE, "no {kind:?} within {PATIENCE:?}");
+        }
+    }
+
+    fn sleep(&self, timeout: Duration) -> Result<()> {
+        Ok(sleep(&[self.channel.fd()], timeout)?)
+    }
+}
+
+/// Where links are asked for.
+pub(crate) struct Listener {
+    events: Rc<Events>,
+    connection: Connection,
+}
+
+impl Listener {
+    /// Listens at an address of an RDMA device; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// When no device has that address.
+    pub(crate) fn bind(address: SocketAddr) -> Result<Self> {
+        let events = Events::open()?;
+        let connection = Connection::new(&events.channel)?;
+        let listen = || {
+            connection.bind(address)?;
+            connection.listen(16)
+        };
+        listen().with_context(|| format!("cannot listen at {address} by RDMA"))?;
+        Ok(Listener { events, connection })
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> Result<SocketAddr> {
+        self.connection.local_address().context("the listener has no address")
+    }
+
+    /// Waits for the next one who wants a link, for as long as it takes.
+    pub(crate) fn next(&self) -> Result<Asked> {
+        loop {
+            while self.events.look(self.connection.key())?.is_some() {}
+            if let Some((connection, said)) = self.events.requests.borrow_mut().pop_front() {
+                return Ok(Asked { events: self.events.clone(), connection, said });
+            }
+            self.events.sleep(SLEEP_MAX)?;
+        }
+    }
+}
+
+/// Somebody who wants a link.
+pub(crate) struct Asked {
+    events: Rc<Events>,
+    connection: Connection,
+    /// What they said of it.
+    pub(crate) said: Vec<u8>,
+}
+
+impl Asked {
+    /// Makes this side of the link; [`Link::accept`] completes it.
+    pub(crate) fn link(self, room: Room, wait: Wait) -> Result<Link> {
+        Link::new(self.events, self.connection, room, wait)
+    }
+
+    /// Turns them away.
+    pub(crate) fn reject(self, why: &str) -> Result<()> {
+        let fits = why.floor_char_boundary(REASON_BYTES_MAX);
+        Ok(self.connection.reject(&why.as_bytes()[..fits])?)
+    }
+}
+
+/// Bytes of a reason that fit into a rejection.
+const REASON_BYTES_MAX: usize = 140;
+
+/// One side of a connection.
+pub(crate) struct Link {
+    // The queue pair goes first: what it may still touch goes after it.
+    queue: QueuePair,
+    receives: ReceiveQueue,
+    completions: Rc<CompletionQueue>,
+    domain: Rc<Domain>,
+    memory: Pool,
+    events: Rc<Events>,
+    wait: Wait,
+    sends: usize,
+    receive_bytes: usize,
+    /// Receives given back since the last ones were posted.
+    supplied: usize,
+    batch: Vec<Completion>,
+    done: Vec<Done>,
+    hung_up: bool,
+}
+
+impl Link {
+    /// Finds the way to a listener, from one address of this machine or from whichever leads there; [`Link::connect`]
+    /// completes it.
+    ///
+    /// # Errors
+    /// When there is no way by RDMA.
+    pub(crate) fn dial(
+        from: Option<IpAddr>,
+        to: SocketAddr,
+        room: Room,
+        wait: Wait,
+    ) -> Result<Self> {
+        let events = Events::open()?;
+        let connection = Connection::new(&events.channel)?;
+        let key = connection.key();
+        let from = from.map(|address| SocketAddr::new(address, 0));
+        let resolve = || {
+            connection.resolve_address(from, to, RESOLVE_TIMEOUT)?;
+            events.expect(key, CmKind::AddressResolved)?;
+            connection.resolve_route(RESOLVE_TIMEOUT)?;
+            events.expect(key, CmKind::RouteResolved)
+        };
+        resolve().with_context(|| format!("no way to {to} by RDMA"))?;
+        Link::new(events, connection, room, wait)
+    }
+
+    fn new(events: Rc<Events>, connection: Connection, room: Room, wait: Wait) -> Result<Self> {
+        let device = connection.device().context("the connection has no RDMA device")?;
+        let domain = Domain::new(device)?;
+        // A failed queue pair completes all it holds, receives too.
+        let completions =
+            CompletionQueue::new(device, room.sends + room.receives + RECEIVES_AT_ONCE + 1)?;
+        let posted = room.receives + RECEIVES_AT_ONCE;
+        let mut receives = ReceiveQueue::new(&domain, posted)?;
+        let memory = Pool::registered(MEMORY_BYTES_MAX, domain.clone());
+        for _ in 0..posted {
+            receives.supply(memory.allocate(room.receive_bytes)?)?;
+        }
+        receives.ring()?;
+        let queue = QueuePair::new(
+            connection,
+            &domain,
+            &completions,
+            &receives,
+            room.sends,
+            room.inline_bytes,
+        )?;
+        Ok(Link {
+            sends: queue.room(),
+            queue,
+            receives,
+            completions,
+            domain,
+            memory,
+            events,
+            wait,
+            receive_bytes: room.receive_bytes,
+            supplied: 0,
+            batch: Vec::with_capacity(16),
+            done: Vec::with_capacity(16),
+            hung_up: false,
+        })
+    }
+
+    /// Completes a dialled link by saying something; returns what the other side said.
+    ///
+    /// # Errors
+    /// What the other side has against it.
+    pub(crate) fn connect(&self, said: &[u8]) -> Result<Vec<u8>> {
+        let connection = self.queue.connection();
+        connection.connect(said, RETRIES)?;
+        Ok(self.events.expect(connection.key(), CmKind::Established)?.private_data)
+    }
+
+    /// Completes a link that was asked for.
+    pub(crate) fn accept(&self, said: &[u8]) -> Result<()> {
+        let connection = self.queue.connection();
+        connection.accept(said)?;
+        self.events.expect(connection.key(), CmKind::Established)?;
+        Ok(())
+    }
+
+    /// Memory that the other side may write, and read: zeros that end with `contents`. It begins with a page, as that of any
+    /// program that cares would: what straddles pages costs a device more.
+    pub(crate) fn expose(&self, bytes: usize, contents: &[u8]) -> Result<Exposed> {
+        let mut memory = Pool::new(MEMORY_BYTES_MAX).allocate(bytes)?;
+        memory.fill(0);
+        memory[bytes - contents.len()..].copy_from_slice(contents);
+        Ok(Exposed::new(&self.domain, memory, true)?)
+    }
+
+    /// Registered memory for messages.
+    pub(crate) fn memory(&self) -> &Pool {
+        &self.memory
+    }
+
+    /// The device it goes over.
+    pub(crate) fn device(&self) -> Device {
+        self.domain.device()
+    }
+
+    /// Where work is posted.
+    pub(crate) fn queue(&mut self) -> &mut QueuePair {
+        &mut self.queue
+    }
+
+    /// Sends that the device has not finished, as far as is known.
+    pub(crate) fn under_way(&self) -> usize {
+        self.sends - self.queue.room()
+    }
+
+    /// Gives memory back to be received into; it is posted with the next [`RECEIVES_AT_ONCE`].
+    pub(crate) fn supply(&mut self, memory: Buffer) -> Result<()> {
+        let whole = memory.len() == self.receive_bytes;
+        let memory = if whole { memory } else { self.memory.allocate(self.receive_bytes)? };
+        self.receives.supply(memory)?;
+        self.supplied += 1;
+        if self.supplied == RECEIVES_AT_ONCE {
+            self.receives.ring()?;
+            self.supplied = 0;
+        }
+        Ok(())
+    }
+
+    /// Puts what has come into `arrivals`; returns whether anything happened, be it only that sends are through.
+    ///
+    /// # Errors
+    /// Work that failed, unless the other side hung up.
+    fn look(&mut self, arrivals: &mut Vec<Arrival>) -> Result<bool> {
+        self.completions.poll(&mut self.batch)?;
+        if self.batch.is_empty() {
+            return Ok(false);
+        }
+        let mut batch = std::mem::take(&mut self.batch);
+        for Completion { outcome, status, .. } in batch.drain(..) {
+            if !status.is_ok() {
+                if self.hears_goodbye()? {
+                    break;
+                }
+                bail!("the queue pair failed: {status}");
+            }
+            match outcome {
+                Outcome::Sent(through) => {
+                    self.queue.retire(through, &mut self.done);
+                    arrivals.extend(self.done.drain(..).filter_map(|done| match done {
+                        Done::Read(_, memory) => Some(Arrival::Read { memory }),
+                        Done::Invalidated(..) => None,
+                    }));
+                }
+                Outcome::Received { slot, bytes, imm, written } => {
+                    let memory = self.receives.take(slot, bytes);
+                    let memory = memory.context("a receive ended that was not posted")?;
+                    let imm = imm.unwrap_or(0);
+                    if written {
+                        self.supply(memory)?;
+                        arrivals.push(Arrival::Written { imm });
+                    } else {
+                        arrivals.push(Arrival::Message { memory, imm });
+                    }
+                }
+            }
+        }
+        self.batch = batch;
+        Ok(true)
+    }
+
+    /// Looks until something has come, waiting by the policy; `false` when the other side hung up.
+    ///
+    /// # Errors
+    /// Work that failed, and when nothing comes for too long while `busy`.
+    pub(crate) fn wait(&mut self, arrivals: &mut Vec<Arrival>, busy: bool) -> Result<bool> {
+        let mut looks = 0;
+        let mut idle = None;
+        while !self.look(arrivals)? {
+            if !self.after_empty_look(&mut looks, &mut idle, busy)? {
+                return Ok(false);
+            }
+        }
+        Ok(!self.hung_up)
+    }
+
+    /// Looks at memory until `there` finds in it what it looks for, yielding by the policy: nothing wakes a sleeper when memory is
+    /// written. `false` when the other side hung up.
+    pub(crate) fn watch(&mut self, there: impl Fn() -> bool) -> Result<bool> {
+        let mut looks = 0u32;
+        while !there() {
+            self.relax();
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(LOOKS_A_QUESTION) && self.hears()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits until at most so many sends are not known to be finished; `false` when the other side hung up.
+    pub(crate) fn drain_to(&mut self, most: usize, arrivals: &mut Vec<Arrival>) -> Result<bool> {
+        while self.under_way() > most {
+            if !self.wait(arrivals, true)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sleeps until the other side hangs up: for a side that has no part in what happens to its memory.
+    pub(crate) fn sleep_until_goodbye(&mut self) -> Result<()> {
+        while !self.hears()? {
+            self.events.sleep(SLEEP_MAX)?;
+        }
+        Ok(())
+    }
+
+    /// What the policy does between two looks while the wait is young.
+    fn relax(&self) {
+        match self.wait {
+            Wait::Spin => std::hint::spin_loop(),
+            Wait::Yield | Wait::Adaptive(_) | Wait::Block => std::thread::yield_now(),
+        }
+    }
+
+    /// `false` when the other side hung up.
+    fn after_empty_look(
+        &mut self,
+        looks: &mut u32,
+        idle: &mut Option<Idle>,
+        busy: bool,
+    ) -> Result<bool> {
+        *looks = looks.wrapping_add(1);
+        if looks.is_multiple_of(LOOKS_A_QUESTION) && self.hears()? {
+            return Ok(false);
+        }
+        if !looks.is_multiple_of(LOOKS_A_CLOCK) && self.wait != Wait::Block {
+            self.relax();
+            return Ok(true);
+        }
+        let patience = if busy { PATIENCE } else { Duration::MAX };
+        let idle = idle.get_or_insert_with(|| Idle::begin(self.wait, patience));
+        match idle.after_empty_look() {
+            Next::Look => {}
+            Next::Sleep(left) => {
+                self.completions.arm()?;
+                if self.completions.poll(&mut self.batch)? == 0 {
+                    let fds = [self.completions.fd(), self.events.channel.fd()];
+                    sleep(&fds, left.min(SLEEP_MAX))?;
+                    self.completions.take_notices()?;
+                }
+                return Ok(!self.hears()?);
+            }
+            Next::Return => bail!("the other side said nothing for {PATIENCE:?}"),
+        }
+        Ok(true)
+    }
+
+    /// Whether the other side has hung up.
+    fn hears(&mut self) -> Result<bool> {
+        while let Some(event) = self.events.look(self.queue.connection().key())? {
+            self.hung_up |= matches!(
+                event.kind,
+                CmKind::Disconnected | CmKind::TimewaitExit | CmKind::DeviceRemoved
+            );
+        }
+        Ok(self.hung_up)
+    }
+
+    /// Whether word comes that the other side has hung up.
+    fn hears_goodbye(&mut self) -> Result<bool> {
+        let began = Instant::now();
+        while !self.hears()? {
+            if began.elapsed() > GOODBYE {
+                return Ok(false);
+            }
+            self.events.sleep(GOODBYE / 10)?;
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if !self.hung_up {
+            // It may have ended already, which is as good.
+            let _ = self.queue.connection().disconnect();
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Goal: what tables hold does not depend on the van, to the bit: every value type, few keys and many in one message.
+//! Method: two workers take turns at requests that are the same every time, and what they read is held against the tcp van's.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use caravan_kv::{Store, TableSpec, Timestamp, ValueType, Van, Worker};
+use caravan_van::{Buffer, KeyRange, Value};
+use support::{Servers, config, handles, vans};
+
+const GIB: usize = 1 << 30;
+
+/// Keys of the largest message; a third as many go to each of three servers.
+const KEYS: u64 = 30_000;
+
+/// What a worker reads in the course of many requests on a table.
+fn read<V: Value>(workers: &mut [Worker; 2], spec: &TableSpec, number: fn(u64) -> V) -> Vec<u8> {
+    let tables = workers.each_mut().map(|worker| worker.create_table(spec).unwrap());
+    let range = spec.range().unwrap();
+    let step = (range.count() / u128::from(KEYS)) as u64;
+    let mut all = Vec::new();
+    for round in 0..12u64 {
+        let (worker, table) = (&mut workers[round as usize % 2], tables[round as usize % 2]);
+        let count = [3, 500, KEYS][round as usize % 3];
+        let keys: Vec<u64> =
+            (0..count).map(|i| range.begin() + i * (KEYS / count) * step).collect();
+        let values: Vec<V> = (0..count * u64::from(spec.width))
+            .map(|i| number(i.wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ round) >> 40))
+            .collect();
+        let bytes = size_of_val(&values[..]);
+        let mut requests: Vec<Timestamp> = vec![
+            worker.push(table, &keys, &values).unwrap(),
+            worker.pull(table, &keys).unwrap(),
+            worker.push_pull(table, &keys, &values).unwrap(),
+        ];
+        let into = worker.memory().allocate(bytes).unwrap();
+        requests.push(worker.pull_into(table, &keys, into).unwrap());
+        let (shared, into) = (Buffer::adopt(values).share(), Buffer::adopt(vec![0u8; bytes]));
+        requests.push(worker.push_pull_shared(table, &keys, &shared, into).unwrap());
+        for request in requests {
+            let answer = worker.wait(request).unwrap();
+            all.extend_from_slice(answer.values.as_deref().unwrap_or_default());
+        }
+    }
+    all
+}
+
+/// What is read from a table of every kind.
+fn tables(van: Van) -> Vec<(String, Vec<u8>)> {
+    let servers = Servers::start(van, 3, &config(64, GIB), &handles());
+    let mut workers = [servers.worker(), servers.worker()];
+    let few = KeyRange::new(7, 7 + 2 * KEYS).unwrap();
+    let mut found = Vec::new();
+    for (store, handle) in [
+        (Store::Sparse, "add"),
+        (Store::Sparse, "assign"),
+        (Store::Dense, "add"),
+        (Store::Dense, "assign"),
+    ] {
+        for value in [ValueType::F32, ValueType::F64, ValueType::I32, ValueType::I64] {
+            let name = format!("{value:?} {handle} {store:?}");
+            let spec = TableSpec::new(found.len() as u32, &name, value, 3).handle(handle);
+            let spec = if store == Store::Dense { spec.keys(few).dense() } else { spec };
+            let read = match value {
+                ValueType::F32 => read::<f32>(&mut workers, &spec, |n| n as f32 / 7.0 - 1e5),
+                ValueType::F64 => read::<f64>(&mut workers, &spec, |n| n as f64 / 7.0 - 1e5),
+                ValueType::I32 => read::<i32>(&mut workers, &spec, |n| i32::MAX - n as i32),
+                ValueType::I64 => read::<i64>(&mut workers, &spec, |n| i64::MAX - n as i64),
+            };
+            found.push((name, read));
+        }
+    }
+    found
+}
+
+#[test]
+fn every_van_reads_the_same_to_the_bit() {
+    let expected = tables(Van::Tcp);
+    for van in vans().into_iter().filter(|van| *van != Van::Tcp) {
+        for ((name, bytes), (_, right)) in tables(van).iter().zip(&expected) {
+            assert!(bytes == right, "{van}: {name}");
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! What the device reports, sorted out by peer: frames, writes, sends that have ended, and failures.
+//!
+//! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
+
+use super::connect::{Peer, Stage};
+use super::queue_pair::{Credits, Held, Lane, Notice};
+use super::verbs::{AsyncKind, Completion, Done, Outcome, ReceiveQueue, Through};
+use super::window::Closing;
+use super::{POLL_MAX, Rdma, SILENCE};
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Pool};
+use crate::transport::{Event, PeerId};
+
+impl Rdma {
+    /// Takes in all that has completed; true if anything has.
+    pub(super) fn take_completions(&mut self) -> Result<bool> {
+        let mut any = false;
+        loop {
+            let mut reports = std::mem::take(&mut self.reports);
+            let taken = self.completions.poll(&mut reports);
+            let found =
+                taken.map_err(|source| Error::Os { call: "polling for completions", source })?;
+            any |= found > 0;
+            for report in reports.drain(..) {
+                self.complete(report);
+            }
+            self.reports = reports;
+            if found < POLL_MAX {
+                break;
+            }
+        }
+        if any {
+            self.ring_receives()?;
+            self.flush();
+        }
+        Ok(any)
+    }
+
+    pub(super) fn ring_receives(&mut self) -> Result<()> {
+        let posted = self.receives.ring();
+        posted.map_err(|source| Error::Os { call: "posting receive buffers", source })
+    }
+
+    fn complete(&mut self, report: Completion) {
+        let peer = self.peer_of(report.queue);
+        match report.outcome {
+            Outcome::Received { slot, bytes, imm, written } => {
+                let Some(buffer) = self.receives.take(slot, bytes) else { return };
+                let Some(id) = peer else { return self.receives_gone(buffer) };
+                if !report.status.is_ok() {
+                    self.receives_gone(buffer);
+                    return self.lose(id, format!("a receive failed: {}", report.status));
+                }
+                let received = match (written, imm) {
+                    (true, Some(word)) => self.written(id, word, bytes, buffer),
+                    (false, Some(word)) => self.received(id, word, buffer),
+                    (_, None) => Err("it sent a message without its immediate word".to_owned()),
+                };
+                if let Err(reason) = received {
+                    self.lose(id, reason);
+                }
+            }
+            Outcome::Sent(through) => {
+                let Some(id) = peer else { return };
+                if !report.status.is_ok() {
+                    return self.lose(id, report.status.to_string());
+                }
+                self.sent(id, through);
+            }
+        }
+    }
+
+    /// The peer at the other end of a queue pair.
+    fn peer_of(&mut self, queue: u32) -> Option<u32> {
+        if let Some((last, peer)) = self.last_queue
+            && last == queue
+        {
+            return Some(peer);
+        }
+        let peer = *self.by_queue.get(&queue)?;
+        self.last_queue = Some((queue, peer));
+        Some(peer)
+    }
+
+    /// The lane to `id`, which is up now if it was not: something came through it.
+    fn lane(&mut self, id: u32) -> Option<&mut Lane> {
+        if let Some(Some(Peer { stage: Stage::Answering(..), .. })) = self.peers.get(id as usize) {
+            self.established(id, &[]);
+        }
+        match self.peers.get_mut(id as usize) {
+            Some(Some(Peer { stage: Stage::Up(lane), .. })) => Some(lane),
+            _ => None,
+        }
+    }
+
+    fn received(&mut self, id: u32, word: u32, frame: Buffer) -> std::result::Result<(), String> {
+        let credits = Credits::from_word(word);
+        let (len, limit) = (frame.len(), self.frame_bytes);
+        let Some(lane) = self.lane(id) else {
+            self.receives_gone(frame);
+            return Ok(());
+        };
+        lane.hears();
+        if lane.credit(credits.count)? {
+            self.eager.push(id);
+        }
+        if credits.alone {
+            self.supply_again(id, frame);
+            return Ok(());
+        }
+        if len > limit {
+            return Err(format!("it sent a frame of {len} bytes, over the limit of {limit}"));
+        }
+        self.counters.frames_received += 1;
+        self.counters.bytes_received += len as u64;
+        self.report(id, Event::Received { peer: PeerId(id), frame });
+        self.supply_receives(Some(id));
+        Ok(())
+    }
+
+    fn written(
+        &mut self,
+        id: u32,
+        word: u32,
+        bytes: u32,
+        unused: Buffer,
+    ) -> std::result::Result<(), String> {
+        self.supply_again(id, unused);
+        let (notice, peer) = (Notice::from_word(word), PeerId(id));
+        let Some(lane) = self.lane(id) else { return Ok(()) };
+        lane.hears();
+        let len = notice.len(bytes);
+        self.counters.bytes_received += len as u64;
+        let at = notice.at as usize;
+        let (key, memory) = match self.windows.written(peer, notice, len)? {
+            Closing::Closed(key, memory) => (key, memory),
+            Closing::Invalidate(key) => {
+                let Some(lane) = self.lane(id) else { return Ok(()) };
+                let begun =
+                    lane.close_window(key, notice.index).map_err(|error| error.to_string())?;
+                if begun {
+                    lane.hold_for_window(notice.index, at, len);
+                    self.windows.closing(notice.index);
+                    return Ok(());
+                }
+                self.windows.close_at_once(notice.index)?
+            }
+        };
+        self.report(id, Event::Written { peer, key, memory, at, len });
+        Ok(())
+    }
+
+    fn sent(&mut self, id: u32, through: Through) {
+        let mut done = std::mem::take(&mut self.done);
+        if let Some(lane) = self.lane(id) {
+            lane.retire(through, &mut done);
+            if lane.rouse() {
+                self.eager.push(id);
+            }
+        }
+        for done in done.drain(..) {
+            if let Done::Invalidated(index, proof) = done {
+                let closed = self.windows.closed(index, proof);
+                self.release(id, index, closed);
+            }
+        }
+        self.done = done;
+    }
+
+    /// Reports what has waited for the window of offer `index` to be closed.
+    fn release(&mut self, id: u32, index: u32, closed: Option<(u64, Buffer)>) {
+        let mut closed = closed;
+        loop {
+            let waited_for = closed.as_ref().map(|_| index);
+            let Some(held) = self.lane(id).and_then(|lane| lane.release(waited_for)) else {
+                return;
+            };
+            match held {
+                Held::Event(event) => self.ready.push(event),
+                Held::Closing { at, len, .. } => {
+                    let Some((key, memory)) = closed.take() else { return };
+                    self.ready.push(Event::Written { peer: PeerId(id), key, memory, at, len });
+                }
+            }
+        }
+    }
+
+    /// Reports an event in its turn: behind windows that are being closed.
+    fn report(&mut self, id: u32, event: Event) {
+        let event = match self.lane(id) {
+            Some(lane) => lane.hold(event),
+            None => Some(event),
+        };
+        self.ready.extend(event);
+    }
+
+    /// Posts a receive buffer in place of the one that a peer has filled, or later if memory is short.
+    pub(super) fn supply_receives(&mut self, filled_by: Option<u32>) {
+        if let Some(id) = filled_by {
+            if let Some(lane) = self.lane(id) {
+                lane.starved += 1;
+            }
+            return self.feed(id);
+        }
+        for id in 0..self.peers.len() as u32 {
+            self.feed(id);
+        }
+    }
+
+    /// Replaces the receive buffers that `id` has filled, as far as there is memory.
+    fn feed(&mut self, id: u32) {
+        while let Some(Some(Peer { stage: Stage::Up(lane), .. })) = self.peers.get_mut(id as usize)
+            && lane.starved > 0
+        {
+            // Those of peers that are gone are left over.
+            if self.receives.posted() < self.receives_wanted
+                && !supply(&mut self.receives, &self.pool, self.frame_bytes)
+            {
+                return;
+            }
+            lane.starved -= 1;
+            if lane.owe() {
+                self.eager.push(id);
+            }
+        }
+    }
+
+    /// Posts a receive buffer again that `id` has used up without filling it.
+    fn supply_again(&mut self, id: u32, buffer: Buffer) {
+        self.receives_gone(buffer);
+        if let Some(lane) = self.lane(id)
+            && lane.owe()
+        {
+            self.eager.push(id);
+        }
+    }
+
+    /// Posts a receive buffer again if it is still wanted: its memory has just become free, so that there is some.
+    fn receives_gone(&mut self, buffer: Buffer) {
+        drop(buffer);
+        if self.receives.posted() < self.receives_wanted {
+            supply(&mut self.receives, &self.pool, self.frame_bytes);
+        }
+    }
+
+    /// What the device says of itself.
+    pub(super) fn look_after_device(&mut self) -> Result<()> {
+        let failed = |source| Error::Os { call: "reading the RDMA device's events", source };
+        while let Some(event) = self.device.next_async_event().map_err(failed)? {
+            match event.kind {
+                AsyncKind::QueuePairFatal(queue) => {
+                    if let Some(id) = self.peer_of(queue) {
+                        self.lose(id, "the device reports that its queue pair failed".to_owned());
+                    }
+                }
+                AsyncKind::DeviceFatal => {
+                    let device = self.device.name();
+                    return Err(Error::Os {
+                        call: "working with the RDMA device",
+                        source: std::io::Error::other(format!("{device} reports a fatal error")),
+                    });
+                }
+                AsyncKind::PortError => {
+                    tracing::warn!(
+                        device = self.device.name(),
+                        "a port is down; peers that stay out of reach for {SILENCE:?} and more will be lost"
+                    );
+                }
+                AsyncKind::PortActive | AsyncKind::Other(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Queues one more receive buffer; false when there is no memory for it.
+pub(super) fn supply(receives: &mut ReceiveQueue, pool: &Pool, bytes: usize) -> bool {
+    pool.allocate(bytes).and_then(|buffer| receives.supply(buffer)).is_ok()
+}

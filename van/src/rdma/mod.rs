@@ -1,0 +1,382 @@
+//! The van over RDMA verbs: reliable connections, on which the device itself places what arrives.
+//!
+//! * **Frames** are sent into receive buffers that the peer keeps posted, one shared queue of them for all peers of a transport.
+//!   Short ones travel inside the work request. Each carries, as its immediate word, how many buffers the sender has made free
+//!   for its peer since the last one: a peer that has none left holds its frames back, so that the device never meets a receiver
+//!   that is not ready (its timer for that is up to 655 ms long).
+//! * **Writes** go straight from where the data lies to where it shall lie, by one `RDMA WRITE` with immediate: nothing is copied
+//!   on either side, and the immediate says which offer was used.
+//! * **Offers** are memory windows, each bound for one peer to just the bytes that it was offered. When the write has come the
+//!   window is closed before the layer above sees the memory, so that nobody can write it any more.
+//!
+//! What is posted between two polls leaves with one doorbell for up to 16 work requests, of which the last alone reports its
+//! completion. A transport owns its completion queue, and so belongs to one thread. It polls, then sleeps on the completion channel.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `connect.rs` | addresses, hello, connections through the connection manager |
+//! | `queue_pair.rs` | one peer's lane: what waits, credits, batches |
+//! | `completion.rs` | what the device reports, sorted out by peer |
+//! | `window.rs` | the memory that peers may write |
+//! | `devices.rs` | which devices this machine has; needs no library |
+//! | `verbs/` | the libraries' functions, opened at run time, with owners for all they hand out; the only unsafe code |
+//!
+//! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
+
+mod completion;
+mod connect;
+pub mod devices;
+mod queue_pair;
+pub mod verbs;
+mod window;
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use crate::config::VanConfig;
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Pool};
+use crate::metrics::Counters;
+use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
+use crate::wait::{Idle, Next};
+use crate::wire::Offer;
+
+pub use connect::reaches;
+use connect::{Peer, Stage};
+use queue_pair::{Lane, Unit};
+use verbs::{
+    Channel, Completion, CompletionQueue, Connection, ConnectionKey, Device, Domain, Done,
+    ReceiveQueue,
+};
+use window::Windows;
+
+/// The van's name.
+const NAME: &str = "rdma";
+
+/// Longest frame, in bytes: what is longer goes by rendezvous, which costs no message more than a frame does.
+const FRAME_BYTES_MAX: usize = 8 << 10;
+
+/// How often a busy transport looks after connections, deadlines and silent peers.
+const LOOK_AROUND: Duration = Duration::from_millis(1);
+
+/// Looks that brought something between two at the clock.
+const BUSY_TURNS: u32 = 64;
+
+/// Nothing heard of a peer for so long: a write of no bytes finds out whether it is there.
+const SILENCE: Duration = Duration::from_millis(500);
+
+/// Completions taken at a time.
+const POLL_MAX: usize = 16;
+
+/// How long dropping a transport waits for what has been posted to leave.
+const LINGER: Duration = Duration::from_millis(500);
+
+/// A node's queue pairs on one device, with the queues that they share.
+///
+/// Fields are dropped in this order: queue pairs first, then what they refer to.
+pub struct Rdma {
+    /// By [`PeerId`]; `None` once gone.
+    peers: Vec<Option<Peer>>,
+    /// Lanes that are closed, and whose last reports may still wait in the completion queue.
+    closed: Vec<Lane>,
+    windows: Windows,
+    receives: ReceiveQueue,
+    completions: Rc<CompletionQueue>,
+    pool: Pool,
+    domain: Rc<Domain>,
+    device: Device,
+    listener: Connection,
+    channel: Rc<Channel>,
+    config: VanConfig,
+    frame_bytes: usize,
+    address: String,
+    start: Instant,
+    /// Peer by queue pair number.
+    by_queue: HashMap<u32, u32>,
+    /// The last one that was looked up.
+    last_queue: Option<(u32, u32)>,
+    /// Peer by connection.
+    by_connection: HashMap<ConnectionKey, u32>,
+    /// Peers for which something may have to leave.
+    eager: Vec<u32>,
+    /// Connections that are not up yet.
+    young: usize,
+    completions_max: usize,
+    /// Receive buffers that all peers together may use.
+    receives_wanted: usize,
+    reports: Vec<Completion>,
+    done: Vec<Done>,
+    /// Found, and not yet reported.
+    ready: Vec<Event>,
+    /// The last turn found nothing, so that to look again at once would find nothing either.
+    looked: bool,
+    /// Turns since the clock was looked at.
+    turns: u32,
+    look_around_at: Instant,
+    counters: Counters,
+}
+
+impl Rdma {
+    /// A transport that listens on an address of an RDMA device: that of `config.listen` if it is one, else the first of the
+    /// device `config.device`, or of the first one with an active port.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Unavailable`] when this machine has no such device, with what
+    /// to do about it; [`Error::Listen`]; [`Error::Os`].
+    pub fn new(config: &VanConfig) -> Result<Rdma> {
+        config.check()?;
+        let (channel, listener, device, address) = connect::listen(config)?;
+        let os = |call| move |source| Error::Os { call, source };
+        let limits = device.capabilities().map_err(os("asking the RDMA device for its limits"))?;
+        let domain = Domain::new(device).map_err(os("allocating a protection domain"))?;
+        let completions = CompletionQueue::new(device, queue_pair::COMPLETIONS)
+            .map_err(os("creating a completion queue"))?;
+        let receives = ReceiveQueue::new(&domain, connect::RECEIVES_MAX.min(limits.receives_max))
+            .map_err(os("creating a shared receive queue"))?;
+        let now = Instant::now();
+        tracing::debug!(%address, device = device.name(), "listening with RDMA");
+        Ok(Rdma {
+            peers: Vec::new(),
+            closed: Vec::new(),
+            windows: Windows::new(&domain, limits.windows),
+            receives,
+            completions,
+            pool: Pool::registered(config.memory_bytes, domain.clone()),
+            domain,
+            device,
+            listener,
+            channel,
+            config: config.clone(),
+            frame_bytes: config.frame_bytes.min(FRAME_BYTES_MAX),
+            address,
+            start: now,
+            by_queue: HashMap::new(),
+            last_queue: None,
+            by_connection: HashMap::new(),
+            eager: Vec::new(),
+            young: 0,
+            completions_max: limits.completions_max,
+            receives_wanted: 0,
+            reports: Vec::with_capacity(POLL_MAX),
+            done: Vec::with_capacity(POLL_MAX),
+            ready: Vec::with_capacity(64),
+            looked: false,
+            turns: 0,
+            look_around_at: now,
+            counters: Counters::default(),
+        })
+    }
+
+    /// The lane to a peer that has said hello.
+    fn up(&mut self, peer: PeerId) -> Result<&mut Lane> {
+        match self.peers.get_mut(peer.0 as usize) {
+            Some(Some(Peer { stage: Stage::Up(lane), .. })) => Ok(lane),
+            _ => Err(Error::NotConnected { peer }),
+        }
+    }
+
+    /// Sends what is posted and takes what has come, into `ready`.
+    fn turn(&mut self) -> Result<()> {
+        self.flush();
+        let found = self.take_completions()?;
+        if !self.closed.is_empty() {
+            self.bury()?;
+        }
+        self.turns += 1;
+        if !found || self.turns >= BUSY_TURNS {
+            self.turns = 0;
+            let now = Instant::now();
+            if now >= self.look_around_at || self.young > 0 {
+                self.look_around(now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands what is posted to the device, as far as peers have room for it.
+    fn flush(&mut self) {
+        while let Some(id) = self.eager.pop() {
+            let Some(Some(Peer { stage: Stage::Up(lane), .. })) = self.peers.get_mut(id as usize)
+            else {
+                continue;
+            };
+            if let Err(error) = lane.flush(&mut self.counters) {
+                self.lose(id, format!("it cannot be sent to: {error}"));
+            }
+        }
+    }
+
+    /// Drops lanes that are closed, with what the device had in hand for them. What they still had to report is taken first:
+    /// devices forget it with the queue pair, and the receive buffers that it tells of.
+    fn bury(&mut self) -> Result<()> {
+        let closed = std::mem::take(&mut self.closed);
+        self.take_completions()?;
+        drop(closed);
+        Ok(())
+    }
+
+    /// What is not looked at in every turn: connections, the device's own events, deadlines, silence.
+    fn look_around(&mut self, now: Instant) -> Result<()> {
+        self.look_around_at = now + LOOK_AROUND;
+        self.look_after_connections(now)?;
+        self.look_after_device()?;
+        for id in 0..self.peers.len() as u32 {
+            let Some(Some(Peer { stage: Stage::Up(lane), .. })) = self.peers.get_mut(id as usize)
+            else {
+                continue;
+            };
+            if let Err(error) = lane.probe(now, SILENCE) {
+                self.lose(id, format!("it cannot be sent to: {error}"));
+            }
+        }
+        self.supply_receives(None);
+        Ok(())
+    }
+
+    /// Sleeps until the device or the connection manager has something to say.
+    fn sleep(&mut self, left: Duration) -> Result<()> {
+        let os = |call| move |source| Error::Os { call, source };
+        self.completions.arm().map_err(os("arming the completion queue"))?;
+        // What came before it was armed makes no notice.
+        if self.take_completions()? || !self.eager.is_empty() {
+            return Ok(());
+        }
+        self.counters.sleeps += 1;
+        self.counters.system_calls += 1;
+        let fds = [self.completions.fd(), self.channel.fd(), self.device.async_fd()];
+        verbs::sleep(&fds, left.min(SILENCE)).map_err(os("sleeping on the completion channel"))?;
+        self.completions.take_notices().map_err(os("reading the completion channel"))?;
+        self.look_around(Instant::now())
+    }
+}
+
+impl Transport for Rdma {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { frame_bytes: self.frame_bytes, queue_depth: self.config.queue_depth }
+    }
+
+    fn memory(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn connect(&mut self, address: &str) -> Result<PeerId> {
+        self.dial(address)
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.close(peer.0);
+        self.windows.forget(peer);
+    }
+
+    fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {
+        let lane = self.up(peer)?;
+        let (len, limit) = (frame.len().saturating_sub(FRAME_PREFIX), lane.frame_bytes);
+        if len > limit {
+            return Err(Error::FrameTooLong { len, limit });
+        }
+        let mut frame = frame;
+        let frame = frame.split_off(FRAME_PREFIX).share();
+        self.post(peer, Unit::Frame(frame))
+    }
+
+    fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
+        match self.peers.get_mut(peer.0 as usize) {
+            Some(Some(Peer { stage: Stage::Up(lane), .. })) => self.windows.open(peer, lane, into),
+            _ => Err(Error::NotConnected { peer }),
+        }
+    }
+
+    fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
+        self.windows.revoke(peer, key)
+    }
+
+    fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
+        self.up(peer)?;
+        self.post(peer, Unit::write(data, into, at)?)
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
+        if self.ready.is_empty() || !self.eager.is_empty() {
+            self.turn()?;
+        }
+        self.looked = self.ready.is_empty();
+        events.append(&mut self.ready);
+        Ok(())
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<()> {
+        let mut idle = None;
+        loop {
+            if !std::mem::take(&mut self.looked) || !self.eager.is_empty() {
+                self.turn()?;
+            }
+            if !self.ready.is_empty() {
+                return Ok(());
+            }
+            let idle = idle.get_or_insert_with(|| Idle::begin(self.config.wait, timeout));
+            match idle.after_empty_look() {
+                Next::Look => {}
+                Next::Return => return Ok(()),
+                Next::Sleep(left) => self.sleep(left)?,
+            }
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+impl Rdma {
+    fn post(&mut self, peer: PeerId, unit: Unit) -> Result<()> {
+        let depth = self.config.queue_depth;
+        let lane = self.up(peer)?;
+        if lane.waiting() >= depth {
+            return Err(Error::QueueFull { peer, depth });
+        }
+        if lane.enqueue(unit) {
+            self.eager.push(peer.0);
+        }
+        Ok(())
+    }
+}
+
+/// What has been posted to the device is given time to leave, as a socket would; what has not is dropped.
+impl Drop for Rdma {
+    fn drop(&mut self) {
+        let until = Instant::now() + LINGER;
+        for peer in self.peers.iter_mut().flatten() {
+            if let Stage::Up(lane) = &mut peer.stage {
+                // One that fails has nothing more to wait for.
+                let _ = lane.finish();
+            }
+        }
+        let is_busy = |peer: &Option<Peer>| match peer {
+            Some(Peer { stage: Stage::Up(lane), .. }) => lane.is_busy(),
+            _ => false,
+        };
+        while self.peers.iter().any(is_busy) && Instant::now() < until {
+            if self.take_completions().is_err() {
+                break;
+            }
+            self.ready.clear();
+            std::thread::yield_now();
+        }
+        for id in 0..self.peers.len() as u32 {
+            self.close(id);
+        }
+    }
+}

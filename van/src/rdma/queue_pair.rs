@@ -1,0 +1,472 @@
+//! One peer's lane: what waits to leave, what the peer has room for, and what leaves together.
+//!
+//! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::verbs::{Done, OpenWindow, QueuePair, Through, Window, Work};
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Shared};
+use crate::metrics::Counters;
+use crate::transport::{Event, Gather, check_write};
+use crate::wire::Offer;
+
+/// Sends that the device holds of one lane.
+pub(super) const SENDS: usize = 256;
+
+/// Of those, kept free for opening and closing windows, which nothing may hold up.
+const SENDS_KEPT: usize = 32;
+
+/// Receive buffers that a peer may fill before it is told that they are free again.
+pub(super) const RECEIVES: u32 = 128;
+
+/// What a lane can have in the completion queue: every send when it fails, and every receive.
+pub(super) const COMPLETIONS: usize = SENDS + RECEIVES as usize;
+
+/// One send in so many reports its completion at least, so that its place is known to be free.
+const SIGNAL_EVERY: u32 = 16;
+
+/// Longest write that devices take in one piece, in bytes.
+const CHUNK_BYTES: usize = 1 << 30;
+
+/// Shortest text that travels inside a work request whatever the device says; see [`super::verbs::QueuePair::inline_bytes`].
+pub(super) const INLINE_BYTES: usize = 220;
+
+/// The tag of work whose end matters to nobody.
+const NOBODY: u32 = u32::MAX;
+
+/// What waits to leave.
+pub(super) enum Unit {
+    /// A frame without its prefix.
+    Frame(Shared),
+    /// A piece of a write, the last one if it has a `notice`.
+    Write { data: Gather, address: u64, key: u32, notice: Option<u32> },
+}
+
+/// What the immediate word of a write says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Notice {
+    /// The offer's place in its owner's table, 20 bits.
+    pub(super) index: u32,
+    /// Where in the offered memory the write begins, a multiple of 8: 9 bits.
+    pub(super) at: u64,
+    /// How many pieces of [`CHUNK_BYTES`] came before the last one, 3 bits.
+    pub(super) chunks: u32,
+}
+
+impl Notice {
+    /// Offers that one transport can have open.
+    pub(super) const INDEX_END: u32 = 1 << 20;
+
+    fn to_word(self) -> u32 {
+        self.index << 12 | (self.at as u32 / 8) << 3 | self.chunks
+    }
+
+    pub(super) fn from_word(word: u32) -> Notice {
+        Notice { index: word >> 12, at: u64::from(word >> 3 & 511) * 8, chunks: word & 7 }
+    }
+
+    /// Length of the write whose last piece has `bytes`.
+    pub(super) fn len(self, bytes: u32) -> usize {
+        self.chunks as usize * CHUNK_BYTES + bytes as usize
+    }
+}
+
+/// What the immediate word of a frame says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Credits {
+    /// Receive buffers that are free again.
+    pub(super) count: u32,
+    /// Nothing else comes with it: it is no frame.
+    pub(super) alone: bool,
+}
+
+impl Credits {
+    const ALONE: u32 = 1 << 31;
+
+    fn to_word(self) -> u32 {
+        self.count | if self.alone { Self::ALONE } else { 0 }
+    }
+
+    pub(super) fn from_word(word: u32) -> Credits {
+        Credits { count: word & !Self::ALONE, alone: word & Self::ALONE != 0 }
+    }
+}
+
+impl Unit {
+    fn bytes(&self) -> usize {
+        match self {
+            Unit::Frame(frame) => frame.len(),
+            Unit::Write { data, .. } => data.len(),
+        }
+    }
+
+    /// A write of `data` into an offer, as one unit.
+    ///
+    /// # Errors
+    /// As [`check_write`].
+    pub(super) fn write(data: Gather, into: &Offer, at: u64) -> Result<Unit> {
+        let (key, len) = (into.key.get(), data.len());
+        check_write(key, at, len as u64, into.len.get())?;
+        let index = key as u32;
+        if index >= Notice::INDEX_END {
+            return Err(Error::OutsideOffer { key, at, len: len as u64, offered: 0 });
+        }
+        let notice = Notice { index, at, chunks: (len.saturating_sub(1) / CHUNK_BYTES) as u32 };
+        Ok(Unit::Write {
+            data,
+            address: into.address.get() + at,
+            key: (key >> 32) as u32,
+            notice: Some(notice.to_word()),
+        })
+    }
+}
+
+/// The lane to one peer.
+pub(super) struct Lane {
+    pub(super) queue_pair: QueuePair,
+    /// Sends that it takes.
+    sends_max: usize,
+    /// Longest frame the peer takes.
+    pub(super) frame_bytes: usize,
+    queue: VecDeque<Unit>,
+    /// Whether it is among those that the transport will flush.
+    is_eager: bool,
+    /// Receive buffers that the peer has free for this lane.
+    credits: u32,
+    /// Most that it can have.
+    credits_max: u32,
+    /// Our receive buffers that are free again, and of which the peer has not been told.
+    owed: u32,
+    /// Receive buffers that could not be replaced for want of memory.
+    pub(super) starved: u32,
+    /// Sends since the last one that reports its completion.
+    unsignalled: u32,
+    /// One of those holds memory.
+    holds: bool,
+    /// Events behind a window that is being closed; the window's first.
+    held: VecDeque<Held>,
+    heard_at: Instant,
+    heard: bool,
+    probing: bool,
+}
+
+/// An event that is not to be reported yet.
+pub(super) enum Held {
+    /// A write has come; it is reported once its window is closed.
+    Closing { index: u32, at: usize, len: usize },
+    /// It came after such a write.
+    Event(Event),
+}
+
+impl Lane {
+    /// A lane on which nothing can be sent before [`Lane::greet`].
+    pub(super) fn new(queue_pair: QueuePair, now: Instant) -> Lane {
+        Lane {
+            sends_max: queue_pair.room(),
+            queue_pair,
+            frame_bytes: 0,
+            queue: VecDeque::new(),
+            is_eager: false,
+            credits: 0,
+            credits_max: 0,
+            owed: 0,
+            starved: 0,
+            unsignalled: 0,
+            holds: false,
+            held: VecDeque::new(),
+            heard_at: now,
+            heard: true,
+            probing: false,
+        }
+    }
+
+    /// The peer has said how long its frames are and how many receive buffers it keeps for this lane.
+    pub(super) fn greet(&mut self, frame_bytes: usize, credits: u32) {
+        self.frame_bytes = frame_bytes;
+        (self.credits, self.credits_max) = (credits, credits);
+    }
+
+    /// Units that have not been handed to the device.
+    pub(super) fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether the device has work of this lane that has not ended.
+    pub(super) fn is_busy(&self) -> bool {
+        self.queue_pair.room() < self.sends_max
+    }
+
+    /// Makes the last of what is under way report its completion, so that the end of all of it can be waited for.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        if self.unsignalled == 0 || self.queue_pair.room() == 0 {
+            return Ok(());
+        }
+        self.mark()
+    }
+
+    /// Writes nothing, and has it reported.
+    fn mark(&mut self) -> Result<()> {
+        (self.unsignalled, self.holds) = (0, false);
+        self.queue_pair.push(Work::Probe, NOBODY, true)?;
+        self.ring()
+    }
+
+    /// Lets `unit` wait for the next flush; true if the transport has to be told to flush this lane.
+    pub(super) fn enqueue(&mut self, unit: Unit) -> bool {
+        self.queue.push_back(unit);
+        !std::mem::replace(&mut self.is_eager, true)
+    }
+
+    /// A receive buffer of ours is free again for the peer to fill; true if the transport has to flush this lane.
+    pub(super) fn owe(&mut self) -> bool {
+        self.owed += 1;
+        self.owes_much() && !std::mem::replace(&mut self.is_eager, true)
+    }
+
+    fn owes_much(&self) -> bool {
+        self.owed >= RECEIVES / 2
+    }
+
+    /// The peer has `count` more receive buffers free; true if the transport has to flush this lane.
+    ///
+    /// # Errors
+    /// Says what is wrong with that.
+    pub(super) fn credit(&mut self, count: u32) -> Result<bool, String> {
+        let credits = self.credits.saturating_add(count);
+        if credits > self.credits_max {
+            return Err(format!(
+                "it hands back {count} receive buffers, and {} of {} are free",
+                self.credits, self.credits_max
+            ));
+        }
+        self.credits = credits;
+        Ok(self.rouse())
+    }
+
+    /// Whether the transport has to flush this lane, because something that waited may leave now.
+    pub(super) fn rouse(&mut self) -> bool {
+        !self.queue.is_empty() && !std::mem::replace(&mut self.is_eager, true)
+    }
+
+    /// Hands to the device what it has room for and the peer has buffers for, with as few doorbells as there can be.
+    pub(super) fn flush(&mut self, counters: &mut Counters) -> Result<()> {
+        self.is_eager = false;
+        while let Some(unit) = self.queue.pop_front() {
+            if !self.may_send() {
+                self.queue.push_front(unit);
+                break;
+            }
+            self.send(unit, counters)?;
+        }
+        // The last credit is for this: two sides that have filled each other's buffers go on.
+        if self.owes_much() && self.credits > 0 && self.queue_pair.room() > 0 {
+            let imm = self.hand_back(true);
+            self.credits -= 1;
+            let signal = self.signals(false);
+            self.queue_pair.push(Work::Notice { imm }, NOBODY, signal)?;
+        }
+        self.ring()
+    }
+
+    fn ring(&mut self) -> Result<()> {
+        let rung = self.queue_pair.ring();
+        rung.map_err(|source| Error::Os { call: "posting to the RDMA device", source })
+    }
+
+    fn may_send(&self) -> bool {
+        self.credits > 1 && self.queue_pair.room() > SENDS_KEPT
+    }
+
+    fn send(&mut self, unit: Unit, counters: &mut Counters) -> Result<()> {
+        let bytes = unit.bytes();
+        let work = match unit {
+            Unit::Frame(frame) => {
+                counters.frames_sent += 1;
+                counters.bytes_sent += frame.len() as u64;
+                self.credits -= 1;
+                Work::Send { data: frame.into(), imm: self.hand_back(false) }
+            }
+            Unit::Write { data, address, key, notice } if data.len() > CHUNK_BYTES => {
+                let (piece, rest) = cut(data, CHUNK_BYTES);
+                let address_behind = address + CHUNK_BYTES as u64;
+                self.queue.push_front(Unit::Write {
+                    data: rest,
+                    address: address_behind,
+                    key,
+                    notice,
+                });
+                counters.bytes_sent += CHUNK_BYTES as u64;
+                Work::Write { data: piece, address, key, imm: None }
+            }
+            Unit::Write { data, address, key, notice } => {
+                counters.bytes_sent += data.len() as u64;
+                self.credits -= 1;
+                Work::Write { data, address, key, imm: notice }
+            }
+        };
+        let signal = self.signals(bytes > self.queue_pair.inline_bytes());
+        self.queue_pair.push(work, NOBODY, signal)
+    }
+
+    /// Whether the next send reports its completion: now and then, and the last of a batch when one of them `holds` memory.
+    fn signals(&mut self, holds: bool) -> bool {
+        self.holds |= holds;
+        self.unsignalled += 1;
+        let is_last = self.queue.is_empty() || self.credits <= 1;
+        let is_full = self.queue_pair.room() <= SENDS_KEPT + 1;
+        let signal = self.unsignalled >= SIGNAL_EVERY || is_full || (is_last && self.holds);
+        if signal {
+            (self.unsignalled, self.holds) = (0, false);
+        }
+        signal
+    }
+
+    fn hand_back(&mut self, alone: bool) -> u32 {
+        let count = std::mem::take(&mut self.owed);
+        Credits { count, alone }.to_word()
+    }
+
+    /// Sends have ended, up to the one that says so; what matters to somebody comes to `done`.
+    pub(super) fn retire(&mut self, through: Through, done: &mut Vec<Done>) {
+        self.probing = false;
+        self.queue_pair.retire(through, done);
+    }
+
+    /// Something came from the peer.
+    pub(super) fn hears(&mut self) {
+        self.heard = true;
+    }
+
+    /// Finds out whether the peer is there, when nothing was heard of it for `silence`: a connection whose other side has gone
+    /// reports nothing unless something is sent.
+    pub(super) fn probe(&mut self, now: Instant, silence: Duration) -> Result<()> {
+        if std::mem::take(&mut self.heard) {
+            self.heard_at = now;
+            return Ok(());
+        }
+        if now < self.heard_at + silence || self.probing || self.queue_pair.room() == 0 {
+            return Ok(());
+        }
+        self.heard_at = now;
+        self.probing = true;
+        self.mark()
+    }
+
+    /// Begins to make a window useless, whose write has come; false when the device has no room for that now.
+    ///
+    /// # Errors
+    /// When the device refuses it.
+    pub(super) fn close_window(&mut self, key: u32, index: u32) -> Result<bool> {
+        if self.queue_pair.room() == 0 {
+            return Ok(false);
+        }
+        (self.unsignalled, self.holds) = (0, false);
+        self.queue_pair.push(Work::Invalidate { key }, index, true)?;
+        self.ring()?;
+        Ok(true)
+    }
+
+    /// Keeps an event back while a window is being closed; hands it back when none is.
+    pub(super) fn hold(&mut self, event: Event) -> Option<Event> {
+        if self.held.is_empty() {
+            return Some(event);
+        }
+        self.held.push_back(Held::Event(event));
+        None
+    }
+
+    /// Everything from now on waits for the window of offer `index` to be closed.
+    pub(super) fn hold_for_window(&mut self, index: u32, at: usize, len: usize) {
+        self.held.push_back(Held::Closing { index, at, len });
+    }
+
+    /// The next that was held back, if `closed` is the window that it waits for, or it waits for none.
+    pub(super) fn release(&mut self, closed: Option<u32>) -> Option<Held> {
+        match self.held.front()? {
+            Held::Closing { index, .. } if closed != Some(*index) => None,
+            _ => self.held.pop_front(),
+        }
+    }
+
+    /// Opens a window; see [`QueuePair::bind`].
+    pub(super) fn bind(&mut self, window: Window, memory: Buffer) -> Result<OpenWindow> {
+        self.unsignalled += 1;
+        self.queue_pair.bind(window, memory)
+    }
+}
+
+/// The first `at` bytes, and the others.
+fn cut(data: Gather, at: usize) -> (Gather, Gather) {
+    let Gather { head, tail } = data;
+    let head_bytes = head.len();
+    match tail {
+        Some(tail) if at > head_bytes => {
+            let behind = tail.slice(at - head_bytes..);
+            let tail = Some(tail.slice(..at - head_bytes));
+            (Gather { head, tail }, behind.into())
+        }
+        tail => {
+            let behind = Gather { head: head.slice(at..), tail };
+            (head.slice(..at).into(), behind)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::memory::Pool;
+
+    #[test]
+    fn words_carry_what_they_say() {
+        for notice in [
+            Notice { index: 0, at: 0, chunks: 0 },
+            Notice { index: Notice::INDEX_END - 1, at: 4088, chunks: 7 },
+            Notice { index: 70_000, at: 8, chunks: 3 },
+        ] {
+            assert_eq!(Notice::from_word(notice.to_word()), notice);
+        }
+        assert_eq!(Notice { index: 0, at: 0, chunks: 3 }.len(5), (3 << 30) + 5);
+        for credits in [Credits { count: 0, alone: false }, Credits { count: 64, alone: true }] {
+            assert_eq!(Credits::from_word(credits.to_word()), credits);
+        }
+    }
+
+    #[test]
+    fn a_write_is_checked_against_its_offer() {
+        let pool = Pool::new(1 << 20);
+        let data = || Gather::from(pool.allocate(100).unwrap().share());
+        let offer =
+            |key: u64, len: u64| Offer { key: key.into(), address: 0x1000.into(), len: len.into() };
+        let unit = Unit::write(data(), &offer(7 << 32 | 3, 200), 8).unwrap();
+        let Unit::Write { address: 0x1008, key: 7, notice: Some(word), .. } = unit else {
+            panic!()
+        };
+        assert_eq!(Notice::from_word(word), Notice { index: 3, at: 8, chunks: 0 });
+        assert!(Unit::write(data(), &offer(3, 99), 0).is_err());
+        assert!(Unit::write(data(), &offer(3, 200), 4).is_err());
+        assert!(Unit::write(data(), &offer(Notice::INDEX_END.into(), 200), 0).is_err());
+    }
+
+    #[test]
+    fn pieces_of_a_gather_make_up_the_whole() {
+        let pool = Pool::new(1 << 20);
+        let mut head = pool.allocate(10).unwrap();
+        head.fill(1);
+        let mut tail = pool.allocate(20).unwrap();
+        tail.fill(2);
+        let whole = Gather { head: head.share(), tail: Some(tail.share()) };
+        let bytes = |gather: &Gather| {
+            let tail = gather.tail.as_deref().unwrap_or_default();
+            [&gather.head[..], tail].concat()
+        };
+        for at in [1, 9, 10, 11, 29] {
+            let (front, back) = cut(whole.clone(), at);
+            assert_eq!((front.len(), back.len()), (at, 30 - at));
+            assert_eq!([bytes(&front), bytes(&back)].concat(), bytes(&whole));
+        }
+    }
+}

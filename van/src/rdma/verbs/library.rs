@@ -1,0 +1,255 @@
+//! The user-space libraries of RDMA, loaded when they are there: the table of their entry points.
+//!
+//! `rdma-sys` gives the types, and the calls of the path that the headers define in place; they jump through the device's own
+//! table of functions. Every function that lives in `libibverbs.so.1` or `librdmacm.so.1` is looked up here instead, so that a
+//! program starts where they are missing (`van/tests/verbs.rs` reads the test program's own list of libraries). `dlopen` comes
+//! from `libc`, which this crate has anyway; a crate around it would own a handle that is never to be closed.
+//!
+//! A plain look-up finds a symbol's default version, here that of rdma-core 15 and later (`IBVERBS_1.1`, `RDMACM_1.0`). Three
+//! names are more than functions in the headers: `ibv_reg_mr` is a macro that takes another function only for optional access
+//! flags, which are not used here; `ibv_query_port` is one that fills fields newer than the function knows, none of them used;
+//! `ibv_alloc_mw` and `ibv_dealloc_mw` are no symbols at all and go through the device's table.
+//!
+//! The layout of every struct that crosses over was compared once with what C sees: 148 sizes and offsets, of all fields touched
+//! here, for rdma-sys 0.3.0 and rdma-core 44.0 on x86-64. All were equal. Most bindings are made anew by each build, from the
+//! headers it finds; those of structs with unions (`ibv_wc`, `ibv_send_wr`, `rdma_cm_event`) are written out in rdma-sys.
+
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use libc::sockaddr;
+use rdma_sys as ffi;
+
+use super::connection::Channel;
+use super::device::RawAsyncEvent;
+
+const REMEDY: &str = "install them: apt-get install libibverbs1 librdmacm1 ibverbs-providers";
+
+/// Declares the table and how it is filled, so that each function is named once.
+macro_rules! table {
+    ($( $library:ident { $( $name:ident($($argument:ty),*) $(-> $result:ty)?; )* } )*) => {
+        /// What is called in the libraries, by the names it has there.
+        pub(super) struct Library {
+            $($( pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*)*
+        }
+
+        impl Library {
+            fn load() -> Result<Library, String> {
+                $( let $library = open(concat!(stringify!($library), ".so.1\0"))?; )*
+                Ok(Library {
+                    $($( $name: {
+                        let symbol = look_up($library, concat!(stringify!($name), "\0"))?;
+                        // SAFETY: a function pointer has the size of a pointer, `look_up` gives none that is null, and the
+                        // signature is the one in the headers of rdma-core, whose libraries keep it under this name.
+                        unsafe {
+                            std::mem::transmute::<
+                                *mut c_void,
+                                unsafe extern "C" fn($($argument),*) $(-> $result)?,
+                            >(symbol)
+                        }
+                    }, )*)*
+                })
+            }
+        }
+    };
+}
+
+table! {
+    libibverbs {
+        ibv_get_device_list(*mut c_int) -> *mut *mut ffi::ibv_device;
+        ibv_free_device_list(*mut *mut ffi::ibv_device);
+        ibv_query_device(*mut ffi::ibv_context, *mut ffi::ibv_device_attr) -> c_int;
+        ibv_query_port(*mut ffi::ibv_context, u8, *mut ffi::ibv_port_attr) -> c_int;
+        ibv_get_async_event(*mut ffi::ibv_context, *mut RawAsyncEvent) -> c_int;
+        ibv_ack_async_event(*mut RawAsyncEvent);
+        ibv_alloc_pd(*mut ffi::ibv_context) -> *mut ffi::ibv_pd;
+        ibv_dealloc_pd(*mut ffi::ibv_pd) -> c_int;
+        ibv_reg_mr(*mut ffi::ibv_pd, *mut c_void, usize, c_int) -> *mut ffi::ibv_mr;
+        ibv_dereg_mr(*mut ffi::ibv_mr) -> c_int;
+        ibv_create_comp_channel(*mut ffi::ibv_context) -> *mut ffi::ibv_comp_channel;
+        ibv_destroy_comp_channel(*mut ffi::ibv_comp_channel) -> c_int;
+        ibv_create_cq(*mut ffi::ibv_context, c_int, *mut c_void, *mut ffi::ibv_comp_channel, c_int) -> *mut ffi::ibv_cq;
+        ibv_resize_cq(*mut ffi::ibv_cq, c_int) -> c_int;
+        ibv_destroy_cq(*mut ffi::ibv_cq) -> c_int;
+        ibv_get_cq_event(*mut ffi::ibv_comp_channel, *mut *mut ffi::ibv_cq, *mut *mut c_void) -> c_int;
+        ibv_ack_cq_events(*mut ffi::ibv_cq, c_uint);
+        ibv_create_srq(*mut ffi::ibv_pd, *mut ffi::ibv_srq_init_attr) -> *mut ffi::ibv_srq;
+        ibv_destroy_srq(*mut ffi::ibv_srq) -> c_int;
+        ibv_modify_qp(*mut ffi::ibv_qp, *mut ffi::ibv_qp_attr, c_int) -> c_int;
+    }
+    librdmacm {
+        rdma_create_event_channel() -> *mut ffi::rdma_event_channel;
+        rdma_destroy_event_channel(*mut ffi::rdma_event_channel);
+        rdma_get_cm_event(*mut ffi::rdma_event_channel, *mut *mut ffi::rdma_cm_event) -> c_int;
+        rdma_ack_cm_event(*mut ffi::rdma_cm_event) -> c_int;
+        rdma_create_id(*mut ffi::rdma_event_channel, *mut *mut ffi::rdma_cm_id, *mut c_void, c_uint) -> c_int;
+        rdma_destroy_id(*mut ffi::rdma_cm_id) -> c_int;
+        rdma_bind_addr(*mut ffi::rdma_cm_id, *const sockaddr) -> c_int;
+        rdma_listen(*mut ffi::rdma_cm_id, c_int) -> c_int;
+        rdma_resolve_addr(*mut ffi::rdma_cm_id, *const sockaddr, *const sockaddr, c_int) -> c_int;
+        rdma_resolve_route(*mut ffi::rdma_cm_id, c_int) -> c_int;
+        rdma_set_option(*mut ffi::rdma_cm_id, c_int, c_int, *mut c_void, usize) -> c_int;
+        rdma_create_qp(*mut ffi::rdma_cm_id, *mut ffi::ibv_pd, *mut ffi::ibv_qp_init_attr) -> c_int;
+        rdma_destroy_qp(*mut ffi::rdma_cm_id);
+        rdma_connect(*mut ffi::rdma_cm_id, *mut ffi::rdma_conn_param) -> c_int;
+        rdma_accept(*mut ffi::rdma_cm_id, *mut ffi::rdma_conn_param) -> c_int;
+        rdma_reject(*mut ffi::rdma_cm_id, *const c_void, u8) -> c_int;
+        rdma_disconnect(*mut ffi::rdma_cm_id) -> c_int;
+        rdma_get_devices(*mut c_int) -> *mut *mut ffi::ibv_context;
+    }
+}
+
+fn open(name: &'static str) -> Result<*mut c_void, String> {
+    let file = CStr::from_bytes_with_nul(name.as_bytes()).expect("the table ends names with a 0");
+    // SAFETY: `file` is a C string. What runs when the library is loaded is rdma-core's.
+    let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if handle.is_null() {
+        return Err(format!("the RDMA libraries cannot be loaded ({}); {REMEDY}", dl_error()));
+    }
+    Ok(handle)
+}
+
+fn look_up(handle: *mut c_void, name: &'static str) -> Result<*mut c_void, String> {
+    let symbol = CStr::from_bytes_with_nul(name.as_bytes()).expect("the table ends names with a 0");
+    // SAFETY: `handle` came from `dlopen` and is never closed; `symbol` is a C string.
+    let address = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
+    if address.is_null() {
+        return Err(format!("the RDMA libraries are too old ({}); {REMEDY}", dl_error()));
+    }
+    Ok(address)
+}
+
+/// Why the last `dlopen` or `dlsym` of this thread failed.
+fn dl_error() -> String {
+    // SAFETY: takes nothing; what it returns is this thread's until the next of these calls.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return "no reason given".to_owned();
+    }
+    // SAFETY: not null, so it is a C string, and it is copied before any other of these calls.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// The libraries, loaded at the first call and for good: devices keep threads and handlers in them.
+fn loaded() -> Result<&'static Library, &'static str> {
+    static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
+    LIBRARY.get_or_init(Library::load).as_ref().map_err(String::as_str)
+}
+
+/// As [`loaded`], for what makes the first object of its kind.
+pub(super) fn library() -> io::Result<&'static Library> {
+    loaded().map_err(|reason| io::Error::new(io::ErrorKind::Unsupported, reason))
+}
+
+/// Whether verbs work on this machine.
+///
+/// # Errors
+/// Why not, and what to do.
+pub fn available() -> Result<(), String> {
+    let library = loaded()?;
+    let mut count = 0;
+    // SAFETY: `count` outlives the call.
+    let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
+    if !list.is_null() {
+        // SAFETY: the list came from `ibv_get_device_list` and is not used after this.
+        unsafe { (library.ibv_free_device_list)(list) };
+    }
+    if list.is_null() || count == 0 {
+        return Err("this machine has no RDMA device that the libraries know; for Soft-RoCE: \
+                    modprobe rdma_rxe && rdma link add rxe0 type rxe netdev <interface> (and \
+                    apt-get install ibverbs-providers)"
+            .to_owned());
+    }
+    Channel::open().map_err(|error| {
+        format!("the RDMA connection manager does not answer ({error}); modprobe rdma_ucm")
+    })?;
+    Ok(())
+}
+
+/// What the C library says of the call that has just failed; `code` is what it returned, in the verbs either an error number
+/// or -1, in the connection manager always -1.
+pub(super) fn check(code: c_int) -> io::Result<()> {
+    match code {
+        0 => Ok(()),
+        code if code > 0 => Err(io::Error::from_raw_os_error(code)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// An error of ours, about arguments that do not fit together.
+pub(super) fn refused(reason: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, reason)
+}
+
+/// Makes reading from `fd` return at once when there is nothing.
+pub(super) fn set_non_blocking(fd: RawFd) -> io::Result<()> {
+    // SAFETY: names no memory; on a descriptor that is not open it fails.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) })
+}
+
+/// Most descriptors that [`sleep`] looks at.
+const SLEEP_FDS_MAX: usize = 8;
+
+/// Sleeps until one of `fds` (8 at most) can be read, a signal comes, or `timeout` has passed.
+///
+/// # Errors
+/// What ppoll(2) says.
+pub fn sleep(fds: &[RawFd], timeout: Duration) -> io::Result<()> {
+    if fds.len() > SLEEP_FDS_MAX {
+        return Err(refused("sleep looks at 8 descriptors at most"));
+    }
+    let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; SLEEP_FDS_MAX];
+    polled.iter_mut().zip(fds).for_each(|(to, &fd)| to.fd = fd);
+    let timeout = libc::timespec {
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    let (entries, count) = (polled.as_mut_ptr(), polled.len() as libc::nfds_t);
+    // SAFETY: `entries` are `count` initialised entries, those past `fds` with -1, which is looked over; they and `timeout`
+    // outlive the call. No signal mask is given.
+    let ready = unsafe { libc::ppoll(entries, count, &raw const timeout, std::ptr::null()) };
+    match check(ready.min(0)) {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn either_verbs_work_or_the_reason_says_what_to_do() {
+        match available() {
+            Ok(()) => assert!(library().is_ok()),
+            Err(reason) => {
+                assert!(reason.contains("apt-get") || reason.contains("modprobe"), "{reason}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_library_that_is_not_there_is_a_reason() {
+        let reason = open("libnosuchverbs.so.1\0").unwrap_err();
+        assert!(reason.contains("libnosuchverbs") && reason.contains(REMEDY), "{reason}");
+    }
+
+    #[test]
+    fn sleep_ends_by_itself_and_refuses_too_many() {
+        sleep(&[], Duration::from_micros(1)).unwrap();
+        sleep(&[-1], Duration::ZERO).unwrap();
+        assert!(sleep(&[-1; 9], Duration::ZERO).is_err());
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(writer);
+        sleep(&[std::os::fd::AsRawFd::as_raw_fd(&reader)], Duration::from_secs(600)).unwrap();
+    }
+}

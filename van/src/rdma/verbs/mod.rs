@@ -1,0 +1,35 @@
+//! RDMA verbs: a safe surface over the user-space libraries, which owns all that the device has in hand.
+//!
+//! All unsafe code of the RDMA van is in this folder; what is above names no address. The device reads and writes memory by
+//! itself, while work is in hand or a peer has been let in, so everything it may touch has an owner here that nobody outside can
+//! change or drop meanwhile: the ledger of a [`QueuePair`], the slots of a [`ReceiveQueue`], an [`OpenWindow`], an [`Exposed`].
+//! They let go when a [`Completion`] says so, which only the device's queue makes, or when the object that the device uses is
+//! destroyed. What connections, credits and offers mean is not decided here, and nothing here waits but [`sleep`].
+//!
+//! ```text
+//!   Channel > Connection > Device        who is connected, over what       (connection, device)
+//!   Domain > Window, OpenWindow, Exposed what memory the device may touch  (domain)
+//!   CompletionQueue, ReceiveQueue        shared by all connections         (completion, receive)
+//!   QueuePair                            one connection's work             (queue_pair, chain)
+//! ```
+//!
+//! Everything belongs to the thread that made it. The libraries are loaded when they are there (`library`): [`available`].
+//!
+//! Path: worker > slicer > filter > message > codec > endpoint > transport (**verbs**).
+
+mod chain;
+mod completion;
+mod connection;
+mod device;
+mod domain;
+mod library;
+mod queue_pair;
+mod receive;
+
+pub use completion::{Completion, CompletionQueue, Outcome, Slot, Status, Through};
+pub use connection::{Channel, CmEvent, CmKind, Connection, ConnectionKey, interface_addresses};
+pub use device::{AsyncEvent, AsyncKind, Capabilities, Device, PortState};
+pub use domain::{Domain, Exposed, Invalidated, OpenWindow, Window};
+pub use library::{available, sleep};
+pub use queue_pair::{Done, QueuePair, Work};
+pub use receive::ReceiveQueue;

@@ -1,0 +1,584 @@
+//! A queue pair: work is pushed onto a chain, rung in one call, and owned here until it is retired.
+//!
+//! What a request on the chain (`chain`) names by address is kept in the ledger, one entry a request, from the push until a
+//! completion says that the device is done with it, or until the queue pair is no more.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::rc::{Rc, Weak};
+
+use rdma_sys as ffi;
+use rdma_sys::ibv_wr_opcode as opcode;
+
+use super::chain::{CHAIN_MAX, Chain, PARTS_MAX, immediate, make_plain};
+use super::completion::{CompletionQueue, Through, WorkId, next_serial};
+use super::connection::Connection;
+use super::domain::{Domain, Invalidated, OpenWindow, Window, WindowHandle};
+use super::library::{check, refused};
+use super::receive::{ReceiveQueue, Receives};
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Shared};
+use crate::transport::Gather;
+
+/// Smallest inline size worth asking for, in bytes.
+const INLINE_MIN: usize = 16;
+
+const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+
+/// What a queue pair is to do.
+#[derive(Debug)]
+pub enum Work {
+    /// Sends into the next buffer of the peer's receive queue.
+    Send {
+        /// What.
+        data: Gather,
+        /// Comes with it.
+        imm: u32,
+    },
+    /// Writes into the peer's memory.
+    Write {
+        /// What.
+        data: Gather,
+        /// Where.
+        address: u64,
+        /// The remote key of the memory there.
+        key: u32,
+        /// If given, comes after it, and takes up one of the peer's receives.
+        imm: Option<u32>,
+    },
+    /// Fills `into` from the peer's memory.
+    Read {
+        /// Where to, the whole of it.
+        into: Buffer,
+        /// Where from.
+        address: u64,
+        /// The remote key of the memory there.
+        key: u32,
+    },
+    /// Takes back a remote key, so that its window can be closed.
+    Invalidate {
+        /// The key of an open window.
+        key: u32,
+    },
+    /// Sends nothing but a number; takes up one of the peer's receives.
+    Notice {
+        /// The number.
+        imm: u32,
+    },
+    /// Writes nothing, so as to see whether the peer's device answers. The peer notices nothing.
+    Probe,
+}
+
+/// Work that is done and of which something comes back.
+#[derive(Debug)]
+pub enum Done {
+    /// A read, of this tag, filled this.
+    Read(u32, Buffer),
+    /// The key of the invalidation of this tag is taken back.
+    Invalidated(u32, Invalidated),
+}
+
+/// What the device may use because of one request.
+enum Held {
+    Nothing,
+    Data(#[expect(dead_code, reason = "kept for the device, which reads it")] Gather),
+    Read(Buffer),
+    Bind(Rc<WindowHandle>),
+    Invalidate(u32),
+}
+
+/// One request, from push to retirement.
+struct Entry {
+    tag: u32,
+    held: Held,
+}
+
+/// One end of a reliable connection.
+///
+/// Dropped: gone at once, with what is in hand. Completions that were not polled by then may come or not; a receive whose
+/// completion does not come keeps its place in the receive queue for good. So [`QueuePair::fail`] it, and poll until what is in
+/// hand has come back, before dropping one that shares its receive queue.
+pub struct QueuePair {
+    /// Destroyed in `Drop::drop`, before anything below is dropped.
+    queue_pair: NonNull<ffi::ibv_qp>,
+    serial: u32,
+    number: u32,
+    inline_bytes: usize,
+    message_bytes_max: usize,
+    chain: Chain,
+    /// How many of its requests are pushed and not rung.
+    chained: usize,
+    /// Which of them, one bit each, go inline,
+    inlined: u32,
+    /// and which open windows.
+    binds: u32,
+    /// Entries by sequence number, modulo its length, a power of two.
+    ledger: Vec<Entry>,
+    depth: usize,
+    /// Sequence numbers: of the next push, ...
+    pushed: u64,
+    /// ... of the first request that the device does not have, ...
+    rung: u64,
+    /// ... and of the first that is not known to be done.
+    retired: u64,
+    /// Posting failed once: nobody knows what the device has.
+    is_broken: bool,
+    /// Windows that this opened, once each.
+    windows: Vec<Weak<WindowHandle>>,
+    domain: Rc<Domain>,
+    _completions: Rc<CompletionQueue>,
+    _receives: Rc<Receives>,
+    connection: Connection,
+}
+
+impl QueuePair {
+    /// Gives `connection`, which is not connected yet, a queue pair that has up to `sends` pieces of work in hand and carries
+    /// up to `inline_bytes` within the request itself, or as many as the device can.
+    ///
+    /// # Errors
+    /// What the system said, for example that the device has no queue that long.
+    pub fn new(
+        connection: Connection,
+        domain: &Rc<Domain>,
+        completions: &Rc<CompletionQueue>,
+        receives: &ReceiveQueue,
+        sends: usize,
+        inline_bytes: usize,
+    ) -> io::Result<QueuePair> {
+        let device = connection.device().ok_or_else(|| refused("no device yet"))?;
+        let receives = receives.receives();
+        let contexts = [domain.device(), completions.device(), receives.device()];
+        if contexts.iter().any(|other| other.context() != device.context()) {
+            return Err(refused("connection, domain and queues are of different devices"));
+        }
+        let message_bytes_max = device.capabilities()?.message_bytes_max;
+        let serial = next_serial()?;
+        let given = create(&connection, domain, completions, receives, sends, inline_bytes)?;
+        // SAFETY: the connection lives, and the call before set this field.
+        let queue_pair = NonNull::new(unsafe { (*connection.id().as_ptr()).qp })
+            .ok_or_else(|| io::Error::other("no queue pair was made"))?;
+        // SAFETY: the queue pair lives, and its number never changes.
+        let number = unsafe { (*queue_pair.as_ptr()).qp_num };
+        let entry = |_| Entry { tag: 0, held: Held::Nothing };
+        Ok(QueuePair {
+            queue_pair,
+            serial,
+            number,
+            inline_bytes: inline_bytes.min(given),
+            message_bytes_max,
+            chain: Chain::new(),
+            chained: 0,
+            inlined: 0,
+            binds: 0,
+            ledger: (0..sends.max(1).next_power_of_two()).map(entry).collect(),
+            depth: sends,
+            pushed: 0,
+            rung: 0,
+            retired: 0,
+            is_broken: false,
+            windows: Vec::new(),
+            domain: domain.clone(),
+            _completions: completions.clone(),
+            _receives: receives.clone(),
+            connection,
+        })
+    }
+
+    /// Its connection.
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// Its number, by which completions name it. The device gives it to another one some time after this was dropped.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Sends and writes of up to so many bytes travel within the request, and let their memory go when it is rung.
+    pub fn inline_bytes(&self) -> usize {
+        self.inline_bytes
+    }
+
+    /// How much work can still be pushed before some is retired.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.depth - self.in_hand()
+    }
+
+    #[inline]
+    fn in_hand(&self) -> usize {
+        (self.pushed - self.retired) as usize
+    }
+
+    /// Puts work on the chain; rings by itself when the chain is full. `tag` comes back with what is [`Done`]. Only work with
+    /// `signal`, or after which there is no room, is reported when it ends, and with it all before it; what fails always is.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when there is no room, the data is too long, or ringing fails; [`Error::Register`]. The work is dropped.
+    #[inline] // callers know which work it is
+    pub fn push(&mut self, work: Work, tag: u32, signal: bool) -> Result<()> {
+        match work {
+            Work::Send { data, imm } => {
+                self.carry(opcode::IBV_WR_SEND_WITH_IMM, data, imm, (0, 0), signal)
+            }
+            Work::Write { data, address, key, imm: None } => {
+                self.carry(opcode::IBV_WR_RDMA_WRITE, data, 0, (address, key), signal)
+            }
+            Work::Write { data, address, key, imm: Some(imm) } => {
+                self.carry(opcode::IBV_WR_RDMA_WRITE_WITH_IMM, data, imm, (address, key), signal)
+            }
+            Work::Read { into, address, key } => self.read(into, (address, key), tag, signal),
+            Work::Invalidate { key } => self.plain(
+                opcode::IBV_WR_LOCAL_INV,
+                key.to_be(),
+                Held::Invalidate(key),
+                tag,
+                signal,
+            ),
+            Work::Notice { imm } => {
+                self.plain(opcode::IBV_WR_SEND_WITH_IMM, imm, Held::Nothing, tag, signal)
+            }
+            Work::Probe => self.plain(opcode::IBV_WR_RDMA_WRITE, 0, Held::Nothing, tag, signal),
+        }
+    }
+
+    /// Pushes what takes data to the peer, to `(address, key)` where it is a write.
+    fn carry(
+        &mut self,
+        operation: u32,
+        data: Gather,
+        imm: u32,
+        (address, key): (u64, u32),
+        signal: bool,
+    ) -> Result<()> {
+        self.make_room()?;
+        let (at, len) = (self.chained, data.len());
+        self.check_len(len)?;
+        let is_inline = len <= self.inline_bytes;
+        let mut count = 0;
+        if !data.head.is_empty() {
+            self.name(0, &data.head, is_inline)?;
+            count = 1;
+        }
+        if let Some(tail) = data.tail.as_ref().filter(|tail| !tail.is_empty()) {
+            self.name(count, tail, is_inline)?;
+            count += 1;
+        }
+        let is_inline = is_inline && count > 0;
+        self.inlined |= u32::from(is_inline) << at;
+        let request = self.chain.request(at);
+        request.num_sge = count as c_int;
+        request.imm_data_invalidated_rkey_union = immediate(imm);
+        request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
+        let flags = if is_inline { INLINE } else { 0 };
+        self.enter(operation, flags, 0, Held::Data(data), signal);
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        into: Buffer,
+        (address, key): (u64, u32),
+        tag: u32,
+        signal: bool,
+    ) -> Result<()> {
+        self.make_room()?;
+        let at = self.chained;
+        self.check_len(into.len())?;
+        let local_key = into.local_key(&*self.domain)?;
+        self.chain.name(at, 0, (into.as_ptr(), into.len() as u32), local_key);
+        let request = self.chain.request(at);
+        request.num_sge = c_int::from(!into.is_empty());
+        request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
+        self.enter(opcode::IBV_WR_RDMA_READ, 0, tag, Held::Read(into), signal);
+        Ok(())
+    }
+
+    /// Pushes what names no memory. A key to be taken back lies where `imm` does, but not in the network's order.
+    fn plain(
+        &mut self,
+        operation: u32,
+        imm: u32,
+        held: Held,
+        tag: u32,
+        signal: bool,
+    ) -> Result<()> {
+        self.make_room()?;
+        let request = self.chain.request(self.chained);
+        make_plain(request);
+        request.imm_data_invalidated_rkey_union = immediate(imm);
+        self.enter(operation, 0, tag, held, signal);
+        Ok(())
+    }
+
+    /// Puts on the chain that the peer may write `memory` through `window`, from then on until the result is closed, revoked
+    /// or dropped. The peer may be told of it by work that is pushed after this.
+    ///
+    /// # Errors
+    /// As [`QueuePair::push`]; or the window is of another domain, or gone with a queue pair that had it open.
+    pub fn bind(&mut self, window: Window, memory: Buffer) -> Result<OpenWindow> {
+        self.make_room()?;
+        let os = |reason| Error::Os { call: "ibv_post_send", source: refused(reason) };
+        if !window.is_in(&self.domain) {
+            return Err(os("the window is of another domain"));
+        }
+        let key = window.next_key().ok_or_else(|| os("the window is gone"))?;
+        let raw = window.handle().raw().ok_or_else(|| os("the window is gone"))?;
+        let region = self.domain.region(memory.local_key(&*self.domain)?);
+        let region = region.filter(|_| !memory.is_empty());
+        let region = region.ok_or_else(|| os("no window opens over empty memory"))?;
+        let request = self.chain.request(self.chained);
+        request.num_sge = 0;
+        request.imm_data_invalidated_rkey_union = immediate(0); // or Soft-RoCE refuses it
+        request.bind_mw_tso_union.bind_mw = ffi::bind_mw_t {
+            mw: raw.as_ptr(),
+            rkey: key,
+            bind_info: ffi::ibv_mw_bind_info {
+                mr: region.as_ptr(),
+                addr: memory.as_ptr() as u64,
+                length: memory.len() as u64,
+                mw_access_flags: ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
+            },
+        };
+        self.list(window.handle());
+        self.binds |= 1 << self.chained;
+        let (handle, sequence) = (window.handle().clone(), self.pushed);
+        self.enter(opcode::IBV_WR_BIND_MW, 0, 0, Held::Bind(handle), false);
+        Ok(window.open(memory, key, self.serial, sequence))
+    }
+
+    /// Gives the device what was pushed since the last time, in one call.
+    ///
+    /// # Errors
+    /// What the system said. The queue pair takes no more work then; its memory comes back when it is dropped.
+    pub fn ring(&mut self) -> io::Result<()> {
+        if self.chained == 0 {
+            return Ok(());
+        }
+        self.check_broken()?;
+        self.skip_windows_gone();
+        let last = self.chained - 1;
+        let follows = std::mem::replace(&mut self.chain.request(last).next, std::ptr::null_mut());
+        let (first, mut bad) = (self.chain.first(), std::ptr::null_mut());
+        // SAFETY: the queue pair lives, and no reference into the chain is held. The requests are linked from the first to the
+        // last. Memory they name belongs to the ledger, which keeps it until the device is done with it (`retire`) or gone
+        // (`drop`), or was copied by this call (`INLINE`). The windows they open are there (`skip_windows_gone`), and so is
+        // the memory, and with it the region, that an open window owns.
+        let code = unsafe { ffi::ibv_post_send(self.queue_pair.as_ptr(), first, &raw mut bad) };
+        self.chain.request(last).next = follows;
+        self.is_broken = code != 0; // it may have taken some of it, or all
+        let (mut inlined, begin) = (std::mem::take(&mut self.inlined), self.rung);
+        (self.chained, self.binds, self.rung) = (0, 0, self.pushed);
+        check(code)?;
+        while inlined != 0 {
+            self.entry(begin + u64::from(inlined.trailing_zeros())).held = Held::Nothing;
+            inlined &= inlined - 1;
+        }
+        Ok(())
+    }
+
+    /// Lets go of everything up to what a completion says is done, and appends what comes back of it to `done`; nothing does
+    /// when it failed. False, and no effect, if the completion is of another queue pair, one that had its number before.
+    pub fn retire(&mut self, through: Through, done: &mut Vec<Done>) -> bool {
+        let count = through.sequence.wrapping_sub(self.retired as u32).wrapping_add(1);
+        if through.queue_pair != self.serial || u64::from(count) > self.rung - self.retired {
+            return false;
+        }
+        for _ in 0..count {
+            let sequence = self.retired;
+            let entry = self.entry(sequence);
+            let (held, tag) = (std::mem::replace(&mut entry.held, Held::Nothing), entry.tag);
+            match held {
+                Held::Read(into) if through.is_ok => done.push(Done::Read(tag, into)),
+                Held::Invalidate(key) if through.is_ok => {
+                    let proof = Invalidated { key, queue_pair: self.serial, sequence };
+                    done.push(Done::Invalidated(tag, proof));
+                }
+                _ => {}
+            }
+            self.retired += 1;
+        }
+        true
+    }
+
+    /// Sets how long a peer waits that sent while no receive was posted here, by the code that InfiniBand has for it: 12 is
+    /// 0.64 ms, 0 is 655.36 ms. Once connected.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn set_receiver_not_ready_timer(&self, code: u8) -> io::Result<()> {
+        let mut attributes = no_attributes();
+        attributes.min_rnr_timer = code;
+        self.modify(attributes, ffi::ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER)
+    }
+
+    /// Breaks the connection from this side: what is in hand comes back as failed, and the peer's work fails, too.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn fail(&self) -> io::Result<()> {
+        let mut attributes = no_attributes();
+        attributes.qp_state = ffi::ibv_qp_state::IBV_QPS_ERR;
+        self.modify(attributes, ffi::ibv_qp_attr_mask::IBV_QP_STATE)
+    }
+
+    fn modify(&self, attributes: ffi::ibv_qp_attr, mask: ffi::ibv_qp_attr_mask) -> io::Result<()> {
+        let (library, mut attributes) = (self.domain.library(), attributes);
+        let (to, mask) = (&raw mut attributes, mask.0 as c_int);
+        // SAFETY: the queue pair lives, and the attributes outlive the call.
+        check(unsafe { (library.ibv_modify_qp)(self.queue_pair.as_ptr(), to, mask) })
+    }
+
+    /// Makes room on the chain, and sees that there is some in the queue.
+    #[inline]
+    fn make_room(&mut self) -> Result<()> {
+        if self.chained < CHAIN_MAX && self.room() > 0 && !self.is_broken {
+            return Ok(());
+        }
+        let os = |source| Error::Os { call: "ibv_post_send", source };
+        if self.room() == 0 {
+            let full = "the send queue is full; retire some work first";
+            return Err(os(io::Error::new(io::ErrorKind::WouldBlock, full)));
+        }
+        self.check_broken().map_err(os)?;
+        self.ring().map_err(os)
+    }
+
+    fn check_broken(&self) -> io::Result<()> {
+        if self.is_broken {
+            return Err(io::Error::new(io::ErrorKind::NotConnected, "posting work failed before"));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn entry(&mut self, sequence: u64) -> &mut Entry {
+        let mask = self.ledger.len() - 1;
+        &mut self.ledger[sequence as usize & mask]
+    }
+
+    /// Names `data`, whose length was checked, as a part of the next request; the library itself reads what goes inline.
+    #[inline]
+    fn name(&mut self, part: usize, data: &Shared, is_inline: bool) -> Result<()> {
+        let key = if is_inline { 0 } else { data.local_key(&*self.domain)? };
+        self.chain.name(self.chained, part, (data.as_ptr(), data.len() as u32), key);
+        Ok(())
+    }
+
+    #[inline]
+    fn check_len(&self, len: usize) -> Result<()> {
+        let limit = self.message_bytes_max;
+        if len > limit { Err(Error::FrameTooLong { len, limit }) } else { Ok(()) }
+    }
+
+    /// Completes the chain's next request and enters what it holds.
+    #[inline]
+    fn enter(&mut self, operation: u32, flags: u32, tag: u32, held: Held, signal: bool) {
+        let (at, sequence) = (self.chained, self.pushed);
+        let signal = signal || self.room() == 1;
+        let id = WorkId::sent(self.serial, sequence).0;
+        let request = self.chain.request(at);
+        request.wr_id = id;
+        request.opcode = operation;
+        request.send_flags = flags | if signal { SIGNALED } else { 0 };
+        let before = std::mem::replace(self.entry(sequence), Entry { tag, held });
+        debug_assert!(matches!(before.held, Held::Nothing), "an entry retired lets go of all");
+        std::mem::forget(before); // holds nothing, which need not be asked
+        self.chained += 1;
+        self.pushed += 1;
+    }
+
+    /// Takes a window on the list of those to be given back with this queue pair.
+    fn list(&mut self, window: &Rc<WindowHandle>) {
+        if window.list(self.serial) {
+            if self.windows.len() == self.windows.capacity() {
+                self.windows.retain(|window| window.strong_count() > 0);
+            }
+            self.windows.push(Rc::downgrade(window));
+        }
+    }
+
+    /// Turns requests on the chain that were to open a window that is gone into ones that do nothing.
+    fn skip_windows_gone(&mut self) {
+        let mut binds = self.binds;
+        while binds != 0 {
+            let at = binds.trailing_zeros();
+            binds &= binds - 1;
+            let sequence = self.rung + u64::from(at);
+            if matches!(&self.entry(sequence).held, Held::Bind(window) if window.raw().is_none()) {
+                let request = self.chain.request(at as usize);
+                make_plain(request);
+                request.opcode = opcode::IBV_WR_RDMA_WRITE;
+            }
+        }
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // Peers get at windows through the queue pair that opened them, and Soft-RoCE waits for open ones when it destroys it.
+        for window in self.windows.drain(..).filter_map(|window| window.upgrade()) {
+            window.give_back_if_open(self.serial);
+        }
+        // SAFETY: this runs once, and the connection lives. Nobody else uses the queue pair. After that the device is done
+        // with all that the ledger holds and with the queues, which drop later.
+        unsafe { (self.domain.library().rdma_destroy_qp)(self.connection.id().as_ptr()) }
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QueuePair({}, {} of {} in hand)", self.number, self.in_hand(), self.depth)
+    }
+}
+
+/// Creates a connection's queue pair with as many bytes inline as the device gives, at most `inline_bytes`, and returns how many
+/// those are.
+fn create(
+    connection: &Connection,
+    domain: &Domain,
+    completions: &CompletionQueue,
+    receives: &Receives,
+    sends: usize,
+    inline_bytes: usize,
+) -> io::Result<usize> {
+    let sends = u32::try_from(sends).map_err(|_| refused("a queue has less than 2^32 entries"))?;
+    let mut inline_bytes = inline_bytes;
+    loop {
+        let mut attributes = ffi::ibv_qp_init_attr {
+            qp_context: std::ptr::null_mut(),
+            send_cq: completions.raw().as_ptr(),
+            recv_cq: completions.raw().as_ptr(),
+            srq: receives.raw().as_ptr(),
+            cap: ffi::ibv_qp_cap {
+                max_send_wr: sends,
+                max_recv_wr: 0,
+                max_send_sge: PARTS_MAX as u32,
+                max_recv_sge: 0,
+                max_inline_data: u32::try_from(inline_bytes).unwrap_or(u32::MAX),
+            },
+            qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        let (id, raw) = (connection.id().as_ptr(), domain.raw().as_ptr());
+        // SAFETY: connection, domain and queues live, are of one device, and will live as long as the queue pair, which is to
+        // hold them. The attributes outlive the call.
+        let code = unsafe { (connection.library().rdma_create_qp)(id, raw, &raw mut attributes) };
+        match check(code) {
+            Ok(()) => return Ok(attributes.cap.max_inline_data as usize),
+            // Devices do not say what they can do inline, other than so.
+            Err(_) if inline_bytes >= INLINE_MIN => inline_bytes /= 2,
+            Err(_) if inline_bytes > 0 => inline_bytes = 0,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn no_attributes() -> ffi::ibv_qp_attr {
+    // SAFETY: numbers only, for which zeros are fine; a mask says which of them count.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}

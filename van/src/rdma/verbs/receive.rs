@@ -1,0 +1,170 @@
+//! The queue of buffers in which messages to many queue pairs are received.
+
+use std::cell::{RefCell, UnsafeCell};
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use rdma_sys as ffi;
+
+use super::completion::{Slot, WorkId, entry_count, next_serial};
+use super::device::Device;
+use super::domain::Domain;
+use super::library::{Library, check, refused};
+use crate::error::{Error, Result};
+use crate::memory::Buffer;
+
+/// Where messages to any of its queue pairs are received. Owns the buffers that are waiting for them.
+pub struct ReceiveQueue(Rc<Receives>);
+
+/// What the device holds on to: lives as long as a queue pair uses it.
+pub(super) struct Receives {
+    library: &'static Library,
+    queue: NonNull<ffi::ibv_srq>,
+    serial: u32,
+    /// A template for each slot, which names the slot's part of memory. Cells, as the library reads them by address.
+    work: Vec<UnsafeCell<ffi::ibv_recv_wr>>,
+    parts: Vec<UnsafeCell<ffi::ibv_sge>>,
+    state: RefCell<ReceiveState>,
+    domain: Rc<Domain>, // lives longer than `queue`: fields drop after `Drop::drop` has run
+}
+
+struct ReceiveState {
+    /// The buffer of each slot, while the device has it or is about to.
+    buffers: Vec<Option<Buffer>>,
+    free: Vec<u32>,
+    /// First and last of the slots that are linked and not rung.
+    chain: Option<(u32, u32)>,
+}
+
+impl ReceiveQueue {
+    /// A queue with room for `entries` buffers.
+    ///
+    /// # Errors
+    /// What the system said, for example that the device has no queue that long.
+    pub fn new(domain: &Rc<Domain>, entries: usize) -> io::Result<ReceiveQueue> {
+        let count = u32::try_from(entry_count(entries)?).map_err(|_| refused("too long"))?;
+        let serial = next_serial()?;
+        let mut attributes = ffi::ibv_srq_init_attr {
+            srq_context: std::ptr::null_mut(),
+            attr: ffi::ibv_srq_attr { max_wr: count, max_sge: 1, srq_limit: 0 },
+        };
+        let (library, raw) = (domain.library(), domain.raw().as_ptr());
+        // SAFETY: the domain lives, and the attributes outlive the call.
+        let queue = unsafe { (library.ibv_create_srq)(raw, &raw mut attributes) };
+        let queue = NonNull::new(queue).ok_or_else(io::Error::last_os_error)?;
+        let part = ffi::ibv_sge { addr: 0, length: 0, lkey: 0 };
+        let parts: Vec<_> = (0..count).map(|_| UnsafeCell::new(part)).collect();
+        let template = |slot: u32| ffi::ibv_recv_wr {
+            wr_id: WorkId::received(serial, slot).0,
+            next: std::ptr::null_mut(),
+            sg_list: parts[slot as usize].get(),
+            num_sge: 1,
+        };
+        let work = (0..count).map(|slot| UnsafeCell::new(template(slot))).collect();
+        let state = RefCell::new(ReceiveState {
+            buffers: (0..count).map(|_| None).collect(),
+            free: (0..count).rev().collect(),
+            chain: None,
+        });
+        let domain = domain.clone();
+        Ok(ReceiveQueue(Rc::new(Receives { library, queue, serial, work, parts, state, domain })))
+    }
+
+    pub(super) fn receives(&self) -> &Rc<Receives> {
+        &self.0
+    }
+
+    /// Takes a buffer to receive one message into; it is with the device after [`ReceiveQueue::ring`].
+    ///
+    /// # Errors
+    /// [`Error::Register`] if it is of memory that the device does not know yet, [`Error::Os`] when the queue is full.
+    pub fn supply(&mut self, buffer: Buffer) -> Result<()> {
+        let key = buffer.local_key(&*self.0.domain)?;
+        let len = u32::try_from(buffer.len())
+            .map_err(|_| Error::Os { call: "ibv_post_srq_recv", source: refused("too long") })?;
+        let mut state = self.0.state.borrow_mut();
+        let slot = state.free.pop().ok_or_else(|| {
+            let full = io::Error::new(io::ErrorKind::WouldBlock, "the receive queue is full");
+            Error::Os { call: "ibv_post_srq_recv", source: full }
+        })?;
+        let part = ffi::ibv_sge { addr: buffer.as_ptr() as u64, length: len, lkey: key };
+        // SAFETY: the slot was free, so nobody refers to its cell; the library reads it only within `ring`.
+        unsafe { *self.0.parts[slot as usize].get() = part };
+        state.buffers[slot as usize] = Some(buffer);
+        let first = match state.chain {
+            None => slot,
+            Some((first, last)) => {
+                let next = self.0.work[slot as usize].get();
+                // SAFETY: as above, for the slot that was linked before.
+                unsafe { (*self.0.work[last as usize].get()).next = next };
+                first
+            }
+        };
+        state.chain = Some((first, slot));
+        Ok(())
+    }
+
+    /// Gives the device what was supplied since the last time, in one call.
+    ///
+    /// # Errors
+    /// What the system said. The buffers stay with the queue: the device may have some of them.
+    pub fn ring(&mut self) -> io::Result<()> {
+        let Some((first, last)) = self.0.state.borrow_mut().chain.take() else { return Ok(()) };
+        // SAFETY: the slot is linked and not rung, so nobody else refers to its cell.
+        unsafe { (*self.0.work[last as usize].get()).next = std::ptr::null_mut() };
+        let (work, mut bad) = (self.0.work[first as usize].get(), std::ptr::null_mut());
+        // SAFETY: the queue lives. The chain leads from `first` to `last` (`supply`), over cells that stay where they are, each
+        // naming the memory of a buffer that its slot owns (`ReceiveState::buffers`) until a completion says that the device
+        // is done with it (`take`), or the queue is no more, for which `Receives` outlives all queue pairs on it.
+        check(unsafe { ffi::ibv_post_srq_recv(self.0.queue.as_ptr(), work, &raw mut bad) })
+    }
+
+    /// Hands back a buffer, `bytes` long unless it is shorter, in which a message was received, or none that was to come. None
+    /// if the slot is another queue's.
+    pub fn take(&mut self, slot: Slot, bytes: u32) -> Option<Buffer> {
+        if slot.queue != self.0.serial {
+            return None;
+        }
+        let mut state = self.0.state.borrow_mut();
+        let mut buffer = state.buffers.get_mut(slot.index as usize)?.take()?;
+        state.free.push(slot.index);
+        buffer.truncate(bytes as usize);
+        Some(buffer)
+    }
+
+    /// How many buffers it holds.
+    pub fn posted(&self) -> usize {
+        self.0.work.len() - self.room()
+    }
+
+    /// How many more it takes.
+    pub fn room(&self) -> usize {
+        self.0.state.borrow().free.len()
+    }
+}
+
+impl Receives {
+    pub(super) fn raw(&self) -> NonNull<ffi::ibv_srq> {
+        self.queue
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.domain.device()
+    }
+}
+
+impl Drop for Receives {
+    fn drop(&mut self) {
+        // SAFETY: this runs once. Queue pairs hold their receives, so none uses them; the buffers drop after this.
+        let code = unsafe { (self.library.ibv_destroy_srq)(self.queue.as_ptr()) };
+        debug_assert_eq!(code, 0, "ibv_destroy_srq");
+    }
+}
+
+impl fmt::Debug for ReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReceiveQueue({} of {})", self.posted(), self.0.work.len())
+    }
+}

@@ -1,0 +1,297 @@
+//! The RDMA van on a device of this machine: the contract of a van, for each way to wait and over a link, and what is its own.
+//!
+//! `CARAVAN_TEST_DEVICE` names the device; without it every test is skipped. `CARAVAN_TEST_ADDRESS` and `CARAVAN_TEST_ADDRESS2`
+//! are addresses of two devices joined by a link, where there are two.
+#![cfg(all(target_os = "linux", feature = "rdma"))]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::time::{Duration, Instant};
+
+use caravan_van::rdma::Rdma;
+use caravan_van::wire::{Coding, Kind};
+use caravan_van::{
+    Arrival, Buffer, Draft, Endpoint, Error, Event, FRAME_PREFIX, PeerId, Transport, Values,
+    VanConfig, Wait,
+};
+
+const MIB: usize = 1 << 20;
+
+/// What the tests run on, or `None` with a line that says why not.
+fn device() -> Option<String> {
+    let device = std::env::var("CARAVAN_TEST_DEVICE").ok();
+    if device.is_none() {
+        eprintln!("skipped: CARAVAN_TEST_DEVICE names no RDMA device (`ci/vm` has one)");
+    }
+    device
+}
+
+fn variable(name: &str) -> Option<String> {
+    let value = std::env::var(name).ok();
+    if value.is_none() {
+        eprintln!("skipped: {name} is not set");
+    }
+    value
+}
+
+fn config(wait: Wait) -> VanConfig {
+    let device = std::env::var("CARAVAN_TEST_DEVICE").ok();
+    VanConfig { wait, device, memory_bytes: 256 << 20, ..VanConfig::default() }
+}
+
+/// What makes transports that wait like this; a test where there is no device ends here.
+macro_rules! makes {
+    ($wait:expr) => {{
+        let Some(device) = super::device() else { return };
+        move |config| {
+            let device = Some(device.clone());
+            super::Rdma::new(&super::VanConfig { wait: $wait, device, ..config }).unwrap()
+        }
+    }};
+}
+
+/// What makes transports on the devices at both ends of a link, in turn.
+macro_rules! makes_linked {
+    ($one:expr, $other:expr) => {{
+        let (Some(one), Some(other)) = (super::variable($one), super::variable($other)) else {
+            return;
+        };
+        move |config: super::VanConfig| {
+            let address = if config.node % 2 == 0 { &one } else { &other };
+            let listen = std::net::SocketAddr::new(address.parse().unwrap(), 0).to_string();
+            super::Rdma::new(&super::VanConfig { listen, ..config }).unwrap()
+        }
+    }};
+}
+use {makes, makes_linked};
+
+mod adaptive {
+    caravan_van::conformance!(super::makes!(super::Wait::default()));
+}
+
+mod block {
+    caravan_van::conformance!(super::makes!(super::Wait::Block));
+}
+
+mod linked {
+    caravan_van::conformance!(super::makes_linked!(
+        "CARAVAN_TEST_ADDRESS",
+        "CARAVAN_TEST_ADDRESS2"
+    ));
+}
+
+mod linked_by_ipv6 {
+    caravan_van::conformance!(super::makes_linked!(
+        "CARAVAN_TEST_ADDRESS6",
+        "CARAVAN_TEST_ADDRESS26"
+    ));
+}
+
+/// Two that are connected, and what each calls the other.
+fn pair(config: &VanConfig) -> (Rdma, Rdma, PeerId, PeerId) {
+    let (mut a, mut b) = (Rdma::new(config).unwrap(), Rdma::new(config).unwrap());
+    let to_b = a.connect(b.address()).unwrap();
+    let mut seen = [None, None];
+    let began = Instant::now();
+    while seen.iter().any(Option::is_none) {
+        for (van, seen) in [&mut a, &mut b].into_iter().zip(&mut seen) {
+            let mut events = Vec::new();
+            van.wait(Duration::from_millis(1)).unwrap();
+            van.poll(&mut events).unwrap();
+            if let Some(Event::Connected { peer, .. }) = events.first() {
+                *seen = Some(*peer);
+            }
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "no connection");
+    }
+    assert_eq!(seen[0], Some(to_b));
+    (a, b, to_b, seen[1].unwrap())
+}
+
+fn frame(van: &Rdma, payload: &[u8]) -> Buffer {
+    let mut frame = van.memory().allocate(FRAME_PREFIX + payload.len()).unwrap();
+    frame[FRAME_PREFIX..].copy_from_slice(payload);
+    frame
+}
+
+/// A counter of the device, where it has it.
+fn hardware_counter(name: &str) -> Option<u64> {
+    let device = std::env::var("CARAVAN_TEST_DEVICE").ok()?;
+    let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/{name}");
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Goal: a peer that is flooded never meets a receiver that is not ready, since senders wait for credits.
+/// Method: post far more than there are receive buffers, in both directions, and look at the device's own counters.
+#[test]
+fn a_flood_waits_for_credits() {
+    let Some(_) = device() else { return };
+    let (mut a, mut b, to_b, to_a) =
+        pair(&VanConfig { queue_depth: 4096, ..config(Wait::default()) });
+    let before = hardware_counter("rcvd_rnr_err");
+    const COUNT: u32 = 3000;
+    for number in 0..COUNT {
+        a.post_send(to_b, frame(&a, &number.to_le_bytes())).unwrap();
+        b.post_send(to_a, frame(&b, &number.to_le_bytes())).unwrap();
+    }
+    // One side does not look at all for a while: the other one must stop.
+    for _ in 0..100 {
+        a.poll(&mut Vec::new()).unwrap();
+    }
+    let (mut received, began) = ([0u32; 2], Instant::now());
+    let mut events = Vec::new();
+    while received != [COUNT; 2] {
+        for (van, received) in [&mut a, &mut b].into_iter().zip(&mut received) {
+            van.poll(&mut events).unwrap();
+            for event in events.drain(..) {
+                let Event::Received { frame, .. } = event else { panic!("{event:?}") };
+                assert_eq!(frame[..], received.to_le_bytes());
+                *received += 1;
+            }
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{received:?}");
+    }
+    assert_eq!(hardware_counter("rcvd_rnr_err"), before, "a receiver was not ready");
+}
+
+/// Goal: long messages are copied by nobody. Their values leave from the caller's own memory and land in memory that the receiver
+/// granted, and long answers land in the caller's own.
+#[test]
+fn long_messages_are_not_copied() {
+    let Some(_) = device() else { return };
+    let config = config(Wait::default());
+    let mut ends = [1, 2].map(|node| {
+        Endpoint::new(Box::new(Rdma::new(&VanConfig { node, ..config.clone() }).unwrap()), node, 64)
+    });
+    let address = ends[1].address().to_owned();
+    let there = ends[0].connect(&address).unwrap();
+    let turn = |ends: &mut [Endpoint; 2], at: usize| {
+        let began = Instant::now();
+        loop {
+            let mut arrivals = Vec::new();
+            ends[1 - at].poll(&mut Vec::new()).unwrap();
+            ends[at].poll(&mut arrivals).unwrap();
+            if let Some(arrival) = arrivals.pop() {
+                return arrival;
+            }
+            assert!(began.elapsed() < Duration::from_secs(20), "nothing came");
+            std::thread::yield_now();
+        }
+    };
+    let Arrival::Connected { .. } = turn(&mut ends, 0) else { panic!() };
+    for round in 0..5u64 {
+        let values: Vec<u64> = (0..MIB as u64 / 8).map(|at| at * (round + 3)).collect();
+        let source = Buffer::adopt(values.clone()).share();
+        let into = Buffer::adopt(vec![0u64; values.len()]);
+        let goal = into.as_ptr();
+        let offer = ends[0].offer(there, into).unwrap();
+        let draft = Draft {
+            timestamp: round,
+            values: Values::Apart(source),
+            offer: Some(offer),
+            ..Draft::new(Kind::Request)
+        };
+        ends[0].post(there, draft, &mut Coding::plain()).unwrap();
+        let (back, request) = loop {
+            match turn(&mut ends, 1) {
+                Arrival::Message { peer, message } => break (peer, message),
+                Arrival::Connected { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        };
+        let (offer, landed) = (request.offer().unwrap(), request.into_values());
+        // It is answered from where it landed.
+        ends[1].place(back, landed.share(), offer).unwrap();
+        let Arrival::Placed { timestamp, memory, len, .. } = turn(&mut ends, 0) else { panic!() };
+        assert_eq!((timestamp, len, memory.as_ptr()), (round, MIB, goal));
+        let expected: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert!(memory[..] == expected[..], "round {round}");
+    }
+    for end in &ends {
+        let counters = end.counters();
+        assert_eq!(counters.payload_bytes_copied, 0, "{counters:?}");
+        assert!(counters.bytes_received > 5 * MIB as u64, "{counters:?}");
+    }
+}
+
+/// Nothing is allocated for frames and writes once all is warm, on either side.
+#[test]
+fn a_round_trip_allocates_nothing() {
+    const ROUNDS: u64 = 200;
+    let Some(_) = device() else { return };
+    let (mut a, mut b, to_b, to_a) = pair(&config(Wait::default()));
+    let data = a.memory().allocate(MIB).unwrap().share();
+    let mut place = Some(b.memory().allocate(MIB).unwrap());
+    let mut events = Vec::with_capacity(8);
+    let mut round_trips = |len: usize| {
+        for _ in 0..ROUNDS {
+            if len > 0 {
+                let offer = b.offer(to_a, place.take().unwrap()).unwrap();
+                // The offer holds from when something that follows it has arrived.
+                b.post_send(to_a, frame(&b, b"offer")).unwrap();
+                while events.is_empty() {
+                    b.poll(&mut Vec::new()).unwrap();
+                    a.poll(&mut events).unwrap();
+                    std::thread::yield_now();
+                }
+                events.clear();
+                a.post_write(to_b, data.slice(..len).into(), &offer, 0).unwrap();
+            }
+            a.post_send(to_b, frame(&a, b"request")).unwrap();
+            let mut came = false;
+            while !came {
+                a.poll(&mut events).unwrap();
+                b.poll(&mut events).unwrap();
+                for event in events.drain(..) {
+                    match event {
+                        Event::Written { memory, .. } => place = Some(memory),
+                        Event::Received { .. } => came = true,
+                        other => panic!("{other:?}"),
+                    }
+                }
+                std::thread::yield_now();
+            }
+            b.post_send(to_a, frame(&b, b"answer")).unwrap();
+            while events.is_empty() {
+                b.poll(&mut Vec::new()).unwrap();
+                a.poll(&mut events).unwrap();
+                std::thread::yield_now();
+            }
+            events.clear();
+        }
+    };
+    for len in [0, 100, MIB] {
+        round_trips(len);
+        let allocated = allocation_counter::measure(|| round_trips(len));
+        assert_eq!(allocated.count_total, 0, "{len} bytes: {allocated:?}");
+    }
+}
+
+#[test]
+fn an_idle_transport_sleeps() {
+    let Some(_) = device() else { return };
+    let (_a, mut b, ..) = pair(&config(Wait::default()));
+    b.wait(Duration::from_millis(100)).unwrap();
+    let before = b.counters();
+    b.wait(Duration::from_millis(300)).unwrap();
+    assert!(b.counters().sleeps > before.sleeps, "it never slept");
+}
+
+#[test]
+fn what_cannot_be_used_is_named() {
+    let Some(name) = device() else { return };
+    let none = VanConfig { device: Some("no_such_device".to_owned()), ..config(Wait::default()) };
+    let error = Rdma::new(&none).err().unwrap().to_string();
+    assert!(error.contains("no_such_device") && error.contains(&name), "{error}");
+    let error = Rdma::new(&VanConfig { credits: 0, ..config(Wait::default()) }).err().unwrap();
+    assert!(matches!(error, Error::Setting { name: "credits", value: 0, .. }));
+}
+
+/// There is a way to an address of the device's own network, and none to one that nobody has.
+#[test]
+fn routes_are_found() {
+    let Some(_) = device() else { return };
+    let van = Rdma::new(&config(Wait::default())).unwrap();
+    caravan_van::rdma::reaches(&config(Wait::default()), van.address()).unwrap();
+    let error = caravan_van::rdma::reaches(&config(Wait::default()), "203.0.113.9:1").unwrap_err();
+    assert!(error.to_string().contains("203.0.113.9:1"), "{error}");
+}
