@@ -30,15 +30,9 @@ impl Rdma {
             }
         }
         if any {
-            self.ring_receives()?;
             self.flush();
         }
         Ok(any)
-    }
-
-    pub(super) fn ring_receives(&mut self) -> Result<()> {
-        let posted = self.receives.ring();
-        posted.map_err(|source| Error::Os { call: "posting receive buffers", source })
     }
 
     fn complete(&mut self, report: Completion) {
@@ -84,7 +78,10 @@ impl Rdma {
 
     /// The lane to `id`, which is up now if it was not: something came through it.
     fn lane(&mut self, id: u32) -> Option<&mut Lane> {
-        if let Some(Some(Peer { stage: Stage::Answering(..), .. })) = self.peers.get(id as usize) {
+        if self.young > 0
+            && let Some(Some(Peer { stage: Stage::Answering(..), .. })) =
+                self.peers.get(id as usize)
+        {
             self.established(id, &[]);
         }
         match self.peers.get_mut(id as usize) {
@@ -101,21 +98,21 @@ impl Rdma {
             return Ok(());
         };
         lane.hears();
-        if lane.credit(credits.count)? {
+        let flush = lane.credit(credits.count)?;
+        let replace = lane.use_receive();
+        if !credits.alone {
+            if len > limit {
+                return Err(format!("it sent a frame of {len} bytes, over the limit of {limit}"));
+            }
+            let event = lane.hold(Event::Received { peer: PeerId(id), frame });
+            self.ready.extend(event);
+            self.counters.frames_received += 1;
+            self.counters.bytes_received += len as u64;
+        }
+        if flush {
             self.eager.push(id);
         }
-        if credits.alone {
-            self.supply_again(id, frame);
-            return Ok(());
-        }
-        if len > limit {
-            return Err(format!("it sent a frame of {len} bytes, over the limit of {limit}"));
-        }
-        self.counters.frames_received += 1;
-        self.counters.bytes_received += len as u64;
-        self.report(id, Event::Received { peer: PeerId(id), frame });
-        self.supply_receives(Some(id));
-        Ok(())
+        if replace { self.replace_receives(id) } else { Ok(()) }
     }
 
     fn written(
@@ -125,10 +122,16 @@ impl Rdma {
         bytes: u32,
         unused: Buffer,
     ) -> std::result::Result<(), String> {
-        self.supply_again(id, unused);
         let (notice, peer) = (Notice::from_word(word), PeerId(id));
-        let Some(lane) = self.lane(id) else { return Ok(()) };
+        let Some(lane) = self.lane(id) else {
+            self.receives_gone(unused);
+            return Ok(());
+        };
+        drop(unused);
         lane.hears();
+        if lane.use_receive() {
+            self.replace_receives(id)?;
+        }
         let len = notice.len(bytes);
         self.counters.bytes_received += len as u64;
         let at = notice.at as usize;
@@ -194,48 +197,31 @@ impl Rdma {
         self.ready.extend(event);
     }
 
-    /// Posts a receive buffer in place of the one that a peer has filled, or later if memory is short.
-    pub(super) fn supply_receives(&mut self, filled_by: Option<u32>) {
-        if let Some(id) = filled_by {
-            if let Some(lane) = self.lane(id) {
-                lane.starved += 1;
-            }
-            return self.feed(id);
-        }
-        for id in 0..self.peers.len() as u32 {
-            self.feed(id);
-        }
-    }
-
-    /// Replaces the receive buffers that `id` has filled, as far as there is memory.
-    fn feed(&mut self, id: u32) {
-        while let Some(Some(Peer { stage: Stage::Up(lane), .. })) = self.peers.get_mut(id as usize)
-            && lane.starved > 0
-        {
+    /// Posts receive buffers in place of those that `id` has used up, as far as there is memory, and tells it with the next frame.
+    pub(super) fn replace_receives(&mut self, id: u32) -> std::result::Result<(), String> {
+        let Some(Some(Peer { stage: Stage::Up(lane), .. })) = self.peers.get_mut(id as usize)
+        else {
+            return Ok(());
+        };
+        let mut replaced = 0;
+        while replaced < lane.used {
             // Those of peers that are gone are left over.
             if self.receives.posted() < self.receives_wanted
                 && !supply(&mut self.receives, &self.pool, self.frame_bytes)
             {
-                return;
+                break; // tried again when the transport looks around
             }
-            lane.starved -= 1;
-            if lane.owe() {
-                self.eager.push(id);
-            }
+            replaced += 1;
         }
-    }
-
-    /// Posts a receive buffer again that `id` has used up without filling it.
-    fn supply_again(&mut self, id: u32, buffer: Buffer) {
-        self.receives_gone(buffer);
-        if let Some(lane) = self.lane(id)
-            && lane.owe()
-        {
+        self.receives.ring().map_err(|error| format!("no receive can be posted: {error}"))?;
+        if lane.owe(replaced) {
             self.eager.push(id);
         }
+        Ok(())
     }
 
-    /// Posts a receive buffer again if it is still wanted: its memory has just become free, so that there is some.
+    /// Posts a receive buffer again that was used up by nobody, if it is still wanted: its memory has just become free, so that
+    /// there is some.
     fn receives_gone(&mut self, buffer: Buffer) {
         drop(buffer);
         if self.receives.posted() < self.receives_wanted {

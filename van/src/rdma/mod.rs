@@ -60,8 +60,8 @@ const FRAME_BYTES_MAX: usize = 8 << 10;
 /// How often a busy transport looks after connections, deadlines and silent peers.
 const LOOK_AROUND: Duration = Duration::from_millis(1);
 
-/// Looks that brought something between two at the clock.
-const BUSY_TURNS: u32 = 64;
+/// Turns between two looks at the clock.
+const TURNS: u32 = 32;
 
 /// Nothing heard of a peer for so long: a write of no bytes finds out whether it is there.
 const SILENCE: Duration = Duration::from_millis(500);
@@ -179,12 +179,12 @@ impl Rdma {
     /// Sends what is posted and takes what has come, into `ready`.
     fn turn(&mut self) -> Result<()> {
         self.flush();
-        let found = self.take_completions()?;
+        self.take_completions()?;
         if !self.closed.is_empty() {
             self.bury()?;
         }
         self.turns += 1;
-        if !found || self.turns >= BUSY_TURNS {
+        if self.turns >= TURNS || self.young > 0 {
             self.turns = 0;
             let now = Instant::now();
             if now >= self.look_around_at || self.young > 0 {
@@ -226,11 +226,13 @@ impl Rdma {
             else {
                 continue;
             };
+            let starves = lane.starves();
             if let Err(error) = lane.probe(now, SILENCE) {
                 self.lose(id, format!("it cannot be sent to: {error}"));
+            } else if starves && let Err(reason) = self.replace_receives(id) {
+                self.lose(id, reason);
             }
         }
-        self.supply_receives(None);
         Ok(())
     }
 

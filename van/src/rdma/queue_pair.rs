@@ -21,6 +21,9 @@ const SENDS_KEPT: usize = 32;
 /// Receive buffers that a peer may fill before it is told that they are free again.
 pub(super) const RECEIVES: u32 = 128;
 
+/// Receive buffers are replaced so many at a time, with one doorbell.
+const REPLACED_TOGETHER: u32 = 16;
+
 /// What a lane can have in the completion queue: every send when it fails, and every receive.
 pub(super) const COMPLETIONS: usize = SENDS + RECEIVES as usize;
 
@@ -139,8 +142,8 @@ pub(super) struct Lane {
     credits_max: u32,
     /// Our receive buffers that are free again, and of which the peer has not been told.
     owed: u32,
-    /// Receive buffers that could not be replaced for want of memory.
-    pub(super) starved: u32,
+    /// Our receive buffers that the peer has used up, and that are not replaced yet.
+    pub(super) used: u32,
     /// Sends since the last one that reports its completion.
     unsignalled: u32,
     /// One of those holds memory.
@@ -172,7 +175,7 @@ impl Lane {
             credits: 0,
             credits_max: 0,
             owed: 0,
-            starved: 0,
+            used: 0,
             unsignalled: 0,
             holds: false,
             held: VecDeque::new(),
@@ -219,9 +222,21 @@ impl Lane {
         !std::mem::replace(&mut self.is_eager, true)
     }
 
-    /// A receive buffer of ours is free again for the peer to fill; true if the transport has to flush this lane.
-    pub(super) fn owe(&mut self) -> bool {
-        self.owed += 1;
+    /// The peer has used up one of our receive buffers; true if it is time to replace those that it has.
+    pub(super) fn use_receive(&mut self) -> bool {
+        self.used += 1;
+        self.used >= REPLACED_TOGETHER
+    }
+
+    /// Whether memory was short when it was time to replace them.
+    pub(super) fn starves(&self) -> bool {
+        self.used >= REPLACED_TOGETHER
+    }
+
+    /// Receive buffers of ours were replaced; true if the transport has to flush this lane, to tell the peer.
+    pub(super) fn owe(&mut self, replaced: u32) -> bool {
+        self.used -= replaced;
+        self.owed += replaced;
         self.owes_much() && !std::mem::replace(&mut self.is_eager, true)
     }
 
