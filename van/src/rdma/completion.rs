@@ -3,7 +3,7 @@
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
 use super::connect::{Peer, Stage};
-use super::queue_pair::{Credits, Held, Lane, Notice};
+use super::queue_pair::{Credits, Held, Lane, Load, Notice, unpack};
 use super::verbs::{AsyncKind, Completion, Done, Outcome, ReceiveQueue, Through};
 use super::window::Closing;
 use super::{POLL_MAX, Rdma, SILENCE};
@@ -25,7 +25,8 @@ impl Rdma {
                 self.complete(report);
             }
             self.reports = reports;
-            if found < POLL_MAX {
+            // Soft-RoCE has closed a window by the time it has been told to, other devices soon after.
+            if found < POLL_MAX && !std::mem::take(&mut self.look_again) {
                 break;
             }
         }
@@ -78,37 +79,50 @@ impl Rdma {
 
     /// The lane to `id`, which is up now if it was not: something came through it.
     fn lane(&mut self, id: u32) -> Option<&mut Lane> {
+        self.rise(id);
+        lane_to(&mut self.peers, id)
+    }
+
+    fn rise(&mut self, id: u32) {
         if self.young > 0
             && let Some(Some(Peer { stage: Stage::Answering(..), .. })) =
                 self.peers.get(id as usize)
         {
             self.established(id, &[]);
         }
-        match self.peers.get_mut(id as usize) {
-            Some(Some(Peer { stage: Stage::Up(lane), .. })) => Some(lane),
-            _ => None,
-        }
     }
 
     fn received(&mut self, id: u32, word: u32, frame: Buffer) -> std::result::Result<(), String> {
         let credits = Credits::from_word(word);
         let (len, limit) = (frame.len(), self.frame_bytes);
-        let Some(lane) = self.lane(id) else {
+        self.rise(id);
+        let Some(lane) = lane_to(&mut self.peers, id) else {
             self.receives_gone(frame);
             return Ok(());
         };
         lane.hears();
         let flush = lane.credit(credits.count)?;
         let replace = lane.use_receive();
-        if !credits.alone {
-            if len > limit {
-                return Err(format!("it sent a frame of {len} bytes, over the limit of {limit}"));
-            }
-            let event = lane.hold(Event::Received { peer: PeerId(id), frame });
-            self.ready.extend(event);
-            self.counters.frames_received += 1;
-            self.counters.bytes_received += len as u64;
+        if len > limit {
+            return Err(format!("it sent a message of {len} bytes, over the limit of {limit}"));
         }
+        let peer = PeerId(id);
+        match credits.load {
+            Load::Nothing => drop(frame),
+            Load::Frame => {
+                self.counters.frames_received += 1;
+                self.ready.extend(lane.hold(Event::Received { peer, frame }));
+            }
+            Load::Frames => {
+                let mut message = frame;
+                while !message.is_empty() {
+                    let frame = unpack(&mut message)?;
+                    self.counters.frames_received += 1;
+                    self.ready.extend(lane.hold(Event::Received { peer, frame }));
+                }
+            }
+        }
+        self.counters.bytes_received += len as u64;
         if flush {
             self.eager.push(id);
         }
@@ -138,10 +152,11 @@ impl Rdma {
         let (key, memory) = match self.windows.written(peer, notice, len)? {
             Closing::Closed(key, memory) => (key, memory),
             Closing::Invalidate(key) => {
-                let Some(lane) = self.lane(id) else { return Ok(()) };
+                let Some(lane) = lane_to(&mut self.peers, id) else { return Ok(()) };
                 let begun =
                     lane.close_window(key, notice.index).map_err(|error| error.to_string())?;
                 if begun {
+                    self.look_again = true;
                     lane.hold_for_window(notice.index, at, len);
                     self.windows.closing(notice.index);
                     return Ok(());
@@ -256,6 +271,14 @@ impl Rdma {
             }
         }
         Ok(())
+    }
+}
+
+/// The lane to `id`, if it is up.
+fn lane_to(peers: &mut [Option<Peer>], id: u32) -> Option<&mut Lane> {
+    match peers.get_mut(id as usize) {
+        Some(Some(Peer { stage: Stage::Up(lane), .. })) => Some(lane),
+        _ => None,
     }
 }
 

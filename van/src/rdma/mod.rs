@@ -111,6 +111,8 @@ pub struct Rdma {
     ready: Vec<Event>,
     /// The last turn found nothing, so that to look again at once would find nothing either.
     looked: bool,
+    /// A window is being closed, which takes no time.
+    look_again: bool,
     /// Turns since the clock was looked at.
     turns: u32,
     look_around_at: Instant,
@@ -162,6 +164,7 @@ impl Rdma {
             done: Vec::with_capacity(POLL_MAX),
             ready: Vec::with_capacity(64),
             looked: false,
+            look_again: false,
             turns: 0,
             look_around_at: now,
             counters: Counters::default(),
@@ -201,7 +204,7 @@ impl Rdma {
             else {
                 continue;
             };
-            if let Err(error) = lane.flush(&mut self.counters) {
+            if let Err(error) = lane.flush(&self.pool, &mut self.counters) {
                 self.lose(id, format!("it cannot be sent to: {error}"));
             }
         }
