@@ -481,7 +481,10 @@ impl Endpoint {
 
 /// The open lane to `peer`.
 fn lane(lanes: &mut [Option<Lane>], peer: PeerId) -> Result<&mut Lane> {
-    lanes.get_mut(peer.0 as usize).and_then(Option::as_mut).ok_or(Error::NotConnected { peer })
+    match lanes.get_mut(peer.0 as usize) {
+        Some(Some(lane)) => Ok(lane),
+        _ => Err(Error::NotConnected { peer }),
+    }
 }
 
 /// One frame that holds the whole image; short values that lay apart are copied behind the head.

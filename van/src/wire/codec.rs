@@ -277,11 +277,11 @@ impl Place {
 }
 
 /// What [`Message::decode`] does: header, then sizes, then checksum, and only then the sections.
-pub(crate) fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
+pub(crate) fn decode(mut image: Buffer, pool: &Pool) -> Result<Message> {
     let header = read_header(&image)?;
     let (kind, range) = check_header(&header)?;
     let layout = Layout::new(&header, image.len())?;
-    check_checksum(&header, &image[size_of::<Header>()..layout.covered])?;
+    check_checksum(&header, &mut image[..layout.covered])?;
     check_padding(&image, layout.keys.end..layout.lengths.start)?;
     check_padding(&image, layout.lengths.end..layout.values.start)?;
     let offer = (header.flags & flags::OFFER != 0).then(|| {
@@ -384,9 +384,11 @@ impl Layout {
     }
 }
 
-fn check_checksum(header: &Header, sections: &[u8]) -> Result<(), DecodeError> {
-    let blank = Header { checksum: U32::new(0), ..*header };
-    let computed = crc32c::crc32c_append(crc32c::crc32c(blank.as_bytes()), sections);
+/// Computes the checksum as the sender did, over a header without one: it is blanked where it lies, so that there is one piece
+/// to go over. `header` keeps it.
+fn check_checksum(header: &Header, covered: &mut [u8]) -> Result<(), DecodeError> {
+    covered[CHECKSUM].fill(0);
+    let computed = crc32c::crc32c(covered);
     let found = header.checksum.get();
     if found != computed {
         return Err(DecodeError::Checksum { found, computed });
