@@ -48,8 +48,8 @@ impl Endpoint {
     pub(super) fn land(&mut self, peer: PeerId, outgoing: Outgoing, landing: Offer) -> Result<()> {
         let at = skew(&outgoing) as u64;
         let Outgoing { mut head, values: tail } = outgoing;
-        let head = head.split_off(FRAME_PREFIX).share();
-        self.transport.post_write(peer, Gather { head, tail }, &landing, at)
+        head.advance(FRAME_PREFIX);
+        self.transport.post_write(peer, Gather { head: head.share(), tail }, &landing, at)
     }
 
     /// Reads the long message that came to lie in `len` bytes at `at` of a landing.
@@ -60,7 +60,7 @@ impl Endpoint {
         (at, len): (usize, usize),
     ) -> Result<Message> {
         let mut image = landing;
-        drop(image.split_to(at));
+        image.advance(at);
         image.truncate(len);
         let message = Message::decode(image, self.transport.memory())?;
         // Others may have waited for this landing to be used. It must not wait for an answer to this message, which may in

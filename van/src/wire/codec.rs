@@ -269,7 +269,8 @@ impl Place {
         match self {
             Place::Image(range) => {
                 image.truncate(range.end);
-                image.split_off(range.start)
+                image.advance(range.start);
+                image
             }
             Place::Own(buffer) => buffer,
         }
