@@ -102,7 +102,7 @@ impl Endpoint {
         self.serve_wants(peer, false)
     }
 
-    /// Encodes a message, and replaces landings that the peer has used: one in an answer that leaves at once, as the others
+    /// Encodes a message, and replaces landings that the peer has used, if any: one in an answer that leaves at once, as the others
     /// have an answer to come, and all by themselves otherwise. An answer that has to wait for a landing itself, or for others
     /// that do, must not keep the peer waiting for one.
     pub(super) fn encode(
@@ -112,6 +112,9 @@ impl Endpoint {
         coding: &mut Coding,
     ) -> Result<Outgoing> {
         let lane = lane(&mut self.lanes, peer)?;
+        if lane.landings.is_settled() {
+            return encode(self.node, draft, coding, self.transport.memory());
+        }
         let bytes = size_of::<Offer>() + draft.image_bytes_max();
         let carries = matches!(draft.kind, Kind::Reply | Kind::Failure)
             && lane.outbox.is_empty()
