@@ -56,8 +56,9 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
     let plan = Plan::new(&draft, coding)?;
     let Draft { kind, op, table, timestamp, clock, range, offer, keys, lengths, values } = draft;
     let mut head = pool.allocate(plan.head_bytes)?;
-    head[..FRAME_PREFIX].fill(0);
-    let mut image = Image::new(&mut head[FRAME_PREFIX..], coding, pool);
+    let (prefix, image) = head.split_at_mut(FRAME_PREFIX);
+    prefix.fill(0);
+    let mut image = Image::new(image, coding, pool);
     if let Some(offer) = offer {
         image.append(size_of::<Offer>(), |place| place.copy_from_slice(offer.as_bytes()));
         image.flags |= flags::OFFER;
@@ -204,7 +205,10 @@ impl<'a> Image<'a> {
     }
 
     fn pad(&mut self) {
-        self.append(self.end.next_multiple_of(ALIGN) - self.end, |place| place.fill(0));
+        let padding = self.end.next_multiple_of(ALIGN) - self.end;
+        if padding > 0 {
+            self.append(padding, |place| place.fill(0));
+        }
     }
 
     /// Lays down a section, compressed where it pays, and returns its length. [`Plan`] has checked that `len` fits.
@@ -233,7 +237,8 @@ impl<'a> Image<'a> {
     /// Puts the header, its checksum computed, before the sections, and returns the length of it all.
     fn seal(self, header: Header) -> usize {
         let image = &mut self.bytes[..self.end];
-        image[..size_of::<Header>()].copy_from_slice(header.as_bytes());
+        let (place, _) = Header::mut_from_prefix(image).expect("room for it comes first");
+        *place = header;
         let checksum = U32::new(crc32c::crc32c(image));
         image[CHECKSUM].copy_from_slice(checksum.as_bytes());
         self.end
@@ -279,7 +284,7 @@ impl Place {
 
 /// What [`Message::decode`] does: header, then sizes, then checksum, and only then the sections.
 pub(crate) fn decode(mut image: Buffer, pool: &Pool) -> Result<Message> {
-    let header = read_header(&image)?;
+    let header = *read_header(&image)?;
     let (kind, range) = check_header(&header)?;
     let layout = Layout::new(&header, image.len())?;
     check_checksum(&header, &mut image[..layout.covered])?;
@@ -301,12 +306,12 @@ pub(crate) fn decode(mut image: Buffer, pool: &Pool) -> Result<Message> {
     Ok(Message { header, kind, range, offer, keys, lengths, values, image })
 }
 
-fn read_header(image: &[u8]) -> Result<Header, DecodeError> {
+fn read_header(image: &[u8]) -> Result<&Header, DecodeError> {
     let offset = image.as_ptr().addr() % ALIGN;
     if offset != 0 {
         return Err(DecodeError::Misaligned { offset });
     }
-    let (header, _) = Header::read_from_prefix(image).map_err(|_| DecodeError::TooShort {
+    let (header, _) = Header::ref_from_prefix(image).map_err(|_| DecodeError::TooShort {
         what: "a message header",
         have: image.len(),
         need: size_of::<Header>(),
@@ -330,6 +335,9 @@ fn check_header(header: &Header) -> Result<(Kind, KeyRange), DecodeError> {
 
 fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
     let flags = header.flags;
+    if flags & !flags::OFFER == 0 {
+        return Ok(()); // no section is coded or apart
+    }
     if flags & !flags::ALL != 0 {
         return Err(DecodeError::UnknownFlags { flags });
     }
@@ -407,6 +415,7 @@ fn check_padding(image: &[u8], range: Range<usize>) -> Result<(), DecodeError> {
 }
 
 /// Finds a section, expanded if it is compressed.
+#[inline]
 fn unpack(
     section: Section,
     range: Range<usize>,
