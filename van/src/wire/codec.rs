@@ -121,8 +121,8 @@ fn check_draft(draft: &Draft<'_>) {
         lengths.len(),
         keys.len()
     );
-    for &key in keys.first().into_iter().chain(keys.last()) {
-        assert!(range.contains(key), "key {key} lies outside of {range:?}");
+    if let Some(key) = key_outside(keys, *range) {
+        panic!("key {key} lies outside of {range:?}");
     }
     debug_assert!(ascend(keys), "keys ascend");
 }
@@ -263,6 +263,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
+    #[inline]
     pub(crate) fn bytes<'a>(&'a self, image: &'a Buffer) -> &'a [u8] {
         match self {
             Place::Image(range) => &image[range.clone()],
@@ -415,7 +416,7 @@ fn check_padding(image: &[u8], range: Range<usize>) -> Result<(), DecodeError> {
 }
 
 /// Finds a section, expanded if it is compressed.
-#[inline]
+#[inline(always)]
 fn unpack(
     section: Section,
     range: Range<usize>,
@@ -442,13 +443,17 @@ fn check_keys(bytes: &[u8], range: KeyRange) -> Result<usize, DecodeError> {
         let (previous, key) = (keys[index - 1], keys[index]);
         return Err(DecodeError::KeyOrder { index, key, previous });
     }
-    for &key in keys.first().into_iter().chain(keys.last()) {
-        if !range.contains(key) {
-            let (begin, end) = (range.begin(), range.end());
-            return Err(DecodeError::KeyOutsideRange { key, begin, end });
-        }
+    if let Some(key) = key_outside(keys, range) {
+        let (begin, end) = (range.begin(), range.end());
+        return Err(DecodeError::KeyOutsideRange { key, begin, end });
     }
     Ok(keys.len())
+}
+
+/// A key that lies outside of the range that all should be in, if there is one; looks at both ends of ascending keys.
+fn key_outside(keys: &[u64], range: KeyRange) -> Option<u64> {
+    let (first, last) = (*keys.first()?, *keys.last()?);
+    [first, last].into_iter().find(|&key| !range.contains(key))
 }
 
 /// Whether each key is above the one before. Looks at all of them, since a loop without an early end can be vectorised.
