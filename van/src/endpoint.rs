@@ -256,7 +256,13 @@ impl Endpoint {
             return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
         }
         let outgoing = self.encode(peer, draft, coding)?;
-        self.enqueue(peer, Item::Image(outgoing))?;
+        let open = lane(&mut self.lanes, peer)?;
+        let is_frame = outgoing.values.is_none() && outgoing.image_bytes() <= open.frame_bytes;
+        if is_frame && open.outbox.is_empty() {
+            self.transport.post_send(peer, outgoing.head)?; // short, and the path of most
+        } else {
+            self.enqueue(peer, Item::Image(outgoing))?;
+        }
         let open = lane(&mut self.lanes, peer)?;
         match (kind, offer) {
             (Kind::Request, offer) => {
