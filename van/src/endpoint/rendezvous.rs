@@ -48,8 +48,8 @@ impl Endpoint {
     pub(super) fn land(&mut self, peer: PeerId, outgoing: Outgoing, landing: Offer) -> Result<()> {
         let at = skew(&outgoing) as u64;
         let Outgoing { mut head, values: tail } = outgoing;
-        let head = head.split_off(FRAME_PREFIX).share();
-        self.transport.post_write(peer, Gather { head, tail }, &landing, at)
+        head.advance(FRAME_PREFIX);
+        self.transport.post_write(peer, Gather { head: head.share(), tail }, &landing, at)
     }
 
     /// Reads the long message that came to lie in `len` bytes at `at` of a landing.
@@ -60,7 +60,7 @@ impl Endpoint {
         (at, len): (usize, usize),
     ) -> Result<Message> {
         let mut image = landing;
-        drop(image.split_to(at));
+        image.advance(at);
         image.truncate(len);
         let message = Message::decode(image, self.transport.memory())?;
         // Others may have waited for this landing to be used. It must not wait for an answer to this message, which may in
@@ -102,7 +102,7 @@ impl Endpoint {
         self.serve_wants(peer, false)
     }
 
-    /// Encodes a message, and replaces landings that the peer has used: one in an answer that leaves at once, as the others
+    /// Encodes a message, and replaces landings that the peer has used, if any: one in an answer that leaves at once, as the others
     /// have an answer to come, and all by themselves otherwise. An answer that has to wait for a landing itself, or for others
     /// that do, must not keep the peer waiting for one.
     pub(super) fn encode(
@@ -112,6 +112,9 @@ impl Endpoint {
         coding: &mut Coding,
     ) -> Result<Outgoing> {
         let lane = lane(&mut self.lanes, peer)?;
+        if lane.landings.is_settled() {
+            return encode(self.node, draft, coding, self.transport.memory());
+        }
         let bytes = size_of::<Offer>() + draft.image_bytes_max();
         let carries = matches!(draft.kind, Kind::Reply | Kind::Failure)
             && lane.outbox.is_empty()

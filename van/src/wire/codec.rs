@@ -56,8 +56,9 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
     let plan = Plan::new(&draft, coding)?;
     let Draft { kind, op, table, timestamp, clock, range, offer, keys, lengths, values } = draft;
     let mut head = pool.allocate(plan.head_bytes)?;
-    head[..FRAME_PREFIX].fill(0);
-    let mut image = Image::new(&mut head[FRAME_PREFIX..], coding, pool);
+    let (prefix, image) = head.split_at_mut(FRAME_PREFIX);
+    prefix.fill(0);
+    let mut image = Image::new(image, coding, pool);
     if let Some(offer) = offer {
         image.append(size_of::<Offer>(), |place| place.copy_from_slice(offer.as_bytes()));
         image.flags |= flags::OFFER;
@@ -120,8 +121,8 @@ fn check_draft(draft: &Draft<'_>) {
         lengths.len(),
         keys.len()
     );
-    for &key in keys.first().into_iter().chain(keys.last()) {
-        assert!(range.contains(key), "key {key} lies outside of {range:?}");
+    if let Some(key) = key_outside(keys, *range) {
+        panic!("key {key} lies outside of {range:?}");
     }
     debug_assert!(ascend(keys), "keys ascend");
 }
@@ -204,7 +205,10 @@ impl<'a> Image<'a> {
     }
 
     fn pad(&mut self) {
-        self.append(self.end.next_multiple_of(ALIGN) - self.end, |place| place.fill(0));
+        let padding = self.end.next_multiple_of(ALIGN) - self.end;
+        if padding > 0 {
+            self.append(padding, |place| place.fill(0));
+        }
     }
 
     /// Lays down a section, compressed where it pays, and returns its length. [`Plan`] has checked that `len` fits.
@@ -233,7 +237,8 @@ impl<'a> Image<'a> {
     /// Puts the header, its checksum computed, before the sections, and returns the length of it all.
     fn seal(self, header: Header) -> usize {
         let image = &mut self.bytes[..self.end];
-        image[..size_of::<Header>()].copy_from_slice(header.as_bytes());
+        let (place, _) = Header::mut_from_prefix(image).expect("room for it comes first");
+        *place = header;
         let checksum = U32::new(crc32c::crc32c(image));
         image[CHECKSUM].copy_from_slice(checksum.as_bytes());
         self.end
@@ -258,6 +263,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
+    #[inline]
     pub(crate) fn bytes<'a>(&'a self, image: &'a Buffer) -> &'a [u8] {
         match self {
             Place::Image(range) => &image[range.clone()],
@@ -269,7 +275,8 @@ impl Place {
         match self {
             Place::Image(range) => {
                 image.truncate(range.end);
-                image.split_off(range.start)
+                image.advance(range.start);
+                image
             }
             Place::Own(buffer) => buffer,
         }
@@ -277,11 +284,11 @@ impl Place {
 }
 
 /// What [`Message::decode`] does: header, then sizes, then checksum, and only then the sections.
-pub(crate) fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
-    let header = read_header(&image)?;
+pub(crate) fn decode(mut image: Buffer, pool: &Pool) -> Result<Message> {
+    let header = *read_header(&image)?;
     let (kind, range) = check_header(&header)?;
     let layout = Layout::new(&header, image.len())?;
-    check_checksum(&header, &image[size_of::<Header>()..layout.covered])?;
+    check_checksum(&header, &mut image[..layout.covered])?;
     check_padding(&image, layout.keys.end..layout.lengths.start)?;
     check_padding(&image, layout.lengths.end..layout.values.start)?;
     let offer = (header.flags & flags::OFFER != 0).then(|| {
@@ -300,12 +307,12 @@ pub(crate) fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
     Ok(Message { header, kind, range, offer, keys, lengths, values, image })
 }
 
-fn read_header(image: &[u8]) -> Result<Header, DecodeError> {
+fn read_header(image: &[u8]) -> Result<&Header, DecodeError> {
     let offset = image.as_ptr().addr() % ALIGN;
     if offset != 0 {
         return Err(DecodeError::Misaligned { offset });
     }
-    let (header, _) = Header::read_from_prefix(image).map_err(|_| DecodeError::TooShort {
+    let (header, _) = Header::ref_from_prefix(image).map_err(|_| DecodeError::TooShort {
         what: "a message header",
         have: image.len(),
         need: size_of::<Header>(),
@@ -329,6 +336,9 @@ fn check_header(header: &Header) -> Result<(Kind, KeyRange), DecodeError> {
 
 fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
     let flags = header.flags;
+    if flags & !flags::OFFER == 0 {
+        return Ok(()); // no section is coded or apart
+    }
     if flags & !flags::ALL != 0 {
         return Err(DecodeError::UnknownFlags { flags });
     }
@@ -384,9 +394,11 @@ impl Layout {
     }
 }
 
-fn check_checksum(header: &Header, sections: &[u8]) -> Result<(), DecodeError> {
-    let blank = Header { checksum: U32::new(0), ..*header };
-    let computed = crc32c::crc32c_append(crc32c::crc32c(blank.as_bytes()), sections);
+/// Computes the checksum as the sender did, over a header without one: it is blanked where it lies, so that there is one piece
+/// to go over. `header` keeps it.
+fn check_checksum(header: &Header, covered: &mut [u8]) -> Result<(), DecodeError> {
+    covered[CHECKSUM].fill(0);
+    let computed = crc32c::crc32c(covered);
     let found = header.checksum.get();
     if found != computed {
         return Err(DecodeError::Checksum { found, computed });
@@ -404,6 +416,7 @@ fn check_padding(image: &[u8], range: Range<usize>) -> Result<(), DecodeError> {
 }
 
 /// Finds a section, expanded if it is compressed.
+#[inline(always)]
 fn unpack(
     section: Section,
     range: Range<usize>,
@@ -430,13 +443,17 @@ fn check_keys(bytes: &[u8], range: KeyRange) -> Result<usize, DecodeError> {
         let (previous, key) = (keys[index - 1], keys[index]);
         return Err(DecodeError::KeyOrder { index, key, previous });
     }
-    for &key in keys.first().into_iter().chain(keys.last()) {
-        if !range.contains(key) {
-            let (begin, end) = (range.begin(), range.end());
-            return Err(DecodeError::KeyOutsideRange { key, begin, end });
-        }
+    if let Some(key) = key_outside(keys, range) {
+        let (begin, end) = (range.begin(), range.end());
+        return Err(DecodeError::KeyOutsideRange { key, begin, end });
     }
     Ok(keys.len())
+}
+
+/// A key that lies outside of the range that all should be in, if there is one; looks at both ends of ascending keys.
+fn key_outside(keys: &[u64], range: KeyRange) -> Option<u64> {
+    let (first, last) = (*keys.first()?, *keys.last()?);
+    [first, last].into_iter().find(|&key| !range.contains(key))
 }
 
 /// Whether each key is above the one before. Looks at all of them, since a loop without an early end can be vectorised.

@@ -76,9 +76,14 @@ pub enum Kind {
 impl Kind {
     /// The kind with number `raw`, if there is one.
     pub fn from_raw(raw: u8) -> Option<Kind> {
-        [Kind::Request, Kind::Reply, Kind::Failure, Kind::Want, Kind::Grant]
-            .into_iter()
-            .find(|&kind| kind as u8 == raw)
+        Some(match raw {
+            1 => Kind::Request,
+            2 => Kind::Reply,
+            3 => Kind::Failure,
+            4 => Kind::Want,
+            5 => Kind::Grant,
+            _ => return None,
+        })
     }
 }
 
