@@ -140,7 +140,7 @@ impl Worker {
         let spec = &self.tables[request.table.0 as usize].spec;
         let lengths =
             if request.lengths.is_empty() { &[][..] } else { &request.lengths[slice.clone()] };
-        let bytes = value_bytes(spec, slice.len(), lengths);
+        let (table, bytes) = (spec.id, value_bytes(spec, slice.len(), lengths));
         let load = *value..*value + bytes;
         *value = load.end;
         let mut part = Part {
@@ -155,15 +155,18 @@ impl Worker {
             part.offered = Some(offered.key.get());
             offer = Some(offered);
         }
+        self.enter(timestamp, part);
         let draft = Draft {
             range,
             offer,
             keys: &request.keys[slice],
             lengths,
             values: request.load.part(load, eager_bytes),
-            ..self.draft(timestamp, request.what, spec.id)
+            ..draft(timestamp, request.what, table, self.clock)
         };
-        self.post_part(peer, part, draft, Some(request.table))
+        let coding = &mut self.tables[request.table.0 as usize].coding;
+        let posted = self.endpoint.post(peer, draft, coding);
+        Ok(posted.inspect_err(|_| self.unsend(timestamp, peer))?)
     }
 
     /// Sends the same text to every server.
@@ -171,44 +174,21 @@ impl Worker {
         let timestamp = self.tracker.begin(what)?;
         let sent = (0..self.servers.len()).try_for_each(|server| {
             let peer = self.room(server)?;
-            let part = Part { server, ..Part::default() };
+            self.enter(timestamp, Part { server, ..Part::default() });
             let values = Values::Copied(body);
-            let draft = Draft { values, ..self.draft(timestamp, what, table) };
-            self.post_part(peer, part, draft, None)
+            let draft = Draft { values, ..draft(timestamp, what, table, self.clock) };
+            let posted = self.endpoint.post(peer, draft, &mut Coding::plain());
+            Ok(posted.inspect_err(|_| self.unsend(timestamp, peer))?)
         });
         self.seal(timestamp, sent.map(|()| None));
         Ok(timestamp)
     }
 
-    /// What is the same in all messages of a request.
-    fn draft<'a>(&self, timestamp: Timestamp, what: What, table: u32) -> Draft<'a> {
-        Draft {
-            op: Op::from(what) as u8,
-            table,
-            timestamp: timestamp.0,
-            clock: self.clock,
-            ..Draft::new(Kind::Request)
-        }
-    }
-
-    /// Enters one part of a request and posts it, in the table's coding if it is about its keys.
-    fn post_part(
-        &mut self,
-        peer: PeerId,
-        part: Part,
-        draft: Draft<'_>,
-        table: Option<Table>,
-    ) -> Result<()> {
-        let timestamp = draft.timestamp;
-        let slot = self.tracker.slot(timestamp).expect("open until it is sealed");
+    /// Enters one part of a request, which is about to be posted.
+    fn enter(&mut self, timestamp: Timestamp, part: Part) {
+        let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
         slot.missing += 1;
         slot.parts.push(part);
-        let coding = match table {
-            Some(table) => &mut self.tables[table.0 as usize].coding,
-            None => &mut Coding::plain(),
-        };
-        self.endpoint.post(peer, draft, coding).inspect_err(|_| self.unsend(timestamp, peer))?;
-        Ok(())
     }
 
     /// Takes in answers until the lane to `server` has room for a request.
@@ -229,8 +209,8 @@ impl Worker {
     }
 
     /// Takes back the last part of a request, which could not be posted.
-    fn unsend(&mut self, timestamp: u64, peer: PeerId) {
-        let slot = self.tracker.slot(timestamp).expect("open until it is sealed");
+    fn unsend(&mut self, timestamp: Timestamp, peer: PeerId) {
+        let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
         slot.missing -= 1;
         if let Some(key) = slot.parts.pop().and_then(|part| part.offered) {
             // A lane that is closed has taken its offers back already.
@@ -247,6 +227,12 @@ impl Worker {
         }
         self.settle(timestamp.0);
     }
+}
+
+/// What is the same in all messages of a request.
+fn draft<'a>(timestamp: Timestamp, what: What, table: u32, clock: u64) -> Draft<'a> {
+    let (op, timestamp) = (Op::from(what) as u8, timestamp.0);
+    Draft { op, table, timestamp, clock, ..Draft::new(Kind::Request) }
 }
 
 /// Bytes of the values of `keys` keys; their `lengths` count where the table's keys have their own number of values.
