@@ -10,8 +10,18 @@ use crate::error::{Error, Result, with_sources};
 use crate::tracker::{Callback, Part, Slot, What};
 
 impl Worker {
-    /// Takes in what the endpoint brought from one of the servers; strangers are turned away.
-    pub(super) fn take_in(&mut self, arrival: Arrival) {
+    /// Takes in what the endpoint brought. Kept apart from `poll`, so that a look that finds nothing stays short.
+    #[inline(never)]
+    pub(super) fn take_in(&mut self) {
+        let mut arrivals = std::mem::take(&mut self.arrivals);
+        for arrival in arrivals.drain(..) {
+            self.sort_out(arrival);
+        }
+        self.arrivals = arrivals;
+    }
+
+    /// Takes in what came from one of the servers; strangers are turned away.
+    fn sort_out(&mut self, arrival: Arrival) {
         let peer = match &arrival {
             Arrival::Connected { peer, .. }
             | Arrival::Message { peer, .. }
