@@ -228,11 +228,11 @@ impl ServerThread {
         if request.pushes {
             shard.push(&request, self.endpoint.memory())?;
         }
-        let reply = answer(Kind::Reply, message);
         if !request.pulls {
-            self.post(peer, reply);
+            self.post(peer, answer(Kind::Reply, message));
             return Ok(Left::Nothing);
         }
+        let reply = answer(Kind::Reply, message);
         match (shard.pull(&request)?, message.offer()) {
             (Pulled::Shared(values), Some(offer)) => {
                 self.place(peer, values, offer)?;

@@ -137,10 +137,10 @@ impl Worker {
     ) -> Result<()> {
         let peer = self.room(server)?;
         let eager_bytes = self.endpoint.eager_bytes();
-        let spec = &self.tables[request.table.0 as usize].spec;
+        let Known { spec, coding, .. } = &mut self.tables[request.table.0 as usize];
         let lengths =
             if request.lengths.is_empty() { &[][..] } else { &request.lengths[slice.clone()] };
-        let (table, bytes) = (spec.id, value_bytes(spec, slice.len(), lengths));
+        let bytes = value_bytes(spec, slice.len(), lengths);
         let load = *value..*value + bytes;
         *value = load.end;
         let place = into.take_if(|into| into.len() == bytes);
@@ -149,23 +149,17 @@ impl Worker {
         if let Some(place) = place.take_if(|place| place.len() > eager_bytes) {
             offer = Some(self.endpoint.offer(peer, place)?);
         }
-        let part = Part {
-            server,
-            answered: false,
-            keys: slice.len(),
-            into: place,
-            offered: offer.map(|offer| offer.key.get()),
-        };
         let draft = Draft {
             range,
             offer,
-            keys: &request.keys[slice],
+            keys: &request.keys[slice.clone()],
             lengths,
             values: request.load.part(load, eager_bytes),
-            ..draft(timestamp, request.what, table, self.clock)
+            ..draft(timestamp, request.what, spec.id, self.clock)
         };
-        let coding = &mut self.tables[request.table.0 as usize].coding;
         let posted = self.endpoint.post(peer, draft, coding);
+        let offered = offer.map(|offer| offer.key.get());
+        let part = Part { server, answered: false, keys: slice.len(), into: place, offered };
         self.enter(timestamp, part, posted)
     }
 
