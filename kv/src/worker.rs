@@ -316,20 +316,21 @@ impl Worker {
     /// [`Error::Refused`] and [`Error::ServerLost`] name the server; [`Error::UnknownTimestamp`].
     pub fn wait(&mut self, timestamp: Timestamp) -> Result<Answer> {
         let (mut napped, mut said) = (false, None);
-        while !self.is_done(timestamp)? {
-            if self.poll()? {
-                continue;
-            }
-            // Most answers come during the first nap: until then nobody asks for the time.
-            if napped {
-                let now = self.endpoint.now();
-                if now > *said.get_or_insert(now) + SAY_AFTER {
-                    said = Some(now);
-                    self.say_what_is_waited_for(timestamp);
+        let mut done = self.is_done(timestamp)?;
+        while !done {
+            if !self.poll()? {
+                // Most answers come during the first nap: until then nobody asks for the time.
+                if napped {
+                    let now = self.endpoint.now();
+                    if now > *said.get_or_insert(now) + SAY_AFTER {
+                        said = Some(now);
+                        self.say_what_is_waited_for(timestamp);
+                    }
                 }
+                self.endpoint.wait(NAP)?;
+                napped = true;
             }
-            self.endpoint.wait(NAP)?;
-            napped = true;
+            done = self.tracker.is_settled(timestamp.0);
         }
         self.tracker.claim(timestamp)
     }
@@ -352,11 +353,7 @@ impl Worker {
     pub fn poll(&mut self) -> Result<bool> {
         let polled = self.endpoint.poll(&mut self.arrivals);
         if !self.arrivals.is_empty() {
-            let mut arrivals = std::mem::take(&mut self.arrivals);
-            for arrival in arrivals.drain(..) {
-                self.take_in(arrival);
-            }
-            self.arrivals = arrivals;
+            self.take_in();
         }
         Ok(polled?)
     }

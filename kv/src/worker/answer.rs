@@ -10,8 +10,18 @@ use crate::error::{Error, Result, with_sources};
 use crate::tracker::{Callback, Part, Slot, What};
 
 impl Worker {
-    /// Takes in what the endpoint brought from one of the servers; strangers are turned away.
-    pub(super) fn take_in(&mut self, arrival: Arrival) {
+    /// Takes in what the endpoint brought. Kept apart from `poll`, so that a look that finds nothing stays short.
+    #[inline(never)]
+    pub(super) fn take_in(&mut self) {
+        let mut arrivals = std::mem::take(&mut self.arrivals);
+        for arrival in arrivals.drain(..) {
+            self.sort_out(arrival);
+        }
+        self.arrivals = arrivals;
+    }
+
+    /// Takes in what came from one of the servers; strangers are turned away.
+    fn sort_out(&mut self, arrival: Arrival) {
         let peer = match &arrival {
             Arrival::Connected { peer, .. }
             | Arrival::Message { peer, .. }
@@ -44,9 +54,11 @@ impl Worker {
             let peer = self.servers[server].peer;
             slot.parts[at].into = self.endpoint.withdraw(peer, key).ok();
         }
-        let outcome = match message.kind() {
-            Kind::Failure => Err(String::from_utf8_lossy(message.values()).into_owned()),
-            _ => fill(slot, at, message),
+        let outcome = match (message.kind(), slot.what, &mut slot.parts[at].into) {
+            (Kind::Failure, ..) => Err(String::from_utf8_lossy(message.values()).into_owned()),
+            (.., Some(into)) => fill(into, message.values()),
+            (_, What::Push | What::Create, None) => Ok(()),
+            (.., None) => keep(slot, at, message),
         };
         self.conclude(server, timestamp, outcome);
     }
@@ -109,26 +121,22 @@ fn land(part: &mut Part, memory: Buffer, len: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Puts the values of the server of part `at` where they belong, or keeps its message if that is not known yet.
-fn fill(slot: &mut Slot, at: usize, message: Message) -> Result<(), String> {
-    let part = &mut slot.parts[at];
-    if let Some(into) = &mut part.into {
-        let values = message.values();
-        if values.len() != into.len() {
-            return Err(wrong_bytes(values.len(), into.len()));
-        }
-        into.copy_from_slice(values);
-        return Ok(());
+/// Puts a server's values where they belong.
+fn fill(into: &mut Buffer, values: &[u8]) -> Result<(), String> {
+    if values.len() != into.len() {
+        return Err(wrong_bytes(values.len(), into.len()));
     }
-    let (keys, lengths) = (part.keys, message.lengths().len());
-    match slot.what {
-        What::Push | What::Create => return Ok(()),
-        What::Pull | What::PushPull if lengths != keys => {
-            return Err(format!(
-                "it answered with lengths for {lengths} keys where {keys} were asked for"
-            ));
-        }
-        What::Pull | What::PushPull | What::Command => {}
+    into.copy_from_slice(values);
+    Ok(())
+}
+
+/// Keeps the answer to part `at` until all have come and it is known where its values belong.
+fn keep(slot: &mut Slot, at: usize, message: Message) -> Result<(), String> {
+    let (keys, lengths) = (slot.parts[at].keys, message.lengths().len());
+    if slot.what != What::Command && lengths != keys {
+        return Err(format!(
+            "it answered with lengths for {lengths} keys where {keys} were asked for"
+        ));
     }
     if slot.messages.len() <= at {
         slot.messages.resize_with(at + 1, || None);

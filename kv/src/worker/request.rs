@@ -137,36 +137,30 @@ impl Worker {
     ) -> Result<()> {
         let peer = self.room(server)?;
         let eager_bytes = self.endpoint.eager_bytes();
-        let spec = &self.tables[request.table.0 as usize].spec;
+        let Known { spec, coding, .. } = &mut self.tables[request.table.0 as usize];
         let lengths =
             if request.lengths.is_empty() { &[][..] } else { &request.lengths[slice.clone()] };
-        let (table, bytes) = (spec.id, value_bytes(spec, slice.len(), lengths));
+        let bytes = value_bytes(spec, slice.len(), lengths);
         let load = *value..*value + bytes;
         *value = load.end;
-        let mut part = Part {
-            server,
-            keys: slice.len(),
-            into: into.as_mut().map(|into| into.split_to(bytes)),
-            ..Part::default()
-        };
+        let place = into.take_if(|into| into.len() == bytes);
+        let mut place = place.or_else(|| into.as_mut().map(|into| into.split_to(bytes)));
         let mut offer = None;
-        if let Some(place) = part.into.take_if(|place| place.len() > eager_bytes) {
-            let offered = self.endpoint.offer(peer, place)?;
-            part.offered = Some(offered.key.get());
-            offer = Some(offered);
+        if let Some(place) = place.take_if(|place| place.len() > eager_bytes) {
+            offer = Some(self.endpoint.offer(peer, place)?);
         }
-        self.enter(timestamp, part);
         let draft = Draft {
             range,
             offer,
-            keys: &request.keys[slice],
+            keys: &request.keys[slice.clone()],
             lengths,
             values: request.load.part(load, eager_bytes),
-            ..draft(timestamp, request.what, table, self.clock)
+            ..draft(timestamp, request.what, spec.id, self.clock)
         };
-        let coding = &mut self.tables[request.table.0 as usize].coding;
         let posted = self.endpoint.post(peer, draft, coding);
-        Ok(posted.inspect_err(|_| self.unsend(timestamp, peer))?)
+        let offered = offer.map(|offer| offer.key.get());
+        let part = Part { server, answered: false, keys: slice.len(), into: place, offered };
+        self.enter(timestamp, part, posted)
     }
 
     /// Sends the same text to every server.
@@ -174,21 +168,33 @@ impl Worker {
         let timestamp = self.tracker.begin(what)?;
         let sent = (0..self.servers.len()).try_for_each(|server| {
             let peer = self.room(server)?;
-            self.enter(timestamp, Part { server, ..Part::default() });
             let values = Values::Copied(body);
             let draft = Draft { values, ..draft(timestamp, what, table, self.clock) };
             let posted = self.endpoint.post(peer, draft, &mut Coding::plain());
-            Ok(posted.inspect_err(|_| self.unsend(timestamp, peer))?)
+            self.enter(timestamp, Part { server, ..Part::default() }, posted)
         });
         self.seal(timestamp, sent.map(|()| None));
         Ok(timestamp)
     }
 
-    /// Enters one part of a request, which is about to be posted.
-    fn enter(&mut self, timestamp: Timestamp, part: Part) {
+    /// Enters one part of a request, unless it could not be posted.
+    fn enter(
+        &mut self,
+        timestamp: Timestamp,
+        part: Part,
+        posted: caravan_van::Result<()>,
+    ) -> Result<()> {
+        if let Err(error) = posted {
+            if let Some(key) = part.offered {
+                // A lane that is closed has taken its offers back already.
+                let _ = self.endpoint.withdraw(self.servers[part.server].peer, key);
+            }
+            return Err(error.into());
+        }
         let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
         slot.missing += 1;
         slot.parts.push(part);
+        Ok(())
     }
 
     /// Takes in answers until the lane to `server` has room for a request.
@@ -205,16 +211,6 @@ impl Worker {
             if !self.poll()? {
                 self.endpoint.wait(NAP)?;
             }
-        }
-    }
-
-    /// Takes back the last part of a request, which could not be posted.
-    fn unsend(&mut self, timestamp: Timestamp, peer: PeerId) {
-        let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
-        slot.missing -= 1;
-        if let Some(key) = slot.parts.pop().and_then(|part| part.offered) {
-            // A lane that is closed has taken its offers back already.
-            let _ = self.endpoint.withdraw(peer, key);
         }
     }
 
