@@ -1,13 +1,18 @@
 //! The van over RDMA verbs: reliable connections, on which the device itself places what arrives.
 //!
 //! * **Frames** are sent into receive buffers that the peer keeps posted, one shared queue of them for all peers of a transport.
-//!   Short ones travel inside the work request. Each carries, as its immediate word, how many buffers the sender has made free
+//!   Short ones travel inside the work request, and small ones that wait for the same peer in one message. Each message carries, as its immediate word, how many buffers the sender has made free
 //!   for its peer since the last one: a peer that has none left holds its frames back, so that the device never meets a receiver
 //!   that is not ready (its timer for that is up to 655 ms long).
 //! * **Writes** go straight from where the data lies to where it shall lie, by one `RDMA WRITE` with immediate: nothing is copied
 //!   on either side, and the immediate says which offer was used.
 //! * **Offers** are memory windows, each bound for one peer to just the bytes that it was offered. When the write has come the
 //!   window is closed before the layer above sees the memory, so that nobody can write it any more.
+//!
+//! Nothing is read from a peer. An `RDMA READ` would spare the side that has the data its work request, and is the better direction
+//! where that side is to do nothing at all; but the reader would have to know where the data lies and that nobody changes it
+//! meanwhile, a device has few reads under way at a time, and a pull would take a second round trip to learn both. `caravan bench
+//! verbs --op read` measures it.
 //!
 //! What is posted between two polls leaves with one doorbell for up to 16 work requests, of which the last alone reports its
 //! completion. A transport owns its completion queue, and so belongs to one thread. It polls, then sleeps on the completion channel.
