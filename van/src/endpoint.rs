@@ -23,13 +23,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use self::landing::{Grants, Landings, Places};
-use self::rendezvous::skew;
+use self::rendezvous::landed_bytes;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::message::{Draft, Message, Outgoing};
 use crate::metrics::Counters;
 use crate::transport::{Event, Limits, PeerId, Transport, check_write};
-use crate::wire::{Coding, Hello, Kind, Offer, encode};
+use crate::wire::{Coding, Hello, Kind, Offer, TRAILER, encode};
 
 /// What a poll brought.
 #[derive(Debug)]
@@ -132,9 +132,7 @@ impl Item {
     /// How long a landing it needs at a peer that takes frames of `frame_bytes`; 0 for none.
     fn landing_bytes(&self, frame_bytes: usize) -> usize {
         match self {
-            Item::Image(outgoing) if outgoing.image_bytes() > frame_bytes => {
-                outgoing.image_bytes() + skew(outgoing)
-            }
+            Item::Image(outgoing) if outgoing.image_bytes() > frame_bytes => landed_bytes(outgoing),
             Item::Image(_) | Item::Place { .. } => 0,
         }
     }
@@ -502,9 +500,10 @@ fn lane(lanes: &mut [Option<Lane>], peer: PeerId) -> Result<&mut Lane> {
 /// One frame that holds the whole image; short values that lay apart are copied behind the head.
 fn whole(outgoing: Outgoing, pool: &Pool) -> Result<Buffer> {
     let Some(values) = outgoing.values else { return Ok(outgoing.head) };
-    let mut frame = pool.allocate(outgoing.head.len() + values.len())?;
-    let (head, rest) = frame.split_at_mut(outgoing.head.len());
-    head.copy_from_slice(&outgoing.head);
+    let head_bytes = outgoing.head.len() - TRAILER;
+    let mut frame = pool.allocate(head_bytes + values.len())?;
+    let (head, rest) = frame.split_at_mut(head_bytes);
+    head.copy_from_slice(&outgoing.head[..head_bytes]);
     rest.copy_from_slice(&values);
     Ok(frame)
 }

@@ -13,10 +13,16 @@
 
 use super::{Arrival, Endpoint, lane};
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, SLOT_ALIGN};
+use crate::memory::{Buffer, Shared};
 use crate::message::{Draft, Message, Outgoing, Values};
 use crate::transport::{FRAME_PREFIX, Gather, PeerId, WRITE_AT_END, WRITE_BYTES_MAX};
-use crate::wire::{Coding, Header, Kind, Offer, encode};
+use crate::wire::{Coding, Header, Kind, Offer, TRAILER, encode};
+
+/// Where in a landing a message begins whose header comes first, ...
+const HEAD_FIRST: u64 = 8;
+
+/// ... and one whose values do; see [`Message::decode_landed`].
+const VALUES_FIRST: u64 = 0;
 
 /// Longest message, and how far into a landing it begins: what a peer may ask memory for, in bytes.
 const MESSAGE_BYTES_MAX: u64 = WRITE_BYTES_MAX as u64 + WRITE_AT_END;
@@ -44,12 +50,21 @@ impl Endpoint {
         }
     }
 
-    /// Writes a long message into a landing that holds it.
+    /// Writes a long message into a landing that holds it. Values that lie apart go first, to the start of a page: the kernel copies
+    /// much faster to there, and a device's packets do not straddle pages.
     pub(super) fn land(&mut self, peer: PeerId, outgoing: Outgoing, landing: Offer) -> Result<()> {
-        let at = skew(&outgoing) as u64;
-        let Outgoing { mut head, values: tail } = outgoing;
-        head.advance(FRAME_PREFIX);
-        self.transport.post_write(peer, Gather { head: head.share(), tail }, &landing, at)
+        let Outgoing { mut head, values } = outgoing;
+        let (data, at) = match values {
+            None => {
+                head.advance(FRAME_PREFIX);
+                (head.share().into(), HEAD_FIRST)
+            }
+            Some(values) => {
+                head.advance(FRAME_PREFIX - padding(&values)); // zeros
+                (Gather { head: values, tail: Some(head.share()) }, VALUES_FIRST)
+            }
+        };
+        self.transport.post_write(peer, data, &landing, at)
     }
 
     /// Reads the long message that came to lie in `len` bytes at `at` of a landing.
@@ -62,7 +77,11 @@ impl Endpoint {
         let mut image = landing;
         image.advance(at);
         image.truncate(len);
-        let message = Message::decode(image, self.transport.memory())?;
+        let memory = self.transport.memory();
+        let message = match at as u64 {
+            VALUES_FIRST => Message::decode_landed(image, memory)?,
+            _ => Message::decode(image, memory)?,
+        };
         // Others may have waited for this landing to be used. It must not wait for an answer to this message, which may in
         // turn wait for one of them.
         self.serve_wants(peer, true)?;
@@ -208,11 +227,15 @@ impl Endpoint {
     }
 }
 
-/// Where in a landing a message begins, so that values that lie apart come to lie at the start of a page: the kernel copies
-/// much faster to there.
-pub(super) fn skew(outgoing: &Outgoing) -> usize {
-    match outgoing.values {
-        Some(_) => (outgoing.head.len() - FRAME_PREFIX).wrapping_neg() % SLOT_ALIGN,
-        None => 0,
+/// How long a landing must be for a message that does not go in a frame.
+pub(super) fn landed_bytes(outgoing: &Outgoing) -> usize {
+    match &outgoing.values {
+        None => HEAD_FIRST as usize + outgoing.image_bytes(),
+        Some(values) => outgoing.image_bytes() + padding(values) + TRAILER,
     }
+}
+
+/// Zeros between values and what follows them.
+fn padding(values: &Shared) -> usize {
+    values.len().wrapping_neg() % 8
 }

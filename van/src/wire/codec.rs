@@ -14,6 +14,9 @@ use crate::memory::{Buffer, Pool};
 use crate::message::{Draft, KeyRange, Message, Outgoing, Values};
 use crate::transport::{FRAME_PREFIX, WRITE_BYTES_MAX};
 
+/// Bytes behind the head of a message whose values are apart, in which its length stands.
+pub(crate) const TRAILER: usize = 8;
+
 /// Every section starts at a multiple of this many bytes.
 const ALIGN: usize = 8;
 
@@ -56,6 +59,7 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
     let plan = Plan::new(&draft, coding)?;
     let Draft { kind, op, table, timestamp, clock, range, offer, keys, lengths, values } = draft;
     let mut head = pool.allocate(plan.head_bytes)?;
+    let trailer_bytes = plan.trailer_bytes;
     let (prefix, image) = head.split_at_mut(FRAME_PREFIX);
     prefix.fill(0);
     let mut image = Image::new(image, coding, pool);
@@ -109,7 +113,11 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
         checksum: U32::new(0),
     };
     let image_bytes = image.seal(header);
-    head.truncate(FRAME_PREFIX + image_bytes);
+    head.truncate(FRAME_PREFIX + image_bytes + trailer_bytes);
+    if trailer_bytes > 0 {
+        let trailer = &mut head[FRAME_PREFIX + image_bytes..];
+        trailer.copy_from_slice(&(image_bytes as u64).to_le_bytes());
+    }
     Ok(Outgoing { head, values: apart })
 }
 
@@ -133,6 +141,8 @@ struct Plan {
     key_bytes: usize,
     length_bytes: usize,
     value_bytes: usize,
+    /// Bytes behind the head of a message whose values are apart: how long it is.
+    trailer_bytes: usize,
     head_bytes: usize,
 }
 
@@ -159,7 +169,9 @@ impl Plan {
             .saturating_add(length_bytes.next_multiple_of(ALIGN))
             .saturating_add(if inside { value_bytes } else { 0 });
         let apart = if inside { 0 } else { value_bytes };
-        let image_bytes = head_bytes.saturating_add(apart) - FRAME_PREFIX;
+        let trailer_bytes = if apart > 0 { TRAILER } else { 0 };
+        let head_bytes = head_bytes.saturating_add(trailer_bytes);
+        let image_bytes = head_bytes.saturating_add(apart.next_multiple_of(ALIGN)) - FRAME_PREFIX;
         if image_bytes > WRITE_BYTES_MAX {
             let limit = WRITE_BYTES_MAX.saturating_sub(image_bytes - value_bytes);
             return Err(Error::MessageTooLong {
@@ -169,7 +181,7 @@ impl Plan {
             });
         }
         let delta = key_bytes < raw_bytes;
-        Ok(Plan { delta, key_bytes, length_bytes, value_bytes, head_bytes })
+        Ok(Plan { delta, key_bytes, length_bytes, value_bytes, trailer_bytes, head_bytes })
     }
 }
 
@@ -284,10 +296,34 @@ impl Place {
 }
 
 /// What [`Message::decode`] does: header, then sizes, then checksum, and only then the sections.
-pub(crate) fn decode(mut image: Buffer, pool: &Pool) -> Result<Message> {
+pub(crate) fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
+    decode_with(image, None, pool)
+}
+
+/// Reads a long message whose values came first, at the start of a page, and the others behind them:
+///
+/// ```text
+/// values, zero padding to 8, header and other sections, their length u64
+/// ```
+pub(crate) fn decode_landed(landed: Buffer, pool: &Pool) -> Result<Message> {
+    let mut values = landed;
+    let have = values.len();
+    let too_short =
+        |need| DecodeError::TooShort { what: "a message behind its values", have, need };
+    let head_bytes = values.last_chunk::<TRAILER>().map(|bytes| u64::from_le_bytes(*bytes));
+    let head_bytes = head_bytes.ok_or_else(|| too_short(TRAILER))?;
+    let head_bytes = usize::try_from(head_bytes).unwrap_or(usize::MAX);
+    let at = (have - TRAILER).checked_sub(head_bytes).ok_or_else(|| too_short(head_bytes))?;
+    let mut head = values.split_off(at);
+    head.truncate(head_bytes);
+    decode_with(head, Some(values), pool)
+}
+
+/// Reads a message whose values are in `apart`, if that is given, with padding behind them.
+fn decode_with(mut image: Buffer, apart: Option<Buffer>, pool: &Pool) -> Result<Message> {
     let header = *read_header(&image)?;
     let (kind, range) = check_header(&header)?;
-    let layout = Layout::new(&header, image.len())?;
+    let layout = Layout::new(&header, image.len(), apart.as_ref().map(|values| values.len()))?;
     check_checksum(&header, &mut image[..layout.covered])?;
     check_padding(&image, layout.keys.end..layout.lengths.start)?;
     check_padding(&image, layout.lengths.end..layout.values.start)?;
@@ -303,7 +339,14 @@ pub(crate) fn decode(mut image: Buffer, pool: &Pool) -> Result<Message> {
     let keys_count = check_keys(keys.bytes(&image), range)?;
     let lengths = unpack(Section::Lengths, layout.lengths, &header, &image, pool)?;
     check_lengths(lengths.bytes(&image), keys_count)?;
-    let values = unpack(Section::Values, layout.values, &header, &image, pool)?;
+    let values = match apart {
+        None => unpack(Section::Values, layout.values, &header, &image, pool)?,
+        Some(mut values) => {
+            check_padding(&values, header.value_bytes.get() as usize..values.len())?;
+            values.truncate(header.value_bytes.get() as usize);
+            Place::Own(values)
+        }
+    };
     Ok(Message { header, kind, range, offer, keys, lengths, values, image })
 }
 
@@ -368,15 +411,25 @@ struct Layout {
 }
 
 impl Layout {
-    /// Checks that the sections `header` announces take exactly `have` bytes.
-    fn new(header: &Header, have: usize) -> Result<Layout, DecodeError> {
+    /// Checks that the sections `header` announces take exactly `have` bytes; all but the values, if those take `apart` bytes
+    /// elsewhere, with their padding.
+    fn new(header: &Header, have: usize, apart: Option<usize>) -> Result<Layout, DecodeError> {
         let is_set = |flag| header.flags & flag != 0;
         let align = |end: u64| end.next_multiple_of(ALIGN as u64);
         // In 64 bits nothing overflows: there are three sections of 32 bits.
         let keys = size_of::<Header>() + if is_set(flags::OFFER) { size_of::<Offer>() } else { 0 };
         let lengths = align(keys as u64 + u64::from(header.key_bytes.get()));
         let values = align(lengths + u64::from(header.length_bytes.get()));
-        let end = values + u64::from(header.value_bytes.get());
+        let end = match apart {
+            None => values + u64::from(header.value_bytes.get()),
+            Some(apart) => {
+                let need = header.value_bytes.get() as usize;
+                if !is_set(flags::VALUES_APART) || need.next_multiple_of(ALIGN) != apart {
+                    return Err(DecodeError::ValuesApart { have: apart, need });
+                }
+                values
+            }
+        };
         let need = usize::try_from(end).unwrap_or(usize::MAX);
         if have < need {
             return Err(DecodeError::TooShort { what: "its sections", have, need });

@@ -120,11 +120,56 @@ fn values_apart_follow_the_head() {
     let outgoing = encode(1, draft, &mut Coding::plain(), &pool).unwrap();
     let apart = outgoing.values.as_ref().unwrap();
     assert_eq!(apart.as_ptr(), values.as_ptr());
-    assert_eq!((outgoing.head.len(), outgoing.image_bytes()), (16 + 64 + 16, 64 + 16 + 12));
-    let image = buffer(&[&outgoing.head[FRAME_PREFIX..], apart].concat(), &pool);
-    let message = Message::decode(image, &pool).unwrap();
-    assert_eq!(message.values(), &*values);
-    assert_eq!((message.keys(), message.lengths()), (&[5][..], &[3][..]));
+    assert_eq!((outgoing.head.len(), outgoing.image_bytes()), (16 + 64 + 16 + 8, 64 + 16 + 12));
+    let head = &outgoing.head[FRAME_PREFIX..];
+    let image = buffer(&[&head[..80], apart].concat(), &pool);
+    let landed = buffer(&[apart, &[0; 4][..], head].concat(), &pool);
+    let address = landed.as_ptr();
+    for message in [Message::decode(image, &pool), Message::decode_landed(landed, &pool)] {
+        let message = message.unwrap();
+        assert_eq!(message.values(), &*values);
+        assert_eq!((message.keys(), message.lengths()), (&[5][..], &[3][..]));
+        if message.values().as_ptr() == address {
+            assert_eq!(message.into_values().as_ptr(), address, "they stay where they landed");
+        }
+    }
+}
+
+#[test]
+fn what_lands_in_the_wrong_shape_is_refused() {
+    let pool = Pool::new(1 << 22);
+    let values = Values::Apart(Buffer::adopt(vec![7u8; 12]).share());
+    let draft = Draft { keys: &[5], values, ..Draft::new(Kind::Request) };
+    let outgoing = encode(1, draft, &mut Coding::plain(), &pool).unwrap();
+    let head = &outgoing.head[FRAME_PREFIX..];
+    let landed = [&[7; 12][..], &[0; 4], head].concat();
+    let refusal = |bytes: &[u8]| match Message::decode_landed(buffer(bytes, &pool), &pool) {
+        Err(Error::Decode(error)) => error.to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert!(Message::decode_landed(buffer(&landed, &pool), &pool).is_ok());
+    let with = |at: usize, byte: u8| {
+        let mut bytes = landed.clone();
+        bytes[at] = byte;
+        refusal(&bytes)
+    };
+    let trailer = landed.len() - 8;
+    assert!(with(13, 1).contains("padding byte at 13"));
+    assert!(with(trailer, 200).contains("too few"));
+    assert!(with(trailer + 7, 255).contains("too few"), "a length that no memory has");
+    assert!(
+        with(trailer, 64).contains("it must receive it")
+            || with(trailer, 64).contains("begins with")
+    );
+    assert!(with(trailer, 71).contains("past a multiple of 8"));
+    assert!(refusal(&landed[8..]).contains("8 bytes lie before"), "values are missing");
+    assert!(refusal(&landed[16..]).contains("0 bytes lie before"));
+    assert!(refusal(&landed[landed.len() - 7..]).contains("too few"));
+    assert!(refusal(&[]).contains("too few"));
+    let plain = encode(1, Draft::new(Kind::Request), &mut Coding::plain(), &pool).unwrap();
+    let head = &plain.head[FRAME_PREFIX..];
+    let not_apart = [&[0; 8][..], head, &64u64.to_le_bytes()].concat();
+    assert!(refusal(&not_apart).contains("8 bytes lie before a message whose header announces 0"));
 }
 
 #[test]
