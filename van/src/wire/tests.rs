@@ -78,6 +78,14 @@ fn refusal(image: Buffer) -> DecodeError {
 }
 
 #[test]
+fn a_kind_is_read_by_its_number() {
+    for raw in 0..=u8::MAX {
+        let known = (Kind::Request as u8..=Kind::Grant as u8).contains(&raw).then_some(raw);
+        assert_eq!(Kind::from_raw(raw).map(|kind| kind as u8), known);
+    }
+}
+
+#[test]
 fn a_plain_message_is_viewed_in_place() {
     let pool = Pool::new(1 << 22);
     let draft = Draft {
