@@ -566,9 +566,11 @@ mod tests {
         let port = PortInfo {
             number: 1,
             state: state.to_owned(),
+            physical_state: "LinkUp".to_owned(),
             link_layer: "Ethernet".to_owned(),
             rate: "100 Gb/sec".to_owned(),
             gids,
+            interface: None,
         };
         DeviceInfo { name: name.to_owned(), numa_node: None, ports: vec![port] }
     }
