@@ -571,6 +571,7 @@ mod tests {
             link_layer: "Ethernet".to_owned(),
             rate: "100 Gb/sec".to_owned(),
             gids,
+            interface: None,
         };
         DeviceInfo { name: name.to_owned(), numa_node: None, ports: vec![port] }
     }
