@@ -285,7 +285,8 @@ fn fit(image: &mut Vec<u8>) {
 /// Computes the checksum anew, so that a mutation gets past it. What it covers depends on the header, as in the codec.
 fn reseal(image: &mut [u8]) {
     let Ok((header, _)) = Header::read_from_prefix(image) else { return };
-    let apart = if header.flags & flags::VALUES_APART != 0 { header.value_bytes.get() } else { 0 };
+    let apart =
+        if header.flags & flags::VALUES_UNCOVERED != 0 { header.value_bytes.get() } else { 0 };
     let covered = image.len().saturating_sub(apart as usize).max(size_of::<Header>());
     image[CHECKSUM].fill(0);
     let checksum = crc32c::crc32c(&image[..covered]);

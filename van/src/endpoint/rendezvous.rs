@@ -130,6 +130,7 @@ impl Endpoint {
         draft: Draft<'_>,
         coding: &mut Coding,
     ) -> Result<Outgoing> {
+        coding.carrier_checks = self.limits.checks_bytes;
         let lane = lane(&mut self.lanes, peer)?;
         if lane.landings.is_settled() {
             return encode(self.node, draft, coding, self.transport.memory());

@@ -567,7 +567,6 @@ mod tests {
             number: 1,
             state: state.to_owned(),
             physical_state: "LinkUp".to_owned(),
-            interface: None,
             link_layer: "Ethernet".to_owned(),
             rate: "100 Gb/sec".to_owned(),
             gids,

@@ -271,7 +271,11 @@ impl Transport for Rdma {
     }
 
     fn limits(&self) -> Limits {
-        Limits { frame_bytes: self.frame_bytes, queue_depth: self.config.queue_depth }
+        Limits {
+            frame_bytes: self.frame_bytes,
+            queue_depth: self.config.queue_depth,
+            checks_bytes: true, // the invariant checksum: CRC-32, from device to device
+        }
     }
 
     fn memory(&self) -> &Pool {

@@ -28,12 +28,14 @@ pub struct Coding {
     /// Delta-code keys when that makes them shorter.
     delta: bool,
     compressor: Option<Box<Compressor>>,
+    /// Leave values to the checksum of a carrier that checks every byte.
+    pub(crate) carrier_checks: bool,
 }
 
 impl Coding {
     /// Keys and values as they are: nothing to decode, nothing to allocate at the receiver.
     pub fn plain() -> Coding {
-        Coding { delta: false, compressor: None }
+        Coding { delta: false, compressor: None, carrier_checks: false }
     }
 
     /// Delta-coded keys, and Snappy for the sections where samples say that it pays.
@@ -41,7 +43,7 @@ impl Coding {
     /// A section is tried from 512 bytes on, and sent compressed when that saves at least a tenth. After a try that doesn't, 16
     /// messages go without one, then 32, up to 1024. Only messages are counted: the same messages give the same bytes.
     pub fn compact() -> Coding {
-        Coding { delta: true, compressor: Some(Box::new(Compressor::new())) }
+        Coding { delta: true, compressor: Some(Box::new(Compressor::new())), carrier_checks: false }
     }
 }
 
@@ -62,6 +64,7 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
     let trailer_bytes = plan.trailer_bytes;
     let (prefix, image) = head.split_at_mut(FRAME_PREFIX);
     prefix.fill(0);
+    let carrier_checks = coding.carrier_checks;
     let mut image = Image::new(image, coding, pool);
     if let Some(offer) = offer {
         image.append(size_of::<Offer>(), |place| place.copy_from_slice(offer.as_bytes()));
@@ -89,12 +92,21 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
         Values::Apart(bytes) => {
             image.pad();
             if !bytes.is_empty() {
-                image.flags |= flags::VALUES_APART;
+                image.flags |= flags::VALUES_UNCOVERED;
                 apart = Some(bytes);
             }
             plan.value_bytes as u32
         }
     };
+    let mut uncovered = 0;
+    if carrier_checks
+        && apart.is_none()
+        && value_bytes > 0
+        && image.flags & flags::VALUES_SNAPPY == 0
+    {
+        image.flags |= flags::VALUES_UNCOVERED;
+        uncovered = value_bytes as usize;
+    }
     let header = Header {
         magic: U32::new(MAGIC),
         version: VERSION,
@@ -112,7 +124,7 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
         value_bytes: U32::new(value_bytes),
         checksum: U32::new(0),
     };
-    let image_bytes = image.seal(header);
+    let image_bytes = image.seal(header, uncovered);
     head.truncate(FRAME_PREFIX + image_bytes + trailer_bytes);
     if trailer_bytes > 0 {
         let trailer = &mut head[FRAME_PREFIX + image_bytes..];
@@ -246,12 +258,13 @@ impl<'a> Image<'a> {
         Ok((self.end - start) as u32)
     }
 
-    /// Puts the header, its checksum computed, before the sections, and returns the length of it all.
-    fn seal(self, header: Header) -> usize {
+    /// Puts the header before the sections, with the checksum of all but the last `uncovered` bytes, and returns the length of it
+    /// all.
+    fn seal(self, header: Header, uncovered: usize) -> usize {
         let image = &mut self.bytes[..self.end];
         let (place, _) = Header::mut_from_prefix(image).expect("room for it comes first");
         *place = header;
-        let checksum = U32::new(crc32c::crc32c(image));
+        let checksum = U32::new(crc32c::crc32c(&image[..self.end - uncovered]));
         image[CHECKSUM].copy_from_slice(checksum.as_bytes());
         self.end
     }
@@ -385,14 +398,14 @@ fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
     if flags & !flags::ALL != 0 {
         return Err(DecodeError::UnknownFlags { flags });
     }
-    let apart_and_snappy = flags::VALUES_APART | flags::VALUES_SNAPPY;
+    let apart_and_snappy = flags::VALUES_UNCOVERED | flags::VALUES_SNAPPY;
     if flags & apart_and_snappy == apart_and_snappy {
         return Err(DecodeError::Contradiction { flags, kind });
     }
     for (section, bytes, about) in [
         (Section::Keys, header.key_bytes, flags::KEYS_DELTA | flags::KEYS_SNAPPY),
         (Section::Lengths, header.length_bytes, flags::LENGTHS_SNAPPY),
-        (Section::Values, header.value_bytes, flags::VALUES_SNAPPY | flags::VALUES_APART),
+        (Section::Values, header.value_bytes, flags::VALUES_SNAPPY | flags::VALUES_UNCOVERED),
     ] {
         if bytes.get() == 0 && flags & about != 0 {
             return Err(DecodeError::CodedEmpty { section, flags });
@@ -424,7 +437,7 @@ impl Layout {
             None => values + u64::from(header.value_bytes.get()),
             Some(apart) => {
                 let need = header.value_bytes.get() as usize;
-                if !is_set(flags::VALUES_APART) || need.next_multiple_of(ALIGN) != apart {
+                if !is_set(flags::VALUES_UNCOVERED) || need.next_multiple_of(ALIGN) != apart {
                     return Err(DecodeError::ValuesApart { have: apart, need });
                 }
                 values
@@ -442,7 +455,7 @@ impl Layout {
             keys: keys..keys + header.key_bytes.get() as usize,
             lengths: lengths..lengths + header.length_bytes.get() as usize,
             values: values..need,
-            covered: if is_set(flags::VALUES_APART) { values } else { need },
+            covered: if is_set(flags::VALUES_UNCOVERED) { values } else { need },
         })
     }
 }

@@ -312,7 +312,7 @@ fn strangers_are_refused() {
 
 #[test]
 fn contradictory_flags_are_refused() {
-    let apart_and_snappy = flags::VALUES_APART | flags::VALUES_SNAPPY;
+    let apart_and_snappy = flags::VALUES_UNCOVERED | flags::VALUES_SNAPPY;
     for (kind, flags) in [(Kind::Request, apart_and_snappy), (Kind::Reply, apart_and_snappy)] {
         let forged = request().header(|header| (header.kind, header.flags) = (kind as u8, flags));
         assert_eq!(forged.refusal(), DecodeError::Contradiction { flags, kind });
@@ -322,7 +322,7 @@ fn contradictory_flags_are_refused() {
         (Section::Keys, flags::KEYS_SNAPPY),
         (Section::Lengths, flags::LENGTHS_SNAPPY),
         (Section::Values, flags::VALUES_SNAPPY),
-        (Section::Values, flags::VALUES_APART),
+        (Section::Values, flags::VALUES_UNCOVERED),
     ];
     for (section, flags) in coded {
         let empty = Forged::new(Draft::new(Kind::Reply)).header(|header| header.flags = flags);
@@ -433,4 +433,29 @@ fn a_pool_without_room_is_no_fault_of_the_sender() {
     let mut outgoing = encode(1, draft, &mut Coding::compact(), &Pool::new(1 << 24)).unwrap();
     let error = Message::decode(outgoing.head.split_off(FRAME_PREFIX), &Pool::new(1 << 20));
     assert!(matches!(error, Err(Error::OutOfMemory { limit, .. }) if limit == 1 << 20));
+}
+
+/// A carrier that checks every byte itself is left the values; all else stays covered.
+#[test]
+fn values_are_left_to_a_carrier_that_checks_them() {
+    let pool = Pool::new(1 << 22);
+    let encoded = |mut coding: Coding, values: &[u8]| {
+        coding.carrier_checks = true;
+        let draft =
+            Draft { keys: &[5], values: Values::Copied(values), ..Draft::new(Kind::Request) };
+        encode(1, draft, &mut coding, &pool).unwrap().head.split_off(FRAME_PREFIX)
+    };
+    let image = encoded(Coding::plain(), &[7; 20]);
+    for (at, covered) in [(0, true), (64, true), (72, false), (91, false)] {
+        let mut damaged = buffer(&image, &pool);
+        damaged[at] ^= 1;
+        assert_eq!(Message::decode(damaged, &pool).is_err(), covered, "byte {at}");
+    }
+    let message = Message::decode(image, &pool).unwrap();
+    assert_eq!((message.values(), message.header().flags), (&[7; 20][..], flags::VALUES_UNCOVERED));
+    let compressed = Message::decode(encoded(Coding::compact(), &[7; 4000]), &pool).unwrap();
+    assert_eq!(compressed.header().flags & flags::VALUES_UNCOVERED, 0, "the decoder reads those");
+    assert_eq!(compressed.values(), [7; 4000]);
+    let none = Message::decode(encoded(Coding::plain(), &[]), &pool).unwrap();
+    assert_eq!(none.header().flags, 0);
 }
