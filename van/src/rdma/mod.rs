@@ -298,8 +298,8 @@ impl Transport for Rdma {
             return Err(Error::FrameTooLong { len, limit });
         }
         let mut frame = frame;
-        let frame = frame.split_off(FRAME_PREFIX).share();
-        self.post(peer, Unit::Frame(frame))
+        frame.advance(FRAME_PREFIX);
+        self.post(peer, Unit::Frame(frame.share()))
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
