@@ -66,8 +66,6 @@ pub(crate) struct Part {
     pub(crate) into: Option<Buffer>,
     /// Key of the offer that holds the place for its values.
     pub(crate) offered: Option<u64>,
-    /// The answer, when its size was not known before.
-    pub(crate) message: Option<Message>,
 }
 
 /// Runs when a request is complete.
@@ -99,6 +97,8 @@ pub(crate) struct Slot {
     pub(crate) what: What,
     pub(crate) missing: usize,
     pub(crate) parts: Vec<Part>,
+    /// Answers whose size was not known before, as far as they have come, in the order of the parts.
+    pub(crate) messages: Vec<Option<Message>>,
     pub(crate) error: Option<Error>,
     pub(crate) answer: Answer,
     pub(crate) callback: Option<Callback>,
@@ -131,6 +131,7 @@ impl Tracker {
                     what,
                     missing: 0,
                     parts: Vec::new(),
+                    messages: Vec::new(),
                     error: None,
                     answer: Answer::default(),
                     callback: None,
@@ -149,6 +150,15 @@ impl Tracker {
     pub(crate) fn slot(&mut self, timestamp: u64) -> Option<&mut Slot> {
         let slot = self.slots.get_mut(timestamp as usize & (SLOTS_MAX - 1))?;
         (slot.open && slot.timestamp == timestamp).then_some(slot)
+    }
+
+    /// Notes that `server` has answered its part of an open request; returns that part's index, unless none was missing.
+    pub(crate) fn answered(&mut self, timestamp: u64, server: usize) -> Option<(&mut Slot, usize)> {
+        let slot = self.slot(timestamp)?;
+        let missing = |part: &Part| part.server == server && !part.answered;
+        let at = slot.parts.iter().position(missing)?;
+        slot.parts[at].answered = true;
+        Some((slot, at))
     }
 
     /// Whether that request was made here, now or earlier.
@@ -172,11 +182,13 @@ impl Tracker {
     /// Closes the slot of a complete request that nobody will claim: it has neither an answer nor an error to tell, or its
     /// error was told.
     pub(crate) fn release_if_nothing_to_claim(&mut self, timestamp: u64) {
-        if let Some(slot) = self.slot(timestamp)
-            && (slot.abandoned || (slot.error.is_none() && matches!(slot.what, What::Push)))
-        {
-            self.close(timestamp);
+        let Some(slot) = self.slot(timestamp) else { return };
+        if slot.abandoned {
+            (slot.answer, slot.error) = (Answer::default(), None);
+        } else if slot.error.is_some() || slot.what != What::Push {
+            return;
         }
+        self.close(timestamp);
     }
 
     /// Returns what came of a settled request, and closes its slot unless answers are missing; nothing the second time.
@@ -192,11 +204,10 @@ impl Tracker {
         error.map_or(Ok(answer), Err)
     }
 
+    /// Frees the slot of a request whose answer and error have been taken.
     fn close(&mut self, timestamp: u64) {
         if let Some(slot) = self.slot(timestamp) {
             slot.open = false;
-            slot.answer = Answer::default();
-            slot.error = None;
             self.free.push(timestamp as u32 & (SLOTS_MAX as u32 - 1));
         }
     }

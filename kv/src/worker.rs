@@ -315,15 +315,22 @@ impl Worker {
     /// # Errors
     /// [`Error::Refused`] and [`Error::ServerLost`] name the server; [`Error::UnknownTimestamp`].
     pub fn wait(&mut self, timestamp: Timestamp) -> Result<Answer> {
-        let mut said = self.endpoint.now();
-        while !self.is_done(timestamp)? {
+        let (mut napped, mut said) = (false, None);
+        let mut done = self.is_done(timestamp)?;
+        while !done {
             if !self.poll()? {
-                self.endpoint.wait(NAP)?;
-                if self.endpoint.now() > said + SAY_AFTER {
-                    said = self.endpoint.now();
-                    self.say_what_is_waited_for(timestamp);
+                // Most answers come during the first nap: until then nobody asks for the time.
+                if napped {
+                    let now = self.endpoint.now();
+                    if now > *said.get_or_insert(now) + SAY_AFTER {
+                        said = Some(now);
+                        self.say_what_is_waited_for(timestamp);
+                    }
                 }
+                self.endpoint.wait(NAP)?;
+                napped = true;
             }
+            done = self.tracker.is_settled(timestamp.0);
         }
         self.tracker.claim(timestamp)
     }
@@ -344,12 +351,10 @@ impl Worker {
     /// # Errors
     /// Only when the van itself is broken.
     pub fn poll(&mut self) -> Result<bool> {
-        let mut arrivals = std::mem::take(&mut self.arrivals);
-        let polled = self.endpoint.poll(&mut arrivals);
-        for arrival in arrivals.drain(..) {
-            self.take_in(arrival);
+        let polled = self.endpoint.poll(&mut self.arrivals);
+        if !self.arrivals.is_empty() {
+            self.take_in();
         }
-        self.arrivals = arrivals;
         Ok(polled?)
     }
 

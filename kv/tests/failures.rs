@@ -271,7 +271,7 @@ fn answers_that_do_not_fit_are_errors() {
 #[test]
 fn too_few_placed_values_are_an_error() {
     const CREATE: u8 = 4;
-    let (address, thread) = Played::serve(VANS[1], |server, request| match request.offer() {
+    let (address, thread) = Played::serve(Van::Tcp, |server, request| match request.offer() {
         None => {
             assert_eq!(request.op(), CREATE);
             server.post(Kind::Reply, request.timestamp(), Values::None, &[]);
@@ -282,7 +282,7 @@ fn too_few_placed_values_are_an_error() {
         }
     });
     let mut worker =
-        Worker::connect(endpoint(VANS[1], &config(16, GIB)), &[address], TIMEOUT).unwrap();
+        Worker::connect(endpoint(Van::Tcp, &config(16, GIB)), &[address], TIMEOUT).unwrap();
     let table = worker.create_table(&TableSpec::new(1, "t", ValueType::I64, 10_000)).unwrap();
     let pulled = worker.pull(table, &[1]).unwrap();
     let error = worker.wait(pulled).unwrap_err().to_string();

@@ -343,15 +343,16 @@ fn run_tests(arguments: &[String]) -> ExitCode {
         an_idle_cluster_costs_nothing_and_stays_together,
     ];
     let filters: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
-    let mut failed = 0;
+    let (mut passed, mut failed) = (0, 0);
     for (name, test) in tests {
         if !filters.is_empty() && !filters.iter().any(|filter| name.contains(filter.as_str())) {
             continue;
         }
         let outcome = catch_unwind(AssertUnwindSafe(test));
         println!("test {name} ... {}", if outcome.is_ok() { "ok" } else { "FAILED" });
-        failed += u32::from(outcome.is_err());
+        *if outcome.is_ok() { &mut passed } else { &mut failed } += 1;
     }
-    println!("{failed} failed");
+    let result = if failed == 0 { "ok" } else { "FAILED" };
+    println!("test result: {result}. {passed} passed; {failed} failed");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

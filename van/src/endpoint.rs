@@ -23,13 +23,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use self::landing::{Grants, Landings, Places};
-use self::rendezvous::skew;
+use self::rendezvous::landed_bytes;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::message::{Draft, Message, Outgoing};
 use crate::metrics::Counters;
 use crate::transport::{Event, Limits, PeerId, Transport, check_write};
-use crate::wire::{Coding, Hello, Kind, Offer, encode};
+use crate::wire::{Coding, Hello, Kind, Offer, TRAILER, encode};
 
 /// What a poll brought.
 #[derive(Debug)]
@@ -110,6 +110,17 @@ impl Lane {
         self.credits += 1;
         Ok(())
     }
+
+    /// Takes the landing that an item needs, if it needs one.
+    ///
+    /// # Errors
+    /// How long a landing it needs when none that is held will do.
+    fn landing_for(&mut self, item: &Item) -> Result<Option<Offer>, usize> {
+        match item.landing_bytes(self.frame_bytes) {
+            0 => Ok(None),
+            bytes => self.grants.take(bytes).map(Some).ok_or(bytes),
+        }
+    }
 }
 
 enum Item {
@@ -121,9 +132,7 @@ impl Item {
     /// How long a landing it needs at a peer that takes frames of `frame_bytes`; 0 for none.
     fn landing_bytes(&self, frame_bytes: usize) -> usize {
         match self {
-            Item::Image(outgoing) if outgoing.image_bytes() > frame_bytes => {
-                outgoing.image_bytes() + skew(outgoing)
-            }
+            Item::Image(outgoing) if outgoing.image_bytes() > frame_bytes => landed_bytes(outgoing),
             Item::Image(_) | Item::Place { .. } => 0,
         }
     }
@@ -245,7 +254,13 @@ impl Endpoint {
             return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
         }
         let outgoing = self.encode(peer, draft, coding)?;
-        self.enqueue(peer, Item::Image(outgoing))?;
+        let open = lane(&mut self.lanes, peer)?;
+        let is_frame = outgoing.values.is_none() && outgoing.image_bytes() <= open.frame_bytes;
+        if is_frame && open.outbox.is_empty() {
+            self.transport.post_send(peer, outgoing.head)?; // short, and the path of most
+        } else {
+            self.enqueue(peer, Item::Image(outgoing))?;
+        }
         let open = lane(&mut self.lanes, peer)?;
         match (kind, offer) {
             (Kind::Request, offer) => {
@@ -357,12 +372,14 @@ impl Endpoint {
         if lane(&mut self.lanes, peer).is_err() {
             return Ok(());
         }
-        let message = Message::decode(frame, self.transport.memory())?;
+        let mut message = Message::decode(frame, self.transport.memory())?;
         match message.kind() {
-            Kind::Want => self.grant_wanted(peer, &message),
-            Kind::Grant => self.take_grant(peer, message.offer()),
-            Kind::Request | Kind::Reply | Kind::Failure => self.deliver(peer, message, arrivals),
+            Kind::Want => return self.grant_wanted(peer, &message),
+            Kind::Grant => return self.take_grant(peer, message.offer()),
+            Kind::Request | Kind::Reply | Kind::Failure => self.admit(peer, &mut message)?,
         }
+        arrivals.push(Arrival::Message { peer, message });
+        Ok(())
     }
 
     /// Takes in what a peer that is still connected wrote into memory that was offered to it.
@@ -376,8 +393,10 @@ impl Endpoint {
     ) -> Result<()> {
         let Ok(open) = lane(&mut self.lanes, peer) else { return Ok(()) };
         if open.landings.use_up(key) {
-            let message = self.pick_up(peer, memory, (at, len))?;
-            return self.deliver(peer, message, arrivals);
+            let mut message = self.pick_up(peer, memory, (at, len))?;
+            self.admit(peer, &mut message)?;
+            arrivals.push(Arrival::Message { peer, message });
+            return Ok(());
         }
         let Some(timestamp) = open.places.remove(key) else {
             return Err(Error::Unasked { peer, what: "a write" });
@@ -387,12 +406,8 @@ impl Endpoint {
         Ok(())
     }
 
-    fn deliver(
-        &mut self,
-        peer: PeerId,
-        mut message: Message,
-        arrivals: &mut Vec<Arrival>,
-    ) -> Result<()> {
+    /// Enters a request that came in the lane's ledger, or what an answer gives back: a credit, and perhaps a landing.
+    fn admit(&mut self, peer: PeerId, message: &mut Message) -> Result<()> {
         let credits = self.credits;
         let lane = lane(&mut self.lanes, peer)?;
         match message.kind() {
@@ -408,7 +423,6 @@ impl Endpoint {
                 }
             }
         }
-        arrivals.push(Arrival::Message { peer, message });
         Ok(())
     }
 
@@ -420,11 +434,10 @@ impl Endpoint {
 
     fn enqueue(&mut self, peer: PeerId, item: Item) -> Result<()> {
         let lane = lane(&mut self.lanes, peer)?;
-        if lane.outbox.is_empty() {
-            return match self.try_send(peer, item)? {
-                Some(item) => self.hold(peer, item),
-                None => Ok(()),
-            };
+        if lane.outbox.is_empty()
+            && let Ok(landing) = lane.landing_for(&item)
+        {
+            return self.send(peer, item, landing);
         }
         self.hold(peer, item)
     }
@@ -443,53 +456,54 @@ impl Endpoint {
 
     /// Sends what was held back, as far as it goes.
     fn flush(&mut self, peer: PeerId) -> Result<()> {
-        while let Some(item) = lane(&mut self.lanes, peer)?.outbox.pop_front() {
-            let Some(item) = self.try_send(peer, item)? else { continue };
+        loop {
             let lane = lane(&mut self.lanes, peer)?;
-            let bytes = item.landing_bytes(lane.frame_bytes);
-            lane.outbox.push_front(item);
-            // What was granted is too short. It goes back, and this one is asked for again if that was the last to come.
-            return match lane.grants.ask_again(bytes) {
-                Some(bytes) => self.want(peer, bytes),
-                None => Ok(()),
-            };
+            let Some(item) = lane.outbox.pop_front() else { return Ok(()) };
+            match lane.landing_for(&item) {
+                Ok(landing) => self.send(peer, item, landing)?,
+                Err(bytes) => {
+                    lane.outbox.push_front(item);
+                    // What was granted is too short. It goes back, and this one is asked for again if that was the last to
+                    // come.
+                    return match lane.grants.ask_again(bytes) {
+                        Some(bytes) => self.want(peer, bytes),
+                        None => Ok(()),
+                    };
+                }
+            }
         }
-        Ok(())
     }
 
-    /// Posts an item, or hands it back when it needs a landing that is not there.
-    fn try_send(&mut self, peer: PeerId, item: Item) -> Result<Option<Item>> {
-        let lane = lane(&mut self.lanes, peer)?;
-        let needed = item.landing_bytes(lane.frame_bytes);
-        match item {
-            Item::Place { data, into } => {
-                self.transport.post_write(peer, data.into(), &into, 0)?;
+    /// Posts an item, into the landing that it needs.
+    fn send(&mut self, peer: PeerId, item: Item, landing: Option<Offer>) -> Result<()> {
+        match (item, landing) {
+            (Item::Place { data, into }, _) => {
+                self.transport.post_write(peer, data.into(), &into, 0)
             }
-            Item::Image(outgoing) if needed == 0 => {
+            (Item::Image(outgoing), None) => {
                 let frame = whole(outgoing, self.transport.memory())?;
-                self.transport.post_send(peer, frame)?;
+                self.transport.post_send(peer, frame)
             }
-            Item::Image(outgoing) => {
-                let landing = lane.grants.take(needed);
-                let Some(landing) = landing else { return Ok(Some(Item::Image(outgoing))) };
-                self.land(peer, outgoing, landing)?;
-            }
+            (Item::Image(outgoing), Some(landing)) => self.land(peer, outgoing, landing),
         }
-        Ok(None)
     }
 }
 
 /// The open lane to `peer`.
 fn lane(lanes: &mut [Option<Lane>], peer: PeerId) -> Result<&mut Lane> {
-    lanes.get_mut(peer.0 as usize).and_then(Option::as_mut).ok_or(Error::NotConnected { peer })
+    match lanes.get_mut(peer.0 as usize) {
+        Some(Some(lane)) => Ok(lane),
+        _ => Err(Error::NotConnected { peer }),
+    }
 }
 
 /// One frame that holds the whole image; short values that lay apart are copied behind the head.
 fn whole(outgoing: Outgoing, pool: &Pool) -> Result<Buffer> {
     let Some(values) = outgoing.values else { return Ok(outgoing.head) };
-    let mut frame = pool.allocate(outgoing.head.len() + values.len())?;
-    let (head, rest) = frame.split_at_mut(outgoing.head.len());
-    head.copy_from_slice(&outgoing.head);
+    let head_bytes = outgoing.head.len() - TRAILER;
+    let mut frame = pool.allocate(head_bytes + values.len())?;
+    let (head, rest) = frame.split_at_mut(head_bytes);
+    head.copy_from_slice(&outgoing.head[..head_bytes]);
     rest.copy_from_slice(&values);
     Ok(frame)
 }

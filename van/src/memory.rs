@@ -106,56 +106,82 @@ enum Memory {
 /// A piece of memory that is lent as a whole; its reference count says whether any part of it is out.
 struct Slot {
     memory: Memory,
-    offset: usize,
+    base: NonNull<u8>,
     capacity: usize,
     class: usize,
     pool: Weak<Shelf>,
 }
 
 impl Slot {
+    /// `capacity` bytes of an arena from `offset`, for the free list that `class` names.
+    ///
+    /// # Panics
+    /// If they reach past its end.
+    fn cut(
+        arena: Rc<Region>,
+        (offset, capacity): (usize, usize),
+        class: usize,
+        pool: Weak<Shelf>,
+    ) -> Slot {
+        assert!(offset <= arena.len && capacity <= arena.len - offset, "a slot lies in its arena");
+        // SAFETY: `offset` is at most the region's length, as was just checked.
+        let base = unsafe { arena.base.add(offset) };
+        Slot { memory: Memory::Arena(arena), base, capacity, class, pool }
+    }
+
+    /// All of a region that a user brought; it comes home to no pool.
+    fn whole(region: Region) -> Slot {
+        let (base, capacity) = (region.base, region.len);
+        Slot { memory: Memory::User(region), base, capacity, class: 0, pool: Weak::new() }
+    }
+
     fn region(&self) -> &Region {
         match &self.memory {
             Memory::Arena(region) => region,
             Memory::User(region) => region,
         }
     }
-
-    fn base(&self) -> NonNull<u8> {
-        // SAFETY: `offset + capacity` is within the region: `Pool::cut` takes slots from a piece of it that is split into
-        // them, and a user's memory is one slot.
-        unsafe { self.region().base.add(self.offset) }
-    }
 }
 
 /// `len` bytes of a slot from `start`. Whether others may overlap is decided by the wrapper: [`Buffer`] or [`Shared`].
 struct Part {
     slot: Rc<Slot>,
-    start: usize,
+    start: NonNull<u8>,
     len: usize,
 }
 
 impl Part {
-    fn pointer(&self) -> *mut u8 {
-        debug_assert!(self.start + self.len <= self.slot.capacity, "a part lies in its slot");
-        // SAFETY: `start + len <= capacity`: `allocate`, `adopt` and `From<Bytes>` begin with no more than the whole slot, and
-        // every split and slice is checked against `len` before it narrows the part.
-        unsafe { self.slot.base().as_ptr().add(self.start) }
+    /// The first `len` bytes of a slot.
+    ///
+    /// # Panics
+    /// If it has fewer.
+    fn new(slot: Rc<Slot>, len: usize) -> Part {
+        assert!(len <= slot.capacity, "a part lies in its slot");
+        Part { start: slot.base, slot, len }
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the range lies in a live, initialised allocation (`pointer`). Nobody writes it while the borrow lasts: a
-        // `Buffer`'s range belongs to it alone, a `Shared`'s range is never written, and what a `Bytes` holds cannot change
-        // while a handle to it lives, which the slot keeps.
-        unsafe { std::slice::from_raw_parts(self.pointer(), self.len) }
+        // SAFETY: the range lies in a live, initialised allocation: `new` begins inside of the slot, which keeps it, and
+        // `advance` and `truncate` only narrow it. Nobody writes it while the borrow lasts: a `Buffer`'s range belongs to it
+        // alone, a `Shared`'s range is never written, and what a `Bytes` holds cannot change while a handle to it lives,
+        // which the slot keeps.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
-    fn narrow(&self, start: usize, len: usize) -> Part {
-        assert!(
-            start <= self.len && len <= self.len - start,
-            "{start}+{len} lies outside a part of {}",
-            self.len
-        );
-        Part { slot: self.slot.clone(), start: self.start + start, len }
+    /// Gives up the first `count` bytes.
+    ///
+    /// # Panics
+    /// If it has fewer.
+    fn advance(&mut self, count: usize) {
+        assert!(count <= self.len, "{count} lies outside a part of {}", self.len);
+        // SAFETY: `count <= len`, and `len` bytes from `start` lie in the slot.
+        self.start = unsafe { self.start.add(count) };
+        self.len -= count;
+    }
+
+    /// Gives up everything past the first `len` bytes.
+    fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
     }
 
     /// Whether its owner may write it: no other part of the slot is out, here or, for a user's memory, with the user.
@@ -188,9 +214,8 @@ impl Buffer {
         let (base, len) = (bytes.as_mut_ptr(), std::mem::size_of_val(bytes));
         let base = NonNull::new(base.cast::<u8>()).expect("a vector's pointer is never null");
         // The vector's heap block does not move when the vector itself is boxed.
-        let memory = Memory::User(Region::new(base, len, true, Box::new(values)));
-        let slot = Slot { memory, offset: 0, capacity: len, class: 0, pool: Weak::new() };
-        Buffer(Part { slot: Rc::new(slot), start: 0, len })
+        let slot = Slot::whole(Region::new(base, len, true, Box::new(values)));
+        Buffer(Part::new(Rc::new(slot), len))
     }
 
     /// Cuts off and returns the first `at` bytes; `self` keeps the rest.
@@ -198,9 +223,9 @@ impl Buffer {
     /// # Panics
     /// If `at` is past the end.
     pub fn split_to(&mut self, at: usize) -> Buffer {
-        let head = self.0.narrow(0, at);
-        self.0.start += at;
-        self.0.len -= at;
+        let mut head = self.0.clone();
+        self.0.advance(at);
+        head.truncate(at);
         Buffer(head)
     }
 
@@ -209,14 +234,23 @@ impl Buffer {
     /// # Panics
     /// If `at` is past the end.
     pub fn split_off(&mut self, at: usize) -> Buffer {
-        let tail = self.0.narrow(at, self.0.len.saturating_sub(at));
-        self.0.len = at;
+        let mut tail = self.0.clone();
+        tail.advance(at);
+        self.0.truncate(at);
         Buffer(tail)
+    }
+
+    /// Gives up the first `count` bytes: `split_to` without the part that is cut off.
+    ///
+    /// # Panics
+    /// If it has fewer.
+    pub fn advance(&mut self, count: usize) {
+        self.0.advance(count);
     }
 
     /// Gives up everything past the first `len` bytes; no effect when it is no longer than that.
     pub fn truncate(&mut self, len: usize) {
-        self.0.len = self.0.len.min(len);
+        self.0.truncate(len);
     }
 
     /// Puts `tail` back behind `self`, of which it was split off.
@@ -224,8 +258,8 @@ impl Buffer {
     /// # Errors
     /// Hands `tail` back when it is not what follows `self` in the same slot.
     pub fn join(&mut self, tail: Buffer) -> std::result::Result<(), Buffer> {
-        let follows =
-            Rc::ptr_eq(&self.0.slot, &tail.0.slot) && self.0.start + self.0.len == tail.0.start;
+        let follows = Rc::ptr_eq(&self.0.slot, &tail.0.slot)
+            && self.0.bytes().as_ptr_range().end == tail.0.start.as_ptr();
         if !follows {
             return Err(tail);
         }
@@ -262,7 +296,7 @@ impl DerefMut for Buffer {
         // SAFETY: the range lies in a live, initialised allocation, and no other part overlaps it: a `Buffer` begins as the
         // only part of its slot and is only ever cut into disjoint ones. The memory is not read-only: `allocate` and `adopt`
         // take none that is, and `reclaim` refuses it.
-        unsafe { std::slice::from_raw_parts_mut(self.0.pointer(), self.0.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.len) }
     }
 }
 
@@ -298,7 +332,11 @@ impl Shared {
             Bound::Excluded(&e) => e,
             Bound::Unbounded => self.len(),
         };
-        Shared(self.0.narrow(start, end.saturating_sub(start)))
+        assert!(end <= self.len(), "{start}..{end} lies outside a part of {}", self.len());
+        let mut part = self.0.clone();
+        part.advance(start);
+        part.truncate(end.saturating_sub(start));
+        Shared(part)
     }
 
     /// The key under which `registrar` knows the region this lies in: an arena, or memory that a user brought.
@@ -333,7 +371,7 @@ impl Shared {
         }
         // SAFETY: as in `Buffer::deref_mut`; this is the only part of a slot that is not read-only, as was just asked or
         // because it is a new one of `pool`.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.0.pointer(), self.0.len) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.len) })
     }
 }
 
@@ -346,9 +384,8 @@ impl From<Bytes> for Shared {
         let (base, len) = (NonNull::from(&bytes[..]).cast::<u8>(), bytes.len());
         // A `Bytes` points to its memory, which stays where it is when the `Bytes` itself moves into the box. It cannot turn
         // into a `BytesMut` there, and other handles cannot while this one lives.
-        let memory = Memory::User(Region::new(base, len, false, Box::new(bytes)));
-        let slot = Slot { memory, offset: 0, capacity: len, class: 0, pool: Weak::new() };
-        Shared(Part { slot: Rc::new(slot), start: 0, len })
+        let slot = Slot::whole(Region::new(base, len, false, Box::new(bytes)));
+        Shared(Part::new(Rc::new(slot), len))
     }
 }
 

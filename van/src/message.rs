@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 use crate::error::Result;
 use crate::memory::{Buffer, Pool, Shared};
 use crate::transport::FRAME_PREFIX;
-use crate::wire::{Header, Kind, Offer, Place};
+use crate::wire::{Header, Kind, Offer, Place, TRAILER};
 
 /// Keys from `begin` up to, not including, `end`; never empty.
 ///
@@ -157,7 +157,8 @@ impl fmt::Debug for Values<'_> {
 /// An encoded message on its way to an endpoint.
 #[derive(Debug)]
 pub struct Outgoing {
-    /// [`FRAME_PREFIX`] bytes for the van, then the message, up to where values that are apart begin.
+    /// [`FRAME_PREFIX`] bytes for the van, then the message. When its values are apart, that is up to where they would begin, and
+    /// its length follows, 8 bytes.
     pub head: Buffer,
     /// The rest of the message, when its values are apart.
     pub values: Option<Shared>,
@@ -166,7 +167,8 @@ pub struct Outgoing {
 impl Outgoing {
     /// Length of the whole message, without the prefix, values that are apart included.
     pub fn image_bytes(&self) -> usize {
-        self.head.len() - FRAME_PREFIX + self.values.as_ref().map_or(0, |values| values.len())
+        let head = self.head.len() - FRAME_PREFIX;
+        self.values.as_ref().map_or(head, |values| head - TRAILER + values.len())
     }
 }
 
@@ -191,6 +193,14 @@ impl Message {
     /// `pool` has no room for the sections that were coded.
     pub fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
         crate::wire::decode(image, pool)
+    }
+
+    /// The same for a message whose values lie before it, as a long one lands whose values were sent from where they lay.
+    ///
+    /// # Errors
+    /// As [`Message::decode`].
+    pub fn decode_landed(landed: Buffer, pool: &Pool) -> Result<Message> {
+        crate::wire::decode_landed(landed, pool)
     }
 
     /// The header as it was sent.

@@ -127,6 +127,8 @@ pub struct Limits {
     pub frame_bytes: usize,
     /// Sends and writes that may be queued to one peer.
     pub queue_depth: usize,
+    /// Whether the carrier itself checks every byte from end to end, by 32 bits or more, so that messages need not.
+    pub checks_bytes: bool,
 }
 
 /// One node's lanes to its peers. Owned by one thread; only [`Transport::wait`] blocks.

@@ -72,9 +72,18 @@ impl Content {
 
 /// The image as a peer receives it.
 fn receive(outgoing: Outgoing) -> Vec<u8> {
-    let mut image = outgoing.head[FRAME_PREFIX..].to_vec();
-    image.extend(outgoing.values.iter().flat_map(|values| values.iter()));
-    image
+    let head = &outgoing.head[FRAME_PREFIX..];
+    match &outgoing.values {
+        None => head.to_vec(),
+        Some(values) => [&head[..head.len() - 8], values].concat(),
+    }
+}
+
+/// The same as it lies in a landing: values that are apart first.
+fn land(outgoing: &Outgoing) -> Option<Vec<u8>> {
+    let values = outgoing.values.as_ref()?;
+    let padding = vec![0; values.len().wrapping_neg() % 8];
+    Some([values, &padding[..], &outgoing.head[FRAME_PREFIX..]].concat())
 }
 
 fn buffer(bytes: &[u8], pool: &Pool) -> Buffer {
@@ -139,6 +148,10 @@ proptest! {
         for mut coding in [Coding::plain(), Coding::compact()] {
             for content in &contents {
                 let outgoing = content.encode(&mut coding, &sender);
+                if let Some(landed) = land(&outgoing) {
+                    let landed = buffer(&landed, &receiver);
+                    content.check(&Message::decode_landed(landed, &receiver).unwrap());
+                }
                 let bytes = outgoing.image_bytes();
                 let image = receive(outgoing);
                 prop_assert_eq!(image.len(), bytes);
@@ -272,7 +285,8 @@ fn fit(image: &mut Vec<u8>) {
 /// Computes the checksum anew, so that a mutation gets past it. What it covers depends on the header, as in the codec.
 fn reseal(image: &mut [u8]) {
     let Ok((header, _)) = Header::read_from_prefix(image) else { return };
-    let apart = if header.flags & flags::VALUES_APART != 0 { header.value_bytes.get() } else { 0 };
+    let apart =
+        if header.flags & flags::VALUES_UNCOVERED != 0 { header.value_bytes.get() } else { 0 };
     let covered = image.len().saturating_sub(apart as usize).max(size_of::<Header>());
     image[CHECKSUM].fill(0);
     let checksum = crc32c::crc32c(&image[..covered]);
@@ -319,6 +333,15 @@ fn no_bytes_can_panic_it() {
         // Now and then a pool with room for no more than the bound: refusals must not be about memory.
         let tight = round % 16 == 0;
         let pool = if tight { Pool::new(reserved_max(image.len())) } else { images.clone() };
+        if round % 4 == 0 {
+            // Bytes that a peer wrote into a landing: as much of them as it says is the head.
+            let mut landed = image.clone();
+            let head = random.below(landed.len() + 9) as u64;
+            landed.extend_from_slice(&head.to_le_bytes());
+            if let Ok(message) = Message::decode_landed(buffer(&landed, &images), &images) {
+                check_accepted(message);
+            }
+        }
         match Message::decode(buffer(&image, &images), &pool) {
             Ok(message) => {
                 check_accepted(message);

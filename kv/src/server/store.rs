@@ -108,8 +108,8 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     /// As [`Rows::find`], with new rows for keys that have none.
     fn find_or_insert(&mut self, keys: &[u64], memory: &Pool) -> Result<(), String> {
         self.find(keys);
-        let new = self.rows.iter().filter(|row| **row == NO_ROW).count();
         let Keys::Sparse(index) = &self.keys else { return Ok(()) };
+        let new = self.rows.iter().filter(|row| **row == NO_ROW).count();
         if new == 0 {
             return Ok(());
         }
@@ -128,13 +128,9 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
 
     /// Makes the chunks of `self.rows` writable, so that a push for which memory is short leaves no half of itself behind.
     fn claim(&mut self, memory: &Pool) -> Result<(), String> {
-        let mut last = usize::MAX;
-        for &row in &self.rows {
-            let chunk = row as usize >> self.chunk_shift;
-            if chunk != last {
-                self.chunks[chunk].make_mut(memory).map_err(|error| error.to_string())?;
-                last = chunk;
-            }
+        for run in self.rows.chunk_by(|a, b| a >> self.chunk_shift == b >> self.chunk_shift) {
+            let chunk = &mut self.chunks[run[0] as usize >> self.chunk_shift];
+            chunk.make_mut(memory).map_err(|error| error.to_string())?;
         }
         Ok(())
     }
@@ -158,14 +154,20 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
             ));
         };
         self.find_or_insert(request.keys, memory)?;
-        self.claim(memory)?;
-        let row_bytes = self.width * V::BYTES;
-        for (at, pushed) in pushed.chunks_exact(self.width).enumerate() {
-            let (chunk, offset) = self.place(self.rows[at]);
-            let bytes = self.chunks[chunk].make_mut(memory).map_err(|error| error.to_string())?;
-            let stored =
-                V::view_mut(&mut bytes[offset..offset + row_bytes]).ok_or("rows are aligned")?;
-            self.rule.apply(request.keys[at], stored, pushed);
+        if request.keys.len() > 1 {
+            self.claim(memory)?;
+        }
+        let shift = self.chunk_shift;
+        let mut pushes = request.keys.iter().zip(pushed.chunks_exact(self.width));
+        // Runs of rows in one chunk.
+        for rows in self.rows.chunk_by(|a, b| a >> shift == b >> shift) {
+            let chunk = &mut self.chunks[rows[0] as usize >> shift];
+            let bytes = chunk.make_mut(memory).map_err(|error| error.to_string())?;
+            let stored = V::view_mut(bytes).expect("chunks are aligned and hold whole rows");
+            for (&row, (&key, pushed)) in rows.iter().zip(&mut pushes) {
+                let begin = (row as usize & ((1 << shift) - 1)) * self.width;
+                self.rule.apply(key, &mut stored[begin..begin + self.width], pushed);
+            }
         }
         Ok(())
     }

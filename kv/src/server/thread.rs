@@ -2,7 +2,6 @@
 //!
 //! Path: 9 of 13. The thread owns its lanes and its shards; it takes no lock and hands work to nobody.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -26,7 +25,8 @@ pub struct ServerThread {
     index: usize,
     count: usize,
     handles: Handles,
-    tables: HashMap<u32, Entry>,
+    /// In the order of their ids.
+    tables: Vec<Entry>,
     arrivals: Vec<Arrival>,
     parked: Vec<Parked>,
 }
@@ -45,6 +45,16 @@ struct Parked {
     clock: u64,
 }
 
+/// What is left to do for a request.
+enum Left {
+    /// It has been answered.
+    Nothing,
+    /// To park it until its shard's clock has come to this.
+    Park(u64),
+    /// To keep what it pushes as it lies.
+    Adopt,
+}
+
 impl ServerThread {
     /// Thread `index` of `count` in the whole cluster, answering over `endpoint`.
     pub fn new(endpoint: Endpoint, index: usize, count: usize, handles: Handles) -> Self {
@@ -53,7 +63,7 @@ impl ServerThread {
             index,
             count,
             handles,
-            tables: HashMap::new(),
+            tables: Vec::new(),
             arrivals: Vec::with_capacity(64),
             parked: Vec::new(),
         }
@@ -93,8 +103,17 @@ impl ServerThread {
     /// # Errors
     /// Only when the van itself is broken.
     pub fn step(&mut self) -> Result<bool> {
+        let polled = self.endpoint.poll(&mut self.arrivals);
+        if !self.arrivals.is_empty() {
+            self.take_in();
+        }
+        Ok(polled?)
+    }
+
+    /// Kept apart from `step`, so that a look that finds nothing stays short.
+    #[inline(never)]
+    fn take_in(&mut self) {
         let mut arrivals = std::mem::take(&mut self.arrivals);
-        let polled = self.endpoint.poll(&mut arrivals);
         for arrival in arrivals.drain(..) {
             match arrival {
                 Arrival::Message { peer, message } if message.kind() == Kind::Request => {
@@ -113,17 +132,19 @@ impl ServerThread {
             }
         }
         self.arrivals = arrivals;
-        Ok(polled?)
     }
 
     /// Executes one request, or parks it, and then those that waited for it.
     fn handle(&mut self, peer: PeerId, message: Message) {
         let table = message.table();
-        let before = self.clock(table);
-        if let Some(parked) = self.execute(peer, message) {
-            self.parked.push(parked);
+        // Clocks are of interest to those who wait.
+        let before = if self.parked.is_empty() { None } else { self.clock(table) };
+        match self.execute(peer, &message) {
+            Left::Nothing => {}
+            Left::Park(clock) => self.parked.push(Parked { peer, message, clock }),
+            Left::Adopt => self.adopt(peer, message),
         }
-        if !self.parked.is_empty() && before < self.clock(table) {
+        if before.is_some() && before < self.clock(table) {
             self.unpark();
         }
     }
@@ -140,9 +161,14 @@ impl ServerThread {
                 continue;
             }
             let Parked { peer, message, .. } = self.parked.remove(at);
-            if let Some(parked) = self.execute(peer, message) {
-                self.parked.insert(at.min(self.parked.len()), parked);
-                at += 1;
+            match self.execute(peer, &message) {
+                Left::Nothing => {}
+                Left::Park(clock) => {
+                    let at_most = self.parked.len();
+                    self.parked.insert(at.min(at_most), Parked { peer, message, clock });
+                    at += 1;
+                }
+                Left::Adopt => self.adopt(peer, message),
             }
             if before < self.clock(table) {
                 at = 0;
@@ -151,7 +177,7 @@ impl ServerThread {
     }
 
     fn clock(&self, table: u32) -> Option<u64> {
-        self.tables.get(&table).map(|entry| entry.shard.clock())
+        position(&self.tables, table).ok().map(|at| self.tables[at].shard.clock())
     }
 
     /// Drops what waits for the sake of a peer that is gone.
@@ -159,69 +185,54 @@ impl ServerThread {
         self.parked.retain(|parked| parked.peer != peer);
     }
 
-    fn execute(&mut self, peer: PeerId, message: Message) -> Option<Parked> {
-        let outcome = match Op::from_raw(message.op()) {
+    fn execute(&mut self, peer: PeerId, message: &Message) -> Left {
+        let left = match Op::from_raw(message.op()) {
             None => Err(format!("there is no operation {}", message.op())),
-            Some(Op::Create) => self.create(peer, &message).map(|()| Admission::Now),
-            Some(Op::Command) => self.command(peer, &message).map(|()| Admission::Now),
-            Some(Op::Push) if self.adopts(&message) => return self.adopt(peer, message),
-            Some(op) => self.serve(peer, &message, op),
+            Some(Op::Create) => self.create(peer, message).map(|()| Left::Nothing),
+            Some(Op::Command) => self.command(peer, message).map(|()| Left::Nothing),
+            Some(op) => self.serve(peer, message, op),
         };
-        match outcome {
-            Ok(Admission::Now) => None,
-            Ok(Admission::AfterClock(clock)) => Some(Parked { peer, message, clock }),
-            Err(reason) => {
-                let values = Values::Copied(reason.as_bytes());
-                self.post(peer, Draft { values, ..answer(Kind::Failure, &message) });
-                None
-            }
-        }
-    }
-
-    /// Whether a push can be kept as it lies.
-    fn adopts(&self, message: &Message) -> bool {
-        let Some(Entry { range, shard, spec }) = self.tables.get(&message.table()) else {
-            return false;
-        };
-        let request = Request::of(message, true, false);
-        check_keys(request.keys, *range, &spec.name).is_ok()
-            && shard.admit(&request) == Admission::Now
-            && shard.adopts(&request)
+        left.unwrap_or_else(|reason| {
+            let values = Values::Copied(reason.as_bytes());
+            self.post(peer, Draft { values, ..answer(Kind::Failure, message) });
+            Left::Nothing
+        })
     }
 
     /// Serves a push that is kept as it lies.
-    fn adopt(&mut self, peer: PeerId, message: Message) -> Option<Parked> {
+    fn adopt(&mut self, peer: PeerId, message: Message) {
         let (reply, failure) = (answer(Kind::Reply, &message), answer(Kind::Failure, &message));
         let (table, key) = (message.table(), message.keys()[0]);
-        let entry = self.tables.get_mut(&table)?;
-        match entry.shard.adopt(key, message.into_values(), self.endpoint.memory()) {
+        let adopted = find(&mut self.tables, table).and_then(|entry| {
+            entry.shard.adopt(key, message.into_values(), self.endpoint.memory())
+        });
+        match adopted {
             Ok(()) => self.post(peer, reply),
             Err(reason) => {
                 self.post(peer, Draft { values: Values::Copied(reason.as_bytes()), ..failure })
             }
         }
-        None
     }
 
-    /// Serves a push, a pull or both, unless it has to be parked.
-    fn serve(&mut self, peer: PeerId, message: &Message, op: Op) -> Result<Admission, String> {
-        let entry =
-            self.tables.get_mut(&message.table()).ok_or_else(|| unknown(message.table()))?;
-        let Entry { range, shard, spec } = entry;
+    /// Serves a push, a pull or both, unless it has to be parked or its values can be kept.
+    fn serve(&mut self, peer: PeerId, message: &Message, op: Op) -> Result<Left, String> {
+        let Entry { range, shard, spec } = find(&mut self.tables, message.table())?;
         let request = Request::of(message, op.pushes(), op.pulls());
         check_keys(request.keys, *range, &spec.name)?;
-        let admission = shard.admit(&request);
-        if admission != Admission::Now {
-            return Ok(admission);
+        if let Admission::AfterClock(clock) = shard.admit(&request) {
+            return Ok(Left::Park(clock));
+        }
+        if op == Op::Push && shard.adopts(&request) {
+            return Ok(Left::Adopt);
         }
         if request.pushes {
             shard.push(&request, self.endpoint.memory())?;
         }
-        let reply = answer(Kind::Reply, message);
         if !request.pulls {
-            self.post(peer, reply);
-            return Ok(Admission::Now);
+            self.post(peer, answer(Kind::Reply, message));
+            return Ok(Left::Nothing);
         }
+        let reply = answer(Kind::Reply, message);
         match (shard.pull(&request)?, message.offer()) {
             (Pulled::Shared(values), Some(offer)) => {
                 self.place(peer, values, offer)?;
@@ -250,26 +261,26 @@ impl ServerThread {
                 self.check(peer, posted);
             }
         }
-        Ok(Admission::Now)
+        Ok(Left::Nothing)
     }
 
     fn create(&mut self, peer: PeerId, message: &Message) -> Result<(), String> {
         let spec: TableSpec =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
-        match self.tables.get(&spec.id) {
-            Some(entry) if entry.spec == spec => {}
-            Some(entry) => {
+        match position(&self.tables, spec.id) {
+            Ok(at) if self.tables[at].spec == spec => {}
+            Ok(at) => {
                 return Err(format!(
                     "table {} exists and is another one: {:?}",
-                    spec.id, entry.spec
+                    spec.id, self.tables[at].spec
                 ));
             }
-            None => {
+            Err(at) => {
                 let whole = spec.range().map_err(|error| error.to_string())?;
                 let range = whole.cut(self.count).nth(self.index);
                 // A thread without keys builds its shard all the same: commands go to every thread.
                 let shard = self.handles.build(&spec, range, self.endpoint.memory())?;
-                self.tables.insert(spec.id, Entry { spec, range, shard });
+                self.tables.insert(at, Entry { spec, range, shard });
             }
         }
         self.post(peer, answer(Kind::Reply, message));
@@ -277,8 +288,7 @@ impl ServerThread {
     }
 
     fn command(&mut self, peer: PeerId, message: &Message) -> Result<(), String> {
-        let entry =
-            self.tables.get_mut(&message.table()).ok_or_else(|| unknown(message.table()))?;
+        let entry = find(&mut self.tables, message.table())?;
         let reply = entry.shard.command(message.sender(), message.values())?;
         self.post(peer, Draft { values: Values::Copied(&reply), ..answer(Kind::Reply, message) });
         Ok(())
@@ -327,14 +337,23 @@ fn post(endpoint: &mut Endpoint, peer: PeerId, draft: Draft<'_>) -> caravan_van:
     }
 }
 
-fn unknown(table: u32) -> String {
-    format!("table {table} is unknown here (create it first)")
+/// Where a table is among `tables`, or where it belongs.
+fn position(tables: &[Entry], id: u32) -> Result<usize, usize> {
+    tables.binary_search_by_key(&id, |entry| entry.spec.id)
+}
+
+fn find(tables: &mut [Entry], id: u32) -> Result<&mut Entry, String> {
+    match position(tables, id) {
+        Ok(at) => Ok(&mut tables[at]),
+        Err(_) => Err(format!("table {id} is unknown here (create it first)")),
+    }
 }
 
 /// The decoder has seen to the order of the keys; this sees to their range.
 fn check_keys(keys: &[u64], range: Option<KeyRange>, table: &str) -> Result<(), String> {
+    let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(()) };
     let outside = |key: &&u64| range.is_none_or(|range| !range.contains(**key));
-    match [keys.first(), keys.last()].into_iter().flatten().find(outside) {
+    match [first, last].into_iter().find(outside) {
         None => Ok(()),
         Some(key) => {
             let here = range

@@ -9,29 +9,19 @@ use super::Worker;
 use crate::error::{Error, Result, with_sources};
 use crate::tracker::{Callback, Part, Slot, What};
 
-/// One server's answer.
-enum Came {
-    Message(Message),
-    /// Its values, where they were wanted.
-    Placed {
-        timestamp: u64,
-        memory: Buffer,
-        len: usize,
-    },
-}
-
-impl Came {
-    fn timestamp(&self) -> u64 {
-        match self {
-            Came::Message(message) => message.timestamp(),
-            Came::Placed { timestamp, .. } => *timestamp,
-        }
-    }
-}
-
 impl Worker {
-    /// Takes in what the endpoint brought from one of the servers; strangers are turned away.
-    pub(super) fn take_in(&mut self, arrival: Arrival) {
+    /// Takes in what the endpoint brought. Kept apart from `poll`, so that a look that finds nothing stays short.
+    #[inline(never)]
+    pub(super) fn take_in(&mut self) {
+        let mut arrivals = std::mem::take(&mut self.arrivals);
+        for arrival in arrivals.drain(..) {
+            self.sort_out(arrival);
+        }
+        self.arrivals = arrivals;
+    }
+
+    /// Takes in what came from one of the servers; strangers are turned away.
+    fn sort_out(&mut self, arrival: Arrival) {
         let peer = match &arrival {
             Arrival::Connected { peer, .. }
             | Arrival::Message { peer, .. }
@@ -48,44 +38,47 @@ impl Worker {
                 self.endpoint.disconnect(peer);
                 self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason });
             }
-            Arrival::Message { message, .. } => self.answer(server, Came::Message(message)),
+            Arrival::Message { message, .. } => self.answer(server, message),
             Arrival::Placed { timestamp, memory, len, .. } => {
-                self.answer(server, Came::Placed { timestamp, memory, len });
+                self.placed(server, timestamp, memory, len);
             }
             Arrival::Lost { error, .. } => self.lose(server, &error),
         }
     }
 
-    /// Enters one server's answer.
-    fn answer(&mut self, server: usize, came: Came) {
-        let timestamp = came.timestamp();
-        let Some(slot) = self.tracker.slot(timestamp) else { return };
-        let Some(part) = slot.parts.iter_mut().find(|part| part.server == server && !part.answered)
-        else {
-            return;
-        };
-        part.answered = true;
-        let offered = part.offered.take();
-        let name = &self.servers[server].at.name;
-        let refused =
-            |reason| Error::Refused { server: name.clone(), what: slot.what.name(), reason };
-        let outcome = match came {
-            Came::Placed { memory, len, .. } => land(part, memory, len),
-            Came::Message(message) => {
-                if let Some(key) = offered {
-                    part.into = self.endpoint.withdraw(self.servers[server].peer, key).ok();
-                }
-                match message.kind() {
-                    Kind::Failure => Err(String::from_utf8_lossy(message.values()).into_owned()),
-                    _ => fill(part, message, slot.what),
-                }
-            }
+    /// Enters what a server replied, or why it failed.
+    fn answer(&mut self, server: usize, message: Message) {
+        let timestamp = message.timestamp();
+        let Some((slot, at)) = self.tracker.answered(timestamp, server) else { return };
+        if let Some(key) = slot.parts[at].offered.take() {
+            let peer = self.servers[server].peer;
+            slot.parts[at].into = self.endpoint.withdraw(peer, key).ok();
         }
-        .map_err(refused);
-        if let Err(error) = outcome
+        let outcome = match (message.kind(), slot.what, &mut slot.parts[at].into) {
+            (Kind::Failure, ..) => Err(String::from_utf8_lossy(message.values()).into_owned()),
+            (.., Some(into)) => fill(into, message.values()),
+            (_, What::Push | What::Create, None) => Ok(()),
+            (.., None) => keep(slot, at, message),
+        };
+        self.conclude(server, timestamp, outcome);
+    }
+
+    /// Enters values that a server has put where they were wanted.
+    fn placed(&mut self, server: usize, timestamp: u64, memory: Buffer, len: usize) {
+        let Some((slot, at)) = self.tracker.answered(timestamp, server) else { return };
+        slot.parts[at].offered = None;
+        let outcome = land(&mut slot.parts[at], memory, len);
+        self.conclude(server, timestamp, outcome);
+    }
+
+    /// One server's part of a request is over.
+    fn conclude(&mut self, server: usize, timestamp: u64, outcome: Result<(), String>) {
+        if let Err(reason) = outcome
+            && let Some(slot) = self.tracker.slot(timestamp)
             && !slot.abandoned
         {
-            slot.error.get_or_insert(error);
+            let (server, what) = (self.servers[server].at.name.clone(), slot.what.name());
+            slot.error.get_or_insert(Error::Refused { server, what, reason });
         }
         self.settle(timestamp);
     }
@@ -96,10 +89,7 @@ impl Worker {
         // Takes back what was offered to it.
         self.endpoint.disconnect(self.servers[server].peer);
         for timestamp in self.tracker.open_timestamps() {
-            let Some(slot) = self.tracker.slot(timestamp) else { continue };
-            let unanswered = |part: &&mut Part| part.server == server && !part.answered;
-            let Some(part) = slot.parts.iter_mut().find(unanswered) else { continue };
-            part.answered = true;
+            let Some((slot, _)) = self.tracker.answered(timestamp, server) else { continue };
             if !slot.abandoned {
                 slot.error.get_or_insert(self.servers[server].error());
             }
@@ -132,21 +122,26 @@ fn land(part: &mut Part, memory: Buffer, len: usize) -> Result<(), String> {
 }
 
 /// Puts a server's values where they belong.
-fn fill(part: &mut Part, message: Message, what: What) -> Result<(), String> {
-    let Some(into) = &mut part.into else {
-        let (keys, lengths) = (part.keys, message.lengths().len());
-        if matches!(what, What::Pull | What::PushPull) && lengths != keys {
-            return Err(format!(
-                "it answered with lengths for {lengths} keys where {keys} were asked for"
-            ));
-        }
-        part.message = Some(message);
-        return Ok(());
-    };
-    if message.values().len() != into.len() {
-        return Err(wrong_bytes(message.values().len(), into.len()));
+fn fill(into: &mut Buffer, values: &[u8]) -> Result<(), String> {
+    if values.len() != into.len() {
+        return Err(wrong_bytes(values.len(), into.len()));
     }
-    into.copy_from_slice(message.values());
+    into.copy_from_slice(values);
+    Ok(())
+}
+
+/// Keeps the answer to part `at` until all have come and it is known where its values belong.
+fn keep(slot: &mut Slot, at: usize, message: Message) -> Result<(), String> {
+    let (keys, lengths) = (slot.parts[at].keys, message.lengths().len());
+    if slot.what != What::Command && lengths != keys {
+        return Err(format!(
+            "it answered with lengths for {lengths} keys where {keys} were asked for"
+        ));
+    }
+    if slot.messages.len() <= at {
+        slot.messages.resize_with(at + 1, || None);
+    }
+    slot.messages[at] = Some(message);
     Ok(())
 }
 
@@ -163,6 +158,7 @@ fn complete(slot: &mut Slot, memory: &Pool) {
         slot.error = Some(error);
     }
     slot.parts.clear();
+    slot.messages.clear();
     if let Some(callback) = slot.callback.take() {
         run(callback, slot);
     }
@@ -173,11 +169,11 @@ fn assemble(slot: &mut Slot, memory: &Pool) -> Result<()> {
     match slot.what {
         What::Push | What::Create => {}
         What::Command => {
-            let messages = slot.parts.iter_mut().filter_map(|part| part.message.take());
+            let messages = slot.messages.iter().flatten();
             answer.replies = messages.map(|message| message.values().to_vec()).collect();
         }
         What::Pull | What::PushPull => {
-            if slot.parts.iter().any(|part| part.message.is_some()) {
+            if !slot.messages.is_empty() {
                 return gather(slot, memory);
             }
             for part in &mut slot.parts {
@@ -196,11 +192,11 @@ fn assemble(slot: &mut Slot, memory: &Pool) -> Result<()> {
 
 /// Collects values whose sizes only the servers knew.
 fn gather(slot: &mut Slot, memory: &Pool) -> Result<()> {
-    let messages = || slot.parts.iter().filter_map(|part| part.message.as_ref());
-    let bytes = messages().map(|message| message.values().len()).sum();
+    let messages = slot.messages.iter().flatten();
+    let bytes = messages.clone().map(|message| message.values().len()).sum();
     let mut values = memory.allocate(bytes)?;
     let mut at = 0;
-    for message in messages() {
+    for message in messages {
         slot.answer.lengths.extend_from_slice(message.lengths());
         let part = message.values();
         values[at..at + part.len()].copy_from_slice(part);

@@ -137,33 +137,30 @@ impl Worker {
     ) -> Result<()> {
         let peer = self.room(server)?;
         let eager_bytes = self.endpoint.eager_bytes();
-        let spec = &self.tables[request.table.0 as usize].spec;
+        let Known { spec, coding, .. } = &mut self.tables[request.table.0 as usize];
         let lengths =
             if request.lengths.is_empty() { &[][..] } else { &request.lengths[slice.clone()] };
         let bytes = value_bytes(spec, slice.len(), lengths);
         let load = *value..*value + bytes;
         *value = load.end;
-        let mut part = Part {
-            server,
-            keys: slice.len(),
-            into: into.as_mut().map(|into| into.split_to(bytes)),
-            ..Part::default()
-        };
+        let place = into.take_if(|into| into.len() == bytes);
+        let mut place = place.or_else(|| into.as_mut().map(|into| into.split_to(bytes)));
         let mut offer = None;
-        if let Some(place) = part.into.take_if(|place| place.len() > eager_bytes) {
-            let offered = self.endpoint.offer(peer, place)?;
-            part.offered = Some(offered.key.get());
-            offer = Some(offered);
+        if let Some(place) = place.take_if(|place| place.len() > eager_bytes) {
+            offer = Some(self.endpoint.offer(peer, place)?);
         }
         let draft = Draft {
             range,
             offer,
-            keys: &request.keys[slice],
+            keys: &request.keys[slice.clone()],
             lengths,
             values: request.load.part(load, eager_bytes),
-            ..self.draft(timestamp, request.what, spec.id)
+            ..draft(timestamp, request.what, spec.id, self.clock)
         };
-        self.post_part(peer, part, draft, Some(request.table))
+        let posted = self.endpoint.post(peer, draft, coding);
+        let offered = offer.map(|offer| offer.key.get());
+        let part = Part { server, answered: false, keys: slice.len(), into: place, offered };
+        self.enter(timestamp, part, posted)
     }
 
     /// Sends the same text to every server.
@@ -171,43 +168,32 @@ impl Worker {
         let timestamp = self.tracker.begin(what)?;
         let sent = (0..self.servers.len()).try_for_each(|server| {
             let peer = self.room(server)?;
-            let part = Part { server, ..Part::default() };
             let values = Values::Copied(body);
-            let draft = Draft { values, ..self.draft(timestamp, what, table) };
-            self.post_part(peer, part, draft, None)
+            let draft = Draft { values, ..draft(timestamp, what, table, self.clock) };
+            let posted = self.endpoint.post(peer, draft, &mut Coding::plain());
+            self.enter(timestamp, Part { server, ..Part::default() }, posted)
         });
         self.seal(timestamp, sent.map(|()| None));
         Ok(timestamp)
     }
 
-    /// What is the same in all messages of a request.
-    fn draft<'a>(&self, timestamp: Timestamp, what: What, table: u32) -> Draft<'a> {
-        Draft {
-            op: Op::from(what) as u8,
-            table,
-            timestamp: timestamp.0,
-            clock: self.clock,
-            ..Draft::new(Kind::Request)
-        }
-    }
-
-    /// Enters one part of a request and posts it, in the table's coding if it is about its keys.
-    fn post_part(
+    /// Enters one part of a request, unless it could not be posted.
+    fn enter(
         &mut self,
-        peer: PeerId,
+        timestamp: Timestamp,
         part: Part,
-        draft: Draft<'_>,
-        table: Option<Table>,
+        posted: caravan_van::Result<()>,
     ) -> Result<()> {
-        let timestamp = draft.timestamp;
-        let slot = self.tracker.slot(timestamp).expect("open until it is sealed");
+        if let Err(error) = posted {
+            if let Some(key) = part.offered {
+                // A lane that is closed has taken its offers back already.
+                let _ = self.endpoint.withdraw(self.servers[part.server].peer, key);
+            }
+            return Err(error.into());
+        }
+        let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
         slot.missing += 1;
         slot.parts.push(part);
-        let coding = match table {
-            Some(table) => &mut self.tables[table.0 as usize].coding,
-            None => &mut Coding::plain(),
-        };
-        self.endpoint.post(peer, draft, coding).inspect_err(|_| self.unsend(timestamp, peer))?;
         Ok(())
     }
 
@@ -228,16 +214,6 @@ impl Worker {
         }
     }
 
-    /// Takes back the last part of a request, which could not be posted.
-    fn unsend(&mut self, timestamp: u64, peer: PeerId) {
-        let slot = self.tracker.slot(timestamp).expect("open until it is sealed");
-        slot.missing -= 1;
-        if let Some(key) = slot.parts.pop().and_then(|part| part.offered) {
-            // A lane that is closed has taken its offers back already.
-            let _ = self.endpoint.withdraw(peer, key);
-        }
-    }
-
     /// All parts of a request have been sent, or one could not be; from now on it is complete when all sent ones are answered.
     fn seal(&mut self, timestamp: Timestamp, sent: Result<Option<Buffer>>) {
         let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
@@ -247,6 +223,12 @@ impl Worker {
         }
         self.settle(timestamp.0);
     }
+}
+
+/// What is the same in all messages of a request.
+fn draft<'a>(timestamp: Timestamp, what: What, table: u32, clock: u64) -> Draft<'a> {
+    let (op, timestamp) = (Op::from(what) as u8, timestamp.0);
+    Draft { op, table, timestamp, clock, ..Draft::new(Kind::Request) }
 }
 
 /// Bytes of the values of `keys` keys; their `lengths` count where the table's keys have their own number of values.

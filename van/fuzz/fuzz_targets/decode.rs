@@ -15,6 +15,12 @@ thread_local! {
 
 fuzz_target!(|bytes: &[u8]| {
     let pool = POOL.with(Pool::clone);
+    if let Ok(mut landed) = pool.allocate(bytes.len()) {
+        landed.copy_from_slice(bytes);
+        if let Ok(message) = Message::decode_landed(landed, &pool) {
+            message.into_values();
+        }
+    }
     let Ok(mut image) = pool.allocate(bytes.len()) else { return };
     image.copy_from_slice(bytes);
     if image.len() >= CHECKSUM.end {

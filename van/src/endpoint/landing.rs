@@ -120,6 +120,11 @@ impl Landings {
         room
     }
 
+    /// Whether none is to be replaced and the peer waits for none.
+    pub(super) fn is_settled(&self) -> bool {
+        self.used.is_empty() && self.wanted.is_empty()
+    }
+
     /// Whether the peer waits for one.
     pub(super) fn is_wanted(&self) -> bool {
         !self.wanted.is_empty()

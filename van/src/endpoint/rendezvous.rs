@@ -13,10 +13,16 @@
 
 use super::{Arrival, Endpoint, lane};
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, SLOT_ALIGN};
+use crate::memory::{Buffer, Shared};
 use crate::message::{Draft, Message, Outgoing, Values};
 use crate::transport::{FRAME_PREFIX, Gather, PeerId, WRITE_AT_END, WRITE_BYTES_MAX};
-use crate::wire::{Coding, Header, Kind, Offer, encode};
+use crate::wire::{Coding, Header, Kind, Offer, TRAILER, encode};
+
+/// Where in a landing a message begins whose header comes first, ...
+const HEAD_FIRST: u64 = 8;
+
+/// ... and one whose values do; see [`Message::decode_landed`].
+const VALUES_FIRST: u64 = 0;
 
 /// Longest message, and how far into a landing it begins: what a peer may ask memory for, in bytes.
 const MESSAGE_BYTES_MAX: u64 = WRITE_BYTES_MAX as u64 + WRITE_AT_END;
@@ -44,12 +50,21 @@ impl Endpoint {
         }
     }
 
-    /// Writes a long message into a landing that holds it.
+    /// Writes a long message into a landing that holds it. Values that lie apart go first, to the start of a page: the kernel copies
+    /// much faster to there, and a device's packets do not straddle pages.
     pub(super) fn land(&mut self, peer: PeerId, outgoing: Outgoing, landing: Offer) -> Result<()> {
-        let at = skew(&outgoing) as u64;
-        let Outgoing { mut head, values: tail } = outgoing;
-        let head = head.split_off(FRAME_PREFIX).share();
-        self.transport.post_write(peer, Gather { head, tail }, &landing, at)
+        let Outgoing { mut head, values } = outgoing;
+        let (data, at) = match values {
+            None => {
+                head.advance(FRAME_PREFIX);
+                (head.share().into(), HEAD_FIRST)
+            }
+            Some(values) => {
+                head.advance(FRAME_PREFIX - padding(&values)); // zeros
+                (Gather { head: values, tail: Some(head.share()) }, VALUES_FIRST)
+            }
+        };
+        self.transport.post_write(peer, data, &landing, at)
     }
 
     /// Reads the long message that came to lie in `len` bytes at `at` of a landing.
@@ -60,9 +75,13 @@ impl Endpoint {
         (at, len): (usize, usize),
     ) -> Result<Message> {
         let mut image = landing;
-        drop(image.split_to(at));
+        image.advance(at);
         image.truncate(len);
-        let message = Message::decode(image, self.transport.memory())?;
+        let memory = self.transport.memory();
+        let message = match at as u64 {
+            VALUES_FIRST => Message::decode_landed(image, memory)?,
+            _ => Message::decode(image, memory)?,
+        };
         // Others may have waited for this landing to be used. It must not wait for an answer to this message, which may in
         // turn wait for one of them.
         self.serve_wants(peer, true)?;
@@ -102,7 +121,7 @@ impl Endpoint {
         self.serve_wants(peer, false)
     }
 
-    /// Encodes a message, and replaces landings that the peer has used: one in an answer that leaves at once, as the others
+    /// Encodes a message, and replaces landings that the peer has used, if any: one in an answer that leaves at once, as the others
     /// have an answer to come, and all by themselves otherwise. An answer that has to wait for a landing itself, or for others
     /// that do, must not keep the peer waiting for one.
     pub(super) fn encode(
@@ -111,7 +130,11 @@ impl Endpoint {
         draft: Draft<'_>,
         coding: &mut Coding,
     ) -> Result<Outgoing> {
+        coding.carrier_checks = self.limits.checks_bytes;
         let lane = lane(&mut self.lanes, peer)?;
+        if lane.landings.is_settled() {
+            return encode(self.node, draft, coding, self.transport.memory());
+        }
         let bytes = size_of::<Offer>() + draft.image_bytes_max();
         let carries = matches!(draft.kind, Kind::Reply | Kind::Failure)
             && lane.outbox.is_empty()
@@ -205,11 +228,15 @@ impl Endpoint {
     }
 }
 
-/// Where in a landing a message begins, so that values that lie apart come to lie at the start of a page: the kernel copies
-/// much faster to there.
-pub(super) fn skew(outgoing: &Outgoing) -> usize {
-    match outgoing.values {
-        Some(_) => (outgoing.head.len() - FRAME_PREFIX).wrapping_neg() % SLOT_ALIGN,
-        None => 0,
+/// How long a landing must be for a message that does not go in a frame.
+pub(super) fn landed_bytes(outgoing: &Outgoing) -> usize {
+    match &outgoing.values {
+        None => HEAD_FIRST as usize + outgoing.image_bytes(),
+        Some(values) => outgoing.image_bytes() + padding(values) + TRAILER,
     }
+}
+
+/// Zeros between values and what follows them.
+fn padding(values: &Shared) -> usize {
+    values.len().wrapping_neg() % 8
 }

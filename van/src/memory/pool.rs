@@ -21,6 +21,9 @@ use crate::error::{Error, Result};
 /// Smallest slot, in bytes. A power of two.
 const SLOT_MIN: usize = 512;
 
+/// No slot can be larger, in bytes: the largest power of two that an allocation can have.
+const SLOT_MAX: usize = 1 << (usize::BITS - 2);
+
 /// The first arena, in bytes: what a pool takes at least, where its limit lets it.
 const ARENA_MIN: usize = 1 << 20;
 
@@ -95,7 +98,7 @@ impl Pool {
             Some(slot) => slot,
             None => self.supply(class, len)?,
         };
-        Ok(Buffer(Part { slot, start: 0, len }))
+        Ok(Buffer(Part::new(slot, len)))
     }
 
     /// Bytes taken from the system so far, cut into slots or not. At most a fixed number more of them lie before the arenas,
@@ -150,13 +153,8 @@ impl Pool {
         uncut.extend([before, after].into_iter().filter(|rest| rest.len > 0));
         shelf.bytes_cut.update(|bytes| bytes + span.len);
         shelf.classes[class].add((0..count).rev().map(|n| {
-            Rc::new(Slot {
-                memory: Memory::Arena(span.arena.clone()),
-                offset: span.start + n * size,
-                capacity: size,
-                class,
-                pool: Rc::downgrade(&self.0),
-            })
+            let place = (span.start + n * size, size);
+            Rc::new(Slot::cut(span.arena.clone(), place, class, Rc::downgrade(&self.0)))
         }))
     }
 
@@ -263,10 +261,11 @@ impl fmt::Debug for Pool {
     }
 }
 
+/// The class of the smallest slots that hold `len` bytes; `None` when no address space has room for one.
 fn class_of(len: usize) -> Option<usize> {
-    let size =
-        len.max(SLOT_MIN).checked_next_power_of_two().filter(|&s| s <= isize::MAX as usize)?;
-    Some((size.trailing_zeros() - SLOT_MIN.trailing_zeros()) as usize)
+    let len = len.max(SLOT_MIN);
+    let class = (len - 1).ilog2() + 1 - SLOT_MIN.ilog2();
+    (len <= SLOT_MAX).then_some(class as usize)
 }
 
 /// `len` bytes of an arena from `start`, both multiples of [`SLOT_MIN`].
@@ -283,7 +282,8 @@ impl Span {
         let Memory::Arena(arena) = &slot.memory else {
             unreachable!("a user's memory comes home to no pool")
         };
-        Span { arena: arena.clone(), start: slot.offset, len: slot.capacity }
+        let start = slot.base.addr().get() - arena.base.addr().get();
+        Span { arena: arena.clone(), start, len: slot.capacity }
     }
 
     fn overlaps(&self, other: &Span) -> bool {

@@ -51,6 +51,24 @@ fn split_and_join_are_inverse() {
 }
 
 #[test]
+fn what_is_advanced_over_is_gone_and_no_more() {
+    let pool = Pool::new(1 << 20);
+    let mut whole = pool.allocate(64).unwrap();
+    whole.iter_mut().zip(0..).for_each(|(b, i)| *b = i);
+    let address = whole.as_ptr();
+    let tail = whole.split_off(40);
+    whole.advance(30);
+    assert_eq!((whole.len(), whole[0]), (10, 30));
+    whole.join(tail).unwrap();
+    whole.advance(34);
+    assert!(whole.is_empty());
+    let past = std::panic::AssertUnwindSafe(|| whole.advance(1));
+    assert!(std::panic::catch_unwind(past).is_err(), "there is nothing left");
+    drop(whole);
+    assert_eq!(pool.allocate(64).unwrap().as_ptr(), address, "the slot comes home whole");
+}
+
+#[test]
 fn writing_what_others_read_copies_it_first() {
     let pool = Pool::new(1 << 20);
     let mut stored = pool.allocate(8).unwrap();

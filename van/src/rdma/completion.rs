@@ -3,7 +3,7 @@
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
 use super::connect::{Peer, Stage};
-use super::queue_pair::{Credits, Held, Lane, Notice};
+use super::queue_pair::{Credits, Held, Lane, Load, Notice, unpack};
 use super::verbs::{AsyncKind, Completion, Done, Outcome, ReceiveQueue, Through};
 use super::window::Closing;
 use super::{POLL_MAX, Rdma, SILENCE};
@@ -25,20 +25,15 @@ impl Rdma {
                 self.complete(report);
             }
             self.reports = reports;
-            if found < POLL_MAX {
+            // Soft-RoCE has closed a window by the time it has been told to, other devices soon after.
+            if found < POLL_MAX && !std::mem::take(&mut self.look_again) {
                 break;
             }
         }
         if any {
-            self.ring_receives()?;
             self.flush();
         }
         Ok(any)
-    }
-
-    pub(super) fn ring_receives(&mut self) -> Result<()> {
-        let posted = self.receives.ring();
-        posted.map_err(|source| Error::Os { call: "posting receive buffers", source })
     }
 
     fn complete(&mut self, report: Completion) {
@@ -84,38 +79,54 @@ impl Rdma {
 
     /// The lane to `id`, which is up now if it was not: something came through it.
     fn lane(&mut self, id: u32) -> Option<&mut Lane> {
-        if let Some(Some(Peer { stage: Stage::Answering(..), .. })) = self.peers.get(id as usize) {
+        self.rise(id);
+        lane_to(&mut self.peers, id)
+    }
+
+    fn rise(&mut self, id: u32) {
+        if self.young > 0
+            && let Some(Some(Peer { stage: Stage::Answering(..), .. })) =
+                self.peers.get(id as usize)
+        {
             self.established(id, &[]);
-        }
-        match self.peers.get_mut(id as usize) {
-            Some(Some(Peer { stage: Stage::Up(lane), .. })) => Some(lane),
-            _ => None,
         }
     }
 
     fn received(&mut self, id: u32, word: u32, frame: Buffer) -> std::result::Result<(), String> {
         let credits = Credits::from_word(word);
         let (len, limit) = (frame.len(), self.frame_bytes);
-        let Some(lane) = self.lane(id) else {
+        self.rise(id);
+        let Some(lane) = lane_to(&mut self.peers, id) else {
             self.receives_gone(frame);
             return Ok(());
         };
         lane.hears();
-        if lane.credit(credits.count)? {
+        let flush = lane.credit(credits.count)?;
+        let replace = lane.use_receive();
+        if len > limit {
+            return Err(format!("it sent a message of {len} bytes, over the limit of {limit}"));
+        }
+        let peer = PeerId(id);
+        match credits.load {
+            Load::Nothing => drop(frame),
+            Load::Frame => {
+                self.counters.frames_received += 1;
+                self.ready.extend(lane.hold(Event::Received { peer, frame }));
+            }
+            Load::Frames => {
+                let mut message = frame;
+                while !message.is_empty() {
+                    let frame = unpack(&mut message)?;
+                    self.counters.frames_received += 1;
+                    self.ready.extend(lane.hold(Event::Received { peer, frame }));
+                }
+            }
+        }
+        self.counters.bytes_received += len as u64;
+        if flush {
             self.eager.push(id);
         }
-        if credits.alone {
-            self.supply_again(id, frame);
-            return Ok(());
-        }
-        if len > limit {
-            return Err(format!("it sent a frame of {len} bytes, over the limit of {limit}"));
-        }
-        self.counters.frames_received += 1;
-        self.counters.bytes_received += len as u64;
-        self.report(id, Event::Received { peer: PeerId(id), frame });
-        self.supply_receives(Some(id));
-        Ok(())
+        if replace { self.replace_receives(id) } else { Ok(()) }
     }
 
     fn written(
@@ -125,20 +136,27 @@ impl Rdma {
         bytes: u32,
         unused: Buffer,
     ) -> std::result::Result<(), String> {
-        self.supply_again(id, unused);
         let (notice, peer) = (Notice::from_word(word), PeerId(id));
-        let Some(lane) = self.lane(id) else { return Ok(()) };
+        let Some(lane) = self.lane(id) else {
+            self.receives_gone(unused);
+            return Ok(());
+        };
+        drop(unused);
         lane.hears();
+        if lane.use_receive() {
+            self.replace_receives(id)?;
+        }
         let len = notice.len(bytes);
         self.counters.bytes_received += len as u64;
         let at = notice.at as usize;
         let (key, memory) = match self.windows.written(peer, notice, len)? {
             Closing::Closed(key, memory) => (key, memory),
             Closing::Invalidate(key) => {
-                let Some(lane) = self.lane(id) else { return Ok(()) };
+                let Some(lane) = lane_to(&mut self.peers, id) else { return Ok(()) };
                 let begun =
                     lane.close_window(key, notice.index).map_err(|error| error.to_string())?;
                 if begun {
+                    self.look_again = true;
                     lane.hold_for_window(notice.index, at, len);
                     self.windows.closing(notice.index);
                     return Ok(());
@@ -194,48 +212,31 @@ impl Rdma {
         self.ready.extend(event);
     }
 
-    /// Posts a receive buffer in place of the one that a peer has filled, or later if memory is short.
-    pub(super) fn supply_receives(&mut self, filled_by: Option<u32>) {
-        if let Some(id) = filled_by {
-            if let Some(lane) = self.lane(id) {
-                lane.starved += 1;
-            }
-            return self.feed(id);
-        }
-        for id in 0..self.peers.len() as u32 {
-            self.feed(id);
-        }
-    }
-
-    /// Replaces the receive buffers that `id` has filled, as far as there is memory.
-    fn feed(&mut self, id: u32) {
-        while let Some(Some(Peer { stage: Stage::Up(lane), .. })) = self.peers.get_mut(id as usize)
-            && lane.starved > 0
-        {
+    /// Posts receive buffers in place of those that `id` has used up, as far as there is memory, and tells it with the next frame.
+    pub(super) fn replace_receives(&mut self, id: u32) -> std::result::Result<(), String> {
+        let Some(Some(Peer { stage: Stage::Up(lane), .. })) = self.peers.get_mut(id as usize)
+        else {
+            return Ok(());
+        };
+        let mut replaced = 0;
+        while replaced < lane.used {
             // Those of peers that are gone are left over.
             if self.receives.posted() < self.receives_wanted
                 && !supply(&mut self.receives, &self.pool, self.frame_bytes)
             {
-                return;
+                break; // tried again when the transport looks around
             }
-            lane.starved -= 1;
-            if lane.owe() {
-                self.eager.push(id);
-            }
+            replaced += 1;
         }
-    }
-
-    /// Posts a receive buffer again that `id` has used up without filling it.
-    fn supply_again(&mut self, id: u32, buffer: Buffer) {
-        self.receives_gone(buffer);
-        if let Some(lane) = self.lane(id)
-            && lane.owe()
-        {
+        self.receives.ring().map_err(|error| format!("no receive can be posted: {error}"))?;
+        if lane.owe(replaced) {
             self.eager.push(id);
         }
+        Ok(())
     }
 
-    /// Posts a receive buffer again if it is still wanted: its memory has just become free, so that there is some.
+    /// Posts a receive buffer again that was used up by nobody, if it is still wanted: its memory has just become free, so that
+    /// there is some.
     fn receives_gone(&mut self, buffer: Buffer) {
         drop(buffer);
         if self.receives.posted() < self.receives_wanted {
@@ -270,6 +271,14 @@ impl Rdma {
             }
         }
         Ok(())
+    }
+}
+
+/// The lane to `id`, if it is up.
+fn lane_to(peers: &mut [Option<Peer>], id: u32) -> Option<&mut Lane> {
+    match peers.get_mut(id as usize) {
+        Some(Some(Peer { stage: Stage::Up(lane), .. })) => Some(lane),
+        _ => None,
     }
 }
 

@@ -566,9 +566,11 @@ mod tests {
         let port = PortInfo {
             number: 1,
             state: state.to_owned(),
+            physical_state: "LinkUp".to_owned(),
             link_layer: "Ethernet".to_owned(),
             rate: "100 Gb/sec".to_owned(),
             gids,
+            interface: None,
         };
         DeviceInfo { name: name.to_owned(), numa_node: None, ports: vec![port] }
     }
@@ -576,9 +578,9 @@ mod tests {
     #[test]
     fn the_first_device_with_an_active_port_and_an_address_is_taken() {
         let devices = [
-            device("a", "1: DOWN", &["::ffff:10.0.0.1"]),
-            device("b", "4: ACTIVE", &[]),
-            device("c", "4: ACTIVE", &["fe80::1", "::ffff:10.0.0.3"]),
+            device("a", "DOWN", &["::ffff:10.0.0.1"]),
+            device("b", "ACTIVE", &[]),
+            device("c", "ACTIVE", &["fe80::1", "::ffff:10.0.0.3"]),
         ];
         assert_eq!(choose(&devices, None).unwrap().to_string(), "10.0.0.3");
         assert_eq!(choose(&devices, Some("c")).unwrap().to_string(), "10.0.0.3");

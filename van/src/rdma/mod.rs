@@ -1,13 +1,18 @@
 //! The van over RDMA verbs: reliable connections, on which the device itself places what arrives.
 //!
 //! * **Frames** are sent into receive buffers that the peer keeps posted, one shared queue of them for all peers of a transport.
-//!   Short ones travel inside the work request. Each carries, as its immediate word, how many buffers the sender has made free
+//!   Short ones travel inside the work request, and small ones that wait for the same peer in one message. Each message carries, as its immediate word, how many buffers the sender has made free
 //!   for its peer since the last one: a peer that has none left holds its frames back, so that the device never meets a receiver
 //!   that is not ready (its timer for that is up to 655 ms long).
 //! * **Writes** go straight from where the data lies to where it shall lie, by one `RDMA WRITE` with immediate: nothing is copied
 //!   on either side, and the immediate says which offer was used.
 //! * **Offers** are memory windows, each bound for one peer to just the bytes that it was offered. When the write has come the
 //!   window is closed before the layer above sees the memory, so that nobody can write it any more.
+//!
+//! Nothing is read from a peer. An `RDMA READ` would spare the side that has the data its work request, and is the better direction
+//! where that side is to do nothing at all; but the reader would have to know where the data lies and that nobody changes it
+//! meanwhile, a device has few reads under way at a time, and a pull would take a second round trip to learn both. `caravan bench
+//! verbs --op read` measures it.
 //!
 //! What is posted between two polls leaves with one doorbell for up to 16 work requests, of which the last alone reports its
 //! completion. A transport owns its completion queue, and so belongs to one thread. It polls, then sleeps on the completion channel.
@@ -60,8 +65,8 @@ const FRAME_BYTES_MAX: usize = 8 << 10;
 /// How often a busy transport looks after connections, deadlines and silent peers.
 const LOOK_AROUND: Duration = Duration::from_millis(1);
 
-/// Looks that brought something between two at the clock.
-const BUSY_TURNS: u32 = 64;
+/// Turns between two looks at the clock.
+const TURNS: u32 = 32;
 
 /// Nothing heard of a peer for so long: a write of no bytes finds out whether it is there.
 const SILENCE: Duration = Duration::from_millis(500);
@@ -111,6 +116,8 @@ pub struct Rdma {
     ready: Vec<Event>,
     /// The last turn found nothing, so that to look again at once would find nothing either.
     looked: bool,
+    /// A window is being closed, which takes no time.
+    look_again: bool,
     /// Turns since the clock was looked at.
     turns: u32,
     look_around_at: Instant,
@@ -162,6 +169,7 @@ impl Rdma {
             done: Vec::with_capacity(POLL_MAX),
             ready: Vec::with_capacity(64),
             looked: false,
+            look_again: false,
             turns: 0,
             look_around_at: now,
             counters: Counters::default(),
@@ -179,12 +187,12 @@ impl Rdma {
     /// Sends what is posted and takes what has come, into `ready`.
     fn turn(&mut self) -> Result<()> {
         self.flush();
-        let found = self.take_completions()?;
+        self.take_completions()?;
         if !self.closed.is_empty() {
             self.bury()?;
         }
         self.turns += 1;
-        if !found || self.turns >= BUSY_TURNS {
+        if self.turns >= TURNS || self.young > 0 {
             self.turns = 0;
             let now = Instant::now();
             if now >= self.look_around_at || self.young > 0 {
@@ -201,7 +209,7 @@ impl Rdma {
             else {
                 continue;
             };
-            if let Err(error) = lane.flush(&mut self.counters) {
+            if let Err(error) = lane.flush(&self.pool, &mut self.counters) {
                 self.lose(id, format!("it cannot be sent to: {error}"));
             }
         }
@@ -226,11 +234,13 @@ impl Rdma {
             else {
                 continue;
             };
+            let starves = lane.starves();
             if let Err(error) = lane.probe(now, SILENCE) {
                 self.lose(id, format!("it cannot be sent to: {error}"));
+            } else if starves && let Err(reason) = self.replace_receives(id) {
+                self.lose(id, reason);
             }
         }
-        self.supply_receives(None);
         Ok(())
     }
 
@@ -261,7 +271,11 @@ impl Transport for Rdma {
     }
 
     fn limits(&self) -> Limits {
-        Limits { frame_bytes: self.frame_bytes, queue_depth: self.config.queue_depth }
+        Limits {
+            frame_bytes: self.frame_bytes,
+            queue_depth: self.config.queue_depth,
+            checks_bytes: true, // the invariant checksum: CRC-32, from device to device
+        }
     }
 
     fn memory(&self) -> &Pool {
@@ -284,8 +298,8 @@ impl Transport for Rdma {
             return Err(Error::FrameTooLong { len, limit });
         }
         let mut frame = frame;
-        let frame = frame.split_off(FRAME_PREFIX).share();
-        self.post(peer, Unit::Frame(frame))
+        frame.advance(FRAME_PREFIX);
+        self.post(peer, Unit::Frame(frame.share()))
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {

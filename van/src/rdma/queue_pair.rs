@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::verbs::{Done, OpenWindow, QueuePair, Through, Window, Work};
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Shared};
+use crate::memory::{Buffer, Pool, Shared};
 use crate::metrics::Counters;
-use crate::transport::{Event, Gather, check_write};
+use crate::transport::{Event, FRAME_PREFIX, Gather, check_write};
 use crate::wire::Offer;
 
 /// Sends that the device holds of one lane.
@@ -20,6 +20,13 @@ const SENDS_KEPT: usize = 32;
 
 /// Receive buffers that a peer may fill before it is told that they are free again.
 pub(super) const RECEIVES: u32 = 128;
+
+/// Frames of up to so many bytes leave in one message when several wait: to copy one is less work than to send it, for the sender,
+/// for the receiver and for both devices.
+const PACKED_BYTES_MAX: usize = 1 << 10;
+
+/// Receive buffers are replaced so many at a time, with one doorbell.
+const REPLACED_TOGETHER: u32 = 16;
 
 /// What a lane can have in the completion queue: every send when it fails, and every receive.
 pub(super) const COMPLETIONS: usize = SENDS + RECEIVES as usize;
@@ -73,35 +80,73 @@ impl Notice {
     }
 }
 
-/// What the immediate word of a frame says.
+/// What the immediate word of a message that is no write says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Credits {
     /// Receive buffers that are free again.
     pub(super) count: u32,
-    /// Nothing else comes with it: it is no frame.
-    pub(super) alone: bool,
+    /// What comes with it.
+    pub(super) load: Load,
+}
+
+/// What a message carries besides credits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Load {
+    /// A frame.
+    Frame,
+    /// Several, each behind a prefix; see [`unpack`].
+    Frames,
+    /// Nothing.
+    Nothing,
 }
 
 impl Credits {
-    const ALONE: u32 = 1 << 31;
+    const NOTHING: u32 = 1 << 31;
+    const FRAMES: u32 = 1 << 30;
 
     fn to_word(self) -> u32 {
-        self.count | if self.alone { Self::ALONE } else { 0 }
+        let load = match self.load {
+            Load::Frame => 0,
+            Load::Frames => Self::FRAMES,
+            Load::Nothing => Self::NOTHING,
+        };
+        self.count | load
     }
 
     pub(super) fn from_word(word: u32) -> Credits {
-        Credits { count: word & !Self::ALONE, alone: word & Self::ALONE != 0 }
+        let load = match word & (Self::NOTHING | Self::FRAMES) {
+            0 => Load::Frame,
+            Self::FRAMES => Load::Frames,
+            _ => Load::Nothing,
+        };
+        Credits { count: word & !(Self::NOTHING | Self::FRAMES), load }
     }
 }
 
-impl Unit {
-    fn bytes(&self) -> usize {
-        match self {
-            Unit::Frame(frame) => frame.len(),
-            Unit::Write { data, .. } => data.len(),
-        }
+/// Takes the next frame of a message that holds several: `[len u32][0 u32][0 u64]`, the frame, zero padding to 8.
+///
+/// # Errors
+/// Says what is wrong with it; it is to be thrown away then.
+pub(super) fn unpack(message: &mut Buffer) -> Result<Buffer, String> {
+    let prefix = message.first_chunk::<FRAME_PREFIX>();
+    let (len, zeros) = prefix.ok_or("it sent frames that end in a prefix")?.split_at(4);
+    let len = u32::from_le_bytes(len.try_into().expect("4 of 16 bytes")) as usize;
+    let behind = message.len() - FRAME_PREFIX;
+    if zeros != [0; 12] || len > behind || padded(len) > behind {
+        return Err(format!("it sent a frame of {len} bytes where {behind} bytes are left"));
     }
+    drop(message.split_to(FRAME_PREFIX));
+    let mut frame = message.split_to(padded(len));
+    frame.truncate(len);
+    Ok(frame)
+}
 
+/// Frames, and what stands before each, begin at multiples of 8.
+fn padded(len: usize) -> usize {
+    len.next_multiple_of(8)
+}
+
+impl Unit {
     /// A write of `data` into an offer, as one unit.
     ///
     /// # Errors
@@ -139,8 +184,8 @@ pub(super) struct Lane {
     credits_max: u32,
     /// Our receive buffers that are free again, and of which the peer has not been told.
     owed: u32,
-    /// Receive buffers that could not be replaced for want of memory.
-    pub(super) starved: u32,
+    /// Our receive buffers that the peer has used up, and that are not replaced yet.
+    pub(super) used: u32,
     /// Sends since the last one that reports its completion.
     unsignalled: u32,
     /// One of those holds memory.
@@ -172,7 +217,7 @@ impl Lane {
             credits: 0,
             credits_max: 0,
             owed: 0,
-            starved: 0,
+            used: 0,
             unsignalled: 0,
             holds: false,
             held: VecDeque::new(),
@@ -219,9 +264,21 @@ impl Lane {
         !std::mem::replace(&mut self.is_eager, true)
     }
 
-    /// A receive buffer of ours is free again for the peer to fill; true if the transport has to flush this lane.
-    pub(super) fn owe(&mut self) -> bool {
-        self.owed += 1;
+    /// The peer has used up one of our receive buffers; true if it is time to replace those that it has.
+    pub(super) fn use_receive(&mut self) -> bool {
+        self.used += 1;
+        self.used >= REPLACED_TOGETHER
+    }
+
+    /// Whether memory was short when it was time to replace them.
+    pub(super) fn starves(&self) -> bool {
+        self.used >= REPLACED_TOGETHER
+    }
+
+    /// Receive buffers of ours were replaced; true if the transport has to flush this lane, to tell the peer.
+    pub(super) fn owe(&mut self, replaced: u32) -> bool {
+        self.used -= replaced;
+        self.owed += replaced;
         self.owes_much() && !std::mem::replace(&mut self.is_eager, true)
     }
 
@@ -251,18 +308,21 @@ impl Lane {
     }
 
     /// Hands to the device what it has room for and the peer has buffers for, with as few doorbells as there can be.
-    pub(super) fn flush(&mut self, counters: &mut Counters) -> Result<()> {
+    pub(super) fn flush(&mut self, pool: &Pool, counters: &mut Counters) -> Result<()> {
         self.is_eager = false;
-        while let Some(unit) = self.queue.pop_front() {
-            if !self.may_send() {
-                self.queue.push_front(unit);
+        while self.may_send() {
+            if let Some(work) = self.pack(pool, counters) {
+                self.push(work)?;
+            } else if let Some(unit) = self.queue.pop_front() {
+                let work = self.prepare(unit, counters);
+                self.push(work)?;
+            } else {
                 break;
             }
-            self.send(unit, counters)?;
         }
         // The last credit is for this: two sides that have filled each other's buffers go on.
         if self.owes_much() && self.credits > 0 && self.queue_pair.room() > 0 {
-            let imm = self.hand_back(true);
+            let imm = self.hand_back(Load::Nothing);
             self.credits -= 1;
             let signal = self.signals(false);
             self.queue_pair.push(Work::Notice { imm }, NOBODY, signal)?;
@@ -279,33 +339,69 @@ impl Lane {
         self.credits > 1 && self.queue_pair.room() > SENDS_KEPT
     }
 
-    fn send(&mut self, unit: Unit, counters: &mut Counters) -> Result<()> {
-        let bytes = unit.bytes();
-        let work = match unit {
+    /// Puts the next frames into one message, if several small ones wait and there is memory for them.
+    fn pack(&mut self, pool: &Pool, counters: &mut Counters) -> Option<Work> {
+        let (mut frames, mut bytes) = (0, 0);
+        for unit in &self.queue {
+            let Unit::Frame(frame) = unit else { break };
+            let end = bytes + FRAME_PREFIX + padded(frame.len());
+            if frame.len() > PACKED_BYTES_MAX || end > self.frame_bytes {
+                break;
+            }
+            (frames, bytes) = (frames + 1, end);
+        }
+        if frames < 2 {
+            return None;
+        }
+        let mut message = pool.allocate(bytes).ok()?;
+        let mut space = &mut message[..];
+        for unit in self.queue.drain(..frames) {
+            let Unit::Frame(frame) = unit else { unreachable!("counted as one above") };
+            let (prefix, behind) = space.split_at_mut(FRAME_PREFIX);
+            prefix.fill(0);
+            prefix[..4].copy_from_slice(&(frame.len() as u32).to_le_bytes());
+            let (place, behind) = behind.split_at_mut(padded(frame.len()));
+            let (place, padding) = place.split_at_mut(frame.len());
+            place.copy_from_slice(&frame);
+            padding.fill(0);
+            space = behind;
+        }
+        counters.frames_sent += frames as u64;
+        counters.bytes_sent += bytes as u64;
+        let imm = self.hand_back(Load::Frames);
+        Some(Work::Send { data: message.share().into(), imm })
+    }
+
+    /// What the device has to do for `unit`.
+    fn prepare(&mut self, unit: Unit, counters: &mut Counters) -> Work {
+        match unit {
             Unit::Frame(frame) => {
                 counters.frames_sent += 1;
                 counters.bytes_sent += frame.len() as u64;
-                self.credits -= 1;
-                Work::Send { data: frame.into(), imm: self.hand_back(false) }
+                Work::Send { data: frame.into(), imm: self.hand_back(Load::Frame) }
             }
             Unit::Write { data, address, key, notice } if data.len() > CHUNK_BYTES => {
-                let (piece, rest) = cut(data, CHUNK_BYTES);
-                let address_behind = address + CHUNK_BYTES as u64;
-                self.queue.push_front(Unit::Write {
-                    data: rest,
-                    address: address_behind,
-                    key,
-                    notice,
-                });
+                let (data, rest) = cut(data, CHUNK_BYTES);
+                let behind = address + CHUNK_BYTES as u64;
+                self.queue.push_front(Unit::Write { data: rest, address: behind, key, notice });
                 counters.bytes_sent += CHUNK_BYTES as u64;
-                Work::Write { data: piece, address, key, imm: None }
+                Work::Write { data, address, key, imm: None }
             }
             Unit::Write { data, address, key, notice } => {
                 counters.bytes_sent += data.len() as u64;
-                self.credits -= 1;
                 Work::Write { data, address, key, imm: notice }
             }
+        }
+    }
+
+    /// Gives work to the device with the next doorbell; what the peer needs a receive buffer for costs a credit.
+    fn push(&mut self, work: Work) -> Result<()> {
+        let (bytes, credits) = match &work {
+            Work::Send { data, .. } | Work::Write { data, imm: Some(_), .. } => (data.len(), 1),
+            Work::Write { data, .. } => (data.len(), 0),
+            _ => (0, 0),
         };
+        self.credits -= credits;
         let signal = self.signals(bytes > self.queue_pair.inline_bytes());
         self.queue_pair.push(work, NOBODY, signal)
     }
@@ -323,9 +419,9 @@ impl Lane {
         signal
     }
 
-    fn hand_back(&mut self, alone: bool) -> u32 {
+    fn hand_back(&mut self, load: Load) -> u32 {
         let count = std::mem::take(&mut self.owed);
-        Credits { count, alone }.to_word()
+        Credits { count, load }.to_word()
     }
 
     /// Sends have ended, up to the one that says so; what matters to somebody comes to `done`.
@@ -418,7 +514,6 @@ fn cut(data: Gather, at: usize) -> (Gather, Gather) {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
-    use crate::memory::Pool;
 
     #[test]
     fn words_carry_what_they_say() {
@@ -430,8 +525,35 @@ mod tests {
             assert_eq!(Notice::from_word(notice.to_word()), notice);
         }
         assert_eq!(Notice { index: 0, at: 0, chunks: 3 }.len(5), (3 << 30) + 5);
-        for credits in [Credits { count: 0, alone: false }, Credits { count: 64, alone: true }] {
+        for (count, load) in [(0, Load::Frame), (64, Load::Nothing), (127, Load::Frames)] {
+            let credits = Credits { count, load };
             assert_eq!(Credits::from_word(credits.to_word()), credits);
+        }
+    }
+
+    #[test]
+    fn a_message_of_frames_is_taken_apart_and_a_wrong_one_refused() {
+        let pool = Pool::new(1 << 20);
+        let message = |bytes: &[u8]| {
+            let mut message = pool.allocate(bytes.len()).unwrap();
+            message.copy_from_slice(bytes);
+            message
+        };
+        let mut bytes = vec![0; 16 + 8 + 16 + 16];
+        bytes[0] = 5;
+        bytes[16..21].fill(7);
+        bytes[24] = 16;
+        bytes[40..].fill(9);
+        let mut both = message(&bytes);
+        assert_eq!(unpack(&mut both).unwrap()[..], [7; 5]);
+        assert_eq!(unpack(&mut both).unwrap()[..], [9; 16]);
+        assert!(both.is_empty());
+        assert!(unpack(&mut both).is_err(), "there is no third");
+        for (at, byte) in [(0, 41), (3, 255), (5, 1), (15, 1)] {
+            let mut wrong = bytes.clone();
+            wrong[at] = byte;
+            let error = unpack(&mut message(&wrong)).unwrap_err();
+            assert!(error.contains("40 bytes are left"), "{error}");
         }
     }
 

@@ -132,7 +132,7 @@ impl SimTransport {
             port,
             address: address_of(port),
             hello: config.hello(),
-            limits: Limits { frame_bytes, queue_depth: config.queue_depth },
+            limits: Limits { frame_bytes, queue_depth: config.queue_depth, checks_bytes: false },
             memory: Pool::new(config.memory_bytes),
             lanes: BTreeMap::new(),
             offers: Offers::default(),

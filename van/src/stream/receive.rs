@@ -146,7 +146,7 @@ impl Receiver {
             }
             // What is behind the write starts off the slot's alignment by what the padding lacks; see `spaces`.
             let skew = skew_behind(write.padding, &self.staging);
-            drop(self.staging.split_to(skew));
+            self.staging.advance(skew);
         }
         self.filled += bytes;
         while self.parse(pool, offers, events)? {}
@@ -214,7 +214,7 @@ impl Receiver {
         }
         self.one_by_one = self.one_by_one.saturating_sub(1);
         let mut frame = self.take(unit);
-        drop(frame.split_to(FRAME_PREFIX));
+        frame.advance(FRAME_PREFIX);
         frame.truncate(len);
         self.frames_received += 1;
         events.push(Event::Received { peer: self.peer, frame });
@@ -269,7 +269,7 @@ impl Receiver {
     fn replace(&mut self, need: usize, pool: &Pool) -> Result<(), Error> {
         let skew = self.staging.as_ptr() as usize % ALIGN;
         let mut staging = pool.allocate((skew + need + ROOM_MIN).max(STAGING))?;
-        drop(staging.split_to(skew));
+        staging.advance(skew);
         staging[..self.filled].copy_from_slice(&self.staging[..self.filled]);
         self.staging = staging;
         Ok(())

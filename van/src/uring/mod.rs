@@ -162,7 +162,8 @@ impl Transport for Uring {
     }
 
     fn limits(&self) -> Limits {
-        Limits { frame_bytes: self.config.frame_bytes, queue_depth: self.config.queue_depth }
+        let VanConfig { frame_bytes, queue_depth, .. } = self.config;
+        Limits { frame_bytes, queue_depth, checks_bytes: false }
     }
 
     fn memory(&self) -> &Pool {

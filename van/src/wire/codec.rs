@@ -14,6 +14,9 @@ use crate::memory::{Buffer, Pool};
 use crate::message::{Draft, KeyRange, Message, Outgoing, Values};
 use crate::transport::{FRAME_PREFIX, WRITE_BYTES_MAX};
 
+/// Bytes behind the head of a message whose values are apart, in which its length stands.
+pub(crate) const TRAILER: usize = 8;
+
 /// Every section starts at a multiple of this many bytes.
 const ALIGN: usize = 8;
 
@@ -25,12 +28,14 @@ pub struct Coding {
     /// Delta-code keys when that makes them shorter.
     delta: bool,
     compressor: Option<Box<Compressor>>,
+    /// Leave values to the checksum of a carrier that checks every byte.
+    pub(crate) carrier_checks: bool,
 }
 
 impl Coding {
     /// Keys and values as they are: nothing to decode, nothing to allocate at the receiver.
     pub fn plain() -> Coding {
-        Coding { delta: false, compressor: None }
+        Coding { delta: false, compressor: None, carrier_checks: false }
     }
 
     /// Delta-coded keys, and Snappy for the sections where samples say that it pays.
@@ -38,7 +43,7 @@ impl Coding {
     /// A section is tried from 512 bytes on, and sent compressed when that saves at least a tenth. After a try that doesn't, 16
     /// messages go without one, then 32, up to 1024. Only messages are counted: the same messages give the same bytes.
     pub fn compact() -> Coding {
-        Coding { delta: true, compressor: Some(Box::new(Compressor::new())) }
+        Coding { delta: true, compressor: Some(Box::new(Compressor::new())), carrier_checks: false }
     }
 }
 
@@ -56,8 +61,11 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
     let plan = Plan::new(&draft, coding)?;
     let Draft { kind, op, table, timestamp, clock, range, offer, keys, lengths, values } = draft;
     let mut head = pool.allocate(plan.head_bytes)?;
-    head[..FRAME_PREFIX].fill(0);
-    let mut image = Image::new(&mut head[FRAME_PREFIX..], coding, pool);
+    let trailer_bytes = plan.trailer_bytes;
+    let (prefix, image) = head.split_at_mut(FRAME_PREFIX);
+    prefix.fill(0);
+    let carrier_checks = coding.carrier_checks;
+    let mut image = Image::new(image, coding, pool);
     if let Some(offer) = offer {
         image.append(size_of::<Offer>(), |place| place.copy_from_slice(offer.as_bytes()));
         image.flags |= flags::OFFER;
@@ -84,12 +92,21 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
         Values::Apart(bytes) => {
             image.pad();
             if !bytes.is_empty() {
-                image.flags |= flags::VALUES_APART;
+                image.flags |= flags::VALUES_UNCOVERED;
                 apart = Some(bytes);
             }
             plan.value_bytes as u32
         }
     };
+    let mut uncovered = 0;
+    if carrier_checks
+        && apart.is_none()
+        && value_bytes > 0
+        && image.flags & flags::VALUES_SNAPPY == 0
+    {
+        image.flags |= flags::VALUES_UNCOVERED;
+        uncovered = value_bytes as usize;
+    }
     let header = Header {
         magic: U32::new(MAGIC),
         version: VERSION,
@@ -107,8 +124,12 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
         value_bytes: U32::new(value_bytes),
         checksum: U32::new(0),
     };
-    let image_bytes = image.seal(header);
-    head.truncate(FRAME_PREFIX + image_bytes);
+    let image_bytes = image.seal(header, uncovered);
+    head.truncate(FRAME_PREFIX + image_bytes + trailer_bytes);
+    if trailer_bytes > 0 {
+        let trailer = &mut head[FRAME_PREFIX + image_bytes..];
+        trailer.copy_from_slice(&(image_bytes as u64).to_le_bytes());
+    }
     Ok(Outgoing { head, values: apart })
 }
 
@@ -120,8 +141,8 @@ fn check_draft(draft: &Draft<'_>) {
         lengths.len(),
         keys.len()
     );
-    for &key in keys.first().into_iter().chain(keys.last()) {
-        assert!(range.contains(key), "key {key} lies outside of {range:?}");
+    if let Some(key) = key_outside(keys, *range) {
+        panic!("key {key} lies outside of {range:?}");
     }
     debug_assert!(ascend(keys), "keys ascend");
 }
@@ -132,6 +153,8 @@ struct Plan {
     key_bytes: usize,
     length_bytes: usize,
     value_bytes: usize,
+    /// Bytes behind the head of a message whose values are apart: how long it is.
+    trailer_bytes: usize,
     head_bytes: usize,
 }
 
@@ -158,7 +181,9 @@ impl Plan {
             .saturating_add(length_bytes.next_multiple_of(ALIGN))
             .saturating_add(if inside { value_bytes } else { 0 });
         let apart = if inside { 0 } else { value_bytes };
-        let image_bytes = head_bytes.saturating_add(apart) - FRAME_PREFIX;
+        let trailer_bytes = if apart > 0 { TRAILER } else { 0 };
+        let head_bytes = head_bytes.saturating_add(trailer_bytes);
+        let image_bytes = head_bytes.saturating_add(apart.next_multiple_of(ALIGN)) - FRAME_PREFIX;
         if image_bytes > WRITE_BYTES_MAX {
             let limit = WRITE_BYTES_MAX.saturating_sub(image_bytes - value_bytes);
             return Err(Error::MessageTooLong {
@@ -168,7 +193,7 @@ impl Plan {
             });
         }
         let delta = key_bytes < raw_bytes;
-        Ok(Plan { delta, key_bytes, length_bytes, value_bytes, head_bytes })
+        Ok(Plan { delta, key_bytes, length_bytes, value_bytes, trailer_bytes, head_bytes })
     }
 }
 
@@ -204,7 +229,10 @@ impl<'a> Image<'a> {
     }
 
     fn pad(&mut self) {
-        self.append(self.end.next_multiple_of(ALIGN) - self.end, |place| place.fill(0));
+        let padding = self.end.next_multiple_of(ALIGN) - self.end;
+        if padding > 0 {
+            self.append(padding, |place| place.fill(0));
+        }
     }
 
     /// Lays down a section, compressed where it pays, and returns its length. [`Plan`] has checked that `len` fits.
@@ -230,11 +258,13 @@ impl<'a> Image<'a> {
         Ok((self.end - start) as u32)
     }
 
-    /// Puts the header, its checksum computed, before the sections, and returns the length of it all.
-    fn seal(self, header: Header) -> usize {
+    /// Puts the header before the sections, with the checksum of all but the last `uncovered` bytes, and returns the length of it
+    /// all.
+    fn seal(self, header: Header, uncovered: usize) -> usize {
         let image = &mut self.bytes[..self.end];
-        image[..size_of::<Header>()].copy_from_slice(header.as_bytes());
-        let checksum = U32::new(crc32c::crc32c(image));
+        let (place, _) = Header::mut_from_prefix(image).expect("room for it comes first");
+        *place = header;
+        let checksum = U32::new(crc32c::crc32c(&image[..self.end - uncovered]));
         image[CHECKSUM].copy_from_slice(checksum.as_bytes());
         self.end
     }
@@ -258,6 +288,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
+    #[inline]
     pub(crate) fn bytes<'a>(&'a self, image: &'a Buffer) -> &'a [u8] {
         match self {
             Place::Image(range) => &image[range.clone()],
@@ -269,7 +300,8 @@ impl Place {
         match self {
             Place::Image(range) => {
                 image.truncate(range.end);
-                image.split_off(range.start)
+                image.advance(range.start);
+                image
             }
             Place::Own(buffer) => buffer,
         }
@@ -278,10 +310,34 @@ impl Place {
 
 /// What [`Message::decode`] does: header, then sizes, then checksum, and only then the sections.
 pub(crate) fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
-    let header = read_header(&image)?;
+    decode_with(image, None, pool)
+}
+
+/// Reads a long message whose values came first, at the start of a page, and the others behind them:
+///
+/// ```text
+/// values, zero padding to 8, header and other sections, their length u64
+/// ```
+pub(crate) fn decode_landed(landed: Buffer, pool: &Pool) -> Result<Message> {
+    let mut values = landed;
+    let have = values.len();
+    let too_short =
+        |need| DecodeError::TooShort { what: "a message behind its values", have, need };
+    let head_bytes = values.last_chunk::<TRAILER>().map(|bytes| u64::from_le_bytes(*bytes));
+    let head_bytes = head_bytes.ok_or_else(|| too_short(TRAILER))?;
+    let head_bytes = usize::try_from(head_bytes).unwrap_or(usize::MAX);
+    let at = (have - TRAILER).checked_sub(head_bytes).ok_or_else(|| too_short(head_bytes))?;
+    let mut head = values.split_off(at);
+    head.truncate(head_bytes);
+    decode_with(head, Some(values), pool)
+}
+
+/// Reads a message whose values are in `apart`, if that is given, with padding behind them.
+fn decode_with(mut image: Buffer, apart: Option<Buffer>, pool: &Pool) -> Result<Message> {
+    let header = *read_header(&image)?;
     let (kind, range) = check_header(&header)?;
-    let layout = Layout::new(&header, image.len())?;
-    check_checksum(&header, &image[size_of::<Header>()..layout.covered])?;
+    let layout = Layout::new(&header, image.len(), apart.as_ref().map(|values| values.len()))?;
+    check_checksum(&header, &mut image[..layout.covered])?;
     check_padding(&image, layout.keys.end..layout.lengths.start)?;
     check_padding(&image, layout.lengths.end..layout.values.start)?;
     let offer = (header.flags & flags::OFFER != 0).then(|| {
@@ -296,16 +352,23 @@ pub(crate) fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
     let keys_count = check_keys(keys.bytes(&image), range)?;
     let lengths = unpack(Section::Lengths, layout.lengths, &header, &image, pool)?;
     check_lengths(lengths.bytes(&image), keys_count)?;
-    let values = unpack(Section::Values, layout.values, &header, &image, pool)?;
+    let values = match apart {
+        None => unpack(Section::Values, layout.values, &header, &image, pool)?,
+        Some(mut values) => {
+            check_padding(&values, header.value_bytes.get() as usize..values.len())?;
+            values.truncate(header.value_bytes.get() as usize);
+            Place::Own(values)
+        }
+    };
     Ok(Message { header, kind, range, offer, keys, lengths, values, image })
 }
 
-fn read_header(image: &[u8]) -> Result<Header, DecodeError> {
+fn read_header(image: &[u8]) -> Result<&Header, DecodeError> {
     let offset = image.as_ptr().addr() % ALIGN;
     if offset != 0 {
         return Err(DecodeError::Misaligned { offset });
     }
-    let (header, _) = Header::read_from_prefix(image).map_err(|_| DecodeError::TooShort {
+    let (header, _) = Header::ref_from_prefix(image).map_err(|_| DecodeError::TooShort {
         what: "a message header",
         have: image.len(),
         need: size_of::<Header>(),
@@ -329,17 +392,20 @@ fn check_header(header: &Header) -> Result<(Kind, KeyRange), DecodeError> {
 
 fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
     let flags = header.flags;
+    if flags & !flags::OFFER == 0 {
+        return Ok(()); // no section is coded or apart
+    }
     if flags & !flags::ALL != 0 {
         return Err(DecodeError::UnknownFlags { flags });
     }
-    let apart_and_snappy = flags::VALUES_APART | flags::VALUES_SNAPPY;
+    let apart_and_snappy = flags::VALUES_UNCOVERED | flags::VALUES_SNAPPY;
     if flags & apart_and_snappy == apart_and_snappy {
         return Err(DecodeError::Contradiction { flags, kind });
     }
     for (section, bytes, about) in [
         (Section::Keys, header.key_bytes, flags::KEYS_DELTA | flags::KEYS_SNAPPY),
         (Section::Lengths, header.length_bytes, flags::LENGTHS_SNAPPY),
-        (Section::Values, header.value_bytes, flags::VALUES_SNAPPY | flags::VALUES_APART),
+        (Section::Values, header.value_bytes, flags::VALUES_SNAPPY | flags::VALUES_UNCOVERED),
     ] {
         if bytes.get() == 0 && flags & about != 0 {
             return Err(DecodeError::CodedEmpty { section, flags });
@@ -358,15 +424,25 @@ struct Layout {
 }
 
 impl Layout {
-    /// Checks that the sections `header` announces take exactly `have` bytes.
-    fn new(header: &Header, have: usize) -> Result<Layout, DecodeError> {
+    /// Checks that the sections `header` announces take exactly `have` bytes; all but the values, if those take `apart` bytes
+    /// elsewhere, with their padding.
+    fn new(header: &Header, have: usize, apart: Option<usize>) -> Result<Layout, DecodeError> {
         let is_set = |flag| header.flags & flag != 0;
         let align = |end: u64| end.next_multiple_of(ALIGN as u64);
         // In 64 bits nothing overflows: there are three sections of 32 bits.
         let keys = size_of::<Header>() + if is_set(flags::OFFER) { size_of::<Offer>() } else { 0 };
         let lengths = align(keys as u64 + u64::from(header.key_bytes.get()));
         let values = align(lengths + u64::from(header.length_bytes.get()));
-        let end = values + u64::from(header.value_bytes.get());
+        let end = match apart {
+            None => values + u64::from(header.value_bytes.get()),
+            Some(apart) => {
+                let need = header.value_bytes.get() as usize;
+                if !is_set(flags::VALUES_UNCOVERED) || need.next_multiple_of(ALIGN) != apart {
+                    return Err(DecodeError::ValuesApart { have: apart, need });
+                }
+                values
+            }
+        };
         let need = usize::try_from(end).unwrap_or(usize::MAX);
         if have < need {
             return Err(DecodeError::TooShort { what: "its sections", have, need });
@@ -379,14 +455,16 @@ impl Layout {
             keys: keys..keys + header.key_bytes.get() as usize,
             lengths: lengths..lengths + header.length_bytes.get() as usize,
             values: values..need,
-            covered: if is_set(flags::VALUES_APART) { values } else { need },
+            covered: if is_set(flags::VALUES_UNCOVERED) { values } else { need },
         })
     }
 }
 
-fn check_checksum(header: &Header, sections: &[u8]) -> Result<(), DecodeError> {
-    let blank = Header { checksum: U32::new(0), ..*header };
-    let computed = crc32c::crc32c_append(crc32c::crc32c(blank.as_bytes()), sections);
+/// Computes the checksum as the sender did, over a header without one: it is blanked where it lies, so that there is one piece
+/// to go over. `header` keeps it.
+fn check_checksum(header: &Header, covered: &mut [u8]) -> Result<(), DecodeError> {
+    covered[CHECKSUM].fill(0);
+    let computed = crc32c::crc32c(covered);
     let found = header.checksum.get();
     if found != computed {
         return Err(DecodeError::Checksum { found, computed });
@@ -404,6 +482,7 @@ fn check_padding(image: &[u8], range: Range<usize>) -> Result<(), DecodeError> {
 }
 
 /// Finds a section, expanded if it is compressed.
+#[inline(always)]
 fn unpack(
     section: Section,
     range: Range<usize>,
@@ -430,13 +509,17 @@ fn check_keys(bytes: &[u8], range: KeyRange) -> Result<usize, DecodeError> {
         let (previous, key) = (keys[index - 1], keys[index]);
         return Err(DecodeError::KeyOrder { index, key, previous });
     }
-    for &key in keys.first().into_iter().chain(keys.last()) {
-        if !range.contains(key) {
-            let (begin, end) = (range.begin(), range.end());
-            return Err(DecodeError::KeyOutsideRange { key, begin, end });
-        }
+    if let Some(key) = key_outside(keys, range) {
+        let (begin, end) = (range.begin(), range.end());
+        return Err(DecodeError::KeyOutsideRange { key, begin, end });
     }
     Ok(keys.len())
+}
+
+/// A key that lies outside of the range that all should be in, if there is one; looks at both ends of ascending keys.
+fn key_outside(keys: &[u64], range: KeyRange) -> Option<u64> {
+    let (first, last) = (*keys.first()?, *keys.last()?);
+    [first, last].into_iter().find(|&key| !range.contains(key))
 }
 
 /// Whether each key is above the one before. Looks at all of them, since a loop without an early end can be vectorised.

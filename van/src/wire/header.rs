@@ -47,7 +47,7 @@ pub struct Header {
     pub length_bytes: U32,
     /// Length of the value section on the wire, without padding.
     pub value_bytes: U32,
-    /// CRC32C of this header (with 0 here) and of the sections behind it, except values under [`flags::VALUES_APART`].
+    /// CRC32C of this header (with 0 here) and of the sections behind it, except values under [`flags::VALUES_UNCOVERED`].
     pub checksum: U32,
 }
 
@@ -76,9 +76,14 @@ pub enum Kind {
 impl Kind {
     /// The kind with number `raw`, if there is one.
     pub fn from_raw(raw: u8) -> Option<Kind> {
-        [Kind::Request, Kind::Reply, Kind::Failure, Kind::Want, Kind::Grant]
-            .into_iter()
-            .find(|&kind| kind as u8 == raw)
+        Some(match raw {
+            1 => Kind::Request,
+            2 => Kind::Reply,
+            3 => Kind::Failure,
+            4 => Kind::Want,
+            5 => Kind::Grant,
+            _ => return None,
+        })
     }
 }
 
@@ -94,8 +99,9 @@ pub mod flags {
     pub const LENGTHS_SNAPPY: u8 = 8;
     /// The value section is Snappy-compressed.
     pub const VALUES_SNAPPY: u8 = 16;
-    /// The values were sent from where they lay: the checksum leaves them to the carrier's own.
-    pub const VALUES_APART: u8 = 32;
+    /// The checksum leaves the values to the carrier's own: they were sent from where they lay, or by a carrier that checks every
+    /// byte itself.
+    pub const VALUES_UNCOVERED: u8 = 32;
     /// All of the above.
     pub const ALL: u8 = 63;
 }

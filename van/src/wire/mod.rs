@@ -1,7 +1,8 @@
 //! Bytes in, bytes out: the wire format. No I/O, no clock, no unsafe.
 //!
 //! A message image is one piece: header, [`Offer`] if flagged, keys, lengths, values. Each section starts at a multiple of 8,
-//! with zeros in between; the values end the image, nothing behind them.
+//! with zeros in between; the values end the image, nothing behind them. In a landing, values that were sent from where they lay
+//! come first, and the rest behind them.
 
 mod codec;
 mod delta;
@@ -13,7 +14,7 @@ mod tests;
 use std::fmt;
 
 pub use codec::{Coding, encode};
-pub(crate) use codec::{Place, decode};
+pub(crate) use codec::{Place, TRAILER, decode, decode_landed};
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
 
 #[cfg(target_endian = "big")]
@@ -69,6 +70,16 @@ pub enum DecodeError {
     Misaligned {
         /// Address modulo 8.
         offset: usize,
+    },
+    /// Values before the message that are not those it speaks of.
+    #[error(
+        "{have} bytes lie before a message whose header announces {need} bytes of values apart"
+    )]
+    ValuesApart {
+        /// Bytes there are, padding included.
+        have: usize,
+        /// Bytes it announces.
+        need: usize,
     },
     /// A stranger's first bytes.
     #[error(

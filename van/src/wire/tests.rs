@@ -78,6 +78,14 @@ fn refusal(image: Buffer) -> DecodeError {
 }
 
 #[test]
+fn a_kind_is_read_by_its_number() {
+    for raw in 0..=u8::MAX {
+        let known = (Kind::Request as u8..=Kind::Grant as u8).contains(&raw).then_some(raw);
+        assert_eq!(Kind::from_raw(raw).map(|kind| kind as u8), known);
+    }
+}
+
+#[test]
 fn a_plain_message_is_viewed_in_place() {
     let pool = Pool::new(1 << 22);
     let draft = Draft {
@@ -120,11 +128,56 @@ fn values_apart_follow_the_head() {
     let outgoing = encode(1, draft, &mut Coding::plain(), &pool).unwrap();
     let apart = outgoing.values.as_ref().unwrap();
     assert_eq!(apart.as_ptr(), values.as_ptr());
-    assert_eq!((outgoing.head.len(), outgoing.image_bytes()), (16 + 64 + 16, 64 + 16 + 12));
-    let image = buffer(&[&outgoing.head[FRAME_PREFIX..], apart].concat(), &pool);
-    let message = Message::decode(image, &pool).unwrap();
-    assert_eq!(message.values(), &*values);
-    assert_eq!((message.keys(), message.lengths()), (&[5][..], &[3][..]));
+    assert_eq!((outgoing.head.len(), outgoing.image_bytes()), (16 + 64 + 16 + 8, 64 + 16 + 12));
+    let head = &outgoing.head[FRAME_PREFIX..];
+    let image = buffer(&[&head[..80], apart].concat(), &pool);
+    let landed = buffer(&[apart, &[0; 4][..], head].concat(), &pool);
+    let address = landed.as_ptr();
+    for message in [Message::decode(image, &pool), Message::decode_landed(landed, &pool)] {
+        let message = message.unwrap();
+        assert_eq!(message.values(), &*values);
+        assert_eq!((message.keys(), message.lengths()), (&[5][..], &[3][..]));
+        if message.values().as_ptr() == address {
+            assert_eq!(message.into_values().as_ptr(), address, "they stay where they landed");
+        }
+    }
+}
+
+#[test]
+fn what_lands_in_the_wrong_shape_is_refused() {
+    let pool = Pool::new(1 << 22);
+    let values = Values::Apart(Buffer::adopt(vec![7u8; 12]).share());
+    let draft = Draft { keys: &[5], values, ..Draft::new(Kind::Request) };
+    let outgoing = encode(1, draft, &mut Coding::plain(), &pool).unwrap();
+    let head = &outgoing.head[FRAME_PREFIX..];
+    let landed = [&[7; 12][..], &[0; 4], head].concat();
+    let refusal = |bytes: &[u8]| match Message::decode_landed(buffer(bytes, &pool), &pool) {
+        Err(Error::Decode(error)) => error.to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert!(Message::decode_landed(buffer(&landed, &pool), &pool).is_ok());
+    let with = |at: usize, byte: u8| {
+        let mut bytes = landed.clone();
+        bytes[at] = byte;
+        refusal(&bytes)
+    };
+    let trailer = landed.len() - 8;
+    assert!(with(13, 1).contains("padding byte at 13"));
+    assert!(with(trailer, 200).contains("too few"));
+    assert!(with(trailer + 7, 255).contains("too few"), "a length that no memory has");
+    assert!(
+        with(trailer, 64).contains("it must receive it")
+            || with(trailer, 64).contains("begins with")
+    );
+    assert!(with(trailer, 71).contains("past a multiple of 8"));
+    assert!(refusal(&landed[8..]).contains("8 bytes lie before"), "values are missing");
+    assert!(refusal(&landed[16..]).contains("0 bytes lie before"));
+    assert!(refusal(&landed[landed.len() - 7..]).contains("too few"));
+    assert!(refusal(&[]).contains("too few"));
+    let plain = encode(1, Draft::new(Kind::Request), &mut Coding::plain(), &pool).unwrap();
+    let head = &plain.head[FRAME_PREFIX..];
+    let not_apart = [&[0; 8][..], head, &64u64.to_le_bytes()].concat();
+    assert!(refusal(&not_apart).contains("8 bytes lie before a message whose header announces 0"));
 }
 
 #[test]
@@ -259,7 +312,7 @@ fn strangers_are_refused() {
 
 #[test]
 fn contradictory_flags_are_refused() {
-    let apart_and_snappy = flags::VALUES_APART | flags::VALUES_SNAPPY;
+    let apart_and_snappy = flags::VALUES_UNCOVERED | flags::VALUES_SNAPPY;
     for (kind, flags) in [(Kind::Request, apart_and_snappy), (Kind::Reply, apart_and_snappy)] {
         let forged = request().header(|header| (header.kind, header.flags) = (kind as u8, flags));
         assert_eq!(forged.refusal(), DecodeError::Contradiction { flags, kind });
@@ -269,7 +322,7 @@ fn contradictory_flags_are_refused() {
         (Section::Keys, flags::KEYS_SNAPPY),
         (Section::Lengths, flags::LENGTHS_SNAPPY),
         (Section::Values, flags::VALUES_SNAPPY),
-        (Section::Values, flags::VALUES_APART),
+        (Section::Values, flags::VALUES_UNCOVERED),
     ];
     for (section, flags) in coded {
         let empty = Forged::new(Draft::new(Kind::Reply)).header(|header| header.flags = flags);
@@ -380,4 +433,29 @@ fn a_pool_without_room_is_no_fault_of_the_sender() {
     let mut outgoing = encode(1, draft, &mut Coding::compact(), &Pool::new(1 << 24)).unwrap();
     let error = Message::decode(outgoing.head.split_off(FRAME_PREFIX), &Pool::new(1 << 20));
     assert!(matches!(error, Err(Error::OutOfMemory { limit, .. }) if limit == 1 << 20));
+}
+
+/// A carrier that checks every byte itself is left the values; all else stays covered.
+#[test]
+fn values_are_left_to_a_carrier_that_checks_them() {
+    let pool = Pool::new(1 << 22);
+    let encoded = |mut coding: Coding, values: &[u8]| {
+        coding.carrier_checks = true;
+        let draft =
+            Draft { keys: &[5], values: Values::Copied(values), ..Draft::new(Kind::Request) };
+        encode(1, draft, &mut coding, &pool).unwrap().head.split_off(FRAME_PREFIX)
+    };
+    let image = encoded(Coding::plain(), &[7; 20]);
+    for (at, covered) in [(0, true), (64, true), (72, false), (91, false)] {
+        let mut damaged = buffer(&image, &pool);
+        damaged[at] ^= 1;
+        assert_eq!(Message::decode(damaged, &pool).is_err(), covered, "byte {at}");
+    }
+    let message = Message::decode(image, &pool).unwrap();
+    assert_eq!((message.values(), message.header().flags), (&[7; 20][..], flags::VALUES_UNCOVERED));
+    let compressed = Message::decode(encoded(Coding::compact(), &[7; 4000]), &pool).unwrap();
+    assert_eq!(compressed.header().flags & flags::VALUES_UNCOVERED, 0, "the decoder reads those");
+    assert_eq!(compressed.values(), [7; 4000]);
+    let none = Message::decode(encoded(Coding::plain(), &[]), &pool).unwrap();
+    assert_eq!(none.header().flags, 0);
 }

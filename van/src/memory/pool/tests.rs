@@ -11,6 +11,15 @@ use crate::memory::{HUGE_PAGE, Shared};
 const MIB: usize = 1 << 20;
 
 #[test]
+fn a_slot_is_the_smallest_that_holds_its_bytes() {
+    for (len, class) in [(0, 0), (SLOT_MIN, 0), (SLOT_MIN + 1, 1), (1 << 20, 11)] {
+        assert_eq!(class_of(len), Some(class), "{len} bytes");
+    }
+    assert_eq!(class_of(SLOT_MAX), Some(CLASSES - 2));
+    assert_eq!((class_of(SLOT_MAX + 1), class_of(usize::MAX)), (None, None));
+}
+
+#[test]
 fn arenas_double_and_stop_at_the_limit() {
     let pool = Pool::new(32 * MIB + 700);
     let (mut held, mut reserved) = (Vec::new(), vec![0]);
