@@ -63,7 +63,7 @@ const NAME: &str = "rdma";
 const FRAME_BYTES_MAX: usize = 8 << 10;
 
 /// How often a busy transport looks after connections, deadlines and silent peers.
-const LOOK_AROUND: Duration = Duration::from_millis(1);
+const LOOK_AROUND: Duration = Duration::from_millis(5);
 
 /// Turns between two looks at the clock.
 const TURNS: u32 = 32;
