@@ -6,9 +6,9 @@
 //!                      endpoint (credits; eager or rendezvous)
 //!                                 |
 //!                      transport (the contract; `conformance` holds every backend to it)
-//!                     /           |           \
-//!              uring/ (io_uring)  sim/ (simulated)   caravan-fallback-tcp (plain sockets)
-//!                     \_ stream/ (framing on sockets), offers, wait _/
+//!            /             |               |                \
+//!   rdma/ (verbs)  uring/ (io_uring)  sim/ (simulated)  caravan-fallback-tcp (plain sockets)
+//!                          \_ stream/ (framing on sockets), offers, wait _/
 //! ```
 //!
 //! The van carries keys and ranges as numbers and never learns what a push means.
@@ -18,6 +18,7 @@
 //! the path takes a lock. Only [`Transport::wait`] blocks.
 //!
 //! # Features
+//! `rdma` (default): the verbs backend, Linux only; building it needs the headers of libibverbs and librdmacm, and libclang 14.
 //! `uring` (default): the io_uring backend, Linux only. `conformance`: the contract as generic tests, for tests of backends.
 //!
 //! # Example

@@ -179,8 +179,7 @@ fn choose(devices: &[DeviceInfo], name: Option<&str>) -> Result<std::net::IpAddr
 /// # Errors
 /// [`Error::Unavailable`] as [`Rdma::new`] says; [`Error::Connect`] when no way leads there from its device.
 pub fn reaches(config: &VanConfig, address: &str) -> Result<()> {
-    let (channel, listener, device, _) =
-        listen(&VanConfig { listen: "0.0.0.0:0".into(), ..config.clone() })?;
+    let (channel, listener, device, _) = listen(config)?;
     let failed = |source| Error::Connect { address: address.to_owned(), source };
     let to = first_address(address).map_err(failed)?;
     let from = listener.local_address().map(|address| SocketAddr::new(address.ip(), 0));

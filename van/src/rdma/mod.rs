@@ -1,9 +1,9 @@
 //! The van over RDMA verbs: reliable connections, on which the device itself places what arrives.
 //!
 //! * **Frames** are sent into receive buffers that the peer keeps posted, one shared queue of them for all peers of a transport.
-//!   Short ones travel inside the work request, and small ones that wait for the same peer in one message. Each message carries, as its immediate word, how many buffers the sender has made free
-//!   for its peer since the last one: a peer that has none left holds its frames back, so that the device never meets a receiver
-//!   that is not ready (its timer for that is up to 655 ms long).
+//!   Short ones travel inside the work request, and small ones that wait for the same peer in one message. Each message carries, as
+//!   its immediate word, how many buffers the sender has made free for its peer since the last one: a peer that has none left holds
+//!   its frames back, so that the device never meets a receiver that is not ready (its timer for that is up to 655 ms long).
 //! * **Writes** go straight from where the data lies to where it shall lie, by one `RDMA WRITE` with immediate: nothing is copied
 //!   on either side, and the immediate says which offer was used.
 //! * **Offers** are memory windows, each bound for one peer to just the bytes that it was offered. When the write has come the
