@@ -109,7 +109,8 @@ impl Events {
     }
 
     fn sleep(&self, timeout: Duration) -> Result<()> {
-        Ok(sleep(&[self.channel.fd()], timeout)?)
+        sleep(&[self.channel.fd()], timeout)?;
+        Ok(())
     }
 }
 

@@ -195,7 +195,7 @@ pub fn reaches(config: &VanConfig, address: &str) -> Result<()> {
                 break;
             }
             Some(_) => break,
-            None => verbs::sleep(&[channel.fd()], RESOLVE_TIMEOUT).map_err(failed)?,
+            None => drop(verbs::sleep(&[channel.fd()], RESOLVE_TIMEOUT).map_err(failed)?),
         }
     }
     let none = format!("no route leads there from the RDMA device {}", device.name());

@@ -74,6 +74,9 @@ const SILENCE: Duration = Duration::from_millis(500);
 /// Completions taken at a time.
 const POLL_MAX: usize = 16;
 
+/// What [`verbs::sleep`] says when nothing but the completion queue has something to say.
+const COMPLETIONS_ALONE: u32 = 1;
+
 /// How long dropping a transport waits for what has been posted to leave.
 const LINGER: Duration = Duration::from_millis(500);
 
@@ -255,8 +258,12 @@ impl Rdma {
         self.counters.sleeps += 1;
         self.counters.system_calls += 1;
         let fds = [self.completions.fd(), self.channel.fd(), self.device.async_fd()];
-        verbs::sleep(&fds, left.min(SILENCE)).map_err(os("sleeping on the completion channel"))?;
+        let ready = verbs::sleep(&fds, left.min(SILENCE))
+            .map_err(os("sleeping on the completion channel"))?;
         self.completions.take_notices().map_err(os("reading the completion channel"))?;
+        if ready == COMPLETIONS_ALONE {
+            return Ok(());
+        }
         self.look_around(Instant::now())
     }
 }

@@ -198,11 +198,12 @@ pub(super) fn set_non_blocking(fd: RawFd) -> io::Result<()> {
 /// Most descriptors that [`sleep`] looks at.
 const SLEEP_FDS_MAX: usize = 8;
 
-/// Sleeps until one of `fds` (8 at most) can be read, a signal comes, or `timeout` has passed.
+/// Sleeps until one of `fds` (8 at most) can be read, a signal comes, or `timeout` has passed. Returns which can be read, the
+/// first one as bit 0.
 ///
 /// # Errors
 /// What ppoll(2) says.
-pub fn sleep(fds: &[RawFd], timeout: Duration) -> io::Result<()> {
+pub fn sleep(fds: &[RawFd], timeout: Duration) -> io::Result<u32> {
     if fds.len() > SLEEP_FDS_MAX {
         return Err(refused("sleep looks at 8 descriptors at most"));
     }
@@ -217,8 +218,13 @@ pub fn sleep(fds: &[RawFd], timeout: Duration) -> io::Result<()> {
     // outlive the call. No signal mask is given.
     let ready = unsafe { libc::ppoll(entries, count, &raw const timeout, std::ptr::null()) };
     match check(ready.min(0)) {
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-        result => result,
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+        Err(error) => Err(error),
+        Ok(()) => {
+            let bits =
+                polled.iter().zip(0..).map(|(entry, at)| u32::from(entry.revents != 0) << at);
+            Ok(bits.sum())
+        }
     }
 }
 
@@ -245,11 +251,12 @@ mod tests {
 
     #[test]
     fn sleep_ends_by_itself_and_refuses_too_many() {
-        sleep(&[], Duration::from_micros(1)).unwrap();
-        sleep(&[-1], Duration::ZERO).unwrap();
+        assert_eq!(sleep(&[], Duration::from_micros(1)).unwrap(), 0);
+        assert_eq!(sleep(&[-1], Duration::ZERO).unwrap(), 0);
         assert!(sleep(&[-1; 9], Duration::ZERO).is_err());
         let (reader, writer) = std::io::pipe().unwrap();
         drop(writer);
-        sleep(&[std::os::fd::AsRawFd::as_raw_fd(&reader)], Duration::from_secs(600)).unwrap();
+        let fds = [-1, std::os::fd::AsRawFd::as_raw_fd(&reader)];
+        assert_eq!(sleep(&fds, Duration::from_secs(600)).unwrap(), 0b10);
     }
 }
