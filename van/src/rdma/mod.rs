@@ -170,7 +170,7 @@ impl Rdma {
             receives_wanted: 0,
             reports: Vec::with_capacity(POLL_MAX),
             done: Vec::with_capacity(POLL_MAX),
-            ready: Vec::with_capacity(64),
+            ready: Vec::with_capacity(256),
             looked: false,
             look_again: false,
             turns: 0,
