@@ -21,10 +21,20 @@ struct Count {
     allocations: AtomicU64,
 }
 
+/// Ends the server threads when it goes, also when a test fails: they would be waited for without end.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Runs `body` with a worker of two server threads that count into the given place.
 fn with_servers(van: Van, body: impl FnOnce(&mut Worker, &Count)) {
     let count = Count::default();
     std::thread::scope(|scope| {
+        let _stop = Stop(&count.stop);
         let (say, hear) = mpsc::channel();
         for index in 0..2 {
             let (count, say) = (&count, say.clone());
@@ -49,7 +59,6 @@ fn with_servers(van: Van, body: impl FnOnce(&mut Worker, &Count)) {
         let endpoint = endpoint(van, &config(64, 256 << 20));
         let mut worker = Worker::connect(endpoint, &addresses, TIMEOUT).unwrap();
         body(&mut worker, &count);
-        count.stop.store(true, Ordering::Relaxed);
     });
 }
 
