@@ -74,12 +74,6 @@ impl ServerThread {
         self.endpoint.address()
     }
 
-    /// Takes its place among all server threads, once that is known.
-    pub fn set_place(&mut self, node: u32, index: usize, count: usize) {
-        self.endpoint.set_node(node);
-        (self.index, self.count) = (index, count);
-    }
-
     /// What the transport has done so far.
     pub fn counters(&self) -> Counters {
         self.endpoint.counters()
