@@ -373,6 +373,9 @@ impl Rdma {
             Ok(greeting) => greeting,
             Err(reason) => return self.refuse(request, &address, &reason),
         };
+        if let Err(error) = self.make_room() {
+            return self.refuse(request, &address, &format!("it has no room: {error}"));
+        }
         let _ = request.set_ack_timeout(ACK_TIMEOUT_EXPONENT);
         let ours = Greeting::of(self);
         let lane = match self.lane_over(request, now) {
@@ -401,10 +404,8 @@ impl Rdma {
         let _ = request.reject(reason.as_bytes());
     }
 
-    /// A lane over a connection whose device is known, with receive buffers for its peer.
-    fn lane_over(&mut self, connection: Connection, now: Instant) -> io::Result<Lane> {
-        // Numbers of queue pairs are used again: nothing of an old one may be left.
-        self.bury().map_err(io::Error::other)?;
+    /// Makes room for one more peer in the queues that all share.
+    fn make_room(&mut self) -> io::Result<()> {
         let wanted = self.receives_wanted + RECEIVES as usize;
         let needed = (self.by_queue.len() + 1) * COMPLETIONS;
         if wanted > self.receives.posted() + self.receives.room() {
@@ -418,6 +419,15 @@ impl Rdma {
             self.completions
                 .resize(needed.next_power_of_two().min(self.completions_max).max(needed))?;
         }
+        Ok(())
+    }
+
+    /// A lane over a connection whose device is known, with receive buffers for its peer.
+    fn lane_over(&mut self, connection: Connection, now: Instant) -> io::Result<Lane> {
+        // Numbers of queue pairs are used again: nothing of an old one may be left.
+        self.bury().map_err(io::Error::other)?;
+        self.make_room()?;
+        let wanted = self.receives_wanted + RECEIVES as usize;
         let queue_pair = QueuePair::new(
             connection,
             &self.domain,

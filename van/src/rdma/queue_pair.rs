@@ -37,7 +37,7 @@ const SIGNAL_EVERY: u32 = 16;
 /// Longest write that devices take in one piece, in bytes.
 const CHUNK_BYTES: usize = 1 << 30;
 
-/// Shortest text that travels inside a work request whatever the device says; see [`super::verbs::QueuePair::inline_bytes`].
+/// Most bytes that travel inside a work request, where the device takes as many.
 pub(super) const INLINE_BYTES: usize = 220;
 
 /// The tag of work whose end matters to nobody.
