@@ -10,7 +10,9 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use caravan_kv::{Handles, ServerAddress, ServerThread, Table, TableSpec, Timestamp, ValueType, Worker};
+use caravan_kv::{
+    Handles, ServerAddress, ServerThread, Table, TableSpec, Timestamp, ValueType, Worker,
+};
 use caravan_van::wire::{Hello, Offer};
 use caravan_van::{
     Buffer, Counters, Endpoint, Error, Event, FRAME_PREFIX, Gather, KeyRange, Limits, PeerId, Pool,

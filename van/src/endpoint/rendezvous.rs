@@ -87,7 +87,9 @@ impl Endpoint {
         self.serve_wants(peer, true)?;
         match message.kind() {
             Kind::Request | Kind::Reply | Kind::Failure => Ok(message),
-            Kind::Replies | Kind::Want | Kind::Grant => Err(Error::Unasked { peer, what: "a long notice" }),
+            Kind::Replies | Kind::Want | Kind::Grant => {
+                Err(Error::Unasked { peer, what: "a long notice" })
+            }
         }
     }
 
