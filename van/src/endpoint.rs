@@ -73,6 +73,7 @@ pub enum Arrival {
 /// One thread's lanes to all its peers.
 pub struct Endpoint {
     transport: Box<dyn Transport>,
+    memory: Pool,
     limits: Limits,
     node: u32,
     credits: u16,
@@ -120,7 +121,21 @@ impl Lane {
         Ok(())
     }
 
+    /// Enters a message that was posted: a request has spent a credit, and an answer been given.
+    #[inline]
+    fn enter(&mut self, kind: Kind, timestamp: u64, offer: Option<Offer>) {
+        if kind != Kind::Request {
+            self.unanswered = self.unanswered.saturating_sub(1);
+            return;
+        }
+        self.credits -= 1;
+        if let Some(offer) = offer {
+            self.places.enter(offer.key.get(), timestamp, self.credits_max.into());
+        }
+    }
+
     /// Whether what is posted now leaves at once, with nothing else to be said.
+    #[inline]
     fn is_free(&self) -> bool {
         self.outbox.is_empty() && self.landings.is_settled()
     }
@@ -160,9 +175,10 @@ impl Item {
 impl Endpoint {
     /// Lanes over `transport` for node `node`, whose peers may each have `credits` requests outstanding here.
     pub fn new(transport: Box<dyn Transport>, node: u32, credits: u16) -> Self {
-        let limits = transport.limits();
+        let (limits, memory) = (transport.limits(), transport.memory().clone());
         Endpoint {
             transport,
+            memory,
             limits,
             node,
             credits,
@@ -201,7 +217,7 @@ impl Endpoint {
 
     /// The memory messages are built in and values land in.
     pub fn memory(&self) -> &Pool {
-        self.transport.memory()
+        &self.memory
     }
 
     /// The transport's clock.
@@ -274,22 +290,13 @@ impl Endpoint {
             return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
         }
         let bytes = draft.image_bytes_max();
-        if open.is_free() && bytes <= open.packed_bytes() {
-            self.pack(peer, draft, bytes, coding)?; // short, and the path of most
-        } else {
+        if !open.is_free() || bytes > open.packed_bytes() {
             self.post_alone(peer, draft, coding)?;
+            lane(&mut self.lanes, peer)?.enter(kind, timestamp, offer);
+            return Ok(());
         }
-        let open = lane(&mut self.lanes, peer)?;
-        match (kind, offer) {
-            (Kind::Request, offer) => {
-                open.credits -= 1;
-                if let Some(offer) = offer {
-                    let count_max = open.credits_max.into();
-                    open.places.enter(offer.key.get(), timestamp, count_max);
-                }
-            }
-            _ => open.unanswered = open.unanswered.saturating_sub(1),
-        }
+        let mut draft = draft;
+        self.pack(peer, &mut draft, bytes, coding)?.enter(kind, timestamp, offer); // the path of most
         Ok(())
     }
 
@@ -299,17 +306,18 @@ impl Endpoint {
     /// As [`Endpoint::post`].
     pub fn answer(&mut self, peer: PeerId, timestamp: u64) -> Result<()> {
         let open = lane(&mut self.lanes, peer)?;
-        let draft = Draft { timestamp, ..Draft::new(Kind::Reply) };
+        if open.is_free() && open.packer.answer(timestamp, open.frame_bytes) {
+            open.unanswered = open.unanswered.saturating_sub(1);
+            return Ok(());
+        }
+        let mut draft = Draft { timestamp, ..Draft::new(Kind::Reply) };
         if !open.is_free() {
             return self.post(peer, draft, &mut Coding::plain());
         }
-        if !open.packer.answer(timestamp, open.frame_bytes) {
-            let bytes = size_of::<Header>();
-            self.pack(peer, draft, bytes, &mut Coding::plain())?;
-            lane(&mut self.lanes, peer)?.packer.is_bare_answer(bytes);
-        }
-        let open = lane(&mut self.lanes, peer)?;
-        open.unanswered = open.unanswered.saturating_sub(1);
+        let bytes = size_of::<Header>();
+        let open = self.pack(peer, &mut draft, bytes, &mut Coding::plain())?;
+        open.packer.is_bare_answer(bytes);
+        open.enter(Kind::Reply, timestamp, None);
         Ok(())
     }
 
@@ -429,7 +437,7 @@ impl Endpoint {
         }
         let mut images = Images::new(frame);
         while !images.is_empty() {
-            let mut message = images.next(self.transport.memory())?;
+            let mut message = images.next(&self.memory)?;
             match message.kind() {
                 Kind::Want => self.grant_wanted(peer, &message)?,
                 Kind::Grant => self.take_grant(peer, message.offer())?,
@@ -496,29 +504,31 @@ impl Endpoint {
 
     /// Sends a message of the endpoint's own, a short one.
     fn notify(&mut self, peer: PeerId, draft: Draft<'_>) -> Result<()> {
+        let mut draft = draft;
         let bytes = draft.image_bytes_max();
-        self.pack(peer, draft, bytes, &mut Coding::plain())
+        self.pack(peer, &mut draft, bytes, &mut Coding::plain())?;
+        Ok(())
     }
 
     /// Puts a message of up to `bytes` bytes behind those that are about to leave.
-    #[inline]
+    #[inline(always)]
     fn pack(
         &mut self,
         peer: PeerId,
-        draft: Draft<'_>,
+        draft: &mut Draft<'_>,
         bytes: usize,
         coding: &mut Coding,
-    ) -> Result<()> {
-        let mut open = lane(&mut self.lanes, peer)?;
+    ) -> Result<&mut Lane> {
+        let open = lane(&mut self.lanes, peer)?;
         if !open.packer.takes(bytes, open.frame_bytes) {
             self.close_frame(peer)?;
-            open = lane(&mut self.lanes, peer)?;
         }
-        open.packer.append(self.node, (draft, bytes), coding, self.transport.memory())?;
+        let open = lane(&mut self.lanes, peer)?;
+        open.packer.append(self.node, (draft, bytes), coding, &self.memory)?;
         if !std::mem::replace(&mut open.is_listed, true) {
             self.open.push(peer);
         }
-        Ok(())
+        Ok(open)
     }
 
     /// Posts a lane's open frame, if there is one. When that fails the lane is closed: what was in it was taken on before.
@@ -602,7 +612,7 @@ impl Endpoint {
                 self.transport.post_write(peer, data.into(), &into, 0)
             }
             (Item::Image(outgoing), None) => {
-                let frame = whole(outgoing, self.transport.memory())?;
+                let frame = whole(outgoing, &self.memory)?;
                 self.transport.post_send(peer, frame)
             }
             (Item::Image(outgoing), Some(landing)) => self.land(peer, outgoing, landing),
