@@ -86,6 +86,8 @@ pub struct Endpoint {
     open: Vec<PeerId>,
     /// Lanes that this side has closed, to be reported at the next poll.
     closed: Vec<(PeerId, Error)>,
+    /// Of messages; all else is counted by the transport.
+    counted: Counters,
 }
 
 /// What is under way with one peer.
@@ -187,6 +189,7 @@ impl Endpoint {
             starved: false,
             open: Vec::with_capacity(16),
             closed: Vec::new(),
+            counted: Counters::default(),
         }
     }
 
@@ -225,9 +228,15 @@ impl Endpoint {
         self.transport.now()
     }
 
-    /// What the transport has done so far.
+    /// What the transport has done so far, and what was made of it here.
     pub fn counters(&self) -> Counters {
-        self.transport.counters()
+        let Counters { messages_sent, messages_received, message_bytes_copied, .. } = self.counted;
+        Counters {
+            messages_sent,
+            messages_received,
+            message_bytes_copied,
+            ..self.transport.counters()
+        }
     }
 
     /// Starts a connection; [`Arrival::Connected`] or [`Arrival::Lost`] follows.
@@ -290,6 +299,7 @@ impl Endpoint {
             return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
         }
         let bytes = draft.image_bytes_max();
+        self.counted.messages_sent += 1;
         if !open.is_free() || bytes > open.packed_bytes() {
             self.post_alone(peer, draft, coding)?;
             lane(&mut self.lanes, peer)?.enter(kind, timestamp, offer);
@@ -308,6 +318,7 @@ impl Endpoint {
         let open = lane(&mut self.lanes, peer)?;
         if open.is_free() && open.packer.answer(timestamp, open.frame_bytes) {
             open.unanswered = open.unanswered.saturating_sub(1);
+            self.counted.messages_sent += 1;
             return Ok(());
         }
         let mut draft = Draft { timestamp, ..Draft::new(Kind::Reply) };
@@ -315,6 +326,7 @@ impl Endpoint {
             return self.post(peer, draft, &mut Coding::plain());
         }
         let bytes = size_of::<Header>();
+        self.counted.messages_sent += 1;
         let open = self.pack(peer, &mut draft, bytes, &mut Coding::plain())?;
         open.packer.is_bare_answer(bytes);
         open.enter(Kind::Reply, timestamp, None);
@@ -327,6 +339,7 @@ impl Endpoint {
     /// [`Error::NotConnected`]; what [`check_write`] says, and the request is still unanswered then.
     pub fn place(&mut self, peer: PeerId, data: Shared, into: Offer) -> Result<()> {
         check_write(into.key.get(), 0, data.len() as u64, into.len.get())?;
+        self.counted.messages_sent += 1;
         self.enqueue(peer, Item::Place { data, into })?;
         let open = lane(&mut self.lanes, peer)?;
         open.unanswered = open.unanswered.saturating_sub(1);
@@ -443,6 +456,7 @@ impl Endpoint {
                 Kind::Grant => self.take_grant(peer, message.offer())?,
                 _ => {
                     self.admit(peer, &mut message)?;
+                    self.counted.messages_received += 1;
                     arrivals.push(Arrival::Message { peer, message });
                 }
             }
@@ -463,6 +477,7 @@ impl Endpoint {
         if open.landings.use_up(key) {
             let mut message = self.pick_up(peer, memory, (at, len))?;
             self.admit(peer, &mut message)?;
+            self.counted.messages_received += 1;
             arrivals.push(Arrival::Message { peer, message });
             return Ok(());
         }
@@ -470,6 +485,7 @@ impl Endpoint {
             return Err(Error::Unasked { peer, what: "a write" });
         };
         open.answered(peer, 1)?;
+        self.counted.messages_received += 1;
         arrivals.push(Arrival::Placed { peer, timestamp, memory, len });
         Ok(())
     }
@@ -488,7 +504,9 @@ impl Endpoint {
                 if !bare || !message.values().len().is_multiple_of(8) || message.offer().is_some() {
                     return Err(Error::Unasked { peer, what: "a list of answers like this" });
                 }
-                lane.answered(peer, 1 + message.values().len() / 8)?;
+                let others = message.values().len() / 8;
+                lane.answered(peer, 1 + others)?;
+                self.counted.messages_received += others as u64;
                 message.timestamps().for_each(|timestamp| lane.places.answered(timestamp));
             }
             _ => {
@@ -523,6 +541,7 @@ impl Endpoint {
         if !open.packer.takes(bytes, open.frame_bytes) {
             self.close_frame(peer)?;
         }
+        self.counted.message_bytes_copied += bytes as u64;
         let open = lane(&mut self.lanes, peer)?;
         open.packer.append(self.node, (draft, bytes), coding, &self.memory)?;
         if !std::mem::replace(&mut open.is_listed, true) {

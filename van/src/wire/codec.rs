@@ -373,30 +373,31 @@ impl Place {
 
 /// What [`Message::decode`] does: header, then sizes, then checksum, and only then the sections.
 pub(crate) fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
+    let have = image.len();
     let mut images = Images::new(image);
     let message = images.next(pool)?;
-    if let Some(rest) = images.rest {
-        let need = message.image.len();
-        return Err(DecodeError::TooLong { have: need + rest.len(), need }.into());
+    if !images.is_empty() {
+        return Err(DecodeError::TooLong { have, need: message.image.len() }.into());
     }
     Ok(message)
 }
 
 /// The images of a received frame: each begins at a multiple of [`ALIGN`], with zeros in between, and the last one ends the
 /// frame. The checksum of the first covers all of them.
-pub(crate) struct Images {
+pub struct Images {
     /// Those that have not been read.
     rest: Option<Buffer>,
     is_first: bool,
 }
 
 impl Images {
-    pub(crate) fn new(frame: Buffer) -> Images {
+    /// The images of `frame`, which begins 8-byte aligned.
+    pub fn new(frame: Buffer) -> Images {
         Images { rest: Some(frame), is_first: true }
     }
 
-    /// Whether there is another one.
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether all have been read.
+    pub fn is_empty(&self) -> bool {
         self.rest.is_none()
     }
 
@@ -405,7 +406,8 @@ impl Images {
     /// # Errors
     /// As [`Message::decode`], also when there is none.
     #[inline]
-    pub(crate) fn next(&mut self, pool: &Pool) -> Result<Message> {
+    #[allow(clippy::should_implement_trait, reason = "it takes a pool, and fails")]
+    pub fn next(&mut self, pool: &Pool) -> Result<Message> {
         let none = DecodeError::TooShort { what: "a message", have: 0, need: size_of::<Header>() };
         let mut image = self.rest.take().ok_or(none)?;
         let have = image.len();

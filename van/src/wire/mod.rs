@@ -14,10 +14,8 @@ mod tests;
 
 use std::fmt;
 
-pub use codec::{Coding, encode};
-pub(crate) use codec::{
-    Images, Place, TRAILER, decode, decode_landed, encode_into, extend_answer, seal,
-};
+pub use codec::{Coding, Images, encode};
+pub(crate) use codec::{Place, TRAILER, decode, decode_landed, encode_into, extend_answer, seal};
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
 
 #[cfg(target_endian = "big")]
