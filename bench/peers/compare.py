@@ -1,0 +1,352 @@
+"""Measures Caravan and its peers in turn, and lays the figures side by side. Started by ci/peers, which builds them all.
+
+Every round runs every program once, so that whatever the machine does meets all of them. A figure is the median of its rounds;
+a ratio is taken within a round, and of those the median, so that it always says how many times better Caravan is.
+"""
+
+import argparse
+import ctypes
+import datetime
+import json
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+FOLDER = "target/peers"
+CARAVAN = "target/release/caravan"
+RECORD = "bench/records/peers.jsonl"
+TIMEOUT_S = 60
+
+SMALL = (8, 1 << 10, 4 << 10)
+LARGE = (64 << 10, 1 << 20, 4 << 20)
+STREAM = (1 << 20, 4 << 20)
+SPARSE = (1_000, 100_000)
+BOTH = ("push", "pull")
+
+# ---- what is compared, and the least that each ratio is to be -------------------------------------------------------------------
+
+
+def comparisons():
+    """Yields ours, peer, measure, what the peer calls it, op, keys, bytes and the limit, which may be None."""
+
+    def rows(ours, peer, measure, sizes, limit, ops=BOTH, keys=1, peers=None):
+        return [(ours, peer, measure, peers or measure, op, keys, size, limit) for op in ops for size in sizes]
+
+    def against_ps_lite(ours, peer, least):
+        yield from rows(ours, peer, "latency", SMALL, least["latency"])
+        yield from rows(ours, peer, "latency", LARGE, None)
+        yield from rows(ours, peer, "bandwidth", STREAM, least["bandwidth"])
+        yield from rows(ours, peer, "rate", [64], least["rate"])
+        for keys in SPARSE:
+            limit = least["sparse"] if keys == 100_000 else None
+            for measure in ("latency", "latency-map"):
+                yield from rows(ours, peer, "latency", [4 * keys], limit, keys=keys, peers=measure)
+
+    same_host = {"latency": 10, "bandwidth": 3, "rate": None, "sparse": None}
+    yield from against_ps_lite("auto", "ps-lite ipc", same_host)
+    yield from against_ps_lite("auto", "ps-lite tcp", same_host)
+    yield from against_ps_lite("uring", "ps-lite tcp", {"latency": 3, "bandwidth": None, "rate": 20, "sparse": 2})
+    for ours, peer in (("auto", "zeromq ipc"), ("uring", "zeromq tcp")):
+        yield from rows(ours, peer, "latency", SMALL, 4)
+        yield from rows(ours, peer, "latency", LARGE, None)
+        yield from rows(ours, peer, "rate", [64], 1, ["push"])
+    for ours in ("tcp, spinning", "uring, spinning"):
+        yield from rows(ours, "openmpi tcp", "latency", SMALL + LARGE, 1)
+        yield from rows(ours, "openmpi tcp", "bandwidth", STREAM, 1)
+    shm = "shm, spinning"
+    yield from rows(shm, "openmpi shm", "latency", SMALL, 1, ["push"])
+    yield from rows(shm, "openmpi shm", "latency", SMALL, None, ["pull"])
+    yield from rows(shm, "openmpi shm", "latency", LARGE, None)
+    yield from rows(shm, "openmpi shm", "bandwidth", STREAM[:1], 1, ["pull"])
+    yield from rows(shm, "openmpi shm", "bandwidth", STREAM, None, ["push"])
+    yield from rows(shm, "flag in shared memory", "latency", [8], round(1 / 1.5, 3), ["push"])
+    yield from rows(shm, "memcpy", "bandwidth", STREAM[:1], 0.8, ["pull"])
+
+
+# ---- who is measured: each returns {(measure, op, keys, bytes): figure}, and counts wrong answers under "wrong" -----------------
+
+
+class Failed(Exception):
+    """A program that could not be measured, with what it said."""
+
+
+def caravan(van, wait, rate=True, sparse=True):
+    """Caravan over a van; its rows hold the figures of its floor, which count as a peer's where we have a limit for it."""
+
+    def bench(*arguments):
+        options = ["--van", van, "--json"] + (["--wait", wait] if wait else [])
+        return [json.loads(line) for line in run([CARAVAN, "bench", *arguments, *options]).splitlines()]
+
+    def measure():
+        rows = bench("latency", "--sizes", sizes(SMALL), "--iterations", "4000")
+        rows += bench("latency", "--sizes", sizes(LARGE), "--iterations", "400")
+        for keys in SPARSE if sparse else ():
+            rows += bench("latency", "--keys", str(keys), "--sizes", str(4 * keys), "--iterations", "400")
+        rows += bench("bandwidth", "--sizes", sizes(STREAM), "--iterations", "600")
+        if rate:
+            rows += bench("rate", "--sizes", "64", "--iterations", "100000")
+        figures = {"wrong": sum(row.get("wrong", 0) for row in rows)}
+        for row in rows:
+            name = {"latency": "p50_us", "bandwidth": "gb_per_s", "rate": "mmsg_per_s"}.get(row["row"])
+            if name:
+                figures[row["row"], row["op"], row.get("keys", 1), row["bytes"]] = row[name]
+            if row["row"] == "latency":
+                figures["floor", row["op"], row["keys"], row["bytes"]] = row["floor_p50_us"]
+        return figures
+
+    return measure
+
+
+def ps_lite(local):
+    def measure():
+        port = free_port()
+        common = {
+            "DMLC_NUM_WORKER": "1",
+            "DMLC_NUM_SERVER": "1",
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(port),
+            "DMLC_NODE_HOST": "127.0.0.1",
+        }
+        if local:
+            common["DMLC_LOCAL"] = "1"
+        ports = {"scheduler": port, "server": free_port(), "worker": free_port()}
+        nodes = {}
+        try:
+            for role, own in ports.items():
+                environment = {**os.environ, **common, "DMLC_ROLE": role, "PORT": str(own)}
+                nodes[role] = start([f"{FOLDER}/ps-lite"], environment)
+            output = finish(nodes["worker"], "ps-lite's worker")
+            for role in ("server", "scheduler"):
+                finish(nodes[role], f"ps-lite's {role}")
+        finally:
+            for node in nodes.values():
+                end(node)
+            for own in ports.values():  # it leaves its sockets behind
+                if local and os.path.exists(f"/tmp/{own}"):
+                    os.unlink(f"/tmp/{own}")
+        return parse(output)
+
+    return measure
+
+
+def zeromq(ipc):
+    def measure():
+        names = [f"{FOLDER}/{name}.socket" for name in ("answers", "pushes")]
+        ends = [f"ipc://{name}" if ipc else f"tcp://127.0.0.1:{free_port()}" for name in names]
+        return parse(run([f"{FOLDER}/zeromq", *ends]))
+
+    return measure
+
+
+def openmpi(transport):
+    def measure():
+        command = ["mpirun", "-np", "2", "--bind-to", "core", "--mca", "pml", "ob1", "--mca", "btl", f"self,{transport}"]
+        command += ["--mca", "btl_tcp_if_include", "lo", f"{FOLDER}/openmpi"]
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+        return parse(run(command, {**os.environ, **root}))
+
+    return measure
+
+
+def memcpy():
+    """A window of megabytes, each copied to memory of its own, as a pull of them would."""
+    size, window = STREAM[0], 16
+    sources, targets = ([ctypes.create_string_buffer(bytes([fill]) * size) for _ in range(window)] for fill in (1, 2))
+    for timed in (False, True):
+        began = time.perf_counter()
+        for _ in range(20):
+            for source, target in zip(sources, targets):
+                ctypes.memmove(target, source, size)
+        took = time.perf_counter() - began
+    wrong = sum(source.raw != target.raw for source, target in zip(sources, targets))
+    return {("bandwidth", "pull", 1, size): 20 * window * size / took / 1e9, "wrong": wrong}
+
+
+SUBJECTS = {
+    "ps-lite tcp": ps_lite(local=False),
+    "uring": caravan("uring", None),
+    "ps-lite ipc": ps_lite(local=True),
+    "auto": caravan("auto", None),
+    "zeromq tcp": zeromq(ipc=False),
+    "zeromq ipc": zeromq(ipc=True),
+    "openmpi tcp": openmpi("tcp"),
+    "tcp, spinning": caravan("tcp", "spin", rate=False, sparse=False),
+    "uring, spinning": caravan("uring", "spin", rate=False, sparse=False),
+    "openmpi shm": openmpi("vader"),
+    "shm, spinning": caravan("shm", "spin", rate=False, sparse=False),
+    "memcpy": memcpy,
+}
+
+# ---- processes ------------------------------------------------------------------------------------------------------------------
+
+
+def start(command, environment=None):
+    """Starts a program in a session of its own, so that it can be ended with its children."""
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def finish(process, name):
+    """What it printed; `Failed` if that took too long or it did not end well."""
+    try:
+        output, errors = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{name} did not end within {TIMEOUT_S} s") from None
+    if process.returncode != 0:
+        said = [line for line in errors.splitlines() if line.strip()]
+        raise Failed(f"{name}: status {process.returncode}: {said[-1] if said else 'no word'}")
+    return output
+
+
+def end(process):
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def run(command, environment=None):
+    process = start(command, environment)
+    try:
+        return finish(process, " ".join(command[:2]) if command[0] == CARAVAN else os.path.basename(command[0]))
+    finally:
+        end(process)
+
+
+def parse(output):
+    """The lines of measure.h."""
+    figures = {"wrong": 0}
+    for line in output.splitlines():
+        measure, op, size, keys, figure, wrong = line.split()
+        figures[measure, op, int(keys), int(size)] = float(figure)
+        figures["wrong"] += int(wrong)
+    return figures
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def sizes(of):
+    return ",".join(str(size) for size in of)
+
+
+# ---- rounds, and the table ------------------------------------------------------------------------------------------------------
+
+
+def measure_all(names, rounds):
+    """{name: [figures of each round, or None]}; who fails in the first round is left out from then on."""
+    measured = {name: [] for name in names}
+    failures = []
+    for at in range(rounds):
+        for name in list(measured):
+            sys.stderr.write(f"\rci/peers: round {at + 1} of {rounds}: {name:20}")
+            try:
+                measured[name].append(SUBJECTS[name]())
+            except Failed as failure:
+                failures.append(f"round {at + 1}: {name}: {failure}")
+                measured[name].append(None)
+                if at == 0 and name.startswith(("auto", "uring", "tcp", "shm")):
+                    failures[-1] = f"SKIPPED {name}: {failure}"
+                    del measured[name]
+    sys.stderr.write("\r" + " " * 60 + "\r")
+    return measured, failures
+
+
+def compare(measured):
+    """A row for each comparison that both sides have figures for."""
+    for ours, peer, measure, peers_measure, op, keys, size, limit in comparisons():
+        key, peers_key = (measure, op, keys, size), (peers_measure, op, keys, size)
+        mine, theirs = measured.get(ours, []), measured.get(peer, [])
+        if peer == "flag in shared memory":
+            theirs, peers_key = mine, ("floor", op, keys, size)
+        pairs = [(a[key], b[peers_key]) for a, b in zip(mine, theirs) if a and b and key in a and peers_key in b]
+        if not pairs:
+            continue
+        ratios = [theirs / mine if measure == "latency" else mine / theirs for mine, theirs in pairs]
+        ratio = statistics.median(ratios)
+        yield {
+            "row": "peer",
+            "measure": measure,
+            "op": op,
+            "keys": keys,
+            "bytes": size,
+            "caravan": ours,
+            "figure": round(statistics.median(a for a, _ in pairs), 3),
+            "peer": peer + (", hash map" if peers_measure == "latency-map" else ""),
+            "peer_figure": round(statistics.median(b for _, b in pairs), 3),
+            "ratio": round(ratio, 3),
+            "ratio_min": round(min(ratios), 3),
+            "ratio_max": round(max(ratios), 3),
+            "limit": limit,
+            "holds": None if limit is None else ratio >= limit,
+            "rounds": len(pairs),
+        }
+
+
+def table(rows):
+    units = {"latency": "us", "bandwidth": "GB/s", "rate": "Mmsg/s"}
+    form = "{:<10} {:<4} {:>14}  {:<16} {:>9}  {:<23} {:>9} {:<6}  {:>7} {:>15}  {:>5}  {}"
+    print(form.format("", "", "", "caravan", "", "peer", "", "", "ratio", "(of rounds)", "limit", ""))
+    for row in rows:
+        shape = f"{row['keys']:,} keys" if row["keys"] > 1 else size_name(row["bytes"])
+        spread = f"({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
+        limit = "" if row["limit"] is None else f"{row['limit']:g}"
+        verdict = {None: "", True: "holds", False: "DOES NOT HOLD"}[row["holds"]]
+        figures = (f"{row['figure']:.2f}", row["peer"], f"{row['peer_figure']:.2f}", units[row["measure"]])
+        print(form.format(row["measure"], row["op"], shape, row["caravan"], *figures, f"{row['ratio']:.2f}", spread, limit, verdict))
+
+
+def size_name(size):
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def machine():
+    """Caravan's own row of this machine, with the peers' versions."""
+    row = json.loads(run([CARAVAN, "bench", "latency", "--van", "tcp", "--smoke", "--json"]).splitlines()[0])
+    row["date"] = datetime.date.today().isoformat()
+    commit = run(["git", "-C", f"{FOLDER}/source", "log", "-1", "--format=%h of %cs"]).strip()
+    row["peers"] = {
+        "ps-lite": f"github.com/dmlc/ps-lite {commit}",
+        "zeromq": run(["pkg-config", "--modversion", "libzmq"]).strip(),
+        "openmpi": run(["mpirun", "--version"]).split()[3],
+    }
+    return row
+
+
+def main():
+    arguments = argparse.ArgumentParser(prog="ci/peers")
+    arguments.add_argument("--rounds", type=int, default=5, help="of every program in turn")
+    arguments.add_argument("--only", choices=["ps-lite", "zeromq", "openmpi", "memcpy"], help="leave the other peers out")
+    arguments.add_argument("--record", action="store_true", help=f"write {RECORD}")
+    options = arguments.parse_args()
+    wanted = {name for pair in comparisons() for name in pair[:2] if not options.only or pair[1].startswith(options.only)}
+    measured, failures = measure_all([name for name in SUBJECTS if name in wanted], options.rounds)
+    rows = list(compare(measured))
+    with open(f"{FOLDER}/peers.jsonl", "w", encoding="utf-8") as out:
+        out.writelines(json.dumps(row) + "\n" for row in [machine(), *rows])
+    table(rows)
+    for failure in failures:
+        print(f"ci/peers: {failure}")
+    wrong = {name: sum(figures["wrong"] for figures in rounds if figures) for name, rounds in measured.items()}
+    for name in (name for name in wrong if wrong[name]):
+        print(f"ci/peers: {name} gave {wrong[name]} wrong answers")
+    held = [row["holds"] for row in rows if row["holds"] is not None]
+    print(f"ci/peers: {sum(held)} of {len(held)} limits hold, {options.rounds} rounds; rows are in {FOLDER}/peers.jsonl")
+    if options.record:
+        shutil.copy(f"{FOLDER}/peers.jsonl", RECORD)
+    return 1 if any(wrong.values()) or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
