@@ -9,7 +9,6 @@ import ctypes
 import datetime
 import json
 import os
-import shutil
 import signal
 import socket
 import statistics
@@ -20,13 +19,16 @@ import time
 FOLDER = "target/peers"
 CARAVAN = "target/release/caravan"
 RECORD = "bench/records/peers.jsonl"
-TIMEOUT_S = 60
+TIMEOUT_S = 45
 
 SMALL = (8, 1 << 10, 4 << 10)
 LARGE = (64 << 10, 1 << 20, 4 << 20)
 STREAM = (1 << 20, 4 << 20)
 SPARSE = (1_000, 100_000)
+VANS = ("auto", "uring", "tcp", "shm")
 BOTH = ("push", "pull")
+ONE_CORE = ", one core"  # both sides of a peer that sleeps: no wake-up of another core, which here costs more than all else
+WIDE = 256  # requests in flight beside a peer that has none answered: all that a lane's credits allow
 
 # ---- what is compared, and the least that each ratio is to be -------------------------------------------------------------------
 
@@ -38,34 +40,36 @@ def comparisons():
         return [(ours, peer, measure, peers or measure, op, keys, size, limit) for op in ops for size in sizes]
 
     def against_ps_lite(ours, peer, least):
-        yield from rows(ours, peer, "latency", SMALL, least["latency"])
         yield from rows(ours, peer, "latency", LARGE, None)
         yield from rows(ours, peer, "bandwidth", STREAM, least["bandwidth"])
-        yield from rows(ours, peer, "rate", [64], least["rate"])
-        for keys in SPARSE:
-            limit = least["sparse"] if keys == 100_000 else None
-            for measure in ("latency", "latency-map"):
-                yield from rows(ours, peer, "latency", [4 * keys], limit, keys=keys, peers=measure)
+        for peer in (peer, peer + ONE_CORE):
+            yield from rows(ours, peer, "latency", SMALL, least["latency"])
+            yield from rows(ours, peer, "rate", [64], least["rate"])
+            for keys in SPARSE:
+                limit = least["sparse"] if keys == 100_000 else None
+                for measure in ("latency", "latency-map"):
+                    yield from rows(ours, peer, "latency", [4 * keys], limit, keys=keys, peers=measure)
 
     same_host = {"latency": 10, "bandwidth": 3, "rate": None, "sparse": None}
     yield from against_ps_lite("auto", "ps-lite ipc", same_host)
     yield from against_ps_lite("auto", "ps-lite tcp", same_host)
     yield from against_ps_lite("uring", "ps-lite tcp", {"latency": 3, "bandwidth": None, "rate": 20, "sparse": 2})
     for ours, peer in (("auto", "zeromq ipc"), ("uring", "zeromq tcp")):
-        yield from rows(ours, peer, "latency", SMALL, 4)
         yield from rows(ours, peer, "latency", LARGE, None)
-        yield from rows(ours, peer, "rate", [64], 1, ["push"])
-    for ours in ("tcp, spinning", "uring, spinning"):
+        for peer in (peer, peer + ONE_CORE):
+            yield from rows(ours, peer, "latency", SMALL, 4)
+            yield from rows(ours, peer, "rate-wide", [64], 1, ["push"], peers="rate")
+    for ours in ("tcp", "uring"):
         yield from rows(ours, "openmpi tcp", "latency", SMALL + LARGE, 1)
         yield from rows(ours, "openmpi tcp", "bandwidth", STREAM, 1)
-    shm = "shm, spinning"
-    yield from rows(shm, "openmpi shm", "latency", SMALL, 1, ["push"])
-    yield from rows(shm, "openmpi shm", "latency", SMALL, None, ["pull"])
-    yield from rows(shm, "openmpi shm", "latency", LARGE, None)
-    yield from rows(shm, "openmpi shm", "bandwidth", STREAM[:1], 1, ["pull"])
-    yield from rows(shm, "openmpi shm", "bandwidth", STREAM, None, ["push"])
-    yield from rows(shm, "flag in shared memory", "latency", [8], round(1 / 1.5, 3), ["push"])
-    yield from rows(shm, "memcpy", "bandwidth", STREAM[:1], 0.8, ["pull"])
+    spinning = "shm, spinning"
+    yield from rows(spinning, "openmpi shm", "latency", SMALL, 1, ["push"])
+    yield from rows(spinning, "openmpi shm", "latency", SMALL, None, ["pull"])
+    yield from rows(spinning, "openmpi shm", "latency", LARGE, None)
+    yield from rows(spinning, "its floor", "latency", SMALL[:1], round(1 / 1.5, 3), ["push"])
+    yield from rows("shm", "openmpi shm", "bandwidth", STREAM[:1], 1, ["pull"])
+    yield from rows("shm", "openmpi shm", "bandwidth", STREAM, None, ["push"])
+    yield from rows("shm", "memcpy", "bandwidth", STREAM[:1], 0.8, ["pull"])
 
 
 # ---- who is measured: each returns {(measure, op, keys, bytes): figure}, and counts wrong answers under "wrong" -----------------
@@ -75,34 +79,48 @@ class Failed(Exception):
     """A program that could not be measured, with what it said."""
 
 
-def caravan(van, wait, rate=True, sparse=True):
-    """Caravan over a van; its rows hold the figures of its floor, which count as a peer's where we have a limit for it."""
-
-    def bench(*arguments):
-        options = ["--van", van, "--json"] + (["--wait", wait] if wait else [])
-        return [json.loads(line) for line in run([CARAVAN, "bench", *arguments, *options]).splitlines()]
+def caravan(name, selected):
+    """Caravan over a van, as `shm, spinning` or with its own way to wait; what is compared of it, and its floor's latencies."""
+    van, _, spinning = name.partition(", ")
+    options = ["--van", van, "--json"] + (["--wait", "spin"] if spinning else [])
+    benches = {}  # by command, what is asked of it
+    for ours, _, measure, _, _, keys, size, _ in selected:
+        if ours == name:
+            asked = benches.setdefault((measure, keys, ITERATIONS[measure](size)), [])
+            if size not in asked:
+                asked.append(size)
+    columns = {"latency": "p50_us", "bandwidth": "gb_per_s", "rate": "mmsg_per_s"}
 
     def measure():
-        rows = bench("latency", "--sizes", sizes(SMALL), "--iterations", "4000")
-        rows += bench("latency", "--sizes", sizes(LARGE), "--iterations", "400")
-        for keys in SPARSE if sparse else ():
-            rows += bench("latency", "--keys", str(keys), "--sizes", str(4 * keys), "--iterations", "400")
-        rows += bench("bandwidth", "--sizes", sizes(STREAM), "--iterations", "600")
-        if rate:
-            rows += bench("rate", "--sizes", "64", "--iterations", "100000")
-        figures = {"wrong": sum(row.get("wrong", 0) for row in rows)}
-        for row in rows:
-            name = {"latency": "p50_us", "bandwidth": "gb_per_s", "rate": "mmsg_per_s"}.get(row["row"])
-            if name:
-                figures[row["row"], row["op"], row.get("keys", 1), row["bytes"]] = row[name]
-            if row["row"] == "latency":
-                figures["floor", row["op"], row["keys"], row["bytes"]] = row["floor_p50_us"]
+        figures = {"wrong": 0}
+        for (measure, keys, iterations), asked in benches.items():
+            bench, _, wide = measure.partition("-")
+            command = [CARAVAN, "bench", bench, "--sizes", ",".join(map(str, asked)), "--iterations", str(iterations)]
+            command += ["--keys", str(keys)] if keys > 1 else []
+            command += ["--window", str(WIDE)] if wide else []
+            for row in map(json.loads, run(command + options).splitlines()):
+                if row["row"] == bench:
+                    figures[measure, row["op"], keys, row["bytes"]] = row[columns[bench]]
+                    figures["wrong"] += row["wrong"]
+                    if bench == "latency":
+                        figures["floor", row["op"], keys, row["bytes"]] = row["floor_p50_us"]
         return figures
 
     return measure
 
 
-def ps_lite(local):
+# Requests of Caravan by their size. Its streams run in twenty batches, and each is to be many windows long.
+ITERATIONS = {
+    "latency": lambda size: 4000 if size <= SMALL[-1] else 200,
+    "bandwidth": lambda size: 1600 if size <= 1 << 20 else 640,
+    "rate": lambda size: 64_000,
+    "rate-wide": lambda size: 200_000,
+}
+
+
+def ps_lite(local, one_core=False):
+    """A scheduler, a server and a worker, each where the system puts it, as by its own scripts; or all on one core."""
+
     def measure():
         port = free_port()
         common = {
@@ -119,7 +137,8 @@ def ps_lite(local):
         try:
             for role, own in ports.items():
                 environment = {**os.environ, **common, "DMLC_ROLE": role, "PORT": str(own)}
-                nodes[role] = start([f"{FOLDER}/ps-lite"], environment)
+                command = [f"{FOLDER}/ps-lite"]
+                nodes[role] = start(["taskset", "-c", "1", *command, "small"] if one_core else command, environment)
             output = finish(nodes["worker"], "ps-lite's worker")
             for role in ("server", "scheduler"):
                 finish(nodes[role], f"ps-lite's {role}")
@@ -134,11 +153,13 @@ def ps_lite(local):
     return measure
 
 
-def zeromq(ipc):
+def zeromq(ipc, one_core=False):
+    """One process on each of two cores, as Caravan's two sides; or both on one."""
+
     def measure():
         names = [f"{FOLDER}/{name}.socket" for name in ("answers", "pushes")]
         ends = [f"ipc://{name}" if ipc else f"tcp://127.0.0.1:{free_port()}" for name in names]
-        return parse(run([f"{FOLDER}/zeromq", *ends]))
+        return parse(run([f"{FOLDER}/zeromq", *ends, *("1", "1" if one_core else "0")]))
 
     return measure
 
@@ -167,20 +188,24 @@ def memcpy():
     return {("bandwidth", "pull", 1, size): 20 * window * size / took / 1e9, "wrong": wrong}
 
 
-SUBJECTS = {
-    "ps-lite tcp": ps_lite(local=False),
-    "uring": caravan("uring", None),
-    "ps-lite ipc": ps_lite(local=True),
-    "auto": caravan("auto", None),
-    "zeromq tcp": zeromq(ipc=False),
-    "zeromq ipc": zeromq(ipc=True),
-    "openmpi tcp": openmpi("tcp"),
-    "tcp, spinning": caravan("tcp", "spin", rate=False, sparse=False),
-    "uring, spinning": caravan("uring", "spin", rate=False, sparse=False),
-    "openmpi shm": openmpi("vader"),
-    "shm, spinning": caravan("shm", "spin", rate=False, sparse=False),
-    "memcpy": memcpy,
-}
+def subjects(selected):
+    """Whoever has a part in the selected comparisons, by name, in the order in which they are measured."""
+    peers = {
+        "ps-lite tcp": ps_lite(local=False),
+        "ps-lite ipc": ps_lite(local=True),
+        "ps-lite tcp" + ONE_CORE: ps_lite(local=False, one_core=True),
+        "ps-lite ipc" + ONE_CORE: ps_lite(local=True, one_core=True),
+        "zeromq tcp": zeromq(ipc=False),
+        "zeromq ipc": zeromq(ipc=True),
+        "zeromq tcp" + ONE_CORE: zeromq(ipc=False, one_core=True),
+        "zeromq ipc" + ONE_CORE: zeromq(ipc=True, one_core=True),
+        "openmpi tcp": openmpi("tcp"),
+        "openmpi shm": openmpi("vader"),
+        "memcpy": memcpy,
+    }
+    names = dict.fromkeys(name for ours, peer, *_ in selected for name in (peer, ours) if name != "its floor")
+    return {name: peers.get(name) or caravan(name, selected) for name in names}
+
 
 # ---- processes ------------------------------------------------------------------------------------------------------------------
 
@@ -234,43 +259,48 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def sizes(of):
-    return ",".join(str(size) for size in of)
-
-
 # ---- rounds, and the table ------------------------------------------------------------------------------------------------------
 
 
-def measure_all(names, rounds):
-    """{name: [figures of each round, or None]}; who fails in the first round is left out from then on."""
-    measured = {name: [] for name in names}
+def measure_all(subjects, rounds):
+    """{name: [figures of each round, or None]}; a van that fails in the first round is left out from then on."""
+    measured = {name: [] for name in subjects}
     failures = []
     for at in range(rounds):
         for name in list(measured):
-            sys.stderr.write(f"\rci/peers: round {at + 1} of {rounds}: {name:20}")
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\rci/peers: round {at + 1} of {rounds}: {name:20}")
             try:
-                measured[name].append(SUBJECTS[name]())
+                measured[name].append(subjects[name]())
             except Failed as failure:
                 failures.append(f"round {at + 1}: {name}: {failure}")
                 measured[name].append(None)
-                if at == 0 and name.startswith(("auto", "uring", "tcp", "shm")):
-                    failures[-1] = f"SKIPPED {name}: {failure}"
+                if at == 0 and name.split(",")[0] in VANS:
+                    failures[-1] = f"SKIPPED all of {name}: {failure}"
                     del measured[name]
-    sys.stderr.write("\r" + " " * 60 + "\r")
+    if sys.stderr.isatty():
+        sys.stderr.write("\r" + " " * 60 + "\r")
     return measured, failures
 
 
-def compare(measured):
-    """A row for each comparison that both sides have figures for."""
-    for ours, peer, measure, peers_measure, op, keys, size, limit in comparisons():
+def compare(measured, selected):
+    """A row for each comparison that both sides have figures for, by pair."""
+    pairs = list(dict.fromkeys(row[:2] for row in selected))
+    measures = list(dict.fromkeys(row[2] for row in selected))
+
+    def order(row):
+        _, _, measure, peers_measure, op, keys, size, _ = row
+        return pairs.index(row[:2]), measures.index(measure), keys, peers_measure, BOTH.index(op), size
+
+    for ours, peer, measure, peers_measure, op, keys, size, limit in sorted(selected, key=order):
         key, peers_key = (measure, op, keys, size), (peers_measure, op, keys, size)
         mine, theirs = measured.get(ours, []), measured.get(peer, [])
-        if peer == "flag in shared memory":
+        if peer == "its floor":
             theirs, peers_key = mine, ("floor", op, keys, size)
-        pairs = [(a[key], b[peers_key]) for a, b in zip(mine, theirs) if a and b and key in a and peers_key in b]
-        if not pairs:
+        rounds = [(a[key], b[peers_key]) for a, b in zip(mine, theirs) if a and b and key in a and peers_key in b]
+        if not rounds:
             continue
-        ratios = [theirs / mine if measure == "latency" else mine / theirs for mine, theirs in pairs]
+        ratios = [theirs / mine if measure == "latency" else mine / theirs for mine, theirs in rounds]
         ratio = statistics.median(ratios)
         yield {
             "row": "peer",
@@ -279,20 +309,20 @@ def compare(measured):
             "keys": keys,
             "bytes": size,
             "caravan": ours,
-            "figure": round(statistics.median(a for a, _ in pairs), 3),
+            "figure": round(statistics.median(a for a, _ in rounds), 3),
             "peer": peer + (", hash map" if peers_measure == "latency-map" else ""),
-            "peer_figure": round(statistics.median(b for _, b in pairs), 3),
+            "peer_figure": round(statistics.median(b for _, b in rounds), 3),
             "ratio": round(ratio, 3),
             "ratio_min": round(min(ratios), 3),
             "ratio_max": round(max(ratios), 3),
             "limit": limit,
             "holds": None if limit is None else ratio >= limit,
-            "rounds": len(pairs),
+            "rounds": len(rounds),
         }
 
 
 def table(rows):
-    units = {"latency": "us", "bandwidth": "GB/s", "rate": "Mmsg/s"}
+    units = {"latency": "us", "bandwidth": "GB/s", "rate": "Mmsg/s", "rate-wide": "Mmsg/s"}
     form = "{:<10} {:<4} {:>14}  {:<16} {:>9}  {:<23} {:>9} {:<6}  {:>7} {:>15}  {:>5}  {}"
     print(form.format("", "", "", "caravan", "", "peer", "", "", "ratio", "(of rounds)", "limit", ""))
     for row in rows:
@@ -324,17 +354,35 @@ def machine():
     return row
 
 
+def record(rows, only):
+    """Writes the record anew; what it has of peers that were left out, with the machine they were measured on, stays."""
+    kept = []
+    if only and os.path.exists(RECORD):
+        with open(RECORD, encoding="utf-8") as lines:
+            kept = [row for row in map(json.loads, lines) if row["row"] == "peer" and not is_of(row["peer"], only)]
+    write(RECORD, [rows[0], *kept, *rows[1:]])
+
+
+def write(path, rows):
+    with open(path, "w", encoding="utf-8") as out:
+        out.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def is_of(peer, family):
+    """Whether a peer belongs to one of those that --only names."""
+    return peer.startswith(family) or (family == "openmpi" and peer in ("memcpy", "its floor"))
+
+
 def main():
     arguments = argparse.ArgumentParser(prog="ci/peers")
     arguments.add_argument("--rounds", type=int, default=5, help="of every program in turn")
-    arguments.add_argument("--only", choices=["ps-lite", "zeromq", "openmpi", "memcpy"], help="leave the other peers out")
-    arguments.add_argument("--record", action="store_true", help=f"write {RECORD}")
+    arguments.add_argument("--only", choices=["ps-lite", "zeromq", "openmpi"], help="leave the other peers out")
+    arguments.add_argument("--record", action="store_true", help=f"write {RECORD}, or of it what --only names")
     options = arguments.parse_args()
-    wanted = {name for pair in comparisons() for name in pair[:2] if not options.only or pair[1].startswith(options.only)}
-    measured, failures = measure_all([name for name in SUBJECTS if name in wanted], options.rounds)
-    rows = list(compare(measured))
-    with open(f"{FOLDER}/peers.jsonl", "w", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in [machine(), *rows])
+    selected = [row for row in comparisons() if not options.only or is_of(row[1], options.only)]
+    measured, failures = measure_all(subjects(selected), options.rounds)
+    rows = list(compare(measured, selected))
+    write(f"{FOLDER}/peers.jsonl", [machine(), *rows])
     table(rows)
     for failure in failures:
         print(f"ci/peers: {failure}")
@@ -343,8 +391,8 @@ def main():
         print(f"ci/peers: {name} gave {wrong[name]} wrong answers")
     held = [row["holds"] for row in rows if row["holds"] is not None]
     print(f"ci/peers: {sum(held)} of {len(held)} limits hold, {options.rounds} rounds; rows are in {FOLDER}/peers.jsonl")
-    if options.record:
-        shutil.copy(f"{FOLDER}/peers.jsonl", RECORD)
+    if options.record and rows:
+        record([machine(), *rows], options.only)
     return 1 if any(wrong.values()) or not rows else 0
 
 

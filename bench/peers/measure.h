@@ -14,6 +14,7 @@
 #include <vector>
 
 const std::vector<size_t> kSizes = {8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 4 << 20};
+const size_t kSmall = 4 << 10;
 const std::vector<size_t> kStreamSizes = {1 << 20, 4 << 20};
 const size_t kWindow = 16;         // requests in flight of a stream
 const std::vector<size_t> kSparse = {1'000, 100'000};  // keys of a request with a float for each
@@ -27,7 +28,7 @@ inline const char* Name(Op op) { return op == kPush ? "push" : "pull"; }
 
 /// Requests of a size: some tenths of a second of the slower peers.
 inline int Times(size_t bytes) {
-  return bytes <= (4 << 10) ? 2000 : bytes <= (64 << 10) ? 1000 : bytes <= (1 << 20) ? 150 : 50;
+  return bytes <= kSmall ? 2000 : bytes <= (64 << 10) ? 1000 : bytes <= (1 << 20) ? 150 : 50;
 }
 
 inline double Micros() {

@@ -1,6 +1,6 @@
 // ps-lite's push and pull, by its public API: a worker that waits for each request, or keeps a window of them; a server that
 // stores what is pushed and answers with it. Both sides reuse their buffers and pass them without a copy (ZPush, ZPull).
-// The role comes from DMLC_ROLE, as in every program of ps-lite.
+// The role comes from DMLC_ROLE, as in every program of ps-lite. With any argument, only small messages and many keys.
 #include <unordered_map>
 
 #include "measure.h"
@@ -123,20 +123,24 @@ void MeasureStream(ps::KVWorker<float>* worker, const char* measure, size_t byte
   }
 }
 
-void Measure() {
+void Measure(bool small) {
   ps::KVWorker<float> worker(0, 0);
   ps::Postoffice::Get()->Barrier(0, ps::kWorkerGroup + ps::kServerGroup);
-  for (size_t bytes : kSizes) MeasureLatency(&worker, 1, bytes, kArray);
+  for (size_t bytes : kSizes) {
+    if (!small || bytes <= kSmall) MeasureLatency(&worker, 1, bytes, kArray);
+  }
   for (size_t keys : kSparse) {
     for (Store store : {kArray, kMap}) MeasureLatency(&worker, keys, keys * sizeof(float), store);
   }
-  for (size_t bytes : kStreamSizes) MeasureStream(&worker, "bandwidth", bytes, kWindow, 4 * Times(bytes), bytes / 1e3);
+  for (size_t bytes : kStreamSizes) {
+    if (!small) MeasureStream(&worker, "bandwidth", bytes, kWindow, 4 * Times(bytes), bytes / 1e3);
+  }
   MeasureStream(&worker, "rate", kRateBytes, kRateWindow, kRateCount, 1);
 }
 
 }  // namespace
 
-int main() {
+int main(int count, char**) {
   ps::Start(0);
   ps::KVServer<float>* server = nullptr;
   if (ps::IsServer()) {
@@ -145,7 +149,7 @@ int main() {
     // Start's barrier does not cover the handle; a request that came before it would end the server.
     ps::Postoffice::Get()->Barrier(0, ps::kWorkerGroup + ps::kServerGroup);
   }
-  if (ps::IsWorker()) Measure();
+  if (ps::IsWorker()) Measure(count > 1);
   ps::Finalize(0, true);
   delete server;
   return 0;

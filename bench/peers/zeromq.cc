@@ -1,5 +1,6 @@
 // ZeroMQ alone: round trips of REQ and REP, and how many small messages PUSH gets to PULL, one way, unanswered.
-//   zeromq ENDPOINT...       one for each socket pair, as tcp://127.0.0.1:5555 tcp://127.0.0.1:5556
+//   zeromq REP PULL CORE CORE      endpoints as tcp://127.0.0.1:5555, and the cores of the side that asks and of the one that answers
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <zmq.h>
@@ -17,6 +18,13 @@ int Ok(int value) {
   if (value >= 0) return value;
   std::fprintf(stderr, "zeromq: %s\n", zmq_strerror(zmq_errno()));
   std::exit(1);
+}
+
+void Pin(const char* core) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(std::atoi(core), &cores);
+  if (sched_setaffinity(0, sizeof cores, &cores) != 0) std::fprintf(stderr, "zeromq: not pinned to core %s\n", core);
 }
 
 /// Receives `bytes` into `message`; anything else is an error.
@@ -85,11 +93,12 @@ void Ask(void* context, const char* answers, const char* pushes) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 3) {
-    std::fprintf(stderr, "usage: zeromq ENDPOINT ENDPOINT\n");
+  if (count != 5) {
+    std::fprintf(stderr, "usage: zeromq REP PULL CORE CORE\n");
     return 2;
   }
   const pid_t child = fork();
+  Pin(arguments[child == 0 ? 4 : 3]);
   void* context = zmq_ctx_new();
   int status = 0;
   if (child == 0) {
