@@ -27,14 +27,17 @@ STREAM = (1 << 20, 4 << 20)
 SPARSE = (1_000, 100_000)
 VANS = ("auto", "uring", "tcp", "shm")
 BOTH = ("push", "pull")
-ONE_CORE = ", one core"  # both sides of a peer that sleeps: no wake-up of another core, which here costs more than all else
+ONE_CORE = ", one core"
 WIDE = 256  # requests in flight beside a peer that has none answered: all that a lane's credits allow
 
 # ---- what is compared, and the least that each ratio is to be -------------------------------------------------------------------
 
 
 def comparisons():
-    """Yields ours, peer, measure, what the peer calls it, op, keys, bytes and the limit, which may be None."""
+    """Yields ours, peer, measure, what the peer calls it, op, keys, bytes and the limit, which may be None.
+
+    A peer that sleeps is also run on one core, where it need not wake another: it is to be beaten there as well, by no set measure.
+    """
 
     def rows(ours, peer, measure, sizes, limit, ops=BOTH, keys=1, peers=None):
         return [(ours, peer, measure, peers or measure, op, keys, size, limit) for op in ops for size in sizes]
@@ -42,7 +45,7 @@ def comparisons():
     def against_ps_lite(ours, peer, least):
         yield from rows(ours, peer, "latency", LARGE, None)
         yield from rows(ours, peer, "bandwidth", STREAM, least["bandwidth"])
-        for peer in (peer, peer + ONE_CORE):
+        for peer, least in ((peer, least), (peer + ONE_CORE, dict.fromkeys(least, 1))):
             yield from rows(ours, peer, "latency", SMALL, least["latency"])
             yield from rows(ours, peer, "rate", [64], least["rate"])
             for keys in SPARSE:
@@ -56,8 +59,8 @@ def comparisons():
     yield from against_ps_lite("uring", "ps-lite tcp", {"latency": 3, "bandwidth": None, "rate": 20, "sparse": 2})
     for ours, peer in (("auto", "zeromq ipc"), ("uring", "zeromq tcp")):
         yield from rows(ours, peer, "latency", LARGE, None)
-        for peer in (peer, peer + ONE_CORE):
-            yield from rows(ours, peer, "latency", SMALL, 4)
+        for peer, least in ((peer, 4), (peer + ONE_CORE, 1)):
+            yield from rows(ours, peer, "latency", SMALL, least)
             yield from rows(ours, peer, "rate-wide", [64], 1, ["push"], peers="rate")
     for ours in ("tcp", "uring"):
         yield from rows(ours, "openmpi tcp", "latency", SMALL + LARGE, 1)
