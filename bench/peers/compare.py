@@ -326,7 +326,7 @@ def compare(measured, selected):
 
 def table(rows):
     units = {"latency": "us", "bandwidth": "GB/s", "rate": "Mmsg/s", "rate-wide": "Mmsg/s"}
-    form = "{:<10} {:<4} {:>14}  {:<16} {:>9}  {:<23} {:>9} {:<6}  {:>7} {:>15}  {:>5}  {}"
+    form = "{:<10} {:<4} {:>14}  {:<13} {:>9}  {:<31} {:>9} {:<6}  {:>7} {:>15}  {:>5}  {}"
     print(form.format("", "", "", "caravan", "", "peer", "", "", "ratio", "(of rounds)", "limit", ""))
     for row in rows:
         shape = f"{row['keys']:,} keys" if row["keys"] > 1 else size_name(row["bytes"])
