@@ -179,7 +179,7 @@ proptest! {
     #[test]
     fn a_frame_is_read_whole_or_refused(contents in vec(contents(), 1..6), place: prop::sample::Index, more in 1..40usize) {
         let pool = Pool::new(64 << 20);
-        let frame = pack(contents.iter().map(|content| copied(content)).collect(), &pool);
+        let frame = pack(contents.iter().map(copied).collect(), &pool);
         let read = read_all(&frame, &pool).unwrap();
         prop_assert_eq!(read.len(), contents.len());
         contents.iter().zip(&read).for_each(|(content, message)| content.check(message));
