@@ -181,17 +181,23 @@ pub(super) fn listen() -> io::Result<(Socket, String)> {
     Ok((socket, format!("{SCHEME}{name}")))
 }
 
+/// The name of the socket that an address of this van names.
+pub(super) fn name_in(address: &str) -> io::Result<&[u8]> {
+    let name = address.strip_prefix(SCHEME).filter(|name| !name.is_empty());
+    name.map(str::as_bytes).ok_or_else(|| {
+        let what = "addresses of the shm van begin with shm: and name a socket of this host";
+        io::Error::new(io::ErrorKind::InvalidInput, what)
+    })
+}
+
 impl Shm {
     /// Connects, and says hello.
     pub(super) fn connect_to(&mut self, address: &str) -> Result<PeerId> {
         let failed = |source| Error::Connect { address: address.to_owned(), source };
-        let Some(name) = address.strip_prefix(SCHEME).filter(|name| !name.is_empty()) else {
-            let what = "addresses of the shm van begin with shm: and name a socket of this host";
-            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, what)));
-        };
+        let name = name_in(address).map_err(failed)?;
         let began = Instant::now();
         loop {
-            match Socket::connect(name.as_bytes()) {
+            match Socket::connect(name) {
                 Ok(socket) => return self.enter(socket, address.to_owned(), true).map_err(failed),
                 Err(error)
                     if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < PATIENCE =>

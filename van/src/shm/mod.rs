@@ -17,6 +17,7 @@
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
+pub mod bare;
 mod connect;
 mod receive;
 mod ring;
@@ -66,6 +67,7 @@ const SLEEP: u64 = 4;
 pub struct Shm {
     config: VanConfig,
     address: String,
+    host: String,
     start: Instant,
     /// In which order they connected, but for those that took the place of one that is gone.
     peers: Vec<Peer>,
@@ -113,6 +115,7 @@ impl Shm {
         Ok(Shm {
             config: config.clone(),
             address,
+            host: host().map_err(unavailable("/proc"))?,
             start: Instant::now(),
             peers: Vec::new(),
             places: Vec::new(),
@@ -221,6 +224,15 @@ impl Shm {
     }
 }
 
+/// What processes have in common that can reach each other here: the system since it was started, the namespaces of abstract
+/// sockets and of users, and the user.
+fn host() -> io::Result<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let net = std::fs::read_link("/proc/self/ns/net")?;
+    let users = std::fs::read_link("/proc/self/ns/user")?;
+    Ok(format!("{} {} {} user:{}", boot.trim(), net.display(), users.display(), socket::user()))
+}
+
 /// Whether memory can be shared here as this van does it.
 fn probe() -> io::Result<()> {
     let own = segment::Own::new(4096)?;
@@ -247,6 +259,10 @@ impl Transport for Shm {
 
     fn address(&self) -> &str {
         &self.address
+    }
+
+    fn host(&self) -> Option<&str> {
+        Some(&self.host)
     }
 
     fn limits(&self) -> Limits {

@@ -136,6 +136,18 @@ impl Socket {
         Ok((received as usize, file))
     }
 
+    /// Takes the next packet if it is one byte long; whether it was.
+    pub(super) fn take_if_one_byte(&self) -> io::Result<bool> {
+        let mut room = [0u8; 2];
+        let (to, flags) = (room.as_mut_ptr().cast(), libc::MSG_DONTWAIT | libc::MSG_PEEK);
+        // SAFETY: the kernel writes at most as many bytes as there is room for.
+        let len = unsafe { libc::recv(self.raw(), to, room.len(), flags) };
+        if len == 1 {
+            self.receive(&mut room)?;
+        }
+        Ok(len == 1)
+    }
+
     fn raw(&self) -> RawFd {
         self.0.as_raw_fd()
     }

@@ -6,7 +6,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::memory::{HUGE_PAGE, Shared};
+use caravan_numa::HUGE_PAGE_BYTES;
+
+use crate::memory::Shared;
 
 const MIB: usize = 1 << 20;
 
@@ -41,7 +43,7 @@ fn a_large_slot_gets_an_arena_as_large() {
     let pool = Pool::new(600 * MIB);
     let large = pool.allocate(300 * MIB).unwrap();
     assert_eq!(pool.bytes_reserved(), 512 * MIB);
-    assert_eq!(large.as_ptr().addr() % HUGE_PAGE, 0);
+    assert_eq!(large.as_ptr().addr() % HUGE_PAGE_BYTES, 0);
     drop(pool.allocate(1).unwrap());
     assert_eq!(pool.bytes_reserved(), 587 * MIB, "an eighth of the limit");
 }
