@@ -4,6 +4,8 @@
 //! only the waiting is the van's.
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -43,13 +45,13 @@ impl Listener {
     /// What the system said; [`io::ErrorKind::TimedOut`] after half a minute.
     pub fn accept(&self) -> io::Result<Channel> {
         until_ready(&self.0)?;
-        Ok(Channel(self.0.accept()?))
+        self.0.accept().map(Rc::new).map(Channel)
     }
 }
 
 /// A connection over which two sides agree on what to share.
 #[derive(Debug)]
-pub struct Channel(Socket);
+pub struct Channel(Rc<Socket>);
 
 impl Channel {
     /// Connects to a [`Listener`].
@@ -57,7 +59,7 @@ impl Channel {
     /// # Errors
     /// What the system said.
     pub fn connect(address: &str) -> io::Result<Channel> {
-        Socket::connect(connect::name_in(address)?).map(Channel)
+        Socket::connect(connect::name_in(address)?).map(Rc::new).map(Channel)
     }
 
     /// Sends numbers, and the segment of `bytes` bytes that they speak of.
@@ -96,12 +98,11 @@ impl Channel {
     ///
     /// # Errors
     /// When the other side's segment is not `bytes` long or cannot be mapped.
-    pub fn bare(&self, mine: Mine, theirs: &Theirs, bytes: usize, wait: Wait) -> io::Result<Bare<'_>> {
-        use std::os::fd::AsFd;
+    pub fn bare(&self, mine: Mine, theirs: &Theirs, bytes: usize, wait: Wait) -> io::Result<Bare> {
         let foreign = Foreign::map(theirs.0.as_fd(), BYTES_AT + bytes).map_err(io::Error::other)?;
         let epoll = Epoll::new()?;
         epoll.watch(&self.0, 0)?;
-        Ok(Bare { own: mine.0, foreign, socket: &self.0, epoll, wait, sleeps: 0, woken: 0 })
+        Ok(Bare { own: mine.0, foreign, socket: self.0.clone(), epoll, wait, sleeps: 0, woken: 0 })
     }
 }
 
@@ -111,21 +112,21 @@ pub struct Mine(Own);
 
 /// The other side's, not mapped yet.
 #[derive(Debug)]
-pub struct Theirs(std::os::fd::OwnedFd);
+pub struct Theirs(OwnedFd);
 
 /// A segment of each side.
 #[derive(Debug)]
-pub struct Bare<'a> {
+pub struct Bare {
     own: Own,
     foreign: Foreign,
-    socket: &'a Socket,
+    socket: Rc<Socket>,
     epoll: Epoll,
     wait: Wait,
     sleeps: u64,
     woken: u64,
 }
 
-impl Bare<'_> {
+impl Bare {
     /// Copies bytes into this side's segment.
     ///
     /// # Panics
