@@ -90,11 +90,9 @@ fn checks(rdma_found: &Found) -> Vec<VanCheck> {
 pub(crate) fn missing(van: VanChoice) -> Option<&'static str> {
     match van {
         VanChoice::Sim => Some("the sim van has simulated time and no processes: it is for tests"),
-        VanChoice::Auto
-        | VanChoice::Rdma
-        | VanChoice::Uring
-        | VanChoice::Shm
-        | VanChoice::Tcp => None,
+        VanChoice::Auto | VanChoice::Rdma | VanChoice::Uring | VanChoice::Shm | VanChoice::Tcp => {
+            None
+        }
     }
 }
 

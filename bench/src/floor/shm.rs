@@ -5,6 +5,7 @@
 //! rest of the bytes lie there from the beginning, as values do that a van sends from where they lie: each is copied once.
 
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use caravan_van::Wait;
@@ -66,7 +67,8 @@ impl Floor {
         if until > sent {
             lane.bare.publish(until);
         }
-        let there = lane.more_than(done)?.context("the floor's other process went away")?;
+        let there =
+            lane.more_than(done, PATIENCE)?.context("the floor's other process went away")?;
         for number in done..there {
             lane.receive(number, &mut self.reply);
             answers(&self.reply, number)?;
@@ -79,7 +81,7 @@ impl Subject for Floor {
     fn prepare(&mut self, shape: Shape) -> Result<()> {
         let lengths = Lengths::of(shape);
         let window = (shape.window.max(1) as u64).min(WINDOW_MAX);
-        let places = Places { lengths, window };
+        let places = Places { window };
         let numbers = [lengths.request as u64, lengths.reply as u64, window, 0];
         self.lane = None;
         let mine = self.channel.share(numbers, places.bytes(lengths.request)?)?;
@@ -122,10 +124,9 @@ impl Subject for Floor {
     }
 }
 
-/// How long messages are, and how many places there are for them.
+/// How many places there are for messages.
 #[derive(Debug, Clone, Copy)]
 struct Places {
-    lengths: Lengths,
     window: u64,
 }
 
@@ -174,8 +175,8 @@ impl Lane {
         self.bare.read(self.place(number, self.strides[1]), into);
     }
 
-    fn more_than(&mut self, count: u64) -> Result<Option<u64>> {
-        self.bare.more_than(count, PATIENCE).context("the floor cannot wait")
+    fn more_than(&mut self, count: u64, patience: Duration) -> Result<Option<u64>> {
+        self.bare.more_than(count, patience).context("the floor cannot wait")
     }
 }
 
@@ -196,16 +197,18 @@ pub(crate) fn run(wait: Wait) -> Result<()> {
 
 /// Answers requests until the other side hangs up.
 fn serve(channel: &Channel, wait: Wait) -> Result<()> {
-    while let Some(([request, reply, window, _], theirs)) = next_shape(channel)? {
+    while let Some(([request, reply, window, _], theirs)) =
+        channel.numbers().context("the floor waits for its other process")?
+    {
         let lengths = Lengths::checked(request, reply)?;
         ensure!((1..=WINDOW_MAX).contains(&window), "the floor has no window of {window}");
-        let places = Places { lengths, window };
+        let places = Places { window };
         let mine = channel.share([0; 4], places.bytes(lengths.reply)?)?;
         let bare = channel.bare(mine, &theirs, places.bytes(lengths.request)?, wait)?;
         let mut lane = Lane::new(bare, places, &patterned(lengths.reply), lengths.request);
         let mut request = vec![0; lengths.request];
         let mut done = 0;
-        while let Some(there) = lane.more_than(done)? {
+        while let Some(there) = lane.more_than(done, Duration::MAX)? {
             ensure!(there - done <= window, "the floor was sent more than its window");
             for number in done..there {
                 lane.receive(number, &mut request);
@@ -219,16 +222,9 @@ fn serve(channel: &Channel, wait: Wait) -> Result<()> {
     Ok(())
 }
 
-/// What the asking side wants next; it is given time to think.
-fn next_shape(channel: &Channel) -> Result<Option<([u64; 4], caravan_van::shm::bare::Theirs)>> {
-    channel.numbers().context("the floor waits for its other process")
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
-    use std::time::Duration;
-
     use super::*;
     use crate::subject::Op;
 

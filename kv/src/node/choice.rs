@@ -66,7 +66,8 @@ pub(crate) fn choose(nodes: &[(String, &[Candidate])]) -> (Option<Van>, Vec<Stri
 
 /// Who lacks a van, and why the first of them does.
 fn lacks(van: Van, nodes: &[(String, &[Candidate])]) -> Option<String> {
-    let of = |candidates: &[Candidate]| candidates.iter().position(|candidate| candidate.van == van);
+    let of =
+        |candidates: &[Candidate]| candidates.iter().position(|candidate| candidate.van == van);
     let first = nodes.iter().find_map(|(node, candidates)| {
         let candidate = &candidates[of(candidates)?];
         candidate.threads.is_ok().then_some((node, &candidate.host))
@@ -95,7 +96,9 @@ fn lacks(van: Van, nodes: &[(String, &[Candidate])]) -> Option<String> {
 
 /// Why a van that does not leave the host is nothing for a node that another is not beside.
 fn apart(other: &str) -> String {
-    format!("it is not where {other} is: another host or user, or a container with a network of its own")
+    format!(
+        "it is not where {other} is: another host or user, or a container with a network of its own"
+    )
 }
 
 /// The opened transport of the van that was chosen; the others are closed.
@@ -178,7 +181,10 @@ mod tests {
         other[0] = fails(Van::Uring, "too many rings");
         let all = of_all(&[one.clone(), other, one]);
         assert_eq!(all[0], fails(Van::Uring, "too many rings"));
-        assert_eq!(all[1], Candidate { threads: Ok(vec!["tcp address".into(); 3]), ..works(Van::Tcp) });
+        assert_eq!(
+            all[1],
+            Candidate { threads: Ok(vec!["tcp address".into(); 3]), ..works(Van::Tcp) }
+        );
         assert_eq!(of_all(&[]), []);
     }
 

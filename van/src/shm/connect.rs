@@ -119,7 +119,8 @@ impl Link {
                 Ok(Taken::Hello(Box::new((hello.to_vec(), ring))))
             }
             ([SEGMENT, bytes @ ..], Some(file)) => {
-                let len = u64::read_from_bytes(bytes).ok().and_then(|len| usize::try_from(len).ok());
+                let len =
+                    u64::read_from_bytes(bytes).ok().and_then(|len| usize::try_from(len).ok());
                 let len = len.ok_or("it shares memory of no length")?;
                 Ok(Taken::Segment(Foreign::map(file, len)?))
             }

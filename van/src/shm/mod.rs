@@ -24,6 +24,8 @@ mod ring;
 mod segment;
 mod send;
 mod socket;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::sync::atomic::{Ordering, fence};
@@ -138,7 +140,9 @@ impl Shm {
     /// Where a peer is that has said hello.
     fn up(&self, peer: PeerId) -> Result<usize> {
         let place = self.places.get(peer.0 as usize).copied().flatten();
-        place.filter(|&place| self.peers[place].greeting.is_none()).ok_or(Error::NotConnected { peer })
+        place
+            .filter(|&place| self.peers[place].greeting.is_none())
+            .ok_or(Error::NotConnected { peer })
     }
 
     /// Wakes who sleeps and has something to do since the last turn.
@@ -244,7 +248,9 @@ fn reason(what: &str, error: &io::Error) -> String {
     let remedy = match error.raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE) => "no file descriptors are left; raise `ulimit -n`",
         Some(libc::ENOMEM | libc::ENOSPC) => "memory is short; raise the container's limit",
-        Some(libc::EPERM | libc::EACCES) => "a sandbox forbids it; allow memfd_create and Unix sockets",
+        Some(libc::EPERM | libc::EACCES) => {
+            "a sandbox forbids it; allow memfd_create and Unix sockets"
+        }
         Some(libc::EINVAL) => "it takes Linux 5.1 (F_SEAL_FUTURE_WRITE)",
         Some(libc::ENOSYS) => "this kernel has no memfd_create, or a container hides it",
         _ => "take another van",

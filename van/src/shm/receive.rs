@@ -117,7 +117,10 @@ impl Receiver {
         }
         let at = ring::slot_at(self.next);
         let stamp = Stamp::read(foreign.load(at, Ordering::Acquire), self.next)?;
-        let Some(stamp) = stamp else { return Ok(false) };
+        let Some(stamp) = stamp else {
+            foreign.prefetch(at + ring::LINE_BYTES); // so that both lines of the next record are on their way together
+            return Ok(false);
+        };
         let in_write = self.writing.is_some();
         match stamp.kind {
             Kind::Inline if !in_write => self.inline(foreign, stamp, desk)?,
@@ -197,8 +200,7 @@ impl Receiver {
         let (key, at, len) = (key.get(), at.get(), len.get());
         let into = desk.offers.take(self.peer, key, at, len).map_err(|error| error.to_string())?;
         let (begin, end) = (at as usize, (at + len) as usize); // within the offer, as was just checked
-        self.writing =
-            Some(Write { key, into, begin, at: begin, end, parts, is_at_record: true });
+        self.writing = Some(Write { key, into, begin, at: begin, end, parts, is_at_record: true });
         Ok(())
     }
 

@@ -30,8 +30,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Slots of a ring: a power of two.
 pub(super) const SLOTS: u64 = 512;
 
-/// Two lines of the cache, as processors fetch them together.
-pub(super) const SLOT_BYTES: usize = 128;
+/// A line of the cache.
+pub(super) const LINE_BYTES: usize = 64;
+
+/// Two of them, as processors fetch them together.
+pub(super) const SLOT_BYTES: usize = 2 * LINE_BYTES;
 
 /// Bytes of a record in each slot.
 pub(super) const SLOT_ROOM: usize = SLOT_BYTES - 8;
@@ -122,7 +125,17 @@ pub(super) fn slot_at(position: u64) -> usize {
 
 /// Bytes of a sender's shared memory.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub(super) struct Reference {
@@ -135,7 +148,17 @@ pub(super) struct Reference {
 
 /// The beginning of a write.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub(super) struct WriteRecord {

@@ -10,8 +10,8 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -84,18 +84,7 @@ pub(super) struct Own {
 impl Own {
     /// `len` bytes of zeros.
     pub(super) fn new(len: usize) -> io::Result<Own> {
-        const NAME: &CStr = c"caravan-lane";
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // SAFETY: the name ends with a zero; the kernel only reads it.
-        let file = unsafe { libc::memfd_create(NAME.as_ptr(), flags) };
-        if file < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a descriptor that the kernel has just made for us; nobody else knows it.
-        let file = unsafe { OwnedFd::from_raw_fd(file) };
-        let size = i64::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: about a descriptor, and no memory.
-        succeeded(unsafe { libc::ftruncate(file.as_raw_fd(), size) })?;
+        let file = memory_file(len)?;
         let mapping = Mapping::new(file.as_fd(), len, libc::PROT_READ | libc::PROT_WRITE)?;
         seal(file.as_fd())?;
         Ok(Own { mapping, file })
@@ -120,6 +109,23 @@ impl Own {
         // exclusively; `bytes` lies elsewhere, as nothing lends out parts of an `Own`.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
+}
+
+/// A file of `len` zeros that has no name, and no seals yet.
+pub(super) fn memory_file(len: usize) -> io::Result<OwnedFd> {
+    const NAME: &CStr = c"caravan-lane";
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name ends with a zero; the kernel only reads it.
+    let file = unsafe { libc::memfd_create(NAME.as_ptr(), flags) };
+    if file < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor that the kernel has just made for us; nobody else knows it.
+    let file = unsafe { OwnedFd::from_raw_fd(file) };
+    let size = i64::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: about a descriptor, and no memory.
+    succeeded(unsafe { libc::ftruncate(file.as_raw_fd(), size) })?;
+    Ok(file)
 }
 
 /// Sees to it that nobody can map `file` for writing any more and that it keeps its length. Mappings there are keep theirs.

@@ -18,7 +18,8 @@ const BACKLOG: libc::c_int = 4096;
 const CONTROL_BYTES: usize = size_of::<libc::cmsghdr>() + size_of::<RawFd>();
 
 /// Longest name: what an address holds, less the zero that makes it abstract.
-const NAME_MAX: usize = size_of::<libc::sockaddr_un>() - offset_of!(libc::sockaddr_un, sun_path) - 1;
+const NAME_MAX: usize =
+    size_of::<libc::sockaddr_un>() - offset_of!(libc::sockaddr_un, sun_path) - 1;
 
 /// One end of a connection, or where connections come in.
 #[derive(Debug)]
