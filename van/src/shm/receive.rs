@@ -222,7 +222,6 @@ impl Receiver {
             let here = bytes.min(*budget);
             let place = &mut write.into[write.at..write.at + here];
             self.copy(link, foreign, &reference, place)?;
-            desk.counters.payload_bytes_copied += here as u64;
             desk.counters.bytes_received += here as u64;
             *budget -= here;
             write.at += here;

@@ -192,7 +192,7 @@ fn records_that_lie_lose_their_sender() {
         let said = lost(&mut node);
         assert!(said.contains(words), "{said}");
     }
-    for word in [0x1_00_0000u64, 0x1_ff_0000, 0x1_01_ffff, 0x1_02_0001] {
+    for word in [0x0100_0000_u64, 0x01ff_0000, 0x0101_ffff, 0x0102_0001] {
         let (mut stranger, _) = Stranger::peer(&mut node);
         stranger.put_word(word, &[]);
         assert!(lost(&mut node).contains("where a record should begin"));
