@@ -17,7 +17,8 @@ pub struct Counters {
     pub messages_received: u64,
     /// Bytes of messages that were put together in a frame: each is a copy of what the caller has. Counted by the endpoint.
     pub message_bytes_copied: u64,
-    /// Bytes of rendezvous payload that had to be copied in user space on the way in or out.
+    /// Bytes of rendezvous payload that had to be copied in user space on the way in or out. Where memory is shared, the one
+    /// copy from there into its place is the transfer itself, as is the kernel's at a socket, and does not count.
     pub payload_bytes_copied: u64,
     /// System calls made.
     pub system_calls: u64,
