@@ -4,6 +4,7 @@
 
 use caravan_van::{Buffer, KeyRange, Message, Pool, Shared};
 
+use super::found::FoundRows;
 use crate::consistency::Admission;
 
 /// A request for some keys of a shard. The keys are strictly ascending and within the shard's range.
@@ -25,6 +26,8 @@ pub struct Request<'a> {
     pub pushes: bool,
     /// Whether it pulls, after the push if it does both.
     pub pulls: bool,
+    /// Beside keys that the server remembers: where the shard may note the rows that it found for them.
+    pub rows: Option<&'a FoundRows>,
 }
 
 impl<'a> Request<'a> {
@@ -38,6 +41,7 @@ impl<'a> Request<'a> {
             values: message.values(),
             pushes,
             pulls,
+            rows: None,
         }
     }
 }
@@ -90,7 +94,7 @@ pub trait Shard {
     /// Says why it can't be.
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String>;
 
-    /// Writes the answer to the pull that was just asked for.
+    /// Writes the answer to the pull that was just asked for; `into` is 8-byte aligned.
     fn read(&mut self, request: &Request<'_>, into: &mut [u8]);
 
     /// Number of values of each key of the pull that was just asked for.
