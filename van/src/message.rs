@@ -87,7 +87,9 @@ pub struct Draft<'a> {
     pub range: KeyRange,
     /// Memory that the receiver may write, once: to place the answer in, if this is a request.
     pub offer: Option<Offer>,
-    /// `[n]`, strictly ascending.
+    /// The name of the list of keys, under which the receiver may know it or remember it.
+    pub signature: Option<u64>,
+    /// `[n]`, strictly ascending; none if the receiver knows them by the signature.
     pub keys: &'a [u64],
     /// `[n]`: values of each key; empty when all keys have the same number. May stand without keys that the receiver knows.
     pub lengths: &'a [u32],
@@ -106,6 +108,7 @@ impl Draft<'_> {
             clock: 0,
             range: KeyRange::ALL,
             offer: None,
+            signature: None,
             keys: &[],
             lengths: &[],
             values: Values::None,
@@ -115,7 +118,8 @@ impl Draft<'_> {
     /// Most bytes its image takes, its offer left out: exactly as many where nothing is coded.
     pub(crate) fn image_bytes_max(&self) -> usize {
         let align = |bytes: usize| bytes.next_multiple_of(8);
-        let sections = align(size_of_val(self.keys)) + align(size_of_val(self.lengths));
+        let signature = if self.signature.is_some() { size_of::<u64>() } else { 0 };
+        let sections = signature + align(size_of_val(self.keys)) + align(size_of_val(self.lengths));
         (size_of::<Header>() + sections).saturating_add(self.values.len())
     }
 }
@@ -179,6 +183,7 @@ pub struct Message {
     pub(crate) kind: Kind,
     pub(crate) range: KeyRange,
     pub(crate) offer: Option<Offer>,
+    pub(crate) signature: Option<u64>,
     pub(crate) keys: Place,
     pub(crate) lengths: Place,
     pub(crate) values: Place,
@@ -251,6 +256,11 @@ impl Message {
     /// Takes that memory out, so that nobody above sees it.
     pub(crate) fn take_offer(&mut self) -> Option<Offer> {
         self.offer.take()
+    }
+
+    /// The name of the list of keys: those of the message, which the receiver shall remember, or ones that it knows.
+    pub fn signature(&self) -> Option<u64> {
+        self.signature
     }
 
     /// `[n]`, strictly ascending, within the range.

@@ -9,20 +9,13 @@ use super::index::NO_ROW;
 /// Runs are kept when they hold so many keys on average.
 const RUN_MIN: usize = 4;
 
+/// Rows that are compared at a time.
+const BLOCK: usize = 8;
+
 /// A place beside a list of keys that a server remembers, in which the table's shard notes where their rows are, so that it
 /// looks them up once. Rows never move.
 #[derive(Debug, Default)]
 pub struct FoundRows(pub(super) RefCell<Found>);
-
-impl FoundRows {
-    /// Bytes of memory it takes.
-    pub(crate) fn bytes(&self) -> usize {
-        let found = self.0.borrow();
-        size_of::<Found>()
-            + found.rows.capacity() * size_of::<u32>()
-            + found.runs.capacity() * size_of::<Run>()
-    }
-}
 
 /// Rows of the keys of one request, in their order.
 #[derive(Debug, Default)]
@@ -102,20 +95,27 @@ impl Found {
     ) {
         self.clear(keys);
         self.missing = find(&mut self.rows);
-        let (mask, runs_max) = ((1 << shift) - 1, (keys / RUN_MIN).max(1));
-        let mut next = None;
-        for &row in &self.rows {
-            if next != Some(row) {
-                if self.runs.len() == runs_max {
-                    return self.runs.clear();
-                }
-                self.runs.push(Run { row, len: 0 });
+        self.find_runs(shift);
+    }
+
+    /// Enters rows in place of those that were missing, by `insert`.
+    pub(super) fn complete(&mut self, shift: u32, insert: impl FnOnce(&mut [u32])) {
+        insert(&mut self.rows);
+        self.missing = 0;
+        self.find_runs(shift);
+    }
+
+    fn find_runs(&mut self, shift: u32) {
+        self.runs.clear();
+        let runs_max = (self.keys / RUN_MIN).max(1);
+        let mut rest = &self.rows[..];
+        while let Some(&row) = rest.first() {
+            if self.runs.len() == runs_max {
+                return self.runs.clear();
             }
-            self.runs.last_mut().expect("one was pushed for the first row").len += 1;
-            next = match row {
-                NO_ROW => Some(NO_ROW),
-                _ => Some(row + 1).filter(|next| next & mask != 0),
-            };
+            let len = run_len(rest, shift);
+            self.runs.push(Run { row, len: len as u32 });
+            rest = &rest[len..];
         }
     }
 
@@ -144,6 +144,29 @@ impl Found {
         self.rows.clear();
         self.runs.clear();
     }
+}
+
+/// How many of `rows`, of which there is one, follow each other from the first on, in one chunk; or are missing.
+fn run_len(rows: &[u32], shift: u32) -> usize {
+    let first = rows[0];
+    if first == NO_ROW {
+        return rows.iter().take_while(|row| **row == NO_ROW).count();
+    }
+    let mask = (1 << shift) - 1;
+    let in_chunk = (mask - (first & mask)) as usize + 1;
+    let rows = &rows[..rows.len().min(in_chunk)];
+    let mut len = 1;
+    for block in rows.as_chunks::<BLOCK>().0 {
+        let expected = first + (len - 1) as u32;
+        // Without an early end, so that it is vectorised.
+        let follow = |(row, at): (&u32, u32)| row ^ (expected + at);
+        if block.iter().zip(0..).map(follow).fold(0, |different, bits| different | bits) != 0 {
+            break;
+        }
+        len += BLOCK;
+    }
+    let whole = len - 1;
+    whole + rows[whole..].iter().zip(first + whole as u32..).take_while(|(a, b)| *a == b).count()
 }
 
 #[cfg(test)]

@@ -84,16 +84,15 @@ impl Index {
         missing
     }
 
-    /// Gives rows, numbered from the current [`Index::len`] on, to those of the sorted `keys` that have none.
-    pub(crate) fn insert(&mut self, keys: &[u64]) {
-        let mut rows = Vec::new();
-        let missing = self.find(keys, &mut rows);
-        if missing == 0 {
-            return;
-        }
-        let mut new = Vec::with_capacity(missing);
-        new.extend(keys.iter().zip(&rows).filter(|(_, row)| **row == NO_ROW).map(|(key, _)| *key));
+    /// Gives rows, numbered from the current [`Index::len`] on, to those of the sorted `keys` that [`Index::find`] found none
+    /// for, and enters them into `rows`.
+    pub(crate) fn insert(&mut self, keys: &[u64], rows: &mut [u32]) {
         let first = self.len() as u32;
+        let mut new = Vec::new();
+        for (&key, row) in keys.iter().zip(rows).filter(|(_, row)| **row == NO_ROW) {
+            *row = first + new.len() as u32;
+            new.push(key);
+        }
         let fresh = Sorted { rows: (first..first + new.len() as u32).collect(), keys: new };
         self.recent = merge(std::mem::take(&mut self.recent), fresh);
         if self.recent.keys.len() > RECENT_MIN.max(self.settled.keys.len() / RECENT_SHARE) {
@@ -161,7 +160,10 @@ mod tests {
                 let row = map.len() as u32;
                 map.entry(key).or_insert(row);
             }
-            index.insert(&keys);
+            let mut rows = Vec::new();
+            index.find(&keys, &mut rows);
+            index.insert(&keys, &mut rows);
+            assert!(keys.iter().zip(rows).all(|(key, row)| map[key] == row));
             assert_eq!(index.len(), map.len());
         }
         let all: Vec<u64> = (0..1 << 14).collect();
@@ -177,7 +179,7 @@ mod tests {
     #[test]
     fn the_last_key_is_a_key() {
         let mut index = Index::default();
-        index.insert(&[0, u64::MAX]);
+        index.insert(&[0, u64::MAX], &mut [NO_ROW; 2]);
         let mut rows = Vec::new();
         assert_eq!(index.find(&[0, 1, u64::MAX], &mut rows), 1);
         assert_eq!(rows, [0, NO_ROW, 1]);

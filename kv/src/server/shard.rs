@@ -6,6 +6,7 @@ use caravan_van::{Buffer, KeyRange, Message, Pool, Shared};
 
 use super::found::FoundRows;
 use crate::consistency::Admission;
+use crate::filter::List;
 
 /// A request for some keys of a shard. The keys are strictly ascending and within the shard's range.
 #[derive(Debug, Clone, Copy)]
@@ -31,17 +32,22 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    pub(crate) fn of(message: &'a Message, pushes: bool, pulls: bool) -> Self {
+    /// What a message asks for, about the keys that it names, or those of `list`.
+    pub(crate) fn of(
+        message: &'a Message,
+        list: Option<&'a List>,
+        (pushes, pulls): (bool, bool),
+    ) -> Self {
         Request {
             sender: message.sender(),
             clock: message.clock(),
             range: message.range(),
-            keys: message.keys(),
+            keys: list.map_or_else(|| message.keys(), |list| &list.keys),
             lengths: message.lengths(),
             values: message.values(),
             pushes,
             pulls,
-            rows: None,
+            rows: list.map(|list| &list.rows),
         }
     }
 }

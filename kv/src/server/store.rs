@@ -146,24 +146,22 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         if found.missing() == 0 {
             return Ok(());
         }
-        self.insert(keys, found.missing(), memory)?;
-        self.find(keys, found);
+        self.make_room(found.missing(), memory)?;
+        if let Keys::Sparse(index) = &mut self.keys {
+            found.complete(self.chunk_shift, |rows| index.insert(keys, rows));
+        }
         Ok(())
     }
 
-    /// Makes rows for the `missing` ones of `keys` that have none.
-    fn insert(&mut self, keys: &[u64], missing: usize, memory: &Pool) -> Result<(), String> {
+    /// Makes room for so many more rows. That comes first, then the keys: with the keys alone, rows would be found that do not
+    /// exist.
+    fn make_room(&mut self, missing: usize, memory: &Pool) -> Result<(), String> {
         let Keys::Sparse(index) = &self.keys else { return Ok(()) };
         let count = index.len() + missing;
         if count >= NO_ROW as usize {
             return Err(format!("a shard holds at most {NO_ROW} rows"));
         }
-        // First the room, then the keys: with the keys alone, rows would be found that do not exist.
-        self.grow(count, memory)?;
-        if let Keys::Sparse(index) = &mut self.keys {
-            index.insert(keys);
-        }
-        Ok(())
+        self.grow(count, memory)
     }
 
     /// The row of one key, if it has one.
@@ -178,8 +176,12 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         if let Some(row) = self.row(key) {
             return Ok(row);
         }
-        self.insert(&[key], 1, memory)?;
-        Ok(self.row(key).expect("it was inserted"))
+        self.make_room(1, memory)?;
+        let mut row = [NO_ROW];
+        if let Keys::Sparse(index) = &mut self.keys {
+            index.insert(&[key], &mut row);
+        }
+        Ok(row[0])
     }
 
     /// Pushes one row, the request of most.
@@ -397,9 +399,8 @@ impl<V: Value, R: Rule<V>> Shard for VaryingRows<V, R> {
             }
         }
         if missing > 0 {
-            self.index.insert(request.keys);
+            self.index.insert(request.keys, &mut self.rows);
             self.stored.resize_with(self.index.len(), Vec::new);
-            self.find(request.keys);
         }
         for (at, row) in self.rows.iter().enumerate() {
             let (mine, rest) = pushed.split_at(request.lengths[at] as usize);

@@ -59,7 +59,8 @@ impl Coding {
 pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -> Result<Outgoing> {
     check_draft(&draft);
     let plan = Plan::new(&draft, coding)?;
-    let Draft { kind, op, table, timestamp, clock, range, offer, keys, lengths, values } = draft;
+    let Draft { kind, op, table, timestamp, clock, range, offer, .. } = draft;
+    let Draft { signature, keys, lengths, values, .. } = draft;
     let mut head = pool.allocate(plan.head_bytes)?;
     let trailer_bytes = plan.trailer_bytes;
     let (prefix, image) = head.split_at_mut(FRAME_PREFIX);
@@ -69,6 +70,11 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
     if let Some(offer) = offer {
         image.append(size_of::<Offer>(), |place| place.copy_from_slice(offer.as_bytes()));
         image.flags |= flags::OFFER;
+    }
+    if let Some(signature) = signature {
+        let bytes = signature.to_le_bytes();
+        image.append(bytes.len(), |place| place.copy_from_slice(&bytes));
+        image.flags |= flags::SIGNATURE;
     }
     let key_bytes = if plan.delta {
         image.flags |= flags::KEYS_DELTA;
@@ -177,6 +183,7 @@ impl Plan {
         // What saturates does not fit the address space, and so no pool.
         let head_bytes = (FRAME_PREFIX + size_of::<Header>())
             .saturating_add(if draft.offer.is_some() { size_of::<Offer>() } else { 0 })
+            .saturating_add(if draft.signature.is_some() { size_of::<u64>() } else { 0 })
             .saturating_add(key_bytes.next_multiple_of(ALIGN))
             .saturating_add(length_bytes.next_multiple_of(ALIGN))
             .saturating_add(if inside { value_bytes } else { 0 });
@@ -345,6 +352,11 @@ fn decode_with(mut image: Buffer, apart: Option<Buffer>, pool: &Pool) -> Result<
             .expect("the sizes are checked, and the keys start behind the offer");
         offer
     });
+    let signature = (header.flags & flags::SIGNATURE != 0).then(|| {
+        let (signature, _) = U64::read_from_prefix(&image[layout.keys.start - size_of::<u64>()..])
+            .expect("the sizes are checked, and the keys start behind the signature");
+        signature.get()
+    });
     let mut keys = unpack(Section::Keys, layout.keys, &header, &image, pool)?;
     if header.flags & flags::KEYS_DELTA != 0 {
         keys = Place::Own(delta::read(keys.bytes(&image), range, pool)?);
@@ -360,7 +372,7 @@ fn decode_with(mut image: Buffer, apart: Option<Buffer>, pool: &Pool) -> Result<
             Place::Own(values)
         }
     };
-    Ok(Message { header, kind, range, offer, keys, lengths, values, image })
+    Ok(Message { header, kind, range, offer, signature, keys, lengths, values, image })
 }
 
 fn read_header(image: &[u8]) -> Result<&Header, DecodeError> {
@@ -392,7 +404,7 @@ fn check_header(header: &Header) -> Result<(Kind, KeyRange), DecodeError> {
 
 fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
     let flags = header.flags;
-    if flags & !flags::OFFER == 0 {
+    if flags & !(flags::OFFER | flags::SIGNATURE) == 0 {
         return Ok(()); // no section is coded or apart
     }
     if flags & !flags::ALL != 0 {
@@ -430,7 +442,9 @@ impl Layout {
         let is_set = |flag| header.flags & flag != 0;
         let align = |end: u64| end.next_multiple_of(ALIGN as u64);
         // In 64 bits nothing overflows: there are three sections of 32 bits.
-        let keys = size_of::<Header>() + if is_set(flags::OFFER) { size_of::<Offer>() } else { 0 };
+        let keys = size_of::<Header>()
+            + if is_set(flags::OFFER) { size_of::<Offer>() } else { 0 }
+            + if is_set(flags::SIGNATURE) { size_of::<u64>() } else { 0 };
         let lengths = align(keys as u64 + u64::from(header.key_bytes.get()));
         let values = align(lengths + u64::from(header.length_bytes.get()));
         let end = match apart {

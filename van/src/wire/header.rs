@@ -13,7 +13,8 @@ pub const VERSION: u8 = 2;
 
 /// First 64 bytes of every message: one cache line, no padding.
 ///
-/// What follows, each section 8-byte aligned: an [`Offer`] if [`flags::OFFER`], keys, lengths, values.
+/// What follows, each section 8-byte aligned: an [`Offer`] if [`flags::OFFER`], a signature if [`flags::SIGNATURE`], keys, lengths,
+/// values.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -102,8 +103,10 @@ pub mod flags {
     /// The checksum leaves the values to the carrier's own: they were sent from where they lay, or by a carrier that checks every
     /// byte itself.
     pub const VALUES_UNCOVERED: u8 = 32;
+    /// The signature of a list of keys, 8 bytes, stands before the keys, or instead of them.
+    pub const SIGNATURE: u8 = 64;
     /// All of the above.
-    pub const ALL: u8 = 63;
+    pub const ALL: u8 = 127;
 }
 
 /// Names memory that one node lets one peer write, once.

@@ -1,6 +1,6 @@
 //! Bytes in, bytes out: the wire format. No I/O, no clock, no unsafe.
 //!
-//! A message image is one piece: header, [`Offer`] if flagged, keys, lengths, values. Each section starts at a multiple of 8,
+//! A message image is one piece: header, [`Offer`] and signature if flagged, keys, lengths, values. Each section starts at a multiple of 8,
 //! with zeros in between; the values end the image, nothing behind them. In a landing, values that were sent from where they lay
 //! come first, and the rest behind them.
 
