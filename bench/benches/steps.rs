@@ -7,6 +7,7 @@
 
 use std::hint::black_box;
 
+use caravan_kv::filter::Signer;
 use caravan_kv::server::{FoundRows, Pulled, Request};
 use caravan_kv::{Handles, Shard, TableSpec, ValueType, slicer};
 use caravan_van::wire::Kind;
@@ -89,7 +90,7 @@ fn compress(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Check and cut of sorted keys for 8 servers.
+/// Check and cut of sorted keys for 8 servers, and the signature that stands for the check of keys that come again.
 fn slice(criterion: &mut Criterion) {
     let servers: Vec<_> = KeyRange::ALL.cut(8).collect();
     for count in [1, 1000, KEYS] {
@@ -102,6 +103,10 @@ fn slice(criterion: &mut Criterion) {
             bench.iter(cut);
         });
         group.throughput(Throughput::Elements(count as u64));
+        let signer = Signer::new(0);
+        group.bench_function(BenchmarkId::new("sign", count), |bench| {
+            bench.iter(|| signer.sign(black_box(&keys)));
+        });
         group.bench_function(BenchmarkId::new("check", count), |bench| {
             bench.iter(|| slicer::check(black_box(&keys), KeyRange::ALL, "table"));
         });
