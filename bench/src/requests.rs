@@ -364,7 +364,7 @@ mod tests {
             let width = shape.bytes / 4 / shape.keys;
             let id = requests.tables[&(shape.keys, width)].0;
             let table = stranger.create_table(&spec(id, shape.keys, width).unwrap()).unwrap();
-            let last = [shape.keys as u64 - 1];
+            let last = [scattered(shape.keys as u64 - 1)];
             let timestamp = stranger.push(table, &last, &vec![-5.0f32; width]).unwrap();
             stranger.wait(timestamp).unwrap();
             if shape.op == Op::Pull {
