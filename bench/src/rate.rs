@@ -6,6 +6,7 @@
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use crate::crowd::Crowd;
 use crate::subject::{Effort, Shape, Subject, stream_both};
 
 /// One row of `caravan bench rate`.
@@ -25,6 +26,22 @@ pub(crate) struct Rate {
     /// Time the worker's thread had a core for, in microseconds; 0 where the kernel does not say.
     pub(crate) cpu_us_per_msg: f64,
     pub(crate) wrong: u64,
+    /// Of many workers at a time.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(crate) crowd: Option<Crowd>,
+}
+
+impl Rate {
+    /// The same row for many workers, which made `mmsg_per_s` requests and got `wrong` answers.
+    pub(crate) fn of_many(self, (crowd, mmsg_per_s, wrong): (Crowd, f64, u64)) -> Rate {
+        Rate {
+            mmsg_per_s: micro(mmsg_per_s),
+            ratio: crate::units::milli(mmsg_per_s / self.floor_mmsg_per_s),
+            wrong: self.wrong + wrong,
+            crowd: Some(crowd),
+            ..self
+        }
+    }
 }
 
 /// Measures `subject` against `floor`; returns the row and what a reader should doubt.
@@ -55,6 +72,7 @@ pub(crate) fn measure(
         bytes_copied_per_msg: crate::units::milli(each(streams.work.bytes_copied)),
         cpu_us_per_msg: micro(each(streams.work.cpu_ns) / 1e3),
         wrong: streams.wrong,
+        crowd: None,
     };
     Ok((row, streams.warnings))
 }

@@ -230,7 +230,13 @@ impl Row {
                 cells.extend([format!("{:.2}", r.ratio), format!("{:.3}", r.syscalls_per_msg)]);
                 cells.push(format!("{:.0}", r.bytes_copied_per_msg));
                 cells.extend([format!("{:.3}", r.cpu_us_per_msg), r.wrong.to_string()]);
-                columns(&cells)
+                let many = r.crowd.map_or_else(String::new, |crowd| {
+                    format!(
+                        "  {} workers, {} servers x {} threads; slowest over mean {:.2}",
+                        crowd.workers, crowd.servers, crowd.threads, crowd.slowest_over_mean
+                    )
+                });
+                columns(&cells) + &many
             }
         }
     }
@@ -382,6 +388,7 @@ mod tests {
             bytes_copied_per_msg: 80.0,
             cpu_us_per_msg: 0.25,
             wrong: 0,
+            crowd: None,
         });
         assert_eq!(
             Report::new(true).render(&rate),

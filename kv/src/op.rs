@@ -13,6 +13,9 @@ pub(crate) enum Op {
     Create = 4,
     /// Values are the handle's business.
     Command = 5,
+    /// The keys that an earlier request, with this timestamp, has named by a signature that the server did not know. The
+    /// server asks for them by a failure with this operation.
+    Keys = 6,
 }
 
 impl Op {
@@ -23,6 +26,7 @@ impl Op {
             3 => Op::PushPull,
             4 => Op::Create,
             5 => Op::Command,
+            6 => Op::Keys,
             _ => return None,
         })
     }
