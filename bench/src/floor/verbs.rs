@@ -146,7 +146,7 @@ impl Side {
     fn push(&mut self, number: u64) -> Result<()> {
         let (message, signal) = self.outbox.next(number)?;
         let work = match self.remote {
-            None => Work::Send { data: message.into(), imm: 0 },
+            None => Work::Send { data: message.into(), imm: None },
             Some(Remote { address, key }) => {
                 let place = (number % self.window as u64) as usize;
                 let address = address + (place * stride(message.len())) as u64;

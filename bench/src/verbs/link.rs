@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use caravan_van::rdma::verbs::{
-    Channel, CmEvent, CmKind, Completion, CompletionQueue, Connection, ConnectionKey, Device,
-    Domain, Done, Exposed, Outcome, QueuePair, ReceiveQueue, sleep,
+    Batch, Channel, CmEvent, CmKind, Completion, CompletionQueue, Connection, ConnectionKey,
+    Device, Domain, Done, Exposed, Outcome, QueuePair, ReceiveQueue, sleep,
 };
 use caravan_van::wait::{Idle, Next};
 use caravan_van::{Buffer, Pool, Wait};
@@ -191,7 +191,7 @@ pub(crate) struct Link {
     receive_bytes: usize,
     /// Receives given back since the last ones were posted.
     supplied: usize,
-    batch: Vec<Completion>,
+    batch: Batch,
     done: Vec<Done>,
     hung_up: bool,
 }
@@ -254,7 +254,7 @@ impl Link {
             wait,
             receive_bytes: room.receive_bytes,
             supplied: 0,
-            batch: Vec::with_capacity(16),
+            batch: Batch::new(),
             done: Vec::with_capacity(16),
             hung_up: false,
         })
@@ -325,12 +325,11 @@ impl Link {
     /// # Errors
     /// Work that failed, unless the other side hung up.
     fn look(&mut self, arrivals: &mut Vec<Arrival>) -> Result<bool> {
-        self.completions.poll(&mut self.batch)?;
-        if self.batch.is_empty() {
+        if self.completions.poll(&mut self.batch)? == 0 {
             return Ok(false);
         }
-        let mut batch = std::mem::take(&mut self.batch);
-        for Completion { outcome, status, .. } in batch.drain(..) {
+        while let Some(completion) = self.batch.next() {
+            let Completion { outcome, status, .. } = completion?;
             if !status.is_ok() {
                 if self.hears_goodbye()? {
                     break;
@@ -358,7 +357,6 @@ impl Link {
                 }
             }
         }
-        self.batch = batch;
         Ok(true)
     }
 

@@ -202,7 +202,7 @@ impl Side {
     pub(crate) fn push(&mut self, message: Shared, imm: u32, signal: bool) -> Result<()> {
         let (data, (address, key)) = (message.into(), self.theirs);
         let work = match self.test.op {
-            Op::Send => Work::Send { data, imm },
+            Op::Send => Work::Send { data, imm: (imm != 0).then_some(imm) },
             Op::Write => Work::Write { data, address, key, imm: None },
             Op::WriteImm => Work::Write { data, address, key, imm: Some(imm) },
             Op::Read => anyhow::bail!("a read brings a message, it takes none"),

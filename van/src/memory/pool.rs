@@ -91,6 +91,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] when the pool would outgrow its limit; the registrar's when it refuses another arena.
+    #[inline]
     pub fn allocate(&self, len: usize) -> Result<Buffer> {
         let class = class_of(len).ok_or_else(|| self.out_of_memory(len))?;
         let free = self.0.classes[class].free.borrow_mut().pop();
@@ -175,6 +176,7 @@ impl Pool {
         Ok(())
     }
 
+    #[cold]
     fn out_of_memory(&self, wanted: usize) -> Error {
         Error::OutOfMemory { wanted, reserved: self.bytes_reserved(), limit: self.bytes_max() }
     }
@@ -182,6 +184,7 @@ impl Pool {
 
 impl Shelf {
     /// Puts a slot that nothing is left of on the free list of its size.
+    #[inline]
     pub(super) fn put_back(&self, slot: Rc<Slot>) {
         self.classes[slot.class].free.borrow_mut().push(slot);
     }

@@ -16,15 +16,12 @@ impl Rdma {
     pub(super) fn take_completions(&mut self) -> Result<bool> {
         let mut any = false;
         loop {
-            let mut reports = std::mem::take(&mut self.reports);
-            let taken = self.completions.poll(&mut reports);
-            let found =
-                taken.map_err(|source| Error::Os { call: "polling for completions", source })?;
+            let failed = |source| Error::Os { call: "polling for completions", source };
+            let found = self.completions.poll(&mut self.reports).map_err(failed)?;
             any |= found > 0;
-            for report in reports.drain(..) {
-                self.complete(report);
+            while let Some(report) = self.reports.next() {
+                self.complete(report.map_err(failed)?);
             }
-            self.reports = reports;
             // Soft-RoCE has closed a window by the time it has been told to, other devices soon after.
             if found < POLL_MAX && !std::mem::take(&mut self.look_again) {
                 break;

@@ -51,7 +51,7 @@ pub use connect::reaches;
 use connect::{Peer, Stage};
 use queue_pair::{Lane, Unit};
 use verbs::{
-    Channel, Completion, CompletionQueue, Connection, ConnectionKey, Device, Domain, Done,
+    Batch, Channel, CompletionQueue, Connection, ConnectionKey, Device, Domain, Done, POLL_MAX,
     ReceiveQueue,
 };
 use window::Windows;
@@ -70,9 +70,6 @@ const TURNS: u32 = 32;
 
 /// Nothing heard of a peer for so long: a write of no bytes finds out whether it is there.
 const SILENCE: Duration = Duration::from_millis(500);
-
-/// Completions taken at a time.
-const POLL_MAX: usize = 16;
 
 /// What [`verbs::sleep`] says when nothing but the completion queue has something to say.
 const COMPLETIONS_ALONE: u32 = 1;
@@ -113,7 +110,7 @@ pub struct Rdma {
     completions_max: usize,
     /// Receive buffers that all peers together may use.
     receives_wanted: usize,
-    reports: Vec<Completion>,
+    reports: Batch,
     done: Vec<Done>,
     /// Found, and not yet reported.
     ready: Vec<Event>,
@@ -168,7 +165,7 @@ impl Rdma {
             young: 0,
             completions_max: limits.completions_max,
             receives_wanted: 0,
-            reports: Vec::with_capacity(POLL_MAX),
+            reports: Batch::new(),
             done: Vec::with_capacity(POLL_MAX),
             ready: Vec::with_capacity(256),
             looked: false,

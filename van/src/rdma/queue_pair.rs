@@ -368,7 +368,7 @@ impl Lane {
         }
         counters.frames_sent += frames as u64;
         counters.bytes_sent += bytes as u64;
-        let imm = self.hand_back(Load::Frames);
+        let imm = Some(self.hand_back(Load::Frames));
         Some(Work::Send { data: message.share().into(), imm })
     }
 
@@ -378,7 +378,7 @@ impl Lane {
             Unit::Frame(frame) => {
                 counters.frames_sent += 1;
                 counters.bytes_sent += frame.len() as u64;
-                Work::Send { data: frame.into(), imm: self.hand_back(Load::Frame) }
+                Work::Send { data: frame.into(), imm: Some(self.hand_back(Load::Frame)) }
             }
             Unit::Write { data, address, key, notice } if data.len() > CHUNK_BYTES => {
                 let (data, rest) = cut(data, CHUNK_BYTES);

@@ -17,7 +17,7 @@ use super::device::Device;
 use super::library::{Library, check, library, refused, set_non_blocking};
 
 /// Most completions that one look takes.
-const POLL_MAX: usize = 16;
+pub const POLL_MAX: usize = 16;
 
 /// The number that work goes by while the device has it: what it is (bit 63, set for a receive), its queue's serial number
 /// (31 bits), and its place there (32 bits). Serial numbers are unique within the process, so that what is said of a queue
@@ -112,6 +112,50 @@ pub struct Slot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Status(u32);
 
+/// Completions that were taken together and go one by one; each is read where it lies.
+pub struct Batch {
+    raw: [MaybeUninit<ffi::ibv_wc>; POLL_MAX],
+    /// Entries that the device has filled in,
+    count: usize,
+    /// and of those, the next to go.
+    at: usize,
+}
+
+impl Batch {
+    /// One that holds none.
+    pub const fn new() -> Self {
+        Batch { raw: [const { MaybeUninit::uninit() }; POLL_MAX], count: 0, at: 0 }
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Batch::new()
+    }
+}
+
+/// An error is that the device names work that does not exist: the queue is broken.
+impl Iterator for Batch {
+    type Item = io::Result<Completion>;
+
+    #[inline]
+    fn next(&mut self) -> Option<io::Result<Completion>> {
+        if self.at == self.count {
+            return None;
+        }
+        let entry = self.raw[self.at].as_ptr();
+        self.at += 1;
+        // SAFETY: the device filled the first `count` entries (`poll`); what it leaves out are numbers, of which none is read.
+        Some(completion(unsafe { &*entry }))
+    }
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Batch({} of {})", self.count - self.at, self.count)
+    }
+}
+
 impl CompletionQueue {
     /// A queue of at least `entries`. It must have room for all that can be in hand at a time: a queue that overflows is broken.
     ///
@@ -170,23 +214,20 @@ impl CompletionQueue {
         self.device
     }
 
-    /// Appends up to 16 completions and returns how many. Allocates nothing where `into` has room for them.
+    /// Takes up to 16 completions into `batch`, unless some are left there; returns how many there are.
     ///
     /// # Errors
-    /// What the system said, or that the device names work that does not exist: the queue is broken.
-    pub fn poll(&self, into: &mut Vec<Completion>) -> io::Result<usize> {
-        let mut raw = [const { MaybeUninit::<ffi::ibv_wc>::uninit() }; POLL_MAX];
-        let first = raw.as_mut_ptr().cast::<ffi::ibv_wc>();
-        // SAFETY: the queue lives, and there is room for as many entries as are asked for.
-        let count = unsafe { ffi::ibv_poll_cq(self.queue.as_ptr(), POLL_MAX as c_int, first) };
-        let count = usize::try_from(count)
-            .map_err(|_| io::Error::other("the device cannot read its completion queue"))?;
-        for entry in raw.iter().take(count) {
-            // SAFETY: the call filled the first `count` entries; what it leaves out are numbers, none of which is read below.
-            let entry = unsafe { &*entry.as_ptr() };
-            into.push(completion(entry)?);
+    /// What the system said.
+    #[inline]
+    pub fn poll(&self, batch: &mut Batch) -> io::Result<usize> {
+        if batch.at == batch.count {
+            (batch.at, batch.count) = (0, 0);
+            let first = batch.raw.as_mut_ptr().cast::<ffi::ibv_wc>();
+            // SAFETY: the queue lives, and there is room for as many entries as are asked for.
+            let count = unsafe { ffi::ibv_poll_cq(self.queue.as_ptr(), POLL_MAX as c_int, first) };
+            batch.count = usize::try_from(count).map_err(|_| unreadable())?.min(POLL_MAX);
         }
-        Ok(count)
+        Ok(batch.count - batch.at)
     }
 
     /// Asks for a notice, once, of the next completion. What came before that gives none: poll again before sleeping.
@@ -246,15 +287,23 @@ pub(super) fn entry_count(entries: usize) -> io::Result<c_int> {
     c_int::try_from(entries).map_err(|_| refused("a queue has less than 2^31 entries"))
 }
 
+#[cold]
+fn unreadable() -> io::Error {
+    io::Error::other("the device cannot read its completion queue")
+}
+
+#[cold]
+fn mistaken() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the device mistakes receives for other work")
+}
+
 /// Reads only what the device fills in for every entry, and the rest where the status says that it is there.
+#[inline]
 fn completion(entry: &ffi::ibv_wc) -> io::Result<Completion> {
     let (id, status) = (WorkId(entry.wr_id), Status(entry.status));
     let is_receive = id.0 & WorkId::RECEIVE != 0;
     if status.is_ok() && is_receive != (entry.opcode & opcode::IBV_WC_RECV != 0) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "the device mistakes receives for other work",
-        ));
+        return Err(mistaken());
     }
     let (serial, place) = (id.serial(), id.place());
     let outcome = if is_receive {

@@ -88,6 +88,7 @@ impl Drop for Protection {
 }
 
 impl Registrar for Domain {
+    #[inline]
     fn id(&self) -> u64 {
         self.id
     }

@@ -36,8 +36,8 @@ pub enum Work {
     Send {
         /// What.
         data: Gather,
-        /// Comes with it.
-        imm: u32,
+        /// If given, comes with it.
+        imm: Option<u32>,
     },
     /// Writes into the peer's memory.
     Write {
@@ -95,6 +95,19 @@ enum Held {
 struct Entry {
     tag: u32,
     held: Held,
+}
+
+impl Entry {
+    /// Lets go of what it holds; what comes back of it, if it went well.
+    fn end(&mut self, is_ok: bool, queue_pair: u32, sequence: u64) -> Option<Done> {
+        match std::mem::replace(&mut self.held, Held::Nothing) {
+            Held::Read(into) if is_ok => Some(Done::Read(self.tag, into)),
+            Held::Invalidate(key) if is_ok => {
+                Some(Done::Invalidated(self.tag, Invalidated { key, queue_pair, sequence }))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// One end of a reliable connection.
@@ -222,7 +235,10 @@ impl QueuePair {
     #[inline] // callers know which work it is
     pub fn push(&mut self, work: Work, tag: u32, signal: bool) -> Result<()> {
         match work {
-            Work::Send { data, imm } => {
+            Work::Send { data, imm: None } => {
+                self.carry(opcode::IBV_WR_SEND, data, 0, (0, 0), signal)
+            }
+            Work::Send { data, imm: Some(imm) } => {
                 self.carry(opcode::IBV_WR_SEND_WITH_IMM, data, imm, (0, 0), signal)
             }
             Work::Write { data, address, key, imm: None } => {
@@ -389,16 +405,12 @@ impl QueuePair {
             return false;
         }
         for _ in 0..count {
-            let sequence = self.retired;
+            let (sequence, serial) = (self.retired, self.serial);
             let entry = self.entry(sequence);
-            let (held, tag) = (std::mem::replace(&mut entry.held, Held::Nothing), entry.tag);
-            match held {
-                Held::Read(into) if through.is_ok => done.push(Done::Read(tag, into)),
-                Held::Invalidate(key) if through.is_ok => {
-                    let proof = Invalidated { key, queue_pair: self.serial, sequence };
-                    done.push(Done::Invalidated(tag, proof));
-                }
-                _ => {}
+            if let Held::Data(_) | Held::Nothing = entry.held {
+                entry.held = Held::Nothing;
+            } else if let Some(new) = entry.end(through.is_ok, serial, sequence) {
+                done.push(new);
             }
             self.retired += 1;
         }
