@@ -125,7 +125,7 @@ impl End {
     fn received(&mut self) -> (Result<Vec<u8>, u32>, Option<u32>) {
         let completion = self.completion();
         assert!(completion.status.is_ok(), "{}", completion.status);
-        let Outcome::Received { slot, bytes, imm, written } = completion.outcome else {
+        let Outcome::Received { slot, bytes, imm, written, .. } = completion.outcome else {
             panic!("{completion:?}")
         };
         let buffer = self.receives.take(slot, if written { u32::MAX } else { bytes }).unwrap();

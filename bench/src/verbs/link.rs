@@ -344,7 +344,7 @@ impl Link {
                         Done::Invalidated(..) => None,
                     }));
                 }
-                Outcome::Received { slot, bytes, imm, written } => {
+                Outcome::Received { slot, bytes, imm, written, .. } => {
                     let memory = self.receives.take(slot, bytes);
                     let memory = memory.context("a receive ended that was not posted")?;
                     let imm = imm.unwrap_or(0);

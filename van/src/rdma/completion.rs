@@ -3,8 +3,8 @@
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
 use super::connect::{Peer, Stage};
-use super::queue_pair::{Credits, Held, Lane, Load, Notice, unpack};
-use super::verbs::{AsyncKind, Completion, Done, Outcome, ReceiveQueue, Through};
+use super::queue_pair::{Credits, Held, Lane, Last, Load, Notice, unpack};
+use super::verbs::{AsyncKind, Completion, Done, Outcome, ReceiveQueue, TakenBack, Through};
 use super::window::Closing;
 use super::{POLL_MAX, Rdma, SILENCE};
 use crate::error::{Error, Result};
@@ -36,17 +36,20 @@ impl Rdma {
     fn complete(&mut self, report: Completion) {
         let peer = self.peer_of(report.queue);
         match report.outcome {
-            Outcome::Received { slot, bytes, imm, written } => {
+            Outcome::Received { slot, bytes, imm, written, taken_back } => {
                 let Some(buffer) = self.receives.take(slot, bytes) else { return };
                 let Some(id) = peer else { return self.receives_gone(buffer) };
                 if !report.status.is_ok() {
                     self.receives_gone(buffer);
                     return self.lose(id, format!("a receive failed: {}", report.status));
                 }
-                let received = match (written, imm) {
-                    (true, Some(word)) => self.written(id, word, bytes, buffer),
-                    (false, Some(word)) => self.received(id, word, buffer),
-                    (_, None) => Err("it sent a message without its immediate word".to_owned()),
+                let received = match (written, imm, taken_back) {
+                    (true, Some(word), _) => self.written(id, word, bytes, buffer),
+                    (false, Some(word), _) => self.received(id, word, buffer),
+                    (_, None, Some(key)) => self.closed_by_peer(id, key, buffer),
+                    (_, None, None) => {
+                        Err("it sent a message without its immediate word".to_owned())
+                    }
                 };
                 if let Err(reason) = received {
                     self.lose(id, reason);
@@ -163,6 +166,30 @@ impl Rdma {
         };
         self.report(id, Event::Written { peer, key, memory, at, len });
         Ok(())
+    }
+
+    /// A write has come, and the message behind it has closed its window, and brings its last bytes.
+    fn closed_by_peer(
+        &mut self,
+        id: u32,
+        key: TakenBack,
+        message: Buffer,
+    ) -> std::result::Result<(), String> {
+        let Some(lane) = self.lane(id) else {
+            self.receives_gone(message);
+            return Ok(());
+        };
+        lane.hears();
+        let proof = lane.queue_pair.taken_back(key).ok_or("it closed another one's window")?;
+        let replace = lane.use_receive();
+        let (notice, len, tail) = Last::read(&message)?;
+        let (at, peer) = (notice.at as usize, PeerId(id));
+        let (key, mut memory) = self.windows.closed_by_peer(peer, notice, len, proof)?;
+        memory[at + len - tail.len()..at + len].copy_from_slice(tail);
+        drop(message);
+        self.counters.bytes_received += len as u64;
+        self.report(id, Event::Written { peer, key, memory, at, len });
+        if replace { self.replace_receives(id) } else { Ok(()) }
     }
 
     fn sent(&mut self, id: u32, through: Through) {

@@ -5,6 +5,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use super::verbs::{Done, OpenWindow, QueuePair, Through, Window, Work};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
@@ -24,6 +27,9 @@ pub(super) const RECEIVES: u32 = 128;
 /// Frames of up to so many bytes leave in one message when several wait: to copy one is less work than to send it, for the sender,
 /// for the receiver and for both devices.
 const PACKED_BYTES_MAX: usize = 1 << 10;
+
+/// The last bytes of a write leave in the message that closes its window, when they are few: those of a message behind its values.
+const LAST_BYTES_MAX: usize = 512;
 
 /// Receive buffers are replaced so many at a time, with one doorbell.
 const REPLACED_TOGETHER: u32 = 16;
@@ -47,8 +53,36 @@ const NOBODY: u32 = u32::MAX;
 pub(super) enum Unit {
     /// A frame without its prefix.
     Frame(Shared),
-    /// A piece of a write, the last one if it has a `notice`.
-    Write { data: Gather, address: u64, key: u32, notice: Option<u32> },
+    /// A piece of a write, up to its end. A window is closed by the message that follows it, a region by its owner.
+    Write { data: Gather, address: u64, key: u32, notice: Notice, len: u64, closes: bool },
+    /// What closes the window of a write.
+    Last { message: Shared, key: u32 },
+}
+
+/// What closes the window of a write begins with this; behind it are the write's last bytes, where they were few.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub(super) struct Last {
+    notice: U32,
+    zero: U32,
+    /// Bytes of the write, from first to last.
+    len: U64,
+}
+
+impl Last {
+    /// Takes a message apart: what it says, how long the write is, and its last bytes.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub(super) fn read(message: &[u8]) -> Result<(Notice, usize, &[u8]), String> {
+        let (last, tail) =
+            Last::ref_from_prefix(message).map_err(|_| "it closed a window and said nothing")?;
+        let len = usize::try_from(last.len.get()).unwrap_or(usize::MAX);
+        if last.zero.get() != 0 || tail.len() > len {
+            return Err(format!("it ended a write of {len} bytes by {} more", tail.len()));
+        }
+        Ok((Notice::from_word(last.notice.get()), len, tail))
+    }
 }
 
 /// What the immediate word of a write says.
@@ -65,6 +99,8 @@ pub(super) struct Notice {
 impl Notice {
     /// Offers that one transport can have open.
     pub(super) const INDEX_END: u32 = 1 << 20;
+    /// In the key of an offer, beside its index: it is a window, which the writer closes.
+    pub(super) const WINDOW: u32 = 1 << 31;
 
     fn to_word(self) -> u32 {
         self.index << 12 | (self.at as u32 / 8) << 3 | self.chunks
@@ -154,7 +190,7 @@ impl Unit {
     pub(super) fn write(data: Gather, into: &Offer, at: u64) -> Result<Unit> {
         let (key, len) = (into.key.get(), data.len());
         check_write(key, at, len as u64, into.len.get())?;
-        let index = key as u32;
+        let (index, closes) = (key as u32 & !Notice::WINDOW, key as u32 & Notice::WINDOW != 0);
         if index >= Notice::INDEX_END {
             return Err(Error::OutsideOffer { key, at, len: len as u64, offered: 0 });
         }
@@ -163,7 +199,9 @@ impl Unit {
             data,
             address: into.address.get() + at,
             key: (key >> 32) as u32,
-            notice: Some(notice.to_word()),
+            notice,
+            len: len as u64,
+            closes,
         })
     }
 }
@@ -314,7 +352,7 @@ impl Lane {
             if let Some(work) = self.pack(pool, counters) {
                 self.push(work)?;
             } else if let Some(unit) = self.queue.pop_front() {
-                let work = self.prepare(unit, counters);
+                let work = self.prepare(unit, pool, counters)?;
                 self.push(work)?;
             } else {
                 break;
@@ -373,31 +411,46 @@ impl Lane {
     }
 
     /// What the device has to do for `unit`.
-    fn prepare(&mut self, unit: Unit, counters: &mut Counters) -> Work {
-        match unit {
+    fn prepare(&mut self, unit: Unit, pool: &Pool, counters: &mut Counters) -> Result<Work> {
+        Ok(match unit {
             Unit::Frame(frame) => {
                 counters.frames_sent += 1;
                 counters.bytes_sent += frame.len() as u64;
                 Work::Send { data: frame.into(), imm: Some(self.hand_back(Load::Frame)) }
             }
-            Unit::Write { data, address, key, notice } if data.len() > CHUNK_BYTES => {
+            Unit::Write { data, address, key, notice, len, closes } if data.len() > CHUNK_BYTES => {
                 let (data, rest) = cut(data, CHUNK_BYTES);
                 let behind = address + CHUNK_BYTES as u64;
-                self.queue.push_front(Unit::Write { data: rest, address: behind, key, notice });
+                let rest = Unit::Write { data: rest, address: behind, key, notice, len, closes };
+                self.queue.push_front(rest);
                 counters.bytes_sent += CHUNK_BYTES as u64;
                 Work::Write { data, address, key, imm: None }
             }
-            Unit::Write { data, address, key, notice } => {
+            Unit::Write { data, address, key, notice, closes: false, .. } => {
                 counters.bytes_sent += data.len() as u64;
-                Work::Write { data, address, key, imm: notice }
+                Work::Write { data, address, key, imm: Some(notice.to_word()) }
             }
-        }
+            Unit::Write { data, address, key, notice, len, .. } => {
+                counters.bytes_sent += data.len() as u64;
+                let Gather { head, tail } = data;
+                let (rides, stays) = match tail {
+                    Some(tail) if tail.len() <= LAST_BYTES_MAX => (Some(tail), None),
+                    tail => (None, tail),
+                };
+                let message = last(pool, notice, len, rides.as_deref().unwrap_or_default())?;
+                self.queue.push_front(Unit::Last { message, key });
+                Work::Write { data: Gather { head, tail: stays }, address, key, imm: None }
+            }
+            Unit::Last { message, key } => Work::SendLast { data: message.into(), key },
+        })
     }
 
     /// Gives work to the device with the next doorbell; what the peer needs a receive buffer for costs a credit.
     fn push(&mut self, work: Work) -> Result<()> {
         let (bytes, credits) = match &work {
-            Work::Send { data, .. } | Work::Write { data, imm: Some(_), .. } => (data.len(), 1),
+            Work::Send { data, .. }
+            | Work::SendLast { data, .. }
+            | Work::Write { data, imm: Some(_), .. } => (data.len(), 1),
             Work::Write { data, .. } => (data.len(), 0),
             _ => (0, 0),
         };
@@ -493,6 +546,16 @@ impl Lane {
     }
 }
 
+/// The message that closes the window of a write of `len` bytes, whose last ones are `tail`.
+fn last(pool: &Pool, notice: Notice, len: u64, tail: &[u8]) -> Result<Shared> {
+    const HEAD: usize = size_of::<Last>();
+    let mut message = pool.allocate(HEAD + tail.len())?;
+    let head = Last { notice: notice.to_word().into(), zero: 0.into(), len: len.into() };
+    message[..HEAD].copy_from_slice(head.as_bytes());
+    message[HEAD..].copy_from_slice(tail);
+    Ok(message.share())
+}
+
 /// The first `at` bytes, and the others.
 fn cut(data: Gather, at: usize) -> (Gather, Gather) {
     let Gather { head, tail } = data;
@@ -558,16 +621,32 @@ mod tests {
     }
 
     #[test]
+    fn what_closes_a_window_is_taken_apart_and_a_wrong_one_refused() {
+        let pool = Pool::new(1 << 20);
+        let notice = Notice { index: 7, at: 16, chunks: 0 };
+        let message = last(&pool, notice, 100, b"the end").unwrap();
+        assert_eq!(Last::read(&message).unwrap(), (notice, 100, &b"the end"[..]));
+        assert_eq!(Last::read(&message[..16]).unwrap().2, b"");
+        assert!(Last::read(&message[..15]).is_err());
+        let short = last(&pool, notice, 6, b"the end").unwrap();
+        assert!(Last::read(&short).unwrap_err().contains("6 bytes by 7"));
+    }
+
+    #[test]
     fn a_write_is_checked_against_its_offer() {
         let pool = Pool::new(1 << 20);
         let data = || Gather::from(pool.allocate(100).unwrap().share());
         let offer =
             |key: u64, len: u64| Offer { key: key.into(), address: 0x1000.into(), len: len.into() };
         let unit = Unit::write(data(), &offer(7 << 32 | 3, 200), 8).unwrap();
-        let Unit::Write { address: 0x1008, key: 7, notice: Some(word), .. } = unit else {
+        let Unit::Write { address: 0x1008, key: 7, notice, len: 100, closes: false, .. } = unit
+        else {
             panic!()
         };
-        assert_eq!(Notice::from_word(word), Notice { index: 3, at: 8, chunks: 0 });
+        assert_eq!(notice, Notice { index: 3, at: 8, chunks: 0 });
+        let window = offer(7 << 32 | u64::from(Notice::WINDOW) | 3, 200);
+        let unit = Unit::write(data(), &window, 8).unwrap();
+        assert!(matches!(unit, Unit::Write { notice: Notice { index: 3, .. }, closes: true, .. }));
         assert!(Unit::write(data(), &offer(3, 99), 0).is_err());
         assert!(Unit::write(data(), &offer(3, 200), 4).is_err());
         assert!(Unit::write(data(), &offer(Notice::INDEX_END.into(), 200), 0).is_err());

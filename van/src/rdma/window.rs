@@ -44,6 +44,15 @@ impl Opening {
         }
     }
 
+    /// What the offer with this index goes by.
+    fn offer_key(&self, index: u32) -> u64 {
+        let kind = match self {
+            Opening::Window(_) => Notice::WINDOW,
+            Opening::Region(_) => 0,
+        };
+        u64::from(self.key()) << 32 | u64::from(kind | index)
+    }
+
     fn span(&self) -> (u64, usize) {
         match self {
             Opening::Window(window) => (window.address(), window.len()),
@@ -90,9 +99,8 @@ impl Windows {
         };
         match self.bind(lane, into) {
             Ok(opening) => {
-                let ((address, len), key) = (opening.span(), opening.key());
+                let ((address, len), key) = (opening.span(), opening.offer_key(index));
                 self.entries[index as usize] = Some(Entry { peer, opening, closing: false });
-                let key = u64::from(key) << 32 | u64::from(index);
                 Ok(Offer { key: key.into(), address: address.into(), len: (len as u64).into() })
             }
             Err(error) => {
@@ -116,9 +124,10 @@ impl Windows {
     /// Ends an offer that was not used, and returns its memory.
     pub(super) fn revoke(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
         let missing = Error::OutsideOffer { key, at: 0, len: 0, offered: 0 };
-        let is_it = |entry: &&Entry| entry.opening.key() == (key >> 32) as u32 && !entry.closing;
-        let Some(_) = self.entry(peer, key as u32).filter(is_it) else { return Err(missing) };
-        let entry = self.remove(key as u32).ok_or(missing)?;
+        let index = key as u32 & !Notice::WINDOW;
+        let is_it = |entry: &&Entry| entry.opening.offer_key(index) == key && !entry.closing;
+        let Some(_) = self.entry(peer, index).filter(is_it) else { return Err(missing) };
+        let entry = self.remove(index).ok_or(missing)?;
         Ok(entry.opening.revoke())
     }
 
@@ -135,13 +144,36 @@ impl Windows {
         let Notice { index, at, .. } = notice;
         let entry = self.entry(peer, index).filter(|entry| !entry.closing);
         let entry = entry.ok_or_else(|| format!("it wrote offer {index}, which is not open"))?;
-        let key = u64::from(entry.opening.key()) << 32 | u64::from(index);
+        let key = entry.opening.offer_key(index);
         let (_, offered) = entry.opening.span();
         check_write(key, at, len as u64, offered as u64).map_err(|error| error.to_string())?;
         if let Opening::Window(window) = &entry.opening {
             return Ok(Closing::Invalidate(window.remote_key()));
         }
         self.close_at_once(index).map(|(key, memory)| Closing::Closed(key, memory))
+    }
+
+    /// `peer` has closed the window of its offer behind a write of `len` bytes at `at`, of which `proof` is the proof.
+    ///
+    /// # Errors
+    /// Says what is wrong with that.
+    pub(super) fn closed_by_peer(
+        &mut self,
+        peer: PeerId,
+        notice: Notice,
+        len: usize,
+        proof: Invalidated,
+    ) -> std::result::Result<(u64, Buffer), String> {
+        let Notice { index, at, .. } = notice;
+        let missing = || format!("it closed offer {index}, which is not open");
+        let is_it = |entry: &&Entry| {
+            matches!(&entry.opening, Opening::Window(window) if window.remote_key() == proof.key())
+                && !entry.closing
+        };
+        let entry = self.entry(peer, index).filter(is_it).ok_or_else(missing)?;
+        let (key, (_, offered)) = (entry.opening.offer_key(index), entry.opening.span());
+        check_write(key, at, len as u64, offered as u64).map_err(|error| error.to_string())?;
+        self.closed(index, proof).ok_or_else(missing)
     }
 
     /// Makes the entry unusable while its window is being closed.
@@ -160,14 +192,14 @@ impl Windows {
         index: u32,
     ) -> std::result::Result<(u64, Buffer), String> {
         let entry = self.remove(index).ok_or_else(|| format!("offer {index} is not open"))?;
-        let key = u64::from(entry.opening.key()) << 32 | u64::from(index);
+        let key = entry.opening.offer_key(index);
         Ok((key, entry.opening.revoke()))
     }
 
     /// The window of offer `index` is closed, of which `proof` is the proof.
     pub(super) fn closed(&mut self, index: u32, proof: Invalidated) -> Option<(u64, Buffer)> {
         let entry = self.remove(index)?;
-        let key = u64::from(entry.opening.key()) << 32 | u64::from(index);
+        let key = entry.opening.offer_key(index);
         let memory = match entry.opening {
             Opening::Window(window) => {
                 let (window, memory) = window.close(proof);

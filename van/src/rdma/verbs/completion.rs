@@ -90,7 +90,16 @@ pub enum Outcome {
         imm: Option<u32>,
         /// The peer wrote elsewhere; the buffer is as it was.
         written: bool,
+        /// A key that the peer has made useless by it: for [`QueuePair::taken_back`](super::QueuePair::taken_back).
+        taken_back: Option<TakenBack>,
     },
+}
+
+/// A remote key that the peer's message made useless as it came. Only completions make one.
+#[derive(Debug)]
+pub struct TakenBack {
+    pub(super) key: u32,
+    pub(super) queue: u32,
 }
 
 /// How far a queue pair's work is done. Only completions make one, so that memory is let go when the device is done with it.
@@ -307,16 +316,21 @@ fn completion(entry: &ffi::ibv_wc) -> io::Result<Completion> {
     }
     let (serial, place) = (id.serial(), id.place());
     let outcome = if is_receive {
-        let (mut bytes, mut imm, mut written) = (0, None, false);
+        let (mut bytes, mut imm, mut written, mut taken_back) = (0, None, false, None);
         if status.is_ok() {
             bytes = entry.byte_len;
             written = entry.opcode == opcode::IBV_WC_RECV_RDMA_WITH_IMM;
             if entry.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0 {
                 // SAFETY: both variants are plain numbers; the flag says that it is this one.
                 imm = Some(u32::from_be(unsafe { entry.imm_data_invalidated_rkey_union.imm_data }));
+            } else if entry.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_INV.0 != 0 {
+                // SAFETY: as above.
+                let key = unsafe { entry.imm_data_invalidated_rkey_union.invalidated_rkey };
+                taken_back = Some(TakenBack { key, queue: entry.qp_num });
             }
         }
-        Outcome::Received { slot: Slot { queue: serial, index: place }, bytes, imm, written }
+        let slot = Slot { queue: serial, index: place };
+        Outcome::Received { slot, bytes, imm, written, taken_back }
     } else {
         Outcome::Sent(Through { queue_pair: serial, sequence: place, is_ok: status.is_ok() })
     };

@@ -318,7 +318,7 @@ pub struct OpenWindow {
     sequence: u64,
 }
 
-/// Proof that a remote key was taken back by work of the queue pair that gave it out.
+/// Proof that a remote key was taken back, by work of the queue pair that gave it out or by a message to that.
 #[derive(Debug)]
 pub struct Invalidated {
     pub(super) key: u32,

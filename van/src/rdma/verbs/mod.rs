@@ -27,7 +27,7 @@ mod queue_pair;
 mod receive;
 
 pub use completion::{
-    Batch, Completion, CompletionQueue, Outcome, POLL_MAX, Slot, Status, Through,
+    Batch, Completion, CompletionQueue, Outcome, POLL_MAX, Slot, Status, TakenBack, Through,
 };
 pub use connection::{Channel, CmEvent, CmKind, Connection, ConnectionKey, interface_addresses};
 pub use device::{AsyncEvent, AsyncKind, Capabilities, Device, PortState};

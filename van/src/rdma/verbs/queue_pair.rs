@@ -14,7 +14,7 @@ use rdma_sys as ffi;
 use rdma_sys::ibv_wr_opcode as opcode;
 
 use super::chain::{CHAIN_MAX, Chain, PARTS_MAX, immediate, make_plain};
-use super::completion::{CompletionQueue, Through, WorkId, next_serial};
+use super::completion::{CompletionQueue, TakenBack, Through, WorkId, next_serial};
 use super::connection::Connection;
 use super::domain::{Domain, Invalidated, OpenWindow, Window, WindowHandle};
 use super::library::{check, refused};
@@ -49,6 +49,14 @@ pub enum Work {
         key: u32,
         /// If given, comes after it, and takes up one of the peer's receives.
         imm: Option<u32>,
+    },
+    /// Sends into the next buffer of the peer's receive queue, and makes a key that the peer gave out useless before the peer
+    /// hears of it. What was written by that key before has arrived then.
+    SendLast {
+        /// What.
+        data: Gather,
+        /// The remote key of an open window of the peer's.
+        key: u32,
     },
     /// Fills `into` from the peer's memory.
     Read {
@@ -234,35 +242,52 @@ impl QueuePair {
     /// [`Error::Os`] when there is no room, the data is too long, or ringing fails; [`Error::Register`]. The work is dropped.
     #[inline] // callers know which work it is
     pub fn push(&mut self, work: Work, tag: u32, signal: bool) -> Result<()> {
-        match work {
-            Work::Send { data, imm: None } => {
-                self.carry(opcode::IBV_WR_SEND, data, 0, (0, 0), signal)
-            }
+        let (operation, data, imm, place) = match work {
+            Work::Send { data, imm: None } => (opcode::IBV_WR_SEND, data, 0, (0, 0)),
             Work::Send { data, imm: Some(imm) } => {
-                self.carry(opcode::IBV_WR_SEND_WITH_IMM, data, imm, (0, 0), signal)
+                (opcode::IBV_WR_SEND_WITH_IMM, data, imm, (0, 0))
             }
             Work::Write { data, address, key, imm: None } => {
-                self.carry(opcode::IBV_WR_RDMA_WRITE, data, 0, (address, key), signal)
+                (opcode::IBV_WR_RDMA_WRITE, data, 0, (address, key))
             }
             Work::Write { data, address, key, imm: Some(imm) } => {
-                self.carry(opcode::IBV_WR_RDMA_WRITE_WITH_IMM, data, imm, (address, key), signal)
+                (opcode::IBV_WR_RDMA_WRITE_WITH_IMM, data, imm, (address, key))
             }
-            Work::Read { into, address, key } => self.read(into, (address, key), tag, signal),
-            Work::Invalidate { key } => self.plain(
-                opcode::IBV_WR_LOCAL_INV,
-                key.to_be(),
-                Held::Invalidate(key),
-                tag,
-                signal,
-            ),
-            Work::Notice { imm } => {
-                self.plain(opcode::IBV_WR_SEND_WITH_IMM, imm, Held::Nothing, tag, signal)
+            // Where `imm` lies, but not in the network's order.
+            Work::SendLast { data, key } => {
+                (opcode::IBV_WR_SEND_WITH_INV, data, key.to_be(), (0, 0))
             }
-            Work::Probe => self.plain(opcode::IBV_WR_RDMA_WRITE, 0, Held::Nothing, tag, signal),
-        }
+            other => return self.push_other(other, tag, signal),
+        };
+        self.carry(operation, data, imm, place, signal)
+    }
+
+    /// Pushes what takes no data to the peer.
+    fn push_other(&mut self, work: Work, tag: u32, signal: bool) -> Result<()> {
+        let (operation, imm, held) = match work {
+            Work::Send { .. } | Work::Write { .. } | Work::SendLast { .. } => {
+                unreachable!("pushed by `push` itself")
+            }
+            Work::Read { into, address, key } => {
+                return self.read(into, (address, key), tag, signal);
+            }
+            // Where `imm` lies, but not in the network's order.
+            Work::Invalidate { key } => {
+                (opcode::IBV_WR_LOCAL_INV, key.to_be(), Held::Invalidate(key))
+            }
+            Work::Notice { imm } => (opcode::IBV_WR_SEND_WITH_IMM, imm, Held::Nothing),
+            Work::Probe => (opcode::IBV_WR_RDMA_WRITE, 0, Held::Nothing),
+        };
+        self.make_room()?;
+        let request = self.chain.request(self.chained);
+        make_plain(request);
+        request.imm_data_invalidated_rkey_union = immediate(imm);
+        self.enter(operation, 0, tag, held, signal);
+        Ok(())
     }
 
     /// Pushes what takes data to the peer, to `(address, key)` where it is a write.
+    #[inline]
     fn carry(
         &mut self,
         operation: u32,
@@ -311,23 +336,6 @@ impl QueuePair {
         request.num_sge = c_int::from(!into.is_empty());
         request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
         self.enter(opcode::IBV_WR_RDMA_READ, 0, tag, Held::Read(into), signal);
-        Ok(())
-    }
-
-    /// Pushes what names no memory. A key to be taken back lies where `imm` does, but not in the network's order.
-    fn plain(
-        &mut self,
-        operation: u32,
-        imm: u32,
-        held: Held,
-        tag: u32,
-        signal: bool,
-    ) -> Result<()> {
-        self.make_room()?;
-        let request = self.chain.request(self.chained);
-        make_plain(request);
-        request.imm_data_invalidated_rkey_union = immediate(imm);
-        self.enter(operation, 0, tag, held, signal);
         Ok(())
     }
 
@@ -417,6 +425,13 @@ impl QueuePair {
         true
     }
 
+    /// What a peer took back by a message to this queue pair; none if it went to another one.
+    pub fn taken_back(&self, what: TakenBack) -> Option<Invalidated> {
+        // The key was good, so that the work that opened its window is done, whichever it was.
+        let proof = Invalidated { key: what.key, queue_pair: self.serial, sequence: u64::MAX };
+        (what.queue == self.number).then_some(proof)
+    }
+
     /// Sets how long a peer waits that sent while no receive was posted here, by the code that InfiniBand has for it: 12 is
     /// 0.64 ms, 0 is 655.36 ms. Once connected.
     ///
@@ -451,6 +466,11 @@ impl QueuePair {
         if self.chained < CHAIN_MAX && self.room() > 0 && !self.is_broken {
             return Ok(());
         }
+        self.find_room()
+    }
+
+    #[cold]
+    fn find_room(&mut self) -> Result<()> {
         let os = |source| Error::Os { call: "ibv_post_send", source };
         if self.room() == 0 {
             let full = "the send queue is full; retire some work first";
