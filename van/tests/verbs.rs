@@ -327,6 +327,47 @@ fn a_peer_writes_through_a_window_until_it_is_closed() {
 }
 
 #[test]
+fn a_peer_closes_the_window_that_it_wrote() {
+    let Some(_one) = device() else { return };
+    let mut manager = Manager::new();
+    let (mut a, mut b) = manager.pair(64);
+    let mut window = Window::new(&b.domain).unwrap();
+    for round in 0..3 {
+        let open = b.open(window, 10_000);
+        let (address, key) = (open.address(), open.remote_key());
+        let data = a.data(10_000, round);
+        a.pair
+            .push(Work::Write { data: data.clone().into(), address, key, imm: None }, 0, false)
+            .unwrap();
+        a.do_now(Work::SendLast { data: a.data(20, 9).into(), key }, 0);
+        let completion = b.completion();
+        let Outcome::Received {
+            slot,
+            bytes: 20,
+            imm: None,
+            written: false,
+            taken_back: Some(taken),
+        } = completion.outcome
+        else {
+            panic!("{completion:?}")
+        };
+        drop(b.receives.take(slot, 20));
+        let proof = b.pair.taken_back(taken).unwrap();
+        assert_eq!(proof.key(), key);
+        let (closed, memory) = open.close(proof);
+        assert_eq!(memory[..], data[..]);
+        assert!(a.done().is_empty());
+        window = closed;
+    }
+    let open = b.open(window, 4096);
+    let (address, key) = (open.address(), open.remote_key());
+    a.do_now(Work::SendLast { data: a.data(20, 9).into(), key }, 0);
+    assert!(a.done().is_empty());
+    a.do_now(Work::Write { data: a.data(8, 0).into(), address, key, imm: None }, 0);
+    assert_eq!(a.failed(), "the peer does not allow access to that memory");
+}
+
+#[test]
 fn a_write_after_closing_breaks_the_connection() {
     let Some(_one) = device() else { return };
     let mut manager = Manager::new();

@@ -61,6 +61,8 @@ pub struct CompletionQueue {
     queue: NonNull<ffi::ibv_cq>,
     channel: NonNull<ffi::ibv_comp_channel>,
     device: Device,
+    /// The flag of a completion that says that a key was taken back.
+    taken_back: u32,
     entries: Cell<usize>,
 }
 
@@ -128,12 +130,14 @@ pub struct Batch {
     count: usize,
     /// and of those, the next to go.
     at: usize,
+    /// As the queue has it that they are from.
+    taken_back: u32,
 }
 
 impl Batch {
     /// One that holds none.
     pub const fn new() -> Self {
-        Batch { raw: [const { MaybeUninit::uninit() }; POLL_MAX], count: 0, at: 0 }
+        Batch { raw: [const { MaybeUninit::uninit() }; POLL_MAX], count: 0, at: 0, taken_back: 0 }
     }
 }
 
@@ -155,7 +159,7 @@ impl Iterator for Batch {
         let entry = self.raw[self.at].as_ptr();
         self.at += 1;
         // SAFETY: the device filled the first `count` entries (`poll`); what it leaves out are numbers, of which none is read.
-        Some(completion(unsafe { &*entry }))
+        Some(completion(unsafe { &*entry }, self.taken_back))
     }
 }
 
@@ -173,6 +177,11 @@ impl CompletionQueue {
     pub fn new(device: Device, entries: usize) -> io::Result<Rc<CompletionQueue>> {
         let (library, context) = (library()?, device.context().as_ptr());
         let asked = entry_count(entries)?;
+        let taken_back = match device.capabilities()?.is_soft_roce {
+            // The kernel's own value, which is that of a checked checksum to programs; no reliable connection reports those.
+            true => ffi::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0,
+            false => ffi::ibv_wc_flags::IBV_WC_WITH_INV.0,
+        };
         // SAFETY: the device's context is open.
         let channel = unsafe { (library.ibv_create_comp_channel)(context) };
         let channel = NonNull::new(channel).ok_or_else(io::Error::last_os_error)?;
@@ -186,7 +195,8 @@ impl CompletionQueue {
             unsafe { (library.ibv_destroy_comp_channel)(channel.as_ptr()) };
             return Err(error);
         };
-        let made = CompletionQueue { library, queue, channel, device, entries: Cell::new(0) };
+        let entries = Cell::new(0);
+        let made = CompletionQueue { library, queue, channel, device, taken_back, entries };
         made.note_entries();
         set_non_blocking(made.fd())?;
         Ok(Rc::new(made))
@@ -230,7 +240,7 @@ impl CompletionQueue {
     #[inline]
     pub fn poll(&self, batch: &mut Batch) -> io::Result<usize> {
         if batch.at == batch.count {
-            (batch.at, batch.count) = (0, 0);
+            (batch.at, batch.count, batch.taken_back) = (0, 0, self.taken_back);
             let first = batch.raw.as_mut_ptr().cast::<ffi::ibv_wc>();
             // SAFETY: the queue lives, and there is room for as many entries as are asked for.
             let count = unsafe { ffi::ibv_poll_cq(self.queue.as_ptr(), POLL_MAX as c_int, first) };
@@ -308,7 +318,7 @@ fn mistaken() -> io::Error {
 
 /// Reads only what the device fills in for every entry, and the rest where the status says that it is there.
 #[inline]
-fn completion(entry: &ffi::ibv_wc) -> io::Result<Completion> {
+fn completion(entry: &ffi::ibv_wc, taken_back_flag: u32) -> io::Result<Completion> {
     let (id, status) = (WorkId(entry.wr_id), Status(entry.status));
     let is_receive = id.0 & WorkId::RECEIVE != 0;
     if status.is_ok() && is_receive != (entry.opcode & opcode::IBV_WC_RECV != 0) {
@@ -323,7 +333,7 @@ fn completion(entry: &ffi::ibv_wc) -> io::Result<Completion> {
             if entry.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0 {
                 // SAFETY: both variants are plain numbers; the flag says that it is this one.
                 imm = Some(u32::from_be(unsafe { entry.imm_data_invalidated_rkey_union.imm_data }));
-            } else if entry.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_INV.0 != 0 {
+            } else if entry.wc_flags & taken_back_flag != 0 {
                 // SAFETY: as above.
                 let key = unsafe { entry.imm_data_invalidated_rkey_union.invalidated_rkey };
                 taken_back = Some(TakenBack { key, queue: entry.qp_num });
