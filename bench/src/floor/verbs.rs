@@ -153,7 +153,7 @@ impl Side {
                 Work::Write { data: message.into(), address, key, imm: Some(place as u32) }
             }
         };
-        Ok(self.link.queue().push(work, 0, signal)?)
+        Ok(self.link.queue().push(work, signal)?)
     }
 
     /// Waits until messages have come and hands each one's number to `each`; `false` when the other side hung up.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use caravan_van::rdma::verbs::{
     Batch, Channel, CmEvent, CmKind, Completion, CompletionQueue, Connection, ConnectionKey,
-    Device, Domain, Done, Exposed, Outcome, QueuePair, ReceiveQueue, sleep,
+    Device, Domain, Exposed, Outcome, QueuePair, ReceiveQueue, sleep,
 };
 use caravan_van::wait::{Idle, Next};
 use caravan_van::{Buffer, Pool, Wait};
@@ -192,7 +192,7 @@ pub(crate) struct Link {
     /// Receives given back since the last ones were posted.
     supplied: usize,
     batch: Batch,
-    done: Vec<Done>,
+    read: Vec<Buffer>,
     hung_up: bool,
 }
 
@@ -255,7 +255,7 @@ impl Link {
             receive_bytes: room.receive_bytes,
             supplied: 0,
             batch: Batch::new(),
-            done: Vec::with_capacity(16),
+            read: Vec::with_capacity(16),
             hung_up: false,
         })
     }
@@ -338,11 +338,8 @@ impl Link {
             }
             match outcome {
                 Outcome::Sent(through) => {
-                    self.queue.retire(through, &mut self.done);
-                    arrivals.extend(self.done.drain(..).filter_map(|done| match done {
-                        Done::Read(_, memory) => Some(Arrival::Read { memory }),
-                        Done::Invalidated(..) => None,
-                    }));
+                    self.queue.retire(through, &mut self.read);
+                    arrivals.extend(self.read.drain(..).map(|memory| Arrival::Read { memory }));
                 }
                 Outcome::Received { slot, bytes, imm, written, .. } => {
                     let memory = self.receives.take(slot, bytes);

@@ -207,18 +207,18 @@ impl Side {
             Op::WriteImm => Work::Write { data, address, key, imm: Some(imm) },
             Op::Read => anyhow::bail!("a read brings a message, it takes none"),
         };
-        Ok(self.link.queue().push(work, 0, signal)?)
+        Ok(self.link.queue().push(work, signal)?)
     }
 
     /// Queues a read of the other side's message.
     pub(crate) fn push_read(&mut self, into: Buffer, signal: bool) -> Result<()> {
         let (address, key) = self.theirs;
-        Ok(self.link.queue().push(Work::Read { into, address, key }, 0, signal)?)
+        Ok(self.link.queue().push(Work::Read { into, address, key }, signal)?)
     }
 
     /// Queues word to the other side that carries a number only.
     pub(crate) fn push_notice(&mut self, imm: u32) -> Result<()> {
-        Ok(self.link.queue().push(Work::Notice { imm }, 0, true)?)
+        Ok(self.link.queue().push(Work::Notice { imm }, true)?)
     }
 
     /// Reads the other side's message; waits for it.

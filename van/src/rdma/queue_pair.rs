@@ -8,25 +8,21 @@ use std::time::{Duration, Instant};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::verbs::{Done, OpenWindow, QueuePair, Through, Window, Work};
+use super::verbs::{OpenWindow, QueuePair, Through, Window, Work};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::metrics::Counters;
-use crate::transport::{Event, FRAME_PREFIX, Gather, check_write};
+use crate::transport::{Gather, check_write};
 use crate::wire::Offer;
 
 /// Sends that the device holds of one lane.
 pub(super) const SENDS: usize = 256;
 
-/// Of those, kept free for opening and closing windows, which nothing may hold up.
+/// Of those, kept free for opening windows, which nothing may hold up.
 const SENDS_KEPT: usize = 32;
 
 /// Receive buffers that a peer may fill before it is told that they are free again.
 pub(super) const RECEIVES: u32 = 128;
-
-/// Frames of up to so many bytes leave in one message when several wait: to copy one is less work than to send it, for the sender,
-/// for the receiver and for both devices.
-const PACKED_BYTES_MAX: usize = 1 << 10;
 
 /// The last bytes of a write leave in the message that closes its window, when they are few: those of a message behind its values.
 const LAST_BYTES_MAX: usize = 512;
@@ -45,9 +41,6 @@ const CHUNK_BYTES: usize = 1 << 30;
 
 /// Most bytes that travel inside a work request, where the device takes as many.
 pub(super) const INLINE_BYTES: usize = 220;
-
-/// The tag of work whose end matters to nobody.
-const NOBODY: u32 = u32::MAX;
 
 /// What waits to leave.
 pub(super) enum Unit {
@@ -121,65 +114,20 @@ impl Notice {
 pub(super) struct Credits {
     /// Receive buffers that are free again.
     pub(super) count: u32,
-    /// What comes with it.
-    pub(super) load: Load,
-}
-
-/// What a message carries besides credits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Load {
-    /// A frame.
-    Frame,
-    /// Several, each behind a prefix; see [`unpack`].
-    Frames,
-    /// Nothing.
-    Nothing,
+    /// Whether a frame comes with it.
+    pub(super) frame: bool,
 }
 
 impl Credits {
-    const NOTHING: u32 = 1 << 31;
-    const FRAMES: u32 = 1 << 30;
+    const NO_FRAME: u32 = 1 << 31;
 
     fn to_word(self) -> u32 {
-        let load = match self.load {
-            Load::Frame => 0,
-            Load::Frames => Self::FRAMES,
-            Load::Nothing => Self::NOTHING,
-        };
-        self.count | load
+        self.count | if self.frame { 0 } else { Self::NO_FRAME }
     }
 
     pub(super) fn from_word(word: u32) -> Credits {
-        let load = match word & (Self::NOTHING | Self::FRAMES) {
-            0 => Load::Frame,
-            Self::FRAMES => Load::Frames,
-            _ => Load::Nothing,
-        };
-        Credits { count: word & !(Self::NOTHING | Self::FRAMES), load }
+        Credits { count: word & !Self::NO_FRAME, frame: word & Self::NO_FRAME == 0 }
     }
-}
-
-/// Takes the next frame of a message that holds several: `[len u32][0 u32][0 u64]`, the frame, zero padding to 8.
-///
-/// # Errors
-/// Says what is wrong with it; it is to be thrown away then.
-pub(super) fn unpack(message: &mut Buffer) -> Result<Buffer, String> {
-    let prefix = message.first_chunk::<FRAME_PREFIX>();
-    let (len, zeros) = prefix.ok_or("it sent frames that end in a prefix")?.split_at(4);
-    let len = u32::from_le_bytes(len.try_into().expect("4 of 16 bytes")) as usize;
-    let behind = message.len() - FRAME_PREFIX;
-    if zeros != [0; 12] || len > behind || padded(len) > behind {
-        return Err(format!("it sent a frame of {len} bytes where {behind} bytes are left"));
-    }
-    drop(message.split_to(FRAME_PREFIX));
-    let mut frame = message.split_to(padded(len));
-    frame.truncate(len);
-    Ok(frame)
-}
-
-/// Frames, and what stands before each, begin at multiples of 8.
-fn padded(len: usize) -> usize {
-    len.next_multiple_of(8)
 }
 
 impl Unit {
@@ -228,19 +176,9 @@ pub(super) struct Lane {
     unsignalled: u32,
     /// One of those holds memory.
     holds: bool,
-    /// Events behind a window that is being closed; the window's first.
-    held: VecDeque<Held>,
     heard_at: Instant,
     heard: bool,
     probing: bool,
-}
-
-/// An event that is not to be reported yet.
-pub(super) enum Held {
-    /// A write has come; it is reported once its window is closed.
-    Closing { index: u32, at: usize, len: usize },
-    /// It came after such a write.
-    Event(Event),
 }
 
 impl Lane {
@@ -258,7 +196,6 @@ impl Lane {
             used: 0,
             unsignalled: 0,
             holds: false,
-            held: VecDeque::with_capacity(RECEIVES as usize),
             heard_at: now,
             heard: true,
             probing: false,
@@ -292,7 +229,7 @@ impl Lane {
     /// Writes nothing, and has it reported.
     fn mark(&mut self) -> Result<()> {
         (self.unsignalled, self.holds) = (0, false);
-        self.queue_pair.push(Work::Probe, NOBODY, true)?;
+        self.queue_pair.push(Work::Probe, true)?;
         self.ring()
     }
 
@@ -348,22 +285,18 @@ impl Lane {
     /// Hands to the device what it has room for and the peer has buffers for, with as few doorbells as there can be.
     pub(super) fn flush(&mut self, pool: &Pool, counters: &mut Counters) -> Result<()> {
         self.is_eager = false;
-        while self.may_send() {
-            if let Some(work) = self.pack(pool, counters) {
-                self.push(work)?;
-            } else if let Some(unit) = self.queue.pop_front() {
-                let work = self.prepare(unit, pool, counters)?;
-                self.push(work)?;
-            } else {
-                break;
-            }
+        while self.may_send()
+            && let Some(unit) = self.queue.pop_front()
+        {
+            let work = self.prepare(unit, pool, counters)?;
+            self.push(work)?;
         }
         // The last credit is for this: two sides that have filled each other's buffers go on.
         if self.owes_much() && self.credits > 0 && self.queue_pair.room() > 0 {
-            let imm = self.hand_back(Load::Nothing);
+            let imm = self.hand_back(false);
             self.credits -= 1;
             let signal = self.signals(false);
-            self.queue_pair.push(Work::Notice { imm }, NOBODY, signal)?;
+            self.queue_pair.push(Work::Notice { imm }, signal)?;
         }
         self.ring()
     }
@@ -377,46 +310,13 @@ impl Lane {
         self.credits > 1 && self.queue_pair.room() > SENDS_KEPT
     }
 
-    /// Puts the next frames into one message, if several small ones wait and there is memory for them.
-    fn pack(&mut self, pool: &Pool, counters: &mut Counters) -> Option<Work> {
-        let (mut frames, mut bytes) = (0, 0);
-        for unit in &self.queue {
-            let Unit::Frame(frame) = unit else { break };
-            let end = bytes + FRAME_PREFIX + padded(frame.len());
-            if frame.len() > PACKED_BYTES_MAX || end > self.frame_bytes {
-                break;
-            }
-            (frames, bytes) = (frames + 1, end);
-        }
-        if frames < 2 {
-            return None;
-        }
-        let mut message = pool.allocate(bytes).ok()?;
-        let mut space = &mut message[..];
-        for unit in self.queue.drain(..frames) {
-            let Unit::Frame(frame) = unit else { unreachable!("counted as one above") };
-            let (prefix, behind) = space.split_at_mut(FRAME_PREFIX);
-            prefix.fill(0);
-            prefix[..4].copy_from_slice(&(frame.len() as u32).to_le_bytes());
-            let (place, behind) = behind.split_at_mut(padded(frame.len()));
-            let (place, padding) = place.split_at_mut(frame.len());
-            place.copy_from_slice(&frame);
-            padding.fill(0);
-            space = behind;
-        }
-        counters.frames_sent += frames as u64;
-        counters.bytes_sent += bytes as u64;
-        let imm = Some(self.hand_back(Load::Frames));
-        Some(Work::Send { data: message.share().into(), imm })
-    }
-
     /// What the device has to do for `unit`.
     fn prepare(&mut self, unit: Unit, pool: &Pool, counters: &mut Counters) -> Result<Work> {
         Ok(match unit {
             Unit::Frame(frame) => {
                 counters.frames_sent += 1;
                 counters.bytes_sent += frame.len() as u64;
-                Work::Send { data: frame.into(), imm: Some(self.hand_back(Load::Frame)) }
+                Work::Send { data: frame.into(), imm: Some(self.hand_back(true)) }
             }
             Unit::Write { data, address, key, notice, len, closes } if data.len() > CHUNK_BYTES => {
                 let (data, rest) = cut(data, CHUNK_BYTES);
@@ -456,7 +356,7 @@ impl Lane {
         };
         self.credits -= credits;
         let signal = self.signals(bytes > self.queue_pair.inline_bytes());
-        self.queue_pair.push(work, NOBODY, signal)
+        self.queue_pair.push(work, signal)
     }
 
     /// Whether the next send reports its completion: now and then, and the last of a batch when one of them `holds` memory.
@@ -472,15 +372,15 @@ impl Lane {
         signal
     }
 
-    fn hand_back(&mut self, load: Load) -> u32 {
+    fn hand_back(&mut self, frame: bool) -> u32 {
         let count = std::mem::take(&mut self.owed);
-        Credits { count, load }.to_word()
+        Credits { count, frame }.to_word()
     }
 
-    /// Sends have ended, up to the one that says so; what matters to somebody comes to `done`.
-    pub(super) fn retire(&mut self, through: Through, done: &mut Vec<Done>) {
+    /// Sends have ended, up to the one that says so.
+    pub(super) fn retire(&mut self, through: Through) {
         self.probing = false;
-        self.queue_pair.retire(through, done);
+        self.queue_pair.retire(through, &mut Vec::new()); // nothing is read
     }
 
     /// Something came from the peer.
@@ -501,42 +401,6 @@ impl Lane {
         self.heard_at = now;
         self.probing = true;
         self.mark()
-    }
-
-    /// Begins to make a window useless, whose write has come; false when the device has no room for that now.
-    ///
-    /// # Errors
-    /// When the device refuses it.
-    pub(super) fn close_window(&mut self, key: u32, index: u32) -> Result<bool> {
-        if self.queue_pair.room() == 0 {
-            return Ok(false);
-        }
-        (self.unsignalled, self.holds) = (0, false);
-        self.queue_pair.push(Work::Invalidate { key }, index, true)?;
-        self.ring()?;
-        Ok(true)
-    }
-
-    /// Keeps an event back while a window is being closed; hands it back when none is.
-    pub(super) fn hold(&mut self, event: Event) -> Option<Event> {
-        if self.held.is_empty() {
-            return Some(event);
-        }
-        self.held.push_back(Held::Event(event));
-        None
-    }
-
-    /// Everything from now on waits for the window of offer `index` to be closed.
-    pub(super) fn hold_for_window(&mut self, index: u32, at: usize, len: usize) {
-        self.held.push_back(Held::Closing { index, at, len });
-    }
-
-    /// The next that was held back, if `closed` is the window that it waits for, or it waits for none.
-    pub(super) fn release(&mut self, closed: Option<u32>) -> Option<Held> {
-        match self.held.front()? {
-            Held::Closing { index, .. } if closed != Some(*index) => None,
-            _ => self.held.pop_front(),
-        }
     }
 
     /// Opens a window; see [`QueuePair::bind`].
@@ -588,35 +452,9 @@ mod tests {
             assert_eq!(Notice::from_word(notice.to_word()), notice);
         }
         assert_eq!(Notice { index: 0, at: 0, chunks: 3 }.len(5), (3 << 30) + 5);
-        for (count, load) in [(0, Load::Frame), (64, Load::Nothing), (127, Load::Frames)] {
-            let credits = Credits { count, load };
+        for (count, frame) in [(0, true), (64, false), (127, true)] {
+            let credits = Credits { count, frame };
             assert_eq!(Credits::from_word(credits.to_word()), credits);
-        }
-    }
-
-    #[test]
-    fn a_message_of_frames_is_taken_apart_and_a_wrong_one_refused() {
-        let pool = Pool::new(1 << 20);
-        let message = |bytes: &[u8]| {
-            let mut message = pool.allocate(bytes.len()).unwrap();
-            message.copy_from_slice(bytes);
-            message
-        };
-        let mut bytes = vec![0; 16 + 8 + 16 + 16];
-        bytes[0] = 5;
-        bytes[16..21].fill(7);
-        bytes[24] = 16;
-        bytes[40..].fill(9);
-        let mut both = message(&bytes);
-        assert_eq!(unpack(&mut both).unwrap()[..], [7; 5]);
-        assert_eq!(unpack(&mut both).unwrap()[..], [9; 16]);
-        assert!(both.is_empty());
-        assert!(unpack(&mut both).is_err(), "there is no third");
-        for (at, byte) in [(0, 41), (3, 255), (5, 1), (15, 1)] {
-            let mut wrong = bytes.clone();
-            wrong[at] = byte;
-            let error = unpack(&mut message(&wrong)).unwrap_err();
-            assert!(error.contains("40 bytes are left"), "{error}");
         }
     }
 

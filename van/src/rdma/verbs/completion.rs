@@ -394,6 +394,8 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
+    const TAKEN: u32 = ffi::ibv_wc_flags::IBV_WC_WITH_INV.0;
+
     fn entry(wr_id: u64, status: u32, opcode: u32, wc_flags: u32) -> ffi::ibv_wc {
         ffi::ibv_wc {
             wr_id,
@@ -417,7 +419,7 @@ mod tests {
     #[test]
     fn completions_say_what_ended() {
         let sent = WorkId::sent(3, (9 << 32) | 0xffff_fff0);
-        let done = completion(&entry(sent.0, 0, opcode::IBV_WC_SEND, 0)).unwrap();
+        let done = completion(&entry(sent.0, 0, opcode::IBV_WC_SEND, 0), TAKEN).unwrap();
         assert!(matches!(
             done,
             Completion {
@@ -432,28 +434,48 @@ mod tests {
         ));
         let with_imm = ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0;
         let received = WorkId::received(SERIAL_MAX, 12);
-        let done = completion(&entry(received.0, 0, 129, with_imm)).unwrap();
+        let done = completion(&entry(received.0, 0, 129, with_imm), TAKEN).unwrap();
         assert!(matches!(
             done.outcome,
             Outcome::Received {
                 slot: Slot { queue: SERIAL_MAX, index: 12 },
                 bytes: 77,
                 imm: Some(5),
-                written: true
+                written: true,
+                taken_back: None,
             }
         ));
+    }
+
+    /// Soft-RoCE says it by another flag, which says nothing elsewhere.
+    #[test]
+    fn a_key_is_taken_back_where_the_device_says_so() {
+        let soft = ffi::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0;
+        for (flags, flag, is_taken) in
+            [(TAKEN, TAKEN, true), (soft, soft, true), (soft, TAKEN, false), (0, TAKEN, false)]
+        {
+            let mut entry = entry(WorkId::received(1, 2).0, 0, 128, flags);
+            entry.imm_data_invalidated_rkey_union.invalidated_rkey = 0x70b;
+            let Outcome::Received { imm: None, written: false, taken_back, .. } =
+                completion(&entry, flag).unwrap().outcome
+            else {
+                panic!("{flags} {flag}")
+            };
+            let taken = taken_back.map(|taken| (taken.key, taken.queue));
+            assert_eq!(taken, is_taken.then_some((0x70b, 17)));
+        }
     }
 
     #[test]
     fn what_failed_is_told_by_its_number_alone() {
         let received = WorkId::received(1, 2);
-        let done = completion(&entry(received.0, 5, 0, u32::MAX)).unwrap();
+        let done = completion(&entry(received.0, 5, 0, u32::MAX), TAKEN).unwrap();
         assert!(done.status.is_flushed() && !done.status.is_ok());
         assert!(matches!(
             done.outcome,
-            Outcome::Received { bytes: 0, imm: None, written: false, .. }
+            Outcome::Received { bytes: 0, imm: None, written: false, taken_back: None, .. }
         ));
-        let done = completion(&entry(WorkId::sent(1, 2).0, 10, 128, 0)).unwrap();
+        let done = completion(&entry(WorkId::sent(1, 2).0, 10, 128, 0), TAKEN).unwrap();
         assert!(matches!(done.outcome, Outcome::Sent(Through { is_ok: false, .. })));
         assert_eq!(done.status.to_string(), "the peer does not allow access to that memory");
         assert_eq!(Status(99).to_string(), "failed with status 99");
@@ -461,7 +483,7 @@ mod tests {
 
     #[test]
     fn a_device_that_mixes_up_work_is_an_error() {
-        assert!(completion(&entry(WorkId::sent(1, 1).0, 0, 128, 0)).is_err());
-        assert!(completion(&entry(WorkId::received(1, 1).0, 0, 0, 0)).is_err());
+        assert!(completion(&entry(WorkId::sent(1, 1).0, 0, 128, 0), TAKEN).is_err());
+        assert!(completion(&entry(WorkId::received(1, 1).0, 0, 0, 0), TAKEN).is_err());
     }
 }

@@ -33,5 +33,5 @@ pub use connection::{Channel, CmEvent, CmKind, Connection, ConnectionKey, interf
 pub use device::{AsyncEvent, AsyncKind, Capabilities, Device, PortState};
 pub use domain::{Domain, Exposed, Invalidated, OpenWindow, Window};
 pub use library::{available, sleep};
-pub use queue_pair::{Done, QueuePair, Work};
+pub use queue_pair::{QueuePair, Work};
 pub use receive::ReceiveQueue;
