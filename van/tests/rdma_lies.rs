@@ -166,10 +166,12 @@ fn lies() -> Vec<(&'static str, Lie)> {
         ("a window that is not the one of offer", |liar, own, _, _| {
             close(liar, key(own), &last(u32::MAX, 8))
         }),
-        ("of 4096 bytes", |liar, own, _, _| {
+        ("outside the 4096 bytes", |liar, own, _, _| {
             close(liar, key(own), &last(notice(own), OFFERED as u64 + 8))
         }),
-        ("of 4096 bytes", |liar, own, _, _| close(liar, key(own), &last(notice(own), u64::MAX))),
+        ("a write of 18446744073709551615 bytes", |liar, own, _, _| {
+            close(liar, key(own), &last(notice(own), u64::MAX))
+        }),
         ("ended a write of 2 bytes by 3 more", |liar, own, _, _| {
             close(liar, key(own), &[last(notice(own), 2), vec![7; 3]].concat())
         }),
