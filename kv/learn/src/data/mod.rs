@@ -269,6 +269,36 @@ impl Columns {
         self.rows.len()
     }
 
+    /// Drops the columns for which `keep`, called with each number in order, is false, and their memory.
+    pub fn retain(&mut self, mut keep: impl FnMut(usize) -> bool) {
+        let (mut kept, mut entries) = (0, 0);
+        for column in 0..self.columns() {
+            let range = self.starts[column]..self.starts[column + 1];
+            if !keep(column) {
+                continue;
+            }
+            let len = range.len();
+            self.rows.copy_within(range.clone(), entries);
+            if let Some(values) = &mut self.values {
+                values.copy_within(range, entries);
+            }
+            // Not read again: `column + 1` is beyond `kept`.
+            (self.keys[kept], self.starts[kept]) = (self.keys[column], entries);
+            (kept, entries) = (kept + 1, entries + len);
+        }
+        self.starts[kept] = entries;
+        self.keys.truncate(kept);
+        self.starts.truncate(kept + 1);
+        self.rows.truncate(entries);
+        self.keys.shrink_to_fit();
+        self.starts.shrink_to_fit();
+        self.rows.shrink_to_fit();
+        if let Some(values) = &mut self.values {
+            values.truncate(entries);
+            values.shrink_to_fit();
+        }
+    }
+
     /// The rows and values of column `column`, from 0.
     ///
     /// # Panics
@@ -375,6 +405,12 @@ mod tests {
         assert_eq!(columns.rows, [2, 0, 2, 0]);
         assert_eq!(columns.values.as_deref(), Some(&[3.0, 1.0, 4.0, 2.0][..]));
         assert_eq!(columns.column(1), (&[0, 2][..], Some(&[1.0, 4.0][..])));
+        let (_, mut some) = build(&rows).into_columns().unwrap();
+        some.retain(|column| column != 1);
+        assert_eq!((&some.keys[..], &some.starts[..]), (&[0, u64::MAX][..], &[0, 1, 2][..]));
+        assert_eq!((&some.rows[..], some.values.as_deref()), (&[2, 0][..], Some(&[3.0, 2.0][..])));
+        some.retain(|_| false);
+        assert_eq!((some.columns(), some.nonzeros(), &some.starts[..]), (0, 0, &[0][..]));
         let (_, none) = Examples::default().into_columns().unwrap();
         assert_eq!((none.columns(), none.nonzeros(), none.starts), (0, 0, vec![0]));
     }

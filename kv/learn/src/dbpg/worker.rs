@@ -17,6 +17,7 @@ use super::blocks::KeyBlock;
 use super::gradient::{Columns, Curvature, TrustRegion, Worker};
 use super::newton::Support;
 use super::polish;
+use super::screen;
 use super::shard::Options;
 use crate::data::{self, libsvm};
 
@@ -28,6 +29,10 @@ pub const APP: &str = "dbpg";
 pub(crate) enum Order {
     /// Read your share of these files. Answered with [`Loaded`].
     Load { files: Vec<PathBuf>, threads: usize },
+    /// Say how far each column's gradient can reach.
+    Bounds { table: TableSpec },
+    /// Drop the columns that can't leave 0 at this λ. Answered with [`Loaded`].
+    Screen { lambda: f64 },
     /// Create the tables and name your keys.
     Begin { table: TableSpec, polish: Option<TableSpec>, curvature: Curvature },
     /// Run the tasks numbered from `first`, in the order of `blocks`. Answered with [`Passed`].
@@ -65,6 +70,7 @@ pub(crate) struct Passed {
 #[derive(Default)]
 pub struct Dbpg {
     data: Option<Data>,
+    screen: Option<Table>,
     training: Option<Training>,
 }
 
@@ -77,6 +83,15 @@ impl Data {
     fn columns(&self) -> Columns<'_> {
         let data::Columns { keys, starts, rows, values } = &self.columns;
         Columns { keys, starts, rows, values: values.as_deref() }
+    }
+
+    fn loaded(&self) -> Loaded {
+        let data::Columns { keys, rows, .. } = &self.columns;
+        Loaded {
+            rows: self.labels.len() as u64,
+            nonzeros: rows.len() as u64,
+            keys: keys.first().copied().zip(keys.last().copied()),
+        }
     }
 }
 
@@ -97,26 +112,36 @@ struct Training {
     // Reused from task to task.
     gradient: Vec<f64>,
     curvatures: Vec<f64>,
+    keys: Vec<u64>,
     lengths: Vec<u32>,
     values: Vec<f64>,
 }
 
 impl Training {
-    /// Leaves what to push for the columns `own` in `lengths` and `values`.
-    fn gradient(&mut self, columns: &Columns<'_>, own: Range<usize>) {
-        let Training { state, gradient, curvatures, lengths, values, .. } = self;
+    /// Leaves what to push for the columns `own` in `keys`, `lengths` and `values`, and returns the columns: those that the
+    /// filter leaves in, or `all`, with nothing for the others.
+    fn gradient(&mut self, columns: &Columns<'_>, own: Range<usize>, all: bool) -> Vec<u32> {
+        let Training { state, gradient, curvatures, keys, lengths, values, .. } = self;
         gradient.resize(own.len(), 0.0);
         curvatures.resize(own.len(), 0.0);
         self.columns_computed +=
             state.gradient(columns, own.clone(), self.curvature, gradient, curvatures);
+        keys.clear();
         lengths.clear();
         values.clear();
-        for ((&g, &u), &active) in gradient.iter().zip(&*curvatures).zip(&state.active()[own]) {
-            lengths.push(if active { 2 } else { 0 });
+        let mut asked = Vec::new();
+        for ((j, &g), &u) in own.zip(&*gradient).zip(&*curvatures) {
+            let active = state.active()[j];
+            if active || all {
+                asked.push(j as u32);
+                keys.push(columns.keys[j]);
+                lengths.push(if active { 2 } else { 0 });
+            }
             if active {
                 values.extend([g, u]);
             }
         }
+        asked
     }
 }
 
@@ -128,7 +153,8 @@ impl Training {
             return Err(format!("{} pulls are not applied yet", self.pending.len()));
         }
         self.support = Support::new(&data.columns(), data.labels.len(), keys);
-        let packed = self.support.gram(&data.labels, self.state.wrong());
+        let pulls: Vec<f64> = self.state.pulls().collect();
+        let packed = self.support.gram(&data.columns(), &pulls);
         polish::send(&mut node.worker, table, (node.rank, node.workers), &packed)
             .map_err(|error| error.to_string())
     }
@@ -144,7 +170,7 @@ impl Training {
     fn set(&mut self, data: &Data, weights: &[f64]) -> Result<(), String> {
         self.check(weights)?;
         let held = self.support.columns().iter().zip(weights);
-        let to = held.filter_map(|(&j, &weight)| j.zip(Some(weight)));
+        let to = held.filter_map(|(&j, &weight)| j.zip(Some((weight, true))));
         self.state.set(&data.columns(), to);
         Ok(())
     }
@@ -160,15 +186,20 @@ impl Training {
 
 struct Pending {
     task: u64,
-    block: usize,
+    /// Columns.
+    asked: Vec<u32>,
     push: Timestamp,
     pull: Timestamp,
-    answer: Option<Answer>,
+    /// Weight and filter bit of each.
+    answer: Option<Vec<(f64, bool)>>,
 }
 
-struct Answer {
-    weights: Vec<f64>,
-    active: Vec<bool>,
+impl Pending {
+    /// What has come: columns, each with its weight and filter bit.
+    fn updates(&self) -> impl Iterator<Item = (usize, (f64, bool))> {
+        let answer = self.answer.iter().flatten().copied();
+        self.asked.iter().map(|&j| j as usize).zip(answer)
+    }
 }
 
 impl App for Dbpg {
@@ -182,6 +213,8 @@ impl App for Dbpg {
             Order::Load { files, threads } => {
                 serde_json::to_value(self.load(node, &files, threads)?)
             }
+            Order::Bounds { table } => serde_json::to_value(self.bounds(node, &table)?),
+            Order::Screen { lambda } => serde_json::to_value(self.screen(node, lambda)?),
             Order::Begin { table, polish, curvature } => {
                 serde_json::to_value(self.begin(node, &table, polish.as_ref(), curvature)?)
             }
@@ -232,12 +265,36 @@ impl Dbpg {
         let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
         let examples = libsvm::read(files, shard, threads).map_err(text)?;
         let (labels, columns) = examples.into_columns().map_err(text)?;
-        let keys = columns.keys.first().copied().zip(columns.keys.last().copied());
-        let loaded =
-            Loaded { rows: labels.len() as u64, nonzeros: columns.rows.len() as u64, keys };
-        self.data = Some(Data { labels: labels.into_iter().map(f64::from).collect(), columns });
+        let data = Data { labels: labels.into_iter().map(f64::from).collect(), columns };
         self.training = None;
-        Ok(loaded)
+        Ok(self.data.insert(data).loaded())
+    }
+
+    fn bounds(&mut self, node: &mut WorkerNode, spec: &TableSpec) -> Result<(), String> {
+        let Data { labels, columns } =
+            self.data.as_ref().ok_or("there is nothing to screen: load first")?;
+        let bounds = screen::bounds(columns, labels);
+        let send = |node: &mut WorkerNode| -> caravan_kv::Result<Table> {
+            let table = node.worker.create_table(spec)?;
+            let pushed = node.worker.push(table, &columns.keys, &bounds)?;
+            node.worker.wait(pushed)?;
+            Ok(table)
+        };
+        self.screen = Some(send(node).map_err(|error| error.to_string())?);
+        Ok(())
+    }
+
+    fn screen(&mut self, node: &mut WorkerNode, lambda: f64) -> Result<Loaded, String> {
+        let data = self.data.as_mut().ok_or("there is nothing to screen: load first")?;
+        let table = self.screen.ok_or("the columns have no bounds yet")?;
+        let receive = |node: &mut WorkerNode| {
+            let pulled = node.worker.pull(table, &data.columns.keys)?;
+            node.worker.wait(pulled)
+        };
+        let answer = receive(node).map_err(|error| error.to_string())?;
+        let bounds = answer.values::<f32>();
+        data.columns.retain(|c| screen::keeps([bounds[2 * c], bounds[2 * c + 1]], lambda));
+        Ok(data.loaded())
     }
 
     fn begin(
@@ -275,6 +332,7 @@ impl Dbpg {
             columns_computed: 0,
             gradient: Vec::new(),
             curvatures: Vec::new(),
+            keys: Vec::new(),
             lengths: Vec::new(),
             values: Vec::new(),
         });
@@ -322,7 +380,7 @@ impl Pass<'_> {
         self.training.state.reset_filter();
         for answer in self.training.pending.iter_mut().filter_map(|pending| pending.answer.as_mut())
         {
-            answer.active.fill(true);
+            answer.iter_mut().for_each(|(_, active)| *active = true);
         }
         if self.training.pending.is_empty() {
             self.training.state.rederive_margins(&self.data.columns());
@@ -336,14 +394,17 @@ impl Pass<'_> {
             return Ok(());
         }
         let began = Instant::now();
-        self.training.gradient(&self.data.columns(), own.clone());
+        let asked = self.training.gradient(&self.data.columns(), own, self.exact);
         self.training.busy += began.elapsed();
-        let Training { table, lengths, values, pending, .. } = &mut *self.training;
-        let (worker, keys) = (&mut self.node.worker, &self.data.columns.keys[own]);
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let Training { table, keys, lengths, values, pending, .. } = &mut *self.training;
+        let worker = &mut self.node.worker;
         worker.set_clock(task);
         let push = worker.push_varying(*table, keys, lengths, values)?;
         let pull = worker.pull(*table, keys)?;
-        pending.push_back(Pending { task, block, push, pull, answer: None });
+        pending.push_back(Pending { task, asked, push, pull, answer: None });
         Ok(())
     }
 
@@ -379,18 +440,17 @@ impl Pass<'_> {
         self.node.worker.wait(pending.push)?;
         let answer = self.node.worker.wait(pending.pull)?;
         let mut pulled = answer.values::<f64>().iter().copied();
-        let active: Vec<bool> = answer.lengths.iter().map(|&length| length > 0).collect();
-        let mut weight = |&active: &bool| if active { pulled.next().unwrap_or(0.0) } else { 0.0 };
-        let weights = active.iter().map(&mut weight).collect();
-        pending.answer = Some(Answer { weights, active });
+        let of = |&length: &u32| match length {
+            0 => (0.0, false),
+            _ => (pulled.next().unwrap_or(0.0), true),
+        };
+        pending.answer = Some(answer.lengths.iter().map(of).collect());
         Ok(())
     }
 
     fn apply(&mut self, pending: &Pending) {
-        let Some(Answer { weights, active }) = &pending.answer else { return };
         let began = Instant::now();
-        let own = self.training.blocks[pending.block].clone();
-        self.training.state.apply(&self.data.columns(), own, weights, active);
+        self.training.state.set(&self.data.columns(), pending.updates());
         self.training.busy += began.elapsed();
     }
 
@@ -409,15 +469,8 @@ impl Pass<'_> {
         let mut loss = self.training.state.loss();
         if !self.training.pending.is_empty() {
             let mut ahead = self.training.state.clone();
-            for Pending { block, answer, .. } in &self.training.pending {
-                if let Some(Answer { weights, active }) = answer {
-                    ahead.apply(
-                        &self.data.columns(),
-                        self.training.blocks[*block].clone(),
-                        weights,
-                        active,
-                    );
-                }
+            for pending in &self.training.pending {
+                ahead.set(&self.data.columns(), pending.updates());
             }
             loss = ahead.loss();
         }
