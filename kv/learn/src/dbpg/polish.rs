@@ -1,6 +1,6 @@
-//! The polish between passes as messages: Newton steps on the support, while they help.
+//! The polish between passes as messages: a Newton step on the support.
 //!
-//! A step takes two questions to the workers: their parts of the Hessian come through a table, since they are large, and are
+//! One step at a time: a pass costs less than another step, and may find more to step on. It takes two questions to the workers: their parts of the Hessian come through a table, since they are large, and are
 //! added up here in the order of ranks, so that a run repeats itself; their losses on the way to the new weights come with
 //! the answer. Workers and servers then set the weights, as if by a pass. The numbers are [`super::newton`]'s.
 
@@ -12,8 +12,8 @@ use super::shard::Command;
 use super::train::{ask_workers, tell_servers};
 use super::worker::Order;
 
-/// The largest support that is polished unless told otherwise: 16 MiB of Hessian a worker, 3 GFlop a step.
-pub const SUPPORT_MAX: usize = 2048;
+/// The largest support that is polished unless told otherwise: 64 MiB of Hessian a worker, 23 GFlop a step.
+pub const SUPPORT_MAX: usize = 4096;
 
 /// The largest that may be asked for: 1 GiB of Hessian a worker.
 pub(super) const SUPPORT_LIMIT: usize = 16384;
@@ -25,13 +25,7 @@ const TABLE: u32 = 2;
 const PIECE: usize = 32 << 10;
 
 /// A pass that lowered the objective by more than this still finds its support.
-const RELATIVE_MAX: f64 = 1e-2;
-
-/// Steps of one polish, at most.
-const STEPS_MAX: usize = 3;
-
-/// A polish ends with a step that lowered the objective by less.
-const HELPS: f64 = 1e-9;
+const RELATIVE_MAX: f64 = 0.1;
 
 /// What a step or a pass can gain at most, when it is taken for rounding.
 const SETTLED: f64 = 1e-13;
@@ -75,13 +69,7 @@ impl Polish {
             tell_servers(servers, weights_table, &Command::Weights)?;
         let mut weights: Vec<(u64, f64)> = weights.into_iter().flatten().collect();
         let mut at = from;
-        for _ in 0..STEPS_MAX {
-            let before = at.objective;
-            self.settled = !self.step(cluster, servers, weights_table, &mut weights, &mut at)?;
-            if self.settled || before - at.objective <= HELPS * before {
-                break;
-            }
-        }
+        self.settled = !self.step(cluster, servers, weights_table, &mut weights, &mut at)?;
         Ok(at)
     }
 

@@ -8,14 +8,21 @@
 //! ```
 //!
 //! and a column with max(P_j, N_j) ≤ λ has |g_j| < λ everywhere: no step ever takes it from 0, and F has no minimum off it.
-//! In sets with many rare features that is most of them. Both sums run over rows, so workers' parts add up: each pushes its
-//! own once, and after all have, pulls the sums and drops the columns. Servers round up, so that no rounding ever drops one.
+//! In sets with many rare features that is most of them. Both sums run over rows, so workers' parts add up. Where no worker's
+//! part is above λ over the number of workers, the sum is not above λ: such columns need not even be named. So
 //!
-//! Place: load > worker: **bounds** > server: **sum** > worker: **keeps** > blocks.
+//! 1. each worker names the columns that are *loud*, above that share, with their bounds;
+//! 2. it asks for all that were named, adds its bounds of those that it holds and had not named, and drops all others;
+//! 3. it pulls the sums of what is left, and drops what is not above λ.
+//!
+//! All workers have done a step before any does the next. Servers round up, so that no rounding ever drops a column.
+//!
+//! Place: load > **screening** > blocks.
 
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{TableSpec, ValueType};
 use caravan_van::{KeyRange, Pool, Value};
+use serde::{Deserialize, Serialize};
 
 use crate::data::Columns;
 
@@ -30,8 +37,8 @@ pub(super) fn table(keys: KeyRange) -> TableSpec {
     TableSpec::new(TABLE, "bounds", ValueType::F32, 2).keys(keys).handle(HANDLE)
 }
 
-/// This worker's P and N of each column: `[columns * 2]`. `labels: [rows]`.
-pub(super) fn bounds(columns: &Columns, labels: &[f64]) -> Vec<f32> {
+/// This worker's P and N of each column: `[columns]`. `labels: [rows]`.
+pub(super) fn bounds(columns: &Columns, labels: &[f64]) -> Vec<[f32; 2]> {
     let of = |column: usize| {
         let mut sums = [0.0, 0.0];
         let (rows, values) = columns.column(column);
@@ -47,12 +54,27 @@ pub(super) fn bounds(columns: &Columns, labels: &[f64]) -> Vec<f32> {
         }
         sums.map(round_up)
     };
-    (0..columns.columns()).flat_map(of).collect()
+    (0..columns.columns()).map(of).collect()
 }
 
-/// Whether a column with these sums over all workers can ever leave 0.
-pub(super) fn keeps(bounds: [f32; 2], lambda: f64) -> bool {
-    f64::from(bounds[0].max(bounds[1])) > lambda
+/// Whether a bound is above a limit: λ for the sums, or a worker's share of it for its part.
+pub(super) fn exceeds(bounds: [f32; 2], limit: f64) -> bool {
+    f64::from(bounds[0].max(bounds[1])) > limit
+}
+
+/// What the driver and the workers ask of servers beside pushes and pulls.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Command {
+    /// The keys that were named, as numbers of 8 bytes, lowest first.
+    Named,
+    /// Screening is over: let go of the sums.
+    End,
+}
+
+/// The keys that all servers answered to [`Command::Named`] with.
+pub(super) fn named(replies: &[impl AsRef<[u8]>]) -> Vec<u64> {
+    let bytes = replies.iter().flat_map(|reply| reply.as_ref().as_chunks::<8>().0);
+    bytes.map(|bytes| u64::from_le_bytes(*bytes)).collect()
 }
 
 /// An f32 that is not below the sum that `x`, with the rounding errors of its terms, stands for.
@@ -127,10 +149,14 @@ impl caravan_kv::Shard for Sums {
         self.answer = Vec::new();
     }
 
-    /// Any command ends the screening: what it has summed is let go.
-    fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, String> {
-        *self = Self::default();
-        Ok(Vec::new())
+    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
+        match serde_json::from_slice(body).map_err(|error| error.to_string())? {
+            Command::Named => Ok(self.keys.iter().flat_map(|key| key.to_le_bytes()).collect()),
+            Command::End => {
+                *self = Self::default();
+                Ok(Vec::new())
+            }
+        }
     }
 }
 
@@ -161,14 +187,16 @@ mod tests {
             values: None,
         };
         let labels = [1.0, -1.0, 1.0];
-        assert_eq!(bounds(&columns, &labels), [1.0, 1.0, 1.0, 0.0, 2.0, 0.0]);
+        assert_eq!(bounds(&columns, &labels), [[1.0, 1.0], [1.0, 0.0], [2.0, 0.0]]);
         columns.values = Some(vec![0.5, -0.25, -2.0, 0.1, 0.2]);
         let with_values = bounds(&columns, &labels);
-        for (bound, exact) in with_values.into_iter().zip([0.75, 0.0, 0.0, 2.0, 0.1 + 0.2, 0.0]) {
+        for (bound, exact) in
+            with_values.into_flattened().into_iter().zip([0.75, 0.0, 0.0, 2.0, 0.1 + 0.2, 0.0])
+        {
             let above = f64::from(bound) - exact;
             assert!((0.0..1e-6).contains(&above), "{bound} for {exact}");
         }
-        assert!(keeps([2.0, 0.0], 1.9) && keeps([0.0, 2.0], 1.9) && !keeps([2.0, 2.0], 2.0));
+        assert!(exceeds([2.0, 0.0], 1.9) && exceeds([0.0, 2.0], 1.9) && !exceeds([2.0, 2.0], 2.0));
     }
 
     #[test]

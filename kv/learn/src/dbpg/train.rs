@@ -360,10 +360,12 @@ fn screen(
     let keys = KeyRange::new(first, last.wrapping_add(1)).unwrap_or(KeyRange::ALL);
     let spec = screen::table(keys);
     let table = servers.create_table(&spec)?;
-    let _pushed: Vec<()> = ask_workers(cluster, &worker::Order::Bounds { table: spec })?;
-    let order = worker::Order::Screen { lambda: job.proximal.lambda };
-    let left = ask_workers(cluster, &order)?;
-    let ended = servers.command(table, &[])?;
+    let lambda = job.proximal.lambda;
+    let share = lambda / cluster.config().workers as f64;
+    let _named: Vec<()> = ask_workers(cluster, &worker::Order::Name { table: spec, share })?;
+    let _added: Vec<()> = ask_workers(cluster, &worker::Order::Add)?;
+    let left = ask_workers(cluster, &worker::Order::Screen { lambda })?;
+    let ended = servers.command(table, &serde_json::to_vec(&screen::Command::End)?)?;
     servers.wait(ended)?;
     Ok(left)
 }

@@ -29,9 +29,11 @@ pub const APP: &str = "dbpg";
 pub(crate) enum Order {
     /// Read your share of these files. Answered with [`Loaded`].
     Load { files: Vec<PathBuf>, threads: usize },
-    /// Say how far each column's gradient can reach.
-    Bounds { table: TableSpec },
-    /// Drop the columns that can't leave 0 at this λ. Answered with [`Loaded`].
+    /// Name the columns whose bounds are above `share`: step 1 of [`screen`].
+    Name { table: TableSpec, share: f64 },
+    /// Drop the columns that nobody has named, and add your bounds to the others: step 2.
+    Add,
+    /// Drop the columns that can't leave 0 at this λ: step 3. Answered with [`Loaded`].
     Screen { lambda: f64 },
     /// Create the tables and name your keys.
     Begin { table: TableSpec, polish: Option<TableSpec>, curvature: Curvature },
@@ -70,8 +72,34 @@ pub(crate) struct Passed {
 #[derive(Default)]
 pub struct Dbpg {
     data: Option<Data>,
-    screen: Option<Table>,
+    screening: Option<Screening>,
     training: Option<Training>,
+}
+
+/// Between the steps of [`screen`].
+struct Screening {
+    table: Table,
+    /// Of this worker's columns.
+    bounds: Vec<[f32; 2]>,
+    /// Above it they have been pushed.
+    share: f64,
+}
+
+const NOT_LOADED: &str = "there is nothing to screen: load first";
+const NOT_NAMED: &str = "columns are screened after they have been named";
+
+/// Pushes the bounds of those columns for which `wanted` holds.
+fn push_bounds(
+    node: &mut WorkerNode,
+    table: Table,
+    columns: &data::Columns,
+    bounds: &[[f32; 2]],
+    wanted: impl Fn([f32; 2]) -> bool,
+) -> caravan_kv::Result<()> {
+    let pairs = columns.keys.iter().zip(bounds).filter(|(_, bounds)| wanted(**bounds));
+    let (keys, bounds): (Vec<u64>, Vec<[f32; 2]>) = pairs.unzip();
+    let pushed = node.worker.push(table, &keys, bounds.as_flattened())?;
+    node.worker.wait(pushed).map(drop)
 }
 
 struct Data {
@@ -213,7 +241,8 @@ impl App for Dbpg {
             Order::Load { files, threads } => {
                 serde_json::to_value(self.load(node, &files, threads)?)
             }
-            Order::Bounds { table } => serde_json::to_value(self.bounds(node, &table)?),
+            Order::Name { table, share } => serde_json::to_value(self.name(node, &table, share)?),
+            Order::Add => serde_json::to_value(self.add(node)?),
             Order::Screen { lambda } => serde_json::to_value(self.screen(node, lambda)?),
             Order::Begin { table, polish, curvature } => {
                 serde_json::to_value(self.begin(node, &table, polish.as_ref(), curvature)?)
@@ -270,30 +299,53 @@ impl Dbpg {
         Ok(self.data.insert(data).loaded())
     }
 
-    fn bounds(&mut self, node: &mut WorkerNode, spec: &TableSpec) -> Result<(), String> {
-        let Data { labels, columns } =
-            self.data.as_ref().ok_or("there is nothing to screen: load first")?;
+    fn name(&mut self, node: &mut WorkerNode, spec: &TableSpec, share: f64) -> Result<(), String> {
+        let Data { labels, columns } = self.data.as_ref().ok_or(NOT_LOADED)?;
         let bounds = screen::bounds(columns, labels);
-        let send = |node: &mut WorkerNode| -> caravan_kv::Result<Table> {
+        let create = |node: &mut WorkerNode| {
             let table = node.worker.create_table(spec)?;
-            let pushed = node.worker.push(table, &columns.keys, &bounds)?;
-            node.worker.wait(pushed)?;
+            push_bounds(node, table, columns, &bounds, |bounds| screen::exceeds(bounds, share))?;
             Ok(table)
         };
-        self.screen = Some(send(node).map_err(|error| error.to_string())?);
+        let table = create(node).map_err(|error: caravan_kv::Error| error.to_string())?;
+        self.screening = Some(Screening { table, bounds, share });
         Ok(())
     }
 
+    fn add(&mut self, node: &mut WorkerNode) -> Result<(), String> {
+        let Data { columns, .. } = self.data.as_mut().ok_or(NOT_LOADED)?;
+        let Screening { table, bounds, share } = self.screening.as_mut().ok_or(NOT_NAMED)?;
+        let mut exchange = || {
+            let body = serde_json::to_vec(&screen::Command::Named)?;
+            let asked = node.worker.command(*table, &body)?;
+            let named = screen::named(&node.worker.wait(asked)?.replies);
+            let mut named = named.into_iter().peekable();
+            let kept: Vec<bool> = columns
+                .keys
+                .iter()
+                .map(|key| {
+                    while named.next_if(|next| next < key).is_some() {}
+                    named.next_if_eq(key).is_some()
+                })
+                .collect();
+            columns.retain(|column| kept[column]);
+            let mut kept = kept.into_iter();
+            bounds.retain(|_| kept.next().unwrap_or_default());
+            push_bounds(node, *table, columns, bounds, |bounds| !screen::exceeds(bounds, *share))
+        };
+        exchange().map_err(|error: caravan_kv::Error| error.to_string())
+    }
+
     fn screen(&mut self, node: &mut WorkerNode, lambda: f64) -> Result<Loaded, String> {
-        let data = self.data.as_mut().ok_or("there is nothing to screen: load first")?;
-        let table = self.screen.ok_or("the columns have no bounds yet")?;
-        let receive = |node: &mut WorkerNode| {
+        let data = self.data.as_mut().ok_or(NOT_LOADED)?;
+        let Screening { table, .. } = self.screening.take().ok_or(NOT_NAMED)?;
+        let mut receive = || {
             let pulled = node.worker.pull(table, &data.columns.keys)?;
             node.worker.wait(pulled)
         };
-        let answer = receive(node).map_err(|error| error.to_string())?;
-        let bounds = answer.values::<f32>();
-        data.columns.retain(|c| screen::keeps([bounds[2 * c], bounds[2 * c + 1]], lambda));
+        let answer = receive().map_err(|error| error.to_string())?;
+        let (sums, _) = answer.values::<f32>().as_chunks::<2>();
+        data.columns.retain(|column| screen::exceeds(sums[column], lambda));
         Ok(data.loaded())
     }
 
