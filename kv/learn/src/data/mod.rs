@@ -4,6 +4,7 @@
 //! have none at all, since values that are all exactly 1 are not stored.
 
 pub mod clicks;
+mod gather;
 pub mod libsvm;
 mod number;
 mod ordered;
@@ -145,40 +146,15 @@ impl Examples {
         self.rows_in_all_shards += other.rows_in_all_shards;
     }
 
-    /// The labels, and the entries column by column. Linear in the entries; the keys' memory is reused.
+    /// The labels, and the entries column by column. Linear in the entries.
     ///
     /// # Errors
     /// [`Error::TooMany`] from 2^32 rows or columns on.
-    pub fn into_columns(mut self) -> Result<(Vec<i8>, Columns)> {
-        check_count("rows", self.rows())?;
-        let (seen, counts) = number_keys(&mut self.keys)?;
-        let ids = self.keys;
-        let mut order: Vec<u32> = (0..seen.len() as u32).collect();
-        order.sort_unstable_by_key(|&id| seen[id as usize]);
-        // Where the next entry of each id goes; columns lie in the order of their keys.
-        let mut next = vec![0; seen.len()];
-        let mut starts = Vec::with_capacity(seen.len() + 1);
-        let mut end = 0;
-        for &id in &order {
-            starts.push(end);
-            next[id as usize] = end;
-            end += counts[id as usize];
-        }
-        starts.push(end);
-        let mut rows = vec![0; ids.len()];
-        let mut values = self.values.as_ref().map(|values| vec![0.0; values.len()]);
-        for (row, range) in self.row_starts.windows(2).enumerate() {
-            for at in range[0]..range[1] {
-                let place = &mut next[ids[at] as usize];
-                rows[*place] = row as u32;
-                if let (Some(to), Some(from)) = (&mut values, &self.values) {
-                    to[*place] = from[at];
-                }
-                *place += 1;
-            }
-        }
-        let keys = order.into_iter().map(|id| seen[id as usize]).collect();
-        Ok((self.labels, Columns { keys, starts, rows, values }))
+    pub fn into_columns(self) -> Result<(Vec<i8>, Columns)> {
+        let mut gather = gather::Gather::default();
+        gather.append(&self);
+        drop(self);
+        gather.into_columns()
     }
 }
 

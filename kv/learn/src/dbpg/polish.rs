@@ -27,6 +27,17 @@ const PIECE: usize = 32 << 10;
 /// A pass that lowered the objective by more than this still finds its support.
 const RELATIVE_MAX: f64 = 0.1;
 
+/// A polish waits while as many passes as cost the same would lower the objective by more than this, each as much as the last.
+const PASSES_GAIN_MAX: f64 = 0.25;
+
+/// Cost of a polish of n weights, in n³: all its factorisations and sweeps, and the Hessian's way. Costs are in seconds of
+/// some machine, but computed, so that runs repeat themselves.
+const CUBE_COST: f64 = 5e-11;
+
+/// Cost of a block's round trip in a pass, and that of one of its non-zeros to the worker with the most.
+const BLOCK_COST: f64 = 25e-6;
+const NONZERO_COST: f64 = 10e-9;
+
 /// What a step or a pass can gain at most, when it is taken for rounding.
 const SETTLED: f64 = 1e-13;
 
@@ -42,13 +53,27 @@ pub(super) struct Polish {
     support_max: usize,
     lambda: f64,
     table: Table,
+    pass_cost: f64,
     /// Whether the last polish left nothing to gain on its support.
     settled: bool,
 }
 
 impl Polish {
-    pub(super) fn new(support_max: usize, lambda: f64, table: Table) -> Self {
-        Polish { support_max, lambda, table, settled: false }
+    /// For passes over so many blocks, and over so many non-zeros of the worker that has most.
+    pub(super) fn new(
+        support_max: usize,
+        lambda: f64,
+        table: Table,
+        (blocks, nonzeros): (usize, u64),
+    ) -> Self {
+        let pass_cost = blocks as f64 * BLOCK_COST + nonzeros as f64 * NONZERO_COST;
+        Polish { support_max, lambda, table, pass_cost, settled: false }
+    }
+
+    /// Whether a step on a support of that size is worth more than the passes it costs, if they went on like the last.
+    fn pays(&self, support: usize, relative: f64) -> bool {
+        let passes = CUBE_COST * (support as f64).powi(3) / self.pass_cost;
+        relative <= RELATIVE_MAX && relative * passes <= PASSES_GAIN_MAX
     }
 
     /// Goes on from where a pass has led, after it and all its pulls; `previous` is the objective before the pass.
@@ -61,7 +86,8 @@ impl Polish {
         previous: f64,
     ) -> caravan_kv::Result<Polished> {
         let relative = previous / from.objective - 1.0;
-        let wanted = relative <= RELATIVE_MAX && !(self.settled && relative.abs() <= SETTLED);
+        let wanted =
+            self.pays(from.nonzeros, relative) && !(self.settled && relative.abs() <= SETTLED);
         if !wanted || !(1..=self.support_max).contains(&from.nonzeros) {
             return Ok(from);
         }

@@ -198,6 +198,7 @@ impl<'a> Driver<'a> {
         let began = Instant::now();
         let loaded = if job.screen { screen(cluster, &mut servers, job, keys)? } else { loaded };
         let nonzeros = loaded.iter().map(|loaded| loaded.nonzeros).sum();
+        let most = loaded.iter().map(|loaded| loaded.nonzeros).max().unwrap_or(0);
         // Where nothing is left all weights are 0, which a pass over nothing finds out as well as any.
         let (first, last) = key_range(&loaded).unwrap_or(keys);
         let count = job
@@ -220,7 +221,8 @@ impl<'a> Driver<'a> {
         let _ready: Vec<()> = ask_workers(cluster, &begin)?;
         let polish = match (job.newton, polish) {
             (Some(support_max), Some(spec)) => {
-                Some(Polish::new(support_max, job.proximal.lambda, servers.create_table(&spec)?))
+                let table = servers.create_table(&spec)?;
+                Some(Polish::new(support_max, job.proximal.lambda, table, (blocks.len(), most)))
             }
             _ => None,
         };

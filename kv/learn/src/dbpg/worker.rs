@@ -292,8 +292,7 @@ impl Dbpg {
         let text = |error: crate::Error| with_sources(&error);
         let shard = data::Shard::new(node.rank as u32, node.workers as u32).map_err(text)?;
         let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
-        let examples = libsvm::read(files, shard, threads).map_err(text)?;
-        let (labels, columns) = examples.into_columns().map_err(text)?;
+        let (labels, columns) = libsvm::read_columns(files, shard, threads).map_err(text)?;
         let data = Data { labels: labels.into_iter().map(f64::from).collect(), columns };
         self.training = None;
         Ok(self.data.insert(data).loaded())
