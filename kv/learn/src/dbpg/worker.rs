@@ -183,7 +183,7 @@ impl Training {
         self.support = Support::new(&data.columns(), data.labels.len(), keys);
         let pulls: Vec<f64> = self.state.pulls().collect();
         let packed = self.support.gram(&data.columns(), &pulls);
-        polish::send(&mut node.worker, table, (node.rank, node.workers), &packed)
+        polish::send(&mut node.worker, table, (node.rank, node.workers), (keys.len(), &packed))
             .map_err(|error| error.to_string())
     }
 
