@@ -160,8 +160,7 @@ fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
     let (mut ascending, mut zeros) = (true, false);
     let mut last = None;
     let mut at = column + word.len();
-    loop {
-        let Some(blanks) = text[at..].iter().position(|&byte| !is_blank(byte)) else { break };
+    while let Some(blanks) = text[at..].iter().position(|&byte| !is_blank(byte)) {
         at += blanks;
         let (key, value, end) = match short_pair(text, at) {
             Some((key, end)) => (key, 1.0, end),
