@@ -1,6 +1,7 @@
 //! The calls of Linux that pages are made by; the only file of this crate in which `unsafe` may stand.
 //!
-//! A [`Mapping`] is an address range that is this process's own until it is dropped. Nothing here reads or writes memory.
+//! A [`Mapping`] is an address range that is this process's own until it is dropped. Nothing here reads or writes what is in
+//! memory; some of it asks where that lies.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -8,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 
-use crate::ids::NumaId;
+use crate::ids::{NumaId, PuId};
 use crate::pages::{HUGE_PAGE_BYTES, PAGE_BYTES, Pages};
 
 /// A mapped range, and the larger one that it was cut from to begin where it should.
@@ -173,6 +174,56 @@ impl Pages {
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.memory_file().map(|file| file.0.as_fd())
     }
+}
+
+/// Has the calling thread take memory from `node` while it has any left, or again from wherever it runs.
+pub(crate) fn prefer_node_here(node: Option<NumaId>) -> io::Result<()> {
+    let outcome = match node {
+        Some(node) => {
+            let (mask, mode) = (NodeMask::of(node)?, libc::MPOL_PREFERRED);
+            // SAFETY: it reads the mask's words, and changes no memory that is there already.
+            unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, &mask.0, NodeMask::BITS) }
+        }
+        None => {
+            let nothing = ptr::null::<u64>();
+            // SAFETY: no mask is read, as it is told of none.
+            unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_DEFAULT, nothing, 0) }
+        }
+    };
+    succeeded(outcome)
+}
+
+/// The node of each page that `bytes` touches; `None` for one that is not there yet.
+pub(crate) fn nodes_of(bytes: &[u8]) -> io::Result<Vec<Option<NumaId>>> {
+    if bytes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let page = system_page();
+    let (first, end) = (bytes.as_ptr().addr() & !(page - 1), bytes.as_ptr_range().end.addr());
+    let addresses: Vec<usize> = (first..end).step_by(page).collect();
+    let mut nodes = vec![0_i32; addresses.len()];
+    let (count, nowhere) = (addresses.len(), ptr::null::<i32>());
+    // SAFETY: told no nodes to move to it moves nothing: it reads `count` addresses and writes as many numbers into `nodes`.
+    let outcome = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0,
+            count,
+            addresses.as_ptr(),
+            nowhere,
+            nodes.as_mut_ptr(),
+            0,
+        )
+    };
+    succeeded(outcome)?;
+    Ok(nodes.into_iter().map(|node| usize::try_from(node).ok().map(NumaId)).collect())
+}
+
+/// The processing unit that the calling thread runs on at this moment.
+pub(crate) fn current_pu() -> io::Result<PuId> {
+    // SAFETY: it takes nothing and returns a number.
+    let pu = unsafe { libc::sched_getcpu() };
+    usize::try_from(pu).map(PuId).map_err(|_| io::Error::last_os_error())
 }
 
 /// A set of NUMA nodes as the kernel reads it.

@@ -1,10 +1,14 @@
 //! The one place that names concrete vans, and knows what each needs.
 
 use std::fmt;
-use std::net::ToSocketAddrs;
+use std::fs;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::path::Path;
 use std::str::FromStr;
 
 use caravan_fallback_tcp::Tcp;
+use caravan_numa::NumaId;
+use caravan_van::rdma::devices::DeviceInfo;
 use caravan_van::rdma::{self, Rdma};
 use caravan_van::uring::Uring;
 use caravan_van::{Transport, VanConfig};
@@ -102,6 +106,81 @@ fn reaches(van: Van, config: &VanConfig, scheduler: &str) -> Result<()> {
 fn is_local(address: &str) -> bool {
     let local = |ip: std::net::IpAddr| ip.is_loopback() || ip.is_unspecified();
     address.to_socket_addrs().is_ok_and(|mut found| found.all(|address| local(address.ip())))
+}
+
+/// A network device that carries this node's messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Nic {
+    /// The kernel's name: `mlx5_0`, `eth0`.
+    pub name: String,
+    /// The NUMA node it is attached to, where the machine has several and says which.
+    pub node: Option<NumaId>,
+}
+
+/// The device that messages of this node come and go by, as far as that can be told before any van is open: the RDMA device that
+/// the van takes, else the network interface that has the node's address. `sysfs` is `/sys`. None for a node that is only
+/// reached from its own machine.
+pub fn nic(config: &NodeConfig, sysfs: &Path) -> Option<Nic> {
+    let own = (config.host.as_str(), 0).to_socket_addrs().into_iter().flatten();
+    let own: Vec<IpAddr> = own.map(|address| address.ip()).collect();
+    let device = matches!(config.van, Van::Rdma | Van::Auto).then(|| rdma_nic(config, &own, sysfs));
+    device.flatten().or_else(|| interface_nic(&own, sysfs))
+}
+
+/// Chosen as the van does: the one that is named or has the node's address, else the first with an active port.
+fn rdma_nic(config: &NodeConfig, own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
+    let devices = rdma::devices::devices(sysfs);
+    let has_address = |device: &&DeviceInfo| {
+        let mut addresses = device.ports.iter().filter_map(|port| port.address());
+        addresses.any(|address| own.contains(&address))
+    };
+    let is_active = |device: &&DeviceInfo| device.ports.iter().any(|port| port.is_active());
+    let device = match &config.rdma_device {
+        Some(name) => devices.iter().find(|device| device.name == *name),
+        None => devices.iter().find(has_address).or_else(|| devices.iter().find(is_active)),
+    }?;
+    // A device of software is as near as the interface that it uses.
+    let interfaces = device.ports.iter().flat_map(|port| &port.gids);
+    let mut interfaces = interfaces.filter_map(|gid| gid.interface.as_deref());
+    let node = device.numa_node.map(|node| NumaId(node as usize));
+    let node = node.or_else(|| interfaces.find_map(|name| interface_node(name, sysfs)));
+    Some(Nic { name: device.name.clone(), node })
+}
+
+fn interface_nic(own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
+    let own: Vec<&IpAddr> =
+        own.iter().filter(|ip| !ip.is_loopback() && !ip.is_unspecified()).collect();
+    if own.is_empty() {
+        return None;
+    }
+    let names = names(&sysfs.join("class/net")).into_iter();
+    let name = names.into_iter().find(|name| {
+        let addresses = rdma::verbs::interface_addresses(name).unwrap_or_default();
+        addresses.iter().any(|address| own.contains(&address))
+    })?;
+    Some(Nic { node: interface_node(&name, sysfs), name })
+}
+
+/// The node of a network interface, or of the first below it that has one: a bond or a VLAN is where its members are.
+fn interface_node(name: &str, sysfs: &Path) -> Option<NumaId> {
+    let at = sysfs.join("class/net").join(name);
+    let own = fs::read_to_string(at.join("device/numa_node")).ok();
+    // A device that belongs to no node has -1.
+    let own = own.and_then(|text| text.trim().parse().ok()).map(NumaId);
+    let lower =
+        names(&at).into_iter().filter_map(|file| Some(file.strip_prefix("lower_")?.to_owned()));
+    own.or_else(|| {
+        lower.filter(|lower| lower != name).find_map(|lower| interface_node(&lower, sysfs))
+    })
+}
+
+/// What lies in a folder, sorted; nothing if there is none.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
 }
 
 /// Opens the transport of the control plane, which sleeps rather than spins.
