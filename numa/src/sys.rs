@@ -305,4 +305,47 @@ mod tests {
         assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err(), "its length is sealed");
         assert!(file.write_all_at(b"x", pages.file_bytes() as u64).is_err());
     }
+
+    /// The thread writes from the one node, the pages are bound to the other.
+    #[test]
+    #[cfg(feature = "topology")]
+    #[ignore = "needs two NUMA nodes: ci/numa"]
+    fn pages_lie_on_the_node_they_are_bound_to() {
+        use crate::pages::HugePages::{AsSystem, Reserved, Transparent};
+        let topology = crate::Topology::this_machine().unwrap();
+        for (pu, node) in [(0, 1), (1, 0)] {
+            let pinned = crate::pin_current_thread(&topology, PuId(pu));
+            assert_eq!(pinned.node(), Some(NumaId(pu)), "{pinned}");
+            for (huge, shareable) in [AsSystem, Transparent, Reserved]
+                .into_iter()
+                .flat_map(|huge| [(huge, false), (huge, true)])
+            {
+                let source = PageSource { node: Some(NumaId(node)), huge, shareable };
+                let pages = Pages::new(4 << 20, &source).unwrap();
+                assert!(pages.shortfalls().is_empty(), "{:?}", pages.shortfalls());
+                // SAFETY: all of it is mapped, zeroed by the kernel, and lent to nobody else.
+                let bytes =
+                    unsafe { std::slice::from_raw_parts_mut(pages.base().as_ptr(), 4 << 20) };
+                bytes.fill(1);
+                let nodes = nodes_of(bytes).unwrap();
+                assert!(nodes.iter().all(|at| *at == Some(NumaId(node))), "{source:?}");
+                println!(
+                    "from PU {pu}, {source:?}: {} kernel says {}",
+                    pages.base().addr(),
+                    policy(&pages)
+                );
+                assert!(policy(&pages).contains(&format!("prefer:{node} ")), "{}", policy(&pages));
+            }
+        }
+    }
+
+    /// The kernel's line on this mapping.
+    fn policy(pages: &Pages) -> String {
+        let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
+        let lines = maps.lines().filter_map(|line| {
+            let start = usize::from_str_radix(line.split(' ').next()?, 16).ok()?;
+            (start <= pages.base().addr().get()).then_some((start, line))
+        });
+        lines.max().map(|(_, line)| line.to_owned()).unwrap_or_default()
+    }
 }

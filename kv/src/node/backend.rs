@@ -163,15 +163,25 @@ fn interface_nic(own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
 
 /// The node of a network interface, or of the first below it that has one: a bond or a VLAN is where its members are.
 fn interface_node(name: &str, sysfs: &Path) -> Option<NumaId> {
-    let at = sysfs.join("class/net").join(name);
-    let own = fs::read_to_string(at.join("device/numa_node")).ok();
-    // A device that belongs to no node has -1.
-    let own = own.and_then(|text| text.trim().parse().ok()).map(NumaId);
-    let lower =
-        names(&at).into_iter().filter_map(|file| Some(file.strip_prefix("lower_")?.to_owned()));
-    own.or_else(|| {
-        lower.filter(|lower| lower != name).find_map(|lower| interface_node(&lower, sysfs))
-    })
+    let mut level = vec![name.to_owned()];
+    for _ in 0..STACKED_MAX {
+        if let Some(node) = level.iter().find_map(|name| own_node(name, sysfs)) {
+            return Some(node);
+        }
+        let files = level.iter().flat_map(|name| names(&sysfs.join("class/net").join(name)));
+        level = files.filter_map(|file| Some(file.strip_prefix("lower_")?.to_owned())).collect();
+    }
+    None
+}
+
+/// Interfaces that can stand on each other, as the kernel has it (`MAX_NEST_DEV`).
+const STACKED_MAX: usize = 8;
+
+fn own_node(interface: &str, sysfs: &Path) -> Option<NumaId> {
+    let device = fs::canonicalize(sysfs.join("class/net").join(interface).join("device")).ok()?;
+    // A paravirtual device says nothing itself: it is where the device is that it hangs on.
+    let said = device.ancestors().find_map(|at| fs::read_to_string(at.join("numa_node")).ok())?;
+    said.trim().parse().ok().map(NumaId) // one that belongs to no node has -1
 }
 
 /// What lies in a folder, sorted; nothing if there is none.
@@ -213,6 +223,79 @@ mod tests {
         let opened = open_all(&NodeConfig { van: Van::Auto, ..nowhere }).unwrap();
         assert_eq!(opened.iter().map(|(van, _)| *van).collect::<Vec<_>>(), VANS);
         assert!(opened.iter().any(|(van, outcome)| *van == Van::Tcp && outcome.is_err()));
+    }
+
+    /// A folder like `/sys` with these files, and links where the text begins with `->`.
+    fn sysfs(name: &str, files: &[(&str, &str)]) -> std::path::PathBuf {
+        let root = std::env::temp_dir().join(format!("caravan-kv-{name}-{}", std::process::id()));
+        for (file, text) in files {
+            let at = root.join(file);
+            fs::create_dir_all(at.parent().unwrap()).unwrap();
+            match text.strip_prefix("->") {
+                Some(target) => std::os::unix::fs::symlink(root.join(target), at).unwrap(),
+                None => fs::write(at, text).unwrap(),
+            }
+        }
+        root
+    }
+
+    #[test]
+    fn an_interface_is_where_its_device_is_or_that_of_one_below() {
+        let root = sysfs(
+            "interfaces",
+            &[
+                ("devices/pci1/numa_node", "1\n"),
+                ("devices/pci1/virtio4/vendor", "0x1af4\n"),
+                ("devices/pci2/numa_node", "-1\n"),
+                ("class/net/eth0/device", "->devices/pci1"),
+                ("class/net/eth1/device", "->devices/pci1/virtio4"),
+                ("class/net/eth2/device", "->devices/pci2"),
+                ("class/net/bond0/lower_eth2", "->class/net/eth2"),
+                ("class/net/bond0/lower_eth1", "->class/net/eth1"),
+                ("class/net/vlan7/lower_bond0", "->class/net/bond0"),
+                ("class/net/loop0/lower_loop0", "->class/net/loop0"),
+                ("class/net/lo/mtu", "65536\n"),
+            ],
+        );
+        let node = |name| interface_node(name, &root).map(|node| node.0);
+        assert_eq!(["eth0", "eth1", "bond0", "vlan7"].map(node), [Some(1); 4]);
+        assert_eq!(["eth2", "lo", "loop0", "eth9"].map(node), [None; 4]);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_nic_is_the_device_that_the_van_takes() {
+        let port = |device: &str, state: &str, interface: &str, address: &str| {
+            let at = format!("class/infiniband/{device}/ports/1");
+            [
+                (format!("{at}/link_layer"), "Ethernet\n".to_owned()),
+                (format!("{at}/state"), format!("{state}\n")),
+                (format!("{at}/gids/0"), format!("0000:0000:0000:0000:0000:ffff:{address}\n")),
+                (format!("{at}/gid_attrs/types/0"), "RoCE v2\n".to_owned()),
+                (format!("{at}/gid_attrs/ndevs/0"), format!("{interface}\n")),
+            ]
+        };
+        let mut files = port("mlx5_0", "1: DOWN", "eth0", "c000:0201").to_vec();
+        files.extend(port("mlx5_1", "4: ACTIVE", "eth1", "c000:0202"));
+        files.extend(port("rxe0", "4: ACTIVE", "eth2", "c000:0203"));
+        files.push(("class/infiniband/mlx5_0/device/numa_node".to_owned(), "0".to_owned()));
+        files.push(("class/infiniband/mlx5_1/device/numa_node".to_owned(), "1".to_owned()));
+        files.push(("devices/pci3/numa_node".to_owned(), "3".to_owned()));
+        files.push(("class/net/eth2/device".to_owned(), "->devices/pci3".to_owned()));
+        let files: Vec<_> = files.iter().map(|(at, text)| (at.as_str(), text.as_str())).collect();
+        let root = sysfs("nics", &files);
+        let of = |van, host: &str, device: Option<&str>| {
+            let (host, rdma_device) = (host.to_owned(), device.map(str::to_owned));
+            let config = NodeConfig { van, host, rdma_device, ..NodeConfig::default() };
+            nic(&config, &root).map(|nic| (nic.name, nic.node.map(|node| node.0)))
+        };
+        let found = |name: &str, node| Some((name.to_owned(), Some(node)));
+        assert_eq!(of(Van::Rdma, "127.0.0.1", None), found("mlx5_1", 1), "the first active one");
+        assert_eq!(of(Van::Auto, "192.0.2.3", None), found("rxe0", 3), "where its interface is");
+        assert_eq!(of(Van::Auto, "127.0.0.1", Some("mlx5_0")), found("mlx5_0", 0));
+        assert_eq!(of(Van::Tcp, "192.0.2.3", None), None, "no interface of this machine has it");
+        assert_eq!(of(Van::Tcp, "127.0.0.1", None), None);
+        fs::remove_dir_all(root).unwrap();
     }
 
     #[test]
