@@ -36,6 +36,8 @@ struct Witness {
 
 impl Shard for Witness {
     fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+        // Fresh from the system, as it is longer than what the allocator keeps from threads that have ended, on another node.
+        self.rows = Vec::with_capacity(64 << 20);
         self.rows.extend_from_slice(request.values);
         self.seen = Some(Seen {
             pu: caravan_numa::current_pu().map_err(|error| error.to_string())?.0,
