@@ -329,11 +329,7 @@ mod tests {
                 bytes.fill(1);
                 let nodes = nodes_of(bytes).unwrap();
                 assert!(nodes.iter().all(|at| *at == Some(NumaId(node))), "{source:?}");
-                println!(
-                    "from PU {pu}, {source:?}: {} kernel says {}",
-                    pages.base().addr(),
-                    policy(&pages)
-                );
+                println!("from PU {pu}, {source:?}: {}", policy(&pages));
                 assert!(policy(&pages).contains(&format!("prefer:{node} ")), "{}", policy(&pages));
             }
         }
