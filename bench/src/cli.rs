@@ -53,7 +53,7 @@ pub(crate) struct Common {
     /// What an idle thread does: spin, yield, adaptive or block [default: adaptive] [env: CARAVAN_WAIT]
     #[arg(long, global = true, value_name = "POLICY", value_parser = parse_wait)]
     pub(crate) wait: Option<Wait>,
-    /// Pins server threads to cores [default] [env: CARAVAN_PIN=1]
+    /// Pins server threads to cores, the default [env: CARAVAN_PIN=1]
     #[arg(long, global = true, conflicts_with = "no_pin")]
     pub(crate) pin: bool,
     /// Leaves server threads to the kernel [env: CARAVAN_PIN=0]
