@@ -231,6 +231,9 @@ pub(crate) struct Requests {
     /// Keys a request; its values are shared out evenly among them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count())]
     pub(crate) keys: u32,
+    /// Whether a list of keys is sent once and named from then on; it needs 32 keys to matter
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    pub(crate) key_cache: bool,
     /// Value payloads of one request, separated by commas: 8, 64, 1KiB, 4MiB; multiples of 4 bytes a key
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     pub(crate) sizes: Vec<usize>,

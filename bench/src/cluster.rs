@@ -5,6 +5,7 @@ use caravan_kv::node::{Scheduler, run_server, run_worker};
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 
 use crate::cli::{Common, Role, VanChoice};
+use crate::crowd::Crowded;
 use crate::doctor;
 use crate::measure::Measure;
 use crate::usage::Usage;
@@ -48,7 +49,9 @@ fn van(choice: VanChoice) -> Result<Van> {
 
 /// What workers of this program can run.
 pub(crate) fn apps() -> Apps {
-    caravan_learn::dbpg::apps(Apps::default()).with(Measure::NAME, || Box::new(Measure::default()))
+    caravan_learn::dbpg::apps(Apps::default())
+        .with(Measure::NAME, || Box::new(Measure::default()))
+        .with(Crowded::NAME, || Box::new(Crowded))
 }
 
 /// What servers of this program can build shards of.

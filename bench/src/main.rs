@@ -7,6 +7,7 @@
 mod bandwidth;
 mod cli;
 mod cluster;
+mod crowd;
 mod doctor;
 mod floor;
 mod generate;

@@ -261,7 +261,13 @@ impl Row {
                 cells
                     .extend([format!("{:.4}", r.mmsg_per_s), format!("{:.4}", r.floor_mmsg_per_s)]);
                 cells.extend([format!("{:.2}", r.ratio), r.wrong.to_string()]);
-                columns(&cells)
+                let many = r.crowd.map_or_else(String::new, |crowd| {
+                    format!(
+                        "  {} workers, {} servers x {} threads; slowest over mean {:.2}",
+                        crowd.workers, crowd.servers, crowd.threads, crowd.slowest_over_mean
+                    )
+                });
+                columns(&cells) + &many
             }
         }
     }
@@ -410,6 +416,7 @@ mod tests {
             floor_mmsg_per_s: 0.125,
             ratio: 20.0,
             wrong: 0,
+            crowd: None,
         });
         assert_eq!(
             Report::new(true).render(&rate),
