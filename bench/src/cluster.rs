@@ -27,6 +27,12 @@ pub(crate) fn config(common: &Common) -> Result<ClusterConfig> {
     if let Some(wait) = common.wait {
         config.node.wait = wait;
     }
+    if common.pin || common.no_pin {
+        config.node.pin = common.pin;
+    }
+    if let Some(numa) = common.numa_node {
+        config.node.numa = numa;
+    }
     if let Some(choice) = common.van {
         config.node.van = van(choice)?;
     }

@@ -95,8 +95,8 @@ pub(crate) fn rows(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
             }
             Ok(all)
         }
-        // Asks nothing of servers: `verbs/` has rows of its own.
-        BenchCommand::Verbs(_) => Ok(Vec::new()),
+        // `verbs/` asks nothing of servers, and `placement.rs` has servers of its own.
+        BenchCommand::Verbs(_) | BenchCommand::Placement => Ok(Vec::new()),
     }
 }
 
