@@ -104,6 +104,7 @@ pub struct Gather {
 
 impl Gather {
     /// Bytes of both.
+    #[inline]
     pub fn len(&self) -> usize {
         self.head.len() + self.tail.as_ref().map_or(0, |tail| tail.len())
     }
@@ -115,6 +116,7 @@ impl Gather {
 }
 
 impl From<Shared> for Gather {
+    #[inline]
     fn from(head: Shared) -> Gather {
         Gather { head, tail: None }
     }
