@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,7 @@ impl Stranger {
     fn connect(node: &Shm) -> Stranger {
         let socket = Socket::connect(name_in(node.address()).unwrap()).unwrap();
         let own = Own::new(SEGMENT_BYTES).unwrap();
-        Stranger { link: Link { own, foreign: None, socket }, head: 0 }
+        Stranger { link: Link { own, foreign: None, socket: Rc::new(socket) }, head: 0 }
     }
 
     /// One that has said hello, and what the node calls it; it has shared a segment of [`SHARED`] bytes.
