@@ -66,7 +66,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 6] =
+    pub(super) const ALL: [Kind; 6] =
         [Kind::Inline, Kind::Frame, Kind::Write, Kind::Piece, Kind::Lend, Kind::Return];
 
     fn number(self) -> u64 {
