@@ -3,7 +3,8 @@
 //! Each end of a lane has a segment that it alone writes and the other end reads (`segment.rs`): its ring (`ring.rs`), how far it
 //! has read the other's, and whether it sleeps. To post is to write a record and its stamp; to poll is to read the line where the
 //! next stamp will stand, one for each peer. Short frames stand in the ring. Longer ones and writes lie in the sender's pool,
-//! whose arenas its peers can read: the ring says where, and the receiver copies them, into the offered memory for a write.
+//! whose arenas its peers can read: the ring says where, and the receiver copies them, into the offered memory for a write. Values
+//! that are lent are not copied at all (`loan.rs`): the receiver reads them there, and says when it is done.
 //!
 //! # Sleeping
 //! Who sleeps says so in its segment, looks once more, and waits for its sockets; who has posted looks there, once for all that was
