@@ -7,7 +7,8 @@
 
 use std::hint::black_box;
 
-use caravan_kv::server::{Pulled, Request};
+use caravan_kv::filter::Signer;
+use caravan_kv::server::{FoundRows, Pulled, Request};
 use caravan_kv::{Handles, Shard, TableSpec, ValueType, slicer};
 use caravan_van::wire::Kind;
 use caravan_van::{
@@ -36,6 +37,7 @@ fn main() {
     code(&mut criterion);
     compress(&mut criterion);
     slice(&mut criterion);
+    update_dense_rows(&mut criterion);
     update_sparse_rows(&mut criterion);
     update_large_row(&mut criterion);
     criterion.final_summary();
@@ -88,7 +90,7 @@ fn compress(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Check and cut of sorted keys for 8 servers.
+/// Check and cut of sorted keys for 8 servers, and the signature that stands for the check of keys that come again.
 fn slice(criterion: &mut Criterion) {
     let servers: Vec<_> = KeyRange::ALL.cut(8).collect();
     for count in [1, 1000, KEYS] {
@@ -101,6 +103,10 @@ fn slice(criterion: &mut Criterion) {
             bench.iter(cut);
         });
         group.throughput(Throughput::Elements(count as u64));
+        let signer = Signer::new(0);
+        group.bench_function(BenchmarkId::new("sign", count), |bench| {
+            bench.iter(|| signer.sign(black_box(&keys)));
+        });
         group.bench_function(BenchmarkId::new("check", count), |bench| {
             bench.iter(|| slicer::check(black_box(&keys), KeyRange::ALL, "table"));
         });
@@ -108,36 +114,91 @@ fn slice(criterion: &mut Criterion) {
     }
 }
 
-/// 100 000 keys with one value each: rows that exist, and rows that don't yet.
+/// Rows of a dense shard with one value each: one, 4096 that follow each other, and every other of so many.
+fn update_dense_rows(criterion: &mut Criterion) {
+    let memory = Pool::new(MEMORY_MAX);
+    let range = KeyRange::new(0, 2 * KEYS as u64).expect("there are keys");
+    let spec = TableSpec::new(1, "steps", ValueType::F32, 1).keys(range).dense();
+    let mut group = criterion.benchmark_group("dense_rows");
+    for (name, count, step) in
+        [("one", 1, 1), ("run", 4096, 1), ("scattered", 4096, 2), ("run", KEYS, 1)]
+    {
+        let keys: Vec<u64> = (0..count as u64).map(|i| 7 + i * step).collect();
+        let values = vec![1.0f32; count];
+        let request = request(&keys, f32::bytes(&values));
+        let mut shard = Handles::default().build(&spec, Some(range), &memory).expect("a dense one");
+        group.throughput(Throughput::Elements(count as u64));
+        group.bench_function(format!("add/{name}_of_{count}"), |bench| {
+            bench.iter(|| shard.push(&request, &memory));
+        });
+        pull(&mut group, &format!("pull/{name}_of_{count}"), &mut *shard, &request, &memory);
+    }
+    group.finish();
+}
+
+/// 100 000 keys with one value each: rows that exist, in the order of the keys, or in no order; keys that the server
+/// remembers; and rows that don't exist yet.
 fn update_sparse_rows(criterion: &mut Criterion) {
     let memory = Pool::new(MEMORY_MAX);
     let (keys, values) = (keys(KEYS, u64::MAX / KEYS as u64), vec![1.0f32; KEYS]);
-    let request = request(&keys, f32::bytes(&values));
+    let unknown = request(&keys, f32::bytes(&values));
     let mut group = criterion.benchmark_group("sparse_rows");
     group.throughput(Throughput::Elements(KEYS as u64));
     for handle in ["add", "assign"] {
         let mut shard = shard(1, handle, &memory);
-        shard.push(&request, &memory).expect("the request is right");
-        group.bench_function(handle, |bench| bench.iter(|| shard.push(&request, &memory)));
+        shard.push(&unknown, &memory).expect("the request is right");
+        group.bench_function(handle, |bench| bench.iter(|| shard.push(&unknown, &memory)));
     }
     group.bench_function("add_new", |bench| {
         let insert = |mut shard: Box<dyn Shard>| {
-            shard.push(&request, &memory).expect("the request is right");
+            shard.push(&unknown, &memory).expect("the request is right");
             shard
         };
         bench.iter_batched(|| shard(1, "add", &memory), insert, BatchSize::NumIterations(8));
     });
-    let mut shard = shard(1, "add", &memory);
-    shard.push(&request, &memory).expect("the request is right");
-    let mut into = vec![0; request.values.len()];
-    group.bench_function("pull", |bench| {
-        bench.iter(|| {
-            let pulled = shard.pull(&request);
-            assert!(matches!(pulled, Ok(Pulled::Bytes(_))), "they are copied");
-            shard.read(&request, &mut into);
+    for order in ["in_order", "mixed"] {
+        let mut shard = shard(1, "add", &memory);
+        if order == "mixed" {
+            mix(&mut *shard, &keys, &memory);
+        }
+        let rows = FoundRows::default();
+        let known = Request { rows: Some(&rows), ..unknown };
+        for (name, request) in [("", &unknown), ("_known", &known)] {
+            shard.push(request, &memory).expect("the request is right");
+            group.bench_function(format!("add_{order}{name}"), |bench| {
+                bench.iter(|| shard.push(request, &memory));
+            });
+            pull(&mut group, &format!("pull_{order}{name}"), &mut *shard, request, &memory);
+        }
+    }
+    group.finish();
+}
+
+/// Makes rows for `keys` in the order of neighbours that are far apart.
+fn mix(shard: &mut dyn Shard, keys: &[u64], memory: &Pool) {
+    const STEP: usize = 97;
+    for first in 0..STEP {
+        let some: Vec<u64> = keys[first..].iter().copied().step_by(STEP).collect();
+        let values = vec![0.0f32; some.len()];
+        shard.push(&request(&some, f32::bytes(&values)), memory).expect("the request is right");
+    }
+}
+
+/// A pull that is not answered from where the values lie.
+fn pull(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    id: &str,
+    shard: &mut dyn Shard,
+    request: &Request<'_>,
+    memory: &Pool,
+) {
+    let mut into = memory.allocate(request.values.len()).expect("there is room");
+    group.bench_function(id, |bench| {
+        bench.iter(|| match shard.pull(request) {
+            Ok(Pulled::Bytes(_)) => shard.read(request, &mut into),
+            pulled => drop(black_box(pulled)),
         });
     });
-    group.finish();
 }
 
 /// One row of 1 MiB: added to, overwritten, and exchanged for a message's own memory.
@@ -193,7 +254,8 @@ fn shard(width: u32, handle: &str, memory: &Pool) -> Box<dyn Shard> {
 
 fn request<'a>(keys: &'a [u64], values: &'a [u8]) -> Request<'a> {
     let (range, lengths) = (KeyRange::ALL, &[][..]);
-    Request { sender: 1, clock: 0, range, keys, lengths, values, pushes: true, pulls: false }
+    let (pushes, pulls, rows) = (true, false, None);
+    Request { sender: 1, clock: 0, range, keys, lengths, values, pushes, pulls, rows }
 }
 
 /// `count` keys in order, one at a random place in every `step` of them.

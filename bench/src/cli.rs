@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
+use caravan_kv::node::Numa;
 use caravan_van::Wait;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -52,6 +53,19 @@ pub(crate) struct Common {
     /// What an idle thread does: spin, yield, adaptive or block [default: adaptive] [env: CARAVAN_WAIT]
     #[arg(long, global = true, value_name = "POLICY", value_parser = parse_wait)]
     pub(crate) wait: Option<Wait>,
+    /// Pins server threads to cores, the default [env: CARAVAN_PIN=1]
+    #[arg(long, global = true, conflicts_with = "no_pin")]
+    pub(crate) pin: bool,
+    /// Leaves server threads to the kernel [env: CARAVAN_PIN=0]
+    #[arg(long, global = true)]
+    pub(crate) no_pin: bool,
+    /// NUMA node of server threads and their memory: a number, near-nic, or any [default: near-nic] [env: CARAVAN_NUMA_NODE]
+    #[arg(long, global = true, value_name = "NODE", value_parser = numa)]
+    pub(crate) numa_node: Option<Numa>,
+}
+
+fn numa(text: &str) -> Result<Numa, String> {
+    text.parse().map_err(|error: caravan_kv::Error| error.to_string())
 }
 
 /// A van by name, or the best one.
@@ -104,8 +118,8 @@ pub(crate) enum Command {
     Server(Role),
     /// Runs one worker of a cluster
     Worker(Role),
-    /// Says which vans work on this machine, and for each that doesn't, why and what to do
-    Doctor,
+    /// Says which vans work on this machine, and for each that doesn't, why and what to do; draws what runs where
+    Doctor(DoctorArgs),
     /// The other process of a floor, or of `bench verbs`
     #[command(hide = true)]
     Floor(FloorArgs),
@@ -121,6 +135,8 @@ pub(crate) enum BenchCommand {
     Rate(WindowArgs),
     /// The RDMA device itself, as perftest measures it: no van, no servers
     Verbs(VerbsArgs),
+    /// What it costs when a server thread, or its memory, is on the wrong NUMA node
+    Placement,
     /// Latency, bandwidth and rate on every van that works here, or on the one named by --van
     All(AllArgs),
 }
@@ -187,6 +203,14 @@ pub(crate) struct VerbsArgs {
     pub(crate) connect: Option<String>,
 }
 
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DoctorArgs {
+    /// Draws another machine than this one: a file that `lstopo --of xml` wrote, or hwloc's synthetic notation, as
+    /// "pack:2 [numa(memory=8GB)] core:4 pu:2"
+    #[arg(long, value_name = "FILE|WORDS")]
+    pub(crate) topology: Option<String>,
+}
+
 /// What the parent of an answering process tells it.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct FloorArgs {
@@ -207,6 +231,9 @@ pub(crate) struct Requests {
     /// Keys a request; its values are shared out evenly among them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count())]
     pub(crate) keys: u32,
+    /// Whether a list of keys is sent once and named from then on; it needs 32 keys to matter
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    pub(crate) key_cache: bool,
     /// Value payloads of one request, separated by commas: 8, 64, 1KiB, 4MiB; multiples of 4 bytes a key
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     pub(crate) sizes: Vec<usize>,
@@ -372,6 +399,9 @@ mod tests {
             "caravan server --scheduler host:7000 --threads 4",
             "caravan worker --rank 0 --job beef",
             "caravan doctor --json",
+            "caravan doctor --topology two.xml --threads 4 --numa-node 1",
+            "caravan bench placement --van tcp --no-pin --smoke",
+            "caravan server --scheduler host:7000 --pin --numa-node near-nic",
             "caravan floor --wait spin",
             "caravan floor verbs --host 192.0.2.1",
             "caravan bench verbs --device mlx5_0 --op send,write,write-imm,read --sizes 8,1MiB --iterations 10 --window 16 --list 16 --json",
@@ -404,6 +434,8 @@ mod tests {
             "caravan bench verbs --window 0",
             "caravan bench verbs --listen a --connect b",
             "caravan doctor --workers 0",
+            "caravan doctor --numa-node nearby",
+            "caravan doctor --pin --no-pin",
             "caravan doctor --wait never",
             "caravan worker --job xyz",
             "caravan train dbpg --data a",

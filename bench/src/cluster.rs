@@ -5,6 +5,7 @@ use caravan_kv::node::{Scheduler, run_server, run_worker};
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 
 use crate::cli::{Common, Role, VanChoice};
+use crate::crowd::Crowded;
 use crate::doctor;
 use crate::measure::Measure;
 use crate::usage::Usage;
@@ -26,6 +27,12 @@ pub(crate) fn config(common: &Common) -> Result<ClusterConfig> {
     if let Some(wait) = common.wait {
         config.node.wait = wait;
     }
+    if common.pin || common.no_pin {
+        config.node.pin = common.pin;
+    }
+    if let Some(numa) = common.numa_node {
+        config.node.numa = numa;
+    }
     if let Some(choice) = common.van {
         config.node.van = van(choice)?;
     }
@@ -42,7 +49,9 @@ fn van(choice: VanChoice) -> Result<Van> {
 
 /// What workers of this program can run.
 pub(crate) fn apps() -> Apps {
-    caravan_learn::dbpg::apps(Apps::default()).with(Measure::NAME, || Box::new(Measure::default()))
+    caravan_learn::dbpg::apps(Apps::default())
+        .with(Measure::NAME, || Box::new(Measure::default()))
+        .with(Crowded::NAME, || Box::new(Crowded))
 }
 
 /// What servers of this program can build shards of.

@@ -7,14 +7,17 @@
 mod bandwidth;
 mod cli;
 mod cluster;
+mod crowd;
 mod doctor;
 mod floor;
 mod generate;
 mod latency;
+mod layout;
 mod machine;
 mod measure;
 mod pattern;
 mod place;
+mod placement;
 mod plan;
 mod progress;
 mod rate;
@@ -51,8 +54,9 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<()> {
     match &cli.command {
         Command::Bench(BenchCommand::Verbs(args)) => verbs::run(&cli.common, args),
+        Command::Bench(BenchCommand::Placement) => placement::run(&cli.common),
         Command::Bench(command) => measure::run(&cli.common, command),
-        Command::Doctor => doctor::run(&cli.common),
+        Command::Doctor(args) => doctor::run(&cli.common, args),
         Command::Server(role) => cluster::serve(&cli.common, role),
         Command::Worker(role) => cluster::work(&cli.common, role),
         Command::Floor(args) => {

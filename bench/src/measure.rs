@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::cli::{BenchCommand, Common};
+use crate::crowd::{self, CrowdTask, Crowded};
 use crate::floor;
 use crate::machine::Machine;
 use crate::plan::{self, Task};
@@ -63,11 +64,21 @@ fn measure_on(
     progress: &Progress,
 ) -> Result<()> {
     let mut cluster = cluster::launch(config, common)?;
-    for task in tasks {
+    for (number, task) in tasks.iter().enumerate() {
         progress.doing(task.describe(&config.node.van.to_string()));
         let id = cluster.submit(Target::Worker(0), Measure::NAME, &serde_json::to_value(task)?)?;
         let answer = cluster.wait(id)?.pop().context("worker 0 answered nothing")?;
-        let Measured { row, warnings } = serde_json::from_value(answer)?;
+        let Measured { mut row, warnings } = serde_json::from_value(answer)?;
+        if let Row::Rate(rate) = &mut row
+            && config.workers > 1
+        {
+            // The floor is that of one pair, measured before.
+            let seconds = if common.smoke { 0.2 } else { 3.0 };
+            let crowd = CrowdTask { shape: task.shape, seconds, number };
+            let crowd = serde_json::to_value(crowd)?;
+            let id = cluster.submit(Target::Workers, Crowded::NAME, &crowd)?;
+            *rate = rate.clone().of_many(crowd::sum_up(config, cluster.wait(id)?)?);
+        }
         report.row(&row, progress)?;
         for warning in warnings {
             let what = task.describe(&config.node.van.to_string());
@@ -97,13 +108,14 @@ impl Measure {
             none => {
                 let floor = none.insert(floor::spawn(van, &node.config)?);
                 if node.config.pin {
-                    place::pin(node.worker.servers());
+                    place::pin(node.worker.servers(), &node.config);
                 }
                 floor
             }
         };
         let mut subject =
-            Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes);
+            Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes)
+                .key_cache(task.key_cache);
         let (row, warnings) = task.run(van, &mut **floor, &mut subject)?;
         Ok(serde_json::to_value(Measured { row, warnings })?)
     }

@@ -28,6 +28,8 @@ pub(crate) struct Task {
     pub(crate) shape: Shape,
     /// How often.
     pub(crate) effort: Effort,
+    /// Whether keys that come again are named instead of sent.
+    pub(crate) key_cache: bool,
 }
 
 impl Task {
@@ -51,7 +53,7 @@ impl Task {
         floor: &mut dyn Subject,
         subject: &mut dyn Subject,
     ) -> Result<(Row, Vec<String>)> {
-        let Task { bench, shape, effort } = *self;
+        let Task { bench, shape, effort, .. } = *self;
         Ok(match bench {
             Bench::Latency => {
                 let (row, warnings) = latency::measure(van, shape, effort, floor, subject)?;
@@ -85,15 +87,16 @@ pub(crate) fn rows(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
             tasks(Bench::Rate, &args.requests, args.window, args.iterations, smoke)
         }
         BenchCommand::All(args) => {
-            let requests = Requests { op: args.op.clone(), keys: 1, sizes: Vec::new() };
+            let requests =
+                Requests { op: args.op.clone(), keys: 1, key_cache: true, sizes: Vec::new() };
             let mut all = Vec::new();
             for bench in [Bench::Latency, Bench::Bandwidth, Bench::Rate] {
                 all.extend(tasks(bench, &requests, None, None, smoke)?);
             }
             Ok(all)
         }
-        // Asks nothing of servers: `verbs/` has rows of its own.
-        BenchCommand::Verbs(_) => Ok(Vec::new()),
+        // `verbs/` asks nothing of servers, and `placement.rs` has servers of its own.
+        BenchCommand::Verbs(_) | BenchCommand::Placement => Ok(Vec::new()),
     }
 }
 
@@ -125,6 +128,7 @@ fn tasks(
             bench,
             shape: Shape { op, keys, bytes, window },
             effort: Effort::new(count, defaults.batches),
+            key_cache: requests.key_cache,
         }
     };
     Ok(ops.iter().flat_map(|&op| sizes.iter().map(move |&bytes| (op, bytes))).map(task).collect())

@@ -6,6 +6,7 @@
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use crate::crowd::Crowd;
 use crate::subject::{Effort, Shape, Subject, stream_both};
 
 /// One row of `caravan bench rate`.
@@ -19,6 +20,22 @@ pub(crate) struct Rate {
     pub(crate) floor_mmsg_per_s: f64,
     pub(crate) ratio: f64,
     pub(crate) wrong: u64,
+    /// Of many workers at a time.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(crate) crowd: Option<Crowd>,
+}
+
+impl Rate {
+    /// The same row for many workers, which made `mmsg_per_s` requests and got `wrong` answers.
+    pub(crate) fn of_many(self, (crowd, mmsg_per_s, wrong): (Crowd, f64, u64)) -> Rate {
+        Rate {
+            mmsg_per_s: micro(mmsg_per_s),
+            ratio: crate::units::milli(mmsg_per_s / self.floor_mmsg_per_s),
+            wrong: self.wrong + wrong,
+            crowd: Some(crowd),
+            ..self
+        }
+    }
 }
 
 /// Measures `subject` against `floor`; returns the row and what a reader should doubt.
@@ -45,6 +62,7 @@ pub(crate) fn measure(
         floor_mmsg_per_s: micro(floor_rate),
         ratio: crate::units::milli(rate / floor_rate),
         wrong: streams.wrong,
+        crowd: None,
     };
     Ok((row, streams.warnings))
 }

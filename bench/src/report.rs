@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use crate::bandwidth::Bandwidth;
 use crate::doctor::VanCheck;
 use crate::latency::Latency;
+use crate::layout::Layout;
 use crate::machine::Machine;
+use crate::placement::PlacementCost;
 use crate::progress::Progress;
 use crate::rate::Rate;
 use crate::train::{Outcome, Pass, Prediction};
@@ -31,7 +33,11 @@ pub(crate) enum Row {
     VerbsLatency(VerbsLatency),
     #[serde(rename = "verbs-bandwidth")]
     VerbsBandwidth(VerbsBandwidth),
+    /// Of `bench placement`.
+    #[serde(rename = "placement")]
+    PlacementCost(PlacementCost),
     /// Of `caravan doctor`.
+    Layout(Layout),
     Van(VanCheck),
     #[serde(rename = "rdma-device")]
     RdmaDevice(RdmaDevice),
@@ -52,7 +58,9 @@ impl Row {
             Row::Rate(row) => row.wrong,
             Row::VerbsLatency(row) => row.wrong,
             Row::VerbsBandwidth(row) => row.wrong,
+            Row::PlacementCost(row) => row.wrong,
             Row::Machine(_)
+            | Row::Layout(_)
             | Row::Van(_)
             | Row::RdmaDevice(_)
             | Row::Progress(_)
@@ -148,7 +156,24 @@ impl Row {
                     "wrong"
                 ])
             ),
+            Row::PlacementCost(row) => format!(
+                "\n# placement: pushes to a server thread in this process, worker on PU {}; 64 B with one in flight, 1 MiB with a window\n{}",
+                row.worker_pu,
+                columns(&[
+                    "van",
+                    "PU",
+                    "memory",
+                    "p50 µs",
+                    "p99",
+                    "GB/s",
+                    "p50 ratio",
+                    "GB ratio",
+                    "wrong",
+                    "  server"
+                ])
+            ),
             Row::Machine(_)
+            | Row::Layout(_)
             | Row::Van(_)
             | Row::RdmaDevice(_)
             | Row::Result(_)
@@ -160,6 +185,17 @@ impl Row {
     fn text(&self) -> String {
         match self {
             Row::Machine(machine) => machine.lines().join("\n"),
+            Row::Layout(layout) => format!("{}\n", layout.text()),
+            Row::PlacementCost(r) => {
+                let place =
+                    |place: Option<usize>| place.map_or("any".to_owned(), |n| n.to_string());
+                let mut cells = vec![r.van.clone(), place(r.server_pu)];
+                cells.push(r.memory_node.map_or("touch".to_owned(), |node| format!("node {node}")));
+                cells.extend([r.p50_us, r.p99_us, r.gb_per_s].iter().map(decimals));
+                cells.extend([r.ratio_p50, r.ratio_gb].map(|ratio| format!("{ratio:.2}")));
+                cells.extend([r.wrong.to_string(), format!("  {}", r.server)]);
+                columns(&cells)
+            }
             Row::Van(check) => check.text(),
             Row::RdmaDevice(device) => device.text(),
             Row::VerbsLatency(r) => {
@@ -225,7 +261,13 @@ impl Row {
                 cells
                     .extend([format!("{:.4}", r.mmsg_per_s), format!("{:.4}", r.floor_mmsg_per_s)]);
                 cells.extend([format!("{:.2}", r.ratio), r.wrong.to_string()]);
-                columns(&cells)
+                let many = r.crowd.map_or_else(String::new, |crowd| {
+                    format!(
+                        "  {} workers, {} servers x {} threads; slowest over mean {:.2}",
+                        crowd.workers, crowd.servers, crowd.threads, crowd.slowest_over_mean
+                    )
+                });
+                columns(&cells) + &many
             }
         }
     }
@@ -374,6 +416,7 @@ mod tests {
             floor_mmsg_per_s: 0.125,
             ratio: 20.0,
             wrong: 0,
+            crowd: None,
         });
         assert_eq!(
             Report::new(true).render(&rate),

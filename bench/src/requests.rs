@@ -3,6 +3,8 @@
 //! Values longer than one frame are pushed from and pulled into registered memory, without a copy; shorter ones go by plain
 //! `push` and `pull`. Every pulled payload is checked: in full, except for long ones while the clock runs (their stamps then,
 //! and the window's last ones in full when it has stopped). What pushes left behind is pulled and compared after each batch.
+//!
+//! Tables of more than one key are sparse, and their keys lie far apart at random places.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -21,6 +23,7 @@ pub(crate) struct Requests<'a> {
     worker: &'a mut Worker,
     tables: &'a mut Tables,
     eager_bytes: usize,
+    key_cache: bool,
     shape: Shape,
     table: Option<Table>,
     keys: Vec<u64>,
@@ -55,6 +58,7 @@ impl<'a> Requests<'a> {
             worker,
             tables,
             eager_bytes,
+            key_cache: false,
             shape: Shape { op: Op::Pull, keys: 1, bytes: 4, window: 1 },
             table: None,
             keys: Vec::new(),
@@ -66,6 +70,11 @@ impl<'a> Requests<'a> {
             number: 0,
             wrong: 0,
         }
+    }
+
+    /// The same, with lists of keys that are named when they come again, or not.
+    pub(crate) fn key_cache(self, key_cache: bool) -> Self {
+        Requests { key_cache, ..self }
     }
 
     fn table(&self) -> Table {
@@ -182,8 +191,12 @@ impl Subject for Requests<'_> {
             shape.keys
         );
         self.shape = shape;
-        self.table = Some(table(self.worker, self.tables, shape.keys, width)?);
-        self.keys = (0..shape.keys as u64).collect();
+        let table = table(self.worker, self.tables, shape.keys, width)?;
+        if self.key_cache {
+            self.worker.cache_keys(table)?;
+        }
+        self.table = Some(table);
+        self.keys = (0..shape.keys as u64).map(scattered).collect();
         let memory = self.worker.memory();
         let window = shape.window.max(1);
         // Pulls push only what they find later.
@@ -255,9 +268,23 @@ fn table(worker: &mut Worker, tables: &mut Tables, keys: usize, width: usize) ->
 }
 
 fn spec(id: u32, keys: usize, width: usize) -> Result<TableSpec> {
-    let range = KeyRange::new(0, keys as u64).context("a table needs keys")?;
+    let range = KeyRange::new(0, keys as u64 * KEY_GAP).context("a table needs keys")?;
     let name = format!("bench {keys} x {width}");
-    Ok(TableSpec::new(id, &name, ValueType::F32, width as u32).keys(range).dense().handle("assign"))
+    let spec = TableSpec::new(id, &name, ValueType::F32, width as u32).handle("assign");
+    Ok(if keys == 1 {
+        spec.keys(KeyRange::new(0, 1).context("one key")?).dense()
+    } else {
+        spec.keys(range)
+    })
+}
+
+/// One key of so many is used, as in data with many features.
+const KEY_GAP: u64 = 1 << 14;
+
+/// The key at a place in the sorted list of those in use: anywhere in its stretch of the key range.
+fn scattered(place: u64) -> u64 {
+    let random = (place + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    place * KEY_GAP + if place == 0 { 0 } else { random % KEY_GAP }
 }
 
 fn source(memory: &Pool, bytes: usize) -> Result<Source> {
@@ -337,7 +364,7 @@ mod tests {
             let width = shape.bytes / 4 / shape.keys;
             let id = requests.tables[&(shape.keys, width)].0;
             let table = stranger.create_table(&spec(id, shape.keys, width).unwrap()).unwrap();
-            let last = [shape.keys as u64 - 1];
+            let last = [scattered(shape.keys as u64 - 1)];
             let timestamp = stranger.push(table, &last, &vec![-5.0f32; width]).unwrap();
             stranger.wait(timestamp).unwrap();
             if shape.op == Op::Pull {

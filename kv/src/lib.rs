@@ -37,6 +37,7 @@ pub mod cluster;
 pub mod config;
 pub mod consistency;
 pub mod error;
+pub mod filter;
 pub mod node;
 mod op;
 pub mod server;

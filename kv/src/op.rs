@@ -13,11 +13,14 @@ pub(crate) enum Op {
     Create = 4,
     /// Values are the handle's business.
     Command = 5,
+    /// The keys that an earlier request, with this timestamp, has named by a signature that the server did not know. The
+    /// server asks for them by a failure with this operation.
+    Keys = 6,
 }
 
 impl Op {
     pub(crate) fn from_raw(raw: u8) -> Option<Op> {
-        [Op::Push, Op::Pull, Op::PushPull, Op::Create, Op::Command]
+        [Op::Push, Op::Pull, Op::PushPull, Op::Create, Op::Command, Op::Keys]
             .into_iter()
             .find(|&op| op as u8 == raw)
     }

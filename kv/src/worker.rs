@@ -7,6 +7,7 @@
 mod answer;
 mod request;
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use caravan_van::wire::Coding;
@@ -15,6 +16,7 @@ use caravan_van::{Arrival, Buffer, Counters, Endpoint, KeyRange, PeerId, Pool, S
 use self::answer::run;
 use self::request::{Load, Request};
 use crate::error::{Error, Result, with_sources};
+use crate::filter::{KeyCacheCounters, Outstanding, Sent};
 use crate::table::{TableSpec, ValueType};
 use crate::tracker::{Answer, Callback, Timestamp, Tracker, What};
 
@@ -46,6 +48,8 @@ pub struct Worker {
     tables: Vec<Known>,
     tracker: Tracker,
     arrivals: Vec<Arrival>,
+    /// Messages that named their keys.
+    named: HashMap<(u64, usize), Outstanding>,
     clock: u64,
 }
 
@@ -62,6 +66,8 @@ struct Known {
     /// The servers' ranges, in order of servers.
     parts: Vec<KeyRange>,
     coding: Coding,
+    /// Lists of keys that need not be sent again, if keys are cached.
+    sent: Option<Box<Sent>>,
 }
 
 impl Worker {
@@ -95,6 +101,7 @@ impl Worker {
             tables: Vec::new(),
             tracker: Tracker::default(),
             arrivals: Vec::with_capacity(64),
+            named: HashMap::new(),
             clock: 0,
         };
         for (index, server) in worker.servers.iter().enumerate() {
@@ -175,7 +182,7 @@ impl Worker {
         let known = self.tables.iter().position(|known| known.spec.id == spec.id);
         let index = known.unwrap_or_else(|| {
             let coding = Coding::plain();
-            self.tables.push(Known { spec: spec.clone(), range, parts, coding });
+            self.tables.push(Known { spec: spec.clone(), range, parts, coding, sent: None });
             self.tables.len() - 1
         });
         Ok(Table(index as u32))
@@ -189,6 +196,25 @@ impl Worker {
         self.known(table)?;
         self.tables[table.0 as usize].coding = Coding::compact();
         Ok(())
+    }
+
+    /// Sends each list of keys of this table once: later requests with the same keys name them by a signature, which the
+    /// servers know. Pays for lists that come again; see `kv/src/filter/key_cache.rs` for how, and how sure it is.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`].
+    pub fn cache_keys(&mut self, table: Table) -> Result<()> {
+        self.known(table)?;
+        self.tables[table.0 as usize].sent.get_or_insert_with(|| Box::new(Sent::new()));
+        Ok(())
+    }
+
+    /// What caching this table's keys did so far; all zero unless [`Worker::cache_keys`] was called.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`].
+    pub fn key_cache(&self, table: Table) -> Result<KeyCacheCounters> {
+        Ok(self.known(table)?.sent.as_ref().map_or_else(Default::default, |sent| sent.counters))
     }
 
     /// Pushes `values: [n * width]` for `keys: [n]`, strictly ascending.

@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 use crate::error::Result;
 use crate::memory::{Buffer, Pool, Shared};
 use crate::transport::FRAME_PREFIX;
-use crate::wire::{Header, Kind, Offer, Place, TRAILER, flags};
+use crate::wire::{Header, Kind, Offer, Place, TRAILER, flags, signature_bytes};
 
 /// Keys from `begin` up to, not including, `end`; never empty.
 ///
@@ -87,7 +87,9 @@ pub struct Draft<'a> {
     pub range: KeyRange,
     /// Memory that the receiver may write, once: to place the answer in, if this is a request.
     pub offer: Option<Offer>,
-    /// `[n]`, strictly ascending.
+    /// The name of the list of keys, under which the receiver may know it or remember it.
+    pub signature: Option<u64>,
+    /// `[n]`, strictly ascending; none if the receiver knows them by the signature.
     pub keys: &'a [u64],
     /// `[n]`: values of each key; empty when all keys have the same number. May stand without keys that the receiver knows.
     pub lengths: &'a [u32],
@@ -106,6 +108,7 @@ impl Draft<'_> {
             clock: 0,
             range: KeyRange::ALL,
             offer: None,
+            signature: None,
             keys: &[],
             lengths: &[],
             values: Values::None,
@@ -117,7 +120,8 @@ impl Draft<'_> {
     pub(crate) fn image_bytes_max(&self) -> usize {
         let offer = if self.offer.is_some() { size_of::<Offer>() } else { 0 };
         let lengths = size_of_val(self.lengths).next_multiple_of(8);
-        let sections = offer + size_of_val(self.keys) + lengths;
+        let signature = if self.signature.is_some() { size_of::<u64>() } else { 0 };
+        let sections = signature + offer + size_of_val(self.keys) + lengths;
         (size_of::<Header>() + sections).saturating_add(self.values.len())
     }
 }
@@ -267,7 +271,8 @@ impl Message {
         if self.header().flags & flags::OFFER == 0 {
             return None;
         }
-        let (offer, _) = Offer::read_from_prefix(&self.image[size_of::<Header>()..])
+        let at = size_of::<Header>() + signature_bytes(self.header().flags);
+        let (offer, _) = Offer::read_from_prefix(&self.image[at..])
             .expect("decode has seen that the keys start behind it");
         Some(offer)
     }
@@ -292,6 +297,16 @@ impl Message {
         let others = if self.kind == Kind::Replies { self.values() } else { &[] };
         let others = others.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
         std::iter::once(self.timestamp()).chain(others)
+    }
+
+    /// The name of the list of keys: those of the message, which the receiver shall remember, or ones that it knows.
+    #[inline]
+    pub fn signature(&self) -> Option<u64> {
+        if self.header().flags & flags::SIGNATURE == 0 {
+            return None;
+        }
+        let signature = self.image[size_of::<Header>()..].first_chunk();
+        Some(u64::from_le_bytes(*signature.expect("decode has seen that the keys start behind it")))
     }
 
     /// `[n]`, strictly ascending, within the range.

@@ -30,6 +30,7 @@ struct Content {
     numbers: [u64; 4],
     range: KeyRange,
     offer: Option<Offer>,
+    signature: Option<u64>,
     keys: Vec<u64>,
     lengths: Vec<u32>,
     values: Vec<u8>,
@@ -52,6 +53,7 @@ impl Content {
             clock: self.numbers[3],
             range: self.range,
             offer: self.offer,
+            signature: self.signature,
             keys: &self.keys,
             lengths: &self.lengths,
             values,
@@ -65,6 +67,7 @@ impl Content {
         assert_eq!((message.table(), message.sender()), (table, sender));
         assert_eq!((message.timestamp(), message.clock()), (self.numbers[2], self.numbers[3]));
         assert_eq!((message.range(), message.offer()), (self.range, self.offer));
+        assert_eq!(message.signature(), self.signature);
         assert_eq!((message.keys(), message.lengths()), (&self.keys[..], &self.lengths[..]));
         assert_eq!(message.values(), &self.values[..]);
     }
@@ -125,15 +128,16 @@ fn contents() -> impl Strategy<Value = Content> {
     ];
     let carriers = prop_oneof![Just(Carrier::Copied), Just(Carrier::Written), Just(Carrier::Apart)];
     let sections = (keys(), proptest::option::of(0..5u32), values, carriers);
-    (kinds(), any::<[u64; 4]>(), proptest::option::of(offers), sections).prop_map(
-        |(kind, numbers, offer, ((range, keys), length, values, carrier))| {
+    let before = (proptest::option::of(offers), proptest::option::of(any::<u64>()));
+    (kinds(), any::<[u64; 4]>(), before, sections).prop_map(
+        |(kind, numbers, (offer, signature), ((range, keys), length, values, carrier))| {
             let lengths = match length {
                 Some(most) => {
                     keys.iter().map(|&key| (key % (u64::from(most) + 1)) as u32).collect()
                 }
                 None => Vec::new(),
             };
-            Content { kind, numbers, range, offer, keys, lengths, values, carrier }
+            Content { kind, numbers, range, offer, signature, keys, lengths, values, carrier }
         },
     )
 }
@@ -214,6 +218,7 @@ fn corpus() -> Vec<Vec<u8>> {
             numbers: [1, 2, 3, 4],
             range: KeyRange::new(1000, 200_000).unwrap(),
             offer: (with_offer == 1).then_some(offer),
+            signature: (case % 5 == 0).then_some(5),
             lengths: if with_lengths == 1 { vec![2; keys.len()] } else { Vec::new() },
             values: (0..count * 3).map(|i| i as u8 / 16).collect(),
             keys,
@@ -275,7 +280,8 @@ fn fit(image: &mut Vec<u8>) {
     let [keys, lengths, values] = [header.key_bytes, header.length_bytes, header.value_bytes]
         .map(|bytes| bytes.get() as usize);
     let offer = if header.flags & flags::OFFER != 0 { size_of::<Offer>() } else { 0 };
-    let before = size_of::<Header>() + offer + keys.next_multiple_of(8);
+    let signature = if header.flags & flags::SIGNATURE != 0 { size_of::<u64>() } else { 0 };
+    let before = size_of::<Header>() + signature + offer + keys.next_multiple_of(8);
     let need = before + lengths.next_multiple_of(8) + values;
     if need <= 1 << 14 {
         image.resize(need, 0);

@@ -20,6 +20,14 @@ pub trait Rule<V>: 'static {
 
     /// Applies `pushed` to `stored`, which has as many values and was zero at first.
     fn apply(&mut self, key: u64, stored: &mut [V], pushed: &[V]);
+
+    /// The same for rows of equal width that lie one behind the other: both slices are `[n * width]`. A rule that treats all
+    /// values alike goes over them in one loop, which is vectorised.
+    fn apply_run(&mut self, keys: &[u64], stored: &mut [V], pushed: &[V]) {
+        let width = pushed.len() / keys.len().max(1);
+        let rows = stored.chunks_exact_mut(width.max(1)).zip(pushed.chunks_exact(width.max(1)));
+        keys.iter().zip(rows).for_each(|(&key, (stored, pushed))| self.apply(key, stored, pushed));
+    }
 }
 
 /// `stored += pushed`.
@@ -27,8 +35,38 @@ pub trait Rule<V>: 'static {
 pub struct Add;
 
 impl<V: Value + AddAssign> Rule<V> for Add {
+    #[inline]
     fn apply(&mut self, _key: u64, stored: &mut [V], pushed: &[V]) {
         stored.iter_mut().zip(pushed).for_each(|(stored, pushed)| *stored += *pushed);
+    }
+
+    fn apply_run(&mut self, _keys: &[u64], stored: &mut [V], pushed: &[V]) {
+        self.apply(0, stored, pushed);
+    }
+}
+
+/// `stored += pushed` for integers, around the end: a worker's numbers must not be able to stop a server.
+struct WrappingAdd;
+
+impl Rule<i32> for WrappingAdd {
+    #[inline]
+    fn apply(&mut self, _key: u64, stored: &mut [i32], pushed: &[i32]) {
+        stored.iter_mut().zip(pushed).for_each(|(a, b)| *a = a.wrapping_add(*b));
+    }
+
+    fn apply_run(&mut self, _keys: &[u64], stored: &mut [i32], pushed: &[i32]) {
+        self.apply(0, stored, pushed);
+    }
+}
+
+impl Rule<i64> for WrappingAdd {
+    #[inline]
+    fn apply(&mut self, _key: u64, stored: &mut [i64], pushed: &[i64]) {
+        stored.iter_mut().zip(pushed).for_each(|(a, b)| *a = a.wrapping_add(*b));
+    }
+
+    fn apply_run(&mut self, _keys: &[u64], stored: &mut [i64], pushed: &[i64]) {
+        self.apply(0, stored, pushed);
     }
 }
 
@@ -39,7 +77,12 @@ pub struct Assign;
 impl<V: Value> Rule<V> for Assign {
     const REPLACES: bool = true;
 
+    #[inline]
     fn apply(&mut self, _key: u64, stored: &mut [V], pushed: &[V]) {
+        stored.copy_from_slice(pushed);
+    }
+
+    fn apply_run(&mut self, _keys: &[u64], stored: &mut [V], pushed: &[V]) {
         stored.copy_from_slice(pushed);
     }
 }
@@ -128,8 +171,8 @@ fn build_add(
     match spec.value {
         ValueType::F32 => rows::<f32, _>(spec, range, Add, memory),
         ValueType::F64 => rows::<f64, _>(spec, range, Add, memory),
-        ValueType::I32 => rows::<i32, _>(spec, range, wrapping_add_i32, memory),
-        ValueType::I64 => rows::<i64, _>(spec, range, wrapping_add_i64, memory),
+        ValueType::I32 => rows::<i32, _>(spec, range, WrappingAdd, memory),
+        ValueType::I64 => rows::<i64, _>(spec, range, WrappingAdd, memory),
     }
 }
 
@@ -144,21 +187,6 @@ fn build_assign(
         ValueType::I32 => rows::<i32, _>(spec, range, Assign, memory),
         ValueType::I64 => rows::<i64, _>(spec, range, Assign, memory),
     }
-}
-
-/// Integers wrap around: a worker's numbers must not be able to stop a server.
-fn wrapping_add_i32(_key: u64, stored: &mut [i32], pushed: &[i32]) {
-    stored
-        .iter_mut()
-        .zip(pushed)
-        .for_each(|(stored, pushed)| *stored = stored.wrapping_add(*pushed));
-}
-
-fn wrapping_add_i64(_key: u64, stored: &mut [i64], pushed: &[i64]) {
-    stored
-        .iter_mut()
-        .zip(pushed)
-        .for_each(|(stored, pushed)| *stored = stored.wrapping_add(*pushed));
 }
 
 fn rows<V: Value, R: Rule<V>>(

@@ -1,7 +1,8 @@
 //! Which row holds a key: sorted arrays, looked up in the order of the sorted keys of a request.
 //!
 //! Requests come sorted, so each look-up starts where the one before ended and gallops from there: a request for most of
-//! the keys costs a merge, one for few keys a binary search each. New keys are collected in a short sorted list, which is
+//! the keys costs a merge, one for few keys a binary search each. Where a request follows the index key by key, as one for all
+//! that were inserted does, it is compared by blocks and the rows are copied. New keys are collected in a short sorted list, which is
 //! merged into the long one when it has grown to a fraction of it: inserting costs amortised logarithmic time.
 
 /// The short list may always hold this many keys.
@@ -9,6 +10,12 @@ const RECENT_MIN: usize = 1024;
 
 /// Beyond that it may hold one key for so many of the long list.
 const RECENT_SHARE: usize = 8;
+
+/// Stands for the row of a key that has none.
+pub(crate) const NO_ROW: u32 = u32::MAX;
+
+/// Keys that are compared at a time where a request follows the index key by key.
+const BLOCK: usize = 8;
 
 /// Sorted keys and their rows.
 #[derive(Debug, Default)]
@@ -38,6 +45,11 @@ impl Sorted {
     fn row_at(&self, position: usize, key: u64) -> Option<u32> {
         (self.keys.get(position) == Some(&key)).then(|| self.rows[position])
     }
+
+    /// As [`Index::row`].
+    fn row(&self, key: u64) -> Option<u32> {
+        self.row_at(self.keys.partition_point(|&k| k < key), key)
+    }
 }
 
 impl Index {
@@ -46,32 +58,41 @@ impl Index {
         self.settled.keys.len() + self.recent.keys.len()
     }
 
-    /// Calls `visit` with the position of each of the sorted `keys`, and its row if it has one.
-    pub(crate) fn find(&self, keys: &[u64], mut visit: impl FnMut(usize, Option<u32>)) {
-        let (mut settled, mut recent) = (0, 0);
-        for (position, &key) in keys.iter().enumerate() {
-            settled = self.settled.gallop(settled, key);
-            let mut row = self.settled.row_at(settled, key);
-            if row.is_none() && !self.recent.keys.is_empty() {
-                recent = self.recent.gallop(recent, key);
-                row = self.recent.row_at(recent, key);
-            }
-            visit(position, row);
-        }
+    /// The row of one key.
+    pub(crate) fn row(&self, key: u64) -> Option<u32> {
+        self.settled.row(key).or_else(|| self.recent.row(key))
     }
 
-    /// Gives rows, numbered from the current [`Index::len`] on, to those of the sorted `keys` that have none.
-    pub(crate) fn insert(&mut self, keys: &[u64]) {
-        let mut new = Vec::new();
-        self.find(keys, |position, row| {
-            if row.is_none() {
-                new.push(keys[position]);
+    /// Appends the row of each of the sorted `keys` to `rows`, or [`NO_ROW`]; returns how many have none.
+    pub(crate) fn find(&self, keys: &[u64], rows: &mut Vec<u32>) -> usize {
+        rows.reserve(keys.len());
+        let (mut at, mut settled, mut recent, mut missing) = (0, 0, 0, 0);
+        while let Some(&key) = keys.get(at) {
+            settled = self.settled.gallop(settled, key);
+            let run = common_prefix(&self.settled.keys[settled..], &keys[at..]);
+            if run > 0 {
+                rows.extend_from_slice(&self.settled.rows[settled..settled + run]);
+                (at, settled) = (at + run, settled + run);
+                continue;
             }
-        });
-        if new.is_empty() {
-            return;
+            recent = self.recent.gallop(recent, key);
+            let row = self.recent.row_at(recent, key);
+            missing += usize::from(row.is_none());
+            rows.push(row.unwrap_or(NO_ROW));
+            at += 1;
         }
+        missing
+    }
+
+    /// Gives rows, numbered from the current [`Index::len`] on, to those of the sorted `keys` that [`Index::find`] found none
+    /// for, and enters them into `rows`.
+    pub(crate) fn insert(&mut self, keys: &[u64], rows: &mut [u32]) {
         let first = self.len() as u32;
+        let mut new = Vec::new();
+        for (&key, row) in keys.iter().zip(rows).filter(|(_, row)| **row == NO_ROW) {
+            *row = first + new.len() as u32;
+            new.push(key);
+        }
         let fresh = Sorted { rows: (first..first + new.len() as u32).collect(), keys: new };
         self.recent = merge(std::mem::take(&mut self.recent), fresh);
         if self.recent.keys.len() > RECENT_MIN.max(self.settled.keys.len() / RECENT_SHARE) {
@@ -79,6 +100,21 @@ impl Index {
                 merge(std::mem::take(&mut self.settled), std::mem::take(&mut self.recent));
         }
     }
+}
+
+/// How many items `a` and `b` have in common from the first on.
+fn common_prefix(a: &[u64], b: &[u64]) -> usize {
+    let (a_blocks, b_blocks) = (a.as_chunks::<BLOCK>().0, b.as_chunks::<BLOCK>().0);
+    let same = |(a, b): (&[u64; BLOCK], &[u64; BLOCK])| {
+        // Without an early end, so that it is vectorised.
+        a.iter().zip(b).fold(0, |different, (a, b)| different | (a ^ b)) == 0
+    };
+    // Most runs are short.
+    if a.first() != b.first() || a.is_empty() {
+        return 0;
+    }
+    let whole = BLOCK * a_blocks.iter().zip(b_blocks).take_while(|&pair| same(pair)).count();
+    whole + a[whole..].iter().zip(&b[whole..]).take_while(|(a, b)| a == b).count()
 }
 
 /// Merges two lists without common keys.
@@ -124,19 +160,29 @@ mod tests {
                 let row = map.len() as u32;
                 map.entry(key).or_insert(row);
             }
-            index.insert(&keys);
+            let mut rows = Vec::new();
+            index.find(&keys, &mut rows);
+            index.insert(&keys, &mut rows);
+            assert!(keys.iter().zip(rows).all(|(key, row)| map[key] == row));
             assert_eq!(index.len(), map.len());
         }
         let all: Vec<u64> = (0..1 << 14).collect();
-        index.find(&all, |position, row| assert_eq!(row, map.get(&all[position]).copied()));
+        let mut rows = Vec::new();
+        let missing = index.find(&all, &mut rows);
+        assert_eq!(missing, all.len() - map.len());
+        for (key, row) in all.iter().zip(rows) {
+            assert_eq!(row, map.get(key).copied().unwrap_or(NO_ROW), "{key}");
+            assert_eq!(index.row(*key), map.get(key).copied(), "{key}");
+        }
     }
 
     #[test]
     fn the_last_key_is_a_key() {
         let mut index = Index::default();
-        index.insert(&[0, u64::MAX]);
+        index.insert(&[0, u64::MAX], &mut [NO_ROW; 2]);
         let mut rows = Vec::new();
-        index.find(&[0, 1, u64::MAX], |_, row| rows.push(row));
-        assert_eq!(rows, [Some(0), None, Some(1)]);
+        assert_eq!(index.find(&[0, 1, u64::MAX], &mut rows), 1);
+        assert_eq!(rows, [0, NO_ROW, 1]);
+        assert_eq!(index.row(u64::MAX), Some(1));
     }
 }

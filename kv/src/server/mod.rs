@@ -1,11 +1,13 @@
 //! A server: threads that each own a shard of every table.
 
+mod found;
 mod handle;
 mod index;
 mod shard;
 mod store;
 mod thread;
 
+pub use found::FoundRows;
 pub use handle::{Add, Assign, Handles, Rule};
 pub use shard::{Pulled, Request, Shard};
 pub use thread::ServerThread;

@@ -4,7 +4,9 @@
 
 use caravan_van::{Buffer, KeyRange, Message, Pool, Shared};
 
+use super::found::FoundRows;
 use crate::consistency::Admission;
+use crate::filter::List;
 
 /// A request for some keys of a shard. The keys are strictly ascending and within the shard's range.
 #[derive(Debug, Clone, Copy)]
@@ -25,19 +27,27 @@ pub struct Request<'a> {
     pub pushes: bool,
     /// Whether it pulls, after the push if it does both.
     pub pulls: bool,
+    /// Beside keys that the server remembers: where the shard may note the rows that it found for them.
+    pub rows: Option<&'a FoundRows>,
 }
 
 impl<'a> Request<'a> {
-    pub(crate) fn of(message: &'a Message, pushes: bool, pulls: bool) -> Self {
+    /// What a message asks for, about the keys that it names, or those of `list`.
+    pub(crate) fn of(
+        message: &'a Message,
+        list: Option<&'a List>,
+        (pushes, pulls): (bool, bool),
+    ) -> Self {
         Request {
             sender: message.sender(),
             clock: message.clock(),
             range: message.range(),
-            keys: message.keys(),
+            keys: list.map_or_else(|| message.keys(), |list| &list.keys),
             lengths: message.lengths(),
             values: message.values(),
             pushes,
             pulls,
+            rows: list.map(|list| &list.rows),
         }
     }
 }
@@ -90,7 +100,7 @@ pub trait Shard {
     /// Says why it can't be.
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String>;
 
-    /// Writes the answer to the pull that was just asked for.
+    /// Writes the answer to the pull that was just asked for; `into` is 8-byte aligned.
     fn read(&mut self, request: &Request<'_>, into: &mut [u8]);
 
     /// Number of values of each key of the pull that was just asked for.

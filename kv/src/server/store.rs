@@ -4,10 +4,13 @@
 //! there without a copy; while a van still sends from a chunk, a push to it writes to a fresh copy instead, so that what is
 //! on its way never changes.
 
+use std::slice::{from_mut, from_ref};
+
 use caravan_van::{Buffer, KeyRange, Pool, Shared, Value};
 
+use super::found::{Found, Piece};
 use super::handle::Rule;
-use super::index::Index;
+use super::index::{Index, NO_ROW};
 use super::shard::{Pulled, Request, Shard};
 use crate::table::{Store, TableSpec};
 
@@ -28,12 +31,10 @@ pub(crate) struct Rows<V, R> {
     chunk_shift: u32,
     chunks: Vec<Shared>,
     rule: R,
-    /// Where the rows of the request at hand are, [`NO_ROW`] for those that are not.
-    rows: Vec<u32>,
+    /// Where the rows of the request at hand are, unless they are kept with its keys.
+    found: Found,
     values: std::marker::PhantomData<V>,
 }
-
-const NO_ROW: u32 = u32::MAX;
 
 /// Bytes of a thread's memory that tables may take: the rest is for messages, without which no lane lives.
 fn share(memory: &Pool) -> usize {
@@ -60,9 +61,9 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
             (Store::Dense, Some(range)) => Keys::Dense(range),
             _ => Keys::Sparse(Index::default()),
         };
-        let (chunks, rows) = (Vec::new(), Vec::new());
-        let mut store =
-            Rows { keys, width, chunk_shift, chunks, rule, rows, values: std::marker::PhantomData };
+        let (chunks, found) = (Vec::new(), Found::default());
+        let values = std::marker::PhantomData;
+        let mut store = Rows { keys, width, chunk_shift, chunks, rule, found, values };
         if let Keys::Dense(range) = store.keys {
             let bytes = range.count() * row_bytes as u128;
             let most = DENSE_BYTES_MAX.min(share(memory) as u128);
@@ -94,82 +95,222 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         Ok(())
     }
 
-    /// Finds the rows of the request's keys, into `self.rows`.
-    fn find(&mut self, keys: &[u64]) {
-        self.rows.clear();
-        match &self.keys {
-            Keys::Dense(range) => {
-                self.rows.extend(keys.iter().map(|key| (key - range.begin()) as u32))
+    /// Calls `with` with what is known of the rows of the request's keys: if they are remembered, from earlier requests.
+    fn with_found<T>(
+        &mut self,
+        request: &Request<'_>,
+        with: impl FnOnce(&mut Self, &mut Found) -> T,
+    ) -> T {
+        if let Some(rows) = request.rows {
+            return with(self, &mut rows.0.borrow_mut());
+        }
+        let mut found = std::mem::take(&mut self.found);
+        let result = with(self, &mut found);
+        self.found = found;
+        result
+    }
+
+    /// Finds the rows of `keys`, unless they were found before.
+    fn find(&self, keys: &[u64], found: &mut Found) {
+        let shift = self.chunk_shift;
+        match (&self.keys, keys) {
+            _ if found.is_complete(keys.len()) => {}
+            (_, [key]) => match self.row(*key) {
+                Some(row) => found.enter_consecutive(row, 1, shift),
+                None => found.enter(1, shift, |rows| {
+                    rows.push(NO_ROW);
+                    1
+                }),
+            },
+            (Keys::Dense(range), [first, .., last]) if last - first == keys.len() as u64 - 1 => {
+                found.enter_consecutive((first - range.begin()) as u32, keys.len(), shift);
             }
-            Keys::Sparse(index) => index.find(keys, |_, row| self.rows.push(row.unwrap_or(NO_ROW))),
+            (Keys::Dense(range), _) => found.enter(keys.len(), shift, |rows| {
+                rows.extend(keys.iter().map(|key| (key - range.begin()) as u32));
+                0
+            }),
+            (Keys::Sparse(index), _) => {
+                found.enter(keys.len(), shift, |rows| index.find(keys, rows));
+            }
         }
     }
 
     /// As [`Rows::find`], with new rows for keys that have none.
-    fn find_or_insert(&mut self, keys: &[u64], memory: &Pool) -> Result<(), String> {
-        self.find(keys);
-        let Keys::Sparse(index) = &self.keys else { return Ok(()) };
-        let new = self.rows.iter().filter(|row| **row == NO_ROW).count();
-        if new == 0 {
+    fn find_or_insert(
+        &mut self,
+        keys: &[u64],
+        found: &mut Found,
+        memory: &Pool,
+    ) -> Result<(), String> {
+        self.find(keys, found);
+        if found.missing() == 0 {
             return Ok(());
         }
-        let count = index.len() + new;
-        if count >= NO_ROW as usize {
-            return Err(format!("a shard holds at most {NO_ROW} rows"));
-        }
-        // First the room, then the keys: with the keys alone, rows would be found that do not exist.
-        self.grow(count, memory)?;
+        self.make_room(found.missing(), memory)?;
         if let Keys::Sparse(index) = &mut self.keys {
-            index.insert(keys);
+            found.complete(self.chunk_shift, |rows| index.insert(keys, rows));
         }
-        self.find(keys);
         Ok(())
     }
 
-    /// Makes the chunks of `self.rows` writable, so that a push for which memory is short leaves no half of itself behind.
-    fn claim(&mut self, memory: &Pool) -> Result<(), String> {
-        for run in self.rows.chunk_by(|a, b| a >> self.chunk_shift == b >> self.chunk_shift) {
-            let chunk = &mut self.chunks[run[0] as usize >> self.chunk_shift];
-            chunk.make_mut(memory).map_err(|error| error.to_string())?;
+    /// Makes room for so many more rows. That comes first, then the keys: with the keys alone, rows would be found that do not
+    /// exist.
+    fn make_room(&mut self, missing: usize, memory: &Pool) -> Result<(), String> {
+        let Keys::Sparse(index) = &self.keys else { return Ok(()) };
+        let count = index.len() + missing;
+        if count >= NO_ROW as usize {
+            return Err(format!("a shard holds at most {NO_ROW} rows"));
+        }
+        self.grow(count, memory)
+    }
+
+    /// The row of one key, if it has one.
+    fn row(&self, key: u64) -> Option<u32> {
+        match &self.keys {
+            Keys::Dense(range) => Some((key - range.begin()) as u32),
+            Keys::Sparse(index) => index.row(key),
+        }
+    }
+
+    fn row_or_insert(&mut self, key: u64, memory: &Pool) -> Result<u32, String> {
+        if let Some(row) = self.row(key) {
+            return Ok(row);
+        }
+        self.make_room(1, memory)?;
+        let mut row = [NO_ROW];
+        if let Keys::Sparse(index) = &mut self.keys {
+            index.insert(&[key], &mut row);
+        }
+        Ok(row[0])
+    }
+
+    /// Pushes one row, the request of most.
+    fn push_one(&mut self, key: u64, pushed: &[V], memory: &Pool) -> Result<(), String> {
+        let row = self.row_or_insert(key, memory)?;
+        let begin = self.within(row) * self.width;
+        let stored = writable(&mut self.chunks[row as usize >> self.chunk_shift], memory)?;
+        self.rule.apply(key, &mut stored[begin..begin + self.width], pushed);
+        Ok(())
+    }
+
+    /// Pushes the values of all `keys`, whose rows were found.
+    fn push_all(
+        &mut self,
+        (keys, found): (&[u64], &Found),
+        pushed: &[V],
+        memory: &Pool,
+    ) -> Result<(), String> {
+        let (shift, width) = (self.chunk_shift, self.width);
+        // All chunks are made writable first, so that a push for which memory is short leaves no half of itself behind.
+        for piece in found.pieces(shift) {
+            writable::<V>(&mut self.chunks[piece.row() as usize >> shift], memory)?;
+        }
+        let mut at = 0;
+        for piece in found.pieces(shift) {
+            let stored = writable(&mut self.chunks[piece.row() as usize >> shift], memory)?;
+            let keys = &keys[at..at + piece.len()];
+            let pushed = &pushed[at * width..][..keys.len() * width];
+            at += keys.len();
+            let mask = (1 << shift) - 1;
+            match piece {
+                Piece::Run { row, len } => {
+                    let begin = (row as usize & mask) * width;
+                    self.rule.apply_run(keys, &mut stored[begin..begin + len * width], pushed);
+                }
+                Piece::Rows(rows) if width == 1 => {
+                    for ((row, &key), pushed) in rows.iter().zip(keys).zip(pushed) {
+                        let stored = from_mut(&mut stored[*row as usize & mask]);
+                        self.rule.apply(key, stored, from_ref(pushed));
+                    }
+                }
+                Piece::Rows(rows) => {
+                    let pushed = pushed.chunks_exact(width);
+                    for ((row, &key), pushed) in rows.iter().zip(keys).zip(pushed) {
+                        let begin = (*row as usize & mask) * width;
+                        self.rule.apply(key, &mut stored[begin..begin + width], pushed);
+                    }
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Writes the values of rows that were found.
+    fn read_all(&self, found: &Found, into: &mut [V]) {
+        let (shift, width) = (self.chunk_shift, self.width);
+        let mask = (1 << shift) - 1;
+        let mut rest = into;
+        for piece in found.pieces(shift) {
+            let (into, others) = rest.split_at_mut(piece.len() * width);
+            rest = others;
+            let chunk = self.chunks.get(piece.row() as usize >> shift);
+            let stored = chunk.map_or(&[][..], |chunk| view(chunk));
+            match piece {
+                Piece::Run { row: NO_ROW, .. } => into.fill(V::default()),
+                Piece::Run { row, .. } => {
+                    into.copy_from_slice(&stored[(row as usize & mask) * width..][..into.len()]);
+                }
+                Piece::Rows(rows) if width == 1 => {
+                    for (&row, into) in rows.iter().zip(into) {
+                        let value = |row| stored[row as usize & mask];
+                        *into = if row == NO_ROW { V::default() } else { value(row) };
+                    }
+                }
+                Piece::Rows(rows) => {
+                    for (&row, into) in rows.iter().zip(into.chunks_exact_mut(width)) {
+                        match row {
+                            NO_ROW => into.fill(V::default()),
+                            _ => into
+                                .copy_from_slice(&stored[(row as usize & mask) * width..][..width]),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Place of a row in its chunk.
+    fn within(&self, row: u32) -> usize {
+        row as usize & ((1 << self.chunk_shift) - 1)
     }
 
     /// Chunk and byte offset of a row.
     fn place(&self, row: u32) -> (usize, usize) {
-        let within = row as usize & ((1 << self.chunk_shift) - 1);
-        (row as usize >> self.chunk_shift, within * self.width * V::BYTES)
+        (row as usize >> self.chunk_shift, self.within(row) * self.width * V::BYTES)
     }
+}
+
+/// A chunk as numbers.
+fn view<V: Value>(chunk: &[u8]) -> &[V] {
+    V::view(chunk).expect("chunks are aligned and hold whole rows")
+}
+
+/// A chunk to write, in a copy if a van still sends from it.
+fn writable<'a, V: Value>(chunk: &'a mut Shared, memory: &Pool) -> Result<&'a mut [V], String> {
+    let bytes = chunk.make_mut(memory).map_err(|error| error.to_string())?;
+    Ok(V::view_mut(bytes).expect("chunks are aligned and hold whole rows"))
 }
 
 impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
     fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String> {
-        let expected = request.keys.len() * self.width * V::BYTES;
+        let keys = request.keys;
+        let expected = keys.len() * self.width * V::BYTES;
         let pushed = V::view(request.values).filter(|_| request.values.len() == expected);
         let Some(pushed) = pushed else {
             return Err(format!(
                 "a push of {} keys takes {expected} bytes, not {}",
-                request.keys.len(),
+                keys.len(),
                 request.values.len()
             ));
         };
-        self.find_or_insert(request.keys, memory)?;
-        if request.keys.len() > 1 {
-            self.claim(memory)?;
+        if let [key] = keys {
+            return self.push_one(*key, pushed, memory);
         }
-        let shift = self.chunk_shift;
-        let mut pushes = request.keys.iter().zip(pushed.chunks_exact(self.width));
-        // Runs of rows in one chunk.
-        for rows in self.rows.chunk_by(|a, b| a >> shift == b >> shift) {
-            let chunk = &mut self.chunks[rows[0] as usize >> shift];
-            let bytes = chunk.make_mut(memory).map_err(|error| error.to_string())?;
-            let stored = V::view_mut(bytes).expect("chunks are aligned and hold whole rows");
-            for (&row, (&key, pushed)) in rows.iter().zip(&mut pushes) {
-                let begin = (row as usize & ((1 << shift) - 1)) * self.width;
-                self.rule.apply(key, &mut stored[begin..begin + self.width], pushed);
-            }
-        }
-        Ok(())
+        self.found.forget();
+        self.with_found(request, |rows, found| {
+            rows.find_or_insert(keys, found, memory)?;
+            rows.push_all((keys, found), pushed, memory)
+        })
     }
 
     /// One large row, which is a chunk by itself, can be exchanged as a whole.
@@ -180,39 +321,29 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
     }
 
     fn adopt(&mut self, key: u64, values: Buffer, memory: &Pool) -> Result<(), String> {
-        self.find_or_insert(&[key], memory)?;
-        let (chunk, _) = self.place(self.rows[0]);
+        let row = self.row_or_insert(key, memory)?;
+        let (chunk, _) = self.place(row);
         self.chunks[chunk] = values.share();
         Ok(())
     }
 
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
-        self.find(request.keys);
         let bytes = request.keys.len() * self.width * V::BYTES;
-        let (Some(&first), Some(&last)) = (self.rows.first(), self.rows.last()) else {
-            return Ok(Pulled::Bytes(0));
-        };
-        let together = bytes >= SHARED_BYTES_MIN
-            && first != NO_ROW
-            && first >> self.chunk_shift == last >> self.chunk_shift
-            && self.rows.windows(2).all(|pair| pair[0] + 1 == pair[1]);
-        if !together {
+        self.found.forget();
+        let only = self.with_found(request, |rows, found| {
+            rows.find(request.keys, found);
+            found.only_run()
+        });
+        let Some(row) = only.filter(|_| bytes >= SHARED_BYTES_MIN) else {
             return Ok(Pulled::Bytes(bytes));
-        }
-        let (chunk, offset) = self.place(first);
+        };
+        let (chunk, offset) = self.place(row);
         Ok(Pulled::Shared(self.chunks[chunk].slice(offset..offset + bytes)))
     }
 
-    fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
-        let row_bytes = self.width * V::BYTES;
-        for (&row, into) in self.rows.iter().zip(into.chunks_exact_mut(row_bytes)) {
-            if row == NO_ROW {
-                into.fill(0);
-                continue;
-            }
-            let (chunk, offset) = self.place(row);
-            into.copy_from_slice(&self.chunks[chunk][offset..offset + row_bytes]);
-        }
+    fn read(&mut self, request: &Request<'_>, into: &mut [u8]) {
+        let into = V::view_mut(into).expect("it is as aligned and as long as `pull` asked for");
+        self.with_found(request, |rows, found| rows.read_all(found, into));
     }
 }
 
@@ -221,7 +352,8 @@ pub(crate) struct VaryingRows<V, R> {
     index: Index,
     stored: Vec<Vec<V>>,
     rule: R,
-    rows: Vec<Option<u32>>,
+    /// Of the request at hand.
+    rows: Vec<u32>,
     lengths: Vec<u32>,
 }
 
@@ -231,9 +363,15 @@ impl<V: Value, R: Rule<V>> VaryingRows<V, R> {
         VaryingRows { index, stored: Vec::new(), rule, rows: Vec::new(), lengths: Vec::new() }
     }
 
-    fn find(&mut self, keys: &[u64]) {
+    /// Finds the rows of `keys`, into `self.rows`; returns how many have none.
+    fn find(&mut self, keys: &[u64]) -> usize {
         self.rows.clear();
-        self.index.find(keys, |_, row| self.rows.push(row));
+        self.index.find(keys, &mut self.rows)
+    }
+
+    /// What a row holds, nothing if there is none.
+    fn stored(&self, row: u32) -> &[V] {
+        self.stored.get(row as usize).map_or(&[], |values| values)
     }
 }
 
@@ -249,9 +387,9 @@ impl<V: Value, R: Rule<V>> Shard for VaryingRows<V, R> {
                 pushed.len()
             ));
         }
-        self.find(request.keys);
-        for (at, row) in self.rows.iter().enumerate() {
-            let stored = row.map_or(0, |row| self.stored[row as usize].len());
+        let missing = self.find(request.keys);
+        for (at, &row) in self.rows.iter().enumerate() {
+            let stored = self.stored(row).len();
             let length = request.lengths[at] as usize;
             if stored != 0 && stored != length && !R::REPLACES {
                 return Err(format!(
@@ -260,11 +398,11 @@ impl<V: Value, R: Rule<V>> Shard for VaryingRows<V, R> {
                 ));
             }
         }
-        self.index.insert(request.keys);
-        self.stored.resize_with(self.index.len(), Vec::new);
-        self.find(request.keys);
+        if missing > 0 {
+            self.index.insert(request.keys, &mut self.rows);
+            self.stored.resize_with(self.index.len(), Vec::new);
+        }
         for (at, row) in self.rows.iter().enumerate() {
-            let Some(row) = row else { continue };
             let (mine, rest) = pushed.split_at(request.lengths[at] as usize);
             let stored = &mut self.stored[*row as usize];
             stored.resize(mine.len(), V::default());
@@ -276,18 +414,18 @@ impl<V: Value, R: Rule<V>> Shard for VaryingRows<V, R> {
 
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
         self.find(request.keys);
-        self.lengths.clear();
-        let lengths =
-            self.rows.iter().map(|row| row.map_or(0, |row| self.stored[row as usize].len() as u32));
-        self.lengths.extend(lengths);
+        let mut lengths = std::mem::take(&mut self.lengths);
+        lengths.clear();
+        lengths.extend(self.rows.iter().map(|&row| self.stored(row).len() as u32));
+        self.lengths = lengths;
         let total: usize = self.lengths.iter().map(|&n| n as usize).sum();
         Ok(Pulled::Varying(total * V::BYTES))
     }
 
     fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
         let mut at = 0;
-        for row in self.rows.iter().flatten() {
-            let bytes = V::bytes(&self.stored[*row as usize]);
+        for &row in &self.rows {
+            let bytes = V::bytes(self.stored(row));
             into[at..at + bytes.len()].copy_from_slice(bytes);
             at += bytes.len();
         }

@@ -2,6 +2,8 @@
 //!
 //! Path: 9 of 13. The thread owns its lanes and its shards; it takes no lock and hands work to nobody.
 
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use super::handle::Handles;
 use super::shard::{Pulled, Request, Shard};
 use crate::consistency::Admission;
 use crate::error::Result;
+use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered};
 use crate::op::Op;
 use crate::table::TableSpec;
 
@@ -29,6 +32,9 @@ pub struct ServerThread {
     tables: Vec<Entry>,
     arrivals: Vec<Arrival>,
     parked: Vec<Parked>,
+    lists: Remembered,
+    /// Lanes that were asked for keys.
+    asked: HashMap<PeerId, Asked>,
 }
 
 struct Entry {
@@ -42,7 +48,14 @@ struct Entry {
 struct Parked {
     peer: PeerId,
     message: Message,
+    list: Option<Rc<List>>,
     clock: u64,
+}
+
+/// A request whose keys were asked for, and what came behind it.
+struct Asked {
+    message: Message,
+    held: VecDeque<Message>,
 }
 
 /// What is left to do for a request.
@@ -51,8 +64,8 @@ enum Left {
     Nothing,
     /// To park it until its shard's clock has come to this.
     Park(u64),
-    /// To keep what it pushes as it lies.
-    Adopt,
+    /// To keep what it pushes to this key as it lies.
+    Adopt(u64),
 }
 
 impl ServerThread {
@@ -66,7 +79,15 @@ impl ServerThread {
             tables: Vec::new(),
             arrivals: Vec::with_capacity(64),
             parked: Vec::new(),
+            lists: Remembered::new(REMEMBERED_BYTES_MAX),
+            asked: HashMap::new(),
         }
+    }
+
+    /// Remembers at most so many bytes of lists of keys for the workers that name them.
+    pub fn remember_bytes(mut self, bytes_max: usize) -> Self {
+        self.lists = Remembered::new(bytes_max);
+        self
     }
 
     /// Where workers connect to.
@@ -128,15 +149,54 @@ impl ServerThread {
         self.arrivals = arrivals;
     }
 
-    /// Executes one request, or parks it, and then those that waited for it.
+    /// Finds the keys that a request names, or asks for them; then executes it.
     fn handle(&mut self, peer: PeerId, message: Message) {
+        if !self.asked.is_empty() && self.asked.contains_key(&peer) {
+            return self.hold(peer, message);
+        }
+        let Some(signature) = message.signature() else { return self.admit(peer, message, None) };
+        let table = message.table();
+        let list = match message.keys() {
+            [] => self.lists.recall(peer, table, signature),
+            keys => Some(self.lists.remember((peer, table, signature), keys)),
+        };
+        match list {
+            Some(list) => self.admit(peer, message, Some(list)),
+            None => {
+                let asks = Draft { op: Op::Keys as u8, ..answer(Kind::Failure, &message) };
+                self.asked.insert(peer, Asked { message, held: VecDeque::new() });
+                self.post(peer, asks);
+            }
+        }
+    }
+
+    /// Takes in a message of a lane that was asked for keys: if it brings them, the request that lacked them is executed, and
+    /// then what came behind it.
+    fn hold(&mut self, peer: PeerId, message: Message) {
+        let Some(asked) = self.asked.get_mut(&peer) else { return };
+        let lacking = &asked.message;
+        let brings = message.op() == Op::Keys as u8
+            && (message.table(), message.timestamp(), message.signature())
+                == (lacking.table(), lacking.timestamp(), lacking.signature());
+        let Some(signature) = message.signature().filter(|_| brings) else {
+            return asked.held.push_back(message);
+        };
+        let Some(asked) = self.asked.remove(&peer) else { return };
+        let list = self.lists.remember((peer, message.table(), signature), message.keys());
+        drop(message);
+        self.admit(peer, asked.message, Some(list));
+        asked.held.into_iter().for_each(|message| self.handle(peer, message));
+    }
+
+    /// Executes one request, or parks it, and then those that waited for it.
+    fn admit(&mut self, peer: PeerId, message: Message, list: Option<Rc<List>>) {
         let table = message.table();
         // Clocks are of interest to those who wait.
         let before = if self.parked.is_empty() { None } else { self.clock(table) };
-        match self.execute(peer, &message) {
+        match self.execute(peer, &message, list.as_deref()) {
             Left::Nothing => {}
-            Left::Park(clock) => self.parked.push(Parked { peer, message, clock }),
-            Left::Adopt => self.adopt(peer, message),
+            Left::Park(clock) => self.parked.push(Parked { peer, message, list, clock }),
+            Left::Adopt(key) => self.adopt(peer, message, key),
         }
         if before.is_some() && before < self.clock(table) {
             self.unpark();
@@ -154,15 +214,15 @@ impl ServerThread {
                 at += 1;
                 continue;
             }
-            let Parked { peer, message, .. } = self.parked.remove(at);
-            match self.execute(peer, &message) {
+            let Parked { peer, message, list, .. } = self.parked.remove(at);
+            match self.execute(peer, &message, list.as_deref()) {
                 Left::Nothing => {}
                 Left::Park(clock) => {
                     let at_most = self.parked.len();
-                    self.parked.insert(at.min(at_most), Parked { peer, message, clock });
+                    self.parked.insert(at.min(at_most), Parked { peer, message, list, clock });
                     at += 1;
                 }
-                Left::Adopt => self.adopt(peer, message),
+                Left::Adopt(key) => self.adopt(peer, message, key),
             }
             if before < self.clock(table) {
                 at = 0;
@@ -177,14 +237,17 @@ impl ServerThread {
     /// Drops what waits for the sake of a peer that is gone.
     fn forget(&mut self, peer: PeerId) {
         self.parked.retain(|parked| parked.peer != peer);
+        self.asked.remove(&peer);
+        self.lists.forget(peer);
     }
 
-    fn execute(&mut self, peer: PeerId, message: &Message) -> Left {
+    fn execute(&mut self, peer: PeerId, message: &Message, list: Option<&List>) -> Left {
         let left = match Op::from_raw(message.op()) {
             None => Err(format!("there is no operation {}", message.op())),
             Some(Op::Create) => self.create(peer, message).map(|()| Left::Nothing),
             Some(Op::Command) => self.command(peer, message).map(|()| Left::Nothing),
-            Some(op) => self.serve(peer, message, op),
+            Some(Op::Keys) => Err("nobody asked for these keys".to_owned()),
+            Some(op) => self.serve(peer, message, list, op),
         };
         left.unwrap_or_else(|reason| {
             let values = Values::Copied(reason.as_bytes());
@@ -194,9 +257,9 @@ impl ServerThread {
     }
 
     /// Serves a push that is kept as it lies.
-    fn adopt(&mut self, peer: PeerId, message: Message) {
+    fn adopt(&mut self, peer: PeerId, message: Message, key: u64) {
         let failure = answer(Kind::Failure, &message);
-        let (table, timestamp, key) = (message.table(), message.timestamp(), message.keys()[0]);
+        let (table, timestamp) = (message.table(), message.timestamp());
         let adopted = find(&mut self.tables, table).and_then(|entry| {
             entry.shard.adopt(key, message.into_values(), self.endpoint.memory())
         });
@@ -209,16 +272,22 @@ impl ServerThread {
     }
 
     /// Serves a push, a pull or both, unless it has to be parked or its values can be kept.
-    fn serve(&mut self, peer: PeerId, message: &Message, op: Op) -> Result<Left, String> {
+    fn serve(
+        &mut self,
+        peer: PeerId,
+        message: &Message,
+        list: Option<&List>,
+        op: Op,
+    ) -> Result<Left, String> {
         let Entry { range, shard, spec } = find(&mut self.tables, message.table())?;
-        let request = Request::of(message, op.pushes(), op.pulls());
+        let request = Request::of(message, list, (op.pushes(), op.pulls()));
         check_keys(request.keys, *range, &spec.name)?;
         if let Admission::AfterClock(clock) = shard.admit(&request) {
             return Ok(Left::Park(clock));
         }
         // What a worker lends goes back to it.
         if op == Op::Push && message.lent().is_none() && shard.adopts(&request) {
-            return Ok(Left::Adopt);
+            return Ok(Left::Adopt(request.keys[0]));
         }
         if request.pushes {
             shard.push(&request, self.endpoint.memory())?;

@@ -3,10 +3,12 @@
 //! Path: the way back, codec > **answer** > tracker. It runs on the caller's thread, inside [`Worker::poll`].
 
 use caravan_van::wire::Kind;
-use caravan_van::{Arrival, Buffer, Message, Pool};
+use caravan_van::{Arrival, Buffer, Draft, Message, Pool};
 
-use super::Worker;
+use super::{Known, Worker};
 use crate::error::{Error, Result, with_sources};
+use crate::filter::Outstanding;
+use crate::op::Op;
 use crate::tracker::{Callback, Part, Slot, What};
 
 impl Worker {
@@ -53,6 +55,7 @@ impl Worker {
 
     /// Enters that a server has done what it was asked to, and says no more: it is a push, or it is wrong.
     fn answer_bare(&mut self, server: usize, timestamp: u64) {
+        drop(self.named(timestamp, server));
         if self.tracker.complete_push(timestamp, server) {
             return; // as most are
         }
@@ -70,6 +73,12 @@ impl Worker {
     /// Enters what a server replied, or why it failed.
     fn answer(&mut self, server: usize, message: Message) {
         let timestamp = message.timestamp();
+        if let Some(named) = self.named(timestamp, server)
+            && message.kind() == Kind::Failure
+            && message.op() == Op::Keys as u8
+        {
+            return self.send_keys(server, timestamp, named);
+        }
         if message.is_bare() && self.tracker.complete_push(timestamp, server) {
             return; // as most are
         }
@@ -87,8 +96,36 @@ impl Worker {
         self.conclude(server, timestamp, outcome);
     }
 
+    /// What is kept of a request that named its keys and is answered now.
+    fn named(&mut self, timestamp: u64, server: usize) -> Option<Outstanding> {
+        if self.named.is_empty() { None } else { self.named.remove(&(timestamp, server)) }
+    }
+
+    /// Sends a server the keys that it was asked about by a signature it does not know. It has the rest of the request.
+    fn send_keys(&mut self, server: usize, timestamp: u64, named: Outstanding) {
+        let Outstanding { list, keys, table, offer } = named;
+        let Known { spec, coding, sent, .. } = &mut self.tables[table];
+        if let Some(sent) = sent {
+            sent.asked(list.signature, server, keys.len());
+        }
+        let draft = Draft {
+            op: Op::Keys as u8,
+            table: spec.id,
+            timestamp,
+            offer,
+            signature: Some(list.signature),
+            keys: &list.keys[keys],
+            ..Draft::new(Kind::Request)
+        };
+        // What asked for them gave back the credit that they take.
+        if let Err(error) = self.endpoint.post(self.servers[server].peer, draft, coding) {
+            self.lose(server, &error);
+        }
+    }
+
     /// Enters values that a server has put where they were wanted.
     fn placed(&mut self, server: usize, timestamp: u64, memory: Buffer, len: usize) {
+        drop(self.named(timestamp, server));
         let Some((slot, at)) = self.tracker.answered(timestamp, server) else { return };
         slot.parts[at].offered = None;
         let outcome = land(&mut slot.parts[at], memory, len);
@@ -112,6 +149,7 @@ impl Worker {
         self.servers[server].lost = Some(with_sources(error));
         // Takes back what was offered to it.
         self.endpoint.disconnect(self.servers[server].peer);
+        self.named.retain(|(_, at), _| *at != server);
         for timestamp in self.tracker.open_timestamps() {
             let Some((slot, _)) = self.tracker.answered(timestamp, server) else { continue };
             if !slot.abandoned {

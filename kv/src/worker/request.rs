@@ -10,6 +10,7 @@ use caravan_van::{Buffer, Draft, KeyRange, PeerId, Shared, Values};
 
 use super::{Known, NAP, Server, Table, Worker};
 use crate::error::{Error, Result};
+use crate::filter::{Outstanding, Signed};
 use crate::op::Op;
 use crate::slicer;
 use crate::table::TableSpec;
@@ -63,7 +64,7 @@ impl<'a> Request<'a> {
 impl Worker {
     /// Sends a request to the servers that hold its keys.
     pub(super) fn request(&mut self, mut request: Request<'_>) -> Result<Timestamp> {
-        let place = self.check(&request)?;
+        let (place, list) = self.check(&request)?;
         let Request { what, table, keys, .. } = request;
         let mut into = match (what, request.into.take()) {
             (What::Push, _) => None,
@@ -78,7 +79,7 @@ impl Worker {
         for (server, slice) in slicer::cut(keys, &parts) {
             sent = self.send_part(
                 timestamp,
-                &request,
+                (&request, list.as_ref()),
                 (server, parts[server]),
                 slice,
                 &mut value,
@@ -104,10 +105,16 @@ impl Worker {
         })
     }
 
-    /// Checks a request as a whole; returns the bytes that its answer will hold, 0 when that is not known.
-    fn check(&self, request: &Request<'_>) -> Result<usize> {
-        let Known { spec, range, .. } = self.known(request.table)?;
-        slicer::check(request.keys, *range, &spec.name)?;
+    /// Checks a request as a whole; returns the bytes that its answer will hold, 0 when that is not known, and the keys with
+    /// their signature if they are to be cached.
+    fn check(&mut self, request: &Request<'_>) -> Result<(usize, Option<Signed>)> {
+        self.known(request.table)?;
+        let Known { spec, range, sent, .. } = &mut self.tables[request.table.0 as usize];
+        let check = |keys: &[u64]| slicer::check(keys, *range, &spec.name);
+        let list = match sent {
+            None => check(request.keys).map(|()| None)?,
+            Some(sent) => sent.sign(request.keys, check)?,
+        };
         let wrong = |what, expected, found| Error::WrongLength {
             what,
             table: spec.name.clone(),
@@ -132,7 +139,7 @@ impl Worker {
         let place = count.saturating_mul(row);
         match &request.into {
             Some(into) if into.len() != place => Err(wrong("the buffer", place, into.len())),
-            _ => Ok(place),
+            _ => Ok((place, list)),
         }
     }
 
@@ -140,7 +147,7 @@ impl Worker {
     fn send_part(
         &mut self,
         timestamp: Timestamp,
-        request: &Request<'_>,
+        (request, list): (&Request<'_>, Option<&Signed>),
         (server, range): (usize, KeyRange),
         slice: Range<usize>,
         value: &mut usize,
@@ -148,7 +155,7 @@ impl Worker {
     ) -> Result<()> {
         let peer = self.room(server)?;
         let eager_bytes = self.endpoint.eager_bytes();
-        let Known { spec, coding, .. } = &mut self.tables[request.table.0 as usize];
+        let Known { spec, coding, sent, .. } = &mut self.tables[request.table.0 as usize];
         let lengths =
             if request.lengths.is_empty() { &[][..] } else { &request.lengths[slice.clone()] };
         let bytes = value_bytes(spec, slice.len(), lengths);
@@ -161,15 +168,23 @@ impl Worker {
         if let Some(place) = place.take_if(|place| place.len() > eager_bytes) {
             offer = Some(self.endpoint.offer(peer, place)?);
         }
+        let named = list.zip(sent.as_mut()).and_then(|(list, sent)| {
+            sent.omits(list.signature, server, slice.len()).then_some(list)
+        });
         let draft = Draft {
             range,
             offer,
-            keys: &request.keys[slice.clone()],
+            signature: list.map(|list| list.signature),
+            keys: if named.is_some() { &[] } else { &request.keys[slice.clone()] },
             lengths,
             values: request.load.part(load, eager_bytes),
             ..draft(timestamp, request.what, spec.id, self.clock)
         };
         let posted = self.endpoint.post(peer, draft, coding);
+        if let (Some(list), Ok(())) = (named, &posted) {
+            let (list, keys, table) = (list.clone(), slice.clone(), request.table.0 as usize);
+            self.named.insert((timestamp.0, server), Outstanding { list, keys, table, offer });
+        }
         let offered = offer.map(|offer| offer.key.get());
         let (keys, bytes) = (slice.len(), if request.what == What::Push { 0 } else { asked });
         let part = Part { server, answered: false, keys, into: place, bytes, offered };

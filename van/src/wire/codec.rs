@@ -127,8 +127,14 @@ fn lay(
     pool: &Pool,
     place: &mut [u8],
 ) -> Result<(usize, Option<Shared>)> {
-    let Draft { kind, op, table, timestamp, clock, range, offer, keys, lengths, values } = draft;
+    let Draft { kind, op, table, timestamp, clock, range, offer, .. } = draft;
+    let Draft { signature, keys, lengths, values, .. } = draft;
     let mut image = Image::new(place, coding, pool);
+    if let Some(signature) = signature {
+        let bytes = signature.to_le_bytes();
+        image.append(bytes.len(), |place| place.copy_from_slice(&bytes));
+        image.flags |= flags::SIGNATURE;
+    }
     if let Some(offer) = offer {
         image.append(size_of::<Offer>(), |place| place.copy_from_slice(offer.as_bytes()));
         image.flags |= flags::OFFER;
@@ -231,6 +237,7 @@ impl Plan {
         // What saturates does not fit the address space, and so no pool.
         let head_bytes = size_of::<Header>()
             .saturating_add(if draft.offer.is_some() { size_of::<Offer>() } else { 0 })
+            .saturating_add(if draft.signature.is_some() { size_of::<u64>() } else { 0 })
             .saturating_add(key_bytes.next_multiple_of(ALIGN))
             .saturating_add(length_bytes.next_multiple_of(ALIGN))
             .saturating_add(if inside { value_bytes } else { 0 });
@@ -501,6 +508,12 @@ fn read_sections(
     Ok(Message { kind, keys, lengths, values, image })
 }
 
+/// Bytes of the signature section, which comes first.
+#[inline]
+pub(crate) fn signature_bytes(flags: u8) -> usize {
+    if flags & flags::SIGNATURE == 0 { 0 } else { size_of::<u64>() }
+}
+
 fn read_header(image: &[u8]) -> Result<&Header, DecodeError> {
     let offset = image.as_ptr().addr() % ALIGN;
     if offset != 0 {
@@ -529,7 +542,7 @@ fn check_header(header: &Header) -> Result<Kind, DecodeError> {
 
 fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
     let flags = header.flags;
-    if flags & !flags::OFFER == 0 {
+    if flags & !(flags::OFFER | flags::SIGNATURE) == 0 {
         return Ok(()); // no section is coded or apart
     }
     if flags & !flags::ALL != 0 {
@@ -574,7 +587,9 @@ impl Layout {
         let is_set = |flag| header.flags & flag != 0;
         let align = |end: u64| end.next_multiple_of(ALIGN as u64);
         // In 64 bits nothing overflows: there are three sections of 32 bits.
-        let keys = size_of::<Header>() + if is_set(flags::OFFER) { size_of::<Offer>() } else { 0 };
+        let keys = size_of::<Header>()
+            + signature_bytes(header.flags)
+            + if is_set(flags::OFFER) { size_of::<Offer>() } else { 0 };
         let lengths = align(keys as u64 + u64::from(header.key_bytes.get()));
         let values = align(lengths + u64::from(header.length_bytes.get()));
         let end = match apart {

@@ -13,7 +13,8 @@ pub const VERSION: u8 = 3;
 
 /// First 64 bytes of every message: one cache line, no padding.
 ///
-/// What follows, each section 8-byte aligned: an [`Offer`] if [`flags::OFFER`], keys, lengths, values.
+/// What follows, each section 8-byte aligned: a signature if [`flags::SIGNATURE`], an [`Offer`] if [`flags::OFFER`], keys, lengths,
+/// values.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -107,8 +108,11 @@ pub mod flags {
     /// The checksum leaves the values to the carrier's own: they were sent from where they lay, or by a carrier that checks every
     /// byte itself. Only of an image that has its frame to itself.
     pub const VALUES_UNCOVERED: u8 = 32;
+    /// The signature of a list of keys, 8 bytes, stands behind the header. The receiver remembers the keys of the message under it,
+    /// or knows them if there are none.
+    pub const SIGNATURE: u8 = 64;
     /// All of the above.
-    pub const ALL: u8 = 63;
+    pub const ALL: u8 = 127;
 }
 
 /// Names memory that one node lets one peer write, once.

@@ -306,8 +306,8 @@ fn strangers_are_refused() {
         let forged = request().header(|header| header.kind = kind);
         assert_eq!(forged.refusal(), DecodeError::UnknownKind { kind });
     }
-    let forged = request().header(|header| header.flags = 64);
-    assert_eq!(forged.refusal(), DecodeError::UnknownFlags { flags: 64 });
+    let forged = request().header(|header| header.flags = 128);
+    assert_eq!(forged.refusal(), DecodeError::UnknownFlags { flags: 128 });
 }
 
 #[test]

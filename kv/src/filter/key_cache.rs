@@ -1,0 +1,264 @@
+//! Key caching: a list of keys that was sent before is not sent again, but named by its signature.
+//!
+//! * The first message with a list carries the keys and their signature: "remember them under this". Later ones carry the
+//!   signature alone, whether they push or pull; answers to pulls hold values only in any case.
+//! * The server remembers lists by lane and table, up to a number of bytes in all, and forgets those that were used least
+//!   recently; a lane's lists go with the lane. Beside a list it notes where the rows of its keys are.
+//! * If it does not know a signature, it asks for the keys: a failure with the operation `Keys`. It keeps the request that it
+//!   could not execute, and holds back what comes after it on that lane, until a request with that operation and the
+//!   timestamp of the first brings the keys. So nothing is applied twice, or out of order, and values travel once.
+//!
+//! Signatures are the worker's: it makes them (`signature.rs`), and gives each list a copy of its own to answer with when
+//! it is asked. The server takes them for names, and never looks one up for another lane.
+//!
+//! Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014, section 5.1. There the signature
+//! covers the first keys only, and a server that does not know one gives up.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use caravan_van::PeerId;
+use caravan_van::wire::Offer;
+
+use super::lru::Lru;
+use super::signature::Signer;
+use crate::error::Result;
+use crate::server::FoundRows;
+
+/// Shorter lists are sent as they are.
+const KEYS_MIN: usize = 32;
+
+/// Bytes of lists that a worker keeps a table, and a server thread in all unless told otherwise.
+pub const REMEMBERED_BYTES_MAX: usize = 64 << 20;
+
+/// After the server has asked for a list for the n-th time, 2^n messages go with it, up to two to this.
+const PATIENCE_MAX: u32 = 10;
+
+/// Bytes that a list takes at a server: keys, rows, runs of rows, and itself.
+fn bytes_at_server(keys: usize) -> usize {
+    keys * (size_of::<u64>() + size_of::<u32>() + 2) + 256
+}
+
+/// What key caching did.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct KeyCacheCounters {
+    /// Messages that named their keys instead of carrying them.
+    pub messages_named: u64,
+    /// How often a server did not know a name, and asked for the keys.
+    pub messages_asked: u64,
+    /// Bytes of keys that were not sent, less those of the signatures.
+    pub bytes_saved: u64,
+}
+
+/// A worker's lists for one table.
+pub(crate) struct Sent {
+    signer: Signer,
+    lists: Lru<u64, SentList>,
+    pub(crate) counters: KeyCacheCounters,
+}
+
+struct SentList {
+    keys: Rc<[u64]>,
+    /// By number of the server.
+    at: Vec<AtServer>,
+}
+
+/// What is known of a list at one server.
+#[derive(Clone, Copy, Default)]
+struct AtServer {
+    /// Whether the server was sent it.
+    knows: bool,
+    /// How often it has asked.
+    asked: u32,
+    /// Messages that still carry the keys.
+    wait: u32,
+}
+
+/// A list with its signature.
+#[derive(Clone)]
+pub(crate) struct Signed {
+    pub(crate) signature: u64,
+    pub(crate) keys: Rc<[u64]>,
+}
+
+impl Sent {
+    /// Lists of up to [`REMEMBERED_BYTES_MAX`] bytes, to be sent to any number of servers.
+    pub(crate) fn new() -> Sent {
+        let lists = Lru::new(REMEMBERED_BYTES_MAX);
+        Sent { signer: Signer::new(0), lists, counters: KeyCacheCounters::default() }
+    }
+
+    /// Signs `keys`, unless they are few; those that are new are given to `check` first.
+    ///
+    /// # Errors
+    /// What `check` says.
+    pub(crate) fn sign(
+        &mut self,
+        keys: &[u64],
+        check: impl FnOnce(&[u64]) -> Result<()>,
+    ) -> Result<Option<Signed>> {
+        if keys.len() < KEYS_MIN {
+            check(keys)?;
+            return Ok(None);
+        }
+        let signature = self.signer.sign(keys);
+        let known = self.lists.touch(&signature).filter(|list| list.keys.len() == keys.len());
+        if let Some(list) = known {
+            return Ok(Some(Signed { signature, keys: list.keys.clone() }));
+        }
+        check(keys)?;
+        let copy: Rc<[u64]> = keys.into();
+        let list = SentList { keys: copy.clone(), at: Vec::new() };
+        self.lists.insert(signature, list, size_of_val(keys) + size_of::<SentList>());
+        Ok(Some(Signed { signature, keys: copy }))
+    }
+
+    /// Whether the message to `server` that is made now can do without its `keys` keys.
+    pub(crate) fn omits(&mut self, signature: u64, server: usize, keys: usize) -> bool {
+        // A list too long to be kept is sent every time.
+        let Some(list) = self.lists.peek(&signature) else { return false };
+        if list.at.len() <= server {
+            list.at.resize(server + 1, AtServer::default());
+        }
+        let at = &mut list.at[server];
+        if at.knows {
+            self.counters.messages_named += 1;
+            self.counters.bytes_saved += (keys.saturating_sub(1) * size_of::<u64>()) as u64;
+            return true;
+        }
+        at.wait = at.wait.saturating_sub(1);
+        at.knows = at.wait == 0;
+        false
+    }
+
+    /// `server` did not know a list, and is being sent it.
+    pub(crate) fn asked(&mut self, signature: u64, server: usize, keys: usize) {
+        self.counters.messages_asked += 1;
+        let again = (keys * size_of::<u64>()) as u64;
+        self.counters.bytes_saved = self.counters.bytes_saved.saturating_sub(again);
+        let Some(list) = self.lists.peek(&signature) else { return };
+        let Some(at) = list.at.get_mut(server) else { return };
+        at.asked = (at.asked + 1).min(PATIENCE_MAX);
+        // What asks for keys comes with them as well, so the next may go without.
+        at.wait = (1 << at.asked) - 2;
+        at.knows = at.wait == 0;
+    }
+}
+
+/// A message that named its keys, until it is answered.
+pub(crate) struct Outstanding {
+    /// Of all servers.
+    pub(crate) list: Signed,
+    /// Those of this server.
+    pub(crate) keys: Range<usize>,
+    /// The worker's number of the table.
+    pub(crate) table: usize,
+    /// Where the answer is wanted.
+    pub(crate) offer: Option<Offer>,
+}
+
+/// A list that a server remembers.
+#[derive(Debug)]
+pub(crate) struct List {
+    pub(crate) keys: Box<[u64]>,
+    /// Where the table's shard has found them.
+    pub(crate) rows: FoundRows,
+}
+
+/// The lists that a server thread remembers, of all its lanes.
+pub(crate) struct Remembered {
+    lists: Lru<Name, Rc<List>>,
+}
+
+type Name = (PeerId, u32, u64);
+
+impl Remembered {
+    /// None yet, and at most `bytes_max` bytes of them.
+    pub(crate) fn new(bytes_max: usize) -> Remembered {
+        Remembered { lists: Lru::new(bytes_max) }
+    }
+
+    /// Remembers keys that `peer` has sent with a signature, if they are not more than all that can be remembered.
+    pub(crate) fn remember(
+        &mut self,
+        (peer, table, signature): (PeerId, u32, u64),
+        keys: &[u64],
+    ) -> Rc<List> {
+        let list = Rc::new(List { keys: keys.into(), rows: FoundRows::default() });
+        self.lists.insert((peer, table, signature), list.clone(), bytes_at_server(keys.len()));
+        list
+    }
+
+    /// The keys that `peer` has sent under a signature, if they are remembered.
+    pub(crate) fn recall(&mut self, peer: PeerId, table: u32, signature: u64) -> Option<Rc<List>> {
+        self.lists.touch(&(peer, table, signature)).map(|list| list.clone())
+    }
+
+    /// A lane is gone.
+    pub(crate) fn forget(&mut self, peer: PeerId) {
+        self.lists.retain(|(of, ..)| *of != peer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::error::Error;
+
+    fn fine(_: &[u64]) -> Result<()> {
+        Ok(())
+    }
+
+    #[test]
+    fn a_list_is_checked_once_and_named_from_the_second_message_on() {
+        let mut sent = Sent::new();
+        let keys: Vec<u64> = (0..100).collect();
+        let refuse = |_: &[u64]| Err(Error::Config("no".to_owned()));
+        assert!(sent.sign(&keys, refuse).is_err());
+        assert!(sent.sign(&keys[..5], fine).unwrap().is_none(), "few keys are no list");
+        let signed = sent.sign(&keys, fine).unwrap().unwrap();
+        assert!(!sent.omits(signed.signature, 1, 40));
+        assert!(sent.omits(signed.signature, 1, 40) && !sent.omits(signed.signature, 0, 60));
+        let again = sent.sign(&keys, refuse).unwrap().unwrap();
+        assert_eq!((again.signature, &*again.keys), (signed.signature, &keys[..]));
+        let counters = KeyCacheCounters { messages_named: 1, messages_asked: 0, bytes_saved: 312 };
+        assert_eq!(sent.counters, counters);
+    }
+
+    #[test]
+    fn a_server_that_asks_often_is_sent_the_keys() {
+        let mut sent = Sent::new();
+        let keys: Vec<u64> = (0..100).collect();
+        let signature = sent.sign(&keys, fine).unwrap().unwrap().signature;
+        assert!(!sent.omits(signature, 0, 100));
+        let mut between = Vec::new();
+        for _ in 0..4 {
+            let carried = (0..).take_while(|_| !sent.omits(signature, 0, 100)).count();
+            between.push(carried);
+            sent.asked(signature, 0, 100);
+        }
+        assert_eq!(between, [0, 0, 2, 6]);
+        assert_eq!(sent.counters.messages_asked, 4);
+    }
+
+    #[test]
+    fn lists_belong_to_a_lane_and_a_table_and_the_oldest_go_first() {
+        let mut lists = Remembered::new(3 * bytes_at_server(100));
+        let keys: Vec<u64> = (0..100).collect();
+        let [a, b] = [PeerId(1), PeerId(2)];
+        lists.remember((a, 7, 1), &keys);
+        assert!(lists.recall(b, 7, 1).is_none() && lists.recall(a, 8, 1).is_none());
+        assert_eq!(*lists.recall(a, 7, 1).unwrap().keys, keys);
+        lists.remember((a, 7, 2), &keys);
+        lists.remember((b, 7, 2), &keys);
+        assert!(lists.recall(a, 7, 1).is_some());
+        lists.remember((b, 7, 3), &keys);
+        assert!(lists.recall(a, 7, 2).is_none() && lists.recall(a, 7, 1).is_some());
+        lists.forget(b);
+        assert!(lists.recall(b, 7, 2).is_none() && lists.recall(b, 7, 3).is_none());
+        let long: Vec<u64> = (0..400).collect();
+        assert_eq!(*lists.remember((a, 7, 9), &long).keys, long);
+        assert!(lists.recall(a, 7, 9).is_none() && lists.recall(a, 7, 1).is_some());
+    }
+}

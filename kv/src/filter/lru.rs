@@ -1,0 +1,182 @@
+//! A bounded store that forgets what was used least recently. Bounded in bytes, which whoever stores something states.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+/// Stands for no entry.
+const NONE: u32 = u32::MAX;
+
+/// Values by key, of at most `bytes_max` bytes together.
+pub(crate) struct Lru<K, V> {
+    places: HashMap<K, u32>,
+    entries: Vec<Entry<K, V>>,
+    free: Vec<u32>,
+    /// The ends of the chain from the entry that was used last to the one that will be forgotten first.
+    newest: u32,
+    oldest: u32,
+    bytes: usize,
+    bytes_max: usize,
+}
+
+struct Entry<K, V> {
+    key: K,
+    /// `None` while the entry is free.
+    value: Option<V>,
+    bytes: usize,
+    newer: u32,
+    older: u32,
+}
+
+impl<K: Hash + Eq + Clone, V> Lru<K, V> {
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        Lru {
+            places: HashMap::new(),
+            entries: Vec::new(),
+            free: Vec::new(),
+            newest: NONE,
+            oldest: NONE,
+            bytes: 0,
+            bytes_max,
+        }
+    }
+
+    /// The value of `key`, which becomes the one that was used last.
+    pub(crate) fn touch(&mut self, key: &K) -> Option<&mut V> {
+        let at = *self.places.get(key)?;
+        if self.newest != at {
+            self.unlink(at);
+            self.link(at);
+        }
+        self.entries[at as usize].value.as_mut()
+    }
+
+    /// The value of `key`, and nothing else changes.
+    pub(crate) fn peek(&mut self, key: &K) -> Option<&mut V> {
+        let at = *self.places.get(key)?;
+        self.entries[at as usize].value.as_mut()
+    }
+
+    /// Stores a value of `bytes` bytes, in place of one with the same key, and forgets others until there is room; one that
+    /// is larger than all the room is not stored.
+    pub(crate) fn insert(&mut self, key: K, value: V, bytes: usize) {
+        self.remove(&key);
+        if bytes > self.bytes_max {
+            return;
+        }
+        while self.bytes > self.bytes_max - bytes {
+            let oldest = self.entries[self.oldest as usize].key.clone();
+            self.remove(&oldest);
+        }
+        let entry = Entry { key: key.clone(), value: Some(value), bytes, newer: NONE, older: NONE };
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.entries[at as usize] = entry;
+                at
+            }
+            None => {
+                self.entries.push(entry);
+                self.entries.len() as u32 - 1
+            }
+        };
+        self.places.insert(key, at);
+        self.bytes += bytes;
+        self.link(at);
+    }
+
+    /// Forgets a value.
+    pub(crate) fn remove(&mut self, key: &K) {
+        let Some(at) = self.places.remove(key) else { return };
+        self.unlink(at);
+        let entry = &mut self.entries[at as usize];
+        entry.value = None;
+        self.bytes -= entry.bytes;
+        self.free.push(at);
+    }
+
+    /// Forgets the values whose keys `keep` does not say yes to.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&K) -> bool) {
+        let gone: Vec<K> = self.places.keys().filter(|key| !keep(key)).cloned().collect();
+        gone.iter().for_each(|key| self.remove(key));
+    }
+
+    /// Bytes of all values.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn link(&mut self, at: u32) {
+        let older = std::mem::replace(&mut self.newest, at);
+        let entry = &mut self.entries[at as usize];
+        (entry.newer, entry.older) = (NONE, older);
+        match older {
+            NONE => self.oldest = at,
+            _ => self.entries[older as usize].newer = at,
+        }
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let Entry { newer, older, .. } = self.entries[at as usize];
+        match newer {
+            NONE => self.newest = older,
+            _ => self.entries[newer as usize].older = older,
+        }
+        match older {
+            NONE => self.oldest = newer,
+            _ => self.entries[older as usize].newer = newer,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn what_was_used_least_recently_goes_first() {
+        let mut lru = Lru::new(100);
+        (0..10).for_each(|n| lru.insert(n, n * n, 10));
+        assert_eq!(lru.touch(&0), Some(&mut 0));
+        assert_eq!(lru.peek(&1), Some(&mut 1), "a look is no use");
+        lru.insert(10, 100, 15);
+        assert!(lru.peek(&1).is_none() && lru.peek(&2).is_none() && lru.bytes() == 95);
+        assert_eq!(lru.peek(&0), Some(&mut 0));
+        lru.insert(11, 0, 101);
+        assert!(lru.peek(&11).is_none() && lru.bytes() == 95, "too large for all of it");
+        lru.insert(10, 7, 20);
+        assert!(lru.peek(&10) == Some(&mut 7) && lru.bytes() == 100);
+        lru.retain(|n| n % 2 == 0);
+        assert_eq!(lru.bytes(), 10 + 20 + 10 * 3);
+        lru.insert(12, 0, 100);
+        assert_eq!((lru.places.len(), lru.bytes()), (1, 100));
+        lru.remove(&12);
+        assert_eq!((lru.newest, lru.oldest, lru.bytes()), (NONE, NONE, 0));
+    }
+
+    #[test]
+    fn it_equals_a_list_that_is_kept_in_order() {
+        let (mut lru, mut list) = (Lru::new(50), Vec::<(u64, usize)>::new());
+        let mut state = 1u64;
+        for _ in 0..3000 {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let (key, bytes) = (state >> 33 & 15, (state >> 40 & 15) as usize);
+            let at = list.iter().position(|(k, _)| *k == key);
+            if state >> 60 < 8 {
+                assert_eq!(lru.touch(&key).is_some(), at.is_some());
+                at.map(|at| list.remove(at)).into_iter().for_each(|entry| list.push(entry));
+            } else {
+                lru.insert(key, (), bytes);
+                at.map(|at| list.remove(at));
+                list.push((key, bytes));
+                while list.iter().map(|(_, bytes)| bytes).sum::<usize>() > 50 {
+                    list.remove(0);
+                }
+            }
+            assert_eq!(lru.bytes(), list.iter().map(|(_, bytes)| bytes).sum::<usize>());
+            assert!(
+                (0..16).all(|key| lru.peek(&key).is_some() == list.iter().any(|(k, _)| *k == key))
+            );
+        }
+    }
+}
