@@ -307,6 +307,19 @@ impl Clone for Part {
 }
 
 impl Shared {
+    /// A view of memory that somebody else has, for as long as `owner` lives.
+    ///
+    /// # Safety
+    /// `len` bytes from `base` are readable until `owner` is dropped, and nobody of this process writes them.
+    pub(crate) unsafe fn view(
+        base: NonNull<u8>,
+        len: usize,
+        owner: Box<dyn std::any::Any>,
+    ) -> Shared {
+        let slot = Slot::whole(Region::new(base, len, false, owner));
+        Shared(Part::new(Rc::new(slot), len))
+    }
+
     /// The bytes in `range`, without copying them.
     ///
     /// # Panics

@@ -16,7 +16,7 @@ use std::fmt;
 
 pub use codec::{Coding, encode};
 pub(crate) use codec::{
-    Images, Place, TRAILER, decode, decode_landed, encode_into, extend_answer, seal,
+    Images, Place, TRAILER, decode, decode_landed, decode_lent, encode_into, extend_answer, seal,
     signature_bytes,
 };
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
