@@ -8,6 +8,7 @@ use crate::cli::{Common, Role, VanChoice};
 use crate::doctor;
 use crate::measure::Measure;
 use crate::usage::Usage;
+use crate::wait::Waits;
 
 /// What `CARAVAN_*` variables say, changed by what flags say.
 ///
@@ -42,7 +43,9 @@ fn van(choice: VanChoice) -> Result<Van> {
 
 /// What workers of this program can run.
 pub(crate) fn apps() -> Apps {
-    caravan_learn::dbpg::apps(Apps::default()).with(Measure::NAME, || Box::new(Measure::default()))
+    caravan_learn::dbpg::apps(Apps::default())
+        .with(Measure::NAME, || Box::new(Measure::default()))
+        .with(Waits::NAME, || Box::new(Waits::default()))
 }
 
 /// What servers of this program can build shards of.

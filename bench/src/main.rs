@@ -25,6 +25,7 @@ mod train;
 mod units;
 mod usage;
 mod verbs;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<()> {
     match &cli.command {
         Command::Bench(BenchCommand::Verbs(args)) => verbs::run(&cli.common, args),
+        Command::Bench(BenchCommand::Wait(args)) => wait::run(&cli.common, args),
         Command::Bench(command) => measure::run(&cli.common, command),
         Command::Doctor => doctor::run(&cli.common),
         Command::Server(role) => cluster::serve(&cli.common, role),

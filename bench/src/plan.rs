@@ -92,8 +92,8 @@ pub(crate) fn rows(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
             }
             Ok(all)
         }
-        // Asks nothing of servers: `verbs/` has rows of its own.
-        BenchCommand::Verbs(_) => Ok(Vec::new()),
+        // `verbs/` and `wait.rs` have rows of their own.
+        BenchCommand::Verbs(_) | BenchCommand::Wait(_) => Ok(Vec::new()),
     }
 }
 
