@@ -134,7 +134,7 @@ impl Tcp {
         Ok(Tcp {
             config: config.clone(),
             address,
-            pool: Pool::new(config.memory_bytes),
+            pool: Pool::from_pages(config.memory_bytes, config.pages, None),
             offers: Offers::default(),
             poll,
             reports: Events::with_capacity(REPORTS_MAX),

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use caravan_numa::PageSource;
 use caravan_van::{VanConfig, Wait};
 
 use crate::error::{Error, Result};
@@ -270,6 +271,7 @@ impl NodeConfig {
             listen: join_host(&self.host, 0),
             device: self.rdma_device.clone(),
             memory_bytes: self.memory_bytes,
+            pages: PageSource::default(),
             frame_bytes: self.eager_bytes,
             // A request takes up to four entries of its lane's queue: two writes, a notice and a want.
             queue_depth: 4 * usize::from(self.credits) + 64,

@@ -161,6 +161,22 @@ impl Tracker {
         Some((slot, at))
     }
 
+    /// Completes a push to one server alone, if nobody wants to hear of it: `server` has answered it. Else nothing happens.
+    #[inline]
+    pub(crate) fn complete_push(&mut self, timestamp: u64, server: usize) -> bool {
+        let Some(slot) = self.slot(timestamp) else { return false };
+        let quiet = slot.error.is_none() && slot.callback.is_none() && !slot.abandoned;
+        let [part] = &slot.parts[..] else { return false };
+        let last = slot.missing == 1 && part.server == server && !part.answered;
+        if slot.what != What::Push || !last || !quiet || part.offered.is_some() {
+            return false;
+        }
+        slot.parts.clear();
+        slot.open = false;
+        self.free.push(timestamp as u32 & (SLOTS_MAX as u32 - 1));
+        true
+    }
+
     /// Whether that request was made here, now or earlier.
     pub(crate) fn was_made(&self, timestamp: u64) -> bool {
         let index = timestamp as usize & (SLOTS_MAX - 1);

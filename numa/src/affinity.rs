@@ -10,7 +10,8 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 
-use crate::topology::{NumaId, PuId, Topology, count, ranges, thread_mask};
+use crate::ids::{NumaId, PuId};
+use crate::topology::{Topology, count, ranges, thread_mask};
 
 /// What threads should run close to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,9 +1,8 @@
-//! Where threads run: the machine's layout, and pinning threads to it.
+//! Where threads run and memory lies: the machine's layout, pinning threads to it, and pages on its nodes.
 //!
-//! A server process runs one thread per core it was given, each pinned, near the NIC it serves
-//! (the shards' memory then lies on that thread's node by first touch). This crate reads the
-//! layout with libhwloc, decides which thread gets which processing unit, and pins. It is not
-//! a scheduler and starts no threads. On the path of a push it does nothing: all of it is set-up.
+//! A server process runs one thread per core it was given, each pinned, near the NIC it serves, its memory on its own node.
+//! This crate reads the layout with libhwloc, decides which thread gets which processing unit, pins, and takes pages from
+//! the system. It is not a scheduler and starts no threads. On the path of a push it does nothing: all of it is set-up.
 //!
 //! ```text
 //! libhwloc (this machine | XML | synthetic)          the thread's affinity mask
@@ -12,6 +11,7 @@
 //!                 Plan::new(near a node or a NIC)      which PU for which thread
 //!                              │
 //!             Plan::pin_current_thread(i), in thread i  ──►  Placement: what was done
+//!             Pages::new(len, on that node, in huge pages) ──►  Pages: what could not be honoured
 //! ```
 //!
 //! Placement is an improvement, never a condition: where a container forbids it, or the topology
@@ -30,12 +30,28 @@
 //! # Ok::<(), caravan_numa::Error>(())
 //! ```
 //!
+//! Features: `topology` (on by default) is everything that needs libhwloc; without it there are [`Pages`] alone.
+//!
 //! `hwloc` here is the crate `hwlocality`: the crate published as `hwloc` was written for the
 //! binary interface of libhwloc 1.11 and reads a libhwloc 2 wrongly.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)] // but for `sys.rs`
 
+#[cfg(feature = "topology")]
 mod affinity;
+mod ids;
+mod pages;
+#[cfg(all(target_os = "linux", not(miri)))]
+#[allow(unsafe_code, reason = "the system's calls, and nothing else")]
+mod sys;
+#[cfg(not(all(target_os = "linux", not(miri))))]
+#[path = "heap.rs"]
+mod sys;
+#[cfg(feature = "topology")]
 mod topology;
 
+#[cfg(feature = "topology")]
 pub use affinity::{Near, Placement, Plan, Seat, pin_current_thread};
-pub use topology::{Core, Device, DeviceKind, Error, NumaId, NumaNode, PuId, Topology};
+pub use ids::{NumaId, PuId};
+pub use pages::{HUGE_PAGE_BYTES, HugePages, PAGE_BYTES, PageSource, Pages, PagesError};
+#[cfg(feature = "topology")]
+pub use topology::{Core, Device, DeviceKind, Error, NumaNode, Topology};

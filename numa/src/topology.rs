@@ -17,13 +17,7 @@ use hwloc::object::types::{OSDeviceType, ObjectType};
 use hwloc::topology::Topology as HwlocTopology;
 use hwloc::topology::builder::{TopologyBuilder, TypeFilter};
 
-/// A processing unit (a hardware thread) by the number the kernel gives it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PuId(pub usize);
-
-/// A NUMA node by the number the kernel gives it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NumaId(pub usize);
+use crate::ids::{NumaId, PuId};
 
 /// Memory with one distance to the PUs beside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -438,18 +432,6 @@ fn devices(found: &HwlocTopology) -> Vec<Device> {
         .collect();
     devices.sort_by_key(|device| (device.kind == DeviceKind::Network, device.name.clone()));
     devices
-}
-
-impl fmt::Display for PuId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Display for NumaId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
 }
 
 impl fmt::Display for DeviceKind {

@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use caravan_numa::PageSource;
 use zerocopy::little_endian::U32;
 
 use crate::error::{Error, Result};
@@ -24,6 +25,8 @@ pub struct VanConfig {
     pub device: Option<String>,
     /// Most bytes of registered memory; at least [`VanConfig::MEMORY_BYTES_MIN`].
     pub memory_bytes: usize,
+    /// Where that memory comes from. Vans whose peers must map it make it shareable themselves.
+    pub pages: PageSource,
     /// Longest frame, in bytes: what is longer goes by rendezvous. Within [`VanConfig::FRAME_BYTES`].
     pub frame_bytes: usize,
     /// Sends and writes that may be queued to one peer, at least 1.
@@ -41,6 +44,7 @@ impl Default for VanConfig {
             listen: "127.0.0.1:0".to_owned(),
             device: None,
             memory_bytes: 4 << 30,
+            pages: PageSource::default(),
             frame_bytes: 24 << 10,
             queue_depth: 1024,
             wait: Wait::default(),

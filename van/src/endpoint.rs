@@ -2,34 +2,36 @@
 //!
 //! * A **request** spends one of its lane's credits and the reply gives it back, so a lane holds a bounded number of requests
 //!   and neither side ever needs more memory than that.
-//! * A message whose image fits into one frame goes **eagerly**. A longer one goes by **rendezvous**: its image is written into
-//!   a *landing*, memory that the receiver granted for it, and nothing else is sent. The first long message asks for a
-//!   landing ([`Kind::Want`]); after that the receiver grants a new one for each that was used, in the reply, so that a steady
+//! * A message whose image fits into one frame goes **eagerly**; short ones share a frame with those before and behind them, and
+//!   leave at the next poll or wait. A longer one goes by **rendezvous**: its image is written into a *landing*, memory that
+//!   the receiver granted for it, and nothing else is sent. The first long message asks for a landing ([`Kind::Want`]); after that the receiver grants a new one for each that was used, in the reply, so that a steady
 //!   stream of long messages asks for nothing.
 //! * A reply that is nothing but values can be **placed**: written straight into memory that the request offered for them,
 //!   which says which request is answered. Again nothing else is sent.
 //!
 //! Messages to a peer stay in order, whichever way they go.
 //!
-//! Here is decided which way a message goes, and whether it may; `endpoint/rendezvous.rs` carries the long ones out, and
-//! `endpoint/landing.rs` is the ledger of landings.
+//! Here is decided which way a message goes, and whether it may; `endpoint/packing.rs` puts the short ones together,
+//! `endpoint/rendezvous.rs` carries the long ones out, and `endpoint/landing.rs` is the ledger of landings.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
 mod landing;
+mod packing;
 mod rendezvous;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use self::landing::{Grants, Landings, Places};
+use self::packing::{PACKED_BYTES_MAX, Packer};
 use self::rendezvous::landed_bytes;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::message::{Draft, Message, Outgoing};
 use crate::metrics::Counters;
 use crate::transport::{Event, Limits, PeerId, Transport, check_write};
-use crate::wire::{Coding, Hello, Kind, Offer, TRAILER, encode};
+use crate::wire::{Coding, Header, Hello, Images, Kind, Offer, TRAILER};
 
 /// What a poll brought.
 #[derive(Debug)]
@@ -41,7 +43,7 @@ pub enum Arrival {
         /// What it said of itself.
         hello: Hello,
     },
-    /// A request, a reply or a failure.
+    /// A request, a reply or a failure, or several replies that say nothing ([`Message::timestamps`]).
     Message {
         /// From whom.
         peer: PeerId,
@@ -77,9 +79,12 @@ pub struct Endpoint {
     /// By peer number; `None` once the peer is gone.
     lanes: Vec<Option<Lane>>,
     events: Vec<Event>,
-    plain: Coding,
     /// Whether a peer waits for a landing that there was no room for.
     starved: bool,
+    /// Lanes that have had an open frame since the last poll.
+    open: Vec<PeerId>,
+    /// Lanes that this side has closed, to be reported at the next poll.
+    closed: Vec<(PeerId, Error)>,
 }
 
 /// What is under way with one peer.
@@ -94,6 +99,10 @@ struct Lane {
     /// Requests of the peer that wait for our reply.
     unanswered: u16,
     frame_bytes: usize,
+    /// Short messages that are about to leave.
+    packer: Packer,
+    /// Whether the next poll knows that it has to close a frame of this lane.
+    is_listed: bool,
     /// What waits for a landing, and what must not overtake it.
     outbox: VecDeque<Item>,
     grants: Grants,
@@ -102,13 +111,23 @@ struct Lane {
 }
 
 impl Lane {
-    /// An answer came: its request's credit is back.
-    fn answered(&mut self, peer: PeerId) -> Result<()> {
-        if self.credits == self.credits_max {
+    /// `count` answers came: their requests' credits are back.
+    fn answered(&mut self, peer: PeerId, count: usize) -> Result<()> {
+        if count > usize::from(self.credits_max - self.credits) {
             return Err(Error::Unasked { peer, what: "an answer" });
         }
-        self.credits += 1;
+        self.credits += count as u16;
         Ok(())
+    }
+
+    /// Whether what is posted now leaves at once, with nothing else to be said.
+    fn is_free(&self) -> bool {
+        self.outbox.is_empty() && self.landings.is_settled()
+    }
+
+    /// Messages up to this long are packed.
+    fn packed_bytes(&self) -> usize {
+        self.frame_bytes.min(PACKED_BYTES_MAX)
     }
 
     /// Takes the landing that an item needs, if it needs one.
@@ -149,8 +168,9 @@ impl Endpoint {
             credits,
             lanes: Vec::new(),
             events: Vec::with_capacity(64),
-            plain: Coding::plain(),
             starved: false,
+            open: Vec::with_capacity(16),
+            closed: Vec::new(),
         }
     }
 
@@ -253,13 +273,11 @@ impl Endpoint {
         if kind == Kind::Request && open.credits == 0 {
             return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
         }
-        let outgoing = self.encode(peer, draft, coding)?;
-        let open = lane(&mut self.lanes, peer)?;
-        let is_frame = outgoing.values.is_none() && outgoing.image_bytes() <= open.frame_bytes;
-        if is_frame && open.outbox.is_empty() {
-            self.transport.post_send(peer, outgoing.head)?; // short, and the path of most
+        let bytes = draft.image_bytes_max();
+        if open.is_free() && bytes <= open.packed_bytes() {
+            self.pack(peer, draft, bytes, coding)?; // short, and the path of most
         } else {
-            self.enqueue(peer, Item::Image(outgoing))?;
+            self.post_alone(peer, draft, coding)?;
         }
         let open = lane(&mut self.lanes, peer)?;
         match (kind, offer) {
@@ -272,6 +290,26 @@ impl Endpoint {
             }
             _ => open.unanswered = open.unanswered.saturating_sub(1),
         }
+        Ok(())
+    }
+
+    /// Answers a request that has nothing more to be told. Such answers in a row take 8 bytes each.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`].
+    pub fn answer(&mut self, peer: PeerId, timestamp: u64) -> Result<()> {
+        let open = lane(&mut self.lanes, peer)?;
+        let draft = Draft { timestamp, ..Draft::new(Kind::Reply) };
+        if !open.is_free() {
+            return self.post(peer, draft, &mut Coding::plain());
+        }
+        if !open.packer.answer(timestamp, open.frame_bytes) {
+            let bytes = size_of::<Header>();
+            self.pack(peer, draft, bytes, &mut Coding::plain())?;
+            lane(&mut self.lanes, peer)?.packer.is_bare_answer(bytes);
+        }
+        let open = lane(&mut self.lanes, peer)?;
+        open.unanswered = open.unanswered.saturating_sub(1);
         Ok(())
     }
 
@@ -296,9 +334,17 @@ impl Endpoint {
         if self.starved {
             self.feed(arrivals);
         }
+        if !self.open.is_empty() {
+            self.close_frames();
+        }
+        let mut any = !self.closed.is_empty();
+        if any {
+            let lost = self.closed.drain(..);
+            arrivals.extend(lost.map(|(peer, error)| Arrival::Lost { peer, error }));
+        }
         let mut events = std::mem::take(&mut self.events);
         let polled = self.transport.poll(&mut events);
-        let any = !events.is_empty();
+        any |= !events.is_empty();
         for event in events.drain(..) {
             self.sort_out(event, arrivals);
         }
@@ -311,7 +357,8 @@ impl Endpoint {
     /// # Errors
     /// As [`Transport::wait`].
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
-        self.transport.wait(timeout)
+        self.close_frames();
+        if self.closed.is_empty() { self.transport.wait(timeout) } else { Ok(()) }
     }
 
     fn enter(&mut self, peer: PeerId) -> &mut Lane {
@@ -360,11 +407,19 @@ impl Endpoint {
 
     /// Closes the lane to a peer that broke the rules, or for which there is no memory.
     fn drop_lane(&mut self, peer: PeerId, error: &Error, arrivals: &mut Vec<Arrival>) {
-        let lane = self.lanes.get_mut(peer.0 as usize).and_then(Option::as_mut);
-        let address = lane.map_or_else(String::new, |lane| std::mem::take(&mut lane.name));
+        if let Some(error) = self.close_lane(peer, error) {
+            arrivals.push(Arrival::Lost { peer, error });
+        }
+    }
+
+    /// Closes a lane, if it is open, because of `error`; returns what is to be told of it.
+    #[cold]
+    fn close_lane(&mut self, peer: PeerId, error: &Error) -> Option<Error> {
+        let lane = self.lanes.get_mut(peer.0 as usize).and_then(Option::as_mut)?;
+        let address = std::mem::take(&mut lane.name);
         let reason = format!("dropped by this side: {error}");
         self.disconnect(peer);
-        arrivals.push(Arrival::Lost { peer, error: Error::PeerLost { peer, address, reason } });
+        Some(Error::PeerLost { peer, address, reason })
     }
 
     /// Takes in one frame of a peer that is still connected.
@@ -372,13 +427,18 @@ impl Endpoint {
         if lane(&mut self.lanes, peer).is_err() {
             return Ok(());
         }
-        let mut message = Message::decode(frame, self.transport.memory())?;
-        match message.kind() {
-            Kind::Want => return self.grant_wanted(peer, &message),
-            Kind::Grant => return self.take_grant(peer, message.offer()),
-            Kind::Request | Kind::Reply | Kind::Failure => self.admit(peer, &mut message)?,
+        let mut images = Images::new(frame);
+        while !images.is_empty() {
+            let mut message = images.next(self.transport.memory())?;
+            match message.kind() {
+                Kind::Want => self.grant_wanted(peer, &message)?,
+                Kind::Grant => self.take_grant(peer, message.offer())?,
+                _ => {
+                    self.admit(peer, &mut message)?;
+                    arrivals.push(Arrival::Message { peer, message });
+                }
+            }
         }
-        arrivals.push(Arrival::Message { peer, message });
         Ok(())
     }
 
@@ -401,7 +461,7 @@ impl Endpoint {
         let Some(timestamp) = open.places.remove(key) else {
             return Err(Error::Unasked { peer, what: "a write" });
         };
-        open.answered(peer)?;
+        open.answered(peer, 1)?;
         arrivals.push(Arrival::Placed { peer, timestamp, memory, len });
         Ok(())
     }
@@ -415,8 +475,16 @@ impl Endpoint {
                 return Err(Error::QueueFull { peer, depth: credits.into() });
             }
             Kind::Request => lane.unanswered += 1,
+            Kind::Replies => {
+                let bare = message.keys().is_empty() && message.lengths().is_empty();
+                if !bare || !message.values().len().is_multiple_of(8) || message.offer().is_some() {
+                    return Err(Error::Unasked { peer, what: "a list of answers like this" });
+                }
+                lane.answered(peer, 1 + message.values().len() / 8)?;
+                message.timestamps().for_each(|timestamp| lane.places.answered(timestamp));
+            }
             _ => {
-                lane.answered(peer)?;
+                lane.answered(peer, 1)?;
                 lane.places.answered(message.timestamp());
                 if let Some(landing) = message.take_offer() {
                     self.take_grant(peer, Some(landing))?;
@@ -426,10 +494,62 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Sends a message of the endpoint's own.
+    /// Sends a message of the endpoint's own, a short one.
     fn notify(&mut self, peer: PeerId, draft: Draft<'_>) -> Result<()> {
-        let outgoing = encode(self.node, draft, &mut self.plain, self.transport.memory())?;
-        self.transport.post_send(peer, outgoing.head)
+        let bytes = draft.image_bytes_max();
+        self.pack(peer, draft, bytes, &mut Coding::plain())
+    }
+
+    /// Puts a message of up to `bytes` bytes behind those that are about to leave.
+    #[inline]
+    fn pack(
+        &mut self,
+        peer: PeerId,
+        draft: Draft<'_>,
+        bytes: usize,
+        coding: &mut Coding,
+    ) -> Result<()> {
+        let mut open = lane(&mut self.lanes, peer)?;
+        if !open.packer.takes(bytes, open.frame_bytes) {
+            self.close_frame(peer)?;
+            open = lane(&mut self.lanes, peer)?;
+        }
+        open.packer.append(self.node, (draft, bytes), coding, self.transport.memory())?;
+        if !std::mem::replace(&mut open.is_listed, true) {
+            self.open.push(peer);
+        }
+        Ok(())
+    }
+
+    /// Posts a lane's open frame, if there is one. When that fails the lane is closed: what was in it was taken on before.
+    fn close_frame(&mut self, peer: PeerId) -> Result<()> {
+        let frame = lane(&mut self.lanes, peer)?.packer.close(self.limits.checks_bytes);
+        let Some(frame) = frame else { return Ok(()) };
+        let posted = self.transport.post_send(peer, frame);
+        match &posted {
+            Ok(()) | Err(Error::NotConnected { .. }) => {} // the transport will report it
+            Err(error) => {
+                let closed = self.close_lane(peer, error);
+                self.closed.extend(closed.map(|error| (peer, error)));
+            }
+        }
+        posted
+    }
+
+    /// Posts all open frames.
+    fn close_frames(&mut self) {
+        while let Some(peer) = self.open.pop() {
+            if let Ok(lane) = lane(&mut self.lanes, peer) {
+                lane.is_listed = false;
+            }
+            let _ = self.close_frame(peer); // told in other ways
+        }
+    }
+
+    /// Posts a message that has a frame to itself, or none.
+    fn post_alone(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
+        let outgoing = self.encode(peer, draft, coding)?;
+        self.enqueue(peer, Item::Image(outgoing))
     }
 
     fn enqueue(&mut self, peer: PeerId, item: Item) -> Result<()> {
@@ -476,6 +596,7 @@ impl Endpoint {
 
     /// Posts an item, into the landing that it needs.
     fn send(&mut self, peer: PeerId, item: Item, landing: Option<Offer>) -> Result<()> {
+        self.close_frame(peer)?; // which came before
         match (item, landing) {
             (Item::Place { data, into }, _) => {
                 self.transport.post_write(peer, data.into(), &into, 0)

@@ -11,9 +11,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The pool's limit is reached.
+    /// The pool's limit is reached, or the system's.
     #[error(
-        "cannot allocate {wanted} bytes: {reserved} of {limit} bytes of registered memory are taken (raise CARAVAN_MEMORY)"
+        "cannot allocate {wanted} bytes: {reserved} of {limit} bytes of registered memory are taken {}", remedy(.source)
     )]
     OutOfMemory {
         /// Bytes asked for.
@@ -22,6 +22,8 @@ pub enum Error {
         reserved: usize,
         /// The pool's limit.
         limit: usize,
+        /// What the system said, if it was the one that had no more.
+        source: Option<io::Error>,
     },
     /// Memory that a device could not be told of.
     #[error(
@@ -166,6 +168,15 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+}
+
+fn remedy(system: &Option<io::Error>) -> &'static str {
+    match system {
+        None => "(raise CARAVAN_MEMORY)",
+        Some(_) => {
+            "and the system has no more (see `ulimit -v`, vm.overcommit_memory and the container's limit)"
+        }
+    }
 }
 
 fn up_to(max: usize) -> String {

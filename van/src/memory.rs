@@ -11,13 +11,13 @@
 //!
 //! Path: worker > slicer > filter > message > **memory** > endpoint > transport.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Bound, Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 
 use bytes::Bytes;
+use caravan_numa::{PAGE_BYTES, PageSource, Pages, PagesError};
 
 use crate::error::Result;
 pub use pool::Pool;
@@ -29,13 +29,7 @@ mod pool;
 mod registration;
 
 /// Slots of this many bytes or more start at a multiple of it: a page, as NICs and the kernel like it.
-pub const SLOT_ALIGN: usize = 4096;
-
-/// Arenas of this size or more start at a multiple of it, so that the system and the device can map them in pages this large.
-const HUGE_PAGE: usize = 2 << 20;
-
-/// What any allocator aligns to without further ado.
-const BLOCK_ALIGN: usize = 8;
+pub const SLOT_ALIGN: usize = PAGE_BYTES;
 
 /// Memory that stays in one place: an arena, from which a pool cuts slots, or what a user brought.
 struct Region {
@@ -45,55 +39,23 @@ struct Region {
     /// Whether it may be written once no other part of it is out; not if the user may read it still.
     writable: bool,
     /// Owns the memory and keeps it in place.
-    _owner: Box<dyn std::any::Any>,
+    owner: Box<dyn std::any::Any>,
 }
 
 impl Region {
     fn new(base: NonNull<u8>, len: usize, writable: bool, owner: Box<dyn std::any::Any>) -> Self {
-        Region { registrations: Registrations::default(), base, len, writable, _owner: owner }
+        Region { registrations: Registrations::default(), base, len, writable, owner }
     }
 
-    /// An arena of `len` bytes; `None` when that is more than an address space has.
-    fn zeroed(len: usize) -> Option<Self> {
-        let pages = Pages::zeroed(len)?;
-        Some(Region::new(pages.base, len, true, Box::new(pages)))
+    /// An arena of `len` bytes, all zero.
+    fn arena(len: usize, source: &PageSource) -> std::result::Result<Self, PagesError> {
+        let pages = Pages::new(len, source)?;
+        // The pages stay mapped, and where they are, as long as their owner lives, wherever that is moved to.
+        Ok(Region::new(pages.base(), len, true, Box::new(pages)))
     }
 
     fn local_key(&self, registrar: &dyn Registrar) -> Result<u32> {
         self.registrations.local_key(registrar, (self.base, self.len), self.writable)
-    }
-}
-
-/// Pages taken from the system in one piece.
-struct Pages {
-    /// The first multiple of the alignment in the block.
-    base: NonNull<u8>,
-    block: *mut u8,
-    layout: Layout,
-}
-
-impl Pages {
-    /// Aligned to [`SLOT_ALIGN`], and from [`HUGE_PAGE`] on to that.
-    fn zeroed(len: usize) -> Option<Self> {
-        assert!(len > 0, "an arena holds at least one slot");
-        let align = if len < HUGE_PAGE { SLOT_ALIGN } else { HUGE_PAGE };
-        // Aligned here, not by the allocator: that writes zeros to what it aligns beyond its habit, while a block of the
-        // common alignment comes fresh from the system, page by page as each is first used.
-        let layout = Layout::from_size_align(len.checked_add(align)?, BLOCK_ALIGN).ok()?;
-        // SAFETY: `layout` has a size above zero, as `len` has.
-        let block = unsafe { alloc_zeroed(layout) };
-        // Less than `align` bytes are skipped, so `len` bytes follow. Null, a multiple of everything, stays null.
-        let base = NonNull::new(block.map_addr(|address| address.next_multiple_of(align)));
-        let Some(base) = base else { handle_alloc_error(layout) };
-        Some(Pages { base, block, layout })
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: `block` came from `alloc_zeroed` with this very layout, and this runs once. Every `Part` holds its slot and
-        // every slot the region of these pages, so no part of it is left.
-        unsafe { dealloc(self.block, self.layout) }
     }
 }
 
@@ -182,6 +144,13 @@ impl Part {
     /// Gives up everything past the first `len` bytes.
     fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
+    }
+
+    /// The pages of the pool that it lies in, and where in them it begins.
+    fn pages(&self) -> Option<(&Pages, usize)> {
+        let region = self.slot.region();
+        let pages = region.owner.downcast_ref::<Pages>()?;
+        Some((pages, self.start.addr().get() - region.base.addr().get()))
     }
 
     /// Whether its owner may write it: no other part of the slot is out, here or, for a user's memory, with the user.
@@ -278,6 +247,12 @@ impl Buffer {
         self.0.slot.region().local_key(registrar)
     }
 
+    /// The pages that this lies in and the byte of them with which it begins, so that another process can be shown the place in
+    /// a [shareable](PageSource::shareable) pool's memory; `None` for memory that a user brought.
+    pub fn pages(&self) -> Option<(&Pages, usize)> {
+        self.0.pages()
+    }
+
     /// From now on anybody may read it and nobody write it.
     pub fn share(self) -> Shared {
         Shared(self.0)
@@ -347,6 +322,12 @@ impl Shared {
     /// The registrar's; nothing has changed then.
     pub fn local_key(&self, registrar: &dyn Registrar) -> Result<u32> {
         self.0.slot.region().local_key(registrar)
+    }
+
+    /// The pages that this lies in and the byte of them with which it begins, so that another process can be shown the place in
+    /// a [shareable](PageSource::shareable) pool's memory; `None` for memory that a user brought.
+    pub fn pages(&self) -> Option<(&Pages, usize)> {
+        self.0.pages()
     }
 
     /// Takes it back for writing.

@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 use crate::error::Result;
 use crate::memory::{Buffer, Pool, Shared};
 use crate::transport::FRAME_PREFIX;
-use crate::wire::{Header, Kind, Offer, Place, TRAILER};
+use crate::wire::{Header, Kind, Offer, Place, TRAILER, flags};
 
 /// Keys from `begin` up to, not including, `end`; never empty.
 ///
@@ -112,10 +112,12 @@ impl Draft<'_> {
         }
     }
 
-    /// Most bytes its image takes, its offer left out: exactly as many where nothing is coded.
+    /// Most bytes its image takes: exactly as many where nothing is coded.
+    #[inline]
     pub(crate) fn image_bytes_max(&self) -> usize {
-        let align = |bytes: usize| bytes.next_multiple_of(8);
-        let sections = align(size_of_val(self.keys)) + align(size_of_val(self.lengths));
+        let offer = if self.offer.is_some() { size_of::<Offer>() } else { 0 };
+        let lengths = size_of_val(self.lengths).next_multiple_of(8);
+        let sections = offer + size_of_val(self.keys) + lengths;
         (size_of::<Header>() + sections).saturating_add(self.values.len())
     }
 }
@@ -128,12 +130,13 @@ pub enum Values<'a> {
     Copied(&'a [u8]),
     /// That many bytes, written straight into the message. The writer fills its whole slice, which holds old bytes before.
     Written(usize, &'a mut dyn FnMut(&mut [u8])),
-    /// Sent from where they lie, not copied, not compressed, left out of the message's checksum.
+    /// Sent from where they lie, not copied, not compressed, left out of the message's checksum; copied where the message is short.
     Apart(Shared),
 }
 
 impl Values<'_> {
-    fn len(&self) -> usize {
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
         match self {
             Values::None => 0,
             Values::Copied(bytes) => bytes.len(),
@@ -175,10 +178,7 @@ impl Outgoing {
 /// A received message whose every byte has been checked. Sections are viewed in place, coded ones in memory of their own.
 #[derive(Debug)]
 pub struct Message {
-    pub(crate) header: Header,
     pub(crate) kind: Kind,
-    pub(crate) range: KeyRange,
-    pub(crate) offer: Option<Offer>,
     pub(crate) keys: Place,
     pub(crate) lengths: Place,
     pub(crate) values: Place,
@@ -203,9 +203,11 @@ impl Message {
         crate::wire::decode_landed(landed, pool)
     }
 
-    /// The header as it was sent.
+    /// The header as it was sent, but for the checksum.
+    #[inline]
     pub fn header(&self) -> &Header {
-        &self.header
+        let (header, _) = Header::ref_from_prefix(&self.image).expect("decode has read it");
+        header
     }
 
     /// Request, reply, …
@@ -215,42 +217,65 @@ impl Message {
 
     /// What the layer above asks for.
     pub fn op(&self) -> u8 {
-        self.header.op
+        self.header().op
     }
 
     /// The sender's node id.
     pub fn sender(&self) -> u32 {
-        self.header.sender.get()
+        self.header().sender.get()
     }
 
     /// The table it is about.
     pub fn table(&self) -> u32 {
-        self.header.table.get()
+        self.header().table.get()
     }
 
     /// The sender's request number; a reply carries that of its request.
     pub fn timestamp(&self) -> u64 {
-        self.header.timestamp.get()
+        self.header().timestamp.get()
     }
 
     /// The sender's iteration.
     pub fn clock(&self) -> u64 {
-        self.header.clock.get()
+        self.header().clock.get()
     }
 
     /// All keys are within.
     pub fn range(&self) -> KeyRange {
-        self.range
+        let header = self.header();
+        KeyRange { begin: header.range_begin.get(), end: header.range_end.get() }
     }
 
     /// Memory of the sender that may be written.
     pub fn offer(&self) -> Option<Offer> {
-        self.offer
+        if self.header().flags & flags::OFFER == 0 {
+            return None;
+        }
+        let (offer, _) = Offer::read_from_prefix(&self.image[size_of::<Header>()..])
+            .expect("decode has seen that the keys start behind it");
+        Some(offer)
     }
 
     /// Takes that memory out, so that nobody above sees it.
     pub(crate) fn take_offer(&mut self) -> Option<Offer> {
-        self.offer.take()
+        let offer = self.offer()?;
+        let (header, _) = Header::mut_from_prefix(&mut self.image).expect("decode has read it");
+        header.flags &= !flags::OFFER;
+        Some(offer)
+    }
+
+    /// Whether it is a reply with nothing in it.
+    pub fn is_bare(&self) -> bool {
+        let header = self.header();
+        self.kind == Kind::Reply
+            && header.key_bytes.get() | header.length_bytes.get() | header.value_bytes.get() == 0
+    }
+
+    /// Timestamps of the requests that this answers, itself the first: more than one in [`Kind::Replies`].
+    pub fn timestamps(&self) -> impl Iterator<Item = u64> + '_ {
+        let others = if self.kind == Kind::Replies { self.values() } else { &[] };
+        let others = others.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
+        std::iter::once(self.timestamp()).chain(others)
     }
 
     /// `[n]`, strictly ascending, within the range.

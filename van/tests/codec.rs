@@ -93,7 +93,7 @@ fn buffer(bytes: &[u8], pool: &Pool) -> Buffer {
 }
 
 fn kinds() -> impl Strategy<Value = Kind> {
-    (1..=5u8).prop_map(|raw| Kind::from_raw(raw).unwrap())
+    (1..=6u8).prop_map(|raw| Kind::from_raw(raw).unwrap())
 }
 
 /// Keys close together, far apart, or anywhere, and a range around them, tight or loose.

@@ -195,13 +195,13 @@ impl ServerThread {
 
     /// Serves a push that is kept as it lies.
     fn adopt(&mut self, peer: PeerId, message: Message) {
-        let (reply, failure) = (answer(Kind::Reply, &message), answer(Kind::Failure, &message));
-        let (table, key) = (message.table(), message.keys()[0]);
+        let failure = answer(Kind::Failure, &message);
+        let (table, timestamp, key) = (message.table(), message.timestamp(), message.keys()[0]);
         let adopted = find(&mut self.tables, table).and_then(|entry| {
             entry.shard.adopt(key, message.into_values(), self.endpoint.memory())
         });
         match adopted {
-            Ok(()) => self.post(peer, reply),
+            Ok(()) => self.answer(peer, timestamp),
             Err(reason) => {
                 self.post(peer, Draft { values: Values::Copied(reason.as_bytes()), ..failure })
             }
@@ -223,7 +223,7 @@ impl ServerThread {
             shard.push(&request, self.endpoint.memory())?;
         }
         if !request.pulls {
-            self.post(peer, answer(Kind::Reply, message));
+            self.answer(peer, message.timestamp());
             return Ok(Left::Nothing);
         }
         let reply = answer(Kind::Reply, message);
@@ -277,7 +277,7 @@ impl ServerThread {
                 self.tables.insert(at, Entry { spec, range, shard });
             }
         }
-        self.post(peer, answer(Kind::Reply, message));
+        self.answer(peer, message.timestamp());
         Ok(())
     }
 
@@ -286,6 +286,12 @@ impl ServerThread {
         let reply = entry.shard.command(message.sender(), message.values())?;
         self.post(peer, Draft { values: Values::Copied(&reply), ..answer(Kind::Reply, message) });
         Ok(())
+    }
+
+    /// Answers a request that has nothing more to be told.
+    fn answer(&mut self, peer: PeerId, timestamp: u64) {
+        let posted = self.endpoint.answer(peer, timestamp);
+        self.check(peer, posted);
     }
 
     fn post(&mut self, peer: PeerId, draft: Draft<'_>) {

@@ -38,6 +38,11 @@ impl Worker {
                 self.endpoint.disconnect(peer);
                 self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason });
             }
+            Arrival::Message { message, .. } if message.kind() == Kind::Replies => {
+                for timestamp in message.timestamps() {
+                    self.answer_bare(server, timestamp);
+                }
+            }
             Arrival::Message { message, .. } => self.answer(server, message),
             Arrival::Placed { timestamp, memory, len, .. } => {
                 self.placed(server, timestamp, memory, len);
@@ -46,9 +51,28 @@ impl Worker {
         }
     }
 
+    /// Enters that a server has done what it was asked to, and says no more: it is a push, or it is wrong.
+    fn answer_bare(&mut self, server: usize, timestamp: u64) {
+        if self.tracker.complete_push(timestamp, server) {
+            return; // as most are
+        }
+        let Some((slot, at)) = self.tracker.answered(timestamp, server) else { return };
+        if let Some(key) = slot.parts[at].offered.take() {
+            let _ = self.endpoint.withdraw(self.servers[server].peer, key);
+        }
+        let outcome = match slot.what {
+            What::Push | What::Create => Ok(()),
+            _ => Err("it answered with nothing, and was asked for something".to_owned()),
+        };
+        self.conclude(server, timestamp, outcome);
+    }
+
     /// Enters what a server replied, or why it failed.
     fn answer(&mut self, server: usize, message: Message) {
         let timestamp = message.timestamp();
+        if message.is_bare() && self.tracker.complete_push(timestamp, server) {
+            return; // as most are
+        }
         let Some((slot, at)) = self.tracker.answered(timestamp, server) else { return };
         if let Some(key) = slot.parts[at].offered.take() {
             let peer = self.servers[server].peer;

@@ -87,7 +87,9 @@ impl Endpoint {
         self.serve_wants(peer, true)?;
         match message.kind() {
             Kind::Request | Kind::Reply | Kind::Failure => Ok(message),
-            Kind::Want | Kind::Grant => Err(Error::Unasked { peer, what: "a long notice" }),
+            Kind::Replies | Kind::Want | Kind::Grant => {
+                Err(Error::Unasked { peer, what: "a long notice" })
+            }
         }
     }
 
@@ -135,7 +137,7 @@ impl Endpoint {
         if lane.landings.is_settled() {
             return encode(self.node, draft, coding, self.transport.memory());
         }
-        let bytes = size_of::<Offer>() + draft.image_bytes_max();
+        let bytes = size_of::<Offer>() + draft.image_bytes_max(); // an answer has no offer yet
         let carries = matches!(draft.kind, Kind::Reply | Kind::Failure)
             && lane.outbox.is_empty()
             && bytes <= lane.frame_bytes;

@@ -12,7 +12,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::io;
 use std::rc::Rc;
+
+use caravan_numa::PageSource;
 
 use super::registration::Registrar;
 use super::{Buffer, Memory, Part, Region, SLOT_ALIGN, Slot};
@@ -52,6 +55,8 @@ pub(super) struct Shelf {
     bytes_max: usize,
     /// How many bytes may still be merged before the next arena is taken.
     bytes_mergeable: Cell<usize>,
+    /// Where arenas come from.
+    pages: PageSource,
     /// Whom every arena is registered with.
     registrar: Option<Rc<dyn Registrar>>,
 }
@@ -67,15 +72,20 @@ struct Class {
 impl Pool {
     /// A pool that reserves at most `bytes_max` bytes, none of them yet.
     pub fn new(bytes_max: usize) -> Self {
-        Pool::with(bytes_max, None)
+        Pool::from_pages(bytes_max, PageSource::default(), None)
     }
 
     /// Likewise, and every arena is registered with `registrar` as it is made.
     pub fn registered(bytes_max: usize, registrar: Rc<dyn Registrar>) -> Self {
-        Pool::with(bytes_max, Some(registrar))
+        Pool::from_pages(bytes_max, PageSource::default(), Some(registrar))
     }
 
-    fn with(bytes_max: usize, registrar: Option<Rc<dyn Registrar>>) -> Self {
+    /// Likewise, with arenas that come from `pages`.
+    pub fn from_pages(
+        bytes_max: usize,
+        pages: PageSource,
+        registrar: Option<Rc<dyn Registrar>>,
+    ) -> Self {
         Pool(Rc::new(Shelf {
             classes: std::array::from_fn(|_| Class::default()),
             uncut: RefCell::default(),
@@ -83,6 +93,7 @@ impl Pool {
             bytes_reserved: Cell::new(0),
             bytes_max,
             bytes_mergeable: Cell::new(0),
+            pages,
             registrar,
         }))
     }
@@ -90,9 +101,10 @@ impl Pool {
     /// Lends `len` bytes, 8-byte aligned or better; a reused slot keeps its former contents.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the pool would outgrow its limit; the registrar's when it refuses another arena.
+    /// [`Error::OutOfMemory`] when the pool would outgrow its limit or the system has no more; the registrar's when it
+    /// refuses another arena.
     pub fn allocate(&self, len: usize) -> Result<Buffer> {
-        let class = class_of(len).ok_or_else(|| self.out_of_memory(len))?;
+        let class = class_of(len).ok_or_else(|| self.out_of_memory(len, None))?;
         let free = self.0.classes[class].free.borrow_mut().pop();
         let slot = match free {
             Some(slot) => slot,
@@ -133,7 +145,7 @@ impl Pool {
             }
         }
         if size > room {
-            return Err(self.out_of_memory(wanted));
+            return Err(self.out_of_memory(wanted, None));
         }
         self.grow(size)?;
         Ok(self.cut(class).expect("an arena is at least as large as the slot it is made for"))
@@ -165,7 +177,8 @@ impl Pool {
         let most = (self.bytes_max() / 8).clamp(ARENA_MIN, ARENA_MAX);
         let bytes = size.max(reserved.clamp(ARENA_MIN, most).min(room));
         let len = bytes - bytes % SLOT_MIN;
-        let arena = Rc::new(Region::zeroed(len).ok_or_else(|| self.out_of_memory(size))?);
+        let arena = Region::arena(len, &self.0.pages);
+        let arena = Rc::new(arena.map_err(|error| self.out_of_memory(size, Some(error.source)))?);
         if let Some(registrar) = &self.0.registrar {
             arena.local_key(&**registrar)?;
         }
@@ -175,8 +188,9 @@ impl Pool {
         Ok(())
     }
 
-    fn out_of_memory(&self, wanted: usize) -> Error {
-        Error::OutOfMemory { wanted, reserved: self.bytes_reserved(), limit: self.bytes_max() }
+    fn out_of_memory(&self, wanted: usize, system: Option<io::Error>) -> Error {
+        let (reserved, limit) = (self.bytes_reserved(), self.bytes_max());
+        Error::OutOfMemory { wanted, reserved, limit, source: system }
     }
 }
 

@@ -152,7 +152,7 @@ impl Rdma {
             windows: Windows::new(&domain, limits.windows),
             receives,
             completions,
-            pool: Pool::registered(config.memory_bytes, domain.clone()),
+            pool: Pool::from_pages(config.memory_bytes, config.pages, Some(domain.clone())),
             domain,
             device,
             listener,

@@ -133,7 +133,7 @@ impl SimTransport {
             address: address_of(port),
             hello: config.hello(),
             limits: Limits { frame_bytes, queue_depth: config.queue_depth, checks_bytes: false },
-            memory: Pool::new(config.memory_bytes),
+            memory: Pool::from_pages(config.memory_bytes, config.pages, None),
             lanes: BTreeMap::new(),
             offers: Offers::default(),
             found: VecDeque::new(),

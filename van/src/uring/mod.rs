@@ -98,7 +98,7 @@ impl Uring {
             config: config.clone(),
             address,
             start: Instant::now(),
-            pool: Pool::new(config.memory_bytes),
+            pool: Pool::from_pages(config.memory_bytes, config.pages, None),
             offers: Offers::default(),
             ring,
             peers: Vec::new(),

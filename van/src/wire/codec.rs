@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::snappy::{self, Compressor};
 use super::{DecodeError, Header, Kind, MAGIC, Offer, Section, VERSION, delta, flags};
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Pool};
+use crate::memory::{Buffer, Pool, Shared};
 use crate::message::{Draft, KeyRange, Message, Outgoing, Values};
 use crate::transport::{FRAME_PREFIX, WRITE_BYTES_MAX};
 
@@ -47,7 +47,7 @@ impl Coding {
     }
 }
 
-/// Turns a draft into bytes in memory of `pool`, ready for a van.
+/// Turns a draft into bytes in memory of `pool`, ready for a van: a frame of one image.
 ///
 /// # Errors
 /// [`Error::MessageTooLong`] when it has more than 2^32 − 1 bytes, which is the longest write; [`Error::OutOfMemory`] when
@@ -58,14 +58,77 @@ impl Coding {
 /// ascend panic in debug builds only; elsewhere the receiver refuses them.
 pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -> Result<Outgoing> {
     check_draft(&draft);
-    let plan = Plan::new(&draft, coding)?;
-    let Draft { kind, op, table, timestamp, clock, range, offer, keys, lengths, values } = draft;
-    let mut head = pool.allocate(plan.head_bytes)?;
-    let trailer_bytes = plan.trailer_bytes;
-    let (prefix, image) = head.split_at_mut(FRAME_PREFIX);
+    let plan = Plan::new(&draft, coding, true)?;
+    let mut head = pool.allocate(FRAME_PREFIX + plan.head_bytes)?;
+    let (prefix, place) = head.split_at_mut(FRAME_PREFIX);
     prefix.fill(0);
     let carrier_checks = coding.carrier_checks;
-    let mut image = Image::new(image, coding, pool);
+    let (image_bytes, apart) = lay(sender, draft, &plan, coding, pool, place)?;
+    seal(&mut place[..image_bytes], 1, carrier_checks);
+    head.truncate(FRAME_PREFIX + image_bytes + plan.trailer_bytes);
+    if plan.trailer_bytes > 0 {
+        let trailer = &mut head[FRAME_PREFIX + image_bytes..];
+        trailer.copy_from_slice(&(image_bytes as u64).to_le_bytes());
+    }
+    Ok(Outgoing { head, values: apart })
+}
+
+/// Lays a draft's image, up to its [`Draft::image_bytes_max`], down at the start of `place`, and returns its length. Values are
+/// copied into it wherever they lie. The frame is to be [`seal`]ed.
+///
+/// # Errors
+/// As [`encode`].
+///
+/// # Panics
+/// As [`encode`]; if `place` is too short.
+pub(crate) fn encode_into(
+    sender: u32,
+    draft: Draft<'_>,
+    coding: &mut Coding,
+    pool: &Pool,
+    place: &mut [u8],
+) -> Result<usize> {
+    check_draft(&draft);
+    let plan = Plan::new(&draft, coding, false)?;
+    let (image_bytes, _) = lay(sender, draft, &plan, coding, pool, place)?;
+    Ok(image_bytes)
+}
+
+/// Enters the checksum of a frame of `images` images into the header of the first. The values of a single image are left to
+/// the carrier if that checks them.
+pub(crate) fn seal(frame: &mut [u8], images: usize, carrier_checks: bool) {
+    let mut covered = frame.len();
+    if carrier_checks && images == 1 {
+        let (header, _) = Header::mut_from_prefix(frame).expect("an image begins with a header");
+        let elsewhere = flags::VALUES_SNAPPY | flags::VALUES_UNCOVERED;
+        if header.value_bytes.get() > 0 && header.flags & elsewhere == 0 {
+            header.flags |= flags::VALUES_UNCOVERED;
+            covered -= header.value_bytes.get() as usize;
+        }
+    }
+    let checksum = crc32c::crc32c(&frame[..covered]);
+    frame[CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// Makes the bare answer that ends at the end of `image` one of several: the timestamps of the others follow it there.
+pub(crate) fn extend_answer(image: &mut [u8]) {
+    let (header, timestamps) = Header::mut_from_prefix(image).expect("an image begins with it");
+    header.kind = Kind::Replies as u8;
+    header.value_bytes = U32::new(timestamps.len() as u32);
+}
+
+/// Lays an image down, still without a checksum; returns its length, and values that stay where they are.
+#[inline]
+fn lay(
+    sender: u32,
+    draft: Draft<'_>,
+    plan: &Plan,
+    coding: &mut Coding,
+    pool: &Pool,
+    place: &mut [u8],
+) -> Result<(usize, Option<Shared>)> {
+    let Draft { kind, op, table, timestamp, clock, range, offer, keys, lengths, values } = draft;
+    let mut image = Image::new(place, coding, pool);
     if let Some(offer) = offer {
         image.append(size_of::<Offer>(), |place| place.copy_from_slice(offer.as_bytes()));
         image.flags |= flags::OFFER;
@@ -75,8 +138,9 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
         let write = |place: &mut [u8]| delta::write(keys, range.begin(), place);
         image.section(Section::Keys, plan.key_bytes, write)?
     } else {
-        image.section(Section::Keys, plan.key_bytes, |place| {
-            place.copy_from_slice(keys.as_bytes())
+        image.section(Section::Keys, plan.key_bytes, |place| match keys {
+            [key] => place.copy_from_slice(&key.to_le_bytes()), // of known length: no call
+            _ => place.copy_from_slice(keys.as_bytes()),
         })?
     };
     let length_bytes = image.section(Section::Lengths, plan.length_bytes, |place| {
@@ -89,6 +153,9 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
             image.section(Section::Values, bytes.len(), |place| place.copy_from_slice(bytes))?
         }
         Values::Written(bytes, write) => image.section(Section::Values, bytes, write)?,
+        Values::Apart(bytes) if plan.inside => {
+            image.section(Section::Values, bytes.len(), |place| place.copy_from_slice(&bytes))?
+        }
         Values::Apart(bytes) => {
             image.pad();
             if !bytes.is_empty() {
@@ -98,15 +165,6 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
             plan.value_bytes as u32
         }
     };
-    let mut uncovered = 0;
-    if carrier_checks
-        && apart.is_none()
-        && value_bytes > 0
-        && image.flags & flags::VALUES_SNAPPY == 0
-    {
-        image.flags |= flags::VALUES_UNCOVERED;
-        uncovered = value_bytes as usize;
-    }
     let header = Header {
         magic: U32::new(MAGIC),
         version: VERSION,
@@ -124,13 +182,10 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
         value_bytes: U32::new(value_bytes),
         checksum: U32::new(0),
     };
-    let image_bytes = image.seal(header, uncovered);
-    head.truncate(FRAME_PREFIX + image_bytes + trailer_bytes);
-    if trailer_bytes > 0 {
-        let trailer = &mut head[FRAME_PREFIX + image_bytes..];
-        trailer.copy_from_slice(&(image_bytes as u64).to_le_bytes());
-    }
-    Ok(Outgoing { head, values: apart })
+    let image_bytes = image.end;
+    let (place, _) = Header::mut_from_prefix(place).expect("room for it comes first");
+    *place = header;
+    Ok((image_bytes, apart))
 }
 
 fn check_draft(draft: &Draft<'_>) {
@@ -153,29 +208,28 @@ struct Plan {
     key_bytes: usize,
     length_bytes: usize,
     value_bytes: usize,
+    /// Whether the values lie in the image.
+    inside: bool,
     /// Bytes behind the head of a message whose values are apart: how long it is.
     trailer_bytes: usize,
     head_bytes: usize,
 }
 
 impl Plan {
-    fn new(draft: &Draft<'_>, coding: &Coding) -> Result<Plan> {
+    #[inline]
+    fn new(draft: &Draft<'_>, coding: &Coding, may_lie_apart: bool) -> Result<Plan> {
         let (raw_bytes, mut key_bytes) = (size_of_val(draft.keys), size_of_val(draft.keys));
         if coding.delta && !draft.keys.is_empty() {
             key_bytes = raw_bytes.min(delta::len(draft.keys, draft.range.begin()));
         }
         let length_bytes = size_of_val(draft.lengths);
-        let (value_bytes, inside) = match &draft.values {
-            Values::None => (0, true),
-            Values::Copied(bytes) => (bytes.len(), true),
-            Values::Written(bytes, _) => (*bytes, true),
-            Values::Apart(bytes) => (bytes.len(), false),
-        };
+        let value_bytes = draft.values.len();
+        let inside = !(may_lie_apart && matches!(draft.values, Values::Apart(_)));
         check_len(Section::Keys, key_bytes)?;
         check_len(Section::Lengths, length_bytes)?;
         check_len(Section::Values, value_bytes)?;
         // What saturates does not fit the address space, and so no pool.
-        let head_bytes = (FRAME_PREFIX + size_of::<Header>())
+        let head_bytes = size_of::<Header>()
             .saturating_add(if draft.offer.is_some() { size_of::<Offer>() } else { 0 })
             .saturating_add(key_bytes.next_multiple_of(ALIGN))
             .saturating_add(length_bytes.next_multiple_of(ALIGN))
@@ -183,7 +237,7 @@ impl Plan {
         let apart = if inside { 0 } else { value_bytes };
         let trailer_bytes = if apart > 0 { TRAILER } else { 0 };
         let head_bytes = head_bytes.saturating_add(trailer_bytes);
-        let image_bytes = head_bytes.saturating_add(apart.next_multiple_of(ALIGN)) - FRAME_PREFIX;
+        let image_bytes = head_bytes.saturating_add(apart.next_multiple_of(ALIGN));
         if image_bytes > WRITE_BYTES_MAX {
             let limit = WRITE_BYTES_MAX.saturating_sub(image_bytes - value_bytes);
             return Err(Error::MessageTooLong {
@@ -193,7 +247,7 @@ impl Plan {
             });
         }
         let delta = key_bytes < raw_bytes;
-        Ok(Plan { delta, key_bytes, length_bytes, value_bytes, trailer_bytes, head_bytes })
+        Ok(Plan { delta, key_bytes, length_bytes, value_bytes, inside, trailer_bytes, head_bytes })
     }
 }
 
@@ -221,6 +275,7 @@ impl<'a> Image<'a> {
     }
 
     /// Lays down `len` bytes that `write` fills in, and returns them.
+    #[inline(always)]
     fn append(&mut self, len: usize, write: impl FnOnce(&mut [u8])) -> &mut [u8] {
         let place = &mut self.bytes[self.end..][..len];
         write(place);
@@ -228,6 +283,7 @@ impl<'a> Image<'a> {
         place
     }
 
+    #[inline(always)]
     fn pad(&mut self) {
         let padding = self.end.next_multiple_of(ALIGN) - self.end;
         if padding > 0 {
@@ -236,6 +292,7 @@ impl<'a> Image<'a> {
     }
 
     /// Lays down a section, compressed where it pays, and returns its length. [`Plan`] has checked that `len` fits.
+    #[inline(always)]
     fn section(
         &mut self,
         section: Section,
@@ -257,17 +314,6 @@ impl<'a> Image<'a> {
         }
         Ok((self.end - start) as u32)
     }
-
-    /// Puts the header before the sections, with the checksum of all but the last `uncovered` bytes, and returns the length of it
-    /// all.
-    fn seal(self, header: Header, uncovered: usize) -> usize {
-        let image = &mut self.bytes[..self.end];
-        let (place, _) = Header::mut_from_prefix(image).expect("room for it comes first");
-        *place = header;
-        let checksum = U32::new(crc32c::crc32c(&image[..self.end - uncovered]));
-        image[CHECKSUM].copy_from_slice(checksum.as_bytes());
-        self.end
-    }
 }
 
 fn snappy_flag(section: Section) -> u8 {
@@ -282,7 +328,7 @@ fn snappy_flag(section: Section) -> u8 {
 #[derive(Debug)]
 pub(crate) enum Place {
     /// In the message.
-    Image(Range<usize>),
+    Image { at: u32, len: u32 },
     /// Decoded, in memory of their own.
     Own(Buffer),
 }
@@ -291,16 +337,16 @@ impl Place {
     #[inline]
     pub(crate) fn bytes<'a>(&'a self, image: &'a Buffer) -> &'a [u8] {
         match self {
-            Place::Image(range) => &image[range.clone()],
+            Place::Image { at, len } => &image[*at as usize..][..*len as usize],
             Place::Own(buffer) => buffer,
         }
     }
 
     pub(crate) fn into_buffer(self, mut image: Buffer) -> Buffer {
         match self {
-            Place::Image(range) => {
-                image.truncate(range.end);
-                image.advance(range.start);
+            Place::Image { at, len } => {
+                image.advance(at as usize);
+                image.truncate(len as usize);
                 image
             }
             Place::Own(buffer) => buffer,
@@ -310,7 +356,68 @@ impl Place {
 
 /// What [`Message::decode`] does: header, then sizes, then checksum, and only then the sections.
 pub(crate) fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
-    decode_with(image, None, pool)
+    let mut images = Images::new(image);
+    let message = images.next(pool)?;
+    if let Some(rest) = images.rest {
+        let need = message.image.len();
+        return Err(DecodeError::TooLong { have: need + rest.len(), need }.into());
+    }
+    Ok(message)
+}
+
+/// The images of a received frame: each begins at a multiple of [`ALIGN`], with zeros in between, and the last one ends the
+/// frame. The checksum of the first covers all of them.
+pub(crate) struct Images {
+    /// Those that have not been read.
+    rest: Option<Buffer>,
+    is_first: bool,
+}
+
+impl Images {
+    pub(crate) fn new(frame: Buffer) -> Images {
+        Images { rest: Some(frame), is_first: true }
+    }
+
+    /// Whether there is another one.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rest.is_none()
+    }
+
+    /// Reads the next one. After an error the rest is not to be looked at.
+    ///
+    /// # Errors
+    /// As [`Message::decode`], also when there is none.
+    #[inline]
+    pub(crate) fn next(&mut self, pool: &Pool) -> Result<Message> {
+        let none = DecodeError::TooShort { what: "a message", have: 0, need: size_of::<Header>() };
+        let mut image = self.rest.take().ok_or(none)?;
+        let have = image.len();
+        let header = read_header(&image)?;
+        let kind = check_header(header)?;
+        let layout = Layout::new(header, have, None)?;
+        let found = header.checksum.get();
+        let is_alone = self.is_first && layout.end == have;
+        if !is_alone && header.flags & flags::VALUES_UNCOVERED != 0 {
+            return Err(DecodeError::Contradiction { flags: header.flags, kind }.into());
+        }
+        if std::mem::take(&mut self.is_first) {
+            let covered = if is_alone { layout.covered } else { have };
+            check_checksum(found, &mut image[..covered])?;
+        } else if found != 0 {
+            return Err(DecodeError::Checksum { found, computed: 0 }.into());
+        }
+        if layout.end < have {
+            let next = layout.end.next_multiple_of(ALIGN);
+            if next >= have {
+                return Err(DecodeError::TooLong { have, need: layout.end }.into());
+            }
+            check_padding(&image, layout.end..next)?;
+            let rest = image.split_off(next);
+            image.truncate(layout.end);
+            self.rest = Some(rest);
+        }
+        read_sections(image, kind, &layout, None, pool)
+    }
 }
 
 /// Reads a long message whose values came first, at the start of a page, and the others behind them:
@@ -327,40 +434,45 @@ pub(crate) fn decode_landed(landed: Buffer, pool: &Pool) -> Result<Message> {
     let head_bytes = head_bytes.ok_or_else(|| too_short(TRAILER))?;
     let head_bytes = usize::try_from(head_bytes).unwrap_or(usize::MAX);
     let at = (have - TRAILER).checked_sub(head_bytes).ok_or_else(|| too_short(head_bytes))?;
-    let mut head = values.split_off(at);
-    head.truncate(head_bytes);
-    decode_with(head, Some(values), pool)
+    let mut image = values.split_off(at);
+    image.truncate(head_bytes);
+    let header = read_header(&image)?;
+    let kind = check_header(header)?;
+    let layout = Layout::new(header, head_bytes, Some(values.len()))?;
+    if layout.end < head_bytes {
+        return Err(DecodeError::TooLong { have: head_bytes, need: layout.end }.into());
+    }
+    let (found, value_bytes) = (header.checksum.get(), header.value_bytes.get() as usize);
+    check_checksum(found, &mut image[..layout.covered])?;
+    check_padding(&values, value_bytes..values.len())?;
+    values.truncate(value_bytes);
+    read_sections(image, kind, &layout, Some(values), pool)
 }
 
-/// Reads a message whose values are in `apart`, if that is given, with padding behind them.
-fn decode_with(mut image: Buffer, apart: Option<Buffer>, pool: &Pool) -> Result<Message> {
-    let header = *read_header(&image)?;
-    let (kind, range) = check_header(&header)?;
-    let layout = Layout::new(&header, image.len(), apart.as_ref().map(|values| values.len()))?;
-    check_checksum(&header, &mut image[..layout.covered])?;
+/// Reads what stands behind a header; the values are in `apart`, if that is given.
+#[inline]
+fn read_sections(
+    image: Buffer,
+    kind: Kind,
+    layout: &Layout,
+    apart: Option<Buffer>,
+    pool: &Pool,
+) -> Result<Message> {
     check_padding(&image, layout.keys.end..layout.lengths.start)?;
     check_padding(&image, layout.lengths.end..layout.values.start)?;
-    let offer = (header.flags & flags::OFFER != 0).then(|| {
-        let (offer, _) = Offer::read_from_prefix(&image[size_of::<Header>()..])
-            .expect("the sizes are checked, and the keys start behind the offer");
-        offer
-    });
-    let mut keys = unpack(Section::Keys, layout.keys, &header, &image, pool)?;
-    if header.flags & flags::KEYS_DELTA != 0 {
-        keys = Place::Own(delta::read(keys.bytes(&image), range, pool)?);
+    let flags = layout.flags;
+    let mut keys = unpack(Section::Keys, &layout.keys, flags, &image, pool)?;
+    if flags & flags::KEYS_DELTA != 0 {
+        keys = Place::Own(delta::read(keys.bytes(&image), layout.range, pool)?);
     }
-    let keys_count = check_keys(keys.bytes(&image), range)?;
-    let lengths = unpack(Section::Lengths, layout.lengths, &header, &image, pool)?;
+    let keys_count = check_keys(keys.bytes(&image), layout.range)?;
+    let lengths = unpack(Section::Lengths, &layout.lengths, flags, &image, pool)?;
     check_lengths(lengths.bytes(&image), keys_count)?;
     let values = match apart {
-        None => unpack(Section::Values, layout.values, &header, &image, pool)?,
-        Some(mut values) => {
-            check_padding(&values, header.value_bytes.get() as usize..values.len())?;
-            values.truncate(header.value_bytes.get() as usize);
-            Place::Own(values)
-        }
+        None => unpack(Section::Values, &layout.values, flags, &image, pool)?,
+        Some(values) => Place::Own(values),
     };
-    Ok(Message { header, kind, range, offer, keys, lengths, values, image })
+    Ok(Message { kind, keys, lengths, values, image })
 }
 
 fn read_header(image: &[u8]) -> Result<&Header, DecodeError> {
@@ -376,7 +488,8 @@ fn read_header(image: &[u8]) -> Result<&Header, DecodeError> {
     Ok(header)
 }
 
-fn check_header(header: &Header) -> Result<(Kind, KeyRange), DecodeError> {
+#[inline]
+fn check_header(header: &Header) -> Result<Kind, DecodeError> {
     if header.magic.get() != MAGIC {
         return Err(DecodeError::Magic { magic: header.magic.get() });
     }
@@ -385,9 +498,7 @@ fn check_header(header: &Header) -> Result<(Kind, KeyRange), DecodeError> {
     }
     let kind = Kind::from_raw(header.kind).ok_or(DecodeError::UnknownKind { kind: header.kind })?;
     check_flags(header, kind)?;
-    let (begin, end) = (header.range_begin.get(), header.range_end.get());
-    let range = KeyRange::new(begin, end).ok_or(DecodeError::EmptyRange { begin, end })?;
-    Ok((kind, range))
+    Ok(kind)
 }
 
 fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
@@ -416,17 +527,24 @@ fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
 
 /// Where the sections of an image lie: in order, each from a multiple of [`ALIGN`], all of them inside.
 struct Layout {
+    flags: u8,
+    range: KeyRange,
     keys: Range<usize>,
     lengths: Range<usize>,
     values: Range<usize>,
     /// How far the checksum reaches.
     covered: usize,
+    /// Where the image ends.
+    end: usize,
 }
 
 impl Layout {
-    /// Checks that the sections `header` announces take exactly `have` bytes; all but the values, if those take `apart` bytes
+    /// Checks that the sections `header` announces lie within `have` bytes; all but the values, if those take `apart` bytes
     /// elsewhere, with their padding.
+    #[inline]
     fn new(header: &Header, have: usize, apart: Option<usize>) -> Result<Layout, DecodeError> {
+        let (begin, end) = (header.range_begin.get(), header.range_end.get());
+        let range = KeyRange::new(begin, end).ok_or(DecodeError::EmptyRange { begin, end })?;
         let is_set = |flag| header.flags & flag != 0;
         let align = |end: u64| end.next_multiple_of(ALIGN as u64);
         // In 64 bits nothing overflows: there are three sections of 32 bits.
@@ -447,25 +565,28 @@ impl Layout {
         if have < need {
             return Err(DecodeError::TooShort { what: "its sections", have, need });
         }
-        if have > need {
-            return Err(DecodeError::TooLong { have, need });
+        if need > WRITE_BYTES_MAX {
+            return Err(DecodeError::TooLong { have, need: WRITE_BYTES_MAX });
         }
         let (lengths, values) = (lengths as usize, values as usize);
         Ok(Layout {
+            flags: header.flags,
+            range,
             keys: keys..keys + header.key_bytes.get() as usize,
             lengths: lengths..lengths + header.length_bytes.get() as usize,
             values: values..need,
             covered: if is_set(flags::VALUES_UNCOVERED) { values } else { need },
+            end: need,
         })
     }
 }
 
 /// Computes the checksum as the sender did, over a header without one: it is blanked where it lies, so that there is one piece
-/// to go over. `header` keeps it.
-fn check_checksum(header: &Header, covered: &mut [u8]) -> Result<(), DecodeError> {
+/// to go over.
+#[inline]
+fn check_checksum(found: u32, covered: &mut [u8]) -> Result<(), DecodeError> {
     covered[CHECKSUM].fill(0);
     let computed = crc32c::crc32c(covered);
-    let found = header.checksum.get();
     if found != computed {
         return Err(DecodeError::Checksum { found, computed });
     }
@@ -485,15 +606,15 @@ fn check_padding(image: &[u8], range: Range<usize>) -> Result<(), DecodeError> {
 #[inline(always)]
 fn unpack(
     section: Section,
-    range: Range<usize>,
-    header: &Header,
+    range: &Range<usize>,
+    flags: u8,
     image: &[u8],
     pool: &Pool,
 ) -> Result<Place> {
-    if header.flags & snappy_flag(section) == 0 {
-        return Ok(Place::Image(range));
+    if flags & snappy_flag(section) == 0 {
+        return Ok(Place::Image { at: range.start as u32, len: range.len() as u32 });
     }
-    Ok(Place::Own(snappy::expand(section, &image[range], pool)?))
+    Ok(Place::Own(snappy::expand(section, &image[range.clone()], pool)?))
 }
 
 /// Checks decoded keys and returns how many there are.

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"CRVN");
 
 /// Version of all layouts in this file.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 /// First 64 bytes of every message: one cache line, no padding.
 ///
@@ -47,7 +47,8 @@ pub struct Header {
     pub length_bytes: U32,
     /// Length of the value section on the wire, without padding.
     pub value_bytes: U32,
-    /// CRC32C of this header (with 0 here) and of the sections behind it, except values under [`flags::VALUES_UNCOVERED`].
+    /// CRC32C of the frame (with 0 here) in the header of its first image, except values under [`flags::VALUES_UNCOVERED`]; 0 in the
+    /// others.
     pub checksum: U32,
 }
 
@@ -71,6 +72,9 @@ pub enum Kind {
     Want = 4,
     /// Grants such memory: the offer section names it.
     Grant = 5,
+    /// Answers several requests that have nothing more to be told: the one with the same timestamp, and those whose timestamps,
+    /// `u64`s, are the values.
+    Replies = 6,
 }
 
 impl Kind {
@@ -82,6 +86,7 @@ impl Kind {
             3 => Kind::Failure,
             4 => Kind::Want,
             5 => Kind::Grant,
+            6 => Kind::Replies,
             _ => return None,
         })
     }
@@ -100,7 +105,7 @@ pub mod flags {
     /// The value section is Snappy-compressed.
     pub const VALUES_SNAPPY: u8 = 16;
     /// The checksum leaves the values to the carrier's own: they were sent from where they lay, or by a carrier that checks every
-    /// byte itself.
+    /// byte itself. Only of an image that has its frame to itself.
     pub const VALUES_UNCOVERED: u8 = 32;
     /// All of the above.
     pub const ALL: u8 = 63;

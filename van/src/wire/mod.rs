@@ -1,8 +1,9 @@
 //! Bytes in, bytes out: the wire format. No I/O, no clock, no unsafe.
 //!
 //! A message image is one piece: header, [`Offer`] if flagged, keys, lengths, values. Each section starts at a multiple of 8,
-//! with zeros in between; the values end the image, nothing behind them. In a landing, values that were sent from where they lay
-//! come first, and the rest behind them.
+//! with zeros in between; the values end the image. A frame holds one image or several, each from a multiple of 8, again with
+//! zeros in between, and nothing behind the last; one checksum covers them all. In a landing, values that were sent from where
+//! they lay come first, and the rest behind them.
 
 mod codec;
 mod delta;
@@ -14,7 +15,9 @@ mod tests;
 use std::fmt;
 
 pub use codec::{Coding, encode};
-pub(crate) use codec::{Place, TRAILER, decode, decode_landed};
+pub(crate) use codec::{
+    Images, Place, TRAILER, decode, decode_landed, encode_into, extend_answer, seal,
+};
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
 
 #[cfg(target_endian = "big")]

@@ -6,7 +6,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::memory::{HUGE_PAGE, Shared};
+use caravan_numa::HUGE_PAGE_BYTES;
+
+use crate::memory::Shared;
 
 const MIB: usize = 1 << 20;
 
@@ -37,11 +39,38 @@ fn arenas_double_and_stop_at_the_limit() {
 }
 
 #[test]
+fn what_the_system_has_not_got_is_out_of_memory() {
+    let pool = Pool::new(usize::MAX);
+    let error = pool.allocate(1 << 46).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { reserved: 0, source: Some(_), .. }), "{error}");
+    assert!(error.to_string().contains("the system has no more"), "{error}");
+    assert!(pool.allocate(8).is_ok(), "what there is can still be had");
+}
+
+#[test]
+fn a_part_says_where_in_its_pages_it_lies() {
+    let pages = PageSource { shareable: cfg!(target_os = "linux"), ..PageSource::default() };
+    let pool = Pool::from_pages(8 * MIB, pages, None);
+    for len in [8, 700, 5000, 3 * MIB] {
+        let mut buffer = pool.allocate(len).unwrap();
+        buffer.advance(5);
+        let (address, shared) = (buffer.as_ptr(), buffer.share());
+        let (pages, at) = shared.pages().unwrap();
+        assert_eq!(pages.base().addr().get() + at, address.addr(), "{len}");
+        assert!(at + len <= pages.len() + 5);
+        #[cfg(target_os = "linux")]
+        assert!(pages.file().is_some());
+    }
+    assert!(Shared::from(bytes::Bytes::from_static(b"a user's")).pages().is_none());
+    assert!(Buffer::adopt(vec![1u8]).pages().is_none());
+}
+
+#[test]
 fn a_large_slot_gets_an_arena_as_large() {
     let pool = Pool::new(600 * MIB);
     let large = pool.allocate(300 * MIB).unwrap();
     assert_eq!(pool.bytes_reserved(), 512 * MIB);
-    assert_eq!(large.as_ptr().addr() % HUGE_PAGE, 0);
+    assert_eq!(large.as_ptr().addr() % HUGE_PAGE_BYTES, 0);
     drop(pool.allocate(1).unwrap());
     assert_eq!(pool.bytes_reserved(), 587 * MIB, "an eighth of the limit");
 }

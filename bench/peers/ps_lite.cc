@@ -1,0 +1,156 @@
+// ps-lite's push and pull, by its public API: a worker that waits for each request, or keeps a window of them; a server that
+// stores what is pushed and answers with it. Both sides reuse their buffers and pass them without a copy (ZPush, ZPull).
+// The role comes from DMLC_ROLE, as in every program of ps-lite. With any argument, only small messages and many keys.
+#include <unordered_map>
+
+#include "measure.h"
+#include "ps/ps.h"
+
+namespace {
+
+using Floats = ps::SArray<float>;
+using Keys = ps::SArray<ps::Key>;
+
+/// What the server does with values; travels as the request's command.
+enum Store { kArray, kMap };
+
+/// kArray: the values of a request are one array, found by its first key. kMap: every key is looked up.
+void Answer(const ps::KVMeta& meta, const ps::KVPairs<float>& request, ps::KVServer<float>* server) {
+  static std::unordered_map<ps::Key, Floats> arrays;
+  static std::unordered_map<ps::Key, float> map;
+  ps::KVPairs<float> answer;
+  if (meta.push) {
+    if (meta.cmd == kMap) {
+      for (size_t i = 0; i < request.keys.size(); ++i) map[request.keys[i]] = request.vals[i];
+    } else {
+      Floats& array = arrays[request.keys[0]];
+      if (array.size() != request.vals.size()) array.resize(request.vals.size());
+      std::memcpy(array.data(), request.vals.data(), request.vals.size() * sizeof(float));
+    }
+  } else {
+    answer.keys = request.keys;
+    if (meta.cmd == kMap) {
+      answer.vals.resize(request.keys.size());
+      for (size_t i = 0; i < request.keys.size(); ++i) answer.vals[i] = map[request.keys[i]];
+    } else {
+      answer.vals = arrays[request.keys[0]];
+    }
+  }
+  server->Response(meta, answer);
+}
+
+/// Requests of one shape, `window` of them at once, each with memory of its own. All are for the same keys.
+class Requests {
+ public:
+  Requests(ps::KVWorker<float>* worker, size_t keys, size_t bytes, size_t window, Store store)
+      : worker_(worker), store_(store), bytes_(bytes), keys_(keys), in_flight_(window, -1) {
+    static ps::Key first = 0;  // shapes share no keys
+    for (size_t i = 0; i < keys; ++i) keys_[i] = first + i;
+    first += keys;
+    for (size_t i = 0; i < window; ++i) values_.emplace_back(bytes / sizeof(float), 0.5f);
+    Write(1);
+    for (size_t i = 0; i < window; ++i) Wait(Post(kPush, i));
+  }
+
+  /// Makes all values those of request `number`.
+  void Write(uint64_t number) {
+    for (auto& values : values_) Stamp(reinterpret_cast<char*>(values.data()), bytes_, number);
+  }
+
+  int Post(Op op, size_t slot) {
+    return op == kPush ? worker_->ZPush(keys_, values_[slot], {}, store_) : worker_->ZPull(keys_, &values_[slot], nullptr, store_);
+  }
+
+  void Wait(int timestamp) { worker_->Wait(timestamp); }
+
+  bool Right(size_t slot, uint64_t number) {
+    return Stamped(reinterpret_cast<const char*>(values_[slot].data()), bytes_) == number;
+  }
+
+  /// What the server has is pulled into memory spoiled before.
+  bool Held(uint64_t number) {
+    Write(UINT64_MAX);
+    Wait(Post(kPull, 0));
+    return Right(0, number);
+  }
+
+  /// Microseconds that `times` requests take, a window of them in flight.
+  double Stream(Op op, int times) {
+    const double began = Micros();
+    for (int i = 0; i < times; ++i) {
+      int& timestamp = in_flight_[i % in_flight_.size()];
+      if (timestamp >= 0) Wait(timestamp);
+      timestamp = Post(op, i % in_flight_.size());
+    }
+    for (int& timestamp : in_flight_) {
+      if (timestamp >= 0) Wait(timestamp);
+      timestamp = -1;
+    }
+    return Micros() - began;
+  }
+
+ private:
+  ps::KVWorker<float>* worker_;
+  Store store_;
+  size_t bytes_;
+  Keys keys_;
+  std::vector<Floats> values_;
+  std::vector<int> in_flight_;
+};
+
+void MeasureLatency(ps::KVWorker<float>* worker, size_t keys, size_t bytes, Store store) {
+  for (Op op : {kPush, kPull}) {
+    Requests requests(worker, keys, bytes, 1, store);
+    uint64_t last = 1;
+    auto before = [&](uint64_t number) { requests.Write(op == kPush ? last = number : UINT64_MAX); };
+    auto request = [&](uint64_t) { requests.Wait(requests.Post(op, 0)); };
+    auto after = [&](uint64_t) { return op == kPush || requests.Right(0, 1); };
+    Latency(op, bytes, keys, before, request, after, store == kMap ? "latency-map" : "latency");
+    if (!requests.Held(last)) Print("held", Name(op), bytes, keys, 0, 1);
+  }
+}
+
+void MeasureStream(ps::KVWorker<float>* worker, const char* measure, size_t bytes, size_t window, int times, double unit) {
+  for (Op op : {kPush, kPull}) {
+    Requests requests(worker, 1, bytes, window, kArray);
+    requests.Stream(op, times / kWarmUp);
+    if (op == kPull) requests.Write(UINT64_MAX);
+    const double took = requests.Stream(op, times);
+    long wrong = 0;
+    for (size_t slot = 0; slot < window; ++slot) wrong += !requests.Right(slot, 1);
+    wrong += !requests.Held(1);
+    Print(measure, Name(op), bytes, 1, times * unit / took, wrong);
+  }
+}
+
+void Measure(bool small) {
+  ps::KVWorker<float> worker(0, 0);
+  ps::Postoffice::Get()->Barrier(0, ps::kWorkerGroup + ps::kServerGroup);
+  for (size_t bytes : kSizes) {
+    if (!small || bytes <= kSmall) MeasureLatency(&worker, 1, bytes, kArray);
+  }
+  for (size_t keys : kSparse) {
+    for (Store store : {kArray, kMap}) MeasureLatency(&worker, keys, keys * sizeof(float), store);
+  }
+  for (size_t bytes : kStreamSizes) {
+    if (!small) MeasureStream(&worker, "bandwidth", bytes, kWindow, 4 * Times(bytes), bytes / 1e3);
+  }
+  MeasureStream(&worker, "rate", kRateBytes, kRateWindow, kRateCount, 1);
+}
+
+}  // namespace
+
+int main(int count, char**) {
+  ps::Start(0);
+  ps::KVServer<float>* server = nullptr;
+  if (ps::IsServer()) {
+    server = new ps::KVServer<float>(0);
+    server->set_request_handle(Answer);
+    // Start's barrier does not cover the handle; a request that came before it would end the server.
+    ps::Postoffice::Get()->Barrier(0, ps::kWorkerGroup + ps::kServerGroup);
+  }
+  if (ps::IsWorker()) Measure(count > 1);
+  ps::Finalize(0, true);
+  delete server;
+  return 0;
+}

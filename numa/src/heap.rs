@@ -1,0 +1,68 @@
+//! Pages where there is no `mmap` to take them from: zeroed memory of the allocator, and nothing that a node or a huge page
+//! could be asked for. Stands in for `sys.rs` on systems that aren't Linux, and under Miri.
+
+use std::io;
+use std::ptr::NonNull;
+
+use crate::ids::NumaId;
+
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    _block: Vec<u8>,
+}
+
+impl Mapping {
+    pub(crate) fn new(len: usize, align: usize, _: Option<&MemoryFile>) -> io::Result<Self> {
+        let size = len.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
+        // Asked first: what isn't there would end the process below.
+        Vec::<u8>::new().try_reserve_exact(size).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let mut block = vec![0; size];
+        let first = block.as_mut_ptr().map_addr(|address| address.next_multiple_of(align));
+        let base = NonNull::new(first).expect("it lies in the block");
+        Ok(Mapping { base, len, _block: block })
+    }
+
+    pub(crate) fn reserved_huge(_: usize, _: Option<&MemoryFile>) -> io::Result<Self> {
+        unsupported()
+    }
+
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn whole_len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn prefer_node(&self, _: NumaId) -> io::Result<()> {
+        unsupported()
+    }
+
+    pub(crate) fn advise_huge(&self) -> io::Result<()> {
+        unsupported()
+    }
+
+    pub(crate) fn populate(&self) -> io::Result<()> {
+        unsupported()
+    }
+}
+
+/// There is none.
+#[derive(Debug)]
+pub(crate) enum MemoryFile {}
+
+impl MemoryFile {
+    pub(crate) fn new(_: usize, _: bool) -> io::Result<Self> {
+        unsupported()
+    }
+}
+
+fn unsupported<T>() -> io::Result<T> {
+    Err(io::ErrorKind::Unsupported.into())
+}

@@ -1,0 +1,259 @@
+//! Pages taken from the system in one piece: zeroed, aligned, and on the node that is asked for.
+//!
+//! What can't be honoured is no error: memory on another node, or in smaller pages, works as well and only more slowly. Such
+//! things are in [`Pages::shortfalls`], and each kind is logged once a process. Only memory that isn't there is an error.
+//!
+//! Set-up: a pool takes an arena from here when it has to grow, and a push takes nothing.
+
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::ids::NumaId;
+use crate::sys::{Mapping, MemoryFile};
+
+/// Pages begin at a multiple of this: the system's small page, or less where that is larger.
+pub const PAGE_BYTES: usize = 4096;
+
+/// From this length on they begin at a multiple of it, so that the system and a device can map them in pages this large.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Where pages come from. The default is memory of this process alone, each page on the node of the thread that first
+/// writes it, in pages as large as the system sees fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PageSource {
+    /// The node they lie on while it has room; `None` for that of the thread that first writes them.
+    pub node: Option<NumaId>,
+    /// In how large pages.
+    pub huge: HugePages,
+    /// Whether another process can map them, too, by the descriptor that `Pages::file` lends (on Linux).
+    pub shareable: bool,
+}
+
+/// How large the pages are that a mapping of at least [`HUGE_PAGE_BYTES`] is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HugePages {
+    /// As the system does by itself.
+    #[default]
+    AsSystem,
+    /// The kernel is asked for transparent huge pages: it takes them where it finds them.
+    Transparent,
+    /// From those that were set aside (`vm.nr_hugepages`), all of them at once; transparent ones where too few are left.
+    Reserved,
+}
+
+/// Memory that the system did not give.
+#[derive(Debug, thiserror::Error)]
+#[error("the system gives no {len} bytes of memory")]
+pub struct PagesError {
+    /// Bytes asked for.
+    pub len: usize,
+    /// The system's reason.
+    pub source: io::Error,
+}
+
+/// `len` bytes of memory in one piece, all zero and unused until they are written. Dropped: given back.
+///
+/// It lends out an address and no bytes: whoever asks for those decides who may write them.
+pub struct Pages {
+    mapping: Mapping,
+    file: Option<MemoryFile>,
+    shortfalls: Vec<String>,
+}
+
+impl Pages {
+    /// Takes `len` bytes, more than none, from `source`.
+    ///
+    /// # Errors
+    /// [`PagesError`] when the system has no room for them. Memory that it promises and then hasn't got ends the process,
+    /// as always; a [`shareable`](PageSource::shareable) mapping is promised without a look at what there is.
+    ///
+    /// # Panics
+    /// If `len` is 0.
+    pub fn new(len: usize, source: &PageSource) -> Result<Pages, PagesError> {
+        assert!(len > 0, "a mapping has at least one byte");
+        let mut shortfalls = Vec::new();
+        let reserved = match source.huge {
+            HugePages::Reserved if len >= HUGE_PAGE_BYTES => reserved(len, source, &mut shortfalls),
+            _ => None,
+        };
+        let (mapping, file) = match reserved {
+            Some(pages) => pages,
+            None => ordinary(len, source, &mut shortfalls)
+                .map_err(|error| PagesError { len, source: error })?,
+        };
+        Ok(Pages { mapping, file, shortfalls })
+    }
+
+    /// Its first byte, at a multiple of [`PAGE_BYTES`] or [`HUGE_PAGE_BYTES`].
+    pub fn base(&self) -> NonNull<u8> {
+        self.mapping.base()
+    }
+
+    /// Bytes from [`Pages::base`] that belong to it.
+    #[expect(clippy::len_without_is_empty, reason = "it never is")]
+    pub fn len(&self) -> usize {
+        self.mapping.len()
+    }
+
+    pub(crate) fn memory_file(&self) -> Option<&MemoryFile> {
+        self.file.as_ref()
+    }
+
+    /// [`Pages::len`] in whole pages: the length of the file behind [shareable](PageSource::shareable) ones.
+    pub fn file_bytes(&self) -> usize {
+        self.mapping.whole_len()
+    }
+
+    /// A line for each wish that could not be honoured.
+    pub fn shortfalls(&self) -> &[String] {
+        &self.shortfalls
+    }
+}
+
+impl fmt::Debug for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shared = if self.file.is_some() { ", shareable" } else { "" };
+        write!(f, "Pages({} bytes{shared})", self.len())
+    }
+}
+
+type Mapped = (Mapping, Option<MemoryFile>);
+
+/// Huge pages that were set aside; `None`, and a shortfall, when there are too few.
+fn reserved(len: usize, source: &PageSource, shortfalls: &mut Vec<String>) -> Option<Mapped> {
+    let take = || -> io::Result<Mapped> {
+        let file = source.shareable.then(|| MemoryFile::new(len, true)).transpose()?;
+        let mapping = Mapping::reserved_huge(len, file.as_ref())?;
+        Ok((mapping, file))
+    };
+    let taken = take().and_then(|mapped| {
+        bind(&mapped.0, source, shortfalls);
+        // Now: a page that is promised and missing later (another node's, a control group's limit) would end the process.
+        mapped.0.populate()?;
+        Ok(mapped)
+    });
+    taken.inspect_err(|error| fall_short(&RESERVED, shortfalls, || {
+        format!(
+            "no {} huge pages of 2 MiB are left ({error}), so transparent ones are asked for; set some aside: sysctl vm.nr_hugepages=N",
+            len.div_ceil(HUGE_PAGE_BYTES)
+        )
+    })).ok()
+}
+
+fn ordinary(len: usize, source: &PageSource, shortfalls: &mut Vec<String>) -> io::Result<Mapped> {
+    let file = source.shareable.then(|| MemoryFile::new(len, false)).transpose()?;
+    let is_large = len >= HUGE_PAGE_BYTES;
+    let align = if is_large { HUGE_PAGE_BYTES } else { PAGE_BYTES };
+    let mapping = Mapping::new(len, align, file.as_ref())?;
+    bind(&mapping, source, shortfalls);
+    if is_large
+        && source.huge != HugePages::AsSystem
+        && let Err(error) = mapping.advise_huge()
+    {
+        fall_short(&TRANSPARENT, shortfalls, || {
+            format!("the system has no transparent huge pages ({error}), so small ones are used")
+        });
+    }
+    Ok((mapping, file))
+}
+
+fn bind(mapping: &Mapping, source: &PageSource, shortfalls: &mut Vec<String>) {
+    if let Some(node) = source.node
+        && let Err(error) = mapping.prefer_node(node)
+    {
+        fall_short(&NODE, shortfalls, || {
+            format!(
+                "memory can't be bound to NUMA node {node} here ({error}), so it lies where it is first written; \
+                 a container needs CAP_SYS_NICE for it"
+            )
+        });
+    }
+}
+
+/// Notes what could not be honoured, and logs it if it is the first of its kind.
+fn fall_short(said: &AtomicBool, shortfalls: &mut Vec<String>, line: impl FnOnce() -> String) {
+    let line = line();
+    if !said.swap(true, Ordering::Relaxed) {
+        tracing::warn!("memory: {line}");
+    }
+    shortfalls.push(line);
+}
+
+static RESERVED: AtomicBool = AtomicBool::new(false);
+static TRANSPARENT: AtomicBool = AtomicBool::new(false);
+static NODE: AtomicBool = AtomicBool::new(false);
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn pages_begin_where_they_should() {
+        for shareable in [false, true] {
+            for (len, align) in [
+                (1, PAGE_BYTES),
+                (PAGE_BYTES + 1, PAGE_BYTES),
+                (HUGE_PAGE_BYTES - 1, PAGE_BYTES),
+                (HUGE_PAGE_BYTES, HUGE_PAGE_BYTES),
+                (5 << 20, HUGE_PAGE_BYTES),
+            ] {
+                let source = PageSource { shareable, ..PageSource::default() };
+                let Some(pages) = taken(len, &source) else { continue };
+                assert_eq!((pages.len(), pages.base().addr().get() % align), (len, 0), "{len}");
+                assert_eq!(pages.memory_file().is_some(), shareable);
+                assert!(pages.shortfalls().is_empty(), "{:?}", pages.shortfalls());
+            }
+        }
+    }
+
+    /// `None`, and a line, where the system shares no memory by a descriptor.
+    fn taken(len: usize, source: &PageSource) -> Option<Pages> {
+        match Pages::new(len, source) {
+            Ok(pages) => Some(pages),
+            Err(error) if source.shareable && error.source.kind() == io::ErrorKind::Unsupported => {
+                eprintln!("SKIPPED: {error}: {}", error.source);
+                None
+            }
+            Err(error) => panic!("{error}: {}", error.source),
+        }
+    }
+
+    #[test]
+    fn what_the_system_has_not_got_is_an_error() {
+        for len in [usize::MAX, usize::MAX / 2, 1 << 46] {
+            let error = Pages::new(len, &PageSource::default()).unwrap_err();
+            assert_eq!(error.len, len);
+            assert!(error.to_string().contains(&len.to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_not_there_is_a_shortfall() {
+        for node in [63, 5000, usize::MAX] {
+            let source = PageSource { node: Some(NumaId(node)), ..PageSource::default() };
+            let pages = Pages::new(1 << 20, &source).unwrap();
+            let [line] = pages.shortfalls() else { panic!("{pages:?}") };
+            assert!(line.contains(&format!("node {node} ")), "{line}");
+        }
+    }
+
+    #[test]
+    fn huge_pages_are_taken_where_they_are() {
+        for huge in [HugePages::Transparent, HugePages::Reserved] {
+            for shareable in [false, true] {
+                let source = PageSource { huge, shareable, ..PageSource::default() };
+                let Some(pages) = taken(3 << 20, &source) else { continue };
+                assert_eq!(
+                    (pages.len(), pages.base().addr().get() % HUGE_PAGE_BYTES),
+                    (3 << 20, 0)
+                );
+                eprintln!("{source:?}: {:?}", pages.shortfalls());
+                let small = taken(1 << 20, &source).unwrap();
+                assert!(small.shortfalls().is_empty(), "{:?}", small.shortfalls());
+            }
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! The calls of Linux that pages are made by; the only file of this crate in which `unsafe` may stand.
+//!
+//! A [`Mapping`] is an address range that is this process's own until it is dropped. Nothing here reads or writes memory.
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::{self, NonNull};
+
+use crate::ids::NumaId;
+use crate::pages::{HUGE_PAGE_BYTES, PAGE_BYTES, Pages};
+
+/// A mapped range, and the larger one that it was cut from to begin where it should.
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    whole_len: usize,
+    _block: Block,
+}
+
+// SAFETY: an address range belongs to the process, not to a thread, and `munmap` may be called from any.
+unsafe impl Send for Mapping {}
+// SAFETY: what takes `&self` reads the fields, which never change, or asks the kernel about the range, which locks it itself.
+unsafe impl Sync for Mapping {}
+
+/// A file that lives in memory and has no name.
+pub(crate) struct MemoryFile(OwnedFd);
+
+/// Addresses that `mmap` gave.
+struct Block {
+    start: *mut c_void,
+    len: usize,
+}
+
+impl Mapping {
+    /// `len` bytes from a multiple of `align`, a power of two: of `file` from its beginning, or of this process alone.
+    pub(crate) fn new(len: usize, align: usize, file: Option<&MemoryFile>) -> io::Result<Mapping> {
+        let whole_len = whole(len, system_page())?;
+        // The system aligns to its page; what is skipped to begin at a multiple of more is never touched.
+        let slack = if align > PAGE_BYTES { align } else { 0 };
+        let block_len = whole_len.checked_add(slack).ok_or(io::ErrorKind::OutOfMemory)?;
+        let access = if file.is_some() { libc::PROT_NONE } else { READ_WRITE };
+        let block = Block::new(block_len, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)?;
+        let first = block.start.map_addr(|address| address.next_multiple_of(align));
+        let base = NonNull::new(first.cast::<u8>()).expect("no mapping begins at address 0");
+        let mapping = Mapping { base, len, whole_len, _block: block };
+        match file {
+            Some(file) => mapping.lay_over(file),
+            None => Ok(mapping),
+        }
+    }
+
+    /// Puts `file` into the range, in place of what only kept the addresses free.
+    fn lay_over(self, file: &MemoryFile) -> io::Result<Mapping> {
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        let (at, fd) = (self.base.as_ptr().cast(), file.0.as_raw_fd());
+        // SAFETY: `MAP_FIXED` replaces `whole_len` bytes from `base`, all of them in `_block`, which is this mapping's own.
+        let there = unsafe { libc::mmap(at, self.whole_len, READ_WRITE, flags, fd, 0) };
+        if there == libc::MAP_FAILED {
+            let error = io::Error::last_os_error();
+            // Some kernels have taken the old pages away by now, and others may have got these addresses since: never unmapped.
+            std::mem::forget(self);
+            return Err(error);
+        }
+        Ok(self)
+    }
+
+    /// `len` bytes in huge pages that were set aside.
+    pub(crate) fn reserved_huge(len: usize, file: Option<&MemoryFile>) -> io::Result<Mapping> {
+        let whole_len = whole(len, HUGE_PAGE_BYTES)?;
+        let flags = match file {
+            Some(_) => libc::MAP_SHARED,
+            None => {
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB
+            }
+        };
+        let block = Block::new(whole_len, READ_WRITE, flags, file)?;
+        let base = NonNull::new(block.start.cast::<u8>()).expect("no mapping begins at address 0");
+        Ok(Mapping { base, len, whole_len, _block: block })
+    }
+
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// With what fills the last page.
+    pub(crate) fn whole_len(&self) -> usize {
+        self.whole_len
+    }
+
+    /// Has pages that are not there yet come from `node` while it has any left.
+    pub(crate) fn prefer_node(&self, node: NumaId) -> io::Result<()> {
+        let mask = NodeMask::of(node)?;
+        let (start, mode) = (self.base.as_ptr(), libc::MPOL_PREFERRED);
+        // SAFETY: it changes where the pages of this mapping come from, not what is in them, and reads the mask's words only.
+        let outcome = unsafe {
+            libc::syscall(libc::SYS_mbind, start, self.whole_len, mode, &mask.0, NodeMask::BITS, 0)
+        };
+        succeeded(outcome)
+    }
+
+    /// Asks for transparent huge pages.
+    pub(crate) fn advise_huge(&self) -> io::Result<()> {
+        self.advise(libc::MADV_HUGEPAGE)
+    }
+
+    /// Has all pages there at once, or says why that can't be.
+    pub(crate) fn populate(&self) -> io::Result<()> {
+        self.advise(libc::MADV_POPULATE_WRITE)
+    }
+
+    /// `advice` is one that leaves the contents as they are.
+    fn advise(&self, advice: i32) -> io::Result<()> {
+        let start = self.base.as_ptr().cast();
+        // SAFETY: the range is this mapping's own, and neither advice that is given here changes what is in it.
+        succeeded(unsafe { libc::madvise(start, self.whole_len, advice) }.into())
+    }
+}
+
+impl Block {
+    fn new(len: usize, access: i32, flags: i32, file: Option<&MemoryFile>) -> io::Result<Block> {
+        let fd: RawFd = file.map_or(-1, |file| file.0.as_raw_fd());
+        // SAFETY: without `MAP_FIXED` it takes addresses that nothing else has.
+        let start = unsafe { libc::mmap(ptr::null_mut(), len, access, flags, fd, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Block { start, len })
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: `mmap` gave this very range, nothing has taken a part of it away since (`Mapping::lay_over` replaces one), and
+        // this runs once. Whoever was lent the address has given it up by the contract of `Pages`.
+        let outcome = unsafe { libc::munmap(self.start, self.len) };
+        debug_assert_eq!(outcome, 0, "munmap: {}", io::Error::last_os_error());
+    }
+}
+
+impl MemoryFile {
+    /// A file of `len` bytes in whole pages that can be neither cut nor made longer.
+    pub(crate) fn new(len: usize, is_huge: bool) -> io::Result<MemoryFile> {
+        let (page, huge) = match is_huge {
+            true => (HUGE_PAGE_BYTES, libc::MFD_HUGETLB | libc::MFD_HUGE_2MB),
+            false => (system_page(), 0),
+        };
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | huge;
+        // SAFETY: the name is a C string; nothing else is pointed to.
+        let fd = unsafe { libc::memfd_create(c"caravan".as_ptr(), flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and nobody else knows it.
+        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        file.set_len(whole(len, page)? as u64)?;
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        // SAFETY: the descriptor is open, and seals are a number.
+        succeeded(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) }.into())?;
+        Ok(MemoryFile(file.into()))
+    }
+}
+
+impl Pages {
+    /// The file behind [shareable](crate::PageSource::shareable) pages: [`Pages::base`] is its first byte, and its length,
+    /// [`Pages::file_bytes`], is sealed (`F_SEAL_SHRINK`, `F_SEAL_GROW`). A process that is given it can map it, and read and
+    /// write all of it.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.memory_file().map(|file| file.0.as_fd())
+    }
+}
+
+/// A set of NUMA nodes as the kernel reads it.
+struct NodeMask([u64; NodeMask::WORDS]);
+
+impl NodeMask {
+    const WORDS: usize = 16;
+    /// The kernel reads one bit less than it is told.
+    const BITS: usize = NodeMask::WORDS * 64 + 1;
+
+    fn of(node: NumaId) -> io::Result<NodeMask> {
+        let mut words = [0; NodeMask::WORDS];
+        let word = words.get_mut(node.0 / 64).ok_or(io::ErrorKind::InvalidInput)?;
+        *word = 1 << (node.0 % 64);
+        Ok(NodeMask(words))
+    }
+}
+
+/// `len` in whole pages.
+fn whole(len: usize, page: usize) -> io::Result<usize> {
+    Ok(len.checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?)
+}
+
+fn system_page() -> usize {
+    // SAFETY: it reads a number that the kernel gave the process.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(PAGE_BYTES)
+}
+
+fn succeeded(outcome: libc::c_long) -> io::Result<()> {
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::pages::PageSource;
+
+    #[test]
+    fn pages_are_zero_and_can_be_written() {
+        for shareable in [false, true] {
+            for len in [1, 70_000, 3 << 20] {
+                let source = PageSource { shareable, ..PageSource::default() };
+                let pages = Pages::new(len, &source).unwrap();
+                // SAFETY: all of it is mapped, zeroed by the kernel, and lent to nobody else.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(pages.base().as_ptr(), len) };
+                assert!(bytes.iter().all(|byte| *byte == 0));
+                bytes.fill(7);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_dropped_is_given_back() {
+        let source = PageSource { shareable: true, ..PageSource::default() };
+        // Untouched, so that only addresses are taken; those of a process are 128 TiB at most.
+        for round in 0..20 {
+            let pages = Pages::new(16 << 40, &source);
+            assert!(pages.is_ok(), "{round}: {:?}", pages.map_err(|error| error.source));
+        }
+    }
+
+    #[test]
+    fn the_other_end_of_the_descriptor_sees_the_bytes_and_cannot_cut_them() {
+        let source = PageSource { shareable: true, ..PageSource::default() };
+        let pages = Pages::new(5000, &source).unwrap();
+        let file = File::from(pages.file().unwrap().try_clone_to_owned().unwrap());
+        assert_eq!(file.metadata().unwrap().len(), pages.file_bytes() as u64);
+        assert!(pages.file_bytes() >= 5000 && pages.file_bytes().is_multiple_of(PAGE_BYTES));
+        file.write_all_at(b"from afar", 4321).unwrap();
+        // SAFETY: 5000 mapped bytes; nobody writes them any more.
+        let seen = unsafe { std::slice::from_raw_parts(pages.base().as_ptr(), 5000) };
+        assert_eq!(&seen[4321..4330], b"from afar");
+        assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err(), "its length is sealed");
+        assert!(file.write_all_at(b"x", pages.file_bytes() as u64).is_err());
+    }
+}
