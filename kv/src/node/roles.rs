@@ -147,7 +147,9 @@ pub fn run_server(
             let (stop, plan) = (&stop, &plan);
             let serve = move || -> Result<()> {
                 if let Some(plan) = plan {
-                    tracing::info!("server thread {index}: {}", plan.pin_current_thread(index));
+                    // Outside of the macro, which looks at nothing while nobody listens to it.
+                    let placement = plan.pin_current_thread(index);
+                    tracing::info!(%placement, "placed server thread {index}");
                 }
                 let opened = backend::open_all(config)?;
                 // Whoever does not listen any more has failed, and says so itself.
