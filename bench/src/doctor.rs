@@ -89,9 +89,10 @@ fn checks(rdma_found: &Found) -> Vec<VanCheck> {
 /// Why a van that the design has cannot carry messages between processes in this version; `None` for those that can.
 pub(crate) fn missing(van: VanChoice) -> Option<&'static str> {
     match van {
-        VanChoice::Shm => Some("the shm van is not built into this version"),
         VanChoice::Sim => Some("the sim van has simulated time and no processes: it is for tests"),
-        VanChoice::Auto | VanChoice::Rdma | VanChoice::Uring | VanChoice::Tcp => None,
+        VanChoice::Auto | VanChoice::Rdma | VanChoice::Uring | VanChoice::Shm | VanChoice::Tcp => {
+            None
+        }
     }
 }
 
@@ -118,11 +119,15 @@ fn rdma(found: &Found) -> VanCheck {
 }
 
 fn shm() -> VanCheck {
-    VanCheck::fails(
-        VanChoice::Shm,
-        "not built into this version".to_owned(),
-        "arrives with a later version",
-    )
+    match opens(Van::Shm) {
+        Ok(()) => VanCheck::works(VanChoice::Shm, "shared memory between processes of this host"),
+        Err(error) => VanCheck::fails(
+            VanChoice::Shm,
+            chain(&error),
+            "needs Linux 5.1 or later, a sandbox that allows memfd_create and Unix sockets, free file descriptors \
+             (`ulimit -n`) and /proc; the uring and tcp vans do without",
+        ),
+    }
 }
 
 fn uring() -> VanCheck {

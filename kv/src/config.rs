@@ -129,7 +129,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_VAN",
         default: "auto",
-        help: "which van carries the data: rdma, uring, tcp, or auto, the first of them that works for all nodes",
+        help: "which van carries the data: shm, rdma, uring, tcp, or auto, the first of them that works for all nodes",
         set: |c, v| v.parse().ok().map(|van| c.node.van = van),
         show: |c| c.node.van.to_string(),
     },

@@ -19,7 +19,7 @@
 //!
 //! # Features
 //! `rdma` (default): the verbs backend, Linux only; building it needs the headers of libibverbs and librdmacm, and libclang 14.
-//! `uring` (default): the io_uring backend, Linux only. `conformance`: the contract as generic tests, for tests of backends.
+//! `uring` (default): the io_uring backend, Linux only. `shm` (default): shared memory within one host, Linux only. `conformance`: the contract as generic tests, for tests of backends.
 //!
 //! # Example
 //! Two transports in one thread, over the simulated network:
@@ -68,6 +68,8 @@ pub mod metrics;
 pub mod offers;
 #[cfg(all(target_os = "linux", feature = "rdma"))]
 pub mod rdma;
+#[cfg(all(target_os = "linux", feature = "shm"))]
+pub mod shm;
 pub mod sim;
 pub mod stream;
 pub mod transport;

@@ -330,6 +330,11 @@ impl Shared {
         self.0.pages()
     }
 
+    /// Whether this lies in an arena of `pool`, which keeps it mapped for as long as the pool lives.
+    pub(crate) fn is_from(&self, pool: &Pool) -> bool {
+        pool.is_home_of(&self.0.slot.pool)
+    }
+
     /// Takes it back for writing.
     ///
     /// # Errors

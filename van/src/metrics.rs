@@ -11,7 +11,8 @@ pub struct Counters {
     pub bytes_sent: u64,
     /// Bytes taken from the wire, framing included.
     pub bytes_received: u64,
-    /// Bytes of rendezvous payload that had to be copied in user space on the way in or out.
+    /// Bytes of rendezvous payload that had to be copied in user space on the way in or out. Where memory is shared, the one
+    /// copy from there into its place is the transfer itself, as is the kernel's at a socket, and does not count.
     pub payload_bytes_copied: u64,
     /// System calls made.
     pub system_calls: u64,

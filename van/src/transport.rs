@@ -152,6 +152,11 @@ pub trait Transport {
     /// Where peers connect to, in the form [`Transport::connect`] takes.
     fn address(&self) -> &str;
 
+    /// For a van that does not leave the host, where that is: it connects only those that say the same.
+    fn host(&self) -> Option<&str> {
+        None
+    }
+
     /// What this van can carry.
     fn limits(&self) -> Limits;
 

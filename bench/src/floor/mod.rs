@@ -3,9 +3,10 @@
 //! It waits by the policy of the van it is held against, so that a ratio compares what is done with the bytes and not how
 //! someone waits. A push is a request of 64 bytes of header, 8 for each key and the values, and a reply of 64; a pull a request
 //! of 64 and 8 for each key, and a reply of 64 and the values. The first word of a request is its number, which the reply
-//! brings back. `socket.rs` moves them over a socket, `verbs.rs` over a queue pair; here is what they share: lengths, contents,
+//! brings back. `socket.rs` moves them over a socket, `verbs.rs` over a queue pair, `shm.rs` through memory; here is what they share: lengths, contents,
 //! and the process that answers.
 
+mod shm;
 mod socket;
 mod verbs;
 
@@ -36,6 +37,8 @@ pub(crate) enum Answerer {
     Socket,
     /// The floor over a queue pair.
     Verbs,
+    /// The floor through shared memory.
+    Memory,
     /// `bench verbs`.
     Device,
 }
@@ -46,6 +49,7 @@ pub(crate) enum Answerer {
 /// When the program cannot be started, or the two cannot connect.
 pub(crate) fn spawn(van: &str, config: &NodeConfig) -> Result<Box<dyn Subject>> {
     Ok(match van {
+        "shm" => Box::new(shm::Floor::spawn(config.wait)?),
         "rdma" => Box::new(verbs::Floor::spawn(config)?),
         _ => Box::new(socket::Floor::spawn(Ipv4Addr::LOCALHOST.into(), config.wait)?),
     })
@@ -62,6 +66,7 @@ pub(crate) fn run(answerer: Answerer, host: IpAddr, config: &NodeConfig) -> Resu
     match answerer {
         Answerer::Socket => socket::run(host, config.wait),
         Answerer::Verbs => verbs::run(host, config.wait),
+        Answerer::Memory => shm::run(config.wait),
         Answerer::Device => crate::verbs::answer(host, config.wait),
     }
 }
@@ -80,6 +85,20 @@ impl Process {
         host: IpAddr,
         wait: Wait,
     ) -> Result<(Self, SocketAddr)> {
+        let (process, address) = Process::start_anywhere(answerer, host, wait)?;
+        let address = address.parse().context("the other process named no address")?;
+        Ok((process, address))
+    }
+
+    /// Likewise, wherever it listens.
+    ///
+    /// # Errors
+    /// As [`Process::start`].
+    pub(crate) fn start_anywhere(
+        answerer: Answerer,
+        host: IpAddr,
+        wait: Wait,
+    ) -> Result<(Self, String)> {
         let program =
             std::env::current_exe().context("cannot find this program to start the floor")?;
         let answers = answerer.to_possible_value().expect("no answerer is hidden");
@@ -94,8 +113,7 @@ impl Process {
         let process = Process(child);
         let mut address = String::new();
         BufReader::new(stdout).read_line(&mut address).context("the other process is silent")?;
-        let address = address.trim().parse().context("the other process named no address")?;
-        Ok((process, address))
+        Ok((process, address.trim().to_owned()))
     }
 }
 
@@ -108,7 +126,7 @@ impl Drop for Process {
 }
 
 /// The answering side: tells the parent where it listens.
-pub(crate) fn say_address(address: SocketAddr) -> Result<()> {
+pub(crate) fn say_address(address: impl std::fmt::Display) -> Result<()> {
     writeln!(io::stdout(), "{address}").context("the other process cannot say its address")
 }
 

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use caravan_fallback_tcp::Tcp;
 use caravan_van::rdma::{self, Rdma};
+use caravan_van::shm::Shm;
 use caravan_van::uring::Uring;
 use caravan_van::{Transport, VanConfig};
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,8 @@ use crate::error::{Error, Result};
 pub enum Van {
     /// The fastest that works for all nodes of the cluster.
     Auto,
+    /// Shared memory, between processes of one host.
+    Shm,
     /// Verbs: InfiniBand and RoCE.
     Rdma,
     /// io_uring over TCP.
@@ -28,12 +31,13 @@ pub enum Van {
 }
 
 /// All vans there are, fastest first.
-pub const VANS: [Van; 3] = [Van::Rdma, Van::Uring, Van::Tcp];
+pub const VANS: [Van; 4] = [Van::Shm, Van::Rdma, Van::Uring, Van::Tcp];
 
 impl fmt::Display for Van {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Van::Auto => "auto",
+            Van::Shm => "shm",
             Van::Rdma => "rdma",
             Van::Uring => "uring",
             Van::Tcp => "tcp",
@@ -48,7 +52,7 @@ impl FromStr for Van {
         let van = [Van::Auto].into_iter().chain(VANS).find(|van| van.to_string() == name);
         van.ok_or_else(|| {
             Error::Config(format!(
-                "there is no van {name} between processes; there are auto, rdma, uring and tcp"
+                "there is no van {name} between processes; there are auto, shm, rdma, uring and tcp"
             ))
         })
     }
@@ -60,6 +64,7 @@ impl FromStr for Van {
 /// Why the van does not work here.
 pub fn open(van: Van, config: &VanConfig) -> Result<Box<dyn Transport>> {
     Ok(match van {
+        Van::Shm => Box::new(Shm::new(config)?),
         Van::Rdma => Box::new(Rdma::new(config)?),
         Van::Uring => Box::new(Uring::new(config)?),
         Van::Tcp => Box::new(Tcp::new(config)?),

@@ -12,6 +12,9 @@ pub(crate) struct Candidate {
     pub(crate) van: Van,
     /// Where the node's threads listen, in order, if it is a server; or why the van does not work there.
     pub(crate) threads: Result<Vec<String>, String>,
+    /// Where the node is, for a van that does not leave the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Option<String>,
 }
 
 /// What there is to say of what one thread has opened.
@@ -22,6 +25,7 @@ pub(crate) fn candidates(opened: &[Opened]) -> Vec<Candidate> {
             Ok(transport) => Ok(vec![transport.address().to_owned()]),
             Err(error) => Err(with_sources(error)),
         },
+        host: transport.as_ref().ok().and_then(|van| van.host()).map(str::to_owned),
     };
     opened.iter().map(candidate).collect()
 }
@@ -33,7 +37,16 @@ pub(crate) fn of_all(threads: &[Vec<Candidate>]) -> Vec<Candidate> {
         let candidates = threads.iter().flatten().filter(move |candidate| candidate.van == van);
         candidates.map(|candidate| candidate.threads.clone()).collect::<Result<Vec<_>, _>>()
     };
-    vans.map(|van| Candidate { van, threads: of_each(van).map(|all| all.concat()) }).collect()
+    let host = |van| {
+        let mut candidates = threads.iter().flatten().filter(move |candidate| candidate.van == van);
+        candidates.find_map(|candidate| candidate.host.clone())
+    };
+    vans.map(|van| Candidate {
+        van,
+        threads: of_each(van).map(|all| all.concat()),
+        host: host(van),
+    })
+    .collect()
 }
 
 /// The first van that all nodes have; and for each that was passed over, a line that says who lacks it and why.
@@ -53,9 +66,18 @@ pub(crate) fn choose(nodes: &[(String, &[Candidate])]) -> (Option<Van>, Vec<Stri
 
 /// Who lacks a van, and why the first of them does.
 fn lacks(van: Van, nodes: &[(String, &[Candidate])]) -> Option<String> {
+    let of =
+        |candidates: &[Candidate]| candidates.iter().position(|candidate| candidate.van == van);
+    let first = nodes.iter().find_map(|(node, candidates)| {
+        let candidate = &candidates[of(candidates)?];
+        candidate.threads.is_ok().then_some((node, &candidate.host))
+    });
     let mut lacking = nodes.iter().filter_map(|(node, candidates)| {
-        let why = match candidates.iter().find(|candidate| candidate.van == van) {
-            Some(Candidate { threads: Ok(_), .. }) => return None,
+        let why = match of(candidates).map(|at| &candidates[at]) {
+            Some(Candidate { threads: Ok(_), host, .. }) => match first {
+                Some((other, elsewhere)) if host != elsewhere => apart(other),
+                _ => return None,
+            },
             Some(Candidate { threads: Err(why), .. }) => why.clone(),
             None => {
                 let names: Vec<_> = candidates.iter().map(|known| known.van.to_string()).collect();
@@ -70,6 +92,13 @@ fn lacks(van: Van, nodes: &[(String, &[Candidate])]) -> Option<String> {
         more => format!(" and {more} more"),
     };
     Some(format!("{van}: not for {node}{more}: {why}"))
+}
+
+/// Why a van that does not leave the host is nothing for a node that another is not beside.
+fn apart(other: &str) -> String {
+    format!(
+        "it is not where {other} is: another host or user, or a container with a network of its own"
+    )
 }
 
 /// The opened transport of the van that was chosen; the others are closed.
@@ -88,11 +117,11 @@ mod tests {
     use super::*;
 
     fn works(van: Van) -> Candidate {
-        Candidate { van, threads: Ok(vec![format!("{van} address")]) }
+        Candidate { van, threads: Ok(vec![format!("{van} address")]), host: None }
     }
 
     fn fails(van: Van, why: &str) -> Candidate {
-        Candidate { van, threads: Err(why.to_owned()) }
+        Candidate { van, threads: Err(why.to_owned()), host: None }
     }
 
     fn chosen(nodes: &[&[Candidate]]) -> (Option<Van>, Vec<String>) {
@@ -110,13 +139,14 @@ mod tests {
     #[test]
     fn a_van_that_one_lacks_is_passed_over_and_the_node_named() {
         let all = VANS.map(works);
-        let mut some = VANS.map(works);
+        let all = &all[1..]; // as if there were no shm
+        let mut some = all.to_vec();
         some[0] = fails(Van::Rdma, "no device");
-        let (van, said) = chosen(&[&all, &some, &all, &some, &some]);
+        let (van, said) = chosen(&[all, &some, all, &some, &some]);
         assert_eq!(van, Some(Van::Uring));
         assert_eq!(said, ["rdma: not for node 1 and 2 more: no device"]);
         // One was told which to take.
-        let (van, said) = chosen(&[&some, &[works(Van::Tcp)], &all]);
+        let (van, said) = chosen(&[&some, &[works(Van::Tcp)], all]);
         assert_eq!(van, Some(Van::Tcp));
         assert_eq!(
             said,
@@ -133,6 +163,7 @@ mod tests {
         let (van, said) = chosen(&[&[works(Van::Rdma)], &broken, &VANS.map(works)]);
         assert_eq!(van, None);
         let expected = [
+            "shm: not for node 0 and 1 more: it is to take rdma",
             "rdma: not for node 1: broken",
             "uring: not for node 0 and 1 more: it is to take rdma",
             "tcp: not for node 0 and 1 more: it is to take rdma",
@@ -150,8 +181,26 @@ mod tests {
         other[0] = fails(Van::Uring, "too many rings");
         let all = of_all(&[one.clone(), other, one]);
         assert_eq!(all[0], fails(Van::Uring, "too many rings"));
-        assert_eq!(all[1], Candidate { van: Van::Tcp, threads: Ok(vec!["tcp address".into(); 3]) });
+        assert_eq!(
+            all[1],
+            Candidate { threads: Ok(vec!["tcp address".into(); 3]), ..works(Van::Tcp) }
+        );
         assert_eq!(of_all(&[]), []);
+    }
+
+    #[test]
+    fn a_van_of_one_host_takes_all_to_be_there() {
+        let at = |host: &str| {
+            [Candidate { host: Some(host.to_owned()), ..works(Van::Shm) }, works(Van::Tcp)]
+        };
+        let (here, there) = (at("here"), at("there"));
+        assert_eq!(chosen(&[&here, &here]).0, Some(Van::Shm));
+        let (van, said) = chosen(&[&here, &there, &here]);
+        assert_eq!(van, Some(Van::Tcp));
+        assert!(said[0].starts_with("shm: not for node 1: it is not where node 0 is"), "{said:?}");
+        let (van, said) = chosen(&[&here[..1], &there[..1]]);
+        assert_eq!((van, said.len()), (None, 1), "named, and still refused");
+        assert_eq!(of_all(&[here.to_vec(), here.to_vec()])[0].host.as_deref(), Some("here"));
     }
 
     #[test]

@@ -13,7 +13,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use caravan_numa::PageSource;
 
@@ -127,6 +127,11 @@ impl Pool {
     /// The limit given to [`Pool::new`].
     pub fn bytes_max(&self) -> usize {
         self.0.bytes_max
+    }
+
+    /// Whether a slot that is to come home to `shelf` is one of this pool's.
+    pub(super) fn is_home_of(&self, shelf: &Weak<Shelf>) -> bool {
+        std::ptr::eq(shelf.as_ptr(), Rc::as_ptr(&self.0))
     }
 
     /// A slot for a class that has none free.

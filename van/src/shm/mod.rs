@@ -1,0 +1,351 @@
+//! The van between processes of one host: rings in memory that both see, and large data copied once, from where it lies.
+//!
+//! Each end of a lane has a segment that it alone writes and the other end reads (`segment.rs`): its ring (`ring.rs`), how far it
+//! has read the other's, and whether it sleeps. To post is to write a record and its stamp; to poll is to read the line where the
+//! next stamp will stand, one for each peer. Short frames stand in the ring. Longer ones and writes lie in the sender's pool,
+//! whose arenas its peers can read: the ring says where, and the receiver copies them, into the offered memory for a write.
+//!
+//! # Sleeping
+//! Who sleeps says so in its segment, looks once more, and waits for its sockets; who has posted looks there, once for all that was
+//! posted since the last poll, and sends a packet if need be. Between the store and the load of each side stands a fence, so that
+//! one of them sees the other's (Dekker's argument): `tests/shm.rs` has both sides race for it. The same sockets bring connections
+//! and say when a peer is gone; while there is no sleep they are looked at now and then.
+//!
+//! # Trust
+//! Peers are processes of the same user and the same cluster. A peer that misbehaves can make this node read other bytes than it
+//! meant, never outside of what it shared, and never wait: see `segment.rs` and `receive.rs`.
+//!
+//! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
+
+pub mod bare;
+mod connect;
+mod receive;
+mod ring;
+mod segment;
+mod send;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use caravan_numa::PageSource;
+
+use crate::config::VanConfig;
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Pool};
+use crate::metrics::Counters;
+use crate::offers::Offers;
+use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
+use crate::wait::{Idle, Next};
+use crate::wire::Offer;
+
+use connect::{LISTENER, Packet, Peer};
+use receive::Desk;
+use ring::ASLEEP;
+use socket::{Epoll, Socket};
+
+/// The van's name.
+const NAME: &str = "shm";
+
+/// Sockets are looked at after this many polls, of which an empty one counts for [`EMPTY_POLL`].
+const POLLS_PER_LOOK: u32 = 4096;
+
+/// See [`POLLS_PER_LOOK`].
+const EMPTY_POLL: u32 = 64;
+
+/// In the word of who sleeps: a record shall wake it, ...
+const FOR_RECORDS: u64 = 1;
+
+/// ... and so shall room in its own ring. What is above is the number of the sleep.
+const FOR_ROOM: u64 = 2;
+
+/// One more sleep.
+const SLEEP: u64 = 4;
+
+/// A node's lanes to other processes of its host.
+pub struct Shm {
+    config: VanConfig,
+    address: String,
+    host: String,
+    start: Instant,
+    /// In which order they connected, but for those that took the place of one that is gone.
+    peers: Vec<Peer>,
+    /// Where in `peers` each one is; `None` once it is gone. By peer number.
+    places: Vec<Option<usize>>,
+    pool: Pool,
+    offers: Offers,
+    listener: Socket,
+    epoll: Epoll,
+    sockets_ready: Vec<u64>,
+    /// Found, and not yet reported.
+    ready: Vec<Event>,
+    /// Whether some peer may have to be woken.
+    touched: bool,
+    /// The last poll found nothing, so that to look again at once would find nothing either.
+    looked: bool,
+    /// Counts down to the next look at sockets.
+    polls_left: u32,
+    /// How often it slept, times [`SLEEP`].
+    sleeps: u64,
+    /// Connections that have not said hello.
+    young: usize,
+    /// When to try again to accept, after that has failed.
+    accept_at: Option<Instant>,
+    counters: Counters,
+}
+
+impl Shm {
+    /// A transport that other processes of this host can connect to; `config.listen` does not matter.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Unavailable`] when this machine does not let processes share
+    /// memory like this.
+    pub fn new(config: &VanConfig) -> Result<Shm> {
+        config.check()?;
+        let unavailable = |what: &'static str| {
+            move |source: io::Error| Error::Unavailable { van: NAME, reason: reason(what, &source) }
+        };
+        probe().map_err(unavailable("sealed memory files"))?;
+        let (listener, address) = connect::listen().map_err(unavailable("abstract sockets"))?;
+        let epoll = Epoll::new().map_err(unavailable("epoll"))?;
+        epoll.watch(&listener, LISTENER).map_err(unavailable("epoll"))?;
+        tracing::debug!(%address, "listening in memory");
+        let pages = PageSource { shareable: true, ..config.pages };
+        Ok(Shm {
+            config: config.clone(),
+            address,
+            host: host().map_err(unavailable("/proc"))?,
+            start: Instant::now(),
+            peers: Vec::new(),
+            places: Vec::new(),
+            pool: Pool::from_pages(config.memory_bytes, pages, None),
+            offers: Offers::default(),
+            listener,
+            epoll,
+            sockets_ready: Vec::new(),
+            ready: Vec::with_capacity(64),
+            touched: false,
+            looked: false,
+            polls_left: 0,
+            sleeps: 0,
+            young: 0,
+            accept_at: None,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Where a peer is that has said hello.
+    fn up(&self, peer: PeerId) -> Result<usize> {
+        let place = self.places.get(peer.0 as usize).copied().flatten();
+        place
+            .filter(|&place| self.peers[place].greeting.is_none())
+            .ok_or(Error::NotConnected { peer })
+    }
+
+    /// Wakes who sleeps and has something to do since the last turn.
+    fn wake_sleepers(&mut self) {
+        self.touched = false;
+        fence(Ordering::SeqCst); // what was stored for a peer comes before the look at whether it sleeps
+        for peer in &mut self.peers {
+            let posted = std::mem::take(&mut peer.sender.posted);
+            let consumed = std::mem::take(&mut peer.receiver.consumed);
+            let Some(foreign) = peer.link.foreign.as_ref().filter(|_| posted || consumed) else {
+                continue;
+            };
+            let asleep = foreign.load(ASLEEP, Ordering::Relaxed);
+            let records = posted && asleep & FOR_RECORDS != 0;
+            let room = consumed && asleep & FOR_ROOM != 0;
+            if (records || room) && peer.woken != asleep {
+                peer.woken = asleep;
+                self.counters.system_calls += 1;
+                // A full socket has enough in it to wake anybody; a closed one is found out when it is read.
+                let _ = peer.link.send(Packet::Wake, None);
+            }
+        }
+    }
+
+    /// Looks at every lane once, and at sockets now and then; whether anything moved.
+    fn turn(&mut self) -> Result<bool> {
+        if self.touched {
+            self.wake_sleepers();
+        }
+        let mut moved = false;
+        if self.polls_left == 0 {
+            self.polls_left = POLLS_PER_LOOK;
+            self.look_at_sockets(Duration::ZERO)?;
+            moved = !self.ready.is_empty();
+        }
+        let mut place = 0;
+        while let Some(peer) = self.peers.get_mut(place) {
+            let (pool, offers) = (&self.pool, &mut self.offers);
+            let (events, counters) = (&mut self.ready, &mut self.counters);
+            let received =
+                peer.receiver.receive(&peer.link, &mut Desk { pool, offers, events, counters });
+            let sent = peer.sender.turn(&mut peer.link, pool, counters);
+            self.touched |= peer.sender.posted || peer.receiver.consumed;
+            let outcome = match peer.sender.broken.take() {
+                Some(reason) => Err(reason),
+                None => received,
+            };
+            match outcome {
+                Ok(received) => {
+                    moved |= received || sent;
+                    place += 1;
+                }
+                Err(reason) => {
+                    moved = true;
+                    self.lose(place, reason); // another one takes its place
+                }
+            }
+        }
+        let cost = if moved { 1 } else { EMPTY_POLL };
+        self.polls_left = self.polls_left.saturating_sub(cost);
+        Ok(moved)
+    }
+
+    /// Sleeps until a peer wakes this node, or anything happens at a socket.
+    fn sleep(&mut self, timeout: Duration) -> Result<()> {
+        self.sleeps += SLEEP;
+        for peer in &self.peers {
+            let room = if peer.sender.waits() { FOR_ROOM } else { 0 };
+            let word = self.sleeps | FOR_RECORDS | room;
+            peer.link.own.store(ASLEEP, word, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst); // what was stored comes before the look at what there is
+        if !self.turn()? && self.ready.is_empty() {
+            self.counters.sleeps += 1;
+            let timeout = self.patience(timeout);
+            self.look_at_sockets(timeout)?;
+            self.polls_left = POLLS_PER_LOOK;
+        }
+        for peer in &self.peers {
+            peer.link.own.store(ASLEEP, 0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// What processes have in common that can reach each other here: the system since it was started, the namespaces of abstract
+/// sockets and of users, and the user.
+fn host() -> io::Result<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let net = std::fs::read_link("/proc/self/ns/net")?;
+    let users = std::fs::read_link("/proc/self/ns/user")?;
+    Ok(format!("{} {} {} user:{}", boot.trim(), net.display(), users.display(), socket::user()))
+}
+
+/// Whether memory can be shared here as this van does it.
+fn probe() -> io::Result<()> {
+    let own = segment::Own::new(4096)?;
+    segment::Foreign::map(own.file(), 4096).map(drop).map_err(io::Error::other)
+}
+
+/// Why the van does not work here, and what to do.
+fn reason(what: &str, error: &io::Error) -> String {
+    let remedy = match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => "no file descriptors are left; raise `ulimit -n`",
+        Some(libc::ENOMEM | libc::ENOSPC) => "memory is short; raise the container's limit",
+        Some(libc::EPERM | libc::EACCES) => {
+            "a sandbox forbids it; allow memfd_create and Unix sockets"
+        }
+        Some(libc::EINVAL) => "it takes Linux 5.1 (F_SEAL_FUTURE_WRITE)",
+        Some(libc::ENOSYS) => "this kernel has no memfd_create, or a container hides it",
+        _ => "take another van",
+    };
+    format!("{what}: {error} ({remedy})")
+}
+
+impl Transport for Shm {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn host(&self) -> Option<&str> {
+        Some(&self.host)
+    }
+
+    fn limits(&self) -> Limits {
+        let VanConfig { frame_bytes, queue_depth, .. } = self.config;
+        // Memory does not lose bytes on the way.
+        Limits { frame_bytes, queue_depth, checks_bytes: true }
+    }
+
+    fn memory(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn connect(&mut self, address: &str) -> Result<PeerId> {
+        self.connect_to(address)
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.forget(peer);
+    }
+
+    fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {
+        let place = self.up(peer)?;
+        let peer = &mut self.peers[place];
+        let (len, limit) = (frame.len().saturating_sub(FRAME_PREFIX), peer.frame_bytes);
+        if len > limit {
+            return Err(Error::FrameTooLong { len, limit });
+        }
+        self.touched = true;
+        peer.sender.frame(&mut peer.link, frame, &self.pool, &mut self.counters)
+    }
+
+    fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
+        self.up(peer)?;
+        Ok(self.offers.open(peer, into))
+    }
+
+    fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
+        self.offers.close(peer, key)
+    }
+
+    fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
+        let place = self.up(peer)?;
+        let peer = &mut self.peers[place];
+        self.touched = true;
+        peer.sender.write(&mut peer.link, data, (into, at), &self.pool, &mut self.counters)
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
+        if self.ready.is_empty() || self.touched {
+            self.turn()?;
+        }
+        self.looked = self.ready.is_empty();
+        events.append(&mut self.ready);
+        Ok(())
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<()> {
+        let mut idle = None;
+        loop {
+            let moved = (!std::mem::take(&mut self.looked) || self.touched) && self.turn()?;
+            if moved || !self.ready.is_empty() {
+                return Ok(());
+            }
+            let idle = idle.get_or_insert_with(|| Idle::begin(self.config.wait, timeout));
+            match idle.after_empty_look() {
+                Next::Look => {}
+                Next::Return => return Ok(()),
+                Next::Sleep(left) => self.sleep(left)?,
+            }
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}

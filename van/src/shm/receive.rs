@@ -1,0 +1,299 @@
+//! The receiving half of a lane: records out of the peer's ring, checked as they are read.
+//!
+//! The peer can change its ring and all it refers to at any time. So a record is copied out before anything in it is looked at,
+//! what it refers to must lie in a segment as it was mapped, and a frame is handed on as a copy of our own.
+//!
+//! Path: worker > slicer > filter > message > codec > endpoint > transport (**shm**).
+
+use std::sync::atomic::{Ordering, fence};
+
+use zerocopy::FromBytes;
+
+use super::connect::{Link, Taken};
+use super::ring::{self, CLOSED, CONSUMED, Kind, Reference, SLOT_ROOM, Stamp, WriteRecord};
+use super::segment::Foreign;
+use super::send::SEGMENTS_MAX;
+use crate::memory::{Buffer, Pool};
+use crate::metrics::Counters;
+use crate::offers::Offers;
+use crate::transport::{Event, PeerId};
+
+/// Records that one look takes from a lane at most, so that the others get their turn.
+const RECORDS_MAX: usize = 64;
+
+/// Bytes that one look copies out of a peer's segments, about.
+const COPY_BYTES_MAX: usize = 1 << 20;
+
+/// The receiving half of a lane.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    peer: PeerId,
+    frame_bytes_max: usize,
+    /// Slots read so far.
+    next: u64,
+    /// What the peer announced, in order.
+    segments: Vec<Foreign>,
+    writing: Option<Write>,
+    /// Whether the peer, if it sleeps until there is room, was not woken since.
+    pub(super) consumed: bool,
+}
+
+/// A write under way.
+#[derive(Debug)]
+struct Write {
+    key: u64,
+    into: Buffer,
+    begin: usize,
+    /// What is left to fill: `[at, end)`.
+    at: usize,
+    end: usize,
+    /// What to fill it with next, of the record at hand.
+    parts: [Reference; 2],
+    /// Whether that record has not been taken off the ring yet.
+    is_at_record: bool,
+}
+
+/// What all lanes of a transport share while they receive.
+pub(super) struct Desk<'a> {
+    pub(super) pool: &'a Pool,
+    pub(super) offers: &'a mut Offers,
+    pub(super) events: &'a mut Vec<Event>,
+    pub(super) counters: &'a mut Counters,
+}
+
+impl Receiver {
+    pub(super) fn new(peer: PeerId, frame_bytes_max: usize) -> Receiver {
+        let (segments, writing) = (Vec::new(), None);
+        Receiver { peer, frame_bytes_max, next: 0, segments, writing, consumed: false }
+    }
+
+    /// Takes in memory that the peer shares.
+    ///
+    /// # Errors
+    /// Says why the peer has to be dropped, as all functions here do.
+    pub(super) fn announce(&mut self, segment: Foreign) -> Result<(), String> {
+        if self.segments.len() == SEGMENTS_MAX {
+            return Err(format!("it shares more than {SEGMENTS_MAX} segments"));
+        }
+        self.segments.push(segment);
+        Ok(())
+    }
+
+    /// Takes what has come, as much as is fair; whether there was anything.
+    pub(super) fn receive(&mut self, link: &Link, desk: &mut Desk<'_>) -> Result<bool, String> {
+        let Some(foreign) = &link.foreign else { return Ok(false) };
+        let before = (self.next, self.writing.as_ref().map(|write| write.at));
+        let mut budget = COPY_BYTES_MAX;
+        let mut outcome = Ok(());
+        for _ in 0..RECORDS_MAX {
+            match self.step(link, foreign, &mut budget, desk) {
+                Ok(true) if budget > 0 => {}
+                Ok(_) => break,
+                Err(reason) => {
+                    outcome = Err(reason);
+                    break;
+                }
+            }
+        }
+        if self.next != before.0 {
+            link.own.store(CONSUMED, self.next, Ordering::Release);
+            self.consumed = true;
+        }
+        let after = (self.next, self.writing.as_ref().map(|write| write.at));
+        outcome.map(|()| after != before)
+    }
+
+    /// Goes on with a write, or takes one record; false if there is none.
+    fn step(
+        &mut self,
+        link: &Link,
+        foreign: &Foreign,
+        budget: &mut usize,
+        desk: &mut Desk<'_>,
+    ) -> Result<bool, String> {
+        if self.writing.as_ref().is_some_and(|write| write.is_at_record) {
+            self.fill(link, foreign, budget, desk)?;
+            return Ok(true);
+        }
+        let at = ring::slot_at(self.next);
+        let stamp = Stamp::read(foreign.load(at, Ordering::Acquire), self.next)?;
+        let Some(stamp) = stamp else {
+            foreign.prefetch(at + ring::LINE_BYTES); // so that both lines of the next record are on their way together
+            return Ok(false);
+        };
+        let in_write = self.writing.is_some();
+        match stamp.kind {
+            Kind::Inline if !in_write => self.inline(foreign, stamp, desk)?,
+            Kind::Frame if !in_write => {
+                let reference = record::<Reference>(foreign, at);
+                *budget = budget.saturating_sub(reference.len.get() as usize);
+                self.frame(link, foreign, &reference, desk)?;
+            }
+            Kind::Write if !in_write => {
+                let record = record::<WriteRecord>(foreign, at);
+                self.begin_write(&record, desk)?;
+                self.fill(link, foreign, budget, desk)?;
+            }
+            Kind::Piece => {
+                let Some(write) = &mut self.writing else {
+                    return Err("it sent a piece of no write".to_owned());
+                };
+                write.parts = [record::<Reference>(foreign, at), Reference::default()];
+                write.is_at_record = true;
+                self.fill(link, foreign, budget, desk)?;
+            }
+            Kind::Inline | Kind::Frame | Kind::Write => {
+                return Err("it sent something else before a write had ended".to_owned());
+            }
+        }
+        Ok(true)
+    }
+
+    /// A frame that stands in the ring.
+    fn inline(
+        &mut self,
+        foreign: &Foreign,
+        stamp: Stamp,
+        desk: &mut Desk<'_>,
+    ) -> Result<(), String> {
+        let mut frame = self.allocate(stamp.len, desk.pool)?;
+        for (position, part) in (self.next..).zip(frame.chunks_mut(SLOT_ROOM)) {
+            foreign.read_words(ring::slot_at(position) + 8, part);
+        }
+        self.next += stamp.slots();
+        self.deliver(frame, desk);
+        Ok(())
+    }
+
+    /// A frame that the ring refers to.
+    fn frame(
+        &mut self,
+        link: &Link,
+        foreign: &Foreign,
+        reference: &Reference,
+        desk: &mut Desk<'_>,
+    ) -> Result<(), String> {
+        let len = usize::try_from(reference.len.get()).unwrap_or(usize::MAX);
+        let mut frame = self.allocate(len, desk.pool)?;
+        self.copy(link, foreign, reference, &mut frame)?;
+        self.next += 1;
+        self.deliver(frame, desk);
+        Ok(())
+    }
+
+    fn allocate(&self, len: usize, pool: &Pool) -> Result<Buffer, String> {
+        if len > self.frame_bytes_max {
+            let limit = self.frame_bytes_max;
+            return Err(format!("it sent a frame of {len} bytes, over the limit of {limit}"));
+        }
+        pool.allocate(len).map_err(|error| error.to_string())
+    }
+
+    fn deliver(&self, frame: Buffer, desk: &mut Desk<'_>) {
+        desk.counters.frames_received += 1;
+        desk.counters.bytes_received += frame.len() as u64;
+        desk.events.push(Event::Received { peer: self.peer, frame });
+    }
+
+    fn begin_write(&mut self, record: &WriteRecord, desk: &mut Desk<'_>) -> Result<(), String> {
+        let WriteRecord { key, at, len, parts } = *record;
+        let (key, at, len) = (key.get(), at.get(), len.get());
+        let into = desk.offers.take(self.peer, key, at, len).map_err(|error| error.to_string())?;
+        let (begin, end) = (at as usize, (at + len) as usize); // within the offer, as was just checked
+        self.writing = Some(Write { key, into, begin, at: begin, end, parts, is_at_record: true });
+        Ok(())
+    }
+
+    /// Copies what the record at hand refers to, as far as the budget goes.
+    fn fill(
+        &mut self,
+        link: &Link,
+        foreign: &Foreign,
+        budget: &mut usize,
+        desk: &mut Desk<'_>,
+    ) -> Result<(), String> {
+        let mut write = self.writing.take().expect("a write is under way");
+        for part in 0..write.parts.len() {
+            let reference = write.parts[part];
+            let bytes = usize::try_from(reference.len.get()).unwrap_or(usize::MAX);
+            if bytes > write.end - write.at {
+                return Err(format!("it goes on with {bytes} bytes where its write lacks fewer"));
+            }
+            let here = bytes.min(*budget);
+            let place = &mut write.into[write.at..write.at + here];
+            self.copy(link, foreign, &reference, place)?;
+            desk.counters.bytes_received += here as u64;
+            *budget -= here;
+            write.at += here;
+            let left = &mut write.parts[part];
+            left.offset.set(left.offset.get() + here as u64);
+            left.len.set((bytes - here) as u64);
+            if here < bytes {
+                self.writing = Some(write);
+                return Ok(());
+            }
+        }
+        self.next += 1;
+        write.is_at_record = false;
+        if write.at < write.end {
+            self.writing = Some(write);
+            return Ok(());
+        }
+        let Write { key, into: memory, begin: at, end, .. } = write;
+        let len = end - at;
+        desk.events.push(Event::Written { peer: self.peer, key, memory, at, len });
+        Ok(())
+    }
+
+    /// Copies the first bytes that a reference names, as many as there is place for.
+    fn copy(
+        &mut self,
+        link: &Link,
+        foreign: &Foreign,
+        reference: &Reference,
+        into: &mut [u8],
+    ) -> Result<(), String> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        let number = reference.segment.get() as usize;
+        self.fetch_segments(link, number)?;
+        let Some(segment) = self.segments.get(number) else {
+            return Err(format!("it refers to segment {number}, which it has not shared"));
+        };
+        let (offset, bytes, len) = (reference.offset.get(), reference.len.get(), segment.len());
+        if offset.checked_add(bytes).is_none_or(|end| end > len as u64) {
+            return Err(format!("it refers to {bytes} bytes at {offset} of a segment of {len}"));
+        }
+        segment.read(offset as usize, into);
+        // Had the peer given the memory to somebody else while we read, it would have said so before: see `Link::close`.
+        fence(Ordering::SeqCst);
+        if foreign.load(CLOSED, Ordering::Relaxed) != 0 {
+            return Err("it closed the connection".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Takes in announcements until segment `number` is there or there are no more.
+    fn fetch_segments(&mut self, link: &Link, number: usize) -> Result<(), String> {
+        while self.segments.len() <= number {
+            match link.take()? {
+                Taken::Segment(segment) => self.announce(segment)?,
+                Taken::Wake => {}
+                Taken::Nothing => return Ok(()),
+                Taken::Ended(reason) => return Err(reason),
+                Taken::Hello(_) | Taken::Refused(_) => {
+                    return Err("it said hello twice".to_owned());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Copies the record at a slot.
+fn record<R: FromBytes>(foreign: &Foreign, slot: usize) -> R {
+    let mut bytes = [0; SLOT_ROOM];
+    foreign.read_words(slot + 8, &mut bytes);
+    R::read_from_prefix(&bytes).map(|(record, _)| record).expect("a record fits into a slot")
+}

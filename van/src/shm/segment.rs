@@ -1,0 +1,288 @@
+//! Memory that two processes see: files without a name, mapped by their owner for writing and by a peer for reading.
+//!
+//! Each side writes memory of its own and no other. What is shared is a sealed memfd: it can neither shrink nor grow, and since
+//! its owner has mapped it nobody else can map it for writing. Who is given a descriptor checks all of that before it maps the
+//! file, so that no access can fault, and copies what it reads before it looks at it: the other side may change every byte at any
+//! time. Reads are atomic words or instructions that the compiler cannot see into, so that a change under way is no undefined
+//! behaviour, only other bytes.
+//!
+//! The one file of this van with `unsafe` that is about memory; `socket.rs` has the system calls about descriptors.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A file that has these can neither shrink, which would fault who reads it, nor grow.
+const FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+
+/// What a file gets once its owner has mapped it: no other mapping can write it, and nothing of this can be taken back.
+const FINAL: libc::c_int = FIXED | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
+
+/// Pages of memory that other processes may see.
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+impl Mapping {
+    fn new(file: BorrowedFd<'_>, len: usize, access: libc::c_int) -> io::Result<Mapping> {
+        let (null, flags) = (std::ptr::null_mut(), libc::MAP_SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that anybody has.
+        let base = unsafe { libc::mmap(null, len, access, flags, file.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).expect("mmap never returns null but for MAP_FIXED");
+        Ok(Mapping { base, len })
+    }
+
+    /// The word at `offset`, for atomic access only.
+    ///
+    /// # Panics
+    /// If it lies outside, or not at a multiple of 8.
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset < self.len && self.len - offset >= 8);
+        // SAFETY: at most `len`, as was just checked.
+        let word = unsafe { self.base.add(offset) };
+        // SAFETY: 8 aligned bytes within the mapping, which lives as long as `self`. This process accesses words only
+        // atomically; another one can do nothing worse than store another value. Loads of 8 bytes are allowed on memory that
+        // is mapped for reading only; there are no stores but through `Own`, which is mapped for both.
+        unsafe { word.cast::<AtomicU64>().as_ref() }
+    }
+
+    /// The address of `len` bytes at `offset`.
+    ///
+    /// # Panics
+    /// If they reach past the end.
+    fn range(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset <= self.len && len <= self.len - offset, "a range lies in its mapping");
+        // SAFETY: at most `len`, as was just checked.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `base` and `len` are those of a mapping made in `new`, and this runs once. References into it are bounded by
+        // borrows of `self`, and views of it hold it.
+        let code = unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert_eq!(code, 0, "munmap");
+    }
+}
+
+/// Memory of this process that a peer can map and read, and only read.
+#[derive(Debug)]
+pub(super) struct Own {
+    mapping: Mapping,
+    file: OwnedFd,
+}
+
+impl Own {
+    /// `len` bytes of zeros.
+    pub(super) fn new(len: usize) -> io::Result<Own> {
+        let file = memory_file(len)?;
+        let mapping = Mapping::new(file.as_fd(), len, libc::PROT_READ | libc::PROT_WRITE)?;
+        seal(file.as_fd())?;
+        Ok(Own { mapping, file })
+    }
+
+    /// What a peer needs to map it.
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    pub(super) fn store(&self, offset: usize, value: u64, order: Ordering) {
+        self.mapping.word(offset).store(value, order);
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Panics
+    /// If they reach past the end.
+    pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
+        let to = self.mapping.range(offset, bytes.len());
+        // SAFETY: the range was just checked. Within this process it is accessed through `self` alone, which is borrowed
+        // exclusively; `bytes` lies elsewhere, as nothing lends out parts of an `Own`.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+}
+
+/// A file of `len` zeros that has no name, and no seals yet.
+pub(super) fn memory_file(len: usize) -> io::Result<OwnedFd> {
+    const NAME: &CStr = c"caravan-lane";
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name ends with a zero; the kernel only reads it.
+    let file = unsafe { libc::memfd_create(NAME.as_ptr(), flags) };
+    if file < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor that the kernel has just made for us; nobody else knows it.
+    let file = unsafe { OwnedFd::from_raw_fd(file) };
+    let size = i64::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: about a descriptor, and no memory.
+    succeeded(unsafe { libc::ftruncate(file.as_raw_fd(), size) })?;
+    Ok(file)
+}
+
+/// Sees to it that nobody can map `file` for writing any more and that it keeps its length. Mappings there are keep theirs.
+///
+/// # Errors
+/// On kernels before 5.1, and for files that are no memfd or were sealed otherwise.
+pub(super) fn seal(file: BorrowedFd<'_>) -> io::Result<()> {
+    if seals(file)? & FINAL == FINAL {
+        return Ok(());
+    }
+    // SAFETY: about a descriptor, and no memory.
+    succeeded(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, FINAL) })
+}
+
+/// Memory of a peer, for reading. The peer can change every byte of it at any time.
+#[derive(Debug)]
+pub(super) struct Foreign(Mapping);
+
+impl Foreign {
+    /// Maps the first `len` bytes of a file that a peer sent.
+    ///
+    /// # Errors
+    /// Says what is wrong with the file: it is too short, or could become so.
+    pub(super) fn map(file: BorrowedFd<'_>, len: usize) -> Result<Foreign, String> {
+        if len == 0 {
+            return Err("it shares no memory".to_owned());
+        }
+        check(file, len)?;
+        let mapping = Mapping::new(file, len, libc::PROT_READ);
+        let mapping = mapping.map_err(|error| format!("{len} bytes cannot be mapped: {error}"))?;
+        Ok(Foreign(mapping))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len
+    }
+
+    pub(super) fn load(&self, offset: usize, order: Ordering) -> u64 {
+        self.0.word(offset).load(order)
+    }
+
+    /// Copies a few bytes out, from a multiple of 8.
+    ///
+    /// # Panics
+    /// If they reach past the end.
+    pub(super) fn read_words(&self, offset: usize, into: &mut [u8]) {
+        let mut at = offset;
+        let mut words = into.chunks_exact_mut(8);
+        for chunk in &mut words {
+            chunk.copy_from_slice(&self.load(at, Ordering::Relaxed).to_le_bytes());
+            at += 8;
+        }
+        let rest = words.into_remainder();
+        if !rest.is_empty() {
+            let word = self.load(at, Ordering::Relaxed).to_le_bytes();
+            rest.copy_from_slice(&word[..rest.len()]);
+        }
+    }
+
+    /// Copies many bytes out.
+    ///
+    /// # Panics
+    /// If they reach past the end.
+    pub(super) fn read(&self, offset: usize, into: &mut [u8]) {
+        let from = self.0.range(offset, into.len());
+        // SAFETY: both ranges are as long: one was just checked, the other is a slice. They don't overlap, as nothing that
+        // can be written is ever made of a `Foreign`.
+        unsafe { copy_racing(from, into.as_mut_ptr(), into.len()) };
+    }
+
+    /// Begins to fetch what is at `offset`, if it lies within.
+    pub(super) fn prefetch(&self, offset: usize) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let address = self.0.base.as_ptr().wrapping_add(offset);
+            // SAFETY: a hint: no access, and no fault wherever it points to.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = offset;
+    }
+}
+
+fn seals(file: BorrowedFd<'_>) -> io::Result<libc::c_int> {
+    // SAFETY: about a descriptor, and no memory.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    succeeded(seals).map(|()| seals)
+}
+
+/// Whether the first `len` bytes of `file` can be mapped and stay there: memory that is there when it is touched.
+fn check(file: BorrowedFd<'_>, len: usize) -> Result<(), String> {
+    let sealed = seals(file);
+    let sealed = sealed.map_err(|_| "it sent a descriptor that is no memory file".to_owned())?;
+    if sealed & FINAL != FINAL {
+        return Err(format!("it sent a memory file with seals {sealed:#x}, not all of {FINAL:#x}"));
+    }
+    let mut system = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the kernel writes one `statfs`, for which there is room.
+    let code = unsafe { libc::fstatfs(file.as_raw_fd(), system.as_mut_ptr()) };
+    succeeded(code).map_err(|error| format!("its memory file cannot be examined: {error}"))?;
+    // SAFETY: numbers only, all of them zero before the kernel wrote what it did.
+    let system = unsafe { system.assume_init() };
+    let found = file.try_clone_to_owned().map(std::fs::File::from).and_then(|file| file.metadata());
+    let found = found.map_err(|error| format!("its memory file has no length: {error}"))?;
+    // Huge pages that were set aside can be missing when they are touched, unless all are there: they stay, as the seals let
+    // nobody take them out.
+    let is_there = found.blocks().saturating_mul(512) >= len as u64;
+    if system.f_type != libc::TMPFS_MAGIC && !(system.f_type == libc::HUGETLBFS_MAGIC && is_there) {
+        return Err("it sent a memory file of another kind than pages that are there".to_owned());
+    }
+    let bytes = found.len();
+    if bytes < len as u64 {
+        return Err(format!("it sent a memory file of {bytes} bytes where it says {len}"));
+    }
+    Ok(())
+}
+
+fn succeeded(code: libc::c_int) -> io::Result<()> {
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Copies `len` bytes that another process may be changing.
+///
+/// # Safety
+/// Both ranges are valid, for reading and for writing, and don't overlap.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_racing(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: as the caller says. What is read is opaque to the compiler, so it assumes nothing of it.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Copies `len` bytes that another process may be changing.
+///
+/// # Safety
+/// Both ranges are valid, for reading and for writing, and don't overlap.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy_racing(from: *const u8, to: *mut u8, len: usize) {
+    let words = if from.addr().is_multiple_of(8) { len / 8 } else { 0 };
+    for index in 0..words {
+        // SAFETY: the caller's range, up to its last whole word.
+        let word = unsafe { from.cast::<u64>().add(index).read_volatile() };
+        // SAFETY: likewise; it need not be aligned.
+        unsafe { to.cast::<u64>().add(index).write_unaligned(word) };
+    }
+    for at in words * 8..len {
+        // SAFETY: the rest of the caller's range.
+        let byte = unsafe { from.add(at).read_volatile() };
+        // SAFETY: likewise.
+        unsafe { to.add(at).write(byte) };
+    }
+}

@@ -1,0 +1,245 @@
+//! What a lane's ends say to each other beside memory: packets over a Unix socket, which can bring descriptors along.
+//!
+//! Names are abstract: they exist as long as the socket does, and nothing is left behind in a file system. No call here waits but
+//! [`Epoll::wait`], whatever the other side does to its end of a socket. Descriptors of a packet that nobody takes are closed.
+//!
+//! System calls about descriptors, with their `unsafe`; no memory is shared here.
+
+use std::io;
+use std::mem::{MaybeUninit, offset_of, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// Connections that may wait to be taken in; the kernel's own bound may be less.
+const BACKLOG: libc::c_int = 4096;
+
+/// Control bytes of a packet that brings a descriptor. The alignment of [`Control`] leaves room for a second one behind it; the
+/// kernel is told of no more than this, or a peer could have it make one that nobody would close.
+const CONTROL_BYTES: usize = size_of::<libc::cmsghdr>() + size_of::<RawFd>();
+
+/// Longest name: what an address holds, less the zero that makes it abstract.
+const NAME_MAX: usize =
+    size_of::<libc::sockaddr_un>() - offset_of!(libc::sockaddr_un, sun_path) - 1;
+
+/// One end of a connection, or where connections come in.
+#[derive(Debug)]
+pub(super) struct Socket(OwnedFd);
+
+impl Socket {
+    /// Takes connections to `name`.
+    pub(super) fn listen(name: &[u8]) -> io::Result<Socket> {
+        let (socket, address, len) = Socket::named(name)?;
+        let to = (&raw const address).cast();
+        // SAFETY: the kernel reads `len` bytes of an address that has them.
+        succeeded(unsafe { libc::bind(socket.raw(), to, len) })?;
+        // SAFETY: about a descriptor, and no memory.
+        succeeded(unsafe { libc::listen(socket.raw(), BACKLOG) })?;
+        Ok(socket)
+    }
+
+    /// Connects to who listens at `name`.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when too many wait there already.
+    pub(super) fn connect(name: &[u8]) -> io::Result<Socket> {
+        let (socket, address, len) = Socket::named(name)?;
+        let to = (&raw const address).cast();
+        // SAFETY: the kernel reads `len` bytes of an address that has them.
+        succeeded(unsafe { libc::connect(socket.raw(), to, len) })?;
+        Ok(socket)
+    }
+
+    fn named(name: &[u8]) -> io::Result<(Socket, libc::sockaddr_un, libc::socklen_t)> {
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: about no memory.
+        let socket = owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
+        let mut address = libc::sockaddr_un { sun_family: libc::AF_UNIX as _, sun_path: [0; 108] };
+        for (to, &byte) in address.sun_path[1..].iter_mut().zip(name) {
+            *to = byte as _;
+        }
+        let len = offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
+        Ok((Socket(socket), address, len as libc::socklen_t))
+    }
+
+    /// The next connection.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when there is none.
+    pub(super) fn accept(&self) -> io::Result<Socket> {
+        let (null, flags) = (std::ptr::null_mut(), libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
+        // SAFETY: the kernel writes no address where none is asked for.
+        let socket = unsafe { libc::accept4(self.raw(), null, std::ptr::null_mut(), flags) };
+        owned(socket).map(Socket)
+    }
+
+    /// The user that runs the other side, as the kernel saw it when it connected or began to listen.
+    pub(super) fn peer_user(&self) -> io::Result<u32> {
+        let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        let to = (&raw mut found).cast();
+        // SAFETY: the kernel writes up to `len` bytes, for which there is room.
+        let code = unsafe {
+            libc::getsockopt(self.raw(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len)
+        };
+        succeeded(code).map(|()| found.uid)
+    }
+
+    /// Sends a packet, and perhaps a descriptor with it.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when the other side has left too many unread.
+    pub(super) fn send(&self, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let mut slice =
+            libc::iovec { iov_base: packet.as_ptr().cast_mut().cast(), iov_len: packet.len() };
+        let mut control = Control::new();
+        let mut header = empty_header();
+        (header.msg_iov, header.msg_iovlen) = (&raw mut slice, 1);
+        if let Some(file) = file {
+            control.fd = file.as_raw_fd();
+            header.msg_control = (&raw mut control).cast();
+            header.msg_controllen = CONTROL_BYTES;
+        }
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the kernel reads the packet and the control bytes, whose lengths are as said and which outlive the call.
+        let sent = unsafe { libc::sendmsg(self.raw(), &raw const header, flags) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// The next packet, cut off at the end of `into`, with the descriptor it brought; of no bytes when the connection has
+    /// ended, as ours have at least one.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when there is none.
+    pub(super) fn receive(&self, into: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+        let mut slice = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+        let mut control = Control::new();
+        let mut header = empty_header();
+        (header.msg_iov, header.msg_iovlen) = (&raw mut slice, 1);
+        header.msg_control = (&raw mut control).cast();
+        header.msg_controllen = CONTROL_BYTES;
+        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+        // SAFETY: the kernel writes at most as much as there is room for in either place, and both outlive the call.
+        let received = unsafe { libc::recvmsg(self.raw(), &raw mut header, flags) };
+        if received < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let brought = header.msg_controllen >= CONTROL_BYTES
+            && control.header.cmsg_level == libc::SOL_SOCKET
+            && control.header.cmsg_type == libc::SCM_RIGHTS;
+        let file = brought.then(|| {
+            // SAFETY: the kernel has just made this descriptor for us, the only one that there is room for, and nobody else
+            // knows it.
+            unsafe { OwnedFd::from_raw_fd(control.fd) }
+        });
+        Ok((received as usize, file))
+    }
+
+    /// Takes the next packet if it is one byte long; whether it was.
+    pub(super) fn take_if_one_byte(&self) -> io::Result<bool> {
+        let mut room = [0u8; 2];
+        let (to, flags) = (room.as_mut_ptr().cast(), libc::MSG_DONTWAIT | libc::MSG_PEEK);
+        // SAFETY: the kernel writes at most as many bytes as there is room for.
+        let len = unsafe { libc::recv(self.raw(), to, room.len(), flags) };
+        if len == 1 {
+            self.receive(&mut room)?;
+        }
+        Ok(len == 1)
+    }
+
+    fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// One descriptor beside a packet, laid out as the kernel has it.
+#[repr(C)]
+struct Control {
+    header: libc::cmsghdr,
+    fd: RawFd,
+}
+
+impl Control {
+    fn new() -> Control {
+        // SAFETY: numbers only, for which zero is a value.
+        let mut header: libc::cmsghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+        header.cmsg_len = CONTROL_BYTES;
+        header.cmsg_level = libc::SOL_SOCKET;
+        header.cmsg_type = libc::SCM_RIGHTS;
+        Control { header, fd: -1 }
+    }
+}
+
+fn empty_header() -> libc::msghdr {
+    // SAFETY: pointers and numbers only, for which zero is a value: no name, no slices, no control bytes.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// Watches sockets, each under a number.
+#[derive(Debug)]
+pub(super) struct Epoll(OwnedFd);
+
+/// Sockets that one look reports at most; the others follow at the next.
+const READY_MAX: usize = 64;
+
+impl Epoll {
+    pub(super) fn new() -> io::Result<Epoll> {
+        // SAFETY: about no memory.
+        owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map(Epoll)
+    }
+
+    /// Watches `socket` until it is closed, for packets and for its end.
+    pub(super) fn watch(&self, socket: &Socket, number: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };
+        // SAFETY: the kernel reads one event.
+        let code = unsafe {
+            libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, socket.raw(), &raw mut event)
+        };
+        succeeded(code)
+    }
+
+    /// Waits until one of the sockets has something, and appends the numbers of those that have to `ready`; none when
+    /// the time is up or a signal came.
+    pub(super) fn wait(&self, timeout: Duration, ready: &mut Vec<u64>) -> io::Result<()> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; READY_MAX];
+        // Rounded up: to wake before the time is up would be to wake in vain.
+        let timeout_ms = timeout.as_nanos().div_ceil(1_000_000).min(60_000) as libc::c_int;
+        let (to, room) = (events.as_mut_ptr(), READY_MAX as libc::c_int);
+        // SAFETY: the kernel writes at most `room` events, for which there is room.
+        let count = unsafe { libc::epoll_wait(self.0.as_raw_fd(), to, room, timeout_ms) };
+        match succeeded(count) {
+            Ok(()) => ready.extend(events[..count as usize].iter().map(|event| event.u64)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// This process's user.
+pub(super) fn user() -> u32 {
+    // SAFETY: about no memory; it cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Fills `bytes` with what nobody can guess.
+pub(super) fn randomise(bytes: &mut [u8]) -> io::Result<()> {
+    // SAFETY: the kernel writes as many bytes as there is room for.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    match usize::try_from(got) {
+        Ok(got) if got == bytes.len() => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn owned(descriptor: RawFd) -> io::Result<OwnedFd> {
+    succeeded(descriptor)?;
+    // SAFETY: the kernel has just made it for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+fn succeeded(code: libc::c_int) -> io::Result<()> {
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
