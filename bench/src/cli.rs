@@ -133,6 +133,8 @@ pub(crate) enum BenchCommand {
     Bandwidth(WindowArgs),
     /// Small requests a second, a window of them in flight
     Rate(WindowArgs),
+    /// What each wait policy costs: two cores, one shared core, bursts after idle times
+    Wait(WaitArgs),
     /// The RDMA device itself, as perftest measures it: no van, no servers
     Verbs(VerbsArgs),
     /// What it costs when a server thread, or its memory, is on the wrong NUMA node
@@ -160,6 +162,13 @@ pub(crate) struct WindowArgs {
     /// Timed requests a row; by default fewer the larger they are
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iterations: Option<u64>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct WaitArgs {
+    /// Clusters for each policy and scene, of which a row holds the medians
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = count())]
+    pub(crate) rounds: u32,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -392,6 +401,7 @@ mod tests {
             "caravan --json bench bandwidth --op push-pull --sizes 64KiB,1MiB,4MiB --window 8",
             "caravan bench rate --van uring --sizes 8,64 --window 64 --smoke",
             "caravan bench all --json --wait adaptive",
+            "caravan bench wait --van tcp --rounds 5 --json",
             "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --epsilon 1e-5 --model m",
             "caravan predict --model m --data a",
             "caravan generate clicks out --rows 10 --format keys",
@@ -428,6 +438,7 @@ mod tests {
             "caravan bench latency --op pop",
             "caravan bench latency --keys 0",
             "caravan bench rate --window 0",
+            "caravan bench wait --rounds 0",
             "caravan bench rate --iterations 0",
             "caravan bench verbs --op push",
             "caravan bench verbs --list 17",

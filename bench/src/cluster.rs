@@ -9,6 +9,7 @@ use crate::crowd::Crowded;
 use crate::doctor;
 use crate::measure::Measure;
 use crate::usage::Usage;
+use crate::wait::Waits;
 
 /// What `CARAVAN_*` variables say, changed by what flags say.
 ///
@@ -52,6 +53,7 @@ pub(crate) fn apps() -> Apps {
     caravan_learn::dbpg::apps(Apps::default())
         .with(Measure::NAME, || Box::new(Measure::default()))
         .with(Crowded::NAME, || Box::new(Crowded))
+        .with(Waits::NAME, || Box::new(Waits::default()))
 }
 
 /// What servers of this program can build shards of.

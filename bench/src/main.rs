@@ -28,6 +28,7 @@ mod train;
 mod units;
 mod usage;
 mod verbs;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -55,6 +56,7 @@ fn run(cli: &Cli) -> Result<()> {
     match &cli.command {
         Command::Bench(BenchCommand::Verbs(args)) => verbs::run(&cli.common, args),
         Command::Bench(BenchCommand::Placement) => placement::run(&cli.common),
+        Command::Bench(BenchCommand::Wait(args)) => wait::run(&cli.common, args),
         Command::Bench(command) => measure::run(&cli.common, command),
         Command::Doctor(args) => doctor::run(&cli.common, args),
         Command::Server(role) => cluster::serve(&cli.common, role),

@@ -18,6 +18,7 @@ use crate::train::{Outcome, Pass, Prediction};
 use crate::units;
 use crate::verbs::doctor::RdmaDevice;
 use crate::verbs::{Op as VerbsOp, VerbsBandwidth, VerbsLatency};
+use crate::wait::WaitRow;
 
 /// One line of `--json`; names and order of the fields are a contract with scripts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,6 +29,7 @@ pub(crate) enum Row {
     Latency(Latency),
     Bandwidth(Bandwidth),
     Rate(Rate),
+    Wait(WaitRow),
     /// Of `bench verbs`.
     #[serde(rename = "verbs-latency")]
     VerbsLatency(VerbsLatency),
@@ -56,6 +58,7 @@ impl Row {
             Row::Latency(row) => row.wrong,
             Row::Bandwidth(row) => row.wrong,
             Row::Rate(row) => row.wrong,
+            Row::Wait(row) => row.wrong,
             Row::VerbsLatency(row) => row.wrong,
             Row::VerbsBandwidth(row) => row.wrong,
             Row::PlacementCost(row) => row.wrong,
@@ -102,6 +105,12 @@ impl Row {
             Row::Rate(_) => format!(
                 "\n# rate: small requests, a window of them in flight, closed loop, million answered a second\n{}",
                 columns(&["van", "op", "size", "window", "Mmsg/s", "floor", "ratio", "wrong"])
+            ),
+            Row::Wait(_) => format!(
+                "\n# wait: round trip of one request in flight, µs, and processor time of both sides for each\n{}",
+                columns(&[
+                    "van", "policy", "scene", "p50", "p99", "cpu", "best p50", "ratio", "wrong"
+                ])
             ),
             Row::Progress(_) => format!(
                 "# training: objective in sums, busy = share of the pass that workers computed, sent in MB (10^6)\n{}",
@@ -254,6 +263,13 @@ impl Row {
             Row::Predict(r) => {
                 let figures = [("logloss", r.logloss), ("AUC", r.auc), ("accuracy", r.accuracy)];
                 format!("{} rows{}", r.rows, measured(": ", &figures))
+            }
+            Row::Wait(r) => {
+                let mut cells = vec![r.van.clone(), r.policy.clone(), r.scene.name().to_owned()];
+                let times = [r.p50_us, r.p99_us, r.cpu_us_per_msg, r.best_p50_us];
+                cells.extend(times.iter().map(decimals));
+                cells.extend([format!("{:.2}", r.ratio), r.wrong.to_string()]);
+                columns(&cells)
             }
             Row::Rate(r) => {
                 let mut cells =
