@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
+use caravan_kv::node::Numa;
 use caravan_van::Wait;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -52,6 +53,19 @@ pub(crate) struct Common {
     /// What an idle thread does: spin, yield, adaptive or block [default: adaptive] [env: CARAVAN_WAIT]
     #[arg(long, global = true, value_name = "POLICY", value_parser = parse_wait)]
     pub(crate) wait: Option<Wait>,
+    /// Pins server threads to cores, the default [env: CARAVAN_PIN=1]
+    #[arg(long, global = true, conflicts_with = "no_pin")]
+    pub(crate) pin: bool,
+    /// Leaves server threads to the kernel [env: CARAVAN_PIN=0]
+    #[arg(long, global = true)]
+    pub(crate) no_pin: bool,
+    /// NUMA node of server threads and their memory: a number, near-nic, or any [default: near-nic] [env: CARAVAN_NUMA_NODE]
+    #[arg(long, global = true, value_name = "NODE", value_parser = numa)]
+    pub(crate) numa_node: Option<Numa>,
+}
+
+fn numa(text: &str) -> Result<Numa, String> {
+    text.parse().map_err(|error: caravan_kv::Error| error.to_string())
 }
 
 /// A van by name, or the best one.
@@ -104,8 +118,8 @@ pub(crate) enum Command {
     Server(Role),
     /// Runs one worker of a cluster
     Worker(Role),
-    /// Says which vans work on this machine, and for each that doesn't, why and what to do
-    Doctor,
+    /// Says which vans work on this machine, and for each that doesn't, why and what to do; draws what runs where
+    Doctor(DoctorArgs),
     /// The other process of a floor, or of `bench verbs`
     #[command(hide = true)]
     Floor(FloorArgs),
@@ -119,8 +133,12 @@ pub(crate) enum BenchCommand {
     Bandwidth(WindowArgs),
     /// Small requests a second, a window of them in flight
     Rate(WindowArgs),
+    /// What each wait policy costs: two cores, one shared core, bursts after idle times
+    Wait(WaitArgs),
     /// The RDMA device itself, as perftest measures it: no van, no servers
     Verbs(VerbsArgs),
+    /// What it costs when a server thread, or its memory, is on the wrong NUMA node
+    Placement,
     /// Latency, bandwidth and rate on every van that works here, or on the one named by --van
     All(AllArgs),
 }
@@ -144,6 +162,13 @@ pub(crate) struct WindowArgs {
     /// Timed requests a row; by default fewer the larger they are
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iterations: Option<u64>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct WaitArgs {
+    /// Clusters for each policy and scene, of which a row holds the medians
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = count())]
+    pub(crate) rounds: u32,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -185,6 +210,14 @@ pub(crate) struct VerbsArgs {
     /// Measures against whoever listens there, instead of a process on this machine
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) connect: Option<String>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DoctorArgs {
+    /// Draws another machine than this one: a file that `lstopo --of xml` wrote, or hwloc's synthetic notation, as
+    /// "pack:2 [numa(memory=8GB)] core:4 pu:2"
+    #[arg(long, value_name = "FILE|WORDS")]
+    pub(crate) topology: Option<String>,
 }
 
 /// What the parent of an answering process tells it.
@@ -368,6 +401,7 @@ mod tests {
             "caravan --json bench bandwidth --op push-pull --sizes 64KiB,1MiB,4MiB --window 8",
             "caravan bench rate --van uring --sizes 8,64 --window 64 --smoke",
             "caravan bench all --json --wait adaptive",
+            "caravan bench wait --van tcp --rounds 5 --json",
             "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --epsilon 1e-5 --model m",
             "caravan predict --model m --data a",
             "caravan generate clicks out --rows 10 --format keys",
@@ -375,6 +409,9 @@ mod tests {
             "caravan server --scheduler host:7000 --threads 4",
             "caravan worker --rank 0 --job beef",
             "caravan doctor --json",
+            "caravan doctor --topology two.xml --threads 4 --numa-node 1",
+            "caravan bench placement --van tcp --no-pin --smoke",
+            "caravan server --scheduler host:7000 --pin --numa-node near-nic",
             "caravan floor --wait spin",
             "caravan floor verbs --host 192.0.2.1",
             "caravan bench verbs --device mlx5_0 --op send,write,write-imm,read --sizes 8,1MiB --iterations 10 --window 16 --list 16 --json",
@@ -401,12 +438,15 @@ mod tests {
             "caravan bench latency --op pop",
             "caravan bench latency --keys 0",
             "caravan bench rate --window 0",
+            "caravan bench wait --rounds 0",
             "caravan bench rate --iterations 0",
             "caravan bench verbs --op push",
             "caravan bench verbs --list 17",
             "caravan bench verbs --window 0",
             "caravan bench verbs --listen a --connect b",
             "caravan doctor --workers 0",
+            "caravan doctor --numa-node nearby",
+            "caravan doctor --pin --no-pin",
             "caravan doctor --wait never",
             "caravan worker --job xyz",
             "caravan train dbpg --data a",

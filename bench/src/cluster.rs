@@ -9,6 +9,7 @@ use crate::crowd::Crowded;
 use crate::doctor;
 use crate::measure::Measure;
 use crate::usage::Usage;
+use crate::wait::Waits;
 
 /// What `CARAVAN_*` variables say, changed by what flags say.
 ///
@@ -26,6 +27,12 @@ pub(crate) fn config(common: &Common) -> Result<ClusterConfig> {
     given(common.threads, &mut config.threads);
     if let Some(wait) = common.wait {
         config.node.wait = wait;
+    }
+    if common.pin || common.no_pin {
+        config.node.pin = common.pin;
+    }
+    if let Some(numa) = common.numa_node {
+        config.node.numa = numa;
     }
     if let Some(choice) = common.van {
         config.node.van = van(choice)?;
@@ -46,6 +53,7 @@ pub(crate) fn apps() -> Apps {
     caravan_learn::dbpg::apps(Apps::default())
         .with(Measure::NAME, || Box::new(Measure::default()))
         .with(Crowded::NAME, || Box::new(Crowded))
+        .with(Waits::NAME, || Box::new(Waits::default()))
 }
 
 /// What servers of this program can build shards of.

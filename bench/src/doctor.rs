@@ -1,17 +1,18 @@
 //! `caravan doctor`: which vans work on this machine and, for each that doesn't, why and what to do. Changes nothing.
 
-use std::io::{self, Write};
-
 use anyhow::Result;
 use caravan_kv::Van;
 use caravan_kv::node::open;
 use caravan_van::VanConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{Common, VanChoice};
+use crate::cli::{Common, DoctorArgs, VanChoice};
+use crate::cluster;
+use crate::layout::Layout;
 use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::report::{Report, Row};
+use crate::usage::Usage;
 use crate::verbs::doctor::{Found, Obstacle, find};
 
 /// What was found out about one van.
@@ -53,13 +54,17 @@ impl VanCheck {
 /// Prints the machine, its layout, a row a van, and a row a port of an RDMA device.
 ///
 /// # Errors
-/// When standard output cannot be written to.
-pub(crate) fn run(common: &Common) -> Result<()> {
+/// [`Usage`] for settings and topologies that are none; when standard output cannot be written to.
+pub(crate) fn run(common: &Common, args: &DoctorArgs) -> Result<()> {
+    let layout = Layout::read(&cluster::config(common)?, args.topology.as_deref());
     let mut report = Report::new(common.json);
     let quiet = Progress::new(0, true);
     report.row(&Row::Machine(Machine::read()), &quiet)?;
-    if !common.json {
-        writeln!(io::stdout(), "{}\n", layout())?;
+    match layout {
+        Ok(layout) => report.row(&Row::Layout(layout), &quiet)?,
+        // Only this machine's own layout may be missing: what was asked for is there, or wrong.
+        Err(error) if error.is::<Usage>() => return Err(error),
+        Err(error) => eprintln!("caravan: layout unknown: {error}"),
     }
     let rdma = find();
     for check in checks(&rdma) {
@@ -69,16 +74,6 @@ pub(crate) fn run(common: &Common) -> Result<()> {
         report.row(&Row::RdmaDevice(port), &quiet)?;
     }
     Ok(())
-}
-
-/// The NUMA layout, each line beginning with `#`.
-fn layout() -> String {
-    let text = match caravan_numa::Topology::this_machine() {
-        Ok(topology) => topology.describe(),
-        Err(error) => format!("layout unknown: {error}"),
-    };
-    let lines: Vec<String> = text.lines().map(|line| format!("# {line}")).collect();
-    lines.join("\n")
 }
 
 /// Every van, best first.

@@ -87,7 +87,7 @@ fn row(
 }
 
 /// One batch: its times, and how many answers were wrong.
-fn batch(effort: Effort, subject: &mut dyn Subject) -> Result<(Histogram<u64>, u64)> {
+pub(crate) fn batch(effort: Effort, subject: &mut dyn Subject) -> Result<(Histogram<u64>, u64)> {
     let mut nanos = nanoseconds();
     let mut wrong = 0;
     for _ in 0..effort.warm_up() {

@@ -12,10 +12,12 @@ mod doctor;
 mod floor;
 mod generate;
 mod latency;
+mod layout;
 mod machine;
 mod measure;
 mod pattern;
 mod place;
+mod placement;
 mod plan;
 mod progress;
 mod rate;
@@ -26,6 +28,7 @@ mod train;
 mod units;
 mod usage;
 mod verbs;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -52,8 +55,10 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<()> {
     match &cli.command {
         Command::Bench(BenchCommand::Verbs(args)) => verbs::run(&cli.common, args),
+        Command::Bench(BenchCommand::Placement) => placement::run(&cli.common),
+        Command::Bench(BenchCommand::Wait(args)) => wait::run(&cli.common, args),
         Command::Bench(command) => measure::run(&cli.common, command),
-        Command::Doctor => doctor::run(&cli.common),
+        Command::Doctor(args) => doctor::run(&cli.common, args),
         Command::Server(role) => cluster::serve(&cli.common, role),
         Command::Worker(role) => cluster::work(&cli.common, role),
         Command::Floor(args) => {

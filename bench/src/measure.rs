@@ -108,7 +108,7 @@ impl Measure {
             none => {
                 let floor = none.insert(floor::spawn(van, &node.config)?);
                 if node.config.pin {
-                    place::pin(node.worker.servers());
+                    place::pin(node.worker.servers(), &node.config);
                 }
                 floor
             }

@@ -95,8 +95,8 @@ pub(crate) fn rows(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
             }
             Ok(all)
         }
-        // Asks nothing of servers: `verbs/` has rows of its own.
-        BenchCommand::Verbs(_) => Ok(Vec::new()),
+        // `verbs/` asks nothing of servers, and `placement.rs` and `wait.rs` have servers of their own.
+        BenchCommand::Verbs(_) | BenchCommand::Placement | BenchCommand::Wait(_) => Ok(Vec::new()),
     }
 }
 

@@ -9,13 +9,16 @@ use serde::{Deserialize, Serialize};
 use crate::bandwidth::Bandwidth;
 use crate::doctor::VanCheck;
 use crate::latency::Latency;
+use crate::layout::Layout;
 use crate::machine::Machine;
+use crate::placement::PlacementCost;
 use crate::progress::Progress;
 use crate::rate::Rate;
 use crate::train::{Outcome, Pass, Prediction};
 use crate::units;
 use crate::verbs::doctor::RdmaDevice;
 use crate::verbs::{Op as VerbsOp, VerbsBandwidth, VerbsLatency};
+use crate::wait::WaitRow;
 
 /// One line of `--json`; names and order of the fields are a contract with scripts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -26,12 +29,17 @@ pub(crate) enum Row {
     Latency(Latency),
     Bandwidth(Bandwidth),
     Rate(Rate),
+    Wait(WaitRow),
     /// Of `bench verbs`.
     #[serde(rename = "verbs-latency")]
     VerbsLatency(VerbsLatency),
     #[serde(rename = "verbs-bandwidth")]
     VerbsBandwidth(VerbsBandwidth),
+    /// Of `bench placement`.
+    #[serde(rename = "placement")]
+    PlacementCost(PlacementCost),
     /// Of `caravan doctor`.
+    Layout(Layout),
     Van(VanCheck),
     #[serde(rename = "rdma-device")]
     RdmaDevice(RdmaDevice),
@@ -50,9 +58,12 @@ impl Row {
             Row::Latency(row) => row.wrong,
             Row::Bandwidth(row) => row.wrong,
             Row::Rate(row) => row.wrong,
+            Row::Wait(row) => row.wrong,
             Row::VerbsLatency(row) => row.wrong,
             Row::VerbsBandwidth(row) => row.wrong,
+            Row::PlacementCost(row) => row.wrong,
             Row::Machine(_)
+            | Row::Layout(_)
             | Row::Van(_)
             | Row::RdmaDevice(_)
             | Row::Progress(_)
@@ -96,6 +107,12 @@ impl Row {
                 columns(&[
                     "van", "op", "size", "window", "Mmsg/s", "floor", "ratio", "calls", "copied",
                     "cpu us", "wrong"
+                ])
+            ),
+            Row::Wait(_) => format!(
+                "\n# wait: round trip of one request in flight, µs, and processor time of both sides for each\n{}",
+                columns(&[
+                    "van", "policy", "scene", "p50", "p99", "cpu", "best p50", "ratio", "wrong"
                 ])
             ),
             Row::Progress(_) => format!(
@@ -151,7 +168,24 @@ impl Row {
                     "wrong"
                 ])
             ),
+            Row::PlacementCost(row) => format!(
+                "\n# placement: pushes to a server thread in this process, worker on PU {}; 64 B with one in flight, 1 MiB with a window\n{}",
+                row.worker_pu,
+                columns(&[
+                    "van",
+                    "PU",
+                    "memory",
+                    "p50 µs",
+                    "p99",
+                    "GB/s",
+                    "p50 ratio",
+                    "GB ratio",
+                    "wrong",
+                    "  server"
+                ])
+            ),
             Row::Machine(_)
+            | Row::Layout(_)
             | Row::Van(_)
             | Row::RdmaDevice(_)
             | Row::Result(_)
@@ -163,6 +197,17 @@ impl Row {
     fn text(&self) -> String {
         match self {
             Row::Machine(machine) => machine.lines().join("\n"),
+            Row::Layout(layout) => format!("{}\n", layout.text()),
+            Row::PlacementCost(r) => {
+                let place =
+                    |place: Option<usize>| place.map_or("any".to_owned(), |n| n.to_string());
+                let mut cells = vec![r.van.clone(), place(r.server_pu)];
+                cells.push(r.memory_node.map_or("touch".to_owned(), |node| format!("node {node}")));
+                cells.extend([r.p50_us, r.p99_us, r.gb_per_s].iter().map(decimals));
+                cells.extend([r.ratio_p50, r.ratio_gb].map(|ratio| format!("{ratio:.2}")));
+                cells.extend([r.wrong.to_string(), format!("  {}", r.server)]);
+                columns(&cells)
+            }
             Row::Van(check) => check.text(),
             Row::RdmaDevice(device) => device.text(),
             Row::VerbsLatency(r) => {
@@ -221,6 +266,13 @@ impl Row {
             Row::Predict(r) => {
                 let figures = [("logloss", r.logloss), ("AUC", r.auc), ("accuracy", r.accuracy)];
                 format!("{} rows{}", r.rows, measured(": ", &figures))
+            }
+            Row::Wait(r) => {
+                let mut cells = vec![r.van.clone(), r.policy.clone(), r.scene.name().to_owned()];
+                let times = [r.p50_us, r.p99_us, r.cpu_us_per_msg, r.best_p50_us];
+                cells.extend(times.iter().map(decimals));
+                cells.extend([format!("{:.2}", r.ratio), r.wrong.to_string()]);
+                columns(&cells)
             }
             Row::Rate(r) => {
                 let mut cells =

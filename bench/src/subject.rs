@@ -156,9 +156,9 @@ pub(crate) fn take_turns<T>(
 
 /// One batch of streaming.
 pub(crate) struct Batch {
-    took: Duration,
-    work: Work,
-    wrong: u64,
+    pub(crate) took: Duration,
+    pub(crate) work: Work,
+    pub(crate) wrong: u64,
 }
 
 /// Streams one batch: how long it took, what it cost, and how many answers were wrong.

@@ -120,6 +120,7 @@ fn job(common: &Common, args: &Dbpg) -> Job {
     job.epsilon = args.epsilon;
     job.passes_max = if common.smoke { SMOKE_PASSES } else { args.passes };
     job.newton = job.newton.filter(|_| !args.no_newton);
+    job.screen = !args.no_newton;
     job
 }
 

@@ -89,14 +89,20 @@ fn doctor_names_every_van_and_what_to_do() {
     assert_eq!(rows[0]["row"], "machine");
     let vans: Vec<_> = rows.iter().filter_map(|row| row["van"].as_str()).collect();
     assert_eq!(vans, ["rdma", "uring", "shm", "tcp", "sim"]);
-    assert!(rows[6..].iter().all(|row| row["row"] == "rdma-device"), "{rows:?}");
-    for row in &rows[1..] {
+    assert_eq!(rows[1]["row"], "layout");
+    assert_eq!(rows[1]["threads"].as_array().map(Vec::len), Some(1), "{}", rows[1]);
+    assert!(rows[7..].iter().all(|row| row["row"] == "rdma-device"), "{rows:?}");
+    for row in &rows[2..] {
         let remedy = row["remedy"].as_str().unwrap();
         assert_eq!(row["works"].as_bool().unwrap(), remedy.is_empty(), "{row}");
     }
     let output = caravan("doctor", &[]);
     assert!(output.status.success());
     assert!(text(&output.stdout).starts_with("# cpu"));
+    let two = ["doctor", "--threads", "2", "--topology", "numa:2 core:1 pu:1"];
+    let output = Command::new(env!("CARGO_BIN_EXE_caravan")).args(two).output().unwrap();
+    assert!(text(&output.stdout).contains("◄ server 0 thread 1 on PU 1"), "{output:?}");
+    assert_eq!(caravan("doctor --numa-node 4000", &[]).status.code(), Some(2));
 }
 
 /// The fields of a row, in order, as design.md §7 has them.

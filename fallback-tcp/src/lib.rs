@@ -79,6 +79,9 @@ const ACCEPTS_MAX: usize = 64;
 /// Reports taken from the system at a time.
 const REPORTS_MAX: usize = 256;
 
+/// Looks after which a transport that tries its few peers directly asks what time it is.
+const LOOKS_PER_CLOCK: u32 = 32;
+
 const LISTENER: Token = Token(usize::MAX);
 
 /// A node's sockets: one to each peer, one to listen.
@@ -104,6 +107,10 @@ pub struct Tcp {
     seen: Vec<Event>,
     began: Instant,
     look_around_at: Instant,
+    /// Looks since the clock was read.
+    looks: u32,
+    /// The last look found nothing, so that to look again at once would find nothing either.
+    looked: bool,
     hello_timeout: Duration,
     /// Calls and bytes, and what gone peers had counted.
     counters: Counters,
@@ -140,6 +147,8 @@ impl Tcp {
             seen: Vec::new(),
             began: now,
             look_around_at: now,
+            looks: 0,
+            looked: false,
             hello_timeout: HELLO_TIMEOUT,
             counters: Counters::default(),
         })
@@ -147,16 +156,20 @@ impl Tcp {
 
     /// One turn: sends what is posted and takes what has come, into `seen`.
     fn look(&mut self) -> Result<()> {
-        let now = Instant::now();
         let directly = self.tries_directly();
-        let around = now >= self.look_around_at;
-        if around || !directly {
-            self.ask(Duration::ZERO)?;
+        self.looks += 1;
+        if !directly || self.looks >= LOOKS_PER_CLOCK {
+            self.looks = 0;
+            let now = Instant::now();
+            let around = now >= self.look_around_at;
+            if around || !directly {
+                self.ask(Duration::ZERO)?;
+            }
+            if around || self.acceptable {
+                self.look_around(now);
+            }
         }
-        if around || self.acceptable {
-            self.look_around(now);
-        }
-        self.serve(now, directly, true);
+        self.serve(directly, true);
         Ok(())
     }
 
@@ -167,32 +180,27 @@ impl Tcp {
     }
 
     /// Writes to all peers that have something posted, and reads from all if `reading`.
-    fn serve(&mut self, now: Instant, directly: bool, reading: bool) {
+    fn serve(&mut self, directly: bool, reading: bool) {
         let mut next = 0;
         while let Some(&id) = self.live.get(next) {
-            match self.serve_one(id, now, directly, reading) {
+            match self.serve_one(id, directly, reading) {
                 Ok(()) => next += 1,
                 Err(fault) => self.lose(id, fault),
             }
         }
     }
 
-    fn serve_one(
-        &mut self,
-        id: u32,
-        now: Instant,
-        directly: bool,
-        reading: bool,
-    ) -> Result<(), Fault> {
+    fn serve_one(&mut self, id: u32, directly: bool, reading: bool) -> Result<(), Fault> {
         let Some(peer) = &mut self.peers[id as usize] else { return Ok(()) };
-        peer.dial_on(now, self.poll.registry())?;
-        if matches!(peer.stage, Stage::Dialling(_)) {
+        if matches!(peer.stage, Stage::Dialling(_)) && !peer.dial_on(self.poll.registry())? {
             return Ok(());
         }
-        let written =
-            if peer.may_write(directly) { peer.flush(&mut self.counters) } else { Ok(()) };
+        let writing = peer.may_write(directly);
+        let written = if writing { peer.flush(&mut self.counters) } else { Ok(()) };
+        // Behind a write it is too early for the answer: the next look reads.
+        peer.wrote_only = directly && writing && !peer.wrote_only;
         // Who cannot be written to any more may have said why.
-        if (reading && peer.may_read(directly)) || written.is_err() {
+        if (reading && peer.may_read(directly) && !peer.wrote_only) || written.is_err() {
             let before = self.seen.len();
             let read = peer.read(&self.pool, &mut self.offers, &mut self.seen, &mut self.counters);
             if !peer.is_up()
@@ -387,7 +395,9 @@ impl Transport for Tcp {
         if len > to.frame_bytes {
             return Err(Error::FrameTooLong { len, limit: to.frame_bytes });
         }
-        to.sender.frame(frame)
+        to.sender.frame(frame)?;
+        self.looked = false;
+        Ok(())
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
@@ -400,7 +410,9 @@ impl Transport for Tcp {
     }
 
     fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
-        self.connected(peer)?.sender.write(data, into, at)
+        self.connected(peer)?.sender.write(data, into, at)?;
+        self.looked = false;
+        Ok(())
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
@@ -409,19 +421,27 @@ impl Transport for Tcp {
         } else {
             // The wait before has just looked: deliver what it saw, and only send.
             let directly = self.tries_directly();
-            self.serve(Instant::now(), directly, false);
+            self.serve(directly, false);
         }
+        self.looked = self.seen.is_empty();
         events.append(&mut self.seen);
         Ok(())
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        let idle = Idle::begin(self.config.wait, timeout);
+        let mut idle = None;
         loop {
-            self.look()?;
+            let received = self.counters.bytes_received;
+            if !std::mem::take(&mut self.looked) {
+                self.look()?;
+            }
             if !self.seen.is_empty() {
                 return Ok(());
             }
+            if self.counters.bytes_received != received {
+                continue; // a part of something: the rest is on its way
+            }
+            let idle = idle.get_or_insert_with(|| Idle::begin(self.config.wait, timeout));
             match idle.after_empty_look() {
                 Next::Look => {}
                 Next::Return => return Ok(()),

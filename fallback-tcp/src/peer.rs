@@ -62,6 +62,8 @@ pub(crate) struct Peer {
     readable: bool,
     /// Likewise for writing.
     writable: bool,
+    /// Whether the last look wrote without reading.
+    pub(crate) wrote_only: bool,
     /// Whether the system has been asked to report it writable.
     watched_for_writing: bool,
     hello_timeout: Duration,
@@ -90,6 +92,7 @@ impl Peer {
             stream,
             readable: !dialled,
             writable: !dialled,
+            wrote_only: false,
             watched_for_writing: dialled,
             hello_timeout,
         };
@@ -141,12 +144,13 @@ impl Peer {
         registry.reregister(&mut self.stream, token, interest)
     }
 
-    /// Finishes dialling, once the socket became writable.
-    pub(crate) fn dial_on(&mut self, now: Instant, registry: &Registry) -> Result<(), Fault> {
-        let Stage::Dialling(dial) = &mut self.stage else { return Ok(()) };
+    /// Finishes dialling, once the socket became writable; returns whether it is connected.
+    pub(crate) fn dial_on(&mut self, registry: &Registry) -> Result<bool, Fault> {
+        let Stage::Dialling(dial) = &mut self.stage else { return Ok(true) };
+        let now = Instant::now();
         let late = now >= dial.deadline;
         if !self.writable && !late {
-            return Ok(());
+            return Ok(false);
         }
         self.writable = false;
         let outcome = if late { Err(dial.timed_out()) } else { is_connected(&self.stream) };
@@ -157,16 +161,17 @@ impl Peer {
                 Ok(false)
             }
         }) {
-            Ok(false) => Ok(()),
+            Ok(false) => Ok(false),
             Ok(true) => {
                 self.stage = Stage::Greeting(now + self.hello_timeout);
                 (self.readable, self.writable) = (true, true);
-                Ok(())
+                Ok(true)
             }
             Err(error) => {
                 self.stream = dial.next(error).map_err(Fault::Connect)?;
                 let (token, interest) = (self.token(), self.interest());
-                registry.register(&mut self.stream, token, interest).map_err(Fault::Connect)
+                registry.register(&mut self.stream, token, interest).map_err(Fault::Connect)?;
+                Ok(false)
             }
         }
     }
@@ -174,11 +179,9 @@ impl Peer {
     /// Hands what is queued to the socket, as much as it takes: one call, unless more units wait than one call can name.
     pub(crate) fn flush(&mut self, counters: &mut Counters) -> Result<(), Fault> {
         while !self.sender.is_empty() {
-            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-            let count = self.sender.slices(&mut slices);
-            let len: usize = slices[..count].iter().map(|slice| slice.len()).sum();
             counters.system_calls += 1;
-            match self.stream.write_vectored(&slices[..count]) {
+            let (outcome, len) = self.write();
+            match outcome {
                 Ok(written) => {
                     counters.bytes_sent += written as u64;
                     self.sender.sent(written);
@@ -196,6 +199,17 @@ impl Peer {
             }
         }
         Ok(())
+    }
+
+    /// One call to the socket: what it took, and how much it was offered.
+    fn write(&mut self) -> (io::Result<usize>, usize) {
+        if let Some(slice) = self.sender.only_slice() {
+            return (self.stream.write(slice), slice.len());
+        }
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let count = self.sender.slices(&mut slices);
+        let len = slices[..count].iter().map(|slice| slice.len()).sum();
+        (self.stream.write_vectored(&slices[..count]), len)
     }
 
     /// Takes what has come, until the socket is found empty or others should have their turn.

@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
-use caravan_numa::PageSource;
+use caravan_numa::{HugePages, PageSource};
 use caravan_van::{VanConfig, Wait};
 
 use crate::error::{Error, Result};
-use crate::node::Van;
+use crate::node::{Numa, Van};
 
 /// Settings of one node; [`Default`] works on one machine.
 #[derive(Debug, Clone)]
@@ -37,6 +37,10 @@ pub struct NodeConfig {
     pub heartbeat: Duration,
     /// Whether server threads are pinned to cores.
     pub pin: bool,
+    /// On which NUMA node server threads and their memory are placed.
+    pub numa: Numa,
+    /// In how large pages registered memory is taken.
+    pub huge_pages: HugePages,
 }
 
 impl Default for NodeConfig {
@@ -54,6 +58,8 @@ impl Default for NodeConfig {
             join_timeout: Duration::from_secs(60),
             heartbeat: Duration::from_secs(1),
             pin: true,
+            numa: Numa::NearNic,
+            huge_pages: HugePages::Transparent,
         }
     }
 }
@@ -207,6 +213,20 @@ pub const VARS: &[Var] = &[
         set: |c, v| ["0", "1"].contains(&v).then(|| c.node.pin = v == "1"),
         show: |c| u8::from(c.node.pin).to_string(),
     },
+    Var {
+        name: "CARAVAN_NUMA_NODE",
+        default: "near-nic",
+        help: "NUMA node of server threads and their memory: a number, near-nic, or any (all in turn)",
+        set: |c, v| v.parse().ok().map(|numa| c.node.numa = numa),
+        show: |c| c.node.numa.to_string(),
+    },
+    Var {
+        name: "CARAVAN_HUGE_PAGES",
+        default: "transparent",
+        help: "pages of registered memory: transparent huge ones where the system has them, reserved ones (`vm.nr_hugepages`), or system, as that does by itself",
+        set: |c, v| huge_pages_named(v).map(|huge| c.node.huge_pages = huge),
+        show: |c| huge_pages_name(c.node.huge_pages).to_owned(),
+    },
 ];
 
 impl ClusterConfig {
@@ -271,7 +291,7 @@ impl NodeConfig {
             listen: join_host(&self.host, 0),
             device: self.rdma_device.clone(),
             memory_bytes: self.memory_bytes,
-            pages: PageSource::default(),
+            pages: PageSource { node: self.numa.node(), huge: self.huge_pages, shareable: false },
             frame_bytes: self.eager_bytes,
             // A request takes up to four entries of its lane's queue: two writes, a notice and a want.
             queue_depth: 4 * usize::from(self.credits) + 64,
@@ -331,6 +351,24 @@ fn wait_name(wait: Wait) -> &'static str {
     }
 }
 
+/// The huge pages called `name`, if there are such.
+pub fn huge_pages_named(name: &str) -> Option<HugePages> {
+    match name {
+        "transparent" => Some(HugePages::Transparent),
+        "reserved" => Some(HugePages::Reserved),
+        "system" => Some(HugePages::AsSystem),
+        _ => None,
+    }
+}
+
+fn huge_pages_name(huge: HugePages) -> &'static str {
+    match huge {
+        HugePages::Transparent => "transparent",
+        HugePages::Reserved => "reserved",
+        HugePages::AsSystem => "system",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
@@ -353,6 +391,8 @@ mod tests {
             ("CARAVAN_VAN", "pigeon"),
             ("CARAVAN_EAGER_LIMIT", "1GiB"),
             ("CARAVAN_WROKERS", "1"),
+            ("CARAVAN_NUMA_NODE", "nearby"),
+            ("CARAVAN_HUGE_PAGES", "1"),
         ] {
             let error = ClusterConfig::from_vars(vars(&[pair])).unwrap_err().to_string();
             assert!(error.contains(pair.0), "{error}");
@@ -366,6 +406,8 @@ mod tests {
             ("CARAVAN_WAIT", "block"),
             ("CARAVAN_MEMORY", "64MiB"),
             ("CARAVAN_PIN", "0"),
+            ("CARAVAN_NUMA_NODE", "3"),
+            ("CARAVAN_HUGE_PAGES", "reserved"),
             ("CARAVAN_RDMA_DEVICE", "mlx5_0"),
         ]);
         let config = ClusterConfig::from_vars(given).unwrap();

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use caravan_van::{Buffer, Message};
+use caravan_van::{Buffer, Message, Shared};
 
 use crate::error::{Error, Result};
 
@@ -64,6 +64,8 @@ pub(crate) struct Part {
     pub(crate) keys: usize,
     /// Where its values go, unless they are offered.
     pub(crate) into: Option<Buffer>,
+    /// Bytes of values that it answers with in a message, where that is known.
+    pub(crate) bytes: usize,
     /// Key of the offer that holds the place for its values.
     pub(crate) offered: Option<u64>,
 }
@@ -76,6 +78,9 @@ pub type Callback = Box<dyn FnOnce(Result<&Answer, &Error>)>;
 pub struct Answer {
     /// The pulled values, in the order of the keys; empty for a push.
     pub values: Option<Buffer>,
+    /// The pulled values where the server has them, in place of [`Answer::values`]: long ones of one server, from a van in shared
+    /// memory. They stay as they are while any part of this is held, and cost the server a copy of what it stores to meanwhile.
+    pub lent: Option<Shared>,
     /// Number of values of each key, for tables whose keys have their own.
     pub lengths: Vec<u32>,
     /// What each server answered to a command, in the order of the servers.
@@ -85,7 +90,16 @@ pub struct Answer {
 impl Answer {
     /// The pulled values as numbers; empty for a push or when the type does not fit.
     pub fn values<V: caravan_van::Value>(&self) -> &[V] {
-        self.values.as_deref().and_then(V::view).unwrap_or(&[])
+        V::view(self.bytes()).unwrap_or(&[])
+    }
+
+    /// The pulled values, wherever they are; empty for a push.
+    pub fn bytes(&self) -> &[u8] {
+        match (&self.values, &self.lent) {
+            (Some(values), _) => values,
+            (None, Some(lent)) => lent,
+            (None, None) => &[],
+        }
     }
 }
 

@@ -356,6 +356,43 @@ fn long_requests_are_carried_without_copies_into_the_callers_memory() {
     }
 }
 
+/// Goal: a long answer of one server is read where the server has it, however long it is, and stays what it was when it came.
+/// Method: pull a row, store to it, pull again; both answers are held against what was there when each was asked for.
+#[test]
+fn answers_that_are_lent_stay_as_they_came() {
+    const WIDTH: usize = 1 << 18; // 1 MiB of f32
+    if !vans().contains(&Van::Shm) {
+        return;
+    }
+    let servers = Servers::start(Van::Shm, 1, &config(64, GIB), &handles());
+    let mut worker = servers.worker();
+    let spec = TableSpec::new(1, "wide", ValueType::F32, WIDTH as u32).handle("add");
+    let table = worker.create_table(&spec).unwrap();
+    let ones = vec![1f32; WIDTH];
+    let mut answers = Vec::new();
+    for _ in 0..4 {
+        let pushed = worker.push(table, &[7], &ones).unwrap();
+        worker.wait(pushed).unwrap();
+        let before = worker.counters();
+        let pulled = worker.pull(table, &[7]).unwrap();
+        answers.push(worker.wait(pulled).unwrap());
+        let copied = worker.counters().payload_bytes_copied - before.payload_bytes_copied;
+        assert_eq!(copied, 0);
+    }
+    for (at, answer) in (1..).zip(&answers) {
+        assert!(answer.lent.is_some() && answer.values.is_none());
+        assert!(answer.values::<f32>().iter().all(|&value| value == at as f32));
+    }
+    // What went back is used again: many more rows than the server has memory for.
+    drop(answers);
+    for _ in 0..2000 {
+        let pushed = worker.push(table, &[7], &ones).unwrap();
+        worker.wait(pushed).unwrap();
+        let pulled = worker.pull(table, &[7]).unwrap();
+        assert!(worker.wait(pulled).unwrap().lent.is_some());
+    }
+}
+
 /// Answers whose length nobody knew before, more at a time than a lane's share of landings.
 #[test]
 fn many_long_answers_without_an_offer() {

@@ -39,7 +39,7 @@ fn read<V: Value>(workers: &mut [Worker; 2], spec: &TableSpec, number: fn(u64) -
         requests.push(worker.push_pull_shared(table, &keys, &shared, into).unwrap());
         for request in requests {
             let answer = worker.wait(request).unwrap();
-            all.extend_from_slice(answer.values.as_deref().unwrap_or_default());
+            all.extend_from_slice(answer.bytes());
         }
     }
     all

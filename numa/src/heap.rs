@@ -4,7 +4,7 @@
 use std::io;
 use std::ptr::NonNull;
 
-use crate::ids::NumaId;
+use crate::ids::{NumaId, PuId};
 
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -61,6 +61,18 @@ impl MemoryFile {
     pub(crate) fn new(_: usize, _: bool) -> io::Result<Self> {
         unsupported()
     }
+}
+
+pub(crate) fn prefer_node_here(_: Option<NumaId>) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn nodes_of(_: &[u8]) -> io::Result<Vec<Option<NumaId>>> {
+    unsupported()
+}
+
+pub(crate) fn current_pu() -> io::Result<PuId> {
+    unsupported()
 }
 
 fn unsupported<T>() -> io::Result<T> {

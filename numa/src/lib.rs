@@ -52,6 +52,9 @@ mod topology;
 #[cfg(feature = "topology")]
 pub use affinity::{Near, Placement, Plan, Seat, pin_current_thread};
 pub use ids::{NumaId, PuId};
-pub use pages::{HUGE_PAGE_BYTES, HugePages, PAGE_BYTES, PageSource, Pages, PagesError};
+pub use pages::{
+    HUGE_PAGE_BYTES, HugePages, PAGE_BYTES, PageSource, Pages, PagesError, current_pu, nodes_of,
+    prefer_node,
+};
 #[cfg(feature = "topology")]
 pub use topology::{Core, Device, DeviceKind, Error, NumaNode, Topology};

@@ -10,8 +10,8 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::ids::NumaId;
-use crate::sys::{Mapping, MemoryFile};
+use crate::ids::{NumaId, PuId};
+use crate::sys::{self, Mapping, MemoryFile};
 
 /// Pages begin at a multiple of this: the system's small page, or less where that is larger.
 pub const PAGE_BYTES: usize = 4096;
@@ -117,6 +117,31 @@ impl fmt::Debug for Pages {
         let shared = if self.file.is_some() { ", shareable" } else { "" };
         write!(f, "Pages({} bytes{shared})", self.len())
     }
+}
+
+/// The node of each page that `bytes` touches, in order; `None` for a page that nobody has used yet.
+///
+/// # Errors
+/// Where the system doesn't tell: a container may forbid `move_pages`, by which it is asked.
+pub fn nodes_of(bytes: &[u8]) -> io::Result<Vec<Option<NumaId>>> {
+    sys::nodes_of(bytes)
+}
+
+/// Has all memory that the calling thread is the first to use from now on come from `node` while it has any left; `None`: from
+/// the node it then runs on, as is the rule. Pages bound to another node stay so.
+///
+/// # Errors
+/// Where the system doesn't let it, or there is no such node.
+pub fn prefer_node(node: Option<NumaId>) -> io::Result<()> {
+    sys::prefer_node_here(node)
+}
+
+/// The processing unit that the calling thread runs on at this moment.
+///
+/// # Errors
+/// Where the system doesn't tell.
+pub fn current_pu() -> io::Result<PuId> {
+    sys::current_pu()
 }
 
 type Mapped = (Mapping, Option<MemoryFile>);
@@ -255,5 +280,30 @@ mod tests {
                 assert!(small.shortfalls().is_empty(), "{:?}", small.shortfalls());
             }
         }
+    }
+
+    #[test]
+    fn memory_says_where_it_lies_or_why_not() {
+        let mut bytes = vec![0_u8; 8 * PAGE_BYTES];
+        bytes.fill(1);
+        match nodes_of(&bytes) {
+            Ok(nodes) => {
+                assert!((8..=9).contains(&nodes.len()), "{nodes:?}");
+                assert!(nodes.iter().all(Option::is_some), "{nodes:?}");
+            }
+            Err(error) => eprintln!("SKIPPED: the system tells no nodes of pages: {error}"),
+        }
+        assert!(nodes_of(&[]).is_err() || nodes_of(&[]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_thread_prefers_a_node_that_is_there() {
+        assert!(prefer_node(Some(NumaId(5000))).is_err());
+        if let Err(error) = prefer_node(Some(NumaId(0))) {
+            eprintln!("SKIPPED: the system lets no thread choose its memory: {error}");
+            return;
+        }
+        prefer_node(None).unwrap();
+        assert!(current_pu().is_ok());
     }
 }

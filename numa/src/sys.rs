@@ -1,6 +1,7 @@
 //! The calls of Linux that pages are made by; the only file of this crate in which `unsafe` may stand.
 //!
-//! A [`Mapping`] is an address range that is this process's own until it is dropped. Nothing here reads or writes memory.
+//! A [`Mapping`] is an address range that is this process's own until it is dropped. Nothing here reads or writes what is in
+//! memory; some of it asks where that lies.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -8,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 
-use crate::ids::NumaId;
+use crate::ids::{NumaId, PuId};
 use crate::pages::{HUGE_PAGE_BYTES, PAGE_BYTES, Pages};
 
 /// A mapped range, and the larger one that it was cut from to begin where it should.
@@ -175,6 +176,56 @@ impl Pages {
     }
 }
 
+/// Has the calling thread take memory from `node` while it has any left, or again from wherever it runs.
+pub(crate) fn prefer_node_here(node: Option<NumaId>) -> io::Result<()> {
+    let outcome = match node {
+        Some(node) => {
+            let (mask, mode) = (NodeMask::of(node)?, libc::MPOL_PREFERRED);
+            // SAFETY: it reads the mask's words, and changes no memory that is there already.
+            unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, &mask.0, NodeMask::BITS) }
+        }
+        None => {
+            let nothing = ptr::null::<u64>();
+            // SAFETY: no mask is read, as it is told of none.
+            unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_DEFAULT, nothing, 0) }
+        }
+    };
+    succeeded(outcome)
+}
+
+/// The node of each page that `bytes` touches; `None` for one that is not there yet.
+pub(crate) fn nodes_of(bytes: &[u8]) -> io::Result<Vec<Option<NumaId>>> {
+    if bytes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let page = system_page();
+    let (first, end) = (bytes.as_ptr().addr() & !(page - 1), bytes.as_ptr_range().end.addr());
+    let addresses: Vec<usize> = (first..end).step_by(page).collect();
+    let mut nodes = vec![0_i32; addresses.len()];
+    let (count, nowhere) = (addresses.len(), ptr::null::<i32>());
+    // SAFETY: told no nodes to move to it moves nothing: it reads `count` addresses and writes as many numbers into `nodes`.
+    let outcome = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0,
+            count,
+            addresses.as_ptr(),
+            nowhere,
+            nodes.as_mut_ptr(),
+            0,
+        )
+    };
+    succeeded(outcome)?;
+    Ok(nodes.into_iter().map(|node| usize::try_from(node).ok().map(NumaId)).collect())
+}
+
+/// The processing unit that the calling thread runs on at this moment.
+pub(crate) fn current_pu() -> io::Result<PuId> {
+    // SAFETY: it takes nothing and returns a number.
+    let pu = unsafe { libc::sched_getcpu() };
+    usize::try_from(pu).map(PuId).map_err(|_| io::Error::last_os_error())
+}
+
 /// A set of NUMA nodes as the kernel reads it.
 struct NodeMask([u64; NodeMask::WORDS]);
 
@@ -253,5 +304,44 @@ mod tests {
         assert_eq!(&seen[4321..4330], b"from afar");
         assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err(), "its length is sealed");
         assert!(file.write_all_at(b"x", pages.file_bytes() as u64).is_err());
+    }
+
+    /// The thread writes from the one node, the pages are bound to the other.
+    #[test]
+    #[cfg(feature = "topology")]
+    #[ignore = "needs two NUMA nodes: ci/numa"]
+    fn pages_lie_on_the_node_they_are_bound_to() {
+        use crate::pages::HugePages::{AsSystem, Reserved, Transparent};
+        let topology = crate::Topology::this_machine().unwrap();
+        for (pu, node) in [(0, 1), (1, 0)] {
+            let pinned = crate::pin_current_thread(&topology, PuId(pu));
+            assert_eq!(pinned.node(), Some(NumaId(pu)), "{pinned}");
+            for (huge, shareable) in [AsSystem, Transparent, Reserved]
+                .into_iter()
+                .flat_map(|huge| [(huge, false), (huge, true)])
+            {
+                let source = PageSource { node: Some(NumaId(node)), huge, shareable };
+                let pages = Pages::new(4 << 20, &source).unwrap();
+                assert!(pages.shortfalls().is_empty(), "{:?}", pages.shortfalls());
+                // SAFETY: all of it is mapped, zeroed by the kernel, and lent to nobody else.
+                let bytes =
+                    unsafe { std::slice::from_raw_parts_mut(pages.base().as_ptr(), 4 << 20) };
+                bytes.fill(1);
+                let nodes = nodes_of(bytes).unwrap();
+                assert!(nodes.iter().all(|at| *at == Some(NumaId(node))), "{source:?}");
+                println!("from PU {pu}, {source:?}: {}", policy(&pages));
+                assert!(policy(&pages).contains(&format!("prefer:{node} ")), "{}", policy(&pages));
+            }
+        }
+    }
+
+    /// The kernel's line on this mapping.
+    fn policy(pages: &Pages) -> String {
+        let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
+        let lines = maps.lines().filter_map(|line| {
+            let start = usize::from_str_radix(line.split(' ').next()?, 16).ok()?;
+            (start <= pages.base().addr().get()).then_some((start, line))
+        });
+        lines.max().map(|(_, line)| line.to_owned()).unwrap_or_default()
     }
 }

@@ -110,6 +110,8 @@ pub struct Topology {
     nodes: Vec<NumaNode>,
     cores: Vec<Core>,
     devices: Vec<Device>,
+    /// How far memory of the second node is from the PUs of the first, where the machine says so.
+    distances: BTreeMap<(NumaId, NumaId), u64>,
     usable: BTreeSet<PuId>,
     pus_present: usize,
 }
@@ -211,6 +213,17 @@ impl Topology {
         self.cores.iter().find(|core| core.pus.contains(&pu))?.node
     }
 
+    /// How far memory on `to` is from the PUs of `from`, in tenths of the way to their own memory (10 is local, 21 twice as
+    /// far); `None` where the machine doesn't say.
+    pub fn distance(&self, from: NumaId, to: NumaId) -> Option<u64> {
+        self.distances.get(&(from, to)).copied()
+    }
+
+    /// Where it was read: this machine, a file, a description.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
     /// A few lines for people: counts, each node with its memory and PUs, each device.
     pub fn describe(&self) -> String {
         let mut text = format!(
@@ -269,6 +282,7 @@ impl Topology {
             nodes: nodes(found),
             cores,
             devices: devices(found),
+            distances: distances(found),
             usable,
             pus_present: found.complete_cpuset().weight().unwrap_or(0),
         }
@@ -409,6 +423,21 @@ fn nearest_node(pu: &TopologyObject) -> Option<NumaId> {
     Some(NumaId(pu.nodeset()?.first_set()?.into()))
 }
 
+/// What the firmware says of latencies between nodes.
+fn distances(found: &HwlocTopology) -> BTreeMap<(NumaId, NumaId), u64> {
+    let mut known = BTreeMap::new();
+    let Ok(matrices) = found.distances_with_name("NUMALatency") else { return known };
+    let Some(matrix) = matrices.first() else { return known };
+    let nodes: Vec<Option<NumaId>> =
+        matrix.objects().map(|node| node?.os_index().map(NumaId)).collect();
+    for ((from, to), distance) in matrix.enumerate_distances() {
+        if let (Some(from), Some(to)) = (nodes[from], nodes[to]) {
+            known.insert((from, to), distance);
+        }
+    }
+    known
+}
+
 fn devices(found: &HwlocTopology) -> Vec<Device> {
     let mut devices: Vec<Device> = found
         .objects_with_type(ObjectType::OSDevice)
@@ -516,6 +545,15 @@ mod tests {
         assert_eq!(topology.device("mlx5_1").unwrap().kind, DeviceKind::OpenFabrics);
         assert_eq!(topology.device("ib0").unwrap().kind, DeviceKind::Network);
         assert_eq!(topology.device("mlx5_2"), None);
+    }
+
+    #[test]
+    fn distances_are_those_of_the_file() {
+        let topology = Topology::from_xml_file(two_ib()).unwrap();
+        let [here, there] = [NumaId(0), NumaId(1)];
+        assert_eq!(topology.distance(here, here), Some(10));
+        assert_eq!(topology.distance(here, there), Some(21));
+        assert_eq!(topology.distance(here, NumaId(2)), None);
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::message::{Draft, Message, Outgoing};
 use crate::metrics::Counters;
-use crate::transport::{Event, Limits, PeerId, Transport, check_write};
+use crate::transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport, check_write};
 use crate::wire::{Coding, Header, Hello, Images, Kind, Offer, TRAILER};
 
 /// What a poll brought.
@@ -161,7 +161,15 @@ impl Lane {
 
 enum Item {
     Image(Outgoing),
-    Place { data: Shared, into: Offer },
+    Place {
+        data: Shared,
+        into: Offer,
+    },
+    /// Values that stay where they are, and the rest of their message.
+    Loan {
+        frame: Buffer,
+        values: Shared,
+    },
 }
 
 impl Item {
@@ -169,7 +177,7 @@ impl Item {
     fn landing_bytes(&self, frame_bytes: usize) -> usize {
         match self {
             Item::Image(outgoing) if outgoing.image_bytes() > frame_bytes => landed_bytes(outgoing),
-            Item::Image(_) | Item::Place { .. } => 0,
+            Item::Image(_) | Item::Place { .. } | Item::Loan { .. } => 0,
         }
     }
 }
@@ -216,6 +224,11 @@ impl Endpoint {
     /// Images up to this long go in one frame.
     pub fn eager_bytes(&self) -> usize {
         self.limits.frame_bytes
+    }
+
+    /// Whether long values that are sent from where they lie are read there by `peer`, and need no memory of its own.
+    pub fn lends(&self, peer: PeerId) -> bool {
+        self.transport.lends(peer)
     }
 
     /// The memory messages are built in and values land in.
@@ -412,6 +425,11 @@ impl Endpoint {
                     self.drop_lane(peer, &error, arrivals);
                 }
             }
+            Event::Lent { peer, frame, values } => {
+                if let Err(error) = self.receive_lent(peer, frame, values, arrivals) {
+                    self.drop_lane(peer, &error, arrivals);
+                }
+            }
             Event::Written { peer, key, memory, at, len } => {
                 if let Err(error) = self.written(peer, key, memory, (at, len), arrivals) {
                     self.drop_lane(peer, &error, arrivals);
@@ -461,6 +479,27 @@ impl Endpoint {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Takes in a message whose values its sender has lent.
+    fn receive_lent(
+        &mut self,
+        peer: PeerId,
+        frame: Buffer,
+        values: Shared,
+        arrivals: &mut Vec<Arrival>,
+    ) -> Result<()> {
+        if lane(&mut self.lanes, peer).is_err() {
+            return Ok(());
+        }
+        let mut message = Message::decode_lent(frame, values, self.transport.memory())?;
+        if !matches!(message.kind(), Kind::Request | Kind::Reply) {
+            return Err(Error::Unasked { peer, what: "a loan" });
+        }
+        self.admit(peer, &mut message)?;
+        self.counted.messages_received += 1;
+        arrivals.push(Arrival::Message { peer, message });
         Ok(())
     }
 
@@ -578,7 +617,20 @@ impl Endpoint {
     /// Posts a message that has a frame to itself, or none.
     fn post_alone(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
         let outgoing = self.encode(peer, draft, coding)?;
-        self.enqueue(peer, Item::Image(outgoing))
+        let frame_bytes = lane(&mut self.lanes, peer)?.frame_bytes;
+        let item = match outgoing {
+            Outgoing { head, values: Some(values) }
+                if head.len() - TRAILER <= FRAME_PREFIX + frame_bytes
+                    && head.len() + values.len() > FRAME_PREFIX + TRAILER + frame_bytes
+                    && self.transport.lends(peer) =>
+            {
+                let mut frame = head;
+                frame.truncate(frame.len() - TRAILER);
+                Item::Loan { frame, values }
+            }
+            outgoing => Item::Image(outgoing),
+        };
+        self.enqueue(peer, item)
     }
 
     fn enqueue(&mut self, peer: PeerId, item: Item) -> Result<()> {
@@ -630,6 +682,7 @@ impl Endpoint {
             (Item::Place { data, into }, _) => {
                 self.transport.post_write(peer, data.into(), &into, 0)
             }
+            (Item::Loan { frame, values }, _) => self.transport.post_loan(peer, frame, values),
             (Item::Image(outgoing), None) => {
                 let frame = whole(outgoing, &self.memory)?;
                 self.transport.post_send(peer, frame)

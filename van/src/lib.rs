@@ -7,7 +7,7 @@
 //!                                 |
 //!                      transport (the contract; `conformance` holds every backend to it)
 //!            /             |               |                \
-//!   rdma/ (verbs)  uring/ (io_uring)  sim/ (simulated)  caravan-fallback-tcp (plain sockets)
+//!   rdma/ (verbs)  shm/ (memory)  uring/ (io_uring)  sim/ (simulated)  caravan-fallback-tcp (plain sockets)
 //!                          \_ stream/ (framing on sockets), offers, wait _/
 //! ```
 //!

@@ -54,6 +54,7 @@ impl Region {
         Ok(Region::new(pages.base(), len, true, Box::new(pages)))
     }
 
+    #[inline]
     fn local_key(&self, registrar: &dyn Registrar) -> Result<u32> {
         self.registrations.local_key(registrar, (self.base, self.len), self.writable)
     }
@@ -97,6 +98,7 @@ impl Slot {
         Slot { memory: Memory::User(region), base, capacity, class: 0, pool: Weak::new() }
     }
 
+    #[inline]
     fn region(&self) -> &Region {
         match &self.memory {
             Memory::Arena(region) => region,
@@ -117,11 +119,13 @@ impl Part {
     ///
     /// # Panics
     /// If it has fewer.
+    #[inline]
     fn new(slot: Rc<Slot>, len: usize) -> Part {
         assert!(len <= slot.capacity, "a part lies in its slot");
         Part { start: slot.base, slot, len }
     }
 
+    #[inline]
     fn bytes(&self) -> &[u8] {
         // SAFETY: the range lies in a live, initialised allocation: `new` begins inside of the slot, which keeps it, and
         // `advance` and `truncate` only narrow it. Nobody writes it while the borrow lasts: a `Buffer`'s range belongs to it
@@ -134,6 +138,7 @@ impl Part {
     ///
     /// # Panics
     /// If it has fewer.
+    #[inline]
     fn advance(&mut self, count: usize) {
         assert!(count <= self.len, "{count} lies outside a part of {}", self.len);
         // SAFETY: `count <= len`, and `len` bytes from `start` lie in the slot.
@@ -142,6 +147,7 @@ impl Part {
     }
 
     /// Gives up everything past the first `len` bytes.
+    #[inline]
     fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
@@ -154,12 +160,14 @@ impl Part {
     }
 
     /// Whether its owner may write it: no other part of the slot is out, here or, for a user's memory, with the user.
+    #[inline]
     fn is_exclusive(&self) -> bool {
         Rc::strong_count(&self.slot) == 1 && self.slot.region().writable
     }
 }
 
 impl Drop for Part {
+    #[inline]
     fn drop(&mut self) {
         if Rc::strong_count(&self.slot) == 1
             && let Some(pool) = self.slot.pool.upgrade()
@@ -213,11 +221,13 @@ impl Buffer {
     ///
     /// # Panics
     /// If it has fewer.
+    #[inline]
     pub fn advance(&mut self, count: usize) {
         self.0.advance(count);
     }
 
     /// Gives up everything past the first `len` bytes; no effect when it is no longer than that.
+    #[inline]
     pub fn truncate(&mut self, len: usize) {
         self.0.truncate(len);
     }
@@ -243,6 +253,7 @@ impl Buffer {
     ///
     /// # Errors
     /// The registrar's; nothing has changed then.
+    #[inline]
     pub fn local_key(&self, registrar: &dyn Registrar) -> Result<u32> {
         self.0.slot.region().local_key(registrar)
     }
@@ -254,6 +265,7 @@ impl Buffer {
     }
 
     /// From now on anybody may read it and nobody write it.
+    #[inline]
     pub fn share(self) -> Shared {
         Shared(self.0)
     }
@@ -261,12 +273,14 @@ impl Buffer {
 
 impl Deref for Buffer {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         self.0.bytes()
     }
 }
 
 impl DerefMut for Buffer {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: the range lies in a live, initialised allocation, and no other part overlaps it: a `Buffer` begins as the
         // only part of its slot and is only ever cut into disjoint ones. The memory is not read-only: `allocate` and `adopt`
@@ -286,12 +300,26 @@ impl fmt::Debug for Buffer {
 pub struct Shared(Part);
 
 impl Clone for Part {
+    #[inline]
     fn clone(&self) -> Self {
         Part { slot: self.slot.clone(), start: self.start, len: self.len }
     }
 }
 
 impl Shared {
+    /// A view of memory that somebody else has, for as long as `owner` lives.
+    ///
+    /// # Safety
+    /// `len` bytes from `base` are readable until `owner` is dropped, and nobody of this process writes them.
+    pub(crate) unsafe fn view(
+        base: NonNull<u8>,
+        len: usize,
+        owner: Box<dyn std::any::Any>,
+    ) -> Shared {
+        let slot = Slot::whole(Region::new(base, len, false, owner));
+        Shared(Part::new(Rc::new(slot), len))
+    }
+
     /// The bytes in `range`, without copying them.
     ///
     /// # Panics
@@ -320,6 +348,7 @@ impl Shared {
     ///
     /// # Errors
     /// The registrar's; nothing has changed then.
+    #[inline]
     pub fn local_key(&self, registrar: &dyn Registrar) -> Result<u32> {
         self.0.slot.region().local_key(registrar)
     }
@@ -349,6 +378,7 @@ impl Shared {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) when a copy is needed and `pool` has no room for it.
+    #[inline]
     pub fn make_mut(&mut self, pool: &Pool) -> Result<&mut [u8]> {
         if !self.0.is_exclusive() {
             let mut copy = pool.allocate(self.len())?;
@@ -377,6 +407,7 @@ impl From<Bytes> for Shared {
 
 impl Deref for Shared {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         self.0.bytes()
     }

@@ -214,6 +214,22 @@ impl Message {
         header
     }
 
+    /// The same for a message whose values are lent by its sender, and lie apart from `image`.
+    ///
+    /// # Errors
+    /// As [`Message::decode`].
+    pub fn decode_lent(image: Buffer, values: Shared, pool: &Pool) -> Result<Message> {
+        crate::wire::decode_lent(image, values, pool)
+    }
+
+    /// Its values where their sender has them, if they are lent: they stay so while any part of them is held.
+    pub fn lent(&self) -> Option<&Shared> {
+        match &self.values {
+            Place::Lent(values) => Some(values),
+            Place::Image { .. } | Place::Own(_) => None,
+        }
+    }
+
     /// Request, reply, …
     pub fn kind(&self) -> Kind {
         self.kind
@@ -311,7 +327,7 @@ impl Message {
     }
 
     /// Keeps the values, without copying them, and gives back the memory of everything else. Values that lay in the message
-    /// keep its whole slot.
+    /// keep its whole slot; lent ones are copied.
     pub fn into_values(self) -> Buffer {
         self.values.into_buffer(self.image)
     }

@@ -59,6 +59,16 @@ pub enum Event {
         /// What.
         frame: Buffer,
     },
+    /// As [`Event::Received`], with values that the peer has lent: they are read where it has them. They go back by themselves
+    /// at the next poll after their last part is dropped. Only from vans that lend: see [`Transport::lends`].
+    Lent {
+        /// From whom.
+        peer: PeerId,
+        /// What.
+        frame: Buffer,
+        /// 8-byte aligned. They stay as they are, also when the peer is lost; only who breaks the rules changes them.
+        values: Shared,
+    },
     /// A peer wrote into memory that was offered to it, which comes back whole: the offer has ended.
     Written {
         /// Who.
@@ -87,6 +97,7 @@ impl Event {
         match self {
             Event::Connected { peer, .. }
             | Event::Received { peer, .. }
+            | Event::Lent { peer, .. }
             | Event::Written { peer, .. }
             | Event::Lost { peer, .. } => *peer,
         }
@@ -104,6 +115,7 @@ pub struct Gather {
 
 impl Gather {
     /// Bytes of both.
+    #[inline]
     pub fn len(&self) -> usize {
         self.head.len() + self.tail.as_ref().map_or(0, |tail| tail.len())
     }
@@ -115,6 +127,7 @@ impl Gather {
 }
 
 impl From<Shared> for Gather {
+    #[inline]
     fn from(head: Shared) -> Gather {
         Gather { head, tail: None }
     }
@@ -198,6 +211,21 @@ pub trait Transport {
     /// # Errors
     /// [`Error::NotConnected`], [`Error::QueueFull`], and what [`check_write`] says.
     fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()>;
+
+    /// Whether [`Transport::post_loan`] can be used to send to `peer` now. Not while it has more on loan than it should.
+    fn lends(&self, _peer: PeerId) -> bool {
+        false
+    }
+
+    /// Sends `frame` as [`Transport::post_send`] does, and with it values of any length that are not copied: the peer reads them
+    /// where they lie. They are held until it returns them or cannot read them any more.
+    ///
+    /// # Errors
+    /// As [`Transport::post_send`]; [`Error::OutOfMemory`] when the peer cannot see them where they are and there is no room for
+    /// a copy; [`Error::NotConnected`] from a van that does not lend.
+    fn post_loan(&mut self, peer: PeerId, _frame: Buffer, _values: Shared) -> Result<()> {
+        Err(Error::NotConnected { peer })
+    }
 
     /// Moves work along without blocking and appends what happened to `events`.
     ///

@@ -11,9 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use caravan_van::rdma::verbs::{
-    Channel, CmEvent, CmKind, Completion, CompletionQueue, Connection, ConnectionKey, Domain, Done,
-    Exposed, OpenWindow, Outcome, PortState, QueuePair, ReceiveQueue, Window, Work, available,
-    sleep,
+    Batch, Channel, CmEvent, CmKind, Completion, CompletionQueue, Connection, ConnectionKey,
+    Domain, Exposed, OpenWindow, Outcome, PortState, QueuePair, ReceiveQueue, Window, Work,
+    available, sleep,
 };
 use caravan_van::transport::Gather;
 use caravan_van::{Buffer, Error, Pool, Shared};
@@ -76,8 +76,8 @@ impl End {
         buffer.share()
     }
 
-    fn do_now(&mut self, work: Work, tag: u32) {
-        self.pair.push(work, tag, true).unwrap();
+    fn do_now(&mut self, work: Work) {
+        self.pair.push(work, true).unwrap();
         self.pair.ring().unwrap();
     }
 
@@ -86,7 +86,10 @@ impl End {
         let deadline = Instant::now() + PATIENCE;
         while self.seen.is_empty() {
             self.completions.arm().unwrap();
-            if self.completions.poll(&mut self.seen).unwrap() == 0 {
+            let mut batch = Batch::new();
+            let found = self.completions.poll(&mut batch).unwrap();
+            self.seen.extend(batch.map(Result::unwrap));
+            if found == 0 {
                 assert!(Instant::now() < deadline, "nothing ended");
                 sleep(&[self.completions.fd()], Duration::from_secs(1)).unwrap();
                 self.completions.take_notices().unwrap();
@@ -95,15 +98,15 @@ impl End {
         self.seen.remove(0)
     }
 
-    /// The work of the next completion, which is done.
-    fn done(&mut self) -> Vec<Done> {
+    /// What was read by the work of the next completion, which is done.
+    fn done(&mut self) -> Vec<Buffer> {
         let completion = self.completion();
         assert!(completion.status.is_ok(), "{}", completion.status);
         assert_eq!(completion.queue, self.pair.number());
         let Outcome::Sent(through) = completion.outcome else { panic!("{completion:?}") };
-        let mut done = Vec::new();
-        assert!(self.pair.retire(through, &mut done));
-        done
+        let mut read = Vec::new();
+        assert!(self.pair.retire(through, &mut read));
+        read
     }
 
     /// The next completion's status, of work that failed.
@@ -111,9 +114,9 @@ impl End {
         let completion = self.completion();
         assert!(!completion.status.is_ok());
         if let Outcome::Sent(through) = completion.outcome {
-            let mut done = Vec::new();
-            assert!(self.pair.retire(through, &mut done));
-            assert!(done.is_empty(), "{done:?}");
+            let mut read = Vec::new();
+            assert!(self.pair.retire(through, &mut read));
+            assert!(read.is_empty(), "{read:?}");
         }
         completion.status.to_string()
     }
@@ -122,7 +125,7 @@ impl End {
     fn received(&mut self) -> (Result<Vec<u8>, u32>, Option<u32>) {
         let completion = self.completion();
         assert!(completion.status.is_ok(), "{}", completion.status);
-        let Outcome::Received { slot, bytes, imm, written } = completion.outcome else {
+        let Outcome::Received { slot, bytes, imm, written, .. } = completion.outcome else {
             panic!("{completion:?}")
         };
         let buffer = self.receives.take(slot, if written { u32::MAX } else { bytes }).unwrap();
@@ -138,15 +141,28 @@ impl End {
         let mut memory = self.pool.allocate(len).unwrap();
         memory.fill(0);
         let open = self.pair.bind(window, memory).unwrap();
-        self.do_now(Work::Probe, 0);
+        self.do_now(Work::Probe);
         assert!(self.done().is_empty());
         open
     }
 
-    fn close(&mut self, open: OpenWindow) -> (Window, Buffer) {
-        self.do_now(Work::Invalidate { key: open.remote_key() }, 9);
-        let done = self.done().pop();
-        let Some(Done::Invalidated(9, proof)) = done else { panic!("{done:?}") };
+    /// Lets `peer` close a window, by a message of so many bytes.
+    fn closed_by(&mut self, peer: &mut End, open: OpenWindow, len: usize) -> (Window, Buffer) {
+        peer.do_now(Work::SendLast { data: peer.data(len, 9).into(), key: open.remote_key() });
+        let completion = self.completion();
+        let Outcome::Received { slot, bytes, imm: None, written: false, taken_back: Some(taken) } =
+            completion.outcome
+        else {
+            panic!("{completion:?}")
+        };
+        assert_eq!(bytes as usize, len);
+        let message = self.receives.take(slot, bytes).unwrap();
+        assert_eq!(message[..], peer.data(len, 9)[..]);
+        self.receives.supply(self.pool.allocate(RECEIVE_BYTES).unwrap()).unwrap();
+        self.receives.ring().unwrap();
+        assert!(peer.done().is_empty());
+        let proof = self.pair.taken_back(taken).unwrap();
+        assert_eq!(proof.key(), open.remote_key());
         open.close(proof)
     }
 }
@@ -243,9 +259,9 @@ fn messages_arrive_in_order_with_their_numbers() {
     for (tag, data) in
         [short.clone().into(), long.clone().into(), gather, none].into_iter().enumerate()
     {
-        a.pair.push(Work::Send { data, imm: 70 + tag as u32 }, 0, false).unwrap();
+        a.pair.push(Work::Send { data, imm: Some(70 + tag as u32) }, false).unwrap();
     }
-    a.pair.push(Work::Notice { imm: u32::MAX }, 0, true).unwrap();
+    a.pair.push(Work::Notice { imm: u32::MAX }, true).unwrap();
     assert_eq!(a.pair.room(), SENDS - 5);
     a.pair.ring().unwrap();
     let both = [&short[..], &long[..1000]].concat();
@@ -268,14 +284,14 @@ fn inline_data_is_let_go_at_once() {
     let inline = a.pair.inline_bytes();
     assert!((64..1 << 20).contains(&inline), "degraded to {inline}");
     let data = a.data(inline, 5);
-    a.pair.push(Work::Send { data: data.clone().into(), imm: 0 }, 0, true).unwrap();
+    a.pair.push(Work::Send { data: data.clone().into(), imm: Some(0) }, true).unwrap();
     a.pair.ring().unwrap();
     let mut reused = data.reclaim().unwrap();
     let sent = reused.to_vec();
     reused.fill(0);
     assert_eq!(b.received().0, Ok(sent));
     let user = Shared::from(bytes::Bytes::from_static(&[7; 40]));
-    a.do_now(Work::Send { data: user.into(), imm: 0 }, 0);
+    a.do_now(Work::Send { data: user.into(), imm: Some(0) });
     assert_eq!(b.received().0, Ok(vec![7; 40]));
     assert_eq!(a.done().len() + a.done().len(), 0);
 }
@@ -292,7 +308,7 @@ fn memory_of_the_user_is_registered_on_the_way() {
         Buffer::adopt(vec![4u8; 999]).share(),
     ] {
         let wanted = shared.to_vec();
-        a.do_now(Work::Send { data: shared.into(), imm: 0 }, 0);
+        a.do_now(Work::Send { data: shared.into(), imm: Some(0) });
         assert_eq!(b.received().0, Ok(wanted));
         a.done();
     }
@@ -312,15 +328,51 @@ fn a_peer_writes_through_a_window_until_it_is_closed() {
         let gather = Gather { head: data.slice(..8), tail: Some(data.slice(8..)) };
         let (address, key) = (open.address() + 8, open.remote_key());
         keys.push(key);
-        a.do_now(Work::Write { data: gather, address, key, imm: Some(round.into()) }, 0);
+        a.do_now(Work::Write { data: gather, address, key, imm: Some(round.into()) });
         assert_eq!(b.received(), (Err(99_992), Some(round.into())));
-        let (closed, memory) = b.close(open);
-        assert_eq!((&memory[..8], &memory[8..]), (&[0; 8][..], &data[..]));
         assert!(a.done().is_empty());
+        let (closed, memory) = b.closed_by(&mut a, open, 20);
+        assert_eq!((&memory[..8], &memory[8..]), (&[0; 8][..], &data[..]));
         window = closed;
     }
     keys.dedup();
     assert_eq!(keys.len(), 3, "each opening has a key of its own");
+}
+
+/// What was written just before, and not reported, has arrived when the message has that closes the window.
+#[test]
+fn a_write_arrives_before_the_message_that_closes_its_window() {
+    let Some(_one) = device() else { return };
+    let mut manager = Manager::new();
+    let (mut a, mut b) = manager.pair(64);
+    let mut window = Window::new(&b.domain).unwrap();
+    for round in 0..3 {
+        let open = b.open(window, 10_000);
+        let (address, key) = (open.address(), open.remote_key());
+        let data = a.data(10_000, round);
+        let write = Work::Write { data: data.clone().into(), address, key, imm: None };
+        a.pair.push(write, false).unwrap();
+        let (closed, memory) = b.closed_by(&mut a, open, 20 + 100 * usize::from(round));
+        assert_eq!(memory[..], data[..]);
+        window = closed;
+    }
+}
+
+/// A proof is of the window that was open then, and of no later one.
+#[test]
+#[should_panic(expected = "does not close a window")]
+fn a_proof_closes_no_other_window() {
+    let Some(_one) = device() else { panic!("skipped, else: does not close a window") };
+    let mut manager = Manager::new();
+    let (mut a, mut b) = manager.pair(0);
+    let [one, other] = [0; 2].map(|_| Window::new(&b.domain).unwrap());
+    let (one, other) = (b.open(one, 4096), b.open(other, 4096));
+    a.do_now(Work::SendLast { data: a.data(1, 0).into(), key: one.remote_key() });
+    let Outcome::Received { taken_back: Some(taken), .. } = b.completion().outcome else {
+        panic!("no key was taken back")
+    };
+    let proof = b.pair.taken_back(taken).unwrap();
+    other.close(proof);
 }
 
 #[test]
@@ -331,11 +383,11 @@ fn a_write_after_closing_breaks_the_connection() {
     let window = Window::new(&b.domain).unwrap();
     let open = b.open(window, 4096);
     let late = write(a.data(100, 1), &open, 0);
-    let (_, memory) = b.close(open);
-    a.do_now(late, 0);
+    let (_, memory) = b.closed_by(&mut a, open, 0);
+    a.do_now(late);
     assert_eq!(a.failed(), "the peer does not allow access to that memory");
     assert_eq!(memory[..], [0; 4096]);
-    a.do_now(Work::Notice { imm: 0 }, 0);
+    a.do_now(Work::Notice { imm: 0 });
     assert_eq!(a.failed(), "given up, as the connection had failed before");
 }
 
@@ -348,7 +400,7 @@ fn a_revoked_window_is_shut_at_once() {
     let open = b.open(window, 4096);
     let late = write(a.data(100, 1), &open, 0);
     let memory = open.revoke();
-    a.do_now(late, 0);
+    a.do_now(late);
     assert_eq!(a.failed(), "the peer does not allow access to that memory");
     assert_eq!(memory[..], [0; 4096]);
     assert!(Window::new(&b.domain).is_ok(), "the work that opened it was retired");
@@ -365,10 +417,10 @@ fn a_window_revoked_on_the_chain_never_opens() {
     drop(open.revoke());
     let error = Window::new(&b.domain).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
-    b.do_now(Work::Probe, 0);
+    b.do_now(Work::Probe);
     assert!(b.done().is_empty());
     assert!(Window::new(&b.domain).is_ok());
-    a.do_now(late, 0);
+    a.do_now(late);
     assert_eq!(a.failed(), "the peer does not allow access to that memory");
 }
 
@@ -382,16 +434,15 @@ fn exposed_memory_is_read_and_written() {
     let exposed = Exposed::new(&b.domain, memory, true).unwrap();
     let (address, key) = (exposed.address(), exposed.remote_key());
     let data = a.data(8, 0xf0).into();
-    a.do_now(Work::Write { data, address: address + 8, key, imm: None }, 0);
-    a.do_now(Work::Read { into: a.pool.allocate(20_000).unwrap(), address, key }, 3);
+    a.do_now(Work::Write { data, address: address + 8, key, imm: None });
+    a.do_now(Work::Read { into: a.pool.allocate(20_000).unwrap(), address, key });
     assert!(a.done().is_empty());
-    let done = a.done().pop();
-    let Some(Done::Read(3, copy)) = done else { panic!("{done:?}") };
+    let copy = a.done().pop().unwrap();
     assert_eq!((copy[7], copy[8], copy[15], copy[16]), (6, 0xf0, 0xf7, 6));
     assert_eq!(exposed.word(8), u64::from_le_bytes(copy[8..16].try_into().unwrap()));
     assert_eq!(exposed.word(19_992), 0x0606_0606_0606_0606);
     assert_eq!(exposed.close()[..], copy[..]);
-    a.do_now(Work::Read { into: a.pool.allocate(8).unwrap(), address, key }, 4);
+    a.do_now(Work::Read { into: a.pool.allocate(8).unwrap(), address, key });
     assert_eq!(a.failed(), "the peer does not allow access to that memory");
 }
 
@@ -411,10 +462,10 @@ fn a_full_queue_is_an_error_and_always_drains() {
     let mut manager = Manager::new();
     let (mut a, b) = manager.pair(0);
     let (mut c, _d) = manager.pair(0);
-    for tag in 0..SENDS as u32 {
-        a.pair.push(Work::Probe, tag, false).unwrap();
+    for _ in 0..SENDS {
+        a.pair.push(Work::Probe, false).unwrap();
     }
-    let error = a.pair.push(Work::Probe, 0, true).unwrap_err();
+    let error = a.pair.push(Work::Probe, true).unwrap_err();
     assert!(
         matches!(&error, Error::Os { source, .. } if source.kind() == std::io::ErrorKind::WouldBlock),
         "{error}"
@@ -429,7 +480,7 @@ fn a_full_queue_is_an_error_and_always_drains() {
     let too_long = a.domain.device().capabilities().unwrap().message_bytes_max;
     if too_long < 64 << 20 {
         let data = Buffer::adopt(vec![0u8; too_long + 1]).share().into();
-        let error = c.pair.push(Work::Send { data, imm: 0 }, 0, true).unwrap_err();
+        let error = c.pair.push(Work::Send { data, imm: Some(0) }, true).unwrap_err();
         assert!(matches!(error, Error::FrameTooLong { .. }), "{error}");
     }
 }
@@ -442,8 +493,8 @@ fn a_receive_queue_takes_what_it_has_room_for() {
     assert_eq!((b.receives.posted(), b.receives.room()), (RECEIVES, 0));
     let error = b.receives.supply(b.pool.allocate(64).unwrap()).unwrap_err();
     assert!(error.to_string().contains("ibv_post_srq_recv"), "{error}");
-    a.do_now(Work::Notice { imm: 1 }, 0);
-    a.do_now(Work::Notice { imm: 2 }, 0);
+    a.do_now(Work::Notice { imm: 1 });
+    a.do_now(Work::Notice { imm: 2 });
     for end in [true, false] {
         let Outcome::Received { slot, bytes, .. } = b.completion().outcome else { panic!() };
         if end {
@@ -464,7 +515,7 @@ fn a_message_longer_than_its_buffer_fails() {
     let Some(_one) = device() else { return };
     let mut manager = Manager::new();
     let (mut a, mut b) = manager.pair(0);
-    a.do_now(Work::Send { data: a.data(RECEIVE_BYTES + 1, 0).into(), imm: 0 }, 0);
+    a.do_now(Work::Send { data: a.data(RECEIVE_BYTES + 1, 0).into(), imm: Some(0) });
     eprintln!("here: {}; there: {}", a.failed(), b.failed()); // devices disagree on how to call it
 }
 
@@ -475,7 +526,7 @@ fn a_completion_queue_grows_with_what_is_in_it() {
     let (mut a, _b) = manager.pair(0);
     let before = a.completions.entries();
     for _ in 0..SENDS {
-        a.pair.push(Work::Probe, 0, true).unwrap();
+        a.pair.push(Work::Probe, true).unwrap();
     }
     a.pair.ring().unwrap();
     a.completions.resize(4 * before).unwrap();
@@ -494,7 +545,7 @@ fn both_sides_learn_of_a_failure_and_of_the_end() {
     let mut manager = Manager::new();
     let (mut a, b) = manager.pair(0);
     a.pair.fail().unwrap();
-    a.do_now(Work::Notice { imm: 1 }, 0);
+    a.do_now(Work::Notice { imm: 1 });
     assert_eq!(a.failed(), "given up, as the connection had failed before");
     a.pair.connection().disconnect().unwrap();
     manager.expect(b.key(), CmKind::Disconnected);
@@ -572,7 +623,7 @@ fn everything_is_given_back_in_any_order() {
         let open = b.open(window, 100_000);
         let exposed = Exposed::new(&a.domain, a.pool.allocate(100).unwrap(), true).unwrap();
         for _ in 0..4 {
-            a.pair.push(write(a.data(100_000, 1), &open, 0), 0, false).unwrap();
+            a.pair.push(write(a.data(100_000, 1), &open, 0), false).unwrap();
         }
         a.pair.ring().unwrap();
         let End { pair, receives, completions, pool, domain, .. } = b;

@@ -61,7 +61,7 @@ pub(crate) fn spawn(van: &str, config: &NodeConfig) -> Result<Box<dyn Subject>> 
 /// When it cannot listen, or is asked for what it does not do.
 pub(crate) fn run(answerer: Answerer, host: IpAddr, config: &NodeConfig) -> Result<()> {
     if config.pin {
-        place::pin(place::SERVER);
+        place::pin(place::SERVER, config);
     }
     match answerer {
         Answerer::Socket => socket::run(host, config.wait),

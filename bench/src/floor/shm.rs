@@ -1,8 +1,9 @@
 //! The floor of the van in shared memory: a count in memory that the other process reads, and the bytes that it speaks of.
 //!
 //! A request lies in the asking side's segment, one place for each in the window, and its first word is its number; the answering
-//! side copies it out, writes the number into a reply in its own segment and says so, and the asking side copies that out. The
-//! rest of the bytes lie there from the beginning, as values do that a van sends from where they lie: each is copied once.
+//! side copies it out, writes a reply with the number into its own segment and says so, and the asking side copies that out. Short
+//! messages are copied in as well, every time. The bytes of long ones lie there from the beginning, as values do that a van sends
+//! from where they lie: each is copied once.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -16,6 +17,8 @@ use crate::floor::{
 };
 use crate::subject::{Shape, Subject};
 
+/// Messages up to this long are copied in, too.
+const SHORT_BYTES_MAX: usize = 32 << 10;
 /// Places begin at a multiple of this: two lines of the cache.
 const ALIGN: usize = 128;
 /// Most requests in flight either side agrees to.
@@ -148,6 +151,8 @@ impl Places {
 struct Lane {
     bare: Bare,
     places: Places,
+    /// What is sent, but for its number.
+    sent: Vec<u8>,
     /// Bytes from one message to the next, in this side's segment and in the other's.
     strides: [usize; 2],
 }
@@ -159,7 +164,7 @@ impl Lane {
         for place in 0..places.window as usize {
             bare.write(place * strides[0], sent);
         }
-        Lane { bare, places, strides }
+        Lane { bare, places, sent: sent.to_vec(), strides }
     }
 
     fn place(&self, number: u64, stride: usize) -> usize {
@@ -168,7 +173,9 @@ impl Lane {
 
     fn send(&mut self, number: u64) {
         let place = self.place(number, self.strides[0]);
-        self.bare.write(place, &number.to_le_bytes());
+        self.sent[..8].copy_from_slice(&number.to_le_bytes());
+        let fresh = if self.sent.len() <= SHORT_BYTES_MAX { self.sent.len() } else { 8 };
+        self.bare.write(place, &self.sent[..fresh]);
     }
 
     fn receive(&self, number: u64, into: &mut [u8]) {

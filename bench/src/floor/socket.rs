@@ -1,4 +1,5 @@
-//! The floor of vans over sockets: one TCP connection with `TCP_NODELAY`, one request is one write call, no batching.
+//! The floor of vans over sockets: one TCP connection, set up as the vans set up theirs, and no batching: each message costs one
+//! write call where it is sent and at least one read call where it is received, which takes nothing of the next.
 //!
 //! A request starts with its number, which the reply brings back. [`CHANGE`] in its place means: the two words behind it are
 //! the lengths from now on. That is the whole protocol.
@@ -8,8 +9,9 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use caravan_van::Wait;
 use caravan_van::wait::{Idle, Next};
+use caravan_van::{Wait, stream};
+use socket2::SockRef;
 
 use crate::floor::{
     Answerer, HEADER_BYTES, Lengths, PATIENCE, Process, answers, end_with_input, patterned,
@@ -19,15 +21,13 @@ use crate::subject::{Shape, Subject};
 
 /// The number of a request that changes the lengths.
 const CHANGE: u64 = u64::MAX;
-/// Small messages are received this many bytes at a time.
-const RECEIVE_BYTES: usize = 64 << 10;
 
 /// The asking side.
 #[derive(Debug)]
 pub(crate) struct Floor {
     lane: Lane,
     requests: Vec<u8>,
-    replies: Ring,
+    replies: Incoming,
     expected: Vec<u8>,
     window: u64,
     number: u64,
@@ -53,7 +53,7 @@ impl Floor {
         Ok(Floor {
             lane: Lane::new(stream, wait)?,
             requests: vec![0; HEADER_BYTES],
-            replies: Ring::new(HEADER_BYTES),
+            replies: Incoming::new(HEADER_BYTES),
             expected: vec![0; HEADER_BYTES],
             window: 1,
             number: 0,
@@ -72,7 +72,7 @@ impl Floor {
         self.receive(CHANGE)?;
         self.requests = patterned(request);
         self.expected = patterned(reply);
-        self.replies = Ring::new(reply);
+        self.replies = Incoming::new(reply);
         Ok(())
     }
 
@@ -170,7 +170,7 @@ pub(crate) fn run(host: IpAddr, wait: Wait) -> Result<()> {
 /// Answers requests until the other side hangs up.
 fn serve(stream: TcpStream, wait: Wait) -> Result<()> {
     let mut lane = Lane::new(stream, wait)?;
-    let mut requests = Ring::new(HEADER_BYTES);
+    let mut requests = Incoming::new(HEADER_BYTES);
     let mut reply = vec![0; HEADER_BYTES];
     loop {
         let count = match lane.look(requests.space(), Duration::MAX)? {
@@ -188,34 +188,26 @@ fn serve(stream: TcpStream, wait: Wait) -> Result<()> {
         }
         if let Some((request_bytes, reply_bytes)) = lengths {
             let lengths = Lengths::checked(request_bytes, reply_bytes)?;
-            requests = Ring::new(lengths.request);
+            requests = Incoming::new(lengths.request);
             reply = patterned(lengths.reply);
         }
     }
 }
 
-/// Memory that messages of one length are received into, many at a time when they are small. It holds a whole number of
-/// them, so none is ever moved.
+/// Memory that messages of one length are received into, one by one.
 #[derive(Debug)]
-struct Ring {
+struct Incoming {
     memory: Vec<u8>,
-    message: usize,
     filled: usize,
-    taken: usize,
 }
 
-impl Ring {
+impl Incoming {
     fn new(message: usize) -> Self {
-        let messages = (RECEIVE_BYTES / message).max(1);
-        Ring { memory: vec![0; messages * message], message, filled: 0, taken: 0 }
+        Incoming { memory: vec![0; message], filled: 0 }
     }
 
-    /// Where the next bytes go; never empty once all that is complete was taken.
+    /// Where the rest of the message goes; never empty once it was taken when it was complete.
     fn space(&mut self) -> &mut [u8] {
-        if self.taken == self.filled {
-            // Nothing waits in it: begin at the front, where the cache is warm.
-            (self.filled, self.taken) = (0, 0);
-        }
         &mut self.memory[self.filled..]
     }
 
@@ -223,19 +215,18 @@ impl Ring {
         self.filled += count;
     }
 
-    /// The next complete message.
+    /// The message, once it is complete; then the next one may come.
     fn take(&mut self) -> Option<&[u8]> {
-        if self.filled - self.taken < self.message {
+        if self.filled < self.memory.len() {
             return None;
         }
-        self.taken += self.message;
-        Some(self.last())
+        self.filled = 0;
+        Some(&self.memory)
     }
 
-    /// The message taken last, or the memory of the first when there is none.
+    /// The message taken last, while nothing of the next has come.
     fn last(&self) -> &[u8] {
-        let end = self.taken.max(self.message);
-        &self.memory[end - self.message..end]
+        &self.memory
     }
 }
 
@@ -249,7 +240,7 @@ struct Lane {
 
 impl Lane {
     fn new(stream: TcpStream, wait: Wait) -> Result<Self> {
-        stream.set_nodelay(true).context("the floor cannot set TCP_NODELAY")?;
+        stream::set_up(&SockRef::from(&stream)).context("the floor cannot set its socket up")?;
         // So that a blocking read looks at the time now and then.
         stream.set_read_timeout(Some(PATIENCE)).context("the floor cannot set a time limit")?;
         Ok(Lane { stream, wait, blocking: true })
@@ -389,17 +380,16 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_gives_messages_back_whole() {
-        let mut ring = Ring::new(RECEIVE_BYTES / 2 + 1);
-        assert!(ring.take().is_none());
-        let space = ring.space().len();
-        assert_eq!(space, RECEIVE_BYTES / 2 + 1);
-        ring.filled(space - 1);
-        assert!(ring.take().is_none());
-        assert_eq!(ring.space().len(), 1);
-        ring.filled(1);
-        assert_eq!(ring.take().map(<[u8]>::len), Some(space));
-        assert!(ring.take().is_none());
-        assert_eq!(ring.space().len(), space);
+    fn messages_are_given_back_whole() {
+        let mut incoming = Incoming::new(100);
+        assert!(incoming.take().is_none());
+        assert_eq!(incoming.space().len(), 100);
+        incoming.filled(99);
+        assert!(incoming.take().is_none());
+        assert_eq!(incoming.space().len(), 1);
+        incoming.filled(1);
+        assert_eq!(incoming.take().map(<[u8]>::len), Some(100));
+        assert!(incoming.take().is_none());
+        assert_eq!(incoming.space().len(), 100);
     }
 }

@@ -146,14 +146,14 @@ impl Side {
     fn push(&mut self, number: u64) -> Result<()> {
         let (message, signal) = self.outbox.next(number)?;
         let work = match self.remote {
-            None => Work::Send { data: message.into(), imm: 0 },
+            None => Work::Send { data: message.into(), imm: None },
             Some(Remote { address, key }) => {
                 let place = (number % self.window as u64) as usize;
                 let address = address + (place * stride(message.len())) as u64;
                 Work::Write { data: message.into(), address, key, imm: Some(place as u32) }
             }
         };
-        Ok(self.link.queue().push(work, 0, signal)?)
+        Ok(self.link.queue().push(work, signal)?)
     }
 
     /// Waits until messages have come and hands each one's number to `each`; `false` when the other side hung up.

@@ -216,9 +216,9 @@ fn port_obstacle(port: &PortInfo) -> Option<Obstacle> {
 
 /// How much memory this process may have registered.
 #[derive(Debug, PartialEq, Eq)]
-struct Memlock {
+pub(crate) struct Memlock {
     /// None for no limit.
-    bytes: Option<u64>,
+    pub(crate) bytes: Option<u64>,
 }
 
 /// Less than this and a van soon fails to grow, in bytes.
@@ -227,7 +227,7 @@ const MEMLOCK_BYTES_MIN: u64 = 256 << 20;
 const CAP_IPC_LOCK: u32 = 14;
 
 impl Memlock {
-    fn read() -> Self {
+    pub(crate) fn read() -> Self {
         let read = |name| std::fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
         if capable(&read("status")) {
             return Memlock { bytes: None };

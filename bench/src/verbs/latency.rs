@@ -44,14 +44,13 @@ pub(crate) struct VerbsLatency {
 pub(crate) fn measure(mut side: Side, count: u64, about: &About) -> Result<VerbsLatency> {
     let how = How::of(&mut side, 1, signal_every(about.test.op), about)?;
     let warm_up = count / 10 + 2;
-    let mut times_ns = Vec::with_capacity(count as usize);
+    let mut ends = Vec::with_capacity(count as usize + 1);
     let mut wrong = 0;
     let is_read = side.test.op == Op::Read;
     let mut into = match is_read {
         true => Some(side.link.memory().allocate(side.test.bytes)?),
         false => None,
     };
-    let mut began = Instant::now();
     for number in 1..=warm_up + count {
         if is_read {
             into = Some(read(&mut side, into.take())?);
@@ -59,13 +58,13 @@ pub(crate) fn measure(mut side: Side, count: u64, about: &About) -> Result<Verbs
             send(&mut side, number as u8)?;
             ensure!(receive(&mut side, number as u8, &mut wrong)?, "the other side went away");
         }
-        let now = Instant::now();
-        if number > warm_up {
-            times_ns.push(now.duration_since(began).as_nanos() as u64);
+        if number >= warm_up {
+            ends.push(Instant::now()); // one ends as the next begins, and differences are taken later
         }
-        began = now;
     }
     wrong += compare(side, into, (warm_up + count) as u8)?;
+    let times_ns: Vec<_> =
+        ends.windows(2).map(|pair| pair[1].duration_since(pair[0]).as_nanos() as u64).collect();
     Ok(row(about, &times_ns, how, wrong))
 }
 

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use caravan_van::rdma::verbs::{
-    Channel, CmEvent, CmKind, Completion, CompletionQueue, Connection, ConnectionKey, Device,
-    Domain, Done, Exposed, Outcome, QueuePair, ReceiveQueue, sleep,
+    Batch, Channel, CmEvent, CmKind, Completion, CompletionQueue, Connection, ConnectionKey,
+    Device, Domain, Exposed, Outcome, QueuePair, ReceiveQueue, sleep,
 };
 use caravan_van::wait::{Idle, Next};
 use caravan_van::{Buffer, Pool, Wait};
@@ -191,8 +191,8 @@ pub(crate) struct Link {
     receive_bytes: usize,
     /// Receives given back since the last ones were posted.
     supplied: usize,
-    batch: Vec<Completion>,
-    done: Vec<Done>,
+    batch: Batch,
+    read: Vec<Buffer>,
     hung_up: bool,
 }
 
@@ -254,8 +254,8 @@ impl Link {
             wait,
             receive_bytes: room.receive_bytes,
             supplied: 0,
-            batch: Vec::with_capacity(16),
-            done: Vec::with_capacity(16),
+            batch: Batch::new(),
+            read: Vec::with_capacity(16),
             hung_up: false,
         })
     }
@@ -325,12 +325,11 @@ impl Link {
     /// # Errors
     /// Work that failed, unless the other side hung up.
     fn look(&mut self, arrivals: &mut Vec<Arrival>) -> Result<bool> {
-        self.completions.poll(&mut self.batch)?;
-        if self.batch.is_empty() {
+        if self.completions.poll(&mut self.batch)? == 0 {
             return Ok(false);
         }
-        let mut batch = std::mem::take(&mut self.batch);
-        for Completion { outcome, status, .. } in batch.drain(..) {
+        while let Some(completion) = self.batch.next() {
+            let Completion { outcome, status, .. } = completion?;
             if !status.is_ok() {
                 if self.hears_goodbye()? {
                     break;
@@ -339,13 +338,10 @@ impl Link {
             }
             match outcome {
                 Outcome::Sent(through) => {
-                    self.queue.retire(through, &mut self.done);
-                    arrivals.extend(self.done.drain(..).filter_map(|done| match done {
-                        Done::Read(_, memory) => Some(Arrival::Read { memory }),
-                        Done::Invalidated(..) => None,
-                    }));
+                    self.queue.retire(through, &mut self.read);
+                    arrivals.extend(self.read.drain(..).map(|memory| Arrival::Read { memory }));
                 }
-                Outcome::Received { slot, bytes, imm, written } => {
+                Outcome::Received { slot, bytes, imm, written, .. } => {
                     let memory = self.receives.take(slot, bytes);
                     let memory = memory.context("a receive ended that was not posted")?;
                     let imm = imm.unwrap_or(0);
@@ -358,7 +354,6 @@ impl Link {
                 }
             }
         }
-        self.batch = batch;
         Ok(true)
     }
 

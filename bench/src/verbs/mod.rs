@@ -92,7 +92,7 @@ pub(crate) fn run(common: &Common, args: &VerbsArgs) -> Result<()> {
     let progress = Progress::new(tests.len(), common.json);
     report.row(&Row::Machine(Machine::read()), &progress)?;
     if config.node.pin {
-        place::pin(place::SERVER + 1);
+        place::pin(place::SERVER + 1, &config.node);
     }
     let (_process, to) = match &args.connect {
         Some(host) => (None, address_at(host)?),

@@ -202,23 +202,23 @@ impl Side {
     pub(crate) fn push(&mut self, message: Shared, imm: u32, signal: bool) -> Result<()> {
         let (data, (address, key)) = (message.into(), self.theirs);
         let work = match self.test.op {
-            Op::Send => Work::Send { data, imm },
+            Op::Send => Work::Send { data, imm: (imm != 0).then_some(imm) },
             Op::Write => Work::Write { data, address, key, imm: None },
             Op::WriteImm => Work::Write { data, address, key, imm: Some(imm) },
             Op::Read => anyhow::bail!("a read brings a message, it takes none"),
         };
-        Ok(self.link.queue().push(work, 0, signal)?)
+        Ok(self.link.queue().push(work, signal)?)
     }
 
     /// Queues a read of the other side's message.
     pub(crate) fn push_read(&mut self, into: Buffer, signal: bool) -> Result<()> {
         let (address, key) = self.theirs;
-        Ok(self.link.queue().push(Work::Read { into, address, key }, 0, signal)?)
+        Ok(self.link.queue().push(Work::Read { into, address, key }, signal)?)
     }
 
     /// Queues word to the other side that carries a number only.
     pub(crate) fn push_notice(&mut self, imm: u32) -> Result<()> {
-        Ok(self.link.queue().push(Work::Notice { imm }, 0, true)?)
+        Ok(self.link.queue().push(Work::Notice { imm }, true)?)
     }
 
     /// Reads the other side's message; waits for it.

@@ -54,6 +54,7 @@ fn published(blocks: usize) -> Job {
         reset_every: None,
         epsilon: 1e-6,
         passes_max: 300,
+        screen: false,
         newton: None,
         ..Job::new(vec![example_file()], 1.0)
     }

@@ -1,10 +1,14 @@
 //! The one place that names concrete vans, and knows what each needs.
 
 use std::fmt;
-use std::net::ToSocketAddrs;
+use std::fs;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::path::Path;
 use std::str::FromStr;
 
 use caravan_fallback_tcp::Tcp;
+use caravan_numa::NumaId;
+use caravan_van::rdma::devices::DeviceInfo;
 use caravan_van::rdma::{self, Rdma};
 use caravan_van::shm::Shm;
 use caravan_van::uring::Uring;
@@ -109,6 +113,91 @@ fn is_local(address: &str) -> bool {
     address.to_socket_addrs().is_ok_and(|mut found| found.all(|address| local(address.ip())))
 }
 
+/// A network device that carries this node's messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Nic {
+    /// The kernel's name: `mlx5_0`, `eth0`.
+    pub name: String,
+    /// The NUMA node it is attached to, where the machine has several and says which.
+    pub node: Option<NumaId>,
+}
+
+/// The device that messages of this node come and go by, as far as that can be told before any van is open: the RDMA device that
+/// the van takes, else the network interface that has the node's address. `sysfs` is `/sys`. None for a node that is only
+/// reached from its own machine.
+pub fn nic(config: &NodeConfig, sysfs: &Path) -> Option<Nic> {
+    let own = (config.host.as_str(), 0).to_socket_addrs().into_iter().flatten();
+    let own: Vec<IpAddr> = own.map(|address| address.ip()).collect();
+    let device = matches!(config.van, Van::Rdma | Van::Auto).then(|| rdma_nic(config, &own, sysfs));
+    device.flatten().or_else(|| interface_nic(&own, sysfs))
+}
+
+/// Chosen as the van does: the one that is named or has the node's address, else the first with an active port.
+fn rdma_nic(config: &NodeConfig, own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
+    let devices = rdma::devices::devices(sysfs);
+    let has_address = |device: &&DeviceInfo| {
+        let mut addresses = device.ports.iter().filter_map(|port| port.address());
+        addresses.any(|address| own.contains(&address))
+    };
+    let is_active = |device: &&DeviceInfo| device.ports.iter().any(|port| port.is_active());
+    let device = match &config.rdma_device {
+        Some(name) => devices.iter().find(|device| device.name == *name),
+        None => devices.iter().find(has_address).or_else(|| devices.iter().find(is_active)),
+    }?;
+    // A device of software is as near as the interface that it uses.
+    let interfaces = device.ports.iter().flat_map(|port| &port.gids);
+    let mut interfaces = interfaces.filter_map(|gid| gid.interface.as_deref());
+    let node = device.numa_node.map(|node| NumaId(node as usize));
+    let node = node.or_else(|| interfaces.find_map(|name| interface_node(name, sysfs)));
+    Some(Nic { name: device.name.clone(), node })
+}
+
+fn interface_nic(own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
+    let own: Vec<&IpAddr> =
+        own.iter().filter(|ip| !ip.is_loopback() && !ip.is_unspecified()).collect();
+    if own.is_empty() {
+        return None;
+    }
+    let names = names(&sysfs.join("class/net")).into_iter();
+    let name = names.into_iter().find(|name| {
+        let addresses = rdma::verbs::interface_addresses(name).unwrap_or_default();
+        addresses.iter().any(|address| own.contains(&address))
+    })?;
+    Some(Nic { node: interface_node(&name, sysfs), name })
+}
+
+/// The node of a network interface, or of the first below it that has one: a bond or a VLAN is where its members are.
+fn interface_node(name: &str, sysfs: &Path) -> Option<NumaId> {
+    let mut level = vec![name.to_owned()];
+    for _ in 0..STACKED_MAX {
+        if let Some(node) = level.iter().find_map(|name| own_node(name, sysfs)) {
+            return Some(node);
+        }
+        let files = level.iter().flat_map(|name| names(&sysfs.join("class/net").join(name)));
+        level = files.filter_map(|file| Some(file.strip_prefix("lower_")?.to_owned())).collect();
+    }
+    None
+}
+
+/// Interfaces that can stand on each other, as the kernel has it (`MAX_NEST_DEV`).
+const STACKED_MAX: usize = 8;
+
+fn own_node(interface: &str, sysfs: &Path) -> Option<NumaId> {
+    let device = fs::canonicalize(sysfs.join("class/net").join(interface).join("device")).ok()?;
+    // A paravirtual device says nothing itself: it is where the device is that it hangs on.
+    let said = device.ancestors().find_map(|at| fs::read_to_string(at.join("numa_node")).ok())?;
+    said.trim().parse().ok().map(NumaId) // one that belongs to no node has -1
+}
+
+/// What lies in a folder, sorted; nothing if there is none.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
 /// Opens the transport of the control plane, which sleeps rather than spins.
 pub(crate) fn open_control(config: &VanConfig) -> Result<Box<dyn Transport>> {
     Ok(Box::new(Tcp::new(config)?))
@@ -139,6 +228,79 @@ mod tests {
         let opened = open_all(&NodeConfig { van: Van::Auto, ..nowhere }).unwrap();
         assert_eq!(opened.iter().map(|(van, _)| *van).collect::<Vec<_>>(), VANS);
         assert!(opened.iter().any(|(van, outcome)| *van == Van::Tcp && outcome.is_err()));
+    }
+
+    /// A folder like `/sys` with these files, and links where the text begins with `->`.
+    fn sysfs(name: &str, files: &[(&str, &str)]) -> std::path::PathBuf {
+        let root = std::env::temp_dir().join(format!("caravan-kv-{name}-{}", std::process::id()));
+        for (file, text) in files {
+            let at = root.join(file);
+            fs::create_dir_all(at.parent().unwrap()).unwrap();
+            match text.strip_prefix("->") {
+                Some(target) => std::os::unix::fs::symlink(root.join(target), at).unwrap(),
+                None => fs::write(at, text).unwrap(),
+            }
+        }
+        root
+    }
+
+    #[test]
+    fn an_interface_is_where_its_device_is_or_that_of_one_below() {
+        let root = sysfs(
+            "interfaces",
+            &[
+                ("devices/pci1/numa_node", "1\n"),
+                ("devices/pci1/virtio4/vendor", "0x1af4\n"),
+                ("devices/pci2/numa_node", "-1\n"),
+                ("class/net/eth0/device", "->devices/pci1"),
+                ("class/net/eth1/device", "->devices/pci1/virtio4"),
+                ("class/net/eth2/device", "->devices/pci2"),
+                ("class/net/bond0/lower_eth2", "->class/net/eth2"),
+                ("class/net/bond0/lower_eth1", "->class/net/eth1"),
+                ("class/net/vlan7/lower_bond0", "->class/net/bond0"),
+                ("class/net/loop0/lower_loop0", "->class/net/loop0"),
+                ("class/net/lo/mtu", "65536\n"),
+            ],
+        );
+        let node = |name| interface_node(name, &root).map(|node| node.0);
+        assert_eq!(["eth0", "eth1", "bond0", "vlan7"].map(node), [Some(1); 4]);
+        assert_eq!(["eth2", "lo", "loop0", "eth9"].map(node), [None; 4]);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_nic_is_the_device_that_the_van_takes() {
+        let port = |device: &str, state: &str, interface: &str, address: &str| {
+            let at = format!("class/infiniband/{device}/ports/1");
+            [
+                (format!("{at}/link_layer"), "Ethernet\n".to_owned()),
+                (format!("{at}/state"), format!("{state}\n")),
+                (format!("{at}/gids/0"), format!("0000:0000:0000:0000:0000:ffff:{address}\n")),
+                (format!("{at}/gid_attrs/types/0"), "RoCE v2\n".to_owned()),
+                (format!("{at}/gid_attrs/ndevs/0"), format!("{interface}\n")),
+            ]
+        };
+        let mut files = port("mlx5_0", "1: DOWN", "eth0", "c000:0201").to_vec();
+        files.extend(port("mlx5_1", "4: ACTIVE", "eth1", "c000:0202"));
+        files.extend(port("rxe0", "4: ACTIVE", "eth2", "c000:0203"));
+        files.push(("class/infiniband/mlx5_0/device/numa_node".to_owned(), "0".to_owned()));
+        files.push(("class/infiniband/mlx5_1/device/numa_node".to_owned(), "1".to_owned()));
+        files.push(("devices/pci3/numa_node".to_owned(), "3".to_owned()));
+        files.push(("class/net/eth2/device".to_owned(), "->devices/pci3".to_owned()));
+        let files: Vec<_> = files.iter().map(|(at, text)| (at.as_str(), text.as_str())).collect();
+        let root = sysfs("nics", &files);
+        let of = |van, host: &str, device: Option<&str>| {
+            let (host, rdma_device) = (host.to_owned(), device.map(str::to_owned));
+            let config = NodeConfig { van, host, rdma_device, ..NodeConfig::default() };
+            nic(&config, &root).map(|nic| (nic.name, nic.node.map(|node| node.0)))
+        };
+        let found = |name: &str, node| Some((name.to_owned(), Some(node)));
+        assert_eq!(of(Van::Rdma, "127.0.0.1", None), found("mlx5_1", 1), "the first active one");
+        assert_eq!(of(Van::Auto, "192.0.2.3", None), found("rxe0", 3), "where its interface is");
+        assert_eq!(of(Van::Auto, "127.0.0.1", Some("mlx5_0")), found("mlx5_0", 0));
+        assert_eq!(of(Van::Tcp, "192.0.2.3", None), None, "no interface of this machine has it");
+        assert_eq!(of(Van::Tcp, "127.0.0.1", None), None);
+        fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

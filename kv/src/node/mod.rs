@@ -10,11 +10,13 @@ mod choice;
 mod control;
 mod heart;
 mod member;
+mod placement;
 mod roles;
 mod scheduler;
 
-pub use backend::{VANS, Van, open};
+pub use backend::{Nic, VANS, Van, nic, open};
 pub use control::{Role, Roster};
 pub use member::{Member, Task};
+pub use placement::{Numa, Seating};
 pub use roles::{App, Apps, WorkerNode, client, run_server, run_worker};
 pub use scheduler::{Scheduler, Target, TaskId};

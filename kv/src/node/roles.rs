@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use caravan_numa::{Near, Plan, Topology};
 use caravan_van::Endpoint;
 
 use super::backend::{self, Van};
@@ -14,6 +13,7 @@ use super::choice::{self, Candidate};
 use super::control::Role;
 use super::heart;
 use super::member::Member;
+use super::placement::Seating;
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
 use crate::server::{Handles, ServerThread};
@@ -129,7 +129,7 @@ pub fn client(config: &NodeConfig, node: u32, servers: &[ServerAddress]) -> Resu
 /// Joins as a server with `threads` threads and serves until the job is over.
 ///
 /// # Errors
-/// What joining and the vans report.
+/// What joining and the vans report; [`Error::Config`] for a NUMA node that this machine hasn't got.
 pub fn run_server(
     config: &NodeConfig,
     rank: Option<usize>,
@@ -138,17 +138,17 @@ pub fn run_server(
     own_process: bool,
 ) -> Result<()> {
     let stop = AtomicBool::new(false);
-    let plan = plan(config, rank.unwrap_or(0), threads);
+    let seating = Seating::here(config, rank.unwrap_or(0), threads)?;
     thread::scope(|scope| {
         let mut started = Vec::new();
         for index in 0..threads {
             let (say_vans, vans) = mpsc::channel();
             let (say_place, place) = mpsc::channel::<Place>();
-            let (stop, plan) = (&stop, &plan);
+            let (stop, seating) = (&stop, &seating);
             let serve = move || -> Result<()> {
-                if let Some(plan) = plan {
-                    tracing::info!("server thread {index}: {}", plan.pin_current_thread(index));
-                }
+                // Before any memory is touched.
+                let own = seating.as_ref().map(|seating| seating.take(index, config));
+                let config = own.as_ref().unwrap_or(config);
                 let opened = backend::open_all(config)?;
                 // Whoever does not listen any more has failed, and says so itself.
                 let _ = say_vans.send(choice::candidates(&opened));
@@ -157,7 +157,12 @@ pub fn run_server(
                 let endpoint = Endpoint::new(transport, place.node, config.credits);
                 ServerThread::new(endpoint, place.index, place.count, handles.clone()).run(stop)
             };
-            started.push((scope.spawn(serve), vans, say_place));
+            let thread = thread::Builder::new().name(format!("serve {index}"));
+            let thread = thread.spawn_scoped(scope, serve).map_err(|source| Error::Spawn {
+                what: format!("server thread {index}"),
+                source,
+            })?;
+            started.push((thread, vans, say_place));
         }
         let served = serve_until_end(config, rank, &started, own_process);
         stop.store(true, Ordering::Relaxed);
@@ -211,20 +216,4 @@ fn serve_until_end(
         member.report(&task, &Err("servers run no tasks".to_owned()))?;
     }
     Ok(())
-}
-
-/// Where this server's threads are pinned; `None` when they are not.
-fn plan(config: &NodeConfig, rank: usize, threads: usize) -> Option<Plan> {
-    if !config.pin {
-        return None;
-    }
-    match Topology::this_machine() {
-        Ok(topology) => {
-            Some(Plan::new(&topology, Near::Anywhere, rank * threads..(rank + 1) * threads))
-        }
-        Err(error) => {
-            tracing::warn!(%error, "server threads are not pinned");
-            None
-        }
-    }
 }

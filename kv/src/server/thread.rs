@@ -285,7 +285,8 @@ impl ServerThread {
         if let Admission::AfterClock(clock) = shard.admit(&request) {
             return Ok(Left::Park(clock));
         }
-        if op == Op::Push && shard.adopts(&request) {
+        // What a worker lends goes back to it.
+        if op == Op::Push && message.lent().is_none() && shard.adopts(&request) {
             return Ok(Left::Adopt(request.keys[0]));
         }
         if request.pushes {

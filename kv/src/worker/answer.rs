@@ -194,8 +194,12 @@ fn fill(into: &mut Buffer, values: &[u8]) -> Result<(), String> {
 
 /// Keeps the answer to part `at` until all have come and it is known where its values belong.
 fn keep(slot: &mut Slot, at: usize, message: Message) -> Result<(), String> {
-    let (keys, lengths) = (slot.parts[at].keys, message.lengths().len());
-    if slot.what != What::Command && lengths != keys {
+    let Part { keys, bytes, .. } = slot.parts[at];
+    let (found, lengths) = (message.values().len(), message.lengths().len());
+    if bytes > 0 && found != bytes {
+        return Err(wrong_bytes(found, bytes));
+    }
+    if bytes == 0 && slot.what != What::Command && lengths != keys {
         return Err(format!(
             "it answered with lengths for {lengths} keys where {keys} were asked for"
         ));
@@ -235,6 +239,15 @@ fn assemble(slot: &mut Slot, memory: &Pool) -> Result<()> {
             answer.replies = messages.map(|message| message.values().to_vec()).collect();
         }
         What::Pull | What::PushPull => {
+            if let [Part { bytes: 1.., .. }] = slot.parts[..] {
+                let message = slot.messages.pop().flatten();
+                answer.lent = message.as_ref().and_then(Message::lent).cloned();
+                answer.values = match &answer.lent {
+                    Some(_) => None,
+                    None => message.map(Message::into_values),
+                };
+                return Ok(());
+            }
             if !slot.messages.is_empty() {
                 return gather(slot, memory);
             }

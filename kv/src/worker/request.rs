@@ -74,7 +74,7 @@ impl Worker {
         let mut into = match (what, request.into.take()) {
             (What::Push, _) => None,
             (_, Some(into)) => Some(into),
-            (_, None) if place == 0 => None,
+            (_, None) if place == 0 || self.is_lent(keys, table, place) => None,
             (_, None) => Some(self.endpoint.memory().allocate(place)?),
         };
         let timestamp = self.tracker.begin(what)?;
@@ -122,7 +122,7 @@ impl Worker {
             (_, into) => into,
         };
         let keys = request.keys.len();
-        let part = Part { server, answered: false, keys, into, offered: None };
+        let part = Part { server, keys, into, ..Part::default() };
         let room = self.room(server);
         let timestamp = self.tracker.begin_one(request.what, part)?;
         let posted = room.and_then(|peer| {
@@ -147,6 +147,17 @@ impl Worker {
             self.tracker.fail_one(timestamp, error);
         }
         Ok(timestamp)
+    }
+
+    /// Whether the answer will be read where the server has it, so that it needs no place: it is long, and of one server.
+    fn is_lent(&self, keys: &[u64], table: Table, place: usize) -> bool {
+        if place <= self.endpoint.eager_bytes() {
+            return false;
+        }
+        let mut slices = slicer::cut(keys, &self.tables[table.0 as usize].parts);
+        slices.next().is_some_and(|(server, slice)| {
+            slice.len() == keys.len() && self.endpoint.lends(self.servers[server].peer)
+        })
     }
 
     /// Checks a request as a whole; returns the bytes that its answer will hold, 0 when that is not known, and the keys with
@@ -208,6 +219,7 @@ impl Worker {
         *value = load.end;
         let place = into.take_if(|into| into.len() == bytes);
         let mut place = place.or_else(|| into.as_mut().map(|into| into.split_to(bytes)));
+        let asked = if place.is_none() { slice.len() * spec.row_bytes() } else { 0 };
         let mut offer = None;
         if let Some(place) = place.take_if(|place| place.len() > eager_bytes) {
             offer = Some(self.endpoint.offer(peer, place)?);
@@ -230,7 +242,8 @@ impl Worker {
             self.named.insert((timestamp.0, server), Outstanding { list, keys, table, offer });
         }
         let offered = offer.map(|offer| offer.key.get());
-        let part = Part { server, answered: false, keys: slice.len(), into: place, offered };
+        let (keys, bytes) = (slice.len(), if request.what == What::Push { 0 } else { asked });
+        let part = Part { server, answered: false, keys, into: place, bytes, offered };
         self.enter(timestamp, part, posted)
     }
 

@@ -205,7 +205,9 @@ impl<T: Transport> Net<T> {
         let is_it = |event: &Event| match event {
             Event::Lost { peer: of, error } if *of == peer => panic!("{peer} is lost: {error}"),
             Event::Connected { .. } | Event::Lost { .. } => false,
-            Event::Received { .. } | Event::Written { .. } => event.peer() == peer,
+            Event::Received { .. } | Event::Lent { .. } | Event::Written { .. } => {
+                event.peer() == peer
+            }
         };
         self.event(node, "a frame or a write", is_it, |event| event)
     }

@@ -103,6 +103,7 @@ impl Pool {
     /// # Errors
     /// [`Error::OutOfMemory`] when the pool would outgrow its limit or the system has no more; the registrar's when it
     /// refuses another arena.
+    #[inline]
     pub fn allocate(&self, len: usize) -> Result<Buffer> {
         let class = class_of(len).ok_or_else(|| self.out_of_memory(len, None))?;
         let free = self.0.classes[class].free.borrow_mut().pop();
@@ -193,6 +194,7 @@ impl Pool {
         Ok(())
     }
 
+    #[cold]
     fn out_of_memory(&self, wanted: usize, system: Option<io::Error>) -> Error {
         let (reserved, limit) = (self.bytes_reserved(), self.bytes_max());
         Error::OutOfMemory { wanted, reserved, limit, source: system }
@@ -201,6 +203,7 @@ impl Pool {
 
 impl Shelf {
     /// Puts a slot that nothing is left of on the free list of its size.
+    #[inline]
     pub(super) fn put_back(&self, slot: Rc<Slot>) {
         self.classes[slot.class].free.borrow_mut().push(slot);
     }

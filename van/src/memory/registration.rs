@@ -48,7 +48,21 @@ struct Entry {
 impl Registrations {
     /// The key under which `registrar` knows the `len` bytes from `base`, always those of the same region; registers them if
     /// it does not know them yet. Empty memory, of which a device reads nothing, is not registered and has the key 0.
+    #[inline]
     pub(super) fn local_key(
+        &self,
+        registrar: &dyn Registrar,
+        memory: (NonNull<u8>, usize),
+        writable: bool,
+    ) -> Result<u32> {
+        match self.0.get() {
+            Some(entry) if entry.registrar == registrar.id() => Ok(entry.key),
+            _ => self.find_or_register(registrar, memory, writable),
+        }
+    }
+
+    #[cold]
+    fn find_or_register(
         &self,
         registrar: &dyn Registrar,
         (base, len): (NonNull<u8>, usize),

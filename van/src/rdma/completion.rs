@@ -3,9 +3,8 @@
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
 use super::connect::{Peer, Stage};
-use super::queue_pair::{Credits, Held, Lane, Load, Notice, unpack};
-use super::verbs::{AsyncKind, Completion, Done, Outcome, ReceiveQueue, Through};
-use super::window::Closing;
+use super::queue_pair::{Credits, Lane, Last, Notice};
+use super::verbs::{AsyncKind, Completion, Outcome, ReceiveQueue, TakenBack, Through};
 use super::{POLL_MAX, Rdma, SILENCE};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};
@@ -16,17 +15,13 @@ impl Rdma {
     pub(super) fn take_completions(&mut self) -> Result<bool> {
         let mut any = false;
         loop {
-            let mut reports = std::mem::take(&mut self.reports);
-            let taken = self.completions.poll(&mut reports);
-            let found =
-                taken.map_err(|source| Error::Os { call: "polling for completions", source })?;
+            let failed = |source| Error::Os { call: "polling for completions", source };
+            let found = self.completions.poll(&mut self.reports).map_err(failed)?;
             any |= found > 0;
-            for report in reports.drain(..) {
-                self.complete(report);
+            while let Some(report) = self.reports.next() {
+                self.complete(report.map_err(failed)?);
             }
-            self.reports = reports;
-            // Soft-RoCE has closed a window by the time it has been told to, other devices soon after.
-            if found < POLL_MAX && !std::mem::take(&mut self.look_again) {
+            if found < POLL_MAX {
                 break;
             }
         }
@@ -39,17 +34,20 @@ impl Rdma {
     fn complete(&mut self, report: Completion) {
         let peer = self.peer_of(report.queue);
         match report.outcome {
-            Outcome::Received { slot, bytes, imm, written } => {
+            Outcome::Received { slot, bytes, imm, written, taken_back } => {
                 let Some(buffer) = self.receives.take(slot, bytes) else { return };
                 let Some(id) = peer else { return self.receives_gone(buffer) };
                 if !report.status.is_ok() {
                     self.receives_gone(buffer);
                     return self.lose(id, format!("a receive failed: {}", report.status));
                 }
-                let received = match (written, imm) {
-                    (true, Some(word)) => self.written(id, word, bytes, buffer),
-                    (false, Some(word)) => self.received(id, word, buffer),
-                    (_, None) => Err("it sent a message without its immediate word".to_owned()),
+                let received = match (written, imm, taken_back) {
+                    (true, Some(word), _) => self.written(id, word, bytes, buffer),
+                    (false, Some(word), _) => self.received(id, word, buffer),
+                    (_, None, Some(key)) => self.closed_by_peer(id, key, buffer),
+                    (_, None, None) => {
+                        Err("it sent a message without its immediate word".to_owned())
+                    }
                 };
                 if let Err(reason) = received {
                     self.lose(id, reason);
@@ -106,21 +104,11 @@ impl Rdma {
         if len > limit {
             return Err(format!("it sent a message of {len} bytes, over the limit of {limit}"));
         }
-        let peer = PeerId(id);
-        match credits.load {
-            Load::Nothing => drop(frame),
-            Load::Frame => {
-                self.counters.frames_received += 1;
-                self.ready.extend(lane.hold(Event::Received { peer, frame }));
-            }
-            Load::Frames => {
-                let mut message = frame;
-                while !message.is_empty() {
-                    let frame = unpack(&mut message)?;
-                    self.counters.frames_received += 1;
-                    self.ready.extend(lane.hold(Event::Received { peer, frame }));
-                }
-            }
+        if credits.frame {
+            self.counters.frames_received += 1;
+            self.ready.push(Event::Received { peer: PeerId(id), frame });
+        } else {
+            drop(frame);
         }
         self.counters.bytes_received += len as u64;
         if flush {
@@ -148,68 +136,42 @@ impl Rdma {
         }
         let len = notice.len(bytes);
         self.counters.bytes_received += len as u64;
-        let at = notice.at as usize;
-        let (key, memory) = match self.windows.written(peer, notice, len)? {
-            Closing::Closed(key, memory) => (key, memory),
-            Closing::Invalidate(key) => {
-                let Some(lane) = lane_to(&mut self.peers, id) else { return Ok(()) };
-                let begun =
-                    lane.close_window(key, notice.index).map_err(|error| error.to_string())?;
-                if begun {
-                    self.look_again = true;
-                    lane.hold_for_window(notice.index, at, len);
-                    self.windows.closing(notice.index);
-                    return Ok(());
-                }
-                self.windows.close_at_once(notice.index)?
-            }
-        };
-        self.report(id, Event::Written { peer, key, memory, at, len });
+        let (key, memory) = self.windows.written(peer, notice, len)?;
+        self.ready.push(Event::Written { peer, key, memory, at: notice.at as usize, len });
         Ok(())
     }
 
+    /// A write has come, and the message behind it has closed its window, and brings its last bytes.
+    fn closed_by_peer(
+        &mut self,
+        id: u32,
+        key: TakenBack,
+        message: Buffer,
+    ) -> std::result::Result<(), String> {
+        let Some(lane) = self.lane(id) else {
+            self.receives_gone(message);
+            return Ok(());
+        };
+        lane.hears();
+        let proof = lane.queue_pair.taken_back(key).ok_or("it closed another one's window")?;
+        let replace = lane.use_receive();
+        let (notice, len, tail) = Last::read(&message)?;
+        let (at, peer) = (notice.at as usize, PeerId(id));
+        let (key, mut memory) = self.windows.closed(peer, notice, len, proof)?;
+        memory[at + len - tail.len()..at + len].copy_from_slice(tail);
+        drop(message);
+        self.counters.bytes_received += len as u64;
+        self.ready.push(Event::Written { peer, key, memory, at, len });
+        if replace { self.replace_receives(id) } else { Ok(()) }
+    }
+
     fn sent(&mut self, id: u32, through: Through) {
-        let mut done = std::mem::take(&mut self.done);
         if let Some(lane) = self.lane(id) {
-            lane.retire(through, &mut done);
+            lane.retire(through);
             if lane.rouse() {
                 self.eager.push(id);
             }
         }
-        for done in done.drain(..) {
-            if let Done::Invalidated(index, proof) = done {
-                let closed = self.windows.closed(index, proof);
-                self.release(id, index, closed);
-            }
-        }
-        self.done = done;
-    }
-
-    /// Reports what has waited for the window of offer `index` to be closed.
-    fn release(&mut self, id: u32, index: u32, closed: Option<(u64, Buffer)>) {
-        let mut closed = closed;
-        loop {
-            let waited_for = closed.as_ref().map(|_| index);
-            let Some(held) = self.lane(id).and_then(|lane| lane.release(waited_for)) else {
-                return;
-            };
-            match held {
-                Held::Event(event) => self.ready.push(event),
-                Held::Closing { at, len, .. } => {
-                    let Some((key, memory)) = closed.take() else { return };
-                    self.ready.push(Event::Written { peer: PeerId(id), key, memory, at, len });
-                }
-            }
-        }
-    }
-
-    /// Reports an event in its turn: behind windows that are being closed.
-    fn report(&mut self, id: u32, event: Event) {
-        let event = match self.lane(id) {
-            Some(lane) => lane.hold(event),
-            None => Some(event),
-        };
-        self.ready.extend(event);
     }
 
     /// Posts receive buffers in place of those that `id` has used up, as far as there is memory, and tells it with the next frame.

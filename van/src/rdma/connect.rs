@@ -34,8 +34,8 @@ const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Connections that wait to be let in.
 const BACKLOG: i32 = 1024;
 
-/// Most receive buffers of one transport, for all its peers.
-pub(super) const RECEIVES_MAX: usize = 32 << 10;
+/// Most peers of one transport: it has [`RECEIVES`] receive buffers for each, in one queue.
+pub(super) const PEERS_MAX: usize = 256;
 
 /// How long the device waits for an acknowledgement before it sends again: 4.096 µs × 2^14 = 67 ms.
 const ACK_TIMEOUT_EXPONENT: u8 = 14;
@@ -560,6 +560,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::super::devices::{Gid, PortInfo};
     use super::*;
+    use crate::transport::Transport;
 
     fn device(name: &str, state: &str, gids: &[&str]) -> DeviceInfo {
         let gids = gids
@@ -616,5 +617,49 @@ mod tests {
         ] {
             assert!(Greeting::check(wrong.as_bytes(), 7).unwrap_err().contains("malformed"));
         }
+    }
+
+    /// What `caller` hears of its call to `van`.
+    fn outcome(van: &mut Rdma, caller: &mut Rdma) -> Event {
+        caller.connect(van.address()).unwrap();
+        let (mut events, began) = (Vec::new(), Instant::now());
+        while events.is_empty() {
+            van.wait(Duration::from_millis(1)).unwrap();
+            van.poll(&mut Vec::new()).unwrap();
+            caller.wait(Duration::from_millis(1)).unwrap();
+            caller.poll(&mut events).unwrap();
+            assert!(began.elapsed() < Duration::from_secs(20), "nothing came");
+        }
+        events.remove(0)
+    }
+
+    #[test]
+    fn one_peer_too_many_is_told_so_and_let_in_when_another_has_gone() {
+        let Ok(device) = std::env::var("CARAVAN_TEST_DEVICE") else {
+            eprintln!("skipped: CARAVAN_TEST_DEVICE names no RDMA device (`ci/vm` makes one)");
+            return;
+        };
+        let config = VanConfig { device: Some(device), ..VanConfig::default() };
+        let mut van = Rdma::serving(&config, 2).unwrap();
+        let mut callers = Vec::from_iter((0..3).map(|_| Rdma::new(&config).unwrap()));
+        for caller in &mut callers[..2] {
+            let event = outcome(&mut van, caller);
+            assert!(matches!(event, Event::Connected { .. }), "{event:?}");
+        }
+        for _ in 0..2 {
+            let event = outcome(&mut van, &mut callers[2]);
+            let Event::Lost { error, .. } = event else { panic!("{event:?}") };
+            let told = "it refused this node: it has no room: 2 peers are all that one node has";
+            assert!(error.to_string().contains(told), "{error}");
+        }
+        drop(callers.remove(0));
+        let (mut events, began) = (Vec::new(), Instant::now());
+        while !events.iter().any(|event| matches!(event, Event::Lost { .. })) {
+            van.wait(Duration::from_millis(1)).unwrap();
+            van.poll(&mut events).unwrap();
+            assert!(began.elapsed() < Duration::from_secs(20), "nobody left");
+        }
+        let event = outcome(&mut van, &mut callers[1]);
+        assert!(matches!(event, Event::Connected { .. }), "{event:?}");
     }
 }

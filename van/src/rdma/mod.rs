@@ -1,13 +1,14 @@
 //! The van over RDMA verbs: reliable connections, on which the device itself places what arrives.
 //!
 //! * **Frames** are sent into receive buffers that the peer keeps posted, one shared queue of them for all peers of a transport.
-//!   Short ones travel inside the work request, and small ones that wait for the same peer in one message. Each message carries, as
-//!   its immediate word, how many buffers the sender has made free for its peer since the last one: a peer that has none left holds
-//!   its frames back, so that the device never meets a receiver that is not ready (its timer for that is up to 655 ms long).
-//! * **Writes** go straight from where the data lies to where it shall lie, by one `RDMA WRITE` with immediate: nothing is copied
-//!   on either side, and the immediate says which offer was used.
-//! * **Offers** are memory windows, each bound for one peer to just the bytes that it was offered. When the write has come the
-//!   window is closed before the layer above sees the memory, so that nobody can write it any more.
+//!   Short ones travel inside the work request. Each message carries, as its immediate word, how many buffers the sender has made
+//!   free for its peer since the last one: a peer that has none left holds its frames back, so that the device never meets a
+//!   receiver that is not ready (its timer for that is up to 655 ms long).
+//! * **Writes** go straight from where the data lies to where it shall lie, by `RDMA WRITE`: nothing is copied on either side, but
+//!   for what is short and comes last. That follows in a message of its own, with the same doorbell, which says which offer was used.
+//! * **Offers** are memory windows, each bound for one peer to just the bytes that it was offered. The message behind a write asks
+//!   the device to close the window (`SEND` with invalidate), so that nobody can write any more what the layer above sees, and
+//!   no work request of the receiver's is needed for it. `window.rs` says what a peer gains that does otherwise: nothing.
 //!
 //! Nothing is read from a peer. An `RDMA READ` would spare the side that has the data its work request, and is the better direction
 //! where that side is to do nothing at all; but the reader would have to know where the data lies and that nobody changes it
@@ -51,7 +52,7 @@ pub use connect::reaches;
 use connect::{Peer, Stage};
 use queue_pair::{Lane, Unit};
 use verbs::{
-    Channel, Completion, CompletionQueue, Connection, ConnectionKey, Device, Domain, Done,
+    Batch, Channel, CompletionQueue, Connection, ConnectionKey, Device, Domain, POLL_MAX,
     ReceiveQueue,
 };
 use window::Windows;
@@ -70,9 +71,6 @@ const TURNS: u32 = 32;
 
 /// Nothing heard of a peer for so long: a write of no bytes finds out whether it is there.
 const SILENCE: Duration = Duration::from_millis(500);
-
-/// Completions taken at a time.
-const POLL_MAX: usize = 16;
 
 /// What [`verbs::sleep`] says when nothing but the completion queue has something to say.
 const COMPLETIONS_ALONE: u32 = 1;
@@ -113,14 +111,11 @@ pub struct Rdma {
     completions_max: usize,
     /// Receive buffers that all peers together may use.
     receives_wanted: usize,
-    reports: Vec<Completion>,
-    done: Vec<Done>,
+    reports: Batch,
     /// Found, and not yet reported.
     ready: Vec<Event>,
     /// The last turn found nothing, so that to look again at once would find nothing either.
     looked: bool,
-    /// A window is being closed, which takes no time.
-    look_again: bool,
     /// Turns since the clock was looked at.
     turns: u32,
     look_around_at: Instant,
@@ -135,6 +130,11 @@ impl Rdma {
     /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Unavailable`] when this machine has no such device, with what
     /// to do about it; [`Error::Listen`]; [`Error::Os`].
     pub fn new(config: &VanConfig) -> Result<Rdma> {
+        Rdma::serving(config, connect::PEERS_MAX)
+    }
+
+    /// As [`Rdma::new`], with receive buffers for up to `peers_max` peers, or as many as the device has.
+    fn serving(config: &VanConfig, peers_max: usize) -> Result<Rdma> {
         config.check()?;
         let (channel, listener, device, address) = connect::listen(config)?;
         let os = |call| move |source| Error::Os { call, source };
@@ -142,7 +142,8 @@ impl Rdma {
         let domain = Domain::new(device).map_err(os("allocating a protection domain"))?;
         let completions = CompletionQueue::new(device, queue_pair::COMPLETIONS)
             .map_err(os("creating a completion queue"))?;
-        let receives = ReceiveQueue::new(&domain, connect::RECEIVES_MAX.min(limits.receives_max))
+        let receives_max = peers_max * queue_pair::RECEIVES as usize;
+        let receives = ReceiveQueue::new(&domain, receives_max.min(limits.receives_max))
             .map_err(os("creating a shared receive queue"))?;
         let now = Instant::now();
         tracing::debug!(%address, device = device.name(), "listening with RDMA");
@@ -168,11 +169,9 @@ impl Rdma {
             young: 0,
             completions_max: limits.completions_max,
             receives_wanted: 0,
-            reports: Vec::with_capacity(POLL_MAX),
-            done: Vec::with_capacity(POLL_MAX),
+            reports: Batch::new(),
             ready: Vec::with_capacity(256),
             looked: false,
-            look_again: false,
             turns: 0,
             look_around_at: now,
             counters: Counters::default(),

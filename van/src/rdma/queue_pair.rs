@@ -5,25 +5,27 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::verbs::{Done, OpenWindow, QueuePair, Through, Window, Work};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::verbs::{OpenWindow, QueuePair, Through, Window, Work};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::metrics::Counters;
-use crate::transport::{Event, FRAME_PREFIX, Gather, check_write};
+use crate::transport::{Gather, check_write};
 use crate::wire::Offer;
 
 /// Sends that the device holds of one lane.
 pub(super) const SENDS: usize = 256;
 
-/// Of those, kept free for opening and closing windows, which nothing may hold up.
+/// Of those, kept free for opening windows, which nothing may hold up.
 const SENDS_KEPT: usize = 32;
 
 /// Receive buffers that a peer may fill before it is told that they are free again.
 pub(super) const RECEIVES: u32 = 128;
 
-/// Frames of up to so many bytes leave in one message when several wait: to copy one is less work than to send it, for the sender,
-/// for the receiver and for both devices.
-const PACKED_BYTES_MAX: usize = 1 << 10;
+/// The last bytes of a write leave in the message that closes its window, when they are few: those of a message behind its values.
+const LAST_BYTES_MAX: usize = 512;
 
 /// Receive buffers are replaced so many at a time, with one doorbell.
 const REPLACED_TOGETHER: u32 = 16;
@@ -40,15 +42,40 @@ const CHUNK_BYTES: usize = 1 << 30;
 /// Most bytes that travel inside a work request, where the device takes as many.
 pub(super) const INLINE_BYTES: usize = 220;
 
-/// The tag of work whose end matters to nobody.
-const NOBODY: u32 = u32::MAX;
-
 /// What waits to leave.
 pub(super) enum Unit {
     /// A frame without its prefix.
     Frame(Shared),
-    /// A piece of a write, the last one if it has a `notice`.
-    Write { data: Gather, address: u64, key: u32, notice: Option<u32> },
+    /// A piece of a write, up to its end. A window is closed by the message that follows it, a region by its owner.
+    Write { data: Gather, address: u64, key: u32, notice: Notice, len: u64, closes: bool },
+    /// What closes the window of a write.
+    Last { message: Shared, key: u32 },
+}
+
+/// What closes the window of a write begins with this; behind it are the write's last bytes, where they were few.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub(super) struct Last {
+    notice: U32,
+    zero: U32,
+    /// Bytes of the write, from first to last.
+    len: U64,
+}
+
+impl Last {
+    /// Takes a message apart: what it says, how long the write is, and its last bytes.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub(super) fn read(message: &[u8]) -> Result<(Notice, usize, &[u8]), String> {
+        let (last, tail) =
+            Last::ref_from_prefix(message).map_err(|_| "it closed a window and said nothing")?;
+        let len = usize::try_from(last.len.get()).unwrap_or(usize::MAX);
+        if last.zero.get() != 0 || tail.len() > len {
+            return Err(format!("it ended a write of {len} bytes by {} more", tail.len()));
+        }
+        Ok((Notice::from_word(last.notice.get()), len, tail))
+    }
 }
 
 /// What the immediate word of a write says.
@@ -65,6 +92,8 @@ pub(super) struct Notice {
 impl Notice {
     /// Offers that one transport can have open.
     pub(super) const INDEX_END: u32 = 1 << 20;
+    /// In the key of an offer, beside its index: it is a window, which the writer closes.
+    pub(super) const WINDOW: u32 = 1 << 31;
 
     fn to_word(self) -> u32 {
         self.index << 12 | (self.at as u32 / 8) << 3 | self.chunks
@@ -85,65 +114,20 @@ impl Notice {
 pub(super) struct Credits {
     /// Receive buffers that are free again.
     pub(super) count: u32,
-    /// What comes with it.
-    pub(super) load: Load,
-}
-
-/// What a message carries besides credits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Load {
-    /// A frame.
-    Frame,
-    /// Several, each behind a prefix; see [`unpack`].
-    Frames,
-    /// Nothing.
-    Nothing,
+    /// Whether a frame comes with it.
+    pub(super) frame: bool,
 }
 
 impl Credits {
-    const NOTHING: u32 = 1 << 31;
-    const FRAMES: u32 = 1 << 30;
+    const NO_FRAME: u32 = 1 << 31;
 
     fn to_word(self) -> u32 {
-        let load = match self.load {
-            Load::Frame => 0,
-            Load::Frames => Self::FRAMES,
-            Load::Nothing => Self::NOTHING,
-        };
-        self.count | load
+        self.count | if self.frame { 0 } else { Self::NO_FRAME }
     }
 
     pub(super) fn from_word(word: u32) -> Credits {
-        let load = match word & (Self::NOTHING | Self::FRAMES) {
-            0 => Load::Frame,
-            Self::FRAMES => Load::Frames,
-            _ => Load::Nothing,
-        };
-        Credits { count: word & !(Self::NOTHING | Self::FRAMES), load }
+        Credits { count: word & !Self::NO_FRAME, frame: word & Self::NO_FRAME == 0 }
     }
-}
-
-/// Takes the next frame of a message that holds several: `[len u32][0 u32][0 u64]`, the frame, zero padding to 8.
-///
-/// # Errors
-/// Says what is wrong with it; it is to be thrown away then.
-pub(super) fn unpack(message: &mut Buffer) -> Result<Buffer, String> {
-    let prefix = message.first_chunk::<FRAME_PREFIX>();
-    let (len, zeros) = prefix.ok_or("it sent frames that end in a prefix")?.split_at(4);
-    let len = u32::from_le_bytes(len.try_into().expect("4 of 16 bytes")) as usize;
-    let behind = message.len() - FRAME_PREFIX;
-    if zeros != [0; 12] || len > behind || padded(len) > behind {
-        return Err(format!("it sent a frame of {len} bytes where {behind} bytes are left"));
-    }
-    drop(message.split_to(FRAME_PREFIX));
-    let mut frame = message.split_to(padded(len));
-    frame.truncate(len);
-    Ok(frame)
-}
-
-/// Frames, and what stands before each, begin at multiples of 8.
-fn padded(len: usize) -> usize {
-    len.next_multiple_of(8)
 }
 
 impl Unit {
@@ -154,7 +138,7 @@ impl Unit {
     pub(super) fn write(data: Gather, into: &Offer, at: u64) -> Result<Unit> {
         let (key, len) = (into.key.get(), data.len());
         check_write(key, at, len as u64, into.len.get())?;
-        let index = key as u32;
+        let (index, closes) = (key as u32 & !Notice::WINDOW, key as u32 & Notice::WINDOW != 0);
         if index >= Notice::INDEX_END {
             return Err(Error::OutsideOffer { key, at, len: len as u64, offered: 0 });
         }
@@ -163,7 +147,9 @@ impl Unit {
             data,
             address: into.address.get() + at,
             key: (key >> 32) as u32,
-            notice: Some(notice.to_word()),
+            notice,
+            len: len as u64,
+            closes,
         })
     }
 }
@@ -190,19 +176,9 @@ pub(super) struct Lane {
     unsignalled: u32,
     /// One of those holds memory.
     holds: bool,
-    /// Events behind a window that is being closed; the window's first.
-    held: VecDeque<Held>,
     heard_at: Instant,
     heard: bool,
     probing: bool,
-}
-
-/// An event that is not to be reported yet.
-pub(super) enum Held {
-    /// A write has come; it is reported once its window is closed.
-    Closing { index: u32, at: usize, len: usize },
-    /// It came after such a write.
-    Event(Event),
 }
 
 impl Lane {
@@ -220,7 +196,6 @@ impl Lane {
             used: 0,
             unsignalled: 0,
             holds: false,
-            held: VecDeque::with_capacity(RECEIVES as usize),
             heard_at: now,
             heard: true,
             probing: false,
@@ -254,7 +229,7 @@ impl Lane {
     /// Writes nothing, and has it reported.
     fn mark(&mut self) -> Result<()> {
         (self.unsignalled, self.holds) = (0, false);
-        self.queue_pair.push(Work::Probe, NOBODY, true)?;
+        self.queue_pair.push(Work::Probe, true)?;
         self.ring()
     }
 
@@ -310,22 +285,18 @@ impl Lane {
     /// Hands to the device what it has room for and the peer has buffers for, with as few doorbells as there can be.
     pub(super) fn flush(&mut self, pool: &Pool, counters: &mut Counters) -> Result<()> {
         self.is_eager = false;
-        while self.may_send() {
-            if let Some(work) = self.pack(pool, counters) {
-                self.push(work)?;
-            } else if let Some(unit) = self.queue.pop_front() {
-                let work = self.prepare(unit, counters);
-                self.push(work)?;
-            } else {
-                break;
-            }
+        while self.may_send()
+            && let Some(unit) = self.queue.pop_front()
+        {
+            let work = self.prepare(unit, pool, counters)?;
+            self.push(work)?;
         }
         // The last credit is for this: two sides that have filled each other's buffers go on.
         if self.owes_much() && self.credits > 0 && self.queue_pair.room() > 0 {
-            let imm = self.hand_back(Load::Nothing);
+            let imm = self.hand_back(false);
             self.credits -= 1;
             let signal = self.signals(false);
-            self.queue_pair.push(Work::Notice { imm }, NOBODY, signal)?;
+            self.queue_pair.push(Work::Notice { imm }, signal)?;
         }
         self.ring()
     }
@@ -339,71 +310,53 @@ impl Lane {
         self.credits > 1 && self.queue_pair.room() > SENDS_KEPT
     }
 
-    /// Puts the next frames into one message, if several small ones wait and there is memory for them.
-    fn pack(&mut self, pool: &Pool, counters: &mut Counters) -> Option<Work> {
-        let (mut frames, mut bytes) = (0, 0);
-        for unit in &self.queue {
-            let Unit::Frame(frame) = unit else { break };
-            let end = bytes + FRAME_PREFIX + padded(frame.len());
-            if frame.len() > PACKED_BYTES_MAX || end > self.frame_bytes {
-                break;
-            }
-            (frames, bytes) = (frames + 1, end);
-        }
-        if frames < 2 {
-            return None;
-        }
-        let mut message = pool.allocate(bytes).ok()?;
-        let mut space = &mut message[..];
-        for unit in self.queue.drain(..frames) {
-            let Unit::Frame(frame) = unit else { unreachable!("counted as one above") };
-            let (prefix, behind) = space.split_at_mut(FRAME_PREFIX);
-            prefix.fill(0);
-            prefix[..4].copy_from_slice(&(frame.len() as u32).to_le_bytes());
-            let (place, behind) = behind.split_at_mut(padded(frame.len()));
-            let (place, padding) = place.split_at_mut(frame.len());
-            place.copy_from_slice(&frame);
-            padding.fill(0);
-            space = behind;
-        }
-        counters.frames_sent += frames as u64;
-        counters.bytes_sent += bytes as u64;
-        let imm = self.hand_back(Load::Frames);
-        Some(Work::Send { data: message.share().into(), imm })
-    }
-
     /// What the device has to do for `unit`.
-    fn prepare(&mut self, unit: Unit, counters: &mut Counters) -> Work {
-        match unit {
+    fn prepare(&mut self, unit: Unit, pool: &Pool, counters: &mut Counters) -> Result<Work> {
+        Ok(match unit {
             Unit::Frame(frame) => {
                 counters.frames_sent += 1;
                 counters.bytes_sent += frame.len() as u64;
-                Work::Send { data: frame.into(), imm: self.hand_back(Load::Frame) }
+                Work::Send { data: frame.into(), imm: Some(self.hand_back(true)) }
             }
-            Unit::Write { data, address, key, notice } if data.len() > CHUNK_BYTES => {
+            Unit::Write { data, address, key, notice, len, closes } if data.len() > CHUNK_BYTES => {
                 let (data, rest) = cut(data, CHUNK_BYTES);
                 let behind = address + CHUNK_BYTES as u64;
-                self.queue.push_front(Unit::Write { data: rest, address: behind, key, notice });
+                let rest = Unit::Write { data: rest, address: behind, key, notice, len, closes };
+                self.queue.push_front(rest);
                 counters.bytes_sent += CHUNK_BYTES as u64;
                 Work::Write { data, address, key, imm: None }
             }
-            Unit::Write { data, address, key, notice } => {
+            Unit::Write { data, address, key, notice, closes: false, .. } => {
                 counters.bytes_sent += data.len() as u64;
-                Work::Write { data, address, key, imm: notice }
+                Work::Write { data, address, key, imm: Some(notice.to_word()) }
             }
-        }
+            Unit::Write { data, address, key, notice, len, .. } => {
+                counters.bytes_sent += data.len() as u64;
+                let Gather { head, tail } = data;
+                let (rides, stays) = match tail {
+                    Some(tail) if tail.len() <= LAST_BYTES_MAX => (Some(tail), None),
+                    tail => (None, tail),
+                };
+                let message = last(pool, notice, len, rides.as_deref().unwrap_or_default())?;
+                self.queue.push_front(Unit::Last { message, key });
+                Work::Write { data: Gather { head, tail: stays }, address, key, imm: None }
+            }
+            Unit::Last { message, key } => Work::SendLast { data: message.into(), key },
+        })
     }
 
     /// Gives work to the device with the next doorbell; what the peer needs a receive buffer for costs a credit.
     fn push(&mut self, work: Work) -> Result<()> {
         let (bytes, credits) = match &work {
-            Work::Send { data, .. } | Work::Write { data, imm: Some(_), .. } => (data.len(), 1),
+            Work::Send { data, .. }
+            | Work::SendLast { data, .. }
+            | Work::Write { data, imm: Some(_), .. } => (data.len(), 1),
             Work::Write { data, .. } => (data.len(), 0),
             _ => (0, 0),
         };
         self.credits -= credits;
         let signal = self.signals(bytes > self.queue_pair.inline_bytes());
-        self.queue_pair.push(work, NOBODY, signal)
+        self.queue_pair.push(work, signal)
     }
 
     /// Whether the next send reports its completion: now and then, and the last of a batch when one of them `holds` memory.
@@ -419,15 +372,15 @@ impl Lane {
         signal
     }
 
-    fn hand_back(&mut self, load: Load) -> u32 {
+    fn hand_back(&mut self, frame: bool) -> u32 {
         let count = std::mem::take(&mut self.owed);
-        Credits { count, load }.to_word()
+        Credits { count, frame }.to_word()
     }
 
-    /// Sends have ended, up to the one that says so; what matters to somebody comes to `done`.
-    pub(super) fn retire(&mut self, through: Through, done: &mut Vec<Done>) {
+    /// Sends have ended, up to the one that says so.
+    pub(super) fn retire(&mut self, through: Through) {
         self.probing = false;
-        self.queue_pair.retire(through, done);
+        self.queue_pair.retire(through, &mut Vec::new()); // nothing is read
     }
 
     /// Something came from the peer.
@@ -450,47 +403,21 @@ impl Lane {
         self.mark()
     }
 
-    /// Begins to make a window useless, whose write has come; false when the device has no room for that now.
-    ///
-    /// # Errors
-    /// When the device refuses it.
-    pub(super) fn close_window(&mut self, key: u32, index: u32) -> Result<bool> {
-        if self.queue_pair.room() == 0 {
-            return Ok(false);
-        }
-        (self.unsignalled, self.holds) = (0, false);
-        self.queue_pair.push(Work::Invalidate { key }, index, true)?;
-        self.ring()?;
-        Ok(true)
-    }
-
-    /// Keeps an event back while a window is being closed; hands it back when none is.
-    pub(super) fn hold(&mut self, event: Event) -> Option<Event> {
-        if self.held.is_empty() {
-            return Some(event);
-        }
-        self.held.push_back(Held::Event(event));
-        None
-    }
-
-    /// Everything from now on waits for the window of offer `index` to be closed.
-    pub(super) fn hold_for_window(&mut self, index: u32, at: usize, len: usize) {
-        self.held.push_back(Held::Closing { index, at, len });
-    }
-
-    /// The next that was held back, if `closed` is the window that it waits for, or it waits for none.
-    pub(super) fn release(&mut self, closed: Option<u32>) -> Option<Held> {
-        match self.held.front()? {
-            Held::Closing { index, .. } if closed != Some(*index) => None,
-            _ => self.held.pop_front(),
-        }
-    }
-
     /// Opens a window; see [`QueuePair::bind`].
     pub(super) fn bind(&mut self, window: Window, memory: Buffer) -> Result<OpenWindow> {
         self.unsignalled += 1;
         self.queue_pair.bind(window, memory)
     }
+}
+
+/// The message that closes the window of a write of `len` bytes, whose last ones are `tail`.
+fn last(pool: &Pool, notice: Notice, len: u64, tail: &[u8]) -> Result<Shared> {
+    const HEAD: usize = size_of::<Last>();
+    let mut message = pool.allocate(HEAD + tail.len())?;
+    let head = Last { notice: notice.to_word().into(), zero: 0.into(), len: len.into() };
+    message[..HEAD].copy_from_slice(head.as_bytes());
+    message[HEAD..].copy_from_slice(tail);
+    Ok(message.share())
 }
 
 /// The first `at` bytes, and the others.
@@ -525,36 +452,22 @@ mod tests {
             assert_eq!(Notice::from_word(notice.to_word()), notice);
         }
         assert_eq!(Notice { index: 0, at: 0, chunks: 3 }.len(5), (3 << 30) + 5);
-        for (count, load) in [(0, Load::Frame), (64, Load::Nothing), (127, Load::Frames)] {
-            let credits = Credits { count, load };
+        for (count, frame) in [(0, true), (64, false), (127, true)] {
+            let credits = Credits { count, frame };
             assert_eq!(Credits::from_word(credits.to_word()), credits);
         }
     }
 
     #[test]
-    fn a_message_of_frames_is_taken_apart_and_a_wrong_one_refused() {
+    fn what_closes_a_window_is_taken_apart_and_a_wrong_one_refused() {
         let pool = Pool::new(1 << 20);
-        let message = |bytes: &[u8]| {
-            let mut message = pool.allocate(bytes.len()).unwrap();
-            message.copy_from_slice(bytes);
-            message
-        };
-        let mut bytes = vec![0; 16 + 8 + 16 + 16];
-        bytes[0] = 5;
-        bytes[16..21].fill(7);
-        bytes[24] = 16;
-        bytes[40..].fill(9);
-        let mut both = message(&bytes);
-        assert_eq!(unpack(&mut both).unwrap()[..], [7; 5]);
-        assert_eq!(unpack(&mut both).unwrap()[..], [9; 16]);
-        assert!(both.is_empty());
-        assert!(unpack(&mut both).is_err(), "there is no third");
-        for (at, byte) in [(0, 41), (3, 255), (5, 1), (15, 1)] {
-            let mut wrong = bytes.clone();
-            wrong[at] = byte;
-            let error = unpack(&mut message(&wrong)).unwrap_err();
-            assert!(error.contains("40 bytes are left"), "{error}");
-        }
+        let notice = Notice { index: 7, at: 16, chunks: 0 };
+        let message = last(&pool, notice, 100, b"the end").unwrap();
+        assert_eq!(Last::read(&message).unwrap(), (notice, 100, &b"the end"[..]));
+        assert_eq!(Last::read(&message[..16]).unwrap().2, b"");
+        assert!(Last::read(&message[..15]).is_err());
+        let short = last(&pool, notice, 6, b"the end").unwrap();
+        assert!(Last::read(&short).unwrap_err().contains("6 bytes by 7"));
     }
 
     #[test]
@@ -564,10 +477,14 @@ mod tests {
         let offer =
             |key: u64, len: u64| Offer { key: key.into(), address: 0x1000.into(), len: len.into() };
         let unit = Unit::write(data(), &offer(7 << 32 | 3, 200), 8).unwrap();
-        let Unit::Write { address: 0x1008, key: 7, notice: Some(word), .. } = unit else {
+        let Unit::Write { address: 0x1008, key: 7, notice, len: 100, closes: false, .. } = unit
+        else {
             panic!()
         };
-        assert_eq!(Notice::from_word(word), Notice { index: 3, at: 8, chunks: 0 });
+        assert_eq!(notice, Notice { index: 3, at: 8, chunks: 0 });
+        let window = offer(7 << 32 | u64::from(Notice::WINDOW) | 3, 200);
+        let unit = Unit::write(data(), &window, 8).unwrap();
+        assert!(matches!(unit, Unit::Write { notice: Notice { index: 3, .. }, closes: true, .. }));
         assert!(Unit::write(data(), &offer(3, 99), 0).is_err());
         assert!(Unit::write(data(), &offer(3, 200), 4).is_err());
         assert!(Unit::write(data(), &offer(Notice::INDEX_END.into(), 200), 0).is_err());

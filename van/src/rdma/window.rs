@@ -1,8 +1,15 @@
 //! The memory that peers may write: one window for each offer, open for one peer until its write has come.
 //!
-//! Windows of type 2 are bound by the lane itself, ahead of the frame that tells the peer about them, and closed by a local
-//! invalidation; both cost no message. A device that has none of them, or a lane with no room for another work request, gets
-//! a region that is registered for this one offer: slower, and as strict.
+//! Windows of type 2 are bound by the lane itself, ahead of the frame that tells the peer about them, and closed by the peer's own
+//! message behind its write: its device asks ours to take the key back, and ours says with that message that it has, and which.
+//! Neither costs a message more. A device that has no such windows, or a lane with no room for another work request, gets a region
+//! that is registered for this one offer, and gone when the write has come: slower, and as strict.
+//!
+//! A peer that does not say the truth gains nothing. Of whose window it is, and whether it is closed, our device is asked, not the
+//! peer; a notice of a write without that ends the connection, and so does one that reaches beyond the offer. It can say that it
+//! wrote more of the offered bytes than it did: what was there before then counts as its message. It can close a window without
+//! writing, which is the same. And Soft-RoCE, which does not look whose window it is, lets it close that of another peer, by
+//! a key that it guesses: that one's write fails, and nobody's memory is touched.
 
 use std::rc::Rc;
 
@@ -27,8 +34,6 @@ pub(super) struct Windows {
 struct Entry {
     peer: PeerId,
     opening: Opening,
-    /// Its write has come, and it is being closed.
-    closing: bool,
 }
 
 enum Opening {
@@ -44,6 +49,15 @@ impl Opening {
         }
     }
 
+    /// What the offer with this index goes by.
+    fn offer_key(&self, index: u32) -> u64 {
+        let kind = match self {
+            Opening::Window(_) => Notice::WINDOW,
+            Opening::Region(_) => 0,
+        };
+        u64::from(self.key()) << 32 | u64::from(kind | index)
+    }
+
     fn span(&self) -> (u64, usize) {
         match self {
             Opening::Window(window) => (window.address(), window.len()),
@@ -57,14 +71,6 @@ impl Opening {
             Opening::Region(region) => region.close(),
         }
     }
-}
-
-/// What becomes of an offer whose write has come.
-pub(super) enum Closing {
-    /// Its window has to be invalidated first, by this key.
-    Invalidate(u32),
-    /// It is closed.
-    Closed(u64, Buffer),
 }
 
 impl Windows {
@@ -90,9 +96,8 @@ impl Windows {
         };
         match self.bind(lane, into) {
             Ok(opening) => {
-                let ((address, len), key) = (opening.span(), opening.key());
-                self.entries[index as usize] = Some(Entry { peer, opening, closing: false });
-                let key = u64::from(key) << 32 | u64::from(index);
+                let ((address, len), key) = (opening.span(), opening.offer_key(index));
+                self.entries[index as usize] = Some(Entry { peer, opening });
                 Ok(Offer { key: key.into(), address: address.into(), len: (len as u64).into() })
             }
             Err(error) => {
@@ -116,13 +121,14 @@ impl Windows {
     /// Ends an offer that was not used, and returns its memory.
     pub(super) fn revoke(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
         let missing = Error::OutsideOffer { key, at: 0, len: 0, offered: 0 };
-        let is_it = |entry: &&Entry| entry.opening.key() == (key >> 32) as u32 && !entry.closing;
-        let Some(_) = self.entry(peer, key as u32).filter(is_it) else { return Err(missing) };
-        let entry = self.remove(key as u32).ok_or(missing)?;
+        let index = key as u32 & !Notice::WINDOW;
+        let is_it = |entry: &&Entry| entry.opening.offer_key(index) == key;
+        let Some(_) = self.entry(peer, index).filter(is_it) else { return Err(missing) };
+        let entry = self.remove(index).ok_or(missing)?;
         Ok(entry.opening.revoke())
     }
 
-    /// A write of `peer` has come, `len` bytes at `at`.
+    /// A write of `peer` has come, `len` bytes of them, to an offer that is no window. Returns its key and its memory.
     ///
     /// # Errors
     /// Says what is wrong with that.
@@ -131,52 +137,40 @@ impl Windows {
         peer: PeerId,
         notice: Notice,
         len: usize,
-    ) -> std::result::Result<Closing, String> {
-        let Notice { index, at, .. } = notice;
-        let entry = self.entry(peer, index).filter(|entry| !entry.closing);
-        let entry = entry.ok_or_else(|| format!("it wrote offer {index}, which is not open"))?;
-        let key = u64::from(entry.opening.key()) << 32 | u64::from(index);
-        let (_, offered) = entry.opening.span();
-        check_write(key, at, len as u64, offered as u64).map_err(|error| error.to_string())?;
-        if let Opening::Window(window) = &entry.opening {
-            return Ok(Closing::Invalidate(window.remote_key()));
-        }
-        self.close_at_once(index).map(|(key, memory)| Closing::Closed(key, memory))
-    }
-
-    /// Makes the entry unusable while its window is being closed.
-    pub(super) fn closing(&mut self, index: u32) {
-        if let Some(Some(entry)) = self.entries.get_mut(index as usize) {
-            entry.closing = true;
-        }
-    }
-
-    /// Closes an offer without the lane's help.
-    ///
-    /// # Errors
-    /// When there is no such offer.
-    pub(super) fn close_at_once(
-        &mut self,
-        index: u32,
     ) -> std::result::Result<(u64, Buffer), String> {
-        let entry = self.remove(index).ok_or_else(|| format!("offer {index} is not open"))?;
-        let key = u64::from(entry.opening.key()) << 32 | u64::from(index);
+        let index = notice.index;
+        let missing = || format!("it wrote offer {index}, which is not open");
+        let entry = self.entry(peer, index).ok_or_else(missing)?;
+        if let Opening::Window(_) = entry.opening {
+            return Err(format!("it wrote offer {index} and did not close its window"));
+        }
+        let key = check(entry, notice, len)?;
+        let entry = self.remove(index).ok_or_else(missing)?;
         Ok((key, entry.opening.revoke()))
     }
 
-    /// The window of offer `index` is closed, of which `proof` is the proof.
-    pub(super) fn closed(&mut self, index: u32, proof: Invalidated) -> Option<(u64, Buffer)> {
-        let entry = self.remove(index)?;
-        let key = u64::from(entry.opening.key()) << 32 | u64::from(index);
-        let memory = match entry.opening {
-            Opening::Window(window) => {
-                let (window, memory) = window.close(proof);
-                self.idle.push(window);
-                memory
-            }
-            Opening::Region(region) => region.close(),
+    /// A write of `peer` has come, `len` bytes of them, and its window was closed, of which `proof` is the proof. Returns the
+    /// offer's key and its memory.
+    ///
+    /// # Errors
+    /// Says what is wrong with that.
+    pub(super) fn closed(
+        &mut self,
+        peer: PeerId,
+        notice: Notice,
+        len: usize,
+        proof: Invalidated,
+    ) -> std::result::Result<(u64, Buffer), String> {
+        let index = notice.index;
+        let missing = || format!("it closed a window that is not the one of offer {index}");
+        let is_it = |entry: &&Entry| matches!(&entry.opening, Opening::Window(window) if window.remote_key() == proof.key());
+        let key = check(self.entry(peer, index).filter(is_it).ok_or_else(missing)?, notice, len)?;
+        let Some(Entry { opening: Opening::Window(window), .. }) = self.remove(index) else {
+            return Err(missing());
         };
-        Some((key, memory))
+        let (window, memory) = window.close(proof);
+        self.idle.push(window);
+        Ok((key, memory))
     }
 
     /// Drops all that was offered to `peer`.
@@ -197,4 +191,11 @@ impl Windows {
         self.free.push(index);
         Some(entry)
     }
+}
+
+/// The key of an offer, if a write of `len` bytes may have come where the notice says.
+fn check(entry: &Entry, notice: Notice, len: usize) -> std::result::Result<u64, String> {
+    let (key, (_, offered)) = (entry.opening.offer_key(notice.index), entry.opening.span());
+    let checked = check_write(key, notice.at, len as u64, offered as u64);
+    checked.map(|()| key).map_err(|error| error.to_string())
 }

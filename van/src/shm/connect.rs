@@ -6,12 +6,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Shm;
+use super::loan::Limbo;
 use super::receive::{Desk, Receiver};
 use super::ring::{CLOSED, SEGMENT_BYTES, SLOTS};
 use super::segment::{Foreign, Own};
@@ -47,6 +49,7 @@ const HELLO: u8 = 1;
 const SEGMENT: u8 = 2;
 const WAKE: u8 = 3;
 const REFUSAL: u8 = 4;
+const BYE: u8 = 5;
 
 /// What ends of a lane say beside memory.
 pub(super) enum Packet<'a> {
@@ -58,6 +61,8 @@ pub(super) enum Packet<'a> {
     Wake,
     /// Why the other side is turned away.
     Refusal(&'a str),
+    /// The lane has ended, though the socket stays open while memory is lent.
+    Bye,
 }
 
 /// What came of looking for a packet.
@@ -76,7 +81,7 @@ pub(super) struct Link {
     pub(super) own: Own,
     /// The peer's, once it has said hello.
     pub(super) foreign: Option<Foreign>,
-    pub(super) socket: Socket,
+    pub(super) socket: Rc<Socket>,
 }
 
 impl Link {
@@ -86,6 +91,7 @@ impl Link {
             Packet::Hello(hello) => set(&mut bytes, HELLO, hello.as_bytes()),
             Packet::Segment(len) => set(&mut bytes, SEGMENT, &len.to_le_bytes()),
             Packet::Wake => set(&mut bytes, WAKE, &[]),
+            Packet::Bye => set(&mut bytes, BYE, &[]),
             Packet::Refusal(text) => set(&mut bytes, REFUSAL, text.as_bytes()),
         };
         self.socket.send(&bytes[..len], file)
@@ -112,7 +118,7 @@ impl Link {
         };
         let file = file.as_ref().map(AsFd::as_fd);
         match (&bytes[..len], file) {
-            ([], _) => Ok(Taken::Ended("it closed the connection".to_owned())),
+            ([] | [BYE], _) => Ok(Taken::Ended("it closed the connection".to_owned())),
             ([WAKE], None) => Ok(Taken::Wake),
             ([HELLO, hello @ ..], Some(file)) => {
                 let ring = Foreign::map(file, SEGMENT_BYTES)?;
@@ -213,6 +219,7 @@ impl Shm {
     /// Gives a new connection a number and memory, and says hello.
     fn enter(&mut self, socket: Socket, address: String, ours: bool) -> io::Result<PeerId> {
         let id = PeerId(u32::try_from(self.places.len()).expect("fewer connections than 2^32"));
+        let socket = Rc::new(socket);
         let link = Link { own: Own::new(SEGMENT_BYTES)?, foreign: None, socket };
         let user = link.socket.peer_user()?;
         if user != socket::user() {
@@ -276,6 +283,7 @@ impl Shm {
             }
         }
         self.sockets_ready = ready;
+        self.limbo.retain_mut(|limbo| !limbo.has_ended());
         if self.young > 0 || self.accept_at.is_some() {
             self.look_after_the_young();
         }
@@ -331,7 +339,8 @@ impl Shm {
         let peer = &mut self.peers[place];
         let (pool, offers) = (&self.pool, &mut self.offers);
         let (events, counters) = (&mut self.ready, &mut self.counters);
-        let mut desk = Desk { pool, offers, events, counters };
+        let returned = &mut Vec::new();
+        let mut desk = Desk { pool, offers, events, counters, returned };
         // As often as an honest one may need; who is not gone may go on writing, and is not listened to for ever.
         for _ in 0..2 * SLOTS {
             match peer.receiver.receive(&peer.link, &mut desk) {
@@ -363,7 +372,14 @@ impl Shm {
     }
 
     fn remove(&mut self, place: usize) -> Peer {
-        let peer = self.peers.swap_remove(place);
+        let mut peer = self.peers.swap_remove(place);
+        if !peer.sender.lent.is_empty() || Rc::strong_count(&peer.link.socket) > 1 {
+            // Somebody can still read what is lent, and says so by keeping the socket open.
+            let _ = peer.link.send(Packet::Bye, None);
+            self.epoll.forget(&peer.link.socket);
+            let (socket, lent) = (peer.link.socket.clone(), std::mem::take(&mut peer.sender.lent));
+            self.limbo.extend((!lent.is_empty()).then_some(Limbo { socket, lent }));
+        }
         self.places[peer.id.0 as usize] = None;
         if let Some(moved) = self.peers.get(place) {
             self.places[moved.id.0 as usize] = Some(place);

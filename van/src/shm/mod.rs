@@ -3,7 +3,8 @@
 //! Each end of a lane has a segment that it alone writes and the other end reads (`segment.rs`): its ring (`ring.rs`), how far it
 //! has read the other's, and whether it sleeps. To post is to write a record and its stamp; to poll is to read the line where the
 //! next stamp will stand, one for each peer. Short frames stand in the ring. Longer ones and writes lie in the sender's pool,
-//! whose arenas its peers can read: the ring says where, and the receiver copies them, into the offered memory for a write.
+//! whose arenas its peers can read: the ring says where, and the receiver copies them, into the offered memory for a write. Values
+//! that are lent are not copied at all (`loan.rs`): the receiver reads them there, and says when it is done.
 //!
 //! # Sleeping
 //! Who sleeps says so in its segment, looks once more, and waits for its sockets; who has posted looks there, once for all that was
@@ -19,6 +20,7 @@
 
 pub mod bare;
 mod connect;
+mod loan;
 mod receive;
 mod ring;
 mod segment;
@@ -35,7 +37,7 @@ use caravan_numa::PageSource;
 
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Pool};
+use crate::memory::{Buffer, Pool, Shared};
 use crate::metrics::Counters;
 use crate::offers::Offers;
 use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
@@ -43,6 +45,7 @@ use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
 use connect::{LISTENER, Packet, Peer};
+use loan::Limbo;
 use receive::Desk;
 use ring::ASLEEP;
 use socket::{Epoll, Socket};
@@ -94,6 +97,10 @@ pub struct Shm {
     young: usize,
     /// When to try again to accept, after that has failed.
     accept_at: Option<Instant>,
+    /// What is lent on lanes that have ended.
+    limbo: Vec<Limbo>,
+    /// Loans that a peer is done with.
+    returned: Vec<u64>,
     counters: Counters,
 }
 
@@ -133,6 +140,8 @@ impl Shm {
             sleeps: 0,
             young: 0,
             accept_at: None,
+            limbo: Vec::new(),
+            returned: Vec::new(),
             counters: Counters::default(),
         })
     }
@@ -182,8 +191,16 @@ impl Shm {
         while let Some(peer) = self.peers.get_mut(place) {
             let (pool, offers) = (&self.pool, &mut self.offers);
             let (events, counters) = (&mut self.ready, &mut self.counters);
-            let received =
-                peer.receiver.receive(&peer.link, &mut Desk { pool, offers, events, counters });
+            let returned = &mut self.returned;
+            let mut desk = Desk { pool, offers, events, counters, returned };
+            let received = peer.receiver.receive(&peer.link, &mut desk);
+            for number in self.returned.drain(..) {
+                if !peer.sender.lent.take_back(number) {
+                    let reason = format!("it returns loan {number}, which it has not");
+                    peer.sender.broken.get_or_insert(reason);
+                }
+            }
+            peer.sender.give_back(&mut peer.link, &mut peer.receiver.returns.borrow_mut());
             let sent = peer.sender.turn(&mut peer.link, pool, counters);
             self.touched |= peer.sender.posted || peer.receiver.consumed;
             let outcome = match peer.sender.broken.take() {
@@ -314,6 +331,21 @@ impl Transport for Shm {
         let peer = &mut self.peers[place];
         self.touched = true;
         peer.sender.write(&mut peer.link, data, (into, at), &self.pool, &mut self.counters)
+    }
+
+    fn lends(&self, peer: PeerId) -> bool {
+        self.up(peer).is_ok_and(|place| !self.peers[place].sender.lent.is_full())
+    }
+
+    fn post_loan(&mut self, peer: PeerId, frame: Buffer, values: Shared) -> Result<()> {
+        let place = self.up(peer)?;
+        let peer = &mut self.peers[place];
+        let (len, limit) = (frame.len().saturating_sub(FRAME_PREFIX), peer.frame_bytes);
+        if len > limit {
+            return Err(Error::FrameTooLong { len, limit });
+        }
+        self.touched = true;
+        peer.sender.lend(&mut peer.link, frame, values, &self.pool, &mut self.counters)
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {

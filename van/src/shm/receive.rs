@@ -5,15 +5,20 @@
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**shm**).
 
+use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
 use zerocopy::FromBytes;
+use zerocopy::little_endian::U64;
 
 use super::connect::{Link, Taken};
-use super::ring::{self, CLOSED, CONSUMED, Kind, Reference, SLOT_ROOM, Stamp, WriteRecord};
+use super::loan::{self, Returns};
+use super::ring::{
+    self, CLOSED, CONSUMED, Kind, LendRecord, RETURNS_MAX, Reference, SLOT_ROOM, Stamp, WriteRecord,
+};
 use super::segment::Foreign;
 use super::send::SEGMENTS_MAX;
-use crate::memory::{Buffer, Pool};
+use crate::memory::{Buffer, Pool, Shared};
 use crate::metrics::Counters;
 use crate::offers::Offers;
 use crate::transport::{Event, PeerId};
@@ -32,8 +37,12 @@ pub(super) struct Receiver {
     /// Slots read so far.
     next: u64,
     /// What the peer announced, in order.
-    segments: Vec<Foreign>,
+    segments: Vec<Rc<Foreign>>,
     writing: Option<Write>,
+    /// Values that belong to the next frame.
+    borrowed: Option<Shared>,
+    /// Loans that this side is done with.
+    pub(super) returns: Returns,
     /// Whether the peer, if it sleeps until there is room, was not woken since.
     pub(super) consumed: bool,
 }
@@ -59,12 +68,22 @@ pub(super) struct Desk<'a> {
     pub(super) offers: &'a mut Offers,
     pub(super) events: &'a mut Vec<Event>,
     pub(super) counters: &'a mut Counters,
+    /// Loans that the peer is done with.
+    pub(super) returned: &'a mut Vec<u64>,
 }
 
 impl Receiver {
     pub(super) fn new(peer: PeerId, frame_bytes_max: usize) -> Receiver {
-        let (segments, writing) = (Vec::new(), None);
-        Receiver { peer, frame_bytes_max, next: 0, segments, writing, consumed: false }
+        Receiver {
+            peer,
+            frame_bytes_max,
+            next: 0,
+            segments: Vec::new(),
+            writing: None,
+            borrowed: None,
+            returns: Returns::default(),
+            consumed: false,
+        }
     }
 
     /// Takes in memory that the peer shares.
@@ -75,7 +94,7 @@ impl Receiver {
         if self.segments.len() == SEGMENTS_MAX {
             return Err(format!("it shares more than {SEGMENTS_MAX} segments"));
         }
-        self.segments.push(segment);
+        self.segments.push(Rc::new(segment));
         Ok(())
     }
 
@@ -122,6 +141,7 @@ impl Receiver {
             return Ok(false);
         };
         let in_write = self.writing.is_some();
+        let lends = self.borrowed.is_some();
         match stamp.kind {
             Kind::Inline if !in_write => self.inline(foreign, stamp, desk)?,
             Kind::Frame if !in_write => {
@@ -129,10 +149,19 @@ impl Receiver {
                 *budget = budget.saturating_sub(reference.len.get() as usize);
                 self.frame(link, foreign, &reference, desk)?;
             }
-            Kind::Write if !in_write => {
+            Kind::Write if !in_write && !lends => {
                 let record = record::<WriteRecord>(foreign, at);
                 self.begin_write(&record, desk)?;
                 self.fill(link, foreign, budget, desk)?;
+            }
+            Kind::Lend if !in_write && !lends => {
+                let record = record::<LendRecord>(foreign, at);
+                self.borrow(link, &record)?;
+            }
+            Kind::Return if !in_write && !lends => {
+                let numbers = record::<[U64; RETURNS_MAX]>(foreign, at);
+                desk.returned.extend(numbers.map(U64::get).into_iter().take_while(|&n| n != 0));
+                self.next += 1;
             }
             Kind::Piece => {
                 let Some(write) = &mut self.writing else {
@@ -142,7 +171,8 @@ impl Receiver {
                 write.is_at_record = true;
                 self.fill(link, foreign, budget, desk)?;
             }
-            Kind::Inline | Kind::Frame | Kind::Write => {
+            _ if lends => return Err("it lent values to no frame".to_owned()),
+            _ => {
                 return Err("it sent something else before a write had ended".to_owned());
             }
         }
@@ -189,10 +219,26 @@ impl Receiver {
         pool.allocate(len).map_err(|error| error.to_string())
     }
 
-    fn deliver(&self, frame: Buffer, desk: &mut Desk<'_>) {
+    fn deliver(&mut self, frame: Buffer, desk: &mut Desk<'_>) {
         desk.counters.frames_received += 1;
         desk.counters.bytes_received += frame.len() as u64;
-        desk.events.push(Event::Received { peer: self.peer, frame });
+        desk.events.push(match self.borrowed.take() {
+            None => Event::Received { peer: self.peer, frame },
+            Some(values) => Event::Lent { peer: self.peer, frame, values },
+        });
+    }
+
+    /// Values that the peer lends.
+    fn borrow(&mut self, link: &Link, record: &LendRecord) -> Result<(), String> {
+        let number = record.number.get();
+        let (segment, place) = self.find(link, &record.values)?;
+        if number == 0 || !place.0.is_multiple_of(8) {
+            return Err(format!("it lends bytes at {} as number {number}", place.0));
+        }
+        let way_back = (&self.returns, &link.socket);
+        self.borrowed = Some(loan::borrow(&segment, place, number, way_back));
+        self.next += 1;
+        Ok(())
     }
 
     fn begin_write(&mut self, record: &WriteRecord, desk: &mut Desk<'_>) -> Result<(), String> {
@@ -256,6 +302,22 @@ impl Receiver {
         if into.is_empty() {
             return Ok(());
         }
+        let (segment, (offset, _)) = self.find(link, reference)?;
+        segment.read(offset, into);
+        // Had the peer given the memory to somebody else while we read, it would have said so before: see `Link::close`.
+        fence(Ordering::SeqCst);
+        if foreign.load(CLOSED, Ordering::Relaxed) != 0 {
+            return Err("it closed the connection".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The segment that a reference is to, and which bytes of it.
+    fn find(
+        &mut self,
+        link: &Link,
+        reference: &Reference,
+    ) -> Result<(Rc<Foreign>, (usize, usize)), String> {
         let number = reference.segment.get() as usize;
         self.fetch_segments(link, number)?;
         let Some(segment) = self.segments.get(number) else {
@@ -265,13 +327,7 @@ impl Receiver {
         if offset.checked_add(bytes).is_none_or(|end| end > len as u64) {
             return Err(format!("it refers to {bytes} bytes at {offset} of a segment of {len}"));
         }
-        segment.read(offset as usize, into);
-        // Had the peer given the memory to somebody else while we read, it would have said so before: see `Link::close`.
-        fence(Ordering::SeqCst);
-        if foreign.load(CLOSED, Ordering::Relaxed) != 0 {
-            return Err("it closed the connection".to_owned());
-        }
-        Ok(())
+        Ok((segment.clone(), (offset as usize, bytes as usize)))
     }
 
     /// Takes in announcements until segment `number` is there or there are no more.

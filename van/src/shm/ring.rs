@@ -20,6 +20,8 @@
 //!   INLINE    the frame
 //!   FRAME     [reference]                                              to all of the frame
 //!   WRITE     [key 8][at 8][length 8][reference][reference]            what the references lack follows in pieces
+//!   LEND      [number of the loan 8][reference]                        values that belong to the frame behind it
+//!   RETURN    [number 8] up to 15 times, 0 ends them                   loans of the other side that are done with
 //!   PIECE     [reference]                                              of the write under way
 //!   reference [segment 4][0 4][offset 8][length 8]                     into memory that its owner has shared
 //! ```
@@ -59,10 +61,13 @@ pub(super) enum Kind {
     Frame,
     Write,
     Piece,
+    Lend,
+    Return,
 }
 
 impl Kind {
-    const ALL: [Kind; 4] = [Kind::Inline, Kind::Frame, Kind::Write, Kind::Piece];
+    pub(super) const ALL: [Kind; 6] =
+        [Kind::Inline, Kind::Frame, Kind::Write, Kind::Piece, Kind::Lend, Kind::Return];
 
     fn number(self) -> u64 {
         self as u64 + 1
@@ -168,6 +173,30 @@ pub(super) struct WriteRecord {
     /// Its first bytes; empty ones count for nothing.
     pub(super) parts: [Reference; 2],
 }
+
+/// Values that are lent.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub(super) struct LendRecord {
+    /// Never 0.
+    pub(super) number: U64,
+    pub(super) values: Reference,
+}
+
+/// Loans that one record returns at most.
+pub(super) const RETURNS_MAX: usize = SLOT_ROOM / 8;
 
 const _: () = assert!(SLOTS.is_power_of_two() && INLINE_BYTES_MAX <= 0xffff);
 const _: () = assert!(size_of::<WriteRecord>() <= SLOT_ROOM);

@@ -8,12 +8,16 @@
 //!
 //! The one file of this van with `unsafe` that is about memory; `socket.rs` has the system calls about descriptors.
 
+use std::any::Any;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::memory::Shared;
 
 /// A file that has these can neither shrink, which would fault who reads it, nor grow.
 const FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -194,6 +198,20 @@ impl Foreign {
         // SAFETY: both ranges are as long: one was just checked, the other is a slice. They don't overlap, as nothing that
         // can be written is ever made of a `Foreign`.
         unsafe { copy_racing(from, into.as_mut_ptr(), into.len()) };
+    }
+
+    /// The bytes at `offset` where they lie, kept mapped; `keep` is dropped with the last part of it.
+    ///
+    /// # Panics
+    /// If they reach past the end.
+    pub(super) fn view(self: &Rc<Self>, offset: usize, len: usize, keep: Box<dyn Any>) -> Shared {
+        let base = NonNull::new(self.0.range(offset, len)).expect("no mapping begins at 0");
+        let owner = Box::new((self.clone(), keep));
+        // SAFETY: the range was just checked, and the owner keeps it mapped. It is mapped for reading only, so nobody of this
+        // process can write it. A peer that keeps to the protocol does not while it is lent; one that doesn't, and is a process
+        // of the same user, can change the numbers in it, as any debugger could: all bytes are numbers of some kind, and
+        // their bounds are here, not there.
+        unsafe { Shared::view(base, len, owner) }
     }
 
     /// Begins to fetch what is at `offset`, if it lies within.

@@ -15,7 +15,10 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use super::connect::{Link, Packet};
-use super::ring::{self, CONSUMED, Kind, Reference, SLOT_ROOM, SLOTS, Stamp, WriteRecord};
+use super::loan::Lent;
+use super::ring::{
+    self, CONSUMED, Kind, LendRecord, RETURNS_MAX, Reference, SLOT_ROOM, SLOTS, Stamp, WriteRecord,
+};
 use super::segment;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
@@ -49,6 +52,8 @@ pub(super) struct Sender {
     outbox: VecDeque<Unit>,
     /// Where the arenas begin that the peer was told of, by their number on this lane. They are the pool's, so they stay.
     announced: Vec<usize>,
+    /// What the peer has borrowed.
+    pub(super) lent: Lent,
     /// Whether there are records that the peer, if it sleeps, was not woken for.
     pub(super) posted: bool,
     /// What is wrong with the peer, once something is.
@@ -66,6 +71,8 @@ struct Held {
 enum Unit {
     Frame(Shared),
     Write(Write),
+    /// A frame, and values that are lent with it.
+    Lend(Shared, Shared),
 }
 
 /// A write, as far as it is not in the ring yet.
@@ -90,6 +97,7 @@ impl Sender {
             chunks: 0,
             outbox: VecDeque::new(),
             announced: Vec::new(),
+            lent: Lent::default(),
             posted: false,
             broken: None,
         }
@@ -153,6 +161,51 @@ impl Sender {
         Ok(())
     }
 
+    /// Takes a frame with its prefix, and values that go with it without being copied; those that the peer cannot see are copied
+    /// to where it can.
+    pub(super) fn lend(
+        &mut self,
+        link: &mut Link,
+        frame: Buffer,
+        values: Shared,
+        pool: &Pool,
+        counters: &mut Counters,
+    ) -> Result<()> {
+        self.check_depth()?;
+        let mut values = values;
+        if !values.is_from(pool) || !values.as_ptr().addr().is_multiple_of(8) {
+            let mut copy = pool.allocate(values.len())?;
+            copy.copy_from_slice(&values);
+            counters.payload_bytes_copied += values.len() as u64;
+            values = copy.share();
+        }
+        counters.frames_sent += 1;
+        counters.bytes_sent += (frame.len() + values.len()) as u64;
+        let mut frame = frame;
+        frame.advance(FRAME_PREFIX);
+        let mut frame = frame.share();
+        if frame.len() > ring::INLINE_BYTES_MAX && !frame.is_from(pool) {
+            let mut copy = pool.allocate(frame.len())?;
+            copy.copy_from_slice(&frame);
+            frame = copy.share();
+        }
+        self.outbox.push_back(Unit::Lend(frame, values));
+        self.pump(link, pool, counters);
+        Ok(())
+    }
+
+    /// Gives back what this side has borrowed and is done with, as far as the ring has room.
+    pub(super) fn give_back(&mut self, link: &mut Link, returns: &mut Vec<u64>) {
+        while !returns.is_empty() && self.has_room(link, 1) {
+            let mut record = [0; 8 * RETURNS_MAX];
+            let count = returns.len().min(RETURNS_MAX);
+            for (to, number) in record.chunks_exact_mut(8).zip(returns.drain(..count)) {
+                to.copy_from_slice(&number.to_le_bytes());
+            }
+            self.put(link, Kind::Return, &record);
+        }
+    }
+
     fn check_depth(&self) -> Result<()> {
         if self.outbox.len() >= self.depth {
             return Err(Error::QueueFull { peer: self.peer, depth: self.depth });
@@ -175,6 +228,9 @@ impl Sender {
         while let Some(unit) = self.outbox.pop_front() {
             let left = match unit {
                 Unit::Frame(frame) => self.put_frame(link, frame).map(Unit::Frame),
+                Unit::Lend(frame, values) => self
+                    .put_loan(link, frame, values)
+                    .map(|(frame, values)| Unit::Lend(frame, values)),
                 Unit::Write(write) => self.put_write(link, write, pool, counters).map(Unit::Write),
             };
             if let Some(unit) = left {
@@ -197,6 +253,29 @@ impl Sender {
         let Some(reference) = reference else { return Some(frame) };
         self.put(link, Kind::Frame, reference.as_bytes());
         self.hold(frame, false);
+        None
+    }
+
+    /// Puts a loan and its frame into the ring; hands them back if that has no room for both.
+    fn put_loan(
+        &mut self,
+        link: &mut Link,
+        frame: Shared,
+        values: Shared,
+    ) -> Option<(Shared, Shared)> {
+        let is_inline = frame.len() <= ring::INLINE_BYTES_MAX;
+        let slots = 1 + if is_inline { ring::slots_of(frame.len()) } else { 1 };
+        if !self.has_room(link, slots) {
+            return Some((frame, values));
+        }
+        let Some(reference) = self.refer(link, &values) else { return Some((frame, values)) };
+        if !is_inline && self.refer(link, &frame).is_none() {
+            return Some((frame, values));
+        }
+        let number = U64::new(self.lent.lend(values));
+        self.put(link, Kind::Lend, LendRecord { number, values: reference }.as_bytes());
+        let left = self.put_frame(link, frame);
+        debug_assert!(left.is_none(), "there is room, and its segment is announced");
         None
     }
 

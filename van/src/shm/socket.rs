@@ -200,6 +200,14 @@ impl Epoll {
         succeeded(code)
     }
 
+    /// Watches `socket` no longer.
+    pub(super) fn forget(&self, socket: &Socket) {
+        let null = std::ptr::null_mut();
+        // SAFETY: the kernel reads no event for this. It fails only for a socket that is not watched.
+        let _ =
+            unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_DEL, socket.raw(), null) };
+    }
+
     /// Waits until one of the sockets has something, and appends the numbers of those that have to `ready`; none when
     /// the time is up or a signal came.
     pub(super) fn wait(&self, timeout: Duration, ready: &mut Vec<u64>) -> io::Result<()> {

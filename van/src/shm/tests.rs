@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,7 @@ impl Stranger {
     fn connect(node: &Shm) -> Stranger {
         let socket = Socket::connect(name_in(node.address()).unwrap()).unwrap();
         let own = Own::new(SEGMENT_BYTES).unwrap();
-        Stranger { link: Link { own, foreign: None, socket }, head: 0 }
+        Stranger { link: Link { own, foreign: None, socket: Rc::new(socket) }, head: 0 }
     }
 
     /// One that has said hello, and what the node calls it; it has shared a segment of [`SHARED`] bytes.
@@ -299,7 +300,7 @@ fn a_ring_of_noise_is_no_harm() {
         let (mut stranger, peer) = Stranger::peer(&mut node);
         node.offer(peer, node.memory().allocate(1000).unwrap()).unwrap();
         for _ in 0..40 {
-            let kind = [Kind::Inline, Kind::Frame, Kind::Write, Kind::Piece][random() as usize % 4];
+            let kind = Kind::ALL[random() as usize % Kind::ALL.len()];
             let len = if kind == Kind::Inline { random() as usize % 2000 } else { 0 };
             let mut record = [0u8; 96];
             // Small numbers more often than not: they get further.
@@ -319,6 +320,135 @@ fn a_ring_of_noise_is_no_harm() {
         }
         node.disconnect(peer);
     }
+}
+
+/// Two nodes that are connected, and what the first calls the second and the other way round.
+fn pair() -> (Shm, Shm, PeerId, PeerId) {
+    let (mut a, mut b) = (node(), node());
+    let there = a.connect(b.address()).unwrap();
+    let Event::Connected { peer: back, .. } = next(&mut b) else { panic!("it connects") };
+    assert!(matches!(next(&mut a), Event::Connected { .. }));
+    (a, b, there, back)
+}
+
+/// Lends `b` a mebibyte of sevens; what `a` still holds of it and what `b` got.
+fn lend(a: &mut Shm, there: PeerId, b: &mut Shm) -> (*const u8, Shared) {
+    let mut values = a.memory().allocate(1 << 20).unwrap();
+    values.fill(7);
+    let address = values.as_ptr();
+    let frame = a.memory().allocate(FRAME_PREFIX + 100).unwrap();
+    a.post_loan(there, frame, values.share()).unwrap();
+    let Event::Lent { frame, values, .. } = next(b) else { panic!("values are lent") };
+    assert_eq!((frame.len(), values.len()), (100, 1 << 20));
+    assert!(values.iter().all(|&byte| byte == 7));
+    (address, values)
+}
+
+/// Whether the memory that was lent is free for something else.
+fn is_home(a: &Shm, address: *const u8) -> bool {
+    let mut held = Vec::new();
+    loop {
+        // The pool is small: all of it is looked at.
+        let Ok(memory) = a.memory().allocate(1 << 20) else { return false };
+        if memory.as_ptr() == address {
+            return true;
+        }
+        held.push(memory);
+    }
+}
+
+#[test]
+fn what_is_lent_comes_home_when_its_last_part_is_dropped() {
+    let _alone = alone();
+    let (mut a, mut b, there, _) = pair();
+    let (address, values) = lend(&mut a, there, &mut b);
+    let part = values.slice(8..16);
+    drop(values);
+    for van in [&mut b, &mut a] {
+        van.turn().unwrap();
+    }
+    assert!(!is_home(&a, address), "a part of it is still read");
+    drop(part);
+    for van in [&mut b, &mut a] {
+        van.turn().unwrap();
+    }
+    assert!(is_home(&a, address));
+}
+
+#[test]
+fn what_is_lent_outlives_the_lane_while_it_is_read() {
+    let _alone = alone();
+    for lender_ends in [true, false] {
+        let (mut a, mut b, there, back) = pair();
+        let (address, values) = lend(&mut a, there, &mut b);
+        if lender_ends {
+            a.disconnect(there);
+            lost(&mut b);
+        } else {
+            b.disconnect(back);
+            lost(&mut a);
+        }
+        a.look_at_sockets(Duration::ZERO).unwrap();
+        assert!(!is_home(&a, address) && values.iter().all(|&byte| byte == 7));
+        drop(values);
+        a.look_at_sockets(Duration::ZERO).unwrap();
+        assert!(is_home(&a, address), "nobody can read it any more");
+    }
+    // The lender goes altogether, and what it lent stays.
+    let (mut a, mut b, there, _) = pair();
+    let (_, values) = lend(&mut a, there, &mut b);
+    let pool = a.memory().clone();
+    drop(a);
+    while let Ok(mut memory) = pool.allocate(1 << 20) {
+        memory.fill(9);
+        std::mem::forget(memory);
+    }
+    assert!(values.iter().all(|&byte| byte == 7));
+}
+
+#[test]
+fn a_borrower_that_returns_nothing_is_lent_so_much_and_no_more() {
+    let _alone = alone();
+    let mut node = node();
+    let (stranger, peer) = Stranger::peer(&mut node);
+    let row = node.memory().allocate(4096).unwrap().share();
+    let mut lent = 0;
+    while node.lends(peer) {
+        let frame = node.memory().allocate(FRAME_PREFIX + 8).unwrap();
+        node.post_loan(peer, frame, row.clone()).unwrap();
+        lent += 1;
+        // It reads everything, and gives nothing back.
+        stranger.link.own.store(CONSUMED, 2 * lent, Ordering::Release);
+        node.turn().unwrap();
+    }
+    assert_eq!(lent, super::loan::LOANS_MAX as u64);
+}
+
+#[test]
+fn loans_that_lie_lose_their_sender() {
+    use super::ring::LendRecord;
+    let _alone = alone();
+    let mut node = node();
+    let loan = |number, values| LendRecord { number: U64::new(number), values };
+    for (loan, words) in [
+        (loan(0, reference(0, 0, 8)), "as number 0"),
+        (loan(1, reference(0, 4, 8)), "lends bytes at 4"),
+        (loan(1, reference(0, 8, SHARED as u64)), "refers to"),
+        (loan(1, reference(9, 0, 8)), "which it has not shared"),
+    ] {
+        let (mut stranger, _) = Stranger::peer(&mut node);
+        stranger.put(Kind::Lend, loan.as_bytes());
+        let said = lost(&mut node);
+        assert!(said.contains(words), "{said}");
+    }
+    let (mut stranger, _) = Stranger::peer(&mut node);
+    for _ in 0..2 {
+        stranger.put(Kind::Lend, loan(1, reference(0, 0, 8)).as_bytes());
+    }
+    assert!(lost(&mut node).contains("to no frame"));
+    let (mut stranger, _) = Stranger::peer(&mut node);
+    stranger.put(Kind::Return, &77u64.to_le_bytes());
+    assert!(lost(&mut node).contains("returns loan 77"));
 }
 
 #[test]

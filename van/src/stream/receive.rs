@@ -256,9 +256,12 @@ impl Receiver {
         self.staging.split_to(len)
     }
 
-    /// Makes sure that there is room for the next call.
+    /// Makes sure that there is room for the next call, and for all of the unit that comes next or is being received: one that
+    /// meets the end of the buffer takes a second call and is copied.
     fn renew(&mut self, pool: &Pool) -> Result<()> {
-        if self.staging.len() - self.filled < ROOM_MIN {
+        let unit_max = FRAME_PREFIX + self.frame_bytes_max + ALIGN;
+        let len = self.staging.len();
+        if len < unit_max || len - self.filled < ROOM_MIN {
             self.replace(self.filled, pool)
         } else {
             Ok(())

@@ -137,6 +137,16 @@ impl Sender {
         count
     }
 
+    /// What is left to send, where that is one slice: a small frame, mostly, which a plain call then sends with less to do.
+    pub fn only_slice(&self) -> Option<&[u8]> {
+        match self.queue.front()? {
+            Unit::Frame(frame) if self.queue.len() == 1 && padding(frame.len()) == 0 => {
+                Some(&frame[self.sent..])
+            }
+            _ => None,
+        }
+    }
+
     /// Notes that the next `bytes` bytes have left, and drops the units that are through.
     pub fn sent(&mut self, bytes: usize) {
         self.sent += bytes;

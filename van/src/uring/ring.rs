@@ -8,12 +8,14 @@
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**ring**).
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use socket2::SockRef;
 
 use super::operation::{Operation, Slot, Tag, cancel, parts, result, tolerate, user_data};
 use super::probe::{self, Mode};
@@ -26,12 +28,12 @@ use crate::transport::{Event, Gather};
 use crate::wait::Wait;
 use crate::wire::Offer;
 
-/// Lanes on which something has just come are tried again at every look, which answers sooner than to be told by the kernel;
-/// but only so many of them, so that a look stays short.
+/// Lanes on which something has just come are tried by plain calls at every look, which answers sooner than to be told by the
+/// kernel; but only so many of them, so that a look stays short.
 const EAGER_LANES_MAX: usize = 4;
 
 /// After this many tries without anything a lane is left to the kernel until something comes.
-const MISSES_MAX: u32 = 64;
+const MISSES_MAX: u32 = 1024;
 
 /// A write with at least this many bytes to come is, when left to the kernel, received in one operation, all but the last
 /// [`TAIL`] bytes.
@@ -61,7 +63,8 @@ struct Lane {
     receiver: Receiver,
     send: Operation,
     receive: Operation,
-    /// Tries in a row that found nothing; `None` if the lane is left to the kernel.
+    /// Tries in a row that found nothing; `None` if the lane is left to the kernel. A lane that is tried may have an operation
+    /// under way that began before: then that one goes first.
     misses: Option<u32>,
     /// A send went out, so that a try at the same moment would come too early for the answer.
     just_sent: bool,
@@ -104,6 +107,8 @@ pub(super) struct Ring {
     eager_max: usize,
     /// Operations the kernel has, cancellations aside.
     under_way: usize,
+    /// What plain calls have done, for [`Ring::next`].
+    done: VecDeque<Done>,
     counters: Counters,
 }
 
@@ -130,6 +135,7 @@ impl Ring {
             eager: 0,
             eager_max: if wait == Wait::Block { 0 } else { EAGER_LANES_MAX },
             under_way: 0,
+            done: VecDeque::new(),
             counters: Counters::default(),
         })
     }
@@ -286,7 +292,8 @@ impl Ring {
         !self.sends.is_empty() || !self.receives.is_empty()
     }
 
-    /// Hands the kernel everything there is to do, in one call; none if there is nothing and no completion is held back.
+    /// Serves the lanes that are tried by a call each, and hands the kernel everything else there is to do in one; in none if
+    /// there is nothing and no completion is held back.
     ///
     /// # Errors
     /// [`Error::Os`] when the ring itself fails.
@@ -301,11 +308,11 @@ impl Ring {
         tolerate(self.io.submitter().submit())
     }
 
-    /// Queues what there is to do. Without `eager`, every receive is left to the kernel.
+    /// Queues what there is to do. Without `eager`, all of it is left to the kernel.
     fn stage(&mut self, eager: bool) {
         // Sends go first: somebody waits for them.
         let mut list = std::mem::take(&mut self.sends);
-        list.retain(|&slot| !self.stage_send(slot));
+        list.retain(|&slot| !self.stage_send(slot, eager));
         self.sends = list;
         self.receives.append(&mut self.tries);
         let mut list = std::mem::take(&mut self.receives);
@@ -328,6 +335,12 @@ impl Ring {
 
     /// The next thing that has finished, if any. Makes no system call.
     pub(super) fn next(&mut self) -> Option<Done> {
+        if let Some(done) = self.done.pop_front() {
+            if let Done::Received(slot, _) = done {
+                self.list_receive(slot);
+            }
+            return Some(done);
+        }
         loop {
             let entry = self.io.completion().next()?;
             let (slot, tag) = parts(entry.user_data());
@@ -339,37 +352,24 @@ impl Ring {
                     }
                 }
                 Tag::Send => return Some(self.sent(slot, entry.result())),
-                Tag::Receive => {
-                    if let Some(done) = self.received_or_not(slot, entry.result()) {
-                        return Some(done);
-                    }
-                }
+                Tag::Receive => return Some(self.came(slot, entry.result())),
             }
         }
     }
 
-    /// Takes note of one receive; none if it was a try that found nothing.
-    fn received_or_not(&mut self, slot: Slot, code: i32) -> Option<Done> {
+    /// Takes note of one receive by the kernel: from now on the lane is tried, if it may be.
+    fn came(&mut self, slot: Slot, code: i32) -> Done {
         let lane = self.lanes[slot].as_mut().expect("a lane with an operation stays");
         lane.receive.ended();
         self.under_way -= 1;
-        if code == -libc::EAGAIN && !lane.closing {
-            lane.misses =
-                lane.misses.map(|misses| misses + 1).filter(|&misses| misses < MISSES_MAX);
-            self.eager -= usize::from(lane.misses.is_none());
-            if !std::mem::replace(&mut lane.receive.listed, true) {
-                self.tries.push(slot);
-            }
-            return None;
-        }
-        if lane.misses.is_some() || self.eager < self.eager_max {
-            self.eager += usize::from(lane.misses.is_none());
+        if lane.misses.is_none() && self.eager < self.eager_max {
+            self.eager += 1;
             lane.misses = Some(0);
         }
         let result = result(code);
         self.counters.bytes_received += *result.as_ref().unwrap_or(&0) as u64;
         self.list_receive(slot);
-        Some(Done::Received(slot, result))
+        Done::Received(slot, result)
     }
 
     /// Takes note of one accept; none if the kernel only declined to accept many at once.
@@ -397,12 +397,7 @@ impl Ring {
         let lane = self.lanes[slot].as_mut().expect("a lane with an operation stays");
         lane.send.ended();
         self.under_way -= 1;
-        let result = result(code).map(|bytes| {
-            let frames = lane.sender.frames_sent();
-            lane.sender.sent(bytes);
-            self.counters.frames_sent += lane.sender.frames_sent() - frames;
-            self.counters.bytes_sent += bytes as u64;
-        });
+        let result = result(code).map(|bytes| lane.left(bytes, &mut self.counters));
         if !lane.is_flushed() {
             self.list_send(slot);
         }
@@ -425,8 +420,44 @@ impl Ring {
         }
     }
 
+    /// Sends on a lane that is tried by a plain call; what that does not take is left to the kernel.
+    fn try_send(&mut self, slot: Slot) {
+        let Some(lane) = &mut self.lanes[slot] else { return };
+        let Some(result) = lane.send() else { return };
+        self.counters.system_calls += 1;
+        match result {
+            Ok(bytes) => {
+                lane.just_sent = true;
+                lane.left(bytes, &mut self.counters);
+                self.done.push_back(Done::Sent(slot, Ok(())));
+            }
+            Err(error) if is_later(&error) => {}
+            Err(error) => self.done.push_back(Done::Sent(slot, Err(error))),
+        }
+    }
+
+    /// Receives on a lane that is tried by a plain call; after too many that find nothing it is left to the kernel.
+    fn try_receive(&mut self, slot: Slot) {
+        let Some(lane) = &mut self.lanes[slot] else { return };
+        self.counters.system_calls += 1;
+        match lane.receive() {
+            Err(error) if is_later(&error) => {
+                lane.misses =
+                    lane.misses.map(|misses| misses + 1).filter(|&misses| misses < MISSES_MAX);
+                self.eager -= usize::from(lane.misses.is_none());
+                lane.receive.listed = true;
+                self.tries.push(slot);
+            }
+            result => {
+                lane.misses = Some(0);
+                self.counters.bytes_received += *result.as_ref().unwrap_or(&0) as u64;
+                self.done.push_back(Done::Received(slot, result));
+            }
+        }
+    }
+
     /// Starts the lane's next send, if it is time; false when the submission queue is full.
-    fn stage_send(&mut self, slot: Slot) -> bool {
+    fn stage_send(&mut self, slot: Slot, eager: bool) -> bool {
         let Some(lane) = &mut self.lanes[slot] else { return true };
         lane.send.listed = false;
         let entry = match (lane.closing, lane.send.under_way) {
@@ -434,13 +465,16 @@ impl Ring {
                 if let Some(reason) = lane.refusal.take() {
                     lane.sender.refuse(&reason);
                 }
-                lane.send_entry()
+                if eager && lane.misses.is_some() {
+                    self.try_send(slot);
+                }
+                self.lane(slot).send_entry()
             }
             (true, true) if !lane.send.cancelled => Some(cancel(slot, Tag::Send)),
             _ => None,
         };
         let Some(entry) = entry else { return true };
-        let closing = lane.closing;
+        let closing = self.lane(slot).closing;
         let tag = if closing { Tag::Cancel } else { Tag::Send };
         let pushed = self.push(entry.user_data(user_data(slot, tag)));
         let lane = self.lanes[slot].as_mut().expect("it was there above");
@@ -455,13 +489,18 @@ impl Ring {
     /// Starts the lane's next receive, if it is time; false when the submission queue is full.
     fn stage_receive(&mut self, slot: Slot, eager: bool) -> bool {
         let Some(lane) = &mut self.lanes[slot] else { return true };
-        if std::mem::take(&mut lane.just_sent) && eager && lane.misses.is_some() && !lane.closing {
+        let eager = eager && lane.misses.is_some() && !lane.closing;
+        if std::mem::take(&mut lane.just_sent) && eager {
             self.tries.push(slot); // and so it is listed still
             return true;
         }
         lane.receive.listed = false;
         let entry = match (lane.closing, lane.receive.under_way) {
-            (false, false) => lane.receive_entry(eager),
+            (false, false) if eager => {
+                self.try_receive(slot);
+                return true;
+            }
+            (false, false) => lane.receive_entry(),
             (true, true) if !lane.receive.cancelled => cancel(slot, Tag::Receive),
             _ => return true,
         };
@@ -500,6 +539,9 @@ impl Lane {
 
     /// The operation that sends what is queued, as far as one call takes it; none if nothing is.
     fn send_entry(&mut self) -> Option<squeue::Entry> {
+        if self.sender.is_empty() {
+            return None;
+        }
         let socket = types::Fd(self.socket.as_raw_fd());
         // With MSG_WAITALL the kernel goes on by itself when the socket's buffer was full.
         let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
@@ -525,28 +567,76 @@ impl Lane {
         }
     }
 
-    /// The operation that receives what comes next; with `eager`, one that ends at once if nothing has come.
-    fn receive_entry(&mut self, eager: bool) -> squeue::Entry {
+    /// Takes note that `bytes` bytes have left.
+    fn left(&mut self, bytes: usize, counters: &mut Counters) {
+        let frames = self.sender.frames_sent();
+        self.sender.sent(bytes);
+        counters.frames_sent += self.sender.frames_sent() - frames;
+        counters.bytes_sent += bytes as u64;
+    }
+
+    /// Sends what the socket takes of what is queued, without waiting; none if nothing is.
+    fn send(&self) -> Option<io::Result<usize>> {
+        let socket = SockRef::from(&self.socket);
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        if let Some(slice) = self.sender.only_slice() {
+            return Some(socket.send_with_flags(slice, flags));
+        }
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        match self.sender.slices(&mut slices) {
+            0 => None,
+            count => Some(socket.send_vectored_with_flags(&slices[..count], flags)),
+        }
+    }
+
+    /// Receives what has come, without waiting.
+    fn receive(&mut self) -> io::Result<usize> {
+        let socket = self.socket.as_raw_fd();
+        let Spaces { place, staging } = self.receiver.spaces();
+        let count = if place.is_empty() {
+            let memory = staging.as_mut_ptr().cast();
+            // SAFETY: `staging` is exclusively borrowed and that long, and no operation of the kernel's writes there: this is
+            // called only while none receives on this lane.
+            unsafe { libc::recv(socket, memory, staging.len(), libc::MSG_DONTWAIT) }
+        } else {
+            let header = self.receive_header();
+            // SAFETY: the header names the spaces of this lane's receiver, exclusively borrowed as above, and lies in the lane.
+            unsafe { libc::recvmsg(socket, header, libc::MSG_DONTWAIT) }
+        };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// A header that names both of the receiver's spaces.
+    fn receive_header(&mut self) -> *mut libc::msghdr {
+        let Spaces { place, staging } = self.receiver.spaces();
+        self.receive_slices = [place, staging]
+            .map(|space| libc::iovec { iov_base: space.as_mut_ptr().cast(), iov_len: space.len() });
+        self.receive_header.msg_iov = self.receive_slices.as_mut_ptr();
+        self.receive_header.msg_iovlen = self.receive_slices.len();
+        &raw mut self.receive_header
+    }
+
+    /// The operation that receives what comes next.
+    fn receive_entry(&mut self) -> squeue::Entry {
         let socket = types::Fd(self.socket.as_raw_fd());
-        let flags = if eager && self.misses.is_some() { libc::MSG_DONTWAIT } else { 0 };
         let Spaces { place, staging } = self.receiver.spaces();
         if place.is_empty() {
             let len = u32::try_from(staging.len()).unwrap_or(u32::MAX);
-            return opcode::Recv::new(socket, staging.as_mut_ptr(), len).flags(flags).build();
+            return opcode::Recv::new(socket, staging.as_mut_ptr(), len).build();
         }
-        if place.len() >= BULK && flags == 0 {
+        if place.len() >= BULK {
             // The kernel goes on by itself while more comes in.
             let len = u32::try_from(place.len() - TAIL).unwrap_or(u32::MAX);
             let entry = opcode::Recv::new(socket, place.as_mut_ptr(), len);
             return entry.flags(libc::MSG_WAITALL).build();
         }
-        self.receive_slices = [place, staging]
-            .map(|space| libc::iovec { iov_base: space.as_mut_ptr().cast(), iov_len: space.len() });
-        self.receive_header.msg_iov = self.receive_slices.as_mut_ptr();
-        self.receive_header.msg_iovlen = self.receive_slices.len();
-        let header = &raw mut self.receive_header;
-        opcode::RecvMsg::new(socket, header).flags(flags as u32).build()
+        opcode::RecvMsg::new(socket, self.receive_header()).build()
     }
+}
+
+/// Whether an error only says that nothing can be done now.
+fn is_later(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 impl Drop for Ring {

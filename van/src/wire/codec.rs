@@ -354,6 +354,8 @@ pub(crate) enum Place {
     Image { at: u32, len: u32 },
     /// Decoded, in memory of their own.
     Own(Buffer),
+    /// Where the sender has them.
+    Lent(Shared),
 }
 
 impl Place {
@@ -362,6 +364,7 @@ impl Place {
         match self {
             Place::Image { at, len } => &image[*at as usize..][..*len as usize],
             Place::Own(buffer) => buffer,
+            Place::Lent(values) => values,
         }
     }
 
@@ -373,6 +376,7 @@ impl Place {
                 image
             }
             Place::Own(buffer) => buffer,
+            Place::Lent(values) => Buffer::adopt(values.to_vec()),
         }
     }
 }
@@ -471,7 +475,29 @@ pub(crate) fn decode_landed(landed: Buffer, pool: &Pool) -> Result<Message> {
     check_checksum(found, &mut image[..layout.covered])?;
     check_padding(&values, value_bytes..values.len())?;
     values.truncate(value_bytes);
-    read_sections(image, kind, &layout, Some(values), pool)
+    read_sections(image, kind, &layout, Some(Place::Own(values)), pool)
+}
+
+/// Reads an image whose values are lent: they are `values`, and the image ends where they would begin.
+pub(crate) fn decode_lent(image: Buffer, values: Shared, pool: &Pool) -> Result<Message> {
+    let mut image = image;
+    let offset = values.as_ptr().addr() % ALIGN;
+    if offset != 0 {
+        return Err(DecodeError::Misaligned { offset }.into());
+    }
+    let header = read_header(&image)?;
+    let kind = check_header(header)?;
+    let (have, need) = (values.len(), header.value_bytes.get() as usize);
+    if have != need {
+        return Err(DecodeError::ValuesApart { have, need }.into());
+    }
+    let layout = Layout::new(header, image.len(), Some(have.next_multiple_of(ALIGN)))?;
+    if layout.end < image.len() {
+        return Err(DecodeError::TooLong { have: image.len(), need: layout.end }.into());
+    }
+    let found = header.checksum.get();
+    check_checksum(found, &mut image[..layout.covered])?;
+    read_sections(image, kind, &layout, Some(Place::Lent(values)), pool)
 }
 
 /// Reads what stands behind a header; the values are in `apart`, if that is given.
@@ -480,7 +506,7 @@ fn read_sections(
     image: Buffer,
     kind: Kind,
     layout: &Layout,
-    apart: Option<Buffer>,
+    apart: Option<Place>,
     pool: &Pool,
 ) -> Result<Message> {
     check_padding(&image, layout.keys.end..layout.lengths.start)?;
@@ -495,7 +521,7 @@ fn read_sections(
     check_lengths(lengths.bytes(&image), keys_count)?;
     let values = match apart {
         None => unpack(Section::Values, &layout.values, flags, &image, pool)?,
-        Some(values) => Place::Own(values),
+        Some(values) => values,
     };
     Ok(Message { kind, keys, lengths, values, image })
 }

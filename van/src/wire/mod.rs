@@ -16,7 +16,8 @@ use std::fmt;
 
 pub use codec::{Coding, Images, encode};
 pub(crate) use codec::{
-    Place, TRAILER, decode, decode_landed, encode_into, extend_answer, seal, signature_bytes,
+    Place, TRAILER, decode, decode_landed, decode_lent, encode_into, extend_answer, seal,
+    signature_bytes,
 };
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
 

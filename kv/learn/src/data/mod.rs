@@ -4,6 +4,7 @@
 //! have none at all, since values that are all exactly 1 are not stored.
 
 pub mod clicks;
+mod gather;
 pub mod libsvm;
 mod number;
 mod ordered;
@@ -145,40 +146,15 @@ impl Examples {
         self.rows_in_all_shards += other.rows_in_all_shards;
     }
 
-    /// The labels, and the entries column by column. Linear in the entries; the keys' memory is reused.
+    /// The labels, and the entries column by column. Linear in the entries.
     ///
     /// # Errors
     /// [`Error::TooMany`] from 2^32 rows or columns on.
-    pub fn into_columns(mut self) -> Result<(Vec<i8>, Columns)> {
-        check_count("rows", self.rows())?;
-        let (seen, counts) = number_keys(&mut self.keys)?;
-        let ids = self.keys;
-        let mut order: Vec<u32> = (0..seen.len() as u32).collect();
-        order.sort_unstable_by_key(|&id| seen[id as usize]);
-        // Where the next entry of each id goes; columns lie in the order of their keys.
-        let mut next = vec![0; seen.len()];
-        let mut starts = Vec::with_capacity(seen.len() + 1);
-        let mut end = 0;
-        for &id in &order {
-            starts.push(end);
-            next[id as usize] = end;
-            end += counts[id as usize];
-        }
-        starts.push(end);
-        let mut rows = vec![0; ids.len()];
-        let mut values = self.values.as_ref().map(|values| vec![0.0; values.len()]);
-        for (row, range) in self.row_starts.windows(2).enumerate() {
-            for at in range[0]..range[1] {
-                let place = &mut next[ids[at] as usize];
-                rows[*place] = row as u32;
-                if let (Some(to), Some(from)) = (&mut values, &self.values) {
-                    to[*place] = from[at];
-                }
-                *place += 1;
-            }
-        }
-        let keys = order.into_iter().map(|id| seen[id as usize]).collect();
-        Ok((self.labels, Columns { keys, starts, rows, values }))
+    pub fn into_columns(self) -> Result<(Vec<i8>, Columns)> {
+        let mut gather = gather::Gather::default();
+        gather.append(&self);
+        drop(self);
+        gather.into_columns()
     }
 }
 
@@ -267,6 +243,36 @@ impl Columns {
     /// How many entries are stored.
     pub fn nonzeros(&self) -> usize {
         self.rows.len()
+    }
+
+    /// Drops the columns for which `keep`, called with each number in order, is false, and their memory.
+    pub fn retain(&mut self, mut keep: impl FnMut(usize) -> bool) {
+        let (mut kept, mut entries) = (0, 0);
+        for column in 0..self.columns() {
+            let range = self.starts[column]..self.starts[column + 1];
+            if !keep(column) {
+                continue;
+            }
+            let len = range.len();
+            self.rows.copy_within(range.clone(), entries);
+            if let Some(values) = &mut self.values {
+                values.copy_within(range, entries);
+            }
+            // Not read again: `column + 1` is beyond `kept`.
+            (self.keys[kept], self.starts[kept]) = (self.keys[column], entries);
+            (kept, entries) = (kept + 1, entries + len);
+        }
+        self.starts[kept] = entries;
+        self.keys.truncate(kept);
+        self.starts.truncate(kept + 1);
+        self.rows.truncate(entries);
+        self.keys.shrink_to_fit();
+        self.starts.shrink_to_fit();
+        self.rows.shrink_to_fit();
+        if let Some(values) = &mut self.values {
+            values.truncate(entries);
+            values.shrink_to_fit();
+        }
     }
 
     /// The rows and values of column `column`, from 0.
@@ -375,6 +381,12 @@ mod tests {
         assert_eq!(columns.rows, [2, 0, 2, 0]);
         assert_eq!(columns.values.as_deref(), Some(&[3.0, 1.0, 4.0, 2.0][..]));
         assert_eq!(columns.column(1), (&[0, 2][..], Some(&[1.0, 4.0][..])));
+        let (_, mut some) = build(&rows).into_columns().unwrap();
+        some.retain(|column| column != 1);
+        assert_eq!((&some.keys[..], &some.starts[..]), (&[0, u64::MAX][..], &[0, 1, 2][..]));
+        assert_eq!((&some.rows[..], some.values.as_deref()), (&[2, 0][..], Some(&[3.0, 2.0][..])));
+        some.retain(|_| false);
+        assert_eq!((some.columns(), some.nonzeros(), &some.starts[..]), (0, 0, &[0][..]));
         let (_, none) = Examples::default().into_columns().unwrap();
         assert_eq!((none.columns(), none.nonzeros(), none.starts), (0, 0, vec![0]));
     }

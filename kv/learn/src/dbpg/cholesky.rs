@@ -14,6 +14,12 @@ const PIVOT_MIN: f64 = 1e-14;
 /// Rows of the factor that are computed together: they stay in the cache while all rows above go by.
 const PANEL: usize = 16;
 
+/// Rows of a matrix that make another thread worth its start.
+const THREAD_ROWS: usize = 256;
+
+/// More threads than this wait for memory.
+const THREADS_MAX: usize = 8;
+
 /// The Cholesky factor of H on one face, the rows and columns that it keeps, from which that of the next is made.
 #[derive(Default)]
 pub(super) struct Factor {
@@ -95,22 +101,33 @@ impl Square {
 
     /// Replaces the lower triangle by L, L Lᵀ being the matrix; false when it is not positive definite. `done` says how many
     /// columns of each row are L's already: `[n]`.
+    ///
+    /// Rows of a panel only read those above it, and so can be shared out, up to the triangle where they meet.
     fn factor(&mut self, done: &[usize]) -> bool {
         let n = self.n;
-        for begin in (0..n).step_by(PANEL) {
-            let end = (begin + PANEL).min(n);
-            for column in 0..end {
-                if column >= begin && done[column] <= column && !self.factor_pivot(column) {
+        let threads = threads(n);
+        for begin in (0..n).step_by(PANEL * threads) {
+            let end = (begin + PANEL * threads).min(n);
+            let (above, below) = self.entries.split_at_mut(begin * n);
+            let (rows, done_rows) = (&mut below[..(end - begin) * n], &done[begin..end]);
+            let above = &*above;
+            std::thread::scope(|scope| {
+                let mut parts = rows.chunks_mut(PANEL * n).zip(done_rows.chunks(PANEL));
+                let first = parts.next();
+                for (rows, done) in parts {
+                    scope.spawn(move || extend(rows, done, above, n));
+                }
+                if let Some((rows, done)) = first {
+                    extend(rows, done, above, n);
+                }
+            });
+            for column in begin..end {
+                if done[column] <= column && !self.factor_pivot(column) {
                     return false;
                 }
-                let first = begin.max(column + 1);
-                let (above, below) = self.entries.split_at_mut(first * n);
-                let line = &above[column * n..][..=column];
-                let rows = below.chunks_exact_mut(n).zip(&done[first..end]);
-                for (own, _) in rows.filter(|(_, done)| **done <= column) {
-                    let rest = own[column] - dot(&own[..column], &line[..column]);
-                    own[column] = rest / line[column];
-                }
+                let (above, below) = self.entries.split_at_mut((column + 1) * n);
+                let (rows, done) = (&mut below[..(end - column - 1) * n], &done[column + 1..end]);
+                fill(rows, done, &above[column * n..][..n], column);
             }
         }
         true
@@ -139,6 +156,28 @@ impl Square {
         }
         x
     }
+}
+
+/// Columns of L that rows have when all those above them are known: `rows` and `above` are whole rows of `n`.
+fn extend(rows: &mut [f64], done: &[usize], above: &[f64], n: usize) {
+    for (column, line) in above.chunks_exact(n).enumerate() {
+        fill(rows, done, line, column);
+    }
+}
+
+/// One column of L in some rows, from L's row of that number.
+fn fill(rows: &mut [f64], done: &[usize], line: &[f64], column: usize) {
+    let rows = rows.chunks_exact_mut(line.len()).zip(done);
+    for (own, _) in rows.filter(|(_, done)| **done <= column) {
+        let rest = own[column] - dot(&own[..column], &line[..column]);
+        own[column] = rest / line[column];
+    }
+}
+
+/// Threads for a matrix of that size: each has panels enough to be worth its start.
+fn threads(n: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    cores.min(n / THREAD_ROWS).clamp(1, THREADS_MAX)
 }
 
 /// Eight sums side by side: the additions do not wait for each other.
@@ -182,7 +221,7 @@ pub(super) mod tests {
 
     #[test]
     fn factors_solve_and_may_be_built_on() {
-        for n in [1, 7, 16, 17, 60] {
+        for n in [1, 7, 16, 17, 60, 600] {
             let hessian = gram(n, 2 * n, 5);
             let mut factor = Factor::default();
             let mut face: Vec<usize> = (0..n).rev().collect();

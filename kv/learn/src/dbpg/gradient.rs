@@ -1,12 +1,14 @@
 //! The worker's side of a block: gradient and curvature out, new weights in.
 //!
-//! A [`Worker`] holds its rows' margins m_i = y_i x_i·w and its copy of the weights; it never
-//! sees another worker's rows. The loss is f(w) = Σ_i log(1 + exp(-m_i)). Margins are kept
+//! A [`Worker`] holds its rows' scores x_i·w and its copy of the weights; it never sees another
+//! worker's rows. With margins m_i = y_i x_i·w the loss is f(w) = Σ_i log(1 + exp(-m_i)). Scores are kept
 //! additively, so they cannot overflow; the authors' system keeps exp(m_i), which does at 709.
 //!
 //! Place: **gradient** > push > proximal > pull > **apply**. Neither sends anything.
 
 use std::ops::Range;
+
+use super::logistic::{log_losses, slope, wrong_probability};
 
 /// A worker's rows, column by column: a borrowed view.
 #[derive(Debug, Clone, Copy)]
@@ -22,14 +24,18 @@ pub struct Columns<'a> {
 }
 
 impl Columns<'_> {
+    /// The rows of column `column`, and the values there unless all are 1.
+    pub(super) fn column(&self, column: usize) -> (&[u32], Option<&[f64]>) {
+        let entries = self.starts[column]..self.starts[column + 1];
+        (&self.rows[entries.clone()], self.values.map(|values| &values[entries]))
+    }
+
     /// Calls `visit(row, value)` for each entry of column `column`.
     pub(super) fn for_each(&self, column: usize, mut visit: impl FnMut(usize, f64)) {
-        let entries = self.starts[column]..self.starts[column + 1];
-        let rows = &self.rows[entries.clone()];
-        match self.values {
+        let (rows, values) = self.column(column);
+        match values {
             None => rows.iter().for_each(|&row| visit(row as usize, 1.0)),
             Some(values) => {
-                let values = &values[entries];
                 rows.iter().zip(values).for_each(|(&row, &value)| visit(row as usize, value));
             }
         }
@@ -86,17 +92,27 @@ impl TrustRegion {
     }
 }
 
-/// One worker's state: rows' margins, and its copy of the weights.
+/// One worker's state: where its rows stand, and its copy of the weights.
 #[derive(Debug, Clone)]
 pub struct Worker {
     labels: Vec<f64>,
-    margins: Vec<f64>,
-    wrong: Vec<f64>, // σ(-m_i), the probability of the wrong label; follows `margins`
+    scores: Vec<f64>,     // x_i·w; the margin is the label's sign times it
+    rows: Vec<Row>,       // follow `scores`
+    touched: Touched,     // scratch
+    reach: Vec<[f64; 2]>, // r_i and R_i of the block being measured, else 0
     weights: Vec<f64>,
     deltas: Vec<f64>,
     active: Vec<bool>,
     trust: TrustRegion,
-    overlap: Overlap,
+}
+
+/// What the gradient kernel reads of a row: both numbers lie in one cache line, so that one sweep serves both sums.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    /// -y_i σ(-m_i): what an entry adds to its column's gradient.
+    pull: f64,
+    /// h_i r_i, valid for the rows of the block measured last: what it adds to the curvature.
+    bend: f64,
 }
 
 impl Worker {
@@ -108,14 +124,15 @@ impl Worker {
         assert!(labels.iter().all(|&y| y == 1.0 || y == -1.0), "labels must be +1 or -1");
         let rows = labels.len();
         Self {
+            rows: labels.iter().map(|y| Row { pull: -0.5 * y, bend: 0.0 }).collect(),
             labels,
-            margins: vec![0.0; rows],
-            wrong: vec![0.5; rows],
+            scores: vec![0.0; rows],
+            touched: Touched::new(rows),
+            reach: vec![[0.0; 2]; rows],
             weights: vec![0.0; columns],
             deltas: vec![trust.init; columns],
             active: vec![true; columns],
             trust,
-            overlap: Overlap::new(rows),
         }
     }
 
@@ -130,9 +147,9 @@ impl Worker {
         &self.active
     }
 
-    /// Margins y_i x_i·w: `[rows]`.
-    pub fn margins(&self) -> &[f64] {
-        &self.margins
+    /// Margins y_i x_i·w, row by row.
+    pub fn margins(&self) -> impl Iterator<Item = f64> + Clone {
+        self.labels.iter().zip(&self.scores).map(|(y, score)| y * score)
     }
 
     /// Puts every column back in: the worker's half of a KKT filter reset.
@@ -176,9 +193,10 @@ impl Worker {
         let (mut g, mut u) = (0.0, 0.0);
         let unit_growth = self.deltas[j].exp();
         columns.for_each(j, |row, x| {
-            let wrong = self.wrong[row];
+            let pull = self.rows[row].pull;
+            let wrong = pull.abs();
             let growth = if x == 1.0 { unit_growth } else { (x.abs() * self.deltas[j]).exp() };
-            g -= self.labels[row] * wrong * x;
+            g += pull * x;
             // 0 * infinity is not a number, of which `min` takes the other side: still a bound.
             u += (wrong * (1.0 - wrong) * growth).min(0.25) * x * x;
         });
@@ -186,27 +204,40 @@ impl Worker {
     }
 
     fn safe(&self, columns: &Columns<'_>, j: usize) -> (f64, f64) {
-        let (mut g, mut u) = (0.0, 0.0);
-        columns.for_each(j, |row, x| {
-            g -= self.labels[row] * self.wrong[row] * x;
-            u += self.overlap.weights[row] * x.abs();
-        });
-        (g, u)
+        let (rows, values) = columns.column(j);
+        match values {
+            None => sum_ones(rows, &self.rows),
+            Some(values) => {
+                let (mut g, mut u) = (0.0, 0.0);
+                for (&row, &x) in rows.iter().zip(values) {
+                    let Row { pull, bend } = self.rows[row as usize];
+                    g += pull * x;
+                    u += bend * x.abs();
+                }
+                (g, u)
+            }
+        }
     }
 
-    /// Leaves h_i r_i of each row the block touches in `overlap.weights`.
+    /// Leaves h_i r_i of each row the block touches in its `bend`.
     fn measure_overlap(&mut self, columns: &Columns<'_>, block: Range<usize>) {
-        let overlap = &mut self.overlap;
-        for j in block.filter(|&j| self.active[j]) {
-            columns.for_each(j, |row, x| overlap.add(row, x.abs(), self.deltas[j]));
+        let Self { reach, touched, rows, scores, active, deltas, .. } = self;
+        for j in block.filter(|&j| active[j]) {
+            let delta = deltas[j];
+            columns.for_each(j, |row, x| {
+                let size = x.abs();
+                let [sum, reach] = &mut reach[row];
+                touched.note(row, *sum == 0.0);
+                *sum += size;
+                *reach += size * delta;
+            });
         }
-        for row in overlap.touched.drain(..) {
+        for &row in &touched.list[..touched.len] {
             let row = row as usize;
-            let nearest = (self.margins[row].abs() - overlap.reach[row]).max(0.0);
-            overlap.weights[row] = slope(nearest) * overlap.sums[row];
-            overlap.sums[row] = 0.0;
-            overlap.reach[row] = 0.0;
+            let [sum, reach] = std::mem::take(&mut reach[row]);
+            rows[row].bend = slope((scores[row].abs() - reach).max(0.0)) * sum;
         }
+        touched.clear();
     }
 
     /// Takes in pulled weights of the columns `block`: moves the margins and the copy along, and
@@ -227,7 +258,16 @@ impl Worker {
     ) {
         assert_eq!(weights.len(), block.len(), "one weight a column");
         assert_eq!(active.len(), block.len(), "one filter bit a column");
-        for ((j, &pulled), &active) in block.zip(weights).zip(active) {
+        self.set(columns, block.zip(weights.iter().copied().zip(active.iter().copied())));
+    }
+
+    /// [`Worker::apply`] for single columns: each with its weight and filter bit.
+    pub(super) fn set(
+        &mut self,
+        columns: &Columns<'_>,
+        to: impl Iterator<Item = (usize, (f64, bool))>,
+    ) {
+        for (j, (pulled, active)) in to {
             let weight = if active { pulled } else { 0.0 };
             let step = weight - self.weights[j];
             self.active[j] = active;
@@ -236,88 +276,95 @@ impl Worker {
             }
             if step != 0.0 {
                 self.weights[j] = weight;
-                self.move_margins(columns, j, step);
+                self.move_scores(columns, j, step);
             }
         }
+        self.follow_scores();
     }
 
-    fn move_margins(&mut self, columns: &Columns<'_>, j: usize, step: f64) {
+    fn move_scores(&mut self, columns: &Columns<'_>, j: usize, step: f64) {
+        let Self { scores, touched, .. } = self;
         columns.for_each(j, |row, x| {
-            let margin = self.margins[row] + self.labels[row] * step * x;
-            self.margins[row] = margin;
-            self.wrong[row] = wrong_probability(margin);
+            scores[row] += step * x;
+            let new = !touched.seen[row];
+            touched.note(row, new);
+            touched.seen[row] = true;
         });
     }
 
-    /// Sets the weights of single columns, as [`Worker::apply`] does. `to`: columns and their weights, all active.
-    pub(super) fn set(&mut self, columns: &Columns<'_>, to: impl Iterator<Item = (usize, f64)>) {
-        for (j, weight) in to {
-            self.apply(columns, j..j + 1, &[weight], &[true]);
+    /// Recomputes what depends on the scores, once for each row that has moved, however many columns moved it.
+    fn follow_scores(&mut self) {
+        let Self { scores, touched, rows, labels, .. } = self;
+        for &row in &touched.list[..touched.len] {
+            let row = row as usize;
+            touched.seen[row] = false;
+            rows[row].pull = -labels[row] * wrong_probability(labels[row] * scores[row]);
         }
+        touched.clear();
     }
 
-    /// σ(-m), the probability of the wrong label: `[rows]`.
-    pub(super) fn wrong(&self) -> &[f64] {
-        &self.wrong
+    /// -y_i σ(-m_i), row by row: the slope of the loss along x_i·w.
+    pub(super) fn pulls(&self) -> impl Iterator<Item = f64> {
+        self.rows.iter().map(|row| row.pull)
     }
 
     /// Computes the margins afresh from the weights, which drops the rounding errors of all the
     /// steps. Worth doing every few dozen passes.
     pub fn rederive_margins(&mut self, columns: &Columns<'_>) {
-        self.margins.fill(0.0);
+        self.scores.fill(0.0);
         for (j, &weight) in self.weights.iter().enumerate().filter(|&(_, &w)| w != 0.0) {
-            columns.for_each(j, |row, x| self.margins[row] += self.labels[row] * weight * x);
+            columns.for_each(j, |row, x| self.scores[row] += weight * x);
         }
-        for (wrong, &margin) in self.wrong.iter_mut().zip(&self.margins) {
-            *wrong = wrong_probability(margin);
+        for ((row, label), score) in self.rows.iter_mut().zip(&self.labels).zip(&self.scores) {
+            row.pull = -label * wrong_probability(label * score);
         }
     }
 
     /// This worker's share of the loss, Σ_i log(1 + exp(-m_i)); the server adds λ‖w‖₁.
     pub fn loss(&self) -> f64 {
-        self.margins.iter().copied().map(log_loss).sum()
+        log_losses(self.margins())
     }
 }
 
-/// Scratch of [`Curvature::Safe`], per row; zero between blocks but for `weights`.
-#[derive(Debug, Clone)]
-struct Overlap {
-    touched: Vec<u32>, // rows that the block's active columns have entries in
-    sums: Vec<f64>,    // r_i
-    reach: Vec<f64>,   // R_i
-    weights: Vec<f64>, // h_i r_i; valid for the rows of the block measured last
-}
-
-impl Overlap {
-    fn new(rows: usize) -> Self {
-        let zeros = vec![0.0; rows];
-        Self { touched: Vec::new(), sums: zeros.clone(), reach: zeros.clone(), weights: zeros }
-    }
-
-    fn add(&mut self, row: usize, size: f64, delta: f64) {
-        if self.sums[row] == 0.0 {
-            self.touched.push(row as u32);
+/// Both sums over the rows of a column of ones. Four pairs of sums side by side: the additions do not wait for each other.
+fn sum_ones(rows: &[u32], of: &[Row]) -> (f64, f64) {
+    let mut sums = [(0.0, 0.0); 4];
+    let (chunks, rest) = rows.as_chunks::<4>();
+    for chunk in chunks {
+        for (sum, &row) in sums.iter_mut().zip(chunk) {
+            let Row { pull, bend } = of[row as usize];
+            *sum = (sum.0 + pull, sum.1 + bend);
         }
-        self.sums[row] += size;
-        self.reach[row] += size * delta;
     }
+    for (sum, &row) in sums.iter_mut().zip(rest) {
+        let Row { pull, bend } = of[row as usize];
+        *sum = (sum.0 + pull, sum.1 + bend);
+    }
+    let [a, b, c, d] = sums;
+    ((a.0 + b.0) + (c.0 + d.0), (a.1 + b.1) + (c.1 + d.1))
 }
 
-/// σ(-m), without ever taking the exponential of a large number.
-fn wrong_probability(margin: f64) -> f64 {
-    let e = (-margin.abs()).exp();
-    if margin >= 0.0 { e / (1.0 + e) } else { 1.0 / (1.0 + e) }
+/// A list of rows, each once, without a branch for rows that are on it: a place is written always and kept if it is new.
+#[derive(Debug, Clone)]
+struct Touched {
+    list: Vec<u32>, // `[rows + 1]`
+    len: usize,
+    seen: Vec<bool>, // all false between uses; a marker for those who have no other
 }
 
-/// log(1 + exp(-m)), likewise.
-pub(super) fn log_loss(margin: f64) -> f64 {
-    (-margin).max(0.0) + (-margin.abs()).exp().ln_1p()
-}
+impl Touched {
+    fn new(rows: usize) -> Self {
+        Self { list: vec![0; rows + 1], len: 0, seen: vec![false; rows] }
+    }
 
-/// σ'(m) for m ≥ 0; ¼ at 0, falling.
-fn slope(margin: f64) -> f64 {
-    let e = (-margin).exp();
-    e / ((1.0 + e) * (1.0 + e))
+    fn note(&mut self, row: usize, new: bool) {
+        self.list[self.len] = row as u32;
+        self.len += usize::from(new);
+    }
+
+    fn clear(&mut self) {
+        self.len = 0;
+    }
 }
 
 #[cfg(test)]
@@ -420,7 +467,7 @@ mod tests {
         worker.apply(&columns(), 0..3, &[0.3, -0.7, 1.1], &[true; 3]);
         worker.apply(&columns(), 0..2, &[123.0, -0.7], &[false, true]);
         assert_eq!(worker.weights(), [0.0, -0.7, 1.1]);
-        let margins = worker.margins().to_vec();
+        let margins: Vec<f64> = worker.margins().collect();
         worker.rederive_margins(&columns());
         for (moved, derived) in margins.iter().zip(worker.margins()) {
             assert!((moved - derived).abs() < 1e-15);
@@ -434,7 +481,7 @@ mod tests {
             Columns { keys: &keys, starts: &[0, 2], rows: &[0, 1], values: Some(&[1e4; 2]) };
         let mut worker = Worker::new(vec![1.0, -1.0], 1, TrustRegion::default());
         worker.apply(&columns, 0..1, &[3.0], &[true]);
-        assert_eq!(worker.loss(), 3e4);
+        assert!((worker.loss() - 3e4).abs() < 1e-9);
         for rule in [Curvature::Published, Curvature::Safe] {
             let (mut g, mut u) = ([0.0], [0.0]);
             worker.gradient(&columns, 0..1, rule, &mut g, &mut u);

@@ -21,8 +21,11 @@
 //!
 //! Place: pass > worker: **gram** > driver: **minimise** > worker: **losses** > driver: **choose** > set. Nothing is sent here.
 
+use std::ops::Range;
+
 use super::cholesky::{Factor, Square, dot};
-use super::gradient::{Columns, log_loss};
+use super::gradient::Columns;
+use super::logistic::log_losses;
 
 /// Shares of the way from w to v at which workers measure the loss.
 pub(super) const SHARES: [f64; 8] =
@@ -34,8 +37,16 @@ const SLOPE_SHARE: f64 = 1e-4;
 /// Faces of the model that are tried in one minimisation; each costs a factorisation.
 const ROUNDS_MAX: usize = 30;
 
+/// A minimisation ends at the minimum of a face that gained less than this share of all gained so far against the one before:
+/// the next Newton step, whose model is another, takes the rest. Convergence stays about that fast (inexact Newton: Lee, Sun
+/// and Saunders). Rounds that only stop weights gain little each and say nothing.
+const FACE_HELPS: f64 = 1e-4;
+
 /// Sweeps of coordinate descent a round: together they cost a small part of a factorisation.
 const SWEEPS: usize = 5;
+
+/// Entries of the rows that are taken together: 256 KiB of places.
+const RUN_ENTRIES: usize = 128 << 10;
 
 /// A gradient counts as outside ±λ from here on.
 const OUTSIDE: f64 = 1.0 + 1e-9;
@@ -52,18 +63,23 @@ pub(super) struct Support {
     /// This worker's column of each weight, if it has one: `[n]`.
     columns: Vec<Option<usize>>,
     /// Where each row's entries begin: `[rows + 1]`.
-    starts: Vec<usize>,
+    starts: Vec<u32>,
     /// Place of the entry's column in the support: `[entries]`, ascending within a row.
-    places: Vec<u32>,
-    values: Vec<f64>,
+    places: Vec<u16>,
+    /// None when all are 1.
+    values: Option<Vec<f64>>,
 }
 
 impl Support {
     /// Gathers the columns `keys`: `[n]`, sorted, unique; those that the worker lacks are empty.
+    ///
+    /// # Panics
+    /// If there are more than 2^16 of them.
     pub(super) fn new(columns: &Columns<'_>, rows: usize, keys: &[u64]) -> Self {
+        assert!(keys.len() <= 1 << 16, "places are u16");
         let columns_of: Vec<Option<usize>> =
             keys.iter().map(|key| columns.keys.binary_search(key).ok()).collect();
-        let mut starts = vec![0; rows + 1];
+        let mut starts = vec![0_u32; rows + 1];
         for &column in columns_of.iter().flatten() {
             columns.for_each(column, |row, _| starts[row + 1] += 1);
         }
@@ -71,12 +87,17 @@ impl Support {
             starts[row + 1] += starts[row];
         }
         let mut next = starts.clone();
-        let (mut places, mut values) = (vec![0; starts[rows]], vec![0.0; starts[rows]]);
+        let mut places = vec![0; starts[rows] as usize];
+        let mut values = columns.values.map(|_| vec![0.0; places.len()]);
         for (place, &column) in columns_of.iter().enumerate() {
             let Some(column) = column else { continue };
             columns.for_each(column, |row, x| {
-                (places[next[row]], values[next[row]]) = (place as u32, x);
+                let at = next[row] as usize;
                 next[row] += 1;
+                places[at] = place as u16;
+                if let Some(values) = &mut values {
+                    values[at] = x;
+                }
             });
         }
         Support { columns: columns_of, starts, places, values }
@@ -92,43 +113,86 @@ impl Support {
         &self.columns
     }
 
-    /// The entries of a row: places in the support, values.
-    fn row(&self, row: usize) -> (&[u32], &[f64]) {
-        let entries = self.starts[row]..self.starts[row + 1];
-        (&self.places[entries.clone()], &self.values[entries])
+    /// Where the entries of a row lie.
+    fn row(&self, row: usize) -> Range<usize> {
+        self.starts[row] as usize..self.starts[row + 1] as usize
     }
 
-    /// This worker's part of H_A and g_A at rows with these labels and σ(-m): `[rows]`. Returns the lower triangle of H_A row
-    /// by row, then g_A: `[n (n + 3) / 2]`.
-    pub(super) fn gram(&self, labels: &[f64], wrong: &[f64]) -> Vec<f64> {
+    /// This worker's part of H_A and g_A where the loss's slope along x_i·w is `pulls`: `[rows]`. Returns the lower triangle
+    /// of H_A row by row, then g_A: `[n (n + 3) / 2]`.
+    ///
+    /// One line of H_A at a time, so that what is added to stays in the first cache: the entries of its column name the rows
+    /// whose other entries go there. Rows are taken in runs that stay in the second.
+    pub(super) fn gram(&self, columns: &Columns<'_>, pulls: &[f64]) -> Vec<f64> {
         let mut packed = vec![0.0; packed_len(self.len())];
         let (hessian, gradient) = packed.split_at_mut(triangle(self.len()));
-        for (row, (&label, &wrong)) in labels.iter().zip(wrong).enumerate() {
-            let (places, values) = self.row(row);
-            let bend = wrong * (1.0 - wrong);
-            for (at, (&place, &x)) in places.iter().zip(values).enumerate() {
-                let place = place as usize;
-                gradient[place] -= label * wrong * x;
+        let bends: Vec<f64> = pulls.iter().map(|pull| pull.abs() * (1.0 - pull.abs())).collect();
+        let mut cursors = vec![0; self.len()];
+        let mut ends = self.starts.clone(); // of each row's entries that have had their turn
+        let mut end = 0;
+        while end < pulls.len() {
+            end = self.run_end(end);
+            for (place, &column) in self.columns.iter().enumerate() {
+                let Some(column) = column else { continue };
+                let (rows, values) = columns.column(column);
                 let line = &mut hessian[triangle(place)..][..=place];
-                for (&other, &z) in places[..=at].iter().zip(values) {
-                    line[other as usize] += bend * x * z;
+                while let Some(&row) = rows.get(cursors[place]).filter(|row| (**row as usize) < end)
+                {
+                    let row = row as usize;
+                    let x = values.map_or(1.0, |values| values[cursors[place]]);
+                    gradient[place] += pulls[row] * x;
+                    ends[row] += 1;
+                    self.add_row(
+                        self.starts[row] as usize..ends[row] as usize,
+                        bends[row] * x,
+                        line,
+                    );
+                    cursors[place] += 1;
                 }
             }
         }
         packed
     }
 
-    /// This worker's loss where its weights have moved by each of [`SHARES`] of `step`: `[n]`.
-    pub(super) fn losses(&self, labels: &[f64], margins: &[f64], step: &[f64]) -> Vec<f64> {
-        let mut losses = vec![0.0; SHARES.len()];
-        for (row, (&label, &margin)) in labels.iter().zip(margins).enumerate() {
-            let (places, values) = self.row(row);
-            let way: f64 = places.iter().zip(values).map(|(&k, &x)| step[k as usize] * x).sum();
-            for (loss, share) in losses.iter_mut().zip(SHARES) {
-                *loss += log_loss(margin + share * label * way);
+    /// The end of the run of rows that begins at `row`.
+    fn run_end(&self, row: usize) -> usize {
+        let last = self.starts[row] as usize + RUN_ENTRIES;
+        let len = self.starts[row + 1..].partition_point(|&start| start as usize <= last);
+        (row + len.max(1)).min(self.starts.len() - 1)
+    }
+
+    /// Adds `weight` times some entries of a row to a line of H_A.
+    fn add_row(&self, entries: Range<usize>, weight: f64, line: &mut [f64]) {
+        let places = &self.places[entries.clone()];
+        match &self.values {
+            None => places.iter().for_each(|&place| line[place as usize] += weight),
+            Some(values) => {
+                let entries = places.iter().zip(&values[entries]);
+                entries.for_each(|(&place, x)| line[place as usize] += weight * x);
             }
         }
-        losses
+    }
+
+    /// This worker's loss where its weights have moved by each of [`SHARES`] of `step`: `[n]`.
+    pub(super) fn losses(
+        &self,
+        labels: &[f64],
+        margins: impl Iterator<Item = f64> + Clone,
+        step: &[f64],
+    ) -> Vec<f64> {
+        let way = |row: usize| -> f64 {
+            let places = &self.places[self.row(row)];
+            match &self.values {
+                None => places.iter().map(|&place| step[place as usize]).sum(),
+                Some(values) => {
+                    let entries = places.iter().zip(&values[self.row(row)]);
+                    entries.map(|(&place, x)| step[place as usize] * x).sum()
+                }
+            }
+        };
+        let ways: Vec<f64> = labels.iter().enumerate().map(|(row, y)| y * way(row)).collect();
+        let at = |share: f64| margins.clone().zip(&ways).map(move |(m, way)| m + share * way);
+        SHARES.iter().map(|&share| log_losses(at(share))).collect()
     }
 }
 
@@ -211,6 +275,7 @@ impl Model {
         let mut face = self.first_face();
         let mut factor = Factor::default();
         let mut sweeps = true;
+        let mut values = [self.value(&v, &bend); 2]; // at the start, and at the last minimum of a face
         for _ in 0..ROUNDS_MAX {
             if sweeps {
                 self.sweep(&mut v, &mut bend);
@@ -227,8 +292,13 @@ impl Model {
             let path = Path { model: self, face: &face, step: &step };
             if let Some((next, next_bend, whole)) = path.best(&v, &bend) {
                 (v, bend, sweeps) = (next, next_bend, whole);
-                if whole && self.rests(&v, &bend) {
-                    break;
+                if whole {
+                    let [start, before] = values;
+                    values[1] = self.value(&v, &bend);
+                    let helped = before - values[1] > FACE_HELPS * (start - values[1]);
+                    if !helped || self.rests(&v, &bend) {
+                        break;
+                    }
                 }
             } else if path.stop_nearest(&mut v) {
                 (bend, sweeps) = (self.bend(&v), false);
@@ -369,7 +439,7 @@ mod tests {
         let worker = worker_at(at);
         let support = Support::new(&columns(), 3, &[5, 7, 9]);
         assert_eq!(support.columns(), [Some(1), None, Some(2)]);
-        let packed = support.gram(&LABELS, worker.wrong());
+        let packed = support.gram(&columns(), &worker.pulls().collect::<Vec<_>>());
         let loss = |a: f64, b: f64| worker_at([at[0], at[1] + a, at[2] + b]).loss();
         let (e, zero) = (1e-4, loss(0.0, 0.0));
         let slope = |plus: f64, minus: f64| (plus - minus) / (2.0 * e);
@@ -406,7 +476,7 @@ mod tests {
     #[test]
     fn an_empty_support_is_no_trouble() {
         let support = Support::new(&columns(), 3, &[]);
-        assert!(support.gram(&LABELS, &[0.5; 3]).is_empty());
+        assert!(support.gram(&columns(), &[0.5; 3]).is_empty());
         assert!(Model::new(1.0, Vec::new(), &[]).minimise().is_empty());
         let nowhere = Support::default();
         assert_eq!(nowhere.len(), 0);

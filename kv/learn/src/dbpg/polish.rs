@@ -1,6 +1,6 @@
-//! The polish between passes as messages: Newton steps on the support, while they help.
+//! The polish between passes as messages: a Newton step on the support.
 //!
-//! A step takes two questions to the workers: their parts of the Hessian come through a table, since they are large, and are
+//! One step at a time: a pass costs less than another step, and may find more to step on. It takes two questions to the workers: their parts of the Hessian come through a table, since they are large, and are
 //! added up here in the order of ranks, so that a run repeats itself; their losses on the way to the new weights come with
 //! the answer. Workers and servers then set the weights, as if by a pass. The numbers are [`super::newton`]'s.
 
@@ -12,8 +12,9 @@ use super::shard::Command;
 use super::train::{ask_workers, tell_servers};
 use super::worker::Order;
 
-/// The largest support that is polished unless told otherwise: 16 MiB of Hessian a worker, 3 GFlop a step.
-pub const SUPPORT_MAX: usize = 2048;
+/// The largest support that is polished unless told otherwise: 64 MiB of Hessian a worker, some
+/// 23 GFlop a factorisation.
+pub const SUPPORT_MAX: usize = 4096;
 
 /// The largest that may be asked for: 1 GiB of Hessian a worker.
 pub(super) const SUPPORT_LIMIT: usize = 16384;
@@ -22,16 +23,24 @@ pub(super) const SUPPORT_LIMIT: usize = 16384;
 const TABLE: u32 = 2;
 
 /// Numbers in a row of it.
-const PIECE: usize = 32 << 10;
+const PIECE: usize = 64 << 10;
+
+/// Rows that are under way at a time: what is sent lies in memory once more while it is, at both ends.
+const PIECES: usize = 4;
 
 /// A pass that lowered the objective by more than this still finds its support.
-const RELATIVE_MAX: f64 = 1e-2;
+const RELATIVE_MAX: f64 = 0.05;
 
-/// Steps of one polish, at most.
-const STEPS_MAX: usize = 3;
+/// A polish waits while as many passes as cost the same would lower the objective by more than this, each as much as the last.
+const PASSES_GAIN_MAX: f64 = 0.25;
 
-/// A polish ends with a step that lowered the objective by less.
-const HELPS: f64 = 1e-9;
+/// Cost of a polish of n weights, in n³: all its factorisations and sweeps, and the Hessian's way. Costs are in seconds of
+/// some machine, but computed, so that runs repeat themselves.
+const CUBE_COST: f64 = 5e-11;
+
+/// Cost of a block's round trip in a pass, and that of one of its non-zeros to the worker with the most.
+const BLOCK_COST: f64 = 25e-6;
+const NONZERO_COST: f64 = 10e-9;
 
 /// What a step or a pass can gain at most, when it is taken for rounding.
 const SETTLED: f64 = 1e-13;
@@ -48,13 +57,27 @@ pub(super) struct Polish {
     support_max: usize,
     lambda: f64,
     table: Table,
+    pass_cost: f64,
     /// Whether the last polish left nothing to gain on its support.
     settled: bool,
 }
 
 impl Polish {
-    pub(super) fn new(support_max: usize, lambda: f64, table: Table) -> Self {
-        Polish { support_max, lambda, table, settled: false }
+    /// For passes over so many blocks, and over so many non-zeros of the worker that has most.
+    pub(super) fn new(
+        support_max: usize,
+        lambda: f64,
+        table: Table,
+        (blocks, nonzeros): (usize, u64),
+    ) -> Self {
+        let pass_cost = blocks as f64 * BLOCK_COST + nonzeros as f64 * NONZERO_COST;
+        Polish { support_max, lambda, table, pass_cost, settled: false }
+    }
+
+    /// Whether a step on a support of that size is worth more than the passes it costs, if they went on like the last.
+    fn pays(&self, support: usize, relative: f64) -> bool {
+        let passes = CUBE_COST * (support as f64).powi(3) / self.pass_cost;
+        relative <= RELATIVE_MAX && relative * passes <= PASSES_GAIN_MAX
     }
 
     /// Goes on from where a pass has led, after it and all its pulls; `previous` is the objective before the pass.
@@ -67,7 +90,8 @@ impl Polish {
         previous: f64,
     ) -> caravan_kv::Result<Polished> {
         let relative = previous / from.objective - 1.0;
-        let wanted = relative <= RELATIVE_MAX && !(self.settled && relative.abs() <= SETTLED);
+        let wanted =
+            self.pays(from.nonzeros, relative) && !(self.settled && relative.abs() <= SETTLED);
         if !wanted || !(1..=self.support_max).contains(&from.nonzeros) {
             return Ok(from);
         }
@@ -75,13 +99,7 @@ impl Polish {
             tell_servers(servers, weights_table, &Command::Weights)?;
         let mut weights: Vec<(u64, f64)> = weights.into_iter().flatten().collect();
         let mut at = from;
-        for _ in 0..STEPS_MAX {
-            let before = at.objective;
-            self.settled = !self.step(cluster, servers, weights_table, &mut weights, &mut at)?;
-            if self.settled || before - at.objective <= HELPS * before {
-                break;
-            }
-        }
+        self.settled = !self.step(cluster, servers, weights_table, &mut weights, &mut at)?;
         Ok(at)
     }
 
@@ -97,7 +115,7 @@ impl Polish {
         let (keys, from): (Vec<u64>, Vec<f64>) = weights.iter().copied().unzip();
         let workers = cluster.config().workers;
         let _pushed: Vec<()> = ask_workers(cluster, &Order::Gram { support: keys.clone() })?;
-        let packed = receive(servers, self.table, workers, newton::packed_len(keys.len()))?;
+        let packed = receive(servers, self.table, workers, keys.len())?;
         let model = Model::new(self.lambda, from.clone(), &packed);
         let best = model.minimise();
         let slope = model.slope(&best);
@@ -137,51 +155,76 @@ impl Polish {
 
 /// The table that carries parts of supports up to that size. Row `piece * workers + rank` holds a worker's numbers from
 /// `piece * PIECE` on; rows are written over by the next step.
+///
+/// The Hessian travels in single precision, which a Newton step does not notice: only the gradient says where the minimum is,
+/// and each of its numbers goes as two, the second what the first leaves.
 pub(super) fn table(support_max: usize, workers: usize) -> TableSpec {
-    let rows = newton::packed_len(support_max).div_ceil(PIECE) * workers;
+    let rows = wire_len(support_max).div_ceil(PIECE) * workers;
     let keys = KeyRange::new(0, rows as u64).expect("there is a worker, and a weight");
-    let mut spec = TableSpec::new(TABLE, "hessian", ValueType::F64, 0).handle("assign").keys(keys);
+    let mut spec = TableSpec::new(TABLE, "hessian", ValueType::F32, 0).handle("assign").keys(keys);
     spec.store = Store::Sparse;
     spec
 }
 
-fn rows(rank: usize, workers: usize, len: usize) -> Vec<u64> {
-    (0..len.div_ceil(PIECE)).map(|piece| (piece * workers + rank) as u64).collect()
+/// Numbers on the wire for a support of n weights.
+fn wire_len(n: usize) -> usize {
+    newton::packed_len(n) + n
 }
 
-/// Writes a worker's numbers to its rows; `place` is its rank and the number of workers.
+/// Rows of a worker's numbers from number `from` on, as many as go at once, and how many numbers those are.
+fn rows(rank: usize, workers: usize, (from, len): (usize, usize)) -> (Vec<u64>, usize) {
+    let count = (len - from).min(PIECES * PIECE);
+    let pieces = from / PIECE..(from + count).div_ceil(PIECE);
+    (pieces.map(|piece| (piece * workers + rank) as u64).collect(), count)
+}
+
+/// Writes a worker's numbers for a support of n weights to its rows; `place` is its rank and the number of workers.
 pub(super) fn send(
     worker: &mut Worker,
     table: Table,
     (rank, workers): (usize, usize),
-    packed: &[f64],
+    (n, packed): (usize, &[f64]),
 ) -> caravan_kv::Result<()> {
-    let lengths: Vec<u32> = packed.chunks(PIECE).map(|piece| piece.len() as u32).collect();
-    let rows = rows(rank, workers, packed.len());
-    let pushed = worker.push_varying(table, &rows, &lengths, packed)?;
-    worker.wait(pushed)?;
+    let gradient = &packed[packed.len() - n..];
+    let rest = gradient.iter().map(|g| (g - f64::from(*g as f32)) as f32);
+    let mut numbers = packed.iter().map(|number| *number as f32).chain(rest);
+    let len = wire_len(n);
+    for from in (0..len).step_by(PIECES * PIECE) {
+        let (rows, count) = rows(rank, workers, (from, len));
+        let values: Vec<f32> = numbers.by_ref().take(count).collect();
+        let lengths: Vec<u32> = values.chunks(PIECE).map(|piece| piece.len() as u32).collect();
+        let pushed = worker.push_varying(table, &rows, &lengths, &values)?;
+        worker.wait(pushed)?;
+    }
     Ok(())
 }
 
-/// The sum of all workers' numbers, in the order of ranks.
+/// The sum of all workers' numbers, in the order of ranks, laid out as [`newton::Support::gram`] does.
 fn receive(
     servers: &mut Worker,
     table: Table,
     workers: usize,
-    len: usize,
+    n: usize,
 ) -> caravan_kv::Result<Vec<f64>> {
-    let mut sum = vec![0.0; len];
+    let (len, packed_len) = (wire_len(n), newton::packed_len(n));
+    let mut sum = vec![0.0; packed_len];
     for rank in 0..workers {
-        let pulled = servers.pull(table, &rows(rank, workers, len))?;
-        let answer = servers.wait(pulled)?;
-        let part = answer.values::<f64>();
-        if part.len() != len {
-            return Err(caravan_kv::Error::Config(format!(
-                "worker {rank} has left {} numbers of its Hessian, not {len}",
-                part.len()
-            )));
+        for from in (0..len).step_by(PIECES * PIECE) {
+            let (rows, count) = rows(rank, workers, (from, len));
+            let pulled = servers.pull(table, &rows)?;
+            let answer = servers.wait(pulled)?;
+            let part = answer.values::<f32>();
+            if part.len() != count {
+                return Err(caravan_kv::Error::Config(format!(
+                    "worker {rank} has left {} numbers of its Hessian, not {count}",
+                    part.len()
+                )));
+            }
+            for (at, number) in (from..).zip(part) {
+                // Beyond the gradient lies what it left.
+                sum[if at < packed_len { at } else { at - n }] += f64::from(*number);
+            }
         }
-        sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
     }
     Ok(sum)
 }

@@ -7,6 +7,7 @@
 
 use super::blocks::KeyBlock;
 use super::gradient::TrustRegion;
+use super::screen::gallop;
 use std::ops::Range;
 
 /// Keeps the step finite where no row bends the loss.
@@ -158,7 +159,7 @@ impl Shard {
         let mut from = 0;
         let mut positions = Vec::with_capacity(keys.len().min(own.len()));
         for key in keys {
-            from += own[from..].binary_search(key).ok()?;
+            from += gallop(&own[from..], key).ok()?;
             positions.push(from);
         }
         Some(positions)

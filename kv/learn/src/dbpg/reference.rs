@@ -4,7 +4,8 @@
 //! to t - τ - 1 and not one more. A real cluster lies between this and no delay at all.
 
 use super::blocks::{KeyBlock, Order, even_blocks};
-use super::gradient::{Columns, Curvature, Worker, log_loss};
+use super::gradient::{Columns, Curvature, Worker};
+use super::logistic::log_loss;
 use super::proximal::{BlockSum, Proximal, Shard};
 use super::schedule::{KKT_RATIO, RESET_EVERY, Stop, StopRule, kkt_threshold};
 use std::collections::VecDeque;

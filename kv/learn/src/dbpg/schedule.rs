@@ -110,6 +110,12 @@ impl StopRule {
         (relative, stop)
     }
 
+    /// Asks for a reset beside the rule: the pass after this begins with one, and may be the last.
+    pub fn request_reset(&mut self) -> Stop {
+        self.reset_requested = true;
+        Stop::Reset
+    }
+
     fn reset_is_due(&self) -> bool {
         self.reset_every.is_some_and(|every| self.passes.is_multiple_of(every.max(1)))
     }
@@ -216,6 +222,15 @@ mod tests {
         let objectives = [100.0, 90.0, 80.0, 70.0, 69.9];
         let stops = objectives.map(|objective| rule.after_pass(objective).1);
         assert_eq!(stops, [Stop::Continue, Stop::Reset, Stop::Continue, Stop::Reset, Stop::Done]);
+    }
+
+    #[test]
+    fn a_reset_asked_for_beside_the_rule_counts() {
+        let mut rule = StopRule::new(1e-2);
+        rule.after_pass(10.0);
+        assert_eq!(rule.after_pass(5.0).1, Stop::Continue);
+        assert_eq!(rule.request_reset(), Stop::Reset);
+        assert_eq!(rule.after_pass(5.0).1, Stop::Done);
     }
 
     #[test]

@@ -1,12 +1,18 @@
 //! The server's side of DBPG as a table: pushes are summed until every worker's is in, then the block steps.
 //!
-//! Rows have their own lengths: a push carries (gradient, curvature) of the columns a worker computed and nothing for those
-//! that its filter skipped; a pull answers one weight for an active coordinate and nothing for a filtered one. A request's
-//! clock is the number of its task. A pull of a block that has not stepped yet is parked until it has.
+//! Rows have their own lengths: a push carries (gradient, curvature) of the columns a worker computed; a pull answers one
+//! weight for an active coordinate and nothing for a filtered one. A request's clock is the number of its task. A pull of a
+//! block that has not stepped yet is parked until it has.
+//!
+//! Requests name active columns only, so what the KKT filter has put out costs nothing. Both sides know which those are: a
+//! pass begins when every worker has applied all pulls of the one before, and a column's filter bit changes only in the step
+//! of its own block. With an exact delay pulls stay under way from pass to pass; then requests name all columns, and a push
+//! carries nothing for a filtered one.
 //!
 //! Path: 10 and 11 of 13. The numbers are [`super::proximal`]'s; nothing is computed here.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use caravan_kv::consistency::Admission;
 use caravan_kv::server::{Pulled, Request};
@@ -36,7 +42,8 @@ pub(crate) struct Options {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Command {
     /// A pass begins: its tasks are numbered from `first`, in the order of `blocks`.
-    Pass { first: u64, blocks: Vec<usize>, threshold: f64, reset: bool },
+    /// With `all`, requests name filtered columns too.
+    Pass { first: u64, blocks: Vec<usize>, threshold: f64, reset: bool, all: bool },
     /// How far it has got. Answered with a [`Report`].
     Report,
     /// The non-zero weights. Answered with pairs of key and weight, as JSON.
@@ -62,10 +69,10 @@ pub struct Shard {
     state: proximal::Shard,
     workers: usize,
     blocks: Vec<KeyBlock>,
-    /// For each block, how many workers hold some of its keys here.
-    holders: Vec<usize>,
-    /// Workers whose keys have come.
-    announced: Vec<u32>,
+    /// Positions of each block's coordinates.
+    ranges: Vec<Range<usize>>,
+    /// Workers that have named their keys, and the positions of those.
+    announced: Vec<(u32, Held)>,
     threshold: f64,
     /// Tasks up to this one have stepped.
     clock: u64,
@@ -73,6 +80,22 @@ pub struct Shard {
     tasks: VecDeque<Task>,
     lengths: Vec<u32>,
     answer: Vec<f64>,
+}
+
+/// What a worker holds: keys until all workers have named theirs, then positions.
+enum Held {
+    Keys(Vec<u64>),
+    Positions(Vec<u32>),
+}
+
+impl Held {
+    /// Whether any of the coordinates `range` that count is held.
+    fn any(&self, range: &Range<usize>, counts: impl Fn(usize) -> bool) -> bool {
+        let Held::Positions(held) = self else { return false };
+        let from = held.partition_point(|&k| (k as usize) < range.start);
+        let inside = held[from..].iter().map(|&k| k as usize).take_while(|&k| k < range.end);
+        inside.into_iter().any(counts)
+    }
 }
 
 struct Task {
@@ -99,7 +122,7 @@ impl Shard {
         Ok(Shard {
             state: proximal::Shard::new(Proximal { lambda, learning_rate, trust }),
             workers,
-            holders: vec![0; blocks.len()],
+            ranges: Vec::new(),
             blocks,
             announced: Vec::new(),
             threshold: 0.0,
@@ -112,17 +135,27 @@ impl Shard {
 
     /// A worker names its keys, once, before the first pass.
     fn announce(&mut self, sender: u32, keys: &[u64]) -> Result<(), String> {
-        if self.clock > 0 || self.announced.contains(&sender) {
+        let known = self.announced.iter().any(|(worker, _)| *worker == sender);
+        if !self.ranges.is_empty() || known {
             return Err(format!(
                 "worker node {sender} has named its keys before, or training has begun"
             ));
         }
-        self.announced.push(sender);
+        self.announced.push((sender, Held::Keys(keys.to_vec())));
         self.state.insert_keys(keys);
-        for (block, holders) in self.blocks.iter().zip(&mut self.holders) {
-            *holders += usize::from(!block.locate(keys).is_empty());
-        }
         Ok(())
+    }
+
+    /// All workers have named their keys: from now on places do not change.
+    fn settle(&mut self) {
+        let all = 0..self.state.keys().len();
+        for (_, held) in &mut self.announced {
+            let Held::Keys(keys) = held else { continue };
+            let places = self.state.positions(all.clone(), keys);
+            let places = places.expect("they were inserted when they were named");
+            *held = Held::Positions(places.into_iter().map(|k| k as u32).collect());
+        }
+        self.ranges = self.blocks.iter().map(|block| self.state.locate(block)).collect();
     }
 
     fn begin_pass(
@@ -130,7 +163,7 @@ impl Shard {
         first: u64,
         blocks: &[usize],
         threshold: f64,
-        reset: bool,
+        (reset, all): (bool, bool),
     ) -> Result<(), String> {
         if let Some(block) = blocks.iter().find(|&&block| block >= self.blocks.len()) {
             return Err(format!("there is no block {block}, only {}", self.blocks.len()));
@@ -142,11 +175,19 @@ impl Shard {
                 self.tasks.len()
             ));
         }
+        if self.ranges.is_empty() {
+            self.settle();
+        }
         self.threshold = threshold;
         self.state.begin_pass(reset);
-        let holders = &self.holders;
-        let task = |&block| Task { block, missing: holders[block], pushed: Vec::new(), sum: None };
-        self.tasks.extend(blocks.iter().map(task));
+        let Shard { state, ranges, announced, .. } = &*self;
+        let task = |&block: &usize| {
+            let counts = |k: usize| all || state.active()[k];
+            let missing = announced.iter().filter(|(_, held)| held.any(&ranges[block], counts));
+            Task { block, missing: missing.count(), pushed: Vec::new(), sum: None }
+        };
+        let tasks: Vec<Task> = blocks.iter().map(task).collect();
+        self.tasks.extend(tasks);
         self.step();
         Ok(())
     }
@@ -167,8 +208,7 @@ impl Shard {
         if !values.iter().all(|value| value.is_finite()) {
             return Err("a gradient is not a finite number".to_owned());
         }
-        let block = self.blocks[self.tasks[task].block];
-        let range = self.state.locate(&block);
+        let range = self.ranges[self.tasks[task].block].clone();
         let positions = self.state.positions(range.clone(), request.keys);
         let positions =
             positions.ok_or("it pushes a key that it never named, or of another block")?;
@@ -208,7 +248,7 @@ impl Shard {
     fn step(&mut self) {
         while let Some(task) = self.tasks.pop_front_if(|task| task.missing == 0) {
             if let Some(sum) = task.sum {
-                let range = self.state.locate(&self.blocks[task.block]);
+                let range = self.ranges[task.block].clone();
                 self.state.update(range, &sum, self.threshold);
             }
             self.clock += 1;
@@ -295,7 +335,7 @@ impl caravan_kv::Shard for Shard {
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
         let text = |error: serde_json::Error| error.to_string();
         match serde_json::from_slice(body).map_err(text)? {
-            Command::Pass { first, blocks, threshold, reset } => {
+            Command::Pass { first, blocks, threshold, reset, all } => {
                 if self.announced.len() > self.workers {
                     return Err(format!(
                         "{} workers have named keys, not {}",
@@ -303,7 +343,7 @@ impl caravan_kv::Shard for Shard {
                         self.workers
                     ));
                 }
-                self.begin_pass(first, &blocks, threshold, reset).map(|()| Vec::new())
+                self.begin_pass(first, &blocks, threshold, (reset, all)).map(|()| Vec::new())
             }
             Command::Report => serde_json::to_vec(&self.report()).map_err(text),
             Command::Weights => serde_json::to_vec(&self.weights()).map_err(text),

@@ -15,6 +15,7 @@ use super::gradient::Curvature;
 use super::polish::{self, Polish, Polished, SUPPORT_MAX};
 use super::proximal::Proximal;
 use super::schedule::{self, KKT_RATIO, RESET_EVERY, Stop, StopRule};
+use super::screen;
 use super::shard::{self, Command, HANDLE, Options, Report};
 use super::worker::{self, APP, Dbpg, Loaded, Passed};
 use crate::model::Model;
@@ -24,6 +25,7 @@ const TABLE: u32 = 1;
 
 /// What servers need to know to train.
 pub fn handles(handles: Handles) -> Handles {
+    let handles = handles.with(screen::HANDLE, |_, _, _| Ok(Box::new(screen::Sums::default())));
     handles.with(HANDLE, |spec, _range, _memory| {
         let options: Options =
             serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
@@ -62,6 +64,8 @@ pub struct Job {
     pub kkt_ratio: f64,
     /// Passes after which the filter is reset in any case.
     pub reset_every: Option<u64>,
+    /// Whether columns that are 0 in every solution are dropped first.
+    pub screen: bool,
     /// The largest support that Newton's method polishes between passes; `None` is the plain published method.
     pub newton: Option<usize>,
     /// Threads each worker reads with.
@@ -83,6 +87,7 @@ impl Job {
             passes_max: 1000,
             kkt_ratio: KKT_RATIO,
             reset_every: Some(RESET_EVERY),
+            screen: true,
             newton: Some(SUPPORT_MAX),
             threads: 1,
         }
@@ -183,14 +188,19 @@ impl<'a> Driver<'a> {
         let loaded: Vec<Loaded> = ask_workers(cluster, &load)?;
         let load_seconds = began.elapsed().as_secs_f64();
         let rows = loaded.iter().map(|loaded| loaded.rows).sum();
-        let nonzeros = loaded.iter().map(|loaded| loaded.nonzeros).sum();
-        let keys = loaded.iter().filter_map(|loaded| loaded.keys);
-        let Some((first, last)) = keys.reduce(|(a, b), (c, d)| (a.min(c), b.max(d))) else {
+        let Some(keys) = key_range(&loaded) else {
             return Err(caravan_kv::Error::Config(format!(
                 "{:?} hold no features to train on",
                 job.files
             )));
         };
+        let mut servers = cluster.client()?;
+        let began = Instant::now();
+        let loaded = if job.screen { screen(cluster, &mut servers, job, keys)? } else { loaded };
+        let nonzeros = loaded.iter().map(|loaded| loaded.nonzeros).sum();
+        let most = loaded.iter().map(|loaded| loaded.nonzeros).max().unwrap_or(0);
+        // Where nothing is left all weights are 0, which a pass over nothing finds out as well as any.
+        let (first, last) = key_range(&loaded).unwrap_or(keys);
         let count = job
             .blocks
             .unwrap_or_else(|| blocks::default_block_count(nonzeros, rows, blocks::BLOCK_RATIO));
@@ -202,18 +212,17 @@ impl<'a> Driver<'a> {
                 "a delay of a quarter of the blocks or more may diverge: use more blocks, or a smaller learning rate"
             );
         }
-        let mut servers = cluster.client()?;
         let spec = table(job, &blocks, (first, last), cluster.config().workers);
         let table = servers.create_table(&spec)?;
         let polish =
             job.newton.map(|support_max| polish::table(support_max, cluster.config().workers));
-        let began = Instant::now();
         let curvature = job.curvature;
         let begin = worker::Order::Begin { table: spec, polish: polish.clone(), curvature };
         let _ready: Vec<()> = ask_workers(cluster, &begin)?;
         let polish = match (job.newton, polish) {
             (Some(support_max), Some(spec)) => {
-                Some(Polish::new(support_max, job.proximal.lambda, servers.create_table(&spec)?))
+                let table = servers.create_table(&spec)?;
+                Some(Polish::new(support_max, job.proximal.lambda, table, (blocks.len(), most)))
             }
             _ => None,
         };
@@ -274,9 +283,9 @@ impl<'a> Driver<'a> {
         let reset = last.is_some_and(|last| last.stop == Stop::Reset);
         let blocks = job.order.of_pass(pass, self.blocks.len());
         self.task += blocks.len() as u64;
-        let command = Command::Pass { first, blocks: blocks.clone(), threshold, reset };
-        self.command(&command)?;
         let (delay, exact) = (job.delay, job.exact_delay);
+        let command = Command::Pass { first, blocks: blocks.clone(), threshold, reset, all: exact };
+        self.command(&command)?;
         let passed: Vec<Passed> =
             ask_workers(self.cluster, &worker::Order::Pass { first, blocks, delay, exact, reset })?;
         let took = began.elapsed();
@@ -293,7 +302,10 @@ impl<'a> Driver<'a> {
         };
         let Polished { objective, nonzeros } =
             self.polish(after_pass, last.map(|last| last.objective))?;
-        let (relative, stop) = rule.after_pass(objective);
+        let (relative, mut stop) = rule.after_pass(objective);
+        if stop == Stop::Continue && objective < after_pass.objective {
+            stop = rule.request_reset();
+        }
         Ok(Progress {
             pass,
             seconds: self.began.elapsed().as_secs_f64(),
@@ -332,6 +344,32 @@ impl<'a> Driver<'a> {
     ) -> caravan_kv::Result<Vec<T>> {
         tell_servers(&mut self.servers, self.table, command)
     }
+}
+
+/// Smallest and largest key of all workers.
+fn key_range(loaded: &[Loaded]) -> Option<(u64, u64)> {
+    let keys = loaded.iter().filter_map(|loaded| loaded.keys);
+    keys.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)))
+}
+
+/// Has the workers drop the columns that stay at 0; returns what they are left with.
+fn screen(
+    cluster: &mut Cluster,
+    servers: &mut Worker,
+    job: &Job,
+    (first, last): (u64, u64),
+) -> caravan_kv::Result<Vec<Loaded>> {
+    let keys = KeyRange::new(first, last.wrapping_add(1)).unwrap_or(KeyRange::ALL);
+    let spec = screen::table(keys);
+    let table = servers.create_table(&spec)?;
+    let lambda = job.proximal.lambda;
+    let share = lambda / cluster.config().workers as f64;
+    let _named: Vec<()> = ask_workers(cluster, &worker::Order::Name { table: spec, share })?;
+    let _added: Vec<()> = ask_workers(cluster, &worker::Order::Add)?;
+    let left = ask_workers(cluster, &worker::Order::Screen { lambda })?;
+    let ended = servers.command(table, &serde_json::to_vec(&screen::Command::End)?)?;
+    servers.wait(ended)?;
+    Ok(left)
 }
 
 fn check(job: &Job) -> caravan_kv::Result<()> {

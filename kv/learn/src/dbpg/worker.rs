@@ -17,6 +17,7 @@ use super::blocks::KeyBlock;
 use super::gradient::{Columns, Curvature, TrustRegion, Worker};
 use super::newton::Support;
 use super::polish;
+use super::screen;
 use super::shard::Options;
 use crate::data::{self, libsvm};
 
@@ -28,6 +29,12 @@ pub const APP: &str = "dbpg";
 pub(crate) enum Order {
     /// Read your share of these files. Answered with [`Loaded`].
     Load { files: Vec<PathBuf>, threads: usize },
+    /// Name the columns whose bounds are above `share`: step 1 of [`screen`].
+    Name { table: TableSpec, share: f64 },
+    /// Drop the columns that nobody has named, and add your bounds to the others: step 2.
+    Add,
+    /// Drop the columns that can't leave 0 at this λ: step 3. Answered with [`Loaded`].
+    Screen { lambda: f64 },
     /// Create the tables and name your keys.
     Begin { table: TableSpec, polish: Option<TableSpec>, curvature: Curvature },
     /// Run the tasks numbered from `first`, in the order of `blocks`. Answered with [`Passed`].
@@ -65,7 +72,34 @@ pub(crate) struct Passed {
 #[derive(Default)]
 pub struct Dbpg {
     data: Option<Data>,
+    screening: Option<Screening>,
     training: Option<Training>,
+}
+
+/// Between the steps of [`screen`].
+struct Screening {
+    table: Table,
+    /// Of this worker's columns.
+    bounds: Vec<[f32; 2]>,
+    /// Above it they have been pushed.
+    share: f64,
+}
+
+const NOT_LOADED: &str = "there is nothing to screen: load first";
+const NOT_NAMED: &str = "columns are screened after they have been named";
+
+/// Pushes the bounds of those columns for which `wanted` holds.
+fn push_bounds(
+    node: &mut WorkerNode,
+    table: Table,
+    columns: &data::Columns,
+    bounds: &[[f32; 2]],
+    wanted: impl Fn([f32; 2]) -> bool,
+) -> caravan_kv::Result<()> {
+    let pairs = columns.keys.iter().zip(bounds).filter(|(_, bounds)| wanted(**bounds));
+    let (keys, bounds): (Vec<u64>, Vec<[f32; 2]>) = pairs.unzip();
+    let pushed = node.worker.push(table, &keys, bounds.as_flattened())?;
+    node.worker.wait(pushed).map(drop)
 }
 
 struct Data {
@@ -77,6 +111,15 @@ impl Data {
     fn columns(&self) -> Columns<'_> {
         let data::Columns { keys, starts, rows, values } = &self.columns;
         Columns { keys, starts, rows, values: values.as_deref() }
+    }
+
+    fn loaded(&self) -> Loaded {
+        let data::Columns { keys, rows, .. } = &self.columns;
+        Loaded {
+            rows: self.labels.len() as u64,
+            nonzeros: rows.len() as u64,
+            keys: keys.first().copied().zip(keys.last().copied()),
+        }
     }
 }
 
@@ -97,26 +140,36 @@ struct Training {
     // Reused from task to task.
     gradient: Vec<f64>,
     curvatures: Vec<f64>,
+    keys: Vec<u64>,
     lengths: Vec<u32>,
     values: Vec<f64>,
 }
 
 impl Training {
-    /// Leaves what to push for the columns `own` in `lengths` and `values`.
-    fn gradient(&mut self, columns: &Columns<'_>, own: Range<usize>) {
-        let Training { state, gradient, curvatures, lengths, values, .. } = self;
+    /// Leaves what to push for the columns `own` in `keys`, `lengths` and `values`, and returns the columns: those that the
+    /// filter leaves in, or `all`, with nothing for the others.
+    fn gradient(&mut self, columns: &Columns<'_>, own: Range<usize>, all: bool) -> Vec<u32> {
+        let Training { state, gradient, curvatures, keys, lengths, values, .. } = self;
         gradient.resize(own.len(), 0.0);
         curvatures.resize(own.len(), 0.0);
         self.columns_computed +=
             state.gradient(columns, own.clone(), self.curvature, gradient, curvatures);
+        keys.clear();
         lengths.clear();
         values.clear();
-        for ((&g, &u), &active) in gradient.iter().zip(&*curvatures).zip(&state.active()[own]) {
-            lengths.push(if active { 2 } else { 0 });
+        let mut asked = Vec::new();
+        for ((j, &g), &u) in own.zip(&*gradient).zip(&*curvatures) {
+            let active = state.active()[j];
+            if active || all {
+                asked.push(j as u32);
+                keys.push(columns.keys[j]);
+                lengths.push(if active { 2 } else { 0 });
+            }
             if active {
                 values.extend([g, u]);
             }
         }
+        asked
     }
 }
 
@@ -128,8 +181,9 @@ impl Training {
             return Err(format!("{} pulls are not applied yet", self.pending.len()));
         }
         self.support = Support::new(&data.columns(), data.labels.len(), keys);
-        let packed = self.support.gram(&data.labels, self.state.wrong());
-        polish::send(&mut node.worker, table, (node.rank, node.workers), &packed)
+        let pulls: Vec<f64> = self.state.pulls().collect();
+        let packed = self.support.gram(&data.columns(), &pulls);
+        polish::send(&mut node.worker, table, (node.rank, node.workers), (keys.len(), &packed))
             .map_err(|error| error.to_string())
     }
 
@@ -144,7 +198,7 @@ impl Training {
     fn set(&mut self, data: &Data, weights: &[f64]) -> Result<(), String> {
         self.check(weights)?;
         let held = self.support.columns().iter().zip(weights);
-        let to = held.filter_map(|(&j, &weight)| j.zip(Some(weight)));
+        let to = held.filter_map(|(&j, &weight)| j.zip(Some((weight, true))));
         self.state.set(&data.columns(), to);
         Ok(())
     }
@@ -160,15 +214,20 @@ impl Training {
 
 struct Pending {
     task: u64,
-    block: usize,
+    /// Columns.
+    asked: Vec<u32>,
     push: Timestamp,
     pull: Timestamp,
-    answer: Option<Answer>,
+    /// Weight and filter bit of each.
+    answer: Option<Vec<(f64, bool)>>,
 }
 
-struct Answer {
-    weights: Vec<f64>,
-    active: Vec<bool>,
+impl Pending {
+    /// What has come: columns, each with its weight and filter bit.
+    fn updates(&self) -> impl Iterator<Item = (usize, (f64, bool))> {
+        let answer = self.answer.iter().flatten().copied();
+        self.asked.iter().map(|&j| j as usize).zip(answer)
+    }
 }
 
 impl App for Dbpg {
@@ -182,6 +241,9 @@ impl App for Dbpg {
             Order::Load { files, threads } => {
                 serde_json::to_value(self.load(node, &files, threads)?)
             }
+            Order::Name { table, share } => serde_json::to_value(self.name(node, &table, share)?),
+            Order::Add => serde_json::to_value(self.add(node)?),
+            Order::Screen { lambda } => serde_json::to_value(self.screen(node, lambda)?),
             Order::Begin { table, polish, curvature } => {
                 serde_json::to_value(self.begin(node, &table, polish.as_ref(), curvature)?)
             }
@@ -230,14 +292,60 @@ impl Dbpg {
         let text = |error: crate::Error| with_sources(&error);
         let shard = data::Shard::new(node.rank as u32, node.workers as u32).map_err(text)?;
         let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
-        let examples = libsvm::read(files, shard, threads).map_err(text)?;
-        let (labels, columns) = examples.into_columns().map_err(text)?;
-        let keys = columns.keys.first().copied().zip(columns.keys.last().copied());
-        let loaded =
-            Loaded { rows: labels.len() as u64, nonzeros: columns.rows.len() as u64, keys };
-        self.data = Some(Data { labels: labels.into_iter().map(f64::from).collect(), columns });
+        let (labels, columns) = libsvm::read_columns(files, shard, threads).map_err(text)?;
+        let data = Data { labels: labels.into_iter().map(f64::from).collect(), columns };
         self.training = None;
-        Ok(loaded)
+        Ok(self.data.insert(data).loaded())
+    }
+
+    fn name(&mut self, node: &mut WorkerNode, spec: &TableSpec, share: f64) -> Result<(), String> {
+        let Data { labels, columns } = self.data.as_ref().ok_or(NOT_LOADED)?;
+        let bounds = screen::bounds(columns, labels);
+        let create = |node: &mut WorkerNode| {
+            let table = node.worker.create_table(spec)?;
+            push_bounds(node, table, columns, &bounds, |bounds| screen::exceeds(bounds, share))?;
+            Ok(table)
+        };
+        let table = create(node).map_err(|error: caravan_kv::Error| error.to_string())?;
+        self.screening = Some(Screening { table, bounds, share });
+        Ok(())
+    }
+
+    fn add(&mut self, node: &mut WorkerNode) -> Result<(), String> {
+        let Data { columns, .. } = self.data.as_mut().ok_or(NOT_LOADED)?;
+        let Screening { table, bounds, share } = self.screening.as_mut().ok_or(NOT_NAMED)?;
+        let mut exchange = || {
+            let body = serde_json::to_vec(&screen::Command::Named)?;
+            let asked = node.worker.command(*table, &body)?;
+            let named = screen::named(&node.worker.wait(asked)?.replies);
+            let mut named = named.into_iter().peekable();
+            let kept: Vec<bool> = columns
+                .keys
+                .iter()
+                .map(|key| {
+                    while named.next_if(|next| next < key).is_some() {}
+                    named.next_if_eq(key).is_some()
+                })
+                .collect();
+            columns.retain(|column| kept[column]);
+            let mut kept = kept.into_iter();
+            bounds.retain(|_| kept.next().unwrap_or_default());
+            push_bounds(node, *table, columns, bounds, |bounds| !screen::exceeds(bounds, *share))
+        };
+        exchange().map_err(|error: caravan_kv::Error| error.to_string())
+    }
+
+    fn screen(&mut self, node: &mut WorkerNode, lambda: f64) -> Result<Loaded, String> {
+        let data = self.data.as_mut().ok_or(NOT_LOADED)?;
+        let Screening { table, .. } = self.screening.take().ok_or(NOT_NAMED)?;
+        let mut receive = || {
+            let pulled = node.worker.pull(table, &data.columns.keys)?;
+            node.worker.wait(pulled)
+        };
+        let answer = receive().map_err(|error| error.to_string())?;
+        let (sums, _) = answer.values::<f32>().as_chunks::<2>();
+        data.columns.retain(|column| screen::exceeds(sums[column], lambda));
+        Ok(data.loaded())
     }
 
     fn begin(
@@ -275,6 +383,7 @@ impl Dbpg {
             columns_computed: 0,
             gradient: Vec::new(),
             curvatures: Vec::new(),
+            keys: Vec::new(),
             lengths: Vec::new(),
             values: Vec::new(),
         });
@@ -322,7 +431,7 @@ impl Pass<'_> {
         self.training.state.reset_filter();
         for answer in self.training.pending.iter_mut().filter_map(|pending| pending.answer.as_mut())
         {
-            answer.active.fill(true);
+            answer.iter_mut().for_each(|(_, active)| *active = true);
         }
         if self.training.pending.is_empty() {
             self.training.state.rederive_margins(&self.data.columns());
@@ -336,14 +445,17 @@ impl Pass<'_> {
             return Ok(());
         }
         let began = Instant::now();
-        self.training.gradient(&self.data.columns(), own.clone());
+        let asked = self.training.gradient(&self.data.columns(), own, self.exact);
         self.training.busy += began.elapsed();
-        let Training { table, lengths, values, pending, .. } = &mut *self.training;
-        let (worker, keys) = (&mut self.node.worker, &self.data.columns.keys[own]);
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let Training { table, keys, lengths, values, pending, .. } = &mut *self.training;
+        let worker = &mut self.node.worker;
         worker.set_clock(task);
         let push = worker.push_varying(*table, keys, lengths, values)?;
         let pull = worker.pull(*table, keys)?;
-        pending.push_back(Pending { task, block, push, pull, answer: None });
+        pending.push_back(Pending { task, asked, push, pull, answer: None });
         Ok(())
     }
 
@@ -379,18 +491,17 @@ impl Pass<'_> {
         self.node.worker.wait(pending.push)?;
         let answer = self.node.worker.wait(pending.pull)?;
         let mut pulled = answer.values::<f64>().iter().copied();
-        let active: Vec<bool> = answer.lengths.iter().map(|&length| length > 0).collect();
-        let mut weight = |&active: &bool| if active { pulled.next().unwrap_or(0.0) } else { 0.0 };
-        let weights = active.iter().map(&mut weight).collect();
-        pending.answer = Some(Answer { weights, active });
+        let of = |&length: &u32| match length {
+            0 => (0.0, false),
+            _ => (pulled.next().unwrap_or(0.0), true),
+        };
+        pending.answer = Some(answer.lengths.iter().map(of).collect());
         Ok(())
     }
 
     fn apply(&mut self, pending: &Pending) {
-        let Some(Answer { weights, active }) = &pending.answer else { return };
         let began = Instant::now();
-        let own = self.training.blocks[pending.block].clone();
-        self.training.state.apply(&self.data.columns(), own, weights, active);
+        self.training.state.set(&self.data.columns(), pending.updates());
         self.training.busy += began.elapsed();
     }
 
@@ -409,15 +520,8 @@ impl Pass<'_> {
         let mut loss = self.training.state.loss();
         if !self.training.pending.is_empty() {
             let mut ahead = self.training.state.clone();
-            for Pending { block, answer, .. } in &self.training.pending {
-                if let Some(Answer { weights, active }) = answer {
-                    ahead.apply(
-                        &self.data.columns(),
-                        self.training.blocks[*block].clone(),
-                        weights,
-                        active,
-                    );
-                }
+            for pending in &self.training.pending {
+                ahead.set(&self.data.columns(), pending.updates());
             }
             loss = ahead.loss();
         }

@@ -17,7 +17,7 @@ use super::device::Device;
 use super::library::{Library, check, library, refused, set_non_blocking};
 
 /// Most completions that one look takes.
-const POLL_MAX: usize = 16;
+pub const POLL_MAX: usize = 16;
 
 /// The number that work goes by while the device has it: what it is (bit 63, set for a receive), its queue's serial number
 /// (31 bits), and its place there (32 bits). Serial numbers are unique within the process, so that what is said of a queue
@@ -61,6 +61,8 @@ pub struct CompletionQueue {
     queue: NonNull<ffi::ibv_cq>,
     channel: NonNull<ffi::ibv_comp_channel>,
     device: Device,
+    /// The flag of a completion that says that a key was taken back.
+    taken_back: u32,
     entries: Cell<usize>,
 }
 
@@ -90,7 +92,16 @@ pub enum Outcome {
         imm: Option<u32>,
         /// The peer wrote elsewhere; the buffer is as it was.
         written: bool,
+        /// A key that the peer has made useless by it: for [`QueuePair::taken_back`](super::QueuePair::taken_back).
+        taken_back: Option<TakenBack>,
     },
+}
+
+/// A remote key that the peer's message made useless as it came. Only completions make one.
+#[derive(Debug)]
+pub struct TakenBack {
+    pub(super) key: u32,
+    pub(super) queue: u32,
 }
 
 /// How far a queue pair's work is done. Only completions make one, so that memory is let go when the device is done with it.
@@ -112,6 +123,52 @@ pub struct Slot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Status(u32);
 
+/// Completions that were taken together and go one by one; each is read where it lies.
+pub struct Batch {
+    raw: [MaybeUninit<ffi::ibv_wc>; POLL_MAX],
+    /// Entries that the device has filled in,
+    count: usize,
+    /// and of those, the next to go.
+    at: usize,
+    /// As the queue has it that they are from.
+    taken_back: u32,
+}
+
+impl Batch {
+    /// One that holds none.
+    pub const fn new() -> Self {
+        Batch { raw: [const { MaybeUninit::uninit() }; POLL_MAX], count: 0, at: 0, taken_back: 0 }
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Batch::new()
+    }
+}
+
+/// An error is that the device names work that does not exist: the queue is broken.
+impl Iterator for Batch {
+    type Item = io::Result<Completion>;
+
+    #[inline]
+    fn next(&mut self) -> Option<io::Result<Completion>> {
+        if self.at == self.count {
+            return None;
+        }
+        let entry = self.raw[self.at].as_ptr();
+        self.at += 1;
+        // SAFETY: the device filled the first `count` entries (`poll`); what it leaves out are numbers, of which none is read.
+        Some(completion(unsafe { &*entry }, self.taken_back))
+    }
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Batch({} of {})", self.count - self.at, self.count)
+    }
+}
+
 impl CompletionQueue {
     /// A queue of at least `entries`. It must have room for all that can be in hand at a time: a queue that overflows is broken.
     ///
@@ -120,6 +177,11 @@ impl CompletionQueue {
     pub fn new(device: Device, entries: usize) -> io::Result<Rc<CompletionQueue>> {
         let (library, context) = (library()?, device.context().as_ptr());
         let asked = entry_count(entries)?;
+        let taken_back = match device.capabilities()?.is_soft_roce {
+            // The kernel's own value, which is that of a checked checksum to programs; no reliable connection reports those.
+            true => ffi::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0,
+            false => ffi::ibv_wc_flags::IBV_WC_WITH_INV.0,
+        };
         // SAFETY: the device's context is open.
         let channel = unsafe { (library.ibv_create_comp_channel)(context) };
         let channel = NonNull::new(channel).ok_or_else(io::Error::last_os_error)?;
@@ -133,7 +195,8 @@ impl CompletionQueue {
             unsafe { (library.ibv_destroy_comp_channel)(channel.as_ptr()) };
             return Err(error);
         };
-        let made = CompletionQueue { library, queue, channel, device, entries: Cell::new(0) };
+        let entries = Cell::new(0);
+        let made = CompletionQueue { library, queue, channel, device, taken_back, entries };
         made.note_entries();
         set_non_blocking(made.fd())?;
         Ok(Rc::new(made))
@@ -170,23 +233,20 @@ impl CompletionQueue {
         self.device
     }
 
-    /// Appends up to 16 completions and returns how many. Allocates nothing where `into` has room for them.
+    /// Takes up to 16 completions into `batch`, unless some are left there; returns how many there are.
     ///
     /// # Errors
-    /// What the system said, or that the device names work that does not exist: the queue is broken.
-    pub fn poll(&self, into: &mut Vec<Completion>) -> io::Result<usize> {
-        let mut raw = [const { MaybeUninit::<ffi::ibv_wc>::uninit() }; POLL_MAX];
-        let first = raw.as_mut_ptr().cast::<ffi::ibv_wc>();
-        // SAFETY: the queue lives, and there is room for as many entries as are asked for.
-        let count = unsafe { ffi::ibv_poll_cq(self.queue.as_ptr(), POLL_MAX as c_int, first) };
-        let count = usize::try_from(count)
-            .map_err(|_| io::Error::other("the device cannot read its completion queue"))?;
-        for entry in raw.iter().take(count) {
-            // SAFETY: the call filled the first `count` entries; what it leaves out are numbers, none of which is read below.
-            let entry = unsafe { &*entry.as_ptr() };
-            into.push(completion(entry)?);
+    /// What the system said.
+    #[inline]
+    pub fn poll(&self, batch: &mut Batch) -> io::Result<usize> {
+        if batch.at == batch.count {
+            (batch.at, batch.count, batch.taken_back) = (0, 0, self.taken_back);
+            let first = batch.raw.as_mut_ptr().cast::<ffi::ibv_wc>();
+            // SAFETY: the queue lives, and there is room for as many entries as are asked for.
+            let count = unsafe { ffi::ibv_poll_cq(self.queue.as_ptr(), POLL_MAX as c_int, first) };
+            batch.count = usize::try_from(count).map_err(|_| unreadable())?.min(POLL_MAX);
         }
-        Ok(count)
+        Ok(batch.count - batch.at)
     }
 
     /// Asks for a notice, once, of the next completion. What came before that gives none: poll again before sleeping.
@@ -246,28 +306,41 @@ pub(super) fn entry_count(entries: usize) -> io::Result<c_int> {
     c_int::try_from(entries).map_err(|_| refused("a queue has less than 2^31 entries"))
 }
 
+#[cold]
+fn unreadable() -> io::Error {
+    io::Error::other("the device cannot read its completion queue")
+}
+
+#[cold]
+fn mistaken() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the device mistakes receives for other work")
+}
+
 /// Reads only what the device fills in for every entry, and the rest where the status says that it is there.
-fn completion(entry: &ffi::ibv_wc) -> io::Result<Completion> {
+#[inline]
+fn completion(entry: &ffi::ibv_wc, taken_back_flag: u32) -> io::Result<Completion> {
     let (id, status) = (WorkId(entry.wr_id), Status(entry.status));
     let is_receive = id.0 & WorkId::RECEIVE != 0;
     if status.is_ok() && is_receive != (entry.opcode & opcode::IBV_WC_RECV != 0) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "the device mistakes receives for other work",
-        ));
+        return Err(mistaken());
     }
     let (serial, place) = (id.serial(), id.place());
     let outcome = if is_receive {
-        let (mut bytes, mut imm, mut written) = (0, None, false);
+        let (mut bytes, mut imm, mut written, mut taken_back) = (0, None, false, None);
         if status.is_ok() {
             bytes = entry.byte_len;
             written = entry.opcode == opcode::IBV_WC_RECV_RDMA_WITH_IMM;
             if entry.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0 {
                 // SAFETY: both variants are plain numbers; the flag says that it is this one.
                 imm = Some(u32::from_be(unsafe { entry.imm_data_invalidated_rkey_union.imm_data }));
+            } else if entry.wc_flags & taken_back_flag != 0 {
+                // SAFETY: as above.
+                let key = unsafe { entry.imm_data_invalidated_rkey_union.invalidated_rkey };
+                taken_back = Some(TakenBack { key, queue: entry.qp_num });
             }
         }
-        Outcome::Received { slot: Slot { queue: serial, index: place }, bytes, imm, written }
+        let slot = Slot { queue: serial, index: place };
+        Outcome::Received { slot, bytes, imm, written, taken_back }
     } else {
         Outcome::Sent(Through { queue_pair: serial, sequence: place, is_ok: status.is_ok() })
     };
@@ -321,6 +394,8 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
+    const TAKEN: u32 = ffi::ibv_wc_flags::IBV_WC_WITH_INV.0;
+
     fn entry(wr_id: u64, status: u32, opcode: u32, wc_flags: u32) -> ffi::ibv_wc {
         ffi::ibv_wc {
             wr_id,
@@ -344,7 +419,7 @@ mod tests {
     #[test]
     fn completions_say_what_ended() {
         let sent = WorkId::sent(3, (9 << 32) | 0xffff_fff0);
-        let done = completion(&entry(sent.0, 0, opcode::IBV_WC_SEND, 0)).unwrap();
+        let done = completion(&entry(sent.0, 0, opcode::IBV_WC_SEND, 0), TAKEN).unwrap();
         assert!(matches!(
             done,
             Completion {
@@ -359,28 +434,48 @@ mod tests {
         ));
         let with_imm = ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0;
         let received = WorkId::received(SERIAL_MAX, 12);
-        let done = completion(&entry(received.0, 0, 129, with_imm)).unwrap();
+        let done = completion(&entry(received.0, 0, 129, with_imm), TAKEN).unwrap();
         assert!(matches!(
             done.outcome,
             Outcome::Received {
                 slot: Slot { queue: SERIAL_MAX, index: 12 },
                 bytes: 77,
                 imm: Some(5),
-                written: true
+                written: true,
+                taken_back: None,
             }
         ));
+    }
+
+    /// Soft-RoCE says it by another flag, which says nothing elsewhere.
+    #[test]
+    fn a_key_is_taken_back_where_the_device_says_so() {
+        let soft = ffi::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0;
+        for (flags, flag, is_taken) in
+            [(TAKEN, TAKEN, true), (soft, soft, true), (soft, TAKEN, false), (0, TAKEN, false)]
+        {
+            let mut entry = entry(WorkId::received(1, 2).0, 0, 128, flags);
+            entry.imm_data_invalidated_rkey_union.invalidated_rkey = 0x70b;
+            let Outcome::Received { imm: None, written: false, taken_back, .. } =
+                completion(&entry, flag).unwrap().outcome
+            else {
+                panic!("{flags} {flag}")
+            };
+            let taken = taken_back.map(|taken| (taken.key, taken.queue));
+            assert_eq!(taken, is_taken.then_some((0x70b, 17)));
+        }
     }
 
     #[test]
     fn what_failed_is_told_by_its_number_alone() {
         let received = WorkId::received(1, 2);
-        let done = completion(&entry(received.0, 5, 0, u32::MAX)).unwrap();
+        let done = completion(&entry(received.0, 5, 0, u32::MAX), TAKEN).unwrap();
         assert!(done.status.is_flushed() && !done.status.is_ok());
         assert!(matches!(
             done.outcome,
-            Outcome::Received { bytes: 0, imm: None, written: false, .. }
+            Outcome::Received { bytes: 0, imm: None, written: false, taken_back: None, .. }
         ));
-        let done = completion(&entry(WorkId::sent(1, 2).0, 10, 128, 0)).unwrap();
+        let done = completion(&entry(WorkId::sent(1, 2).0, 10, 128, 0), TAKEN).unwrap();
         assert!(matches!(done.outcome, Outcome::Sent(Through { is_ok: false, .. })));
         assert_eq!(done.status.to_string(), "the peer does not allow access to that memory");
         assert_eq!(Status(99).to_string(), "failed with status 99");
@@ -388,7 +483,7 @@ mod tests {
 
     #[test]
     fn a_device_that_mixes_up_work_is_an_error() {
-        assert!(completion(&entry(WorkId::sent(1, 1).0, 0, 128, 0)).is_err());
-        assert!(completion(&entry(WorkId::received(1, 1).0, 0, 0, 0)).is_err());
+        assert!(completion(&entry(WorkId::sent(1, 1).0, 0, 128, 0), TAKEN).is_err());
+        assert!(completion(&entry(WorkId::received(1, 1).0, 0, 0, 0), TAKEN).is_err());
     }
 }

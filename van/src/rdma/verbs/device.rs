@@ -23,6 +23,9 @@ pub struct Device {
     _single_threaded: PhantomData<*mut ()>,
 }
 
+/// The vendor of Soft-RoCE, where others have a number of their own.
+const SOFT_ROCE: u32 = 0xff_ffff;
+
 /// What a device and its port can do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
@@ -40,6 +43,8 @@ pub struct Capabilities {
     pub windows_max: usize,
     /// Whether there are memory windows of type 2, which open and close by work of a queue pair.
     pub windows: bool,
+    /// It is Soft-RoCE, which hands programs the kernel's flags with a completion.
+    pub(super) is_soft_roce: bool,
     /// Longest message or write.
     pub message_bytes_max: usize,
     /// Bytes of a packet's payload at most.
@@ -161,6 +166,7 @@ impl Device {
             region_bytes_max: device.max_mr_size,
             windows_max,
             windows: windows_max > 0 && device.device_cap_flags & type_2.0 != 0,
+            is_soft_roce: device.vendor_id == SOFT_ROCE,
             message_bytes_max: port.max_msg_sz as usize,
             mtu_bytes: 128usize.checked_shl(port.active_mtu).unwrap_or(0),
             port: self.port,

@@ -88,6 +88,7 @@ impl Drop for Protection {
 }
 
 impl Registrar for Domain {
+    #[inline]
     fn id(&self) -> u64 {
         self.id
     }
@@ -317,11 +318,12 @@ pub struct OpenWindow {
     sequence: u64,
 }
 
-/// Proof that a remote key was taken back by work of the queue pair that gave it out.
+/// Proof that a remote key was taken back by a message to the queue pair that gave it out.
 #[derive(Debug)]
 pub struct Invalidated {
     pub(super) key: u32,
     pub(super) queue_pair: u32,
+    /// Of the work that was pushed after it: it tells of none that is later.
     pub(super) sequence: u64,
 }
 
@@ -371,8 +373,8 @@ impl OpenWindow {
             && proof.sequence > self.sequence;
         assert!(proves, "{proof:?} does not close a window of key {:#x}", self.key);
         if let Some(window) = self.window.raw() {
-            // SAFETY: the window was not given back. The device is done with the work that names it: that came before the work
-            // that `proof` says is done. The libraries leave it to the owner to note the key of the last binding.
+            // SAFETY: the window was not given back. The device is done with the work that names it: the key that it gave the
+            // window was good when the peer took it back. The libraries leave it to the owner to note the key of the last binding.
             unsafe { (*window.as_ptr()).rkey = self.key };
         }
         self.window.opened_by.set(0);

@@ -26,10 +26,12 @@ mod library;
 mod queue_pair;
 mod receive;
 
-pub use completion::{Completion, CompletionQueue, Outcome, Slot, Status, Through};
+pub use completion::{
+    Batch, Completion, CompletionQueue, Outcome, POLL_MAX, Slot, Status, TakenBack, Through,
+};
 pub use connection::{Channel, CmEvent, CmKind, Connection, ConnectionKey, interface_addresses};
 pub use device::{AsyncEvent, AsyncKind, Capabilities, Device, PortState};
 pub use domain::{Domain, Exposed, Invalidated, OpenWindow, Window};
 pub use library::{available, sleep};
-pub use queue_pair::{Done, QueuePair, Work};
+pub use queue_pair::{QueuePair, Work};
 pub use receive::ReceiveQueue;

@@ -14,7 +14,7 @@ use rdma_sys as ffi;
 use rdma_sys::ibv_wr_opcode as opcode;
 
 use super::chain::{CHAIN_MAX, Chain, PARTS_MAX, immediate, make_plain};
-use super::completion::{CompletionQueue, Through, WorkId, next_serial};
+use super::completion::{CompletionQueue, TakenBack, Through, WorkId, next_serial};
 use super::connection::Connection;
 use super::domain::{Domain, Invalidated, OpenWindow, Window, WindowHandle};
 use super::library::{check, refused};
@@ -36,8 +36,8 @@ pub enum Work {
     Send {
         /// What.
         data: Gather,
-        /// Comes with it.
-        imm: u32,
+        /// If given, comes with it.
+        imm: Option<u32>,
     },
     /// Writes into the peer's memory.
     Write {
@@ -50,6 +50,14 @@ pub enum Work {
         /// If given, comes after it, and takes up one of the peer's receives.
         imm: Option<u32>,
     },
+    /// Sends into the next buffer of the peer's receive queue, and makes a key that the peer gave out useless before the peer
+    /// hears of it. What was written by that key before has arrived then.
+    SendLast {
+        /// What.
+        data: Gather,
+        /// The remote key of an open window of the peer's.
+        key: u32,
+    },
     /// Fills `into` from the peer's memory.
     Read {
         /// Where to, the whole of it.
@@ -57,11 +65,6 @@ pub enum Work {
         /// Where from.
         address: u64,
         /// The remote key of the memory there.
-        key: u32,
-    },
-    /// Takes back a remote key, so that its window can be closed.
-    Invalidate {
-        /// The key of an open window.
         key: u32,
     },
     /// Sends nothing but a number; takes up one of the peer's receives.
@@ -73,28 +76,12 @@ pub enum Work {
     Probe,
 }
 
-/// Work that is done and of which something comes back.
-#[derive(Debug)]
-pub enum Done {
-    /// A read, of this tag, filled this.
-    Read(u32, Buffer),
-    /// The key of the invalidation of this tag is taken back.
-    Invalidated(u32, Invalidated),
-}
-
-/// What the device may use because of one request.
+/// What the device may use because of one request, from push to retirement.
 enum Held {
     Nothing,
     Data(#[expect(dead_code, reason = "kept for the device, which reads it")] Gather),
     Read(Buffer),
     Bind(Rc<WindowHandle>),
-    Invalidate(u32),
-}
-
-/// One request, from push to retirement.
-struct Entry {
-    tag: u32,
-    held: Held,
 }
 
 /// One end of a reliable connection.
@@ -116,8 +103,8 @@ pub struct QueuePair {
     inlined: u32,
     /// and which open windows.
     binds: u32,
-    /// Entries by sequence number, modulo its length, a power of two.
-    ledger: Vec<Entry>,
+    /// By sequence number, modulo its length, a power of two.
+    ledger: Vec<Held>,
     depth: usize,
     /// Sequence numbers: of the next push, ...
     pushed: u64,
@@ -163,7 +150,6 @@ impl QueuePair {
             .ok_or_else(|| io::Error::other("no queue pair was made"))?;
         // SAFETY: the queue pair lives, and its number never changes.
         let number = unsafe { (*queue_pair.as_ptr()).qp_num };
-        let entry = |_| Entry { tag: 0, held: Held::Nothing };
         Ok(QueuePair {
             queue_pair,
             serial,
@@ -174,7 +160,7 @@ impl QueuePair {
             chained: 0,
             inlined: 0,
             binds: 0,
-            ledger: (0..sends.max(1).next_power_of_two()).map(entry).collect(),
+            ledger: (0..sends.max(1).next_power_of_two()).map(|_| Held::Nothing).collect(),
             depth: sends,
             pushed: 0,
             rung: 0,
@@ -214,39 +200,55 @@ impl QueuePair {
         (self.pushed - self.retired) as usize
     }
 
-    /// Puts work on the chain; rings by itself when the chain is full. `tag` comes back with what is [`Done`]. Only work with
-    /// `signal`, or after which there is no room, is reported when it ends, and with it all before it; what fails always is.
+    /// Puts work on the chain; rings by itself when the chain is full. Only work with `signal`, or after which there is no room,
+    /// is reported when it ends, and with it all before it; what fails always is.
     ///
     /// # Errors
     /// [`Error::Os`] when there is no room, the data is too long, or ringing fails; [`Error::Register`]. The work is dropped.
     #[inline] // callers know which work it is
-    pub fn push(&mut self, work: Work, tag: u32, signal: bool) -> Result<()> {
-        match work {
-            Work::Send { data, imm } => {
-                self.carry(opcode::IBV_WR_SEND_WITH_IMM, data, imm, (0, 0), signal)
+    pub fn push(&mut self, work: Work, signal: bool) -> Result<()> {
+        let (operation, data, imm, place) = match work {
+            Work::Send { data, imm: None } => (opcode::IBV_WR_SEND, data, 0, (0, 0)),
+            Work::Send { data, imm: Some(imm) } => {
+                (opcode::IBV_WR_SEND_WITH_IMM, data, imm, (0, 0))
             }
             Work::Write { data, address, key, imm: None } => {
-                self.carry(opcode::IBV_WR_RDMA_WRITE, data, 0, (address, key), signal)
+                (opcode::IBV_WR_RDMA_WRITE, data, 0, (address, key))
             }
             Work::Write { data, address, key, imm: Some(imm) } => {
-                self.carry(opcode::IBV_WR_RDMA_WRITE_WITH_IMM, data, imm, (address, key), signal)
+                (opcode::IBV_WR_RDMA_WRITE_WITH_IMM, data, imm, (address, key))
             }
-            Work::Read { into, address, key } => self.read(into, (address, key), tag, signal),
-            Work::Invalidate { key } => self.plain(
-                opcode::IBV_WR_LOCAL_INV,
-                key.to_be(),
-                Held::Invalidate(key),
-                tag,
-                signal,
-            ),
-            Work::Notice { imm } => {
-                self.plain(opcode::IBV_WR_SEND_WITH_IMM, imm, Held::Nothing, tag, signal)
+            // Where `imm` lies, but not in the network's order.
+            Work::SendLast { data, key } => {
+                (opcode::IBV_WR_SEND_WITH_INV, data, key.to_be(), (0, 0))
             }
-            Work::Probe => self.plain(opcode::IBV_WR_RDMA_WRITE, 0, Held::Nothing, tag, signal),
-        }
+            other => return self.push_other(other, signal),
+        };
+        self.carry(operation, data, imm, place, signal)
+    }
+
+    /// Pushes what takes no data to the peer.
+    fn push_other(&mut self, work: Work, signal: bool) -> Result<()> {
+        let (operation, imm) = match work {
+            Work::Send { .. } | Work::Write { .. } | Work::SendLast { .. } => {
+                unreachable!("pushed by `push` itself")
+            }
+            Work::Read { into, address, key } => {
+                return self.read(into, (address, key), signal);
+            }
+            Work::Notice { imm } => (opcode::IBV_WR_SEND_WITH_IMM, imm),
+            Work::Probe => (opcode::IBV_WR_RDMA_WRITE, 0),
+        };
+        self.make_room()?;
+        let request = self.chain.request(self.chained);
+        make_plain(request);
+        request.imm_data_invalidated_rkey_union = immediate(imm);
+        self.enter(operation, 0, Held::Nothing, signal);
+        Ok(())
     }
 
     /// Pushes what takes data to the peer, to `(address, key)` where it is a write.
+    #[inline]
     fn carry(
         &mut self,
         operation: u32,
@@ -275,17 +277,11 @@ impl QueuePair {
         request.imm_data_invalidated_rkey_union = immediate(imm);
         request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
         let flags = if is_inline { INLINE } else { 0 };
-        self.enter(operation, flags, 0, Held::Data(data), signal);
+        self.enter(operation, flags, Held::Data(data), signal);
         Ok(())
     }
 
-    fn read(
-        &mut self,
-        into: Buffer,
-        (address, key): (u64, u32),
-        tag: u32,
-        signal: bool,
-    ) -> Result<()> {
+    fn read(&mut self, into: Buffer, (address, key): (u64, u32), signal: bool) -> Result<()> {
         self.make_room()?;
         let at = self.chained;
         self.check_len(into.len())?;
@@ -294,24 +290,7 @@ impl QueuePair {
         let request = self.chain.request(at);
         request.num_sge = c_int::from(!into.is_empty());
         request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
-        self.enter(opcode::IBV_WR_RDMA_READ, 0, tag, Held::Read(into), signal);
-        Ok(())
-    }
-
-    /// Pushes what names no memory. A key to be taken back lies where `imm` does, but not in the network's order.
-    fn plain(
-        &mut self,
-        operation: u32,
-        imm: u32,
-        held: Held,
-        tag: u32,
-        signal: bool,
-    ) -> Result<()> {
-        self.make_room()?;
-        let request = self.chain.request(self.chained);
-        make_plain(request);
-        request.imm_data_invalidated_rkey_union = immediate(imm);
-        self.enter(operation, 0, tag, held, signal);
+        self.enter(opcode::IBV_WR_RDMA_READ, 0, Held::Read(into), signal);
         Ok(())
     }
 
@@ -347,7 +326,7 @@ impl QueuePair {
         self.list(window.handle());
         self.binds |= 1 << self.chained;
         let (handle, sequence) = (window.handle().clone(), self.pushed);
-        self.enter(opcode::IBV_WR_BIND_MW, 0, 0, Held::Bind(handle), false);
+        self.enter(opcode::IBV_WR_BIND_MW, 0, Held::Bind(handle), false);
         Ok(window.open(memory, key, self.serial, sequence))
     }
 
@@ -375,34 +354,37 @@ impl QueuePair {
         (self.chained, self.binds, self.rung) = (0, 0, self.pushed);
         check(code)?;
         while inlined != 0 {
-            self.entry(begin + u64::from(inlined.trailing_zeros())).held = Held::Nothing;
+            *self.entry(begin + u64::from(inlined.trailing_zeros())) = Held::Nothing;
             inlined &= inlined - 1;
         }
         Ok(())
     }
 
-    /// Lets go of everything up to what a completion says is done, and appends what comes back of it to `done`; nothing does
-    /// when it failed. False, and no effect, if the completion is of another queue pair, one that had its number before.
-    pub fn retire(&mut self, through: Through, done: &mut Vec<Done>) -> bool {
+    /// Lets go of everything up to what a completion says is done, and appends to `read` what reads have filled, in the order
+    /// in which they were pushed; none have when it failed. False, and no effect, if the completion is of another queue pair,
+    /// one that had its number before.
+    pub fn retire(&mut self, through: Through, read: &mut Vec<Buffer>) -> bool {
         let count = through.sequence.wrapping_sub(self.retired as u32).wrapping_add(1);
         if through.queue_pair != self.serial || u64::from(count) > self.rung - self.retired {
             return false;
         }
         for _ in 0..count {
-            let sequence = self.retired;
-            let entry = self.entry(sequence);
-            let (held, tag) = (std::mem::replace(&mut entry.held, Held::Nothing), entry.tag);
-            match held {
-                Held::Read(into) if through.is_ok => done.push(Done::Read(tag, into)),
-                Held::Invalidate(key) if through.is_ok => {
-                    let proof = Invalidated { key, queue_pair: self.serial, sequence };
-                    done.push(Done::Invalidated(tag, proof));
-                }
-                _ => {}
+            let held = std::mem::replace(self.entry(self.retired), Held::Nothing);
+            if let Held::Read(into) = held
+                && through.is_ok
+            {
+                read.push(into);
             }
             self.retired += 1;
         }
         true
+    }
+
+    /// What a peer took back by a message to this queue pair; none if it went to another one. It was good when the message came,
+    /// so that the work that opened the window is done.
+    pub fn taken_back(&self, what: TakenBack) -> Option<Invalidated> {
+        let (key, queue_pair, sequence) = (what.key, self.serial, self.pushed);
+        (what.queue == self.number).then_some(Invalidated { key, queue_pair, sequence })
     }
 
     /// Sets how long a peer waits that sent while no receive was posted here, by the code that InfiniBand has for it: 12 is
@@ -439,6 +421,11 @@ impl QueuePair {
         if self.chained < CHAIN_MAX && self.room() > 0 && !self.is_broken {
             return Ok(());
         }
+        self.find_room()
+    }
+
+    #[cold]
+    fn find_room(&mut self) -> Result<()> {
         let os = |source| Error::Os { call: "ibv_post_send", source };
         if self.room() == 0 {
             let full = "the send queue is full; retire some work first";
@@ -456,7 +443,7 @@ impl QueuePair {
     }
 
     #[inline]
-    fn entry(&mut self, sequence: u64) -> &mut Entry {
+    fn entry(&mut self, sequence: u64) -> &mut Held {
         let mask = self.ledger.len() - 1;
         &mut self.ledger[sequence as usize & mask]
     }
@@ -477,7 +464,7 @@ impl QueuePair {
 
     /// Completes the chain's next request and enters what it holds.
     #[inline]
-    fn enter(&mut self, operation: u32, flags: u32, tag: u32, held: Held, signal: bool) {
+    fn enter(&mut self, operation: u32, flags: u32, held: Held, signal: bool) {
         let (at, sequence) = (self.chained, self.pushed);
         let signal = signal || self.room() == 1;
         let id = WorkId::sent(self.serial, sequence).0;
@@ -485,8 +472,8 @@ impl QueuePair {
         request.wr_id = id;
         request.opcode = operation;
         request.send_flags = flags | if signal { SIGNALED } else { 0 };
-        let before = std::mem::replace(self.entry(sequence), Entry { tag, held });
-        debug_assert!(matches!(before.held, Held::Nothing), "an entry retired lets go of all");
+        let before = std::mem::replace(self.entry(sequence), held);
+        debug_assert!(matches!(before, Held::Nothing), "an entry retired lets go of all");
         std::mem::forget(before); // holds nothing, which need not be asked
         self.chained += 1;
         self.pushed += 1;
@@ -509,7 +496,7 @@ impl QueuePair {
             let at = binds.trailing_zeros();
             binds &= binds - 1;
             let sequence = self.rung + u64::from(at);
-            if matches!(&self.entry(sequence).held, Held::Bind(window) if window.raw().is_none()) {
+            if matches!(self.entry(sequence), Held::Bind(window) if window.raw().is_none()) {
                 let request = self.chain.request(at as usize);
                 make_plain(request);
                 request.opcode = opcode::IBV_WR_RDMA_WRITE;

@@ -80,28 +80,25 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// [`Error::Register`] if it is of memory that the device does not know yet, [`Error::Os`] when the queue is full.
+    #[inline]
     pub fn supply(&mut self, buffer: Buffer) -> Result<()> {
-        let key = buffer.local_key(&*self.0.domain)?;
-        let len = u32::try_from(buffer.len())
-            .map_err(|_| Error::Os { call: "ibv_post_srq_recv", source: refused("too long") })?;
-        let mut state = self.0.state.borrow_mut();
-        let slot = state.free.pop().ok_or_else(|| {
-            let full = io::Error::new(io::ErrorKind::WouldBlock, "the receive queue is full");
-            Error::Os { call: "ibv_post_srq_recv", source: full }
-        })?;
-        let part = ffi::ibv_sge { addr: buffer.as_ptr() as u64, length: len, lkey: key };
+        let receives = &*self.0;
+        let key = buffer.local_key(&*receives.domain)?;
+        let mut state = receives.state.borrow_mut();
+        let Ok(length) = u32::try_from(buffer.len()) else { return Err(too_long()) };
+        let Some(slot) = state.free.pop() else { return Err(full()) };
+        let at = slot as usize;
+        let part = ffi::ibv_sge { addr: buffer.as_ptr() as u64, length, lkey: key };
         // SAFETY: the slot was free, so nobody refers to its cell; the library reads it only within `ring`.
-        unsafe { *self.0.parts[slot as usize].get() = part };
-        state.buffers[slot as usize] = Some(buffer);
-        let first = match state.chain {
-            None => slot,
-            Some((first, last)) => {
-                let next = self.0.work[slot as usize].get();
-                // SAFETY: as above, for the slot that was linked before.
-                unsafe { (*self.0.work[last as usize].get()).next = next };
-                first
-            }
-        };
+        unsafe { *receives.parts[at].get() = part };
+        let before = state.buffers[at].replace(buffer);
+        debug_assert!(before.is_none(), "a free slot has no buffer");
+        std::mem::forget(before); // is none, which need not be asked
+        let (first, last) = state.chain.unwrap_or((slot, slot));
+        if last != slot {
+            // SAFETY: as above, for the slot that was linked before.
+            unsafe { (*receives.work[last as usize].get()).next = receives.work[at].get() };
+        }
         state.chain = Some((first, slot));
         Ok(())
     }
@@ -123,6 +120,7 @@ impl ReceiveQueue {
 
     /// Hands back a buffer, `bytes` long unless it is shorter, in which a message was received, or none that was to come. None
     /// if the slot is another queue's.
+    #[inline]
     pub fn take(&mut self, slot: Slot, bytes: u32) -> Option<Buffer> {
         if slot.queue != self.0.serial {
             return None;
@@ -143,6 +141,17 @@ impl ReceiveQueue {
     pub fn room(&self) -> usize {
         self.0.state.borrow().free.len()
     }
+}
+
+#[cold]
+fn full() -> Error {
+    let source = io::Error::new(io::ErrorKind::WouldBlock, "the receive queue is full");
+    Error::Os { call: "ibv_post_srq_recv", source }
+}
+
+#[cold]
+fn too_long() -> Error {
+    Error::Os { call: "ibv_post_srq_recv", source: refused("too long") }
 }
 
 impl Receives {

@@ -1,0 +1,222 @@
+//! Screening: columns that are 0 in every solution, found exactly and before training begins.
+//!
+//! The gradient of the loss in column j is g_j = -Σ_i y_i x_ij σ(-m_i) with every σ strictly between 0 and 1. So whatever the
+//! weights are,
+//!
+//! ```text
+//! -P_j < g_j < N_j        P_j = Σ_i max(y_i x_ij, 0)        N_j = Σ_i max(-y_i x_ij, 0)
+//! ```
+//!
+//! and a column with max(P_j, N_j) ≤ λ has |g_j| < λ everywhere: no step ever takes it from 0, and F has no minimum off it.
+//! In sets with many rare features that is most of them. Both sums run over rows, so workers' parts add up. Where no worker's
+//! part is above λ over the number of workers, the sum is not above λ: such columns need not even be named. So
+//!
+//! 1. each worker names the columns that are *loud*, above that share, with their bounds;
+//! 2. it asks for all that were named, adds its bounds of those that it holds and had not named, and drops all others;
+//! 3. it pulls the sums of what is left, and drops what is not above λ.
+//!
+//! All workers have done a step before any does the next. Servers round up, so that no rounding ever drops a column.
+//!
+//! Place: load > **screening** > blocks.
+
+use caravan_kv::server::{Pulled, Request};
+use caravan_kv::{TableSpec, ValueType};
+use caravan_van::{KeyRange, Pool, Value};
+use serde::{Deserialize, Serialize};
+
+use crate::data::Columns;
+
+/// Name under which servers build this shard.
+pub(super) const HANDLE: &str = "dbpg-screen";
+
+/// Id of the table of bounds.
+const TABLE: u32 = 3;
+
+/// A table for keys of that range: P and N for each.
+pub(super) fn table(keys: KeyRange) -> TableSpec {
+    TableSpec::new(TABLE, "bounds", ValueType::F32, 2).keys(keys).handle(HANDLE)
+}
+
+/// This worker's P and N of each column: `[columns]`. `labels: [rows]`.
+pub(super) fn bounds(columns: &Columns, labels: &[f64]) -> Vec<[f32; 2]> {
+    let of = |column: usize| {
+        let mut sums = [0.0, 0.0];
+        let (rows, values) = columns.column(column);
+        match values {
+            None => {
+                let positive = rows.iter().filter(|&&row| labels[row as usize] > 0.0).count();
+                sums = [positive as f64, (rows.len() - positive) as f64];
+            }
+            Some(values) => rows.iter().zip(values).for_each(|(&row, x)| {
+                let signed = labels[row as usize] * x;
+                sums[usize::from(signed < 0.0)] += signed.abs();
+            }),
+        }
+        sums.map(round_up)
+    };
+    (0..columns.columns()).map(of).collect()
+}
+
+/// Whether a bound is above a limit: λ for the sums, or a worker's share of it for its part.
+pub(super) fn exceeds(bounds: [f32; 2], limit: f64) -> bool {
+    f64::from(bounds[0].max(bounds[1])) > limit
+}
+
+/// What the driver and the workers ask of servers beside pushes and pulls.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Command {
+    /// The keys that were named, as numbers of 8 bytes, lowest first.
+    Named,
+    /// Screening is over: let go of the sums.
+    End,
+}
+
+/// The keys that all servers answered to [`Command::Named`] with.
+pub(super) fn named(replies: &[impl AsRef<[u8]>]) -> Vec<u64> {
+    let bytes = replies.iter().flat_map(|reply| reply.as_ref().as_chunks::<8>().0);
+    bytes.map(|bytes| u64::from_le_bytes(*bytes)).collect()
+}
+
+/// An f32 that is not below the sum that `x`, with the rounding errors of its terms, stands for.
+fn round_up(x: f64) -> f32 {
+    let near = x as f32;
+    if x == x.trunc() && x < f64::from(1 << 24) { near } else { near.next_up() }
+}
+
+/// A server thread's sums, in the order of its keys.
+#[derive(Default)]
+pub(super) struct Sums {
+    keys: Vec<u64>,
+    bounds: Vec<[f32; 2]>,
+    answer: Vec<[f32; 2]>,
+}
+
+impl Sums {
+    /// Adds one worker's part: `keys` sorted, `bounds: [keys]`.
+    fn add(&mut self, keys: &[u64], bounds: &[[f32; 2]]) {
+        let mut sum = Sums::default();
+        sum.keys.reserve(self.keys.len().max(keys.len()));
+        sum.bounds.reserve(self.keys.len().max(keys.len()));
+        let (mut i, mut j) = (0, 0);
+        while i < self.keys.len() || j < keys.len() {
+            let own = self.keys.get(i).copied();
+            let new = keys.get(j).copied();
+            let key = own.unwrap_or(u64::MAX).min(new.unwrap_or(u64::MAX));
+            let mut both = [0.0_f64; 2];
+            for (at, found, bounds) in [(&mut i, own, &self.bounds[..]), (&mut j, new, bounds)] {
+                if found == Some(key) {
+                    both[0] += f64::from(bounds[*at][0]);
+                    both[1] += f64::from(bounds[*at][1]);
+                    *at += 1;
+                }
+            }
+            sum.keys.push(key);
+            sum.bounds.push(both.map(round_up));
+        }
+        *self = sum;
+    }
+}
+
+impl caravan_kv::Shard for Sums {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+        let values = f32::view(request.values).ok_or("bounds are pairs of f32")?;
+        let (pairs, []) = values.as_chunks::<2>() else {
+            return Err(format!("{} bounds are no pairs", values.len()));
+        };
+        if pairs.len() != request.keys.len() {
+            return Err(format!("{} keys came with {} bounds", request.keys.len(), pairs.len()));
+        }
+        if !pairs.as_flattened().iter().all(|bound| *bound >= 0.0) {
+            return Err("a bound must be 0 or more".to_owned());
+        }
+        self.add(request.keys, pairs);
+        Ok(())
+    }
+
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+        self.answer.clear();
+        let mut from = 0;
+        for key in request.keys {
+            let found = gallop(&self.keys[from..], key).ok();
+            from += found.ok_or("it pulls a key that no worker named")?;
+            self.answer.push(self.bounds[from]);
+        }
+        Ok(Pulled::Bytes(self.answer.len() * size_of::<[f32; 2]>()))
+    }
+
+    fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
+        into.copy_from_slice(f32::bytes(self.answer.as_flattened()));
+        self.answer = Vec::new();
+    }
+
+    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
+        match serde_json::from_slice(body).map_err(|error| error.to_string())? {
+            Command::Named => Ok(self.keys.iter().flat_map(|key| key.to_le_bytes()).collect()),
+            Command::End => {
+                *self = Self::default();
+                Ok(Vec::new())
+            }
+        }
+    }
+}
+
+/// As `binary_search`, in few steps where the key lies near the front: sorted keys are looked up one after the other.
+pub(super) fn gallop(keys: &[u64], key: &u64) -> Result<usize, usize> {
+    let mut end = 1;
+    while end < keys.len() && keys[end - 1] < *key {
+        end *= 2;
+    }
+    let begin = end / 2;
+    let found = keys[begin..end.min(keys.len())].binary_search(key);
+    found.map(|at| begin + at).map_err(|at| begin + at)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn bounds_tell_the_signs_apart() {
+        let mut columns = Columns {
+            keys: vec![3, 5, 9],
+            starts: vec![0, 2, 3, 5],
+            rows: vec![0, 1, 2, 0, 2],
+            values: None,
+        };
+        let labels = [1.0, -1.0, 1.0];
+        assert_eq!(bounds(&columns, &labels), [[1.0, 1.0], [1.0, 0.0], [2.0, 0.0]]);
+        columns.values = Some(vec![0.5, -0.25, -2.0, 0.1, 0.2]);
+        let with_values = bounds(&columns, &labels);
+        for (bound, exact) in
+            with_values.into_flattened().into_iter().zip([0.75, 0.0, 0.0, 2.0, 0.1 + 0.2, 0.0])
+        {
+            let above = f64::from(bound) - exact;
+            assert!((0.0..1e-6).contains(&above), "{bound} for {exact}");
+        }
+        assert!(exceeds([2.0, 0.0], 1.9) && exceeds([0.0, 2.0], 1.9) && !exceeds([2.0, 2.0], 2.0));
+    }
+
+    #[test]
+    fn parts_of_all_workers_add_up() {
+        let mut sums = Sums::default();
+        sums.add(&[1, 4, u64::MAX], &[[1.0, 2.0], [3.0, 0.0], [5.0, 5.0]]);
+        sums.add(&[0, 4], &[[7.0, 0.0], [1.0, 1.0]]);
+        sums.add(&[], &[]);
+        assert_eq!(sums.keys, [0, 1, 4, u64::MAX]);
+        assert_eq!(sums.bounds, [[7.0, 0.0], [1.0, 2.0], [4.0, 1.0], [5.0, 5.0]]);
+    }
+
+    proptest! {
+        #[test]
+        fn galloping_finds_what_searching_finds(
+            keys in prop::collection::btree_set(0_u64..200, 0..60),
+            key in 0_u64..200,
+        ) {
+            let keys: Vec<u64> = keys.into_iter().collect();
+            prop_assert_eq!(gallop(&keys, &key), keys.binary_search(&key));
+        }
+    }
+}

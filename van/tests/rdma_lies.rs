@@ -1,0 +1,243 @@
+//! A peer of the RDMA van that says what is not so: that it closed a window which it did not close, or another's, or that it wrote more
+//! than there is. It is lost, it is never told of as a write, and nobody else notices.
+//!
+//! The liar is made of verbs alone. Runs where `CARAVAN_TEST_DEVICE` names a device (`ci/vm` makes one), and says so where not.
+#![cfg(all(target_os = "linux", feature = "rdma"))]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use caravan_van::rdma::Rdma;
+use caravan_van::rdma::verbs::{
+    Batch, Channel, CmKind, CompletionQueue, Connection, Domain, QueuePair, ReceiveQueue, Work,
+};
+use caravan_van::wire::Offer;
+use caravan_van::{Buffer, Error, Event, FRAME_PREFIX, PeerId, Pool, Shared, Transport, VanConfig};
+use zerocopy::IntoBytes;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Bytes of every offer.
+const OFFERED: usize = 4096;
+
+/// In the key of an offer: it is a window. Below that, its place in its owner's table.
+const WINDOW: u64 = 1 << 31;
+
+/// A peer that has said hello, and from then on says what it likes.
+struct Liar {
+    pair: QueuePair,
+    completions: Rc<CompletionQueue>,
+    _receives: ReceiveQueue,
+    pool: Pool,
+    _channel: Rc<Channel>,
+}
+
+impl Liar {
+    /// One that is connected to `van`, and what that calls it.
+    fn connect(van: &mut Rdma) -> (Liar, PeerId) {
+        let channel = Channel::open().unwrap();
+        let connection = Connection::new(&channel).unwrap();
+        connection.resolve_address(None, van.address().parse().unwrap(), PATIENCE).unwrap();
+        expect(&channel, van, CmKind::AddressResolved);
+        connection.resolve_route(PATIENCE).unwrap();
+        expect(&channel, van, CmKind::RouteResolved);
+
+        let device = connection.device().unwrap();
+        let domain = Domain::new(device).unwrap();
+        let completions = CompletionQueue::new(device, 100).unwrap();
+        let mut receives = ReceiveQueue::new(&domain, 8).unwrap();
+        let pool = Pool::registered(64 << 20, domain.clone());
+        for _ in 0..8 {
+            receives.supply(pool.allocate(8 << 10).unwrap()).unwrap();
+        }
+        receives.ring().unwrap();
+        let pair = QueuePair::new(connection, &domain, &completions, &receives, 16, 0).unwrap();
+        let mut greeting = VanConfig::default().hello().as_bytes().to_vec();
+        greeting.extend([8, 0, 0, 0, 0, 0, 0, 0]); // receive buffers, and zeros
+        pair.connection().connect(&greeting, 3).unwrap();
+        expect(&channel, van, CmKind::Established);
+        let event = next(van);
+        let Event::Connected { peer, .. } = event else { panic!("{event:?}") };
+        (Liar { pair, completions, _receives: receives, pool, _channel: channel }, peer)
+    }
+
+    fn data(&self, bytes: &[u8]) -> Shared {
+        let mut data = self.pool.allocate(bytes.len()).unwrap();
+        data.copy_from_slice(bytes);
+        data.share()
+    }
+
+    /// Until a frame has come, so that what the van did before is done.
+    fn hears(&self, van: &mut Rdma) {
+        let (mut batch, began) = (Batch::new(), Instant::now());
+        while self.completions.poll(&mut batch).unwrap() == 0 {
+            van.poll(&mut Vec::new()).unwrap();
+            assert!(began.elapsed() < PATIENCE, "nothing came");
+            std::thread::yield_now();
+        }
+        assert!(batch.all(|completion| completion.unwrap().status.is_ok()));
+    }
+
+    fn says(&mut self, work: Vec<Work>) {
+        for work in work {
+            self.pair.push(work, true).unwrap();
+        }
+        self.pair.ring().unwrap();
+    }
+}
+
+fn expect(channel: &Rc<Channel>, van: &mut Rdma, kind: CmKind) {
+    let began = Instant::now();
+    loop {
+        match channel.next().unwrap() {
+            Some(event) if event.kind == kind => return,
+            Some(event) => panic!("{:?}, not {kind:?}", event.kind),
+            None => van.wait(Duration::from_millis(1)).unwrap(), // and keeps what comes
+        }
+        assert!(began.elapsed() < PATIENCE, "no {kind:?}");
+    }
+}
+
+fn next(van: &mut Rdma) -> Event {
+    let (mut events, began) = (Vec::new(), Instant::now());
+    while events.is_empty() {
+        van.wait(Duration::from_millis(1)).unwrap();
+        van.poll(&mut events).unwrap();
+        assert!(began.elapsed() < PATIENCE, "nothing came");
+    }
+    assert_eq!(events.len(), 1, "{events:?}");
+    events.remove(0)
+}
+
+fn frame(van: &Rdma) -> Buffer {
+    van.memory().allocate(FRAME_PREFIX + 8).unwrap()
+}
+
+/// Memory of zeros for `peer` to write.
+fn offer(van: &mut Rdma, peer: PeerId) -> Offer {
+    let mut memory = van.memory().allocate(OFFERED).unwrap();
+    memory.fill(0);
+    van.offer(peer, memory).unwrap()
+}
+
+/// The remote key of an offer.
+fn key(offer: &Offer) -> u32 {
+    (offer.key.get() >> 32) as u32
+}
+
+/// What says which offer was used, for a write that begins where it does.
+fn notice(offer: &Offer) -> u32 {
+    ((offer.key.get() & (WINDOW - 1)) << 12) as u32
+}
+
+/// The beginning of the message that closes a window.
+fn last(notice: u32, len: u64) -> Vec<u8> {
+    let words = [u64::from(notice), len];
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// What a liar does with its offers, two of its own and one of an honest peer.
+type Lie = fn(&Liar, &Offer, &Offer, &Offer) -> Vec<Work>;
+
+fn close(liar: &Liar, key: u32, message: &[u8]) -> Vec<Work> {
+    vec![Work::SendLast { data: liar.data(message).into(), key }]
+}
+
+fn lies() -> Vec<(&'static str, Lie)> {
+    vec![
+        ("did not close its window", |liar, own, _, _| {
+            let (data, address) = (liar.data(&[7; 100]).into(), own.address.get());
+            vec![Work::Write { data, address, key: key(own), imm: Some(notice(own)) }]
+        }),
+        ("which is not open", |liar, own, _, _| {
+            let (data, address) = (liar.data(&[7; 100]).into(), own.address.get());
+            vec![Work::Write { data, address, key: key(own), imm: Some(u32::MAX) }]
+        }),
+        ("without its immediate word", |liar, own, _, _| {
+            vec![Work::Send { data: liar.data(&last(notice(own), 8)).into(), imm: None }]
+        }),
+        ("a window that is not the one of offer", |liar, own, second, _| {
+            close(liar, key(own), &last(notice(second), 8))
+        }),
+        ("a window that is not the one of offer", |liar, own, _, honest| {
+            close(liar, key(own), &last(notice(honest), 8))
+        }),
+        ("a window that is not the one of offer", |liar, own, _, _| {
+            close(liar, key(own), &last(u32::MAX, 8))
+        }),
+        ("outside the 4096 bytes", |liar, own, _, _| {
+            close(liar, key(own), &last(notice(own), OFFERED as u64 + 8))
+        }),
+        ("a write of 18446744073709551615 bytes", |liar, own, _, _| {
+            close(liar, key(own), &last(notice(own), u64::MAX))
+        }),
+        ("ended a write of 2 bytes by 3 more", |liar, own, _, _| {
+            close(liar, key(own), &[last(notice(own), 2), vec![7; 3]].concat())
+        }),
+        ("said nothing", |liar, own, _, _| close(liar, key(own), &[0; 15])),
+        // Devices other than Soft-RoCE do not let it do that; it is lost in any case.
+        ("", |liar, _, _, honest| close(liar, key(honest), &last(notice(honest), 8))),
+    ]
+}
+
+#[test]
+fn a_peer_that_lies_is_lost_and_nobody_else() {
+    let Ok(device) = std::env::var("CARAVAN_TEST_DEVICE") else {
+        eprintln!("skipped: CARAVAN_TEST_DEVICE names no RDMA device (`ci/vm` makes one)");
+        return;
+    };
+    let config = VanConfig { device: Some(device), ..VanConfig::default() };
+    for (reason, lie) in lies() {
+        listen_to(reason, lie, &config);
+    }
+}
+
+/// One lie, to a van that has an honest peer as well.
+fn listen_to(reason: &str, lie: Lie, config: &VanConfig) {
+    let (mut van, mut other) = (Rdma::new(config).unwrap(), Rdma::new(config).unwrap());
+    let honest = van.connect(other.address()).unwrap();
+    let to_van = loop {
+        van.wait(Duration::from_millis(1)).unwrap();
+        other.wait(Duration::from_millis(1)).unwrap();
+        let mut events = Vec::new();
+        other.poll(&mut events).unwrap();
+        if let Some(Event::Connected { peer, .. }) = events.pop() {
+            break peer;
+        }
+    };
+    let event = next(&mut van);
+    assert!(matches!(event, Event::Connected { peer, .. } if peer == honest), "{event:?}");
+
+    let offers = [offer(&mut van, honest), offer(&mut van, honest)];
+    let (mut liar, peer) = Liar::connect(&mut van);
+    let own = [offer(&mut van, peer), offer(&mut van, peer)];
+    assert!(own.iter().chain(&offers).all(|offer| offer.key.get() & WINDOW != 0));
+    // What is offered holds from when something that follows it has arrived.
+    let frames = [(peer, frame(&van)), (honest, frame(&van))];
+    for (to, frame) in frames {
+        van.post_send(to, frame).unwrap();
+    }
+    liar.hears(&mut van);
+    let event = next(&mut other);
+    assert!(matches!(event, Event::Received { .. }), "{event:?}");
+
+    liar.says(lie(&liar, &own[0], &own[1], &offers[0]));
+    let event = next(&mut van);
+    let Event::Lost { peer: lost, error: Error::PeerLost { reason: told, .. } } = event else {
+        panic!("{reason}: {event:?}")
+    };
+    assert!(lost == peer && told.contains(reason), "{told}");
+    assert_eq!(van.withdraw(peer, own[1].key.get()).unwrap()[..], [0; OFFERED], "{reason}");
+    van.disconnect(peer);
+    assert!(van.withdraw(peer, own[0].key.get()).is_err());
+
+    // The honest one writes as if nothing had been.
+    let data = Buffer::adopt(vec![7u8; OFFERED]).share();
+    other.post_write(to_van, data.into(), &offers[1], 0).unwrap();
+    other.poll(&mut Vec::new()).unwrap();
+    let event = next(&mut van);
+    let Event::Written { peer, memory, .. } = event else { panic!("{reason}: {event:?}") };
+    assert!(peer == honest && memory[..] == [7; OFFERED], "{reason}");
+    assert_eq!(van.withdraw(honest, offers[0].key.get()).unwrap()[..], [0; OFFERED]);
+}
