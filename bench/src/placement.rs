@@ -20,7 +20,7 @@ use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::report::{Report, Row};
 use crate::requests::{Requests, Tables};
-use crate::subject::{Effort, Op, Shape, Subject, timed_stream};
+use crate::subject::{Batch, Effort, Op, Shape, Subject, timed_stream};
 use crate::units::milli;
 use crate::{cluster, latency};
 
@@ -229,7 +229,7 @@ fn turn(
     requests.prepare(LATENCY)?;
     let (nanos, wrong) = latency::batch(small, &mut requests)?;
     requests.prepare(BANDWIDTH)?;
-    let (took, wrong_large) = timed_stream(large, &mut requests)?;
+    let Batch { took, wrong: wrong_large, .. } = timed_stream(large, &mut requests)?;
     tally.wrong += wrong + wrong_large;
     if counts {
         tally.nanos += nanos;

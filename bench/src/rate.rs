@@ -19,6 +19,12 @@ pub(crate) struct Rate {
     pub(crate) mmsg_per_s: f64,
     pub(crate) floor_mmsg_per_s: f64,
     pub(crate) ratio: f64,
+    /// The worker's system calls for a request and its answer.
+    pub(crate) syscalls_per_msg: f64,
+    /// Bytes of a request that the worker copied in user space, those of its header included.
+    pub(crate) bytes_copied_per_msg: f64,
+    /// Time the worker's thread had a core for, in microseconds; 0 where the kernel does not say.
+    pub(crate) cpu_us_per_msg: f64,
     pub(crate) wrong: u64,
     /// Of many workers at a time.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
@@ -53,6 +59,7 @@ pub(crate) fn measure(
     subject.prepare(shape)?;
     let streams = stream_both(effort, floor, subject)?;
     let [floor_rate, rate] = streams.seconds.map(|seconds| effort.count() as f64 / seconds / 1e6);
+    let each = |total: u64| total as f64 / effort.count() as f64;
     let row = Rate {
         van: van.to_owned(),
         op: shape.op.name().to_owned(),
@@ -61,6 +68,9 @@ pub(crate) fn measure(
         mmsg_per_s: micro(rate),
         floor_mmsg_per_s: micro(floor_rate),
         ratio: crate::units::milli(rate / floor_rate),
+        syscalls_per_msg: micro(each(streams.work.system_calls)),
+        bytes_copied_per_msg: crate::units::milli(each(streams.work.bytes_copied)),
+        cpu_us_per_msg: micro(each(streams.work.cpu_ns) / 1e3),
         wrong: streams.wrong,
         crowd: None,
     };

@@ -13,7 +13,7 @@ use caravan_kv::{Answer, Table, TableSpec, Timestamp, ValueType, Worker};
 use caravan_van::{Buffer, KeyRange, Pool, Shared, Value};
 
 use crate::pattern;
-use crate::subject::{Op, Shape, Subject};
+use crate::subject::{Op, Shape, Subject, Work};
 
 /// The tables a worker has made, with their ids, by keys and values a key.
 pub(crate) type Tables = HashMap<(usize, usize), (u32, Table)>;
@@ -181,7 +181,22 @@ impl<'a> Requests<'a> {
     }
 }
 
+/// Time this thread has had a core, in nanoseconds; 0 where the kernel does not say.
+fn cpu_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
+}
+
 impl Subject for Requests<'_> {
+    fn work(&self) -> Work {
+        let counted = self.worker.counters();
+        Work {
+            system_calls: counted.system_calls,
+            bytes_copied: counted.message_bytes_copied + counted.payload_bytes_copied,
+            cpu_ns: cpu_ns(),
+        }
+    }
+
     fn prepare(&mut self, shape: Shape) -> Result<()> {
         let width = shape.bytes / (size_of::<f32>() * shape.keys.max(1));
         ensure!(

@@ -54,6 +54,36 @@ pub(crate) struct Shape {
     pub(crate) window: usize,
 }
 
+/// What one side has spent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Work {
+    /// System calls.
+    pub(crate) system_calls: u64,
+    /// Bytes copied in user space to be sent.
+    pub(crate) bytes_copied: u64,
+    /// Time on a core, in nanoseconds, of the thread that measures.
+    pub(crate) cpu_ns: u64,
+}
+
+impl Work {
+    /// What was spent from `before` until now.
+    fn since(self, before: Work) -> Work {
+        Work {
+            system_calls: self.system_calls - before.system_calls,
+            bytes_copied: self.bytes_copied - before.bytes_copied,
+            cpu_ns: self.cpu_ns.saturating_sub(before.cpu_ns),
+        }
+    }
+
+    fn plus(self, other: Work) -> Work {
+        Work {
+            system_calls: self.system_calls + other.system_calls,
+            bytes_copied: self.bytes_copied + other.bytes_copied,
+            cpu_ns: self.cpu_ns + other.cpu_ns,
+        }
+    }
+}
+
 /// Something that answers requests of a shape.
 ///
 /// `once` and `stream` are timed, the others are not: there a subject checks what came and readies what goes next.
@@ -69,6 +99,11 @@ pub(crate) trait Subject {
 
     /// `count` requests with the shape's window in flight, all of them answered. Timed.
     fn stream(&mut self, count: u64) -> Result<()>;
+
+    /// What requests have cost this side so far, where that is counted.
+    fn work(&self) -> Work {
+        Work::default()
+    }
 
     /// After a batch: checks what is left to check. Returns how many were wrong since the last call, besides `check`'s.
     fn settle(&mut self) -> Result<u64>;
@@ -119,13 +154,22 @@ pub(crate) fn take_turns<T>(
     Ok(rounds)
 }
 
-/// One batch of streaming: how long it took, and how many answers were wrong.
-pub(crate) fn timed_stream(effort: Effort, subject: &mut dyn Subject) -> Result<(Duration, u64)> {
+/// One batch of streaming.
+pub(crate) struct Batch {
+    pub(crate) took: Duration,
+    pub(crate) work: Work,
+    pub(crate) wrong: u64,
+}
+
+/// Streams one batch: how long it took, what it cost, and how many answers were wrong.
+pub(crate) fn timed_stream(effort: Effort, subject: &mut dyn Subject) -> Result<Batch> {
     subject.stream(effort.warm_up())?;
+    let before = subject.work();
     let began = Instant::now();
     subject.stream(effort.batch)?;
     let took = began.elapsed();
-    Ok((took, subject.settle()?))
+    let work = subject.work().since(before);
+    Ok(Batch { took, work, wrong: subject.settle()? })
 }
 
 /// What streaming both gave.
@@ -133,6 +177,8 @@ pub(crate) fn timed_stream(effort: Effort, subject: &mut dyn Subject) -> Result<
 pub(crate) struct Streams {
     /// Time of all batches of the floor, then of the subject.
     pub(crate) seconds: [f64; 2],
+    /// What those batches of the subject cost its side.
+    pub(crate) work: Work,
     /// The subject's wrong answers.
     pub(crate) wrong: u64,
     /// What a reader should doubt.
@@ -149,13 +195,15 @@ pub(crate) fn stream_both(
     subject: &mut dyn Subject,
 ) -> Result<Streams> {
     let rounds = take_turns(effort, floor, subject, |subject| timed_stream(effort, subject))?;
-    let wrong = |which: usize| rounds.iter().map(|round| round[which].1).sum::<u64>();
+    let wrong = |which: usize| rounds.iter().map(|round| round[which].wrong).sum::<u64>();
     anyhow::ensure!(wrong(0) == 0, "the floor itself got {} wrong answers", wrong(0));
-    let seconds = |which: usize| rounds[1..].iter().map(move |round| round[which].0.as_secs_f64());
+    let seconds =
+        |which: usize| rounds[1..].iter().map(move |round| round[which].took.as_secs_f64());
     // Never 0, so that a rate stays a number: a nanosecond is less than any clock sees.
     let total = |which: usize| seconds(which).sum::<f64>().max(1e-9);
     Ok(Streams {
         seconds: [total(0), total(1)],
+        work: rounds[1..].iter().fold(Work::default(), |sum, round| sum.plus(round[1].work)),
         wrong: wrong(1),
         warnings: spread_warning("time a batch of the floor", seconds(0)).into_iter().collect(),
     })

@@ -20,9 +20,15 @@ pub(crate) enum Op {
 
 impl Op {
     pub(crate) fn from_raw(raw: u8) -> Option<Op> {
-        [Op::Push, Op::Pull, Op::PushPull, Op::Create, Op::Command, Op::Keys]
-            .into_iter()
-            .find(|&op| op as u8 == raw)
+        Some(match raw {
+            1 => Op::Push,
+            2 => Op::Pull,
+            3 => Op::PushPull,
+            4 => Op::Create,
+            5 => Op::Command,
+            6 => Op::Keys,
+            _ => return None,
+        })
     }
 
     pub(crate) fn pushes(self) -> bool {

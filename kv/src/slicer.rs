@@ -12,7 +12,15 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// [`Error::KeysNotAscending`] and [`Error::KeyOutsideTable`] name the first position that is wrong.
+#[inline]
 pub fn check(keys: &[u64], range: KeyRange, table: &str) -> Result<()> {
+    match keys {
+        [key] if range.contains(*key) => Ok(()),
+        _ => check_all(keys, range, table),
+    }
+}
+
+fn check_all(keys: &[u64], range: KeyRange, table: &str) -> Result<()> {
     if let Some(at) = keys.windows(2).position(|pair| pair[0] >= pair[1]) {
         let (previous, key) = (keys[at], keys[at + 1]);
         return Err(Error::KeysNotAscending { position: at + 1, key, previous });

@@ -25,6 +25,16 @@ impl ValueType {
         }
     }
 
+    /// What stands for the type on the wire.
+    pub fn code(self) -> u8 {
+        match self {
+            ValueType::F32 => f32::CODE,
+            ValueType::F64 => f64::CODE,
+            ValueType::I32 => i32::CODE,
+            ValueType::I64 => i64::CODE,
+        }
+    }
+
     /// As in Rust.
     pub fn name(self) -> &'static str {
         match self {

@@ -129,6 +129,28 @@ pub(crate) struct Tracker {
 impl Tracker {
     /// Enters a request, with one thing missing: that all its parts have been sent.
     pub(crate) fn begin(&mut self, what: What) -> Result<Timestamp> {
+        self.open(what).map(|slot| Timestamp(slot.timestamp))
+    }
+
+    /// Enters a request of one part, whose answer is all that is missing.
+    #[inline]
+    pub(crate) fn begin_one(&mut self, what: What, part: Part) -> Result<Timestamp> {
+        let slot = self.open(what)?;
+        slot.parts.push(part);
+        Ok(Timestamp(slot.timestamp))
+    }
+
+    /// That one part could not be sent.
+    #[cold]
+    pub(crate) fn fail_one(&mut self, timestamp: Timestamp, error: Error) {
+        if let Some(slot) = self.slot(timestamp.0) {
+            slot.parts.clear();
+            (slot.missing, slot.error) = (0, Some(error));
+        }
+    }
+
+    #[inline]
+    fn open(&mut self, what: What) -> Result<&mut Slot> {
         let index = match self.free.pop() {
             Some(index) => index as usize,
             None if self.slots.len() == SLOTS_MAX => {
@@ -157,7 +179,7 @@ impl Tracker {
         let slot = &mut self.slots[index];
         slot.timestamp = self.count << SLOT_BITS | index as u64;
         (slot.open, slot.abandoned, slot.what, slot.missing) = (true, false, what, 1);
-        Ok(Timestamp(slot.timestamp))
+        Ok(slot)
     }
 
     /// The open slot of a request.

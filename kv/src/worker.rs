@@ -399,7 +399,7 @@ impl Worker {
     /// Values as bytes, if they are of the table's type.
     fn load<'a, V: Value>(&self, table: Table, values: &'a [V]) -> Result<Load<'a>> {
         let spec = &self.known(table)?.spec;
-        if spec.value.name() == V::NAME {
+        if ValueType::of::<V>() == Some(spec.value) {
             return Ok(Load::Bytes(V::bytes(values)));
         }
         Err(Error::WrongType {
@@ -431,9 +431,10 @@ impl Server {
 
 impl ValueType {
     /// The type that stands for `V`.
+    #[inline]
     pub fn of<V: Value>() -> Option<ValueType> {
-        [ValueType::F32, ValueType::F64, ValueType::I32, ValueType::I64]
-            .into_iter()
-            .find(|t| t.name() == V::NAME)
+        const TYPES: [ValueType; 4] =
+            [ValueType::F32, ValueType::F64, ValueType::I32, ValueType::I64];
+        TYPES.into_iter().find(|of| of.code() == V::CODE)
     }
 }

@@ -73,6 +73,7 @@ pub enum Arrival {
 /// One thread's lanes to all its peers.
 pub struct Endpoint {
     transport: Box<dyn Transport>,
+    memory: Pool,
     limits: Limits,
     node: u32,
     credits: u16,
@@ -85,6 +86,8 @@ pub struct Endpoint {
     open: Vec<PeerId>,
     /// Lanes that this side has closed, to be reported at the next poll.
     closed: Vec<(PeerId, Error)>,
+    /// Of messages; all else is counted by the transport.
+    counted: Counters,
 }
 
 /// What is under way with one peer.
@@ -120,7 +123,21 @@ impl Lane {
         Ok(())
     }
 
+    /// Enters a message that was posted: a request has spent a credit, and an answer been given.
+    #[inline]
+    fn enter(&mut self, kind: Kind, timestamp: u64, offer: Option<Offer>) {
+        if kind != Kind::Request {
+            self.unanswered = self.unanswered.saturating_sub(1);
+            return;
+        }
+        self.credits -= 1;
+        if let Some(offer) = offer {
+            self.places.enter(offer.key.get(), timestamp, self.credits_max.into());
+        }
+    }
+
     /// Whether what is posted now leaves at once, with nothing else to be said.
+    #[inline]
     fn is_free(&self) -> bool {
         self.outbox.is_empty() && self.landings.is_settled()
     }
@@ -168,9 +185,10 @@ impl Item {
 impl Endpoint {
     /// Lanes over `transport` for node `node`, whose peers may each have `credits` requests outstanding here.
     pub fn new(transport: Box<dyn Transport>, node: u32, credits: u16) -> Self {
-        let limits = transport.limits();
+        let (limits, memory) = (transport.limits(), transport.memory().clone());
         Endpoint {
             transport,
+            memory,
             limits,
             node,
             credits,
@@ -179,6 +197,7 @@ impl Endpoint {
             starved: false,
             open: Vec::with_capacity(16),
             closed: Vec::new(),
+            counted: Counters::default(),
         }
     }
 
@@ -214,7 +233,7 @@ impl Endpoint {
 
     /// The memory messages are built in and values land in.
     pub fn memory(&self) -> &Pool {
-        self.transport.memory()
+        &self.memory
     }
 
     /// The transport's clock.
@@ -222,9 +241,15 @@ impl Endpoint {
         self.transport.now()
     }
 
-    /// What the transport has done so far.
+    /// What the transport has done so far, and what was made of it here.
     pub fn counters(&self) -> Counters {
-        self.transport.counters()
+        let Counters { messages_sent, messages_received, message_bytes_copied, .. } = self.counted;
+        Counters {
+            messages_sent,
+            messages_received,
+            message_bytes_copied,
+            ..self.transport.counters()
+        }
     }
 
     /// Starts a connection; [`Arrival::Connected`] or [`Arrival::Lost`] follows.
@@ -287,22 +312,14 @@ impl Endpoint {
             return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
         }
         let bytes = draft.image_bytes_max();
-        if open.is_free() && bytes <= open.packed_bytes() {
-            self.pack(peer, draft, bytes, coding)?; // short, and the path of most
-        } else {
+        self.counted.messages_sent += 1;
+        if !open.is_free() || bytes > open.packed_bytes() {
             self.post_alone(peer, draft, coding)?;
+            lane(&mut self.lanes, peer)?.enter(kind, timestamp, offer);
+            return Ok(());
         }
-        let open = lane(&mut self.lanes, peer)?;
-        match (kind, offer) {
-            (Kind::Request, offer) => {
-                open.credits -= 1;
-                if let Some(offer) = offer {
-                    let count_max = open.credits_max.into();
-                    open.places.enter(offer.key.get(), timestamp, count_max);
-                }
-            }
-            _ => open.unanswered = open.unanswered.saturating_sub(1),
-        }
+        let mut draft = draft;
+        self.pack(peer, &mut draft, bytes, coding)?.enter(kind, timestamp, offer); // the path of most
         Ok(())
     }
 
@@ -312,17 +329,20 @@ impl Endpoint {
     /// As [`Endpoint::post`].
     pub fn answer(&mut self, peer: PeerId, timestamp: u64) -> Result<()> {
         let open = lane(&mut self.lanes, peer)?;
-        let draft = Draft { timestamp, ..Draft::new(Kind::Reply) };
+        if open.is_free() && open.packer.answer(timestamp, open.frame_bytes) {
+            open.unanswered = open.unanswered.saturating_sub(1);
+            self.counted.messages_sent += 1;
+            return Ok(());
+        }
+        let mut draft = Draft { timestamp, ..Draft::new(Kind::Reply) };
         if !open.is_free() {
             return self.post(peer, draft, &mut Coding::plain());
         }
-        if !open.packer.answer(timestamp, open.frame_bytes) {
-            let bytes = size_of::<Header>();
-            self.pack(peer, draft, bytes, &mut Coding::plain())?;
-            lane(&mut self.lanes, peer)?.packer.is_bare_answer(bytes);
-        }
-        let open = lane(&mut self.lanes, peer)?;
-        open.unanswered = open.unanswered.saturating_sub(1);
+        let bytes = size_of::<Header>();
+        self.counted.messages_sent += 1;
+        let open = self.pack(peer, &mut draft, bytes, &mut Coding::plain())?;
+        open.packer.is_bare_answer(bytes);
+        open.enter(Kind::Reply, timestamp, None);
         Ok(())
     }
 
@@ -332,6 +352,7 @@ impl Endpoint {
     /// [`Error::NotConnected`]; what [`check_write`] says, and the request is still unanswered then.
     pub fn place(&mut self, peer: PeerId, data: Shared, into: Offer) -> Result<()> {
         check_write(into.key.get(), 0, data.len() as u64, into.len.get())?;
+        self.counted.messages_sent += 1;
         self.enqueue(peer, Item::Place { data, into })?;
         let open = lane(&mut self.lanes, peer)?;
         open.unanswered = open.unanswered.saturating_sub(1);
@@ -447,12 +468,13 @@ impl Endpoint {
         }
         let mut images = Images::new(frame);
         while !images.is_empty() {
-            let mut message = images.next(self.transport.memory())?;
+            let mut message = images.next(&self.memory)?;
             match message.kind() {
                 Kind::Want => self.grant_wanted(peer, &message)?,
                 Kind::Grant => self.take_grant(peer, message.offer())?,
                 _ => {
                     self.admit(peer, &mut message)?;
+                    self.counted.messages_received += 1;
                     arrivals.push(Arrival::Message { peer, message });
                 }
             }
@@ -476,6 +498,7 @@ impl Endpoint {
             return Err(Error::Unasked { peer, what: "a loan" });
         }
         self.admit(peer, &mut message)?;
+        self.counted.messages_received += 1;
         arrivals.push(Arrival::Message { peer, message });
         Ok(())
     }
@@ -493,6 +516,7 @@ impl Endpoint {
         if open.landings.use_up(key) {
             let mut message = self.pick_up(peer, memory, (at, len))?;
             self.admit(peer, &mut message)?;
+            self.counted.messages_received += 1;
             arrivals.push(Arrival::Message { peer, message });
             return Ok(());
         }
@@ -500,6 +524,7 @@ impl Endpoint {
             return Err(Error::Unasked { peer, what: "a write" });
         };
         open.answered(peer, 1)?;
+        self.counted.messages_received += 1;
         arrivals.push(Arrival::Placed { peer, timestamp, memory, len });
         Ok(())
     }
@@ -518,7 +543,9 @@ impl Endpoint {
                 if !bare || !message.values().len().is_multiple_of(8) || message.offer().is_some() {
                     return Err(Error::Unasked { peer, what: "a list of answers like this" });
                 }
-                lane.answered(peer, 1 + message.values().len() / 8)?;
+                let others = message.values().len() / 8;
+                lane.answered(peer, 1 + others)?;
+                self.counted.messages_received += others as u64;
                 message.timestamps().for_each(|timestamp| lane.places.answered(timestamp));
             }
             _ => {
@@ -534,29 +561,32 @@ impl Endpoint {
 
     /// Sends a message of the endpoint's own, a short one.
     fn notify(&mut self, peer: PeerId, draft: Draft<'_>) -> Result<()> {
+        let mut draft = draft;
         let bytes = draft.image_bytes_max();
-        self.pack(peer, draft, bytes, &mut Coding::plain())
+        self.pack(peer, &mut draft, bytes, &mut Coding::plain())?;
+        Ok(())
     }
 
     /// Puts a message of up to `bytes` bytes behind those that are about to leave.
-    #[inline]
+    #[inline(always)]
     fn pack(
         &mut self,
         peer: PeerId,
-        draft: Draft<'_>,
+        draft: &mut Draft<'_>,
         bytes: usize,
         coding: &mut Coding,
-    ) -> Result<()> {
-        let mut open = lane(&mut self.lanes, peer)?;
+    ) -> Result<&mut Lane> {
+        let open = lane(&mut self.lanes, peer)?;
         if !open.packer.takes(bytes, open.frame_bytes) {
             self.close_frame(peer)?;
-            open = lane(&mut self.lanes, peer)?;
         }
-        open.packer.append(self.node, (draft, bytes), coding, self.transport.memory())?;
+        self.counted.message_bytes_copied += bytes as u64;
+        let open = lane(&mut self.lanes, peer)?;
+        open.packer.append(self.node, (draft, bytes), coding, &self.memory)?;
         if !std::mem::replace(&mut open.is_listed, true) {
             self.open.push(peer);
         }
-        Ok(())
+        Ok(open)
     }
 
     /// Posts a lane's open frame, if there is one. When that fails the lane is closed: what was in it was taken on before.
@@ -654,7 +684,7 @@ impl Endpoint {
             }
             (Item::Loan { frame, values }, _) => self.transport.post_loan(peer, frame, values),
             (Item::Image(outgoing), None) => {
-                let frame = whole(outgoing, self.transport.memory())?;
+                let frame = whole(outgoing, &self.memory)?;
                 self.transport.post_send(peer, frame)
             }
             (Item::Image(outgoing), Some(landing)) => self.land(peer, outgoing, landing),

@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use caravan_van::wire::{Header, Kind, Offer, flags};
+use caravan_van::wire::{DecodeError, Header, Images, Kind, Offer, flags};
 use caravan_van::{
     Buffer, Coding, Draft, Error, FRAME_PREFIX, KeyRange, Message, Outgoing, Pool, Values, encode,
 };
@@ -178,6 +178,26 @@ proptest! {
         }
     }
 
+    /// A frame of several images gives them all, and only as a whole: cut or damaged anywhere it is refused, and so is what
+    /// comes behind it.
+    #[test]
+    fn a_frame_is_read_whole_or_refused(contents in vec(contents(), 1..6), place: prop::sample::Index, more in 1..40usize) {
+        let pool = Pool::new(64 << 20);
+        let frame = pack(contents.iter().map(copied).collect(), &pool);
+        let read = read_all(&frame, &pool).unwrap();
+        prop_assert_eq!(read.len(), contents.len());
+        contents.iter().zip(&read).for_each(|(content, message)| content.check(message));
+        let at = place.index(frame.len());
+        prop_assert!(read_all(&frame[..at], &pool).is_err(), "cut at {at} of {}", frame.len());
+        let mut damaged = frame.clone();
+        damaged[at] ^= 4;
+        prop_assert!(read_all(&damaged, &pool).is_err(), "damaged at {at}");
+        let mut longer = frame.clone();
+        longer.resize(frame.len() + more, 0);
+        sum_up(&mut longer);
+        prop_assert!(read_all(&longer, &pool).is_err(), "{more} zeros behind it");
+    }
+
     /// Bytes of no form at all.
     #[test]
     fn noise_is_refused(bytes in vec(any::<u8>(), 0..500)) {
@@ -185,6 +205,81 @@ proptest! {
         let error = Message::decode(buffer(&bytes, &pool), &pool);
         prop_assert!(matches!(error, Err(Error::Decode(_))));
     }
+}
+
+/// The content, sent as one that shares a frame.
+fn copied(content: &Content) -> Content {
+    Content { carrier: Carrier::Copied, ..content.clone() }
+}
+
+/// A frame of these contents, as an endpoint packs them.
+fn pack(contents: Vec<Content>, pool: &Pool) -> Vec<u8> {
+    let mut frame = Vec::new();
+    for content in contents {
+        frame.resize(frame.len().next_multiple_of(8), 0);
+        let mut image = receive(content.encode(&mut Coding::plain(), pool));
+        image[CHECKSUM].fill(0);
+        frame.extend(image);
+    }
+    sum_up(&mut frame);
+    frame
+}
+
+fn sum_up(frame: &mut [u8]) {
+    frame[CHECKSUM].fill(0);
+    let sum = crc32c::crc32c(frame);
+    frame[CHECKSUM].copy_from_slice(&sum.to_le_bytes());
+}
+
+fn read_all(frame: &[u8], pool: &Pool) -> Result<Vec<Message>, Error> {
+    let mut images = Images::new(buffer(frame, pool));
+    let mut messages = Vec::new();
+    while !images.is_empty() {
+        messages.push(images.next(pool)?);
+    }
+    Ok(messages)
+}
+
+/// Headers that lie about lengths, and what only a message by itself may say.
+#[test]
+fn a_frame_of_several_is_held_to_its_form() {
+    let pool = Pool::new(1 << 20);
+    let content = |values: usize| Content {
+        kind: Kind::Request,
+        numbers: [1, 2, 3, 4],
+        range: KeyRange::ALL,
+        offer: None,
+        signature: None,
+        keys: vec![7],
+        lengths: Vec::new(),
+        values: vec![9; values],
+        carrier: Carrier::Copied,
+    };
+    // Images at 0 and 96, of 93 and 80 bytes.
+    let frame = pack(vec![content(21), content(8)], &pool);
+    assert_eq!((frame.len(), read_all(&frame, &pool).unwrap().len()), (176, 2));
+    type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
+    let uncovered = |frame: &mut Vec<u8>, at: usize| frame[at + 7] = flags::VALUES_UNCOVERED;
+    let cases: [(&str, Damage<'_>); 8] = [
+        ("contradict", &|frame| uncovered(frame, 0)),
+        ("contradict", &|frame| uncovered(frame, 96)),
+        ("does not match", &|frame| frame[96 + 60] = 1),
+        ("padding byte", &|frame| frame[95] = 1),
+        ("too few", &|frame| frame[56] = 200),
+        ("too few", &|frame| frame[96 + 56] = 9),
+        ("too many", &|frame| frame[96 + 56] = 7),
+        ("another protocol", &|frame| frame[96] = 0),
+    ];
+    for (words, damage) in cases {
+        let mut frame = frame.clone();
+        damage(&mut frame);
+        sum_up(&mut frame);
+        let error = read_all(&frame, &pool).unwrap_err();
+        assert!(matches!(error, Error::Decode(_)) && error.to_string().contains(words), "{error}");
+    }
+    let alone = Message::decode(buffer(&frame, &pool), &pool);
+    assert!(matches!(alone, Err(Error::Decode(DecodeError::TooLong { have: 176, .. }))));
+    assert!(read_all(&[], &pool).is_err(), "a frame holds something");
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.

@@ -388,6 +388,142 @@ fn a_lane_that_wants_more_than_memory_holds_is_lost_and_says_so() {
     assert!(a.lost.is_some());
 }
 
+/// Goal: short messages share frames, bare answers even an image, and none of it waits for more than a poll.
+/// Method: counts frames and messages of a burst that is longer than a frame.
+#[test]
+fn short_messages_leave_together_at_a_poll() {
+    let network = Network::new(1, Faults::none());
+    let (mut a, mut b) = pair(&network, &config(2048, 200, 64 * MIB));
+    for round in 0..50 {
+        let (sent, answered) = (a.endpoint.counters(), b.endpoint.counters());
+        for number in 0..100 {
+            let values = filled(&a, number as usize, number); // 64 to 163 bytes, some of them padded
+            a.post(Kind::Request, number, Values::Copied(&values)).unwrap();
+        }
+        assert_eq!(a.endpoint.credits(a.peer), 100, "round {round}");
+        settle(&mut a, &mut b);
+        for number in 0..100 {
+            let request = b.came.pop_front().unwrap();
+            assert_eq!(request.timestamp(), number);
+            assert!(is_filled(request.values(), number as usize, number));
+            match number {
+                40 => b.post(Kind::Failure, 40, Values::Copied(b"no")).unwrap(),
+                60 => b.post(Kind::Reply, 60, Values::Apart(filled(&b, 9, 9))).unwrap(),
+                _ => b.endpoint.answer(b.peer, number).unwrap(),
+            }
+        }
+        settle(&mut a, &mut b);
+        let timestamps: Vec<u64> =
+            a.came.iter().flat_map(|came| came.timestamps().collect::<Vec<_>>()).collect();
+        assert_eq!(timestamps, (0..100).collect::<Vec<_>>());
+        let kinds: Vec<Kind> = a.came.drain(..).map(|came| came.kind()).collect();
+        use Kind::{Failure, Replies, Reply};
+        assert_eq!(kinds, [Replies, Failure, Replies, Reply, Replies], "round {round}");
+        let frames = (
+            a.endpoint.counters().frames_sent - sent.frames_sent,
+            b.endpoint.counters().frames_sent - answered.frames_sent,
+        );
+        assert!((6..=8).contains(&frames.0) && frames.1 == 1, "{frames:?}");
+        assert_eq!(b.endpoint.counters().messages_sent - answered.messages_sent, 100);
+        assert_eq!(a.endpoint.counters().messages_received - sent.messages_received, 100);
+        assert_eq!(a.endpoint.credits(a.peer), 200);
+    }
+}
+
+/// Goal: what is packed is not overtaken by writes and longer frames behind it. Method: answers of all kinds in a row.
+#[test]
+fn packed_answers_keep_their_place_among_others() {
+    let network = Network::new(1, Faults::none());
+    let (mut a, mut b) = pair(&network, &config(16 << 10, 16, 256 * MIB));
+    let mut offers = Vec::new();
+    for number in 0..12 {
+        match number % 4 {
+            1 => offers.push(a.ask(number, 5000, Values::None)),
+            _ => a.post(Kind::Request, number, Values::None).unwrap(),
+        }
+    }
+    settle(&mut a, &mut b);
+    b.came.clear();
+    let mut offers = offers.into_iter();
+    for number in 0..12 {
+        match number % 4 {
+            0 => b.endpoint.answer(b.peer, number).unwrap(),
+            1 => {
+                let values = filled(&b, 5000, number);
+                b.endpoint.place(b.peer, values, offers.next().unwrap()).unwrap();
+            }
+            2 => {
+                let bytes = if number == 2 { 12_000 } else { 300_000 }; // a frame of its own, or a landing
+                let values = filled(&b, bytes, number);
+                b.post(Kind::Reply, number, Values::Apart(values)).unwrap();
+            }
+            _ => b.post(Kind::Failure, number, Values::Copied(b"no")).unwrap(),
+        }
+    }
+    let mut arrivals = Vec::new();
+    for _ in 0..20 {
+        a.endpoint.wait(NAP).unwrap();
+        a.endpoint.poll(&mut arrivals).unwrap();
+        b.endpoint.wait(NAP).unwrap();
+        b.poll();
+    }
+    let order = arrivals.iter().flat_map(|arrival| match arrival {
+        Arrival::Message { message, .. } => message.timestamps().collect(),
+        Arrival::Placed { timestamp, .. } => vec![*timestamp],
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(order.collect::<Vec<_>>(), (0..12).collect::<Vec<_>>());
+    assert_eq!(a.endpoint.credits(a.peer), 16);
+}
+
+/// Goal: a lane that goes while messages wait in its open frame is reported once, and takes nothing any more.
+#[test]
+fn a_lane_lost_with_an_open_frame_is_reported_once() {
+    for closes in [true, false] {
+        let network = Network::new(1, Faults::none());
+        let (mut a, mut b) = pair(&network, &config(2048, 8, 64 * MIB));
+        if closes {
+            b.endpoint.disconnect(b.peer);
+        } else {
+            drop(b);
+            b = Side::new(&network, &config(2048, 8, 64 * MIB));
+        }
+        for _ in 0..2 {
+            b.endpoint.wait(NAP).unwrap();
+            b.poll();
+        }
+        a.post(Kind::Request, 1, Values::None).unwrap();
+        a.post(Kind::Request, 2, Values::None).unwrap();
+        let mut arrivals = Vec::new();
+        for _ in 0..5 {
+            a.endpoint.wait(NAP).unwrap();
+            a.endpoint.poll(&mut arrivals).unwrap();
+        }
+        assert!(matches!(arrivals[..], [Arrival::Lost { .. }]), "{arrivals:?}");
+        let error = a.post(Kind::Request, 3, Values::None).unwrap_err();
+        assert!(matches!(error, Error::NotConnected { .. }), "{error}");
+        assert!(a.endpoint.answer(a.peer, 3).is_err());
+    }
+}
+
+/// What was taken on is sent or the lane is lost: a transport whose queue is shorter than the lane's credits allow loses it.
+#[test]
+fn a_frame_that_cannot_be_posted_loses_its_lane() {
+    let network = Network::new(1, Faults::none());
+    let config = VanConfig { queue_depth: 1, ..config(512, 100, 64 * MIB) };
+    let (mut a, _b) = pair(&network, &config);
+    let values = [7; 400];
+    let posted = (0..5).map(|number| a.post(Kind::Request, number, Values::Copied(&values)));
+    let errors: Vec<Error> = posted.filter_map(Result::err).collect();
+    assert!(matches!(
+        errors[..],
+        [Error::QueueFull { depth: 1, .. }, Error::NotConnected { .. }, ..]
+    ));
+    assert!(a.poll());
+    let lost = a.lost.expect("it is reported").to_string();
+    assert!(lost.contains("full at 1"), "{lost}");
+}
+
 /// A peer that does as it pleases.
 struct Hostile {
     transport: SimTransport,
@@ -447,6 +583,44 @@ fn hostile_peers_lose_only_their_own_lane() {
     let mine = |key: u64, len: u64| Offer { key: key.into(), address: 0.into(), len: len.into() };
     only_its_own_lane_is_lost("too few", |hostile| hostile.garbage(b"hello?"));
     only_its_own_lane_is_lost("another protocol", |hostile| hostile.garbage(&[0x55; 200]));
+    let pack = |drafts: Vec<Draft<'_>>| {
+        let (pool, mut frame) = (caravan_van::Pool::new(MIB), Vec::new());
+        for draft in drafts {
+            frame.resize(usize::next_multiple_of(frame.len(), 8), 0);
+            let at = frame.len();
+            let image = encode(9, draft, &mut Coding::plain(), &pool).unwrap().head;
+            frame.extend_from_slice(&image[FRAME_PREFIX..]);
+            frame[at + 60..at + 64].fill(0);
+        }
+        let sum = crc32c::crc32c(&frame);
+        frame[60..64].copy_from_slice(&sum.to_le_bytes());
+        frame
+    };
+    let request = |timestamp| Draft { timestamp, ..Draft::new(Kind::Request) };
+    only_its_own_lane_is_lost("full at 4", |hostile| {
+        hostile.garbage(&pack((0..5).map(request).collect()));
+    });
+    only_its_own_lane_is_lost("does not match", |hostile| {
+        let mut frame = pack((0..3).map(request).collect());
+        frame[64 + 20] ^= 1;
+        hostile.garbage(&frame);
+    });
+    only_its_own_lane_is_lost("an answer that nobody asked for", |hostile| {
+        hostile.garbage(&pack(vec![request(1), Draft::new(Kind::Reply)]));
+    });
+    for bytes in [0, 8, 1600] {
+        only_its_own_lane_is_lost("an answer that nobody asked for", |hostile| {
+            let values = Values::Copied(&[7; 1600][..bytes]);
+            hostile.frame(Draft { values, ..Draft::new(Kind::Replies) }).unwrap();
+        });
+    }
+    only_its_own_lane_is_lost("a list of answers like this", |hostile| {
+        let values = Values::Copied(&[7; 9]);
+        hostile.frame(Draft { values, ..Draft::new(Kind::Replies) }).unwrap();
+    });
+    only_its_own_lane_is_lost("a list of answers like this", |hostile| {
+        hostile.frame(Draft { keys: &[7], ..Draft::new(Kind::Replies) }).unwrap();
+    });
     only_its_own_lane_is_lost("full at 4", |hostile| {
         for timestamp in 0..5 {
             hostile.frame(Draft { timestamp, ..Draft::new(Kind::Request) }).unwrap();

@@ -65,6 +65,11 @@ impl Worker {
     /// Sends a request to the servers that hold its keys.
     pub(super) fn request(&mut self, mut request: Request<'_>) -> Result<Timestamp> {
         let (place, list) = self.check(&request)?;
+        if list.is_none()
+            && let Some(server) = self.only_server(&request, place)
+        {
+            return self.request_one(&mut request, server, place);
+        }
         let Request { what, table, keys, .. } = request;
         let mut into = match (what, request.into.take()) {
             (What::Push, _) => None,
@@ -94,6 +99,56 @@ impl Worker {
         Ok(timestamp)
     }
 
+    /// The server that a request goes to, if there is but one and nothing is to be offered to it, as for most that are short.
+    #[inline]
+    fn only_server(&self, request: &Request<'_>, place: usize) -> Option<usize> {
+        let (first, last) = (*request.keys.first()?, *request.keys.last()?);
+        let parts = &self.tables[request.table.0 as usize].parts;
+        let server = parts.partition_point(|part| part.last() < first);
+        let is_one = request.lengths.is_empty() && parts[server].contains(last);
+        (is_one && place > 0 && place <= self.endpoint.eager_bytes()).then_some(server)
+    }
+
+    /// Sends a request to the one server that holds its keys: [`Worker::request`] without all that more of them take.
+    fn request_one(
+        &mut self,
+        request: &mut Request<'_>,
+        server: usize,
+        place: usize,
+    ) -> Result<Timestamp> {
+        let into = match (request.what, request.into.take()) {
+            (What::Push, _) => None,
+            (_, None) => Some(self.endpoint.memory().allocate(place)?),
+            (_, into) => into,
+        };
+        let keys = request.keys.len();
+        let part = Part { server, keys, into, ..Part::default() };
+        let room = self.room(server);
+        let timestamp = self.tracker.begin_one(request.what, part)?;
+        let posted = room.and_then(|peer| {
+            let eager_bytes = self.endpoint.eager_bytes();
+            let Known { spec, coding, parts, .. } = &mut self.tables[request.table.0 as usize];
+            let draft = Draft {
+                kind: Kind::Request,
+                op: Op::from(request.what) as u8,
+                table: spec.id,
+                timestamp: timestamp.0,
+                clock: self.clock,
+                range: parts[server],
+                offer: None,
+                signature: None,
+                keys: request.keys,
+                lengths: &[],
+                values: request.load.part(0..request.load.bytes().unwrap_or(0), eager_bytes),
+            };
+            Ok(self.endpoint.post(peer, draft, coding)?)
+        });
+        if let Err(error) = posted {
+            self.tracker.fail_one(timestamp, error);
+        }
+        Ok(timestamp)
+    }
+
     /// Whether the answer will be read where the server has it, so that it needs no place: it is long, and of one server.
     fn is_lent(&self, keys: &[u64], table: Table, place: usize) -> bool {
         if place <= self.endpoint.eager_bytes() {
@@ -107,6 +162,7 @@ impl Worker {
 
     /// Checks a request as a whole; returns the bytes that its answer will hold, 0 when that is not known, and the keys with
     /// their signature if they are to be cached.
+    #[inline]
     fn check(&mut self, request: &Request<'_>) -> Result<(usize, Option<Signed>)> {
         self.known(request.table)?;
         let Known { spec, range, sent, .. } = &mut self.tables[request.table.0 as usize];

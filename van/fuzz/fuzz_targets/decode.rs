@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use caravan_van::wire::{MAGIC, VERSION};
+use caravan_van::wire::{Images, MAGIC, VERSION};
 use caravan_van::{Message, Pool};
 use libfuzzer_sys::fuzz_target;
 
@@ -30,7 +30,9 @@ fuzz_target!(|bytes: &[u8]| {
         let sum = crc32c::crc32c(&image);
         image[CHECKSUM].copy_from_slice(&sum.to_le_bytes());
     }
-    if let Ok(message) = Message::decode(image, &pool) {
+    let mut images = Images::new(image);
+    while !images.is_empty() {
+        let Ok(message) = images.next(&pool) else { break };
         let (keys, lengths) = (message.keys(), message.lengths());
         assert!(keys.windows(2).all(|pair| pair[0] < pair[1]));
         assert!(lengths.is_empty() || keys.is_empty() || lengths.len() == keys.len());

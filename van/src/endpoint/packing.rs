@@ -55,11 +55,11 @@ impl Packer {
     ///
     /// # Errors
     /// As [`encode_into`]; nothing has changed then.
-    #[inline]
+    #[inline(always)]
     pub(super) fn append(
         &mut self,
         sender: u32,
-        (draft, bytes): (Draft<'_>, usize),
+        (draft, bytes): (&mut Draft<'_>, usize),
         coding: &mut Coding,
         pool: &Pool,
     ) -> Result<()> {
@@ -68,10 +68,14 @@ impl Packer {
             Some(memory) if memory.len() >= at + bytes => memory,
             none => none.insert(pool.allocate(SLOT_BYTES)?),
         };
-        let (before, place) = memory.split_at_mut(at);
-        let len = encode_into(sender, draft, coding, pool, place)?;
-        before[if self.end == 0 { 0 } else { self.end }..].fill(0); // the prefix, or padding
-        self.end_answers();
+        let len = encode_into(sender, draft, coding, pool, &mut memory[at..])?;
+        if at != self.end {
+            memory[self.end..at].fill(0); // the prefix, or padding
+        }
+        if self.answers > 0 {
+            extend_answer(&mut memory[self.answer_at..self.end]);
+        }
+        (self.answer_at, self.answers) = (0, 0);
         self.end = at + len;
         self.images += 1;
         Ok(())
@@ -95,25 +99,17 @@ impl Packer {
         true
     }
 
-    /// Nothing more comes to the answers at the end.
-    #[inline]
-    fn end_answers(&mut self) {
-        if self.answers > 0
-            && let Some(memory) = &mut self.memory
-        {
-            extend_answer(&mut memory[self.answer_at..self.end]);
-        }
-        (self.answer_at, self.answers) = (0, 0);
-    }
-
     /// Closes the open frame and returns it, with the checksum that a carrier needs which checks nothing itself, or all.
     pub(super) fn close(&mut self, carrier_checks: bool) -> Option<Buffer> {
         if self.end == 0 {
             return None;
         }
-        self.end_answers();
-        let (end, images) = (std::mem::take(&mut self.end), std::mem::take(&mut self.images));
         let memory = self.memory.as_mut()?;
+        let Packer { end, images, answer_at, answers, .. } = *self;
+        if answers > 0 {
+            extend_answer(&mut memory[answer_at..end]);
+        }
+        (self.end, self.images, self.answer_at, self.answers) = (0, 0, 0, 0);
         seal(&mut memory[FRAME_PREFIX..end], images, carrier_checks);
         let next = end.next_multiple_of(FRAME_ALIGN);
         let mut frame = match memory.len().checked_sub(next) {

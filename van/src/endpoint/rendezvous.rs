@@ -77,7 +77,7 @@ impl Endpoint {
         let mut image = landing;
         image.advance(at);
         image.truncate(len);
-        let memory = self.transport.memory();
+        let memory = &self.memory;
         let message = match at as u64 {
             VALUES_FIRST => Message::decode_landed(image, memory)?,
             _ => Message::decode(image, memory)?,
@@ -105,7 +105,7 @@ impl Endpoint {
     /// Answers a [`Kind::Want`] now if the peer is within its share, else when it has used a landing.
     pub(super) fn grant_wanted(&mut self, peer: PeerId, want: &Message) -> Result<()> {
         let (bytes, offered) = (want.timestamp(), MESSAGE_BYTES_MAX);
-        let longest = (self.transport.memory().bytes_max() as u64).min(offered);
+        let longest = (self.memory.bytes_max() as u64).min(offered);
         if bytes > longest {
             return Err(Error::OutsideOffer { key: 0, at: 0, len: bytes, offered: longest });
         }
@@ -135,7 +135,7 @@ impl Endpoint {
         coding.carrier_checks = self.limits.checks_bytes;
         let lane = lane(&mut self.lanes, peer)?;
         if lane.landings.is_settled() {
-            return encode(self.node, draft, coding, self.transport.memory());
+            return encode(self.node, draft, coding, &self.memory);
         }
         let bytes = size_of::<Offer>() + draft.image_bytes_max(); // an answer has no offer yet
         let carries = matches!(draft.kind, Kind::Reply | Kind::Failure)
@@ -146,7 +146,7 @@ impl Endpoint {
             self.serve_wants(peer, true)?;
             return Ok(outgoing);
         }
-        let outgoing = encode(self.node, draft, coding, self.transport.memory())?;
+        let outgoing = encode(self.node, draft, coding, &self.memory)?;
         self.replace_landings(peer)?;
         Ok(outgoing)
     }
@@ -159,7 +159,7 @@ impl Endpoint {
         coding: &mut Coding,
         bytes: usize,
     ) -> Result<Outgoing> {
-        let memory = self.transport.memory();
+        let memory = &self.memory;
         let landing = lane(&mut self.lanes, peer)?.landings.next_replaced().and_then(|len| {
             // The answer goes first where memory is short: its place is kept free.
             let _place = memory.allocate(FRAME_PREFIX + bytes);
@@ -167,7 +167,7 @@ impl Endpoint {
         });
         let offer = landing.map(|landing| self.open_landing(peer, landing)).transpose()?;
         let draft = Draft { offer, ..draft };
-        let encoded = encode(self.node, draft, coding, self.transport.memory());
+        let encoded = encode(self.node, draft, coding, &self.memory);
         if let (Err(_), Some(key)) = (&encoded, offer.map(|offer| offer.key.get())) {
             // The peer never heard of it; it will ask.
             let _ = lane(&mut self.lanes, peer)?.landings.return_unused(key);
@@ -179,7 +179,7 @@ impl Endpoint {
     /// Replaces the landings that the peer has used, unless it waits for others, or memory is short: then it will ask.
     pub(super) fn replace_landings(&mut self, peer: PeerId) -> Result<()> {
         while let Some(len) = lane(&mut self.lanes, peer)?.landings.next_replaced() {
-            if let Ok(landing) = self.transport.memory().allocate(len) {
+            if let Ok(landing) = self.memory.allocate(len) {
                 self.grant(peer, landing)?;
             }
         }
@@ -192,7 +192,7 @@ impl Endpoint {
         loop {
             let lane = lane(&mut self.lanes, peer)?;
             let Some(len) = lane.landings.next_wanted() else { return Ok(()) };
-            let landing = match self.transport.memory().allocate(len) {
+            let landing = match self.memory.allocate(len) {
                 Ok(landing) => landing,
                 Err(_) if patient || lane.landings.bytes() > 0 || lane.unanswered > 0 => {
                     self.starved = true;

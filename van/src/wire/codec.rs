@@ -57,13 +57,14 @@ impl Coding {
 /// On a bug of the caller: keys outside of the range, lengths for other than all keys that are named. Keys that do not
 /// ascend panic in debug builds only; elsewhere the receiver refuses them.
 pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -> Result<Outgoing> {
+    let mut draft = draft;
     check_draft(&draft);
-    let plan = Plan::new(&draft, coding, true)?;
+    let plan = Plan::new(&draft, coding)?;
     let mut head = pool.allocate(FRAME_PREFIX + plan.head_bytes)?;
     let (prefix, place) = head.split_at_mut(FRAME_PREFIX);
     prefix.fill(0);
     let carrier_checks = coding.carrier_checks;
-    let (image_bytes, apart) = lay(sender, draft, &plan, coding, pool, place)?;
+    let (image_bytes, apart) = lay(sender, &mut draft, &plan, coding, pool, place)?;
     seal(&mut place[..image_bytes], 1, carrier_checks);
     head.truncate(FRAME_PREFIX + image_bytes + plan.trailer_bytes);
     if plan.trailer_bytes > 0 {
@@ -83,13 +84,13 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
 /// As [`encode`]; if `place` is too short.
 pub(crate) fn encode_into(
     sender: u32,
-    draft: Draft<'_>,
+    draft: &mut Draft<'_>,
     coding: &mut Coding,
     pool: &Pool,
     place: &mut [u8],
 ) -> Result<usize> {
-    check_draft(&draft);
-    let plan = Plan::new(&draft, coding, false)?;
+    check_draft(draft);
+    let plan = Plan::of_short(draft, coding);
     let (image_bytes, _) = lay(sender, draft, &plan, coding, pool, place)?;
     Ok(image_bytes)
 }
@@ -118,24 +119,23 @@ pub(crate) fn extend_answer(image: &mut [u8]) {
 }
 
 /// Lays an image down, still without a checksum; returns its length, and values that stay where they are.
-#[inline]
+#[inline(always)]
 fn lay(
     sender: u32,
-    draft: Draft<'_>,
+    draft: &mut Draft<'_>,
     plan: &Plan,
     coding: &mut Coding,
     pool: &Pool,
     place: &mut [u8],
 ) -> Result<(usize, Option<Shared>)> {
-    let Draft { kind, op, table, timestamp, clock, range, offer, .. } = draft;
-    let Draft { signature, keys, lengths, values, .. } = draft;
+    let Draft { range, keys, lengths, .. } = *draft;
     let mut image = Image::new(place, coding, pool);
-    if let Some(signature) = signature {
+    if let Some(signature) = draft.signature {
         let bytes = signature.to_le_bytes();
         image.append(bytes.len(), |place| place.copy_from_slice(&bytes));
         image.flags |= flags::SIGNATURE;
     }
-    if let Some(offer) = offer {
+    if let Some(offer) = &draft.offer {
         image.append(size_of::<Offer>(), |place| place.copy_from_slice(offer.as_bytes()));
         image.flags |= flags::OFFER;
     }
@@ -153,20 +153,20 @@ fn lay(
         place.copy_from_slice(lengths.as_bytes());
     })?;
     let mut apart = None;
-    let value_bytes = match values {
+    let value_bytes = match &mut draft.values {
         Values::None => image.section(Section::Values, 0, |_| {})?,
         Values::Copied(bytes) => {
             image.section(Section::Values, bytes.len(), |place| place.copy_from_slice(bytes))?
         }
-        Values::Written(bytes, write) => image.section(Section::Values, bytes, write)?,
+        Values::Written(bytes, write) => image.section(Section::Values, *bytes, write)?,
         Values::Apart(bytes) if plan.inside => {
-            image.section(Section::Values, bytes.len(), |place| place.copy_from_slice(&bytes))?
+            image.section(Section::Values, bytes.len(), |place| place.copy_from_slice(bytes))?
         }
         Values::Apart(bytes) => {
             image.pad();
             if !bytes.is_empty() {
                 image.flags |= flags::VALUES_UNCOVERED;
-                apart = Some(bytes);
+                apart = Some(bytes.clone());
             }
             plan.value_bytes as u32
         }
@@ -174,13 +174,13 @@ fn lay(
     let header = Header {
         magic: U32::new(MAGIC),
         version: VERSION,
-        kind: kind as u8,
-        op,
+        kind: draft.kind as u8,
+        op: draft.op,
         flags: image.flags,
         sender: U32::new(sender),
-        table: U32::new(table),
-        timestamp: U64::new(timestamp),
-        clock: U64::new(clock),
+        table: U32::new(draft.table),
+        timestamp: U64::new(draft.timestamp),
+        clock: U64::new(draft.clock),
         range_begin: U64::new(range.begin()),
         range_end: U64::new(range.end()),
         key_bytes: U32::new(key_bytes),
@@ -194,6 +194,7 @@ fn lay(
     Ok((image_bytes, apart))
 }
 
+#[inline]
 fn check_draft(draft: &Draft<'_>) {
     let Draft { keys, lengths, range, .. } = draft;
     assert!(
@@ -222,15 +223,20 @@ struct Plan {
 }
 
 impl Plan {
+    /// For a message that fits into a frame, values and all.
     #[inline]
-    fn new(draft: &Draft<'_>, coding: &Coding, may_lie_apart: bool) -> Result<Plan> {
-        let (raw_bytes, mut key_bytes) = (size_of_val(draft.keys), size_of_val(draft.keys));
-        if coding.delta && !draft.keys.is_empty() {
-            key_bytes = raw_bytes.min(delta::len(draft.keys, draft.range.begin()));
-        }
+    fn of_short(draft: &Draft<'_>, coding: &Coding) -> Plan {
+        let (delta, key_bytes) = key_bytes(draft, coding);
+        let (length_bytes, value_bytes) = (size_of_val(draft.lengths), draft.values.len());
+        let (inside, trailer_bytes, head_bytes) = (true, 0, draft.image_bytes_max());
+        Plan { delta, key_bytes, length_bytes, value_bytes, inside, trailer_bytes, head_bytes }
+    }
+
+    fn new(draft: &Draft<'_>, coding: &Coding) -> Result<Plan> {
+        let (delta, key_bytes) = key_bytes(draft, coding);
         let length_bytes = size_of_val(draft.lengths);
         let value_bytes = draft.values.len();
-        let inside = !(may_lie_apart && matches!(draft.values, Values::Apart(_)));
+        let inside = !matches!(draft.values, Values::Apart(_));
         check_len(Section::Keys, key_bytes)?;
         check_len(Section::Lengths, length_bytes)?;
         check_len(Section::Values, value_bytes)?;
@@ -253,9 +259,19 @@ impl Plan {
                 limit,
             });
         }
-        let delta = key_bytes < raw_bytes;
         Ok(Plan { delta, key_bytes, length_bytes, value_bytes, inside, trailer_bytes, head_bytes })
     }
+}
+
+/// Whether keys are to be delta-coded, and how long they are before Snappy.
+#[inline]
+fn key_bytes(draft: &Draft<'_>, coding: &Coding) -> (bool, usize) {
+    let raw_bytes = size_of_val(draft.keys);
+    if !coding.delta || draft.keys.is_empty() {
+        return (false, raw_bytes);
+    }
+    let bytes = raw_bytes.min(delta::len(draft.keys, draft.range.begin()));
+    (bytes < raw_bytes, bytes)
 }
 
 fn check_len(section: Section, bytes: usize) -> Result<()> {
@@ -367,30 +383,31 @@ impl Place {
 
 /// What [`Message::decode`] does: header, then sizes, then checksum, and only then the sections.
 pub(crate) fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
+    let have = image.len();
     let mut images = Images::new(image);
     let message = images.next(pool)?;
-    if let Some(rest) = images.rest {
-        let need = message.image.len();
-        return Err(DecodeError::TooLong { have: need + rest.len(), need }.into());
+    if !images.is_empty() {
+        return Err(DecodeError::TooLong { have, need: message.image.len() }.into());
     }
     Ok(message)
 }
 
 /// The images of a received frame: each begins at a multiple of [`ALIGN`], with zeros in between, and the last one ends the
 /// frame. The checksum of the first covers all of them.
-pub(crate) struct Images {
+pub struct Images {
     /// Those that have not been read.
     rest: Option<Buffer>,
     is_first: bool,
 }
 
 impl Images {
-    pub(crate) fn new(frame: Buffer) -> Images {
+    /// The images of `frame`, which begins 8-byte aligned.
+    pub fn new(frame: Buffer) -> Images {
         Images { rest: Some(frame), is_first: true }
     }
 
-    /// Whether there is another one.
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether all have been read.
+    pub fn is_empty(&self) -> bool {
         self.rest.is_none()
     }
 
@@ -399,7 +416,8 @@ impl Images {
     /// # Errors
     /// As [`Message::decode`], also when there is none.
     #[inline]
-    pub(crate) fn next(&mut self, pool: &Pool) -> Result<Message> {
+    #[allow(clippy::should_implement_trait, reason = "it takes a pool, and fails")]
+    pub fn next(&mut self, pool: &Pool) -> Result<Message> {
         let none = DecodeError::TooShort { what: "a message", have: 0, need: size_of::<Header>() };
         let mut image = self.rest.take().ok_or(none)?;
         let have = image.len();
@@ -540,6 +558,7 @@ fn check_header(header: &Header) -> Result<Kind, DecodeError> {
     Ok(kind)
 }
 
+#[inline]
 fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
     let flags = header.flags;
     if flags & !(flags::OFFER | flags::SIGNATURE) == 0 {
@@ -634,6 +653,7 @@ fn check_checksum(found: u32, covered: &mut [u8]) -> Result<(), DecodeError> {
     Ok(())
 }
 
+#[inline]
 fn check_padding(image: &[u8], range: Range<usize>) -> Result<(), DecodeError> {
     for at in range {
         if image[at] != 0 {
@@ -659,6 +679,7 @@ fn unpack(
 }
 
 /// Checks decoded keys and returns how many there are.
+#[inline]
 fn check_keys(bytes: &[u8], range: KeyRange) -> Result<usize, DecodeError> {
     let (section, item) = (Section::Keys, size_of::<u64>());
     let keys = <[u64]>::ref_from_bytes(bytes).map_err(|_| DecodeError::PartialItem {
@@ -666,7 +687,7 @@ fn check_keys(bytes: &[u8], range: KeyRange) -> Result<usize, DecodeError> {
         bytes: bytes.len(),
         item,
     })?;
-    if !ascend(keys) {
+    if keys.len() > 1 && !ascend(keys) {
         let index = keys.windows(2).take_while(|pair| pair[0] < pair[1]).count() + 1;
         let (previous, key) = (keys[index - 1], keys[index]);
         return Err(DecodeError::KeyOrder { index, key, previous });
@@ -679,6 +700,7 @@ fn check_keys(bytes: &[u8], range: KeyRange) -> Result<usize, DecodeError> {
 }
 
 /// A key that lies outside of the range that all should be in, if there is one; looks at both ends of ascending keys.
+#[inline]
 fn key_outside(keys: &[u64], range: KeyRange) -> Option<u64> {
     let (first, last) = (*keys.first()?, *keys.last()?);
     [first, last].into_iter().find(|&key| !range.contains(key))
@@ -690,6 +712,7 @@ fn ascend(keys: &[u64]) -> bool {
     keys.iter().zip(above).fold(true, |so_far, (key, next)| so_far & (key < next))
 }
 
+#[inline]
 fn check_lengths(bytes: &[u8], keys: usize) -> Result<(), DecodeError> {
     let (section, item) = (Section::Lengths, size_of::<u32>());
     if !bytes.len().is_multiple_of(item) {

@@ -14,9 +14,9 @@ mod tests;
 
 use std::fmt;
 
-pub use codec::{Coding, encode};
+pub use codec::{Coding, Images, encode};
 pub(crate) use codec::{
-    Images, Place, TRAILER, decode, decode_landed, decode_lent, encode_into, extend_answer, seal,
+    Place, TRAILER, decode, decode_landed, decode_lent, encode_into, extend_answer, seal,
     signature_bytes,
 };
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
