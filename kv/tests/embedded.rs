@@ -10,7 +10,7 @@ use caravan_kv::{
     Van, WorkerNode,
 };
 use serde_json::{Value, json};
-use support::{node, vans};
+use support::{auto_may_take, node, vans};
 
 struct PushPull;
 
@@ -46,7 +46,7 @@ fn run(van: Van, servers: usize, threads: usize, workers: usize) {
     let launch = Launch::Threads(Handles::default(), apps());
     let mut cluster = Cluster::launch(&config, launch).unwrap();
     let taken = cluster.config().node.van;
-    assert!(taken == van || van == Van::Auto && vans().contains(&taken), "{taken}");
+    assert!(taken == van || van == Van::Auto && auto_may_take(taken), "{taken}");
     let task = cluster.submit(Target::Workers, "push-pull", &Value::Null).unwrap();
     let answers = cluster.wait(task).unwrap();
     assert_eq!(answers, vec![json!({ "right": 2000 }); workers]);
@@ -92,7 +92,7 @@ fn all_nodes_take_the_van_that_none_lacks() {
         ended.into_iter().for_each(|ended| ended.unwrap());
     }
     let (taken, _) = mixed(Van::Auto, Van::Auto);
-    assert!(vans().contains(&taken.unwrap()));
+    assert!(auto_may_take(taken.unwrap()));
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn this_program() -> PathBuf {
 }
 
 fn config(servers: usize, workers: usize) -> ClusterConfig {
-    let node = support::node(Van::Auto);
+    let node = support::node(support::any());
     let mut config = ClusterConfig { servers, workers, node, ..ClusterConfig::default() };
     config.node.pin = false;
     config.node.join_timeout = Duration::from_secs(20);

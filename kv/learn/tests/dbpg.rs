@@ -27,7 +27,7 @@ fn example_file() -> PathBuf {
 }
 
 fn cluster(servers: usize, workers: usize) -> Cluster {
-    cluster_on(Van::Auto, servers, workers)
+    cluster_on(vans::any(), servers, workers)
 }
 
 fn cluster_on(van: Van, servers: usize, workers: usize) -> Cluster {

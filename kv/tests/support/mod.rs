@@ -15,7 +15,7 @@ use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Handles, ServerAddress, ServerThread, Shard, Van, Worker};
 use caravan_van::{Endpoint, Pool, VanConfig};
 
-pub(crate) use vans::{device, node, vans};
+pub(crate) use vans::{any, auto_may_take, device, node, vans};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
