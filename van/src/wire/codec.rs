@@ -392,7 +392,7 @@ pub(crate) fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
     Ok(message)
 }
 
-/// The images of a received frame: each begins at a multiple of [`ALIGN`], with zeros in between, and the last one ends the
+/// The images of a received frame: each begins at a multiple of 8 bytes, with zeros in between, and the last one ends the
 /// frame. The checksum of the first covers all of them.
 pub struct Images {
     /// Those that have not been read.
