@@ -10,7 +10,7 @@
 //!
 //! # Why the ring is used like this
 //!
-//! `compare.rs` measured it: medians of interleaved runs on two cores of a virtual machine, loopback, Linux 6.18, as ratios to
+//! All but the plain calls below is what `compare.rs` measured: medians of interleaved runs on two cores of a virtual machine, loopback, Linux 6.18, as ratios to
 //! non-blocking sockets that yield after an empty look. A round trip of 80 bytes each way, on one core and on two:
 //!
 //! * receives left to the kernel, which completes them by task work: 1.3 and 1.3 when it may do so only on entry
@@ -21,8 +21,8 @@
 //!   never across a sleep; a thread that sleeps at once does not do it at all.
 //! * such tries, and sends on such lanes, by `recv` and `send` themselves instead of an `enter` for each: on two cores 1.13
 //!   became 1.04 (8 B), 1.08 became 1.02 (4 KiB), 1.11 became 1.02 (64 KiB), and 1 MiB stayed within 1.05 of sockets with the same
-//!   send buffer (another machine than above, medians of 15 interleaved batches). What a ring saves is calls, and with one
-//!   operation a call there is nothing to save.
+//!   send buffer (whole vans before and after, each beside its own sockets, on another machine than above). What a ring saves is
+//!   calls, and with one operation a call there is nothing to save.
 //! * the large part of a long write in one operation that the kernel continues by itself (`MSG_WAITALL`) and only its end
 //!   together with what follows: a round trip of 1 MiB then took 1.3 to 1.5 of theirs on two cores, from 1.7 before.
 //!
