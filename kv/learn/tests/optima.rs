@@ -70,7 +70,11 @@ fn check(folder: &Path, optimum: &Optimum, shape: (usize, usize)) -> f64 {
     // Columns that are equal, or depend on each other, make several optima with other numbers of weights: of criteo_tiny's
     // some 500 weights at lambda 1, 87 belong to columns that equal another.
     let (found, expected) = (nonzeros(&trained), optimum.nonzeros);
-    assert!(found.abs_diff(expected) <= (expected / 10).max(2), "{optimum:?} {shape:?}: {found}");
+    let share = if set == "criteo_tiny" && *lambda == 1.0 { 10 } else { 16 };
+    assert!(
+        found.abs_diff(expected) <= (expected / share).max(2),
+        "{optimum:?} {shape:?}: {found}"
+    );
     trained.objective
 }
 
