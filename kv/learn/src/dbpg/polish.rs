@@ -8,6 +8,7 @@ use caravan_kv::{Cluster, Store, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 
 use super::newton::{self, Model};
+use super::proximal::Proximal;
 use super::shard::Command;
 use super::train::{ask_workers, tell_servers};
 use super::worker::Order;
@@ -55,7 +56,8 @@ pub(super) struct Polished {
 /// Polishes the weights of one table.
 pub(super) struct Polish {
     support_max: usize,
-    lambda: f64,
+    /// For its penalties.
+    rule: Proximal,
     table: Table,
     pass_cost: f64,
     /// Whether the last polish left nothing to gain on its support.
@@ -66,12 +68,17 @@ impl Polish {
     /// For passes over so many blocks, and over so many non-zeros of the worker that has most.
     pub(super) fn new(
         support_max: usize,
-        lambda: f64,
+        rule: Proximal,
         table: Table,
         (blocks, nonzeros): (usize, u64),
     ) -> Self {
         let pass_cost = blocks as f64 * BLOCK_COST + nonzeros as f64 * NONZERO_COST;
-        Polish { support_max, lambda, table, pass_cost, settled: false }
+        Polish { support_max, rule, table, pass_cost, settled: false }
+    }
+
+    /// Begins anew, with other penalties.
+    pub(super) fn begin(&mut self, rule: Proximal) {
+        (self.rule, self.settled) = (rule, false);
     }
 
     /// Whether a step on a support of that size is worth more than the passes it costs, if they went on like the last.
@@ -98,6 +105,9 @@ impl Polish {
         let weights: Vec<Vec<(u64, f64)>> =
             tell_servers(servers, weights_table, &Command::Weights)?;
         let mut weights: Vec<(u64, f64)> = weights.into_iter().flatten().collect();
+        if weights.len() > self.support_max {
+            return Ok(from); // with the intercept
+        }
         let mut at = from;
         self.settled = !self.step(cluster, servers, weights_table, &mut weights, &mut at)?;
         Ok(at)
@@ -116,7 +126,10 @@ impl Polish {
         let workers = cluster.config().workers;
         let _pushed: Vec<()> = ask_workers(cluster, &Order::Gram { support: keys.clone() })?;
         let packed = receive(servers, self.table, workers, keys.len())?;
-        let model = Model::new(self.lambda, from.clone(), &packed);
+        let penalties = keys.iter().map(|&key| self.rule.penalties(key));
+        let (lambda, l2): (Vec<f64>, Vec<f64>) = penalties.unzip();
+        let mut model = Model::new(lambda, from.clone(), &packed);
+        model.add_ridge(&l2);
         let best = model.minimise();
         let slope = model.slope(&best);
         if slope.is_nan() || slope >= -SETTLED * at.objective {
@@ -130,7 +143,8 @@ impl Polish {
         };
         let objectives = newton::SHARES.iter().enumerate().map(|(at, &share)| {
             let loss: f64 = losses.iter().map(|losses| losses[at]).sum();
-            loss + self.lambda * on_the_way(share).map(f64::abs).sum::<f64>()
+            let weights = keys.iter().zip(on_the_way(share));
+            loss + weights.map(|(&key, weight)| self.rule.penalty(key, weight)).sum::<f64>()
         });
         let objectives: Vec<f64> = objectives.collect();
         let Some((share, objective)) = newton::choose(at.objective, slope, &objectives) else {
@@ -148,7 +162,8 @@ impl Polish {
         }
         let _set: Vec<()> = ask_workers(cluster, &Order::Set { weights: chosen })?;
         *weights = pairs.into_iter().filter(|&(_, weight)| weight != 0.0).collect();
-        *at = Polished { objective, nonzeros: weights.len() };
+        let penalised = weights.iter().filter(|&&(key, _)| self.rule.free != Some(key));
+        *at = Polished { objective, nonzeros: penalised.count() };
         Ok(true)
     }
 }
