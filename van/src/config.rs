@@ -29,7 +29,8 @@ pub struct VanConfig {
     pub pages: PageSource,
     /// Longest frame, in bytes: what is longer goes by rendezvous. Within [`VanConfig::FRAME_BYTES`].
     pub frame_bytes: usize,
-    /// Sends and writes that may be queued to one peer, at least 1.
+    /// Sends and writes that may be queued to one peer, at least [`VanConfig::QUEUE_PER_CREDIT`] for each credit: with fewer a
+    /// lane could be full while its credits still say that there is room.
     pub queue_depth: usize,
     /// What to do while there is nothing to do.
     pub wait: Wait,
@@ -56,6 +57,9 @@ impl VanConfig {
     /// What `frame_bytes` may be: 512 bytes to 32 KiB, half a staging buffer of the stream.
     pub const FRAME_BYTES: RangeInclusive<usize> = 512..=32 << 10;
 
+    /// Each side's requests and answers may all be queued at a time, each behind a frame of what was packed before it.
+    pub const QUEUE_PER_CREDIT: usize = 4;
+
     /// What `memory_bytes` is at least: 1 MiB, a pool's first arena.
     pub const MEMORY_BYTES_MIN: usize = 1 << 20;
 
@@ -65,10 +69,11 @@ impl VanConfig {
     /// [`Error::Setting`] for the first that is out of its range.
     pub fn check(&self) -> Result<()> {
         let at_least = |min| min..=usize::MAX;
+        let queue = Self::QUEUE_PER_CREDIT * usize::from(self.credits.max(1));
         let settings = [
             ("frame_bytes", self.frame_bytes, Self::FRAME_BYTES),
             ("credits", self.credits.into(), at_least(1)),
-            ("queue_depth", self.queue_depth, at_least(1)),
+            ("queue_depth", self.queue_depth, at_least(queue)),
             ("memory_bytes", self.memory_bytes, at_least(Self::MEMORY_BYTES_MIN)),
         ];
         match settings.into_iter().find(|(_, value, takes)| !takes.contains(value)) {
@@ -97,14 +102,19 @@ mod tests {
         let good = [
             base(),
             VanConfig { frame_bytes: 512, credits: 1, ..base() },
-            VanConfig { frame_bytes: 32 << 10, queue_depth: 1, memory_bytes: 1 << 20, ..base() },
+            VanConfig { frame_bytes: 32 << 10, memory_bytes: 1 << 20, ..base() },
+            VanConfig { credits: 7, queue_depth: 28, ..base() },
         ];
         good.iter().for_each(|config| assert!(config.check().is_ok(), "{config:?}"));
         for (config, words) in [
             (VanConfig { frame_bytes: 511, ..base() }, "frame_bytes is 511; it takes 512 to 32768"),
             (VanConfig { frame_bytes: 32769, ..base() }, "frame_bytes is 32769"),
             (VanConfig { credits: 0, ..base() }, "credits is 0; it takes 1 or more"),
-            (VanConfig { queue_depth: 0, ..base() }, "queue_depth is 0; it takes 1 or more"),
+            (VanConfig { queue_depth: 0, ..base() }, "queue_depth is 0; it takes 1024 or more"),
+            (
+                VanConfig { credits: 7, queue_depth: 27, ..base() },
+                "queue_depth is 27; it takes 28 or more",
+            ),
             (
                 VanConfig { memory_bytes: 0, ..base() },
                 "memory_bytes is 0; it takes 1048576 or more",

@@ -72,7 +72,7 @@ pub fn too_long_a_frame_is_refused<T: Transport>(make: impl Fn(VanConfig) -> T) 
 
 /// Posting without polling ends in an error, after at least as many as the queue is deep; then all of them arrive.
 pub fn a_full_queue_is_an_error_and_recovers<T: Transport>(make: impl Fn(VanConfig) -> T) {
-    let config = VanConfig { queue_depth: 4, ..VanConfig::default() };
+    let config = VanConfig { credits: 1, queue_depth: 4, ..VanConfig::default() };
     let mut net = Net::with(&make, 2, config);
     let (there, back) = net.connect(0, 1);
     let len = net.van(0).limits().frame_bytes;
@@ -273,7 +273,7 @@ pub(super) fn reclaim<T: Transport>(net: &mut Net<T>, data: Shared) -> Buffer {
 /// Sixteen peers on one transport each get their answers, also while one of them sends as much as it can.
 pub fn many_peers_are_served_alike<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (peers, rounds) = (16, 20);
-    let config = VanConfig { queue_depth: 16, ..VanConfig::default() };
+    let config = VanConfig { credits: 4, queue_depth: 16, ..VanConfig::default() };
     let mut net = Net::with(&make, peers + 1, config);
     let links: Vec<_> = (1..=peers).map(|node| net.connect(node, 0)).collect();
     let (flood, back) = links[0];
