@@ -25,12 +25,17 @@ impl Default for Wait {
     }
 }
 
+/// Who spins looks at the clock once in so many looks, as that takes as long as a look.
+const LOOKS_PER_CLOCK: u32 = 64;
+
 /// One stretch of waiting.
 #[derive(Debug)]
 pub struct Idle {
     wait: Wait,
-    began: Instant,
+    /// When the clock was looked at first.
+    began: Option<Instant>,
     timeout: Duration,
+    looks: u32,
 }
 
 /// What to do next.
@@ -47,12 +52,28 @@ pub enum Next {
 impl Idle {
     /// Begins to wait, for at most `timeout`.
     pub fn begin(wait: Wait, timeout: Duration) -> Self {
-        Idle { wait, began: Instant::now(), timeout }
+        let began = if wait == Wait::Spin { None } else { Some(Instant::now()) };
+        // Who has no time at all is told so by the first look at it.
+        let looks = if timeout.is_zero() { LOOKS_PER_CLOCK - 1 } else { 0 };
+        Idle { wait, began, timeout, looks }
     }
 
     /// What to do after an empty look; yields the core by itself where the policy says so.
-    pub fn after_empty_look(&self) -> Next {
-        let passed = self.began.elapsed();
+    #[inline]
+    pub fn after_empty_look(&mut self) -> Next {
+        if self.wait == Wait::Spin {
+            self.looks += 1;
+            if !self.looks.is_multiple_of(LOOKS_PER_CLOCK) {
+                std::hint::spin_loop();
+                return Next::Look;
+            }
+            self.looks = 0;
+        }
+        self.after_clock()
+    }
+
+    fn after_clock(&mut self) -> Next {
+        let passed = self.began.get_or_insert_with(Instant::now).elapsed();
         let left = self.timeout.saturating_sub(passed);
         if left.is_zero() {
             return Next::Return;

@@ -256,7 +256,7 @@ impl Lane {
 
     /// As `read`, but waits for up to `patience`, and 0 is the end of the stream.
     fn look(&mut self, space: &mut [u8], patience: Duration) -> Result<usize> {
-        let idle = Idle::begin(self.wait, patience);
+        let mut idle = Idle::begin(self.wait, patience);
         let mut blocking = self.wait == Wait::Block;
         loop {
             if let Some(count) = self.receive(space, blocking)? {

@@ -48,14 +48,25 @@ impl Mapping {
     ///
     /// # Panics
     /// If it lies outside, or not at a multiple of 8.
+    #[inline]
     fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8) && offset < self.len && self.len - offset >= 8);
+        &self.words(offset, 1)[0]
+    }
+
+    /// `count` words from `offset` on, for atomic access only.
+    ///
+    /// # Panics
+    /// If they reach past the end, or begin at no multiple of 8.
+    #[inline]
+    fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        let bytes = count * size_of::<u64>();
+        assert!(offset.is_multiple_of(8) && offset <= self.len && bytes <= self.len - offset);
         // SAFETY: at most `len`, as was just checked.
-        let word = unsafe { self.base.add(offset) };
-        // SAFETY: 8 aligned bytes within the mapping, which lives as long as `self`. This process accesses words only
-        // atomically; another one can do nothing worse than store another value. Loads of 8 bytes are allowed on memory that
+        let first = unsafe { self.base.add(offset) };
+        // SAFETY: aligned words within the mapping, which lives as long as `self`. This process accesses words only
+        // atomically; another one can do nothing worse than store other values. Loads of 8 bytes are allowed on memory that
         // is mapped for reading only; there are no stores but through `Own`, which is mapped for both.
-        unsafe { word.cast::<AtomicU64>().as_ref() }
+        unsafe { std::slice::from_raw_parts(first.as_ptr().cast::<AtomicU64>(), count) }
     }
 
     /// The address of `len` bytes at `offset`.
@@ -176,15 +187,14 @@ impl Foreign {
     /// # Panics
     /// If they reach past the end.
     pub(super) fn read_words(&self, offset: usize, into: &mut [u8]) {
-        let mut at = offset;
-        let mut words = into.chunks_exact_mut(8);
-        for chunk in &mut words {
-            chunk.copy_from_slice(&self.load(at, Ordering::Relaxed).to_le_bytes());
-            at += 8;
+        let words = self.0.words(offset, into.len().div_ceil(8));
+        let mut whole = into.chunks_exact_mut(8);
+        for (chunk, word) in whole.by_ref().zip(words) {
+            chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
         }
-        let rest = words.into_remainder();
-        if !rest.is_empty() {
-            let word = self.load(at, Ordering::Relaxed).to_le_bytes();
+        let rest = whole.into_remainder();
+        if let Some(last) = words.last().filter(|_| !rest.is_empty()) {
+            let word = last.load(Ordering::Relaxed).to_le_bytes();
             rest.copy_from_slice(&word[..rest.len()]);
         }
     }
