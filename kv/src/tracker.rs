@@ -140,13 +140,14 @@ impl Tracker {
         Ok(Timestamp(slot.timestamp))
     }
 
-    /// That one part could not be sent.
+    /// That one part could not be sent: the request, whose timestamp is returned, has failed.
     #[cold]
-    pub(crate) fn fail_one(&mut self, timestamp: Timestamp, error: Error) {
+    pub(crate) fn fail_one(&mut self, timestamp: Timestamp, error: Error) -> Timestamp {
         if let Some(slot) = self.slot(timestamp.0) {
             slot.parts.clear();
             (slot.missing, slot.error) = (0, Some(error));
         }
+        timestamp
     }
 
     #[inline]

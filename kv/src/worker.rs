@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use caravan_van::wire::Coding;
-use caravan_van::{Arrival, Buffer, Counters, Endpoint, KeyRange, PeerId, Pool, Shared, Value};
+use caravan_van::{Buffer, Counters, Endpoint, KeyRange, PeerId, Pool, Shared, Value};
 
 use self::answer::run;
 use self::request::{Load, Request};
@@ -47,7 +47,6 @@ pub struct Worker {
     by_peer: Vec<Option<usize>>,
     tables: Vec<Known>,
     tracker: Tracker,
-    arrivals: Vec<Arrival>,
     /// Messages that named their keys.
     named: HashMap<(u64, usize), Outstanding>,
     clock: u64,
@@ -108,7 +107,6 @@ impl Worker {
             by_peer: Vec::new(),
             tables: Vec::new(),
             tracker: Tracker::default(),
-            arrivals: Vec::with_capacity(64),
             named: HashMap::new(),
             clock: 0,
             has_filters: false,
@@ -290,7 +288,7 @@ impl Worker {
         keys: &[u64],
         values: &[V],
     ) -> Result<Timestamp> {
-        let load = self.load(table, values)?;
+        let load = Load::of(values);
         self.request(Request { load, ..Request::new(What::Push, table, keys) })
     }
 
@@ -305,7 +303,7 @@ impl Worker {
         lengths: &[u32],
         values: &[V],
     ) -> Result<Timestamp> {
-        let load = self.load(table, values)?;
+        let load = Load::of(values);
         self.request(Request { lengths, load, ..Request::new(What::Push, table, keys) })
     }
 
@@ -353,7 +351,7 @@ impl Worker {
         keys: &[u64],
         values: &[V],
     ) -> Result<Timestamp> {
-        let load = self.load(table, values)?;
+        let load = Load::of(values);
         self.request(Request { load, ..Request::new(What::PushPull, table, keys) })
     }
 
@@ -428,6 +426,7 @@ impl Worker {
     ///
     /// # Errors
     /// [`Error::UnknownTimestamp`].
+    #[inline]
     pub fn is_done(&mut self, timestamp: Timestamp) -> Result<bool> {
         if !self.tracker.was_made(timestamp.0) {
             return Err(Error::UnknownTimestamp { timestamp: timestamp.count() });
@@ -440,10 +439,11 @@ impl Worker {
     /// # Errors
     /// Only when the van itself is broken.
     pub fn poll(&mut self) -> Result<bool> {
-        let polled = self.endpoint.poll(&mut self.arrivals);
-        if !self.arrivals.is_empty() {
-            self.take_in();
+        let polled = self.endpoint.poll();
+        if let Ok(false) = polled {
+            return Ok(false);
         }
+        self.take_in();
         Ok(polled?)
     }
 
@@ -456,20 +456,7 @@ impl Worker {
     }
 
     fn known(&self, table: Table) -> Result<&Known> {
-        self.tables.get(table.0 as usize).ok_or(Error::UnknownTable { table: table.0 })
-    }
-
-    /// Values as bytes, if they are of the table's type.
-    fn load<'a, V: Value>(&self, table: Table, values: &'a [V]) -> Result<Load<'a>> {
-        let spec = &self.known(table)?.spec;
-        if ValueType::of::<V>() == Some(spec.value) {
-            return Ok(Load::Bytes(V::bytes(values)));
-        }
-        Err(Error::WrongType {
-            table: spec.name.clone(),
-            expected: spec.value.name(),
-            found: V::NAME,
-        })
+        self.tables.get(table.0 as usize).ok_or_else(|| unknown(table))
     }
 
     fn say_what_is_waited_for(&mut self, timestamp: Timestamp) {
@@ -480,6 +467,10 @@ impl Worker {
                 "still waiting for an answer");
         }
     }
+}
+
+fn unknown(table: Table) -> Error {
+    Error::UnknownTable { table: table.0 }
 }
 
 impl Server {

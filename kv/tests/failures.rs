@@ -183,15 +183,16 @@ impl Played {
             let endpoint = endpoint(van, &config(16, GIB));
             say.send(endpoint.address().to_owned()).unwrap();
             let mut played = Played { endpoint, peer: PeerId(0) };
-            let mut arrivals = Vec::new();
             loop {
                 played.endpoint.wait(Duration::from_millis(10)).unwrap();
-                played.endpoint.poll(&mut arrivals).unwrap();
-                for arrival in arrivals.drain(..) {
+                played.endpoint.poll().unwrap();
+                while let Some(arrival) = played.endpoint.take() {
                     match arrival {
                         Arrival::Connected { .. } => {}
                         Arrival::Lost { .. } => return,
-                        Arrival::Placed { .. } => panic!("a server offers nothing"),
+                        Arrival::Answered { .. } | Arrival::Placed { .. } => {
+                            panic!("a server asks for nothing")
+                        }
                         Arrival::Message { peer, message } => {
                             played.peer = peer;
                             answer(&mut played, &message);
@@ -368,7 +369,6 @@ fn senseless_requests_are_refused_by_name() {
     let mut client = endpoint(Van::Tcp, &config);
     let peer = client.connect(server.address()).unwrap();
     let mut ask = |op: u8, table: u32, keys: &[u64], lengths: &[u32], values: &[u8]| {
-        let mut arrivals = Vec::new();
         let mut posted = false;
         loop {
             if !posted && client.credits(peer) > 0 {
@@ -377,14 +377,14 @@ fn senseless_requests_are_refused_by_name() {
                 client.post(peer, draft, &mut Coding::plain()).unwrap();
                 posted = true;
             }
-            client.poll(&mut arrivals).unwrap();
+            client.poll().unwrap();
             server.step().unwrap();
-            for arrival in arrivals.drain(..) {
+            while let Some(arrival) = client.take() {
                 match arrival {
                     Arrival::Message { message, .. } if message.kind() == Kind::Failure => {
                         return String::from_utf8_lossy(message.values()).into_owned();
                     }
-                    Arrival::Message { .. } => return String::new(),
+                    Arrival::Message { .. } | Arrival::Answered { .. } => return String::new(),
                     Arrival::Connected { .. } | Arrival::Placed { .. } => {}
                     Arrival::Lost { error, .. } => panic!("{error}"),
                 }

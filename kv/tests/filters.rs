@@ -282,10 +282,9 @@ fn tables_that_cannot_have_a_filter_are_refused() {
 fn ask(lanes: &mut Endpoint, draft: Draft<'_>) -> (Kind, String) {
     let peer = caravan_van::PeerId(0);
     lanes.post(peer, draft, &mut Coding::plain()).unwrap();
-    let mut arrivals = Vec::new();
     loop {
-        lanes.poll(&mut arrivals).unwrap();
-        for arrival in arrivals.drain(..) {
+        lanes.poll().unwrap();
+        while let Some(arrival) = lanes.take() {
             if let Arrival::Message { message, .. } = arrival {
                 return (message.kind(), String::from_utf8_lossy(message.values()).into_owned());
             }
@@ -302,9 +301,9 @@ fn blocks_that_are_none_are_refused_and_the_lane_lives() {
     worker.create_table(&TableSpec { id: 2, ..table(ValueType::F64, 2) }).unwrap();
     let mut lanes = servers.endpoint();
     lanes.connect(&servers.addresses[0].address).unwrap();
-    let mut arrivals = Vec::new();
     while lanes.credits(caravan_van::PeerId(0)) == 0 {
-        lanes.poll(&mut arrivals).unwrap();
+        lanes.poll().unwrap();
+        while lanes.take().is_some() {}
         lanes.wait(std::time::Duration::from_millis(10)).unwrap();
     }
     let (push, pull, filtered) = (1, 2, 0x80);

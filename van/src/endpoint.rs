@@ -12,26 +12,31 @@
 //! Messages to a peer stay in order, whichever way they go.
 //!
 //! Here is decided which way a message goes, and whether it may; `endpoint/packing.rs` puts the short ones together,
-//! `endpoint/rendezvous.rs` carries the long ones out, and `endpoint/landing.rs` is the ledger of landings.
+//! `endpoint/rendezvous.rs` carries the long ones out, `endpoint/receive.rs` takes in what comes, `endpoint/lane.rs` is what is under way with a peer,
+//! and `endpoint/landing.rs` the ledger of landings.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
 mod landing;
+mod lane;
 mod packing;
+mod receive;
 mod rendezvous;
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
-use self::landing::{Grants, Landings, Places};
-use self::packing::{PACKED_BYTES_MAX, Packer};
-use self::rendezvous::landed_bytes;
+use self::lane::{Item, Lane, lane};
+use self::receive::Reading;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::message::{Draft, Message, Outgoing};
 use crate::metrics::Counters;
 use crate::transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport, check_write};
-use crate::wire::{Coding, Header, Hello, Images, Kind, Offer, TRAILER};
+use crate::wire::{Coding, Hello, Kind, Offer, TRAILER};
+
+/// Messages that are taken between two polls at most: what answers them leaves while the others are looked at, so that both
+/// sides of a lane have something to do.
+const TAKES_MAX: usize = 32;
 
 /// What a poll brought.
 #[derive(Debug)]
@@ -43,7 +48,14 @@ pub enum Arrival {
         /// What it said of itself.
         hello: Hello,
     },
-    /// A request, a reply or a failure, or several replies that say nothing ([`Message::timestamps`]).
+    /// A reply that says nothing: the request is done.
+    Answered {
+        /// From whom.
+        peer: PeerId,
+        /// Of the request.
+        timestamp: u64,
+    },
+    /// A request, a failure, or a reply that says something.
     Message {
         /// From whom.
         peer: PeerId,
@@ -70,6 +82,20 @@ pub enum Arrival {
     },
 }
 
+impl Arrival {
+    /// Whom it is about.
+    #[inline]
+    pub fn peer(&self) -> PeerId {
+        match self {
+            Arrival::Connected { peer, .. }
+            | Arrival::Answered { peer, .. }
+            | Arrival::Message { peer, .. }
+            | Arrival::Placed { peer, .. }
+            | Arrival::Lost { peer, .. } => *peer,
+        }
+    }
+}
+
 /// One thread's lanes to all its peers.
 pub struct Endpoint {
     transport: Box<dyn Transport>,
@@ -79,107 +105,20 @@ pub struct Endpoint {
     credits: u16,
     /// By peer number; `None` once the peer is gone.
     lanes: Vec<Option<Lane>>,
+    /// What the last poll brought and was not looked at, the oldest last.
     events: Vec<Event>,
+    /// A frame that was not read to its end.
+    reading: Option<Reading>,
+    /// Messages that may still be taken before the next poll.
+    takes_left: usize,
     /// Whether a peer waits for a landing that there was no room for.
     starved: bool,
     /// Lanes that have had an open frame since the last poll.
     open: Vec<PeerId>,
-    /// Lanes that this side has closed, to be reported at the next poll.
+    /// Lanes that this side has closed, to be reported.
     closed: Vec<(PeerId, Error)>,
     /// Of messages; all else is counted by the transport.
     counted: Counters,
-}
-
-/// What is under way with one peer.
-#[derive(Default)]
-struct Lane {
-    /// Who it is, for people: its address, or its node if it called.
-    name: String,
-    /// Requests that may still be posted; 0 until the peer has said hello.
-    credits: u16,
-    /// Requests that the peer takes at a time.
-    credits_max: u16,
-    /// Requests of the peer that wait for our reply.
-    unanswered: u16,
-    frame_bytes: usize,
-    /// Short messages that are about to leave.
-    packer: Packer,
-    /// Whether the next poll knows that it has to close a frame of this lane.
-    is_listed: bool,
-    /// What waits for a landing, and what must not overtake it.
-    outbox: VecDeque<Item>,
-    grants: Grants,
-    landings: Landings,
-    places: Places,
-}
-
-impl Lane {
-    /// `count` answers came: their requests' credits are back.
-    fn answered(&mut self, peer: PeerId, count: usize) -> Result<()> {
-        if count > usize::from(self.credits_max - self.credits) {
-            return Err(Error::Unasked { peer, what: "an answer" });
-        }
-        self.credits += count as u16;
-        Ok(())
-    }
-
-    /// Enters a message that was posted: a request has spent a credit, and an answer been given.
-    #[inline]
-    fn enter(&mut self, kind: Kind, timestamp: u64, offer: Option<Offer>) {
-        if kind != Kind::Request {
-            self.unanswered = self.unanswered.saturating_sub(1);
-            return;
-        }
-        self.credits -= 1;
-        if let Some(offer) = offer {
-            self.places.enter(offer.key.get(), timestamp, self.credits_max.into());
-        }
-    }
-
-    /// Whether what is posted now leaves at once, with nothing else to be said.
-    #[inline]
-    fn is_free(&self) -> bool {
-        self.outbox.is_empty() && self.landings.is_settled()
-    }
-
-    /// Messages up to this long are packed.
-    fn packed_bytes(&self) -> usize {
-        self.frame_bytes.min(PACKED_BYTES_MAX)
-    }
-
-    /// Takes the landing that an item needs, if it needs one.
-    ///
-    /// # Errors
-    /// How long a landing it needs when none that is held will do.
-    fn landing_for(&mut self, item: &Item) -> Result<Option<Offer>, usize> {
-        match item.landing_bytes(self.frame_bytes) {
-            0 => Ok(None),
-            bytes => self.grants.take(bytes).map(Some).ok_or(bytes),
-        }
-    }
-}
-
-enum Item {
-    Image(Outgoing),
-    Place {
-        data: Shared,
-        into: Offer,
-    },
-    /// Values that stay where they are, and the rest of their message.
-    Loan {
-        frame: Buffer,
-        values: Shared,
-    },
-}
-
-impl Item {
-    /// How long a landing it needs at a peer that takes frames of `frame_bytes`; 0 for none.
-    fn landing_bytes(&self, frame_bytes: usize) -> usize {
-        match self {
-            Item::Image(outgoing) if outgoing.image_bytes() > frame_bytes => landed_bytes(outgoing),
-            Item::Image(_) | Item::Place { .. } | Item::Loan { .. } => 0,
-        }
-    }
 }
 
 impl Endpoint {
@@ -194,6 +133,8 @@ impl Endpoint {
             credits,
             lanes: Vec::new(),
             events: Vec::with_capacity(64),
+            reading: None,
+            takes_left: 0,
             starved: false,
             open: Vec::with_capacity(16),
             closed: Vec::new(),
@@ -219,9 +160,11 @@ impl Endpoint {
     /// Takes the id that the scheduler gave.
     pub fn set_node(&mut self, node: u32) {
         self.node = node;
+        self.lanes.iter_mut().flatten().for_each(|lane| lane.packer.forget());
     }
 
     /// Images up to this long go in one frame.
+    #[inline]
     pub fn eager_bytes(&self) -> usize {
         self.limits.frame_bytes
     }
@@ -232,6 +175,7 @@ impl Endpoint {
     }
 
     /// The memory messages are built in and values land in.
+    #[inline]
     pub fn memory(&self) -> &Pool {
         &self.memory
     }
@@ -271,6 +215,7 @@ impl Endpoint {
     }
 
     /// Requests that can be posted to `peer` right now.
+    #[inline]
     pub fn credits(&self, peer: PeerId) -> usize {
         self.lanes
             .get(peer.0 as usize)
@@ -305,12 +250,28 @@ impl Endpoint {
     /// # Panics
     /// If an answer comes with an offer: that section of it is the endpoint's own.
     pub fn post(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
+        let mut draft = draft;
+        let open = lane(&mut self.lanes, peer)?;
+        if draft.kind == Kind::Request && open.credits == 0 {
+            return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
+        }
+        let extended = if open.is_free() { open.packer.extend(&mut draft) } else { None };
+        let Some(bytes) = extended else { return self.post_image(peer, draft, coding) };
+        open.enter(draft.kind, draft.timestamp, None);
+        if !std::mem::replace(&mut open.is_listed, true) {
+            self.open.push(peer);
+        }
+        self.counted.messages_sent += 1;
+        self.counted.message_bytes_copied += bytes as u64;
+        Ok(())
+    }
+
+    /// Posts a message that is not like the one before.
+    #[inline(never)]
+    fn post_image(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
         let (kind, timestamp, offer) = (draft.kind, draft.timestamp, draft.offer);
         assert!(kind == Kind::Request || offer.is_none(), "only a request can offer memory");
         let open = lane(&mut self.lanes, peer)?;
-        if kind == Kind::Request && open.credits == 0 {
-            return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
-        }
         let bytes = draft.image_bytes_max();
         self.counted.messages_sent += 1;
         if !open.is_free() || bytes > open.packed_bytes() {
@@ -319,7 +280,7 @@ impl Endpoint {
             return Ok(());
         }
         let mut draft = draft;
-        self.pack(peer, &mut draft, bytes, coding)?.enter(kind, timestamp, offer); // the path of most
+        self.pack(peer, &mut draft, bytes, coding)?.enter(kind, timestamp, offer);
         Ok(())
     }
 
@@ -327,23 +288,19 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::post`].
+    #[inline]
     pub fn answer(&mut self, peer: PeerId, timestamp: u64) -> Result<()> {
         let open = lane(&mut self.lanes, peer)?;
-        if open.is_free() && open.packer.answer(timestamp, open.frame_bytes) {
+        if open.is_free() && open.packer.answer(timestamp) {
             open.unanswered = open.unanswered.saturating_sub(1);
+            if !std::mem::replace(&mut open.is_listed, true) {
+                self.open.push(peer);
+            }
             self.counted.messages_sent += 1;
             return Ok(());
         }
-        let mut draft = Draft { timestamp, ..Draft::new(Kind::Reply) };
-        if !open.is_free() {
-            return self.post(peer, draft, &mut Coding::plain());
-        }
-        let bytes = size_of::<Header>();
-        self.counted.messages_sent += 1;
-        let open = self.pack(peer, &mut draft, bytes, &mut Coding::plain())?;
-        open.packer.is_bare_answer(bytes);
-        open.enter(Kind::Reply, timestamp, None);
-        Ok(())
+        let draft = Draft { timestamp, ..Draft::new(Kind::Reply) };
+        self.post_image(peer, draft, &mut Coding::plain())
     }
 
     /// Answers a request with nothing but values, which are written where its offer said.
@@ -360,30 +317,25 @@ impl Endpoint {
         self.replace_landings(peer)
     }
 
-    /// Moves work along without blocking and appends what arrived; true if anything did.
+    /// Moves work along without blocking; true if anything arrived, which [`Endpoint::take`] hands out.
     ///
     /// # Errors
     /// Only when the van itself is broken.
-    pub fn poll(&mut self, arrivals: &mut Vec<Arrival>) -> Result<bool> {
+    pub fn poll(&mut self) -> Result<bool> {
         if self.starved {
-            self.feed(arrivals);
+            self.feed();
         }
         if !self.open.is_empty() {
             self.close_frames();
         }
-        let mut any = !self.closed.is_empty();
-        if any {
-            let lost = self.closed.drain(..);
-            arrivals.extend(lost.map(|(peer, error)| Arrival::Lost { peer, error }));
+        self.takes_left = TAKES_MAX;
+        let left = self.events.len();
+        let polled = self.transport.poll(&mut self.events);
+        if self.events.len() > left {
+            self.events[left..].reverse();
+            self.events.rotate_left(left);
         }
-        let mut events = std::mem::take(&mut self.events);
-        let polled = self.transport.poll(&mut events);
-        any |= !events.is_empty();
-        for event in events.drain(..) {
-            self.sort_out(event, arrivals);
-        }
-        self.events = events;
-        polled.map(|()| any)
+        polled.map(|()| self.has_arrivals())
     }
 
     /// Sleeps until a poll may find something, or `timeout` has passed.
@@ -391,8 +343,10 @@ impl Endpoint {
     /// # Errors
     /// As [`Transport::wait`].
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
-        self.close_frames();
-        if self.closed.is_empty() { self.transport.wait(timeout) } else { Ok(()) }
+        if !self.open.is_empty() {
+            self.close_frames();
+        }
+        if self.has_arrivals() { Ok(()) } else { self.transport.wait(timeout) }
     }
 
     fn enter(&mut self, peer: PeerId) -> &mut Lane {
@@ -403,52 +357,10 @@ impl Endpoint {
         self.lanes[index].get_or_insert_default()
     }
 
-    fn sort_out(&mut self, event: Event, arrivals: &mut Vec<Arrival>) {
-        match event {
-            Event::Connected { peer, hello } => {
-                let (limit, credits) = (self.limits.frame_bytes, self.credits);
-                let lane = self.enter(peer);
-                if lane.name.is_empty() {
-                    lane.name = format!("node {}, which called", hello.node);
-                }
-                (lane.credits, lane.credits_max) = (hello.credits.get(), hello.credits.get());
-                // An honest peer has one landing for each message under way, and one more while those of the wrong size are
-                // on their way back.
-                let landings_max = 4 * (usize::from(credits) + usize::from(lane.credits_max));
-                lane.grants.count_max = landings_max;
-                lane.landings.count_max = landings_max;
-                lane.frame_bytes = limit.min(hello.frame_bytes.get() as usize);
-                arrivals.push(Arrival::Connected { peer, hello });
-            }
-            Event::Received { peer, frame } => {
-                if let Err(error) = self.receive(peer, frame, arrivals) {
-                    self.drop_lane(peer, &error, arrivals);
-                }
-            }
-            Event::Lent { peer, frame, values } => {
-                if let Err(error) = self.receive_lent(peer, frame, values, arrivals) {
-                    self.drop_lane(peer, &error, arrivals);
-                }
-            }
-            Event::Written { peer, key, memory, at, len } => {
-                if let Err(error) = self.written(peer, key, memory, (at, len), arrivals) {
-                    self.drop_lane(peer, &error, arrivals);
-                }
-            }
-            Event::Lost { peer, error } => {
-                // A lane that this side has closed was reported then, or was closed on purpose.
-                if self.lanes.get_mut(peer.0 as usize).and_then(Option::take).is_some() {
-                    arrivals.push(Arrival::Lost { peer, error });
-                }
-            }
-        }
-    }
-
     /// Closes the lane to a peer that broke the rules, or for which there is no memory.
-    fn drop_lane(&mut self, peer: PeerId, error: &Error, arrivals: &mut Vec<Arrival>) {
-        if let Some(error) = self.close_lane(peer, error) {
-            arrivals.push(Arrival::Lost { peer, error });
-        }
+    fn drop_lane(&mut self, peer: PeerId, error: &Error) {
+        let closed = self.close_lane(peer, error);
+        self.closed.extend(closed.map(|error| (peer, error)));
     }
 
     /// Closes a lane, if it is open, because of `error`; returns what is to be told of it.
@@ -461,104 +373,6 @@ impl Endpoint {
         Some(Error::PeerLost { peer, address, reason })
     }
 
-    /// Takes in one frame of a peer that is still connected.
-    fn receive(&mut self, peer: PeerId, frame: Buffer, arrivals: &mut Vec<Arrival>) -> Result<()> {
-        if lane(&mut self.lanes, peer).is_err() {
-            return Ok(());
-        }
-        let mut images = Images::new(frame);
-        while !images.is_empty() {
-            let mut message = images.next(&self.memory)?;
-            match message.kind() {
-                Kind::Want => self.grant_wanted(peer, &message)?,
-                Kind::Grant => self.take_grant(peer, message.offer())?,
-                _ => {
-                    self.admit(peer, &mut message)?;
-                    self.counted.messages_received += 1;
-                    arrivals.push(Arrival::Message { peer, message });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes in a message whose values its sender has lent.
-    fn receive_lent(
-        &mut self,
-        peer: PeerId,
-        frame: Buffer,
-        values: Shared,
-        arrivals: &mut Vec<Arrival>,
-    ) -> Result<()> {
-        if lane(&mut self.lanes, peer).is_err() {
-            return Ok(());
-        }
-        let mut message = Message::decode_lent(frame, values, self.transport.memory())?;
-        if !matches!(message.kind(), Kind::Request | Kind::Reply) {
-            return Err(Error::Unasked { peer, what: "a loan" });
-        }
-        self.admit(peer, &mut message)?;
-        self.counted.messages_received += 1;
-        arrivals.push(Arrival::Message { peer, message });
-        Ok(())
-    }
-
-    /// Takes in what a peer that is still connected wrote into memory that was offered to it.
-    fn written(
-        &mut self,
-        peer: PeerId,
-        key: u64,
-        memory: Buffer,
-        (at, len): (usize, usize),
-        arrivals: &mut Vec<Arrival>,
-    ) -> Result<()> {
-        let Ok(open) = lane(&mut self.lanes, peer) else { return Ok(()) };
-        if open.landings.use_up(key) {
-            let mut message = self.pick_up(peer, memory, (at, len))?;
-            self.admit(peer, &mut message)?;
-            self.counted.messages_received += 1;
-            arrivals.push(Arrival::Message { peer, message });
-            return Ok(());
-        }
-        let Some(timestamp) = open.places.remove(key) else {
-            return Err(Error::Unasked { peer, what: "a write" });
-        };
-        open.answered(peer, 1)?;
-        self.counted.messages_received += 1;
-        arrivals.push(Arrival::Placed { peer, timestamp, memory, len });
-        Ok(())
-    }
-
-    /// Enters a request that came in the lane's ledger, or what an answer gives back: a credit, and perhaps a landing.
-    fn admit(&mut self, peer: PeerId, message: &mut Message) -> Result<()> {
-        let credits = self.credits;
-        let lane = lane(&mut self.lanes, peer)?;
-        match message.kind() {
-            Kind::Request if lane.unanswered == credits => {
-                return Err(Error::QueueFull { peer, depth: credits.into() });
-            }
-            Kind::Request => lane.unanswered += 1,
-            Kind::Replies => {
-                let bare = message.keys().is_empty() && message.lengths().is_empty();
-                if !bare || !message.values().len().is_multiple_of(8) || message.offer().is_some() {
-                    return Err(Error::Unasked { peer, what: "a list of answers like this" });
-                }
-                let others = message.values().len() / 8;
-                lane.answered(peer, 1 + others)?;
-                self.counted.messages_received += others as u64;
-                message.timestamps().for_each(|timestamp| lane.places.answered(timestamp));
-            }
-            _ => {
-                lane.answered(peer, 1)?;
-                lane.places.answered(message.timestamp());
-                if let Some(landing) = message.take_offer() {
-                    self.take_grant(peer, Some(landing))?;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Sends a message of the endpoint's own, a short one.
     fn notify(&mut self, peer: PeerId, draft: Draft<'_>) -> Result<()> {
         let mut draft = draft;
@@ -568,7 +382,6 @@ impl Endpoint {
     }
 
     /// Puts a message of up to `bytes` bytes behind those that are about to leave.
-    #[inline(always)]
     fn pack(
         &mut self,
         peer: PeerId,
@@ -577,12 +390,13 @@ impl Endpoint {
         coding: &mut Coding,
     ) -> Result<&mut Lane> {
         let open = lane(&mut self.lanes, peer)?;
-        if !open.packer.takes(bytes, open.frame_bytes) {
+        if !open.packer.takes(bytes) {
             self.close_frame(peer)?;
         }
         self.counted.message_bytes_copied += bytes as u64;
         let open = lane(&mut self.lanes, peer)?;
-        open.packer.append(self.node, (draft, bytes), coding, &self.memory)?;
+        let image = (draft, bytes, open.frame_bytes);
+        open.packer.append(self.node, image, coding, &self.memory)?;
         if !std::mem::replace(&mut open.is_listed, true) {
             self.open.push(peer);
         }
@@ -596,10 +410,7 @@ impl Endpoint {
         let posted = self.transport.post_send(peer, frame);
         match &posted {
             Ok(()) | Err(Error::NotConnected { .. }) => {} // the transport will report it
-            Err(error) => {
-                let closed = self.close_lane(peer, error);
-                self.closed.extend(closed.map(|error| (peer, error)));
-            }
+            Err(error) => self.drop_lane(peer, error),
         }
         posted
     }
@@ -689,14 +500,6 @@ impl Endpoint {
             }
             (Item::Image(outgoing), Some(landing)) => self.land(peer, outgoing, landing),
         }
-    }
-}
-
-/// The open lane to `peer`.
-fn lane(lanes: &mut [Option<Lane>], peer: PeerId) -> Result<&mut Lane> {
-    match lanes.get_mut(peer.0 as usize) {
-        Some(Some(lane)) => Ok(lane),
-        _ => Err(Error::NotConnected { peer }),
     }
 }
 

@@ -364,6 +364,12 @@ impl Shared {
         pool.is_home_of(&self.0.slot.pool)
     }
 
+    /// Whether [`Shared::reclaim`] would give it back.
+    #[inline]
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.0.is_exclusive()
+    }
+
     /// Takes it back for writing.
     ///
     /// # Errors

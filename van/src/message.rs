@@ -4,12 +4,12 @@
 
 use std::fmt;
 
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::error::Result;
 use crate::memory::{Buffer, Pool, Shared};
 use crate::transport::FRAME_PREFIX;
-use crate::wire::{Header, Kind, Offer, Place, TRAILER, flags, signature_bytes};
+use crate::wire::{Header, Kind, Offer, TRAILER, flags, signature_bytes};
 
 /// Keys from `begin` up to, not including, `end`; never empty.
 ///
@@ -25,21 +25,25 @@ impl KeyRange {
     pub const ALL: KeyRange = KeyRange { begin: 0, end: 0 };
 
     /// The keys of `[begin, end)`, with 0 standing for 2^64 as `end`; `None` when there are none.
+    #[inline]
     pub fn new(begin: u64, end: u64) -> Option<KeyRange> {
         (begin < end || end == 0).then_some(KeyRange { begin, end })
     }
 
     /// First key.
+    #[inline]
     pub fn begin(self) -> u64 {
         self.begin
     }
 
     /// One past the last key; 0 stands for 2^64.
+    #[inline]
     pub fn end(self) -> u64 {
         self.end
     }
 
     /// Last key.
+    #[inline]
     pub fn last(self) -> u64 {
         self.end.wrapping_sub(1)
     }
@@ -50,6 +54,7 @@ impl KeyRange {
     }
 
     /// Whether `key` is one of them.
+    #[inline]
     pub fn contains(self, key: u64) -> bool {
         self.begin <= key && key <= self.last()
     }
@@ -99,6 +104,7 @@ pub struct Draft<'a> {
 
 impl Draft<'_> {
     /// A message of `kind` about nothing: all keys in range, none named.
+    #[inline]
     pub fn new(kind: Kind) -> Self {
         Draft {
             kind,
@@ -148,6 +154,17 @@ impl Values<'_> {
             Values::Apart(bytes) => bytes.len(),
         }
     }
+
+    /// Puts them into `place`, which is as long as they are.
+    #[inline]
+    pub(crate) fn write(&mut self, place: &mut [u8]) {
+        match self {
+            Values::None => {}
+            Values::Copied(bytes) => place.copy_from_slice(bytes),
+            Values::Written(_, write) => write(place),
+            Values::Apart(bytes) => place.copy_from_slice(bytes),
+        }
+    }
 }
 
 impl fmt::Debug for Values<'_> {
@@ -182,11 +199,26 @@ impl Outgoing {
 /// A received message whose every byte has been checked. Sections are viewed in place, coded ones in memory of their own.
 #[derive(Debug)]
 pub struct Message {
+    /// Begins with its header, or that of the run that it is part of.
+    pub(crate) image: Shared,
+    /// Its values, if they are not in the image.
+    pub(crate) apart: Option<Shared>,
+    pub(crate) timestamp: u64,
+    pub(crate) sections: Sections,
     pub(crate) kind: Kind,
-    pub(crate) keys: Place,
-    pub(crate) lengths: Place,
-    pub(crate) values: Place,
-    pub(crate) image: Buffer,
+    pub(crate) flags: u8,
+    /// The values are where their sender has them.
+    pub(crate) is_lent: bool,
+}
+
+/// Where sections are in an image: the lengths follow the keys, at a multiple of 8.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sections {
+    pub(crate) keys_at: u32,
+    pub(crate) key_bytes: u32,
+    pub(crate) length_bytes: u32,
+    pub(crate) values_at: u32,
+    pub(crate) value_bytes: u32,
 }
 
 impl Message {
@@ -196,7 +228,7 @@ impl Message {
     /// [`crate::Error::Decode`] when it is not exactly what [`crate::encode`] makes; [`crate::Error::OutOfMemory`] when
     /// `pool` has no room for the sections that were coded.
     pub fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
-        crate::wire::decode(image, pool)
+        crate::wire::decode(image, false, pool)
     }
 
     /// The same for a message whose values lie before it, as a long one lands whose values were sent from where they lay.
@@ -204,74 +236,73 @@ impl Message {
     /// # Errors
     /// As [`Message::decode`].
     pub fn decode_landed(landed: Buffer, pool: &Pool) -> Result<Message> {
-        crate::wire::decode_landed(landed, pool)
+        crate::wire::decode_landed(landed, false, pool)
     }
 
-    /// The header as it was sent, but for the checksum.
+    /// What was sent before its sections, but for the checksum: of a message that came with others of its form, what all have in
+    /// common, and the first one's timestamp.
     #[inline]
     pub fn header(&self) -> &Header {
         let (header, _) = Header::ref_from_prefix(&self.image).expect("decode has read it");
         header
     }
 
-    /// The same for a message whose values are lent by its sender, and lie apart from `image`.
-    ///
-    /// # Errors
-    /// As [`Message::decode`].
-    pub fn decode_lent(image: Buffer, values: Shared, pool: &Pool) -> Result<Message> {
-        crate::wire::decode_lent(image, values, pool)
-    }
-
     /// Its values where their sender has them, if they are lent: they stay so while any part of them is held.
+    #[inline]
     pub fn lent(&self) -> Option<&Shared> {
-        match &self.values {
-            Place::Lent(values) => Some(values),
-            Place::Image { .. } | Place::Own(_) => None,
-        }
+        self.apart.as_ref().filter(|_| self.is_lent)
     }
 
     /// Request, reply, …
+    #[inline]
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
     /// What the layer above asks for.
+    #[inline]
     pub fn op(&self) -> u8 {
         self.header().op
     }
 
     /// The sender's node id.
+    #[inline]
     pub fn sender(&self) -> u32 {
         self.header().sender.get()
     }
 
     /// The table it is about.
+    #[inline]
     pub fn table(&self) -> u32 {
         self.header().table.get()
     }
 
     /// The sender's request number; a reply carries that of its request.
+    #[inline]
     pub fn timestamp(&self) -> u64 {
-        self.header().timestamp.get()
+        self.timestamp
     }
 
     /// The sender's iteration.
+    #[inline]
     pub fn clock(&self) -> u64 {
         self.header().clock.get()
     }
 
     /// All keys are within.
+    #[inline]
     pub fn range(&self) -> KeyRange {
         let header = self.header();
         KeyRange { begin: header.range_begin.get(), end: header.range_end.get() }
     }
 
     /// Memory of the sender that may be written.
+    #[inline]
     pub fn offer(&self) -> Option<Offer> {
-        if self.header().flags & flags::OFFER == 0 {
+        if self.flags & flags::OFFER == 0 {
             return None;
         }
-        let at = size_of::<Header>() + signature_bytes(self.header().flags);
+        let at = size_of::<Header>() + signature_bytes(self.flags);
         let (offer, _) = Offer::read_from_prefix(&self.image[at..])
             .expect("decode has seen that the keys start behind it");
         Some(offer)
@@ -280,29 +311,20 @@ impl Message {
     /// Takes that memory out, so that nobody above sees it.
     pub(crate) fn take_offer(&mut self) -> Option<Offer> {
         let offer = self.offer()?;
-        let (header, _) = Header::mut_from_prefix(&mut self.image).expect("decode has read it");
-        header.flags &= !flags::OFFER;
+        self.flags &= !flags::OFFER;
         Some(offer)
     }
 
-    /// Whether it is a reply with nothing in it.
-    pub fn is_bare(&self) -> bool {
-        let header = self.header();
-        self.kind == Kind::Reply
-            && header.key_bytes.get() | header.length_bytes.get() | header.value_bytes.get() == 0
-    }
-
-    /// Timestamps of the requests that this answers, itself the first: more than one in [`Kind::Replies`].
-    pub fn timestamps(&self) -> impl Iterator<Item = u64> + '_ {
-        let others = if self.kind == Kind::Replies { self.values() } else { &[] };
-        let others = others.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
-        std::iter::once(self.timestamp()).chain(others)
+    /// Whether it says nothing about any keys.
+    pub(crate) fn is_bare(&self) -> bool {
+        let Sections { key_bytes, length_bytes, value_bytes, .. } = self.sections;
+        key_bytes | length_bytes | value_bytes == 0 && self.flags & flags::SIGNATURE == 0
     }
 
     /// The name of the list of keys: those of the message, which the receiver shall remember, or ones that it knows.
     #[inline]
     pub fn signature(&self) -> Option<u64> {
-        if self.header().flags & flags::SIGNATURE == 0 {
+        if self.flags & flags::SIGNATURE == 0 {
             return None;
         }
         let signature = self.image[size_of::<Header>()..].first_chunk();
@@ -310,41 +332,80 @@ impl Message {
     }
 
     /// `[n]`, strictly ascending, within the range.
+    #[inline]
     pub fn keys(&self) -> &[u64] {
-        let bytes = self.keys.bytes(&self.image);
+        let Sections { keys_at, key_bytes, .. } = self.sections;
+        let bytes = &self.image[keys_at as usize..][..key_bytes as usize];
         <[u64]>::ref_from_bytes(bytes).expect("decode checked alignment and length")
     }
 
     /// `[n]`, or empty; of any number when no keys are named.
+    #[inline]
     pub fn lengths(&self) -> &[u32] {
-        let bytes = self.lengths.bytes(&self.image);
+        let Sections { keys_at, key_bytes, length_bytes, .. } = self.sections;
+        if length_bytes == 0 {
+            return &[];
+        }
+        let at = (keys_at as usize + key_bytes as usize).next_multiple_of(8);
+        let bytes = &self.image[at..][..length_bytes as usize];
         <[u32]>::ref_from_bytes(bytes).expect("decode checked alignment and length")
     }
 
     /// The values, 8-byte aligned.
+    #[inline]
     pub fn values(&self) -> &[u8] {
-        self.values.bytes(&self.image)
+        let Sections { values_at, value_bytes, .. } = self.sections;
+        match &self.apart {
+            None => &self.image[values_at as usize..][..value_bytes as usize],
+            Some(values) => values,
+        }
     }
 
     /// The same message with what the layer above has made of its lengths, if anything, and of its values.
     pub fn decoded(mut self, lengths: Option<Vec<u32>>, values: Buffer) -> Message {
         if let Some(lengths) = lengths {
-            self.lengths = Place::Own(Buffer::adopt(lengths));
+            let keys_end = (self.sections.keys_at + self.sections.key_bytes) as usize;
+            let (at, bytes) = (keys_end.next_multiple_of(8), lengths.as_bytes());
+            let mut image = Buffer::adopt(vec![0u64; (at + bytes.len()).div_ceil(8)]);
+            image[..keys_end].copy_from_slice(&self.image[..keys_end]);
+            image[at..at + bytes.len()].copy_from_slice(bytes);
+            self.sections.length_bytes = bytes.len() as u32;
+            self.image = image.share();
         }
-        self.values = Place::Own(values);
+        (self.apart, self.is_lent) = (Some(values.share()), false);
         self
     }
 
     /// Bytes of its keys, lengths and values as they came.
     pub fn wire_bytes(&self) -> usize {
-        let Header { key_bytes, length_bytes, value_bytes, .. } = self.header();
-        [key_bytes, length_bytes, value_bytes].map(|bytes| bytes.get() as usize).iter().sum()
+        let Header { kind, key_bytes, length_bytes, value_bytes, .. } = self.header();
+        let is_alone = *kind == self.kind as u8;
+        let length_bytes = if is_alone { length_bytes.get() } else { 0 }; // of records
+        key_bytes.get() as usize + length_bytes as usize + value_bytes.get() as usize
     }
 
-    /// Keeps the values, without copying them, and gives back the memory of everything else. Values that lay in the message
-    /// keep its whole slot; lent ones are copied.
+    /// Whether nobody else holds the memory of its values: then [`Message::into_values`] copies nothing.
+    #[inline]
+    pub fn owns_values(&self) -> bool {
+        if self.apart.is_some() { !self.is_lent } else { self.image.is_exclusive() }
+    }
+
+    /// Keeps the values and gives back the memory of everything else. They are copied unless it [owns](Message::owns_values) them.
     pub fn into_values(self) -> Buffer {
-        self.values.into_buffer(self.image)
+        let Sections { values_at, value_bytes, .. } = self.sections;
+        let values = match self.apart {
+            Some(values) => {
+                drop(self.image); // perhaps of the same memory
+                values
+            }
+            None => {
+                let at = values_at as usize;
+                let values = self.image.slice(at..at + value_bytes as usize);
+                drop(self.image);
+                values
+            }
+        };
+        values.reclaim().unwrap_or_else(|values| Buffer::adopt(values.to_vec()))
     }
 }
 

@@ -31,11 +31,13 @@ fn beat(config: &NodeConfig, role: Role, rank: usize) -> Result<String> {
         }
         let until = Instant::now() + config.heartbeat;
         while Instant::now() < until {
-            let mut arrivals = Vec::new();
-            endpoint.poll(&mut arrivals)?;
-            for arrival in arrivals {
+            endpoint.poll()?;
+            while let Some(arrival) = endpoint.take() {
                 match arrival {
-                    Arrival::Connected { .. } | Arrival::Placed { .. } => {} // nothing is offered here
+                    // Nothing is offered here, and every answer says something.
+                    Arrival::Connected { .. }
+                    | Arrival::Placed { .. }
+                    | Arrival::Answered { .. } => {}
                     Arrival::Lost { error, .. } => return Ok(error.to_string()),
                     Arrival::Message { message, .. } => {
                         if let Some(why) = control::read::<Pulse>(&message)?.ended {

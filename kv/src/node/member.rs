@@ -167,11 +167,11 @@ impl Member {
 
     /// Takes in what the scheduler sent; an answer goes to `answer`.
     fn poll(&mut self, answer: &mut Option<Vec<u8>>) -> Result<()> {
-        let mut arrivals = Vec::new();
-        self.endpoint.poll(&mut arrivals)?;
-        for arrival in arrivals {
+        self.endpoint.poll()?;
+        while let Some(arrival) = self.endpoint.take() {
             match arrival {
-                Arrival::Connected { .. } | Arrival::Placed { .. } => {} // nothing is offered here
+                // Nothing is offered here, and every answer says something.
+                Arrival::Connected { .. } | Arrival::Placed { .. } | Arrival::Answered { .. } => {}
                 Arrival::Lost { .. } if self.ended => {}
                 Arrival::Lost { error, .. } => {
                     return Err(self.lost(with_sources(&error)));
@@ -249,9 +249,8 @@ fn greeted(
 ) -> Result<Result<(), caravan_van::Error>> {
     let began = Instant::now();
     while began.elapsed() < timeout {
-        let mut arrivals = Vec::new();
-        endpoint.poll(&mut arrivals)?;
-        for arrival in arrivals {
+        endpoint.poll()?;
+        while let Some(arrival) = endpoint.take() {
             match arrival {
                 Arrival::Connected { peer: up, .. } if up == peer => return Ok(Ok(())),
                 Arrival::Lost { peer: lost, error } if lost == peer => return Ok(Err(error)),

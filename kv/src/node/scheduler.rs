@@ -248,11 +248,11 @@ impl Scheduler {
             self.members.values_mut().for_each(|member| member.seen = now);
         }
         self.looked = Instant::now();
-        let mut arrivals = Vec::new();
-        let any = self.endpoint.poll(&mut arrivals)?;
-        for arrival in arrivals {
+        let any = self.endpoint.poll()?;
+        while let Some(arrival) = self.endpoint.take() {
             match arrival {
-                Arrival::Connected { .. } | Arrival::Placed { .. } => {} // nothing is offered here
+                // Nothing is offered here, and every answer says something.
+                Arrival::Connected { .. } | Arrival::Placed { .. } | Arrival::Answered { .. } => {}
                 Arrival::Lost { peer, error } => self.lose(peer, &error.to_string()),
                 Arrival::Message { peer, message } => {
                     if let Err(error) = self.serve(peer, &message) {

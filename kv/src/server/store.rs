@@ -165,6 +165,7 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     }
 
     /// The row of one key, if it has one.
+    #[inline]
     fn row(&self, key: u64) -> Option<u32> {
         match &self.keys {
             Keys::Dense(range) => Some((key - range.begin()) as u32),
@@ -172,6 +173,7 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         }
     }
 
+    #[inline]
     fn row_or_insert(&mut self, key: u64, memory: &Pool) -> Result<u32, String> {
         if let Some(row) = self.row(key) {
             return Ok(row);
@@ -270,22 +272,26 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     }
 
     /// Place of a row in its chunk.
+    #[inline]
     fn within(&self, row: u32) -> usize {
         row as usize & ((1 << self.chunk_shift) - 1)
     }
 
     /// Chunk and byte offset of a row.
+    #[inline]
     fn place(&self, row: u32) -> (usize, usize) {
         (row as usize >> self.chunk_shift, self.within(row) * self.width * V::BYTES)
     }
 }
 
 /// A chunk as numbers.
+#[inline]
 fn view<V: Value>(chunk: &[u8]) -> &[V] {
     V::view(chunk).expect("chunks are aligned and hold whole rows")
 }
 
 /// A chunk to write, in a copy if a van still sends from it.
+#[inline]
 fn writable<'a, V: Value>(chunk: &'a mut Shared, memory: &Pool) -> Result<&'a mut [V], String> {
     let bytes = chunk.make_mut(memory).map_err(|error| error.to_string())?;
     Ok(V::view_mut(bytes).expect("chunks are aligned and hold whole rows"))

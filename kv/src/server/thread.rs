@@ -32,7 +32,6 @@ pub struct ServerThread {
     handles: Handles,
     /// In the order of their ids.
     tables: Vec<Entry>,
-    arrivals: Vec<Arrival>,
     parked: Vec<Parked>,
     lists: Remembered,
     /// Lanes that were asked for keys.
@@ -80,7 +79,6 @@ impl ServerThread {
             count,
             handles,
             tables: Vec::new(),
-            arrivals: Vec::with_capacity(64),
             parked: Vec::new(),
             lists: Remembered::new(REMEMBERED_BYTES_MAX),
             asked: HashMap::new(),
@@ -128,23 +126,25 @@ impl ServerThread {
     /// # Errors
     /// Only when the van itself is broken.
     pub fn step(&mut self) -> Result<bool> {
-        let polled = self.endpoint.poll(&mut self.arrivals);
-        if !self.arrivals.is_empty() {
-            self.take_in();
+        let polled = self.endpoint.poll();
+        if let Ok(false) = polled {
+            return Ok(false);
         }
+        self.take_in();
         Ok(polled?)
     }
 
     /// Kept apart from `step`, so that a look that finds nothing stays short.
     #[inline(never)]
     fn take_in(&mut self) {
-        let mut arrivals = std::mem::take(&mut self.arrivals);
-        for arrival in arrivals.drain(..) {
+        while let Some(arrival) = self.endpoint.take() {
             match arrival {
                 Arrival::Message { peer, message } if message.kind() == Kind::Request => {
                     self.handle(peer, message)
                 }
-                Arrival::Message { peer, .. } | Arrival::Placed { peer, .. } => {
+                Arrival::Message { peer, .. }
+                | Arrival::Answered { peer, .. }
+                | Arrival::Placed { peer, .. } => {
                     tracing::warn!(%peer, "it sent an answer to a server; closing the lane");
                     self.endpoint.disconnect(peer);
                     self.forget(peer);
@@ -156,7 +156,6 @@ impl ServerThread {
                 }
             }
         }
-        self.arrivals = arrivals;
     }
 
     /// Finds the keys that a request names, or asks for them; then executes it.
@@ -298,8 +297,8 @@ impl ServerThread {
         if filters.is_some() {
             return self.serve_filtered(peer, message, request).map(|()| Left::Nothing);
         }
-        // What a worker lends goes back to it.
-        if op == Op::Push && message.lent().is_none() && shard.adopts(&request) {
+        // What a worker lends goes back to it, and so does what came with other messages.
+        if op == Op::Push && message.owns_values() && shard.adopts(&request) {
             return Ok(Left::Adopt(request.keys[0]));
         }
         if request.pushes {

@@ -5,7 +5,7 @@
 use caravan_van::wire::Kind;
 use caravan_van::{Arrival, Buffer, Draft, Message, Pool};
 
-use super::{Known, Worker};
+use super::{Known, Server, Worker};
 use crate::error::{Error, Result, with_sources};
 use crate::filter::Outstanding;
 use crate::op::Op;
@@ -15,45 +15,37 @@ impl Worker {
     /// Takes in what the endpoint brought. Kept apart from `poll`, so that a look that finds nothing stays short.
     #[inline(never)]
     pub(super) fn take_in(&mut self) {
-        let mut arrivals = std::mem::take(&mut self.arrivals);
-        for arrival in arrivals.drain(..) {
-            self.sort_out(arrival);
+        while let Some(arrival) = self.endpoint.take() {
+            let peer = arrival.peer();
+            let server = self.by_peer.get(peer.0 as usize).copied().flatten();
+            match server {
+                Some(server) => self.sort_out(server, arrival),
+                None => self.endpoint.disconnect(peer), // a stranger
+            }
         }
-        self.arrivals = arrivals;
     }
 
-    /// Takes in what came from one of the servers; strangers are turned away.
-    fn sort_out(&mut self, arrival: Arrival) {
-        let peer = match &arrival {
-            Arrival::Connected { peer, .. }
-            | Arrival::Message { peer, .. }
-            | Arrival::Placed { peer, .. }
-            | Arrival::Lost { peer, .. } => *peer,
-        };
-        let server = self.by_peer.get(peer.0 as usize).copied().flatten();
-        let Some(server) = server else { return self.endpoint.disconnect(peer) };
+    /// Takes in what came from one of the servers.
+    fn sort_out(&mut self, server: usize, arrival: Arrival) {
         match arrival {
-            Arrival::Connected { .. } => self.servers[server].up = true,
+            Arrival::Answered { timestamp, .. } => self.answer_bare(server, timestamp),
             Arrival::Message { message, .. } if message.kind() == Kind::Request => {
                 let reason = "it sent a request to a worker".to_owned();
-                let address = self.servers[server].at.address.clone();
+                let Server { at, peer, .. } = &self.servers[server];
+                let (peer, address) = (*peer, at.address.clone());
                 self.endpoint.disconnect(peer);
                 self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason });
-            }
-            Arrival::Message { message, .. } if message.kind() == Kind::Replies => {
-                for timestamp in message.timestamps() {
-                    self.answer_bare(server, timestamp);
-                }
             }
             Arrival::Message { message, .. } => self.answer(server, message),
             Arrival::Placed { timestamp, memory, len, .. } => {
                 self.placed(server, timestamp, memory, len);
             }
+            Arrival::Connected { .. } => self.servers[server].up = true,
             Arrival::Lost { error, .. } => self.lose(server, &error),
         }
     }
 
-    /// Enters that a server has done what it was asked to, and says no more: it is a push, or it is wrong.
+    /// Enters that a server has done what it was asked to, and says no more: it is no pull, or it is wrong.
     fn answer_bare(&mut self, server: usize, timestamp: u64) {
         drop(self.named(timestamp, server));
         if self.tracker.complete_push(timestamp, server) {
@@ -64,8 +56,10 @@ impl Worker {
             let _ = self.endpoint.withdraw(self.servers[server].peer, key);
         }
         let outcome = match slot.what {
-            What::Push | What::Create => Ok(()),
-            _ => Err("it answered with nothing, and was asked for something".to_owned()),
+            What::Push | What::Create | What::Command => Ok(()),
+            What::Pull | What::PushPull => {
+                Err("it answered with nothing, and was asked for values".to_owned())
+            }
         };
         self.conclude(server, timestamp, outcome);
     }
@@ -78,9 +72,6 @@ impl Worker {
             && message.op() == Op::Keys as u8
         {
             return self.send_keys(server, timestamp, named);
-        }
-        if message.is_bare() && self.tracker.complete_push(timestamp, server) {
-            return; // as most are
         }
         if self.has_filters {
             return self.undo_filters(server, message);
@@ -274,17 +265,17 @@ fn assemble(slot: &mut Slot, memory: &Pool) -> Result<()> {
     match slot.what {
         What::Push | What::Create => {}
         What::Command => {
-            let messages = slot.messages.iter().flatten();
-            answer.replies = messages.map(|message| message.values().to_vec()).collect();
+            slot.messages.resize_with(slot.parts.len(), || None); // those who said nothing
+            let said = |message: &Option<Message>| message.as_ref().map(|it| it.values().to_vec());
+            answer.replies =
+                slot.messages.iter().map(said).map(Option::unwrap_or_default).collect();
         }
         What::Pull | What::PushPull => {
-            if let [Part { bytes: 1.., .. }] = slot.parts[..] {
-                let message = slot.messages.pop().flatten();
-                answer.lent = message.as_ref().and_then(Message::lent).cloned();
-                answer.values = match &answer.lent {
-                    Some(_) => None,
-                    None => message.map(Message::into_values),
-                };
+            if let [Part { bytes: 1.., .. }] = slot.parts[..]
+                && let Some(message) = slot.messages.pop_if(|message| is_kept(message)).flatten()
+            {
+                answer.lent = message.lent().cloned();
+                answer.values = message.lent().is_none().then(|| message.into_values());
                 return Ok(());
             }
             if !slot.messages.is_empty() {
@@ -302,6 +293,11 @@ fn assemble(slot: &mut Slot, memory: &Pool) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a message's values stay where they are.
+fn is_kept(message: &Option<Message>) -> bool {
+    message.as_ref().is_some_and(|message| message.lent().is_some() || message.owns_values())
 }
 
 /// Collects values whose sizes only the servers knew.

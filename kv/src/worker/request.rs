@@ -6,20 +6,21 @@
 use std::ops::Range;
 
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Buffer, Draft, KeyRange, PeerId, Shared, Values};
+use caravan_van::{Buffer, Draft, KeyRange, PeerId, Shared, Value, Values};
 
-use super::{Known, NAP, Server, Table, Worker};
+use super::{Known, NAP, Server, Table, Worker, unknown};
 use crate::error::{Error, Result};
 use crate::filter::{Outstanding, Signed};
 use crate::op::Op;
 use crate::slicer;
-use crate::table::TableSpec;
+use crate::table::{TableSpec, ValueType};
 use crate::tracker::{Part, Timestamp, What};
 
 /// What to push.
 pub(super) enum Load<'a> {
     Nothing,
-    Bytes(&'a [u8]),
+    /// Values of a type, and its name.
+    Values(&'a [u8], Option<ValueType>, &'static str),
     Shared(&'a Shared),
 }
 
@@ -34,11 +35,16 @@ pub(super) struct Request<'a> {
 }
 
 impl<'a> Load<'a> {
+    #[inline]
+    pub(super) fn of<V: Value>(values: &'a [V]) -> Load<'a> {
+        Load::Values(V::bytes(values), ValueType::of::<V>(), V::NAME)
+    }
+
     /// Bytes that are pushed, if any are.
     fn bytes(&self) -> Option<usize> {
         match self {
             Load::Nothing => None,
-            Load::Bytes(bytes) => Some(bytes.len()),
+            Load::Values(bytes, ..) => Some(bytes.len()),
             Load::Shared(shared) => Some(shared.len()),
         }
     }
@@ -47,7 +53,7 @@ impl<'a> Load<'a> {
     fn all(&self) -> &[u8] {
         match self {
             Load::Nothing => &[],
-            Load::Bytes(bytes) => bytes,
+            Load::Values(bytes, ..) => bytes,
             Load::Shared(shared) => shared,
         }
     }
@@ -56,7 +62,7 @@ impl<'a> Load<'a> {
     fn part(&self, range: Range<usize>, eager_bytes: usize) -> Values<'a> {
         match *self {
             Load::Nothing => Values::None,
-            Load::Bytes(bytes) => Values::Copied(&bytes[range]),
+            Load::Values(bytes, ..) => Values::Copied(&bytes[range]),
             Load::Shared(shared) if range.len() > eager_bytes => Values::Apart(shared.slice(range)),
             Load::Shared(shared) => Values::Copied(&shared[range]),
         }
@@ -130,32 +136,32 @@ impl Worker {
             (_, None) => Some(self.endpoint.memory().allocate(place)?),
             (_, into) => into,
         };
-        let keys = request.keys.len();
-        let part = Part { server, keys, into, ..Part::default() };
+        let part = Part { server, keys: request.keys.len(), into, ..Part::default() };
         let room = self.room(server);
         let timestamp = self.tracker.begin_one(request.what, part)?;
-        let posted = room.and_then(|peer| {
-            let eager_bytes = self.endpoint.eager_bytes();
-            let Known { spec, coding, parts, .. } = &mut self.tables[request.table.0 as usize];
-            let draft = Draft {
-                kind: Kind::Request,
-                op: Op::from(request.what) as u8,
-                table: spec.id,
-                timestamp: timestamp.0,
-                clock: self.clock,
-                range: parts[server],
-                offer: None,
-                signature: None,
-                keys: request.keys,
-                lengths: &[],
-                values: request.load.part(0..request.load.bytes().unwrap_or(0), eager_bytes),
-            };
-            Ok(self.endpoint.post(peer, draft, coding)?)
-        });
-        if let Err(error) = posted {
-            self.tracker.fail_one(timestamp, error);
+        let peer = match room {
+            Ok(peer) => peer,
+            Err(error) => return Ok(self.tracker.fail_one(timestamp, error)),
+        };
+        let eager_bytes = self.endpoint.eager_bytes();
+        let Known { spec, coding, parts, .. } = &mut self.tables[request.table.0 as usize];
+        let draft = Draft {
+            kind: Kind::Request,
+            op: Op::from(request.what) as u8,
+            table: spec.id,
+            timestamp: timestamp.0,
+            clock: self.clock,
+            range: parts[server],
+            offer: None,
+            signature: None,
+            keys: request.keys,
+            lengths: &[],
+            values: request.load.part(0..request.load.bytes().unwrap_or(0), eager_bytes),
+        };
+        match self.endpoint.post(peer, draft, coding) {
+            Ok(()) => Ok(timestamp),
+            Err(error) => Ok(self.tracker.fail_one(timestamp, error.into())),
         }
-        Ok(timestamp)
     }
 
     /// Whether the answer will be read where the server has it, so that it needs no place: it is long, and of one server.
@@ -173,8 +179,14 @@ impl Worker {
     /// their signature if they are to be cached.
     #[inline]
     fn check(&mut self, request: &Request<'_>) -> Result<(usize, Option<Signed>)> {
-        self.known(request.table)?;
-        let Known { spec, range, filters, .. } = &mut self.tables[request.table.0 as usize];
+        let known = self.tables.get_mut(request.table.0 as usize);
+        let Known { spec, range, filters, .. } = known.ok_or_else(|| unknown(request.table))?;
+        if let Load::Values(_, of, found) = request.load
+            && of != Some(spec.value)
+        {
+            let (table, expected) = (spec.name.clone(), spec.value.name());
+            return Err(Error::WrongType { table, expected, found });
+        }
         let check = |keys: &[u64]| slicer::check(keys, *range, &spec.name);
         let list = match filters {
             None => check(request.keys).map(|()| None)?,
@@ -308,8 +320,19 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes in answers until the lane to `server` has room for a request.
+    /// The peer that `server` is, once its lane has room for a request.
+    #[inline]
     fn room(&mut self, server: usize) -> Result<PeerId> {
+        let Server { peer, lost, .. } = &self.servers[server];
+        if lost.is_none() && self.endpoint.credits(*peer) > 0 {
+            return Ok(*peer);
+        }
+        self.wait_for_room(server)
+    }
+
+    /// Takes in answers until the lane to `server` has room for a request.
+    #[cold]
+    fn wait_for_room(&mut self, server: usize) -> Result<PeerId> {
         loop {
             let Server { peer, lost, .. } = &self.servers[server];
             if lost.is_some() {

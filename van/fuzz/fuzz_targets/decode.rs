@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use caravan_van::wire::{Images, MAGIC, VERSION};
+use caravan_van::wire::{Entry, Images, MAGIC, VERSION};
 use caravan_van::{Message, Pool};
 use libfuzzer_sys::fuzz_target;
 
@@ -32,7 +32,8 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let mut images = Images::new(image);
     while !images.is_empty() {
-        let Ok(message) = images.next(&pool) else { break };
+        let Ok(entry) = images.next(&pool) else { break };
+        let Entry::Message(message) = entry else { continue };
         let (keys, lengths) = (message.keys(), message.lengths());
         assert!(keys.windows(2).all(|pair| pair[0] < pair[1]));
         assert!(lengths.is_empty() || keys.is_empty() || lengths.len() == keys.len());

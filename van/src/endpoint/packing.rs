@@ -3,17 +3,20 @@
 //! A frame is closed when the next message does not fit, when something else must not overtake it, and at the next poll or
 //! wait. What is left of its memory is the next frame's: a short frame allocates nothing. No I/O: the endpoint posts.
 //!
-//! Bare answers in a row become one image: the first is a reply, those behind it are 8 bytes each ([`Kind::Replies`]).
+//! Messages in a row that are alike become one image, a run, of which each takes few bytes and next to no work: see `wire/run.rs`.
+//! A message like the last one of the frame before has its header copied.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
-//!
-//! [`Kind::Replies`]: crate::wire::Kind::Replies
+
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::error::Result;
 use crate::memory::{Buffer, Pool};
 use crate::message::Draft;
 use crate::transport::FRAME_PREFIX;
-use crate::wire::{Coding, encode_into, extend_answer, seal};
+use crate::wire::{
+    Coding, Header, Kind, Shape, close_run, encode_into, seal, write_record, write_sections,
+};
 
 /// Memory is taken so many bytes at a time: it stays in the caches, and holds some dozens of small messages.
 const SLOT_BYTES: usize = 8 << 10;
@@ -34,32 +37,103 @@ pub(super) struct Packer {
     memory: Option<Buffer>,
     /// Where the frame ends, its prefix included; 0 when none is open.
     end: usize,
-    images: usize,
-    /// Where the image begins that is a bare answer, when it is the last one; 0 otherwise.
-    answer_at: usize,
-    /// Answers that stand behind that one.
-    answers: usize,
+    /// How far it may reach.
+    limit: usize,
+    /// How long a frame the peer takes.
+    frame_bytes: usize,
+    /// What the last message was like, if others can be like it.
+    form: Option<Form>,
+    /// The last image of the open frame, if others of that form may follow it as records.
+    run: Option<Run>,
+}
+
+struct Form {
+    shape: Shape,
+    record_bytes: usize,
+    /// Of a message of this form, but for its timestamp.
+    header: Header,
+    /// How long it is by itself.
+    image_bytes: usize,
+}
+
+struct Run {
+    /// Where it begins.
+    at: usize,
+    /// Where its records do, if there are any.
+    records_at: usize,
 }
 
 impl Packer {
-    /// Whether an image of `bytes` bytes goes into the open frame, whose peer takes frames of `frame_bytes`; it does when
-    /// none is open.
+    /// Whether an image of `bytes` bytes goes into the open frame; it does when none is open.
     #[inline]
-    pub(super) fn takes(&self, bytes: usize, frame_bytes: usize) -> bool {
-        let Some(memory) = &self.memory else { return true };
-        let limit = memory.len().min(FRAME_PREFIX + frame_bytes);
-        self.end == 0 || self.end.next_multiple_of(8) + bytes <= limit
+    pub(super) fn takes(&self, bytes: usize) -> bool {
+        self.end == 0 || self.end.next_multiple_of(8) + bytes <= self.limit
     }
 
-    /// Appends an image of up to `bytes` bytes, for which there is room, and opens a frame for it if none is open.
+    /// Appends a message that is like the last one, if there is room: as a record, or as the first of a frame. Returns how long
+    /// it is.
+    #[inline]
+    pub(super) fn extend(&mut self, draft: &mut Draft<'_>) -> Option<usize> {
+        let form = self.form.as_ref().filter(|form| form.shape.fits(draft))?;
+        if self.run.is_none() {
+            return self.begin(draft);
+        }
+        let bytes = form.record_bytes;
+        write_record(draft, self.record(bytes)?);
+        Some(bytes)
+    }
+
+    /// Answers one more request, if the last message did the same and no more, and there is room.
+    #[inline]
+    pub(super) fn answer(&mut self, timestamp: u64) -> bool {
+        if !self.form.as_ref().is_some_and(|form| form.shape == Shape::BARE) {
+            return false;
+        }
+        if self.run.is_none() {
+            return self.begin(&mut Draft { timestamp, ..Draft::new(Kind::Reply) }).is_some();
+        }
+        let place = self.record(size_of::<u64>());
+        place.map(|place| place.copy_from_slice(&timestamp.to_le_bytes())).is_some()
+    }
+
+    /// Opens a frame with a message like the last one, if there is memory for it.
+    fn begin(&mut self, draft: &mut Draft<'_>) -> Option<usize> {
+        let (form, at) = (self.form.as_mut().filter(|_| self.end == 0)?, FRAME_PREFIX);
+        let memory = self.memory.as_mut()?;
+        self.limit = memory.len().min(FRAME_PREFIX + self.frame_bytes);
+        let image = memory.get_mut(at..at + form.image_bytes)?;
+        form.header.timestamp.set(draft.timestamp);
+        let (header, sections) = image.split_first_chunk_mut::<{ size_of::<Header>() }>()?;
+        header.copy_from_slice(form.header.as_bytes());
+        write_sections(draft, sections);
+        memory[..at].fill(0);
+        self.end = at + form.image_bytes;
+        self.run = Some(Run { at, records_at: self.end.next_multiple_of(8) });
+        Some(form.image_bytes)
+    }
+
+    /// Room for a record of `bytes` bytes behind the last image, if there is any.
+    #[inline]
+    fn record(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        let at = self.end.next_multiple_of(8);
+        let end = at + bytes;
+        let memory = self.memory.as_mut().filter(|_| end <= self.limit)?;
+        if at > self.end {
+            memory[self.end..at].fill(0);
+        }
+        self.end = end;
+        Some(&mut memory[at..end])
+    }
+
+    /// Appends an image of up to `bytes` bytes, for which there is room, and opens a frame for it if none is open, which the peer
+    /// takes up to `frame_bytes` of.
     ///
     /// # Errors
     /// As [`encode_into`]; nothing has changed then.
-    #[inline(always)]
     pub(super) fn append(
         &mut self,
         sender: u32,
-        (draft, bytes): (&mut Draft<'_>, usize),
+        (draft, bytes, frame_bytes): (&mut Draft<'_>, usize, usize),
         coding: &mut Coding,
         pool: &Pool,
     ) -> Result<()> {
@@ -68,49 +142,41 @@ impl Packer {
             Some(memory) if memory.len() >= at + bytes => memory,
             none => none.insert(pool.allocate(SLOT_BYTES)?),
         };
+        let shape = if coding.is_plain() { Shape::of(draft) } else { None };
         let len = encode_into(sender, draft, coding, pool, &mut memory[at..])?;
         if at != self.end {
             memory[self.end..at].fill(0); // the prefix, or padding
         }
-        if self.answers > 0 {
-            extend_answer(&mut memory[self.answer_at..self.end]);
-        }
-        (self.answer_at, self.answers) = (0, 0);
+        self.frame_bytes = frame_bytes;
+        self.limit = memory.len().min(FRAME_PREFIX + frame_bytes);
+        close(self.run.take(), &mut memory[..self.end]);
         self.end = at + len;
-        self.images += 1;
+        let records_at = self.end.next_multiple_of(8);
+        self.run = shape.map(|_| Run { at, records_at });
+        self.form = shape.map(|shape| {
+            let (header, _) = Header::read_from_prefix(&memory[at..]).expect("it was laid there");
+            Form { record_bytes: shape.record_bytes(), shape, header, image_bytes: len }
+        });
         Ok(())
     }
 
-    /// The image that was just appended answers a request and says nothing more: others may follow it.
-    pub(super) fn is_bare_answer(&mut self, bytes: usize) {
-        self.answer_at = self.end - bytes;
-    }
-
-    /// Answers one more request, if the last image is a bare answer, or several, and there is room.
-    #[inline]
-    pub(super) fn answer(&mut self, timestamp: u64, frame_bytes: usize) -> bool {
-        if self.answer_at == 0 || !self.takes(8, frame_bytes) {
-            return false;
+    /// Forgets what messages were like: the sender has another number now.
+    pub(super) fn forget(&mut self) {
+        if let Some(memory) = &mut self.memory {
+            close(self.run.take(), &mut memory[..self.end]);
         }
-        let Some(memory) = &mut self.memory else { return false };
-        memory[self.end..self.end + 8].copy_from_slice(&timestamp.to_le_bytes());
-        self.end += 8;
-        self.answers += 1;
-        true
+        self.form = None;
     }
 
-    /// Closes the open frame and returns it, with the checksum that a carrier needs which checks nothing itself, or all.
+    /// Closes the open frame and returns it, with a checksum unless the carrier needs none.
     pub(super) fn close(&mut self, carrier_checks: bool) -> Option<Buffer> {
         if self.end == 0 {
             return None;
         }
         let memory = self.memory.as_mut()?;
-        let Packer { end, images, answer_at, answers, .. } = *self;
-        if answers > 0 {
-            extend_answer(&mut memory[answer_at..end]);
-        }
-        (self.end, self.images, self.answer_at, self.answers) = (0, 0, 0, 0);
-        seal(&mut memory[FRAME_PREFIX..end], images, carrier_checks);
+        let end = std::mem::take(&mut self.end);
+        close(self.run.take(), &mut memory[..end]);
+        seal(&mut memory[FRAME_PREFIX..end], carrier_checks);
         let next = end.next_multiple_of(FRAME_ALIGN);
         let mut frame = match memory.len().checked_sub(next) {
             Some(rest) if rest >= REST_BYTES_MIN => memory.split_to(next),
@@ -118,5 +184,16 @@ impl Packer {
         };
         frame.truncate(end);
         Some(frame)
+    }
+}
+
+/// Says in its header that the last image of `frame` is a run, if it is one by now.
+#[inline]
+fn close(run: Option<Run>, frame: &mut [u8]) {
+    if let Some(Run { at, records_at, .. }) = run
+        && frame.len() > records_at
+    {
+        let bytes = frame.len() - records_at;
+        close_run(&mut frame[at..], bytes);
     }
 }

@@ -11,12 +11,13 @@
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
-use super::{Arrival, Endpoint, lane};
+use super::Endpoint;
+use super::lane::lane;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Shared};
 use crate::message::{Draft, Message, Outgoing, Values};
 use crate::transport::{FRAME_PREFIX, Gather, PeerId, WRITE_AT_END, WRITE_BYTES_MAX};
-use crate::wire::{Coding, Header, Kind, Offer, TRAILER, encode};
+use crate::wire::{Coding, Header, Kind, Offer, TRAILER, decode, decode_landed, encode};
 
 /// Where in a landing a message begins whose header comes first, ...
 const HEAD_FIRST: u64 = 8;
@@ -77,17 +78,17 @@ impl Endpoint {
         let mut image = landing;
         image.advance(at);
         image.truncate(len);
-        let memory = &self.memory;
+        let (memory, checked) = (&self.memory, self.limits.checks_bytes);
         let message = match at as u64 {
-            VALUES_FIRST => Message::decode_landed(image, memory)?,
-            _ => Message::decode(image, memory)?,
+            VALUES_FIRST => decode_landed(image, checked, memory)?,
+            _ => decode(image, checked, memory)?,
         };
         // Others may have waited for this landing to be used. It must not wait for an answer to this message, which may in
         // turn wait for one of them.
         self.serve_wants(peer, true)?;
         match message.kind() {
             Kind::Request | Kind::Reply | Kind::Failure => Ok(message),
-            Kind::Replies | Kind::Want | Kind::Grant => {
+            Kind::Requests | Kind::Replies | Kind::Want | Kind::Grant => {
                 Err(Error::Unasked { peer, what: "a long notice" })
             }
         }
@@ -206,13 +207,13 @@ impl Endpoint {
     }
 
     /// Tries again to serve those for whom memory was short.
-    pub(super) fn feed(&mut self, arrivals: &mut Vec<Arrival>) {
+    pub(super) fn feed(&mut self) {
         self.starved = false;
         for index in 0..self.lanes.len() {
             let waits = self.lanes[index].as_ref().is_some_and(|lane| lane.landings.is_wanted());
             let peer = PeerId(index as u32);
             if waits && let Err(error) = self.serve_wants(peer, false) {
-                self.drop_lane(peer, &error, arrivals);
+                self.drop_lane(peer, &error);
             }
         }
     }

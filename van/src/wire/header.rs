@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"CRVN");
 
 /// Version of all layouts in this file.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 
 /// First 64 bytes of every message: one cache line, no padding.
 ///
@@ -44,12 +44,12 @@ pub struct Header {
     pub range_end: U64,
     /// Length of the key section on the wire, without padding.
     pub key_bytes: U32,
-    /// Length of the lengths section on the wire, without padding.
+    /// Length of the lengths section on the wire, without padding; of a run, the length of its records.
     pub length_bytes: U32,
     /// Length of the value section on the wire, without padding.
     pub value_bytes: U32,
     /// CRC32C of the frame (with 0 here) in the header of its first image, except values under [`flags::VALUES_UNCOVERED`]; 0 in the
-    /// others.
+    /// others, and wherever a carrier checks every byte itself.
     pub checksum: U32,
 }
 
@@ -73,9 +73,10 @@ pub enum Kind {
     Want = 4,
     /// Grants such memory: the offer section names it.
     Grant = 5,
-    /// Answers several requests that have nothing more to be told: the one with the same timestamp, and those whose timestamps,
-    /// `u64`s, are the values.
+    /// Several replies that are alike, as a run: see `wire/run.rs`.
     Replies = 6,
+    /// Several requests about one key each that are alike, as a run.
+    Requests = 7,
 }
 
 impl Kind {
@@ -88,6 +89,7 @@ impl Kind {
             4 => Kind::Want,
             5 => Kind::Grant,
             6 => Kind::Replies,
+            7 => Kind::Requests,
             _ => return None,
         })
     }
@@ -105,8 +107,8 @@ pub mod flags {
     pub const LENGTHS_SNAPPY: u8 = 8;
     /// The value section is Snappy-compressed.
     pub const VALUES_SNAPPY: u8 = 16;
-    /// The checksum leaves the values to the carrier's own: they were sent from where they lay, or by a carrier that checks every
-    /// byte itself. Only of an image that has its frame to itself.
+    /// The checksum leaves the values to the carrier's own: they were sent from where they lay. Only of an image that has its
+    /// frame to itself.
     pub const VALUES_UNCOVERED: u8 = 32;
     /// The signature of a list of keys, 8 bytes, stands behind the header. The receiver remembers the keys of the message under it,
     /// or knows them if there are none.

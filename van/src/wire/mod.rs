@@ -2,29 +2,74 @@
 //!
 //! A message image is one piece: header, signature and [`Offer`] if flagged, keys, lengths, values. Each section starts at a
 //! multiple of 8, with zeros in between; the values end the image. A frame holds one image or several, each from a multiple of
-//! 8, again with zeros in between, and nothing behind the last; one checksum covers them all. In a landing, values that were
-//! sent from where they lay come first, and the rest behind them.
+//! 8, again with zeros in between, and nothing behind the last; one checksum covers them all, unless the carrier checks every
+//! byte. Short messages that are alike share an image (`run.rs`). In a landing, values that were sent from where they lay come
+//! first, and the rest behind them.
 
-mod codec;
+mod decode;
 mod delta;
+mod encode;
 mod header;
+mod run;
 mod snappy;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
+use std::ops::Range;
 
-pub use codec::{Coding, Images, encode};
-pub(crate) use codec::{
-    Place, TRAILER, decode, decode_landed, decode_lent, encode_into, extend_answer, seal,
-    signature_bytes,
-};
+use crate::message::KeyRange;
+pub use decode::{Entry, Images};
+pub(crate) use decode::{decode, decode_landed, decode_lent, signature_bytes};
+pub use encode::{Coding, encode};
+pub(crate) use encode::{encode_into, seal};
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
+pub(crate) use run::{Shape, close_run, write_record, write_sections};
 
 #[cfg(target_endian = "big")]
 compile_error!(
     "messages are little-endian and viewed in place: this crate needs a little-endian machine"
 );
+
+/// Bytes behind the head of a message whose values are apart, in which its length stands.
+pub(crate) const TRAILER: usize = 8;
+
+/// Every section starts at a multiple of this many bytes.
+const ALIGN: usize = 8;
+
+/// Where [`Header::checksum`] stands.
+const CHECKSUM: Range<usize> = std::mem::offset_of!(Header, checksum)..size_of::<Header>();
+
+/// A key that lies outside of the range that all should be in, if there is one; looks at both ends of ascending keys.
+#[inline]
+fn key_outside(keys: &[u64], range: KeyRange) -> Option<u64> {
+    let (first, last) = (*keys.first()?, *keys.last()?);
+    [first, last].into_iter().find(|&key| !range.contains(key))
+}
+
+/// Whether each key is above the one before. Looks at all of them, since a loop without an early end can be vectorised.
+fn ascend(keys: &[u64]) -> bool {
+    let above = keys.iter().skip(1);
+    keys.iter().zip(above).fold(true, |so_far, (key, next)| so_far & (key < next))
+}
+
+#[inline]
+fn check_padding(image: &[u8], range: Range<usize>) -> Result<(), DecodeError> {
+    for at in range {
+        if image[at] != 0 {
+            return Err(DecodeError::Padding { at, byte: image[at] });
+        }
+    }
+    Ok(())
+}
+
+fn snappy_flag(section: Section) -> u8 {
+    match section {
+        Section::Keys => flags::KEYS_SNAPPY,
+        Section::Lengths => flags::LENGTHS_SNAPPY,
+        Section::Values => flags::VALUES_SNAPPY,
+    }
+}
 
 /// A variable part of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,6 +171,18 @@ pub enum DecodeError {
         section: Section,
         /// What stood there.
         flags: u8,
+    },
+    /// A run whose messages cannot be of that form, or where there is none.
+    #[error(
+        "no run has {keys} bytes of keys and {values} of values a message, and {records} bytes of records"
+    )]
+    Run {
+        /// Bytes of keys of each message.
+        keys: usize,
+        /// Bytes of values of each message.
+        values: usize,
+        /// Bytes of all but the first.
+        records: usize,
     },
     /// A key range without keys.
     #[error("the key range [{begin}, {end}) is empty")]

@@ -80,7 +80,7 @@ fn refusal(image: Buffer) -> DecodeError {
 #[test]
 fn a_kind_is_read_by_its_number() {
     for raw in 0..=u8::MAX {
-        let known = (Kind::Request as u8..=Kind::Replies as u8).contains(&raw).then_some(raw);
+        let known = (Kind::Request as u8..=Kind::Requests as u8).contains(&raw).then_some(raw);
         assert_eq!(Kind::from_raw(raw).map(|kind| kind as u8), known);
     }
 }
@@ -302,7 +302,7 @@ fn strangers_are_refused() {
     assert_eq!(forged.refusal(), DecodeError::Magic { magic: 1 });
     let forged = request().header(|header| header.version = 1);
     assert_eq!(forged.refusal(), DecodeError::Version { version: 1 });
-    for kind in [0, 7, 255] {
+    for kind in [0, 8, 255] {
         let forged = request().header(|header| header.kind = kind);
         assert_eq!(forged.refusal(), DecodeError::UnknownKind { kind });
     }
@@ -435,27 +435,92 @@ fn a_pool_without_room_is_no_fault_of_the_sender() {
     assert!(matches!(error, Err(Error::OutOfMemory { limit, .. }) if limit == 1 << 20));
 }
 
-/// A carrier that checks every byte itself is left the values; all else stays covered.
+/// A carrier that checks every byte itself is sent no checksum, and what came with it is not summed up again.
 #[test]
-fn values_are_left_to_a_carrier_that_checks_them() {
+fn a_carrier_that_checks_needs_no_checksum() {
     let pool = Pool::new(1 << 22);
-    let encoded = |mut coding: Coding, values: &[u8]| {
-        coding.carrier_checks = true;
-        let draft =
-            Draft { keys: &[5], values: Values::Copied(values), ..Draft::new(Kind::Request) };
-        encode(1, draft, &mut coding, &pool).unwrap().head.split_off(FRAME_PREFIX)
-    };
-    let image = encoded(Coding::plain(), &[7; 20]);
-    for (at, covered) in [(0, true), (64, true), (72, false), (91, false)] {
-        let mut damaged = buffer(&image, &pool);
-        damaged[at] ^= 1;
-        assert_eq!(Message::decode(damaged, &pool).is_err(), covered, "byte {at}");
+    let mut coding = Coding::plain();
+    coding.carrier_checks = true;
+    let draft = Draft { keys: &[5], values: Values::Copied(&[7; 20]), ..Draft::new(Kind::Request) };
+    let image = encode(1, draft, &mut coding, &pool).unwrap().head.split_off(FRAME_PREFIX);
+    assert_eq!(image[CHECKSUM], [0; 4]);
+    assert!(matches!(refusal(buffer(&image, &pool)), DecodeError::Checksum { found: 0, .. }));
+    let message = decode(buffer(&image, &pool), true, &pool).unwrap();
+    assert_eq!((message.values(), message.header().flags), (&[7; 20][..], 0));
+    let mut images = Images::checked_by_carrier(image);
+    assert!(matches!(images.next(&pool), Ok(Entry::Message(_))) && images.is_empty());
+}
+
+/// Goal: what goes in as a run comes out message by message. Method: runs as the endpoint writes them, of each form.
+#[test]
+fn a_run_is_read_message_by_message() {
+    let pool = Pool::new(1 << 22);
+    for (kind, value_bytes) in [(Kind::Request, 0), (Kind::Request, 13), (Kind::Reply, 16)] {
+        let keys = [[3], [8], [4]];
+        let draft = |number: usize| Draft {
+            timestamp: 10 + number as u64,
+            range: KeyRange::new(3, 9).unwrap(),
+            keys: if kind == Kind::Request { &keys[number] } else { &[] },
+            values: Values::Copied(&[[1; 16], [2; 16], [3; 16]][number][..value_bytes]),
+            ..Draft::new(kind)
+        };
+        let image = encode(1, draft(0), &mut Coding::plain(), &pool).unwrap().head;
+        let mut frame = image[FRAME_PREFIX..].to_vec();
+        frame.resize(frame.len().next_multiple_of(8), 0);
+        let shape = Shape::of(&draft(0)).unwrap();
+        for number in 1..3 {
+            let mut record = vec![0xff; shape.record_bytes()];
+            assert!(shape.fits(&draft(number)));
+            write_record(&mut draft(number), &mut record);
+            frame.extend(record);
+        }
+        close_run(&mut frame, 2 * shape.record_bytes());
+        frame[CHECKSUM].fill(0);
+        seal(&mut frame, false);
+        assert!(Message::decode(buffer(&frame, &pool), &pool).is_err(), "it is no single one");
+        let mut images = Images::new(buffer(&frame, &pool));
+        for number in 0..3 {
+            let Ok(Entry::Message(message)) = images.next(&pool) else { panic!("{number}") };
+            assert_eq!((message.kind(), message.timestamp()), (kind, 10 + number as u64));
+            assert_eq!(message.keys(), draft(number).keys);
+            assert_eq!(message.values(), vec![1 + number as u8; value_bytes]);
+        }
+        assert!(images.is_empty());
     }
-    let message = Message::decode(image, &pool).unwrap();
-    assert_eq!((message.values(), message.header().flags), (&[7; 20][..], flags::VALUES_UNCOVERED));
-    let compressed = Message::decode(encoded(Coding::compact(), &[7; 4000]), &pool).unwrap();
-    assert_eq!(compressed.header().flags & flags::VALUES_UNCOVERED, 0, "the decoder reads those");
-    assert_eq!(compressed.values(), [7; 4000]);
-    let none = Message::decode(encoded(Coding::plain(), &[]), &pool).unwrap();
-    assert_eq!(none.header().flags, 0);
+}
+
+#[test]
+fn records_are_checked_like_messages() {
+    let pool = Pool::new(1 << 22);
+    let values = Values::Copied(b"value");
+    let range = KeyRange::new(3, 9).unwrap();
+    let draft = Draft { range, keys: &[3], values, ..Draft::new(Kind::Request) };
+    let mut frame = encode(1, draft, &mut Coding::plain(), &pool).unwrap().head[16..].to_vec();
+    frame.resize(80 + 24, 0);
+    frame[88] = 4; // the second one's key
+    let refused = |damage: &dyn Fn(&mut Vec<u8>)| {
+        let mut frame = frame.clone();
+        close_run(&mut frame, 24);
+        damage(&mut frame);
+        frame[CHECKSUM].fill(0);
+        seal(&mut frame, false);
+        let mut images = Images::new(buffer(&frame, &pool));
+        let mut next = || images.next(&pool).map(|_| ());
+        match next().and_then(|()| next()) {
+            Ok(()) => None,
+            Err(Error::Decode(error)) => Some(error),
+            Err(other) => panic!("{other}"),
+        }
+    };
+    assert_eq!(refused(&|_| {}), None);
+    let outside = |key| Some(DecodeError::KeyOutsideRange { key, begin: 3, end: 9 });
+    assert_eq!(refused(&|frame| frame[64] = 2), outside(2));
+    assert_eq!(refused(&|frame| frame[88] = 9), outside(9));
+    assert_eq!(refused(&|frame| frame[79] = 1), Some(DecodeError::Padding { at: 79, byte: 1 }));
+    assert_eq!(refused(&|frame| frame[103] = 1), Some(DecodeError::Padding { at: 103, byte: 1 }));
+    assert_eq!(refused(&|frame| frame[40] = 3), Some(DecodeError::EmptyRange { begin: 3, end: 3 }));
+    for (at, byte) in [(7, flags::OFFER), (52, 23)] {
+        assert!(matches!(refused(&|frame| frame[at] = byte), Some(DecodeError::Run { .. })));
+    }
+    assert!(matches!(refused(&|frame| frame.truncate(96)), Some(DecodeError::TooShort { .. })));
 }
