@@ -111,10 +111,22 @@ impl Row {
                 ])
             ),
             Row::Rate(_) => format!(
-                "\n# rate: small requests, a window of them in flight, closed loop, million answered a second;\n# calls, copied bytes and time of a core for each, on the worker's side\n{}",
+                "\n# rate: small requests, a window of them in flight, closed loop, million answered a second;\n# calls, copied bytes and time of a core for each, on the worker's side and on the servers'\n{}",
                 columns(&[
-                    "van", "op", "size", "window", "Mmsg/s", "floor", "ratio", "calls", "copied",
-                    "cpu us", "wrong"
+                    "van",
+                    "op",
+                    "size",
+                    "window",
+                    "Mmsg/s",
+                    "floor",
+                    "ratio",
+                    "calls",
+                    "copied",
+                    "cpu us",
+                    "srv calls",
+                    "copied",
+                    "cpu us",
+                    "wrong"
                 ])
             ),
             Row::Wait(_) => format!(
@@ -291,9 +303,19 @@ impl Row {
                     vec![r.van.clone(), r.op.clone(), units::size(r.bytes), r.window.to_string()];
                 cells
                     .extend([format!("{:.4}", r.mmsg_per_s), format!("{:.4}", r.floor_mmsg_per_s)]);
-                cells.extend([format!("{:.2}", r.ratio), format!("{:.3}", r.syscalls_per_msg)]);
-                cells.push(format!("{:.0}", r.bytes_copied_per_msg));
-                cells.extend([format!("{:.3}", r.cpu_us_per_msg), r.wrong.to_string()]);
+                cells.push(format!("{:.2}", r.ratio));
+                for (calls, copied, cpu_us) in [
+                    (r.syscalls_per_msg, r.bytes_copied_per_msg, r.cpu_us_per_msg),
+                    (
+                        r.server_syscalls_per_msg,
+                        r.server_bytes_copied_per_msg,
+                        r.server_cpu_us_per_msg,
+                    ),
+                ] {
+                    cells.extend([format!("{calls:.3}"), format!("{copied:.0}")]);
+                    cells.push(format!("{cpu_us:.3}"));
+                }
+                cells.push(r.wrong.to_string());
                 let many = r.crowd.map_or_else(String::new, |crowd| {
                     format!(
                         "  {} workers, {} servers x {} threads; slowest over mean {:.2}",
@@ -443,12 +465,15 @@ mod tests {
             syscalls_per_msg: 0.05,
             bytes_copied_per_msg: 80.0,
             cpu_us_per_msg: 0.25,
+            server_syscalls_per_msg: 0.125,
+            server_bytes_copied_per_msg: 8.0,
+            server_cpu_us_per_msg: 0.5,
             wrong: 0,
             crowd: None,
         });
         assert_eq!(
             Report::new(true).render(&rate),
-            r#"{"row":"rate","van":"tcp","op":"push","bytes":8,"window":64,"mmsg_per_s":2.5,"floor_mmsg_per_s":0.125,"ratio":20.0,"syscalls_per_msg":0.05,"bytes_copied_per_msg":80.0,"cpu_us_per_msg":0.25,"wrong":0}"#
+            r#"{"row":"rate","van":"tcp","op":"push","bytes":8,"window":64,"mmsg_per_s":2.5,"floor_mmsg_per_s":0.125,"ratio":20.0,"syscalls_per_msg":0.05,"bytes_copied_per_msg":80.0,"cpu_us_per_msg":0.25,"server_syscalls_per_msg":0.125,"server_bytes_copied_per_msg":8.0,"server_cpu_us_per_msg":0.5,"wrong":0}"#
         );
         let machine = Report::new(true).render(&Row::Machine(Machine::read()));
         let order = ["row", "cpu", "cores", "numa_nodes", "kernel", "nic", "commit", "caravan"];

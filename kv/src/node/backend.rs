@@ -7,7 +7,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use caravan_fallback_tcp::Tcp;
-use caravan_numa::NumaId;
+use caravan_numa::{NumaId, names_in};
 use caravan_van::rdma::devices::DeviceInfo;
 use caravan_van::rdma::{self, Rdma};
 use caravan_van::shm::Shm;
@@ -172,7 +172,7 @@ fn interface_nic(own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
     if own.is_empty() {
         return None;
     }
-    let names = names(&sysfs.join("class/net")).into_iter();
+    let names = names_in(&sysfs.join("class/net")).into_iter();
     let name = names.into_iter().find(|name| {
         let addresses = rdma::verbs::interface_addresses(name).unwrap_or_default();
         addresses.iter().any(|address| own.contains(&address))
@@ -187,7 +187,7 @@ fn interface_node(name: &str, sysfs: &Path) -> Option<NumaId> {
         if let Some(node) = level.iter().find_map(|name| own_node(name, sysfs)) {
             return Some(node);
         }
-        let files = level.iter().flat_map(|name| names(&sysfs.join("class/net").join(name)));
+        let files = level.iter().flat_map(|name| names_in(&sysfs.join("class/net").join(name)));
         level = files.filter_map(|file| Some(file.strip_prefix("lower_")?.to_owned())).collect();
     }
     None
@@ -201,15 +201,6 @@ fn own_node(interface: &str, sysfs: &Path) -> Option<NumaId> {
     // A paravirtual device says nothing itself: it is where the device is that it hangs on.
     let said = device.ancestors().find_map(|at| fs::read_to_string(at.join("numa_node")).ok())?;
     said.trim().parse().ok().map(NumaId) // one that belongs to no node has -1
-}
-
-/// What lies in a folder, sorted; nothing if there is none.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    names
 }
 
 /// Opens the transport of the control plane beside `van`, which sleeps rather than spins.
