@@ -56,7 +56,7 @@ impl Worker {
             let _ = self.endpoint.withdraw(self.servers[server].peer, key);
         }
         let outcome = match slot.what {
-            What::Push | What::Create | What::Command => Ok(()),
+            What::Push | What::Create | What::Command | What::Spent => Ok(()),
             What::Pull | What::PushPull => {
                 Err("it answered with nothing, and was asked for values".to_owned())
             }
@@ -229,7 +229,7 @@ fn keep(slot: &mut Slot, at: usize, message: Message) -> Result<(), String> {
     if bytes > 0 && found != bytes {
         return Err(wrong_bytes(found, bytes));
     }
-    if bytes == 0 && slot.what != What::Command && lengths != keys {
+    if bytes == 0 && !matches!(slot.what, What::Command | What::Spent) && lengths != keys {
         return Err(format!(
             "it answered with lengths for {lengths} keys where {keys} were asked for"
         ));
@@ -264,7 +264,7 @@ fn assemble(slot: &mut Slot, memory: &Pool) -> Result<()> {
     let answer = &mut slot.answer;
     match slot.what {
         What::Push | What::Create => {}
-        What::Command => {
+        What::Command | What::Spent => {
             slot.messages.resize_with(slot.parts.len(), || None); // those who said nothing
             let said = |message: &Option<Message>| message.as_ref().map(|it| it.values().to_vec());
             answer.replies =
