@@ -69,16 +69,16 @@ fn endpoint(criterion: &mut Criterion) {
             worker.post(PEER, draft, &mut coding).expect("there is a credit");
         }
         worker.poll().expect("the wire holds");
-        while worker.take().is_some() {}
-        server.poll().expect("the wire holds");
-        while let Some(arrival) = server.take() {
-            if let Arrival::Message { peer, message } = arrival {
-                server.answer(peer, message.timestamp()).expect("the lane is open");
+        while server.poll().expect("the wire holds") {
+            while let Some(arrival) = server.take() {
+                if let Arrival::Message { peer, message } = arrival {
+                    server.answer(peer, message.timestamp()).expect("the lane is open");
+                }
             }
         }
-        server.poll().expect("the wire holds");
-        worker.poll().expect("the wire holds");
-        while worker.take().is_some() {}
+        while worker.poll().expect("the wire holds") {
+            while worker.take().is_some() {}
+        }
     };
     let mut group = criterion.benchmark_group("endpoint");
     for count in [1, TOGETHER] {
