@@ -14,6 +14,7 @@ use crate::machine::Machine;
 use crate::placement::PlacementCost;
 use crate::progress::Progress;
 use crate::rate::Rate;
+use crate::scale::{Calibration, Model, Scale};
 use crate::train::{Outcome, Pass, Prediction};
 use crate::units;
 use crate::verbs::doctor::RdmaDevice;
@@ -38,6 +39,10 @@ pub(crate) enum Row {
     /// Of `bench placement`.
     #[serde(rename = "placement")]
     PlacementCost(PlacementCost),
+    /// Of `bench scale`.
+    Model(Model),
+    Scale(Scale),
+    Calibration(Calibration),
     /// Of `caravan doctor`.
     Layout(Layout),
     Van(VanCheck),
@@ -62,7 +67,10 @@ impl Row {
             Row::VerbsLatency(row) => row.wrong,
             Row::VerbsBandwidth(row) => row.wrong,
             Row::PlacementCost(row) => row.wrong,
+            Row::Scale(row) => row.wrong,
             Row::Machine(_)
+            | Row::Model(_)
+            | Row::Calibration(_)
             | Row::Layout(_)
             | Row::Van(_)
             | Row::RdmaDevice(_)
@@ -182,7 +190,30 @@ impl Row {
                     "  server"
                 ])
             ),
+            Row::Scale(_) => format!(
+                "\n# scale: until the target, in simulated seconds; idle = share of it that workers did not compute, sent in MB (10^6)\n{}",
+                columns(&[
+                    "nodes",
+                    "servers",
+                    "delay",
+                    "filters",
+                    "passes",
+                    "seconds",
+                    "speed-up",
+                    "idle",
+                    "relative",
+                    "nnz",
+                    "worker MB",
+                    "server MB",
+                    "wrong"
+                ])
+            ),
+            Row::Calibration(_) => format!(
+                "\n# calibration: what a pass keeps one worker busy, in ms; MB that it sends, and ns that each byte takes the server\n{}",
+                columns(&["pass", "charged", "measured", "ratio", "worker MB", "ns/byte"])
+            ),
             Row::Machine(_)
+            | Row::Model(_)
             | Row::Layout(_)
             | Row::Van(_)
             | Row::RdmaDevice(_)
@@ -205,6 +236,25 @@ impl Row {
                 cells.extend([r.ratio_p50, r.ratio_gb].map(|ratio| format!("{ratio:.2}")));
                 cells.extend([r.wrong.to_string(), format!("  {}", r.server)]);
                 columns(&cells)
+            }
+            Row::Model(model) => model.text(),
+            Row::Scale(r) => {
+                let mut cells =
+                    [r.workers, r.servers, r.delay as usize].map(|n| n.to_string()).to_vec();
+                cells.extend([r.filters.clone(), r.passes.to_string()]);
+                cells.extend([format!("{:.4}", r.seconds), format!("{:.2}", r.speedup)]);
+                cells.extend([format!("{:.3}", r.idle), format!("{:.2e}", r.relative)]);
+                cells.push(r.nnz.to_string());
+                let sent = [r.worker_bytes_sent, r.server_bytes_sent];
+                cells.extend(sent.map(|bytes| format!("{:.2}", bytes as f64 / 1e6)));
+                cells.push(r.wrong.to_string());
+                columns(&cells)
+            }
+            Row::Calibration(r) => {
+                let sent = r.worker_bytes_sent as f64 / 1e6;
+                let figures = [r.charged_ms, r.measured_ms, r.ratio, sent, r.server_ns_per_byte];
+                let cells = figures.map(|figure| decimals(&figure));
+                columns(&[&[r.pass.to_string()][..], &cells].concat())
             }
             Row::Van(check) => check.text(),
             Row::RdmaDevice(device) => device.text(),

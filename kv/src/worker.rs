@@ -173,6 +173,15 @@ impl Worker {
         self.endpoint.now()
     }
 
+    /// Says what computing has just been done on this thread, as the time that it takes a core at full speed: simulated time
+    /// passes. Real time has passed already.
+    ///
+    /// # Errors
+    /// Only when the van itself is broken.
+    pub fn charge(&mut self, work: Duration) -> Result<()> {
+        Ok(self.endpoint.charge(work)?)
+    }
+
     /// The iteration that the following requests belong to; consistency models go by it.
     pub fn set_clock(&mut self, clock: u64) {
         self.clock = clock;

@@ -31,6 +31,7 @@
 
 pub mod blocks;
 mod cholesky;
+mod cost;
 pub mod example;
 pub mod gradient;
 mod job;
