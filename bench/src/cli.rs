@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use caravan_kv::node::Numa;
+use caravan_learn::dbpg::Filters;
 use caravan_learn::model::Format;
 use caravan_van::Wait;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -281,6 +282,9 @@ pub(crate) struct Dbpg {
     /// Only the published first-order steps: no Newton steps on the support between passes
     #[arg(long)]
     pub(crate) no_newton: bool,
+    /// What messages leave out: a list of screen, kkt, zero, narrow, quantize=BYTES, key-cache, snappy, seed=N; or all, or none
+    #[arg(long, value_name = "LIST", value_parser = filters, default_value = "screen,kkt")]
+    pub(crate) filters: Filters,
     /// Where to write the model
     #[arg(long, value_name = "OUT")]
     pub(crate) model: Option<PathBuf>,
@@ -397,6 +401,10 @@ fn hexadecimal(text: &str) -> Result<u64, String> {
 
 fn count() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..)
+}
+
+fn filters(text: &str) -> Result<Filters, String> {
+    text.parse().map_err(|error: caravan_kv::Error| error.to_string())
 }
 
 fn non_negative(text: &str) -> Result<f64, String> {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use caravan_learn::dbpg::{self, Job};
 use caravan_learn::model::Format;
 
-pub(crate) use rows::{Outcome, Pass, Prediction, Quality};
+pub(crate) use rows::{Outcome, Pass, Prediction, Quality, Traffic};
 
 use crate::cli::{Common, Dbpg};
 use crate::cluster;
@@ -53,6 +53,9 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
         let header = format!("dbpg lambda {} objective {}", args.lambda, trained.objective);
         trained.model.write(path, format, &header)?;
     }
+    for traffic in &trained.traffic {
+        report.row(&Row::Traffic(Traffic::from(traffic)), &progress)?;
+    }
     report.row(&Row::Result(Outcome::of(&trained, test.as_ref())), &progress)?;
     Ok(())
 }
@@ -64,6 +67,7 @@ fn job(common: &Common, args: &Dbpg) -> Job {
     job.epsilon = args.epsilon;
     job.passes_max = if common.smoke { SMOKE_PASSES } else { args.passes };
     job.newton = job.newton.filter(|_| !args.no_newton);
-    job.screen = !args.no_newton;
+    job.filters = args.filters;
+    job.filters.screen &= !args.no_newton;
     job
 }

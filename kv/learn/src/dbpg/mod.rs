@@ -28,7 +28,9 @@
 
 pub mod blocks;
 mod cholesky;
+mod correlations;
 pub mod example;
+mod filters;
 pub mod gradient;
 mod logistic;
 mod newton;
@@ -41,6 +43,7 @@ mod shard;
 mod train;
 mod worker;
 
+pub use filters::{FilterTraffic, Filters};
 pub use polish::SUPPORT_MAX;
 pub use shard::{HANDLE, Shard};
 pub use train::{Job, Progress, Times, Trained, apps, handles, train};

@@ -11,8 +11,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::blocks::{self, KeyBlock};
+use super::filters::{self, Counted, FilterTraffic, Filters, LOSSLESS_FROM};
 use super::gradient::Curvature;
-use super::polish::{self, Polish, Polished, SUPPORT_MAX};
+use super::polish::{self, Polish, Polished, SUPPORT_MAX, Wire};
 use super::proximal::Proximal;
 use super::schedule::{self, KKT_RATIO, RESET_EVERY, Stop, StopRule};
 use super::screen;
@@ -64,8 +65,8 @@ pub struct Job {
     pub kkt_ratio: f64,
     /// Passes after which the filter is reset in any case.
     pub reset_every: Option<u64>,
-    /// Whether columns that are 0 in every solution are dropped first.
-    pub screen: bool,
+    /// What messages leave out. The KKT filter is off without `kkt`, whatever its ratio.
+    pub filters: Filters,
     /// The largest support that Newton's method polishes between passes; `None` is the plain published method.
     pub newton: Option<usize>,
     /// Threads each worker reads with.
@@ -87,7 +88,7 @@ impl Job {
             passes_max: 1000,
             kkt_ratio: KKT_RATIO,
             reset_every: Some(RESET_EVERY),
-            screen: true,
+            filters: Filters::default(),
             newton: Some(SUPPORT_MAX),
             threads: 1,
         }
@@ -179,6 +180,8 @@ pub struct Trained {
     pub rows: u64,
     /// Blocks the key space was cut into.
     pub blocks: usize,
+    /// What each filter has made of the messages.
+    pub traffic: Vec<FilterTraffic>,
 }
 
 /// Trains on a cluster whose servers have [`handles`] and whose workers have [`apps`]; `progress` is called after each pass.
@@ -206,6 +209,9 @@ struct Driver<'a> {
     load_seconds: f64,
     began: Instant,
     task: u64,
+    /// Whether values are pushed as they are: from some pass on.
+    lossless: bool,
+    counted: Counted,
     rss: BTreeMap<u32, f64>,
 }
 
@@ -226,7 +232,8 @@ impl<'a> Driver<'a> {
         };
         let mut servers = cluster.client()?;
         let began = Instant::now();
-        let loaded = if job.screen { screen(cluster, &mut servers, job, keys)? } else { loaded };
+        let loaded =
+            if job.filters.screen { screen(cluster, &mut servers, job, keys)? } else { loaded };
         let nonzeros = loaded.iter().map(|loaded| loaded.nonzeros).sum();
         let most = loaded.iter().map(|loaded| loaded.nonzeros).max().unwrap_or(0);
         // Where nothing is left all weights are 0, which a pass over nothing finds out as well as any.
@@ -244,15 +251,21 @@ impl<'a> Driver<'a> {
         }
         let spec = table(job, &blocks, (first, last), cluster.config().workers);
         let table = servers.create_table(&spec)?;
-        let polish =
-            job.newton.map(|support_max| polish::table(support_max, cluster.config().workers));
+        let filters = &job.filters.table;
+        let wire = if filters.quantize.is_some() { Wire::Short } else { Wire::Single };
+        let polish = job.newton.map(|support_max| {
+            let how = (wire, filters::of_numbers(filters));
+            polish::table(support_max, cluster.config().workers, how)
+        });
         let curvature = job.curvature;
         let begin = worker::Order::Begin { table: spec, polish: polish.clone(), curvature };
         let _ready: Vec<()> = ask_workers(cluster, &begin)?;
         let polish = match (job.newton, polish) {
             (Some(support_max), Some(spec)) => {
                 let table = servers.create_table(&spec)?;
-                Some(Polish::new(support_max, job.proximal.lambda, table, (blocks.len(), most)))
+                let cost = (blocks.len(), most);
+                let how = (filters.narrow, wire);
+                Some(Polish::new(support_max, job.proximal.lambda, table, cost, how))
             }
             _ => None,
         };
@@ -267,6 +280,8 @@ impl<'a> Driver<'a> {
             load_seconds,
             began,
             task: 1,
+            lossless: false,
+            counted: Counted::default(),
             rss: BTreeMap::new(),
         })
     }
@@ -297,7 +312,18 @@ impl<'a> Driver<'a> {
             peak_rss_mib: self.rss.values().sum(),
             rows: self.rows,
             blocks: self.blocks.len(),
+            traffic: self.traffic()?.rows(&self.job.filters),
         })
+    }
+
+    /// What all workers have counted, and what servers have sent to the driver.
+    fn traffic(&self) -> caravan_kv::Result<Counted> {
+        let mut counted = self.counted;
+        if let Some(polish) = &self.polish {
+            counted.tables.received = counted.tables.plus(&polish.traffic(&self.servers)?).received;
+        }
+        counted.frames.pulled += self.servers.counters().bytes_received;
+        Ok(counted)
     }
 
     fn pass(
@@ -308,16 +334,26 @@ impl<'a> Driver<'a> {
     ) -> caravan_kv::Result<Progress> {
         let (job, first) = (self.job, self.task);
         let began = Instant::now();
-        let threshold =
-            schedule::kkt_threshold(last.map(|last| last.violation), self.rows, job.kkt_ratio);
+        let threshold = schedule::kkt_threshold(
+            last.map(|last| last.violation),
+            self.rows,
+            if job.filters.kkt { job.kkt_ratio } else { f64::INFINITY },
+        );
+        self.lossless |= last.is_some_and(|last| last.relative <= LOSSLESS_FROM.max(job.epsilon));
+        let lossless = self.lossless;
         let reset = last.is_some_and(|last| last.stop == Stop::Reset);
         let blocks = job.order.of_pass(pass, self.blocks.len());
         self.task += blocks.len() as u64;
         let (delay, exact) = (job.delay, job.exact_delay);
-        let command = Command::Pass { first, blocks: blocks.clone(), threshold, reset, all: exact };
+        let all = exact || job.filters.table.key_cache;
+        let command = Command::Pass { first, blocks: blocks.clone(), threshold, reset, all };
         self.command(&command)?;
-        let passed: Vec<Passed> =
-            ask_workers(self.cluster, &worker::Order::Pass { first, blocks, delay, exact, reset })?;
+        let passed: Vec<Passed> = ask_workers(
+            self.cluster,
+            &worker::Order::Pass { first, blocks, delay, exact, reset, lossless },
+        )?;
+        let counted = passed.iter().map(|passed| &passed.counted);
+        self.counted = counted.fold(Counted::default(), |sum, counted| sum.plus(counted));
         let took = began.elapsed();
         let reports: Vec<Report> = self.tell_servers(&Command::Report)?;
         let seen = passed.iter().map(|passed| (passed.process, passed.peak_rss_mib));
@@ -347,8 +383,8 @@ impl<'a> Driver<'a> {
             active: reports.iter().map(|report| report.active).sum(),
             violation: reports.iter().map(|report| report.violation).fold(0.0, f64::max),
             worker_busy: busy(&passed, took),
-            worker_bytes_sent: passed.iter().map(|passed| passed.bytes_sent).sum(),
-            server_bytes_sent: passed.iter().map(|passed| passed.bytes_received).sum(),
+            worker_bytes_sent: self.counted.frames.pushed,
+            server_bytes_sent: self.counted.frames.pulled,
             threshold,
             times: times(&passed, &reports, polish, began.elapsed()),
             columns_computed: passed.iter().map(|passed| passed.columns_computed).sum(),
@@ -393,7 +429,7 @@ fn screen(
     (first, last): (u64, u64),
 ) -> caravan_kv::Result<Vec<Loaded>> {
     let keys = KeyRange::new(first, last.wrapping_add(1)).unwrap_or(KeyRange::ALL);
-    let spec = screen::table(keys);
+    let spec = screen::table(keys, filters::of_numbers(&job.filters.table));
     let table = servers.create_table(&spec)?;
     let lambda = job.proximal.lambda;
     let share = lambda / cluster.config().workers as f64;
@@ -441,9 +477,13 @@ fn table(job: &Job, blocks: &[KeyBlock], (first, last): (u64, u64), workers: usi
         delta_init: trust.init,
         delta_max: trust.max,
         workers,
+        narrow: job.filters.table.narrow,
+        rounds: job.filters.table.quantize.is_some(),
         blocks,
     };
-    let mut spec = TableSpec::new(TABLE, "weights", ValueType::F64, 0).handle(HANDLE);
+    let mut spec = TableSpec::new(TABLE, "weights", ValueType::F64, 0)
+        .handle(HANDLE)
+        .filters(job.filters.table);
     if let Some(range) = KeyRange::new(first, last.wrapping_add(1)) {
         spec = spec.keys(range);
     }
