@@ -1,14 +1,14 @@
 //! The worker's side of a block: gradient and curvature out, new weights in.
 //!
 //! A [`Worker`] holds its rows' scores x_i·w and its copy of the weights; it never sees another
-//! worker's rows. With margins m_i = y_i x_i·w the loss is f(w) = Σ_i log(1 + exp(-m_i)). Scores are kept
-//! additively, so they cannot overflow; the authors' system keeps exp(m_i), which does at 709.
+//! worker's rows. With margins m_i = y_i x_i·w the loss is f(w) = Σ_i c_i log(1 + exp(-m_i)), where c_i > 0 is the weight of
+//! row i; it comes with the label, as c_i y_i. Scores are kept additively, so they cannot overflow; the authors' system keeps exp(m_i), which does at 709.
 //!
 //! Place: **gradient** > push > proximal > pull > **apply**. Neither sends anything.
 
 use std::ops::Range;
 
-use super::logistic::{log_losses, slope, wrong_probability};
+use super::logistic::{loss, slope, wrong_probability};
 
 /// A worker's rows, column by column: a borrowed view.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +47,9 @@ impl Columns<'_> {
 /// With σ'(m) = σ(m)σ(-m) the curvature of one row along its margin, all columns k of a block
 /// stepping by d_k with |d_k| ≤ δ_k move row i's margin by at most R_i = Σ_k |x_ik| δ_k, so
 ///
-/// f(w+d) ≤ f(w) + g·d + ½ Σ_i h_i (Σ_k x_ik d_k)²,   h_i ≥ max σ' over [m_i - R_i, m_i + R_i].
+/// f(w+d) ≤ f(w) + g·d + ½ Σ_i h_i (Σ_k x_ik d_k)²,   h_i ≥ max σ' over [m_i - R_i, m_i + R_i],
+///
+/// and with weights of rows c_i times all that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub enum Curvature {
     /// The authors': u_j = Σ_i min(σ'(m_i) exp(|x_ij| δ_j), ¼) x_ij².
@@ -95,7 +97,8 @@ impl TrustRegion {
 /// One worker's state: where its rows stand, and its copy of the weights.
 #[derive(Debug, Clone)]
 pub struct Worker {
-    labels: Vec<f64>,
+    labels: Vec<f64>,     // c_i y_i
+    weighted: bool,       // whether any c_i is not 1
     scores: Vec<f64>,     // x_i·w; the margin is the label's sign times it
     rows: Vec<Row>,       // follow `scores`
     touched: Touched,     // scratch
@@ -109,22 +112,23 @@ pub struct Worker {
 /// What the gradient kernel reads of a row: both numbers lie in one cache line, so that one sweep serves both sums.
 #[derive(Debug, Clone, Copy)]
 struct Row {
-    /// -y_i σ(-m_i): what an entry adds to its column's gradient.
+    /// -c_i y_i σ(-m_i): what an entry adds to its column's gradient.
     pull: f64,
-    /// h_i r_i, valid for the rows of the block measured last: what it adds to the curvature.
+    /// c_i h_i r_i, valid for the rows of the block measured last: what it adds to the curvature.
     bend: f64,
 }
 
 impl Worker {
-    /// All weights 0, all columns active. `labels: [rows]`, each +1 or -1.
+    /// All weights 0, all columns active. `labels: [rows]`, each +1 or -1 times the weight of its row.
     ///
     /// # Panics
-    /// If a label is neither.
+    /// If a label is 0 or not finite.
     pub fn new(labels: Vec<f64>, columns: usize, trust: TrustRegion) -> Self {
-        assert!(labels.iter().all(|&y| y == 1.0 || y == -1.0), "labels must be +1 or -1");
+        assert!(labels.iter().all(|y| y.is_finite() && *y != 0.0), "labels must have a sign");
         let rows = labels.len();
         Self {
             rows: labels.iter().map(|y| Row { pull: -0.5 * y, bend: 0.0 }).collect(),
+            weighted: labels.iter().any(|label| label.abs() != 1.0),
             labels,
             scores: vec![0.0; rows],
             touched: Touched::new(rows),
@@ -149,7 +153,7 @@ impl Worker {
 
     /// Margins y_i x_i·w, row by row.
     pub fn margins(&self) -> impl Iterator<Item = f64> + Clone {
-        self.labels.iter().zip(&self.scores).map(|(y, score)| y * score)
+        self.labels.iter().zip(&self.scores).map(|(y, score)| y.signum() * score)
     }
 
     /// Puts every column back in: the worker's half of a KKT filter reset.
@@ -193,12 +197,12 @@ impl Worker {
         let (mut g, mut u) = (0.0, 0.0);
         let unit_growth = self.deltas[j].exp();
         columns.for_each(j, |row, x| {
-            let pull = self.rows[row].pull;
-            let wrong = pull.abs();
+            let (pull, weight) = (self.rows[row].pull, self.labels[row].abs());
+            let wrong = pull.abs() / weight;
             let growth = if x == 1.0 { unit_growth } else { (x.abs() * self.deltas[j]).exp() };
             g += pull * x;
             // 0 * infinity is not a number, of which `min` takes the other side: still a bound.
-            u += (wrong * (1.0 - wrong) * growth).min(0.25) * x * x;
+            u += weight * (wrong * (1.0 - wrong) * growth).min(0.25) * x * x;
         });
         (g, u)
     }
@@ -221,7 +225,7 @@ impl Worker {
 
     /// Leaves h_i r_i of each row the block touches in its `bend`.
     fn measure_overlap(&mut self, columns: &Columns<'_>, block: Range<usize>) {
-        let Self { reach, touched, rows, scores, active, deltas, .. } = self;
+        let Self { reach, touched, rows, scores, labels, weighted, active, deltas, .. } = self;
         for j in block.filter(|&j| active[j]) {
             let delta = deltas[j];
             columns.for_each(j, |row, x| {
@@ -235,7 +239,8 @@ impl Worker {
         for &row in &touched.list[..touched.len] {
             let row = row as usize;
             let [sum, reach] = std::mem::take(&mut reach[row]);
-            rows[row].bend = slope((scores[row].abs() - reach).max(0.0)) * sum;
+            let weight = if *weighted { labels[row].abs() } else { 1.0 };
+            rows[row].bend = weight * slope((scores[row].abs() - reach).max(0.0)) * sum;
         }
         touched.clear();
     }
@@ -298,12 +303,12 @@ impl Worker {
         for &row in &touched.list[..touched.len] {
             let row = row as usize;
             touched.seen[row] = false;
-            rows[row].pull = -labels[row] * wrong_probability(labels[row] * scores[row]);
+            rows[row].pull = pull(labels[row], scores[row]);
         }
         touched.clear();
     }
 
-    /// -y_i σ(-m_i), row by row: the slope of the loss along x_i·w.
+    /// -c_i y_i σ(-m_i), row by row: the slope of the loss along x_i·w.
     pub(super) fn pulls(&self) -> impl Iterator<Item = f64> {
         self.rows.iter().map(|row| row.pull)
     }
@@ -316,14 +321,19 @@ impl Worker {
             columns.for_each(j, |row, x| self.scores[row] += weight * x);
         }
         for ((row, label), score) in self.rows.iter_mut().zip(&self.labels).zip(&self.scores) {
-            row.pull = -label * wrong_probability(label * score);
+            row.pull = pull(*label, *score);
         }
     }
 
-    /// This worker's share of the loss, Σ_i log(1 + exp(-m_i)); the server adds λ‖w‖₁.
+    /// This worker's share of the loss, Σ_i c_i log(1 + exp(-m_i)); the server adds the penalty.
     pub fn loss(&self) -> f64 {
-        log_losses(self.margins())
+        loss(&self.labels, self.margins())
     }
+}
+
+/// -c y σ(-m) of a row with label c y.
+fn pull(label: f64, score: f64) -> f64 {
+    -label * wrong_probability(label.signum() * score)
 }
 
 /// Both sums over the rows of a column of ones. Four pairs of sums side by side: the additions do not wait for each other.
@@ -385,6 +395,12 @@ mod tests {
         Worker::new(LABELS.to_vec(), KEYS.len(), TrustRegion::default())
     }
 
+    /// Rows of label +1 count 2.5 times.
+    fn weighted() -> Worker {
+        let labels = LABELS.map(|label| if label > 0.0 { 2.5 } else { label });
+        Worker::new(labels.to_vec(), KEYS.len(), TrustRegion::default())
+    }
+
     fn gradient(worker: &mut Worker, rule: Curvature) -> (Vec<f64>, Vec<f64>) {
         let (mut g, mut u) = (vec![f64::NAN; 3], vec![f64::NAN; 3]);
         worker.gradient(&columns(), 0..3, rule, &mut g, &mut u);
@@ -393,9 +409,11 @@ mod tests {
 
     #[test]
     fn gradient_is_the_slope_of_the_loss() {
-        let mut worker = worker();
-        worker.apply(&columns(), 0..3, &[0.3, -0.7, 1.1], &[true; 3]);
-        for rule in [Curvature::Published, Curvature::Safe] {
+        for (mut worker, rule) in [worker(), weighted()]
+            .into_iter()
+            .flat_map(|worker| [(worker.clone(), Curvature::Published), (worker, Curvature::Safe)])
+        {
+            worker.apply(&columns(), 0..3, &[0.3, -0.7, 1.1], &[true; 3]);
             let (g, _) = gradient(&mut worker, rule);
             for (j, g) in g.into_iter().enumerate() {
                 let loss = |step: f64| {
@@ -413,8 +431,11 @@ mod tests {
     /// The promise of [`Curvature::Safe`]: for any joint step inside the trust region.
     #[test]
     fn safe_curvature_bounds_every_joint_step() {
-        let mut worker = worker();
-        for start in [[0.0, 0.0, 0.0], [0.3, -0.7, 1.1], [4.0, -4.0, -4.0]] {
+        let starts = [[0.0, 0.0, 0.0], [0.3, -0.7, 1.1], [4.0, -4.0, -4.0]];
+        for (mut worker, start) in [worker(), weighted()]
+            .iter()
+            .flat_map(|worker| starts.map(|start| (worker.clone(), start)))
+        {
             worker.apply(&columns(), 0..3, &start, &[true; 3]);
             let (g, u) = gradient(&mut worker, Curvature::Safe);
             let deltas = worker.deltas.clone();
@@ -427,6 +448,34 @@ mod tests {
                 let model = (0..3).map(|j| (g[j] + 0.5 * u[j] * step[j]) * step[j]).sum::<f64>();
                 assert!(moved.loss() <= worker.loss() + model + 1e-12, "{start:?} {step:?}");
             }
+        }
+    }
+
+    /// A weight of 3 is as good as the row three times.
+    #[test]
+    fn weights_count_rows() {
+        let one =
+            Columns { keys: &[1], starts: &[0, 2], rows: &[0, 1], values: Some(&[0.5, -2.0]) };
+        let many = Columns {
+            keys: &[1],
+            starts: &[0, 4],
+            rows: &[0, 1, 2, 3],
+            values: Some(&[0.5, 0.5, 0.5, -2.0]),
+        };
+        let mut found =
+            [(vec![3.0, -1.0], one), (vec![1.0, 1.0, 1.0, -1.0], many)].map(|(labels, columns)| {
+                let mut worker = Worker::new(labels, 1, TrustRegion::default());
+                worker.apply(&columns, 0..1, &[0.3], &[true]);
+                let sums = [Curvature::Published, Curvature::Safe].map(|rule| {
+                    let (mut g, mut u) = ([0.0], [0.0]);
+                    worker.gradient(&columns, 0..1, rule, &mut g, &mut u);
+                    [g[0], u[0]]
+                });
+                [&sums.concat()[..], &[worker.loss()]].concat()
+            });
+        let expected = found[1].clone();
+        for (found, expected) in found[0].iter_mut().zip(expected) {
+            assert!((*found / expected - 1.0).abs() < 1e-14, "{found} is not {expected}");
         }
     }
 
@@ -491,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "labels must be +1 or -1")]
+    #[should_panic(expected = "labels must have a sign")]
     fn other_labels_are_refused() {
         Worker::new(vec![0.0], 1, TrustRegion::default());
     }

@@ -10,6 +10,7 @@ use caravan_van::{KeyRange, Value};
 
 use super::correlations;
 use super::newton::{self, Model};
+use super::proximal::Proximal;
 use super::shard::Command;
 use super::train::{ask_workers, tell_servers};
 use super::worker::Order;
@@ -57,7 +58,8 @@ pub(super) struct Polished {
 /// Polishes the weights of one table.
 pub(super) struct Polish {
     support_max: usize,
-    lambda: f64,
+    /// For its penalties.
+    rule: Proximal,
     table: Table,
     pass_cost: f64,
     /// Whether weights are kept to single precision.
@@ -71,18 +73,23 @@ impl Polish {
     /// For passes over so many blocks, and over so many non-zeros of the worker that has most.
     pub(super) fn new(
         support_max: usize,
-        lambda: f64,
+        rule: Proximal,
         table: Table,
         (blocks, nonzeros): (usize, u64),
         (narrow, wire): (bool, Wire),
     ) -> Self {
         let pass_cost = blocks as f64 * BLOCK_COST + nonzeros as f64 * NONZERO_COST;
-        Polish { support_max, lambda, table, pass_cost, narrow, wire, settled: false }
+        Polish { support_max, rule, table, pass_cost, narrow, wire, settled: false }
     }
 
     /// What the filters of its table did to what the driver pulled.
     pub(super) fn traffic(&self, servers: &Worker) -> caravan_kv::Result<Traffic> {
         servers.traffic(self.table)
+    }
+
+    /// Begins anew, with other penalties.
+    pub(super) fn begin(&mut self, rule: Proximal) {
+        (self.rule, self.settled) = (rule, false);
     }
 
     /// Whether a step on a support of that size is worth more than the passes it costs, if they went on like the last.
@@ -109,6 +116,9 @@ impl Polish {
         let weights: Vec<Vec<(u64, f64)>> =
             tell_servers(servers, weights_table, &Command::Weights)?;
         let mut weights: Vec<(u64, f64)> = weights.into_iter().flatten().collect();
+        if weights.len() > self.support_max {
+            return Ok(from); // with the intercept
+        }
         let mut at = from;
         self.settled = !self.step(cluster, servers, weights_table, &mut weights, &mut at)?;
         Ok(at)
@@ -127,7 +137,10 @@ impl Polish {
         let workers = cluster.config().workers;
         let _pushed: Vec<()> = ask_workers(cluster, &Order::Gram { support: keys.clone() })?;
         let packed = receive(servers, self.table, workers, (keys.len(), self.wire))?;
-        let model = Model::new(self.lambda, from.clone(), &packed);
+        let penalties = keys.iter().map(|&key| self.rule.penalties(key));
+        let (lambda, l2): (Vec<f64>, Vec<f64>) = penalties.unzip();
+        let mut model = Model::new(lambda, from.clone(), &packed);
+        model.add_ridge(&l2);
         let mut best = model.minimise();
         if self.narrow {
             best.iter_mut().for_each(|weight| *weight = f64::from(*weight as f32));
@@ -144,7 +157,8 @@ impl Polish {
         };
         let objectives = newton::SHARES.iter().enumerate().map(|(at, &share)| {
             let loss: f64 = losses.iter().map(|losses| losses[at]).sum();
-            loss + self.lambda * on_the_way(share).map(f64::abs).sum::<f64>()
+            let weights = keys.iter().zip(on_the_way(share));
+            loss + weights.map(|(&key, weight)| self.rule.penalty(key, weight)).sum::<f64>()
         });
         let objectives: Vec<f64> = objectives.collect();
         let Some((share, objective)) = newton::choose(at.objective, slope, &objectives) else {
@@ -162,7 +176,8 @@ impl Polish {
         }
         let _set: Vec<()> = ask_workers(cluster, &Order::Set { weights: chosen })?;
         *weights = pairs.into_iter().filter(|&(_, weight)| weight != 0.0).collect();
-        *at = Polished { objective, nonzeros: weights.len() };
+        let penalised = weights.iter().filter(|&&(key, _)| self.rule.free != Some(key));
+        *at = Polished { objective, nonzeros: penalised.count() };
         Ok(true)
     }
 }
