@@ -6,7 +6,7 @@
 mod vans;
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 use caravan_learn::data::clicks::{self, Clicks, Format};
@@ -21,13 +21,12 @@ fn data() -> PathBuf {
 }
 
 /// On sockets, where all that is sent is counted: in shared memory long values are read where they lie.
-fn train(file: &PathBuf, list: &str, change: impl FnOnce(&mut Job)) -> Trained {
-    let config =
-        ClusterConfig { servers: 2, workers: 2, threads: 1, node: vans::node(Van::Tcp) };
+fn train(file: &Path, list: &str, change: impl FnOnce(&mut Job)) -> Trained {
+    let config = ClusterConfig { servers: 2, workers: 2, threads: 1, node: vans::node(Van::Tcp) };
     let launch = Launch::Threads(dbpg::handles(Handles::default()), dbpg::apps(Apps::default()));
     let mut cluster = Cluster::launch(&config, launch).unwrap();
     let filters = list.parse::<Filters>().unwrap();
-    let mut job = Job { filters, ..Job::new(vec![file.clone()], 10.0) };
+    let mut job = Job { filters, ..Job::new(vec![file.to_path_buf()], 10.0) };
     change(&mut job);
     let trained = dbpg::train(&mut cluster, &job, |_| {}).unwrap();
     cluster.shutdown().unwrap();
@@ -55,7 +54,11 @@ fn all_filters_leave_a_tenth_of_the_bytes_and_all_of_the_objective() {
         let (workers, servers) = bytes(&some);
         assert!(workers < from_workers && servers < from_servers, "{list}");
         if list == "all" {
-            assert!(10 * workers < from_workers && 10 * servers < from_servers, "{:?}", some.traffic);
+            assert!(
+                10 * workers < from_workers && 10 * servers < from_servers,
+                "{:?}",
+                some.traffic
+            );
             let chain: Vec<_> = some.traffic.iter().filter(|row| row.filter != "all").collect();
             assert!(chain.len() > 6, "{chain:?}");
             for pair in chain.windows(2) {
