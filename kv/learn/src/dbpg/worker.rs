@@ -467,7 +467,8 @@ impl Pass<'_> {
             self.compute(task, block)?;
         }
         let loss = self.loss()?;
-        let counted = self.counted()?;
+        let is_whole = blocks.len() == self.training.blocks.len();
+        let counted = self.counted(is_whole)?;
         Ok(Passed {
             loss,
             busy_seconds: self.training.busy.as_secs_f64(),
@@ -478,10 +479,12 @@ impl Pass<'_> {
         })
     }
 
-    /// What has been counted since the start.
-    fn counted(&mut self) -> caravan_kv::Result<Counted> {
+    /// What has been counted since the start, after a pass over all blocks or some.
+    fn counted(&mut self, is_whole: bool) -> caravan_kv::Result<Counted> {
         let Training { table, polish, counted, screened, .. } = &mut *self.training;
-        counted.dropped(*screened);
+        if is_whole {
+            counted.dropped(*screened);
+        }
         let worker = &self.node.worker;
         let tables = polish.iter().chain([&*table]).try_fold(counted.tables, |sum, table| {
             worker.traffic(*table).map(|traffic| sum.plus(&traffic))
