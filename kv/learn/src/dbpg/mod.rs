@@ -32,6 +32,7 @@
 pub mod blocks;
 mod cholesky;
 mod correlations;
+mod cost;
 pub mod example;
 mod filters;
 pub mod gradient;
