@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use caravan_kv::node::Numa;
+use caravan_learn::dbpg::Filters;
 use caravan_learn::dbpg::blocks::BLOCK_RATIO;
 use caravan_learn::model::Format;
 use caravan_van::Wait;
@@ -397,6 +398,9 @@ pub(crate) struct Method {
     /// Only the published first-order steps: no Newton steps on the support between passes
     #[arg(long)]
     pub(crate) no_newton: bool,
+    /// What messages leave out: a list of screen, kkt, zero, narrow, quantize=BYTES, key-cache, snappy, seed=N; or all, or none
+    #[arg(long, value_name = "LIST", value_parser = filters, default_value = "screen,kkt")]
+    pub(crate) filters: Filters,
     /// A model whose weights to begin with, instead of 0
     #[arg(long, value_name = "FILE")]
     pub(crate) warm_start: Option<PathBuf>,
@@ -561,6 +565,10 @@ fn hexadecimal(text: &str) -> Result<u64, String> {
 
 fn count() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..)
+}
+
+fn filters(text: &str) -> Result<Filters, String> {
+    text.parse().map_err(|error: caravan_kv::Error| error.to_string())
 }
 
 fn positive(text: &str) -> Result<f64, String> {

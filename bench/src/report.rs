@@ -15,7 +15,7 @@ use crate::placement::PlacementCost;
 use crate::progress::Progress;
 use crate::rate::Rate;
 use crate::scale::{Calibration, Model, Scale};
-use crate::train::{Outcome, Pass, Prediction};
+use crate::train::{Outcome, Pass, Prediction, Traffic};
 use crate::units;
 use crate::verbs::doctor::RdmaDevice;
 use crate::verbs::{Op as VerbsOp, VerbsBandwidth, VerbsLatency};
@@ -50,6 +50,8 @@ pub(crate) enum Row {
     RdmaDevice(RdmaDevice),
     /// Of training, after each pass.
     Progress(Pass),
+    /// Of training, a filter of messages each.
+    Traffic(Traffic),
     /// Of training, last.
     Result(Outcome),
     /// Of `caravan predict`.
@@ -75,6 +77,7 @@ impl Row {
             | Row::Van(_)
             | Row::RdmaDevice(_)
             | Row::Progress(_)
+            | Row::Traffic(_)
             | Row::Result(_)
             | Row::Predict(_) => 0,
         }
@@ -136,6 +139,7 @@ impl Row {
                 ])
             ),
             Row::Progress(_) => Pass::HEADING.to_owned(),
+            Row::Traffic(_) => Traffic::HEADING.to_owned(),
             Row::VerbsLatency(row) => format!(
                 "\n# latency of {}: {}, closed loop, µs; {}\n{}",
                 row.device,
@@ -289,6 +293,7 @@ impl Row {
                 columns(&cells)
             }
             Row::Progress(pass) => pass.text(),
+            Row::Traffic(traffic) => traffic.text(),
             Row::Result(outcome) => outcome.text(),
             Row::Predict(prediction) => prediction.text(),
             Row::Wait(r) => {

@@ -16,7 +16,7 @@ use caravan_kv::node::Numa;
 use caravan_kv::{Cluster, ClusterConfig, Launch, NodeConfig, Van};
 use caravan_learn::data::clicks::{self, Clicks, Format};
 use caravan_learn::dbpg::gradient::Curvature;
-use caravan_learn::dbpg::{self, Job, Progress as Pass, blocks};
+use caravan_learn::dbpg::{self, Filters, Job, Progress as Pass, blocks};
 use caravan_van::sim::{Faults, Hosts, Network, Stragglers};
 use serde::{Deserialize, Serialize};
 
@@ -223,7 +223,7 @@ impl<'a> Bench<'a> {
             epsilon: 0.0,
             passes_max: self.passes,
             curvature: Curvature::Published,
-            screen: false,
+            filters: Filters { screen: false, ..Filters::default() },
             newton: None,
             ..Job::new(vec![self.data.train.clone()], self.args.lambda)
         }

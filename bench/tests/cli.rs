@@ -242,6 +242,8 @@ fn generated_clicks_are_the_same_twice() {
 
 /// Fields of the training rows, in order: a contract with scripts and dashboards.
 const PROGRESS: &str = "row pass seconds objective relative nnz active violation worker_busy worker_bytes_sent server_bytes_sent lambda delay threshold worker_seconds_min worker_seconds_max server_seconds polish_seconds other_seconds pass_seconds";
+const TRAFFIC: &str =
+    "row filter worker_bytes_in worker_bytes_out server_bytes_in server_bytes_out";
 const RESULT: &str = "row algorithm objective nnz passes seconds load_seconds peak_rss_mib test_logloss test_auc test_accuracy test_pr_auc lambda intercept converged";
 
 #[test]
@@ -256,11 +258,14 @@ fn a_trained_model_predicts() {
     let output = caravan(&line, &[]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
-    let (last, passes) = lines.split_last().unwrap();
+    let (last, lines) = lines.split_last().unwrap();
+    let (filters, passes): (Vec<_>, Vec<_>) =
+        lines.iter().partition(|line| line.contains("\"traffic\""));
     assert!(passes.len() > 2 && passes.iter().all(|line| fields(line) == PROGRESS), "{passes:?}");
+    assert!(filters.len() > 2 && filters.iter().all(|line| fields(line) == TRAFFIC), "{filters:?}");
     assert_eq!(fields(last), RESULT);
     let result: Value = serde_json::from_str(last).unwrap();
-    let first: Value = serde_json::from_str(&passes[0]).unwrap();
+    let first: Value = serde_json::from_str(passes[0]).unwrap();
     assert!(result["objective"].as_f64() < first["objective"].as_f64(), "{result}");
     assert!(first["worker_seconds_max"].as_f64() > Some(0.0), "{first}");
     assert!(first["server_seconds"].as_f64() > Some(0.0), "{first}");

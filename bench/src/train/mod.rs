@@ -10,7 +10,7 @@ use caravan_learn::dbpg::{self, Driver, Job, Trained};
 use caravan_learn::model::{Format, Model};
 use caravan_learn::replace_file::replace;
 
-pub(crate) use rows::{Outcome, Pass, Prediction, Quality};
+pub(crate) use rows::{Outcome, Pass, Prediction, Quality, Traffic};
 
 use crate::cli::{BlockOrder, Common, Dbpg};
 use crate::cluster;
@@ -72,6 +72,9 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
             write(&trained, args, &job, file)?;
         }
         progress.hidden(|| remark(&trained, common, args));
+        for traffic in &trained.traffic {
+            report.row(&Row::Traffic(Traffic::from(traffic)), &progress)?;
+        }
         report.row(&Row::Result(Outcome::of(&trained, test.as_ref())), &progress)?;
         if trained.stopped {
             stopped = file;
@@ -144,7 +147,8 @@ fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
     job.epsilon = method.epsilon;
     job.passes_max = if common.smoke { SMOKE_PASSES } else { method.passes };
     job.newton = job.newton.filter(|_| !method.no_newton);
-    job.screen = !method.no_newton;
+    job.filters = method.filters;
+    job.filters.screen &= !method.no_newton;
     let there = |file: &&PathBuf| file.exists();
     let start = method.warm_start.as_ref().or(args.outcome.resume.as_ref().filter(there));
     job.warm_start = start.map(|file| Model::read(file)).transpose()?;

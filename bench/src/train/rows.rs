@@ -85,6 +85,50 @@ pass   seconds       objective relative      nnz | KKT thr   active    viol | wr
     }
 }
 
+/// The row of a filter: what it made of all messages of a training run, in bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Traffic {
+    pub(crate) filter: String,
+    pub(crate) worker_bytes_in: u64,
+    pub(crate) worker_bytes_out: u64,
+    pub(crate) server_bytes_in: u64,
+    pub(crate) server_bytes_out: u64,
+}
+
+impl From<&dbpg::FilterTraffic> for Traffic {
+    fn from(traffic: &dbpg::FilterTraffic) -> Self {
+        Traffic {
+            filter: traffic.filter.to_owned(),
+            worker_bytes_in: traffic.worker_bytes_in,
+            worker_bytes_out: traffic.worker_bytes_out,
+            server_bytes_in: traffic.server_bytes_in,
+            server_bytes_out: traffic.server_bytes_out,
+        }
+    }
+}
+
+impl Traffic {
+    /// The lines above the first row.
+    pub(crate) const HEADING: &str = "
+# what each filter made of the messages, in MB (10^6)
+filter       | workers in       out    in/out | servers in       out    in/out";
+
+    /// The row for people.
+    pub(crate) fn text(&self) -> String {
+        let end = |before: u64, after: u64| {
+            let (before, after) = (before as f64 / 1e6, after as f64 / 1e6);
+            let ratio = if after > 0.0 { before / after } else { 1.0 };
+            format!("{before:>10.3} {after:>9.3} {ratio:>9.2}")
+        };
+        format!(
+            "{:<12} | {} | {}",
+            self.filter,
+            end(self.worker_bytes_in, self.worker_bytes_out),
+            end(self.server_bytes_in, self.server_bytes_out)
+        )
+    }
+}
+
 /// The last row of training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Outcome {

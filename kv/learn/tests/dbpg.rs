@@ -12,7 +12,7 @@ use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::reference::{Settings, solve};
-use caravan_learn::dbpg::{self, Job, Progress, Trained};
+use caravan_learn::dbpg::{self, Filters, Job, Progress, Trained};
 
 /// The example set as a file that this process can read. It is written once: other tests may be reading it.
 fn example_file() -> PathBuf {
@@ -54,7 +54,7 @@ fn published(blocks: usize) -> Job {
         reset_every: None,
         epsilon: 1e-6,
         passes_max: 300,
-        screen: false,
+        filters: Filters { screen: false, ..Filters::default() },
         newton: None,
         ..Job::new(vec![example_file()], 1.0)
     }

@@ -17,7 +17,7 @@ use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::gradient::{self, Curvature};
 use caravan_learn::dbpg::proximal::Proximal;
 use caravan_learn::dbpg::reference::{Part, Settings, solve};
-use caravan_learn::dbpg::{self, Driver, Job, Trained};
+use caravan_learn::dbpg::{self, Driver, Filters, Job, Trained};
 use caravan_learn::model::Model;
 
 /// λ₂, whether there is an intercept, and the weight of positive rows.
@@ -142,7 +142,7 @@ fn with_reference(variant: (f64, bool, f64), servers: usize, workers: usize, fil
             blocks: Some(12),
             reset_every: None,
             passes_max: settings.passes_max,
-            screen: false,
+            filters: Filters { screen: false, ..Filters::default() },
             newton: None,
             ..job(file, 1.0, variant)
         };

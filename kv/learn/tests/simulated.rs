@@ -10,7 +10,7 @@ use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
 use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::reference::{Settings, solve};
-use caravan_learn::dbpg::{self, Job, Progress};
+use caravan_learn::dbpg::{self, Filters, Job, Progress};
 use caravan_van::sim::{Faults, Hosts, Network};
 
 /// The example set as a file.
@@ -51,7 +51,7 @@ fn published(name: &str) -> Job {
         reset_every: None,
         epsilon: 1e-6,
         passes_max: 300,
-        screen: false,
+        filters: Filters { screen: false, ..Filters::default() },
         newton: None,
         ..Job::new(vec![example_file(name)], 1.0)
     }

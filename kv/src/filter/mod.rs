@@ -21,6 +21,9 @@
 //! sizes come first, and what doesn't add up is refused with a reason. Where a block would not be shorter than the values,
 //! they go as they are.
 //!
+//! Which rows carry nothing is up to whoever pushes and to the table's handle: of a KKT filter the bits are here, its threshold
+//! and its reset are the algorithm's (`caravan_learn::dbpg`).
+//!
 //! What is pulled is state, and workers that were told different roundings of it would go separate ways: so nothing lossy is done to answers.
 //! What is pushed to a table that replaces rows is state, too; what is pushed to one that adds is a contribution, of which the
 //! sum counts. So lossy stages need rows to which floating-point numbers are added ([`Filters::check`] has the rules).

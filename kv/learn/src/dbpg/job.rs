@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::Serialize;
 
 use super::blocks;
+use super::filters::{FilterTraffic, Filters};
 use super::gradient::Curvature;
 use super::polish::{self, SUPPORT_MAX};
 use super::proximal::Proximal;
@@ -55,8 +56,8 @@ pub struct Job {
     pub kkt_ratio: f64,
     /// Passes after which the filter is reset in any case.
     pub reset_every: Option<u64>,
-    /// Whether columns that are 0 in every solution are dropped first.
-    pub screen: bool,
+    /// What messages leave out. The KKT filter is off without `kkt`, whatever its ratio.
+    pub filters: Filters,
     /// The largest support that Newton's method polishes between passes; `None` is the plain published method.
     pub newton: Option<usize>,
     /// Threads each worker reads with.
@@ -86,7 +87,7 @@ impl Job {
             passes_max: 1000,
             kkt_ratio: KKT_RATIO,
             reset_every: Some(RESET_EVERY),
-            screen: true,
+            filters: Filters::default(),
             newton: Some(SUPPORT_MAX),
             threads: 1,
             stop: Arc::default(),
@@ -231,4 +232,6 @@ pub struct Trained {
     pub blocks: usize,
     /// Weights of [`Job::warm_start`] that were left out: the data does not have their keys, or they are 0 in every solution.
     pub left_out: usize,
+    /// What each filter has made of the messages so far.
+    pub traffic: Vec<FilterTraffic>,
 }

@@ -31,8 +31,10 @@
 
 pub mod blocks;
 mod cholesky;
+mod correlations;
 mod cost;
 pub mod example;
+mod filters;
 pub mod gradient;
 mod job;
 mod logistic;
@@ -47,6 +49,7 @@ mod shard;
 mod train;
 mod worker;
 
+pub use filters::{FilterTraffic, Filters};
 pub use job::{Job, PRIOR_ROUNDS, Progress, Times, Trained};
 pub use polish::SUPPORT_MAX;
 pub use shard::{HANDLE, Shard};

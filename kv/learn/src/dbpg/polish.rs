@@ -4,9 +4,11 @@
 //! added up here in the order of ranks, so that a run repeats itself; their losses on the way to the new weights come with
 //! the answer. Workers and servers then set the weights, as if by a pass. The numbers are [`super::newton`]'s.
 
+use caravan_kv::filter::{Filters, Traffic};
 use caravan_kv::{Cluster, Store, Table, TableSpec, ValueType, Worker};
-use caravan_van::KeyRange;
+use caravan_van::{KeyRange, Value};
 
+use super::correlations;
 use super::newton::{self, Model};
 use super::proximal::Proximal;
 use super::shard::Command;
@@ -60,6 +62,9 @@ pub(super) struct Polish {
     rule: Proximal,
     table: Table,
     pass_cost: f64,
+    /// Whether weights are kept to single precision.
+    narrow: bool,
+    wire: Wire,
     /// Whether the last polish left nothing to gain on its support.
     settled: bool,
 }
@@ -71,9 +76,15 @@ impl Polish {
         rule: Proximal,
         table: Table,
         (blocks, nonzeros): (usize, u64),
+        (narrow, wire): (bool, Wire),
     ) -> Self {
         let pass_cost = blocks as f64 * BLOCK_COST + nonzeros as f64 * NONZERO_COST;
-        Polish { support_max, rule, table, pass_cost, settled: false }
+        Polish { support_max, rule, table, pass_cost, narrow, wire, settled: false }
+    }
+
+    /// What the filters of its table did to what the driver pulled.
+    pub(super) fn traffic(&self, servers: &Worker) -> caravan_kv::Result<Traffic> {
+        servers.traffic(self.table)
     }
 
     /// Begins anew, with other penalties.
@@ -125,12 +136,15 @@ impl Polish {
         let (keys, from): (Vec<u64>, Vec<f64>) = weights.iter().copied().unzip();
         let workers = cluster.config().workers;
         let _pushed: Vec<()> = ask_workers(cluster, &Order::Gram { support: keys.clone() })?;
-        let packed = receive(servers, self.table, workers, keys.len())?;
+        let packed = receive(servers, self.table, workers, (keys.len(), self.wire))?;
         let penalties = keys.iter().map(|&key| self.rule.penalties(key));
         let (lambda, l2): (Vec<f64>, Vec<f64>) = penalties.unzip();
         let mut model = Model::new(lambda, from.clone(), &packed);
         model.add_ridge(&l2);
-        let best = model.minimise();
+        let mut best = model.minimise();
+        if self.narrow {
+            best.iter_mut().for_each(|weight| *weight = f64::from(*weight as f32));
+        }
         let slope = model.slope(&best);
         if slope.is_nan() || slope >= -SETTLED * at.objective {
             return Ok(false);
@@ -168,22 +182,42 @@ impl Polish {
     }
 }
 
-/// The table that carries parts of supports up to that size. Row `piece * workers + rank` holds a worker's numbers from
-/// `piece * PIECE` on; rows are written over by the next step.
-///
-/// The Hessian travels in single precision, which a Newton step does not notice: only the gradient says where the minimum is,
-/// and each of its numbers goes as two, the second what the first leaves.
-pub(super) fn table(support_max: usize, workers: usize) -> TableSpec {
-    let rows = wire_len(support_max).div_ceil(PIECE) * workers;
-    let keys = KeyRange::new(0, rows as u64).expect("there is a worker, and a weight");
-    let mut spec = TableSpec::new(TABLE, "hessian", ValueType::F32, 0).handle("assign").keys(keys);
-    spec.store = Store::Sparse;
-    spec
+/// How the numbers of a Hessian travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wire {
+    /// In single precision, which a Newton step does not notice: only the gradient says where the minimum is, and each of its
+    /// numbers goes as two, the second what the first leaves.
+    Single,
+    /// In two bytes (`correlations`).
+    Short,
 }
 
-/// Numbers on the wire for a support of n weights.
-fn wire_len(n: usize) -> usize {
-    newton::packed_len(n) + n
+impl Wire {
+    /// Numbers for a support of n weights.
+    fn len(self, n: usize) -> usize {
+        match self {
+            Wire::Single => newton::packed_len(n) + n,
+            Wire::Short => correlations::wire_len(n),
+        }
+    }
+}
+
+/// The table that carries parts of supports up to that size. Row `piece * workers + rank` holds a worker's numbers from
+/// `piece * PIECE` on; rows are written over by the next step.
+pub(super) fn table(
+    support_max: usize,
+    workers: usize,
+    (wire, filters): (Wire, Filters),
+) -> TableSpec {
+    let rows = wire.len(support_max).div_ceil(PIECE) * workers;
+    let keys = KeyRange::new(0, rows as u64).expect("there is a worker, and a weight");
+    let value = match wire {
+        Wire::Single => ValueType::F32,
+        Wire::Short => ValueType::I32,
+    };
+    let mut spec = TableSpec::new(TABLE, "hessian", value, 0).handle("assign").keys(keys);
+    spec.store = Store::Sparse;
+    spec.filters(filters)
 }
 
 /// Rows of a worker's numbers from number `from` on, as many as go at once, and how many numbers those are.
@@ -193,20 +227,36 @@ fn rows(rank: usize, workers: usize, (from, len): (usize, usize)) -> (Vec<u64>, 
     (pieces.map(|piece| (piece * workers + rank) as u64).collect(), count)
 }
 
-/// Writes a worker's numbers for a support of n weights to its rows; `place` is its rank and the number of workers.
+/// Writes a worker's numbers for a support of n weights to its rows; before them come its rank and the number of workers.
 pub(super) fn send(
     worker: &mut Worker,
     table: Table,
-    (rank, workers): (usize, usize),
-    (n, packed): (usize, &[f64]),
+    place: (usize, usize),
+    (n, packed, wire): (usize, &[f64], Wire),
 ) -> caravan_kv::Result<()> {
-    let gradient = &packed[packed.len() - n..];
-    let rest = gradient.iter().map(|g| (g - f64::from(*g as f32)) as f32);
-    let mut numbers = packed.iter().map(|number| *number as f32).chain(rest);
-    let len = wire_len(n);
+    match wire {
+        Wire::Single => {
+            let gradient = &packed[packed.len() - n..];
+            let rest = gradient.iter().map(|g| (g - f64::from(*g as f32)) as f32);
+            let numbers = packed.iter().map(|number| *number as f32).chain(rest);
+            push(worker, table, place, (numbers, wire.len(n)))
+        }
+        Wire::Short => {
+            let numbers = correlations::pack(n, packed);
+            push(worker, table, place, (numbers.into_iter(), wire.len(n)))
+        }
+    }
+}
+
+fn push<V: Value>(
+    worker: &mut Worker,
+    table: Table,
+    (rank, workers): (usize, usize),
+    (mut numbers, len): (impl Iterator<Item = V>, usize),
+) -> caravan_kv::Result<()> {
     for from in (0..len).step_by(PIECES * PIECE) {
         let (rows, count) = rows(rank, workers, (from, len));
-        let values: Vec<f32> = numbers.by_ref().take(count).collect();
+        let values: Vec<V> = numbers.by_ref().take(count).collect();
         let lengths: Vec<u32> = values.chunks(PIECE).map(|piece| piece.len() as u32).collect();
         let pushed = worker.push_varying(table, &rows, &lengths, &values)?;
         worker.wait(pushed)?;
@@ -219,27 +269,50 @@ fn receive(
     servers: &mut Worker,
     table: Table,
     workers: usize,
-    n: usize,
+    (n, wire): (usize, Wire),
 ) -> caravan_kv::Result<Vec<f64>> {
-    let (len, packed_len) = (wire_len(n), newton::packed_len(n));
+    let (len, packed_len) = (wire.len(n), newton::packed_len(n));
     let mut sum = vec![0.0; packed_len];
     for rank in 0..workers {
-        for from in (0..len).step_by(PIECES * PIECE) {
-            let (rows, count) = rows(rank, workers, (from, len));
-            let pulled = servers.pull(table, &rows)?;
-            let answer = servers.wait(pulled)?;
-            let part = answer.values::<f32>();
-            if part.len() != count {
-                return Err(caravan_kv::Error::Config(format!(
-                    "worker {rank} has left {} numbers of its Hessian, not {count}",
-                    part.len()
-                )));
-            }
-            for (at, number) in (from..).zip(part) {
-                // Beyond the gradient lies what it left.
-                sum[if at < packed_len { at } else { at - n }] += f64::from(*number);
+        match wire {
+            Wire::Single => pull(servers, table, (rank, workers), len, |from, part: &[f32]| {
+                for (at, number) in (from..).zip(part) {
+                    // Beyond the gradient lies what it left.
+                    sum[if at < packed_len { at } else { at - n }] += f64::from(*number);
+                }
+            })?,
+            Wire::Short => {
+                let mut numbers = Vec::with_capacity(len);
+                pull(servers, table, (rank, workers), len, |_, part: &[i32]| {
+                    numbers.extend_from_slice(part);
+                })?;
+                correlations::add(n, &numbers, &mut sum);
             }
         }
     }
     Ok(sum)
+}
+
+/// Calls `take` with all of a worker's numbers, piece by piece, and the place of the first.
+fn pull<V: Value>(
+    servers: &mut Worker,
+    table: Table,
+    (rank, workers): (usize, usize),
+    len: usize,
+    mut take: impl FnMut(usize, &[V]),
+) -> caravan_kv::Result<()> {
+    for from in (0..len).step_by(PIECES * PIECE) {
+        let (rows, count) = rows(rank, workers, (from, len));
+        let pulled = servers.pull(table, &rows)?;
+        let answer = servers.wait(pulled)?;
+        let part = answer.values::<V>();
+        if part.len() != count {
+            return Err(caravan_kv::Error::Config(format!(
+                "worker {rank} has left {} numbers of its Hessian, not {count}",
+                part.len()
+            )));
+        }
+        take(from, part);
+    }
+    Ok(())
 }

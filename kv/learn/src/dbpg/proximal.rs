@@ -13,6 +13,17 @@ use std::ops::Range;
 /// Keeps the step finite where no row bends the loss.
 const CURVATURE_FLOOR: f64 = 1e-10;
 
+/// A curvature as its logarithm, which keeps small ones apart when numbers are rounded to a few bytes between the least and the
+/// greatest; [`from_logarithm`] undoes it.
+pub(super) fn logarithm(curvature: f64) -> f64 {
+    curvature.max(CURVATURE_FLOOR).ln()
+}
+
+/// The curvature with that logarithm.
+pub(super) fn from_logarithm(logarithm: f64) -> f64 {
+    logarithm.exp()
+}
+
 /// The step's constants, the same for every coordinate and pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Proximal {
@@ -115,6 +126,7 @@ pub struct Shard {
     deltas: Vec<f64>,
     active: Vec<bool>,
     steepest: f64,
+    narrow: bool,
 }
 
 impl Shard {
@@ -127,7 +139,14 @@ impl Shard {
             deltas: Vec::new(),
             active: Vec::new(),
             steepest: 0.0,
+            narrow: false,
         }
+    }
+
+    /// The same shard, which keeps its weights to single precision.
+    pub fn narrow(mut self, narrow: bool) -> Self {
+        self.narrow = narrow;
+        self
     }
 
     /// Adds the coordinates among `keys` (sorted, unique) that are new: weight 0, active. The
@@ -137,7 +156,7 @@ impl Shard {
     /// If `keys` is not sorted and unique.
     pub fn insert_keys(&mut self, keys: &[u64]) {
         assert!(keys.is_sorted_by(|a, b| a < b), "keys must be sorted and unique");
-        let old = std::mem::replace(self, Self::new(self.rule));
+        let old = std::mem::replace(self, Self::new(self.rule).narrow(self.narrow));
         self.steepest = old.steepest;
         let (mut i, mut j) = (0, 0);
         while i < old.keys.len() || j < keys.len() {
@@ -231,8 +250,12 @@ impl Shard {
                 let slope = (sum.gradient[i], sum.curvature[i]);
                 self.rule.step(self.keys[k], self.weights[k], slope, self.deltas[k])
             };
+            let weight = self.weights[k] + step;
+            // Workers see the step that was made, and follow δ by that.
+            let rounded = if self.narrow { f64::from(weight as f32) } else { weight };
+            let step = if self.narrow { rounded - self.weights[k] } else { step };
             self.deltas[k] = self.rule.trust.after(step);
-            self.weights[k] += step;
+            self.weights[k] = rounded;
         }
     }
 

@@ -22,6 +22,7 @@
 //!
 //! Place: load > **screening** > blocks.
 
+use caravan_kv::filter::Filters;
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{TableSpec, ValueType};
 use caravan_van::{KeyRange, Pool, Value};
@@ -36,8 +37,8 @@ pub(super) const HANDLE: &str = "dbpg-screen";
 const TABLE: u32 = 3;
 
 /// A table for keys of that range: P and N for each.
-pub(super) fn table(keys: KeyRange) -> TableSpec {
-    TableSpec::new(TABLE, "bounds", ValueType::F32, 2).keys(keys).handle(HANDLE)
+pub(super) fn table(keys: KeyRange, filters: Filters) -> TableSpec {
+    TableSpec::new(TABLE, "bounds", ValueType::F32, 2).keys(keys).handle(HANDLE).filters(filters)
 }
 
 /// This worker's P and N of each column: `[columns]`. `labels: [rows]`.

@@ -7,7 +7,7 @@
 //! Requests name active columns only, so what the KKT filter has put out costs nothing. Both sides know which those are: a
 //! pass begins when every worker has applied all pulls of the one before, and a column's filter bit changes only in the step
 //! of its own block. With an exact delay pulls stay under way from pass to pass; then requests name all columns, and a push
-//! carries nothing for a filtered one.
+//! carries nothing for a filtered one. So do they where lists of keys are named instead of sent, and stay the same for that.
 //!
 //! Path: 10 and 11 of 13. The numbers are [`super::proximal`]'s; nothing is computed here.
 
@@ -38,6 +38,10 @@ pub(crate) struct Options {
     pub(crate) delta_init: f64,
     pub(crate) delta_max: f64,
     pub(crate) workers: usize,
+    /// Whether weights are kept to single precision.
+    pub(crate) narrow: bool,
+    /// Whether pushes are rounded, and curvatures come as logarithms for that.
+    pub(crate) rounds: bool,
     /// First and last key of each block.
     pub(crate) blocks: Vec<(u64, u64)>,
 }
@@ -81,6 +85,7 @@ pub struct Shard {
     blocks: Vec<KeyBlock>,
     /// Positions of each block's coordinates.
     ranges: Vec<Range<usize>>,
+    rounds: bool,
     /// Workers that have named their keys, and the positions of those.
     announced: Vec<(u32, Held)>,
     threshold: f64,
@@ -134,7 +139,9 @@ impl Shard {
         let blocks: Vec<_> =
             options.blocks.iter().map(|&(first, last)| KeyBlock { first, last }).collect();
         Ok(Shard {
-            state: proximal::Shard::new(Proximal { lambda, l2, free, learning_rate, trust }),
+            state: proximal::Shard::new(Proximal { lambda, l2, free, learning_rate, trust })
+                .narrow(options.narrow),
+            rounds: options.rounds,
             workers,
             ranges: Vec::new(),
             blocks,
@@ -241,7 +248,8 @@ impl Shard {
         let (mut g, mut u, mut active) = (Vec::new(), Vec::new(), Vec::new());
         for pair in &mut pairs {
             g.push(pair.map_or(0.0, |pair| pair[0]));
-            u.push(pair.map_or(0.0, |pair| pair[1]));
+            let curvature = |u: f64| if self.rounds { proximal::from_logarithm(u) } else { u };
+            u.push(pair.map_or(0.0, |pair| curvature(pair[1])));
             active.push(pair.is_some());
         }
         sum.get_or_insert_with(|| BlockSum::new(range.len())).add(&positions, &g, &u, &active);

@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use caravan_kv::error::with_sources;
+use caravan_kv::filter::Filters as TableFilters;
 use caravan_kv::{Apps, Cluster, Handles, Store, Table, TableSpec, Target, ValueType, Worker};
 use caravan_van::KeyRange;
 use serde::de::DeserializeOwned;
 
 use super::blocks::{self, KeyBlock};
+use super::filters::{self, Counted, LOSSLESS_FROM};
 use super::job::{Job, PRIOR_ROUNDS, Progress, Times, Trained};
 use super::pace::Pace;
-use super::polish::{self, Polish, Polished};
+use super::polish::{self, Polish, Polished, Wire};
 use super::proximal::Proximal;
 use super::schedule::{self, FILTER_OFF, Stop, StopRule};
 use super::screen;
@@ -74,6 +76,9 @@ pub struct Driver<'a> {
     began: Duration,
     pace: Pace,
     task: u64,
+    /// Whether values are pushed as they are: from some pass on.
+    lossless: bool,
+    counted: Counted,
     left_out: usize,
     rss: BTreeMap<u32, f64>,
 }
@@ -105,7 +110,8 @@ impl<'a> Driver<'a> {
         let rule = Proximal { free: intercept_key(job, keys)?, ..job.proximal };
         let mut servers = cluster.client()?;
         let began = servers.now();
-        let loaded = if job.screen { screen(cluster, &mut servers, job, keys)? } else { loaded };
+        let loaded =
+            if job.filters.screen { screen(cluster, &mut servers, job, keys)? } else { loaded };
         let nonzeros = loaded.iter().map(|loaded| loaded.nonzeros).sum();
         let most = loaded.iter().map(|loaded| loaded.nonzeros).max().unwrap_or(0);
         // Where nothing is left all weights are 0, which a pass over nothing finds out as well as any.
@@ -121,10 +127,14 @@ impl<'a> Driver<'a> {
                 "a delay of a quarter of the blocks or more may diverge: use more blocks, or let the delay adapt itself"
             );
         }
-        let spec = table(&rule, &blocks, keys, cluster.config().workers);
+        let spec = table(&rule, &blocks, keys, (cluster.config().workers, &job.filters.table));
         let table = servers.create_table(&spec)?;
-        let polish =
-            job.newton.map(|support_max| polish::table(support_max, cluster.config().workers));
+        let filters = &job.filters.table;
+        let wire = if filters.quantize.is_some() { Wire::Short } else { Wire::Single };
+        let polish = job.newton.map(|support_max| {
+            let how = (wire, filters::of_numbers(filters));
+            polish::table(support_max, cluster.config().workers, how)
+        });
         let begin = worker::Order::Begin {
             table: spec,
             polish: polish.clone(),
@@ -135,7 +145,9 @@ impl<'a> Driver<'a> {
         let polish = match (job.newton, polish) {
             (Some(support_max), Some(spec)) => {
                 let table = servers.create_table(&spec)?;
-                Some(Polish::new(support_max, rule, table, (blocks.len(), most)))
+                let cost = (blocks.len(), most);
+                let how = (filters.narrow, wire);
+                Some(Polish::new(support_max, rule, table, cost, how))
             }
             _ => None,
         };
@@ -152,6 +164,8 @@ impl<'a> Driver<'a> {
             began,
             pace: Pace::new(job.delay, job.adapt_delay),
             task: 1,
+            lossless: false,
+            counted: Counted::default(),
             left_out: 0,
             rss: BTreeMap::new(),
         };
@@ -199,6 +213,7 @@ impl<'a> Driver<'a> {
             )));
         }
         let mut reset = self.set_lambda(lambda)?;
+        self.lossless = false;
         self.visit_prior()?;
         let mut rule = StopRule::new(self.job.epsilon).reset_every(self.job.reset_every);
         self.pace = Pace::new(self.job.delay, self.job.adapt_delay);
@@ -237,8 +252,19 @@ impl<'a> Driver<'a> {
             peak_rss_mib: self.rss.values().sum(),
             rows: self.rows,
             blocks: self.blocks.len(),
+            traffic: self.traffic()?.rows(&self.job.filters),
             left_out: self.left_out,
         })
+    }
+
+    /// What all workers have counted, and what servers have sent to the driver.
+    fn traffic(&self) -> caravan_kv::Result<Counted> {
+        let mut counted = self.counted;
+        if let Some(polish) = &self.polish {
+            counted.tables.received = counted.tables.plus(&polish.traffic(&self.servers)?).received;
+        }
+        counted.frames.pulled += self.servers.counters().bytes_received;
+        Ok(counted)
     }
 
     /// The smallest λ at which all weights are 0: the largest |g_j| there, with the intercept at its best.
@@ -248,6 +274,7 @@ impl<'a> Driver<'a> {
     pub fn lambda_max(&mut self) -> crate::Result<f64> {
         let mut find = || {
             self.set_lambda(LAMBDA_HUGE)?;
+            self.lossless = true;
             let mut rule = StopRule::new(LAMBDA_MAX_EPSILON);
             let mut steepest = 0.0;
             for pass in 0..LAMBDA_MAX_PASSES {
@@ -310,9 +337,14 @@ impl<'a> Driver<'a> {
     ) -> caravan_kv::Result<Vec<Passed>> {
         let (first, exact) = (self.task, self.job.exact_delay);
         self.task += blocks.len() as u64;
-        let command = Command::Pass { first, blocks: blocks.clone(), threshold, reset, all: exact };
+        let (all, lossless) = (exact || self.job.filters.table.key_cache, self.lossless);
+        let command = Command::Pass { first, blocks: blocks.clone(), threshold, reset, all };
         self.command(&command)?;
-        ask_workers(self.cluster, &worker::Order::Pass { first, blocks, delay, exact, reset })
+        let order = worker::Order::Pass { first, blocks, delay, exact, reset, lossless };
+        let passed: Vec<Passed> = ask_workers(self.cluster, &order)?;
+        let counted = passed.iter().map(|passed| &passed.counted);
+        self.counted = counted.fold(Counted::default(), |sum, counted| sum.plus(counted));
+        Ok(passed)
     }
 
     /// One pass, and the polish after it. Returns the largest gradient at a zero weight as well.
@@ -326,7 +358,9 @@ impl<'a> Driver<'a> {
         let (job, delay) = (self.job, self.pace.delay());
         let began = self.servers.now();
         let violation = last.map(|last| last.violation);
-        let threshold = schedule::kkt_threshold(violation, self.rows, job.kkt_ratio);
+        let ratio = if job.filters.kkt { job.kkt_ratio } else { f64::INFINITY };
+        let threshold = schedule::kkt_threshold(violation, self.rows, ratio);
+        self.lossless |= last.is_some_and(|last| last.relative <= LOSSLESS_FROM.max(job.epsilon));
         let blocks = job.order.of_pass(pass, self.blocks.len());
         let passed = self.tasks(blocks, threshold, delay, reset)?;
         let took = self.servers.now() - began;
@@ -358,8 +392,8 @@ impl<'a> Driver<'a> {
             active: reports.iter().map(|report| report.active).sum(),
             violation: (steepest - self.rule.lambda).max(0.0),
             worker_busy: busy(&passed, took),
-            worker_bytes_sent: passed.iter().map(|passed| passed.bytes_sent).sum(),
-            server_bytes_sent: passed.iter().map(|passed| passed.bytes_received).sum(),
+            worker_bytes_sent: self.counted.frames.pushed,
+            server_bytes_sent: self.counted.frames.pulled,
             threshold,
             lambda: self.rule.lambda,
             delay,
@@ -427,7 +461,7 @@ fn screen(
     (first, last): (u64, u64),
 ) -> caravan_kv::Result<Vec<Loaded>> {
     let keys = KeyRange::new(first, last.wrapping_add(1)).unwrap_or(KeyRange::ALL);
-    let spec = screen::table(keys);
+    let spec = screen::table(keys, filters::of_numbers(&job.filters.table));
     let table = servers.create_table(&spec)?;
     let lambda = job.proximal.lambda;
     let share = lambda / cluster.config().workers as f64;
@@ -443,7 +477,7 @@ fn table(
     rule: &Proximal,
     blocks: &[KeyBlock],
     (first, last): (u64, u64),
-    workers: usize,
+    (workers, filters): (usize, &TableFilters),
 ) -> TableSpec {
     let Proximal { lambda, l2, free, learning_rate, trust } = *rule;
     let blocks = blocks.iter().map(|block| (block.first, block.last)).collect();
@@ -455,9 +489,12 @@ fn table(
         delta_init: trust.init,
         delta_max: trust.max,
         workers,
+        narrow: filters.narrow,
+        rounds: filters.quantize.is_some(),
         blocks,
     };
-    let mut spec = TableSpec::new(TABLE, "weights", ValueType::F64, 0).handle(HANDLE);
+    let mut spec =
+        TableSpec::new(TABLE, "weights", ValueType::F64, 0).handle(HANDLE).filters(*filters);
     if let Some(range) = KeyRange::new(first, free.unwrap_or(last).wrapping_add(1)) {
         spec = spec.keys(range);
     }

@@ -10,14 +10,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use caravan_kv::error::with_sources;
+use caravan_kv::filter::Traffic;
 use caravan_kv::{App, Table, TableSpec, Timestamp, WorkerNode};
 use serde::{Deserialize, Serialize};
 
 use super::blocks::KeyBlock;
 use super::cost;
+use super::filters::{Bytes, Counted};
 use super::gradient::{Columns, Curvature, TrustRegion, Worker};
 use super::newton::Support;
-use super::polish;
+use super::polish::{self, Wire};
+use super::proximal;
 use super::screen;
 use super::shard::Options;
 use crate::data::{self, libsvm};
@@ -46,7 +49,7 @@ pub(crate) enum Order {
     /// Begin with these weights, where you hold their keys. Sorted by key.
     Start { weights: Vec<(u64, f64)> },
     /// Run the tasks numbered from `first`, in the order of `blocks`. Answered with [`Passed`].
-    Pass { first: u64, blocks: Vec<usize>, delay: u64, exact: bool, reset: bool },
+    Pass { first: u64, blocks: Vec<usize>, delay: u64, exact: bool, reset: bool, lossless: bool },
     /// Between passes: push your part of the Hessian and gradient on these columns.
     Gram { support: Vec<u64> },
     /// Say what your loss is on the way to these weights of the support. Answered with a loss for each of `newton::SHARES`.
@@ -69,9 +72,8 @@ pub(crate) struct Passed {
     pub(crate) loss: f64,
     pub(crate) busy_seconds: f64,
     pub(crate) columns_computed: usize,
-    /// Since the start, as the transport counts them.
-    pub(crate) bytes_sent: u64,
-    pub(crate) bytes_received: u64,
+    /// Since the start.
+    pub(crate) counted: Counted,
     pub(crate) peak_rss_mib: f64,
     pub(crate) process: u32,
 }
@@ -81,6 +83,8 @@ pub(crate) struct Passed {
 pub struct Dbpg {
     data: Option<Data>,
     screening: Option<Screening>,
+    /// Columns that screening has dropped, and what that took.
+    screened: (u64, Traffic),
     training: Option<Training>,
 }
 
@@ -91,6 +95,8 @@ struct Screening {
     bounds: Vec<[f32; 2]>,
     /// Above it they have been pushed.
     share: f64,
+    /// How many columns there were.
+    columns: u64,
 }
 
 const NOT_LOADED: &str = "there is nothing to screen: load first";
@@ -146,6 +152,13 @@ struct Training {
     pending: VecDeque<Pending>,
     busy: Duration,
     columns_computed: usize,
+    /// Whether requests name all columns of a block.
+    names_all: bool,
+    /// Whether what is pushed is rounded, and so made fit for that.
+    rounds: bool,
+    counted: Counted,
+    /// Columns that screening has dropped.
+    screened: u64,
     // Reused from task to task.
     gradient: Vec<f64>,
     curvatures: Vec<f64>,
@@ -158,7 +171,7 @@ impl Training {
     /// Leaves what to push for the columns `own` in `keys`, `lengths` and `values`, and returns the columns: those that the
     /// filter leaves in, or `all`, with nothing for the others.
     fn gradient(&mut self, columns: &Columns<'_>, own: Range<usize>, all: bool) -> Vec<u32> {
-        let Training { state, gradient, curvatures, keys, lengths, values, .. } = self;
+        let Training { state, gradient, curvatures, keys, lengths, values, rounds, .. } = self;
         gradient.resize(own.len(), 0.0);
         curvatures.resize(own.len(), 0.0);
         self.columns_computed +=
@@ -167,6 +180,7 @@ impl Training {
         lengths.clear();
         values.clear();
         let mut asked = Vec::new();
+        let columns_of_block = own.len();
         for ((j, &g), &u) in own.zip(&*gradient).zip(&*curvatures) {
             let active = state.active()[j];
             if active || all {
@@ -175,9 +189,10 @@ impl Training {
                 lengths.push(if active { 2 } else { 0 });
             }
             if active {
-                values.extend([g, u]);
+                values.extend([g, if *rounds { proximal::logarithm(u) } else { u }]);
             }
         }
+        self.counted.block(columns_of_block, asked.len(), values.len() / 2);
         asked
     }
 }
@@ -192,7 +207,9 @@ impl Training {
         self.support = Support::new(&data.columns(), data.labels.len(), keys);
         let pulls: Vec<f64> = self.state.pulls().collect();
         let packed = self.support.gram(&data.columns(), &data.labels, &pulls);
-        polish::send(&mut node.worker, table, (node.rank, node.workers), (keys.len(), &packed))
+        let wire = if self.rounds { Wire::Short } else { Wire::Single };
+        let place = (node.rank, node.workers);
+        polish::send(&mut node.worker, table, place, (keys.len(), &packed, wire))
             .map_err(|error| error.to_string())
     }
 
@@ -284,8 +301,10 @@ impl App for Dbpg {
                 let (data, training) = self.training()?;
                 serde_json::to_value(training.set(data, &weights)?)
             }
-            Order::Pass { first, blocks, delay, exact, reset } => {
+            Order::Pass { first, blocks, delay, exact, reset, lossless } => {
                 let (data, training) = self.training()?;
+                let suspended = node.worker.set_lossless(training.table, lossless);
+                suspended.map_err(|error| error.to_string())?;
                 if let Some(block) = blocks.iter().find(|&&block| block >= training.blocks.len()) {
                     return Err(format!(
                         "there is no block {block}, only {}",
@@ -322,6 +341,7 @@ impl Dbpg {
         let weighted = |label: i8| if label > 0 { positive_weight } else { -1.0 };
         let data = Data { labels: labels.into_iter().map(weighted).collect(), columns };
         self.training = None;
+        self.screened = Default::default();
         Ok(self.data.insert(data).loaded())
     }
 
@@ -334,13 +354,14 @@ impl Dbpg {
             Ok(table)
         };
         let table = create(node).map_err(|error: caravan_kv::Error| error.to_string())?;
-        self.screening = Some(Screening { table, bounds, share });
+        let columns = columns.columns() as u64;
+        self.screening = Some(Screening { table, bounds, share, columns });
         Ok(())
     }
 
     fn add(&mut self, node: &mut WorkerNode) -> Result<(), String> {
         let Data { columns, .. } = self.data.as_mut().ok_or(NOT_LOADED)?;
-        let Screening { table, bounds, share } = self.screening.as_mut().ok_or(NOT_NAMED)?;
+        let Screening { table, bounds, share, .. } = self.screening.as_mut().ok_or(NOT_NAMED)?;
         let mut exchange = || {
             let body = serde_json::to_vec(&screen::Command::Named)?;
             let asked = node.worker.command(*table, &body)?;
@@ -364,7 +385,7 @@ impl Dbpg {
 
     fn screen(&mut self, node: &mut WorkerNode, lambda: f64) -> Result<Loaded, String> {
         let data = self.data.as_mut().ok_or(NOT_LOADED)?;
-        let Screening { table, .. } = self.screening.take().ok_or(NOT_NAMED)?;
+        let Screening { table, columns, .. } = self.screening.take().ok_or(NOT_NAMED)?;
         let mut receive = || {
             let pulled = node.worker.pull(table, &data.columns.keys)?;
             node.worker.wait(pulled)
@@ -372,6 +393,8 @@ impl Dbpg {
         let answer = receive().map_err(|error| error.to_string())?;
         let (sums, _) = answer.values::<f32>().as_chunks::<2>();
         data.columns.retain(|column| screen::exceeds(sums[column], lambda));
+        let traffic = node.worker.traffic(table).map_err(|error| error.to_string())?;
+        self.screened = (columns - data.columns.columns() as u64, traffic);
         Ok(data.loaded())
     }
 
@@ -408,6 +431,10 @@ impl Dbpg {
             pending: VecDeque::new(),
             busy: Duration::ZERO,
             columns_computed: 0,
+            names_all: spec.filters.key_cache,
+            rounds: options.rounds,
+            counted: Counted { tables: self.screened.1, ..Counted::default() },
+            screened: self.screened.0,
             gradient: Vec::new(),
             curvatures: Vec::new(),
             keys: Vec::new(),
@@ -441,17 +468,32 @@ impl Pass<'_> {
             self.compute(task, block)?;
         }
         let loss = self.loss()?;
-        let counters = self.node.worker.counters();
+        let is_whole = blocks.len() == self.training.blocks.len();
+        let counted = self.counted(is_whole)?;
         let (process, peak_rss_mib) = crate::memory::process();
         Ok(Passed {
             loss,
             busy_seconds: self.training.busy.as_secs_f64(),
             columns_computed: self.training.columns_computed,
-            bytes_sent: counters.bytes_sent,
-            bytes_received: counters.bytes_received,
+            counted,
             peak_rss_mib,
             process,
         })
+    }
+
+    /// What has been counted since the start, after a pass over all blocks or some.
+    fn counted(&mut self, is_whole: bool) -> caravan_kv::Result<Counted> {
+        let Training { table, polish, counted, screened, .. } = &mut *self.training;
+        if is_whole {
+            counted.dropped(*screened);
+        }
+        let worker = &self.node.worker;
+        let tables = polish.iter().chain([&*table]).try_fold(counted.tables, |sum, table| {
+            worker.traffic(*table).map(|traffic| sum.plus(&traffic))
+        })?;
+        let counters = worker.counters();
+        let frames = Bytes { pushed: counters.bytes_sent, pulled: counters.bytes_received };
+        Ok(Counted { tables, frames, ..*counted })
     }
 
     /// Puts every column back in. The reset overtakes pulls under way: their weights hold, their filter bits do not.
@@ -473,7 +515,8 @@ impl Pass<'_> {
             return Ok(());
         }
         let began = self.node.worker.now();
-        let asked = self.training.gradient(&self.data.columns(), own, self.exact);
+        let all = self.exact || self.training.names_all;
+        let asked = self.training.gradient(&self.data.columns(), own, all);
         let columns = asked.iter().map(|&j| j as usize);
         self.spent(began, cost::gradient(&self.data.columns(), columns))?;
         if asked.is_empty() {
