@@ -21,12 +21,14 @@
 //! 0; screening removes no solution. The pass after a polish begins with every column back in the filter, and a run ends only
 //! with such a pass that gains nothing to speak of. So weights that stay where they are satisfy the optimality conditions of
 //! every column, and F is convex. Where columns equal each other or depend on each other there are many solutions with one F;
-//! which of them is found, and with how many weights, is then chance.
+//! `centre` then goes to the one in their middle, which does not depend on the cluster or the way there. Without the polish
+//! which of them is found, and with how many weights, is chance.
 //!
 //! `reference` is all of it but the polish, in one thread, with the worst delay that the schedule allows: what a
 //! cluster's result is held against.
 
 pub mod blocks;
+mod centre;
 mod cholesky;
 pub mod example;
 pub mod gradient;

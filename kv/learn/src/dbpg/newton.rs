@@ -57,6 +57,9 @@ const ARRIVED: f64 = 1e-14;
 /// A weight is as good as 0 when the step passes it after this share.
 const NEAR: f64 = 1e-7;
 
+/// A column whose pivot is this share of its diagonal or less depends on others. The Hessian comes in single precision.
+pub(super) const DEPENDENT: f64 = 1e-6;
+
 /// One worker's rows, cut down to the columns of the support.
 #[derive(Debug, Default)]
 pub(super) struct Support {
@@ -221,11 +224,11 @@ pub(super) fn choose(objective: f64, slope: f64, objectives: &[f64]) -> Option<(
 pub(super) struct Model {
     lambda: f64,
     /// w: `[n]`.
-    weights: Vec<f64>,
+    pub(super) weights: Vec<f64>,
     /// g_A: `[n]`.
-    gradient: Vec<f64>,
+    pub(super) gradient: Vec<f64>,
     /// H_A, both triangles.
-    hessian: Square,
+    pub(super) hessian: Square,
 }
 
 impl Model {
@@ -264,12 +267,13 @@ impl Model {
         parts.map(|((v, w), g)| g * (v - w) + self.lambda * (v.abs() - w.abs())).sum()
     }
 
-    /// The v that minimises q, or where [`ROUNDS_MAX`] rounds lead to: `[n]`. Above q(w) by rounding at most.
+    /// The v that minimises q, or where [`ROUNDS_MAX`] rounds lead to: `[n]`. Above q(w) by rounding at most. Also whether
+    /// columns were met that depend on each other, so that there may be other such v.
     ///
     /// A round takes the weights that are not 0 with their signs fixed, where q is quadratic, and goes towards its minimum; a
     /// weight that would change its sign stops at 0. It ends when none does and no weight at 0 is pulled away. A few sweeps of
     /// coordinate descent settle most of what goes to 0 cheaply at first, and bring back what is pulled away later.
-    pub(super) fn minimise(&self) -> Vec<f64> {
+    pub(super) fn minimise(&self) -> (Vec<f64>, bool) {
         let mut v = self.weights.clone();
         let mut bend = vec![0.0; v.len()];
         let mut face = self.first_face();
@@ -306,7 +310,8 @@ impl Model {
                 break;
             }
         }
-        v
+        let dependent = factor.met_dependence(DEPENDENT);
+        (v, dependent)
     }
 
     /// Minimises q in one weight after the other, [`SWEEPS`] times over, and moves H (v - w) along.
@@ -329,7 +334,7 @@ impl Model {
 
     /// All weights, those last that lie nearest to 0 by the curvature's measure: they are the likeliest to leave, and what
     /// comes before them in the factor stays.
-    fn first_face(&self) -> Vec<usize> {
+    pub(super) fn first_face(&self) -> Vec<usize> {
         let distance = |k: usize| self.weights[k] * self.weights[k] * self.hessian.row(k)[k];
         let mut face: Vec<usize> = (0..self.weights.len()).collect();
         face.sort_by(|&k, &l| distance(l).total_cmp(&distance(k)));
@@ -477,7 +482,7 @@ mod tests {
     fn an_empty_support_is_no_trouble() {
         let support = Support::new(&columns(), 3, &[]);
         assert!(support.gram(&columns(), &[0.5; 3]).is_empty());
-        assert!(Model::new(1.0, Vec::new(), &[]).minimise().is_empty());
+        assert!(Model::new(1.0, Vec::new(), &[]).minimise().0.is_empty());
         let nowhere = Support::default();
         assert_eq!(nowhere.len(), 0);
     }
@@ -517,19 +522,19 @@ mod tests {
         for seed in 0..40 {
             for lambda in [0.0, 0.1, 1.0, 100.0] {
                 let (regular, singular) = (model(lambda, 12, 20, seed), model(lambda, 12, 8, seed));
-                assert_minimum(&regular, &regular.minimise());
+                assert_minimum(&regular, &regular.minimise().0);
                 if lambda > 0.0 {
-                    assert_minimum(&singular, &singular.minimise());
+                    assert_minimum(&singular, &singular.minimise().0);
                 }
             }
         }
-        assert_eq!(model(100.0, 12, 20, 1).minimise(), [0.0; 12]);
+        assert_eq!(model(100.0, 12, 20, 1).minimise().0, [0.0; 12]);
     }
 
     #[test]
     fn minimise_agrees_with_a_grid() {
         let model = model(0.4, 2, 5, 3);
-        let v = model.minimise();
+        let v = model.minimise().0;
         let best = model.value(&v, &model.bend(&v));
         for i in 0..401 * 401 {
             let other = [f64::from(i % 401 - 200) / 100.0, f64::from(i / 401 - 200) / 100.0];
@@ -540,9 +545,9 @@ mod tests {
     #[test]
     fn odd_models_end_as_well() {
         let flat = Model::new(1.0, vec![0.5, -2.0], &[0.0; 5]);
-        assert_eq!(flat.minimise(), [0.0; 2], "nothing but the penalty");
+        assert_eq!(flat.minimise().0, [0.0; 2], "nothing but the penalty");
         let broken = Model::new(1.0, vec![0.5], &[f64::NAN, 1.0]);
-        assert!(broken.minimise() == [0.5] || broken.slope(&broken.minimise()).is_nan());
+        assert!(broken.minimise().0 == [0.5] || broken.slope(&broken.minimise().0).is_nan());
     }
 
     #[test]

@@ -45,6 +45,9 @@ const NONZERO_COST: f64 = 10e-9;
 /// What a step or a pass can gain at most, when it is taken for rounding.
 const SETTLED: f64 = 1e-13;
 
+/// An objective that is higher by no more than this share is the same.
+const SAME_OBJECTIVE: f64 = 1e-11;
+
 /// Where a pass or a polish ends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Polished {
@@ -60,6 +63,8 @@ pub(super) struct Polish {
     pass_cost: f64,
     /// Whether the last polish left nothing to gain on its support.
     settled: bool,
+    /// Whether it met columns that depend on each other.
+    dependent: bool,
 }
 
 impl Polish {
@@ -71,7 +76,7 @@ impl Polish {
         (blocks, nonzeros): (usize, u64),
     ) -> Self {
         let pass_cost = blocks as f64 * BLOCK_COST + nonzeros as f64 * NONZERO_COST;
-        Polish { support_max, lambda, table, pass_cost, settled: false }
+        Polish { support_max, lambda, table, pass_cost, settled: false, dependent: false }
     }
 
     /// Whether a step on a support of that size is worth more than the passes it costs, if they went on like the last.
@@ -103,9 +108,49 @@ impl Polish {
         Ok(at)
     }
 
+    /// Goes from the optimum that the last pass has confirmed to the central one, where there are several
+    /// ([`super::centre`]). Costs about as much as one more polish, and nothing when this one is known to be single.
+    pub(super) fn centre(
+        &self,
+        cluster: &mut Cluster,
+        servers: &mut Worker,
+        weights_table: Table,
+        at: Polished,
+    ) -> caravan_kv::Result<()> {
+        let border: Vec<Vec<(u64, f64)>> = tell_servers(servers, weights_table, &Command::Border)?;
+        let (keys, from): (Vec<u64>, Vec<f64>) = border.into_iter().flatten().unzip();
+        let single = keys.len() == at.nonzeros && !self.dependent;
+        if single || !(1..=self.support_max).contains(&keys.len()) {
+            return Ok(());
+        }
+        let model = self.model(cluster, servers, (&keys, from))?;
+        let Some(central) = model.centre() else { return Ok(()) };
+        let losses: Vec<Vec<f64>> =
+            ask_workers(cluster, &Order::Losses { weights: central.clone() })?;
+        let loss: f64 = losses.iter().map(|losses| losses[0]).sum(); // all the way
+        let objective = loss + self.lambda * central.iter().map(|weight| weight.abs()).sum::<f64>();
+        if objective <= at.objective * (1.0 + SAME_OBJECTIVE) {
+            set(cluster, servers, weights_table, (&keys, central))?;
+        }
+        Ok(())
+    }
+
+    /// F to second order around the weights of `keys`.
+    fn model(
+        &self,
+        cluster: &mut Cluster,
+        servers: &mut Worker,
+        (keys, weights): (&[u64], Vec<f64>),
+    ) -> caravan_kv::Result<Model> {
+        let workers = cluster.config().workers;
+        let _pushed: Vec<()> = ask_workers(cluster, &Order::Gram { support: keys.to_vec() })?;
+        let packed = receive(servers, self.table, workers, keys.len())?;
+        Ok(Model::new(self.lambda, weights, &packed))
+    }
+
     /// One Newton step from `weights`, sorted, none 0; false when there is nothing to gain.
     fn step(
-        &self,
+        &mut self,
         cluster: &mut Cluster,
         servers: &mut Worker,
         weights_table: Table,
@@ -113,11 +158,9 @@ impl Polish {
         at: &mut Polished,
     ) -> caravan_kv::Result<bool> {
         let (keys, from): (Vec<u64>, Vec<f64>) = weights.iter().copied().unzip();
-        let workers = cluster.config().workers;
-        let _pushed: Vec<()> = ask_workers(cluster, &Order::Gram { support: keys.clone() })?;
-        let packed = receive(servers, self.table, workers, keys.len())?;
-        let model = Model::new(self.lambda, from.clone(), &packed);
-        let best = model.minimise();
+        let model = self.model(cluster, servers, (&keys, from.clone()))?;
+        let (best, dependent) = model.minimise();
+        self.dependent = dependent;
         let slope = model.slope(&best);
         if slope.is_nan() || slope >= -SETTLED * at.objective {
             return Ok(false);
@@ -137,20 +180,31 @@ impl Polish {
             return Ok(false);
         };
         let chosen: Vec<f64> = on_the_way(share).collect();
-        let pairs: Vec<(u64, f64)> = keys.iter().copied().zip(chosen.iter().copied()).collect();
-        let set: Vec<usize> =
-            tell_servers(servers, weights_table, &Command::Set { weights: pairs.clone() })?;
-        if set.iter().sum::<usize>() != pairs.len() {
-            return Err(caravan_kv::Error::Config(format!(
-                "servers hold {set:?} of the {} weights of the support",
-                pairs.len()
-            )));
-        }
-        let _set: Vec<()> = ask_workers(cluster, &Order::Set { weights: chosen })?;
+        let pairs = set(cluster, servers, weights_table, (&keys, chosen))?;
         *weights = pairs.into_iter().filter(|&(_, weight)| weight != 0.0).collect();
         *at = Polished { objective, nonzeros: weights.len() };
         Ok(true)
     }
+}
+
+/// Has servers and workers take these weights of the support; returns them with their keys.
+fn set(
+    cluster: &mut Cluster,
+    servers: &mut Worker,
+    weights_table: Table,
+    (keys, weights): (&[u64], Vec<f64>),
+) -> caravan_kv::Result<Vec<(u64, f64)>> {
+    let pairs: Vec<(u64, f64)> = keys.iter().copied().zip(weights.iter().copied()).collect();
+    let set: Vec<usize> =
+        tell_servers(servers, weights_table, &Command::Set { weights: pairs.clone() })?;
+    if set.iter().sum::<usize>() != pairs.len() {
+        return Err(caravan_kv::Error::Config(format!(
+            "servers hold {set:?} of the {} weights of the support",
+            pairs.len()
+        )));
+    }
+    let _set: Vec<()> = ask_workers(cluster, &Order::Set { weights })?;
+    Ok(pairs)
 }
 
 /// The table that carries parts of supports up to that size. Row `piece * workers + rank` holds a worker's numbers from

@@ -10,6 +10,9 @@ use super::gradient::TrustRegion;
 use super::screen::gallop;
 use std::ops::Range;
 
+/// How far inside ±λ a gradient may lie, as a share of λ, and be on the border: it is known no better.
+const BORDER: f64 = 1e-6;
+
 /// Keeps the step finite where no row bends the loss.
 const CURVATURE_FLOOR: f64 = 1e-10;
 
@@ -182,7 +185,8 @@ impl Shard {
     /// One step of the block at positions `range`, from the sum of all workers' pushes.
     ///
     /// A coordinate at 0 whose gradient is further than `threshold` inside ±λ is filtered: it
-    /// stays at 0 and leaves the block until a reset. One that some worker had filtered already
+    /// stays at 0 and leaves the block until a reset. One on the border, |g| = λ, may be non-zero at another optimum and
+    /// stays. One that some worker had filtered already
     /// keeps its weight, since its sums lack rows.
     ///
     /// # Panics
@@ -226,7 +230,7 @@ impl Shard {
     fn filter(&mut self, k: usize, gradient: f64, threshold: f64) -> bool {
         let inside = self.rule.lambda - gradient.abs();
         self.violation = self.violation.max(-inside);
-        let filtered = inside > threshold;
+        let filtered = inside > threshold.max(BORDER * self.rule.lambda);
         self.active[k] = !filtered;
         filtered
     }

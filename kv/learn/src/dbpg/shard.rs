@@ -48,6 +48,9 @@ pub(crate) enum Command {
     Report,
     /// The non-zero weights. Answered with pairs of key and weight, as JSON.
     Weights,
+    /// The weights of the coordinates that the filter leaves in, 0 or not. After a pass that began with all of them and moved
+    /// none, those are the ones with |g| = λ. Answered as [`Command::Weights`].
+    Border,
     /// Set these weights, sorted by key, between passes. Answered with the number of them that are this thread's.
     Set { weights: Vec<(u64, f64)> },
 }
@@ -272,6 +275,11 @@ impl Shard {
         pairs.filter(|(_, weight)| **weight != 0.0).map(|(key, weight)| (*key, *weight)).collect()
     }
 
+    fn border(&self) -> Vec<(u64, f64)> {
+        let pairs = self.state.keys().iter().zip(self.state.weights()).zip(self.state.active());
+        pairs.filter(|(_, active)| **active).map(|((key, weight), _)| (*key, *weight)).collect()
+    }
+
     /// Sets the weights whose keys lie here; returns their number. Keys that no thread holds show in the sum.
     fn set(&mut self, weights: &[(u64, f64)]) -> Result<usize, String> {
         if !self.tasks.is_empty() {
@@ -347,6 +355,7 @@ impl caravan_kv::Shard for Shard {
             }
             Command::Report => serde_json::to_vec(&self.report()).map_err(text),
             Command::Weights => serde_json::to_vec(&self.weights()).map_err(text),
+            Command::Border => serde_json::to_vec(&self.border()).map_err(text),
             Command::Set { weights } => serde_json::to_vec(&self.set(&weights)?).map_err(text),
         }
     }

@@ -252,6 +252,9 @@ impl<'a> Driver<'a> {
                 break;
             }
         }
+        if let Some(last) = last.filter(|last| last.stop == Stop::Done) {
+            self.centre(&last)?;
+        }
         let seconds = self.began.elapsed().as_secs_f64();
         let weights: Vec<Vec<(u64, f64)>> = self.tell_servers(&Command::Weights)?;
         let model = Model::new(weights.into_iter().flatten().collect());
@@ -330,6 +333,15 @@ impl<'a> Driver<'a> {
                 polish.run(self.cluster, &mut self.servers, self.table, from, previous)
             }
             _ => Ok(from),
+        }
+    }
+
+    /// Takes the central one of several optima, if the job polishes.
+    fn centre(&mut self, last: &Progress) -> caravan_kv::Result<()> {
+        let at = Polished { objective: last.objective, nonzeros: last.nnz };
+        match &self.polish {
+            Some(polish) => polish.centre(self.cluster, &mut self.servers, self.table, at),
+            None => Ok(()),
         }
     }
 
