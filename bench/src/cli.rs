@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use caravan_kv::node::Numa;
+use caravan_learn::model::Format;
 use caravan_van::Wait;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -283,6 +284,27 @@ pub(crate) struct Dbpg {
     /// Where to write the model
     #[arg(long, value_name = "OUT")]
     pub(crate) model: Option<PathBuf>,
+    /// How it is written [default: binary if its name ends in .bin, else text]
+    #[arg(long, value_enum, requires = "model")]
+    pub(crate) model_format: Option<ModelFormat>,
+}
+
+/// How a model is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModelFormat {
+    /// A line a weight
+    Text,
+    /// A third of the size
+    Binary,
+}
+
+impl From<ModelFormat> for Format {
+    fn from(format: ModelFormat) -> Self {
+        match format {
+            ModelFormat::Text => Format::Text,
+            ModelFormat::Binary => Format::Binary,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Args)]
@@ -293,6 +315,9 @@ pub(crate) struct Predict {
     /// Examples to score
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     pub(crate) data: Vec<PathBuf>,
+    /// Where to write the predictions: for each row its label, the probability of +1, and the margin, separated by tabs
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -402,8 +427,8 @@ mod tests {
             "caravan bench rate --van uring --sizes 8,64 --window 64 --smoke",
             "caravan bench all --json --wait adaptive",
             "caravan bench wait --van tcp --rounds 5 --json",
-            "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --epsilon 1e-5 --model m",
-            "caravan predict --model m --data a",
+            "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --epsilon 1e-5 --model m --model-format binary",
+            "caravan predict --model m --data a b --out p",
             "caravan generate clicks out --rows 10 --format keys",
             "caravan scheduler --host 0.0.0.0",
             "caravan server --scheduler host:7000 --threads 4",

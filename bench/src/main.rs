@@ -19,6 +19,7 @@ mod pattern;
 mod place;
 mod placement;
 mod plan;
+mod predict;
 mod progress;
 mod rate;
 mod report;
@@ -66,7 +67,7 @@ fn run(cli: &Cli) -> Result<()> {
         }
         Command::Generate(command) => generate::run(&cli.common, command),
         Command::Train(TrainCommand::Dbpg(args)) => train::dbpg(&cli.common, args),
-        Command::Predict(args) => train::run_predict(&cli.common, args),
+        Command::Predict(args) => predict::run(&cli.common, args),
         Command::Scheduler(role) => cluster::schedule(&cli.common, role),
     }
 }

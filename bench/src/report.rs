@@ -115,21 +115,7 @@ impl Row {
                     "van", "policy", "scene", "p50", "p99", "cpu", "best p50", "ratio", "wrong"
                 ])
             ),
-            Row::Progress(_) => format!(
-                "# training: objective in sums, busy = share of the pass that workers computed, sent in MB (10^6)\n{}",
-                columns(&[
-                    "pass",
-                    "seconds",
-                    "objective",
-                    "relative",
-                    "nnz",
-                    "active",
-                    "violation",
-                    "busy",
-                    "worker MB",
-                    "server MB",
-                ])
-            ),
+            Row::Progress(_) => Pass::HEADING.to_owned(),
             Row::VerbsLatency(row) => format!(
                 "\n# latency of {}: {}, closed loop, µs; {}\n{}",
                 row.device,
@@ -240,33 +226,9 @@ impl Row {
                 cells.extend([format!("{:.2}", r.ratio), r.wrong.to_string()]);
                 columns(&cells)
             }
-            Row::Progress(r) => columns(&[
-                r.pass.to_string(),
-                format!("{:.3}", r.seconds),
-                format!(" {:.8e}", r.objective),
-                format!("{:.2e}", r.relative),
-                r.nnz.to_string(),
-                r.active.to_string(),
-                format!("{:.2e}", r.violation),
-                format!("{:.2}", r.worker_busy),
-                format!("{:.3}", r.worker_bytes_sent as f64 / 1e6),
-                format!("{:.3}", r.server_bytes_sent as f64 / 1e6),
-            ]),
-            Row::Result(r) => format!(
-                "\n{}: objective {:.10}, {} non-zero weights, {} passes in {:.2} s after {:.2} s of loading, {:.0} MiB{}",
-                r.algorithm,
-                r.objective,
-                r.nnz,
-                r.passes,
-                r.seconds,
-                r.load_seconds,
-                r.peak_rss_mib,
-                measured("\ntest: ", &[("logloss", r.test_logloss), ("AUC", r.test_auc)])
-            ),
-            Row::Predict(r) => {
-                let figures = [("logloss", r.logloss), ("AUC", r.auc), ("accuracy", r.accuracy)];
-                format!("{} rows{}", r.rows, measured(": ", &figures))
-            }
+            Row::Progress(pass) => pass.text(),
+            Row::Result(outcome) => outcome.text(),
+            Row::Predict(prediction) => prediction.text(),
             Row::Wait(r) => {
                 let mut cells = vec![r.van.clone(), r.policy.clone(), r.scene.name().to_owned()];
                 let times = [r.p50_us, r.p99_us, r.cpu_us_per_msg, r.best_p50_us];
@@ -302,15 +264,6 @@ fn verbs_op(op: VerbsOp) -> String {
 
 fn yes(it_is: bool) -> String {
     if it_is { "yes" } else { "no" }.to_owned()
-}
-
-/// The figures that there are, behind `lead`; nothing when there are none.
-fn measured(lead: &str, figures: &[(&str, Option<f64>)]) -> String {
-    let there = figures
-        .iter()
-        .filter_map(|(name, figure)| figure.map(|figure| format!("{name} {figure:.6}")));
-    let there: Vec<_> = there.collect();
-    if there.is_empty() { String::new() } else { format!("{lead}{}", there.join(", ")) }
 }
 
 /// Cells side by side: names to the left, figures to the right.

@@ -241,9 +241,8 @@ fn generated_clicks_are_the_same_twice() {
 }
 
 /// Fields of the training rows, in order: a contract with scripts and dashboards.
-const PROGRESS: &str = "row pass seconds objective relative nnz active violation worker_busy worker_bytes_sent server_bytes_sent";
-const RESULT: &str =
-    "row algorithm objective nnz passes seconds load_seconds peak_rss_mib test_logloss test_auc";
+const PROGRESS: &str = "row pass seconds objective relative nnz active violation worker_busy worker_bytes_sent server_bytes_sent threshold worker_seconds_min worker_seconds_max server_seconds polish_seconds other_seconds pass_seconds";
+const RESULT: &str = "row algorithm objective nnz passes seconds load_seconds peak_rss_mib test_logloss test_auc test_accuracy test_pr_auc";
 
 #[test]
 fn a_trained_model_predicts() {
@@ -263,10 +262,48 @@ fn a_trained_model_predicts() {
     let result: Value = serde_json::from_str(last).unwrap();
     let first: Value = serde_json::from_str(&passes[0]).unwrap();
     assert!(result["objective"].as_f64() < first["objective"].as_f64(), "{result}");
-    let predicted =
-        rows(&format!("predict --model {} --data {clicks}.test --json", model.display()));
-    assert_eq!(predicted[0]["auc"], result["test_auc"]);
-    assert_eq!(predicted[0]["logloss"], result["test_logloss"]);
+    assert!(first["worker_seconds_max"].as_f64() > Some(0.0), "{first}");
+    assert!(first["server_seconds"].as_f64() > Some(0.0), "{first}");
+    let parts = ["worker_seconds_max", "server_seconds", "polish_seconds", "other_seconds"];
+    let parts: f64 = parts.iter().map(|part| first[part].as_f64().unwrap()).sum();
+    assert!(parts >= first["pass_seconds"].as_f64().unwrap() - 1e-9, "{first}");
+    let scored = out.with_extension("scored");
+    let line = format!(
+        "predict --model {} --data {clicks}.test --out {} --json",
+        model.display(),
+        scored.display()
+    );
+    let predicted = &rows(&line)[0];
+    for metric in ["logloss", "auc", "accuracy", "pr_auc"] {
+        assert!(predicted[metric].is_f64(), "{predicted}");
+        assert_eq!(predicted[metric], result[format!("test_{metric}")], "{metric}");
+    }
+    let scored = std::fs::read_to_string(scored).unwrap();
+    assert_eq!(scored.lines().count() as u64, predicted["rows"].as_u64().unwrap());
+    for line in scored.lines() {
+        let fields: Vec<f64> = line.split('\t').map(|field| field.parse().unwrap()).collect();
+        let [label, probability, margin] = fields[..] else { panic!("{line}") };
+        assert_eq!(label > 0.0, margin > 0.0, "{line}");
+        assert!((probability - 1.0 / (1.0 + (-margin).exp())).abs() < 1e-12, "{line}");
+    }
+}
+
+#[test]
+fn people_see_passes_as_a_table() {
+    let clicks = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("table");
+    rows(&format!("generate clicks {} --smoke --json", clicks.display()));
+    let line = format!("train dbpg --data {0}.train --test {0}.test --lambda 5", clicks.display());
+    let output = caravan(&line, &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    let lines: Vec<&str> = stdout.lines().filter(|line| !line.starts_with('#')).collect();
+    assert!(lines[0].starts_with("pass") && lines[0].contains("wrk max"), "{stdout}");
+    let bars = |line: &str| line.match_indices('|').map(|(at, _)| at).collect::<Vec<_>>();
+    assert_eq!(bars(lines[0]), bars(lines[1]), "{stdout}");
+    assert_eq!(bars(lines[0]).len(), 3, "{stdout}");
+    assert!(lines[1].starts_with("0 ") && lines[2].starts_with("1 "), "{stdout}");
+    let last = lines.last().unwrap();
+    assert!(last.starts_with("test: logloss") && last.contains("PR-AUC"), "{stdout}");
 }
 
 #[test]

@@ -86,7 +86,7 @@ pub enum Error {
         key: u64,
     },
     /// A model file names a key twice.
-    #[error("{}:{line}: key {key} was already given in line {first_line}; a model may name a key once", path.display())]
+    #[error("{}:{line}: {key} was already given in line {first_line}; a model may name a key once", path.display())]
     DuplicateWeight {
         /// The file as given.
         path: PathBuf,
@@ -94,8 +94,22 @@ pub enum Error {
         line: u64,
         /// Where the first one stands.
         first_line: u64,
-        /// The key.
-        key: u64,
+        /// Which one.
+        key: String,
+    },
+    /// A model file is not what was once written.
+    #[error("{} is a damaged model: {reason}; copy it again, or train anew", path.display())]
+    DamagedModel {
+        /// The file as given.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// An intercept that cannot be a model's: training has diverged.
+    #[error("the intercept {intercept} is not finite; nothing was written")]
+    BadIntercept {
+        /// What it is.
+        intercept: f64,
     },
     /// Weights that cannot be a model: training has diverged, or two parts overlap.
     #[error(

@@ -1,4 +1,5 @@
-//! How good margins are against labels: log loss, area under the ROC curve, accuracy. Plain means, on one thread.
+//! How good margins are against labels: log loss, areas under the ROC and the precision-recall curve, accuracy. Plain means, on
+//! one thread.
 //!
 //! `labels: [n]`, each +1 or -1, and `margins: [n]`; another length is a bug of the caller and panics. Where a number has no
 //! meaning, without rows or with a margin that is not a number, the answer is None.
@@ -24,19 +25,47 @@ pub fn log_loss(labels: &[i8], margins: &[f64]) -> Option<f64> {
 /// When the lengths differ.
 pub fn auc(labels: &[i8], margins: &[f64]) -> Option<f64> {
     check(labels, margins)?;
-    let mut order: Vec<usize> = (0..margins.len()).collect();
-    order.sort_unstable_by(|&a, &b| margins[a].total_cmp(&margins[b]));
     let (mut positives, mut negatives, mut half_wins) = (0_u128, 0_u128, 0_u128);
-    // `==` and not `total_cmp`: 0 and -0 tie.
-    for tied in order.chunk_by(|&a, &b| margins[a] == margins[b]) {
-        let tied_positives = tied.iter().filter(|&&row| labels[row] > 0).count() as u128;
-        let tied_negatives = tied.len() as u128 - tied_positives;
-        half_wins += tied_positives * (2 * negatives + tied_negatives);
+    for (tied_positives, tied_negatives) in ties(labels, margins) {
+        // Every positive so far has a larger margin than these negatives.
+        half_wins += tied_negatives * (2 * positives + tied_positives);
         positives += tied_positives;
         negatives += tied_negatives;
     }
     let pairs = positives * negatives;
     (pairs > 0).then(|| half_wins as f64 / (2 * pairs) as f64)
+}
+
+/// The area under the precision-recall curve as average precision: Σ (R_n - R_{n-1}) P_n over all distinct margins, largest first,
+/// where P_n is the share of positives among the rows with at least that margin and R_n the share of all positives they make.
+///
+/// No line is drawn between the points, since precision between them is not linear in recall (Davis and Goadrich, ICML 2006).
+/// Rows with equal margins count together, whatever their order. None also when there are no positives.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn pr_auc(labels: &[i8], margins: &[f64]) -> Option<f64> {
+    check(labels, margins)?;
+    let (mut positives, mut rows, mut sum) = (0, 0, 0.0);
+    for (tied_positives, tied_negatives) in ties(labels, margins) {
+        positives += tied_positives;
+        rows += tied_positives + tied_negatives;
+        sum += tied_positives as f64 * (positives as f64 / rows as f64);
+    }
+    (positives > 0).then(|| sum / positives as f64)
+}
+
+/// Positives and negatives of each distinct margin, largest first.
+fn ties(labels: &[i8], margins: &[f64]) -> Vec<(u128, u128)> {
+    let mut order: Vec<usize> = (0..margins.len()).collect();
+    order.sort_unstable_by(|&a, &b| margins[b].total_cmp(&margins[a]));
+    // `==` and not `total_cmp`: 0 and -0 tie.
+    let tied = order.chunk_by(|&a, &b| margins[a] == margins[b]);
+    let counts = tied.map(|rows| {
+        let positives = rows.iter().filter(|&&row| labels[row] > 0).count();
+        (positives as u128, (rows.len() - positives) as u128)
+    });
+    counts.collect()
 }
 
 /// The share of rows whose margin has the sign of the label; a margin of 0 predicts -1.
@@ -81,6 +110,26 @@ mod tests {
         assert_eq!(auc(&[-1, 1, -1, 1], &[0.1, 0.35, 0.4, 0.8]), Some(0.75));
     }
 
+    /// By hand, and the first as scikit-learn's documentation of `average_precision_score` has it.
+    #[test]
+    fn pr_auc_of_known_orders() {
+        let near = |labels: &[i8], margins: &[f64], expected: f64| {
+            let found = pr_auc(labels, margins).unwrap();
+            assert!((found - expected).abs() < 1e-15, "{found} is not {expected}");
+        };
+        near(&[-1, -1, 1, 1], &[0.1, 0.4, 0.35, 0.8], 1.0 / 2.0 + 1.0 / 2.0 * 2.0 / 3.0);
+        near(&[-1, -1, 1, 1], &[1.0, 2.0, 3.0, 4.0], 1.0);
+        near(&[1, -1, -1, -1], &[1.0, 2.0, 3.0, 4.0], 1.0 / 4.0);
+        // All tied: whatever threshold is taken, precision is the share of positives.
+        near(&[1, -1, -1, 1, -1], &[5.0; 5], 2.0 / 5.0);
+        // At 3: 1 positive of 1 row; down to 2: 3 of 4; to 0, which -0 ties with: 4 of 7.
+        let labels = [1, 1, -1, 1, -1, 1, -1, -1];
+        let margins = [3.0, 2.0, 2.0, 2.0, 1.0, 0.0, -0.0, -2.0];
+        near(&labels, &margins, (1.0 + 2.0 * (3.0 / 4.0) + 4.0 / 7.0) / 4.0);
+        let backwards: (Vec<i8>, Vec<f64>) = labels.into_iter().zip(margins).rev().unzip();
+        assert_eq!(pr_auc(&backwards.0, &backwards.1), pr_auc(&labels, &margins));
+    }
+
     #[test]
     fn accuracy_counts_signs() {
         assert_eq!(accuracy(&[1, 1, -1, -1], &[2.0, 0.0, 0.0, -1.0]), Some(0.75));
@@ -88,12 +137,14 @@ mod tests {
 
     #[test]
     fn nothing_to_measure_is_none() {
-        for metric in [log_loss, auc, accuracy] {
+        for metric in [log_loss, auc, pr_auc, accuracy] {
             assert_eq!(metric(&[], &[]), None);
             assert_eq!(metric(&[1, -1], &[0.0, f64::NAN]), None);
         }
         assert_eq!(auc(&[1, 1], &[0.0, 1.0]), None);
         assert_eq!(auc(&[-1], &[0.0]), None);
+        assert_eq!(pr_auc(&[-1, -1], &[0.0, 1.0]), None);
+        assert_eq!(pr_auc(&[1, 1], &[0.0, 1.0]), Some(1.0));
     }
 
     proptest! {

@@ -45,5 +45,5 @@ mod worker;
 
 pub use polish::SUPPORT_MAX;
 pub use shard::{HANDLE, Shard};
-pub use train::{Job, Progress, Trained, apps, handles, train};
+pub use train::{Job, Progress, Times, Trained, apps, handles, train};
 pub use worker::{APP, Dbpg};

@@ -13,6 +13,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use caravan_kv::consistency::Admission;
 use caravan_kv::server::{Pulled, Request};
@@ -63,6 +64,8 @@ pub(crate) struct Report {
     pub(crate) active: usize,
     pub(crate) violation: f64,
     pub(crate) coordinates: usize,
+    /// Spent on the pushes and pulls of the pass.
+    pub(crate) busy_seconds: f64,
     pub(crate) peak_rss_mib: f64,
     pub(crate) process: u32,
 }
@@ -81,6 +84,8 @@ pub struct Shard {
     clock: u64,
     /// The tasks behind it, in order.
     tasks: VecDeque<Task>,
+    /// Spent on the pushes and pulls of the pass.
+    busy: Duration,
     lengths: Vec<u32>,
     answer: Vec<f64>,
 }
@@ -131,6 +136,7 @@ impl Shard {
             threshold: 0.0,
             clock: 0,
             tasks: VecDeque::new(),
+            busy: Duration::ZERO,
             lengths: Vec::new(),
             answer: Vec::new(),
         })
@@ -182,6 +188,7 @@ impl Shard {
             self.settle();
         }
         self.threshold = threshold;
+        self.busy = Duration::ZERO;
         self.state.begin_pass(reset);
         let Shard { state, ranges, announced, .. } = &*self;
         let task = |&block: &usize| {
@@ -265,6 +272,7 @@ impl Shard {
             active: self.state.active_count(),
             violation: self.state.violation(),
             coordinates: self.state.keys().len(),
+            busy_seconds: self.busy.as_secs_f64(),
             peak_rss_mib: crate::memory::peak_rss_mib(),
             process: std::process::id(),
         }
@@ -312,13 +320,17 @@ impl caravan_kv::Shard for Shard {
     }
 
     fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
-        match request.clock {
+        let began = Instant::now();
+        let done = match request.clock {
             0 => self.announce(request.sender, request.keys),
             _ => self.add(request),
-        }
+        };
+        self.busy += began.elapsed();
+        done
     }
 
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+        let began = Instant::now();
         let all = 0..self.state.keys().len();
         let positions =
             self.state.positions(all, request.keys).ok_or("it pulls a key that no worker named")?;
@@ -329,6 +341,7 @@ impl caravan_kv::Shard for Shard {
             self.lengths.push(u32::from(active));
             self.answer.extend(active.then_some(self.state.weights()[k]));
         }
+        self.busy += began.elapsed();
         Ok(Pulled::Varying(self.answer.len() * f64::BYTES))
     }
 

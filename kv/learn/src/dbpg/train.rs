@@ -118,14 +118,44 @@ pub struct Progress {
     /// Bytes all servers have sent to workers so far.
     pub server_bytes_sent: u64,
     /// The KKT threshold the pass ran with.
-    #[serde(skip)]
     pub threshold: f64,
+    /// Where its time went.
+    #[serde(flatten)]
+    pub times: Times,
     /// Column gradients computed so far.
     #[serde(skip)]
     pub columns_computed: usize,
     /// What the stop rule made of it.
     #[serde(skip)]
     pub stop: Stop,
+}
+
+/// Where the time of a pass went, in seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Times {
+    /// What the worker computed that had least to do.
+    #[serde(rename = "worker_seconds_min")]
+    pub worker_min: f64,
+    /// What the one computed that had most.
+    #[serde(rename = "worker_seconds_max")]
+    pub worker_max: f64,
+    /// What the busiest server thread did with pushes and pulls.
+    #[serde(rename = "server_seconds")]
+    pub server: f64,
+    /// The polish after the pass, messages included.
+    #[serde(rename = "polish_seconds")]
+    pub polish: f64,
+    /// All of it.
+    #[serde(rename = "pass_seconds")]
+    pub total: f64,
+}
+
+impl Times {
+    /// What is left when the busiest worker, the busiest server thread and the polish are taken off: messages on their way, and
+    /// waiting for others. 0 where computing overlaps so well that nothing is left.
+    pub fn other(&self) -> f64 {
+        (self.total - self.worker_max - self.server - self.polish).max(0.0)
+    }
 }
 
 /// What came out.
@@ -303,8 +333,10 @@ impl<'a> Driver<'a> {
             objective: after_pass,
             nonzeros: reports.iter().map(|report| report.nonzeros).sum(),
         };
+        let polishing = Instant::now();
         let Polished { objective, nonzeros } =
             self.polish(after_pass, last.map(|last| last.objective))?;
+        let polish = polishing.elapsed().as_secs_f64();
         let (relative, mut stop) = rule.after_pass(objective);
         if stop == Stop::Continue && objective < after_pass.objective {
             stop = rule.request_reset();
@@ -321,6 +353,7 @@ impl<'a> Driver<'a> {
             worker_bytes_sent: passed.iter().map(|passed| passed.bytes_sent).sum(),
             server_bytes_sent: passed.iter().map(|passed| passed.bytes_received).sum(),
             threshold,
+            times: times(&passed, &reports, polish, began.elapsed()),
             columns_computed: passed.iter().map(|passed| passed.columns_computed).sum(),
             stop,
         })
@@ -449,6 +482,17 @@ pub(super) fn ask_workers<T: DeserializeOwned>(
     let task = cluster.submit(Target::Workers, APP, &serde_json::to_value(order)?)?;
     let answers = cluster.wait(task)?;
     Ok(answers.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
+}
+
+fn times(passed: &[Passed], reports: &[Report], polish: f64, total: Duration) -> Times {
+    let busy = || passed.iter().map(|passed| passed.busy_seconds);
+    Times {
+        worker_min: busy().reduce(f64::min).unwrap_or(0.0),
+        worker_max: busy().fold(0.0, f64::max),
+        server: reports.iter().map(|report| report.busy_seconds).fold(0.0, f64::max),
+        polish,
+        total: total.as_secs_f64(),
+    }
 }
 
 /// Share of the time that workers computed, on average.

@@ -1,0 +1,38 @@
+//! `caravan predict`: a model's margins on examples, how good they are, and the predictions themselves.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use caravan_learn::data::{Examples, Shard, libsvm};
+use caravan_learn::model::{self, Model};
+
+use crate::cli::{Common, Predict};
+use crate::progress::Progress;
+use crate::report::{Report, Row};
+use crate::train::{Prediction, Quality};
+
+/// Runs `caravan predict`.
+///
+/// # Errors
+/// Names the file, and the line that is wrong.
+pub(crate) fn run(common: &Common, args: &Predict) -> Result<()> {
+    let model = Model::read(&args.model)?;
+    let examples = read(&args.data)?;
+    let margins = model::predict(&model, &examples);
+    if let Some(path) = &args.out {
+        model::write_predictions(path, &margins)?;
+    }
+    let quality = Quality::of(&examples, &margins);
+    let row = Row::Predict(Prediction { rows: examples.rows(), quality });
+    Ok(Report::new(common.json).row(&row, &Progress::new(0, true))?)
+}
+
+/// Reads whole files, in order, on all cores.
+///
+/// # Errors
+/// Names the file, and the line that is wrong.
+pub(crate) fn read(files: &[PathBuf]) -> Result<Examples> {
+    let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    Ok(libsvm::read(files, Shard::ALL, threads)?)
+}

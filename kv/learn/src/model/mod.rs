@@ -1,0 +1,286 @@
+//! A linear model: its file, and its margins on rows. Not how it is trained.
+//!
+//! A file is [text](Format::Text), which people read and tools join and compress, or [binary](Format::Binary), which is
+//! a third of the size. Both hold every weight to the bit and a checksum; which of the two a file is, it says itself.
+
+mod binary;
+mod text;
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+
+use crate::data::{Examples, Row};
+use crate::replace_file::Replacement;
+use crate::{Error, Result};
+
+/// How a model lies in a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// `key<tab>weight` a line, not 0, ascending by key, each weight in the shortest form that reads back the same; an intercept as
+    /// `intercept<tab>weight` before them. Lines that begin with `#` are comments, the last of which has the checksum. Parts
+    /// written by several servers may be joined in any order.
+    #[default]
+    Text,
+    /// Little-endian numbers: a head of 40 bytes, the comment, the keys, the weights, CRC32C of all before.
+    Binary,
+}
+
+impl Format {
+    /// What the name of a file asks for: binary for `.bin`, else text.
+    pub fn of(path: &Path) -> Self {
+        let binary = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("bin"));
+        if binary { Format::Binary } else { Format::Text }
+    }
+}
+
+/// Weights by key; what is not there is 0.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Model {
+    /// Strictly ascending.
+    keys: Vec<u64>,
+    /// As many, finite and not 0.
+    weights: Vec<f64>,
+    /// Added to every margin; finite.
+    intercept: f64,
+}
+
+impl Model {
+    /// Takes weights in any order; zeros are dropped.
+    ///
+    /// # Errors
+    /// [`Error::BadWeight`] when one is not finite or a key occurs twice.
+    pub fn new(mut weights: Vec<(u64, f64)>) -> Result<Self> {
+        weights.sort_by_key(|&(key, _)| key);
+        let bad = weights.iter().find(|(_, weight)| !weight.is_finite());
+        let twice = weights.windows(2).find(|pair| pair[0].0 == pair[1].0).map(|pair| &pair[1]);
+        if let Some(&(key, weight)) = bad.or(twice) {
+            return Err(Error::BadWeight { key, weight });
+        }
+        weights.retain(|&(_, weight)| weight != 0.0);
+        let (keys, weights) = weights.into_iter().unzip();
+        Ok(Self { keys, weights, intercept: 0.0 })
+    }
+
+    /// The same with an intercept, which is added to every margin.
+    ///
+    /// # Errors
+    /// [`Error::BadIntercept`] when it is not finite.
+    pub fn with_intercept(self, intercept: f64) -> Result<Self> {
+        if !intercept.is_finite() {
+            return Err(Error::BadIntercept { intercept });
+        }
+        Ok(Self { intercept, ..self })
+    }
+
+    /// How many weights are not 0, the intercept apart.
+    pub fn nonzeros(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// The nonzero weights, ascending by key, without the intercept.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, f64)> {
+        self.keys.iter().copied().zip(self.weights.iter().copied())
+    }
+
+    /// The weight of `key`.
+    pub fn weight(&self, key: u64) -> f64 {
+        self.keys.binary_search(&key).map_or(0.0, |at| self.weights[at])
+    }
+
+    /// What is added to every margin; 0 for a model without.
+    pub fn intercept(&self) -> f64 {
+        self.intercept
+    }
+
+    /// The inner product of the weights and `row`, and the intercept: above 0 speaks for +1.
+    pub fn margin(&self, row: Row<'_>) -> f64 {
+        let (mut from, mut margin) = (0, self.intercept);
+        for (at, key) in row.keys.iter().enumerate() {
+            // Both sides ascend: what lies before the last find is done with.
+            match self.keys[from..].binary_search(key) {
+                Ok(found) => {
+                    margin +=
+                        self.weights[from + found] * row.values.map_or(1.0, |values| values[at]);
+                    from += found + 1;
+                }
+                Err(next) => from += next,
+            }
+        }
+        margin
+    }
+
+    /// Writes the model to `path`, whole or not at all, with a comment on where it comes from.
+    ///
+    /// # Errors
+    /// [`Error::Write`]; then the file is as it was.
+    pub fn write(&self, path: &Path, format: Format, comment: &str) -> Result<()> {
+        let file = Replacement::create(path)?;
+        match format {
+            Format::Text => text::write(self, file, comment),
+            Format::Binary => binary::write(self, file, comment),
+        }
+    }
+
+    /// Reads a model file: text, plain or compressed, or binary.
+    ///
+    /// # Errors
+    /// [`Error::Syntax`] or [`Error::DuplicateWeight`] with the line; [`Error::DamagedModel`] when it is not whole, or not what was
+    /// written; what reading the file gave.
+    pub fn read(path: &Path) -> Result<Self> {
+        if is_binary(path)? { binary::read(path) } else { text::read(path) }
+    }
+}
+
+/// Whether a file begins as binary models do. A pipe cannot be read twice, and is taken for text.
+fn is_binary(path: &Path) -> Result<bool> {
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return Ok(false);
+    }
+    let file =
+        File::open(path).map_err(|source| Error::Open { path: path.to_path_buf(), source })?;
+    let mut head = Vec::new();
+    file.take(binary::MAGIC.len() as u64)
+        .read_to_end(&mut head)
+        .map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
+    Ok(head == binary::MAGIC)
+}
+
+/// The margins of all rows, in order: `[rows]`.
+pub fn predict(model: &Model, examples: &Examples) -> Vec<f64> {
+    examples.iter().map(|row| model.margin(row)).collect()
+}
+
+/// Writes what margins predict, a line a row: label, probability of +1, margin, separated by tabs. `margins: [rows]`.
+///
+/// # Errors
+/// [`Error::Write`]; then the file is as it was.
+pub fn write_predictions(path: &Path, margins: &[f64]) -> Result<()> {
+    let mut file = Replacement::create(path)?;
+    let mut line = Vec::new();
+    for margin in margins {
+        line.clear();
+        let label = if *margin > 0.0 { "+1" } else { "-1" };
+        let probability = 1.0 / (1.0 + (-margin).exp());
+        writeln!(line, "{label}\t{probability}\t{margin}")
+            .expect("a Vec takes all that is written");
+        file.write(&line)?;
+    }
+    file.commit()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::data::libsvm;
+    use crate::data::testing::Folder;
+    use proptest::prelude::*;
+    use std::fs;
+
+    #[test]
+    fn bad_weights_are_no_model() {
+        assert!(matches!(
+            Model::new(vec![(1, 1.0), (1, 0.0)]),
+            Err(Error::BadWeight { key: 1, .. })
+        ));
+        assert!(matches!(Model::new(vec![(2, f64::NAN)]), Err(Error::BadWeight { key: 2, .. })));
+        let bad = Model::default().with_intercept(f64::INFINITY);
+        assert!(matches!(bad, Err(Error::BadIntercept { .. })));
+    }
+
+    #[test]
+    fn the_ending_names_the_format() {
+        for (name, format) in
+            [("m", Format::Text), ("m.BIN", Format::Binary), ("bin", Format::Text)]
+        {
+            assert_eq!(Format::of(Path::new(name)), format, "{name}");
+        }
+    }
+
+    #[test]
+    fn margins_are_inner_products() {
+        let model = Model::new(vec![(2, 0.5), (5, -1.0), (u64::MAX, 4.0)]).unwrap();
+        let text = b"+1 1:9 2:2 5:3 18446744073709551615:0.25\n-1\n-1 2:1 3:1\n";
+        let examples = libsvm::parse(Path::new("t"), text).unwrap();
+        assert_eq!(predict(&model, &examples), [-1.0, 0.0, 0.5]);
+        assert_eq!((model.weight(5), model.weight(6), model.nonzeros()), (-1.0, 0.0, 3));
+        let model = model.with_intercept(0.25).unwrap();
+        assert_eq!(predict(&model, &examples), [-0.75, 0.25, 0.75]);
+    }
+
+    #[test]
+    fn predictions_are_a_line_a_row() {
+        let folder = Folder::new("predictions");
+        let path = folder.path().join("p");
+        write_predictions(&path, &[0.0, 1e3, -1e3, -0.5]).unwrap();
+        let expected = "-1\t0.5\t0\n+1\t1\t1000\n-1\t0\t-1000\n-1\t0.3775406687981454\t-0.5\n";
+        assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn what_is_written_reads_back(
+            weights in prop::collection::btree_map(any::<u64>(), proptest::num::f64::NORMAL, 0..20),
+            intercept in prop_oneof![Just(0.0), -1e300..1e300],
+            comment in ".{0,40}",
+        ) {
+            let folder = Folder::new("model-round-trip");
+            let path = folder.path().join("m");
+            let model = Model::new(weights.into_iter().collect()).unwrap();
+            let model = model.with_intercept(intercept).unwrap();
+            for format in [Format::Text, Format::Binary] {
+                model.write(&path, format, &comment).unwrap();
+                prop_assert_eq!(&Model::read(&path).unwrap(), &model);
+            }
+        }
+
+        #[test]
+        fn no_bytes_panic(bytes: Vec<u8>) {
+            let folder = Folder::new("model-bytes");
+            let _ = Model::read(&folder.write("m", &bytes));
+            let _ = Model::read(&folder.write("m", &[&binary::MAGIC[..], &bytes].concat()));
+        }
+
+        /// No byte can be changed and no end cut off without being noticed.
+        #[test]
+        fn damage_is_noticed(
+            weights in prop::collection::btree_map(any::<u64>(), proptest::num::f64::NORMAL, 1..20),
+            at: prop::sample::Index,
+            change in 1_u8..=255,
+        ) {
+            let folder = Folder::new("model-damage");
+            let path = folder.path().join("m");
+            let model = Model::new(weights.into_iter().collect()).unwrap();
+            for format in [Format::Text, Format::Binary] {
+                model.write(&path, format, "x").unwrap();
+                let whole = fs::read(&path).unwrap();
+                let mut changed = whole.clone();
+                changed[at.index(whole.len())] ^= change;
+                for bytes in [&changed[..], &whole[..at.index(whole.len())]] {
+                    // In text a changed comment says nothing else; so does a short one; nothing at all is a model too.
+                    let read = Model::read(&folder.write("damaged", bytes));
+                    let fine = read.as_ref().is_ok_and(|read| *read == model || bytes.len() < 6);
+                    let text = format == Format::Text || bytes.is_empty();
+                    prop_assert!(read.is_err() || text && fine, "{read:?}");
+                }
+            }
+        }
+
+        #[test]
+        fn a_margin_is_the_sum_over_the_row(
+            weights in prop::collection::btree_map(0_u64..50, 1_i32..100, 0..30),
+            row in prop::collection::btree_map(0_u64..50, 1_i32..100, 0..30),
+        ) {
+            let expected: i32 = row.iter().map(|(key, value)| value * weights.get(key).unwrap_or(&0)).sum();
+            let model = Model::new(weights.into_iter().map(|(key, weight)| (key, f64::from(weight))).collect()).unwrap();
+            let keys: Vec<u64> = row.keys().copied().collect();
+            let values: Vec<f64> = row.values().map(|&value| f64::from(value)).collect();
+            let row = Row { label: 1, keys: &keys, values: Some(&values) };
+            prop_assert_eq!(model.margin(row), f64::from(expected));
+        }
+    }
+}
