@@ -257,9 +257,12 @@ pub(crate) enum TrainCommand {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Dbpg {
-    /// Training examples, LIBSVM text, plain or compressed (.gz, .zst, .xz)
+    /// Training examples, LIBSVM or Criteo text, plain or compressed (.gz, .zst, .xz)
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     pub(crate) data: Vec<PathBuf>,
+    /// Folder where workers keep what they have read, so that later runs on these files parse no text
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
     /// Examples to test the model on
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) test: Vec<PathBuf>,

@@ -59,6 +59,7 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
 
 fn job(common: &Common, args: &Dbpg) -> Job {
     let mut job = Job::new(args.data.clone(), args.lambda);
+    job.cache = args.cache.clone();
     job.delay = u64::from(args.delay);
     job.blocks = args.blocks.map(|blocks| blocks as usize);
     job.epsilon = args.epsilon;

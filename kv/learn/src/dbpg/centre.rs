@@ -10,12 +10,15 @@
 //! [`Model::centre`] finds it from the Hessian on E, in one factorisation: a column whose pivot vanishes is a combination of
 //! those before it, which is a direction z to move along. Equal columns are put together exactly; along the other directions,
 //! if there are any, the sum of logarithms is maximised one after the other. F is as before to second order in the rounding
-//! of the Hessian, and the caller measures it.
+//! of an exact Hessian, and the caller measures it.
 //!
 //! Place: last pass > worker: gram > driver: **centre** > worker: losses > set.
 
 use super::cholesky::dependents;
-use super::newton::{DEPENDENT, Model};
+use super::newton::Model;
+
+/// A column whose pivot is this share of its diagonal or less depends on those before it.
+const DEPENDENT: f64 = 1e-10;
 
 /// A coefficient of a combination is taken for 0, or for 1, when it is this near.
 const NEAR: f64 = 1e-4;

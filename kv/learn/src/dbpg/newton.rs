@@ -57,8 +57,8 @@ const ARRIVED: f64 = 1e-14;
 /// A weight is as good as 0 when the step passes it after this share.
 const NEAR: f64 = 1e-7;
 
-/// A column whose pivot is this share of its diagonal or less depends on others. The Hessian comes in single precision.
-pub(super) const DEPENDENT: f64 = 1e-6;
+/// A column whose pivot is this share of its diagonal or less may depend on others: the Hessian comes in single precision.
+const DEPENDENT: f64 = 1e-6;
 
 /// One worker's rows, cut down to the columns of the support.
 #[derive(Debug, Default)]
@@ -268,7 +268,7 @@ impl Model {
     }
 
     /// The v that minimises q, or where [`ROUNDS_MAX`] rounds lead to: `[n]`. Above q(w) by rounding at most. Also whether
-    /// columns were met that depend on each other, so that there may be other such v.
+    /// columns were met that may depend on each other, so that there may be other such v.
     ///
     /// A round takes the weights that are not 0 with their signs fixed, where q is quadratic, and goes towards its minimum; a
     /// weight that would change its sign stops at 0. It ends when none does and no weight at 0 is pulled away. A few sweeps of

@@ -123,7 +123,7 @@ impl Polish {
         if single || !(1..=self.support_max).contains(&keys.len()) {
             return Ok(());
         }
-        let model = self.model(cluster, servers, (&keys, from))?;
+        let model = self.model(cluster, servers, (&keys, from), true)?;
         let Some(central) = model.centre() else { return Ok(()) };
         let losses: Vec<Vec<f64>> =
             ask_workers(cluster, &Order::Losses { weights: central.clone() })?;
@@ -135,16 +135,18 @@ impl Polish {
         Ok(())
     }
 
-    /// F to second order around the weights of `keys`.
+    /// F to second order around the weights of `keys`; with `exact` nothing is lost on the way.
     fn model(
         &self,
         cluster: &mut Cluster,
         servers: &mut Worker,
         (keys, weights): (&[u64], Vec<f64>),
+        exact: bool,
     ) -> caravan_kv::Result<Model> {
         let workers = cluster.config().workers;
-        let _pushed: Vec<()> = ask_workers(cluster, &Order::Gram { support: keys.to_vec() })?;
-        let packed = receive(servers, self.table, workers, keys.len())?;
+        let gram = Order::Gram { support: keys.to_vec(), exact };
+        let _pushed: Vec<()> = ask_workers(cluster, &gram)?;
+        let packed = receive(servers, self.table, workers, (keys.len(), exact))?;
         Ok(Model::new(self.lambda, weights, &packed))
     }
 
@@ -158,7 +160,7 @@ impl Polish {
         at: &mut Polished,
     ) -> caravan_kv::Result<bool> {
         let (keys, from): (Vec<u64>, Vec<f64>) = weights.iter().copied().unzip();
-        let model = self.model(cluster, servers, (&keys, from.clone()))?;
+        let model = self.model(cluster, servers, (&keys, from.clone()), false)?;
         let (best, dependent) = model.minimise();
         self.dependent = dependent;
         let slope = model.slope(&best);
@@ -210,19 +212,19 @@ fn set(
 /// The table that carries parts of supports up to that size. Row `piece * workers + rank` holds a worker's numbers from
 /// `piece * PIECE` on; rows are written over by the next step.
 ///
-/// The Hessian travels in single precision, which a Newton step does not notice: only the gradient says where the minimum is,
-/// and each of its numbers goes as two, the second what the first leaves.
+/// Numbers travel in single precision, and where that is not enough the rest of each after them. A Newton step does not notice
+/// it in the Hessian: only the gradient says where the minimum is. Which columns depend on each other only an exact one says.
 pub(super) fn table(support_max: usize, workers: usize) -> TableSpec {
-    let rows = wire_len(support_max).div_ceil(PIECE) * workers;
+    let rows = wire_len(support_max, true).div_ceil(PIECE) * workers;
     let keys = KeyRange::new(0, rows as u64).expect("there is a worker, and a weight");
     let mut spec = TableSpec::new(TABLE, "hessian", ValueType::F32, 0).handle("assign").keys(keys);
     spec.store = Store::Sparse;
     spec
 }
 
-/// Numbers on the wire for a support of n weights.
-fn wire_len(n: usize) -> usize {
-    newton::packed_len(n) + n
+/// Numbers on the wire for a support of n weights: the Hessian and the gradient, then the rest of the gradient, or of both.
+fn wire_len(n: usize, exact: bool) -> usize {
+    newton::packed_len(n) + if exact { newton::packed_len(n) } else { n }
 }
 
 /// Rows of a worker's numbers from number `from` on, as many as go at once, and how many numbers those are.
@@ -232,17 +234,18 @@ fn rows(rank: usize, workers: usize, (from, len): (usize, usize)) -> (Vec<u64>, 
     (pieces.map(|piece| (piece * workers + rank) as u64).collect(), count)
 }
 
-/// Writes a worker's numbers for a support of n weights to its rows; `place` is its rank and the number of workers.
+/// Writes a worker's numbers for a support of n weights to its rows, the Hessian exactly or not; before that come the worker's
+/// rank and the number of workers.
 pub(super) fn send(
     worker: &mut Worker,
     table: Table,
     (rank, workers): (usize, usize),
-    (n, packed): (usize, &[f64]),
+    (n, packed, exact): (usize, &[f64], bool),
 ) -> caravan_kv::Result<()> {
-    let gradient = &packed[packed.len() - n..];
-    let rest = gradient.iter().map(|g| (g - f64::from(*g as f32)) as f32);
+    let len = wire_len(n, exact);
+    let with_rest = &packed[2 * packed.len() - len..];
+    let rest = with_rest.iter().map(|number| (number - f64::from(*number as f32)) as f32);
     let mut numbers = packed.iter().map(|number| *number as f32).chain(rest);
-    let len = wire_len(n);
     for from in (0..len).step_by(PIECES * PIECE) {
         let (rows, count) = rows(rank, workers, (from, len));
         let values: Vec<f32> = numbers.by_ref().take(count).collect();
@@ -258,9 +261,9 @@ fn receive(
     servers: &mut Worker,
     table: Table,
     workers: usize,
-    n: usize,
+    (n, exact): (usize, bool),
 ) -> caravan_kv::Result<Vec<f64>> {
-    let (len, packed_len) = (wire_len(n), newton::packed_len(n));
+    let (len, packed_len) = (wire_len(n, exact), newton::packed_len(n));
     let mut sum = vec![0.0; packed_len];
     for rank in 0..workers {
         for from in (0..len).step_by(PIECES * PIECE) {
@@ -275,8 +278,8 @@ fn receive(
                 )));
             }
             for (at, number) in (from..).zip(part) {
-                // Beyond the gradient lies what it left.
-                sum[if at < packed_len { at } else { at - n }] += f64::from(*number);
+                // Beyond the gradient lies what the last of the numbers left.
+                sum[if at < packed_len { at } else { at + packed_len - len }] += f64::from(*number);
             }
         }
     }

@@ -41,8 +41,10 @@ pub fn apps(apps: Apps) -> Apps {
 /// What to solve and how.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// LIBSVM files, read in this order.
+    /// LIBSVM or Criteo text, read in this order.
     pub files: Vec<PathBuf>,
+    /// Folder where each worker keeps what it has read, for later runs on the same files.
+    pub cache: Option<PathBuf>,
     /// λ and the step.
     pub proximal: Proximal,
     /// The curvature bound.
@@ -77,6 +79,7 @@ impl Job {
     pub fn new(files: Vec<PathBuf>, lambda: f64) -> Self {
         Job {
             files,
+            cache: None,
             proximal: Proximal::new(lambda),
             curvature: Curvature::Safe,
             blocks: None,
@@ -214,7 +217,8 @@ impl<'a> Driver<'a> {
     fn new(cluster: &'a mut Cluster, job: &'a Job) -> caravan_kv::Result<Self> {
         check(job)?;
         let began = Instant::now();
-        let load = worker::Order::Load { files: job.files.clone(), threads: job.threads };
+        let (files, cache) = (job.files.clone(), job.cache.clone());
+        let load = worker::Order::Load { files, threads: job.threads, cache };
         let loaded: Vec<Loaded> = ask_workers(cluster, &load)?;
         let load_seconds = began.elapsed().as_secs_f64();
         let rows = loaded.iter().map(|loaded| loaded.rows).sum();

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use caravan_kv::error::with_sources;
@@ -19,7 +19,7 @@ use super::newton::Support;
 use super::polish;
 use super::screen;
 use super::shard::Options;
-use crate::data::{self, libsvm};
+use crate::data;
 
 /// Name under which workers run this app.
 pub const APP: &str = "dbpg";
@@ -28,7 +28,7 @@ pub const APP: &str = "dbpg";
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// Read your share of these files. Answered with [`Loaded`].
-    Load { files: Vec<PathBuf>, threads: usize },
+    Load { files: Vec<PathBuf>, threads: usize, cache: Option<PathBuf> },
     /// Name the columns whose bounds are above `share`: step 1 of [`screen`].
     Name { table: TableSpec, share: f64 },
     /// Drop the columns that nobody has named, and add your bounds to the others: step 2.
@@ -40,7 +40,8 @@ pub(crate) enum Order {
     /// Run the tasks numbered from `first`, in the order of `blocks`. Answered with [`Passed`].
     Pass { first: u64, blocks: Vec<usize>, delay: u64, exact: bool, reset: bool },
     /// Between passes: push your part of the Hessian and gradient on these columns.
-    Gram { support: Vec<u64> },
+    /// With `exact` in double precision.
+    Gram { support: Vec<u64>, exact: bool },
     /// Say what your loss is on the way to these weights of the support. Answered with a loss for each of `newton::SHARES`.
     Losses { weights: Vec<f64> },
     /// Take these weights of the support.
@@ -175,7 +176,13 @@ impl Training {
 
 /// The polish between passes.
 impl Training {
-    fn gram(&mut self, node: &mut WorkerNode, data: &Data, keys: &[u64]) -> Result<(), String> {
+    fn gram(
+        &mut self,
+        node: &mut WorkerNode,
+        data: &Data,
+        keys: &[u64],
+        exact: bool,
+    ) -> Result<(), String> {
         let table = self.polish.ok_or("this job runs without a polish")?;
         if !self.pending.is_empty() {
             return Err(format!("{} pulls are not applied yet", self.pending.len()));
@@ -183,7 +190,8 @@ impl Training {
         self.support = Support::new(&data.columns(), data.labels.len(), keys);
         let pulls: Vec<f64> = self.state.pulls().collect();
         let packed = self.support.gram(&data.columns(), &pulls);
-        polish::send(&mut node.worker, table, (node.rank, node.workers), (keys.len(), &packed))
+        let numbers = (keys.len(), &packed[..], exact);
+        polish::send(&mut node.worker, table, (node.rank, node.workers), numbers)
             .map_err(|error| error.to_string())
     }
 
@@ -238,8 +246,8 @@ impl App for Dbpg {
     ) -> Result<serde_json::Value, String> {
         let order = serde_json::from_value(body).map_err(|error| error.to_string())?;
         let reply = match order {
-            Order::Load { files, threads } => {
-                serde_json::to_value(self.load(node, &files, threads)?)
+            Order::Load { files, threads, cache } => {
+                serde_json::to_value(self.load(node, &files, threads, cache.as_deref())?)
             }
             Order::Name { table, share } => serde_json::to_value(self.name(node, &table, share)?),
             Order::Add => serde_json::to_value(self.add(node)?),
@@ -247,9 +255,9 @@ impl App for Dbpg {
             Order::Begin { table, polish, curvature } => {
                 serde_json::to_value(self.begin(node, &table, polish.as_ref(), curvature)?)
             }
-            Order::Gram { support } => {
+            Order::Gram { support, exact } => {
                 let (data, training) = self.training()?;
-                serde_json::to_value(training.gram(node, data, &support)?)
+                serde_json::to_value(training.gram(node, data, &support, exact)?)
             }
             Order::Losses { weights } => {
                 let (data, training) = self.training()?;
@@ -288,11 +296,12 @@ impl Dbpg {
         node: &WorkerNode,
         files: &[PathBuf],
         threads: usize,
+        cache: Option<&Path>,
     ) -> Result<Loaded, String> {
         let text = |error: crate::Error| with_sources(&error);
         let shard = data::Shard::new(node.rank as u32, node.workers as u32).map_err(text)?;
         let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
-        let (labels, columns) = libsvm::read_columns(files, shard, threads).map_err(text)?;
+        let (labels, columns) = data::read_columns(files, shard, threads, cache).map_err(text)?;
         let data = Data { labels: labels.into_iter().map(f64::from).collect(), columns };
         self.training = None;
         Ok(self.data.insert(data).loaded())
