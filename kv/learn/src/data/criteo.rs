@@ -38,10 +38,8 @@ pub(super) fn is_row(text: &[u8]) -> bool {
 /// Appends one row to `part`; after a fault `part` is of no use.
 pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
     let text = text.strip_suffix(b"\r").unwrap_or(text);
-    let ends = memchr_iter(b'\t', text).chain(std::iter::once(text.len()));
     let (mut start, mut label, mut fields) = (0, 0, 0);
-    for (field, end) in ends.enumerate() {
-        let word = &text[start..end];
+    for (field, word) in text.split(|&byte| byte == b'\t').enumerate() {
         let fault = |expected| Fault::Syntax { column: start, expected };
         match field {
             0 => label = parse_label(word).ok_or_else(|| fault(LABEL))?,
@@ -53,7 +51,7 @@ pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
             ..=FIELDS => part.push(key(field, hash(word) >> (u64::BITS - FIELD_SHIFT)), 1.0),
             _ => return Err(fault(SEPARATED)),
         }
-        (start, fields) = (end + 1, field);
+        (start, fields) = (start + word.len() + 1, field);
     }
     if fields != FIELDS {
         return Err(Fault::Syntax { column: text.len(), expected: SEPARATED });

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use memchr::memchr;
 
+use super::number::leading_value;
 use super::{Examples, Row, parse_key, parse_value};
 use crate::{Error, Result};
 
@@ -103,7 +104,7 @@ pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
     while let Some(blanks) = text[at..].iter().position(|&byte| !is_blank(byte)) {
         at += blanks;
         let (key, value, end) = match short_pair(text, at) {
-            Some((key, end)) => (key, 1.0, end),
+            Some(short) => short,
             None => {
                 let end = word_end(text, at);
                 let (key, value) = parse_pair(at, &text[at..end])?;
@@ -126,8 +127,8 @@ pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
 /// Digits of a key that need no check for overflow.
 const SHORT_DIGITS: usize = 19;
 
-/// The key of a word at `at` that reads `KEY:1`, as most do, and where it ends: one look at each byte. None: look closer.
-fn short_pair(text: &[u8], at: usize) -> Option<(u64, usize)> {
+/// Key and value of a word at `at`, as most are written, and where it ends: one look at each byte. None: look closer.
+fn short_pair(text: &[u8], at: usize) -> Option<(u64, f64, usize)> {
     let (mut key, mut digits) = (0_u64, 0);
     let word = &text[at..];
     for byte in &word[..word.len().min(SHORT_DIGITS)] {
@@ -138,12 +139,16 @@ fn short_pair(text: &[u8], at: usize) -> Option<(u64, usize)> {
         key = key * 10 + u64::from(digit);
         digits += 1;
     }
-    let ends = match word.get(digits..)? {
-        [b':', b'1'] => true,
-        [b':', b'1', after, ..] => is_blank(*after),
-        _ => false,
+    if digits == 0 || word.get(digits) != Some(&b':') {
+        return None;
+    }
+    let (value, len) = match word[digits + 1..] {
+        [b'1'] => (1.0, 1),
+        [b'1', after, ..] if is_blank(after) => (1.0, 1),
+        _ => leading_value(&word[digits + 1..])?,
     };
-    (ends && digits > 0).then_some((key, at + digits + 2))
+    let end = digits + 1 + len;
+    word.get(end).is_none_or(|&after| is_blank(after)).then_some((key, value, at + end))
 }
 
 /// +1 for 1, -1 for -1 and 0, however the number is spelt.

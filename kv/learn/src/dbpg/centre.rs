@@ -23,8 +23,15 @@ const DEPENDENT: f64 = 1e-10;
 /// A coefficient of a combination is taken for 0, or for 1, when it is this near.
 const NEAR: f64 = 1e-4;
 
-/// Times that all directions are gone along.
-const ROUNDS: usize = 20;
+/// How often the room below 0 is halved: to 1e-12 of the largest weight.
+const SHIFTS: usize = 40;
+
+/// Times that all directions are gone along for each, and when there is no room below 0 any more.
+const ROUNDS: usize = 3;
+const LAST_ROUNDS: usize = 20;
+
+/// A weight of no more than so many times the last room is 0 at every optimum.
+const ZERO_ROOMS: f64 = 1e3;
 
 /// Halvings of an interval: to the last bit.
 const HALVINGS: usize = 60;
@@ -54,9 +61,7 @@ impl Model {
             totals[first] += weight;
         }
         directions.retain(|direction| keeps_norm(direction, &signs));
-        for direction in (0..ROUNDS).flat_map(|_| &directions) {
-            go_to_middle(&mut totals, direction, &signs, &groups.sizes);
-        }
+        Middle { directions: &directions, signs: &signs, sizes: &groups.sizes }.find(&mut totals);
         let central: Vec<f64> =
             groups.first.iter().map(|&first| totals[first] / groups.sizes[first]).collect();
         (central != self.weights).then_some(central)
@@ -90,27 +95,69 @@ fn keeps_norm(direction: &Direction, signs: &[f64]) -> bool {
     moves().sum::<f64>().abs() <= NEAR * moves().map(f64::abs).sum::<f64>()
 }
 
-/// Goes along a direction to where Σ log |v| is largest.
-fn go_to_middle(totals: &mut [f64], direction: &Direction, signs: &[f64], sizes: &[f64]) {
-    let (mut low, mut high) = (f64::NEG_INFINITY, f64::INFINITY);
-    for &(k, share) in direction {
-        let end = -totals[k] / share;
-        match share * signs[k] > 0.0 {
-            true => low = low.max(end),
-            false => high = high.min(end),
+/// Where Σ log |v| is largest, each |v| as often as there are columns in its group.
+struct Middle<'a> {
+    directions: &'a [Direction],
+    signs: &'a [f64],
+    sizes: &'a [f64],
+}
+
+impl Middle<'_> {
+    /// Moves there from any optimum, one direction after the other.
+    ///
+    /// Weights at 0 may block every direction that some combination of them would leave: so all may lie a bit on the other
+    /// side of 0 at first, and the room for that shrinks. Half the way back to the start is always within half the room.
+    fn find(&self, totals: &mut [f64]) {
+        let start = totals.to_vec();
+        let scale = start.iter().fold(0.0_f64, |largest, total| largest.max(total.abs()));
+        if self.directions.is_empty() || scale == 0.0 {
+            return;
         }
+        let mut room = scale;
+        for _ in 0..SHIFTS {
+            (0..ROUNDS).for_each(|_| self.round(totals, room));
+            totals
+                .iter_mut()
+                .zip(&start)
+                .for_each(|(total, start)| *total = 0.5 * (*total + start));
+            room *= 0.5;
+        }
+        for (total, sign) in totals.iter_mut().zip(self.signs) {
+            *total = if *total * sign > ZERO_ROOMS * room { *total } else { 0.0 };
+        }
+        (0..LAST_ROUNDS).for_each(|_| self.round(totals, 0.0));
     }
-    if !(low < high && (high - low).is_finite()) {
-        return;
+
+    fn round(&self, totals: &mut [f64], room: f64) {
+        self.directions.iter().for_each(|direction| self.go(totals, direction, room));
     }
-    for _ in 0..HALVINGS {
-        let middle = 0.5 * (low + high);
-        let slope = |&(k, share): &(usize, f64)| sizes[k] * share / (totals[k] + middle * share);
-        let rises = direction.iter().map(slope).sum::<f64>() > 0.0;
-        *(if rises { &mut low } else { &mut high }) = middle;
-    }
-    for &(k, share) in direction {
-        totals[k] += low * share;
+
+    /// Goes along one direction to where the sum of logarithms is largest.
+    fn go(&self, totals: &mut [f64], direction: &Direction, room: f64) {
+        let moves: Vec<[f64; 3]> = direction
+            .iter()
+            .map(|&(k, share)| {
+                [self.signs[k] * totals[k] + room, self.signs[k] * share, self.sizes[k]]
+            })
+            .collect();
+        let ends = |up: bool| {
+            let ends = moves.iter().filter(move |[_, share, _]| (*share > 0.0) == up);
+            ends.map(|[left, share, _]| -left / share)
+        };
+        let (mut low, mut high) = (
+            ends(true).fold(f64::NEG_INFINITY, f64::max),
+            ends(false).fold(f64::INFINITY, f64::min),
+        );
+        if !(low < high && (high - low).is_finite()) {
+            return;
+        }
+        for _ in 0..HALVINGS {
+            let middle = 0.5 * (low + high);
+            let slope = |[left, share, size]: &[f64; 3]| size * share / (left + middle * share);
+            let rises = moves.iter().map(slope).sum::<f64>() > 0.0;
+            *(if rises { &mut low } else { &mut high }) = middle;
+        }
+        direction.iter().for_each(|&(k, share)| totals[k] += low * share);
     }
 }
 
@@ -165,6 +212,28 @@ mod tests {
         assert!(way > 0.0 && way < 1.0 && slope.abs() < 1e-9, "{way}: {slope}");
         let other = model(&columns, vec![0.5, 2.5, 2.5, 0.5], &[1.0; 4]).centre().unwrap();
         assert_near(&other, &central);
+    }
+
+    /// Three codes of two columns each, from a corner and from inside.
+    #[test]
+    fn any_optimum_leads_to_the_same() {
+        let one = |on: fn(u32) -> bool| (0..8).map(|row| f64::from(u8::from(on(row)))).collect();
+        let columns: Vec<Vec<f64>> = vec![
+            one(|row| row & 1 > 0),
+            one(|row| row & 1 == 0),
+            one(|row| row & 2 > 0),
+            one(|row| row & 2 == 0),
+            one(|row| row & 4 > 0),
+            one(|row| row & 4 == 0),
+        ];
+        let central = |from: [f64; 6]| model(&columns, from.to_vec(), &[1.0; 6]).centre().unwrap();
+        let inside = central([1.0, 3.0, 0.5, 3.5, 2.5, 3.5]);
+        assert!(inside.iter().all(|weight| *weight > 0.1), "{inside:?}");
+        for corner in [[0.0, 2.0, 0.0, 3.0, 4.0, 5.0], [0.0, 2.0, 4.0, 7.0, 0.0, 1.0]] {
+            for (found, expected) in central(corner).iter().zip(&inside) {
+                assert!((found - expected).abs() < 1e-6, "{found} is not {expected}");
+            }
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::screen::gallop;
 use std::ops::Range;
 
 /// How far inside ±λ a gradient may lie, as a share of λ, and be on the border: it is known no better.
-const BORDER: f64 = 1e-6;
+const BORDER: f64 = 1e-5;
 
 /// Keeps the step finite where no row bends the loss.
 const CURVATURE_FLOOR: f64 = 1e-10;
