@@ -269,6 +269,9 @@ pub(crate) struct Dbpg {
     /// Weight of the L1 norm, against sums over examples
     #[arg(long, value_name = "L", value_parser = non_negative)]
     pub(crate) lambda: f64,
+    /// Threads of each worker [default: its share of this machine's cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) worker_threads: Option<u32>,
     /// Most blocks a worker may be ahead of the slowest answer
     #[arg(long, value_name = "T", default_value_t = 0)]
     pub(crate) delay: u32,

@@ -22,10 +22,11 @@ const SMOKE_PASSES: u64 = 3;
 /// # Errors
 /// Names the file or the node; rows that cannot be written.
 pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
-    let job = job(common, args);
+    let config = cluster::config(common)?;
+    let mut job = job(common, args);
+    job.threads = worker_threads(args, config.workers);
     // The test set is read first: a wrong name shall not cost a training run.
     let test = if args.test.is_empty() { None } else { Some(read(&args.test)?) };
-    let config = cluster::config(common)?;
     let mut cluster = cluster::launch(&config, common)?;
     let mut report = Report::new(common.json);
     let progress = Progress::new(job.passes_max as usize, common.json);
@@ -55,6 +56,12 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     }
     report.row(&Row::Result(Outcome::of(&trained, test.as_ref())), &progress)?;
     Ok(())
+}
+
+/// As asked for, or else as many as keep all workers on this machine busy.
+fn worker_threads(args: &Dbpg, workers: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    args.worker_threads.map_or((cores / workers.max(1)).max(1), |threads| threads as usize)
 }
 
 fn job(common: &Common, args: &Dbpg) -> Job {

@@ -26,6 +26,7 @@ use std::ops::Range;
 use super::cholesky::{Factor, Square, dot};
 use super::gradient::Columns;
 use super::logistic::log_losses;
+use super::pool::Pool;
 
 /// Shares of the way from w to v at which workers measure the loss.
 pub(super) const SHARES: [f64; 8] =
@@ -125,36 +126,66 @@ impl Support {
     /// of H_A row by row, then g_A: `[n (n + 3) / 2]`.
     ///
     /// One line of H_A at a time, so that what is added to stays in the first cache: the entries of its column name the rows
-    /// whose other entries go there. Rows are taken in runs that stay in the second.
-    pub(super) fn gram(&self, columns: &Columns<'_>, pulls: &[f64]) -> Vec<f64> {
+    /// whose other entries go there. Rows are taken in runs that stay in the second. Threads share out the lines.
+    pub(super) fn gram(&self, columns: &Columns<'_>, pulls: &[f64], pool: &Pool) -> Vec<f64> {
         let mut packed = vec![0.0; packed_len(self.len())];
-        let (hessian, gradient) = packed.split_at_mut(triangle(self.len()));
+        let (mut hessian, mut gradient) = packed.split_at_mut(triangle(self.len()));
         let bends: Vec<f64> = pulls.iter().map(|pull| pull.abs() * (1.0 - pull.abs())).collect();
-        let mut cursors = vec![0; self.len()];
-        let mut ends = self.starts.clone(); // of each row's entries that have had their turn
+        let threads = pool.threads_for(self.places.len());
+        // Line n has n numbers, so half of them lie beyond n / √2.
+        let end =
+            |part: usize| (self.len() as f64 * (part as f64 / threads as f64).sqrt()) as usize;
+        let ends = (1..threads).map(end).chain(std::iter::once(self.len()));
+        let mut begin = 0;
+        let parts = ends.map(|end| {
+            let lines = std::mem::replace(&mut begin, end)..end;
+            let numbers = triangle(lines.end) - triangle(lines.start);
+            let (h, h_rest) = std::mem::take(&mut hessian).split_at_mut(numbers);
+            let (g, g_rest) = std::mem::take(&mut gradient).split_at_mut(lines.len());
+            (hessian, gradient) = (h_rest, g_rest);
+            (lines, h, g)
+        });
+        pool.share(parts, |(lines, hessian, gradient)| {
+            self.gram_lines(columns, (pulls, &bends), lines, hessian, gradient);
+        });
+        packed
+    }
+
+    /// Some lines of H_A, which begin `hessian`, and their numbers of g_A.
+    fn gram_lines(
+        &self,
+        columns: &Columns<'_>,
+        (pulls, bends): (&[f64], &[f64]),
+        lines: Range<usize>,
+        hessian: &mut [f64],
+        gradient: &mut [f64],
+    ) {
+        let mut cursors = vec![0; lines.len()];
+        let mut ends: Vec<u32> = self.starts.clone(); // of each row's entries that have had their turn
+        if lines.start > 0 {
+            for (row, end) in ends.iter_mut().enumerate().take(pulls.len()) {
+                let before = |place: &u16| usize::from(*place) < lines.start;
+                *end += self.places[self.row(row)].partition_point(before) as u32;
+            }
+        }
         let mut end = 0;
         while end < pulls.len() {
             end = self.run_end(end);
-            for (place, &column) in self.columns.iter().enumerate() {
-                let Some(column) = column else { continue };
+            for (at, place) in lines.clone().enumerate() {
+                let Some(column) = self.columns[place] else { continue };
                 let (rows, values) = columns.column(column);
-                let line = &mut hessian[triangle(place)..][..=place];
-                while let Some(&row) = rows.get(cursors[place]).filter(|row| (**row as usize) < end)
-                {
+                let line = &mut hessian[triangle(place) - triangle(lines.start)..][..=place];
+                while let Some(&row) = rows.get(cursors[at]).filter(|row| (**row as usize) < end) {
                     let row = row as usize;
-                    let x = values.map_or(1.0, |values| values[cursors[place]]);
-                    gradient[place] += pulls[row] * x;
+                    let x = values.map_or(1.0, |values| values[cursors[at]]);
+                    gradient[at] += pulls[row] * x;
                     ends[row] += 1;
-                    self.add_row(
-                        self.starts[row] as usize..ends[row] as usize,
-                        bends[row] * x,
-                        line,
-                    );
-                    cursors[place] += 1;
+                    let entries = self.starts[row] as usize..ends[row] as usize;
+                    self.add_row(entries, bends[row] * x, line);
+                    cursors[at] += 1;
                 }
             }
         }
-        packed
     }
 
     /// The end of the run of rows that begins at `row`.
@@ -444,7 +475,8 @@ mod tests {
         let worker = worker_at(at);
         let support = Support::new(&columns(), 3, &[5, 7, 9]);
         assert_eq!(support.columns(), [Some(1), None, Some(2)]);
-        let packed = support.gram(&columns(), &worker.pulls().collect::<Vec<_>>());
+        let packed =
+            support.gram(&columns(), &worker.pulls().collect::<Vec<_>>(), &Pool::default());
         let loss = |a: f64, b: f64| worker_at([at[0], at[1] + a, at[2] + b]).loss();
         let (e, zero) = (1e-4, loss(0.0, 0.0));
         let slope = |plus: f64, minus: f64| (plus - minus) / (2.0 * e);
@@ -466,6 +498,29 @@ mod tests {
         }
     }
 
+    /// Enough entries to wake all threads.
+    #[test]
+    fn any_number_of_threads_makes_the_same_gram() {
+        let (count, each) = (90_usize, 2_000_usize);
+        let keys: Vec<u64> = (0..count as u64).collect();
+        let starts: Vec<usize> = (0..=count).map(|j| j * each).collect();
+        let entry = |j: usize| move |at: usize| (at * 3 + j % 3) as u32;
+        let rows: Vec<u32> = (0..count).flat_map(|j| (0..each).map(entry(j))).collect();
+        let values = noise(rows.len(), 3);
+        let pulls: Vec<f64> = noise(3 * each, 4).iter().map(|x| 0.5 * x).collect();
+        for values in [None, Some(&values[..])] {
+            let columns = Columns { keys: &keys, starts: &starts, rows: &rows, values };
+            let support = Support::new(&columns, 3 * each, &keys);
+            let gram = |threads: usize| {
+                let pool = Pool::new(threads.try_into().expect("it is above 0"));
+                support.gram(&columns, &pulls, &pool)
+            };
+            let alone = gram(1);
+            assert!(alone.iter().any(|number| *number != 0.0));
+            assert!((2..5).all(|threads| gram(threads) == alone));
+        }
+    }
+
     #[test]
     fn losses_are_those_on_the_way() {
         let (from, step) = ([0.3, -0.7, 1.1], [0.4, 0.0, -1.1]);
@@ -481,7 +536,7 @@ mod tests {
     #[test]
     fn an_empty_support_is_no_trouble() {
         let support = Support::new(&columns(), 3, &[]);
-        assert!(support.gram(&columns(), &[0.5; 3]).is_empty());
+        assert!(support.gram(&columns(), &[0.5; 3], &Pool::default()).is_empty());
         assert!(Model::new(1.0, Vec::new(), &[]).minimise().0.is_empty());
         let nowhere = Support::default();
         assert_eq!(nowhere.len(), 0);

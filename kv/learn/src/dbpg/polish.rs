@@ -45,6 +45,9 @@ const NONZERO_COST: f64 = 10e-9;
 /// What a step or a pass can gain at most, when it is taken for rounding.
 const SETTLED: f64 = 1e-13;
 
+/// The largest border whose centre is looked for: 3 GFlop on one core.
+const CENTRE_MAX: usize = 2048;
+
 /// An objective that is higher by no more than this share is the same.
 const SAME_OBJECTIVE: f64 = 1e-11;
 
@@ -109,7 +112,8 @@ impl Polish {
     }
 
     /// Goes from the optimum that the last pass has confirmed to the central one, where there are several
-    /// ([`super::centre`]). Costs about as much as one more polish, and nothing when this one is known to be single.
+    /// ([`super::centre`]). Costs about as much as one more polish of the same size, nothing when this one is known to be single,
+    /// and is left undone for more than [`CENTRE_MAX`] columns.
     pub(super) fn centre(
         &self,
         cluster: &mut Cluster,
@@ -120,7 +124,7 @@ impl Polish {
         let border: Vec<Vec<(u64, f64)>> = tell_servers(servers, weights_table, &Command::Border)?;
         let (keys, from): (Vec<u64>, Vec<f64>) = border.into_iter().flatten().unzip();
         let single = keys.len() == at.nonzeros && !self.dependent;
-        if single || !(1..=self.support_max).contains(&keys.len()) {
+        if single || !(1..=self.support_max.min(CENTRE_MAX)).contains(&keys.len()) {
             return Ok(());
         }
         let model = self.model(cluster, servers, (&keys, from), true)?;

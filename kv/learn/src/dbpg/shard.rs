@@ -50,7 +50,7 @@ pub(crate) enum Command {
     /// The non-zero weights. Answered with pairs of key and weight, as JSON.
     Weights,
     /// The weights of the coordinates that the filter leaves in, 0 or not. After a pass that began with all of them and moved
-    /// none, those are the ones with |g| = λ. Answered as [`Command::Weights`].
+    /// none, those are the ones with |g| = λ or hardly less. Answered as [`Command::Weights`].
     Border,
     /// Set these weights, sorted by key, between passes. Answered with the number of them that are this thread's.
     Set { weights: Vec<(u64, f64)> },

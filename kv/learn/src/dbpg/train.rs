@@ -70,7 +70,7 @@ pub struct Job {
     pub screen: bool,
     /// The largest support that Newton's method polishes between passes; `None` is the plain published method.
     pub newton: Option<usize>,
-    /// Threads each worker reads with.
+    /// Threads each worker reads and computes with; results do not depend on them.
     pub threads: usize,
 }
 

@@ -17,6 +17,7 @@ use super::blocks::KeyBlock;
 use super::gradient::{Columns, Curvature, TrustRegion, Worker};
 use super::newton::Support;
 use super::polish;
+use super::pool::Pool;
 use super::screen;
 use super::shard::Options;
 use crate::data;
@@ -27,7 +28,7 @@ pub const APP: &str = "dbpg";
 /// What the driver tells the workers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Read your share of these files. Answered with [`Loaded`].
+    /// Read your share of these files, and compute on it with so many threads. Answered with [`Loaded`].
     Load { files: Vec<PathBuf>, threads: usize, cache: Option<PathBuf> },
     /// Name the columns whose bounds are above `share`: step 1 of [`screen`].
     Name { table: TableSpec, share: f64 },
@@ -106,6 +107,8 @@ fn push_bounds(
 struct Data {
     labels: Vec<f64>,
     columns: data::Columns,
+    /// What computes on them.
+    pool: Pool,
 }
 
 impl Data {
@@ -189,7 +192,7 @@ impl Training {
         }
         self.support = Support::new(&data.columns(), data.labels.len(), keys);
         let pulls: Vec<f64> = self.state.pulls().collect();
-        let packed = self.support.gram(&data.columns(), &pulls);
+        let packed = self.support.gram(&data.columns(), &pulls, &data.pool);
         let numbers = (keys.len(), &packed[..], exact);
         polish::send(&mut node.worker, table, (node.rank, node.workers), numbers)
             .map_err(|error| error.to_string())
@@ -302,7 +305,8 @@ impl Dbpg {
         let shard = data::Shard::new(node.rank as u32, node.workers as u32).map_err(text)?;
         let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
         let (labels, columns) = data::read_columns(files, shard, threads, cache).map_err(text)?;
-        let data = Data { labels: labels.into_iter().map(f64::from).collect(), columns };
+        let labels = labels.into_iter().map(f64::from).collect();
+        let data = Data { labels, columns, pool: Pool::new(threads) };
         self.training = None;
         Ok(self.data.insert(data).loaded())
     }
@@ -384,7 +388,7 @@ impl Dbpg {
             table,
             polish,
             support: Support::default(),
-            state: Worker::new(data.labels.clone(), keys.len(), trust),
+            state: Worker::with_threads(data.labels.clone(), keys.len(), trust, data.pool.clone()),
             curvature,
             blocks: blocks.collect(),
             pending: VecDeque::new(),
