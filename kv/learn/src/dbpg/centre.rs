@@ -18,7 +18,7 @@ use super::cholesky::dependents;
 use super::newton::Model;
 
 /// A column whose pivot is this share of its diagonal or less depends on those before it.
-const DEPENDENT: f64 = 1e-10;
+const DEPENDENT: f64 = 1e-9;
 
 /// A coefficient of a combination is taken for 0, or for 1, when it is this near.
 const NEAR: f64 = 1e-4;
@@ -41,10 +41,12 @@ type Direction = Vec<(usize, f64)>;
 
 impl Model {
     /// The central optimum, if this is one and another: `[n]`. The weights of the model are those of the border, 0 or not.
-    pub(super) fn centre(&self) -> Option<Vec<f64>> {
+    /// Also the rank of the border's columns: some optimum, a corner of the polytope, has no more weights than that.
+    pub(super) fn centre(&self) -> Option<(Vec<f64>, usize)> {
         let n = self.weights.len();
         let signs: Vec<f64> = self.weights.iter().zip(&self.gradient).map(sign).collect();
         let combinations = dependents(&self.hessian, &self.first_face(), DEPENDENT);
+        let rank = n - combinations.len();
         let mut groups = Groups { first: (0..n).collect(), sizes: vec![1.0; n] };
         let mut directions = Vec::new();
         for (column, of) in combinations {
@@ -64,7 +66,7 @@ impl Model {
         Middle { directions: &directions, signs: &signs, sizes: &groups.sizes }.find(&mut totals);
         let central: Vec<f64> =
             groups.first.iter().map(|&first| totals[first] / groups.sizes[first]).collect();
-        (central != self.weights).then_some(central)
+        (central != self.weights).then_some((central, rank))
     }
 }
 
@@ -205,12 +207,12 @@ mod tests {
             vec![1.0, 0.0, 1.0, 0.0],
             vec![0.0, 1.0, 0.0, 1.0],
         ];
-        let central = model(&columns, vec![0.0, 2.0, 3.0, 1.0], &[1.0; 4]).centre().unwrap();
+        let central = model(&columns, vec![0.0, 2.0, 3.0, 1.0], &[1.0; 4]).centre().unwrap().0;
         let way = central[0];
         assert_near(&central, &[way, 2.0 + way, 3.0 - way, 1.0 - way]);
         let slope = 1.0 / way + 1.0 / (2.0 + way) - 1.0 / (3.0 - way) - 1.0 / (1.0 - way);
         assert!(way > 0.0 && way < 1.0 && slope.abs() < 1e-9, "{way}: {slope}");
-        let other = model(&columns, vec![0.5, 2.5, 2.5, 0.5], &[1.0; 4]).centre().unwrap();
+        let other = model(&columns, vec![0.5, 2.5, 2.5, 0.5], &[1.0; 4]).centre().unwrap().0;
         assert_near(&other, &central);
     }
 
@@ -226,7 +228,8 @@ mod tests {
             one(|row| row & 4 > 0),
             one(|row| row & 4 == 0),
         ];
-        let central = |from: [f64; 6]| model(&columns, from.to_vec(), &[1.0; 6]).centre().unwrap();
+        let central =
+            |from: [f64; 6]| model(&columns, from.to_vec(), &[1.0; 6]).centre().unwrap().0;
         let inside = central([1.0, 3.0, 0.5, 3.5, 2.5, 3.5]);
         assert!(inside.iter().all(|weight| *weight > 0.1), "{inside:?}");
         for corner in [[0.0, 2.0, 0.0, 3.0, 4.0, 5.0], [0.0, 2.0, 4.0, 7.0, 0.0, 1.0]] {

@@ -128,12 +128,14 @@ impl Polish {
             return Ok(());
         }
         let model = self.model(cluster, servers, (&keys, from), true)?;
-        let Some(central) = model.centre() else { return Ok(()) };
+        let Some((central, fewest)) = model.centre() else { return Ok(()) };
         let losses: Vec<Vec<f64>> =
             ask_workers(cluster, &Order::Losses { weights: central.clone() })?;
         let loss: f64 = losses.iter().map(|losses| losses[0]).sum(); // all the way
         let objective = loss + self.lambda * central.iter().map(|weight| weight.abs()).sum::<f64>();
         if objective <= at.objective * (1.0 + SAME_OBJECTIVE) {
+            let most = central.iter().filter(|weight| **weight != 0.0).count();
+            tracing::info!(fewest, most, "there are several optima: taking the central one");
             set(cluster, servers, weights_table, (&keys, central))?;
         }
         Ok(())

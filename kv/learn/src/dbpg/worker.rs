@@ -312,7 +312,7 @@ impl Dbpg {
     }
 
     fn name(&mut self, node: &mut WorkerNode, spec: &TableSpec, share: f64) -> Result<(), String> {
-        let Data { labels, columns } = self.data.as_ref().ok_or(NOT_LOADED)?;
+        let Data { labels, columns, .. } = self.data.as_ref().ok_or(NOT_LOADED)?;
         let bounds = screen::bounds(columns, labels);
         let create = |node: &mut WorkerNode| {
             let table = node.worker.create_table(spec)?;
