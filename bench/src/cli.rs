@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use caravan_kv::node::Numa;
+use caravan_learn::dbpg::blocks::BLOCK_RATIO;
 use caravan_learn::model::Format;
 use caravan_van::Wait;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -258,26 +259,68 @@ pub(crate) enum TrainCommand {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Dbpg {
     /// Training examples, LIBSVM or Criteo text, plain or compressed (.gz, .zst, .xz)
-    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    #[arg(long, value_name = "FILE", required = true, num_args = 1.., help_heading = "Data")]
     pub(crate) data: Vec<PathBuf>,
     /// Folder where workers keep what they have read, so that later runs on these files parse no text
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = "Data")]
     pub(crate) cache: Option<PathBuf>,
     /// Examples to test the model on
-    #[arg(long, value_name = "FILE", num_args = 1..)]
+    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
     pub(crate) test: Vec<PathBuf>,
-    /// Weight of the L1 norm, against sums over examples
-    #[arg(long, value_name = "L", value_parser = non_negative)]
-    pub(crate) lambda: f64,
+    #[command(flatten)]
+    pub(crate) objective: Objective,
+    #[command(flatten)]
+    pub(crate) method: Method,
+    #[command(flatten)]
+    pub(crate) outcome: Outcome,
+}
+
+/// What is minimised.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Objective")]
+pub(crate) struct Objective {
+    /// Weight of the L1 norm, against sums over examples; of several, separated by commas, each begins where the one above it ended
+    #[arg(long, value_name = "L,…", value_delimiter = ',', required = true, value_parser = non_negative)]
+    pub(crate) lambda: Vec<f64>,
+    /// N lambdas instead of one: from the smallest that leaves all weights at 0 down to --lambda, each the same part of the one before
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
+    pub(crate) lambda_path: Option<u32>,
+    /// Weight of half the squared L2 norm: with --lambda the elastic net
+    #[arg(long, value_name = "L2", default_value_t = 0.0, value_parser = non_negative)]
+    pub(crate) l2: f64,
+    /// Adds a weight without penalty to every margin
+    #[arg(long)]
+    pub(crate) intercept: bool,
+    /// How much a positive example counts against a negative one
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = positive)]
+    pub(crate) positive_weight: f64,
+}
+
+/// How it is minimised.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Method")]
+pub(crate) struct Method {
     /// Threads of each worker [default: its share of this machine's cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) worker_threads: Option<u32>,
-    /// Most blocks a worker may be ahead of the slowest answer
-    #[arg(long, value_name = "T", default_value_t = 0)]
-    pub(crate) delay: u32,
+    /// Most blocks a worker may be ahead of the slowest answer: a number, or 0..T to begin with T and go down where the objective rises
+    #[arg(long, value_name = "T|0..T", default_value = "0", value_parser = delay)]
+    pub(crate) delay: Delay,
     /// Blocks of features; chosen from the data if not given
     #[arg(long, value_name = "B", value_parser = count())]
     pub(crate) blocks: Option<u32>,
+    /// Blocks for each feature of an average example, where their number is not given
+    #[arg(long, value_name = "R", default_value_t = BLOCK_RATIO, value_parser = positive, conflicts_with = "blocks")]
+    pub(crate) block_ratio: f64,
+    /// In which order a pass visits the blocks
+    #[arg(long, value_enum, default_value_t = BlockOrder::Key)]
+    pub(crate) order: BlockOrder,
+    /// Says which random order
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Share of the full step that is taken, up to 1: less is slower and bears more delay
+    #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = positive)]
+    pub(crate) learning_rate: f64,
     /// Relative decrease of the objective to stop at
     #[arg(long, value_name = "E", value_parser = non_negative, default_value = "1e-9")]
     pub(crate) epsilon: f64,
@@ -287,11 +330,51 @@ pub(crate) struct Dbpg {
     /// Only the published first-order steps: no Newton steps on the support between passes
     #[arg(long)]
     pub(crate) no_newton: bool,
-    /// Where to write the model
+    /// A model whose weights to begin with, instead of 0
+    #[arg(long, value_name = "FILE")]
+    pub(crate) warm_start: Option<PathBuf>,
+}
+
+/// How far workers may run ahead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Delay {
+    pub(crate) most: u32,
+    /// Whether it goes down where that helps.
+    pub(crate) adapts: bool,
+}
+
+fn delay(text: &str) -> Result<Delay, String> {
+    let adapting = text.strip_prefix("0..");
+    let most = adapting.unwrap_or(text).parse().map_err(|_| {
+        format!("{text:?} is neither a number of blocks nor a range that begins with 0, as 0..8")
+    })?;
+    Ok(Delay { most, adapts: adapting.is_some() })
+}
+
+/// In which order a pass visits the blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BlockOrder {
+    /// By key, every pass the same
+    Key,
+    /// Another one each pass
+    Random,
+}
+
+/// What becomes of it.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct Outcome {
+    /// Where to write the model; of several lambdas each has its own, with the lambda before the ending
     #[arg(long, value_name = "OUT")]
     pub(crate) model: Option<PathBuf>,
+    /// Where to draw how it converged, as SVG
+    #[arg(long, value_name = "OUT.svg")]
+    pub(crate) plot: Option<PathBuf>,
+    /// As --warm-start FILE --model FILE: goes on where an interrupted run has left off, or begins if there is no such file yet
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "warm_start", "lambda_path"])]
+    pub(crate) resume: Option<PathBuf>,
     /// How it is written [default: binary if its name ends in .bin, else text]
-    #[arg(long, value_enum, requires = "model")]
+    #[arg(long, value_enum)]
     pub(crate) model_format: Option<ModelFormat>,
 }
 
@@ -405,6 +488,11 @@ fn count() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..)
 }
 
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| format!("{text:?} is not a number above 0"))
+}
+
 fn non_negative(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
     number.ok_or_else(|| format!("{text:?} is not a number of 0 or more"))
@@ -433,7 +521,10 @@ mod tests {
             "caravan bench rate --van uring --sizes 8,64 --window 64 --smoke",
             "caravan bench all --json --wait adaptive",
             "caravan bench wait --van tcp --rounds 5 --json",
-            "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --epsilon 1e-5 --model m --model-format binary",
+            "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --order random --seed 3 --learning-rate 0.5 --epsilon 1e-5 --model m --model-format binary",
+            "caravan train dbpg --data a --lambda 10,3,1 --l2 0.5 --intercept --positive-weight 4 --warm-start m --model n.bin --plot p.svg",
+            "caravan train dbpg --data a --lambda 1 --lambda-path 10 --model m",
+            "caravan train dbpg --data a --lambda 1 --resume m --delay 0..8 --block-ratio 2.5",
             "caravan predict --model m --data a b --out p",
             "caravan generate clicks out --rows 10 --format keys",
             "caravan scheduler --host 0.0.0.0",
@@ -455,6 +546,23 @@ mod tests {
         let Command::Bench(BenchCommand::Latency(args)) = cli.command else { panic!() };
         assert_eq!(args.requests.sizes, [8, 1024]);
         assert_eq!(args.requests.op, [Op::Push, Op::Pull]);
+    }
+
+    #[test]
+    fn every_training_flag_is_in_the_table_of_the_readme() {
+        let readme = include_str!("../../README.md");
+        let rows: Vec<&str> = readme.lines().filter(|line| line.starts_with("| `--")).collect();
+        let mut command = Cli::command();
+        command.build();
+        let train = command.find_subcommand("train").unwrap().find_subcommand("dbpg").unwrap();
+        let own = train.get_arguments().filter(|flag| !flag.is_global_set());
+        let flags: Vec<String> =
+            own.filter_map(|flag| flag.get_long()).map(str::to_owned).collect();
+        assert!(flags.len() > 15);
+        for flag in flags.iter().filter(|flag| *flag != "help") {
+            let named = rows.iter().any(|row| row.contains(&format!("`--{flag}")));
+            assert!(named, "--{flag} is not in the table under Training");
+        }
     }
 
     #[test]
@@ -483,6 +591,15 @@ mod tests {
             "caravan train dbpg --data a",
             "caravan train dbpg --data a --lambda -1",
             "caravan train dbpg --data a --lambda NaN",
+            "caravan train dbpg --data a --lambda 1,-1",
+            "caravan train dbpg --data a --lambda 1 --delay 1..8",
+            "caravan train dbpg --data a --lambda 1 --delay fast",
+            "caravan train dbpg --data a --lambda 1 --blocks 3 --block-ratio 2",
+            "caravan train dbpg --data a --lambda 1 --lambda-path 1",
+            "caravan train dbpg --data a --lambda 1 --positive-weight 0",
+            "caravan train dbpg --data a --lambda 1 --l2 -1",
+            "caravan train dbpg --data a --lambda 1 --resume m --model n",
+            "caravan train dbpg --data a --lambda 1 --resume m --warm-start n",
             "caravan predict --data a",
         ] {
             assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");

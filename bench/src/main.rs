@@ -1,6 +1,6 @@
 //! The `caravan` program: reads the command line, runs one command, and says by its status how that went.
 //!
-//! Status 0: all that was asked for was done and every verified byte was right. 1: it was not. 2: wrong usage.
+//! Status 0: all that was asked for was done and every verified byte was right. 1: it was not. 2: wrong usage. 130: Ctrl-C.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ mod crowd;
 mod doctor;
 mod floor;
 mod generate;
+mod interrupt;
 mod latency;
 mod layout;
 mod machine;
@@ -19,6 +20,7 @@ mod pattern;
 mod place;
 mod placement;
 mod plan;
+mod plot;
 mod predict;
 mod progress;
 mod rate;
@@ -37,7 +39,7 @@ use anyhow::Result;
 use clap::Parser;
 
 use cli::{BenchCommand, Cli, Command, TrainCommand};
-use usage::Usage;
+use usage::{Interrupted, Usage};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -48,7 +50,11 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("caravan: {error:#}");
-            ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
+            ExitCode::from(match () {
+                () if error.is::<Usage>() => 2,
+                () if error.is::<Interrupted>() => interrupt::STATUS as u8,
+                () => 1,
+            })
         }
     }
 }

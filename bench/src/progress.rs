@@ -32,6 +32,13 @@ impl Progress {
         }
     }
 
+    /// Counts from 0 again.
+    pub(crate) fn restart(&self) {
+        if let Some(bar) = &self.bar {
+            bar.reset();
+        }
+    }
+
     /// One step is done.
     pub(crate) fn step(&self) {
         if let Some(bar) = &self.bar {

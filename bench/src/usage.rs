@@ -1,8 +1,8 @@
-//! Wrong usage that only shows when flags are taken together: ends with status 2, like what the parser itself refuses.
+//! Ends of a run that have a status of their own: wrong usage, and Ctrl-C.
 
 use std::fmt;
 
-/// What is wrong with the command line.
+/// What is wrong with the command line, where it only shows when flags are taken together: status 2, as of what the parser refuses.
 #[derive(Debug)]
 pub(crate) struct Usage(pub(crate) String);
 
@@ -13,3 +13,15 @@ impl fmt::Display for Usage {
 }
 
 impl std::error::Error for Usage {}
+
+/// A run that Ctrl-C has ended, and what has become of its work: status 130.
+#[derive(Debug)]
+pub(crate) struct Interrupted(pub(crate) String);
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "interrupted: {}", self.0)
+    }
+}
+
+impl std::error::Error for Interrupted {}

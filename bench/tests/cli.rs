@@ -241,8 +241,8 @@ fn generated_clicks_are_the_same_twice() {
 }
 
 /// Fields of the training rows, in order: a contract with scripts and dashboards.
-const PROGRESS: &str = "row pass seconds objective relative nnz active violation worker_busy worker_bytes_sent server_bytes_sent threshold worker_seconds_min worker_seconds_max server_seconds polish_seconds other_seconds pass_seconds";
-const RESULT: &str = "row algorithm objective nnz passes seconds load_seconds peak_rss_mib test_logloss test_auc test_accuracy test_pr_auc";
+const PROGRESS: &str = "row pass seconds objective relative nnz active violation worker_busy worker_bytes_sent server_bytes_sent lambda delay threshold worker_seconds_min worker_seconds_max server_seconds polish_seconds other_seconds pass_seconds";
+const RESULT: &str = "row algorithm objective nnz passes seconds load_seconds peak_rss_mib test_logloss test_auc test_accuracy test_pr_auc lambda intercept converged";
 
 #[test]
 fn a_trained_model_predicts() {
@@ -285,6 +285,51 @@ fn a_trained_model_predicts() {
         let [label, probability, margin] = fields[..] else { panic!("{line}") };
         assert_eq!(label > 0.0, margin > 0.0, "{line}");
         assert!((probability - 1.0 / (1.0 + (-margin).exp())).abs() < 1e-12, "{line}");
+    }
+}
+
+/// All of the objective's variants at once, over a path, with a picture and a binary model for each lambda.
+#[test]
+fn a_path_has_a_result_and_a_model_for_each_lambda() {
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("path");
+    let clicks = out.display();
+    rows(&format!("generate clicks {clicks} --smoke --json"));
+    let line = format!(
+        "train dbpg --data {clicks}.train --test {clicks}.test --lambda 5 --lambda-path 3 --intercept --l2 0.1 --positive-weight 2 --delay 0..4 --order random --model {clicks}.bin --plot {clicks}.svg --json"
+    );
+    let rows_of_path = rows(&line);
+    let results: Vec<&Value> = rows_of_path.iter().filter(|row| row["row"] == "result").collect();
+    assert_eq!(results.len(), 3, "{results:?}");
+    let lambdas: Vec<f64> = results.iter().map(|row| row["lambda"].as_f64().unwrap()).collect();
+    assert!(lambdas.is_sorted_by(|a, b| a > b) && lambdas[2] == 5.0, "{lambdas:?}");
+    assert!((lambdas[1] / lambdas[0] - lambdas[2] / lambdas[1]).abs() < 1e-9, "{lambdas:?}");
+    // At the limit itself rounding decides.
+    assert!(results[0]["nnz"].as_u64() <= Some(1), "{}", results[0]);
+    assert!(results[2]["nnz"].as_u64() > results[1]["nnz"].as_u64());
+    for (result, lambda) in results.iter().zip(lambdas) {
+        assert!(result["converged"] == true && result["intercept"].as_f64() != Some(0.0));
+        let of_lambda = rows_of_path.iter().filter(|row| row["lambda"] == lambda);
+        assert!(of_lambda.count() > 2, "{lambda}");
+        let predict = format!("predict --model {clicks}.{lambda}.bin --data {clicks}.test --json");
+        assert_eq!(rows(&predict)[0]["logloss"], result["test_logloss"]);
+    }
+    let picture = std::fs::read_to_string(out.with_extension("svg")).unwrap();
+    let picture = roxmltree::Document::parse(&picture).unwrap();
+    let lines = picture.descendants().filter(|node| node.attribute("class") == Some("nnz"));
+    assert_eq!(lines.count(), 6, "three runs against passes and against seconds");
+}
+
+#[test]
+fn flags_that_do_not_go_together_are_refused() {
+    for (line, part) in [
+        ("--lambda 3,1 --lambda-path 3", "--lambda-path takes one"),
+        ("--lambda 3,1 --resume m", "--resume takes one"),
+        ("--lambda 1 --resume m --model n", "--model"),
+        ("--lambda 1 --delay 2..4", "begins with 0"),
+    ] {
+        let output = caravan(&format!("train dbpg --data x {line}"), &[]);
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        assert!(text(&output.stderr).contains(part), "{line}: {}", text(&output.stderr));
     }
 }
 

@@ -77,6 +77,9 @@ impl Cluster {
                     let mut command = Command::new(program);
                     command.arg(role.to_string()).arg("--rank").arg(rank.to_string());
                     command.envs(self.config.to_vars()).stdin(Stdio::null()).stdout(Stdio::null());
+                    // A signal from the terminal is for this process, which tells its nodes what to do.
+                    #[cfg(unix)]
+                    std::os::unix::process::CommandExt::process_group(&mut command, 0);
                     let run = command
                         .spawn()
                         .map_err(|source| Error::Spawn { what: name.clone(), source })?;

@@ -4,6 +4,7 @@ use caravan_van::{KeyRange, Value};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::filter::Filters;
 
 /// Element type of a table's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +78,9 @@ pub struct TableSpec {
     pub handle: String,
     /// Settings of the update rule.
     pub options: serde_json::Value,
+    /// What makes its messages smaller.
+    #[serde(default, skip_serializing_if = "Filters::is_none")]
+    pub filters: Filters,
 }
 
 impl TableSpec {
@@ -92,6 +96,7 @@ impl TableSpec {
             store: Store::Sparse,
             handle: "add".to_owned(),
             options: serde_json::Value::Null,
+            filters: Filters::NONE,
         }
     }
 
@@ -116,6 +121,12 @@ impl TableSpec {
     /// The same table with settings for its update rule.
     pub fn options(mut self, options: serde_json::Value) -> Self {
         self.options = options;
+        self
+    }
+
+    /// The same table with filters; [`Filters::check`] says which it can have.
+    pub fn filters(mut self, filters: Filters) -> Self {
+        self.filters = filters;
         self
     }
 

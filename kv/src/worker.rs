@@ -16,7 +16,7 @@ use caravan_van::{Arrival, Buffer, Counters, Endpoint, KeyRange, PeerId, Pool, S
 use self::answer::run;
 use self::request::{Load, Request};
 use crate::error::{Error, Result, with_sources};
-use crate::filter::{KeyCacheCounters, Outstanding, Sent};
+use crate::filter::{AtWorker, KeyCacheCounters, Outstanding, Sent, Traffic};
 use crate::table::{TableSpec, ValueType};
 use crate::tracker::{Answer, Callback, Timestamp, Tracker, What};
 
@@ -51,6 +51,8 @@ pub struct Worker {
     /// Messages that named their keys.
     named: HashMap<(u64, usize), Outstanding>,
     clock: u64,
+    /// Whether a table has any.
+    has_filters: bool,
 }
 
 struct Server {
@@ -66,8 +68,14 @@ struct Known {
     /// The servers' ranges, in order of servers.
     parts: Vec<KeyRange>,
     coding: Coding,
-    /// Lists of keys that need not be sent again, if keys are cached.
-    sent: Option<Box<Sent>>,
+    filters: Option<Box<AtWorker>>,
+}
+
+impl Known {
+    /// Its filters, to which one is about to be added.
+    fn filters(&mut self, node: u32) -> &mut AtWorker {
+        self.filters.get_or_insert_with(|| Box::new(AtWorker::new(&self.spec, node)))
+    }
 }
 
 impl Worker {
@@ -103,6 +111,7 @@ impl Worker {
             arrivals: Vec::with_capacity(64),
             named: HashMap::new(),
             clock: 0,
+            has_filters: false,
         };
         for (index, server) in worker.servers.iter().enumerate() {
             let slot = server.peer.0 as usize;
@@ -171,9 +180,11 @@ impl Worker {
     /// Creates a table on all servers, or joins it if there is an equal one.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the servers have another table under that id or cannot build it; [`Error::Config`].
+    /// [`Error::Refused`] when the servers have another table under that id or cannot build it; [`Error::Config`], also for
+    /// filters that it can't have.
     pub fn create_table(&mut self, spec: &TableSpec) -> Result<Table> {
         let range = spec.range()?;
+        spec.filters.check(spec)?;
         let text = serde_json::to_vec(spec)?;
         let timestamp = self.broadcast(What::Create, spec.id, &text)?;
         self.wait(timestamp)?;
@@ -181,8 +192,11 @@ impl Worker {
         // The servers took it, so one of that number that is known already is equal.
         let known = self.tables.iter().position(|known| known.spec.id == spec.id);
         let index = known.unwrap_or_else(|| {
-            let coding = Coding::plain();
-            self.tables.push(Known { spec: spec.clone(), range, parts, coding, sent: None });
+            let coding = if spec.filters.snappy { Coding::compact() } else { Coding::plain() };
+            let node = self.endpoint.node();
+            self.has_filters |= !spec.filters.is_none();
+            let filters = (!spec.filters.is_none()).then(|| Box::new(AtWorker::new(spec, node)));
+            self.tables.push(Known { spec: spec.clone(), range, parts, coding, filters });
             self.tables.len() - 1
         });
         Ok(Table(index as u32))
@@ -205,8 +219,56 @@ impl Worker {
     /// [`Error::UnknownTable`].
     pub fn cache_keys(&mut self, table: Table) -> Result<()> {
         self.known(table)?;
-        self.tables[table.0 as usize].sent.get_or_insert_with(|| Box::new(Sent::new()));
+        let node = self.endpoint.node();
+        self.tables[table.0 as usize].filters(node).sent.get_or_insert_with(Sent::new);
         Ok(())
+    }
+
+    /// Suspends the filters of a table that lose anything, or resumes them: while they are, values are pushed as they are, with
+    /// what was kept back of their keys.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`].
+    pub fn set_lossless(&mut self, table: Table, lossless: bool) -> Result<()> {
+        self.known(table)?;
+        if let Some(filters) = &mut self.tables[table.0 as usize].filters {
+            filters.set_lossless(lossless);
+        }
+        Ok(())
+    }
+
+    /// Pushes, as it is, all that the filter `significant` has kept back; nothing if that is nothing.
+    ///
+    /// # Errors
+    /// As [`Worker::push`].
+    pub fn flush(&mut self, table: Table) -> Result<Option<Timestamp>> {
+        self.known(table)?;
+        let Known { spec, filters: Some(filters), .. } = &mut self.tables[table.0 as usize] else {
+            return Ok(None);
+        };
+        let (keys, values) = filters.drain();
+        if keys.is_empty() {
+            return Ok(None);
+        }
+        let is_lossless = filters.set_lossless(true);
+        let pushed = match spec.value {
+            ValueType::F32 => {
+                let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
+                self.push(table, &keys, &values)
+            }
+            _ => self.push(table, &keys, &values),
+        };
+        self.set_lossless(table, is_lossless)?;
+        pushed.map(Some)
+    }
+
+    /// What the filters of a table did to its messages so far.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`].
+    pub fn traffic(&self, table: Table) -> Result<Traffic> {
+        let filters = self.known(table)?.filters.as_ref();
+        Ok(filters.map_or_else(Traffic::default, |filters| filters.traffic))
     }
 
     /// What caching this table's keys did so far; all zero unless [`Worker::cache_keys`] was called.
@@ -214,7 +276,8 @@ impl Worker {
     /// # Errors
     /// [`Error::UnknownTable`].
     pub fn key_cache(&self, table: Table) -> Result<KeyCacheCounters> {
-        Ok(self.known(table)?.sent.as_ref().map_or_else(Default::default, |sent| sent.counters))
+        let sent = self.known(table)?.filters.as_ref().and_then(|filters| filters.sent.as_ref());
+        Ok(sent.map_or_else(Default::default, |sent| sent.counters))
     }
 
     /// Pushes `values: [n * width]` for `keys: [n]`, strictly ascending.

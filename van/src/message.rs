@@ -326,6 +326,21 @@ impl Message {
         self.values.bytes(&self.image)
     }
 
+    /// The same message with what the layer above has made of its lengths, if anything, and of its values.
+    pub fn decoded(mut self, lengths: Option<Vec<u32>>, values: Buffer) -> Message {
+        if let Some(lengths) = lengths {
+            self.lengths = Place::Own(Buffer::adopt(lengths));
+        }
+        self.values = Place::Own(values);
+        self
+    }
+
+    /// Bytes of its keys, lengths and values as they came.
+    pub fn wire_bytes(&self) -> usize {
+        let Header { key_bytes, length_bytes, value_bytes, .. } = self.header();
+        [key_bytes, length_bytes, value_bytes].map(|bytes| bytes.get() as usize).iter().sum()
+    }
+
     /// Keeps the values, without copying them, and gives back the memory of everything else. Values that lay in the message
     /// keep its whole slot; lent ones are copied.
     pub fn into_values(self) -> Buffer {

@@ -19,6 +19,8 @@ pub(crate) struct Pass {
     pub(crate) worker_busy: f64,
     pub(crate) worker_bytes_sent: u64,
     pub(crate) server_bytes_sent: u64,
+    pub(crate) lambda: f64,
+    pub(crate) delay: u64,
     pub(crate) threshold: f64,
     pub(crate) worker_seconds_min: f64,
     pub(crate) worker_seconds_max: f64,
@@ -42,6 +44,8 @@ impl From<&dbpg::Progress> for Pass {
             worker_busy: progress.worker_busy,
             worker_bytes_sent: progress.worker_bytes_sent,
             server_bytes_sent: progress.server_bytes_sent,
+            lambda: progress.lambda,
+            delay: progress.delay,
             threshold: progress.threshold,
             worker_seconds_min: times.worker_min,
             worker_seconds_max: times.worker_max,
@@ -96,6 +100,9 @@ pub(crate) struct Outcome {
     pub(crate) test_auc: Option<f64>,
     pub(crate) test_accuracy: Option<f64>,
     pub(crate) test_pr_auc: Option<f64>,
+    pub(crate) lambda: f64,
+    pub(crate) intercept: f64,
+    pub(crate) converged: bool,
 }
 
 impl Outcome {
@@ -115,6 +122,9 @@ impl Outcome {
             test_auc: measured.auc,
             test_accuracy: measured.accuracy,
             test_pr_auc: measured.pr_auc,
+            lambda: trained.lambda,
+            intercept: trained.model.intercept(),
+            converged: trained.converged,
         }
     }
 
@@ -126,9 +136,14 @@ impl Outcome {
             accuracy: self.test_accuracy,
             pr_auc: self.test_pr_auc,
         };
+        let intercept = match self.intercept {
+            0.0 => String::new(),
+            intercept => format!(", intercept {intercept:.6}"),
+        };
         format!(
-            "\n{}: objective {:.10}, {} non-zero weights, {} passes in {:.2} s after {:.2} s of loading, {:.0} MiB{}",
+            "\n{}: lambda {}, objective {:.10}, {} non-zero weights{intercept}, {} passes in {:.2} s after {:.2} s of loading, {:.0} MiB{}",
             self.algorithm,
+            self.lambda,
             self.objective,
             self.nnz,
             self.passes,

@@ -28,6 +28,6 @@ pub mod error;
 pub mod memory;
 pub mod metrics;
 pub mod model;
-mod replace_file;
+pub mod replace_file;
 
 pub use error::{Error, Result};

@@ -9,6 +9,16 @@ use crate::{Error, Result};
 
 const BUFFER_BYTES: usize = 1 << 18;
 
+/// Writes `bytes` to `path`, whole or not at all.
+///
+/// # Errors
+/// [`Error::Write`]; then the file is as it was.
+pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = Replacement::create(path)?;
+    file.write(bytes)?;
+    file.commit()
+}
+
 /// A file being written beside `destination`. Dropped without [`commit`](Self::commit), it leaves no trace.
 pub(crate) struct Replacement {
     destination: PathBuf,

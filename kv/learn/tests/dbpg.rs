@@ -164,6 +164,51 @@ fn any_freshness_reaches_the_optimum() {
     }
 }
 
+/// The published grid has no answer within 300 passes for these; a delay that adapts itself finds the optimum.
+#[test]
+fn a_delay_that_diverges_is_halved_until_it_does_not() {
+    for (blocks, delay) in [(6, 8), (6, 4), (12, 8)] {
+        let fixed = Job {
+            delay,
+            exact_delay: true,
+            kkt_ratio: f64::INFINITY,
+            epsilon: 1e-9,
+            ..published(blocks)
+        };
+        let (diverged, passes) = train(1, 1, &fixed);
+        assert!(!diverged.converged, "{blocks} blocks, delay {delay}");
+        assert!(passes.iter().all(|pass| pass.delay == delay));
+        let adapting = Job { adapt_delay: true, ..fixed };
+        let (trained, passes) = train(2, 2, &adapting);
+        let gap = trained.objective / Example::OPTIMUM - 1.0;
+        assert!(trained.converged && gap.abs() < 1e-6, "{blocks} blocks, delay {delay}: {gap:e}");
+        let delays: Vec<u64> = passes.iter().map(|pass| pass.delay).collect();
+        assert!(delays.is_sorted_by(|a, b| a >= b), "{delays:?}");
+        assert_eq!((delays[0], delays[delays.len() - 1]), (delay, 0), "{delays:?}");
+        let rises =
+            passes.windows(2).filter(|pair| pair[1].objective > pair[0].objective * (1.0 + 1e-9));
+        assert!(rises.count() <= 5, "{passes:?}");
+    }
+}
+
+/// With safe steps and the timing of a real cluster, on as few blocks as there can be.
+#[test]
+fn an_adapting_delay_reaches_the_optimum() {
+    for delay in [1, 5, 100] {
+        let job = Job {
+            delay,
+            adapt_delay: true,
+            blocks: Some(3),
+            epsilon: 1e-11,
+            ..Job::new(vec![example_file()], 1.0)
+        };
+        let (trained, passes) = train(2, 2, &job);
+        let gap = trained.objective / Example::OPTIMUM - 1.0;
+        assert!(trained.converged && gap.abs() < 1e-9, "{gap:e}");
+        assert_eq!(passes.last().unwrap().delay, 0);
+    }
+}
+
 #[test]
 fn a_polish_saves_passes_and_changes_no_answer() {
     let plain = Job { newton: None, ..Job::new(vec![example_file()], 1.0) };

@@ -2,6 +2,8 @@
 //!
 //! Path: 9 of 13. The thread owns its lanes and its shards; it takes no lock and hands work to nobody.
 
+mod filtered;
+
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +16,7 @@ use super::handle::Handles;
 use super::shard::{Pulled, Request, Shard};
 use crate::consistency::Admission;
 use crate::error::Result;
-use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered};
+use crate::filter::{AtServer, List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
 use crate::op::Op;
 use crate::table::TableSpec;
 
@@ -42,6 +44,7 @@ struct Entry {
     /// `None` when there are fewer keys than threads, and none is left for this one.
     range: Option<KeyRange>,
     shard: Box<dyn Shard>,
+    filters: Option<Box<AtServer>>,
 }
 
 /// A request that waits for its shard's clock.
@@ -98,6 +101,13 @@ impl ServerThread {
     /// What the transport has done so far.
     pub fn counters(&self) -> Counters {
         self.endpoint.counters()
+    }
+
+    /// What the filters of a table did to its messages so far; all zero for a table without any.
+    pub fn traffic(&self, table: u32) -> Traffic {
+        let entry = position(&self.tables, table).ok().map(|at| &self.tables[at]);
+        let filters = entry.and_then(|entry| entry.filters.as_ref());
+        filters.map_or_else(Traffic::default, |filters| filters.traffic)
     }
 
     /// Serves until `stop` is set.
@@ -243,7 +253,7 @@ impl ServerThread {
 
     fn execute(&mut self, peer: PeerId, message: &Message, list: Option<&List>) -> Left {
         let left = match Op::from_raw(message.op()) {
-            None => Err(format!("there is no operation {}", message.op())),
+            None => self.serve_block(peer, message, list),
             Some(Op::Create) => self.create(peer, message).map(|()| Left::Nothing),
             Some(Op::Command) => self.command(peer, message).map(|()| Left::Nothing),
             Some(Op::Keys) => Err("nobody asked for these keys".to_owned()),
@@ -279,11 +289,14 @@ impl ServerThread {
         list: Option<&List>,
         op: Op,
     ) -> Result<Left, String> {
-        let Entry { range, shard, spec } = find(&mut self.tables, message.table())?;
+        let Entry { range, shard, spec, filters } = find(&mut self.tables, message.table())?;
         let request = Request::of(message, list, (op.pushes(), op.pulls()));
         check_keys(request.keys, *range, &spec.name)?;
         if let Admission::AfterClock(clock) = shard.admit(&request) {
             return Ok(Left::Park(clock));
+        }
+        if filters.is_some() {
+            return self.serve_filtered(peer, message, request).map(|()| Left::Nothing);
         }
         // What a worker lends goes back to it.
         if op == Op::Push && message.lent().is_none() && shard.adopts(&request) {
@@ -342,9 +355,11 @@ impl ServerThread {
             Err(at) => {
                 let whole = spec.range().map_err(|error| error.to_string())?;
                 let range = whole.cut(self.count).nth(self.index);
+                spec.filters.check(&spec).map_err(|error| error.to_string())?;
                 // A thread without keys builds its shard all the same: commands go to every thread.
                 let shard = self.handles.build(&spec, range, self.endpoint.memory())?;
-                self.tables.insert(at, Entry { spec, range, shard });
+                let filters = AtServer::new(&spec);
+                self.tables.insert(at, Entry { spec, range, shard, filters });
             }
         }
         self.answer(peer, message.timestamp());
@@ -394,9 +409,18 @@ fn answer<'a>(kind: Kind, request: &Message) -> Draft<'a> {
 /// # Errors
 /// When the lane is of no use any more.
 fn post(endpoint: &mut Endpoint, peer: PeerId, draft: Draft<'_>) -> caravan_van::Result<()> {
+    post_coded(endpoint, peer, draft, &mut Coding::plain())
+}
+
+fn post_coded(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    draft: Draft<'_>,
+    coding: &mut Coding,
+) -> caravan_van::Result<()> {
     use caravan_van::Error::{MessageTooLong, OutOfMemory};
     let (table, timestamp) = (draft.table, draft.timestamp);
-    match endpoint.post(peer, draft, &mut Coding::plain()) {
+    match endpoint.post(peer, draft, coding) {
         Err(error @ (MessageTooLong { .. } | OutOfMemory { .. })) => {
             let reason = error.to_string();
             let values = Values::Copied(reason.as_bytes());

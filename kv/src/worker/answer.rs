@@ -82,11 +82,17 @@ impl Worker {
         if message.is_bare() && self.tracker.complete_push(timestamp, server) {
             return; // as most are
         }
-        let Some((slot, at)) = self.tracker.answered(timestamp, server) else { return };
-        if let Some(key) = slot.parts[at].offered.take() {
-            let peer = self.servers[server].peer;
-            slot.parts[at].into = self.endpoint.withdraw(peer, key).ok();
+        if self.has_filters {
+            return self.undo_filters(server, message);
         }
+        self.enter_answer(server, message);
+    }
+
+    /// Enters an answer as it was before filters.
+    #[inline]
+    fn enter_answer(&mut self, server: usize, message: Message) {
+        let timestamp = message.timestamp();
+        let Some((slot, at)) = self.answered(server, timestamp) else { return };
         let outcome = match (message.kind(), slot.what, &mut slot.parts[at].into) {
             (Kind::Failure, ..) => Err(String::from_utf8_lossy(message.values()).into_owned()),
             (.., Some(into)) => fill(into, message.values()),
@@ -94,6 +100,39 @@ impl Worker {
             (.., None) => keep(slot, at, message),
         };
         self.conclude(server, timestamp, outcome);
+    }
+
+    /// The part of a request that `server` has answered in a message, with the memory that was offered for it.
+    #[inline]
+    fn answered(&mut self, server: usize, timestamp: u64) -> Option<(&mut Slot, usize)> {
+        let (slot, at) = self.tracker.answered(timestamp, server)?;
+        if let Some(key) = slot.parts[at].offered.take() {
+            let peer = self.servers[server].peer;
+            slot.parts[at].into = self.endpoint.withdraw(peer, key).ok();
+        }
+        Some((slot, at))
+    }
+
+    /// Enters an answer of a worker whose tables have filters, some of them.
+    #[inline(never)]
+    fn undo_filters(&mut self, server: usize, message: Message) {
+        let (id, timestamp) = (message.table(), message.timestamp());
+        let known = self.tables.iter_mut().find(|known| known.spec.id == id);
+        let undone = match known.map(|Known { spec, filters, .. }| (spec, filters)) {
+            Some((spec, Some(filters))) if message.kind() == Kind::Reply => {
+                filters.receive(spec, message, self.endpoint.memory())
+            }
+            _ => Ok(message),
+        };
+        match undone {
+            Ok(message) => self.enter_answer(server, message),
+            Err(why) => {
+                if self.answered(server, timestamp).is_some() {
+                    let outcome = Err(format!("its answer can't be read: {why}"));
+                    self.conclude(server, timestamp, outcome);
+                }
+            }
+        }
     }
 
     /// What is kept of a request that named its keys and is answered now.
@@ -104,8 +143,8 @@ impl Worker {
     /// Sends a server the keys that it was asked about by a signature it does not know. It has the rest of the request.
     fn send_keys(&mut self, server: usize, timestamp: u64, named: Outstanding) {
         let Outstanding { list, keys, table, offer } = named;
-        let Known { spec, coding, sent, .. } = &mut self.tables[table];
-        if let Some(sent) = sent {
+        let Known { spec, coding, filters, .. } = &mut self.tables[table];
+        if let Some(sent) = filters.as_mut().and_then(|filters| filters.sent.as_mut()) {
             sent.asked(list.signature, server, keys.len());
         }
         let draft = Draft {

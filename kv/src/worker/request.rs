@@ -43,6 +43,15 @@ impl<'a> Load<'a> {
         }
     }
 
+    /// All of them.
+    fn all(&self) -> &[u8] {
+        match self {
+            Load::Nothing => &[],
+            Load::Bytes(bytes) => bytes,
+            Load::Shared(shared) => shared,
+        }
+    }
+
     /// The bytes at `range`; shared ones that are too long for a frame stay where they lie.
     fn part(&self, range: Range<usize>, eager_bytes: usize) -> Values<'a> {
         match *self {
@@ -65,7 +74,7 @@ impl Worker {
     /// Sends a request to the servers that hold its keys.
     pub(super) fn request(&mut self, mut request: Request<'_>) -> Result<Timestamp> {
         let (place, list) = self.check(&request)?;
-        if list.is_none()
+        if self.tables[request.table.0 as usize].filters.is_none()
             && let Some(server) = self.only_server(&request, place)
         {
             return self.request_one(&mut request, server, place);
@@ -165,11 +174,11 @@ impl Worker {
     #[inline]
     fn check(&mut self, request: &Request<'_>) -> Result<(usize, Option<Signed>)> {
         self.known(request.table)?;
-        let Known { spec, range, sent, .. } = &mut self.tables[request.table.0 as usize];
+        let Known { spec, range, filters, .. } = &mut self.tables[request.table.0 as usize];
         let check = |keys: &[u64]| slicer::check(keys, *range, &spec.name);
-        let list = match sent {
+        let list = match filters {
             None => check(request.keys).map(|()| None)?,
-            Some(sent) => sent.sign(request.keys, check)?,
+            Some(filters) => filters.sign(spec, (request.keys, request.load.all()), check)?,
         };
         let wrong = |what, expected, found| Error::WrongLength {
             what,
@@ -211,7 +220,7 @@ impl Worker {
     ) -> Result<()> {
         let peer = self.room(server)?;
         let eager_bytes = self.endpoint.eager_bytes();
-        let Known { spec, coding, sent, .. } = &mut self.tables[request.table.0 as usize];
+        let Known { spec, coding, filters, .. } = &mut self.tables[request.table.0 as usize];
         let lengths =
             if request.lengths.is_empty() { &[][..] } else { &request.lengths[slice.clone()] };
         let bytes = value_bytes(spec, slice.len(), lengths);
@@ -221,22 +230,40 @@ impl Worker {
         let mut place = place.or_else(|| into.as_mut().map(|into| into.split_to(bytes)));
         let asked = if place.is_none() { slice.len() * spec.row_bytes() } else { 0 };
         let mut offer = None;
-        if let Some(place) = place.take_if(|place| place.len() > eager_bytes) {
+        let fits = filters.as_ref().is_none_or(|filters| !filters.shortens_answers());
+        if let Some(place) = place.take_if(|place| fits && place.len() > eager_bytes) {
             offer = Some(self.endpoint.offer(peer, place)?);
         }
-        let named = list.zip(sent.as_mut()).and_then(|(list, sent)| {
-            sent.omits(list.signature, server, slice.len()).then_some(list)
+        let named = list.filter(|list| {
+            let sent = filters.as_mut().and_then(|filters| filters.sent.as_mut());
+            sent.is_some_and(|sent| sent.omits(list.signature, server, slice.len()))
         });
-        let draft = Draft {
+        let mut draft = Draft {
             range,
             offer,
             signature: list.map(|list| list.signature),
-            keys: if named.is_some() { &[] } else { &request.keys[slice.clone()] },
+            keys: &request.keys[slice.clone()],
             lengths,
-            values: request.load.part(load, eager_bytes),
+            values: request.load.part(load.clone(), eager_bytes),
             ..draft(timestamp, request.what, spec.id, self.clock)
         };
+        let (mut block, mut passage) = (None, None);
+        if let Some(filters) = filters {
+            let drops_keys = list.is_none() && request.what == What::Push;
+            let pushed = request.load.all().get(load).unwrap_or_default(); // a pull pushes nothing
+            let memory = self.endpoint.memory();
+            passage =
+                Some(filters.encode(spec, &mut draft, (pushed, drops_keys), &mut block, memory)?);
+        }
+        if named.is_some() {
+            draft.keys = &[];
+        }
+        let saved = coding.saved_bytes();
         let posted = self.endpoint.post(peer, draft, coding);
+        if let (Some(passage), Some(filters)) = (passage, filters) {
+            let (keys, saved) = (slice.len(), coding.saved_bytes() - saved);
+            filters.count_sent(passage, (list.is_some(), named.is_some()), keys, saved);
+        }
         if let (Some(list), Ok(())) = (named, &posted) {
             let (list, keys, table) = (list.clone(), slice.clone(), request.table.0 as usize);
             self.named.insert((timestamp.0, server), Outstanding { list, keys, table, offer });

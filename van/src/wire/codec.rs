@@ -45,6 +45,11 @@ impl Coding {
     pub fn compact() -> Coding {
         Coding { delta: true, compressor: Some(Box::new(Compressor::new())), carrier_checks: false }
     }
+
+    /// Bytes by which it has made sections shorter so far.
+    pub fn saved_bytes(&self) -> u64 {
+        self.compressor.as_ref().map_or(0, |compressor| compressor.saved_bytes)
+    }
 }
 
 /// Turns a draft into bytes in memory of `pool`, ready for a van: a frame of one image.
@@ -141,6 +146,9 @@ fn lay(
     }
     let key_bytes = if plan.delta {
         image.flags |= flags::KEYS_DELTA;
+        if let Some(compressor) = &mut image.compressor {
+            compressor.saved_bytes += (size_of_val(keys) - plan.key_bytes) as u64;
+        }
         let write = |place: &mut [u8]| delta::write(keys, range.begin(), place);
         image.section(Section::Keys, plan.key_bytes, write)?
     } else {

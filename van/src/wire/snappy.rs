@@ -25,11 +25,14 @@ const SAVED_MIN: usize = 10;
 pub(super) struct Compressor {
     encoder: snap::raw::Encoder,
     samplers: [Sampler; 3],
+    /// Bytes by which sections have become shorter, by delta-coding as well.
+    pub(super) saved_bytes: u64,
 }
 
 impl Compressor {
     pub(super) fn new() -> Compressor {
-        Compressor { encoder: snap::raw::Encoder::new(), samplers: [Sampler::new(); 3] }
+        let (encoder, samplers) = (snap::raw::Encoder::new(), [Sampler::new(); 3]);
+        Compressor { encoder, samplers, saved_bytes: 0 }
     }
 
     /// Compresses the bytes of a section in place, if it is time to try and it pays. Returns the new length if so; else the
@@ -56,6 +59,7 @@ impl Compressor {
             return Ok(None);
         }
         bytes[..len].copy_from_slice(&scratch[..len]);
+        self.saved_bytes += (bytes.len() - len) as u64;
         Ok(Some(len))
     }
 }

@@ -279,6 +279,20 @@ impl Columns {
         }
     }
 
+    /// Appends a column that is 1 in each of `rows` rows.
+    ///
+    /// # Panics
+    /// When `key` is not above all others.
+    pub fn push_ones(&mut self, key: u64, rows: usize) {
+        assert!(self.keys.last().is_none_or(|&last| last < key), "keys ascend");
+        self.keys.push(key);
+        self.rows.extend(0..rows as u32);
+        self.starts.push(self.rows.len());
+        if let Some(values) = &mut self.values {
+            values.resize(self.rows.len(), 1.0);
+        }
+    }
+
     /// The rows and values of column `column`, from 0.
     ///
     /// # Panics
@@ -391,6 +405,9 @@ mod tests {
         assert_eq!((&some.rows[..], some.values.as_deref()), (&[2, 0][..], Some(&[3.0, 2.0][..])));
         some.retain(|_| false);
         assert_eq!((some.columns(), some.nonzeros(), &some.starts[..]), (0, 0, &[0][..]));
+        some.push_ones(9, 3);
+        assert_eq!((&some.keys[..], &some.starts[..]), (&[9][..], &[0, 3][..]));
+        assert_eq!(some.column(0), (&[0, 1, 2][..], Some(&[1.0; 3][..])));
         let (_, none) = Examples::default().into_columns().unwrap();
         assert_eq!((none.columns(), none.nonzeros(), none.starts), (0, 0, vec![0]));
     }

@@ -44,7 +44,7 @@ impl Model {
     /// Also the rank of the border's columns: some optimum, a corner of the polytope, has no more weights than that.
     pub(super) fn centre(&self) -> Option<(Vec<f64>, usize)> {
         let n = self.weights.len();
-        let signs: Vec<f64> = self.weights.iter().zip(&self.gradient).map(sign).collect();
+        let signs: Vec<f64> = (0..n).map(|k| self.sign(k)).collect();
         let combinations = dependents(&self.hessian, &self.first_face(), DEPENDENT);
         let rank = n - combinations.len();
         let mut groups = Groups { first: (0..n).collect(), sizes: vec![1.0; n] };
@@ -68,11 +68,15 @@ impl Model {
             groups.first.iter().map(|&first| totals[first] / groups.sizes[first]).collect();
         (central != self.weights).then_some((central, rank))
     }
-}
 
-/// The sign of a weight on the border at every optimum where it is not 0.
-fn sign((weight, gradient): (&f64, &f64)) -> f64 {
-    if *weight == 0.0 { -gradient.signum() } else { weight.signum() }
+    /// The sign of a weight on the border at every optimum where it is not 0; 0 for one without penalty, which may have any.
+    fn sign(&self, k: usize) -> f64 {
+        match (self.lambda[k], self.weights[k]) {
+            (0.0, _) => 0.0,
+            (_, 0.0) => -self.gradient[k].signum(),
+            (_, weight) => weight.signum(),
+        }
+    }
 }
 
 /// Columns that equal each other.
@@ -125,7 +129,9 @@ impl Middle<'_> {
             room *= 0.5;
         }
         for (total, sign) in totals.iter_mut().zip(self.signs) {
-            *total = if *total * sign > ZERO_ROOMS * room { *total } else { 0.0 };
+            if *sign != 0.0 && *total * sign <= ZERO_ROOMS * room {
+                *total = 0.0;
+            }
         }
         (0..LAST_ROUNDS).for_each(|_| self.round(totals, 0.0));
     }
@@ -138,6 +144,7 @@ impl Middle<'_> {
     fn go(&self, totals: &mut [f64], direction: &Direction, room: f64) {
         let moves: Vec<[f64; 3]> = direction
             .iter()
+            .filter(|(k, _)| self.signs[*k] != 0.0)
             .map(|&(k, share)| {
                 [self.signs[k] * totals[k] + room, self.signs[k] * share, self.sizes[k]]
             })
@@ -175,7 +182,7 @@ mod tests {
         let triangle = (0..a.len()).flat_map(|k| (0..=k).map(move |l| (k, l)));
         let mut packed: Vec<f64> = triangle.map(|(k, l)| product(k, l)).collect();
         packed.extend(signs.iter().map(|sign| -sign));
-        Model::new(1.0, weights, &packed)
+        Model::new(vec![1.0; a.len()], weights, &packed)
     }
 
     fn assert_near(found: &[f64], expected: &[f64]) {

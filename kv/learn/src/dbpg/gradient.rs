@@ -1,8 +1,8 @@
 //! The worker's side of a block: gradient and curvature out, new weights in.
 //!
 //! A [`Worker`] holds its rows' scores x_i·w and its copy of the weights; it never sees another
-//! worker's rows. With margins m_i = y_i x_i·w the loss is f(w) = Σ_i log(1 + exp(-m_i)). Scores are kept
-//! additively, so they cannot overflow; the authors' system keeps exp(m_i), which does at 709.
+//! worker's rows. With margins m_i = y_i x_i·w the loss is f(w) = Σ_i c_i log(1 + exp(-m_i)), where c_i > 0 is the weight of
+//! row i; it comes with the label, as c_i y_i. Scores are kept additively, so they cannot overflow; the authors' system keeps exp(m_i), which does at 709.
 //!
 //! Place: **gradient** > push > proximal > pull > **apply**. Neither sends anything.
 
@@ -42,7 +42,9 @@ impl<'a> Columns<'a> {
 /// With σ'(m) = σ(m)σ(-m) the curvature of one row along its margin, all columns k of a block
 /// stepping by d_k with |d_k| ≤ δ_k move row i's margin by at most R_i = Σ_k |x_ik| δ_k, so
 ///
-/// f(w+d) ≤ f(w) + g·d + ½ Σ_i h_i (Σ_k x_ik d_k)²,   h_i ≥ max σ' over [m_i - R_i, m_i + R_i].
+/// f(w+d) ≤ f(w) + g·d + ½ Σ_i h_i (Σ_k x_ik d_k)²,   h_i ≥ max σ' over [m_i - R_i, m_i + R_i],
+///
+/// and with weights of rows c_i times all that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub enum Curvature {
     /// The authors': u_j = Σ_i min(σ'(m_i) exp(|x_ij| δ_j), ¼) x_ij².
@@ -99,10 +101,10 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// All weights 0, all columns active. `labels: [rows]`, each +1 or -1.
+    /// All weights 0, all columns active. `labels: [rows]`, each +1 or -1 times the weight of its row.
     ///
     /// # Panics
-    /// If a label is neither.
+    /// If a label is 0 or not finite.
     pub fn new(labels: Vec<f64>, columns: usize, trust: TrustRegion) -> Self {
         Self::with_threads(labels, columns, trust, Pool::default())
     }
@@ -112,7 +114,7 @@ impl Worker {
     /// # Panics
     /// As there.
     pub fn with_threads(labels: Vec<f64>, columns: usize, trust: TrustRegion, pool: Pool) -> Self {
-        assert!(labels.iter().all(|&y| y == 1.0 || y == -1.0), "labels must be +1 or -1");
+        assert!(labels.iter().all(|y| y.is_finite() && *y != 0.0), "labels must have a sign");
         Self {
             rows: Rows::new(labels, pool),
             weights: vec![0.0; columns],
@@ -197,12 +199,12 @@ impl Worker {
         let (mut g, mut u) = (0.0, 0.0);
         let unit_growth = self.deltas[j].exp();
         columns.for_each(j, |row, x| {
-            let pull = self.rows.all()[row].pull;
-            let wrong = pull.abs();
+            let (pull, weight) = (self.rows.all()[row].pull, self.rows.weight(row));
+            let wrong = pull.abs() / weight;
             let growth = if x == 1.0 { unit_growth } else { (x.abs() * self.deltas[j]).exp() };
             g += pull * x;
             // 0 * infinity is not a number, of which `min` takes the other side: still a bound.
-            u += (wrong * (1.0 - wrong) * growth).min(0.25) * x * x;
+            u += weight * (wrong * (1.0 - wrong) * growth).min(0.25) * x * x;
         });
         (g, u)
     }
@@ -268,7 +270,7 @@ impl Worker {
         self.steps = steps;
     }
 
-    /// -y_i σ(-m_i), row by row: the slope of the loss along x_i·w.
+    /// -c_i y_i σ(-m_i), row by row: the slope of the loss along x_i·w.
     pub(super) fn pulls(&self) -> impl Iterator<Item = f64> {
         self.rows.all().iter().map(|row| row.pull)
     }
@@ -279,12 +281,13 @@ impl Worker {
         self.rows.derive(columns, &self.weights);
     }
 
-    /// This worker's share of the loss, Σ_i log(1 + exp(-m_i)); the server adds λ‖w‖₁.
+    /// This worker's share of the loss, Σ_i c_i log(1 + exp(-m_i)); the server adds the penalty.
     pub fn loss(&self) -> f64 {
         self.rows.loss()
     }
 }
 
+/// -c y σ(-m) of a row with label c y.
 /// Both sums over the rows of a column of ones. Four pairs of sums side by side: the additions do not wait for each other.
 fn sum_ones(rows: &[u32], of: &[Row]) -> (f64, f64) {
     let mut sums = [(0.0, 0.0); 4];
@@ -338,6 +341,12 @@ mod tests {
         Worker::new(LABELS.to_vec(), KEYS.len(), TrustRegion::default())
     }
 
+    /// Rows of label +1 count 2.5 times.
+    fn weighted() -> Worker {
+        let labels = LABELS.map(|label| if label > 0.0 { 2.5 } else { label });
+        Worker::new(labels.to_vec(), KEYS.len(), TrustRegion::default())
+    }
+
     fn gradient(worker: &mut Worker, rule: Curvature) -> (Vec<f64>, Vec<f64>) {
         let (mut g, mut u) = (vec![f64::NAN; 3], vec![f64::NAN; 3]);
         worker.gradient(&columns(), 0..3, rule, &mut g, &mut u);
@@ -346,9 +355,11 @@ mod tests {
 
     #[test]
     fn gradient_is_the_slope_of_the_loss() {
-        let mut worker = worker();
-        worker.apply(&columns(), 0..3, &[0.3, -0.7, 1.1], &[true; 3]);
-        for rule in [Curvature::Published, Curvature::Safe] {
+        for (mut worker, rule) in [worker(), weighted()]
+            .into_iter()
+            .flat_map(|worker| [(worker.clone(), Curvature::Published), (worker, Curvature::Safe)])
+        {
+            worker.apply(&columns(), 0..3, &[0.3, -0.7, 1.1], &[true; 3]);
             let (g, _) = gradient(&mut worker, rule);
             for (j, g) in g.into_iter().enumerate() {
                 let loss = |step: f64| {
@@ -366,8 +377,11 @@ mod tests {
     /// The promise of [`Curvature::Safe`]: for any joint step inside the trust region.
     #[test]
     fn safe_curvature_bounds_every_joint_step() {
-        let mut worker = worker();
-        for start in [[0.0, 0.0, 0.0], [0.3, -0.7, 1.1], [4.0, -4.0, -4.0]] {
+        let starts = [[0.0, 0.0, 0.0], [0.3, -0.7, 1.1], [4.0, -4.0, -4.0]];
+        for (mut worker, start) in [worker(), weighted()]
+            .iter()
+            .flat_map(|worker| starts.map(|start| (worker.clone(), start)))
+        {
             worker.apply(&columns(), 0..3, &start, &[true; 3]);
             let (g, u) = gradient(&mut worker, Curvature::Safe);
             let deltas = worker.deltas.clone();
@@ -380,6 +394,34 @@ mod tests {
                 let model = (0..3).map(|j| (g[j] + 0.5 * u[j] * step[j]) * step[j]).sum::<f64>();
                 assert!(moved.loss() <= worker.loss() + model + 1e-12, "{start:?} {step:?}");
             }
+        }
+    }
+
+    /// A weight of 3 is as good as the row three times.
+    #[test]
+    fn weights_count_rows() {
+        let one =
+            Columns { keys: &[1], starts: &[0, 2], rows: &[0, 1], values: Some(&[0.5, -2.0]) };
+        let many = Columns {
+            keys: &[1],
+            starts: &[0, 4],
+            rows: &[0, 1, 2, 3],
+            values: Some(&[0.5, 0.5, 0.5, -2.0]),
+        };
+        let mut found =
+            [(vec![3.0, -1.0], one), (vec![1.0, 1.0, 1.0, -1.0], many)].map(|(labels, columns)| {
+                let mut worker = Worker::new(labels, 1, TrustRegion::default());
+                worker.apply(&columns, 0..1, &[0.3], &[true]);
+                let sums = [Curvature::Published, Curvature::Safe].map(|rule| {
+                    let (mut g, mut u) = ([0.0], [0.0]);
+                    worker.gradient(&columns, 0..1, rule, &mut g, &mut u);
+                    [g[0], u[0]]
+                });
+                [&sums.concat()[..], &[worker.loss()]].concat()
+            });
+        let expected = found[1].clone();
+        for (found, expected) in found[0].iter_mut().zip(expected) {
+            assert!((*found / expected - 1.0).abs() < 1e-14, "{found} is not {expected}");
         }
     }
 
@@ -488,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "labels must be +1 or -1")]
+    #[should_panic(expected = "labels must have a sign")]
     fn other_labels_are_refused() {
         Worker::new(vec![0.0], 1, TrustRegion::default());
     }

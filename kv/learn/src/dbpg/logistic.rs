@@ -87,6 +87,14 @@ pub(super) fn log_losses(margins: impl Iterator<Item = f64>) -> f64 {
     sum + f64::ln(product)
 }
 
+/// Σ_i c_i log(1 + e^-m_i) of rows with labels c_i y_i, where c_i > 0 is the weight of a row.
+pub(super) fn loss(labels: &[f64], margins: impl Iterator<Item = f64>) -> f64 {
+    if labels.iter().all(|label| label.abs() == 1.0) {
+        return log_losses(margins);
+    }
+    labels.iter().zip(margins).map(|(label, margin)| label.abs() * log_loss(margin)).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,8 +1,9 @@
 //! Delayed block proximal gradient with the KKT filter: L1 logistic regression on servers and
 //! workers (Li et al., OSDI'14 section 5.1 and NIPS'14).
 //!
-//! Minimises F(w) = Σ_i log(1 + exp(-y_i x_i·w)) + λ‖w‖₁: sums, no intercept. Only the
-//! pieces are here, and they know no network; whoever runs them moves the slices:
+//! Minimises F(w) = Σ_i c_i log(1 + exp(-y_i (x_i·w + b))) + λ‖w‖₁ + ½ λ₂‖w‖²: sums, not means. The weights c_i of rows are 1
+//! unless the job says otherwise, and so are λ₂ and the intercept b 0. Only the pieces are here, and they know no network;
+//! whoever runs them moves the slices:
 //!
 //! ```text
 //! scheduler   blocks: cut the keys; schedule: order, wait lists, KKT threshold, when to stop
@@ -24,6 +25,8 @@
 //! `centre` then goes to the one in their middle, which does not depend on the cluster or the way there. Without the polish
 //! which of them is found, and with how many weights, is chance.
 //!
+//! With a delay F may rise; where `pace` is left to choose τ, it does so a few times at most, and the run ends as without one.
+//!
 //! `reference` is all of it but the polish, in one thread, with the worst delay that the schedule allows: what a
 //! cluster's result is held against.
 
@@ -32,8 +35,10 @@ mod centre;
 mod cholesky;
 pub mod example;
 pub mod gradient;
+mod job;
 mod logistic;
 mod newton;
+mod pace;
 mod polish;
 pub mod pool;
 pub mod proximal;
@@ -45,7 +50,8 @@ mod shard;
 mod train;
 mod worker;
 
+pub use job::{Job, Progress, Times, Trained};
 pub use polish::SUPPORT_MAX;
 pub use shard::{HANDLE, Shard};
-pub use train::{Job, Progress, Times, Trained, apps, handles, train};
+pub use train::{Driver, apps, handles, train};
 pub use worker::{APP, Dbpg};

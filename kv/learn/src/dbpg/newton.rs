@@ -9,6 +9,8 @@
 //! q(v) = g_A·(v - w) + ½ (v - w)ᵀ H_A (v - w) + λ‖v‖₁
 //! ```
 //!
+//! Weights of rows multiply σ(-m_i) and D; a ridge adds λ₂ w to g_A and λ₂ to the diagonal of H_A; λ of an intercept is 0.
+//!
 //! The sums run over rows, so workers' parts just add up. [`Model::minimise`] finds the v that minimises q. F falls along the
 //! way from w to v, because F is convex and q agrees with it to first order at w: [`choose`] looks how far. Weights that
 //! reach 0 on the way leave the support; none enters, that is the block steps' business, and so is the proof that none is
@@ -25,7 +27,7 @@ use std::ops::Range;
 
 use super::cholesky::{Factor, Square, dot};
 use super::gradient::Columns;
-use super::logistic::log_losses;
+use super::logistic::loss;
 use super::pool::Pool;
 
 /// Shares of the way from w to v at which workers measure the loss.
@@ -122,15 +124,21 @@ impl Support {
         self.starts[row] as usize..self.starts[row + 1] as usize
     }
 
-    /// This worker's part of H_A and g_A where the loss's slope along x_i·w is `pulls`: `[rows]`. Returns the lower triangle
-    /// of H_A row by row, then g_A: `[n (n + 3) / 2]`.
+    /// This worker's part of H_A and g_A where the loss's slope along x_i·w is `pulls`: `[rows]`, as `labels`, which hold the
+    /// weights of rows. Returns the lower triangle of H_A row by row, then g_A: `[n (n + 3) / 2]`.
     ///
     /// One line of H_A at a time, so that what is added to stays in the first cache: the entries of its column name the rows
     /// whose other entries go there. Rows are taken in runs that stay in the second. Threads share out the lines.
-    pub(super) fn gram(&self, columns: &Columns<'_>, pulls: &[f64], pool: &Pool) -> Vec<f64> {
+    pub(super) fn gram(
+        &self,
+        columns: &Columns<'_>,
+        (labels, pulls): (&[f64], &[f64]),
+        pool: &Pool,
+    ) -> Vec<f64> {
         let mut packed = vec![0.0; packed_len(self.len())];
         let (mut hessian, mut gradient) = packed.split_at_mut(triangle(self.len()));
-        let bends: Vec<f64> = pulls.iter().map(|pull| pull.abs() * (1.0 - pull.abs())).collect();
+        let bend = |(pull, label): (&f64, &f64)| pull.abs() * (1.0 - (pull / label).abs());
+        let bends: Vec<f64> = pulls.iter().zip(labels).map(bend).collect();
         let threads = pool.threads_for(self.places.len());
         // Line n has n numbers, so half of them lie beyond n / √2.
         let end =
@@ -224,9 +232,10 @@ impl Support {
                 }
             }
         };
-        let ways: Vec<f64> = labels.iter().enumerate().map(|(row, y)| y * way(row)).collect();
+        let ways = labels.iter().enumerate().map(|(row, y)| y.signum() * way(row));
+        let ways: Vec<f64> = ways.collect();
         let at = |share: f64| margins.clone().zip(&ways).map(move |(m, way)| m + share * way);
-        SHARES.iter().map(|&share| log_losses(at(share))).collect()
+        SHARES.iter().map(|&share| loss(labels, at(share))).collect()
     }
 }
 
@@ -253,7 +262,8 @@ pub(super) fn choose(objective: f64, slope: f64, objectives: &[f64]) -> Option<(
 /// q of the module's page: F on the support, to second order.
 #[derive(Debug)]
 pub(super) struct Model {
-    lambda: f64,
+    /// λ of each weight: `[n]`.
+    pub(super) lambda: Vec<f64>,
     /// w: `[n]`.
     pub(super) weights: Vec<f64>,
     /// g_A: `[n]`.
@@ -267,9 +277,10 @@ impl Model {
     ///
     /// # Panics
     /// If lengths do not match.
-    pub(super) fn new(lambda: f64, weights: Vec<f64>, packed: &[f64]) -> Self {
+    pub(super) fn new(lambda: Vec<f64>, weights: Vec<f64>, packed: &[f64]) -> Self {
         let n = weights.len();
         assert_eq!(packed.len(), packed_len(n), "a triangle and a line");
+        assert_eq!(lambda.len(), n, "one a weight");
         let mut hessian = Square::zero(n);
         for row in 0..n {
             for (column, &h) in packed[triangle(row)..][..=row].iter().enumerate() {
@@ -280,6 +291,14 @@ impl Model {
         Model { lambda, weights, gradient: packed[triangle(n)..].to_vec(), hessian }
     }
 
+    /// Adds ½ λ₂ v² of each weight to q. `l2: [n]`.
+    pub(super) fn add_ridge(&mut self, l2: &[f64]) {
+        for (k, l2) in l2.iter().enumerate() {
+            self.gradient[k] += l2 * self.weights[k];
+            self.hessian.row_mut(k)[k] += l2;
+        }
+    }
+
     /// H (v - w).
     fn bend(&self, v: &[f64]) -> Vec<f64> {
         let step: Vec<f64> = v.iter().zip(&self.weights).map(|(v, w)| v - w).collect();
@@ -288,14 +307,14 @@ impl Model {
 
     /// q(v), given H (v - w).
     fn value(&self, v: &[f64], bend: &[f64]) -> f64 {
-        let parts = v.iter().zip(&self.weights).zip(&self.gradient).zip(bend);
-        parts.map(|(((v, w), g), b)| (g + 0.5 * b) * (v - w) + self.lambda * v.abs()).sum()
+        let parts = v.iter().zip(&self.weights).zip(&self.gradient).zip(bend).zip(&self.lambda);
+        parts.map(|((((v, w), g), b), lambda)| (g + 0.5 * b) * (v - w) + lambda * v.abs()).sum()
     }
 
     /// The slope of F at w towards v; its length bounds what F can lose on the way.
     pub(super) fn slope(&self, v: &[f64]) -> f64 {
-        let parts = v.iter().zip(&self.weights).zip(&self.gradient);
-        parts.map(|((v, w), g)| g * (v - w) + self.lambda * (v.abs() - w.abs())).sum()
+        let parts = v.iter().zip(&self.weights).zip(&self.gradient).zip(&self.lambda);
+        parts.map(|(((v, w), g), lambda)| g * (v - w) + lambda * (v.abs() - w.abs())).sum()
     }
 
     /// The v that minimises q, or where [`ROUNDS_MAX`] rounds lead to: `[n]`. Above q(w) by rounding at most. Also whether
@@ -321,7 +340,7 @@ impl Model {
             face.extend((0..v.len()).filter(|&k| v[k] != 0.0 && !inside[k]));
             let downhill: Vec<f64> = face
                 .iter()
-                .map(|&k| -self.gradient[k] - bend[k] - self.lambda * v[k].signum())
+                .map(|&k| -self.gradient[k] - bend[k] - self.lambda[k] * v[k].signum())
                 .collect();
             let Some(step) = factor.solve(&self.hessian, &face, &downhill) else { break };
             let path = Path { model: self, face: &face, step: &step };
@@ -351,7 +370,7 @@ impl Model {
         for k in (0..SWEEPS).flat_map(|_| 0..n) {
             let row = self.hessian.row(k);
             let pull = row[k] * v[k] - self.gradient[k] - bend[k];
-            let to = match pull.abs() - self.lambda {
+            let to = match pull.abs() - self.lambda[k] {
                 rest if rest <= 0.0 => 0.0,
                 rest => rest.copysign(pull) / row[k],
             };
@@ -374,8 +393,8 @@ impl Model {
 
     /// Whether no weight at 0 is pulled away from it.
     fn rests(&self, v: &[f64], bend: &[f64]) -> bool {
-        let mut parts = v.iter().zip(&self.gradient).zip(bend);
-        parts.all(|((&v, g), bend)| v != 0.0 || (g + bend).abs() <= self.lambda * OUTSIDE)
+        let mut parts = v.iter().zip(&self.gradient).zip(bend).zip(&self.lambda);
+        parts.all(|(((&v, g), bend), lambda)| v != 0.0 || (g + bend).abs() <= lambda * OUTSIDE)
     }
 }
 
@@ -414,7 +433,7 @@ impl Path<'_> {
         let mut stopped = false;
         for (&k, step) in self.face.iter().zip(self.step) {
             let to = v[k] + share * step;
-            let beyond = self.model.lambda > 0.0 && to * v[k].signum() <= ARRIVED * v[k].abs();
+            let beyond = self.model.lambda[k] > 0.0 && to * v[k].signum() <= ARRIVED * v[k].abs();
             stopped |= beyond;
             v[k] = if beyond { 0.0 } else { to };
         }
@@ -475,8 +494,8 @@ mod tests {
         let worker = worker_at(at);
         let support = Support::new(&columns(), 3, &[5, 7, 9]);
         assert_eq!(support.columns(), [Some(1), None, Some(2)]);
-        let packed =
-            support.gram(&columns(), &worker.pulls().collect::<Vec<_>>(), &Pool::default());
+        let pulls: Vec<f64> = worker.pulls().collect();
+        let packed = support.gram(&columns(), (&LABELS, &pulls), &Pool::default());
         let loss = |a: f64, b: f64| worker_at([at[0], at[1] + a, at[2] + b]).loss();
         let (e, zero) = (1e-4, loss(0.0, 0.0));
         let slope = |plus: f64, minus: f64| (plus - minus) / (2.0 * e);
@@ -513,7 +532,7 @@ mod tests {
             let support = Support::new(&columns, 3 * each, &keys);
             let gram = |threads: usize| {
                 let pool = Pool::new(threads.try_into().expect("it is above 0"));
-                support.gram(&columns, &pulls, &pool)
+                support.gram(&columns, (&vec![1.0; 3 * each], &pulls), &pool)
             };
             let alone = gram(1);
             assert!(alone.iter().any(|number| *number != 0.0));
@@ -536,8 +555,8 @@ mod tests {
     #[test]
     fn an_empty_support_is_no_trouble() {
         let support = Support::new(&columns(), 3, &[]);
-        assert!(support.gram(&columns(), &[0.5; 3], &Pool::default()).is_empty());
-        assert!(Model::new(1.0, Vec::new(), &[]).minimise().0.is_empty());
+        assert!(support.gram(&columns(), (&LABELS, &[0.5; 3]), &Pool::default()).is_empty());
+        assert!(Model::new(Vec::new(), Vec::new(), &[]).minimise().0.is_empty());
         let nowhere = Support::default();
         assert_eq!(nowhere.len(), 0);
     }
@@ -554,7 +573,7 @@ mod tests {
         // In the range of H, as gradients of a loss are: else q may have no minimum.
         let g = noise(rows, seed + 1);
         packed.extend((0..n).map(|k| (0..rows).map(|row| a[row * n + k] * g[row]).sum::<f64>()));
-        Model::new(lambda, noise(n, seed + 2), &packed)
+        Model::new(vec![lambda; n], noise(n, seed + 2), &packed)
     }
 
     /// At the minimum no single weight can do better, and q is convex.
@@ -564,9 +583,9 @@ mod tests {
         for k in 0..v.len() {
             let g = model.gradient[k] + bend[k];
             let off = if v[k] == 0.0 {
-                g.abs() - model.lambda
+                g.abs() - model.lambda[k]
             } else {
-                (g + model.lambda * v[k].signum()).abs()
+                (g + model.lambda[k] * v[k].signum()).abs()
             };
             assert!(off < 1e-7, "weight {k} is {}: its gradient is {off:e} off", v[k]);
         }
@@ -587,6 +606,23 @@ mod tests {
     }
 
     #[test]
+    fn a_ridge_and_a_free_weight_have_their_minimum() {
+        for seed in 0..20 {
+            let mut model = model(1.0, 12, 8, seed);
+            model.lambda[3] = 0.0;
+            let plain = model.value(&[0.5; 12], &model.bend(&[0.5; 12]));
+            let l2 = std::array::from_fn::<f64, 12, _>(|k| if k == 3 { 0.0 } else { 0.7 });
+            model.add_ridge(&l2);
+            let at = |v: f64, w: f64| 0.35 * (v * v - w * w);
+            let (w, ridge) = (&model.weights, |k: usize| if k == 3 { 0.0 } else { 1.0 });
+            let added: f64 = (0..12).map(|k| ridge(k) * at(0.5, w[k])).sum();
+            let with = model.value(&[0.5; 12], &model.bend(&[0.5; 12]));
+            assert!((with - plain - added).abs() < 1e-12, "{with} is not {plain} and {added}");
+            assert_minimum(&model, &model.minimise().0);
+        }
+    }
+
+    #[test]
     fn minimise_agrees_with_a_grid() {
         let model = model(0.4, 2, 5, 3);
         let v = model.minimise().0;
@@ -599,9 +635,9 @@ mod tests {
 
     #[test]
     fn odd_models_end_as_well() {
-        let flat = Model::new(1.0, vec![0.5, -2.0], &[0.0; 5]);
+        let flat = Model::new(vec![1.0; 2], vec![0.5, -2.0], &[0.0; 5]);
         assert_eq!(flat.minimise().0, [0.0; 2], "nothing but the penalty");
-        let broken = Model::new(1.0, vec![0.5], &[f64::NAN, 1.0]);
+        let broken = Model::new(vec![1.0], vec![0.5], &[f64::NAN, 1.0]);
         assert!(broken.minimise().0 == [0.5] || broken.slope(&broken.minimise().0).is_nan());
     }
 

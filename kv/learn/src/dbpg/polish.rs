@@ -8,6 +8,7 @@ use caravan_kv::{Cluster, Store, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 
 use super::newton::{self, Model};
+use super::proximal::Proximal;
 use super::shard::Command;
 use super::train::{ask_workers, tell_servers};
 use super::worker::Order;
@@ -61,7 +62,8 @@ pub(super) struct Polished {
 /// Polishes the weights of one table.
 pub(super) struct Polish {
     support_max: usize,
-    lambda: f64,
+    /// For its penalties.
+    rule: Proximal,
     table: Table,
     pass_cost: f64,
     /// Whether the last polish left nothing to gain on its support.
@@ -74,12 +76,17 @@ impl Polish {
     /// For passes over so many blocks, and over so many non-zeros of the worker that has most.
     pub(super) fn new(
         support_max: usize,
-        lambda: f64,
+        rule: Proximal,
         table: Table,
         (blocks, nonzeros): (usize, u64),
     ) -> Self {
         let pass_cost = blocks as f64 * BLOCK_COST + nonzeros as f64 * NONZERO_COST;
-        Polish { support_max, lambda, table, pass_cost, settled: false, dependent: false }
+        Polish { support_max, rule, table, pass_cost, settled: false, dependent: false }
+    }
+
+    /// Begins anew, with other penalties.
+    pub(super) fn begin(&mut self, rule: Proximal) {
+        (self.rule, self.settled, self.dependent) = (rule, false, false);
     }
 
     /// Whether a step on a support of that size is worth more than the passes it costs, if they went on like the last.
@@ -106,6 +113,9 @@ impl Polish {
         let weights: Vec<Vec<(u64, f64)>> =
             tell_servers(servers, weights_table, &Command::Weights)?;
         let mut weights: Vec<(u64, f64)> = weights.into_iter().flatten().collect();
+        if weights.len() > self.support_max {
+            return Ok(from); // with the intercept
+        }
         let mut at = from;
         self.settled = !self.step(cluster, servers, weights_table, &mut weights, &mut at)?;
         Ok(at)
@@ -121,9 +131,13 @@ impl Polish {
         weights_table: Table,
         at: Polished,
     ) -> caravan_kv::Result<()> {
+        if self.rule.l2 > 0.0 {
+            return Ok(()); // strictly convex in the weights
+        }
         let border: Vec<Vec<(u64, f64)>> = tell_servers(servers, weights_table, &Command::Border)?;
         let (keys, from): (Vec<u64>, Vec<f64>) = border.into_iter().flatten().unzip();
-        let single = keys.len() == at.nonzeros && !self.dependent;
+        let penalised = keys.iter().filter(|&&key| self.rule.free != Some(key)).count();
+        let single = penalised == at.nonzeros && !self.dependent;
         if single || !(1..=self.support_max.min(CENTRE_MAX)).contains(&keys.len()) {
             return Ok(());
         }
@@ -132,7 +146,9 @@ impl Polish {
         let losses: Vec<Vec<f64>> =
             ask_workers(cluster, &Order::Losses { weights: central.clone() })?;
         let loss: f64 = losses.iter().map(|losses| losses[0]).sum(); // all the way
-        let objective = loss + self.lambda * central.iter().map(|weight| weight.abs()).sum::<f64>();
+        let weights = keys.iter().zip(&central);
+        let objective =
+            loss + weights.map(|(&key, &weight)| self.rule.penalty(key, weight)).sum::<f64>();
         if objective <= at.objective * (1.0 + SAME_OBJECTIVE) {
             let most = central.iter().filter(|weight| **weight != 0.0).count();
             tracing::info!(fewest, most, "there are several optima: taking the central one");
@@ -153,7 +169,11 @@ impl Polish {
         let gram = Order::Gram { support: keys.to_vec(), exact };
         let _pushed: Vec<()> = ask_workers(cluster, &gram)?;
         let packed = receive(servers, self.table, workers, (keys.len(), exact))?;
-        Ok(Model::new(self.lambda, weights, &packed))
+        let penalties = keys.iter().map(|&key| self.rule.penalties(key));
+        let (lambda, l2): (Vec<f64>, Vec<f64>) = penalties.unzip();
+        let mut model = Model::new(lambda, weights, &packed);
+        model.add_ridge(&l2);
+        Ok(model)
     }
 
     /// One Newton step from `weights`, sorted, none 0; false when there is nothing to gain.
@@ -181,7 +201,8 @@ impl Polish {
         };
         let objectives = newton::SHARES.iter().enumerate().map(|(at, &share)| {
             let loss: f64 = losses.iter().map(|losses| losses[at]).sum();
-            loss + self.lambda * on_the_way(share).map(f64::abs).sum::<f64>()
+            let weights = keys.iter().zip(on_the_way(share));
+            loss + weights.map(|(&key, weight)| self.rule.penalty(key, weight)).sum::<f64>()
         });
         let objectives: Vec<f64> = objectives.collect();
         let Some((share, objective)) = newton::choose(at.objective, slope, &objectives) else {
@@ -190,7 +211,8 @@ impl Polish {
         let chosen: Vec<f64> = on_the_way(share).collect();
         let pairs = set(cluster, servers, weights_table, (&keys, chosen))?;
         *weights = pairs.into_iter().filter(|&(_, weight)| weight != 0.0).collect();
-        *at = Polished { objective, nonzeros: weights.len() };
+        let penalised = weights.iter().filter(|&&(key, _)| self.rule.free != Some(key));
+        *at = Polished { objective, nonzeros: penalised.count() };
         Ok(true)
     }
 }

@@ -1,11 +1,11 @@
 //! The server's side of a block: sum the workers' pushes, step, filter.
 //!
 //! The step minimises, coordinate by coordinate, g d + u/(2η) d² + λ|w + d| over |d| ≤ δ: soft
-//! thresholding, then a clip. (Algorithm 3 of the OSDI'14 paper prints this with signs astray.)
+//! thresholding, then a clip. With a ridge g and u are those of the loss and ½ λ₂ w² together. (Algorithm 3 of the OSDI'14 paper prints this with signs astray.)
 //!
 //! Place: gradient > push > **proximal** > pull > apply. Nothing is sent from here.
 
-use super::blocks::KeyBlock;
+use super::blocks::{KeyBlock, even_blocks};
 use super::gradient::TrustRegion;
 use super::screen::gallop;
 use std::ops::Range;
@@ -22,6 +22,10 @@ const CURVATURE_FLOOR: f64 = 1e-10;
 pub struct Proximal {
     /// λ ≥ 0 of λ‖w‖₁, against a *sum* of losses.
     pub lambda: f64,
+    /// λ₂ ≥ 0 of ½ λ₂‖w‖²: with λ the elastic net.
+    pub l2: f64,
+    /// The key of a coordinate that neither penalises: the intercept.
+    pub free: Option<u64>,
     /// η in (0, 1]: 1 is the full bounded Newton step, less is damped.
     pub learning_rate: f64,
     /// Limits of δ; the same as the workers'.
@@ -31,13 +35,33 @@ pub struct Proximal {
 impl Proximal {
     /// Full steps: η = 1 and the usual trust region.
     pub fn new(lambda: f64) -> Self {
-        Self { lambda, learning_rate: 1.0, trust: TrustRegion::default() }
+        Self { lambda, l2: 0.0, free: None, learning_rate: 1.0, trust: TrustRegion::default() }
+    }
+
+    /// λ and λ₂ of one coordinate.
+    pub(super) fn penalties(&self, key: u64) -> (f64, f64) {
+        if self.free == Some(key) { (0.0, 0.0) } else { (self.lambda, self.l2) }
+    }
+
+    /// What one coordinate adds to F besides its share of the loss.
+    pub(super) fn penalty(&self, key: u64, weight: f64) -> f64 {
+        let (lambda, l2) = self.penalties(key);
+        lambda * weight.abs() + 0.5 * l2 * weight * weight
+    }
+
+    /// The blocks of data with these smallest and largest keys, `count` at most, and before them one for the coordinate without a
+    /// penalty, on which all others depend.
+    pub(super) fn blocks(&self, (first, last): (u64, u64), count: usize) -> Vec<KeyBlock> {
+        let free = self.free.map(|key| KeyBlock { first: key, last: key });
+        free.into_iter().chain(even_blocks(first, last, count)).collect()
     }
 
     /// The step d of one coordinate.
-    fn step(&self, weight: f64, gradient: f64, curvature: f64, delta: f64) -> f64 {
-        let u = curvature / self.learning_rate + CURVATURE_FLOOR;
-        let (rising, falling) = (gradient + self.lambda, gradient - self.lambda);
+    fn step(&self, key: u64, weight: f64, (gradient, curvature): (f64, f64), delta: f64) -> f64 {
+        let (lambda, l2) = self.penalties(key);
+        let u = (curvature + l2) / self.learning_rate + CURVATURE_FLOOR;
+        let gradient = gradient + l2 * weight;
+        let (rising, falling) = (gradient + lambda, gradient - lambda);
         let step = if rising <= u * weight {
             -rising / u
         } else if falling >= u * weight {
@@ -94,7 +118,7 @@ pub struct Shard {
     weights: Vec<f64>,
     deltas: Vec<f64>,
     active: Vec<bool>,
-    violation: f64,
+    steepest: f64,
 }
 
 impl Shard {
@@ -106,7 +130,7 @@ impl Shard {
             weights: Vec::new(),
             deltas: Vec::new(),
             active: Vec::new(),
-            violation: 0.0,
+            steepest: 0.0,
         }
     }
 
@@ -118,7 +142,7 @@ impl Shard {
     pub fn insert_keys(&mut self, keys: &[u64]) {
         assert!(keys.is_sorted_by(|a, b| a < b), "keys must be sorted and unique");
         let old = std::mem::replace(self, Self::new(self.rule));
-        self.violation = old.violation;
+        self.steepest = old.steepest;
         let (mut i, mut j) = (0, 0);
         while i < old.keys.len() || j < keys.len() {
             let kept = i < old.keys.len() && (j == keys.len() || old.keys[i] <= keys[j]);
@@ -174,10 +198,16 @@ impl Shard {
         block.locate(&self.keys)
     }
 
+    /// Goes on with another λ, from the weights that are here. The next pass is to begin with a reset, since the filter's bits
+    /// are those of the old one.
+    pub fn set_lambda(&mut self, lambda: f64) {
+        self.rule.lambda = lambda;
+    }
+
     /// Starts a pass: forgets the last one's violation, and with `reset` puts every coordinate
     /// back in. Weights of filtered coordinates were 0 all along, so nothing else is to restore.
     pub fn begin_pass(&mut self, reset: bool) {
-        self.violation = 0.0;
+        self.steepest = 0.0;
         if reset {
             self.active.fill(true);
         }
@@ -203,8 +233,8 @@ impl Shard {
             } else if self.weights[k] == 0.0 && self.filter(k, sum.gradient[i], threshold) {
                 continue;
             } else {
-                let (g, u) = (sum.gradient[i], sum.curvature[i]);
-                self.rule.step(self.weights[k], g, u, self.deltas[k])
+                let slope = (sum.gradient[i], sum.curvature[i]);
+                self.rule.step(self.keys[k], self.weights[k], slope, self.deltas[k])
             };
             self.deltas[k] = self.rule.trust.after(step);
             self.weights[k] += step;
@@ -227,10 +257,13 @@ impl Shard {
         Ok(())
     }
 
-    /// Takes a zero coordinate's violation down; filters it where it is safely inside ±λ.
+    /// Takes a zero coordinate's gradient down; filters it where it is safely inside ±λ.
     fn filter(&mut self, k: usize, gradient: f64, threshold: f64) -> bool {
+        if self.rule.free == Some(self.keys[k]) {
+            return false; // 0 is a weight like any other
+        }
+        self.steepest = self.steepest.max(gradient.abs());
         let inside = self.rule.lambda - gradient.abs();
-        self.violation = self.violation.max(-inside);
         let filtered = inside > threshold.max(BORDER * self.rule.lambda);
         self.active[k] = !filtered;
         filtered
@@ -238,17 +271,28 @@ impl Shard {
 
     /// The pass's largest violation of |g_k| ≤ λ so far, over coordinates visited at 0.
     pub fn violation(&self) -> f64 {
-        self.violation
+        (self.steepest - self.rule.lambda).max(0.0)
     }
 
-    /// Number of non-zero weights.
+    /// The pass's largest |g_k| so far over those coordinates: the smallest λ at which none would move.
+    pub fn steepest(&self) -> f64 {
+        self.steepest
+    }
+
+    /// Keys and weights that are not 0.
+    pub fn held(&self) -> impl Iterator<Item = (u64, f64)> {
+        let pairs = self.keys.iter().copied().zip(self.weights.iter().copied());
+        pairs.filter(|&(_, weight)| weight != 0.0)
+    }
+
+    /// Number of non-zero weights, the intercept apart.
     pub fn nonzeros(&self) -> usize {
-        self.weights.iter().filter(|&&w| w != 0.0).count()
+        self.held().filter(|&(key, _)| self.rule.free != Some(key)).count()
     }
 
-    /// ‖w‖₁ of this shard.
-    pub fn weight_norm(&self) -> f64 {
-        self.weights.iter().map(|w| w.abs()).sum()
+    /// λ‖w‖₁ + ½ λ₂‖w‖² of this shard.
+    pub fn penalty(&self) -> f64 {
+        self.held().map(|(key, weight)| self.rule.penalty(key, weight)).sum()
     }
 
     /// Number of coordinates that the filter leaves in.
@@ -277,8 +321,10 @@ mod tests {
     /// The step must be the best of all steps inside the trust region.
     #[test]
     fn steps_minimise_the_model() {
-        for learning_rate in [1.0, 0.5] {
-            let rule = Proximal { learning_rate, ..Proximal::new(1.0) };
+        for (learning_rate, l2, free) in
+            [(1.0, 0.0, None), (0.5, 0.0, None), (1.0, 0.7, None), (1.0, 0.7, Some(3))]
+        {
+            let rule = Proximal { learning_rate, l2, free, ..Proximal::new(1.0) };
             for (w, g, u, delta) in [
                 (0.0, 3.0, 2.0, 5.0),
                 (0.0, -3.0, 2.0, 0.5),
@@ -288,8 +334,9 @@ mod tests {
                 (0.4, 4.0, 2.0, 0.3),
                 (2.0, 0.0, 0.0, 1.0),
             ] {
-                let model = |d: f64| g * d + u / learning_rate / 2.0 * d * d + (w + d).abs();
-                let step = rule.step(w, g, u, delta);
+                let model =
+                    |d: f64| g * d + u / learning_rate / 2.0 * d * d + rule.penalty(3, w + d);
+                let step = rule.step(3, w, (g, u), delta);
                 assert!(step.abs() <= delta);
                 for i in -1000..=1000 {
                     let other = f64::from(i) / 1000.0 * delta;
@@ -349,6 +396,23 @@ mod tests {
         shard.begin_pass(true);
         shard.update(0..1, &pushed(&[9.0], &[1.0]), 0.1);
         assert_eq!((shard.weights()[0], shard.violation()), (-1.0, 8.0));
+    }
+
+    #[test]
+    fn what_is_free_is_neither_filtered_nor_counted() {
+        let mut shard = Shard::new(Proximal { l2: 0.5, free: Some(9), ..Proximal::new(1.0) });
+        shard.insert_keys(&[4, 9]);
+        shard.update(0..2, &pushed(&[-0.2, -0.2], &[1.0; 2]), 0.1);
+        assert_eq!((shard.active(), shard.steepest()), (&[false, true][..], 0.2));
+        assert!((shard.weights()[1] - 0.2).abs() < 1e-9, "a full step, without any penalty");
+        assert_eq!((shard.nonzeros(), shard.penalty()), (0, 0.0));
+        assert_eq!(shard.held().count(), 1);
+        shard.set_lambda(0.05);
+        shard.begin_pass(true);
+        shard.update(0..1, &pushed(&[-0.2], &[1.0]), 0.1);
+        let weight = shard.weights()[0];
+        assert!((weight - 0.15 / 1.5).abs() < 1e-9, "{weight}");
+        assert!((shard.penalty() - (0.05 * weight + 0.25 * weight * weight)).abs() < 1e-15);
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //! Workers lag as far as the schedule allows: the gradient of task t sees the updates of tasks up
 //! to t - τ - 1 and not one more. A real cluster lies between this and no delay at all.
 
-use super::blocks::{KeyBlock, Order, even_blocks};
+use super::blocks::{KeyBlock, Order};
 use super::gradient::{Columns, Curvature, Worker};
-use super::logistic::log_loss;
+use super::logistic;
 use super::proximal::{BlockSum, Proximal, Shard};
 use super::schedule::{KKT_RATIO, RESET_EVERY, Stop, StopRule, kkt_threshold};
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use std::ops::Range;
 pub struct Part<'a> {
     /// Its rows, column by column.
     pub columns: Columns<'a>,
-    /// Their labels, +1 or -1: `[rows]`.
+    /// Their labels, +1 or -1, times the weights of rows: `[rows]`.
     pub labels: &'a [f64],
 }
 
@@ -156,10 +156,11 @@ impl<'a> Run<'a> {
         for part in parts {
             shard.insert_keys(part.columns.keys);
         }
-        let blocks = match shard.keys() {
-            [] => Vec::new(),
-            keys => even_blocks(keys[0], keys[keys.len() - 1], settings.blocks),
-        };
+        let penalised = shard.keys().iter().copied();
+        let mut penalised = penalised.filter(|&key| settings.proximal.free != Some(key));
+        let ends = penalised.next().map(|first| (first, penalised.next_back().unwrap_or(first)));
+        let blocks = ends.map(|ends| settings.proximal.blocks(ends, settings.blocks));
+        let blocks = blocks.unwrap_or_default();
         let workers = parts
             .iter()
             .map(|part| {
@@ -237,7 +238,7 @@ impl<'a> Run<'a> {
     }
 
     fn report(&self, threshold: f64, rule: &mut StopRule) -> Progress {
-        let objective = self.loss() + self.settings.proximal.lambda * self.shard.weight_norm();
+        let objective = self.loss() + self.shard.penalty();
         let (relative, stop) = rule.after_pass(objective);
         Progress {
             objective,
@@ -261,9 +262,10 @@ impl<'a> Run<'a> {
             let mut margins = vec![0.0; part.labels.len()];
             for (j, k) in positions(shard, &all, part, &own).into_iter().enumerate() {
                 let weight = shard.weights()[k];
-                part.columns.for_each(j, |row, x| margins[row] += part.labels[row] * weight * x);
+                let sign = |row: usize| part.labels[row].signum();
+                part.columns.for_each(j, |row, x| margins[row] += sign(row) * weight * x);
             }
-            loss += margins.into_iter().map(log_loss).sum::<f64>();
+            loss += logistic::loss(part.labels, margins.into_iter());
         }
         loss
     }

@@ -5,22 +5,23 @@
 //! are. The gathered half, sums over a column's rows, is `gradient`'s.
 
 use super::gradient::Columns;
-use super::logistic::{log_losses, slope, wrong_probability};
+use super::logistic::{loss, slope, wrong_probability};
 use super::pool::Pool;
 
 /// What the gradient kernel reads of a row: both numbers lie in one cache line, so that one sweep serves both sums.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row {
-    /// -y_i σ(-m_i): what an entry adds to its column's gradient.
+    /// -c_i y_i σ(-m_i): what an entry adds to its column's gradient.
     pub(super) pull: f64,
-    /// h_i r_i, valid for the rows of the block measured last: what it adds to the curvature.
+    /// c_i h_i r_i, valid for the rows of the block measured last: what it adds to the curvature.
     pub(super) bend: f64,
 }
 
 /// The rows of one worker.
 #[derive(Debug, Clone)]
 pub(super) struct Rows {
-    labels: Vec<f64>,
+    labels: Vec<f64>,      // c_i y_i
+    weighted: bool,        // whether any c_i is not 1
     scores: Vec<f64>,      // x_i·w; the margin is the label's sign times it
     rows: Vec<Row>,        // follow `scores`
     reach: Vec<[f64; 2]>,  // r_i and R_i of the block being measured, else 0
@@ -33,6 +34,7 @@ pub(super) struct Rows {
 struct Segment<'a> {
     first: usize,
     labels: &'a [f64],
+    weighted: bool,
     scores: &'a mut [f64],
     rows: &'a mut [Row],
     reach: &'a mut [[f64; 2]],
@@ -46,6 +48,7 @@ impl Rows {
         let segment = rows.div_ceil(pool.threads()).max(1);
         Self {
             rows: labels.iter().map(|y| Row { pull: -0.5 * y, bend: 0.0 }).collect(),
+            weighted: labels.iter().any(|label| label.abs() != 1.0),
             labels,
             scores: vec![0.0; rows],
             reach: vec![[0.0; 2]; rows],
@@ -59,23 +62,29 @@ impl Rows {
         &self.rows
     }
 
+    /// c_i of a row.
+    pub(super) fn weight(&self, row: usize) -> f64 {
+        self.labels[row].abs()
+    }
+
     pub(super) fn pool(&self) -> &Pool {
         &self.pool
     }
 
     /// Margins y_i x_i·w, row by row.
     pub(super) fn margins(&self) -> impl Iterator<Item = f64> + Clone {
-        self.labels.iter().zip(&self.scores).map(|(y, score)| y * score)
+        self.labels.iter().zip(&self.scores).map(|(y, score)| y.signum() * score)
     }
 
-    /// Σ_i log(1 + exp(-m_i)).
+    /// Σ_i c_i log(1 + exp(-m_i)).
     pub(super) fn loss(&self) -> f64 {
-        log_losses(self.margins())
+        loss(&self.labels, self.margins())
     }
 
     /// Has each segment do its part of what touches so many non-zeros; few of them are one thread's work.
     fn share(&mut self, nonzeros: usize, work: impl Fn(Segment<'_>) + Sync) {
-        let Self { labels, scores, rows, reach, touched, segment, pool } = self;
+        let Self { labels, weighted, scores, rows, reach, touched, segment, pool } = self;
+        let weighted = *weighted;
         let parts = labels
             .chunks(*segment)
             .zip(scores.chunks_mut(*segment))
@@ -83,7 +92,7 @@ impl Rows {
             .zip(reach.chunks_mut(*segment))
             .zip(touched);
         let parts = parts.enumerate().map(|(at, ((((labels, scores), rows), reach), touched))| {
-            Segment { first: at * *segment, labels, scores, rows, reach, touched }
+            Segment { first: at * *segment, labels, weighted, scores, rows, reach, touched }
         });
         match pool.threads_for(nonzeros) {
             1 => parts.for_each(work),
@@ -91,7 +100,7 @@ impl Rows {
         }
     }
 
-    /// Leaves h_i r_i of each row that these columns touch in its `bend`: `of` are numbers of columns, `deltas` those
+    /// Leaves c_i h_i r_i of each row that these columns touch in its `bend`: `of` are numbers of columns, `deltas` those
     /// of all columns.
     pub(super) fn measure_overlap(
         &mut self,
@@ -125,7 +134,7 @@ impl Rows {
             weights.iter().copied().enumerate().filter(|&(_, weight)| weight != 0.0).collect();
         self.follow(columns, &steps);
         for ((row, label), score) in self.rows.iter_mut().zip(&self.labels).zip(&self.scores) {
-            row.pull = -label * wrong_probability(label * score);
+            row.pull = pull(*label, *score);
         }
     }
 }
@@ -160,7 +169,8 @@ impl Segment<'_> {
         for &row in &self.touched.list[..self.touched.len] {
             let row = row as usize;
             let [sum, reach] = std::mem::take(&mut self.reach[row]);
-            self.rows[row].bend = slope((self.scores[row].abs() - reach).max(0.0)) * sum;
+            let weight = if self.weighted { self.labels[row].abs() } else { 1.0 };
+            self.rows[row].bend = weight * slope((self.scores[row].abs() - reach).max(0.0)) * sum;
         }
         self.touched.clear();
     }
@@ -181,11 +191,15 @@ impl Segment<'_> {
         for &row in &self.touched.list[..self.touched.len] {
             let row = row as usize;
             self.touched.seen[row] = false;
-            let label = self.labels[row];
-            self.rows[row].pull = -label * wrong_probability(label * self.scores[row]);
+            self.rows[row].pull = pull(self.labels[row], self.scores[row]);
         }
         self.touched.clear();
     }
+}
+
+/// -c_i y_i σ(-m_i).
+fn pull(label: f64, score: f64) -> f64 {
+    -label * wrong_probability(label.signum() * score)
 }
 
 /// Calls `visit(row, value)` for each entry of a column.

@@ -7,6 +7,9 @@
 //! -P_j < g_j < N_j        P_j = Σ_i max(y_i x_ij, 0)        N_j = Σ_i max(-y_i x_ij, 0)
 //! ```
 //!
+//! where y_i is the label times the weight of the row, if rows have weights. An intercept only moves the margins, and a ridge has
+//! no slope at 0, so both leave this as it is.
+//!
 //! and a column with max(P_j, N_j) ≤ λ has |g_j| < λ everywhere: no step ever takes it from 0, and F has no minimum off it.
 //! In sets with many rare features that is most of them. Both sums run over rows, so workers' parts add up. Where no worker's
 //! part is above λ over the number of workers, the sum is not above λ: such columns need not even be named. So
@@ -44,8 +47,10 @@ pub(super) fn bounds(columns: &Columns, labels: &[f64]) -> Vec<[f32; 2]> {
         let (rows, values) = columns.column(column);
         match values {
             None => {
-                let positive = rows.iter().filter(|&&row| labels[row as usize] > 0.0).count();
-                sums = [positive as f64, (rows.len() - positive) as f64];
+                rows.iter().map(|&row| labels[row as usize]).for_each(|y| {
+                    sums[0] += y.max(0.0);
+                    sums[1] += (-y).max(0.0);
+                });
             }
             Some(values) => rows.iter().zip(values).for_each(|(&row, x)| {
                 let signed = labels[row as usize] * x;
@@ -196,6 +201,10 @@ mod tests {
             let above = f64::from(bound) - exact;
             assert!((0.0..1e-6).contains(&above), "{bound} for {exact}");
         }
+        columns.values = None;
+        let weighted = bounds(&columns, &[0.1, -1.0, 0.1]);
+        assert_eq!(weighted[0], [0.1_f32.next_up(), 1.0]);
+        assert!(f64::from(weighted[2][0]) >= 0.1 + 0.1, "{weighted:?}");
         assert!(exceeds([2.0, 0.0], 1.9) && exceeds([0.0, 2.0], 1.9) && !exceeds([2.0, 2.0], 2.0));
     }
 

@@ -31,6 +31,9 @@ pub const HANDLE: &str = "dbpg";
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Options {
     pub(crate) lambda: f64,
+    pub(crate) l2: f64,
+    /// Key of the intercept.
+    pub(crate) free: Option<u64>,
     pub(crate) learning_rate: f64,
     pub(crate) delta_init: f64,
     pub(crate) delta_max: f64,
@@ -45,6 +48,8 @@ pub(crate) enum Command {
     /// A pass begins: its tasks are numbered from `first`, in the order of `blocks`.
     /// With `all`, requests name filtered columns too.
     Pass { first: u64, blocks: Vec<usize>, threshold: f64, reset: bool, all: bool },
+    /// Go on with this λ. The next pass begins with a reset, if there was one before.
+    Lambda { lambda: f64 },
     /// How far it has got. Answered with a [`Report`].
     Report,
     /// The non-zero weights. Answered with pairs of key and weight, as JSON.
@@ -59,10 +64,12 @@ pub(crate) enum Command {
 /// One server thread's share of the progress columns.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
-    pub(crate) norm: f64,
+    /// λ‖w‖₁ + ½ λ₂‖w‖².
+    pub(crate) penalty: f64,
     pub(crate) nonzeros: usize,
     pub(crate) active: usize,
-    pub(crate) violation: f64,
+    /// Largest |g| at a weight of 0.
+    pub(crate) steepest: f64,
     pub(crate) coordinates: usize,
     /// Spent on the pushes and pulls of the pass.
     pub(crate) busy_seconds: f64,
@@ -115,8 +122,10 @@ struct Task {
 
 impl Shard {
     pub(crate) fn new(options: &Options) -> Result<Self, String> {
-        let Options { lambda, learning_rate, delta_init, delta_max, workers, .. } = *options;
+        let Options { lambda, l2, free, learning_rate, delta_init, delta_max, workers, .. } =
+            *options;
         let sane = lambda >= 0.0
+            && l2 >= 0.0
             && learning_rate > 0.0
             && delta_init > 0.0
             && delta_max > 0.0
@@ -128,7 +137,7 @@ impl Shard {
         let blocks: Vec<_> =
             options.blocks.iter().map(|&(first, last)| KeyBlock { first, last }).collect();
         Ok(Shard {
-            state: proximal::Shard::new(Proximal { lambda, learning_rate, trust }),
+            state: proximal::Shard::new(Proximal { lambda, l2, free, learning_rate, trust }),
             workers,
             ranges: Vec::new(),
             blocks,
@@ -267,10 +276,10 @@ impl Shard {
 
     fn report(&self) -> Report {
         Report {
-            norm: self.state.weight_norm(),
+            penalty: self.state.penalty(),
             nonzeros: self.state.nonzeros(),
             active: self.state.active_count(),
-            violation: self.state.violation(),
+            steepest: self.state.steepest(),
             coordinates: self.state.keys().len(),
             busy_seconds: self.busy.as_secs_f64(),
             peak_rss_mib: crate::memory::peak_rss_mib(),
@@ -278,9 +287,13 @@ impl Shard {
         }
     }
 
-    fn weights(&self) -> Vec<(u64, f64)> {
-        let pairs = self.state.keys().iter().zip(self.state.weights());
-        pairs.filter(|(_, weight)| **weight != 0.0).map(|(key, weight)| (*key, *weight)).collect()
+    fn set_lambda(&mut self, lambda: f64) -> Result<(), String> {
+        if !self.tasks.is_empty() || lambda.is_nan() || lambda < 0.0 {
+            let tasks = self.tasks.len();
+            return Err(format!("lambda {lambda} cannot be set with {tasks} tasks under way"));
+        }
+        self.state.set_lambda(lambda);
+        Ok(())
     }
 
     fn border(&self) -> Vec<(u64, f64)> {
@@ -366,8 +379,12 @@ impl caravan_kv::Shard for Shard {
                 }
                 self.begin_pass(first, &blocks, threshold, (reset, all)).map(|()| Vec::new())
             }
+            Command::Lambda { lambda } => self.set_lambda(lambda).map(|()| Vec::new()),
             Command::Report => serde_json::to_vec(&self.report()).map_err(text),
-            Command::Weights => serde_json::to_vec(&self.weights()).map_err(text),
+            Command::Weights => {
+                let weights: Vec<(u64, f64)> = self.state.held().collect();
+                serde_json::to_vec(&weights).map_err(text)
+            }
             Command::Border => serde_json::to_vec(&self.border()).map_err(text),
             Command::Set { weights } => serde_json::to_vec(&self.set(&weights)?).map_err(text),
         }

@@ -1,20 +1,19 @@
 //! The driver of DBPG: has the workers load, cuts the key space into blocks, runs passes until the stop rule is content.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use caravan_kv::error::with_sources;
 use caravan_kv::{Apps, Cluster, Handles, Store, Table, TableSpec, Target, ValueType, Worker};
 use caravan_van::KeyRange;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::blocks::{self, KeyBlock};
-use super::gradient::Curvature;
-use super::polish::{self, Polish, Polished, SUPPORT_MAX};
+use super::job::{Job, Progress, Times, Trained};
+use super::pace::Pace;
+use super::polish::{self, Polish, Polished};
 use super::proximal::Proximal;
-use super::schedule::{self, KKT_RATIO, RESET_EVERY, Stop, StopRule};
+use super::schedule::{self, Stop, StopRule};
 use super::screen;
 use super::shard::{self, Command, HANDLE, Options, Report};
 use super::worker::{self, APP, Dbpg, Loaded, Passed};
@@ -22,6 +21,15 @@ use crate::model::Model;
 
 /// Id of the table of weights.
 const TABLE: u32 = 1;
+
+/// A λ at which no weight leaves 0, and whose sum with a gradient is below [`schedule::FILTER_OFF`].
+const LAMBDA_HUGE: f64 = 1e18;
+
+/// What the search for the largest useful λ settles for, where an intercept has to be fitted first.
+const LAMBDA_MAX_EPSILON: f64 = 1e-9;
+
+/// Passes it takes at most.
+const LAMBDA_MAX_PASSES: u64 = 50;
 
 /// What servers need to know to train.
 pub fn handles(handles: Handles) -> Handles {
@@ -38,152 +46,6 @@ pub fn apps(apps: Apps) -> Apps {
     apps.with(APP, || Box::new(Dbpg::default()))
 }
 
-/// What to solve and how.
-#[derive(Debug, Clone)]
-pub struct Job {
-    /// LIBSVM or Criteo text, read in this order.
-    pub files: Vec<PathBuf>,
-    /// Folder where each worker keeps what it has read, for later runs on the same files.
-    pub cache: Option<PathBuf>,
-    /// λ and the step.
-    pub proximal: Proximal,
-    /// The curvature bound.
-    pub curvature: Curvature,
-    /// Slices of the key space, at most; chosen from the data when `None`.
-    pub blocks: Option<usize>,
-    /// How a pass goes through them.
-    pub order: blocks::Order,
-    /// τ: how many tasks may be under way beside the one that computes.
-    pub delay: u64,
-    /// Whether a task sees the updates of exactly the tasks up to τ + 1 before it, instead of at least those: slower, but the
-    /// same whatever the timing.
-    pub exact_delay: bool,
-    /// ε of the stop rule: relative decrease of the objective in a pass.
-    pub epsilon: f64,
-    /// Passes, at most.
-    pub passes_max: u64,
-    /// How weak the KKT filter is; infinite switches it off.
-    pub kkt_ratio: f64,
-    /// Passes after which the filter is reset in any case.
-    pub reset_every: Option<u64>,
-    /// Whether columns that are 0 in every solution are dropped first.
-    pub screen: bool,
-    /// The largest support that Newton's method polishes between passes; `None` is the plain published method.
-    pub newton: Option<usize>,
-    /// Threads each worker reads and computes with; results do not depend on them.
-    pub threads: usize,
-}
-
-impl Job {
-    /// Safe full steps, no delay, filter on, polished up to [`SUPPORT_MAX`] weights.
-    pub fn new(files: Vec<PathBuf>, lambda: f64) -> Self {
-        Job {
-            files,
-            cache: None,
-            proximal: Proximal::new(lambda),
-            curvature: Curvature::Safe,
-            blocks: None,
-            order: blocks::Order::Key,
-            delay: 0,
-            exact_delay: false,
-            epsilon: 1e-9,
-            passes_max: 1000,
-            kkt_ratio: KKT_RATIO,
-            reset_every: Some(RESET_EVERY),
-            screen: true,
-            newton: Some(SUPPORT_MAX),
-            threads: 1,
-        }
-    }
-}
-
-/// What a pass reports; field by field the program's progress row.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Progress {
-    /// Number of the pass, from 0.
-    pub pass: u64,
-    /// Since training began, loading apart.
-    pub seconds: f64,
-    /// F(w), all updates and the polish included.
-    pub objective: f64,
-    /// Relative decrease of F against the pass before; 1 for the first.
-    pub relative: f64,
-    /// Non-zero weights.
-    pub nnz: usize,
-    /// Coordinates that the KKT filter leaves in.
-    pub active: usize,
-    /// Largest violation of |g| ≤ λ at a zero weight.
-    pub violation: f64,
-    /// Share of the pass that the workers computed, on average.
-    pub worker_busy: f64,
-    /// Bytes all workers have sent so far.
-    pub worker_bytes_sent: u64,
-    /// Bytes all servers have sent to workers so far.
-    pub server_bytes_sent: u64,
-    /// The KKT threshold the pass ran with.
-    pub threshold: f64,
-    /// Where its time went.
-    #[serde(flatten)]
-    pub times: Times,
-    /// Column gradients computed so far.
-    #[serde(skip)]
-    pub columns_computed: usize,
-    /// What the stop rule made of it.
-    #[serde(skip)]
-    pub stop: Stop,
-}
-
-/// Where the time of a pass went, in seconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Times {
-    /// What the worker computed that had least to do.
-    #[serde(rename = "worker_seconds_min")]
-    pub worker_min: f64,
-    /// What the one computed that had most.
-    #[serde(rename = "worker_seconds_max")]
-    pub worker_max: f64,
-    /// What the busiest server thread did with pushes and pulls.
-    #[serde(rename = "server_seconds")]
-    pub server: f64,
-    /// The polish after the pass, messages included.
-    #[serde(rename = "polish_seconds")]
-    pub polish: f64,
-    /// All of it.
-    #[serde(rename = "pass_seconds")]
-    pub total: f64,
-}
-
-impl Times {
-    /// What is left when the busiest worker, the busiest server thread and the polish are taken off: messages on their way, and
-    /// waiting for others. 0 where computing overlaps so well that nothing is left.
-    pub fn other(&self) -> f64 {
-        (self.total - self.worker_max - self.server - self.polish).max(0.0)
-    }
-}
-
-/// What came out.
-#[derive(Debug)]
-pub struct Trained {
-    /// The non-zero weights.
-    pub model: Model,
-    /// F at them.
-    pub objective: f64,
-    /// Passes made.
-    pub passes: u64,
-    /// Whether the stop rule ended the run, not the limit on passes.
-    pub converged: bool,
-    /// Training time.
-    pub seconds: f64,
-    /// Time to read and arrange the data.
-    pub load_seconds: f64,
-    /// Largest resident sets of all processes, added up.
-    pub peak_rss_mib: f64,
-    /// Rows of all workers.
-    pub rows: u64,
-    /// Blocks the key space was cut into.
-    pub blocks: usize,
-}
-
 /// Trains on a cluster whose servers have [`handles`] and whose workers have [`apps`]; `progress` is called after each pass.
 ///
 /// # Errors
@@ -193,14 +55,15 @@ pub fn train(
     job: &Job,
     progress: impl FnMut(&Progress),
 ) -> crate::Result<Trained> {
-    Driver::new(cluster, job)
-        .and_then(|driver| driver.run(progress))
-        .map_err(|error| crate::Error::Train { reason: with_sources(&error) })
+    Driver::load(cluster, job)?.solve(job.proximal.lambda, progress)
 }
 
-struct Driver<'a> {
+/// A job whose data is loaded and whose weights are at 0, or where [`Job::warm_start`] says.
+pub struct Driver<'a> {
     cluster: &'a mut Cluster,
     job: &'a Job,
+    /// With the λ that is being solved.
+    rule: Proximal,
     servers: Worker,
     table: Table,
     polish: Option<Polish>,
@@ -208,17 +71,27 @@ struct Driver<'a> {
     rows: u64,
     load_seconds: f64,
     began: Instant,
+    pace: Pace,
     task: u64,
+    left_out: usize,
     rss: BTreeMap<u32, f64>,
 }
 
 impl<'a> Driver<'a> {
-    /// Loads the data and sets the table up.
-    fn new(cluster: &'a mut Cluster, job: &'a Job) -> caravan_kv::Result<Self> {
-        check(job)?;
+    /// Loads the data on the cluster and sets the table up.
+    ///
+    /// # Errors
+    /// As [`train`].
+    pub fn load(cluster: &'a mut Cluster, job: &'a Job) -> crate::Result<Self> {
+        Self::set_up(cluster, job).map_err(failed)
+    }
+
+    fn set_up(cluster: &'a mut Cluster, job: &'a Job) -> caravan_kv::Result<Self> {
+        job.check()?;
         let began = Instant::now();
         let (files, cache) = (job.files.clone(), job.cache.clone());
-        let load = worker::Order::Load { files, threads: job.threads, cache };
+        let (threads, positive_weight) = (job.threads, job.positive_weight);
+        let load = worker::Order::Load { files, threads, cache, positive_weight };
         let loaded: Vec<Loaded> = ask_workers(cluster, &load)?;
         let load_seconds = began.elapsed().as_secs_f64();
         let rows = loaded.iter().map(|loaded| loaded.rows).sum();
@@ -228,41 +101,47 @@ impl<'a> Driver<'a> {
                 job.files
             )));
         };
+        let rule = Proximal { free: intercept_key(job, keys)?, ..job.proximal };
         let mut servers = cluster.client()?;
         let began = Instant::now();
         let loaded = if job.screen { screen(cluster, &mut servers, job, keys)? } else { loaded };
         let nonzeros = loaded.iter().map(|loaded| loaded.nonzeros).sum();
         let most = loaded.iter().map(|loaded| loaded.nonzeros).max().unwrap_or(0);
         // Where nothing is left all weights are 0, which a pass over nothing finds out as well as any.
-        let (first, last) = key_range(&loaded).unwrap_or(keys);
+        let keys = key_range(&loaded).unwrap_or(keys);
         let count = job
             .blocks
-            .unwrap_or_else(|| blocks::default_block_count(nonzeros, rows, blocks::BLOCK_RATIO));
-        let blocks = blocks::even_blocks(first, last, count);
-        if schedule::delay_risks_divergence(job.delay, blocks.len()) {
+            .unwrap_or_else(|| blocks::default_block_count(nonzeros, rows, job.block_ratio));
+        let blocks = rule.blocks(keys, count);
+        if !job.adapt_delay && schedule::delay_risks_divergence(job.delay, blocks.len()) {
             tracing::warn!(
                 delay = job.delay,
                 blocks = blocks.len(),
-                "a delay of a quarter of the blocks or more may diverge: use more blocks, or a smaller learning rate"
+                "a delay of a quarter of the blocks or more may diverge: use more blocks, or let the delay adapt itself"
             );
         }
-        let spec = table(job, &blocks, (first, last), cluster.config().workers);
+        let spec = table(&rule, &blocks, keys, cluster.config().workers);
         let table = servers.create_table(&spec)?;
         let polish =
             job.newton.map(|support_max| polish::table(support_max, cluster.config().workers));
-        let curvature = job.curvature;
-        let begin = worker::Order::Begin { table: spec, polish: polish.clone(), curvature };
+        let begin = worker::Order::Begin {
+            table: spec,
+            polish: polish.clone(),
+            curvature: job.curvature,
+            intercept: rule.free,
+        };
         let _ready: Vec<()> = ask_workers(cluster, &begin)?;
         let polish = match (job.newton, polish) {
             (Some(support_max), Some(spec)) => {
                 let table = servers.create_table(&spec)?;
-                Some(Polish::new(support_max, job.proximal.lambda, table, (blocks.len(), most)))
+                Some(Polish::new(support_max, rule, table, (blocks.len(), most)))
             }
             _ => None,
         };
-        Ok(Driver {
+        let mut driver = Driver {
             cluster,
             job,
+            rule,
             servers,
             table,
             polish,
@@ -270,19 +149,73 @@ impl<'a> Driver<'a> {
             rows,
             load_seconds,
             began,
+            pace: Pace::new(job.delay, job.adapt_delay),
             task: 1,
+            left_out: 0,
             rss: BTreeMap::new(),
-        })
+        };
+        job.warm_start.as_ref().map_or(Ok(()), |model| driver.start_from(model))?;
+        Ok(driver)
     }
 
-    fn run(mut self, mut progress: impl FnMut(&Progress)) -> caravan_kv::Result<Trained> {
+    /// Takes weights that were found before. Those whose keys nobody holds are left out: they are not in the data, where any
+    /// penalty puts them to 0, or are 0 in every solution.
+    fn start_from(&mut self, model: &Model) -> caravan_kv::Result<()> {
+        let intercept = self.rule.free.filter(|_| model.intercept() != 0.0);
+        let intercept = intercept.map(|key| (key, model.intercept()));
+        let all: Vec<(u64, f64)> =
+            model.iter().filter(|&(key, _)| Some(key) != self.rule.free).chain(intercept).collect();
+        let set: Vec<usize> = self.tell_servers(&Command::Set { weights: all.clone() })?;
+        let _set: Vec<()> =
+            ask_workers(self.cluster, &worker::Order::Start { weights: all.clone() })?;
+        let dropped_intercept = usize::from(self.rule.free.is_none() && model.intercept() != 0.0);
+        self.left_out = all.len() - set.iter().sum::<usize>() + dropped_intercept;
+        Ok(())
+    }
+
+    /// Minimises at `lambda`, from where the weights are; `progress` is called after each pass. For a path of several λ call it
+    /// again, the largest first.
+    ///
+    /// # Errors
+    /// As [`train`]; also a λ below that of the job, for which too many columns may have been dropped.
+    pub fn solve(
+        &mut self,
+        lambda: f64,
+        progress: impl FnMut(&Progress),
+    ) -> crate::Result<Trained> {
+        self.run(lambda, progress).map_err(failed)
+    }
+
+    fn run(
+        &mut self,
+        lambda: f64,
+        mut progress: impl FnMut(&Progress),
+    ) -> caravan_kv::Result<Trained> {
+        let smallest = self.job.proximal.lambda;
+        if lambda.is_nan() || lambda < smallest {
+            return Err(caravan_kv::Error::Config(format!(
+                "lambda {lambda} is below {smallest}, for which the data was screened"
+            )));
+        }
+        let mut reset = self.set_lambda(lambda)?;
         let mut rule = StopRule::new(self.job.epsilon).reset_every(self.job.reset_every);
+        self.pace = Pace::new(self.job.delay, self.job.adapt_delay);
         let mut last: Option<Progress> = None;
+        let mut stopped = false;
         for pass in 0..self.job.passes_max {
-            let report = self.pass(pass, last.as_ref(), &mut rule)?;
+            let (mut report, _) = self.pass(pass, last.as_ref(), reset, &mut rule)?;
+            if self.pace.after_pass(report.objective) {
+                let delay = self.pace.delay();
+                tracing::warn!(pass, delay, "the objective rose: from now on with a smaller delay");
+            }
+            if report.stop == Stop::Done && !self.pace.may_end() {
+                report.stop = rule.request_reset();
+            }
             progress(&report);
             last = Some(report);
-            if report.stop == Stop::Done {
+            reset = report.stop == Stop::Reset;
+            stopped = self.job.is_to_stop() && report.stop != Stop::Done;
+            if stopped || report.stop == Stop::Done {
                 break;
             }
         }
@@ -290,37 +223,81 @@ impl<'a> Driver<'a> {
             self.centre(&last)?;
         }
         let seconds = self.began.elapsed().as_secs_f64();
-        let weights: Vec<Vec<(u64, f64)>> = self.tell_servers(&Command::Weights)?;
-        let model = Model::new(weights.into_iter().flatten().collect());
-        let model = model.map_err(|error| caravan_kv::Error::Config(error.to_string()))?;
+        let model = self.model()?;
+        self.began = Instant::now();
         self.rss.insert(std::process::id(), crate::memory::peak_rss_mib());
         Ok(Trained {
             model,
+            lambda,
             objective: last.map_or(f64::NAN, |last| last.objective),
             passes: last.map_or(0, |last| last.pass + 1),
             converged: last.is_some_and(|last| last.stop == Stop::Done),
+            stopped,
             seconds,
             load_seconds: self.load_seconds,
             peak_rss_mib: self.rss.values().sum(),
             rows: self.rows,
             blocks: self.blocks.len(),
+            left_out: self.left_out,
         })
     }
 
+    /// The smallest λ at which all weights are 0: the largest |g_j| there, with the intercept at its best.
+    ///
+    /// # Errors
+    /// As [`train`].
+    pub fn lambda_max(&mut self) -> crate::Result<f64> {
+        let mut find = || {
+            self.set_lambda(LAMBDA_HUGE)?;
+            let mut rule = StopRule::new(LAMBDA_MAX_EPSILON);
+            let mut steepest = 0.0;
+            for pass in 0..LAMBDA_MAX_PASSES {
+                let (report, largest) = self.pass(pass, None, true, &mut rule)?;
+                steepest = largest;
+                if report.stop != Stop::Continue || self.rule.free.is_none() {
+                    break;
+                }
+            }
+            Ok(steepest)
+        };
+        find().map_err(failed)
+    }
+
+    /// Changes λ on all sides; returns whether the filter's bits are now those of another λ.
+    fn set_lambda(&mut self, lambda: f64) -> caravan_kv::Result<bool> {
+        self.rule.lambda = lambda;
+        if let Some(polish) = &mut self.polish {
+            polish.begin(self.rule);
+        }
+        self.command(&Command::Lambda { lambda })?;
+        Ok(self.task > 1)
+    }
+
+    /// The weights of all servers.
+    fn model(&mut self) -> caravan_kv::Result<Model> {
+        let weights: Vec<Vec<(u64, f64)>> = self.tell_servers(&Command::Weights)?;
+        let (free, weights): (Vec<_>, Vec<_>) =
+            weights.into_iter().flatten().partition(|&(key, _)| Some(key) == self.rule.free);
+        let intercept = free.first().map_or(0.0, |&(_, weight)| weight);
+        let model = Model::new(weights).and_then(|model| model.with_intercept(intercept));
+        model.map_err(|error| caravan_kv::Error::Config(error.to_string()))
+    }
+
+    /// One pass, and the polish after it. Returns the largest gradient at a zero weight as well.
     fn pass(
         &mut self,
         pass: u64,
         last: Option<&Progress>,
+        reset: bool,
         rule: &mut StopRule,
-    ) -> caravan_kv::Result<Progress> {
+    ) -> caravan_kv::Result<(Progress, f64)> {
         let (job, first) = (self.job, self.task);
         let began = Instant::now();
-        let threshold =
-            schedule::kkt_threshold(last.map(|last| last.violation), self.rows, job.kkt_ratio);
-        let reset = last.is_some_and(|last| last.stop == Stop::Reset);
+        let violation = last.map(|last| last.violation);
+        let threshold = schedule::kkt_threshold(violation, self.rows, job.kkt_ratio);
         let blocks = job.order.of_pass(pass, self.blocks.len());
         self.task += blocks.len() as u64;
-        let (delay, exact) = (job.delay, job.exact_delay);
+        let (delay, exact) = (self.pace.delay(), job.exact_delay);
         let command = Command::Pass { first, blocks: blocks.clone(), threshold, reset, all: exact };
         self.command(&command)?;
         let passed: Vec<Passed> =
@@ -330,11 +307,10 @@ impl<'a> Driver<'a> {
         let seen = passed.iter().map(|passed| (passed.process, passed.peak_rss_mib));
         self.rss
             .extend(seen.chain(reports.iter().map(|report| (report.process, report.peak_rss_mib))));
-        let norm: f64 = reports.iter().map(|report| report.norm).sum();
-        let after_pass =
-            passed.iter().map(|passed| passed.loss).sum::<f64>() + job.proximal.lambda * norm;
+        let loss: f64 = passed.iter().map(|passed| passed.loss).sum();
+        let penalty: f64 = reports.iter().map(|report| report.penalty).sum();
         let after_pass = Polished {
-            objective: after_pass,
+            objective: loss + penalty,
             nonzeros: reports.iter().map(|report| report.nonzeros).sum(),
         };
         let polishing = Instant::now();
@@ -345,22 +321,26 @@ impl<'a> Driver<'a> {
         if stop == Stop::Continue && objective < after_pass.objective {
             stop = rule.request_reset();
         }
-        Ok(Progress {
+        let steepest = reports.iter().map(|report| report.steepest).fold(0.0, f64::max);
+        let report = Progress {
             pass,
             seconds: self.began.elapsed().as_secs_f64(),
             objective,
             relative,
             nnz: nonzeros,
             active: reports.iter().map(|report| report.active).sum(),
-            violation: reports.iter().map(|report| report.violation).fold(0.0, f64::max),
+            violation: (steepest - self.rule.lambda).max(0.0),
             worker_busy: busy(&passed, took),
             worker_bytes_sent: passed.iter().map(|passed| passed.bytes_sent).sum(),
             server_bytes_sent: passed.iter().map(|passed| passed.bytes_received).sum(),
             threshold,
+            lambda: self.rule.lambda,
+            delay,
             times: times(&passed, &reports, polish, began.elapsed()),
             columns_computed: passed.iter().map(|passed| passed.columns_computed).sum(),
             stop,
-        })
+        };
+        Ok((report, steepest))
     }
 
     /// Polishes what a pass has left, if the job wants that.
@@ -395,10 +375,25 @@ impl<'a> Driver<'a> {
     }
 }
 
+fn failed(error: caravan_kv::Error) -> crate::Error {
+    crate::Error::Train { reason: with_sources(&error) }
+}
+
 /// Smallest and largest key of all workers.
 fn key_range(loaded: &[Loaded]) -> Option<(u64, u64)> {
     let keys = loaded.iter().filter_map(|loaded| loaded.keys);
     keys.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)))
+}
+
+/// The key that stands for the intercept, if there is one: that after the largest of the data.
+fn intercept_key(job: &Job, (_, last): (u64, u64)) -> caravan_kv::Result<Option<u64>> {
+    match last.checked_add(1) {
+        _ if !job.intercept => Ok(None),
+        Some(key) => Ok(Some(key)),
+        None => Err(caravan_kv::Error::Config(format!(
+            "an intercept takes the key after the largest, but {last} is in use: number the features anew, or give every row a feature that is always 1"
+        ))),
+    }
 }
 
 /// Has the workers drop the columns that stay at 0; returns what they are left with.
@@ -421,38 +416,18 @@ fn screen(
     Ok(left)
 }
 
-fn check(job: &Job) -> caravan_kv::Result<()> {
-    let Proximal { lambda, learning_rate, .. } = job.proximal;
-    let wrong = |what: &str, value: f64, takes: &str| {
-        Err(caravan_kv::Error::Config(format!("{what} must be {takes}, not {value}")))
-    };
-    match () {
-        () if !(lambda >= 0.0 && lambda.is_finite()) => {
-            wrong("lambda", lambda, "a finite number, 0 or more")
-        }
-        () if !(learning_rate > 0.0 && learning_rate <= 1.0) => {
-            wrong("the learning rate", learning_rate, "above 0 and at most 1")
-        }
-        () if !(job.epsilon >= 0.0 && job.epsilon < 1.0) => {
-            wrong("epsilon", job.epsilon, "0 or more and below 1")
-        }
-        () if job.blocks == Some(0) => wrong("blocks", 0.0, "1 or more"),
-        () if job.newton.is_some_and(|n| n == 0 || n > polish::SUPPORT_LIMIT) => {
-            wrong("newton", job.newton.unwrap_or(0) as f64, "a support of 1 to 16384 weights")
-        }
-        () if job.newton.is_some() && job.exact_delay => Err(caravan_kv::Error::Config(
-            "an exact delay leaves updates under way after a pass, and a polish needs all of them: switch one of them off"
-                .to_owned(),
-        )),
-        () => Ok(()),
-    }
-}
-
-fn table(job: &Job, blocks: &[KeyBlock], (first, last): (u64, u64), workers: usize) -> TableSpec {
-    let Proximal { lambda, learning_rate, trust } = job.proximal;
+fn table(
+    rule: &Proximal,
+    blocks: &[KeyBlock],
+    (first, last): (u64, u64),
+    workers: usize,
+) -> TableSpec {
+    let Proximal { lambda, l2, free, learning_rate, trust } = *rule;
     let blocks = blocks.iter().map(|block| (block.first, block.last)).collect();
     let options = Options {
         lambda,
+        l2,
+        free,
         learning_rate,
         delta_init: trust.init,
         delta_max: trust.max,
@@ -460,7 +435,7 @@ fn table(job: &Job, blocks: &[KeyBlock], (first, last): (u64, u64), workers: usi
         blocks,
     };
     let mut spec = TableSpec::new(TABLE, "weights", ValueType::F64, 0).handle(HANDLE);
-    if let Some(range) = KeyRange::new(first, last.wrapping_add(1)) {
+    if let Some(range) = KeyRange::new(first, free.unwrap_or(last).wrapping_add(1)) {
         spec = spec.keys(range);
     }
     spec.store = Store::Sparse;

@@ -29,15 +29,22 @@ pub const APP: &str = "dbpg";
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// Read your share of these files, and compute on it with so many threads. Answered with [`Loaded`].
-    Load { files: Vec<PathBuf>, threads: usize, cache: Option<PathBuf> },
+    Load { files: Vec<PathBuf>, threads: usize, cache: Option<PathBuf>, positive_weight: f64 },
     /// Name the columns whose bounds are above `share`: step 1 of [`screen`].
     Name { table: TableSpec, share: f64 },
     /// Drop the columns that nobody has named, and add your bounds to the others: step 2.
     Add,
     /// Drop the columns that can't leave 0 at this λ: step 3. Answered with [`Loaded`].
     Screen { lambda: f64 },
-    /// Create the tables and name your keys.
-    Begin { table: TableSpec, polish: Option<TableSpec>, curvature: Curvature },
+    /// Create the tables and name your keys, with a column of ones at `intercept`.
+    Begin {
+        table: TableSpec,
+        polish: Option<TableSpec>,
+        curvature: Curvature,
+        intercept: Option<u64>,
+    },
+    /// Begin with these weights, where you hold their keys. Sorted by key.
+    Start { weights: Vec<(u64, f64)> },
     /// Run the tasks numbered from `first`, in the order of `blocks`. Answered with [`Passed`].
     Pass { first: u64, blocks: Vec<usize>, delay: u64, exact: bool, reset: bool },
     /// Between passes: push your part of the Hessian and gradient on these columns.
@@ -105,6 +112,7 @@ fn push_bounds(
 }
 
 struct Data {
+    /// Each times the weight of its row: `[rows]`.
     labels: Vec<f64>,
     columns: data::Columns,
     /// What computes on them.
@@ -192,7 +200,7 @@ impl Training {
         }
         self.support = Support::new(&data.columns(), data.labels.len(), keys);
         let pulls: Vec<f64> = self.state.pulls().collect();
-        let packed = self.support.gram(&data.columns(), &pulls, &data.pool);
+        let packed = self.support.gram(&data.columns(), (&data.labels, &pulls), &data.pool);
         let numbers = (keys.len(), &packed[..], exact);
         polish::send(&mut node.worker, table, (node.rank, node.workers), numbers)
             .map_err(|error| error.to_string())
@@ -204,6 +212,14 @@ impl Training {
         let own = self.state.weights();
         let step: Vec<f64> = held.map(|(j, weight)| j.map_or(0.0, |j| weight - own[j])).collect();
         Ok(self.support.losses(&data.labels, self.state.margins(), &step))
+    }
+
+    fn start(&mut self, data: &Data, weights: &[(u64, f64)]) {
+        let keys = &data.columns.keys;
+        let held = weights
+            .iter()
+            .filter_map(|&(key, weight)| keys.binary_search(&key).ok().zip(Some((weight, true))));
+        self.state.set(&data.columns(), held);
     }
 
     fn set(&mut self, data: &Data, weights: &[f64]) -> Result<(), String> {
@@ -249,14 +265,23 @@ impl App for Dbpg {
     ) -> Result<serde_json::Value, String> {
         let order = serde_json::from_value(body).map_err(|error| error.to_string())?;
         let reply = match order {
-            Order::Load { files, threads, cache } => {
-                serde_json::to_value(self.load(node, &files, threads, cache.as_deref())?)
+            Order::Load { files, threads, cache, positive_weight } => {
+                let how = (threads, cache.as_deref());
+                serde_json::to_value(self.load(node, &files, how, positive_weight)?)
             }
             Order::Name { table, share } => serde_json::to_value(self.name(node, &table, share)?),
             Order::Add => serde_json::to_value(self.add(node)?),
             Order::Screen { lambda } => serde_json::to_value(self.screen(node, lambda)?),
-            Order::Begin { table, polish, curvature } => {
+            Order::Begin { table, polish, curvature, intercept } => {
+                if let (Some(key), Some(data)) = (intercept, self.data.as_mut()) {
+                    data.columns.push_ones(key, data.labels.len());
+                }
                 serde_json::to_value(self.begin(node, &table, polish.as_ref(), curvature)?)
+            }
+            Order::Start { weights } => {
+                let (data, training) = self.training()?;
+                training.start(data, &weights);
+                Ok(serde_json::Value::Null)
             }
             Order::Gram { support, exact } => {
                 let (data, training) = self.training()?;
@@ -298,14 +323,15 @@ impl Dbpg {
         &mut self,
         node: &WorkerNode,
         files: &[PathBuf],
-        threads: usize,
-        cache: Option<&Path>,
+        (threads, cache): (usize, Option<&Path>),
+        positive_weight: f64,
     ) -> Result<Loaded, String> {
         let text = |error: crate::Error| with_sources(&error);
         let shard = data::Shard::new(node.rank as u32, node.workers as u32).map_err(text)?;
         let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
         let (labels, columns) = data::read_columns(files, shard, threads, cache).map_err(text)?;
-        let labels = labels.into_iter().map(f64::from).collect();
+        let weighted = |label: i8| if label > 0 { positive_weight } else { -1.0 };
+        let labels = labels.into_iter().map(weighted).collect();
         let data = Data { labels, columns, pool: Pool::new(threads) };
         self.training = None;
         Ok(self.data.insert(data).loaded())

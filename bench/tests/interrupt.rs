@@ -1,0 +1,168 @@
+//! Goal: Ctrl-C costs no work: the model is saved and the run can go on from it; a second Ctrl-C ends it at once.
+//! Method: real processes and real signals.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![cfg(target_os = "linux")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// As long as any of this may take on a machine with much else to do.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn caravan(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_caravan"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("CARAVAN_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(line.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
+fn run(line: &str) -> Output {
+    caravan(line).output().unwrap()
+}
+
+fn start(line: &str) -> Child {
+    caravan(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn signal(name: &str, pid: u32) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
+    assert!(sent.unwrap().success(), "{name} to {pid}");
+}
+
+/// A folder with a click set that first-order steps take long for, and the words that train on it.
+fn training(test: &str) -> (PathBuf, String) {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(test);
+    std::fs::create_dir_all(&folder).unwrap();
+    let clicks = folder.join("clicks");
+    let made = run(&format!("generate clicks {} --rows 4000 --test-rows 10", clicks.display()));
+    assert!(made.status.success(), "{made:?}");
+    let data = format!("{}.train", clicks.display());
+    (folder, format!("train dbpg --data {data} --lambda 0.5 --workers 2 --json"))
+}
+
+/// Reads rows until one of that kind.
+fn row(output: &mut impl BufRead, kind: &str) -> Value {
+    for line in output.lines() {
+        let row: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        if row["row"] == kind {
+            return row;
+        }
+    }
+    panic!("no {kind} row");
+}
+
+fn ended(child: &mut Child, within: Duration) -> ExitStatus {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        assert!(began.elapsed() < within, "it does not end");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Processes that `parent` has started.
+fn children(parent: u32) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").unwrap();
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_child = |pid: &u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.lines().any(|line| *line == format!("PPid:\t{parent}"))
+    };
+    pids.filter(is_child).collect()
+}
+
+fn assert_gone(pids: &[u32]) {
+    let began = Instant::now();
+    let left = || pids.iter().filter(|pid| Path::new(&format!("/proc/{pid}/exe")).exists()).count();
+    while left() > 0 {
+        assert!(began.elapsed() < PATIENCE, "{} nodes are left behind", left());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn an_interrupted_run_goes_on_from_its_model() {
+    let (folder, train) = training("interrupted");
+    let whole = run(&format!("{train} --epsilon 1e-10"));
+    let whole = row(&mut &whole.stdout[..], "result");
+
+    let model = folder.join("saved.model");
+    let _ = std::fs::remove_file(&model);
+    // Only first-order steps, and never content: it would go on for long.
+    let mut slow = start(&format!(
+        "{train} --no-newton --epsilon 0 --passes 1000000 --resume {}",
+        model.display()
+    ));
+    let mut stdout = BufReader::new(slow.stdout.take().unwrap());
+    row(&mut stdout, "progress");
+    row(&mut stdout, "progress");
+    let nodes = children(slow.id());
+    assert_eq!(nodes.len(), 3);
+    assert!(!model.exists(), "nothing is written before");
+    signal("INT", slow.id());
+    let interrupted = row(&mut stdout, "result");
+    let status = ended(&mut slow, PATIENCE);
+    let mut said = String::new();
+    slow.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(status.code(), Some(130), "{said}");
+    assert!(said.contains("saved.model") && said.contains("--resume"), "{said}");
+    assert_eq!(interrupted["converged"], false);
+    assert_gone(&nodes);
+    let text = std::fs::read_to_string(&model).unwrap();
+    assert!(text.contains("interrupted after") && text.lines().count() > 10, "{text}");
+
+    let resumed = run(&format!("{train} --epsilon 1e-10 --resume {}", model.display()));
+    assert!(resumed.status.success(), "{resumed:?}");
+    let first = row(&mut &resumed.stdout[..], "progress");
+    let last = row(&mut &resumed.stdout[..], "result");
+    let objective = |row: &Value| row["objective"].as_f64().unwrap();
+    assert!(objective(&first) <= objective(&interrupted), "{first} after {interrupted}");
+    let off = objective(&last) / objective(&whole) - 1.0;
+    assert!(off.abs() < 1e-8, "{off:e}");
+    assert!(std::fs::read_to_string(&model).unwrap().contains("converged after"));
+}
+
+#[test]
+fn a_second_one_ends_it_at_once() {
+    let (folder, train) = training("twice");
+    let model = folder.join("saved.bin");
+    let _ = std::fs::remove_file(&model);
+    let line =
+        format!("{train} --no-newton --epsilon 0 --passes 1000000 --model {}", model.display());
+    let mut run = start(&line);
+    row(&mut BufReader::new(run.stdout.take().unwrap()), "progress");
+    let nodes = children(run.id());
+    // A node that stands still keeps the pass from ending.
+    signal("STOP", *nodes.last().unwrap());
+    signal("INT", run.id());
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(run.try_wait().unwrap().is_none(), "it waits for the pass");
+    signal("INT", run.id());
+    let status = ended(&mut run, Duration::from_secs(3));
+    signal("CONT", *nodes.last().unwrap());
+    assert_eq!(status.code(), Some(130));
+    assert!(!model.exists());
+    assert_gone(&nodes);
+}
+
+#[test]
+fn without_a_file_to_save_to_it_ends_at_once() {
+    let (_, train) = training("nowhere");
+    let mut run = start(&format!("{train} --no-newton --epsilon 0 --passes 1000000"));
+    row(&mut BufReader::new(run.stdout.take().unwrap()), "progress");
+    let nodes = children(run.id());
+    signal("INT", run.id());
+    assert_eq!(ended(&mut run, Duration::from_secs(3)).code(), Some(130));
+    assert_gone(&nodes);
+}

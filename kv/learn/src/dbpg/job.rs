@@ -1,0 +1,230 @@
+//! What a run is to solve and how, what it says on the way, and what comes out.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::Serialize;
+
+use super::blocks;
+use super::gradient::Curvature;
+use super::polish::{self, SUPPORT_MAX};
+use super::proximal::Proximal;
+use super::schedule::{KKT_RATIO, RESET_EVERY, Stop};
+use crate::model::Model;
+
+/// What to solve and how.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// LIBSVM or Criteo text, read in this order.
+    pub files: Vec<PathBuf>,
+    /// Folder where each worker keeps what it has read, for later runs on the same files.
+    pub cache: Option<PathBuf>,
+    /// λ, λ₂ and the step. Of a path of several λ, the smallest.
+    pub proximal: Proximal,
+    /// Whether a weight without penalty is added to every margin.
+    pub intercept: bool,
+    /// How much a row of label +1 counts against one of label -1.
+    pub positive_weight: f64,
+    /// Weights to begin with instead of 0.
+    pub warm_start: Option<Model>,
+    /// The curvature bound.
+    pub curvature: Curvature,
+    /// Slices of the key space, at most; chosen from the data when `None`.
+    pub blocks: Option<usize>,
+    /// How many they are then: so many for each feature of an average row.
+    pub block_ratio: f64,
+    /// How a pass goes through them.
+    pub order: blocks::Order,
+    /// τ: how many tasks may be under way beside the one that computes.
+    pub delay: u64,
+    /// Whether τ is halved after a pass in which F rose, and 0 in the last one.
+    pub adapt_delay: bool,
+    /// Whether a task sees the updates of exactly the tasks up to τ + 1 before it, instead of at least those: slower, but the
+    /// same whatever the timing.
+    pub exact_delay: bool,
+    /// ε of the stop rule: relative decrease of the objective in a pass.
+    pub epsilon: f64,
+    /// Passes, at most.
+    pub passes_max: u64,
+    /// How weak the KKT filter is; infinite switches it off.
+    pub kkt_ratio: f64,
+    /// Passes after which the filter is reset in any case.
+    pub reset_every: Option<u64>,
+    /// Whether columns that are 0 in every solution are dropped first.
+    pub screen: bool,
+    /// The largest support that Newton's method polishes between passes; `None` is the plain published method.
+    pub newton: Option<usize>,
+    /// Threads each worker reads and computes with; results do not depend on them.
+    pub threads: usize,
+    /// Set by whoever wants the run to end after the pass under way, from any thread.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Job {
+    /// Safe full steps, no delay, filter on, polished up to [`SUPPORT_MAX`] weights.
+    pub fn new(files: Vec<PathBuf>, lambda: f64) -> Self {
+        Job {
+            files,
+            cache: None,
+            proximal: Proximal::new(lambda),
+            intercept: false,
+            positive_weight: 1.0,
+            warm_start: None,
+            curvature: Curvature::Safe,
+            blocks: None,
+            block_ratio: blocks::BLOCK_RATIO,
+            order: blocks::Order::Key,
+            delay: 0,
+            adapt_delay: false,
+            exact_delay: false,
+            epsilon: 1e-9,
+            passes_max: 1000,
+            kkt_ratio: KKT_RATIO,
+            reset_every: Some(RESET_EVERY),
+            screen: true,
+            newton: Some(SUPPORT_MAX),
+            threads: 1,
+            stop: Arc::default(),
+        }
+    }
+
+    pub(super) fn is_to_stop(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Refuses what makes no sense, with the reason.
+    pub(super) fn check(&self) -> caravan_kv::Result<()> {
+        let Proximal { lambda, l2, learning_rate, .. } = self.proximal;
+        let wrong = |what: &str, value: f64, takes: &str| {
+            Err(caravan_kv::Error::Config(format!("{what} must be {takes}, not {value}")))
+        };
+        let weight = self.positive_weight;
+        match () {
+            () if !(lambda >= 0.0 && lambda.is_finite()) => {
+                wrong("lambda", lambda, "a finite number, 0 or more")
+            }
+            () if !(l2 >= 0.0 && l2.is_finite()) => {
+                wrong("the l2 penalty", l2, "a finite number, 0 or more")
+            }
+            () if !(weight > 0.0 && weight.is_finite()) => {
+                wrong("the weight of positive rows", weight, "a finite number above 0")
+            }
+            () if !(learning_rate > 0.0 && learning_rate <= 1.0) => {
+                wrong("the learning rate", learning_rate, "above 0 and at most 1")
+            }
+            () if !(self.epsilon >= 0.0 && self.epsilon < 1.0) => {
+                wrong("epsilon", self.epsilon, "0 or more and below 1")
+            }
+            () if !(self.block_ratio > 0.0 && self.block_ratio.is_finite()) => {
+                wrong("the block ratio", self.block_ratio, "a finite number above 0")
+            }
+            () if self.blocks == Some(0) => wrong("blocks", 0.0, "1 or more"),
+            () if self.newton.is_some_and(|n| n == 0 || n > polish::SUPPORT_LIMIT) => {
+                wrong("newton", self.newton.unwrap_or(0) as f64, "a support of 1 to 16384 weights")
+            }
+            () if self.newton.is_some() && self.exact_delay => Err(caravan_kv::Error::Config(
+                "an exact delay leaves updates under way after a pass, and a polish needs all of them: switch one of them off"
+                    .to_owned(),
+            )),
+            () => Ok(()),
+        }
+    }
+}
+
+/// What a pass reports; field by field the program's progress row.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Progress {
+    /// Number of the pass, from 0.
+    pub pass: u64,
+    /// Since training began, loading apart.
+    pub seconds: f64,
+    /// F(w), all updates and the polish included.
+    pub objective: f64,
+    /// Relative decrease of F against the pass before; 1 for the first.
+    pub relative: f64,
+    /// Non-zero weights.
+    pub nnz: usize,
+    /// Coordinates that the KKT filter leaves in.
+    pub active: usize,
+    /// Largest violation of |g| ≤ λ at a zero weight.
+    pub violation: f64,
+    /// Share of the pass that the workers computed, on average.
+    pub worker_busy: f64,
+    /// Bytes all workers have sent so far.
+    pub worker_bytes_sent: u64,
+    /// Bytes all servers have sent to workers so far.
+    pub server_bytes_sent: u64,
+    /// λ.
+    pub lambda: f64,
+    /// The τ the pass ran with.
+    pub delay: u64,
+    /// The KKT threshold the pass ran with.
+    pub threshold: f64,
+    /// Where its time went.
+    #[serde(flatten)]
+    pub times: Times,
+    /// Column gradients computed so far.
+    #[serde(skip)]
+    pub columns_computed: usize,
+    /// What the stop rule made of it.
+    #[serde(skip)]
+    pub stop: Stop,
+}
+
+/// Where the time of a pass went, in seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Times {
+    /// What the worker computed that had least to do.
+    #[serde(rename = "worker_seconds_min")]
+    pub worker_min: f64,
+    /// What the one computed that had most.
+    #[serde(rename = "worker_seconds_max")]
+    pub worker_max: f64,
+    /// What the busiest server thread did with pushes and pulls.
+    #[serde(rename = "server_seconds")]
+    pub server: f64,
+    /// The polish after the pass, messages included.
+    #[serde(rename = "polish_seconds")]
+    pub polish: f64,
+    /// All of it.
+    #[serde(rename = "pass_seconds")]
+    pub total: f64,
+}
+
+impl Times {
+    /// What is left when the busiest worker, the busiest server thread and the polish are taken off: messages on their way, and
+    /// waiting for others. 0 where computing overlaps so well that nothing is left.
+    pub fn other(&self) -> f64 {
+        (self.total - self.worker_max - self.server - self.polish).max(0.0)
+    }
+}
+
+/// What came out.
+#[derive(Debug)]
+pub struct Trained {
+    /// The non-zero weights, and the intercept if there is one.
+    pub model: Model,
+    /// λ.
+    pub lambda: f64,
+    /// F at them.
+    pub objective: f64,
+    /// Passes made.
+    pub passes: u64,
+    /// Whether the stop rule ended the run, not the limit on passes or [`Job::stop`].
+    pub converged: bool,
+    /// Whether [`Job::stop`] ended it.
+    pub stopped: bool,
+    /// Training time.
+    pub seconds: f64,
+    /// Time to read and arrange the data.
+    pub load_seconds: f64,
+    /// Largest resident sets of all processes, added up.
+    pub peak_rss_mib: f64,
+    /// Rows of all workers.
+    pub rows: u64,
+    /// Blocks the key space was cut into.
+    pub blocks: usize,
+    /// Weights of [`Job::warm_start`] that were left out: the data does not have their keys, or they are 0 in every solution.
+    pub left_out: usize,
+}

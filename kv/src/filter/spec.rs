@@ -1,0 +1,257 @@
+//! Which filters a table has, as its specification and command lines say it, and which of them it can have.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::quantize;
+use crate::error::{Error, Result};
+use crate::table::{TableSpec, ValueType};
+
+/// The filters of a table; by default none. Written as a list: `mask,zero,quantize=2,key-cache,snappy`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Filters {
+    /// Send each row of a push with this probability, in (0, 1], and scaled up; all if `None`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skip: Option<f64>,
+    /// Keep a row back until one of its values has changed by this much over the clock, above 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub significant: Option<f64>,
+    /// A bit a row in place of its number of values, where that is 0 or the same for all; comes with the four below as well.
+    pub mask: bool,
+    /// A bit a value in place of values that are 0.
+    pub zero: bool,
+    /// Four bytes in place of eight where all values are f32s.
+    pub narrow: bool,
+    /// Push values in so many bytes, 1 to 3.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantize: Option<u8>,
+    /// Send each list of keys once.
+    pub key_cache: bool,
+    /// Send differences of keys, and compress what that makes shorter.
+    pub snappy: bool,
+    /// Of what `skip` and `quantize` draw; workers draw from streams of their own.
+    pub seed: u64,
+}
+
+impl Filters {
+    /// No filter.
+    pub const NONE: Filters = Filters {
+        skip: None,
+        significant: None,
+        mask: false,
+        zero: false,
+        narrow: false,
+        quantize: None,
+        key_cache: false,
+        snappy: false,
+        seed: 0,
+    };
+
+    /// Whether there is none, whatever the seed.
+    pub fn is_none(&self) -> bool {
+        Filters { seed: 0, ..*self } == Filters::NONE
+    }
+
+    /// Whether values are made into a block, on the way there at least.
+    pub(crate) fn makes_blocks(&self) -> bool {
+        self.is_lossy() || self.mask || self.zero || self.narrow
+    }
+
+    /// Whether answers' values are made into a block.
+    pub(crate) fn makes_answer_blocks(&self) -> bool {
+        self.mask || self.zero || self.narrow
+    }
+
+    /// Whether any of them changes values, or withholds them.
+    pub fn is_lossy(&self) -> bool {
+        self.skip.is_some() || self.significant.is_some() || self.quantize.is_some()
+    }
+
+    /// Whether that table can have these.
+    ///
+    /// # Errors
+    /// [`Error::Config`] says which it can't, and why.
+    pub fn check(&self, spec: &TableSpec) -> Result<()> {
+        let refuse = |what: &str, why: &str| {
+            Err(Error::Config(format!("table {} cannot have {what}: {why}", spec.name)))
+        };
+        let floats = matches!(spec.value, ValueType::F32 | ValueType::F64);
+        let in_unit = |share: f64| share > 0.0 && share <= 1.0;
+        match *self {
+            Filters { quantize: Some(bytes), .. }
+                if !(1..=quantize::BYTES_MAX).contains(&bytes) =>
+            {
+                refuse("such a quantize", "it takes 1, 2 or 3 bytes")
+            }
+            Filters { skip: Some(share), .. } if !in_unit(share) => {
+                refuse("such a skip", "it takes a probability above 0 and at most 1")
+            }
+            Filters { significant: Some(t), .. } if !(t > 0.0 && t.is_finite()) => {
+                refuse("such a significant", "it takes a threshold above 0")
+            }
+            _ if self.is_lossy() && !floats => refuse(
+                "skip, significant or quantize",
+                "they are for f32 and f64, and counts are exact",
+            ),
+            _ if self.is_lossy() && spec.handle == "assign" => refuse(
+                "skip, significant or quantize",
+                "a push replaces the row, so what it lacks is lost instead of evened out",
+            ),
+            Filters { skip, significant, .. }
+                if (skip.is_some() || significant.is_some()) && spec.width == 0 =>
+            {
+                refuse(
+                    "skip or significant",
+                    "its rows have their own lengths, where a row left out reads as one without values",
+                )
+            }
+            Filters { narrow: true, .. } if spec.value != ValueType::F64 => {
+                refuse("narrow", "it is for f64")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Filters {
+    type Err = Error;
+
+    /// Reads a list of names, some with a number behind `=`; `none` stands for an empty one.
+    fn from_str(text: &str) -> Result<Filters> {
+        let mut filters = Filters::NONE;
+        for item in
+            text.split(',').map(str::trim).filter(|item| !item.is_empty() && *item != "none")
+        {
+            let (name, number) = match item.split_once('=') {
+                Some((name, number)) => (name, Some(number)),
+                None => (item, None),
+            };
+            filters.set(name, number)?;
+        }
+        Ok(filters)
+    }
+}
+
+impl Filters {
+    /// Switches one filter on.
+    fn set(&mut self, name: &str, number: Option<&str>) -> Result<()> {
+        match (name, number) {
+            ("mask", None) => self.mask = true,
+            ("zero", None) => self.zero = true,
+            ("narrow", None) => self.narrow = true,
+            ("key-cache", None) => self.key_cache = true,
+            ("snappy", None) => self.snappy = true,
+            ("quantize", number) => self.quantize = Some(parse(name, number.unwrap_or("2"))?),
+            ("significant", Some(number)) => self.significant = Some(parse(name, number)?),
+            ("skip", Some(number)) => self.skip = Some(parse(name, number)?),
+            ("seed", Some(number)) => self.seed = parse(name, number)?,
+            ("significant" | "skip" | "seed", None) => {
+                return Err(Error::Config(format!("{name} takes a number, as {name}=0.5")));
+            }
+            ("mask" | "zero" | "narrow" | "key-cache" | "snappy", Some(number)) => {
+                return Err(Error::Config(format!(
+                    "{name} takes no number, and was given {number}"
+                )));
+            }
+            _ => {
+                return Err(Error::Config(format!(
+                    "there is no filter {name}; there are skip=Q, significant=T, mask, zero, narrow, quantize=BYTES, key-cache, snappy, and seed=N"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The number of a filter.
+fn parse<T: FromStr>(name: &str, number: &str) -> Result<T> {
+    number.parse().map_err(|_| Error::Config(format!("{name} takes another number than {number}")))
+}
+
+impl fmt::Display for Filters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            self.skip.map(|share| format!("skip={share}")),
+            self.significant.map(|threshold| format!("significant={threshold}")),
+            self.mask.then(|| "mask".to_owned()),
+            self.zero.then(|| "zero".to_owned()),
+            self.narrow.then(|| "narrow".to_owned()),
+            self.quantize.map(|bytes| format!("quantize={bytes}")),
+            self.key_cache.then(|| "key-cache".to_owned()),
+            self.snappy.then(|| "snappy".to_owned()),
+            (self.seed != 0).then(|| format!("seed={}", self.seed)),
+        ];
+        let list = names.into_iter().flatten().collect::<Vec<_>>().join(",");
+        f.write_str(if list.is_empty() { "none" } else { &list })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn lists_are_read_and_written() {
+        for text in [
+            "none",
+            "skip=0.5,significant=0.1,mask,zero,narrow,quantize=3,key-cache,snappy,seed=7",
+            "zero",
+        ] {
+            assert_eq!(text.parse::<Filters>().unwrap().to_string(), text);
+        }
+        assert_eq!("quantize".parse::<Filters>().unwrap().quantize, Some(2));
+        assert!(" key-cache , zero".parse::<Filters>().unwrap().key_cache);
+        for (text, says) in [
+            ("compress", "no filter compress"),
+            ("skip", "takes a number"),
+            ("zero=1", "takes no number"),
+            ("quantize=two", "another number than two"),
+        ] {
+            let error = text.parse::<Filters>().unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn specifications_carry_them_and_old_ones_have_none() {
+        let filters: Filters = "significant=0.1,zero,key-cache".parse().unwrap();
+        let text = serde_json::to_string(&filters).unwrap();
+        assert_eq!(serde_json::from_str::<Filters>(&text).unwrap(), filters);
+        assert_eq!(serde_json::from_str::<Filters>("{}").unwrap(), Filters::NONE);
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_with_the_reason() {
+        let floats = TableSpec::new(1, "t", ValueType::F64, 2);
+        let counts = TableSpec::new(1, "t", ValueType::I64, 2);
+        let assigned = TableSpec::new(1, "t", ValueType::F32, 2).handle("assign");
+        let varying = TableSpec::new(1, "t", ValueType::F64, 0).handle("mine");
+        for (spec, list, says) in [
+            (&floats, "quantize=4", "1, 2 or 3 bytes"),
+            (&floats, "quantize=0", "1, 2 or 3 bytes"),
+            (&floats, "skip=1.5", "probability"),
+            (&floats, "skip=NaN", "probability"),
+            (&floats, "significant=0", "threshold above 0"),
+            (&counts, "quantize=2", "counts are exact"),
+            (&counts, "narrow", "it is for f64"),
+            (&assigned, "skip=0.5", "replaces the row"),
+            (&assigned, "quantize=2", "replaces the row"),
+            (&varying, "significant=1", "own lengths"),
+        ] {
+            let error = list.parse::<Filters>().unwrap().check(spec).unwrap_err().to_string();
+            assert!(error.contains(says), "{list}: {error}");
+        }
+        for (spec, list) in [
+            (&floats, "skip=0.5,significant=1,mask,zero,narrow,quantize=3,key-cache,snappy"),
+            (&counts, "mask,zero,key-cache,snappy"),
+            (&assigned, "mask,zero,key-cache,snappy"),
+            (&varying, "mask,zero,narrow,quantize=1,key-cache,snappy"),
+        ] {
+            list.parse::<Filters>().unwrap().check(spec).unwrap();
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! The filters of one table at one end: what they remember, and what they have counted.
+
+use caravan_van::wire::Coding;
+use caravan_van::{Buffer, Draft, Message, Pool, Values};
+
+use super::draws::Draws;
+use super::key_cache::{Sent, Signed};
+use super::significant::Kept;
+use super::skip::Skip;
+use super::spec::Filters;
+use super::stack::{self, Block, Decoded, FILTERED, Number, Rows, encode as make_block, with_type};
+use super::traffic::{Flows, Passage, Stage, Traffic};
+use crate::error::{Error, Result};
+use crate::table::TableSpec;
+
+/// Bytes of the name of a list of keys.
+const SIGNATURE_BYTES: usize = 8;
+
+/// At a worker.
+pub(crate) struct AtWorker {
+    filters: Filters,
+    lossless: bool,
+    pub(crate) sent: Option<Sent>,
+    skip: Option<Skip>,
+    significant: Option<Kept>,
+    draws: Draws,
+    carrying: Vec<bool>,
+    keys: Vec<u64>,
+    pub(crate) traffic: Traffic,
+}
+
+impl AtWorker {
+    /// At worker `node`, whose draws are its own.
+    pub(crate) fn new(spec: &TableSpec, node: u32) -> AtWorker {
+        let filters = spec.filters;
+        let stream = |number| {
+            let table = u64::from(spec.id) << 2 | number;
+            Draws::new(filters.seed, u64::from(node) << 34 | table)
+        };
+        let width = spec.width as usize;
+        AtWorker {
+            filters,
+            lossless: false,
+            sent: filters.key_cache.then(Sent::new),
+            skip: filters.skip.map(|share| Skip::new(share, stream(0))),
+            significant: filters.significant.map(|threshold| Kept::new(threshold, width)),
+            draws: stream(1),
+            carrying: Vec::new(),
+            keys: Vec::new(),
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// Suspends what loses anything, or resumes it; returns how it was.
+    pub(crate) fn set_lossless(&mut self, lossless: bool) -> bool {
+        std::mem::replace(&mut self.lossless, lossless)
+    }
+
+    /// Checks a request's keys and the values that it pushes; returns the keys with their signature if they are to be cached.
+    ///
+    /// # Errors
+    /// What `check` says of keys that are new; [`Error::Config`] for values that are not finite, if any are to be rounded or kept.
+    pub(crate) fn sign(
+        &mut self,
+        spec: &TableSpec,
+        (keys, pushed): (&[u64], &[u8]),
+        check: impl FnOnce(&[u64]) -> Result<()>,
+    ) -> Result<Option<Signed>> {
+        if self.filters.is_lossy() {
+            check_finite(spec, pushed)?;
+        }
+        match &mut self.sent {
+            Some(sent) => sent.sign(keys, check),
+            None => check(keys).map(|()| None),
+        }
+    }
+
+    /// Whether the lengths of answers can't be known before they have come.
+    pub(crate) fn shortens_answers(&self) -> bool {
+        self.filters.makes_answer_blocks() || self.filters.snappy
+    }
+
+    /// Everything that was kept back: keys in order, and their rows.
+    pub(crate) fn drain(&mut self) -> (Vec<u64>, Vec<f64>) {
+        self.significant.as_mut().map(Kept::drain).unwrap_or_default()
+    }
+
+    /// Does to `draft`, one server's part of a request, all that comes before key caching. Values that it pushes are `pushed`;
+    /// what they become lies in `block`. With `drops_keys` keys of rows that are left out are, too.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when values span more than can be rounded; [`Error::Van`] when memory is short.
+    pub(crate) fn encode<'a>(
+        &'a mut self,
+        spec: &TableSpec,
+        draft: &mut Draft<'a>,
+        (pushed, drops_keys): (&'a [u8], bool),
+        block: &'a mut Option<Buffer>,
+        pool: &Pool,
+    ) -> Result<Passage> {
+        let raw_bytes = size_of_val(draft.keys) + size_of_val(draft.lengths) + pushed.len();
+        let mut passage = Passage::new(raw_bytes);
+        if !self.filters.makes_blocks() || draft.lengths.is_empty() && pushed.is_empty() {
+            return Ok(passage);
+        }
+        let selects = self.skip.is_some() || self.significant.is_some();
+        let selected = match selects {
+            true => {
+                let part = (draft.keys, pushed, draft.clock, drops_keys);
+                Some(with_type!(spec.value, select(self, spec, part, pool, &mut passage))?)
+            }
+            false => None,
+        };
+        let drops_keys = drops_keys && selects;
+        if drops_keys {
+            draft.keys = &self.keys;
+        }
+        let filters =
+            if self.lossless { Filters { quantize: None, ..self.filters } } else { self.filters };
+        let rows = Rows {
+            width: spec.width as usize,
+            lengths: draft.lengths,
+            carrying: (selects && !drops_keys).then_some(&self.carrying[..]),
+            count: draft.keys.len(),
+            values: selected.as_deref().unwrap_or(pushed),
+        };
+        let draws = &mut self.draws;
+        let made = with_type!(spec.value, make_block(&filters, draws, rows, pool, &mut passage));
+        let made = made.map_err(|why| {
+            Error::Config(format!("a push to table {} can't be filtered: {why}", spec.name))
+        })?;
+        match (made, selected) {
+            (Some(Block { bytes, holds_lengths }), _) => {
+                draft.op |= FILTERED;
+                if holds_lengths {
+                    draft.lengths = &[];
+                }
+                draft.values = Values::Copied(block.insert(bytes));
+            }
+            (None, Some(selected)) => draft.values = Values::Copied(block.insert(selected)),
+            (None, None) => {}
+        }
+        Ok(passage)
+    }
+
+    /// Counts a part that was sent: with its keys, or with their name alone, and with so many bytes less for what the codec did.
+    pub(crate) fn count_sent(
+        &mut self,
+        mut passage: Passage,
+        (signed, named): (bool, bool),
+        keys: usize,
+        saved: u64,
+    ) {
+        count_keys(&mut passage, (signed, named), keys);
+        passage.through(Stage::Snappy, 0, saved as usize);
+        passage.end(&mut self.traffic.sent);
+    }
+
+    /// Undoes what the server did to an answer.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub(crate) fn receive(
+        &mut self,
+        spec: &TableSpec,
+        message: Message,
+        pool: &Pool,
+    ) -> Result<Message, String> {
+        let decoded = receive(spec, &message, 0, pool, &mut self.traffic.received)?;
+        Ok(match decoded {
+            None => message,
+            Some(Decoded { lengths, values, .. }) => message.decoded(lengths, values),
+        })
+    }
+}
+
+/// At a server thread.
+pub(crate) struct AtServer {
+    /// Those that answers take.
+    filters: Filters,
+    coding: Coding,
+    pub(crate) traffic: Traffic,
+}
+
+impl AtServer {
+    /// Of a table with that specification, if it has filters.
+    pub(crate) fn new(spec: &TableSpec) -> Option<Box<AtServer>> {
+        let Filters { mask, zero, narrow, snappy, .. } = spec.filters;
+        let filters = Filters { mask, zero, narrow, snappy, ..Filters::NONE };
+        let coding = if snappy { Coding::compact() } else { Coding::plain() };
+        let new = || Box::new(AtServer { filters, coding, traffic: Traffic::default() });
+        (!spec.filters.is_none()).then(new)
+    }
+
+    /// Undoes what the worker did to a request about `keys` keys, unless it came as it is.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub(crate) fn receive(
+        &mut self,
+        spec: &TableSpec,
+        message: &Message,
+        keys: usize,
+        pool: &Pool,
+    ) -> Result<Option<Decoded>, String> {
+        receive(spec, message, keys, pool, &mut self.traffic.received)
+    }
+
+    /// Makes an answer of values and their numbers shorter, and hands it to `post` as it goes: whether values are a block,
+    /// the numbers, the values.
+    ///
+    /// # Errors
+    /// When memory is short.
+    pub(crate) fn answer<T>(
+        &mut self,
+        spec: &TableSpec,
+        (lengths, values): (&[u32], &[u8]),
+        pool: &Pool,
+        post: impl FnOnce(bool, &[u32], &[u8], &mut Coding) -> T,
+    ) -> Result<T, String> {
+        let mut passage = Passage::new(size_of_val(lengths) + values.len());
+        let count = values.len().checked_div(spec.row_bytes()).unwrap_or(lengths.len());
+        let width = spec.width as usize;
+        let rows = Rows { width, lengths, carrying: None, count, values };
+        let mut draws = Draws::new(0, 0); // nothing is drawn
+        let block = match self.filters.makes_answer_blocks() {
+            true => {
+                let filters = &self.filters;
+                with_type!(spec.value, make_block(filters, &mut draws, rows, pool, &mut passage))?
+            }
+            false => None,
+        };
+        let before = self.coding.saved_bytes();
+        let posted = match block {
+            None => post(false, lengths, values, &mut self.coding),
+            Some(Block { bytes, holds_lengths }) => {
+                let lengths = if holds_lengths { &[][..] } else { lengths };
+                post(true, lengths, &bytes, &mut self.coding)
+            }
+        };
+        passage.through(Stage::Snappy, 0, (self.coding.saved_bytes() - before) as usize);
+        passage.end(&mut self.traffic.sent);
+        Ok(posted)
+    }
+}
+
+/// Undoes what was done to a message about `keys` keys, and counts it.
+fn receive(
+    spec: &TableSpec,
+    message: &Message,
+    keys: usize,
+    pool: &Pool,
+    flows: &mut Flows,
+) -> Result<Option<Decoded>, String> {
+    let (lengths, values) = (size_of_val(message.lengths()), message.values().len());
+    let key_bytes = keys * size_of::<u64>();
+    let mut passage = Passage::new(key_bytes + lengths + values);
+    let decoded = match message.op() & FILTERED {
+        0 => None,
+        _ => {
+            let decoded = stack::decode(spec, message.values(), pool)?;
+            if decoded.lengths.is_some() && lengths > 0 {
+                return Err("numbers of values are in the block and beside it".to_owned());
+            }
+            passage = Passage::new(key_bytes + lengths + decoded.raw_bytes);
+            decoded.sizes.pass(&mut passage);
+            Some(decoded)
+        }
+    };
+    let named = keys > 0 && message.keys().is_empty();
+    count_keys(&mut passage, (message.signature().is_some(), named), keys);
+    let sections = size_of_val(message.keys()) + lengths + values;
+    passage.through(Stage::Snappy, 0, sections.saturating_sub(message.wire_bytes()));
+    passage.end(flows);
+    Ok(decoded)
+}
+
+fn count_keys(passage: &mut Passage, (signed, named): (bool, bool), keys: usize) {
+    let longer = if signed { SIGNATURE_BYTES } else { 0 };
+    passage.through(Stage::KeyCache, longer, if named { keys * size_of::<u64>() } else { 0 });
+}
+
+/// # Errors
+/// [`Error::Config`] names the first value that is no finite number.
+fn check_finite(spec: &TableSpec, values: &[u8]) -> Result<()> {
+    let wrong = with_type!(spec.value, first_infinite(values));
+    wrong.map_or(Ok(()), |at| {
+        Err(Error::Config(format!(
+            "value {at} of a push to table {} is not finite, and its filters round or keep what is pushed",
+            spec.name
+        )))
+    })
+}
+
+fn first_infinite<V: Number>(values: &[u8]) -> Option<usize> {
+    V::view(values)?.iter().position(|value| !value.to_f64().is_finite())
+}
+
+/// Takes out the rows that are skipped, and those that are not significant; leaves in `filters` which rows go, and the keys of
+/// those, and returns their values.
+fn select<V: Number>(
+    filters: &mut AtWorker,
+    spec: &TableSpec,
+    (all_keys, pushed, clock, drops_keys): (&[u64], &[u8], u64, bool),
+    pool: &Pool,
+    passage: &mut Passage,
+) -> Result<Buffer> {
+    let AtWorker { skip, significant, lossless, carrying, keys, .. } = filters;
+    let width = spec.width as usize;
+    let values = V::view(pushed).expect("what is pushed came as numbers");
+    let threshold = match significant {
+        Some(kept) if !*lossless => kept.threshold(clock),
+        _ => 0.0,
+    };
+    let mut buffer = pool.allocate(pushed.len())?;
+    let out = V::view_mut(&mut buffer).expect("memory of the pool is aligned");
+    carrying.clear();
+    keys.clear();
+    let (mut row, mut skipped) = (vec![0.0; width], 0);
+    for (&key, values) in all_keys.iter().zip(values.chunks_exact(width)) {
+        let scale = match skip {
+            Some(skip) if !*lossless => skip.next(),
+            _ => Some(1.0),
+        };
+        skipped += usize::from(scale.is_none());
+        let scale = scale.unwrap_or(0.0);
+        row.iter_mut().zip(values).for_each(|(row, value)| *row = value.to_f64() * scale);
+        let goes = match significant {
+            Some(kept) => kept.take_or_keep(key, &mut row, threshold),
+            None => scale > 0.0,
+        };
+        carrying.push(goes);
+        if goes {
+            let at = keys.len() * width;
+            out[at..at + width].iter_mut().zip(&row).for_each(|(out, v)| *out = V::from_f64(*v));
+            keys.push(key);
+        }
+    }
+    let row_bytes = spec.row_bytes() + if drops_keys { size_of::<u64>() } else { 0 };
+    let left_out = all_keys.len() - keys.len();
+    // A skipped row that goes nevertheless takes along what was kept of it.
+    let (first, second) = match significant {
+        None => (left_out, 0),
+        Some(_) => (skipped.min(left_out), left_out - skipped.min(left_out)),
+    };
+    passage.through(Stage::Skip, 0, first * row_bytes);
+    passage.through(Stage::Significant, 0, second * row_bytes);
+    buffer.truncate(keys.len() * spec.row_bytes());
+    Ok(buffer)
+}

@@ -1,0 +1,139 @@
+//! Bytes before and behind each stage.
+
+use serde::{Deserialize, Serialize};
+
+/// A stage, in the order in which requests go through them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the module's table says what each does")]
+pub enum Stage {
+    Skip,
+    Significant,
+    Mask,
+    Zero,
+    Narrow,
+    Quantize,
+    KeyCache,
+    Snappy,
+}
+
+impl Stage {
+    /// All of them.
+    pub const ALL: [Stage; 8] = [
+        Stage::Skip,
+        Stage::Significant,
+        Stage::Mask,
+        Stage::Zero,
+        Stage::Narrow,
+        Stage::Quantize,
+        Stage::KeyCache,
+        Stage::Snappy,
+    ];
+
+    /// As [`super::Filters`] are written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Skip => "skip",
+            Stage::Significant => "significant",
+            Stage::Mask => "mask",
+            Stage::Zero => "zero",
+            Stage::Narrow => "narrow",
+            Stage::Quantize => "quantize",
+            Stage::KeyCache => "key-cache",
+            Stage::Snappy => "snappy",
+        }
+    }
+}
+
+/// What went through a stage: bytes of keys, numbers of values, and values.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flow {
+    /// As the stage found them.
+    pub bytes_in: u64,
+    /// As it left them.
+    pub bytes_out: u64,
+}
+
+/// Of all stages, in their order.
+pub(super) type Flows = [Flow; Stage::ALL.len()];
+
+/// What went through the stages of a table at one end, headers not counted. `bytes_in` is the longer side in both
+/// directions: what came goes through the stages backwards, and is counted as its sender did. Only a sender can tell what
+/// `skip` and `significant` have left out.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// What this end has sent, by [`Stage`].
+    pub sent: [Flow; Stage::ALL.len()],
+    /// What it was sent, likewise.
+    pub received: [Flow; Stage::ALL.len()],
+}
+
+impl Traffic {
+    /// The sum of what two ends have counted, or one end of two tables.
+    pub fn plus(mut self, other: &Traffic) -> Traffic {
+        let ours = self.sent.iter_mut().chain(&mut self.received);
+        for (flow, other) in ours.zip(other.sent.iter().chain(&other.received)) {
+            flow.bytes_in += other.bytes_in;
+            flow.bytes_out += other.bytes_out;
+        }
+        self
+    }
+}
+
+/// One message on its way through the stages.
+#[derive(Clone, Copy)]
+pub(crate) struct Passage {
+    bytes: u64,
+    flows: Flows,
+    next: usize,
+}
+
+impl Passage {
+    /// Of that many bytes before the first stage.
+    pub(super) fn new(bytes: usize) -> Passage {
+        Passage { bytes: bytes as u64, flows: [Flow::default(); Stage::ALL.len()], next: 0 }
+    }
+
+    /// `stage` has made the message so much shorter, or longer. Stages between this one and the last are passed.
+    pub(super) fn through(&mut self, stage: Stage, longer: usize, shorter: usize) {
+        self.pass_until(stage as usize);
+        let bytes_in = self.bytes;
+        self.bytes = (self.bytes + longer as u64).saturating_sub(shorter as u64);
+        self.flows[stage as usize] = Flow { bytes_in, bytes_out: self.bytes };
+        self.next = stage as usize + 1;
+    }
+
+    fn pass_until(&mut self, stage: usize) {
+        for flow in &mut self.flows[self.next.min(stage)..stage] {
+            *flow = Flow { bytes_in: self.bytes, bytes_out: self.bytes };
+        }
+    }
+
+    /// The message is through: adds it to what went before.
+    pub(super) fn end(mut self, to: &mut Flows) {
+        self.pass_until(Stage::ALL.len());
+        for (flow, passed) in to.iter_mut().zip(&self.flows) {
+            flow.bytes_in += passed.bytes_in;
+            flow.bytes_out += passed.bytes_out;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_begins_where_the_last_one_ended() {
+        let mut traffic = Traffic::default();
+        let mut passage = Passage::new(100);
+        passage.through(Stage::Mask, 2, 32);
+        passage.through(Stage::KeyCache, 8, 48);
+        passage.end(&mut traffic.sent);
+        let ends: Vec<_> =
+            traffic.sent.iter().map(|flow| (flow.bytes_in, flow.bytes_out)).collect();
+        let same = |bytes| (bytes, bytes);
+        assert_eq!(ends[..3], [same(100), same(100), (100, 70)]);
+        assert_eq!(ends[3..], [same(70), same(70), same(70), (70, 30), same(30)]);
+        assert_eq!(traffic.plus(&traffic).sent[6], Flow { bytes_in: 140, bytes_out: 60 });
+    }
+}

@@ -1,0 +1,82 @@
+//! Requests to tables with filters: what the worker did is undone before the shard sees it, and answers are made shorter.
+//!
+//! Path: 9 of 13, beside `thread.rs`.
+
+use caravan_van::wire::Kind;
+use caravan_van::{Draft, Message, PeerId, Values};
+
+use super::{Entry, Left, ServerThread, answer, find, post_coded};
+use crate::filter::{FILTERED, List};
+use crate::op::Op;
+use crate::server::shard::{Pulled, Request};
+
+impl ServerThread {
+    /// Serves a request whose values are a block, if its operation says that.
+    pub(super) fn serve_block(
+        &mut self,
+        peer: PeerId,
+        message: &Message,
+        list: Option<&List>,
+    ) -> Result<Left, String> {
+        let plain = Op::from_raw(message.op() & !FILTERED).filter(|plain| plain.pushes());
+        let plain = plain.ok_or_else(|| format!("there is no operation {}", message.op()))?;
+        match find(&mut self.tables, message.table())?.filters {
+            None => Err("its values came filtered, and the table has no filters".to_owned()),
+            Some(_) => self.serve(peer, message, list, plain),
+        }
+    }
+
+    /// Serves an admitted request to a table with filters.
+    #[inline(never)]
+    pub(super) fn serve_filtered(
+        &mut self,
+        peer: PeerId,
+        message: &Message,
+        request: Request<'_>,
+    ) -> Result<(), String> {
+        let memory = self.endpoint.memory().clone();
+        let Entry { shard, spec, filters, .. } = find(&mut self.tables, message.table())?;
+        let filters = filters.as_mut().expect("the caller has seen them");
+        let decoded = filters.receive(spec, message, request.keys.len(), &memory)?;
+        let mut request = request; // from here on it lives no longer than what was decoded
+        if let Some(decoded) = &decoded {
+            request.values = &decoded.values;
+            request.lengths = decoded.lengths.as_deref().unwrap_or(request.lengths);
+        }
+        if request.pushes {
+            shard.push(&request, &memory)?;
+        }
+        if !request.pulls {
+            self.answer(peer, message.timestamp());
+            return Ok(());
+        }
+        let (mut gathered, shared);
+        let pulled = shard.pull(&request)?;
+        let is_varying = matches!(pulled, Pulled::Varying(_));
+        let values = match pulled {
+            Pulled::Shared(values) => {
+                shared = values;
+                &shared[..]
+            }
+            Pulled::Bytes(bytes) | Pulled::Varying(bytes) => {
+                gathered = memory.allocate(bytes).map_err(|error| error.to_string())?;
+                shard.read(&request, &mut gathered);
+                &gathered[..]
+            }
+        };
+        let lengths = if is_varying { shard.lengths() } else { &[] };
+        let endpoint = &mut self.endpoint;
+        let posted = filters.answer(
+            spec,
+            (lengths, values),
+            &memory,
+            |is_block, lengths, values, coding| {
+                let (op, values) = (if is_block { FILTERED } else { 0 }, Values::Copied(values));
+                let draft = Draft { op, lengths, values, ..answer(Kind::Reply, message) };
+                post_coded(endpoint, peer, draft, coding)
+            },
+        )?;
+        self.check(peer, posted);
+        Ok(())
+    }
+}
