@@ -318,6 +318,9 @@ pub(crate) struct Method {
     /// Says which random order
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
+    /// Keys whose blocks are visited five times before the first pass: single ones, or FIRST..LAST, separated by commas
+    #[arg(long, value_name = "KEYS", value_delimiter = ',', value_parser = key_range)]
+    pub(crate) prior: Vec<(u64, u64)>,
     /// Share of the full step that is taken, up to 1: less is slower and bears more delay
     #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = positive)]
     pub(crate) learning_rate: f64,
@@ -351,6 +354,14 @@ fn delay(text: &str) -> Result<Delay, String> {
     Ok(Delay { most, adapts: adapting.is_some() })
 }
 
+/// A key, or the first and the last of several.
+fn key_range(text: &str) -> Result<(u64, u64), String> {
+    let (first, last) = text.split_once("..").unwrap_or((text, text));
+    let keys = first.parse().ok().zip(last.parse().ok());
+    keys.filter(|(first, last)| first <= last)
+        .ok_or_else(|| format!("{text:?} is neither a key nor FIRST..LAST, with both of them keys"))
+}
+
 /// In which order a pass visits the blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BlockOrder {
@@ -367,15 +378,15 @@ pub(crate) struct Outcome {
     /// Where to write the model; of several lambdas each has its own, with the lambda before the ending
     #[arg(long, value_name = "OUT")]
     pub(crate) model: Option<PathBuf>,
-    /// Where to draw how it converged, as SVG
-    #[arg(long, value_name = "OUT.svg")]
-    pub(crate) plot: Option<PathBuf>,
-    /// As --warm-start FILE --model FILE: goes on where an interrupted run has left off, or begins if there is no such file yet
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "warm_start", "lambda_path"])]
-    pub(crate) resume: Option<PathBuf>,
     /// How it is written [default: binary if its name ends in .bin, else text]
     #[arg(long, value_enum)]
     pub(crate) model_format: Option<ModelFormat>,
+    /// As --warm-start FILE --model FILE: goes on where an interrupted run has left off, or begins if there is no such file yet
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "warm_start", "lambda_path"])]
+    pub(crate) resume: Option<PathBuf>,
+    /// Where to draw how it converged, as SVG
+    #[arg(long, value_name = "OUT.svg")]
+    pub(crate) plot: Option<PathBuf>,
 }
 
 /// How a model is written.
@@ -524,7 +535,7 @@ mod tests {
             "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --order random --seed 3 --learning-rate 0.5 --epsilon 1e-5 --model m --model-format binary",
             "caravan train dbpg --data a --lambda 10,3,1 --l2 0.5 --intercept --positive-weight 4 --warm-start m --model n.bin --plot p.svg",
             "caravan train dbpg --data a --lambda 1 --lambda-path 10 --model m",
-            "caravan train dbpg --data a --lambda 1 --resume m --delay 0..8 --block-ratio 2.5",
+            "caravan train dbpg --data a --lambda 1 --resume m --delay 0..8 --block-ratio 2.5 --prior 3,10..20",
             "caravan predict --model m --data a b --out p",
             "caravan generate clicks out --rows 10 --format keys",
             "caravan scheduler --host 0.0.0.0",
@@ -594,6 +605,7 @@ mod tests {
             "caravan train dbpg --data a --lambda 1,-1",
             "caravan train dbpg --data a --lambda 1 --delay 1..8",
             "caravan train dbpg --data a --lambda 1 --delay fast",
+            "caravan train dbpg --data a --lambda 1 --prior 9..3",
             "caravan train dbpg --data a --lambda 1 --blocks 3 --block-ratio 2",
             "caravan train dbpg --data a --lambda 1 --lambda-path 1",
             "caravan train dbpg --data a --lambda 1 --positive-weight 0",

@@ -37,8 +37,8 @@ const COLOURS: [&str; 7] =
 
 // In units of the picture.
 const PANEL: (f64, f64) = (400.0, 240.0);
-const MARGIN: (f64, f64) = (76.0, 48.0);
-const LEGEND: f64 = 44.0;
+const MARGIN: (f64, f64) = (76.0, 64.0);
+const LEGEND: f64 = 52.0;
 const FONT: &str = "font-family=\"sans-serif\" font-size=\"12\" fill=\"#333\"";
 
 /// Names beside each other in a line of the legend.

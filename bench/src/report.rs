@@ -327,7 +327,8 @@ impl Report {
             return serde_json::to_string(row).expect("a row is numbers and text");
         }
         let kind = std::mem::discriminant(row);
-        let heading = row.heading().filter(|_| self.last.replace(kind) != Some(kind));
+        let first = self.last.replace(kind) != Some(kind);
+        let heading = row.heading().filter(|_| first);
         match heading {
             Some(heading) => format!("{heading}\n{}", row.text()),
             None => row.text(),

@@ -341,7 +341,8 @@ fn people_see_passes_as_a_table() {
     let output = caravan(&line, &[]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let stdout = text(&output.stdout);
-    let lines: Vec<&str> = stdout.lines().filter(|line| !line.starts_with('#')).collect();
+    let lines: Vec<&str> =
+        stdout.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
     assert!(lines[0].starts_with("pass") && lines[0].contains("wrk max"), "{stdout}");
     let bars = |line: &str| line.match_indices('|').map(|(at, _)| at).collect::<Vec<_>>();
     assert_eq!(bars(lines[0]), bars(lines[1]), "{stdout}");

@@ -140,6 +140,7 @@ fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
     if method.order == BlockOrder::Random {
         job.order = Order::Shuffled { seed: method.seed };
     }
+    job.prior.clone_from(&method.prior);
     job.proximal.learning_rate = method.learning_rate;
     job.blocks = method.blocks.map(|blocks| blocks as usize);
     job.epsilon = method.epsilon;

@@ -59,7 +59,7 @@ impl From<&dbpg::Progress> for Pass {
 
 impl Pass {
     /// The lines above the first row.
-    pub(crate) const HEADING: &str = "\
+    pub(crate) const HEADING: &str = "
 # objective in sums; KKT filter: its threshold, weights it leaves in, largest violation; time of the pass in s: computing, the least and
 # the most busy worker, busiest server thread, Newton steps, other (messages and waiting), all; sent since the start in MB (10^6)
 pass   seconds       objective relative      nnz | KKT thr   active    viol | wrk min wrk max  server  newton   other   total | workers  servers";

@@ -209,6 +209,25 @@ fn an_adapting_delay_reaches_the_optimum() {
     }
 }
 
+/// Rounds over prior groups are passes without filter and delay over their blocks.
+#[test]
+fn prior_groups_are_visited_before_the_first_pass() {
+    let example = Example::new();
+    let job = Job { kkt_ratio: f64::INFINITY, ..published(6) };
+    let expected = solve(&[example.part()], &reference(&job));
+    let all = Job { prior: vec![(0, 30), (20, 59)], ..job.clone() };
+    let (trained, passes) = train(2, 2, &all);
+    assert!(near(passes[0].objective, expected.progress[5].objective), "{:?}", passes[0]);
+    assert!(
+        trained.converged && near(trained.objective, expected.progress.last().unwrap().objective)
+    );
+    // Keys 5 to 15 lie in the first two of six blocks.
+    let some = Job { prior: vec![(5, 15)], delay: 1, ..job };
+    let (_, passes) = train(1, 1, &some);
+    assert_eq!(passes[0].columns_computed, 5 * 20 + 60);
+    assert_eq!(passes[1].columns_computed, 5 * 20 + 2 * 60);
+}
+
 #[test]
 fn a_polish_saves_passes_and_changes_no_answer() {
     let plain = Job { newton: None, ..Job::new(vec![example_file()], 1.0) };

@@ -13,6 +13,9 @@ use super::proximal::Proximal;
 use super::schedule::{KKT_RATIO, RESET_EVERY, Stop};
 use crate::model::Model;
 
+/// How often prior groups are visited before the first pass.
+pub const PRIOR_ROUNDS: u64 = 5;
+
 /// What to solve and how.
 #[derive(Debug, Clone)]
 pub struct Job {
@@ -34,6 +37,9 @@ pub struct Job {
     pub blocks: Option<usize>,
     /// How many they are then: so many for each feature of an average row.
     pub block_ratio: f64,
+    /// First and last keys of groups that matter most. Before the first pass their blocks are visited [`PRIOR_ROUNDS`] times,
+    /// without delay or filter, so that the others begin where these already fit.
+    pub prior: Vec<(u64, u64)>,
     /// How a pass goes through them.
     pub order: blocks::Order,
     /// τ: how many tasks may be under way beside the one that computes.
@@ -74,6 +80,7 @@ impl Job {
             curvature: Curvature::Safe,
             blocks: None,
             block_ratio: blocks::BLOCK_RATIO,
+            prior: Vec::new(),
             order: blocks::Order::Key,
             delay: 0,
             adapt_delay: false,

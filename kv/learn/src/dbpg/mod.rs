@@ -50,7 +50,7 @@ mod shard;
 mod train;
 mod worker;
 
-pub use job::{Job, Progress, Times, Trained};
+pub use job::{Job, PRIOR_ROUNDS, Progress, Times, Trained};
 pub use polish::SUPPORT_MAX;
 pub use shard::{HANDLE, Shard};
 pub use train::{Driver, apps, handles, train};

@@ -9,11 +9,11 @@ use caravan_van::KeyRange;
 use serde::de::DeserializeOwned;
 
 use super::blocks::{self, KeyBlock};
-use super::job::{Job, Progress, Times, Trained};
+use super::job::{Job, PRIOR_ROUNDS, Progress, Times, Trained};
 use super::pace::Pace;
 use super::polish::{self, Polish, Polished};
 use super::proximal::Proximal;
-use super::schedule::{self, Stop, StopRule};
+use super::schedule::{self, FILTER_OFF, Stop, StopRule};
 use super::screen;
 use super::shard::{self, Command, HANDLE, Options, Report};
 use super::worker::{self, APP, Dbpg, Loaded, Passed};
@@ -22,7 +22,7 @@ use crate::model::Model;
 /// Id of the table of weights.
 const TABLE: u32 = 1;
 
-/// A λ at which no weight leaves 0, and whose sum with a gradient is below [`schedule::FILTER_OFF`].
+/// A λ at which no weight leaves 0, and whose sum with a gradient is below [`FILTER_OFF`].
 const LAMBDA_HUGE: f64 = 1e18;
 
 /// What the search for the largest useful λ settles for, where an intercept has to be fitted first.
@@ -198,6 +198,7 @@ impl<'a> Driver<'a> {
             )));
         }
         let mut reset = self.set_lambda(lambda)?;
+        self.visit_prior()?;
         let mut rule = StopRule::new(self.job.epsilon).reset_every(self.job.reset_every);
         self.pace = Pace::new(self.job.delay, self.job.adapt_delay);
         let mut last: Option<Progress> = None;
@@ -283,6 +284,39 @@ impl<'a> Driver<'a> {
         model.map_err(|error| caravan_kv::Error::Config(error.to_string()))
     }
 
+    /// Visits the blocks of prior groups, if no task has run yet.
+    fn visit_prior(&mut self) -> caravan_kv::Result<()> {
+        let job = self.job;
+        let overlaps = |block: &KeyBlock| {
+            job.prior.iter().any(|&(first, last)| block.first <= last && first <= block.last)
+        };
+        let prior: Vec<bool> = self.blocks.iter().map(overlaps).collect();
+        if self.task > 1 || !prior.contains(&true) {
+            return Ok(());
+        }
+        for round in 0..PRIOR_ROUNDS {
+            let mut blocks = job.order.of_pass(round, prior.len());
+            blocks.retain(|&block| prior[block]);
+            self.tasks(blocks, FILTER_OFF, 0, false)?;
+        }
+        Ok(())
+    }
+
+    /// Has workers and servers run a task for each of `blocks`.
+    fn tasks(
+        &mut self,
+        blocks: Vec<usize>,
+        threshold: f64,
+        delay: u64,
+        reset: bool,
+    ) -> caravan_kv::Result<Vec<Passed>> {
+        let (first, exact) = (self.task, self.job.exact_delay);
+        self.task += blocks.len() as u64;
+        let command = Command::Pass { first, blocks: blocks.clone(), threshold, reset, all: exact };
+        self.command(&command)?;
+        ask_workers(self.cluster, &worker::Order::Pass { first, blocks, delay, exact, reset })
+    }
+
     /// One pass, and the polish after it. Returns the largest gradient at a zero weight as well.
     fn pass(
         &mut self,
@@ -291,17 +325,12 @@ impl<'a> Driver<'a> {
         reset: bool,
         rule: &mut StopRule,
     ) -> caravan_kv::Result<(Progress, f64)> {
-        let (job, first) = (self.job, self.task);
+        let (job, delay) = (self.job, self.pace.delay());
         let began = Instant::now();
         let violation = last.map(|last| last.violation);
         let threshold = schedule::kkt_threshold(violation, self.rows, job.kkt_ratio);
         let blocks = job.order.of_pass(pass, self.blocks.len());
-        self.task += blocks.len() as u64;
-        let (delay, exact) = (self.pace.delay(), job.exact_delay);
-        let command = Command::Pass { first, blocks: blocks.clone(), threshold, reset, all: exact };
-        self.command(&command)?;
-        let passed: Vec<Passed> =
-            ask_workers(self.cluster, &worker::Order::Pass { first, blocks, delay, exact, reset })?;
+        let passed = self.tasks(blocks, threshold, delay, reset)?;
         let took = began.elapsed();
         let reports: Vec<Report> = self.tell_servers(&Command::Report)?;
         let seen = passed.iter().map(|passed| (passed.process, passed.peak_rss_mib));
