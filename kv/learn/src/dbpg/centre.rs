@@ -195,10 +195,11 @@ mod tests {
     fn equal_columns_share_their_weight() {
         let (a, b) = (vec![1.0, 0.0, 2.0, 1.0], vec![0.0, 1.0, 1.0, 0.0]);
         let columns = [a.clone(), b.clone(), a.clone(), a, b];
-        let central =
+        let (central, rank) =
             model(&columns, vec![0.0, -0.5, 3.0, 0.0, -0.25], &[1.0, -1.0, 1.0, 1.0, -1.0])
                 .centre()
                 .unwrap();
+        assert_eq!(rank, 2);
         assert_near(&central, &[1.0, -0.375, 1.0, 1.0, -0.375]);
         let again = model(&columns, central, &[1.0, -1.0, 1.0, 1.0, -1.0]).centre();
         assert_eq!(again, None, "it is at the centre");

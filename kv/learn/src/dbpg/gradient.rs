@@ -2,7 +2,8 @@
 //!
 //! A [`Worker`] holds its rows' scores x_i·w and its copy of the weights; it never sees another
 //! worker's rows. With margins m_i = y_i x_i·w the loss is f(w) = Σ_i c_i log(1 + exp(-m_i)), where c_i > 0 is the weight of
-//! row i; it comes with the label, as c_i y_i. Scores are kept additively, so they cannot overflow; the authors' system keeps exp(m_i), which does at 709.
+//! row i; it comes with the label, as c_i y_i. Scores are kept additively, so they cannot overflow; the authors' system keeps
+//! exp(m_i), which does at 709.
 //!
 //! Place: **gradient** > push > proximal > pull > **apply**. Neither sends anything.
 
@@ -287,7 +288,6 @@ impl Worker {
     }
 }
 
-/// -c y σ(-m) of a row with label c y.
 /// Both sums over the rows of a column of ones. Four pairs of sums side by side: the additions do not wait for each other.
 fn sum_ones(rows: &[u32], of: &[Row]) -> (f64, f64) {
     let mut sums = [(0.0, 0.0); 4];
