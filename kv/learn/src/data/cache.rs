@@ -289,8 +289,8 @@ mod tests {
             assert_eq!(read(), plain);
             assert_eq!(fs::read(&path).unwrap(), whole, "it was made again");
         }
-        for at in 0..end {
-            fs::write(&path, changed(at, whole[at] ^ 0x10)).unwrap();
+        for (at, byte) in whole.iter().enumerate() {
+            fs::write(&path, changed(at, byte ^ 0x10)).unwrap();
             assert!(load(&path, identity.as_bytes()).is_err(), "byte {at}");
         }
     }

@@ -21,6 +21,7 @@ use super::libsvm::Fault;
 const INTEGERS: usize = 13;
 const CATEGORIES: usize = 26;
 const FIELDS: usize = INTEGERS + CATEGORIES;
+const FIRST_CATEGORY: usize = INTEGERS + 1;
 
 /// Bits of a key below its field.
 const FIELD_SHIFT: u32 = 58;
@@ -48,7 +49,9 @@ pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
                 let number = parse_integer(word).ok_or_else(|| fault(INTEGER))?;
                 part.push(key(field, integer(number)), 1.0);
             }
-            ..=FIELDS => part.push(key(field, hash(word) >> (u64::BITS - FIELD_SHIFT)), 1.0),
+            FIRST_CATEGORY..=FIELDS => {
+                part.push(key(field, hash(word) >> (u64::BITS - FIELD_SHIFT)), 1.0)
+            }
             _ => return Err(fault(SEPARATED)),
         }
         (start, fields) = (start + word.len() + 1, field);
