@@ -5,19 +5,16 @@
 
 #![forbid(unsafe_code)]
 
-use std::cell::RefCell;
+mod wire;
+
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::time::Duration;
 
 use caravan_kv::{
     Handles, ServerAddress, ServerThread, Table, TableSpec, Timestamp, ValueType, Worker,
 };
-use caravan_van::wire::{Hello, Offer};
-use caravan_van::{
-    Buffer, Counters, Endpoint, Error, Event, FRAME_PREFIX, Gather, KeyRange, Limits, PeerId, Pool,
-    Result, Transport,
-};
+use caravan_van::{Endpoint, KeyRange};
+use wire::{CREDITS, Frames, Wire};
 
 /// Requests of each kind.
 const COUNT: usize = 10_000;
@@ -25,105 +22,8 @@ const COUNT: usize = 10_000;
 /// Requests in flight.
 const WINDOW: usize = 200;
 
-/// As the vans have it.
-const CREDITS: u16 = 256;
-
-/// As the vans have it.
-const FRAME_BYTES: usize = 24 << 10;
-
 /// `f32`s a key: 64 bytes.
 const WIDTH: usize = 16;
-
-/// Frames on their way.
-type Frames = Rc<RefCell<VecDeque<Buffer>>>;
-
-/// One end of a wire that costs next to nothing.
-struct Wire {
-    pool: Pool,
-    out: Frames,
-    into: Frames,
-    greeted: bool,
-    /// What to do while waiting: the other end's work.
-    other: Option<Rc<RefCell<ServerThread>>>,
-}
-
-impl Wire {
-    fn new(out: &Frames, into: &Frames, other: Option<Rc<RefCell<ServerThread>>>) -> Box<Wire> {
-        let (out, into) = (out.clone(), into.clone());
-        Box::new(Wire { pool: Pool::new(64 << 20), out, into, greeted: false, other })
-    }
-}
-
-const PEER: PeerId = PeerId(0);
-
-impl Transport for Wire {
-    fn name(&self) -> &'static str {
-        "wire"
-    }
-
-    fn address(&self) -> &str {
-        "here"
-    }
-
-    fn limits(&self) -> Limits {
-        Limits { frame_bytes: FRAME_BYTES, queue_depth: 1024, checks_bytes: false }
-    }
-
-    fn memory(&self) -> &Pool {
-        &self.pool
-    }
-
-    fn connect(&mut self, _: &str) -> Result<PeerId> {
-        Ok(PEER)
-    }
-
-    fn disconnect(&mut self, _: PeerId) {}
-
-    fn post_send(&mut self, _: PeerId, mut frame: Buffer) -> Result<()> {
-        frame.advance(FRAME_PREFIX);
-        self.out.borrow_mut().push_back(frame);
-        Ok(())
-    }
-
-    fn offer(&mut self, peer: PeerId, _: Buffer) -> Result<Offer> {
-        Err(Error::NotConnected { peer })
-    }
-
-    fn withdraw(&mut self, peer: PeerId, _: u64) -> Result<Buffer> {
-        Err(Error::NotConnected { peer })
-    }
-
-    fn post_write(&mut self, peer: PeerId, _: Gather, _: &Offer, _: u64) -> Result<()> {
-        Err(Error::NotConnected { peer })
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
-        if !std::mem::replace(&mut self.greeted, true) {
-            let mut hello = Hello::new(0, 1, CREDITS);
-            hello.frame_bytes = (FRAME_BYTES as u32).into();
-            events.push(Event::Connected { peer: PEER, hello });
-        }
-        while let Some(frame) = self.into.borrow_mut().pop_front() {
-            events.push(Event::Received { peer: PEER, frame });
-        }
-        Ok(())
-    }
-
-    fn wait(&mut self, _: Duration) -> Result<()> {
-        if let Some(other) = &self.other {
-            serve(&mut other.borrow_mut());
-        }
-        Ok(())
-    }
-
-    fn now(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn counters(&self) -> Counters {
-        Counters::default()
-    }
-}
 
 #[inline(never)]
 fn push(worker: &mut Worker, table: Table, key: u64, values: &[f32]) -> Timestamp {
@@ -174,10 +74,10 @@ fn stream_pulls(worker: &mut Worker, table: Table, window: usize) {
 fn main() {
     let what = std::env::args().nth(1).unwrap_or_else(|| "all".to_owned());
     let (there, back) = (Frames::default(), Frames::default());
-    let endpoint = Endpoint::new(Wire::new(&back, &there, None), 2, CREDITS);
-    let server = ServerThread::new(endpoint, 0, 1, Handles::default());
-    let server = Rc::new(RefCell::new(server));
-    let endpoint = Endpoint::new(Wire::new(&there, &back, Some(server)), 1, CREDITS);
+    let endpoint = Endpoint::new(Wire::new(&back, &there, || {}), 2, CREDITS);
+    let mut server = ServerThread::new(endpoint, 0, 1, Handles::default());
+    let wire = Wire::new(&there, &back, move || serve(&mut server));
+    let endpoint = Endpoint::new(wire, 1, CREDITS);
     let at = ServerAddress { name: "server".to_owned(), address: "here".to_owned() };
     let mut worker = Worker::connect(endpoint, &[at], Duration::MAX).expect("the server is there");
     let range = KeyRange::new(0, 64).expect("64 keys");

@@ -39,14 +39,23 @@ void Answer(const ps::KVMeta& meta, const ps::KVPairs<float>& request, ps::KVSer
   server->Response(meta, answer);
 }
 
+/// The stretch of the key range in which one key lies.
+constexpr ps::Key kKeyGap = 1 << 14;
+
+/// The key at a place in the sorted list: anywhere in its stretch, and where `scattered` in bench/src/requests.rs has it.
+ps::Key Scattered(ps::Key place) {
+  const ps::Key random = ((place + 1) * 0x9e3779b97f4a7c15u) >> 32;
+  return place * kKeyGap + (place == 0 ? 0 : random % kKeyGap);
+}
+
 /// Requests of one shape, `window` of them at once, each with memory of its own. All are for the same keys.
 class Requests {
  public:
   Requests(ps::KVWorker<float>* worker, size_t keys, size_t bytes, size_t window, Store store)
       : worker_(worker), store_(store), bytes_(bytes), keys_(keys), in_flight_(window, -1) {
     static ps::Key first = 0;  // shapes share no keys
-    for (size_t i = 0; i < keys; ++i) keys_[i] = first + i;
-    first += keys;
+    for (size_t i = 0; i < keys; ++i) keys_[i] = first + Scattered(i);
+    first += keys * kKeyGap;
     for (size_t i = 0; i < window; ++i) values_.emplace_back(bytes / sizeof(float), 0.5f);
     Write(1);
     for (size_t i = 0; i < window; ++i) Wait(Post(kPush, i));

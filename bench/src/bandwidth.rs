@@ -20,6 +20,7 @@ pub(crate) struct Bandwidth {
     pub(crate) seconds: f64,
     pub(crate) gb_per_s: f64,
     pub(crate) floor_gb_per_s: f64,
+    /// The median of what each round of floor and subject gave.
     pub(crate) ratio: f64,
     pub(crate) wrong: u64,
 }
@@ -49,7 +50,7 @@ pub(crate) fn measure(
         seconds: milli(streams.seconds[1]),
         gb_per_s: milli(rate),
         floor_gb_per_s: milli(floor_rate),
-        ratio: milli(rate / floor_rate),
+        ratio: milli(streams.ratio),
         wrong: streams.wrong,
     };
     Ok((row, streams.warnings))

@@ -10,6 +10,7 @@ use caravan_van::Wait;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::floor::Answerer;
+use crate::scale::parse_straggle;
 use crate::subject::Op;
 use crate::units::{parse_size, parse_wait};
 use crate::verbs;
@@ -141,6 +142,8 @@ pub(crate) enum BenchCommand {
     Verbs(VerbsArgs),
     /// What it costs when a server thread, or its memory, is on the wrong NUMA node
     Placement,
+    /// Training on simulated clusters of many workers: time, idle share and bytes by delay, filters and stragglers
+    Scale(ScaleArgs),
     /// Latency, bandwidth and rate on every van that works here, or on the one named by --van
     All(AllArgs),
 }
@@ -171,6 +174,73 @@ pub(crate) struct WaitArgs {
     /// Clusters for each policy and scene, of which a row holds the medians
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = count())]
     pub(crate) rounds: u32,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ScaleArgs {
+    /// Workers of each simulated cluster, separated by commas
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "16,64,256", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) nodes: Vec<u32>,
+    /// Delays to train with, separated by commas
+    #[arg(long, value_name = "T", value_delimiter = ',', default_value = "4")]
+    pub(crate) delay: Vec<u32>,
+    /// Filters to train with, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "on")]
+    pub(crate) filters: Vec<FilterSet>,
+    /// Every worker computes FACTOR times as long in spells of SPELL ms, EVERY ms from each other, both on average
+    #[arg(long, value_name = "FACTOR:EVERY:SPELL", default_value = "1:0:0", value_parser = parse_straggle)]
+    pub(crate) straggle: [f64; 3],
+    /// Share of workers that compute FACTOR times as long all the time
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    pub(crate) always_slow: f64,
+    /// Draws the data, the order of blocks, and all that the network does
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Rows of generated clicks
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) rows: u64,
+    /// How many rows each of them stands for where computing is charged
+    #[arg(long, value_name = "N", default_value_t = 400.0, value_parser = non_negative)]
+    pub(crate) stands_for: f64,
+    /// Weight of the L1 norm
+    #[arg(long, value_name = "L", default_value_t = 10.0, value_parser = non_negative)]
+    pub(crate) lambda: f64,
+    /// Blocks of features
+    #[arg(long, value_name = "B", default_value_t = 100, value_parser = count())]
+    pub(crate) blocks: u32,
+    /// How far above the optimum a run ends, relatively
+    #[arg(long, value_name = "E", default_value_t = 1e-3, value_parser = non_negative)]
+    pub(crate) target: f64,
+    /// Passes over the data, at most
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) passes: u64,
+    /// What a network card carries in each direction, in Gbit/s
+    #[arg(long, value_name = "G", default_value_t = 10.0, value_parser = non_negative)]
+    pub(crate) gbit: f64,
+    /// Shortest one-way latency, in microseconds
+    #[arg(long, value_name = "US", default_value_t = 25.0, value_parser = non_negative)]
+    pub(crate) latency_us: f64,
+    /// The longest is so much longer, relatively
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = non_negative)]
+    pub(crate) jitter: f64,
+    /// What a frame takes a processor, on either side, in microseconds
+    #[arg(long, value_name = "US", default_value_t = 1.0, value_parser = non_negative)]
+    pub(crate) overhead_us: f64,
+    /// And each byte of it, in nanoseconds, what is made of it included
+    #[arg(long, value_name = "NS", default_value_t = 1.5, value_parser = non_negative)]
+    pub(crate) overhead_ns_per_byte: f64,
+    /// Only compares what computing is charged with what it takes here
+    #[arg(long)]
+    pub(crate) calibrate: bool,
+}
+
+/// Which filters a simulated training has on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FilterSet {
+    /// None
+    Off,
+    /// Those that `train dbpg` has on
+    On,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -509,6 +579,13 @@ fn non_negative(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| format!("{text:?} is not a number of 0 or more"))
 }
 
+fn share(text: &str) -> Result<f64, String> {
+    non_negative(text)
+        .ok()
+        .filter(|share| *share <= 1.0)
+        .ok_or_else(|| format!("{text:?} is not a share of 0 to 1"))
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -532,6 +609,7 @@ mod tests {
             "caravan bench rate --van uring --sizes 8,64 --window 64 --smoke",
             "caravan bench all --json --wait adaptive",
             "caravan bench wait --van tcp --rounds 5 --json",
+            "caravan bench scale --nodes 16,256 --delay 0,4 --filters off,on --straggle 4:40:10 --always-slow 0.1 --json",
             "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --order random --seed 3 --learning-rate 0.5 --epsilon 1e-5 --model m --model-format binary",
             "caravan train dbpg --data a --lambda 10,3,1 --l2 0.5 --intercept --positive-weight 4 --warm-start m --model n.bin --plot p.svg",
             "caravan train dbpg --data a --lambda 1 --lambda-path 10 --model m",
@@ -590,6 +668,9 @@ mod tests {
             "caravan bench rate --window 0",
             "caravan bench wait --rounds 0",
             "caravan bench rate --iterations 0",
+            "caravan bench scale --nodes 0",
+            "caravan bench scale --straggle 4",
+            "caravan bench scale --always-slow 2",
             "caravan bench verbs --op push",
             "caravan bench verbs --list 17",
             "caravan bench verbs --window 0",

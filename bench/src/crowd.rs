@@ -118,7 +118,7 @@ fn stream(node: &mut WorkerNode, task: CrowdTask) -> Result<Share> {
                 && let Some(oldest) = in_flight.pop_front()
             {
                 let answer = worker.wait(oldest)?;
-                wrong += u64::from(op == Op::Pull && answer.values::<f32>() != values);
+                wrong += u64::from(!op.pushes() && answer.values::<f32>() != values);
                 requests += u64::from(counted_from.is_some());
             }
             if op.pushes() {
@@ -126,7 +126,7 @@ fn stream(node: &mut WorkerNode, task: CrowdTask) -> Result<Share> {
             }
             in_flight.push_back(match op {
                 Op::Push => worker.push(table, &[key], &values)?,
-                Op::Pull => worker.pull(table, &[key])?,
+                Op::Pull | Op::PullLent => worker.pull(table, &[key])?,
                 Op::PushPull => worker.push_pull(table, &[key], &values)?,
             });
         }

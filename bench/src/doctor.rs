@@ -84,7 +84,9 @@ fn checks(rdma_found: &Found) -> Vec<VanCheck> {
 /// Why a van that the design has cannot carry messages between processes in this version; `None` for those that can.
 pub(crate) fn missing(van: VanChoice) -> Option<&'static str> {
     match van {
-        VanChoice::Sim => Some("the sim van has simulated time and no processes: it is for tests"),
+        VanChoice::Sim => Some(
+            "the sim van has simulated time and no processes: it is for tests and `caravan bench scale`",
+        ),
         VanChoice::Auto | VanChoice::Rdma | VanChoice::Uring | VanChoice::Shm | VanChoice::Tcp => {
             None
         }

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use crate::subject::{Effort, Shape, Subject, spread_warning, take_turns};
+use crate::subject::{Effort, Shape, Subject, median, spread_warning, take_turns};
 use crate::units::milli;
 
 /// One row of `caravan bench latency`.
@@ -27,6 +27,7 @@ pub(crate) struct Latency {
     pub(crate) max_us: f64,
     pub(crate) floor_p50_us: f64,
     pub(crate) floor_p99_us: f64,
+    /// The median of what each round of floor and subject gave.
     pub(crate) ratio_p50: f64,
     pub(crate) wrong: u64,
 }
@@ -52,17 +53,20 @@ pub(crate) fn measure(
         of_floor += floor;
         of_subject += subject;
     }
-    let medians = rounds[1..].iter().map(|[(floor, _), _]| floor.value_at_quantile(0.5) as f64);
+    let p50 = |times: &Histogram<u64>| times.value_at_quantile(0.5) as f64;
+    let ratio = median(rounds[1..].iter().map(|[(floor, _), (own, _)]| p50(own) / p50(floor)));
+    let medians = rounds[1..].iter().map(|[(floor, _), _]| p50(floor));
     let warnings =
         spread_warning("floor's median", medians).into_iter().chain(tail(&of_floor)).collect();
-    Ok((row(van, shape, &of_floor, &of_subject, wrong(1)), warnings))
+    let row = row(van, shape, [&of_floor, &of_subject], ratio, wrong(1));
+    Ok((row, warnings))
 }
 
 fn row(
     van: &str,
     shape: Shape,
-    floor: &Histogram<u64>,
-    subject: &Histogram<u64>,
+    [floor, subject]: [&Histogram<u64>; 2],
+    ratio: f64,
     wrong: u64,
 ) -> Latency {
     let at = |quantile| micros(subject.value_at_quantile(quantile));
@@ -81,7 +85,7 @@ fn row(
         max_us: micros(subject.max()),
         floor_p50_us: floor_at(0.5),
         floor_p99_us: floor_at(0.99),
-        ratio_p50: milli(at(0.5) / floor_at(0.5)),
+        ratio_p50: milli(ratio),
         wrong,
     }
 }

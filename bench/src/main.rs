@@ -26,6 +26,7 @@ mod progress;
 mod rate;
 mod report;
 mod requests;
+mod scale;
 mod subject;
 mod train;
 mod units;
@@ -64,6 +65,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench(BenchCommand::Verbs(args)) => verbs::run(&cli.common, args),
         Command::Bench(BenchCommand::Placement) => placement::run(&cli.common),
         Command::Bench(BenchCommand::Wait(args)) => wait::run(&cli.common, args),
+        Command::Bench(BenchCommand::Scale(args)) => scale::run(&cli.common, args),
         Command::Bench(command) => measure::run(&cli.common, command),
         Command::Doctor(args) => doctor::run(&cli.common, args),
         Command::Server(role) => cluster::serve(&cli.common, role),

@@ -95,8 +95,11 @@ pub(crate) fn rows(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
             }
             Ok(all)
         }
-        // `verbs/` asks nothing of servers, and `placement.rs` and `wait.rs` have servers of their own.
-        BenchCommand::Verbs(_) | BenchCommand::Placement | BenchCommand::Wait(_) => Ok(Vec::new()),
+        // `verbs/` asks nothing of servers, and `placement.rs`, `wait.rs` and `scale.rs` have servers of their own.
+        BenchCommand::Verbs(_)
+        | BenchCommand::Placement
+        | BenchCommand::Wait(_)
+        | BenchCommand::Scale(_) => Ok(Vec::new()),
     }
 }
 

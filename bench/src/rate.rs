@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::crowd::Crowd;
-use crate::subject::{Effort, Shape, Subject, stream_both};
+use crate::subject::{Effort, Shape, Subject, Work, stream_both};
 
 /// One row of `caravan bench rate`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -25,6 +25,10 @@ pub(crate) struct Rate {
     pub(crate) bytes_copied_per_msg: f64,
     /// Time the worker's thread had a core for, in microseconds; 0 where the kernel does not say.
     pub(crate) cpu_us_per_msg: f64,
+    /// The same of all server threads together. Those that wait by looking take all the time there is.
+    pub(crate) server_syscalls_per_msg: f64,
+    pub(crate) server_bytes_copied_per_msg: f64,
+    pub(crate) server_cpu_us_per_msg: f64,
     pub(crate) wrong: u64,
     /// Of many workers at a time.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
@@ -60,6 +64,7 @@ pub(crate) fn measure(
     let streams = stream_both(effort, floor, subject)?;
     let [floor_rate, rate] = streams.seconds.map(|seconds| effort.count() as f64 / seconds / 1e6);
     let each = |total: u64| total as f64 / effort.count() as f64;
+    let Work { worker, servers } = streams.work;
     let row = Rate {
         van: van.to_owned(),
         op: shape.op.name().to_owned(),
@@ -67,10 +72,13 @@ pub(crate) fn measure(
         window: shape.window,
         mmsg_per_s: micro(rate),
         floor_mmsg_per_s: micro(floor_rate),
-        ratio: crate::units::milli(rate / floor_rate),
-        syscalls_per_msg: micro(each(streams.work.system_calls)),
-        bytes_copied_per_msg: crate::units::milli(each(streams.work.bytes_copied)),
-        cpu_us_per_msg: micro(each(streams.work.cpu_ns) / 1e3),
+        ratio: crate::units::milli(streams.ratio),
+        syscalls_per_msg: micro(each(worker.system_calls)),
+        bytes_copied_per_msg: crate::units::milli(each(worker.bytes_copied)),
+        cpu_us_per_msg: micro(each(worker.cpu_ns) / 1e3),
+        server_syscalls_per_msg: micro(each(servers.system_calls)),
+        server_bytes_copied_per_msg: crate::units::milli(each(servers.bytes_copied)),
+        server_cpu_us_per_msg: micro(each(servers.cpu_ns) / 1e3),
         wrong: streams.wrong,
         crowd: None,
     };

@@ -14,6 +14,7 @@ use crate::machine::Machine;
 use crate::placement::PlacementCost;
 use crate::progress::Progress;
 use crate::rate::Rate;
+use crate::scale::{Calibration, Model, Scale};
 use crate::train::{Outcome, Pass, Prediction};
 use crate::units;
 use crate::verbs::doctor::RdmaDevice;
@@ -38,6 +39,10 @@ pub(crate) enum Row {
     /// Of `bench placement`.
     #[serde(rename = "placement")]
     PlacementCost(PlacementCost),
+    /// Of `bench scale`.
+    Model(Model),
+    Scale(Scale),
+    Calibration(Calibration),
     /// Of `caravan doctor`.
     Layout(Layout),
     Van(VanCheck),
@@ -62,7 +67,10 @@ impl Row {
             Row::VerbsLatency(row) => row.wrong,
             Row::VerbsBandwidth(row) => row.wrong,
             Row::PlacementCost(row) => row.wrong,
+            Row::Scale(row) => row.wrong,
             Row::Machine(_)
+            | Row::Model(_)
+            | Row::Calibration(_)
             | Row::Layout(_)
             | Row::Van(_)
             | Row::RdmaDevice(_)
@@ -103,10 +111,22 @@ impl Row {
                 ])
             ),
             Row::Rate(_) => format!(
-                "\n# rate: small requests, a window of them in flight, closed loop, million answered a second;\n# calls, copied bytes and time of a core for each, on the worker's side\n{}",
+                "\n# rate: small requests, a window of them in flight, closed loop, million answered a second;\n# calls, copied bytes and time of a core for each, on the worker's side and on the servers'\n{}",
                 columns(&[
-                    "van", "op", "size", "window", "Mmsg/s", "floor", "ratio", "calls", "copied",
-                    "cpu us", "wrong"
+                    "van",
+                    "op",
+                    "size",
+                    "window",
+                    "Mmsg/s",
+                    "floor",
+                    "ratio",
+                    "calls",
+                    "copied",
+                    "cpu us",
+                    "srv calls",
+                    "copied",
+                    "cpu us",
+                    "wrong"
                 ])
             ),
             Row::Wait(_) => format!(
@@ -170,7 +190,30 @@ impl Row {
                     "  server"
                 ])
             ),
+            Row::Scale(_) => format!(
+                "\n# scale: until the target, in simulated seconds; idle = share of it that workers did not compute, sent in MB (10^6)\n{}",
+                columns(&[
+                    "nodes",
+                    "servers",
+                    "delay",
+                    "filters",
+                    "passes",
+                    "seconds",
+                    "speed-up",
+                    "idle",
+                    "relative",
+                    "nnz",
+                    "worker MB",
+                    "server MB",
+                    "wrong"
+                ])
+            ),
+            Row::Calibration(_) => format!(
+                "\n# calibration: what a pass keeps one worker busy, in ms; MB that it sends, and ns that each byte takes the server\n{}",
+                columns(&["pass", "charged", "measured", "ratio", "worker MB", "ns/byte"])
+            ),
             Row::Machine(_)
+            | Row::Model(_)
             | Row::Layout(_)
             | Row::Van(_)
             | Row::RdmaDevice(_)
@@ -193,6 +236,25 @@ impl Row {
                 cells.extend([r.ratio_p50, r.ratio_gb].map(|ratio| format!("{ratio:.2}")));
                 cells.extend([r.wrong.to_string(), format!("  {}", r.server)]);
                 columns(&cells)
+            }
+            Row::Model(model) => model.text(),
+            Row::Scale(r) => {
+                let mut cells =
+                    [r.workers, r.servers, r.delay as usize].map(|n| n.to_string()).to_vec();
+                cells.extend([r.filters.clone(), r.passes.to_string()]);
+                cells.extend([format!("{:.4}", r.seconds), format!("{:.2}", r.speedup)]);
+                cells.extend([format!("{:.3}", r.idle), format!("{:.2e}", r.relative)]);
+                cells.push(r.nnz.to_string());
+                let sent = [r.worker_bytes_sent, r.server_bytes_sent];
+                cells.extend(sent.map(|bytes| format!("{:.2}", bytes as f64 / 1e6)));
+                cells.push(r.wrong.to_string());
+                columns(&cells)
+            }
+            Row::Calibration(r) => {
+                let sent = r.worker_bytes_sent as f64 / 1e6;
+                let figures = [r.charged_ms, r.measured_ms, r.ratio, sent, r.server_ns_per_byte];
+                let cells = figures.map(|figure| decimals(&figure));
+                columns(&[&[r.pass.to_string()][..], &cells].concat())
             }
             Row::Van(check) => check.text(),
             Row::RdmaDevice(device) => device.text(),
@@ -241,9 +303,19 @@ impl Row {
                     vec![r.van.clone(), r.op.clone(), units::size(r.bytes), r.window.to_string()];
                 cells
                     .extend([format!("{:.4}", r.mmsg_per_s), format!("{:.4}", r.floor_mmsg_per_s)]);
-                cells.extend([format!("{:.2}", r.ratio), format!("{:.3}", r.syscalls_per_msg)]);
-                cells.push(format!("{:.0}", r.bytes_copied_per_msg));
-                cells.extend([format!("{:.3}", r.cpu_us_per_msg), r.wrong.to_string()]);
+                cells.push(format!("{:.2}", r.ratio));
+                for (calls, copied, cpu_us) in [
+                    (r.syscalls_per_msg, r.bytes_copied_per_msg, r.cpu_us_per_msg),
+                    (
+                        r.server_syscalls_per_msg,
+                        r.server_bytes_copied_per_msg,
+                        r.server_cpu_us_per_msg,
+                    ),
+                ] {
+                    cells.extend([format!("{calls:.3}"), format!("{copied:.0}")]);
+                    cells.push(format!("{cpu_us:.3}"));
+                }
+                cells.push(r.wrong.to_string());
                 let many = r.crowd.map_or_else(String::new, |crowd| {
                     format!(
                         "  {} workers, {} servers x {} threads; slowest over mean {:.2}",
@@ -393,12 +465,15 @@ mod tests {
             syscalls_per_msg: 0.05,
             bytes_copied_per_msg: 80.0,
             cpu_us_per_msg: 0.25,
+            server_syscalls_per_msg: 0.125,
+            server_bytes_copied_per_msg: 8.0,
+            server_cpu_us_per_msg: 0.5,
             wrong: 0,
             crowd: None,
         });
         assert_eq!(
             Report::new(true).render(&rate),
-            r#"{"row":"rate","van":"tcp","op":"push","bytes":8,"window":64,"mmsg_per_s":2.5,"floor_mmsg_per_s":0.125,"ratio":20.0,"syscalls_per_msg":0.05,"bytes_copied_per_msg":80.0,"cpu_us_per_msg":0.25,"wrong":0}"#
+            r#"{"row":"rate","van":"tcp","op":"push","bytes":8,"window":64,"mmsg_per_s":2.5,"floor_mmsg_per_s":0.125,"ratio":20.0,"syscalls_per_msg":0.05,"bytes_copied_per_msg":80.0,"cpu_us_per_msg":0.25,"server_syscalls_per_msg":0.125,"server_bytes_copied_per_msg":8.0,"server_cpu_us_per_msg":0.5,"wrong":0}"#
         );
         let machine = Report::new(true).render(&Row::Machine(Machine::read()));
         let order = ["row", "cpu", "cores", "numa_nodes", "kernel", "nic", "commit", "caravan"];

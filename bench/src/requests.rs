@@ -7,9 +7,10 @@
 //! Tables of more than one key are sparse, and their keys lie far apart at random places.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Add;
 
 use anyhow::{Context, Result, ensure};
-use caravan_kv::{Answer, Table, TableSpec, Timestamp, ValueType, Worker};
+use caravan_kv::{Answer, Spent, Table, TableSpec, Timestamp, ValueType, Worker};
 use caravan_van::{Buffer, KeyRange, Pool, Shared, Value};
 
 use crate::pattern;
@@ -85,10 +86,15 @@ impl<'a> Requests<'a> {
         self.shape.bytes > self.eager_bytes
     }
 
+    /// Whether answers come into memory of this side.
+    fn lands(&self) -> bool {
+        self.is_long() && matches!(self.shape.op, Op::Pull | Op::PushPull)
+    }
+
     /// Makes one request with the values of `source`.
     fn post(&mut self, source: usize) -> Result<Timestamp> {
         let (table, long) = (self.table(), self.is_long());
-        let into = if long && self.shape.op.pulls() { Some(self.landing_place()?) } else { None };
+        let into = if self.lands() { Some(self.landing_place()?) } else { None };
         let Requests { worker, keys, sources, .. } = self;
         let Source { values, number } = &sources[source];
         if self.shape.op.pushes() {
@@ -98,7 +104,7 @@ impl<'a> Requests<'a> {
             (Op::Push, _) if long => worker.push_shared(table, keys, values),
             (Op::Push, _) => worker.push(table, keys, floats(values)),
             (Op::Pull, Some(into)) => worker.pull_into(table, keys, into),
-            (Op::Pull, None) => worker.pull(table, keys),
+            (Op::Pull, None) | (Op::PullLent, _) => worker.pull(table, keys),
             (Op::PushPull, Some(into)) => worker.push_pull_shared(table, keys, values, into),
             (Op::PushPull, None) => worker.push_pull(table, keys, floats(values)),
         };
@@ -119,6 +125,7 @@ impl<'a> Requests<'a> {
         let mut answer = self.worker.wait(timestamp)?;
         if self.shape.op.pulls() {
             let expected = floats(&self.sources[self.expected_of(source)].values);
+            self.check_lent(&answer)?;
             let values = answer.values::<f32>();
             let right = match self.is_long() {
                 true => pattern::stamps_same(values, expected),
@@ -133,6 +140,13 @@ impl<'a> Requests<'a> {
     /// Which source an answer to a request made with `source` has to equal.
     fn expected_of(&self, source: usize) -> usize {
         if self.shape.op == Op::PushPull { source } else { self.held.source }
+    }
+
+    fn check_lent(&self, answer: &Answer) -> Result<()> {
+        let is_lent = self.shape.op != Op::PullLent || !self.is_long() || answer.lent.is_some();
+        let van = self.worker.van();
+        ensure!(is_lent, "the {van} van lends nothing of {} bytes here", self.shape.bytes);
+        Ok(())
     }
 
     /// Takes a long answer's memory back for the next one; `filled` from which source, if that is still to be compared.
@@ -171,7 +185,7 @@ impl<'a> Requests<'a> {
             self.number += 1;
             restamp(source, self.number, self.worker.memory())?;
         }
-        if self.shape.op == Op::Pull {
+        if !self.shape.op.pushes() {
             self.held = Held { source: 0, number: self.sources[0].number };
             let (table, values) = (self.table(), &self.sources[0].values);
             let timestamp = self.worker.push(table, &self.keys, floats(values))?;
@@ -181,20 +195,10 @@ impl<'a> Requests<'a> {
     }
 }
 
-/// Time this thread has had a core, in nanoseconds; 0 where the kernel does not say.
-fn cpu_ns() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
-}
-
 impl Subject for Requests<'_> {
-    fn work(&self) -> Work {
-        let counted = self.worker.counters();
-        Work {
-            system_calls: counted.system_calls,
-            bytes_copied: counted.message_bytes_copied + counted.payload_bytes_copied,
-            cpu_ns: cpu_ns(),
-        }
+    fn work(&mut self) -> Result<Work> {
+        let servers = self.worker.servers_spent()?.into_iter().fold(Spent::default(), Add::add);
+        Ok(Work { worker: self.worker.spent(), servers })
     }
 
     fn prepare(&mut self, shape: Shape) -> Result<()> {
@@ -217,7 +221,7 @@ impl Subject for Requests<'_> {
         // Pulls push only what they find later.
         let sources = if shape.op.pushes() { window } else { 1 };
         self.sources = (0..sources).map(|_| source(memory, shape.bytes)).collect::<Result<_>>()?;
-        let landing = if self.is_long() && shape.op.pulls() { window } else { 0 };
+        let landing = if self.lands() { window } else { 0 };
         let memory = self.worker.memory();
         let place = |_| Ok((memory.allocate(shape.bytes)?, None));
         self.landing = (0..landing).map(place).collect::<Result<_>>()?;
@@ -234,6 +238,7 @@ impl Subject for Requests<'_> {
         let mut answer = std::mem::take(&mut self.last);
         let mut wrong = 0;
         if self.shape.op.pulls() {
+            self.check_lent(&answer)?;
             let expected = floats(&self.sources[0].values);
             wrong = u64::from(!pattern::same(answer.values::<f32>(), expected));
             self.land(&mut answer, None);
@@ -296,7 +301,7 @@ fn spec(id: u32, keys: usize, width: usize) -> Result<TableSpec> {
 /// One key of so many is used, as in data with many features.
 const KEY_GAP: u64 = 1 << 14;
 
-/// The key at a place in the sorted list of those in use: anywhere in its stretch of the key range.
+/// The key at a place in the sorted list of those in use: anywhere in its stretch of the key range. As in bench/peers/ps_lite.cc.
 fn scattered(place: u64) -> u64 {
     let random = (place + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     place * KEY_GAP + if place == 0 { 0 } else { random % KEY_GAP }
@@ -328,8 +333,12 @@ mod tests {
     use super::*;
 
     fn cluster() -> Cluster {
+        cluster_over(Van::Tcp)
+    }
+
+    fn cluster_over(van: Van) -> Cluster {
         let mut config = ClusterConfig { threads: 2, ..ClusterConfig::default() };
-        (config.node.van, config.node.pin) = (Van::Tcp, false);
+        (config.node.van, config.node.pin) = (van, false);
         let launch = Launch::Threads(crate::cluster::handles(), crate::cluster::apps());
         Cluster::launch(&config, launch).unwrap()
     }
@@ -392,6 +401,44 @@ mod tests {
             }
         }
         drop((worker, stranger));
+        cluster.shutdown().unwrap();
+    }
+
+    /// What is asked to be lent is an error where it is copied, not a figure of copying.
+    #[test]
+    fn values_are_read_where_they_are_lent_and_nowhere_else() {
+        for (van, lends) in [(Van::Shm, true), (Van::Tcp, false)] {
+            let cluster = cluster_over(van);
+            let (mut worker, mut tables) = (cluster.client().unwrap(), Tables::new());
+            let mut requests = Requests::new(&mut worker, &mut tables, 16 << 10);
+            for (bytes, works) in [(8, true), (300 << 10, lends)] {
+                let shape = Shape { op: Op::PullLent, keys: 1, bytes, window: 3 };
+                requests.prepare(shape).unwrap();
+                requests.once().unwrap();
+                assert_eq!(requests.check().ok(), works.then_some(0), "{van} {bytes}");
+                assert_eq!(requests.stream(7).is_ok(), works, "{van} {bytes}");
+            }
+            if lends {
+                assert_eq!(requests.settle().unwrap(), 0);
+            }
+            drop(worker);
+            cluster.shutdown().unwrap();
+        }
+    }
+
+    #[test]
+    fn servers_say_what_they_have_spent() {
+        let cluster = cluster();
+        let (mut worker, mut tables) = (cluster.client().unwrap(), Tables::new());
+        let mut requests = Requests::new(&mut worker, &mut tables, 16 << 10);
+        requests.prepare(Shape { op: Op::Push, keys: 1, bytes: 64, window: 4 }).unwrap();
+        let before = requests.work().unwrap();
+        requests.stream(100).unwrap();
+        let after = requests.work().unwrap();
+        assert!(after.servers.system_calls > before.servers.system_calls, "{after:?}");
+        assert!(after.worker.system_calls > before.worker.system_calls, "{after:?}");
+        assert!(after.worker.bytes_copied >= before.worker.bytes_copied + 6400, "{after:?}");
+        drop(worker);
         cluster.shutdown().unwrap();
     }
 

@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use caravan_kv::Spent;
 use serde::{Deserialize, Serialize};
 
 /// What a request does.
@@ -16,6 +17,8 @@ pub(crate) enum Op {
     Push,
     /// Fetches values; the request holds keys only.
     Pull,
+    /// Likewise, and leaves long values where the server has them, to be read there. Only for a van that lends them, as shm does.
+    PullLent,
     /// Sends values and fetches those of the same keys.
     PushPull,
 }
@@ -23,7 +26,7 @@ pub(crate) enum Op {
 impl Op {
     /// Whether a request carries values.
     pub(crate) fn pushes(self) -> bool {
-        self != Op::Pull
+        matches!(self, Op::Push | Op::PushPull)
     }
 
     /// Whether an answer carries values.
@@ -36,6 +39,7 @@ impl Op {
         match self {
             Op::Push => "push",
             Op::Pull => "pull",
+            Op::PullLent => "pull-lent",
             Op::PushPull => "push-pull",
         }
     }
@@ -54,33 +58,22 @@ pub(crate) struct Shape {
     pub(crate) window: usize,
 }
 
-/// What one side has spent.
+/// What requests have cost both sides.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Work {
-    /// System calls.
-    pub(crate) system_calls: u64,
-    /// Bytes copied in user space to be sent.
-    pub(crate) bytes_copied: u64,
-    /// Time on a core, in nanoseconds, of the thread that measures.
-    pub(crate) cpu_ns: u64,
+    /// The thread that measures.
+    pub(crate) worker: Spent,
+    /// All server threads together.
+    pub(crate) servers: Spent,
 }
 
 impl Work {
-    /// What was spent from `before` until now.
     fn since(self, before: Work) -> Work {
-        Work {
-            system_calls: self.system_calls - before.system_calls,
-            bytes_copied: self.bytes_copied - before.bytes_copied,
-            cpu_ns: self.cpu_ns.saturating_sub(before.cpu_ns),
-        }
+        Work { worker: self.worker - before.worker, servers: self.servers - before.servers }
     }
 
     fn plus(self, other: Work) -> Work {
-        Work {
-            system_calls: self.system_calls + other.system_calls,
-            bytes_copied: self.bytes_copied + other.bytes_copied,
-            cpu_ns: self.cpu_ns + other.cpu_ns,
-        }
+        Work { worker: self.worker + other.worker, servers: self.servers + other.servers }
     }
 }
 
@@ -100,9 +93,9 @@ pub(crate) trait Subject {
     /// `count` requests with the shape's window in flight, all of them answered. Timed.
     fn stream(&mut self, count: u64) -> Result<()>;
 
-    /// What requests have cost this side so far, where that is counted.
-    fn work(&self) -> Work {
-        Work::default()
+    /// What requests have cost so far, where that is counted. Asking the servers is a request, too.
+    fn work(&mut self) -> Result<Work> {
+        Ok(Work::default())
     }
 
     /// After a batch: checks what is left to check. Returns how many were wrong since the last call, besides `check`'s.
@@ -164,11 +157,11 @@ pub(crate) struct Batch {
 /// Streams one batch: how long it took, what it cost, and how many answers were wrong.
 pub(crate) fn timed_stream(effort: Effort, subject: &mut dyn Subject) -> Result<Batch> {
     subject.stream(effort.warm_up())?;
-    let before = subject.work();
+    let before = subject.work()?;
     let began = Instant::now();
     subject.stream(effort.batch)?;
     let took = began.elapsed();
-    let work = subject.work().since(before);
+    let work = subject.work()?.since(before);
     Ok(Batch { took, work, wrong: subject.settle()? })
 }
 
@@ -177,7 +170,10 @@ pub(crate) fn timed_stream(effort: Effort, subject: &mut dyn Subject) -> Result<
 pub(crate) struct Streams {
     /// Time of all batches of the floor, then of the subject.
     pub(crate) seconds: [f64; 2],
-    /// What those batches of the subject cost its side.
+    /// The median of the batches' ratios of the floor's time to the subject's. Where both swing together, as on a machine that is
+    /// shared, their sums are as far off as the swings, and this is not.
+    pub(crate) ratio: f64,
+    /// What those batches of the subject cost.
     pub(crate) work: Work,
     /// The subject's wrong answers.
     pub(crate) wrong: u64,
@@ -203,10 +199,21 @@ pub(crate) fn stream_both(
     let total = |which: usize| seconds(which).sum::<f64>().max(1e-9);
     Ok(Streams {
         seconds: [total(0), total(1)],
+        ratio: median(seconds(0).zip(seconds(1)).map(|(floor, subject)| floor / subject.max(1e-9))),
         work: rounds[1..].iter().fold(Work::default(), |sum, round| sum.plus(round[1].work)),
         wrong: wrong(1),
         warnings: spread_warning("time a batch of the floor", seconds(0)).into_iter().collect(),
     })
+}
+
+/// The one in the middle; of an even number the upper of the two.
+///
+/// # Panics
+/// If there are none.
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// A warning when the batches of a floor, which does the same again and again, are too far apart.
@@ -311,6 +318,14 @@ mod tests {
         assert!(stream_both(effort, &mut wrong, &mut Mock::default()).is_err());
         let mut fails = Mock { fail: true, ..Mock::default() };
         assert!(stream_both(effort, &mut Mock::default(), &mut fails).is_err());
+    }
+
+    /// One batch in which only the floor was held up, and one in which both were, change nothing.
+    #[test]
+    fn the_median_of_ratios_stays_where_sums_do_not() {
+        let rounds = [(2.0, 1.0), (2.0, 1.0), (90.0, 1.0), (20.0, 10.0), (2.0, 1.0)];
+        assert_eq!(median(rounds.iter().map(|(floor, subject)| floor / subject)), 2.0);
+        assert_eq!(median([3.0, 1.0].into_iter()), 3.0);
     }
 
     #[test]

@@ -108,7 +108,7 @@ fn doctor_names_every_van_and_what_to_do() {
 /// The fields of a row, in order, as design.md §7 has them.
 const LATENCY: &str = "row van op keys bytes count min_us p50_us p90_us p99_us p999_us max_us floor_p50_us floor_p99_us ratio_p50 wrong";
 const BANDWIDTH: &str = "row van op keys bytes window seconds gb_per_s floor_gb_per_s ratio wrong";
-const RATE: &str = "row van op bytes window mmsg_per_s floor_mmsg_per_s ratio syscalls_per_msg bytes_copied_per_msg cpu_us_per_msg wrong";
+const RATE: &str = "row van op bytes window mmsg_per_s floor_mmsg_per_s ratio syscalls_per_msg bytes_copied_per_msg cpu_us_per_msg server_syscalls_per_msg server_bytes_copied_per_msg server_cpu_us_per_msg wrong";
 const MACHINE: &str = "row cpu cores numa_nodes kernel nic commit caravan";
 
 /// The names before each colon of a flat object, in the order they are written in.

@@ -429,7 +429,7 @@ impl Transport for Tcp {
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        let mut idle = None;
+        let mut idle = Idle::begin(self.config.wait, timeout);
         loop {
             let received = self.counters.bytes_received;
             if !std::mem::take(&mut self.looked) {
@@ -441,7 +441,6 @@ impl Transport for Tcp {
             if self.counters.bytes_received != received {
                 continue; // a part of something: the rest is on its way
             }
-            let idle = idle.get_or_insert_with(|| Idle::begin(self.config.wait, timeout));
             match idle.after_empty_look() {
                 Next::Look => {}
                 Next::Return => return Ok(()),

@@ -1,13 +1,18 @@
-//! A whole cluster from one call: scheduler, servers and workers as child processes, or as threads of this process.
+//! A whole cluster from one call: scheduler, servers and workers as child processes, as threads of this process, or as nodes of
+//! a simulated network.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use caravan_van::sim;
+
 use crate::config::ClusterConfig;
 use crate::error::{Error, Result};
-use crate::node::{self, Apps, Role, Scheduler, Target, TaskId};
+use crate::node::{self, Apps, Role, Scheduler, Target, TaskId, Van};
 use crate::server::Handles;
 use crate::worker::Worker;
 
@@ -17,6 +22,9 @@ pub enum Launch {
     Processes(PathBuf),
     /// As threads of this process.
     Threads(Handles, Apps),
+    /// As nodes of the simulated network that the calling thread is a node of, which becomes the scheduler. Time is the
+    /// network's for all of them; servers have one thread each. Its settings but for the van are those of the cluster.
+    Simulated(Handles, Apps),
     /// Not from here: they are started elsewhere, and join at the scheduler's address.
     External,
 }
@@ -27,6 +35,9 @@ pub struct Cluster {
     config: ClusterConfig,
     children: Vec<Node<Child>>,
     threads: Vec<Node<JoinHandle<Result<()>>>>,
+    simulated: Vec<sim::Node<Result<()>>>,
+    /// Ends simulated servers.
+    stop: Arc<AtomicBool>,
 }
 
 struct Node<T> {
@@ -41,13 +52,30 @@ impl Cluster {
     /// Names the node that could not be started, ended early, or did not join.
     pub fn launch(config: &ClusterConfig, launch: Launch) -> Result<Cluster> {
         let mut config = config.clone();
-        if config.node.job == 0 && !matches!(launch, Launch::External) {
-            config.node.job = job_number();
+        match launch {
+            Launch::Simulated(..) if config.threads != 1 => {
+                let threads = config.threads;
+                return Err(Error::Config(format!(
+                    "simulated servers have one thread each, not {threads}: take more servers"
+                )));
+            }
+            Launch::Simulated(..) => config.node.van = Van::Sim,
+            Launch::Processes(_) | Launch::Threads(..) if config.node.job == 0 => {
+                config.node.job = job_number();
+            }
+            _ => {}
         }
         let mut scheduler = Scheduler::bind(&config)?;
         scheduler.take_part()?;
         config.node.scheduler = scheduler.address().to_owned();
-        let mut cluster = Cluster { scheduler, config, children: Vec::new(), threads: Vec::new() };
+        let mut cluster = Cluster {
+            scheduler,
+            config,
+            children: Vec::new(),
+            threads: Vec::new(),
+            simulated: Vec::new(),
+            stop: Arc::default(),
+        };
         cluster.start(&launch)?;
         let Cluster { scheduler, children, threads, .. } = &mut cluster;
         let van = scheduler.gather(|| {
@@ -84,6 +112,15 @@ impl Cluster {
                         .spawn()
                         .map_err(|source| Error::Spawn { what: name.clone(), source })?;
                     self.children.push(Node { name, run });
+                }
+                Launch::Simulated(handles, apps) => {
+                    let (config, stop) = (self.config.node.clone(), self.stop.clone());
+                    let (handles, apps) = (handles.clone(), apps.clone());
+                    let run = move |_: &sim::Network| match role {
+                        Role::Server => node::run_simulated_server(&config, rank, &handles, &stop),
+                        Role::Worker => node::run_worker(&config, Some(rank), &apps, false),
+                    };
+                    self.simulated.push(node::simulated()?.spawn(&name, run));
                 }
                 Launch::Threads(handles, apps) => {
                     let (config, handles, apps) =
@@ -153,6 +190,7 @@ impl Cluster {
     /// # Errors
     /// Names the first node that did not end well.
     pub fn shutdown(mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
         self.scheduler.end(None)?;
         let mut outcome = Ok(());
         for mut child in self.children.drain(..) {
@@ -163,6 +201,12 @@ impl Cluster {
             if let Err(error) = thread.run.join().unwrap_or_else(|_| Err(panicked(&thread.name))) {
                 outcome = outcome.and(Err(error));
             }
+        }
+        for node in self.simulated.drain(..) {
+            let name = node.name().to_owned();
+            let lost =
+                |stopped: sim::Stopped| Error::NodeLost { node: name, reason: stopped.to_string() };
+            outcome = outcome.and(node.join().unwrap_or_else(|stopped| Err(lost(stopped))));
         }
         outcome
     }
@@ -175,7 +219,8 @@ impl Drop for Cluster {
             let _ = child.run.kill();
             let _ = child.run.wait();
         }
-        if !self.threads.is_empty() {
+        self.stop.store(true, Ordering::Relaxed);
+        if !(self.threads.is_empty() && self.simulated.is_empty()) {
             let _ = self.scheduler.end(Some("the cluster was dropped"));
         }
     }

@@ -17,6 +17,7 @@ use self::answer::run;
 use self::request::{Load, Request};
 use crate::error::{Error, Result, with_sources};
 use crate::filter::{AtWorker, KeyCacheCounters, Outstanding, Sent, Traffic};
+use crate::spent::Spent;
 use crate::table::{TableSpec, ValueType};
 use crate::tracker::{Answer, Callback, Timestamp, Tracker, What};
 
@@ -170,6 +171,15 @@ impl Worker {
     /// The van's clock: real, or simulated time.
     pub fn now(&self) -> Duration {
         self.endpoint.now()
+    }
+
+    /// Says what computing has just been done on this thread, as the time that it takes a core at full speed: simulated time
+    /// passes. Real time has passed already.
+    ///
+    /// # Errors
+    /// Only when the van itself is broken.
+    pub fn charge(&mut self, work: Duration) -> Result<()> {
+        Ok(self.endpoint.charge(work)?)
     }
 
     /// The iteration that the following requests belong to; consistency models go by it.
@@ -379,6 +389,21 @@ impl Worker {
     pub fn command(&mut self, table: Table, body: &[u8]) -> Result<Timestamp> {
         let id = self.known(table)?.spec.id;
         self.broadcast(What::Command, id, body)
+    }
+
+    /// What this thread has spent so far.
+    pub fn spent(&self) -> Spent {
+        Spent::of_this_thread(&self.counters())
+    }
+
+    /// Asks every server thread what it has spent so far, and waits for them.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`].
+    pub fn servers_spent(&mut self) -> Result<Vec<Spent>> {
+        let timestamp = self.broadcast(What::Spent, 0, &[])?;
+        let replies = self.wait(timestamp)?.replies;
+        Ok(replies.iter().map(|reply| serde_json::from_slice(reply)).collect::<Result<_, _>>()?)
     }
 
     /// Runs `callback` on this thread as soon as the request has its outcome, before `wait` returns that; at once if it has

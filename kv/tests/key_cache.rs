@@ -4,67 +4,22 @@
 //! requests of all kinds in flight, held against plain maps; and counters of what was saved.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/simulated.rs"]
+mod cluster;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use caravan_kv::{
-    Error, Handles, ServerAddress, ServerThread, Table, TableSpec, Timestamp, ValueType, Worker,
-};
+use caravan_kv::{Error, Handles, ServerAddress, Table, TableSpec, Timestamp, ValueType, Worker};
+use caravan_van::Buffer;
 use caravan_van::sim::{Faults, Network, for_each_seed};
-use caravan_van::{Buffer, Endpoint, VanConfig};
-
-const TIMEOUT: Duration = Duration::from_secs(60);
-
-fn endpoint(network: &Network, node: u32) -> Endpoint {
-    let config = VanConfig {
-        node,
-        credits: 4,
-        frame_bytes: 1024,
-        queue_depth: 80,
-        memory_bytes: 1 << 28,
-        ..VanConfig::default()
-    };
-    Endpoint::new(Box::new(network.transport(&config)), node, 4)
-}
-
-struct Draws(u64);
-
-impl Draws {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % bound
-    }
-}
+use cluster::{Draws, connect, weather};
 
 /// Servers that remember `bytes` bytes of lists each.
 fn start(network: &Network, count: usize, bytes: usize) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
-    let stop = Arc::new(AtomicBool::new(false));
-    for index in 0..count {
-        let stop = stop.clone();
-        network.spawn(&format!("server {index}"), move |network| {
-            let endpoint = endpoint(network, index as u32);
-            let server = ServerThread::new(endpoint, index, count, Handles::default());
-            server.remember_bytes(bytes).run(&stop).unwrap();
-        });
-        network.sleep(Duration::from_micros(1)); // so that addresses are in order
-    }
-    let at =
-        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
-    ((0..count).map(at).collect(), stop)
-}
-
-fn connect(network: &Network, node: u32, servers: &[ServerAddress]) -> Worker {
-    Worker::connect(endpoint(network, node), servers, TIMEOUT).unwrap()
-}
-
-fn weather(seed: u64) -> Faults {
-    match seed % 3 {
-        0 => Faults::none(),
-        1 => Faults::jittery(),
-        _ => Faults::harsh(),
-    }
+    cluster::start(network, count, &Handles::default(), move |server| server.remember_bytes(bytes))
 }
 
 fn sums() -> TableSpec {

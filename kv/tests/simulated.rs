@@ -3,80 +3,22 @@
 //! failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/simulated.rs"]
+mod cluster;
+
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use caravan_kv::consistency::Admission;
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{
-    Error, Handles, ServerAddress, ServerThread, Shard, Table, TableSpec, Timestamp, ValueType,
-    Worker,
+    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, Shard, Table, TableSpec, Target,
+    Timestamp, ValueType, Worker, WorkerNode,
 };
-use caravan_van::sim::{Faults, Network, for_each_seed};
-use caravan_van::{Buffer, Endpoint, Pool, VanConfig};
-
-const TIMEOUT: Duration = Duration::from_secs(60);
-
-fn config(node: u32) -> VanConfig {
-    let (credits, frame_bytes) = (4, 1024);
-    VanConfig {
-        node,
-        credits,
-        frame_bytes,
-        queue_depth: 80,
-        memory_bytes: 1 << 28,
-        ..VanConfig::default()
-    }
-}
-
-fn endpoint(network: &Network, node: u32) -> Endpoint {
-    Endpoint::new(Box::new(network.transport(&config(node))), node, 4)
-}
-
-/// Numbers of a node's own, apart from the network's.
-struct Draws(u64);
-
-impl Draws {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % bound
-    }
-}
-
-/// Starts server threads "server 0" and so on, the first of whom is at "sim:0".
-fn start(
-    network: &Network,
-    count: usize,
-    handles: &Handles,
-) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
-    let stop = Arc::new(AtomicBool::new(false));
-    for index in 0..count {
-        let (handles, stop) = (handles.clone(), stop.clone());
-        network.spawn(&format!("server {index}"), move |network| {
-            let endpoint = endpoint(network, index as u32);
-            ServerThread::new(endpoint, index, count, handles).run(&stop).unwrap();
-        });
-        network.sleep(Duration::from_micros(1)); // so that addresses are in order
-    }
-    let at =
-        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
-    ((0..count).map(at).collect(), stop)
-}
-
-fn connect(network: &Network, node: u32, servers: &[ServerAddress]) -> Worker {
-    Worker::connect(endpoint(network, node), servers, TIMEOUT).unwrap()
-}
-
-/// The faults of one kind of weather.
-fn weather(seed: u64) -> Faults {
-    match seed % 3 {
-        0 => Faults::none(),
-        1 => Faults::jittery(),
-        _ => Faults::harsh(),
-    }
-}
+use caravan_van::sim::{Faults, Hosts, Network, for_each_seed};
+use caravan_van::{Buffer, Pool};
+use cluster::{Draws, connect, start, weather};
 
 /// What is expected of a request that is under way.
 enum Expected {
@@ -183,7 +125,7 @@ fn run(seed: u64) -> u64 {
     let network = Network::new(seed, weather(seed));
     let mut draws = Draws(seed);
     let (servers, workers) = (1 + draws.below(4), 1 + draws.below(3));
-    let (addresses, stop) = start(&network, servers as usize, &Handles::default());
+    let (addresses, stop) = start(&network, servers as usize, &Handles::default(), |server| server);
     let nodes: Vec<_> = (0..workers)
         .map(|node| {
             let addresses = addresses.clone();
@@ -279,7 +221,7 @@ fn parked_pulls_see_all_pushes_of_their_clock() {
     for_each_seed(45, |seed| {
         let network = Network::new(seed, weather(seed));
         let workers = 2 + seed % 3;
-        let (addresses, stop) = start(&network, 2, &synchronous(workers));
+        let (addresses, stop) = start(&network, 2, &synchronous(workers), |server| server);
         let nodes: Vec<_> = (0..workers)
             .map(|node| {
                 let addresses = addresses.clone();
@@ -321,7 +263,7 @@ fn a_crash_ends_every_request_that_needs_the_server() {
         let network = Network::new(seed, weather(seed));
         let mut draws = Draws(seed);
         let victim = draws.below(3);
-        let (addresses, stop) = start(&network, 3, &Handles::default());
+        let (addresses, stop) = start(&network, 3, &Handles::default(), |server| server);
         let node = network.spawn("worker", move |network| {
             let mut draws = Draws(seed + 1);
             let mut worker = connect(network, 100, &addresses);
@@ -366,4 +308,70 @@ fn a_crash_ends_every_request_that_needs_the_server() {
         node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
         stop.store(true, Ordering::Relaxed);
     });
+}
+
+/// Adds its rank to a row, and says when it was done.
+struct Adds;
+
+impl App for Adds {
+    fn run(
+        &mut self,
+        node: &mut WorkerNode,
+        _: serde_json::Value,
+    ) -> Result<serde_json::Value, String> {
+        let mut add = || {
+            let table = node.worker.create_table(&TableSpec::new(1, "sum", ValueType::I64, 1))?;
+            let pushed = node.worker.push(table, &[0, u64::MAX], &[node.rank as i64, 1])?;
+            node.worker.wait(pushed)?;
+            node.worker.charge(Duration::from_millis(node.rank as u64))?;
+            node.barrier("added")?;
+            let pulled = node.worker.pull(table, &[0, u64::MAX])?;
+            let sums = node.worker.wait(pulled)?.values::<i64>().to_vec();
+            Ok((sums, node.worker.now()))
+        };
+        let done: caravan_kv::Result<_> = add();
+        done.map(|done| serde_json::json!(done)).map_err(|error| error.to_string())
+    }
+}
+
+fn simulated(config: &ClusterConfig) -> caravan_kv::Result<Vec<serde_json::Value>> {
+    let launch =
+        Launch::Simulated(Handles::default(), Apps::default().with("adds", || Box::new(Adds)));
+    let mut cluster = Cluster::launch(config, launch)?;
+    let task = cluster.submit(Target::Workers, "adds", &serde_json::Value::Null)?;
+    let answers = cluster.wait(task)?;
+    cluster.shutdown()?;
+    Ok(answers)
+}
+
+/// Joining, tasks and barriers run in simulated time, too.
+#[test]
+fn a_cluster_with_its_scheduler_is_simulated_as_a_whole() {
+    let config = ClusterConfig { servers: 3, workers: 20, ..ClusterConfig::default() };
+    let run = |seed| {
+        let hosts = Hosts { overhead: Duration::from_micros(1), ..Hosts::default() };
+        let network = Network::of_hosts(seed, Faults::jittery(), hosts);
+        let config = config.clone();
+        let scheduler = network.spawn("scheduler", move |_| simulated(&config).unwrap());
+        let answers = scheduler.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        (answers, network.now())
+    };
+    let (answers, end) = run(1);
+    assert_eq!(answers.len(), 20);
+    assert!(answers.iter().all(|answer| answer[0] == serde_json::json!([190, 20])), "{answers:?}");
+    assert!(end > Duration::from_millis(19) && end < Duration::from_secs(1), "{end:?}");
+    assert_eq!(run(1), (answers, end));
+    assert_ne!(run(2).1, end);
+}
+
+#[test]
+fn a_simulated_cluster_that_cannot_be_is_refused() {
+    let error = simulated(&ClusterConfig::default()).unwrap_err().to_string();
+    assert!(error.contains("nodes of a simulated network"), "{error}");
+    let network = Network::new(1, Faults::none());
+    let refused = network.spawn("scheduler", |_| {
+        simulated(&ClusterConfig { threads: 2, ..ClusterConfig::default() })
+    });
+    let error = refused.join().unwrap().unwrap_err().to_string();
+    assert!(error.contains("one thread each, not 2"), "{error}");
 }

@@ -38,6 +38,7 @@
 
 #[cfg(feature = "topology")]
 mod affinity;
+mod files;
 mod ids;
 mod pages;
 #[cfg(all(target_os = "linux", not(miri)))]
@@ -51,6 +52,7 @@ mod topology;
 
 #[cfg(feature = "topology")]
 pub use affinity::{Near, Placement, Plan, Seat, pin_current_thread};
+pub use files::{names_in, thread_cpu_ns};
 pub use ids::{NumaId, PuId};
 pub use pages::{
     HUGE_PAGE_BYTES, HugePages, PAGE_BYTES, PageSource, Pages, PagesError, current_pu, nodes_of,

@@ -241,6 +241,14 @@ impl Endpoint {
         self.transport.now()
     }
 
+    /// Says what computing has just been done here; see [`Transport::charge`].
+    ///
+    /// # Errors
+    /// As [`Transport::poll`].
+    pub fn charge(&mut self, work: Duration) -> Result<()> {
+        self.transport.charge(work)
+    }
+
     /// What the transport has done so far, and what was made of it here.
     pub fn counters(&self) -> Counters {
         let Counters { messages_sent, messages_received, message_bytes_copied, .. } = self.counted;

@@ -242,6 +242,15 @@ pub trait Transport {
     /// This van's clock: monotonic, from an arbitrary start; simulated vans have simulated time.
     fn now(&self) -> Duration;
 
+    /// Says what computing has just been done, as the time that it takes a core at full speed. A simulated node is busy for that
+    /// long, times what its machine is slower; where time passes by itself nothing happens.
+    ///
+    /// # Errors
+    /// As [`Transport::poll`].
+    fn charge(&mut self, _work: Duration) -> Result<()> {
+        Ok(())
+    }
+
     /// What this transport has done so far.
     fn counters(&self) -> Counters;
 }

@@ -664,3 +664,23 @@ fn too_little_lockable_memory_is_named_with_its_remedy() {
         Err(error) => eprintln!("skipped: no setpriv ({error})"),
     }
 }
+
+/// More messages than there are receives, none of which is ever taken out or replaced.
+#[test]
+fn messages_are_read_where_they_lie_and_their_places_used_again() {
+    let Some(_one) = device() else { return };
+    let mut manager = Manager::new();
+    let (mut a, mut b) = manager.pair(0);
+    for number in 0..3 * RECEIVES as u8 {
+        let data = a.data(20, number);
+        a.do_now(Work::Send { data: data.clone().into(), imm: None });
+        let Outcome::Received { slot, bytes, .. } = b.completion().outcome else { panic!() };
+        assert!(a.receives.message(&slot, bytes).is_none(), "of another queue");
+        assert_eq!(b.receives.message(&slot, bytes).unwrap()[..], data[..]);
+        assert_eq!(b.receives.message(&slot, u32::MAX).unwrap().len(), RECEIVE_BYTES);
+        b.receives.again(slot);
+        b.receives.ring().unwrap();
+        assert_eq!(b.receives.posted(), RECEIVES);
+        assert!(a.done().is_empty());
+    }
+}

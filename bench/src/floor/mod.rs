@@ -27,6 +27,8 @@ use crate::{place, units};
 const HEADER_BYTES: usize = 64;
 /// Longest request or reply, in bytes, either side agrees to.
 const MESSAGE_BYTES_MAX: usize = 2 << 30;
+/// Most bytes of messages of one kind under way.
+const MEMORY_BYTES_MAX: u64 = 8 << 30;
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -165,6 +167,13 @@ impl Lengths {
         }
         Ok(Lengths { request: request as usize, reply: reply as usize })
     }
+
+    /// The window that the other side asks for, likewise.
+    fn window_checked(&self, window: u64) -> Result<usize> {
+        let most = MEMORY_BYTES_MAX / self.request.max(self.reply) as u64;
+        ensure!((1..=most).contains(&window), "the floor has no window of {window} such messages");
+        Ok(window as usize)
+    }
 }
 
 /// Whether a reply is the one to request `number`.
@@ -188,7 +197,23 @@ fn word(message: &[u8], at: usize) -> u64 {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
-    use crate::subject::Op;
+    use crate::subject::{Op, Subject};
+
+    /// One at a time and streamed, every op with each of `sizes`: bytes and window.
+    pub(super) fn answers_every_shape(floor: &mut dyn Subject, sizes: &[(usize, usize)]) {
+        for op in [Op::Push, Op::Pull, Op::PushPull] {
+            for &(bytes, window) in sizes {
+                let shape = Shape { op, keys: 1, bytes, window };
+                floor.prepare(shape).unwrap();
+                for _ in 0..3 {
+                    floor.once().unwrap();
+                    assert_eq!(floor.check().unwrap(), 0, "{shape:?}");
+                }
+                floor.stream(100).unwrap();
+                assert_eq!(floor.settle().unwrap(), 0, "{shape:?}");
+            }
+        }
+    }
 
     #[test]
     fn a_push_and_a_pull_move_the_bytes_of_their_direction() {

@@ -233,7 +233,7 @@ fn serve(channel: &Channel, wait: Wait) -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
-    use crate::subject::Op;
+    use crate::floor::tests::answers_every_shape;
 
     /// A floor whose other side is a thread.
     fn floor(wait: Wait) -> (Floor, std::thread::JoinHandle<Result<()>>) {
@@ -251,17 +251,7 @@ mod tests {
         let bound = Duration::from_micros(50);
         for wait in [Wait::Yield, Wait::Adaptive(bound), Wait::Block, Wait::default()] {
             let (mut floor, server) = floor(wait);
-            for op in [Op::Push, Op::Pull, Op::PushPull] {
-                for (bytes, window) in [(8, 1), (8, 64), (70_000, 3), (1 << 20, 8)] {
-                    floor.prepare(Shape { op, keys: 1, bytes, window }).unwrap();
-                    for _ in 0..3 {
-                        floor.once().unwrap();
-                        assert_eq!(floor.check().unwrap(), 0);
-                    }
-                    floor.stream(100).unwrap();
-                    assert_eq!(floor.settle().unwrap(), 0);
-                }
-            }
+            answers_every_shape(&mut floor, &[(8, 1), (8, 64), (70_000, 3), (1 << 20, 8)]);
             drop(floor);
             server.join().unwrap().unwrap();
         }

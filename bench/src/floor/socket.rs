@@ -1,8 +1,11 @@
 //! The floor of vans over sockets: one TCP connection, set up as the vans set up theirs, and no batching: each message costs one
 //! write call where it is sent and at least one read call where it is received, which takes nothing of the next.
 //!
-//! A request starts with its number, which the reply brings back. [`CHANGE`] in its place means: the two words behind it are
-//! the lengths from now on. That is the whole protocol.
+//! With a window of requests in flight each has memory of its own, as it has in any program: to be sent from where this side has
+//! what goes, and to be received into at both ends. The answering side replies from one place, as a server does with what it stores.
+//!
+//! A request starts with its number, which the reply brings back. [`CHANGE`] in its place means: the three words behind it are
+//! the lengths and the window from now on. That is the whole protocol.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -26,10 +29,10 @@ const CHANGE: u64 = u64::MAX;
 #[derive(Debug)]
 pub(crate) struct Floor {
     lane: Lane,
-    requests: Vec<u8>,
+    /// What is sent, in turn.
+    requests: Vec<Vec<u8>>,
     replies: Incoming,
     expected: Vec<u8>,
-    window: u64,
     number: u64,
     pulls: bool,
     _process: Option<Process>,
@@ -52,28 +55,35 @@ impl Floor {
             TcpStream::connect(address).context("cannot reach the floor's other process")?;
         Ok(Floor {
             lane: Lane::new(stream, wait)?,
-            requests: vec![0; HEADER_BYTES],
-            replies: Incoming::new(HEADER_BYTES),
+            requests: vec![vec![0; HEADER_BYTES]],
+            replies: Incoming::new(HEADER_BYTES, 1),
             expected: vec![0; HEADER_BYTES],
-            window: 1,
             number: 0,
             pulls: false,
             _process: None,
         })
     }
 
-    /// Agrees with the other side on the lengths of request and reply.
-    fn agree(&mut self, lengths: Lengths) -> Result<()> {
+    /// Agrees with the other side on the lengths of request and reply, and on the window.
+    fn agree(&mut self, lengths: Lengths, window: usize) -> Result<()> {
         let Lengths { request, reply } = lengths;
-        for (word, value) in [CHANGE, request as u64, reply as u64].into_iter().enumerate() {
-            self.requests[word * 8..][..8].copy_from_slice(&value.to_le_bytes());
+        let words = [CHANGE, request as u64, reply as u64, window as u64];
+        for (word, value) in words.into_iter().enumerate() {
+            self.requests[0][word * 8..][..8].copy_from_slice(&value.to_le_bytes());
         }
-        self.lane.write_all(&self.requests)?;
+        self.lane.write_all(&self.requests[0])?;
         self.receive(CHANGE)?;
-        self.requests = patterned(request);
+        self.requests = vec![patterned(request); window];
         self.expected = patterned(reply);
-        self.replies = Incoming::new(reply);
+        self.replies = Incoming::new(reply, window);
         Ok(())
+    }
+
+    /// Numbers the request whose turn it is; returns which that is.
+    fn stamp(&mut self, number: u64) -> usize {
+        let at = (number % self.requests.len() as u64) as usize;
+        self.requests[at][..8].copy_from_slice(&number.to_le_bytes());
+        at
     }
 
     /// Waits for the reply to request `number`, when only that one is due.
@@ -91,14 +101,12 @@ impl Floor {
     fn send(&mut self, sent: &mut u64, partly: &mut usize, until: u64) -> Result<bool> {
         let mut moved = false;
         while *sent < until {
-            if *partly == 0 {
-                let number = self.number + *sent;
-                self.requests[..8].copy_from_slice(&number.to_le_bytes());
-            }
-            let Some(count) = self.lane.try_write(&self.requests[*partly..])? else { break };
+            let at = self.stamp(self.number + *sent);
+            let request = &self.requests[at];
+            let Some(count) = self.lane.try_write(&request[*partly..])? else { break };
             moved = true;
             *partly += count;
-            if *partly == self.requests.len() {
+            if *partly == request.len() {
                 (*sent, *partly) = (*sent + 1, 0);
             }
         }
@@ -108,16 +116,15 @@ impl Floor {
 
 impl Subject for Floor {
     fn prepare(&mut self, shape: Shape) -> Result<()> {
-        self.agree(Lengths::of(shape))?;
-        self.window = shape.window.max(1) as u64;
+        self.agree(Lengths::of(shape), shape.window.max(1))?;
         self.pulls = shape.op.pulls();
         Ok(())
     }
 
     fn once(&mut self) -> Result<()> {
         let number = self.number;
-        self.requests[..8].copy_from_slice(&number.to_le_bytes());
-        self.lane.write_all(&self.requests)?;
+        let at = self.stamp(number);
+        self.lane.write_all(&self.requests[at])?;
         self.receive(number)?;
         self.number += 1;
         Ok(())
@@ -130,8 +137,9 @@ impl Subject for Floor {
 
     fn stream(&mut self, count: u64) -> Result<()> {
         let (mut sent, mut partly, mut done) = (0, 0, 0);
+        let window = self.requests.len() as u64;
         while done < count {
-            let moved = self.send(&mut sent, &mut partly, count.min(done + self.window))?;
+            let moved = self.send(&mut sent, &mut partly, count.min(done + window))?;
             match self.lane.try_read(self.replies.space())? {
                 Some(received) => self.replies.filled(received),
                 None if !moved && partly == 0 => {
@@ -170,7 +178,7 @@ pub(crate) fn run(host: IpAddr, wait: Wait) -> Result<()> {
 /// Answers requests until the other side hangs up.
 fn serve(stream: TcpStream, wait: Wait) -> Result<()> {
     let mut lane = Lane::new(stream, wait)?;
-    let mut requests = Incoming::new(HEADER_BYTES);
+    let mut requests = Incoming::new(HEADER_BYTES, 1);
     let mut reply = vec![0; HEADER_BYTES];
     loop {
         let count = match lane.look(requests.space(), Duration::MAX)? {
@@ -182,33 +190,36 @@ fn serve(stream: TcpStream, wait: Wait) -> Result<()> {
         while let Some(request) = requests.take() {
             reply[..8].copy_from_slice(&request[..8]);
             if word(request, 0) == CHANGE {
-                lengths = Some((word(request, 1), word(request, 2)));
+                lengths = Some([1, 2, 3].map(|at| word(request, at)));
             }
             lane.write_all(&reply)?;
         }
-        if let Some((request_bytes, reply_bytes)) = lengths {
+        if let Some([request_bytes, reply_bytes, window]) = lengths {
             let lengths = Lengths::checked(request_bytes, reply_bytes)?;
-            requests = Incoming::new(lengths.request);
+            requests = Incoming::new(lengths.request, lengths.window_checked(window)?);
             reply = patterned(lengths.reply);
         }
     }
 }
 
-/// Memory that messages of one length are received into, one by one.
+/// Memory that messages of one length are received into, one by one, in turn.
 #[derive(Debug)]
 struct Incoming {
-    memory: Vec<u8>,
+    places: Vec<Vec<u8>>,
+    /// The place of the message that comes next, or is coming,
+    at: usize,
+    /// and how much of it is there.
     filled: usize,
 }
 
 impl Incoming {
-    fn new(message: usize) -> Self {
-        Incoming { memory: vec![0; message], filled: 0 }
+    fn new(message: usize, places: usize) -> Self {
+        Incoming { places: vec![vec![0; message]; places], at: 0, filled: 0 }
     }
 
     /// Where the rest of the message goes; never empty once it was taken when it was complete.
     fn space(&mut self) -> &mut [u8] {
-        &mut self.memory[self.filled..]
+        &mut self.places[self.at][self.filled..]
     }
 
     fn filled(&mut self, count: usize) {
@@ -217,16 +228,18 @@ impl Incoming {
 
     /// The message, once it is complete; then the next one may come.
     fn take(&mut self) -> Option<&[u8]> {
-        if self.filled < self.memory.len() {
+        if self.filled < self.places[self.at].len() {
             return None;
         }
         self.filled = 0;
-        Some(&self.memory)
+        self.at = (self.at + 1) % self.places.len();
+        Some(self.last())
     }
 
-    /// The message taken last, while nothing of the next has come.
+    /// The message taken last, while nothing has come in its place.
     fn last(&self) -> &[u8] {
-        &self.memory
+        let places = self.places.len();
+        &self.places[(self.at + places - 1) % places]
     }
 }
 
@@ -256,7 +269,7 @@ impl Lane {
 
     /// As `read`, but waits for up to `patience`, and 0 is the end of the stream.
     fn look(&mut self, space: &mut [u8], patience: Duration) -> Result<usize> {
-        let idle = Idle::begin(self.wait, patience);
+        let mut idle = Idle::begin(self.wait, patience);
         let mut blocking = self.wait == Wait::Block;
         loop {
             if let Some(count) = self.receive(space, blocking)? {
@@ -327,7 +340,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::subject::Op;
+    use crate::floor::tests::answers_every_shape;
 
     /// A floor whose other side is a thread.
     fn floor(wait: Wait) -> (Floor, std::thread::JoinHandle<Result<()>>) {
@@ -342,17 +355,7 @@ mod tests {
         let bound = Duration::from_micros(50);
         for wait in [Wait::Yield, Wait::Adaptive(bound), Wait::Block, Wait::default()] {
             let (mut floor, server) = floor(wait);
-            for op in [Op::Push, Op::Pull, Op::PushPull] {
-                for (bytes, window) in [(8, 1), (8, 64), (70_000, 3), (1 << 20, 8)] {
-                    floor.prepare(Shape { op, keys: 1, bytes, window }).unwrap();
-                    for _ in 0..3 {
-                        floor.once().unwrap();
-                        assert_eq!(floor.check().unwrap(), 0);
-                    }
-                    floor.stream(100).unwrap();
-                    assert_eq!(floor.settle().unwrap(), 0);
-                }
-            }
+            answers_every_shape(&mut floor, &[(8, 1), (8, 64), (70_000, 3), (1 << 20, 8)]);
             drop(floor);
             server.join().unwrap().unwrap();
         }
@@ -360,14 +363,22 @@ mod tests {
 
     #[test]
     fn lengths_out_of_range_are_refused_before_memory_is_taken() {
-        for (request, reply) in [(0, 64), (64, 63), (1 << 62, 64), (64, 1 << 62)] {
+        for (request, reply, window) in [
+            (0, 64, 1),
+            (64, 63, 1),
+            (1 << 62, 64, 1),
+            (64, 1 << 62, 1),
+            (64, 64, 0),
+            (1 << 20, 64, 1 << 40),
+        ] {
             let (mut floor, server) = floor(Wait::Block);
-            for (at, value) in [CHANGE, request, reply].into_iter().enumerate() {
-                floor.requests[at * 8..][..8].copy_from_slice(&value.to_le_bytes());
+            for (at, value) in [CHANGE, request, reply, window].into_iter().enumerate() {
+                floor.requests[0][at * 8..][..8].copy_from_slice(&value.to_le_bytes());
             }
-            floor.lane.write_all(&floor.requests).unwrap();
+            floor.lane.write_all(&floor.requests[0]).unwrap();
             let error = server.join().unwrap().unwrap_err();
-            assert!(error.to_string().contains("bytes, not"), "{error}");
+            let said = error.to_string();
+            assert!(said.contains("bytes, not") || said.contains("no window of"), "{said}");
         }
     }
 
@@ -381,9 +392,10 @@ mod tests {
 
     #[test]
     fn messages_are_given_back_whole() {
-        let mut incoming = Incoming::new(100);
+        let mut incoming = Incoming::new(100, 2);
         assert!(incoming.take().is_none());
         assert_eq!(incoming.space().len(), 100);
+        incoming.space()[0] = 7;
         incoming.filled(99);
         assert!(incoming.take().is_none());
         assert_eq!(incoming.space().len(), 1);
@@ -391,5 +403,7 @@ mod tests {
         assert_eq!(incoming.take().map(<[u8]>::len), Some(100));
         assert!(incoming.take().is_none());
         assert_eq!(incoming.space().len(), 100);
+        incoming.space()[0] = 8;
+        assert_eq!(incoming.last()[0], 7, "the next one has a place of its own");
     }
 }

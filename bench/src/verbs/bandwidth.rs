@@ -131,8 +131,8 @@ impl Stream {
         ensure!(link.wait(arrivals, true)?, "the other side went away");
         for arrival in arrivals.drain(..) {
             match arrival {
-                Arrival::Message { memory, imm } => {
-                    link.supply(memory)?;
+                Arrival::Message { slot, imm, .. } => {
+                    link.give_back(slot)?;
                     // Counted modulo 2^31: the other side has never taken more than was posted.
                     let new = (imm & !WRONG).wrapping_sub(self.taken as u32) & !WRONG;
                     self.taken += u64::from(new);
@@ -179,28 +179,26 @@ pub(crate) fn answer(side: &mut Side) -> Result<()> {
             return Ok(());
         }
         let mut last = false;
-        for at in 0..side.arrivals.len() {
-            let imm = match &side.arrivals[at] {
-                Arrival::Message { memory, imm } => {
+        let Side { link, arrivals, .. } = side;
+        for arrival in arrivals.drain(..) {
+            let imm = match arrival {
+                Arrival::Message { slot, bytes, imm } => {
                     // The first of a row in full, the others by their ends, which are there last.
+                    let message = link.message(&slot, bytes)?;
                     let right = match taken {
-                        0 => memory[..] == expected[..],
-                        _ => memory.last() == expected.last(),
+                        0 => message[..] == expected[..],
+                        _ => message.last() == expected.last(),
                     };
+                    drop(message);
                     wrong |= if right { 0 } else { WRONG };
-                    *imm
+                    link.give_back(slot)?;
+                    imm
                 }
-                Arrival::Written { imm } => *imm,
+                Arrival::Written { imm } => imm,
                 Arrival::Read { .. } => anyhow::bail!("nothing was to be read"),
             };
             last |= imm == LAST;
             taken = taken.wrapping_add(1);
-        }
-        let Side { link, arrivals, .. } = side;
-        for arrival in arrivals.drain(..) {
-            if let Arrival::Message { memory, .. } = arrival {
-                link.supply(memory)?;
-            }
         }
         if last || taken.wrapping_sub(told) as usize >= side.test.window / 2 {
             side.push_notice(wrong | (taken & !WRONG))?;

@@ -112,15 +112,16 @@ fn receive(side: &mut Side, number: u8, wrong: &mut u64) -> Result<bool> {
         let stands = side.link.wait(&mut side.arrivals, true)?;
         let mut came = false;
         while let Some(arrival) = side.arrivals.pop() {
-            let last = match &arrival {
-                Arrival::Message { memory, .. } => memory.last().copied(),
+            let last = match arrival {
+                Arrival::Message { slot, bytes, .. } => {
+                    let last = side.link.message(&slot, bytes)?.last().copied();
+                    side.link.give_back(slot)?;
+                    last
+                }
                 Arrival::Written { .. } => Some(side.last_byte()),
                 Arrival::Read { .. } => bail!("nothing was to be read"),
             };
             *wrong += u64::from(last != Some(number));
-            if let Arrival::Message { memory, .. } = arrival {
-                side.link.supply(memory)?;
-            }
             came = true;
         }
         if came || !stands {

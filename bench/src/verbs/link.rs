@@ -4,7 +4,7 @@
 //! Each side says what it needs in the private data of the connection, so a connection carries one kind of work and no
 //! protocol: for the next kind it is closed and another one made.
 
-use std::cell::RefCell;
+use std::cell::{Ref, RefCell};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use caravan_van::rdma::verbs::{
     Batch, Channel, CmEvent, CmKind, Completion, CompletionQueue, Connection, ConnectionKey,
-    Device, Domain, Exposed, Outcome, QueuePair, ReceiveQueue, sleep,
+    Device, Domain, Exposed, Outcome, QueuePair, ReceiveQueue, Slot, sleep,
 };
 use caravan_van::wait::{Idle, Next};
 use caravan_van::{Buffer, Pool, Wait};
@@ -22,8 +22,6 @@ use caravan_van::{Buffer, Pool, Wait};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long resolving an address or a route may take.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Looks that find nothing between two looks at the clock: most waits are shorter, and reading it takes longer than looking.
-const LOOKS_A_CLOCK: u32 = 32;
 /// Looks that find nothing between two questions whether the connection still stands.
 const LOOKS_A_QUESTION: u32 = 512;
 /// Longest sleep without asking whether the connection still stands.
@@ -53,8 +51,8 @@ pub(crate) struct Room {
 /// What has come of the work of a queue pair.
 #[derive(Debug)]
 pub(crate) enum Arrival {
-    /// A message, in memory that goes back by [`Link::supply`].
-    Message { memory: Buffer, imm: u32 },
+    /// A message, which [`Link::message`] shows until [`Link::give_back`] lets the next one come in its place.
+    Message { slot: Slot, bytes: u32, imm: u32 },
     /// A write into memory of this side.
     Written { imm: u32 },
     /// The answer to a read.
@@ -188,7 +186,6 @@ pub(crate) struct Link {
     events: Rc<Events>,
     wait: Wait,
     sends: usize,
-    receive_bytes: usize,
     /// Receives given back since the last ones were posted.
     supplied: usize,
     batch: Batch,
@@ -252,7 +249,6 @@ impl Link {
             memory,
             events,
             wait,
-            receive_bytes: room.receive_bytes,
             supplied: 0,
             batch: Batch::new(),
             read: Vec::with_capacity(16),
@@ -307,11 +303,19 @@ impl Link {
         self.sends - self.queue.room()
     }
 
-    /// Gives memory back to be received into; it is posted with the next [`RECEIVES_AT_ONCE`].
-    pub(crate) fn supply(&mut self, memory: Buffer) -> Result<()> {
-        let whole = memory.len() == self.receive_bytes;
-        let memory = if whole { memory } else { self.memory.allocate(self.receive_bytes)? };
-        self.receives.supply(memory)?;
+    /// A message that has come, where it was received.
+    ///
+    /// # Errors
+    /// When the device reports a receive that was not posted.
+    #[inline]
+    pub(crate) fn message(&self, slot: &Slot, bytes: u32) -> Result<Ref<'_, [u8]>> {
+        self.receives.message(slot, bytes).context("a receive ended that was not posted")
+    }
+
+    /// Lets another message come where one was received; its receive is posted with the next [`RECEIVES_AT_ONCE`].
+    #[inline]
+    pub(crate) fn give_back(&mut self, slot: Slot) -> Result<()> {
+        self.receives.again(slot);
         self.supplied += 1;
         if self.supplied == RECEIVES_AT_ONCE {
             self.receives.ring()?;
@@ -342,14 +346,12 @@ impl Link {
                     arrivals.extend(self.read.drain(..).map(|memory| Arrival::Read { memory }));
                 }
                 Outcome::Received { slot, bytes, imm, written, .. } => {
-                    let memory = self.receives.take(slot, bytes);
-                    let memory = memory.context("a receive ended that was not posted")?;
                     let imm = imm.unwrap_or(0);
                     if written {
-                        self.supply(memory)?;
+                        self.give_back(slot)?;
                         arrivals.push(Arrival::Written { imm });
                     } else {
-                        arrivals.push(Arrival::Message { memory, imm });
+                        arrivals.push(Arrival::Message { slot, bytes, imm });
                     }
                 }
             }
@@ -363,9 +365,9 @@ impl Link {
     /// Work that failed, and when nothing comes for too long while `busy`.
     pub(crate) fn wait(&mut self, arrivals: &mut Vec<Arrival>, busy: bool) -> Result<bool> {
         let mut looks = 0;
-        let mut idle = None;
+        let mut idle = Idle::begin(self.wait, if busy { PATIENCE } else { Duration::MAX });
         while !self.look(arrivals)? {
-            if !self.after_empty_look(&mut looks, &mut idle, busy)? {
+            if !self.after_empty_look(&mut looks, &mut idle)? {
                 return Ok(false);
             }
         }
@@ -377,7 +379,7 @@ impl Link {
     pub(crate) fn watch(&mut self, there: impl Fn() -> bool) -> Result<bool> {
         let mut looks = 0u32;
         while !there() {
-            self.relax();
+            self.wait.give_way();
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(LOOKS_A_QUESTION) && self.hears()? {
                 return Ok(false);
@@ -404,31 +406,12 @@ impl Link {
         Ok(())
     }
 
-    /// What the policy does between two looks while the wait is young.
-    fn relax(&self) {
-        match self.wait {
-            Wait::Spin => std::hint::spin_loop(),
-            Wait::Yield | Wait::Adaptive(_) | Wait::Block => std::thread::yield_now(),
-        }
-    }
-
     /// `false` when the other side hung up.
-    fn after_empty_look(
-        &mut self,
-        looks: &mut u32,
-        idle: &mut Option<Idle>,
-        busy: bool,
-    ) -> Result<bool> {
+    fn after_empty_look(&mut self, looks: &mut u32, idle: &mut Idle) -> Result<bool> {
         *looks = looks.wrapping_add(1);
         if looks.is_multiple_of(LOOKS_A_QUESTION) && self.hears()? {
             return Ok(false);
         }
-        if !looks.is_multiple_of(LOOKS_A_CLOCK) && self.wait != Wait::Block {
-            self.relax();
-            return Ok(true);
-        }
-        let patience = if busy { PATIENCE } else { Duration::MAX };
-        let idle = idle.get_or_insert_with(|| Idle::begin(self.wait, patience));
         match idle.after_empty_look() {
             Next::Look => {}
             Next::Sleep(left) => {

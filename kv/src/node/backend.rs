@@ -7,10 +7,11 @@ use std::path::Path;
 use std::str::FromStr;
 
 use caravan_fallback_tcp::Tcp;
-use caravan_numa::NumaId;
+use caravan_numa::{NumaId, names_in};
 use caravan_van::rdma::devices::DeviceInfo;
 use caravan_van::rdma::{self, Rdma};
 use caravan_van::shm::Shm;
+use caravan_van::sim::Network;
 use caravan_van::uring::Uring;
 use caravan_van::{Transport, VanConfig};
 use serde::{Deserialize, Serialize};
@@ -32,9 +33,11 @@ pub enum Van {
     Uring,
     /// Plain sockets.
     Tcp,
+    /// The simulated network that the calling thread is a node of.
+    Sim,
 }
 
-/// All vans there are, fastest first.
+/// All vans there are between processes, fastest first.
 pub const VANS: [Van; 4] = [Van::Shm, Van::Rdma, Van::Uring, Van::Tcp];
 
 impl fmt::Display for Van {
@@ -45,6 +48,7 @@ impl fmt::Display for Van {
             Van::Rdma => "rdma",
             Van::Uring => "uring",
             Van::Tcp => "tcp",
+            Van::Sim => "sim",
         })
     }
 }
@@ -72,10 +76,20 @@ pub fn open(van: Van, config: &VanConfig) -> Result<Box<dyn Transport>> {
         Van::Rdma => Box::new(Rdma::new(config)?),
         Van::Uring => Box::new(Uring::new(config)?),
         Van::Tcp => Box::new(Tcp::new(config)?),
+        Van::Sim => Box::new(simulated()?.transport(config)),
         Van::Auto => {
             let opens = VANS.into_iter().find_map(|van| open(van, config).ok());
             opens.map_or_else(|| open(Van::Tcp, config), Ok)?
         }
+    })
+}
+
+/// # Errors
+/// [`Error::Config`] on a thread that is no node of one.
+pub(crate) fn simulated() -> Result<Network> {
+    Network::here().ok_or_else(|| {
+        let what = "the sim van works on nodes of a simulated network, started by Network::spawn";
+        Error::Config(what.to_owned())
     })
 }
 
@@ -158,7 +172,7 @@ fn interface_nic(own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
     if own.is_empty() {
         return None;
     }
-    let names = names(&sysfs.join("class/net")).into_iter();
+    let names = names_in(&sysfs.join("class/net")).into_iter();
     let name = names.into_iter().find(|name| {
         let addresses = rdma::verbs::interface_addresses(name).unwrap_or_default();
         addresses.iter().any(|address| own.contains(&address))
@@ -173,7 +187,7 @@ fn interface_node(name: &str, sysfs: &Path) -> Option<NumaId> {
         if let Some(node) = level.iter().find_map(|name| own_node(name, sysfs)) {
             return Some(node);
         }
-        let files = level.iter().flat_map(|name| names(&sysfs.join("class/net").join(name)));
+        let files = level.iter().flat_map(|name| names_in(&sysfs.join("class/net").join(name)));
         level = files.filter_map(|file| Some(file.strip_prefix("lower_")?.to_owned())).collect();
     }
     None
@@ -189,18 +203,12 @@ fn own_node(interface: &str, sysfs: &Path) -> Option<NumaId> {
     said.trim().parse().ok().map(NumaId) // one that belongs to no node has -1
 }
 
-/// What lies in a folder, sorted; nothing if there is none.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    names
-}
-
-/// Opens the transport of the control plane, which sleeps rather than spins.
-pub(crate) fn open_control(config: &VanConfig) -> Result<Box<dyn Transport>> {
-    Ok(Box::new(Tcp::new(config)?))
+/// Opens the transport of the control plane beside `van`, which sleeps rather than spins.
+pub(crate) fn open_control(van: Van, config: &VanConfig) -> Result<Box<dyn Transport>> {
+    Ok(match van {
+        Van::Sim => Box::new(simulated()?.control_transport(config)),
+        _ => Box::new(Tcp::new(config)?),
+    })
 }
 
 #[cfg(test)]
@@ -214,6 +222,7 @@ mod tests {
             assert_eq!(van.to_string().parse::<Van>().unwrap(), van);
             assert_eq!(serde_json::to_string(&van).unwrap(), format!("\"{van}\""));
         }
+        assert!("sim".parse::<Van>().is_err(), "it does not join processes");
         let error = "pigeon".parse::<Van>().unwrap_err().to_string();
         assert!(VANS.iter().all(|van| error.contains(&van.to_string())), "{error}");
     }

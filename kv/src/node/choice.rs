@@ -55,7 +55,7 @@ pub(crate) fn choose(nodes: &[(String, &[Candidate])]) -> (Option<Van>, Vec<Stri
         nodes.iter().any(|(_, candidates)| candidates.iter().any(|known| known.van == *van))
     };
     let mut passed_over = Vec::new();
-    for van in VANS.into_iter().filter(is_known) {
+    for van in VANS.into_iter().chain([Van::Sim]).filter(is_known) {
         match lacks(van, nodes) {
             None => return (Some(van), passed_over),
             Some(line) => passed_over.push(line),

@@ -133,7 +133,7 @@ impl Member {
     fn ask(&mut self, what: &Ask, timeout: Duration, missing: &str) -> Result<Vec<u8>> {
         self.asked += 1;
         control::ask(&mut self.endpoint, self.scheduler, self.asked, what)?;
-        let began = Instant::now();
+        let began = self.endpoint.now();
         let mut said = began;
         loop {
             let mut answer = None;
@@ -144,7 +144,8 @@ impl Member {
             if self.ended {
                 return Err(self.lost("it has ended the job".to_owned()));
             }
-            if began.elapsed() > timeout {
+            let now = self.endpoint.now();
+            if now - began > timeout {
                 let seconds = timeout.as_secs_f64();
                 let missing = format!("{missing} (the scheduler at {} knows which)", self.address);
                 return Err(Error::Timeout {
@@ -153,8 +154,8 @@ impl Member {
                     missing,
                 });
             }
-            if said.elapsed() > Duration::from_secs(10) {
-                said = Instant::now();
+            if now - said > Duration::from_secs(10) {
+                said = now;
                 tracing::warn!(scheduler = self.address, "still waiting for {missing}");
             }
             self.endpoint.wait(NAP)?;
@@ -204,7 +205,7 @@ impl Member {
 pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
     let mut van = config.van_config(0);
     (van.wait, van.credits) = (Wait::Block, 64);
-    let mut endpoint = Endpoint::new(backend::open_control(&van)?, 0, van.credits);
+    let mut endpoint = Endpoint::new(backend::open_control(config.van, &van)?, 0, van.credits);
     let began = Instant::now();
     let mut said = began;
     let mut attempts = 0;

@@ -14,9 +14,11 @@ mod placement;
 mod roles;
 mod scheduler;
 
+pub(crate) use backend::simulated;
 pub use backend::{Nic, VANS, Van, nic, open};
 pub use control::{Role, Roster};
 pub use member::{Member, Task};
 pub use placement::{Numa, Seating};
+pub(crate) use roles::run_simulated_server;
 pub use roles::{App, Apps, WorkerNode, client, run_server, run_worker};
 pub use scheduler::{Scheduler, Target, TaskId};

@@ -10,7 +10,7 @@ use caravan_van::Endpoint;
 
 use super::backend::{self, Van};
 use super::choice::{self, Candidate};
-use super::control::Role;
+use super::control::{Role, Roster};
 use super::heart;
 use super::member::Member;
 use super::placement::Seating;
@@ -176,6 +176,25 @@ pub fn run_server(
         }
         outcome
     })
+}
+
+/// Joins as a server of one thread on a simulated network, where threads must not wait for each other by other means than
+/// the network's, and serves until `stop` is set.
+///
+/// # Errors
+/// As [`run_server`].
+pub(crate) fn run_simulated_server(
+    config: &NodeConfig,
+    rank: usize,
+    handles: &Handles,
+    stop: &AtomicBool,
+) -> Result<()> {
+    let opened = backend::open_all(config)?;
+    let vans = choice::candidates(&opened);
+    let member = Member::join(config, Role::Server, Some(rank), vans)?;
+    let Roster { node, van, first_thread, ref servers, .. } = *member.roster();
+    let endpoint = Endpoint::new(choice::take(opened, van)?, node, config.credits);
+    ServerThread::new(endpoint, first_thread, servers.len(), handles.clone()).run(stop)
 }
 
 type Started<'scope> = (

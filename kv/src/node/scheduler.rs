@@ -3,7 +3,7 @@
 //! It has no thread of its own: whoever drives the job calls it, and while it waits for something it serves everybody.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use caravan_van::wire::Kind;
 use caravan_van::{Arrival, Endpoint, Message, PeerId, Wait};
@@ -55,8 +55,8 @@ pub struct Scheduler {
     /// Once all have joined: the van that all take, or why there is none.
     chosen: Option<Result<Van, String>>,
     ended: Option<String>,
-    /// When it last looked for signs of life.
-    looked: Instant,
+    /// When it last looked for signs of life, by the endpoint's clock.
+    looked: Duration,
 }
 
 /// A rank at a barrier, and where to answer what.
@@ -68,7 +68,7 @@ struct Member {
     pid: u32,
     /// Which vans it can take; only the chosen one when that is known.
     vans: Vec<Candidate>,
-    seen: Instant,
+    seen: Duration,
     lost: Option<String>,
 }
 
@@ -94,9 +94,10 @@ impl Scheduler {
         let mut van = config.node.van_config(0);
         van.listen = config.node.scheduler.clone();
         (van.wait, van.credits) = (Wait::Block, CREDITS);
-        let endpoint = Endpoint::new(backend::open_control(&van)?, 0, CREDITS);
+        let endpoint = Endpoint::new(backend::open_control(config.node.van, &van)?, 0, CREDITS);
         let mut config = config.clone();
         config.node.scheduler = endpoint.address().to_owned();
+        let looked = endpoint.now();
         Ok(Scheduler {
             endpoint,
             config,
@@ -108,7 +109,7 @@ impl Scheduler {
             task_count: 0,
             chosen: None,
             ended: None,
-            looked: Instant::now(),
+            looked,
         })
     }
 
@@ -133,7 +134,7 @@ impl Scheduler {
     /// what `check` says.
     pub fn gather(&mut self, mut check: impl FnMut() -> Result<()>) -> Result<Van> {
         let timeout = self.config.node.join_timeout;
-        let began = Instant::now();
+        let began = self.endpoint.now();
         let mut said = began;
         loop {
             if let Some(chosen) = &self.chosen {
@@ -141,7 +142,8 @@ impl Scheduler {
             }
             check()?;
             self.poll()?;
-            if began.elapsed() > timeout {
+            let now = self.endpoint.now();
+            if now - began > timeout {
                 let what = format!("the cluster at {}", self.address());
                 return Err(Error::Timeout {
                     what,
@@ -149,8 +151,8 @@ impl Scheduler {
                     missing: self.missing(),
                 });
             }
-            if said.elapsed() > SAY_EVERY {
-                said = Instant::now();
+            if now - said > SAY_EVERY {
+                said = now;
                 tracing::warn!(
                     missing = self.missing(),
                     scheduler = self.address(),
@@ -242,12 +244,12 @@ impl Scheduler {
     /// # Errors
     /// Only when the control van itself is broken.
     pub fn poll(&mut self) -> Result<bool> {
-        if self.looked.elapsed() > self.config.node.heartbeat {
+        let now = self.endpoint.now();
+        if now - self.looked > self.config.node.heartbeat {
             // It was this side that did not listen: nobody counts as silent for that.
-            let now = Instant::now();
             self.members.values_mut().for_each(|member| member.seen = now);
         }
-        self.looked = Instant::now();
+        self.looked = now;
         let mut arrivals = Vec::new();
         let any = self.endpoint.poll(&mut arrivals)?;
         for arrival in arrivals {
@@ -277,8 +279,8 @@ impl Scheduler {
             // A lane that breaks now belongs to a node that has ended, too.
             let _ = control::ask(&mut self.endpoint, member.peer, self.task_count, &Order::End);
         }
-        let began = Instant::now();
-        while began.elapsed() < Duration::from_secs(2)
+        let until = self.endpoint.now() + Duration::from_secs(2);
+        while self.endpoint.now() < until
             && self.members.values().any(|member| member.lost.is_none())
         {
             self.poll()?;
@@ -320,7 +322,7 @@ impl Scheduler {
                     joined_as: timestamp,
                     pid,
                     vans,
-                    seen: Instant::now(),
+                    seen: self.endpoint.now(),
                     lost: None,
                 };
                 tracing::info!(node = describe(role, rank, &member), "joined");
@@ -362,7 +364,7 @@ impl Scheduler {
             Ask::Alive { role, rank } => {
                 self.lanes.insert(peer, (role, rank));
                 if let Some(member) = self.members.get_mut(&(role, rank)) {
-                    member.seen = Instant::now();
+                    member.seen = self.endpoint.now();
                 }
                 let pulse = Pulse { ended: self.ended.clone() };
                 control::answer(&mut self.endpoint, peer, timestamp, &pulse)?;
@@ -456,9 +458,9 @@ impl Scheduler {
     /// # Errors
     /// [`Error::NodeLost`] names the first that is not.
     pub fn check_members(&mut self) -> Result<()> {
-        let patience = self.config.node.heartbeat * 5;
+        let (patience, now) = (self.config.node.heartbeat * 5, self.endpoint.now());
         for (&(role, rank), member) in &self.members {
-            let silent = member.seen.elapsed();
+            let silent = now.saturating_sub(member.seen);
             let reason = match &member.lost {
                 Some(reason) => reason.clone(),
                 None if silent > patience && self.hears_hearts() => {

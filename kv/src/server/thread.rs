@@ -18,6 +18,7 @@ use crate::consistency::Admission;
 use crate::error::Result;
 use crate::filter::{AtServer, List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
 use crate::op::Op;
+use crate::spent::Spent;
 use crate::table::TableSpec;
 
 /// One sleep while idle: how long it takes at most to notice that the server shall stop.
@@ -256,6 +257,7 @@ impl ServerThread {
             None => self.serve_block(peer, message, list),
             Some(Op::Create) => self.create(peer, message).map(|()| Left::Nothing),
             Some(Op::Command) => self.command(peer, message).map(|()| Left::Nothing),
+            Some(Op::Spent) => self.say_spent(peer, message).map(|()| Left::Nothing),
             Some(Op::Keys) => Err("nobody asked for these keys".to_owned()),
             Some(op) => self.serve(peer, message, list, op),
         };
@@ -369,6 +371,13 @@ impl ServerThread {
     fn command(&mut self, peer: PeerId, message: &Message) -> Result<(), String> {
         let entry = find(&mut self.tables, message.table())?;
         let reply = entry.shard.command(message.sender(), message.values())?;
+        self.post(peer, Draft { values: Values::Copied(&reply), ..answer(Kind::Reply, message) });
+        Ok(())
+    }
+
+    fn say_spent(&mut self, peer: PeerId, message: &Message) -> Result<(), String> {
+        let spent = Spent::of_this_thread(&self.endpoint.counters());
+        let reply = serde_json::to_vec(&spent).map_err(|error| error.to_string())?;
         self.post(peer, Draft { values: Values::Copied(&reply), ..answer(Kind::Reply, message) });
         Ok(())
     }

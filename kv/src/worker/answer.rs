@@ -238,7 +238,7 @@ fn keep(slot: &mut Slot, at: usize, message: Message) -> Result<(), String> {
     if bytes > 0 && found != bytes {
         return Err(wrong_bytes(found, bytes));
     }
-    if bytes == 0 && slot.what != What::Command && lengths != keys {
+    if bytes == 0 && !matches!(slot.what, What::Command | What::Spent) && lengths != keys {
         return Err(format!(
             "it answered with lengths for {lengths} keys where {keys} were asked for"
         ));
@@ -273,7 +273,7 @@ fn assemble(slot: &mut Slot, memory: &Pool) -> Result<()> {
     let answer = &mut slot.answer;
     match slot.what {
         What::Push | What::Create => {}
-        What::Command => {
+        What::Command | What::Spent => {
             let messages = slot.messages.iter().flatten();
             answer.replies = messages.map(|message| message.values().to_vec()).collect();
         }

@@ -8,6 +8,8 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::str::FromStr;
 
+use caravan_numa::names_in;
+
 use super::verbs::interface_addresses;
 
 /// An RDMA device.
@@ -55,12 +57,12 @@ pub struct Gid {
 
 /// The devices listed below `root`, which is `/sys`, by name. What cannot be read or makes no sense is left out.
 pub fn devices(root: &Path) -> Vec<DeviceInfo> {
-    let list = names(&root.join("class/infiniband")).into_iter();
+    let list = names_in(&root.join("class/infiniband")).into_iter();
     list.filter_map(|name| device(&root.join("class/infiniband").join(&name), name)).collect()
 }
 
 fn device(at: &Path, name: String) -> Option<DeviceInfo> {
-    let mut ports: Vec<PortInfo> = names(&at.join("ports"))
+    let mut ports: Vec<PortInfo> = names_in(&at.join("ports"))
         .iter()
         .filter_map(|number| port(at, number.parse().ok().filter(|&number| number > 0)?))
         .collect();
@@ -72,7 +74,7 @@ fn device(at: &Path, name: String) -> Option<DeviceInfo> {
 fn port(device: &Path, number: u8) -> Option<PortInfo> {
     let at = device.join("ports").join(number.to_string());
     let link_layer = text(&at.join("link_layer"))?;
-    let indices = names(&at.join("gids"));
+    let indices = names_in(&at.join("gids"));
     let mut gids: Vec<Gid> = indices.iter().filter_map(|index| gid(&at, index)).collect();
     gids.sort_by_key(|gid| gid.index);
     let is_infiniband = link_layer == "InfiniBand";
@@ -100,7 +102,7 @@ fn gid(port: &Path, index: &str) -> Option<Gid> {
 fn ip_interface(device: &Path, port: u8) -> Option<String> {
     const ARPHRD_INFINIBAND: u32 = 32;
     let at = device.join("device/net");
-    names(&at).into_iter().find(|name| {
+    names_in(&at).into_iter().find(|name| {
         number(&at.join(name).join("type")) == Some(ARPHRD_INFINIBAND)
             && number(&at.join(name).join("dev_port")) == Some(u32::from(port - 1))
     })
@@ -134,15 +136,6 @@ fn best(addresses: Vec<IpAddr>) -> Option<IpAddr> {
         IpAddr::V6(ip) if !ip.is_unicast_link_local() => 1,
         IpAddr::V6(_) => 2,
     })
-}
-
-/// What lies in a folder, sorted; nothing if there is none.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    names
 }
 
 /// A file's only line.

@@ -20,7 +20,8 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `connect.rs` | addresses, hello, connections through the connection manager |
+//! | `listen.rs` | which device and address, and whether a way leads to a peer |
+//! | `connect.rs` | hello, connections through the connection manager |
 //! | `queue_pair.rs` | one peer's lane: what waits, credits, batches |
 //! | `completion.rs` | what the device reports, sorted out by peer |
 //! | `window.rs` | the memory that peers may write |
@@ -32,6 +33,7 @@
 mod completion;
 mod connect;
 pub mod devices;
+mod listen;
 mod queue_pair;
 pub mod verbs;
 mod window;
@@ -48,8 +50,8 @@ use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
 use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
-pub use connect::reaches;
 use connect::{Peer, Stage};
+pub use listen::reaches;
 use queue_pair::{Lane, Unit};
 use verbs::{
     Batch, Channel, CompletionQueue, Connection, ConnectionKey, Device, Domain, POLL_MAX,
@@ -136,7 +138,7 @@ impl Rdma {
     /// As [`Rdma::new`], with receive buffers for up to `peers_max` peers, or as many as the device has.
     fn serving(config: &VanConfig, peers_max: usize) -> Result<Rdma> {
         config.check()?;
-        let (channel, listener, device, address) = connect::listen(config)?;
+        let (channel, listener, device, address) = listen::listen(config)?;
         let os = |call| move |source| Error::Os { call, source };
         let limits = device.capabilities().map_err(os("asking the RDMA device for its limits"))?;
         let domain = Domain::new(device).map_err(os("allocating a protection domain"))?;
@@ -334,7 +336,7 @@ impl Transport for Rdma {
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        let mut idle = None;
+        let mut idle = Idle::begin(self.config.wait, timeout);
         loop {
             if !std::mem::take(&mut self.looked) || !self.eager.is_empty() {
                 self.turn()?;
@@ -342,7 +344,6 @@ impl Transport for Rdma {
             if !self.ready.is_empty() {
                 return Ok(());
             }
-            let idle = idle.get_or_insert_with(|| Idle::begin(self.config.wait, timeout));
             match idle.after_empty_look() {
                 Next::Look => {}
                 Next::Return => return Ok(()),

@@ -172,7 +172,7 @@ impl Bare {
     /// # Errors
     /// What the system said.
     pub fn more_than(&mut self, count: u64, patience: Duration) -> io::Result<Option<u64>> {
-        let idle = Idle::begin(self.wait, patience);
+        let mut idle = Idle::begin(self.wait, patience);
         let mut looks = 0u32;
         loop {
             let found = self.published();

@@ -358,13 +358,12 @@ impl Transport for Shm {
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        let mut idle = None;
+        let mut idle = Idle::begin(self.config.wait, timeout);
         loop {
             let moved = (!std::mem::take(&mut self.looked) || self.touched) && self.turn()?;
             if moved || !self.ready.is_empty() {
                 return Ok(());
             }
-            let idle = idle.get_or_insert_with(|| Idle::begin(self.config.wait, timeout));
             match idle.after_empty_look() {
                 Next::Look => {}
                 Next::Return => return Ok(()),

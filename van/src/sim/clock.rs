@@ -14,14 +14,15 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use super::faults::{Faults, Random};
-use super::transport::{End, Link, Packet};
+use super::hosts::{Hosts, Pace};
+use super::transport::{End, Link, Load, Packet};
 use super::{Stopped, Unwind};
 
 /// The thread that made the network: the first participant.
 pub(super) const MAIN: usize = 0;
 
 /// Shortest wait, so that a node that spins on `wait(0)` lets time pass.
-const WAIT_MIN: Duration = Duration::from_micros(1);
+pub(super) const WAIT_MIN: Duration = Duration::from_micros(1);
 
 /// Polls in a row without a find or a wait after which a node is taken to spin for ever: time does not pass meanwhile.
 const IDLE_POLLS_MAX: u64 = 10_000_000;
@@ -32,7 +33,9 @@ pub(super) struct World(Mutex<Core>);
 /// Everything that is simulated.
 pub(super) struct Core {
     now: Duration,
+    seed: u64,
     faults: Faults,
+    hosts: Hosts,
     random: Random,
     /// A fingerprint of all steps so far.
     trace: DefaultHasher,
@@ -62,9 +65,11 @@ enum PortState {
     Crashed,
 }
 
-/// A node's thread.
+/// A node's thread, and its machine.
 struct Participant {
     name: String,
+    pace: Pace,
+    card: Card,
     thread: Option<ThreadId>,
     turn: Arc<Condvar>,
     activity: Activity,
@@ -73,6 +78,13 @@ struct Participant {
     idle_polls: u64,
     /// Why it must not go on.
     stop: Option<Stopped>,
+}
+
+/// A node's network card: when each direction has nothing left to do.
+#[derive(Default)]
+struct Card {
+    sends_until: Duration,
+    receives_until: Duration,
 }
 
 /// What a participant does.
@@ -98,6 +110,8 @@ struct Flight {
     number: u64,
     to: End,
     packet: Packet,
+    /// How long it will keep the receiver's card busy, before that has begun with it.
+    card: Option<Duration>,
 }
 
 /// No packets between two nodes until an instant.
@@ -107,10 +121,12 @@ struct Cut {
 }
 
 impl World {
-    pub(super) fn new(seed: u64, faults: Faults) -> World {
+    pub(super) fn new(seed: u64, faults: Faults, hosts: Hosts) -> World {
         let mut core = Core {
             now: Duration::ZERO,
+            seed,
             faults,
+            hosts,
             random: Random::new(seed),
             trace: DefaultHasher::new(),
             under_way: BinaryHeap::new(),
@@ -122,7 +138,7 @@ impl World {
             cuts: Vec::new(),
             stopping: false,
         };
-        core.participants.push(Participant::new("main"));
+        core.enter("main", None);
         core.participants[MAIN].thread = Some(std::thread::current().id());
         World(Mutex::new(core))
     }
@@ -132,7 +148,8 @@ impl World {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets others run until `activity` is over: until `timeout` has passed, or what it waits for has come.
+    /// Lets others run until `activity` is over: until `timeout` has passed, or what it waits for has come. Who spins must
+    /// give at least [`WAIT_MIN`].
     ///
     /// # Errors
     /// Says why the caller must not go on, if it has to stop.
@@ -147,7 +164,7 @@ impl World {
             return Err(stop.clone());
         }
         core.participants[me].activity = activity;
-        let at = core.now.saturating_add(timeout.max(WAIT_MIN));
+        let at = core.now.saturating_add(timeout);
         if at < Duration::MAX {
             core.set_alarm(me, at);
         }
@@ -260,10 +277,27 @@ impl Core {
     /// Adds a participant that runs as soon as the turn comes to it.
     pub(super) fn add_participant(&mut self, name: &str) -> usize {
         let stop = self.stop().cloned();
-        let id = self.participants.len();
-        self.participants.push(Participant { stop, ..Participant::new(name) });
+        let id = self.enter(name, stop);
         self.set_alarm(id, self.now);
         id
+    }
+
+    fn enter(&mut self, name: &str, stop: Option<Stopped>) -> usize {
+        let id = self.participants.len();
+        let pace = Pace::new(self.seed, id, &self.hosts.stragglers);
+        self.participants.push(Participant::new(name, pace, stop));
+        id
+    }
+
+    /// How long the running participant takes to compute what `work` would take a node at full speed.
+    pub(super) fn takes(&mut self, work: Duration) -> Duration {
+        let (me, now) = (self.running(), self.now);
+        self.participants[me].pace.takes(&self.hosts, now, work)
+    }
+
+    /// How long a processor is busy with a message of `bytes`.
+    pub(super) fn handling(&self, bytes: usize) -> Duration {
+        self.hosts.handling(bytes)
     }
 
     /// The number of the last participant called `name`, if it still runs.
@@ -334,33 +368,43 @@ impl Core {
         self.faults.detection
     }
 
-    /// Puts a packet of `bytes` on its way behind those before it on `link`; returns when it has left.
+    /// Puts a packet of `load` on its way behind those before it on `link`; returns when it has left.
     pub(super) fn carry(
         &mut self,
         link: &mut Link,
         from: End,
         to: End,
-        bytes: usize,
+        load: Load,
         packet: Packet,
     ) -> Duration {
         if link.broken {
             return self.now;
         }
-        let left_at = self.now.max(link.free_at).saturating_add(self.faults.sending(bytes));
+        let ready_at = self.now.saturating_add(load.after);
+        let card = if load.metered { self.hosts.passing(load.bytes) } else { None };
+        let mut left_at =
+            ready_at.max(link.free_at).saturating_add(self.faults.sending(load.bytes));
+        if let Some(card) = card {
+            let owner = self.ports[from.port as usize].owner;
+            let sends_until = &mut self.participants[owner].card.sends_until;
+            *sends_until = ready_at.max(*sends_until).saturating_add(card);
+            left_at = left_at.max(*sends_until);
+        }
         link.free_at = left_at;
         let heals_at = self.cut_until(from, to);
         if heals_at > self.now.saturating_add(self.faults.detection) {
             link.broken = true;
             let noticed_at = self.now.saturating_add(self.faults.detection);
             let reason = format!("nothing came through for {:?}", self.faults.detection);
-            self.launch(noticed_at.max(link.after_last()), to, Packet::Close(reason.clone()));
-            self.launch(noticed_at, from, Packet::Close(reason));
+            let closed = Packet::Close(reason.clone());
+            self.launch(noticed_at.max(link.after_last()), to, closed, None);
+            self.launch(noticed_at, from, Packet::Close(reason), None);
             return self.now;
         }
         let flight = self.faults.flight(&mut self.random);
         let at = left_at.max(heals_at).saturating_add(flight).max(link.after_last());
         link.last_arrival = at;
-        self.launch(at, to, packet);
+        self.launch(at, to, packet, card);
         left_at
     }
 
@@ -375,10 +419,10 @@ impl Core {
         self.cuts.iter().filter(between).map(|cut| cut.until).max().unwrap_or_default()
     }
 
-    fn launch(&mut self, at: Duration, to: End, packet: Packet) {
+    fn launch(&mut self, at: Duration, to: End, packet: Packet, card: Option<Duration>) {
         self.flights += 1;
         let (tie, number) = (self.random.next(), self.flights);
-        self.under_way.push(Flight { at, tie, number, to, packet });
+        self.under_way.push(Flight { at, tie, number, to, packet, card });
     }
 
     /// Answers a packet for a port that is gone, if its sender expects one.
@@ -389,7 +433,7 @@ impl Core {
         let delay = if crashed { self.faults.detection } else { Duration::ZERO };
         let flight = self.faults.flight(&mut self.random);
         let at = self.now.saturating_add(delay).saturating_add(flight);
-        self.launch(at, from, Packet::Close(format!("nobody is at sim:{}", to.port)));
+        self.launch(at, from, Packet::Close(format!("nobody is at sim:{}", to.port)), None);
     }
 
     fn set_alarm(&mut self, id: usize, at: Duration) {
@@ -440,8 +484,16 @@ impl Core {
 
     /// Puts the next arrival into its port; returns whom that wakes.
     fn arrive(&mut self) -> Option<usize> {
-        let Flight { at, to, packet, .. } = self.under_way.pop()?;
+        let Flight { at, to, packet, card, .. } = self.under_way.pop()?;
         self.now = self.now.max(at);
+        if let (Some(card), Some(port)) = (card, self.ports.get(to.port as usize)) {
+            // Its last byte would be here now if the card had nothing else to do.
+            let receives_until = &mut self.participants[port.owner].card.receives_until;
+            *receives_until = at.max(receives_until.saturating_add(card));
+            let placed_at = *receives_until;
+            self.launch(placed_at, to, packet, None);
+            return None;
+        }
         (self.now, to.port, to.peer, packet.fingerprint()).hash(&mut self.trace);
         match self.ports.get_mut(to.port as usize) {
             Some(port) if port.state == PortState::Open => {
@@ -485,15 +537,17 @@ impl Core {
 }
 
 impl Participant {
-    fn new(name: &str) -> Participant {
+    fn new(name: &str, pace: Pace, stop: Option<Stopped>) -> Participant {
         Participant {
             name: name.to_owned(),
+            pace,
+            card: Card::default(),
             thread: None,
             turn: Arc::new(Condvar::new()),
             activity: Activity::Running,
             alarm: None,
             idle_polls: 0,
-            stop: None,
+            stop,
         }
     }
 }

@@ -68,10 +68,14 @@ impl Faults {
 
     /// How long a connection is busy putting `bytes` on the wire.
     pub(super) fn sending(&self, bytes: usize) -> Duration {
-        let Some(rate) = self.bytes_per_second else { return Duration::ZERO };
-        let nanos = (bytes as u128 * 1_000_000_000).div_ceil(u128::from(rate.get()));
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        self.bytes_per_second.map_or(Duration::ZERO, |rate| time_on_wire(bytes, rate))
     }
+}
+
+/// How long `bytes` take at so many a second.
+pub(super) fn time_on_wire(bytes: usize, bytes_per_second: NonZeroU64) -> Duration {
+    let nanos = (bytes as u128 * 1_000_000_000).div_ceil(u128::from(bytes_per_second.get()));
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
@@ -90,13 +94,13 @@ impl Random {
     }
 
     /// True with `probability`; draws only when that is not settled already.
-    fn chance(&mut self, probability: f64) -> bool {
+    pub(super) fn chance(&mut self, probability: f64) -> bool {
         const UNIT: f64 = 1.0 / (1u64 << 53) as f64;
         probability > 0.0 && ((self.next() >> 11) as f64 * UNIT) < probability
     }
 
     /// Evenly from `range`; its start when it is empty.
-    fn between(&mut self, range: &RangeInclusive<Duration>) -> Duration {
+    pub(super) fn between(&mut self, range: &RangeInclusive<Duration>) -> Duration {
         let spread = range.end().saturating_sub(*range.start()).as_nanos();
         if spread == 0 {
             return *range.start();

@@ -3,14 +3,16 @@
 //! [`Network::transport`] gives a [`Transport`](crate::Transport) like any other. Driven from one thread, both ends of a
 //! connection can be played by hand. [`Network::spawn`] runs the real, blocking code of whole clusters: each node is a
 //! thread, but only one of them runs at any moment, and control passes from one to another only where a node waits (in
-//! [`Transport::wait`](crate::Transport::wait), [`Network::sleep`], [`Node::join`]) or ends. Computing takes no simulated
-//! time; a wait takes at least a microsecond, a poll none.
+//! [`Transport::wait`](crate::Transport::wait), [`Network::sleep`], [`Node::join`]) or ends. A wait takes at least a
+//! microsecond of simulated time. Computing takes what the node is charged with
+//! ([`Transport::charge`](crate::Transport::charge)) and a message what [`Hosts`] says: nothing, unless told otherwise.
 //!
 //! A run repeats exactly as long as the nodes' own code does: it must not look at the real clock, draw from a global
 //! generator, depend on the order of a `HashMap`, put addresses of memory into messages, or wait for each other by other
 //! means than these (that would be for ever: only one runs).
 //!
-//! Not here: what a connection means (`transport.rs`), when things happen (`clock.rs`), how messages fare (`faults.rs`).
+//! Not here: what a connection means (`transport.rs`), when things happen (`clock.rs`), how messages fare between machines
+//! (`faults.rs`) and on them (`hosts.rs`).
 //!
 //! ```
 //! use caravan_van::sim::{Faults, Network};
@@ -42,22 +44,25 @@
 
 mod clock;
 mod faults;
+mod hosts;
 #[cfg(test)]
 mod tests;
 mod transport;
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use faults::Faults;
+pub use hosts::{Hosts, Stragglers};
 pub use transport::SimTransport;
 
 use crate::config::VanConfig;
 use crate::error::Error;
-use clock::{Activity, MAIN, World};
+use clock::{Activity, MAIN, WAIT_MIN, World};
 
 /// Names the one seed that [`for_each_seed`] is to run.
 const SEED_VARIABLE: &str = "CARAVAN_SEED";
@@ -113,18 +118,39 @@ pub struct Node<T> {
     thread: JoinHandle<Option<T>>,
 }
 
+thread_local! {
+    /// Which network this thread is a node of.
+    static HERE: RefCell<Option<Arc<World>>> = const { RefCell::new(None) };
+}
+
 /// What unwinds a node that has to stop: not a panic, no message is printed.
 struct Unwind;
 
 impl Network {
     /// An empty network, at time zero. The calling thread is its first participant.
     pub fn new(seed: u64, faults: Faults) -> Network {
-        Network { world: Arc::new(World::new(seed, faults)), ends_it: true }
+        Network::of_hosts(seed, faults, Hosts::default())
+    }
+
+    /// Likewise, of machines that take time themselves.
+    pub fn of_hosts(seed: u64, faults: Faults, hosts: Hosts) -> Network {
+        Network { world: Arc::new(World::new(seed, faults, hosts)), ends_it: true }
+    }
+
+    /// The network that the calling thread is a node of, if it was started by [`Network::spawn`].
+    pub fn here() -> Option<Network> {
+        HERE.with_borrow(|world| world.clone().map(|world| Network { world, ends_it: false }))
     }
 
     /// A transport for the calling node. Addresses look like "sim:3", counted from 0 in the order of these calls.
     pub fn transport(&self, config: &VanConfig) -> SimTransport {
-        SimTransport::new(self.world.clone(), config)
+        SimTransport::new(self.world.clone(), config, true)
+    }
+
+    /// Likewise, for a control plane beside the data: few messages, which take neither bandwidth nor the time of cards and
+    /// processors, so that their lengths (of process numbers written out, say) make no difference.
+    pub fn control_transport(&self, config: &VanConfig) -> SimTransport {
+        SimTransport::new(self.world.clone(), config, false)
     }
 
     /// Starts a node: `body` runs in a thread of its own, from when the caller waits for the first time. In which order nodes
@@ -172,6 +198,7 @@ impl Network {
 
     /// Lets simulated time pass for the calling node.
     pub fn sleep(&self, duration: Duration) {
+        let duration = duration.max(WAIT_MIN);
         let slept = self.world.pause(self.world.lock(), Activity::Sleeping, duration);
         self.carry_on(slept);
     }
@@ -254,6 +281,7 @@ fn live<T>(
     body: impl FnOnce(&Network) -> T,
 ) -> Option<T> {
     let network = Network { world: world.clone(), ends_it: false };
+    HERE.set(Some(world.clone()));
     let first = world.first_turn(id);
     let run = || match first {
         Ok(()) => body(&network),

@@ -10,7 +10,8 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-use super::clock::{Activity, Core, World};
+use super::Stopped;
+use super::clock::{Activity, Core, WAIT_MIN, World};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};
@@ -54,6 +55,16 @@ impl Packet {
     }
 }
 
+/// What a packet weighs.
+#[derive(Clone, Copy)]
+pub(super) struct Load {
+    pub(super) bytes: usize,
+    /// How long its sender's processor takes until it is ready to leave.
+    pub(super) after: Duration,
+    /// Whether cards are kept busy by it.
+    pub(super) metered: bool,
+}
+
 /// One direction of a connection, as its sender keeps it.
 #[derive(Default)]
 pub(super) struct Link {
@@ -79,6 +90,10 @@ impl Link {
 pub struct SimTransport {
     world: Arc<World>,
     port: u32,
+    /// Whether messages take the time of cards and processors.
+    metered: bool,
+    /// How long the processor has yet to be busy with messages that were sent and received.
+    busy: Duration,
     address: String,
     hello: Hello,
     limits: Limits,
@@ -124,12 +139,14 @@ enum Found {
 }
 
 impl SimTransport {
-    pub(super) fn new(world: Arc<World>, config: &VanConfig) -> SimTransport {
+    pub(super) fn new(world: Arc<World>, config: &VanConfig, metered: bool) -> SimTransport {
         let frame_bytes = config.frame_bytes.min(u32::MAX as usize);
         let port = world.lock().open_port();
         SimTransport {
             world,
             port,
+            metered,
+            busy: Duration::ZERO,
             address: address_of(port),
             hello: config.hello(),
             limits: Limits { frame_bytes, queue_depth: config.queue_depth, checks_bytes: false },
@@ -144,6 +161,37 @@ impl SimTransport {
 
     fn end(&self, peer: PeerId) -> End {
         End { port: self.port, peer: peer.0 }
+    }
+
+    /// What a packet weighs that leaves as soon as all before it.
+    fn load(&self, bytes: usize) -> Load {
+        let metered = self.metered;
+        Load { bytes: if metered { bytes } else { 0 }, after: self.busy, metered }
+    }
+
+    /// Enters a message that the processor is busy with.
+    fn handle(&mut self, core: &Core, bytes: usize) {
+        if self.metered {
+            self.busy += core.handling(bytes);
+        }
+    }
+
+    /// Lets the time pass that messages have taken since the last time.
+    fn catch_up(&mut self) -> Result<()> {
+        match std::mem::take(&mut self.busy) {
+            Duration::ZERO => Ok(()),
+            busy => self.sleep(busy),
+        }
+    }
+
+    /// Lets time pass, whatever arrives meanwhile.
+    fn sleep(&self, time: Duration) -> Result<()> {
+        let slept = self.world.pause(self.world.lock(), Activity::Sleeping, time);
+        self.carry_on(slept)
+    }
+
+    fn carry_on(&self, went: std::result::Result<(), Stopped>) -> Result<()> {
+        went.or_else(|stopped| self.world.stop_here(stopped)).map_err(|stopped| stopped.as_error())
     }
 
     fn add_lane(&mut self, address: String) -> PeerId {
@@ -172,20 +220,23 @@ impl SimTransport {
 
     /// Hands over what was posted, and drops what has left.
     fn hand_over(&mut self, core: &mut Core) {
-        for (&peer, lane) in &mut self.lanes {
+        let mut lanes = std::mem::take(&mut self.lanes);
+        for (&peer, lane) in &mut lanes {
             let LaneState::Up(to) = lane.state else { continue };
-            let from = End { port: self.port, peer: peer.0 };
+            let from = self.end(peer);
             while let Some(posted) = lane.posted.pop_front() {
                 let (packet, bytes) = posted.packet();
                 self.counters.frames_sent += u64::from(matches!(posted, Posted::Frame(_)));
                 self.counters.bytes_sent += bytes as u64;
-                let left_at = core.carry(&mut lane.link, from, to, bytes, packet);
+                self.handle(core, bytes);
+                let left_at = core.carry(&mut lane.link, from, to, self.load(bytes), packet);
                 lane.leaving.push_back((left_at, posted));
             }
             while lane.leaving.front().is_some_and(|(left_at, _)| *left_at <= core.now()) {
                 lane.leaving.pop_front();
             }
         }
+        self.lanes = lanes;
     }
 
     /// Handles everything that has arrived: what there is to report is in `found` afterwards.
@@ -196,11 +247,13 @@ impl SimTransport {
                 Packet::Connect { from, hello } => self.answer(core, from, &hello),
                 Packet::Accept { from, hello } => self.accepted(core, peer, from, &hello),
                 Packet::Frame(bytes) if self.lane_up(peer).is_ok() => {
+                    self.handle(core, bytes.len() + FRAME_PREFIX);
                     self.counters.frames_received += 1;
                     self.counters.bytes_received += (bytes.len() + FRAME_PREFIX) as u64;
                     self.found.push_back((peer, Found::Frame(bytes)));
                 }
                 Packet::Write { key, at, data } if self.lane_up(peer).is_ok() => {
+                    self.handle(core, FRAME_PREFIX);
                     self.counters.bytes_received += (data.len() + FRAME_PREFIX) as u64;
                     match self.place(peer, key, at, &data) {
                         Ok(written) => self.found.push_back((peer, written)),
@@ -223,26 +276,27 @@ impl SimTransport {
             Ok(hello) => hello,
             Err(reason) => {
                 let close = Packet::Close(format!("refused: {reason}"));
-                core.carry(&mut Link::default(), here, from, 0, close);
+                core.carry(&mut Link::default(), here, from, self.load(0), close);
                 return;
             }
         };
         let peer = self.add_lane(address_of(from.port));
         let here = self.end(peer);
         let own = self.hello.as_bytes();
-        let accept = Packet::Accept { from: here, hello: own.into() };
+        let (accept, load) =
+            (Packet::Accept { from: here, hello: own.into() }, self.load(own.len()));
         if let Some(lane) = self.lanes.get_mut(&peer) {
             lane.open(from, &hello);
-            core.carry(&mut lane.link, here, from, own.len(), accept);
+            core.carry(&mut lane.link, here, from, load, accept);
         }
         self.found.push_back((peer, Found::Connected(hello)));
     }
 
     fn accepted(&mut self, core: &mut Core, peer: PeerId, from: End, hello: &[u8]) {
-        let here = self.end(peer);
+        let (here, load) = (self.end(peer), self.load(0));
         let Some(lane) = self.lanes.get_mut(&peer) else {
             let close = Packet::Close("it no longer wants the connection".to_owned());
-            core.carry(&mut Link::default(), here, from, 0, close);
+            core.carry(&mut Link::default(), here, from, load, close);
             return;
         };
         if !matches!(lane.state, LaneState::Connecting) {
@@ -255,7 +309,7 @@ impl SimTransport {
             }
             Err(reason) => {
                 let close = Packet::Close(format!("refused: {reason}"));
-                core.carry(&mut lane.link, here, from, 0, close);
+                core.carry(&mut lane.link, here, from, load, close);
                 self.lose(peer, reason);
             }
         }
@@ -270,11 +324,11 @@ impl SimTransport {
 
     /// Tells a connected peer that this side is done with it.
     fn hang_up(&mut self, core: &mut Core, peer: PeerId, reason: String) {
-        let here = self.end(peer);
+        let (here, load) = (self.end(peer), self.load(0));
         if let Some(lane) = self.lanes.get_mut(&peer)
             && let LaneState::Up(to) = lane.state
         {
-            core.carry(&mut lane.link, here, to, 0, Packet::Close(reason));
+            core.carry(&mut lane.link, here, to, load, Packet::Close(reason));
         }
     }
 
@@ -336,9 +390,10 @@ impl Transport for SimTransport {
         let peer = self.add_lane(address.to_owned());
         let (from, to) = (self.end(peer), End { port, peer: LISTENER });
         let hello = self.hello.as_bytes();
-        let connect = Packet::Connect { from, hello: hello.into() };
+        let (connect, load) =
+            (Packet::Connect { from, hello: hello.into() }, self.load(hello.len()));
         if let Some(lane) = self.lanes.get_mut(&peer) {
-            self.world.lock().carry(&mut lane.link, from, to, hello.len(), connect);
+            self.world.lock().carry(&mut lane.link, from, to, load, connect);
         }
         Ok(peer)
     }
@@ -389,6 +444,7 @@ impl Transport for SimTransport {
             core.polled_in_vain();
         }
         drop(core);
+        self.catch_up()?;
         while let Some((peer, found)) = self.found.pop_front() {
             events.push(match found {
                 Found::Connected(hello) => Event::Connected { peer, hello },
@@ -415,6 +471,10 @@ impl Transport for SimTransport {
         let world = self.world.clone();
         let mut core = world.lock();
         self.hand_over(&mut core);
+        if !self.busy.is_zero() {
+            drop(core);
+            return self.catch_up();
+        }
         if core.has_arrivals(self.port) || !self.found.is_empty() {
             return Ok(());
         }
@@ -422,8 +482,16 @@ impl Transport for SimTransport {
         let room_at = self.lanes.values().filter_map(|lane| lane.room_at(depth)).min();
         let until_room = room_at.map_or(timeout, |at| at.saturating_sub(core.now()));
         self.counters.sleeps += 1;
-        let paused = world.pause(core, Activity::Waiting, timeout.min(until_room));
-        paused.or_else(|stopped| world.stop_here(stopped)).map_err(|stopped| stopped.as_error())
+        let timeout = timeout.min(until_room).max(WAIT_MIN);
+        self.carry_on(world.pause(core, Activity::Waiting, timeout))
+    }
+
+    fn charge(&mut self, work: Duration) -> Result<()> {
+        if work.is_zero() {
+            return Ok(());
+        }
+        let takes = self.world.lock().takes(work);
+        self.sleep(takes)
     }
 
     fn now(&self) -> Duration {
@@ -440,12 +508,13 @@ impl Drop for SimTransport {
         let mut core = self.world.lock();
         let crashed = core.close_port(self.port);
         let silence = if crashed { core.detection() } else { Duration::ZERO };
+        let load = self.load(0);
         let reason = if crashed { "it no longer answers" } else { "it closed the connection" };
         for (peer, lane) in &mut self.lanes {
             if let LaneState::Up(to) = lane.state {
                 let here = End { port: self.port, peer: peer.0 };
                 lane.link.free_at = lane.link.free_at.max(core.now().saturating_add(silence));
-                core.carry(&mut lane.link, here, to, 0, Packet::Close(reason.to_owned()));
+                core.carry(&mut lane.link, here, to, load, Packet::Close(reason.to_owned()));
             }
         }
     }

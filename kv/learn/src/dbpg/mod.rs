@@ -33,6 +33,7 @@
 pub mod blocks;
 mod centre;
 mod cholesky;
+mod cost;
 pub mod example;
 pub mod gradient;
 mod job;

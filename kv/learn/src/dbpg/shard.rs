@@ -275,15 +275,17 @@ impl Shard {
     }
 
     fn report(&self) -> Report {
+        // Real time has no place in a simulated run, where there is no process either.
+        let (process, peak_rss_mib) = crate::memory::process();
         Report {
             penalty: self.state.penalty(),
             nonzeros: self.state.nonzeros(),
             active: self.state.active_count(),
             steepest: self.state.steepest(),
             coordinates: self.state.keys().len(),
-            busy_seconds: self.busy.as_secs_f64(),
-            peak_rss_mib: crate::memory::peak_rss_mib(),
-            process: std::process::id(),
+            busy_seconds: if process == 0 { 0.0 } else { self.busy.as_secs_f64() },
+            peak_rss_mib,
+            process,
         }
     }
 

@@ -70,7 +70,8 @@ pub struct Driver<'a> {
     blocks: Vec<KeyBlock>,
     rows: u64,
     load_seconds: f64,
-    began: Instant,
+    /// By the servers' clock, as all times of training.
+    began: Duration,
     pace: Pace,
     task: u64,
     left_out: usize,
@@ -103,7 +104,7 @@ impl<'a> Driver<'a> {
         };
         let rule = Proximal { free: intercept_key(job, keys)?, ..job.proximal };
         let mut servers = cluster.client()?;
-        let began = Instant::now();
+        let began = servers.now();
         let loaded = if job.screen { screen(cluster, &mut servers, job, keys)? } else { loaded };
         let nonzeros = loaded.iter().map(|loaded| loaded.nonzeros).sum();
         let most = loaded.iter().map(|loaded| loaded.nonzeros).max().unwrap_or(0);
@@ -223,9 +224,9 @@ impl<'a> Driver<'a> {
         if let Some(last) = last.filter(|last| last.stop == Stop::Done) {
             self.centre(&last)?;
         }
-        let seconds = self.began.elapsed().as_secs_f64();
+        let seconds = self.seconds();
         let model = self.model()?;
-        self.began = Instant::now();
+        self.began = self.servers.now();
         self.rss.insert(std::process::id(), crate::memory::peak_rss_mib());
         Ok(Trained {
             model,
@@ -326,12 +327,12 @@ impl<'a> Driver<'a> {
         rule: &mut StopRule,
     ) -> caravan_kv::Result<(Progress, f64)> {
         let (job, delay) = (self.job, self.pace.delay());
-        let began = Instant::now();
+        let began = self.servers.now();
         let violation = last.map(|last| last.violation);
         let threshold = schedule::kkt_threshold(violation, self.rows, job.kkt_ratio);
         let blocks = job.order.of_pass(pass, self.blocks.len());
         let passed = self.tasks(blocks, threshold, delay, reset)?;
-        let took = began.elapsed();
+        let took = self.servers.now() - began;
         let reports: Vec<Report> = self.tell_servers(&Command::Report)?;
         let seen = passed.iter().map(|passed| (passed.process, passed.peak_rss_mib));
         self.rss
@@ -342,10 +343,10 @@ impl<'a> Driver<'a> {
             objective: loss + penalty,
             nonzeros: reports.iter().map(|report| report.nonzeros).sum(),
         };
-        let polishing = Instant::now();
+        let polishing = self.servers.now();
         let Polished { objective, nonzeros } =
             self.polish(after_pass, last.map(|last| last.objective))?;
-        let polish = polishing.elapsed().as_secs_f64();
+        let polish = (self.servers.now() - polishing).as_secs_f64();
         let (relative, mut stop) = rule.after_pass(objective);
         if stop == Stop::Continue && objective < after_pass.objective {
             stop = rule.request_reset();
@@ -353,7 +354,7 @@ impl<'a> Driver<'a> {
         let steepest = reports.iter().map(|report| report.steepest).fold(0.0, f64::max);
         let report = Progress {
             pass,
-            seconds: self.began.elapsed().as_secs_f64(),
+            seconds: self.seconds(),
             objective,
             relative,
             nnz: nonzeros,
@@ -365,11 +366,16 @@ impl<'a> Driver<'a> {
             threshold,
             lambda: self.rule.lambda,
             delay,
-            times: times(&passed, &reports, polish, began.elapsed()),
+            times: times(&passed, &reports, polish, self.servers.now() - began),
             columns_computed: passed.iter().map(|passed| passed.columns_computed).sum(),
             stop,
         };
         Ok((report, steepest))
+    }
+
+    /// Since training began.
+    fn seconds(&self) -> f64 {
+        (self.servers.now() - self.began).as_secs_f64()
     }
 
     /// Polishes what a pass has left, if the job wants that.

@@ -7,13 +7,14 @@ use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use caravan_kv::error::with_sources;
 use caravan_kv::{App, Table, TableSpec, Timestamp, WorkerNode};
 use serde::{Deserialize, Serialize};
 
 use super::blocks::KeyBlock;
+use super::cost;
 use super::gradient::{Columns, Curvature, TrustRegion, Worker};
 use super::newton::Support;
 use super::polish;
@@ -454,14 +455,15 @@ impl Pass<'_> {
         }
         let loss = self.loss()?;
         let counters = self.node.worker.counters();
+        let (process, peak_rss_mib) = crate::memory::process();
         Ok(Passed {
             loss,
             busy_seconds: self.training.busy.as_secs_f64(),
             columns_computed: self.training.columns_computed,
             bytes_sent: counters.bytes_sent,
             bytes_received: counters.bytes_received,
-            peak_rss_mib: crate::memory::peak_rss_mib(),
-            process: std::process::id(),
+            peak_rss_mib,
+            process,
         })
     }
 
@@ -483,9 +485,10 @@ impl Pass<'_> {
         if own.is_empty() {
             return Ok(());
         }
-        let began = Instant::now();
+        let began = self.node.worker.now();
         let asked = self.training.gradient(&self.data.columns(), own, self.exact);
-        self.training.busy += began.elapsed();
+        let columns = asked.iter().map(|&j| j as usize);
+        self.spent(began, cost::gradient(&self.data.columns(), columns))?;
         if asked.is_empty() {
             return Ok(());
         }
@@ -504,7 +507,7 @@ impl Pass<'_> {
             self.training.pending.pop_front_if(|pending| pending.task <= task)
         {
             self.receive(&mut pending)?;
-            self.apply(&pending);
+            self.apply(&pending)?;
         }
         Ok(())
     }
@@ -538,10 +541,21 @@ impl Pass<'_> {
         Ok(())
     }
 
-    fn apply(&mut self, pending: &Pending) {
-        let began = Instant::now();
-        self.training.state.set(&self.data.columns(), pending.updates());
-        self.training.busy += began.elapsed();
+    fn apply(&mut self, pending: &Pending) -> caravan_kv::Result<()> {
+        let (began, columns) = (self.node.worker.now(), self.data.columns());
+        let held = self.training.state.weights();
+        let changes = pending.updates().filter(|&(j, (weight, _))| weight != held[j]);
+        let cost = cost::update(&columns, changes.map(|(j, _)| j));
+        self.training.state.set(&columns, pending.updates());
+        self.spent(began, cost)
+    }
+
+    /// Enters computing that began at `began`, by the van's clock; a simulated one is told that it takes `cost`.
+    fn spent(&mut self, began: Duration, cost: Duration) -> caravan_kv::Result<()> {
+        let worker = &mut self.node.worker;
+        worker.charge(cost)?;
+        self.training.busy += worker.now() - began;
+        Ok(())
     }
 
     /// The loss at the servers' weights: all answers of the pass have come. With an exact delay they are not yet applied to
@@ -555,7 +569,7 @@ impl Pass<'_> {
         if !self.exact {
             self.apply_through(u64::MAX)?;
         }
-        let began = Instant::now();
+        let began = self.node.worker.now();
         let mut loss = self.training.state.loss();
         if !self.training.pending.is_empty() {
             let mut ahead = self.training.state.clone();
@@ -564,7 +578,7 @@ impl Pass<'_> {
             }
             loss = ahead.loss();
         }
-        self.training.busy += began.elapsed();
+        self.spent(began, cost::loss(self.data.labels.len()))?;
         Ok(loss)
     }
 }

@@ -1,6 +1,6 @@
 //! The queue of buffers in which messages to many queue pairs are received.
 
-use std::cell::{RefCell, UnsafeCell};
+use std::cell::{Ref, RefCell, UnsafeCell};
 use std::fmt;
 use std::io;
 use std::ptr::NonNull;
@@ -94,13 +94,36 @@ impl ReceiveQueue {
         let before = state.buffers[at].replace(buffer);
         debug_assert!(before.is_none(), "a free slot has no buffer");
         std::mem::forget(before); // is none, which need not be asked
-        let (first, last) = state.chain.unwrap_or((slot, slot));
-        if last != slot {
-            // SAFETY: as above, for the slot that was linked before.
-            unsafe { (*receives.work[last as usize].get()).next = receives.work[at].get() };
-        }
-        state.chain = Some((first, slot));
+        receives.link(&mut state, slot);
         Ok(())
+    }
+
+    /// The message of `bytes` bytes, or as many as its buffer has, that was received in `slot`, where it lies. None if the slot is
+    /// another queue's.
+    #[inline]
+    pub fn message(&self, slot: &Slot, bytes: u32) -> Option<Ref<'_, [u8]>> {
+        if slot.queue != self.0.serial {
+            return None;
+        }
+        let buffer = |state| {
+            Ref::filter_map(state, |state: &ReceiveState| {
+                let buffer = state.buffers.get(slot.index as usize)?.as_ref()?;
+                Some(&buffer[..buffer.len().min(bytes as usize)])
+            })
+        };
+        buffer(self.0.state.borrow()).ok()
+    }
+
+    /// Takes the buffer in which a message was received for one more, as it is: [`ReceiveQueue::take`] and
+    /// [`ReceiveQueue::supply`] in one. No effect if the slot is another queue's.
+    #[inline]
+    pub fn again(&mut self, slot: Slot) {
+        let mut state = self.0.state.borrow_mut();
+        if slot.queue == self.0.serial
+            && matches!(state.buffers.get(slot.index as usize), Some(Some(_)))
+        {
+            self.0.link(&mut state, slot.index);
+        }
     }
 
     /// Gives the device what was supplied since the last time, in one call.
@@ -155,6 +178,17 @@ fn too_long() -> Error {
 }
 
 impl Receives {
+    /// Links a slot, whose buffer the device does not have, behind those that are to be rung.
+    #[inline]
+    fn link(&self, state: &mut ReceiveState, slot: u32) {
+        let (first, last) = state.chain.unwrap_or((slot, slot));
+        if last != slot {
+            // SAFETY: slots that are linked and not rung are nobody else's to refer to.
+            unsafe { (*self.work[last as usize].get()).next = self.work[slot as usize].get() };
+        }
+        state.chain = Some((first, slot));
+    }
+
     pub(super) fn raw(&self) -> NonNull<ffi::ibv_srq> {
         self.queue
     }

@@ -1,0 +1,131 @@
+//! The steps between a message and a socket, each alone: memory, an endpoint's frames, and their way through a stream. Nothing waits.
+//!
+//! `cargo bench -p caravan-bench --bench lane` runs all; the steps above are in `steps.rs`.
+
+#![forbid(unsafe_code)]
+
+#[path = "../examples/wire/mod.rs"]
+mod wire;
+
+use std::hint::black_box;
+use std::io::IoSlice;
+
+use caravan_van::offers::Offers;
+use caravan_van::stream::{Receiver, SLICES_MAX, Sender};
+use caravan_van::wire::Kind;
+use caravan_van::{
+    Arrival, Coding, Draft, Endpoint, FRAME_PREFIX, PeerId, Pool, Shared, Values, VanConfig,
+};
+use criterion::{Criterion, Throughput};
+use wire::{CREDITS, Frames, PEER, Wire};
+
+/// Messages that leave together.
+const TOGETHER: usize = 64;
+
+fn main() {
+    let mut criterion = Criterion::default().without_plots().configure_from_args();
+    memory(&mut criterion);
+    endpoint(&mut criterion);
+    stream(&mut criterion);
+    criterion.final_summary();
+}
+
+/// A slot taken and given back, and one that is shared, sliced and let go in parts.
+fn memory(criterion: &mut Criterion) {
+    let pool = Pool::new(64 << 20);
+    let mut group = criterion.benchmark_group("memory");
+    for bytes in [64, 4 << 10, 64 << 10, 1 << 20] {
+        group.bench_function(format!("allocate/{bytes}_B"), |bench| {
+            bench.iter(|| black_box(pool.allocate(bytes).expect("there is room")));
+        });
+    }
+    group.bench_function("share_and_slice", |bench| {
+        bench.iter(|| {
+            let whole = pool.allocate(4 << 10).expect("there is room").share();
+            let parts: [Shared; 2] = [whole.slice(..64), whole.slice(64..)];
+            black_box(parts);
+        });
+    });
+    group.finish();
+}
+
+/// Requests of one key posted, carried, taken in and answered, one at a time and many: both endpoints, no wire, no table.
+fn endpoint(criterion: &mut Criterion) {
+    let (there, back) = (Frames::default(), Frames::default());
+    let mut server = Endpoint::new(Wire::new(&back, &there, || {}), 2, CREDITS);
+    let mut worker = Endpoint::new(Wire::new(&there, &back, || {}), 1, CREDITS);
+    let (mut arrivals, mut coding) = (Vec::new(), Coding::plain());
+    for end in [&mut server, &mut worker] {
+        end.poll(&mut arrivals).expect("the wire holds"); // hello
+    }
+    let values = [1; 64];
+    let mut timestamp = 0;
+    let mut exchange = |count: usize| {
+        for _ in 0..count {
+            timestamp += 1;
+            let values = Values::Copied(&values);
+            let draft = Draft { timestamp, keys: &[7], values, ..Draft::new(Kind::Request) };
+            worker.post(PEER, draft, &mut coding).expect("there is a credit");
+        }
+        worker.poll(&mut arrivals).expect("the wire holds");
+        arrivals.clear();
+        server.poll(&mut arrivals).expect("the wire holds");
+        for arrival in arrivals.drain(..) {
+            if let Arrival::Message { peer, message } = arrival {
+                server.answer(peer, message.timestamp()).expect("the lane is open");
+            }
+        }
+        server.poll(&mut arrivals).expect("the wire holds");
+        worker.poll(&mut arrivals).expect("the wire holds");
+        arrivals.clear();
+    };
+    let mut group = criterion.benchmark_group("endpoint");
+    for count in [1, TOGETHER] {
+        group.throughput(Throughput::Elements(count as u64));
+        group.bench_function(format!("request_and_answer/{count}_together"), |bench| {
+            bench.iter(|| exchange(count));
+        });
+    }
+    group.finish();
+}
+
+/// Frames queued, listed as slices, copied as a socket would, and cut out again.
+fn stream(criterion: &mut Criterion) {
+    let config = VanConfig::default();
+    let pool = Pool::new(64 << 20);
+    let peer = PeerId(0);
+    let mut sender = Sender::new(peer, config.hello(), config.queue_depth);
+    let mut receiver =
+        Receiver::new(peer, config.cluster, config.frame_bytes, &pool).expect("there is room");
+    let (mut offers, mut events) = (Offers::default(), Vec::new());
+    let mut carry = |count: usize, bytes: usize| {
+        for _ in 0..count {
+            let frame = pool.allocate(FRAME_PREFIX + bytes).expect("there is room");
+            sender.frame(frame).expect("the queue has room");
+        }
+        while !sender.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = sender.slices(&mut slices);
+            let into = receiver.spaces().staging;
+            let mut moved = 0;
+            for slice in &slices[..count] {
+                let here = slice.len().min(into.len() - moved);
+                into[moved..moved + here].copy_from_slice(&slice[..here]);
+                moved += here;
+            }
+            sender.sent(moved);
+            receiver
+                .received(moved, &pool, &mut offers, &mut events)
+                .expect("the stream is well-formed");
+        }
+        events.clear();
+    };
+    let mut group = criterion.benchmark_group("stream");
+    for (count, bytes) in [(1, 80), (TOGETHER, 80), (1, 16 << 10)] {
+        group.throughput(Throughput::Bytes((count * bytes) as u64));
+        group.bench_function(format!("{count}_x_{bytes}_B"), |bench| {
+            bench.iter(|| carry(count, bytes));
+        });
+    }
+    group.finish();
+}

@@ -1,0 +1,465 @@
+//! `caravan bench scale`: training by DBPG on clusters of hundreds of workers, simulated on this machine, in the shape of the
+//! figures of Li et al. (OSDI'14 section 5.1, NIPS'14 section 5): time and idle share against the delay, bytes with and without
+//! filters, speed-up with workers.
+//!
+//! Workers, servers and scheduler are the real code on the simulated van. Their time is simulated: what a message takes is said
+//! by [`Hosts`] and [`Faults`], what computing takes by counts (`kv/learn/src/dbpg/cost.rs`). So a row follows from the flags and
+//! the seed alone. With `--calibrate` the counts are held against real time instead.
+
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use caravan_kv::node::Numa;
+use caravan_kv::{Cluster, ClusterConfig, Launch, NodeConfig, Van};
+use caravan_learn::data::clicks::{self, Clicks, Format};
+use caravan_learn::dbpg::gradient::Curvature;
+use caravan_learn::dbpg::{self, Job, Progress as Pass, blocks};
+use caravan_van::sim::{Faults, Hosts, Network, Stragglers};
+use serde::{Deserialize, Serialize};
+
+use crate::cli::{Common, FilterSet, ScaleArgs};
+use crate::cluster::{apps, handles};
+use crate::machine::Machine;
+use crate::progress::Progress;
+use crate::report::{Report, Row};
+use crate::usage::Usage;
+
+/// Server threads where none are asked for.
+const SERVERS: usize = 32;
+
+/// Rows of data with `--smoke`.
+const SMOKE_ROWS: u64 = 2000;
+
+/// What all rows after it have in common.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Model {
+    pub(crate) seed: u64,
+    pub(crate) rows: u64,
+    pub(crate) lambda: f64,
+    pub(crate) blocks: usize,
+    /// F*, the least of the objective, found by the full method.
+    pub(crate) optimum: f64,
+    /// How far above it a run ends, relatively.
+    pub(crate) target: f64,
+    pub(crate) gbit: f64,
+    pub(crate) latency_us: [f64; 2],
+    pub(crate) overhead_us: f64,
+    pub(crate) overhead_ns_per_byte: f64,
+    /// Rows that each row of the data stands for where computing is charged.
+    pub(crate) stands_for: f64,
+}
+
+impl Model {
+    /// For people.
+    pub(crate) fn text(&self) -> String {
+        let [shortest, longest] = self.latency_us;
+        format!(
+            "# {} rows of clicks, each for {}, lambda {}, {} blocks, seed {}; to {:.0e} above F* = {:.10e}\n\
+             # cards of {} Gbit/s, latency {shortest} to {longest} us, {} us and {} ns a byte of a processor for each message, at both ends",
+            self.rows,
+            self.stands_for,
+            self.lambda,
+            self.blocks,
+            self.seed,
+            self.target,
+            self.optimum,
+            self.gbit,
+            self.overhead_us,
+            self.overhead_ns_per_byte
+        )
+    }
+}
+
+/// One simulated run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Scale {
+    pub(crate) workers: usize,
+    pub(crate) servers: usize,
+    pub(crate) delay: u32,
+    pub(crate) filters: String,
+    /// How many times as long a straggler computes, the share of workers that always does, and the mean times between and
+    /// within spells of all others, in ms.
+    pub(crate) straggle: [f64; 4],
+    pub(crate) passes: u64,
+    /// Simulated, until the end of the pass that reached the target.
+    pub(crate) seconds: f64,
+    /// Against the first row of the same delay, filters and stragglers.
+    pub(crate) speedup: f64,
+    /// Share of that time in which workers did not compute, on average.
+    pub(crate) idle: f64,
+    pub(crate) objective: f64,
+    /// F / F* - 1.
+    pub(crate) relative: f64,
+    pub(crate) nnz: usize,
+    pub(crate) worker_bytes_sent: u64,
+    pub(crate) server_bytes_sent: u64,
+    /// 1 for a run that did not reach the target.
+    pub(crate) wrong: u64,
+}
+
+/// What a pass takes one worker, in simulated time and in this machine's, and what its messages take the server here.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Calibration {
+    pub(crate) pass: u64,
+    pub(crate) charged_ms: f64,
+    pub(crate) measured_ms: f64,
+    pub(crate) ratio: f64,
+    pub(crate) worker_bytes_sent: u64,
+    pub(crate) server_ns_per_byte: f64,
+}
+
+/// Runs `caravan bench scale`.
+///
+/// # Errors
+/// Settings that make no sense; a run that fails, or ends before the target.
+pub(crate) fn run(common: &Common, args: &ScaleArgs) -> Result<()> {
+    let bench = Bench::new(common, args)?;
+    let mut report = Report::new(common.json);
+    let bar = Progress::new(bench.cases.len(), common.json);
+    report.row(&Row::Machine(Machine::read()), &bar)?;
+    if args.calibrate {
+        for row in bench.calibrate()? {
+            report.row(&Row::Calibration(row), &bar)?;
+        }
+        return Ok(());
+    }
+    bar.doing("the optimum".to_owned());
+    let optimum = bench.optimum()?;
+    report.row(&Row::Model(bench.model(optimum)), &bar)?;
+    let mut rows: Vec<Scale> = Vec::new();
+    for case in &bench.cases {
+        let Case { workers, delay, filters } = case;
+        bar.doing(format!("{workers} workers, delay {delay}, filters {}", filters.name()));
+        let began = Instant::now();
+        let row = bench.case(case, optimum, &rows)?;
+        report.row(&Row::Scale(row.clone()), &bar)?;
+        bar.hidden(|| {
+            let (here, there) = (began.elapsed().as_secs_f64(), row.seconds);
+            eprintln!("caravan: {workers} workers, {there:.3} s, simulated in {here:.1} s");
+        });
+        rows.push(row);
+        bar.step();
+    }
+    ensure!(
+        common.smoke || report.wrong() == 0,
+        "{} runs ended before the target; see --passes",
+        report.wrong()
+    );
+    Ok(())
+}
+
+/// One combination of what the flags list.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Case {
+    workers: usize,
+    delay: u32,
+    filters: FilterSet,
+}
+
+/// The data and the settings of all runs.
+struct Bench<'a> {
+    args: &'a ScaleArgs,
+    servers: usize,
+    passes: u64,
+    rows: u64,
+    data: Data,
+    cases: Vec<Case>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(common: &Common, args: &'a ScaleArgs) -> Result<Self> {
+        let refuse = |what: &str| Err(anyhow!(Usage(what.to_owned())));
+        if common.workers.is_some() {
+            return refuse("bench scale takes its numbers of workers from --nodes");
+        }
+        if common.threads.is_some_and(|threads| threads > 1) {
+            return refuse("simulated servers have one thread each: take more --servers");
+        }
+        if common.van.is_some() {
+            return refuse("bench scale runs on the sim van: leave --van out");
+        }
+        let rows = if common.smoke { args.rows.min(SMOKE_ROWS) } else { args.rows };
+        let cases = args.nodes.iter().flat_map(|&workers| {
+            args.delay.iter().flat_map(move |&delay| {
+                let case = move |&filters| Case { workers: workers as usize, delay, filters };
+                args.filters.iter().map(case)
+            })
+        });
+        Ok(Bench {
+            args,
+            servers: common.servers.map_or(SERVERS, |servers| servers as usize),
+            passes: if common.smoke { 3 } else { args.passes },
+            rows,
+            data: Data::generate(rows, args.seed)?,
+            cases: cases.collect(),
+        })
+    }
+
+    fn model(&self, optimum: f64) -> Model {
+        let args = self.args;
+        Model {
+            seed: args.seed,
+            rows: self.rows,
+            lambda: args.lambda,
+            blocks: args.blocks as usize,
+            optimum,
+            target: args.target,
+            gbit: args.gbit,
+            latency_us: [args.latency_us, args.latency_us * (1.0 + args.jitter)],
+            overhead_us: args.overhead_us,
+            overhead_ns_per_byte: args.overhead_ns_per_byte,
+            stands_for: args.stands_for,
+        }
+    }
+
+    /// The published method: blocks in a new random order each pass, no screening, no Newton steps.
+    fn job(&self) -> Job {
+        Job {
+            blocks: Some(self.args.blocks as usize),
+            order: blocks::Order::Shuffled { seed: self.args.seed },
+            epsilon: 0.0,
+            passes_max: self.passes,
+            curvature: Curvature::Published,
+            screen: false,
+            newton: None,
+            ..Job::new(vec![self.data.train.clone()], self.args.lambda)
+        }
+    }
+
+    /// By the full method, on a network that takes no time.
+    fn optimum(&self) -> Result<f64> {
+        let job = Job::new(vec![self.data.train.clone()], self.args.lambda);
+        let network = Network::new(self.args.seed, Faults::none());
+        Ok(simulate(&network, (1, 1), job, 0.0)?.last().map_or(f64::NAN, |last| last.objective))
+    }
+
+    fn network(&self) -> Network {
+        let args = self.args;
+        let micros = |micros: f64| Duration::from_nanos((micros * 1e3) as u64);
+        let latency = micros(args.latency_us)..=micros(args.latency_us * (1.0 + args.jitter));
+        let [factor, every, spell] = args.straggle;
+        let stragglers = Stragglers {
+            factor,
+            always: args.always_slow,
+            every: micros(every * 1e3),
+            spell: micros(spell * 1e3),
+        };
+        let hosts = Hosts {
+            card_bytes_per_second: NonZeroU64::new((args.gbit * 1e9 / 8.0) as u64),
+            overhead: micros(args.overhead_us),
+            overhead_nanos_per_byte: args.overhead_ns_per_byte,
+            slower: args.stands_for,
+            stragglers,
+        };
+        Network::of_hosts(args.seed, Faults { latency, ..Faults::none() }, hosts)
+    }
+
+    fn case(&self, case: &Case, optimum: f64, before: &[Scale]) -> Result<Scale> {
+        let Case { workers, delay, filters } = *case;
+        let mut job = self.job();
+        job.delay = u64::from(delay);
+        filters.apply(&mut job);
+        let target = optimum * (1.0 + self.args.target);
+        let passes = simulate(&self.network(), (self.servers, workers), job, target)?;
+        let last = passes.last().context("a run makes a pass at least")?;
+        let name = filters.name().to_owned();
+        let first = before.iter().find(|row| row.delay == delay && row.filters == name);
+        let relative = last.objective / optimum - 1.0;
+        let [factor, every, spell] = self.args.straggle;
+        Ok(Scale {
+            workers,
+            servers: self.servers,
+            delay,
+            filters: name,
+            straggle: [factor, self.args.always_slow, every, spell],
+            passes: last.pass + 1,
+            seconds: last.seconds,
+            speedup: first.map_or(1.0, |first| first.seconds / last.seconds),
+            idle: 1.0 - busy(&passes).iter().sum::<f64>() / last.seconds,
+            objective: last.objective,
+            relative,
+            nnz: last.nnz,
+            worker_bytes_sent: last.worker_bytes_sent,
+            server_bytes_sent: last.server_bytes_sent,
+            wrong: u64::from(relative > self.args.target),
+        })
+    }
+
+    /// The first passes of one worker, charged and measured. The network's time does not count: only that in which it computes.
+    fn calibrate(&self) -> Result<Vec<Calibration>> {
+        let job = Job { passes_max: self.passes.min(5), ..self.job() };
+        let network = Network::new(self.args.seed, Faults::none());
+        let charged = busy(&simulate(&network, (1, 1), job.clone(), 0.0)?);
+        let node = NodeConfig { van: Van::Tcp, ..NodeConfig::default() };
+        let config = ClusterConfig { node, ..ClusterConfig::default() };
+        let passes = train(&config, Launch::Threads(handles(), apps()), &job, 0.0)?;
+        let mut sent_before = 0;
+        let row = |((pass, charged), measured): ((&Pass, f64), f64)| {
+            let sent = pass.worker_bytes_sent;
+            let bytes = sent - std::mem::replace(&mut sent_before, sent);
+            Calibration {
+                pass: pass.pass,
+                charged_ms: charged * 1e3,
+                measured_ms: measured * 1e3,
+                ratio: charged / measured,
+                worker_bytes_sent: bytes,
+                server_ns_per_byte: pass.times.server * 1e9 / bytes as f64,
+            }
+        };
+        Ok(passes.iter().zip(charged).zip(busy(&passes)).map(row).collect())
+    }
+}
+
+/// Seconds of each pass in which workers computed, on average.
+fn busy(passes: &[Pass]) -> Vec<f64> {
+    let mut began = 0.0;
+    let of = |pass: &Pass| {
+        let took = pass.seconds - std::mem::replace(&mut began, pass.seconds);
+        took * pass.worker_busy
+    };
+    passes.iter().map(of).collect()
+}
+
+/// Trains on a simulated cluster of so many servers and workers, until an objective is reached.
+fn simulate(network: &Network, shape: (usize, usize), job: Job, target: f64) -> Result<Vec<Pass>> {
+    let (servers, workers) = shape;
+    let node = NodeConfig {
+        huge_pages: caravan_numa::HugePages::AsSystem,
+        numa: Numa::Any,
+        join_timeout: Duration::from_secs(3600),
+        ..NodeConfig::default()
+    };
+    let config = ClusterConfig { servers, threads: 1, workers, node };
+    let launch = Launch::Simulated(handles(), apps());
+    let scheduler = network.spawn("scheduler", move |_| train(&config, launch, &job, target));
+    scheduler.join()?
+}
+
+fn train(config: &ClusterConfig, launch: Launch, job: &Job, target: f64) -> Result<Vec<Pass>> {
+    let mut cluster = Cluster::launch(config, launch)?;
+    let mut passes = Vec::new();
+    dbpg::train(&mut cluster, job, |pass| {
+        passes.push(*pass);
+        if pass.objective <= target {
+            job.stop.store(true, Ordering::Relaxed);
+        }
+    })?;
+    cluster.shutdown()?;
+    Ok(passes)
+}
+
+/// Generated clicks in files that go when this does.
+struct Data {
+    folder: PathBuf,
+    train: PathBuf,
+}
+
+impl Data {
+    fn generate(rows: u64, seed: u64) -> Result<Data> {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("caravan-scale-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {folder:?}"))?;
+        let data = Data { train: folder.join("clicks.train"), folder };
+        let clicks = Clicks { rows, test_rows: 1, seed, ..Clicks::default() };
+        let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        clicks::generate(&clicks, &data.folder.join("clicks"), Format::Compact, threads)?;
+        Ok(data)
+    }
+}
+
+impl Drop for Data {
+    fn drop(&mut self) {
+        let folder: &Path = &self.folder;
+        if let Err(error) = std::fs::remove_dir_all(folder) {
+            tracing::warn!(%error, "cannot remove {folder:?}");
+        }
+    }
+}
+
+impl FilterSet {
+    /// As in a row.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            FilterSet::Off => "off",
+            FilterSet::On => "on",
+        }
+    }
+
+    fn apply(self, job: &mut Job) {
+        match self {
+            FilterSet::Off => job.kkt_ratio = f64::INFINITY,
+            FilterSet::On => {}
+        }
+    }
+}
+
+/// Three numbers between colons.
+pub(crate) fn parse_straggle(text: &str) -> Result<[f64; 3], String> {
+    let numbers: Result<Vec<f64>, _> = text.split(':').map(str::parse).collect();
+    let numbers = numbers.ok().and_then(|numbers| <[f64; 3]>::try_from(numbers).ok());
+    let sane = |numbers: &[f64; 3]| numbers.iter().all(|n| (0.0..1e9).contains(n));
+    numbers.filter(sane).ok_or_else(|| {
+        format!("{text:?} is not FACTOR:EVERY:SPELL, as 4:40:10 (times as long, and twice ms)")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{BenchCommand, Cli, Command};
+
+    fn rows(line: &str) -> Vec<Scale> {
+        let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+        let Command::Bench(BenchCommand::Scale(args)) = &cli.command else { panic!("{line}") };
+        let bench = Bench::new(&cli.common, args).unwrap();
+        let optimum = bench.optimum().unwrap();
+        let mut rows = Vec::new();
+        for case in &bench.cases {
+            rows.push(bench.case(case, optimum, &rows).unwrap());
+        }
+        rows
+    }
+
+    /// The real code on a simulated cluster, twice: the same to the bit.
+    #[test]
+    fn the_same_seed_is_the_same_row() {
+        let line = "caravan bench scale --smoke --rows 1000 --servers 3 --nodes 4,6 --delay 0,2 \
+                    --blocks 20 --straggle 4:2:1 --always-slow 0.2 --filters off,on";
+        let once = rows(line);
+        assert_eq!(once, rows(line));
+        assert_eq!(once.len(), 8);
+        assert_ne!(once, rows(&format!("{line} --seed 2")));
+        for row in &once {
+            assert!(row.seconds > 0.0 && (0.0..1.0).contains(&row.idle), "{row:?}");
+            assert!(row.worker_bytes_sent > 0 && row.server_bytes_sent > 0, "{row:?}");
+        }
+        assert_eq!(once[0].speedup, 1.0);
+    }
+
+    /// What a delay is for: nobody waits for whoever is slow just now.
+    #[test]
+    fn with_stragglers_a_delay_saves_a_third_of_the_time() {
+        let rows = rows(
+            "caravan bench scale --rows 4000 --lambda 1 --servers 4 --nodes 12 \
+                         --delay 0,4 --blocks 60 --target 3e-2 --straggle 5:20:5",
+        );
+        assert!(rows.iter().all(|row| row.wrong == 0), "{rows:?}");
+        assert!(rows[0].seconds > 1.5 * rows[1].seconds, "{rows:?}");
+        assert!(rows[0].idle > rows[1].idle, "{rows:?}");
+    }
+
+    #[test]
+    fn stragglers_are_three_numbers() {
+        assert_eq!(parse_straggle("4:40:2.5"), Ok([4.0, 40.0, 2.5]));
+        for text in ["", "4", "4:40", "4:40:x", "4:-1:2", "1:2:3:4", "NaN:1:1"] {
+            assert!(parse_straggle(text).is_err(), "{text}");
+        }
+    }
+}

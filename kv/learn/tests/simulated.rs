@@ -1,0 +1,96 @@
+//! Goal: DBPG on a simulated cluster is the method, takes the time that the model says, and is the same for the same seed.
+//! Method: the real driver, workers and servers as nodes of a simulated network, against `dbpg::reference`.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
+use caravan_learn::dbpg::example::Example;
+use caravan_learn::dbpg::gradient::Curvature;
+use caravan_learn::dbpg::reference::{Settings, solve};
+use caravan_learn::dbpg::{self, Job, Progress};
+use caravan_van::sim::{Faults, Hosts, Network};
+
+/// The example set as a file.
+fn example_file(name: &str) -> PathBuf {
+    let name = format!("caravan-simulated-{name}-{}.train", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    std::fs::write(&path, Example::new().libsvm()).unwrap();
+    path
+}
+
+/// The passes of a run on 2 servers and 3 workers, and the fingerprint of all that happened.
+fn train(seed: u64, job: &Job) -> (Vec<Progress>, u64) {
+    let hosts = Hosts {
+        card_bytes_per_second: NonZeroU64::new(1_250_000_000),
+        overhead: Duration::from_micros(1),
+        ..Hosts::default()
+    };
+    let network = Network::of_hosts(seed, Faults::jittery(), hosts);
+    let job = job.clone();
+    let scheduler = network.spawn("scheduler", move |_| {
+        let config = ClusterConfig { servers: 2, workers: 3, ..ClusterConfig::default() };
+        let launch =
+            Launch::Simulated(dbpg::handles(Handles::default()), dbpg::apps(Apps::default()));
+        let mut cluster = Cluster::launch(&config, launch).unwrap();
+        let mut passes = Vec::new();
+        dbpg::train(&mut cluster, &job, |progress| passes.push(*progress)).unwrap();
+        cluster.shutdown().unwrap();
+        passes
+    });
+    let passes = scheduler.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    (passes, network.trace())
+}
+
+fn published(name: &str) -> Job {
+    Job {
+        blocks: Some(6),
+        curvature: Curvature::Published,
+        reset_every: None,
+        epsilon: 1e-6,
+        passes_max: 300,
+        screen: false,
+        newton: None,
+        ..Job::new(vec![example_file(name)], 1.0)
+    }
+}
+
+#[test]
+fn it_follows_the_reference_pass_by_pass() {
+    let job = published("reference");
+    let settings = Settings {
+        proximal: job.proximal,
+        curvature: job.curvature,
+        blocks: 6,
+        order: job.order,
+        delay: job.delay,
+        epsilon: job.epsilon,
+        passes_max: job.passes_max,
+        kkt_ratio: job.kkt_ratio,
+        reset_every: job.reset_every,
+    };
+    let expected = solve(&[Example::new().part()], &settings);
+    let (passes, _) = train(1, &job);
+    assert_eq!(passes.len(), expected.progress.len());
+    for (pass, row) in passes.iter().zip(&expected.progress) {
+        assert!((pass.objective - row.objective).abs() <= 1e-9 * row.objective, "{pass:?}");
+        assert_eq!((pass.nnz, pass.active), (row.nonzeros, row.active), "{pass:?}");
+        assert!(pass.worker_busy > 0.0 && pass.worker_busy < 1.0, "{pass:?}");
+    }
+    std::fs::remove_file(&job.files[0]).unwrap();
+}
+
+/// With a delay the order of arrivals shows in the numbers, and with a polish much more is said between nodes.
+#[test]
+fn the_same_seed_is_the_same_run() {
+    let plain = Job { delay: 2, ..published("seed") };
+    let polished = Job { delay: 1, ..Job::new(plain.files.clone(), 1.0) };
+    for job in [&plain, &polished] {
+        let first = train(1, job);
+        assert_eq!(first, train(1, job));
+        assert_ne!(first.1, train(2, job).1);
+    }
+    std::fs::remove_file(&plain.files[0]).unwrap();
+}

@@ -1,0 +1,53 @@
+//! What requests cost the threads that make and serve them.
+
+use std::ops::{Add, Sub};
+
+use caravan_van::Counters;
+use serde::{Deserialize, Serialize};
+
+/// What one or several threads have spent so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spent {
+    /// System calls of the van.
+    pub system_calls: u64,
+    /// Bytes copied in user space so as to be sent, or on their way into place.
+    pub bytes_copied: u64,
+    /// Time on a core, in nanoseconds; 0 where the system does not say.
+    pub cpu_ns: u64,
+}
+
+impl Spent {
+    /// This thread's, with what its endpoint has counted.
+    pub(crate) fn of_this_thread(counted: &Counters) -> Spent {
+        Spent {
+            system_calls: counted.system_calls,
+            bytes_copied: counted.message_bytes_copied + counted.payload_bytes_copied,
+            cpu_ns: caravan_numa::thread_cpu_ns(),
+        }
+    }
+}
+
+impl Add for Spent {
+    type Output = Spent;
+
+    fn add(self, other: Spent) -> Spent {
+        Spent {
+            system_calls: self.system_calls + other.system_calls,
+            bytes_copied: self.bytes_copied + other.bytes_copied,
+            cpu_ns: self.cpu_ns + other.cpu_ns,
+        }
+    }
+}
+
+impl Sub for Spent {
+    type Output = Spent;
+
+    /// What was spent since `before`.
+    fn sub(self, before: Spent) -> Spent {
+        Spent {
+            system_calls: self.system_calls.saturating_sub(before.system_calls),
+            bytes_copied: self.bytes_copied.saturating_sub(before.bytes_copied),
+            cpu_ns: self.cpu_ns.saturating_sub(before.cpu_ns),
+        }
+    }
+}

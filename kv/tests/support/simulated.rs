@@ -1,0 +1,69 @@
+//! Server threads and workers on a simulated network, without a scheduler.
+#![allow(dead_code, reason = "every test binary uses a part of it")]
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use caravan_kv::{Handles, ServerAddress, ServerThread, Worker};
+use caravan_van::sim::{Faults, Network};
+use caravan_van::{Endpoint, VanConfig};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Lanes with few credits and short frames, so that they fill up and long messages are common.
+pub(crate) fn endpoint(network: &Network, node: u32) -> Endpoint {
+    let config = VanConfig {
+        node,
+        credits: 4,
+        frame_bytes: 1024,
+        queue_depth: 80,
+        memory_bytes: 1 << 28,
+        ..VanConfig::default()
+    };
+    Endpoint::new(Box::new(network.transport(&config)), node, 4)
+}
+
+/// Numbers of a node's own, apart from the network's.
+pub(crate) struct Draws(pub(crate) u64);
+
+impl Draws {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Starts server threads "server 0" and so on, the first of whom is at "sim:0", each as `set_up` leaves it.
+pub(crate) fn start(
+    network: &Network,
+    count: usize,
+    handles: &Handles,
+    set_up: impl Fn(ServerThread) -> ServerThread + Clone + Send + 'static,
+) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
+    let stop = Arc::new(AtomicBool::new(false));
+    for index in 0..count {
+        let (handles, stop, set_up) = (handles.clone(), stop.clone(), set_up.clone());
+        network.spawn(&format!("server {index}"), move |network| {
+            let endpoint = endpoint(network, index as u32);
+            set_up(ServerThread::new(endpoint, index, count, handles)).run(&stop).unwrap();
+        });
+        network.sleep(Duration::from_micros(1)); // so that addresses are in order
+    }
+    let at =
+        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
+    ((0..count).map(at).collect(), stop)
+}
+
+pub(crate) fn connect(network: &Network, node: u32, servers: &[ServerAddress]) -> Worker {
+    Worker::connect(endpoint(network, node), servers, TIMEOUT).unwrap()
+}
+
+/// The faults of one kind of weather.
+pub(crate) fn weather(seed: u64) -> Faults {
+    match seed % 3 {
+        0 => Faults::none(),
+        1 => Faults::jittery(),
+        _ => Faults::harsh(),
+    }
+}
