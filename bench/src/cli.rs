@@ -329,9 +329,12 @@ pub(crate) enum TrainCommand {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Dbpg {
-    /// Training examples, LIBSVM text, plain or compressed (.gz, .zst, .xz)
+    /// Training examples, LIBSVM or Criteo text, plain or compressed (.gz, .zst, .xz)
     #[arg(long, value_name = "FILE", required = true, num_args = 1.., help_heading = "Data")]
     pub(crate) data: Vec<PathBuf>,
+    /// Folder where workers keep what they have read, so that later runs on these files parse no text
+    #[arg(long, value_name = "DIR", help_heading = "Data")]
+    pub(crate) cache: Option<PathBuf>,
     /// Examples to test the model on
     #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
     pub(crate) test: Vec<PathBuf>,
@@ -368,6 +371,9 @@ pub(crate) struct Objective {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Method")]
 pub(crate) struct Method {
+    /// Threads of each worker [default: its share of this machine's cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) worker_threads: Option<u32>,
     /// Most blocks a worker may be ahead of the slowest answer: a number, or 0..T to begin with T and go down where the objective rises
     #[arg(long, value_name = "T|0..T", default_value = "0", value_parser = delay)]
     pub(crate) delay: Delay,

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use caravan_learn::data::{Examples, Shard, libsvm};
+use caravan_learn::data::{self, Examples, Shard};
 use caravan_learn::model::{self, Model};
 
 use crate::cli::{Common, Predict};
@@ -34,5 +34,5 @@ pub(crate) fn run(common: &Common, args: &Predict) -> Result<()> {
 /// Names the file, and the line that is wrong.
 pub(crate) fn read(files: &[PathBuf]) -> Result<Examples> {
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    Ok(libsvm::read(files, Shard::ALL, threads)?)
+    Ok(data::read(files, Shard::ALL, threads)?)
 }

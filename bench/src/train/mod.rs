@@ -31,14 +31,15 @@ const SMOKE_PASSES: u64 = 3;
 pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let lambdas = lambdas(args)?;
     let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
+    let config = cluster::config(common)?;
     let mut job = job(common, args, lambdas[lambdas.len() - 1])?;
+    job.threads = worker_threads(args, config.workers);
     let saves = output(args).is_some();
     if saves {
         job.stop = interrupt.flag();
     }
     // The test set is read first: a wrong name shall not cost a training run.
     let test = if args.test.is_empty() { None } else { Some(read(&args.test)?) };
-    let config = cluster::config(common)?;
     let mut cluster = cluster::launch(&config, common)?;
     let mut report = Report::new(common.json);
     let progress = Progress::new(job.passes_max as usize, common.json);
@@ -132,6 +133,7 @@ fn path(largest: f64, smallest: f64, count: u32) -> Vec<f64> {
 fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
     let (objective, method) = (&args.objective, &args.method);
     let mut job = Job::new(args.data.clone(), lambda);
+    job.cache = args.cache.clone();
     job.proximal.l2 = objective.l2;
     job.intercept = objective.intercept;
     job.positive_weight = objective.positive_weight;
@@ -153,6 +155,13 @@ fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
     let start = method.warm_start.as_ref().or(args.outcome.resume.as_ref().filter(there));
     job.warm_start = start.map(|file| Model::read(file)).transpose()?;
     Ok(job)
+}
+
+/// As asked for, or else as many as keep all workers on this machine busy.
+fn worker_threads(args: &Dbpg, workers: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    let share = (cores / workers.max(1)).max(1);
+    args.method.worker_threads.map_or(share, |threads| threads as usize)
 }
 
 /// Where the model goes.

@@ -1,18 +1,18 @@
 //! What runs on `kv`: data readers and learning algorithms.
 //!
 //! ```text
-//! files -> data::source (lines) -> data::libsvm (rows) -> Examples -> columns -> an algorithm -> Model -> predict, metrics
+//! files -> data::source (lines) -> data::read (rows) -> Examples -> columns -> an algorithm -> Model -> predict, metrics
 //! ```
 //!
 //! Everything in [`data`], [`model`] and [`metrics`] is plain single-machine code that knows nothing of servers: it can be
 //! used, and is tested, without a cluster.
 //!
 //! ```
-//! use caravan_learn::data::libsvm;
+//! use caravan_learn::data;
 //! use caravan_learn::metrics;
 //! use caravan_learn::model::{Model, predict};
 //!
-//! let examples = libsvm::parse("example".as_ref(), b"+1 3:1 7:0.5\n-1 7:2\n")?;
+//! let examples = data::parse("example".as_ref(), b"+1 3:1 7:0.5\n-1 7:2\n")?;
 //! let model = Model::new(vec![(3, 1.5), (7, -0.5)])?;
 //! let margins = predict(&model, &examples);
 //! assert_eq!(margins, [1.25, -1.0]);

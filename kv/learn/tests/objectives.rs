@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
-use caravan_learn::data::{Columns, Examples, libsvm};
+use caravan_learn::data::{self, Columns, Examples};
 use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::gradient::{self, Curvature};
 use caravan_learn::dbpg::proximal::Proximal;
@@ -53,8 +53,7 @@ fn job(file: &Path, lambda: f64, (l2, intercept, positive_weight): (f64, bool, f
 }
 
 fn examples(file: &Path) -> Examples {
-    libsvm::read(&[file.to_path_buf()], caravan_learn::data::Shard::ALL, 1.try_into().unwrap())
-        .unwrap()
+    data::read(&[file.to_path_buf()], data::Shard::ALL, 1.try_into().unwrap()).unwrap()
 }
 
 /// How far a model is from the optimality conditions, and F there: from the rows, without anything of the method.

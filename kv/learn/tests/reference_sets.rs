@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use caravan_learn::data::{Shard, libsvm};
+use caravan_learn::data::{self, Shard};
 use support::data_folder;
 
 /// The name, rows, columns and nonzeros of each set in the table that has a file.
@@ -35,8 +35,7 @@ fn part(folder: &Path, set: &str, part: &str) -> PathBuf {
 fn check(rows_wanted: impl Fn(u64) -> bool) {
     let Some(folder) = data_folder() else { return };
     let threads = NonZeroUsize::new(2).expect("2 is not 0");
-    let read =
-        |path: PathBuf| libsvm::read(&[path], Shard::ALL, threads).expect("it is well formed");
+    let read = |path: PathBuf| data::read(&[path], Shard::ALL, threads).expect("it is well formed");
     let mut checked = 0;
     for (set, expected) in table(&folder).into_iter().filter(|(_, [rows, ..])| rows_wanted(*rows)) {
         let train = read(part(&folder, &set, "train"));

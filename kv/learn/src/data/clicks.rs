@@ -361,7 +361,7 @@ mod tests {
 
     use super::*;
     use crate::data::testing::Folder;
-    use crate::data::{Shard, libsvm};
+    use crate::data::{Shard, read};
     use std::fs;
 
     fn threads(count: usize) -> NonZeroUsize {
@@ -441,7 +441,7 @@ mod tests {
         assert_eq!(generate(&clicks, &out, Format::Keys, threads(3)).unwrap(), summary);
         assert_eq!((fs::read(&train).unwrap(), fs::read(&test).unwrap()), bytes);
         for (path, part) in [(train, summary.train), (test, summary.test)] {
-            let examples = libsvm::read(&[path], Shard::ALL, threads(2)).unwrap();
+            let examples = read(&[path], Shard::ALL, threads(2)).unwrap();
             assert_eq!(examples.rows() as u64, part.rows);
             assert_eq!(examples.nonzeros() as u64, part.nonzeros);
             assert_eq!(
@@ -463,7 +463,7 @@ mod tests {
             (summary.columns, summary.train.nonzeros, summary.test.nonzeros),
             (1_140_445, 9_962_134, 920_673)
         );
-        let train = libsvm::read(&[folder.path().join("c.train")], Shard::ALL, threads(2)).unwrap();
+        let train = read(&[folder.path().join("c.train")], Shard::ALL, threads(2)).unwrap();
         let (labels, columns) = train.into_columns().unwrap();
         assert_eq!(
             (labels.len(), columns.columns(), columns.nonzeros()),

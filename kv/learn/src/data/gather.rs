@@ -176,7 +176,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
-    use crate::data::libsvm;
+    use crate::data;
     use proptest::prelude::*;
     use std::fmt::Write;
 
@@ -198,7 +198,7 @@ mod tests {
                     line
                 }) + "\n"
             }).collect();
-            let parse = |lines: &[String]| libsvm::parse("t".as_ref(), lines.concat().as_bytes()).unwrap();
+            let parse = |lines: &[String]| data::parse("t".as_ref(), lines.concat().as_bytes()).unwrap();
             let mut gather = Gather::default();
             for part in lines.chunks(lines.len().div_ceil(parts).max(1)) {
                 gather.append(&parse(part));

@@ -1,72 +1,16 @@
-//! LIBSVM text: `label key:value ...` a line. Reads it in parallel and writes it. Not for ranking data (`qid:`).
+//! LIBSVM text: `label key:value ...` a line. Parses and writes it. Not for ranking data (`qid:`).
 //!
-//! Path: source > **libsvm** > `Examples`. Keys reach 2^64 - 1, values are finite, a row may list its keys in any order, and
+//! Path: source > read > **libsvm** > `Examples`. Keys reach 2^64 - 1, values are finite, a row may list its keys in any order, and
 //! an error names file, line and column. Blank lines and what follows a `#` are skipped; lines may end in `\r\n`.
 
 use std::collections::HashMap;
-use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use memchr::memchr;
 
-use super::gather::Gather;
-use super::ordered::map_in_order;
-use super::source::{Block, Blocks};
-use super::{Columns, Examples, Row, Shard, parse_key, parse_value};
+use super::number::leading_value;
+use super::{Examples, Row, parse_key, parse_value};
 use crate::{Error, Result};
-
-/// Reads the rows of `shard` from `paths`, plain or compressed, in order; row numbers run on from file to file.
-///
-/// `threads` parse while one more reads and decompresses; the result does not depend on them. Rows of other shards are
-/// skipped unparsed. An explicit value of 0 is checked like any other, and then dropped.
-///
-/// # Errors
-/// The first one in the order of the files: what cannot be read ([`Error::Open`], [`Error::Read`], [`Error::Decompress`],
-/// [`Error::LineTooLong`]) or is not LIBSVM text ([`Error::Syntax`], [`Error::DuplicateKey`]).
-pub fn read(paths: &[PathBuf], shard: Shard, threads: NonZeroUsize) -> Result<Examples> {
-    let mut all = Examples::default();
-    read_parts(paths, shard, threads, |part| all.append(part))?;
-    Ok(all)
-}
-
-/// Reads as [`read`] does, but into labels and columns, and in about half the memory.
-///
-/// # Errors
-/// As for [`read`]; [`Error::TooMany`] from 2^32 rows or columns on.
-pub fn read_columns(
-    paths: &[PathBuf],
-    shard: Shard,
-    threads: NonZeroUsize,
-) -> Result<(Vec<i8>, Columns)> {
-    let mut all = Gather::default();
-    read_parts(paths, shard, threads, |part| all.append(part))?;
-    all.into_columns()
-}
-
-fn read_parts(
-    paths: &[PathBuf],
-    shard: Shard,
-    threads: NonZeroUsize,
-    mut sink: impl FnMut(&Examples),
-) -> Result<()> {
-    let blocks = Blocks::new(paths.to_vec());
-    let parse = |block: Block| parse_block(&block, shard);
-    map_in_order(threads, blocks, parse, |part| {
-        sink(&part);
-        Ok(())
-    })
-}
-
-/// Parses `text` whole; `path` is only named in errors.
-///
-/// # Errors
-/// As for [`read`], of its text.
-pub fn parse(path: &Path, text: &[u8]) -> Result<Examples> {
-    let mut block =
-        Block { path: path.into(), first_line: 1, first_row: 0, rows: 0, text: text.to_vec() };
-    block.rows = block.numbered_rows().count() as u64;
-    parse_block(&block, Shard::ALL)
-}
 
 /// Appends `row` to `out` as one line, values as plain decimals that read back the same.
 pub fn write_row(out: &mut Vec<u8>, row: Row<'_>) {
@@ -79,15 +23,6 @@ pub fn write_row(out: &mut Vec<u8>, row: Row<'_>) {
     out.push(b'\n');
 }
 
-fn parse_block(block: &Block, shard: Shard) -> Result<Examples> {
-    let mut part = Examples { rows_in_all_shards: block.rows, ..Examples::default() };
-    for (line, _, text) in block.numbered_rows().filter(|&(_, row, _)| shard.owns(row)) {
-        let text = memchr(b'#', text).map_or(text, |comment| &text[..comment]);
-        parse_row(text, &mut part).map_err(|fault| fault.at(&block.path, line, text))?;
-    }
-    Ok(part)
-}
-
 const LABEL: &str = "a label: +1, 1, -1 or 0";
 const PAIR: &str = "`key:value`";
 const NO_QID: &str = "`key:value`; ranking data is not supported, remove the `qid:` fields";
@@ -95,13 +30,14 @@ const KEY: &str = "a key: a whole number from 0 to 18446744073709551615";
 const VALUE: &str = "a finite number";
 
 /// What is wrong with a line, where it is told apart from the right ones; columns here count from 0.
-enum Fault {
+pub(super) enum Fault {
     Syntax { column: usize, expected: &'static str },
     DuplicateKey,
 }
 
 impl Fault {
-    fn at(self, path: &Path, line: u64, text: &[u8]) -> Error {
+    /// `text` is the whole line.
+    pub(super) fn at(self, path: &Path, line: u64, text: &[u8]) -> Error {
         let path = path.to_path_buf();
         match self {
             Self::Syntax { column, expected } => Error::Syntax {
@@ -137,6 +73,10 @@ fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\r')
 }
 
+fn without_comment(text: &[u8]) -> &[u8] {
+    memchr(b'#', text).map_or(text, |comment| &text[..comment])
+}
+
 /// Where the word at `start` ends.
 fn word_end(text: &[u8], start: usize) -> usize {
     text[start..].iter().position(|&byte| is_blank(byte)).map_or(text.len(), |len| start + len)
@@ -153,7 +93,8 @@ fn words(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
 }
 
 /// Appends one row to `part`; after a fault `part` is of no use.
-fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
+pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
+    let text = without_comment(text);
     let (column, word) = words(text).next().expect("a row is a line that is not blank");
     let label = parse_label(word).ok_or(Fault::Syntax { column, expected: LABEL })?;
     let start = part.keys.len();
@@ -163,7 +104,7 @@ fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
     while let Some(blanks) = text[at..].iter().position(|&byte| !is_blank(byte)) {
         at += blanks;
         let (key, value, end) = match short_pair(text, at) {
-            Some((key, end)) => (key, 1.0, end),
+            Some(short) => short,
             None => {
                 let end = word_end(text, at);
                 let (key, value) = parse_pair(at, &text[at..end])?;
@@ -186,8 +127,8 @@ fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
 /// Digits of a key that need no check for overflow.
 const SHORT_DIGITS: usize = 19;
 
-/// The key of a word at `at` that reads `KEY:1`, as most do, and where it ends: one look at each byte. None: look closer.
-fn short_pair(text: &[u8], at: usize) -> Option<(u64, usize)> {
+/// Key and value of a word at `at`, as most are written, and where it ends: one look at each byte. None: look closer.
+fn short_pair(text: &[u8], at: usize) -> Option<(u64, f64, usize)> {
     let (mut key, mut digits) = (0_u64, 0);
     let word = &text[at..];
     for byte in &word[..word.len().min(SHORT_DIGITS)] {
@@ -198,12 +139,16 @@ fn short_pair(text: &[u8], at: usize) -> Option<(u64, usize)> {
         key = key * 10 + u64::from(digit);
         digits += 1;
     }
-    let ends = match word.get(digits..)? {
-        [b':', b'1'] => true,
-        [b':', b'1', after, ..] => is_blank(*after),
-        _ => false,
+    if digits == 0 || word.get(digits) != Some(&b':') {
+        return None;
+    }
+    let (value, len) = match word[digits + 1..] {
+        [b'1'] => (1.0, 1),
+        [b'1', after, ..] if is_blank(after) => (1.0, 1),
+        _ => leading_value(&word[digits + 1..])?,
     };
-    (ends && digits > 0).then_some((key, at + digits + 2))
+    let end = digits + 1 + len;
+    word.get(end).is_none_or(|&after| is_blank(after)).then_some((key, value, at + end))
 }
 
 /// +1 for 1, -1 for -1 and 0, however the number is spelt.
@@ -253,7 +198,7 @@ fn tidy_row(part: &mut Examples, start: usize) -> Result<(), Fault> {
 /// The first key of a well-formed line that an earlier one equals, and the columns of both, from 0.
 fn find_duplicate(text: &[u8]) -> (u64, usize, usize) {
     let mut columns = HashMap::new();
-    for (column, word) in words(text).skip(1) {
+    for (column, word) in words(without_comment(text)).skip(1) {
         let (key, _) =
             parse_pair(column, word).unwrap_or_else(|_| unreachable!("the row was parsed"));
         if let Some(first) = columns.insert(key, column) {
@@ -267,10 +212,14 @@ fn find_duplicate(text: &[u8]) -> (u64, usize, usize) {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+    use std::fmt::Write;
+    use std::num::NonZeroUsize;
+
+    use proptest::prelude::*;
+
     use super::*;
     use crate::data::testing::{Folder, gzip, xz, zstd};
-    use proptest::prelude::*;
-    use std::fmt::Write;
+    use crate::data::{Shard, parse, read};
 
     fn parse_text(text: &str) -> Result<Examples> {
         parse(Path::new("t"), text.as_bytes())

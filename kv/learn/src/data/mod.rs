@@ -3,11 +3,14 @@
 //! Values are `f64`: they come from decimal text, the reference optima were computed on them as written, and most data sets
 //! have none at all, since values that are all exactly 1 are not stored.
 
+mod cache;
 pub mod clicks;
+mod criteo;
 mod gather;
 pub mod libsvm;
 mod number;
 mod ordered;
+mod read;
 pub mod source;
 
 use std::collections::HashMap;
@@ -15,6 +18,7 @@ use std::collections::hash_map::{Entry, RandomState};
 use std::hash::{BuildHasher, Hasher};
 
 pub(crate) use number::{parse_key, parse_value};
+pub use read::{parse, read, read_columns};
 
 use crate::{Error, Result};
 

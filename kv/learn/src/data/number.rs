@@ -34,26 +34,31 @@ pub(crate) fn parse_value(text: &[u8]) -> Option<f64> {
 
 /// Integers and decimals of up to 15 digits, which are nearly all values in practice. None: not one of these.
 fn parse_short(text: &[u8]) -> Option<f64> {
-    let (negative, digits) = match text {
-        [b'-', rest @ ..] => (true, rest),
-        [b'+', rest @ ..] => (false, rest),
-        _ => (false, text),
-    };
-    if digits.is_empty() || digits.len() > EXACT_DIGITS {
-        return None;
-    }
-    let mut mantissa = 0_u64;
+    leading_value(text).filter(|&(_, len)| len == text.len()).map(|(value, _)| value)
+}
+
+/// The value that `text` begins with and its length, if it is an integer or decimal of up to 15 digits. What follows is not
+/// looked at: it may make another number of it.
+pub(crate) fn leading_value(text: &[u8]) -> Option<(f64, usize)> {
+    let negative = text.first() == Some(&b'-');
+    let signed = usize::from(negative || text.first() == Some(&b'+'));
+    let (mut mantissa, mut len) = (0_u64, signed);
     let mut point = None;
-    for (at, &byte) in digits.iter().enumerate() {
+    for &byte in text[signed..].iter().take(EXACT_DIGITS + 1) {
         match byte {
             b'0'..=b'9' => mantissa = mantissa * 10 + u64::from(byte - b'0'),
-            b'.' if point.is_none() && digits.len() > 1 => point = Some(at),
-            _ => return None,
+            b'.' if point.is_none() => point = Some(len),
+            _ => break,
         }
+        len += 1;
     }
-    let decimals = point.map_or(0, |at| digits.len() - 1 - at);
+    let digits = len - signed - usize::from(point.is_some());
+    if !(1..=EXACT_DIGITS).contains(&digits) {
+        return None;
+    }
+    let decimals = point.map_or(0, |at| len - 1 - at);
     let value = mantissa as f64 / POWERS_OF_TEN[decimals];
-    Some(if negative { -value } else { value })
+    Some((if negative { -value } else { value }, len))
 }
 
 #[cfg(test)]

@@ -26,6 +26,8 @@ pub(super) struct Factor {
     face: Vec<usize>,
     /// Share of the diagonal that was added.
     ridge: f64,
+    /// The smallest pivot so far, as a share of its diagonal; `None` before the first.
+    pivot_min: Option<f64>,
     matrix: Square,
 }
 
@@ -51,7 +53,8 @@ impl Factor {
                     matrix.row_mut(row)[row] += self.ridge * diagonal[row].max(RIDGE * largest);
                 }
             }
-            if matrix.factor(&done) {
+            if let Some(pivot) = matrix.factor(&done) {
+                self.pivot_min = Some(self.pivot_min.map_or(pivot, |known| known.min(pivot)));
                 (self.face, self.matrix) = (face.to_vec(), matrix);
                 return Some(self.matrix.solve(b));
             }
@@ -59,6 +62,11 @@ impl Factor {
             self.face.clear();
         }
         None
+    }
+
+    /// Whether any column of any face was, up to this share of its diagonal, a combination of others.
+    pub(super) fn met_dependence(&self, share: f64) -> bool {
+        self.pivot_min.is_some_and(|pivot| pivot <= share)
     }
 
     /// A matrix for `face` with what holds of the last factor: the rows before the first change, and so many columns of the
@@ -99,12 +107,13 @@ impl Square {
         &mut self.entries[row * self.n..][..self.n]
     }
 
-    /// Replaces the lower triangle by L, L Lᵀ being the matrix; false when it is not positive definite. `done` says how many
-    /// columns of each row are L's already: `[n]`.
+    /// Replaces the lower triangle by L, L Lᵀ being the matrix; None when it is not positive definite, else the smallest of the
+    /// new pivots as a share of its diagonal. `done` says how many columns of each row are L's already: `[n]`.
     ///
     /// Rows of a panel only read those above it, and so can be shared out, up to the triangle where they meet.
-    fn factor(&mut self, done: &[usize]) -> bool {
+    fn factor(&mut self, done: &[usize]) -> Option<f64> {
         let n = self.n;
+        let mut pivot_min = f64::INFINITY;
         let threads = threads(n);
         for begin in (0..n).step_by(PANEL * threads) {
             let end = (begin + PANEL * threads).min(n);
@@ -122,23 +131,24 @@ impl Square {
                 }
             });
             for column in begin..end {
-                if done[column] <= column && !self.factor_pivot(column) {
-                    return false;
+                if done[column] <= column {
+                    pivot_min = pivot_min.min(self.factor_pivot(column)?);
                 }
                 let (above, below) = self.entries.split_at_mut((column + 1) * n);
                 let (rows, done) = (&mut below[..(end - column - 1) * n], &done[column + 1..end]);
                 fill(rows, done, &above[column * n..][..n], column);
             }
         }
-        true
+        Some(pivot_min)
     }
 
-    fn factor_pivot(&mut self, column: usize) -> bool {
+    /// Its share of the diagonal, if that is more than rounding.
+    fn factor_pivot(&mut self, column: usize) -> Option<f64> {
         let (left, pivot) = self.row_mut(column)[..=column].split_at_mut(column);
         let rest = pivot[0] - dot(left, left);
-        let fit = rest > PIVOT_MIN * pivot[0];
+        let share = rest / pivot[0];
         pivot[0] = rest.sqrt();
-        fit
+        (share > PIVOT_MIN).then_some(share)
     }
 
     /// Solves L Lᵀ x = b.
@@ -156,6 +166,43 @@ impl Square {
         }
         x
     }
+}
+
+/// The rows and columns of H, taken in the order of `face`, that are combinations of those taken before: each with the
+/// combination's non-zero shares. `face`: places in H. Those combined are of no combination themselves.
+///
+/// A pivot at or below `share` of its diagonal is taken for 0. One factorisation, of the rows that are no combinations.
+pub(super) fn dependents(
+    hessian: &Square,
+    face: &[usize],
+    share: f64,
+) -> Vec<(usize, Vec<(usize, f64)>)> {
+    let (mut kept, mut factor) = (Vec::new(), Vec::<Vec<f64>>::new());
+    let mut combinations = Vec::new();
+    for &k in face {
+        let mut line: Vec<f64> = kept.iter().map(|&l: &usize| hessian.row(k)[l]).collect();
+        line.reserve(1);
+        for (column, above) in factor.iter().enumerate() {
+            let rest = line[column] - dot(&line[..column], &above[..column]);
+            line[column] = rest / above[column];
+        }
+        let diagonal = hessian.row(k)[k];
+        let rest = diagonal - dot(&line, &line);
+        if rest > share * diagonal {
+            line.push(rest.sqrt());
+            kept.push(k);
+            factor.push(line);
+            continue;
+        }
+        for (row, of) in factor.iter().enumerate().rev() {
+            line[row] /= of[row];
+            let value = line[row];
+            line[..row].iter_mut().zip(of).for_each(|(x, l)| *x -= value * l);
+        }
+        let of = kept.iter().copied().zip(line).filter(|(_, share)| *share != 0.0);
+        combinations.push((k, of.collect()));
+    }
+    combinations
 }
 
 /// Columns of L that rows have when all those above them are known: `rows` and `above` are whole rows of `n`.
@@ -243,6 +290,26 @@ pub(super) mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn dependent_columns_are_combined_from_those_before() {
+        let (n, face) = (9, [8, 3, 5, 0, 1, 2, 4, 6, 7]);
+        let hessian = gram(n, 4, 3);
+        let combinations = dependents(&hessian, &face, 1e-9);
+        assert_eq!(combinations.iter().map(|(k, _)| *k).collect::<Vec<_>>(), [1, 2, 4, 6, 7]);
+        for (k, of) in combinations {
+            for l in 0..n {
+                let combined: f64 = of.iter().map(|&(j, share)| share * hessian.row(l)[j]).sum();
+                assert!((combined - hessian.row(l)[k]).abs() < 1e-12, "column {k}, row {l}");
+            }
+        }
+        assert!(dependents(&gram(n, 2 * n, 3), &face, 1e-9).is_empty());
+        let mut factor = Factor::default();
+        factor.solve(&hessian, &face[..4], &[1.0; 4]).expect("these are independent");
+        assert!(!factor.met_dependence(1e-9));
+        factor.solve(&hessian, &face, &[1.0; 9]).expect("a ridge helps");
+        assert!(factor.met_dependence(1e-9));
     }
 
     #[test]

@@ -2,13 +2,15 @@
 //!
 //! A [`Worker`] holds its rows' scores x_i·w and its copy of the weights; it never sees another
 //! worker's rows. With margins m_i = y_i x_i·w the loss is f(w) = Σ_i c_i log(1 + exp(-m_i)), where c_i > 0 is the weight of
-//! row i; it comes with the label, as c_i y_i. Scores are kept additively, so they cannot overflow; the authors' system keeps exp(m_i), which does at 709.
+//! row i; it comes with the label, as c_i y_i. Scores are kept additively, so they cannot overflow; the authors' system keeps
+//! exp(m_i), which does at 709.
 //!
 //! Place: **gradient** > push > proximal > pull > **apply**. Neither sends anything.
 
 use std::ops::Range;
 
-use super::logistic::{loss, slope, wrong_probability};
+use super::pool::Pool;
+use super::rows::{self, Row, Rows};
 
 /// A worker's rows, column by column: a borrowed view.
 #[derive(Debug, Clone, Copy)]
@@ -23,22 +25,16 @@ pub struct Columns<'a> {
     pub values: Option<&'a [f64]>,
 }
 
-impl Columns<'_> {
+impl<'a> Columns<'a> {
     /// The rows of column `column`, and the values there unless all are 1.
-    pub(super) fn column(&self, column: usize) -> (&[u32], Option<&[f64]>) {
+    pub(super) fn column(&self, column: usize) -> (&'a [u32], Option<&'a [f64]>) {
         let entries = self.starts[column]..self.starts[column + 1];
         (&self.rows[entries.clone()], self.values.map(|values| &values[entries]))
     }
 
     /// Calls `visit(row, value)` for each entry of column `column`.
-    pub(super) fn for_each(&self, column: usize, mut visit: impl FnMut(usize, f64)) {
-        let (rows, values) = self.column(column);
-        match values {
-            None => rows.iter().for_each(|&row| visit(row as usize, 1.0)),
-            Some(values) => {
-                rows.iter().zip(values).for_each(|(&row, &value)| visit(row as usize, value));
-            }
-        }
+    pub(super) fn for_each(&self, column: usize, visit: impl FnMut(usize, f64)) {
+        rows::for_each(self.column(column), visit);
     }
 }
 
@@ -97,25 +93,12 @@ impl TrustRegion {
 /// One worker's state: where its rows stand, and its copy of the weights.
 #[derive(Debug, Clone)]
 pub struct Worker {
-    labels: Vec<f64>,     // c_i y_i
-    weighted: bool,       // whether any c_i is not 1
-    scores: Vec<f64>,     // x_i·w; the margin is the label's sign times it
-    rows: Vec<Row>,       // follow `scores`
-    touched: Touched,     // scratch
-    reach: Vec<[f64; 2]>, // r_i and R_i of the block being measured, else 0
+    rows: Rows,
     weights: Vec<f64>,
     deltas: Vec<f64>,
     active: Vec<bool>,
+    steps: Vec<(usize, f64)>, // scratch
     trust: TrustRegion,
-}
-
-/// What the gradient kernel reads of a row: both numbers lie in one cache line, so that one sweep serves both sums.
-#[derive(Debug, Clone, Copy)]
-struct Row {
-    /// -c_i y_i σ(-m_i): what an entry adds to its column's gradient.
-    pull: f64,
-    /// c_i h_i r_i, valid for the rows of the block measured last: what it adds to the curvature.
-    bend: f64,
 }
 
 impl Worker {
@@ -124,18 +107,21 @@ impl Worker {
     /// # Panics
     /// If a label is 0 or not finite.
     pub fn new(labels: Vec<f64>, columns: usize, trust: TrustRegion) -> Self {
+        Self::with_threads(labels, columns, trust, Pool::default())
+    }
+
+    /// [`Worker::new`] for the threads of `pool`: the same to the bit, on large blocks sooner.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn with_threads(labels: Vec<f64>, columns: usize, trust: TrustRegion, pool: Pool) -> Self {
         assert!(labels.iter().all(|y| y.is_finite() && *y != 0.0), "labels must have a sign");
-        let rows = labels.len();
         Self {
-            rows: labels.iter().map(|y| Row { pull: -0.5 * y, bend: 0.0 }).collect(),
-            weighted: labels.iter().any(|label| label.abs() != 1.0),
-            labels,
-            scores: vec![0.0; rows],
-            touched: Touched::new(rows),
-            reach: vec![[0.0; 2]; rows],
+            rows: Rows::new(labels, pool),
             weights: vec![0.0; columns],
             deltas: vec![trust.init; columns],
             active: vec![true; columns],
+            steps: Vec::new(),
             trust,
         }
     }
@@ -153,7 +139,7 @@ impl Worker {
 
     /// Margins y_i x_i·w, row by row.
     pub fn margins(&self) -> impl Iterator<Item = f64> + Clone {
-        self.labels.iter().zip(&self.scores).map(|(y, score)| y.signum() * score)
+        self.rows.margins()
     }
 
     /// Puts every column back in: the worker's half of a KKT filter reset.
@@ -178,26 +164,43 @@ impl Worker {
     ) -> usize {
         assert_eq!(gradient.len(), block.len(), "one gradient a column");
         assert_eq!(curvature.len(), block.len(), "one curvature a column");
+        let active = block.clone().filter(|&j| self.active[j]);
+        let nonzeros = active.clone().map(|j| columns.column(j).0.len()).sum();
         if rule == Curvature::Safe {
-            self.measure_overlap(columns, block.clone());
+            self.rows.measure_overlap(columns, active.clone(), &self.deltas, nonzeros);
         }
-        let mut computed = 0;
-        for ((j, g), u) in block.zip(gradient).zip(curvature) {
-            (*g, *u) = match (self.active[j], rule) {
-                (false, _) => (0.0, 0.0),
-                (true, Curvature::Published) => self.published(columns, j),
-                (true, Curvature::Safe) => self.safe(columns, j),
-            };
-            computed += usize::from(self.active[j]);
-        }
+        let computed = active.count();
+        let cuts = self.cut(columns, block, self.rows.pool().threads_for(nonzeros));
+        let parts = split(cuts, gradient, curvature);
+        self.rows.pool().share(parts, |(part, gradient, curvature)| {
+            for ((j, g), u) in part.zip(gradient).zip(curvature) {
+                (*g, *u) = match (self.active[j], rule) {
+                    (false, _) => (0.0, 0.0),
+                    (true, Curvature::Published) => self.published(columns, j),
+                    (true, Curvature::Safe) => self.safe(columns, j),
+                };
+            }
+        });
         computed
+    }
+
+    /// Cuts a block into so many runs of columns with about as many non-zeros each.
+    fn cut(&self, columns: &Columns<'_>, block: Range<usize>, parts: usize) -> Vec<Range<usize>> {
+        let (first, last) = (columns.starts[block.start], columns.starts[block.end]);
+        let end = |part: usize| {
+            let wanted = first + (last - first) / parts * part;
+            block.start + columns.starts[block.clone()].partition_point(|&start| start < wanted)
+        };
+        let ends = (1..parts).map(end).chain(std::iter::once(block.end));
+        let mut begin = block.start;
+        ends.map(|end| std::mem::replace(&mut begin, end)..end).collect()
     }
 
     fn published(&self, columns: &Columns<'_>, j: usize) -> (f64, f64) {
         let (mut g, mut u) = (0.0, 0.0);
         let unit_growth = self.deltas[j].exp();
         columns.for_each(j, |row, x| {
-            let (pull, weight) = (self.rows[row].pull, self.labels[row].abs());
+            let (pull, weight) = (self.rows.all()[row].pull, self.rows.weight(row));
             let wrong = pull.abs() / weight;
             let growth = if x == 1.0 { unit_growth } else { (x.abs() * self.deltas[j]).exp() };
             g += pull * x;
@@ -210,39 +213,17 @@ impl Worker {
     fn safe(&self, columns: &Columns<'_>, j: usize) -> (f64, f64) {
         let (rows, values) = columns.column(j);
         match values {
-            None => sum_ones(rows, &self.rows),
+            None => sum_ones(rows, self.rows.all()),
             Some(values) => {
                 let (mut g, mut u) = (0.0, 0.0);
                 for (&row, &x) in rows.iter().zip(values) {
-                    let Row { pull, bend } = self.rows[row as usize];
+                    let Row { pull, bend } = self.rows.all()[row as usize];
                     g += pull * x;
                     u += bend * x.abs();
                 }
                 (g, u)
             }
         }
-    }
-
-    /// Leaves h_i r_i of each row the block touches in its `bend`.
-    fn measure_overlap(&mut self, columns: &Columns<'_>, block: Range<usize>) {
-        let Self { reach, touched, rows, scores, labels, weighted, active, deltas, .. } = self;
-        for j in block.filter(|&j| active[j]) {
-            let delta = deltas[j];
-            columns.for_each(j, |row, x| {
-                let size = x.abs();
-                let [sum, reach] = &mut reach[row];
-                touched.note(row, *sum == 0.0);
-                *sum += size;
-                *reach += size * delta;
-            });
-        }
-        for &row in &touched.list[..touched.len] {
-            let row = row as usize;
-            let [sum, reach] = std::mem::take(&mut reach[row]);
-            let weight = if *weighted { labels[row].abs() } else { 1.0 };
-            rows[row].bend = weight * slope((scores[row].abs() - reach).max(0.0)) * sum;
-        }
-        touched.clear();
     }
 
     /// Takes in pulled weights of the columns `block`: moves the margins and the copy along, and
@@ -272,6 +253,7 @@ impl Worker {
         columns: &Columns<'_>,
         to: impl Iterator<Item = (usize, (f64, bool))>,
     ) {
+        let mut steps = std::mem::take(&mut self.steps);
         for (j, (pulled, active)) in to {
             let weight = if active { pulled } else { 0.0 };
             let step = weight - self.weights[j];
@@ -281,59 +263,29 @@ impl Worker {
             }
             if step != 0.0 {
                 self.weights[j] = weight;
-                self.move_scores(columns, j, step);
+                steps.push((j, step));
             }
         }
-        self.follow_scores();
-    }
-
-    fn move_scores(&mut self, columns: &Columns<'_>, j: usize, step: f64) {
-        let Self { scores, touched, .. } = self;
-        columns.for_each(j, |row, x| {
-            scores[row] += step * x;
-            let new = !touched.seen[row];
-            touched.note(row, new);
-            touched.seen[row] = true;
-        });
-    }
-
-    /// Recomputes what depends on the scores, once for each row that has moved, however many columns moved it.
-    fn follow_scores(&mut self) {
-        let Self { scores, touched, rows, labels, .. } = self;
-        for &row in &touched.list[..touched.len] {
-            let row = row as usize;
-            touched.seen[row] = false;
-            rows[row].pull = pull(labels[row], scores[row]);
-        }
-        touched.clear();
+        self.rows.follow(columns, &steps);
+        steps.clear();
+        self.steps = steps;
     }
 
     /// -c_i y_i σ(-m_i), row by row: the slope of the loss along x_i·w.
     pub(super) fn pulls(&self) -> impl Iterator<Item = f64> {
-        self.rows.iter().map(|row| row.pull)
+        self.rows.all().iter().map(|row| row.pull)
     }
 
     /// Computes the margins afresh from the weights, which drops the rounding errors of all the
     /// steps. Worth doing every few dozen passes.
     pub fn rederive_margins(&mut self, columns: &Columns<'_>) {
-        self.scores.fill(0.0);
-        for (j, &weight) in self.weights.iter().enumerate().filter(|&(_, &w)| w != 0.0) {
-            columns.for_each(j, |row, x| self.scores[row] += weight * x);
-        }
-        for ((row, label), score) in self.rows.iter_mut().zip(&self.labels).zip(&self.scores) {
-            row.pull = pull(*label, *score);
-        }
+        self.rows.derive(columns, &self.weights);
     }
 
     /// This worker's share of the loss, Σ_i c_i log(1 + exp(-m_i)); the server adds the penalty.
     pub fn loss(&self) -> f64 {
-        loss(&self.labels, self.margins())
+        self.rows.loss()
     }
-}
-
-/// -c y σ(-m) of a row with label c y.
-fn pull(label: f64, score: f64) -> f64 {
-    -label * wrong_probability(label.signum() * score)
 }
 
 /// Both sums over the rows of a column of ones. Four pairs of sums side by side: the additions do not wait for each other.
@@ -354,32 +306,26 @@ fn sum_ones(rows: &[u32], of: &[Row]) -> (f64, f64) {
     ((a.0 + b.0) + (c.0 + d.0), (a.1 + b.1) + (c.1 + d.1))
 }
 
-/// A list of rows, each once, without a branch for rows that are on it: a place is written always and kept if it is new.
-#[derive(Debug, Clone)]
-struct Touched {
-    list: Vec<u32>, // `[rows + 1]`
-    len: usize,
-    seen: Vec<bool>, // all false between uses; a marker for those who have no other
-}
+/// A part of the block's columns with their places among its sums.
+type Part<'a> = (Range<usize>, &'a mut [f64], &'a mut [f64]);
 
-impl Touched {
-    fn new(rows: usize) -> Self {
-        Self { list: vec![0; rows + 1], len: 0, seen: vec![false; rows] }
-    }
-
-    fn note(&mut self, row: usize, new: bool) {
-        self.list[self.len] = row as u32;
-        self.len += usize::from(new);
-    }
-
-    fn clear(&mut self) {
-        self.len = 0;
-    }
+fn split<'a>(
+    cuts: Vec<Range<usize>>,
+    mut gradient: &'a mut [f64],
+    mut curvature: &'a mut [f64],
+) -> impl Iterator<Item = Part<'a>> {
+    cuts.into_iter().map(move |part| {
+        let (g, g_rest) = std::mem::take(&mut gradient).split_at_mut(part.len());
+        let (u, u_rest) = std::mem::take(&mut curvature).split_at_mut(part.len());
+        (gradient, curvature) = (g_rest, u_rest);
+        (part, g, u)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dbpg::cholesky::tests::noise;
 
     const KEYS: [u64; 3] = [2, 5, 9];
     const STARTS: [usize; 4] = [0, 2, 4, 5];
@@ -536,6 +482,50 @@ mod tests {
             worker.gradient(&columns, 0..1, rule, &mut g, &mut u);
             assert_eq!(g, [1e4]);
             assert!(u[0].is_finite() && u[0] > 0.0, "{rule:?}: {u:?}");
+        }
+    }
+
+    /// Blocks large enough to wake threads, with and without values, filtered columns, empty ones.
+    #[test]
+    fn any_number_of_threads_computes_the_same_bits() {
+        let (count, rows) = (600, 2000_u32);
+        let lengths = (0..count).map(|j| (j * 37) % 1100);
+        let starts: Vec<usize> = std::iter::once(0)
+            .chain(lengths.scan(0, |end, length| {
+                *end += length;
+                Some(*end)
+            }))
+            .collect();
+        let entries: Vec<u32> = (0..count)
+            .flat_map(|j| {
+                let step = rows / (starts[j + 1] - starts[j]).max(1) as u32;
+                (0..(starts[j + 1] - starts[j]) as u32).map(move |at| at * step)
+            })
+            .collect();
+        let values = noise(entries.len(), 5);
+        let keys: Vec<u64> = (0..count as u64).collect();
+        let labels: Vec<f64> = noise(rows as usize, 6).iter().map(|x| x.signum()).collect();
+        let weights = noise(count, 7);
+        let active: Vec<bool> = (0..count).map(|j| j % 11 > 0).collect();
+        for values in [None, Some(&values[..])] {
+            let columns = Columns { keys: &keys, starts: &starts, rows: &entries, values };
+            let compute = |threads: usize| {
+                let pool = Pool::new(threads.try_into().expect("it is above 0"));
+                let trust = TrustRegion::default();
+                let mut worker = Worker::with_threads(labels.clone(), count, trust, pool);
+                worker.apply(&columns, 0..count, &weights, &active);
+                let (mut g, mut u) = (vec![0.0; count], vec![0.0; count]);
+                worker.gradient(&columns, 0..count, Curvature::Safe, &mut g, &mut u);
+                worker.reset_filter();
+                let (mut g_all, mut u_all) = (vec![0.0; 500], vec![0.0; 500]);
+                worker.gradient(&columns, 50..550, Curvature::Published, &mut g_all, &mut u_all);
+                let moved: Vec<f64> = worker.margins().collect();
+                worker.rederive_margins(&columns);
+                [g, u, g_all, u_all, moved, worker.margins().collect(), vec![worker.loss()]]
+                    .map(|numbers| numbers.into_iter().map(f64::to_bits).collect::<Vec<_>>())
+            };
+            let alone = compute(1);
+            assert!((2..6).all(|threads| compute(threads) == alone));
         }
     }
 

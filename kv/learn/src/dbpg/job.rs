@@ -20,8 +20,10 @@ pub const PRIOR_ROUNDS: u64 = 5;
 /// What to solve and how.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// LIBSVM files, read in this order.
+    /// LIBSVM or Criteo text, read in this order.
     pub files: Vec<PathBuf>,
+    /// Folder where each worker keeps what it has read, for later runs on the same files.
+    pub cache: Option<PathBuf>,
     /// λ, λ₂ and the step. Of a path of several λ, the smallest.
     pub proximal: Proximal,
     /// Whether a weight without penalty is added to every margin.
@@ -60,7 +62,7 @@ pub struct Job {
     pub filters: Filters,
     /// The largest support that Newton's method polishes between passes; `None` is the plain published method.
     pub newton: Option<usize>,
-    /// Threads each worker reads with.
+    /// Threads each worker reads and computes with; results do not depend on them.
     pub threads: usize,
     /// Set by whoever wants the run to end after the pass under way, from any thread.
     pub stop: Arc<AtomicBool>,
@@ -71,6 +73,7 @@ impl Job {
     pub fn new(files: Vec<PathBuf>, lambda: f64) -> Self {
         Job {
             files,
+            cache: None,
             proximal: Proximal::new(lambda),
             intercept: false,
             positive_weight: 1.0,

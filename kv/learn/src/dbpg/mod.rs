@@ -22,7 +22,8 @@
 //! 0; screening removes no solution. The pass after a polish begins with every column back in the filter, and a run ends only
 //! with such a pass that gains nothing to speak of. So weights that stay where they are satisfy the optimality conditions of
 //! every column, and F is convex. Where columns equal each other or depend on each other there are many solutions with one F;
-//! which of them is found, and with how many weights, is then chance.
+//! `centre` then goes to the one in their middle, which does not depend on the cluster or the way there. Without the polish
+//! which of them is found, and with how many weights, is chance.
 //!
 //! With a delay F may rise; where `pace` is left to choose τ, it does so a few times at most, and the run ends as without one.
 //!
@@ -30,6 +31,7 @@
 //! cluster's result is held against.
 
 pub mod blocks;
+mod centre;
 mod cholesky;
 mod correlations;
 mod cost;
@@ -41,8 +43,10 @@ mod logistic;
 mod newton;
 mod pace;
 mod polish;
+pub mod pool;
 pub mod proximal;
 pub mod reference;
+mod rows;
 pub mod schedule;
 mod screen;
 mod shard;

@@ -28,6 +28,7 @@ use std::ops::Range;
 use super::cholesky::{Factor, Square, dot};
 use super::gradient::Columns;
 use super::logistic::loss;
+use super::pool::Pool;
 
 /// Shares of the way from w to v at which workers measure the loss.
 pub(super) const SHARES: [f64; 8] =
@@ -58,6 +59,9 @@ const ARRIVED: f64 = 1e-14;
 
 /// A weight is as good as 0 when the step passes it after this share.
 const NEAR: f64 = 1e-7;
+
+/// A column whose pivot is this share of its diagonal or less may depend on others: the Hessian comes in single precision.
+const DEPENDENT: f64 = 1e-6;
 
 /// One worker's rows, cut down to the columns of the support.
 #[derive(Debug, Default)]
@@ -124,37 +128,72 @@ impl Support {
     /// weights of rows. Returns the lower triangle of H_A row by row, then g_A: `[n (n + 3) / 2]`.
     ///
     /// One line of H_A at a time, so that what is added to stays in the first cache: the entries of its column name the rows
-    /// whose other entries go there. Rows are taken in runs that stay in the second.
-    pub(super) fn gram(&self, columns: &Columns<'_>, labels: &[f64], pulls: &[f64]) -> Vec<f64> {
+    /// whose other entries go there. Rows are taken in runs that stay in the second. Threads share out the lines.
+    pub(super) fn gram(
+        &self,
+        columns: &Columns<'_>,
+        (labels, pulls): (&[f64], &[f64]),
+        pool: &Pool,
+    ) -> Vec<f64> {
         let mut packed = vec![0.0; packed_len(self.len())];
-        let (hessian, gradient) = packed.split_at_mut(triangle(self.len()));
+        let (mut hessian, mut gradient) = packed.split_at_mut(triangle(self.len()));
         let bend = |(pull, label): (&f64, &f64)| pull.abs() * (1.0 - (pull / label).abs());
         let bends: Vec<f64> = pulls.iter().zip(labels).map(bend).collect();
-        let mut cursors = vec![0; self.len()];
-        let mut ends = self.starts.clone(); // of each row's entries that have had their turn
+        let threads = pool.threads_for(self.places.len());
+        // Line n has n numbers, so half of them lie beyond n / √2.
+        let end =
+            |part: usize| (self.len() as f64 * (part as f64 / threads as f64).sqrt()) as usize;
+        let ends = (1..threads).map(end).chain(std::iter::once(self.len()));
+        let mut begin = 0;
+        let parts = ends.map(|end| {
+            let lines = std::mem::replace(&mut begin, end)..end;
+            let numbers = triangle(lines.end) - triangle(lines.start);
+            let (h, h_rest) = std::mem::take(&mut hessian).split_at_mut(numbers);
+            let (g, g_rest) = std::mem::take(&mut gradient).split_at_mut(lines.len());
+            (hessian, gradient) = (h_rest, g_rest);
+            (lines, h, g)
+        });
+        pool.share(parts, |(lines, hessian, gradient)| {
+            self.gram_lines(columns, (pulls, &bends), lines, hessian, gradient);
+        });
+        packed
+    }
+
+    /// Some lines of H_A, which begin `hessian`, and their numbers of g_A.
+    fn gram_lines(
+        &self,
+        columns: &Columns<'_>,
+        (pulls, bends): (&[f64], &[f64]),
+        lines: Range<usize>,
+        hessian: &mut [f64],
+        gradient: &mut [f64],
+    ) {
+        let mut cursors = vec![0; lines.len()];
+        let mut ends: Vec<u32> = self.starts.clone(); // of each row's entries that have had their turn
+        if lines.start > 0 {
+            for (row, end) in ends.iter_mut().enumerate().take(pulls.len()) {
+                let before = |place: &u16| usize::from(*place) < lines.start;
+                *end += self.places[self.row(row)].partition_point(before) as u32;
+            }
+        }
         let mut end = 0;
         while end < pulls.len() {
             end = self.run_end(end);
-            for (place, &column) in self.columns.iter().enumerate() {
-                let Some(column) = column else { continue };
+            for (at, place) in lines.clone().enumerate() {
+                let Some(column) = self.columns[place] else { continue };
                 let (rows, values) = columns.column(column);
-                let line = &mut hessian[triangle(place)..][..=place];
-                while let Some(&row) = rows.get(cursors[place]).filter(|row| (**row as usize) < end)
-                {
+                let line = &mut hessian[triangle(place) - triangle(lines.start)..][..=place];
+                while let Some(&row) = rows.get(cursors[at]).filter(|row| (**row as usize) < end) {
                     let row = row as usize;
-                    let x = values.map_or(1.0, |values| values[cursors[place]]);
-                    gradient[place] += pulls[row] * x;
+                    let x = values.map_or(1.0, |values| values[cursors[at]]);
+                    gradient[at] += pulls[row] * x;
                     ends[row] += 1;
-                    self.add_row(
-                        self.starts[row] as usize..ends[row] as usize,
-                        bends[row] * x,
-                        line,
-                    );
-                    cursors[place] += 1;
+                    let entries = self.starts[row] as usize..ends[row] as usize;
+                    self.add_row(entries, bends[row] * x, line);
+                    cursors[at] += 1;
                 }
             }
         }
-        packed
     }
 
     /// The end of the run of rows that begins at `row`.
@@ -224,13 +263,13 @@ pub(super) fn choose(objective: f64, slope: f64, objectives: &[f64]) -> Option<(
 #[derive(Debug)]
 pub(super) struct Model {
     /// λ of each weight: `[n]`.
-    lambda: Vec<f64>,
+    pub(super) lambda: Vec<f64>,
     /// w: `[n]`.
-    weights: Vec<f64>,
+    pub(super) weights: Vec<f64>,
     /// g_A: `[n]`.
-    gradient: Vec<f64>,
+    pub(super) gradient: Vec<f64>,
     /// H_A, both triangles.
-    hessian: Square,
+    pub(super) hessian: Square,
 }
 
 impl Model {
@@ -278,12 +317,13 @@ impl Model {
         parts.map(|(((v, w), g), lambda)| g * (v - w) + lambda * (v.abs() - w.abs())).sum()
     }
 
-    /// The v that minimises q, or where [`ROUNDS_MAX`] rounds lead to: `[n]`. Above q(w) by rounding at most.
+    /// The v that minimises q, or where [`ROUNDS_MAX`] rounds lead to: `[n]`. Above q(w) by rounding at most. Also whether
+    /// columns were met that may depend on each other, so that there may be other such v.
     ///
     /// A round takes the weights that are not 0 with their signs fixed, where q is quadratic, and goes towards its minimum; a
     /// weight that would change its sign stops at 0. It ends when none does and no weight at 0 is pulled away. A few sweeps of
     /// coordinate descent settle most of what goes to 0 cheaply at first, and bring back what is pulled away later.
-    pub(super) fn minimise(&self) -> Vec<f64> {
+    pub(super) fn minimise(&self) -> (Vec<f64>, bool) {
         let mut v = self.weights.clone();
         let mut bend = vec![0.0; v.len()];
         let mut face = self.first_face();
@@ -320,7 +360,8 @@ impl Model {
                 break;
             }
         }
-        v
+        let dependent = factor.met_dependence(DEPENDENT);
+        (v, dependent)
     }
 
     /// Minimises q in one weight after the other, [`SWEEPS`] times over, and moves H (v - w) along.
@@ -343,7 +384,7 @@ impl Model {
 
     /// All weights, those last that lie nearest to 0 by the curvature's measure: they are the likeliest to leave, and what
     /// comes before them in the factor stays.
-    fn first_face(&self) -> Vec<usize> {
+    pub(super) fn first_face(&self) -> Vec<usize> {
         let distance = |k: usize| self.weights[k] * self.weights[k] * self.hessian.row(k)[k];
         let mut face: Vec<usize> = (0..self.weights.len()).collect();
         face.sort_by(|&k, &l| distance(l).total_cmp(&distance(k)));
@@ -453,7 +494,8 @@ mod tests {
         let worker = worker_at(at);
         let support = Support::new(&columns(), 3, &[5, 7, 9]);
         assert_eq!(support.columns(), [Some(1), None, Some(2)]);
-        let packed = support.gram(&columns(), &LABELS, &worker.pulls().collect::<Vec<_>>());
+        let pulls: Vec<f64> = worker.pulls().collect();
+        let packed = support.gram(&columns(), (&LABELS, &pulls), &Pool::default());
         let loss = |a: f64, b: f64| worker_at([at[0], at[1] + a, at[2] + b]).loss();
         let (e, zero) = (1e-4, loss(0.0, 0.0));
         let slope = |plus: f64, minus: f64| (plus - minus) / (2.0 * e);
@@ -475,6 +517,29 @@ mod tests {
         }
     }
 
+    /// Enough entries to wake all threads.
+    #[test]
+    fn any_number_of_threads_makes_the_same_gram() {
+        let (count, each) = (90_usize, 2_000_usize);
+        let keys: Vec<u64> = (0..count as u64).collect();
+        let starts: Vec<usize> = (0..=count).map(|j| j * each).collect();
+        let entry = |j: usize| move |at: usize| (at * 3 + j % 3) as u32;
+        let rows: Vec<u32> = (0..count).flat_map(|j| (0..each).map(entry(j))).collect();
+        let values = noise(rows.len(), 3);
+        let pulls: Vec<f64> = noise(3 * each, 4).iter().map(|x| 0.5 * x).collect();
+        for values in [None, Some(&values[..])] {
+            let columns = Columns { keys: &keys, starts: &starts, rows: &rows, values };
+            let support = Support::new(&columns, 3 * each, &keys);
+            let gram = |threads: usize| {
+                let pool = Pool::new(threads.try_into().expect("it is above 0"));
+                support.gram(&columns, (&vec![1.0; 3 * each], &pulls), &pool)
+            };
+            let alone = gram(1);
+            assert!(alone.iter().any(|number| *number != 0.0));
+            assert!((2..5).all(|threads| gram(threads) == alone));
+        }
+    }
+
     #[test]
     fn losses_are_those_on_the_way() {
         let (from, step) = ([0.3, -0.7, 1.1], [0.4, 0.0, -1.1]);
@@ -490,8 +555,8 @@ mod tests {
     #[test]
     fn an_empty_support_is_no_trouble() {
         let support = Support::new(&columns(), 3, &[]);
-        assert!(support.gram(&columns(), &LABELS, &[0.5; 3]).is_empty());
-        assert!(Model::new(Vec::new(), Vec::new(), &[]).minimise().is_empty());
+        assert!(support.gram(&columns(), (&LABELS, &[0.5; 3]), &Pool::default()).is_empty());
+        assert!(Model::new(Vec::new(), Vec::new(), &[]).minimise().0.is_empty());
         let nowhere = Support::default();
         assert_eq!(nowhere.len(), 0);
     }
@@ -531,13 +596,13 @@ mod tests {
         for seed in 0..40 {
             for lambda in [0.0, 0.1, 1.0, 100.0] {
                 let (regular, singular) = (model(lambda, 12, 20, seed), model(lambda, 12, 8, seed));
-                assert_minimum(&regular, &regular.minimise());
+                assert_minimum(&regular, &regular.minimise().0);
                 if lambda > 0.0 {
-                    assert_minimum(&singular, &singular.minimise());
+                    assert_minimum(&singular, &singular.minimise().0);
                 }
             }
         }
-        assert_eq!(model(100.0, 12, 20, 1).minimise(), [0.0; 12]);
+        assert_eq!(model(100.0, 12, 20, 1).minimise().0, [0.0; 12]);
     }
 
     #[test]
@@ -553,14 +618,14 @@ mod tests {
             let added: f64 = (0..12).map(|k| ridge(k) * at(0.5, w[k])).sum();
             let with = model.value(&[0.5; 12], &model.bend(&[0.5; 12]));
             assert!((with - plain - added).abs() < 1e-12, "{with} is not {plain} and {added}");
-            assert_minimum(&model, &model.minimise());
+            assert_minimum(&model, &model.minimise().0);
         }
     }
 
     #[test]
     fn minimise_agrees_with_a_grid() {
         let model = model(0.4, 2, 5, 3);
-        let v = model.minimise();
+        let v = model.minimise().0;
         let best = model.value(&v, &model.bend(&v));
         for i in 0..401 * 401 {
             let other = [f64::from(i % 401 - 200) / 100.0, f64::from(i / 401 - 200) / 100.0];
@@ -571,9 +636,9 @@ mod tests {
     #[test]
     fn odd_models_end_as_well() {
         let flat = Model::new(vec![1.0; 2], vec![0.5, -2.0], &[0.0; 5]);
-        assert_eq!(flat.minimise(), [0.0; 2], "nothing but the penalty");
+        assert_eq!(flat.minimise().0, [0.0; 2], "nothing but the penalty");
         let broken = Model::new(vec![1.0], vec![0.5], &[f64::NAN, 1.0]);
-        assert!(broken.minimise() == [0.5] || broken.slope(&broken.minimise()).is_nan());
+        assert!(broken.minimise().0 == [0.5] || broken.slope(&broken.minimise().0).is_nan());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use caravan_kv::filter::{Filters, Traffic};
 use caravan_kv::{Cluster, Store, Table, TableSpec, ValueType, Worker};
 use caravan_van::{KeyRange, Value};
+use serde::{Deserialize, Serialize};
 
 use super::correlations;
 use super::newton::{self, Model};
@@ -48,6 +49,12 @@ const NONZERO_COST: f64 = 10e-9;
 /// What a step or a pass can gain at most, when it is taken for rounding.
 const SETTLED: f64 = 1e-13;
 
+/// The largest border whose centre is looked for: 3 GFlop on one core.
+const CENTRE_MAX: usize = 2048;
+
+/// An objective that is higher by no more than this share is the same.
+const SAME_OBJECTIVE: f64 = 1e-11;
+
 /// Where a pass or a polish ends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Polished {
@@ -67,6 +74,8 @@ pub(super) struct Polish {
     wire: Wire,
     /// Whether the last polish left nothing to gain on its support.
     settled: bool,
+    /// Whether it met columns that depend on each other.
+    dependent: bool,
 }
 
 impl Polish {
@@ -79,7 +88,8 @@ impl Polish {
         (narrow, wire): (bool, Wire),
     ) -> Self {
         let pass_cost = blocks as f64 * BLOCK_COST + nonzeros as f64 * NONZERO_COST;
-        Polish { support_max, rule, table, pass_cost, narrow, wire, settled: false }
+        let (settled, dependent) = (false, false);
+        Polish { support_max, rule, table, pass_cost, narrow, wire, settled, dependent }
     }
 
     /// What the filters of its table did to what the driver pulled.
@@ -89,7 +99,7 @@ impl Polish {
 
     /// Begins anew, with other penalties.
     pub(super) fn begin(&mut self, rule: Proximal) {
-        (self.rule, self.settled) = (rule, false);
+        (self.rule, self.settled, self.dependent) = (rule, false, false);
     }
 
     /// Whether a step on a support of that size is worth more than the passes it costs, if they went on like the last.
@@ -124,9 +134,65 @@ impl Polish {
         Ok(at)
     }
 
+    /// Goes from the optimum that the last pass has confirmed to the central one, where there are several
+    /// ([`super::centre`]). Costs about as much as one more polish of the same size, nothing when this one is known to be single,
+    /// and is left undone for more than [`CENTRE_MAX`] columns.
+    pub(super) fn centre(
+        &self,
+        cluster: &mut Cluster,
+        servers: &mut Worker,
+        weights_table: Table,
+        at: Polished,
+    ) -> caravan_kv::Result<()> {
+        // With a ridge there is one optimum; with rounded numbers nobody knows which columns depend on each other.
+        if self.rule.l2 > 0.0 || self.narrow || self.wire == Wire::Short {
+            return Ok(());
+        }
+        let border: Vec<Vec<(u64, f64)>> = tell_servers(servers, weights_table, &Command::Border)?;
+        let (keys, from): (Vec<u64>, Vec<f64>) = border.into_iter().flatten().unzip();
+        let penalised = keys.iter().filter(|&&key| self.rule.free != Some(key)).count();
+        let single = penalised == at.nonzeros && !self.dependent;
+        if single || !(1..=self.support_max.min(CENTRE_MAX)).contains(&keys.len()) {
+            return Ok(());
+        }
+        let model = self.model(cluster, servers, (&keys, from), Wire::Double)?;
+        let Some((central, fewest)) = model.centre() else { return Ok(()) };
+        let losses: Vec<Vec<f64>> =
+            ask_workers(cluster, &Order::Losses { weights: central.clone() })?;
+        let loss: f64 = losses.iter().map(|losses| losses[0]).sum(); // all the way
+        let weights = keys.iter().zip(&central);
+        let objective =
+            loss + weights.map(|(&key, &weight)| self.rule.penalty(key, weight)).sum::<f64>();
+        if objective <= at.objective * (1.0 + SAME_OBJECTIVE) {
+            let most = central.iter().filter(|weight| **weight != 0.0).count();
+            tracing::info!(fewest, most, "there are several optima: taking the central one");
+            set(cluster, servers, weights_table, (&keys, central))?;
+        }
+        Ok(())
+    }
+
+    /// F to second order around the weights of `keys`.
+    fn model(
+        &self,
+        cluster: &mut Cluster,
+        servers: &mut Worker,
+        (keys, weights): (&[u64], Vec<f64>),
+        wire: Wire,
+    ) -> caravan_kv::Result<Model> {
+        let workers = cluster.config().workers;
+        let gram = Order::Gram { support: keys.to_vec(), wire };
+        let _pushed: Vec<()> = ask_workers(cluster, &gram)?;
+        let packed = receive(servers, self.table, workers, (keys.len(), wire))?;
+        let penalties = keys.iter().map(|&key| self.rule.penalties(key));
+        let (lambda, l2): (Vec<f64>, Vec<f64>) = penalties.unzip();
+        let mut model = Model::new(lambda, weights, &packed);
+        model.add_ridge(&l2);
+        Ok(model)
+    }
+
     /// One Newton step from `weights`, sorted, none 0; false when there is nothing to gain.
     fn step(
-        &self,
+        &mut self,
         cluster: &mut Cluster,
         servers: &mut Worker,
         weights_table: Table,
@@ -134,14 +200,9 @@ impl Polish {
         at: &mut Polished,
     ) -> caravan_kv::Result<bool> {
         let (keys, from): (Vec<u64>, Vec<f64>) = weights.iter().copied().unzip();
-        let workers = cluster.config().workers;
-        let _pushed: Vec<()> = ask_workers(cluster, &Order::Gram { support: keys.clone() })?;
-        let packed = receive(servers, self.table, workers, (keys.len(), self.wire))?;
-        let penalties = keys.iter().map(|&key| self.rule.penalties(key));
-        let (lambda, l2): (Vec<f64>, Vec<f64>) = penalties.unzip();
-        let mut model = Model::new(lambda, from.clone(), &packed);
-        model.add_ridge(&l2);
-        let mut best = model.minimise();
+        let model = self.model(cluster, servers, (&keys, from.clone()), self.wire)?;
+        let (mut best, dependent) = model.minimise();
+        self.dependent = dependent;
         if self.narrow {
             best.iter_mut().for_each(|weight| *weight = f64::from(*weight as f32));
         }
@@ -165,16 +226,7 @@ impl Polish {
             return Ok(false);
         };
         let chosen: Vec<f64> = on_the_way(share).collect();
-        let pairs: Vec<(u64, f64)> = keys.iter().copied().zip(chosen.iter().copied()).collect();
-        let set: Vec<usize> =
-            tell_servers(servers, weights_table, &Command::Set { weights: pairs.clone() })?;
-        if set.iter().sum::<usize>() != pairs.len() {
-            return Err(caravan_kv::Error::Config(format!(
-                "servers hold {set:?} of the {} weights of the support",
-                pairs.len()
-            )));
-        }
-        let _set: Vec<()> = ask_workers(cluster, &Order::Set { weights: chosen })?;
+        let pairs = set(cluster, servers, weights_table, (&keys, chosen))?;
         *weights = pairs.into_iter().filter(|&(_, weight)| weight != 0.0).collect();
         let penalised = weights.iter().filter(|&&(key, _)| self.rule.free != Some(key));
         *at = Polished { objective, nonzeros: penalised.count() };
@@ -182,12 +234,34 @@ impl Polish {
     }
 }
 
-/// How the numbers of a Hessian travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wire {
+/// Has servers and workers take these weights of the support; returns them with their keys.
+fn set(
+    cluster: &mut Cluster,
+    servers: &mut Worker,
+    weights_table: Table,
+    (keys, weights): (&[u64], Vec<f64>),
+) -> caravan_kv::Result<Vec<(u64, f64)>> {
+    let pairs: Vec<(u64, f64)> = keys.iter().copied().zip(weights.iter().copied()).collect();
+    let set: Vec<usize> =
+        tell_servers(servers, weights_table, &Command::Set { weights: pairs.clone() })?;
+    if set.iter().sum::<usize>() != pairs.len() {
+        return Err(caravan_kv::Error::Config(format!(
+            "servers hold {set:?} of the {} weights of the support",
+            pairs.len()
+        )));
+    }
+    let _set: Vec<()> = ask_workers(cluster, &Order::Set { weights })?;
+    Ok(pairs)
+}
+
+/// How the numbers of a Hessian and a gradient travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Wire {
     /// In single precision, which a Newton step does not notice: only the gradient says where the minimum is, and each of its
     /// numbers goes as two, the second what the first leaves.
     Single,
+    /// All of them as two: which columns depend on each other only an exact Hessian says.
+    Double,
     /// In two bytes (`correlations`).
     Short,
 }
@@ -197,6 +271,7 @@ impl Wire {
     fn len(self, n: usize) -> usize {
         match self {
             Wire::Single => newton::packed_len(n) + n,
+            Wire::Double => 2 * newton::packed_len(n),
             Wire::Short => correlations::wire_len(n),
         }
     }
@@ -209,12 +284,12 @@ pub(super) fn table(
     workers: usize,
     (wire, filters): (Wire, Filters),
 ) -> TableSpec {
-    let rows = wire.len(support_max).div_ceil(PIECE) * workers;
-    let keys = KeyRange::new(0, rows as u64).expect("there is a worker, and a weight");
-    let value = match wire {
-        Wire::Single => ValueType::F32,
-        Wire::Short => ValueType::I32,
+    let (value, longest) = match wire {
+        Wire::Single | Wire::Double => (ValueType::F32, Wire::Double),
+        Wire::Short => (ValueType::I32, Wire::Short),
     };
+    let rows = longest.len(support_max).div_ceil(PIECE) * workers;
+    let keys = KeyRange::new(0, rows as u64).expect("there is a worker, and a weight");
     let mut spec = TableSpec::new(TABLE, "hessian", value, 0).handle("assign").keys(keys);
     spec.store = Store::Sparse;
     spec.filters(filters)
@@ -234,17 +309,15 @@ pub(super) fn send(
     place: (usize, usize),
     (n, packed, wire): (usize, &[f64], Wire),
 ) -> caravan_kv::Result<()> {
+    let len = wire.len(n);
     match wire {
-        Wire::Single => {
-            let gradient = &packed[packed.len() - n..];
-            let rest = gradient.iter().map(|g| (g - f64::from(*g as f32)) as f32);
+        Wire::Single | Wire::Double => {
+            let with_rest = &packed[2 * packed.len() - len..];
+            let rest = with_rest.iter().map(|number| (number - f64::from(*number as f32)) as f32);
             let numbers = packed.iter().map(|number| *number as f32).chain(rest);
-            push(worker, table, place, (numbers, wire.len(n)))
+            push(worker, table, place, (numbers, len))
         }
-        Wire::Short => {
-            let numbers = correlations::pack(n, packed);
-            push(worker, table, place, (numbers.into_iter(), wire.len(n)))
-        }
+        Wire::Short => push(worker, table, place, (correlations::pack(n, packed).into_iter(), len)),
     }
 }
 
@@ -274,16 +347,20 @@ fn receive(
     let (len, packed_len) = (wire.len(n), newton::packed_len(n));
     let mut sum = vec![0.0; packed_len];
     for rank in 0..workers {
+        let place = (rank, workers);
         match wire {
-            Wire::Single => pull(servers, table, (rank, workers), len, |from, part: &[f32]| {
-                for (at, number) in (from..).zip(part) {
-                    // Beyond the gradient lies what it left.
-                    sum[if at < packed_len { at } else { at - n }] += f64::from(*number);
-                }
-            })?,
+            Wire::Single | Wire::Double => {
+                pull(servers, table, place, len, |from, part: &[f32]| {
+                    for (at, number) in (from..).zip(part) {
+                        // Beyond the gradient lies what the last of the numbers left.
+                        let at = if at < packed_len { at } else { at + packed_len - len };
+                        sum[at] += f64::from(*number);
+                    }
+                })?;
+            }
             Wire::Short => {
                 let mut numbers = Vec::with_capacity(len);
-                pull(servers, table, (rank, workers), len, |_, part: &[i32]| {
+                pull(servers, table, place, len, |_, part: &[i32]| {
                     numbers.extend_from_slice(part);
                 })?;
                 correlations::add(n, &numbers, &mut sum);

@@ -58,6 +58,9 @@ pub(crate) enum Command {
     Report,
     /// The non-zero weights. Answered with pairs of key and weight, as JSON.
     Weights,
+    /// The weights of the coordinates that the filter leaves in, 0 or not. After a pass that began with all of them and moved
+    /// none, those are the ones with |g| = λ or hardly less. Answered as [`Command::Weights`].
+    Border,
     /// Set these weights, sorted by key, between passes. Answered with the number of them that are this thread's.
     Set { weights: Vec<(u64, f64)> },
 }
@@ -303,6 +306,11 @@ impl Shard {
         Ok(())
     }
 
+    fn border(&self) -> Vec<(u64, f64)> {
+        let pairs = self.state.keys().iter().zip(self.state.weights()).zip(self.state.active());
+        pairs.filter(|(_, active)| **active).map(|((key, weight), _)| (*key, *weight)).collect()
+    }
+
     /// Sets the weights whose keys lie here; returns their number. Keys that no thread holds show in the sum.
     fn set(&mut self, weights: &[(u64, f64)]) -> Result<usize, String> {
         if !self.tasks.is_empty() {
@@ -387,6 +395,7 @@ impl caravan_kv::Shard for Shard {
                 let weights: Vec<(u64, f64)> = self.state.held().collect();
                 serde_json::to_vec(&weights).map_err(text)
             }
+            Command::Border => serde_json::to_vec(&self.border()).map_err(text),
             Command::Set { weights } => serde_json::to_vec(&self.set(&weights)?).map_err(text),
         }
     }

@@ -95,9 +95,9 @@ impl<'a> Driver<'a> {
     fn set_up(cluster: &'a mut Cluster, job: &'a Job) -> caravan_kv::Result<Self> {
         job.check()?;
         let began = Instant::now();
-        let positive_weight = job.positive_weight;
-        let load =
-            worker::Order::Load { files: job.files.clone(), threads: job.threads, positive_weight };
+        let (files, cache) = (job.files.clone(), job.cache.clone());
+        let (threads, positive_weight) = (job.threads, job.positive_weight);
+        let load = worker::Order::Load { files, threads, cache, positive_weight };
         let loaded: Vec<Loaded> = ask_workers(cluster, &load)?;
         let load_seconds = began.elapsed().as_secs_f64();
         let rows = loaded.iter().map(|loaded| loaded.rows).sum();
@@ -235,6 +235,9 @@ impl<'a> Driver<'a> {
             if stopped || report.stop == Stop::Done {
                 break;
             }
+        }
+        if let Some(last) = last.filter(|last| last.stop == Stop::Done) {
+            self.centre(&last)?;
         }
         let seconds = self.seconds();
         let model = self.model()?;
@@ -416,6 +419,15 @@ impl<'a> Driver<'a> {
                 polish.run(self.cluster, &mut self.servers, self.table, from, previous)
             }
             _ => Ok(from),
+        }
+    }
+
+    /// Takes the central one of several optima, if the job polishes.
+    fn centre(&mut self, last: &Progress) -> caravan_kv::Result<()> {
+        let at = Polished { objective: last.objective, nonzeros: last.nnz };
+        match &self.polish {
+            Some(polish) => polish.centre(self.cluster, &mut self.servers, self.table, at),
+            None => Ok(()),
         }
     }
 

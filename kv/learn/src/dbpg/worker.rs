@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use caravan_kv::error::with_sources;
@@ -20,10 +20,11 @@ use super::filters::{Bytes, Counted};
 use super::gradient::{Columns, Curvature, TrustRegion, Worker};
 use super::newton::Support;
 use super::polish::{self, Wire};
+use super::pool::Pool;
 use super::proximal;
 use super::screen;
 use super::shard::Options;
-use crate::data::{self, libsvm};
+use crate::data;
 
 /// Name under which workers run this app.
 pub const APP: &str = "dbpg";
@@ -31,8 +32,8 @@ pub const APP: &str = "dbpg";
 /// What the driver tells the workers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Read your share of these files. Answered with [`Loaded`].
-    Load { files: Vec<PathBuf>, threads: usize, positive_weight: f64 },
+    /// Read your share of these files, and compute on it with so many threads. Answered with [`Loaded`].
+    Load { files: Vec<PathBuf>, threads: usize, cache: Option<PathBuf>, positive_weight: f64 },
     /// Name the columns whose bounds are above `share`: step 1 of [`screen`].
     Name { table: TableSpec, share: f64 },
     /// Drop the columns that nobody has named, and add your bounds to the others: step 2.
@@ -51,7 +52,7 @@ pub(crate) enum Order {
     /// Run the tasks numbered from `first`, in the order of `blocks`. Answered with [`Passed`].
     Pass { first: u64, blocks: Vec<usize>, delay: u64, exact: bool, reset: bool, lossless: bool },
     /// Between passes: push your part of the Hessian and gradient on these columns.
-    Gram { support: Vec<u64> },
+    Gram { support: Vec<u64>, wire: Wire },
     /// Say what your loss is on the way to these weights of the support. Answered with a loss for each of `newton::SHARES`.
     Losses { weights: Vec<f64> },
     /// Take these weights of the support.
@@ -120,6 +121,8 @@ struct Data {
     /// Each times the weight of its row: `[rows]`.
     labels: Vec<f64>,
     columns: data::Columns,
+    /// What computes on them.
+    pool: Pool,
 }
 
 impl Data {
@@ -199,17 +202,22 @@ impl Training {
 
 /// The polish between passes.
 impl Training {
-    fn gram(&mut self, node: &mut WorkerNode, data: &Data, keys: &[u64]) -> Result<(), String> {
+    fn gram(
+        &mut self,
+        node: &mut WorkerNode,
+        data: &Data,
+        keys: &[u64],
+        wire: Wire,
+    ) -> Result<(), String> {
         let table = self.polish.ok_or("this job runs without a polish")?;
         if !self.pending.is_empty() {
             return Err(format!("{} pulls are not applied yet", self.pending.len()));
         }
         self.support = Support::new(&data.columns(), data.labels.len(), keys);
         let pulls: Vec<f64> = self.state.pulls().collect();
-        let packed = self.support.gram(&data.columns(), &data.labels, &pulls);
-        let wire = if self.rounds { Wire::Short } else { Wire::Single };
-        let place = (node.rank, node.workers);
-        polish::send(&mut node.worker, table, place, (keys.len(), &packed, wire))
+        let packed = self.support.gram(&data.columns(), (&data.labels, &pulls), &data.pool);
+        let numbers = (keys.len(), &packed[..], wire);
+        polish::send(&mut node.worker, table, (node.rank, node.workers), numbers)
             .map_err(|error| error.to_string())
     }
 
@@ -272,8 +280,9 @@ impl App for Dbpg {
     ) -> Result<serde_json::Value, String> {
         let order = serde_json::from_value(body).map_err(|error| error.to_string())?;
         let reply = match order {
-            Order::Load { files, threads, positive_weight } => {
-                serde_json::to_value(self.load(node, &files, threads, positive_weight)?)
+            Order::Load { files, threads, cache, positive_weight } => {
+                let how = (threads, cache.as_deref());
+                serde_json::to_value(self.load(node, &files, how, positive_weight)?)
             }
             Order::Name { table, share } => serde_json::to_value(self.name(node, &table, share)?),
             Order::Add => serde_json::to_value(self.add(node)?),
@@ -289,9 +298,9 @@ impl App for Dbpg {
                 training.start(data, &weights);
                 Ok(serde_json::Value::Null)
             }
-            Order::Gram { support } => {
+            Order::Gram { support, wire } => {
                 let (data, training) = self.training()?;
-                serde_json::to_value(training.gram(node, data, &support)?)
+                serde_json::to_value(training.gram(node, data, &support, wire)?)
             }
             Order::Losses { weights } => {
                 let (data, training) = self.training()?;
@@ -331,22 +340,23 @@ impl Dbpg {
         &mut self,
         node: &WorkerNode,
         files: &[PathBuf],
-        threads: usize,
+        (threads, cache): (usize, Option<&Path>),
         positive_weight: f64,
     ) -> Result<Loaded, String> {
         let text = |error: crate::Error| with_sources(&error);
         let shard = data::Shard::new(node.rank as u32, node.workers as u32).map_err(text)?;
         let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
-        let (labels, columns) = libsvm::read_columns(files, shard, threads).map_err(text)?;
+        let (labels, columns) = data::read_columns(files, shard, threads, cache).map_err(text)?;
         let weighted = |label: i8| if label > 0 { positive_weight } else { -1.0 };
-        let data = Data { labels: labels.into_iter().map(weighted).collect(), columns };
+        let labels = labels.into_iter().map(weighted).collect();
+        let data = Data { labels, columns, pool: Pool::new(threads) };
         self.training = None;
         self.screened = Default::default();
         Ok(self.data.insert(data).loaded())
     }
 
     fn name(&mut self, node: &mut WorkerNode, spec: &TableSpec, share: f64) -> Result<(), String> {
-        let Data { labels, columns } = self.data.as_ref().ok_or(NOT_LOADED)?;
+        let Data { labels, columns, .. } = self.data.as_ref().ok_or(NOT_LOADED)?;
         let bounds = screen::bounds(columns, labels);
         let create = |node: &mut WorkerNode| {
             let table = node.worker.create_table(spec)?;
@@ -425,7 +435,7 @@ impl Dbpg {
             table,
             polish,
             support: Support::default(),
-            state: Worker::new(data.labels.clone(), keys.len(), trust),
+            state: Worker::with_threads(data.labels.clone(), keys.len(), trust, data.pool.clone()),
             curvature,
             blocks: blocks.collect(),
             pending: VecDeque::new(),

@@ -174,7 +174,6 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
-    use crate::data::libsvm;
     use crate::data::testing::Folder;
     use proptest::prelude::*;
     use std::fs;
@@ -203,7 +202,7 @@ mod tests {
     fn margins_are_inner_products() {
         let model = Model::new(vec![(2, 0.5), (5, -1.0), (u64::MAX, 4.0)]).unwrap();
         let text = b"+1 1:9 2:2 5:3 18446744073709551615:0.25\n-1\n-1 2:1 3:1\n";
-        let examples = libsvm::parse(Path::new("t"), text).unwrap();
+        let examples = crate::data::parse(Path::new("t"), text).unwrap();
         assert_eq!(predict(&model, &examples), [-1.0, 0.0, 0.5]);
         assert_eq!((model.weight(5), model.weight(6), model.nonzeros()), (-1.0, 0.0, 3));
         let model = model.with_intercept(0.25).unwrap();

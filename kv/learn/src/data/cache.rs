@@ -1,0 +1,306 @@
+//! A worker's columns as arrays on disk, so that later runs parse no text.
+//!
+//! A folder holds one file for each list of text files and shard. It is valid for exactly these: their paths, lengths and
+//! times of change, the shard, and [`VERSION`]. What does not fit, or is damaged, is said in one line of the log, and made
+//! again from the text. Files are written whole or not at all.
+//!
+//! Arrays are read straight into the memory that training uses, not mapped: screening moves what it keeps to the front, so
+//! that mapped pages would be copied all the same, and a mapping is at the mercy of whoever writes to the file meanwhile.
+//!
+//! ```text
+//! 8 bytes magic | u64 order: 1, as this machine writes it | u64 version | u64 bytes of the identity
+//! u64 rows | u64 columns | u64 nonzeros | u64 1 if there are values
+//! identity | keys u64 | starts u64 | rows u32 | values f64 | labels i8 | CRC32C of all that, u32
+//! ```
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::{Columns, Shard};
+use crate::replace_file::Replacement;
+use crate::{Error, Result};
+
+const MAGIC: &[u8; 8] = b"caravanC";
+
+/// Of the layout, of keys, and of what counts as a value: one more when any of them changes.
+const VERSION: u64 = 1;
+
+/// Numbers after the magic.
+const HEAD: usize = 7;
+const CHECKSUM_BYTES: usize = 4;
+
+/// Labels and columns.
+type Data = (Vec<i8>, Columns);
+
+/// What the cache in `folder` holds for these files, or else what `make` reads, which is then kept there.
+///
+/// # Errors
+/// Those of `make`; [`Error::Read`] when a text file cannot be looked at. That the cache cannot be read or written is logged.
+pub(super) fn read_or_make(
+    folder: &Path,
+    paths: &[PathBuf],
+    shard: Shard,
+    make: impl FnOnce() -> Result<Data>,
+) -> Result<Data> {
+    let identity = identity(paths, shard)?;
+    let file = folder.join(name(paths, shard));
+    match load(&file, identity.as_bytes()) {
+        Ok(Some(data)) => return Ok(data),
+        Ok(None) => {}
+        Err(reason) => {
+            tracing::warn!("{} is not used and made again: {reason}", file.display());
+        }
+    }
+    let data = make()?;
+    if let Err(error) = store(&file, identity.as_bytes(), &data) {
+        let error = caravan_kv::error::with_sources(&error);
+        tracing::warn!("the next run has to read text again: {error}");
+    }
+    Ok(data)
+}
+
+/// What the data depends on, as text.
+fn identity(paths: &[PathBuf], shard: Shard) -> Result<String> {
+    let mut text = format!("shard {} of {}\n", shard.index, shard.count);
+    for path in paths {
+        let look = || -> std::io::Result<_> {
+            let found = fs::metadata(path)?;
+            let changed = found.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+            Ok((fs::canonicalize(path)?, found.len(), changed.as_nanos()))
+        };
+        let at_read = |source| Error::Read { path: path.clone(), source };
+        let (path, bytes, changed) = look().map_err(at_read)?;
+        text += &format!("{:?} of {bytes} bytes, changed at {changed}\n", path);
+    }
+    Ok(text)
+}
+
+/// The same for the same paths and shard, so that a stale file is replaced.
+fn name(paths: &[PathBuf], shard: Shard) -> String {
+    let full = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+    let listed = paths.iter().map(|path| format!("{:?}\n", full(path))).collect::<String>();
+    let first = paths.first().and_then(|path| path.file_name()).unwrap_or_default();
+    let (first, list) = (first.to_string_lossy(), crc32c::crc32c(listed.as_bytes()));
+    format!("{first}-{list:08x}-{}-of-{}.caravan", shard.index, shard.count)
+}
+
+/// None when there is no such file; else why it cannot be used.
+fn load(path: &Path, identity: &[u8]) -> Result<Option<Data>, String> {
+    let text = |error: std::io::Error| error.to_string();
+    let mut input = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        opened => Summed { len: 0, crc: 0, file: opened.map_err(text)? },
+    };
+    input.len = input.file.metadata().map_err(text)?.len();
+    let (mut magic, mut head) = ([0; 8], [0_u64; HEAD]);
+    input.fill(&mut magic).and_then(|()| input.fill(&mut head)).map_err(text)?;
+    let [order, version, identity_len, rows, columns, nonzeros, has_values] = head;
+    if magic != *MAGIC || order != 1 || version != VERSION {
+        return Err(format!("it is no cache of version {VERSION} from a machine like this"));
+    }
+    // In u128: the numbers are not to be trusted yet, but no more is allocated than the file holds.
+    let per_nonzero = if has_values == 1 { 12 } else { 4 };
+    let expected = (size_of_val(&magic) + size_of_val(&head) + 8 + CHECKSUM_BYTES) as u128
+        + u128::from(identity_len)
+        + u128::from(columns) * 16
+        + u128::from(nonzeros) * per_nonzero
+        + u128::from(rows);
+    if expected != u128::from(input.len) || has_values > 1 {
+        return Err(format!("it should have {expected} bytes, not {}", input.len));
+    }
+    let mut found = vec![0; identity_len as usize];
+    input.fill(&mut found).map_err(text)?;
+    if found != identity {
+        return Err("the text has changed since it was made".to_owned());
+    }
+    let data = input.data(rows as usize, columns as usize, nonzeros as usize, has_values == 1);
+    let data = data.map_err(text)?;
+    let (summed, mut stored) = (input.crc, 0_u32);
+    input.fill(std::slice::from_mut(&mut stored)).map_err(text)?;
+    if stored != summed {
+        return Err("it is damaged: its checksum does not fit".to_owned());
+    }
+    if !is_sane(&data) {
+        return Err("its arrays contradict each other".to_owned());
+    }
+    Ok(Some(data))
+}
+
+/// A file being read, and the checksum of what has been.
+struct Summed {
+    file: File,
+    len: u64,
+    crc: u32,
+}
+
+impl Summed {
+    fn fill<T: FromBytes + IntoBytes + Immutable>(
+        &mut self,
+        into: &mut [T],
+    ) -> std::io::Result<()> {
+        self.file.read_exact(into.as_mut_bytes())?;
+        self.crc = crc32c::crc32c_append(self.crc, into.as_bytes());
+        Ok(())
+    }
+
+    fn data(
+        &mut self,
+        rows: usize,
+        columns: usize,
+        nonzeros: usize,
+        has_values: bool,
+    ) -> std::io::Result<Data> {
+        let mut keys = vec![0; columns];
+        self.fill::<u64>(&mut keys)?;
+        let mut starts = vec![0; columns + 1];
+        self.fill::<u64>(&mut starts)?;
+        let starts = starts.into_iter().map(|start| start as usize).collect();
+        let mut entries = vec![0; nonzeros];
+        self.fill::<u32>(&mut entries)?;
+        let mut values = has_values.then(|| vec![0.0; nonzeros]);
+        values.iter_mut().try_for_each(|values| self.fill::<f64>(values))?;
+        let mut labels = vec![0; rows];
+        self.fill::<i8>(&mut labels)?;
+        Ok((labels, Columns { keys, starts, rows: entries, values }))
+    }
+}
+
+/// Whether training can do with these arrays whatever they hold.
+fn is_sane((labels, columns): &Data) -> bool {
+    let Columns { keys, starts, rows, values } = columns;
+    let ends = starts.first() == Some(&0) && starts.last() == Some(&rows.len());
+    ends && starts.is_sorted()
+        && keys.is_sorted_by(|a, b| a < b)
+        && (0..keys.len()).all(|column| columns.column(column).0.is_sorted_by(|a, b| a < b))
+        && rows.iter().all(|&row| (row as usize) < labels.len())
+        && labels.iter().all(|&label| label == 1 || label == -1)
+        && values.iter().flatten().all(|value| value.is_finite())
+}
+
+fn store(path: &Path, identity: &[u8], (labels, columns): &Data) -> Result<()> {
+    if let Some(folder) = path.parent() {
+        let at_make = |source| Error::Write { path: folder.to_path_buf(), source };
+        fs::create_dir_all(folder).map_err(at_make)?;
+    }
+    let Columns { keys, starts, rows, values } = columns;
+    let counts = [identity.len(), labels.len(), keys.len(), rows.len()];
+    let mut head = [1, VERSION, 0, 0, 0, 0, u64::from(values.is_some())];
+    head[2..6].copy_from_slice(&counts.map(|count| count as u64));
+    let starts: Vec<u64> = starts.iter().map(|&start| start as u64).collect();
+    let mut file = Replacement::create(path)?;
+    let mut crc = 0;
+    for part in [
+        &MAGIC[..],
+        head.as_bytes(),
+        identity,
+        keys.as_bytes(),
+        starts.as_bytes(),
+        rows.as_bytes(),
+        values.as_deref().unwrap_or_default().as_bytes(),
+        labels.as_bytes(),
+    ] {
+        crc = crc32c::crc32c_append(crc, part);
+        file.write(part)?;
+    }
+    file.write(crc.as_bytes())?;
+    file.commit()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::num::NonZeroUsize;
+
+    use super::*;
+    use crate::data::{read_columns, testing::Folder};
+
+    fn make() -> Result<Data> {
+        panic!("the text is read");
+    }
+
+    /// The one file in the cache.
+    fn file(cache: &Path) -> PathBuf {
+        let mut files = fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path());
+        let file = files.next().unwrap();
+        assert!(files.next().is_none());
+        file
+    }
+
+    #[test]
+    fn what_was_kept_is_what_was_read_until_the_text_changes() {
+        let folder = Folder::new("cache-kept");
+        let cache = folder.path().join("a/b");
+        for text in ["1 3:1 18446744073709551615:1\n\n-1 3:1\n1\n", "-1 2:0.5 9:3\n1 9:1\n", ""] {
+            let paths = [folder.write("t", text.as_bytes())];
+            let read = |cache| read_columns(&paths, Shard::ALL, NonZeroUsize::MIN, cache).unwrap();
+            let plain = read(None);
+            assert_eq!(read(Some(&cache)), plain);
+            assert_eq!(read_or_make(&cache, &paths, Shard::ALL, make).unwrap(), plain);
+        }
+        file(&cache);
+        let paths = [folder.path().join("t")];
+        let other = Shard::new(1, 2).unwrap();
+        let found = load(&cache.join(name(&paths, other)), b"");
+        assert_eq!(found, Ok(None), "another shard's file is another");
+        let missing = [folder.path().join("none")];
+        assert!(matches!(read_or_make(&cache, &missing, other, make), Err(Error::Read { .. })));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_reason_and_made_again() {
+        let folder = Folder::new("cache-refused");
+        let cache = folder.path().join("cache");
+        let paths = [folder.write("t", b"1 3:0.5 7:1\n-1 7:2\n")];
+        let read = || read_columns(&paths, Shard::ALL, NonZeroUsize::MIN, Some(&cache)).unwrap();
+        let plain = read();
+        let path = file(&cache);
+        let identity = identity(&paths, Shard::ALL).unwrap();
+        let whole = fs::read(&path).unwrap();
+        let changed = |at: usize, to: u8| {
+            let mut bytes = whole.clone();
+            bytes[at] = to;
+            bytes
+        };
+        let end = whole.len();
+        let resummed = |mut bytes: Vec<u8>| {
+            let crc = crc32c::crc32c(&bytes[..end - CHECKSUM_BYTES]);
+            bytes[end - CHECKSUM_BYTES..].copy_from_slice(crc.as_bytes());
+            bytes
+        };
+        for (bytes, reason) in [
+            (whole[..40].to_vec(), "failed to fill whole buffer"),
+            (whole[..end - 1].to_vec(), "it should have"),
+            (changed(0, b'x'), "it is no cache of version 1"),
+            (changed(16, 2), "it is no cache of version 1"),
+            (changed(8, 0), "it is no cache of version 1 from a machine like this"),
+            (changed(47, 0xff), "it should have"),
+            (changed(64, b'x'), "the text has changed since it was made"),
+            (changed(end - 30, 0x55), "it is damaged: its checksum does not fit"),
+            (resummed(changed(end - 5, 3)), "its arrays contradict each other"),
+        ] {
+            fs::write(&path, &bytes).unwrap();
+            let found = load(&path, identity.as_bytes());
+            assert!(found.as_ref().is_err_and(|why| why.contains(reason)), "{reason}: {found:?}");
+            assert_eq!(read(), plain);
+            assert_eq!(fs::read(&path).unwrap(), whole, "it was made again");
+        }
+        for (at, byte) in whole.iter().enumerate() {
+            fs::write(&path, changed(at, byte ^ 0x10)).unwrap();
+            assert!(load(&path, identity.as_bytes()).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_costs_only_time() {
+        let folder = Folder::new("cache-unwritable");
+        let paths = [folder.write("t", b"1 3:1\n")];
+        let no_folder = folder.write("file", b"");
+        let read = |cache| read_columns(&paths, Shard::ALL, NonZeroUsize::MIN, cache).unwrap();
+        assert_eq!(read(Some(&no_folder)), read(None));
+    }
+}

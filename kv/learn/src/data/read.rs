@@ -1,0 +1,90 @@
+//! Reads text files of any known format in parallel, by rows or by columns. What a row looks like is not here.
+//!
+//! Path: source > **read** (libsvm, criteo) > `Examples` or `Columns`.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use super::gather::Gather;
+use super::libsvm::Fault;
+use super::ordered::map_in_order;
+use super::source::{Block, Blocks};
+use super::{Columns, Examples, Shard, cache, criteo, libsvm};
+use crate::Result;
+
+/// Reads the rows of `shard` from `paths`, plain or compressed, in order; row numbers run on from file to file.
+///
+/// Each is LIBSVM text or one of Criteo's click logs, which its rows tell. `threads` parse while one more reads and decompresses; the
+/// result does not depend on them. Rows of other shards are skipped unparsed. An explicit value of 0 is checked like any
+/// other, and then dropped.
+///
+/// # Errors
+/// The first one in the order of the files: what cannot be read ([`crate::Error::Open`], [`crate::Error::Read`],
+/// [`crate::Error::Decompress`], [`crate::Error::LineTooLong`]) or is not such text ([`crate::Error::Syntax`],
+/// [`crate::Error::DuplicateKey`]).
+pub fn read(paths: &[PathBuf], shard: Shard, threads: NonZeroUsize) -> Result<Examples> {
+    let mut all = Examples::default();
+    read_parts(paths, shard, threads, |part| all.append(part))?;
+    Ok(all)
+}
+
+/// Reads as [`read`] does, but into labels and columns, and in about half the memory. With a folder `cache` what was read is
+/// kept there, and read from there as long as the files are the same.
+///
+/// # Errors
+/// As for [`read`]; [`crate::Error::TooMany`] from 2^32 rows or columns on.
+pub fn read_columns(
+    paths: &[PathBuf],
+    shard: Shard,
+    threads: NonZeroUsize,
+    cache: Option<&Path>,
+) -> Result<(Vec<i8>, Columns)> {
+    let from_text = || {
+        let mut all = Gather::default();
+        read_parts(paths, shard, threads, |part| all.append(part))?;
+        all.into_columns()
+    };
+    match cache {
+        Some(folder) => cache::read_or_make(folder, paths, shard, from_text),
+        None => from_text(),
+    }
+}
+
+/// Parses `text` whole; `path` is only named in errors.
+///
+/// # Errors
+/// As for [`read`], of its text.
+pub fn parse(path: &Path, text: &[u8]) -> Result<Examples> {
+    let mut block =
+        Block { path: path.into(), first_line: 1, first_row: 0, rows: 0, text: text.to_vec() };
+    block.rows = block.numbered_rows().count() as u64;
+    parse_block(&block, Shard::ALL)
+}
+
+fn read_parts(
+    paths: &[PathBuf],
+    shard: Shard,
+    threads: NonZeroUsize,
+    mut sink: impl FnMut(&Examples),
+) -> Result<()> {
+    let blocks = Blocks::new(paths.to_vec());
+    let parse = |block: Block| parse_block(&block, shard);
+    map_in_order(threads, blocks, parse, |part| {
+        sink(&part);
+        Ok(())
+    })
+}
+
+/// Appends one row to what has been read of a block.
+type ParseRow = fn(&[u8], &mut Examples) -> Result<(), Fault>;
+
+/// Parses the rows of a shard. The block's first row tells the format: rows are as in the rest of its file.
+fn parse_block(block: &Block, shard: Shard) -> Result<Examples> {
+    let mut part = Examples { rows_in_all_shards: block.rows, ..Examples::default() };
+    let is_criteo = block.numbered_rows().next().is_some_and(|(_, _, text)| criteo::is_row(text));
+    let parse_row: ParseRow = if is_criteo { criteo::parse_row } else { libsvm::parse_row };
+    for (line, _, text) in block.numbered_rows().filter(|&(_, row, _)| shard.owns(row)) {
+        parse_row(text, &mut part).map_err(|fault| fault.at(&block.path, line, text))?;
+    }
+    Ok(part)
+}
