@@ -27,13 +27,13 @@ fn endpoint(address: &str, node: u32) -> Result<Endpoint> {
 }
 
 /// The next thing that arrives.
-fn next(endpoint: &mut Endpoint, arrivals: &mut Vec<Arrival>) -> Result<Arrival> {
+fn next(endpoint: &mut Endpoint) -> Result<Arrival> {
     let began = Instant::now();
     loop {
-        if let Some(arrival) = arrivals.pop() {
+        if let Some(arrival) = endpoint.take() {
             return Ok(arrival);
         }
-        if !endpoint.poll(arrivals)? {
+        if !endpoint.poll()? {
             ensure!(began.elapsed() < PATIENCE, "nothing came for {PATIENCE:?}");
             endpoint.wait(PATIENCE)?;
         }
@@ -44,16 +44,15 @@ fn next(endpoint: &mut Endpoint, arrivals: &mut Vec<Arrival>) -> Result<Arrival>
 fn serve(address: &str, tell: &Sender<String>) -> Result<()> {
     let mut endpoint = endpoint(address, 2)?;
     tell.send(endpoint.address().to_owned())?;
-    let mut arrivals = Vec::new();
     loop {
-        match next(&mut endpoint, &mut arrivals)? {
+        match next(&mut endpoint)? {
             Arrival::Message { peer, message } => {
                 let timestamp = message.timestamp();
                 drop(message);
                 endpoint.answer(peer, timestamp)?;
             }
             Arrival::Lost { .. } => return Ok(()),
-            Arrival::Connected { .. } | Arrival::Placed { .. } => {}
+            Arrival::Connected { .. } | Arrival::Answered { .. } | Arrival::Placed { .. } => {}
         }
     }
 }
@@ -61,9 +60,8 @@ fn serve(address: &str, tell: &Sender<String>) -> Result<()> {
 /// The median of `count` round trips of `bytes` bytes there and an answer back, in microseconds.
 fn measure(address: &str, server: &str, bytes: usize, count: usize) -> Result<f64> {
     let mut endpoint = endpoint(address, 1)?;
-    let mut arrivals = Vec::new();
     let peer = endpoint.connect(server)?;
-    let Arrival::Connected { .. } = next(&mut endpoint, &mut arrivals)? else {
+    let Arrival::Connected { .. } = next(&mut endpoint)? else {
         bail!("{server} cannot be reached")
     };
     let mut values = Pool::new(1 << 20).allocate(bytes)?;
@@ -81,13 +79,13 @@ fn measure(address: &str, server: &str, bytes: usize, count: usize) -> Result<f6
             ..Draft::new(Kind::Request)
         };
         endpoint.post(peer, draft, &mut coding)?;
-        let Arrival::Message { message, .. } = next(&mut endpoint, &mut arrivals)? else {
+        let Arrival::Answered { timestamp: answered, .. } = next(&mut endpoint)? else {
             bail!("no answer came")
         };
         if number >= warm_up {
             nanos.push(began.elapsed().as_nanos());
         }
-        ensure!(message.timestamp() == timestamp, "the answer is to another request");
+        ensure!(answered == timestamp, "the answer is to another request");
     }
     nanos.sort_unstable();
     Ok(nanos[count / 2] as f64 / 1e3)
