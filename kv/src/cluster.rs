@@ -8,8 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use caravan_van::sim;
-
 use crate::config::ClusterConfig;
 use crate::error::{Error, Result};
 use crate::node::{self, Apps, Role, Scheduler, Target, TaskId, Van};
@@ -35,7 +33,7 @@ pub struct Cluster {
     config: ClusterConfig,
     children: Vec<Node<Child>>,
     threads: Vec<Node<JoinHandle<Result<()>>>>,
-    simulated: Vec<sim::Node<Result<()>>>,
+    simulated: Vec<node::SimulatedNode>,
     /// Ends simulated servers.
     stop: Arc<AtomicBool>,
 }
@@ -116,11 +114,11 @@ impl Cluster {
                 Launch::Simulated(handles, apps) => {
                     let (config, stop) = (self.config.node.clone(), self.stop.clone());
                     let (handles, apps) = (handles.clone(), apps.clone());
-                    let run = move |_: &sim::Network| match role {
+                    let run = move || match role {
                         Role::Server => node::run_simulated_server(&config, rank, &handles, &stop),
                         Role::Worker => node::run_worker(&config, Some(rank), &apps, false),
                     };
-                    self.simulated.push(node::simulated()?.spawn(&name, run));
+                    self.simulated.push(node::SimulatedNode::start(&name, run)?);
                 }
                 Launch::Threads(handles, apps) => {
                     let (config, handles, apps) =
@@ -203,10 +201,7 @@ impl Cluster {
             }
         }
         for node in self.simulated.drain(..) {
-            let name = node.name().to_owned();
-            let lost =
-                |stopped: sim::Stopped| Error::NodeLost { node: name, reason: stopped.to_string() };
-            outcome = outcome.and(node.join().unwrap_or_else(|stopped| Err(lost(stopped))));
+            outcome = outcome.and(node.join());
         }
         outcome
     }

@@ -1,14 +1,9 @@
 //! How much memory this process has taken.
 
-use caravan_van::sim::Network;
-
 /// This process's number and its [`peak_rss_mib`]. Both are 0 for a node of a simulated network, which has no process of its own,
 /// and whose messages must be the same in every run.
 pub fn process() -> (u32, f64) {
-    match Network::here() {
-        Some(_) => (0, 0.0),
-        None => (std::process::id(), peak_rss_mib()),
-    }
+    if caravan_kv::node::is_simulated() { (0, 0.0) } else { (std::process::id(), peak_rss_mib()) }
 }
 
 /// Largest resident set of this process so far, in MiB; 0 where the system does not tell.

@@ -11,7 +11,7 @@ use caravan_numa::{NumaId, names_in};
 use caravan_van::rdma::devices::DeviceInfo;
 use caravan_van::rdma::{self, Rdma};
 use caravan_van::shm::Shm;
-use caravan_van::sim::Network;
+use caravan_van::sim::{self, Network};
 use caravan_van::uring::Uring;
 use caravan_van::{Transport, VanConfig};
 use serde::{Deserialize, Serialize};
@@ -84,13 +84,45 @@ pub fn open(van: Van, config: &VanConfig) -> Result<Box<dyn Transport>> {
     })
 }
 
+/// Whether the calling thread is a node of a simulated network. It has no process of its own then, and what it sends must not
+/// depend on real time.
+pub fn is_simulated() -> bool {
+    Network::here().is_some()
+}
+
 /// # Errors
 /// [`Error::Config`] on a thread that is no node of one.
-pub(crate) fn simulated() -> Result<Network> {
+fn simulated() -> Result<Network> {
     Network::here().ok_or_else(|| {
         let what = "the sim van works on nodes of a simulated network, started by Network::spawn";
         Error::Config(what.to_owned())
     })
+}
+
+/// A node that was started on the simulated network that this thread is a node of. It runs on when this is dropped.
+pub(crate) struct SimulatedNode(sim::Node<Result<()>>);
+
+impl SimulatedNode {
+    /// Starts `run` as a node of that name.
+    ///
+    /// # Errors
+    /// [`Error::Config`] on a thread that is no node of a simulated network.
+    pub(crate) fn start<F>(name: &str, run: F) -> Result<Self>
+    where
+        F: FnOnce() -> Result<()> + Send + 'static,
+    {
+        Ok(SimulatedNode(simulated()?.spawn(name, move |_| run())))
+    }
+
+    /// What it has returned, once it has.
+    ///
+    /// # Errors
+    /// That, or [`Error::NodeLost`] when it was stopped or has panicked.
+    pub(crate) fn join(self) -> Result<()> {
+        let node = self.0.name().to_owned();
+        let lost = |stopped: sim::Stopped| Error::NodeLost { node, reason: stopped.to_string() };
+        self.0.join().unwrap_or_else(|stopped| Err(lost(stopped)))
+    }
 }
 
 /// A van that was opened before it is known whether it is the one, or why it could not be.

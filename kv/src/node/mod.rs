@@ -14,8 +14,8 @@ mod placement;
 mod roles;
 mod scheduler;
 
-pub(crate) use backend::simulated;
-pub use backend::{Nic, VANS, Van, nic, open};
+pub(crate) use backend::SimulatedNode;
+pub use backend::{Nic, VANS, Van, is_simulated, nic, open};
 pub use control::{Role, Roster};
 pub use member::{Member, Task};
 pub use placement::{Numa, Seating};
