@@ -327,6 +327,8 @@ impl Endpoint {
 
     /// Moves work along without blocking; true if anything arrived, which [`Endpoint::take`] hands out.
     ///
+    /// Take until there is none: what endpoints say to each other is read on the way, and others may wait for it.
+    ///
     /// # Errors
     /// Only when the van itself is broken.
     pub fn poll(&mut self) -> Result<bool> {
