@@ -1,8 +1,8 @@
 //! What a worker's computing costs on one core, for networks whose time is simulated: counts times constants, so that a run is
 //! the same on every machine. Real time needs none of this.
 //!
-//! The constants are those of one core of an Intel Xeon of 2023; `caravan bench scale --calibrate` holds what they say of a run
-//! against what the same run takes where it is called. What a column costs whatever its length (its key and its place in the
+//! The constants are low: `caravan bench scale --calibrate`, which holds what they say of a run against what the same run takes where
+//! it is called, finds about half of it on one core of an Intel Xeon of 2023. What a column costs whatever its length (its key and its place in the
 //! message, at the worker as at the server) is no part of them: it goes by bytes, as the rest of what messages cost.
 
 use std::time::Duration;
