@@ -19,7 +19,7 @@
 use caravan_kv::filter::Filters;
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Table, TableSpec, ValueType, Worker};
-use caravan_van::{KeyRange, Pool, Value};
+use caravan_van::{KeyRange, Pool};
 use serde::{Deserialize, Serialize};
 
 use crate::data::Columns;
@@ -91,7 +91,7 @@ impl Tail {
             )));
         }
         let options = Options { cells: cells.max(CELLS_MIN) as u64, hashes: self.hashes };
-        let spec = TableSpec::new(TABLE, "counts", ValueType::I32, 1).keys(keys).handle(HANDLE);
+        let spec = TableSpec::new(TABLE, "counts", ValueType::U8, 1).keys(keys).handle(HANDLE);
         Ok(spec.filters(filters).options(serde_json::to_value(options)?))
     }
 }
@@ -115,7 +115,7 @@ pub(super) fn count(
     table: Table,
     columns: &Columns,
 ) -> caravan_kv::Result<()> {
-    let counts: Vec<i32> = counts(columns).map(i32::from).collect();
+    let counts: Vec<u8> = counts(columns).collect();
     let pushed = worker.push(table, &columns.keys, &counts)?;
     worker.wait(pushed).map(drop)
 }
@@ -132,7 +132,7 @@ pub(super) fn frequent(
     let unsure: Vec<u64> = pairs.filter(|(_, kept)| !**kept).map(|(key, _)| *key).collect();
     let pulled = worker.pull(table, &unsure)?;
     let answer = worker.wait(pulled)?;
-    let all = answer.values::<i32>().iter().map(|&count| count > i32::from(frequency));
+    let all = answer.values::<u8>().iter().map(|&count| count > frequency);
     kept.iter_mut()
         .filter(|kept| !**kept)
         .zip(all)
@@ -143,7 +143,7 @@ pub(super) fn frequent(
 /// A server thread's counts.
 pub(super) struct Counts {
     sketch: CountMin,
-    answer: Vec<i32>,
+    answer: Vec<u8>,
 }
 
 impl Counts {
@@ -160,27 +160,23 @@ impl Counts {
 
 impl caravan_kv::Shard for Counts {
     fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
-        let counts = i32::view(request.values).ok_or("counts are i32")?;
-        if counts.len() != request.keys.len() {
-            return Err(format!("{} keys came with {} counts", request.keys.len(), counts.len()));
+        let (keys, counts) = (request.keys, request.values);
+        if counts.len() != keys.len() {
+            return Err(format!("{} keys came with {} counts", keys.len(), counts.len()));
         }
-        if let Some(count) = counts.iter().find(|&&count| u8::try_from(count).is_err()) {
-            return Err(format!("a count must be 0 to 255, not {count}"));
-        }
-        let pairs = request.keys.iter().zip(counts);
-        pairs.for_each(|(&key, &count)| self.sketch.add(key, count as u8));
+        keys.iter().zip(counts).for_each(|(&key, &count)| self.sketch.add(key, count));
         Ok(())
     }
 
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
-        let counts = request.keys.iter().map(|&key| i32::from(self.sketch.estimate(key)));
+        let counts = request.keys.iter().map(|&key| self.sketch.estimate(key));
         self.answer.clear();
         self.answer.extend(counts);
-        Ok(Pulled::Bytes(self.answer.len() * i32::BYTES))
+        Ok(Pulled::Bytes(self.answer.len()))
     }
 
     fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
-        into.copy_from_slice(i32::bytes(&self.answer));
+        into.copy_from_slice(&self.answer);
         self.answer = Vec::new();
     }
 
