@@ -1,31 +1,33 @@
 //! What a worker's computing costs on one core, for networks whose time is simulated: counts times constants, so that a run is
 //! the same on every machine. Real time needs none of this.
 //!
-//! The constants are low: `caravan bench scale --calibrate`, which holds what they say of a run against what the same run takes where
-//! it is called, finds about half of it on one core of an Intel Xeon of 2023. What a column costs whatever its length (its key and its place in the
-//! message, at the worker as at the server) is no part of them: it goes by bytes, as the rest of what messages cost.
+//! The constants are medians of what an Intel Xeon of 2023 took, one core, whose speed varies by 1.4 from minute to minute:
+//! `caravan bench scale --calibrate` holds what they say of a run against what the same run takes where it is called. What a column
+//! costs in messages, at the worker as at the server, is no part of them: that goes by bytes.
 
 use std::time::Duration;
 
 use super::gradient::Columns;
 
-/// For each non-zero of a column whose gradient and curvature are computed.
-const GRADIENT_NANOS: f64 = 11.0;
+/// For each column whose gradient and curvature are computed, and for each of its non-zeros.
+const COLUMN_NANOS: f64 = 18.0;
+const GRADIENT_NANOS: f64 = 10.0;
 
 /// For each non-zero of a column whose weight changes.
-const UPDATE_NANOS: f64 = 8.0;
+const UPDATE_NANOS: f64 = 20.0;
 
 /// For each row, when the loss is summed up.
-const ROW_NANOS: f64 = 20.0;
+const ROW_NANOS: f64 = 11.0;
 
 /// Gradients and curvatures of `computed`.
 pub(super) fn gradient(columns: &Columns<'_>, computed: impl Iterator<Item = usize>) -> Duration {
-    nanos(GRADIENT_NANOS, nonzeros(columns, computed))
+    let (count, nonzeros) = count(columns, computed);
+    nanos(COLUMN_NANOS, count) + nanos(GRADIENT_NANOS, nonzeros)
 }
 
 /// New weights for `changed`.
 pub(super) fn update(columns: &Columns<'_>, changed: impl Iterator<Item = usize>) -> Duration {
-    nanos(UPDATE_NANOS, nonzeros(columns, changed))
+    nanos(UPDATE_NANOS, count(columns, changed).1)
 }
 
 /// The loss of `rows`.
@@ -33,8 +35,10 @@ pub(super) fn loss(rows: usize) -> Duration {
     nanos(ROW_NANOS, rows)
 }
 
-fn nonzeros(columns: &Columns<'_>, some: impl Iterator<Item = usize>) -> usize {
-    some.map(|j| columns.starts[j + 1] - columns.starts[j]).sum()
+/// How many columns, and how many non-zeros they have.
+fn count(columns: &Columns<'_>, some: impl Iterator<Item = usize>) -> (usize, usize) {
+    let length = |j: usize| columns.starts[j + 1] - columns.starts[j];
+    some.fold((0, 0), |(count, nonzeros), j| (count + 1, nonzeros + length(j)))
 }
 
 fn nanos(each: f64, count: usize) -> Duration {
