@@ -126,6 +126,8 @@ struct Slot {
     state: State,
 }
 
+const _: () = assert!(size_of::<Slot>() == 48);
+
 enum State {
     /// There is nothing to be told of the request any more.
     Closed,
