@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::blocks::KeyBlock;
 use super::cost;
-use super::filters::{Bytes, Counted};
+use super::filters::{Bytes, Counted, Lossy, Sent};
 use super::gradient::{Columns, Curvature, TrustRegion, Worker};
 use super::newton::Support;
 use super::polish::{self, Wire};
@@ -24,6 +24,7 @@ use super::pool::Pool;
 use super::proximal;
 use super::screen;
 use super::shard::Options;
+use super::tail;
 use crate::data;
 
 /// Name under which workers run this app.
@@ -34,6 +35,10 @@ pub const APP: &str = "dbpg";
 pub(crate) enum Order {
     /// Read your share of these files, and compute on it with so many threads. Answered with [`Loaded`].
     Load { files: Vec<PathBuf>, threads: usize, cache: Option<PathBuf>, positive_weight: f64 },
+    /// Push how often you have each column: step 1 of [`tail`].
+    Count { table: TableSpec },
+    /// Drop the columns that all have so often, or less: step 2. Answered with [`Loaded`].
+    Frequent { frequency: u8 },
     /// Name the columns whose bounds are above `share`: step 1 of [`screen`].
     Name { table: TableSpec, share: f64 },
     /// Drop the columns that nobody has named, and add your bounds to the others: step 2.
@@ -50,7 +55,14 @@ pub(crate) enum Order {
     /// Begin with these weights, where you hold their keys. Sorted by key.
     Start { weights: Vec<(u64, f64)> },
     /// Run the tasks numbered from `first`, in the order of `blocks`. Answered with [`Passed`].
-    Pass { first: u64, blocks: Vec<usize>, delay: u64, exact: bool, reset: bool, lossless: bool },
+    Pass {
+        first: u64,
+        blocks: Vec<usize>,
+        delay: u64,
+        exact: bool,
+        reset: bool,
+        lossy: Option<Lossy>,
+    },
     /// Between passes: push your part of the Hessian and gradient on these columns.
     Gram { support: Vec<u64>, wire: Wire },
     /// Say what your loss is on the way to these weights of the support. Answered with a loss for each of `newton::SHARES`.
@@ -63,6 +75,7 @@ pub(crate) enum Order {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Loaded {
     pub(crate) rows: u64,
+    pub(crate) columns: u64,
     pub(crate) nonzeros: u64,
     pub(crate) keys: Option<(u64, u64)>,
 }
@@ -83,10 +96,19 @@ pub(crate) struct Passed {
 #[derive(Default)]
 pub struct Dbpg {
     data: Option<Data>,
+    /// Between the steps of [`tail`].
+    counted: Option<Table>,
     screening: Option<Screening>,
-    /// Columns that screening has dropped, and what that took.
-    screened: (u64, Traffic),
+    dropped: Dropped,
     training: Option<Training>,
+}
+
+/// Columns that were dropped before training, and what that took.
+#[derive(Clone, Copy, Default)]
+struct Dropped {
+    tail: u64,
+    screened: u64,
+    tables: Traffic,
 }
 
 /// Between the steps of [`screen`].
@@ -100,7 +122,17 @@ struct Screening {
     columns: u64,
 }
 
-const NOT_LOADED: &str = "there is nothing to screen: load first";
+impl Dropped {
+    /// Enters what the filters of a table did, which is not used again.
+    fn passed(&mut self, node: &WorkerNode, table: Table) -> Result<(), String> {
+        let traffic = node.worker.traffic(table).map_err(|error| error.to_string())?;
+        self.tables = self.tables.plus(&traffic);
+        Ok(())
+    }
+}
+
+const NOT_LOADED: &str = "there is nothing to drop: load first";
+const NOT_COUNTED: &str = "columns are dropped for being rare after they have been counted";
 const NOT_NAMED: &str = "columns are screened after they have been named";
 
 /// Pushes the bounds of those columns for which `wanted` holds.
@@ -135,6 +167,7 @@ impl Data {
         let data::Columns { keys, rows, .. } = &self.columns;
         Loaded {
             rows: self.labels.len() as u64,
+            columns: keys.len() as u64,
             nonzeros: rows.len() as u64,
             keys: keys.first().copied().zip(keys.last().copied()),
         }
@@ -159,9 +192,10 @@ struct Training {
     names_all: bool,
     /// Whether what is pushed is rounded, and so made fit for that.
     rounds: bool,
+    /// What was sent before, while changes are.
+    sent: Sent,
     counted: Counted,
-    /// Columns that screening has dropped.
-    screened: u64,
+    dropped: Dropped,
     // Reused from task to task.
     gradient: Vec<f64>,
     curvatures: Vec<f64>,
@@ -171,10 +205,16 @@ struct Training {
 }
 
 impl Training {
-    /// Leaves what to push for the columns `own` in `keys`, `lengths` and `values`, and returns the columns: those that the
-    /// filter leaves in, or `all`, with nothing for the others.
-    fn gradient(&mut self, columns: &Columns<'_>, own: Range<usize>, all: bool) -> Vec<u32> {
-        let Training { state, gradient, curvatures, keys, lengths, values, rounds, .. } = self;
+    /// Leaves what task number `task` is to push for the columns `own` in `keys`, `lengths` and `values`, and returns the
+    /// columns: those that filters leave in, or `all`, with nothing for the others.
+    fn gradient(
+        &mut self,
+        columns: &Columns<'_>,
+        (task, own): (u64, Range<usize>),
+        (all, lossy): (bool, &Lossy),
+    ) -> Vec<u32> {
+        let Training { state, gradient, curvatures, keys, lengths, values, rounds, sent, .. } =
+            self;
         gradient.resize(own.len(), 0.0);
         curvatures.resize(own.len(), 0.0);
         self.columns_computed +=
@@ -183,19 +223,27 @@ impl Training {
         lengths.clear();
         values.clear();
         let mut asked = Vec::new();
-        let columns_of_block = own.len();
+        let (mut count, skips) = ([own.len(), 0, 0, 0], lossy.skips(task));
         for ((j, &g), &u) in own.zip(&*gradient).zip(&*curvatures) {
             let active = state.active()[j];
-            if active || all {
+            let takes_part = active && !skips(columns.keys[j]);
+            let numbers = match takes_part {
+                true if lossy.sends_changes() => {
+                    sent.change(lossy, (j, columns.keys.len()), [g, u])
+                }
+                true => Some([g, if *rounds { proximal::logarithm(u) } else { u }]),
+                false => None,
+            };
+            if takes_part || all {
                 asked.push(j as u32);
                 keys.push(columns.keys[j]);
-                lengths.push(if active { 2 } else { 0 });
+                lengths.push(if numbers.is_some() { 2 } else { 0 });
             }
-            if active {
-                values.extend([g, if *rounds { proximal::logarithm(u) } else { u }]);
-            }
+            values.extend(numbers.into_iter().flatten());
+            let stages = [active, takes_part, numbers.is_some()];
+            count[1..].iter_mut().zip(stages).for_each(|(count, is)| *count += usize::from(is));
         }
-        self.counted.block(columns_of_block, asked.len(), values.len() / 2);
+        self.counted.block(all, count);
         asked
     }
 }
@@ -256,6 +304,7 @@ impl Training {
 
 struct Pending {
     task: u64,
+    lossy: Lossy,
     /// Columns.
     asked: Vec<u32>,
     push: Timestamp,
@@ -284,6 +333,8 @@ impl App for Dbpg {
                 let how = (threads, cache.as_deref());
                 serde_json::to_value(self.load(node, &files, how, positive_weight)?)
             }
+            Order::Count { table } => serde_json::to_value(self.count(node, &table)?),
+            Order::Frequent { frequency } => serde_json::to_value(self.frequent(node, frequency)?),
             Order::Name { table, share } => serde_json::to_value(self.name(node, &table, share)?),
             Order::Add => serde_json::to_value(self.add(node)?),
             Order::Screen { lambda } => serde_json::to_value(self.screen(node, lambda)?),
@@ -310,9 +361,9 @@ impl App for Dbpg {
                 let (data, training) = self.training()?;
                 serde_json::to_value(training.set(data, &weights)?)
             }
-            Order::Pass { first, blocks, delay, exact, reset, lossless } => {
+            Order::Pass { first, blocks, delay, exact, reset, lossy } => {
                 let (data, training) = self.training()?;
-                let suspended = node.worker.set_lossless(training.table, lossless);
+                let suspended = node.worker.set_lossless(training.table, lossy.is_none());
                 suspended.map_err(|error| error.to_string())?;
                 if let Some(block) = blocks.iter().find(|&&block| block >= training.blocks.len()) {
                     return Err(format!(
@@ -320,7 +371,8 @@ impl App for Dbpg {
                         training.blocks.len()
                     ));
                 }
-                let mut pass = Pass { node, data, training, delay, exact };
+                let lossy = lossy.unwrap_or(Lossy::NONE);
+                let mut pass = Pass { node, data, training, delay, exact, lossy };
                 serde_json::to_value(
                     pass.run(first, &blocks, reset).map_err(|error| error.to_string())?,
                 )
@@ -351,8 +403,31 @@ impl Dbpg {
         let labels = labels.into_iter().map(weighted).collect();
         let data = Data { labels, columns, pool: Pool::new(threads) };
         self.training = None;
-        self.screened = Default::default();
+        self.dropped = Dropped::default();
         Ok(self.data.insert(data).loaded())
+    }
+
+    fn count(&mut self, node: &mut WorkerNode, spec: &TableSpec) -> Result<(), String> {
+        let Data { columns, .. } = self.data.as_ref().ok_or(NOT_LOADED)?;
+        let create = |node: &mut WorkerNode| {
+            let table = node.worker.create_table(spec)?;
+            tail::count(&mut node.worker, table, columns)?;
+            Ok(table)
+        };
+        let table = create(node).map_err(|error: caravan_kv::Error| error.to_string())?;
+        self.counted = Some(table);
+        Ok(())
+    }
+
+    fn frequent(&mut self, node: &mut WorkerNode, frequency: u8) -> Result<Loaded, String> {
+        let data = self.data.as_mut().ok_or(NOT_LOADED)?;
+        let table = self.counted.take().ok_or(NOT_COUNTED)?;
+        let kept = tail::frequent(&mut node.worker, table, &data.columns, frequency);
+        let kept = kept.map_err(|error| error.to_string())?;
+        data.columns.retain(|column| kept[column]);
+        self.dropped.tail = (kept.len() - data.columns.columns()) as u64;
+        self.dropped.passed(node, table)?;
+        Ok(data.loaded())
     }
 
     fn name(&mut self, node: &mut WorkerNode, spec: &TableSpec, share: f64) -> Result<(), String> {
@@ -403,8 +478,8 @@ impl Dbpg {
         let answer = receive().map_err(|error| error.to_string())?;
         let (sums, _) = answer.values::<f32>().as_chunks::<2>();
         data.columns.retain(|column| screen::exceeds(sums[column], lambda));
-        let traffic = node.worker.traffic(table).map_err(|error| error.to_string())?;
-        self.screened = (columns - data.columns.columns() as u64, traffic);
+        self.dropped.screened = columns - data.columns.columns() as u64;
+        self.dropped.passed(node, table)?;
         Ok(data.loaded())
     }
 
@@ -443,8 +518,9 @@ impl Dbpg {
             columns_computed: 0,
             names_all: spec.filters.key_cache,
             rounds: options.rounds,
-            counted: Counted { tables: self.screened.1, ..Counted::default() },
-            screened: self.screened.0,
+            sent: Sent::default(),
+            counted: Counted { tables: self.dropped.tables, ..Counted::default() },
+            dropped: self.dropped,
             gradient: Vec::new(),
             curvatures: Vec::new(),
             keys: Vec::new(),
@@ -462,6 +538,7 @@ struct Pass<'a> {
     training: &'a mut Training,
     delay: u64,
     exact: bool,
+    lossy: Lossy,
 }
 
 impl Pass<'_> {
@@ -493,9 +570,9 @@ impl Pass<'_> {
 
     /// What has been counted since the start, after a pass over all blocks or some.
     fn counted(&mut self, is_whole: bool) -> caravan_kv::Result<Counted> {
-        let Training { table, polish, counted, screened, .. } = &mut *self.training;
+        let Training { table, polish, counted, dropped, .. } = &mut *self.training;
         if is_whole {
-            counted.dropped(*screened);
+            counted.dropped([dropped.tail, dropped.screened]);
         }
         let worker = &self.node.worker;
         let tables = polish.iter().chain([&*table]).try_fold(counted.tables, |sum, table| {
@@ -526,9 +603,10 @@ impl Pass<'_> {
         }
         let began = self.node.worker.now();
         let all = self.exact || self.training.names_all;
-        let asked = self.training.gradient(&self.data.columns(), own, all);
-        let columns = asked.iter().map(|&j| j as usize);
-        self.spent(began, cost::gradient(&self.data.columns(), columns))?;
+        let columns = self.data.columns();
+        let asked = self.training.gradient(&columns, (task, own.clone()), (all, &self.lossy));
+        let computed = own.filter(|&j| self.training.state.active()[j]);
+        self.spent(began, cost::gradient(&columns, computed))?;
         if asked.is_empty() {
             return Ok(());
         }
@@ -537,7 +615,8 @@ impl Pass<'_> {
         worker.set_clock(task);
         let push = worker.push_varying(*table, keys, lengths, values)?;
         let pull = worker.pull(*table, keys)?;
-        pending.push_back(Pending { task, asked, push, pull, answer: None });
+        let lossy = self.lossy;
+        pending.push_back(Pending { task, lossy, asked, push, pull, answer: None });
         Ok(())
     }
 
@@ -577,7 +656,12 @@ impl Pass<'_> {
             0 => (0.0, false),
             _ => (pulled.next().unwrap_or(0.0), true),
         };
-        pending.answer = Some(answer.lengths.iter().map(of).collect());
+        let skips = pending.lossy.skips(pending.task);
+        let keys = &self.data.columns.keys;
+        let both = pending.asked.iter().copied().zip(answer.lengths.iter().map(of));
+        let kept = both.filter(|&(j, _)| !skips(keys[j as usize]));
+        let (asked, answer) = kept.unzip();
+        (pending.asked, pending.answer) = (asked, Some(answer));
         Ok(())
     }
 
