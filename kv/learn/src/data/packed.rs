@@ -1,174 +1,325 @@
-//! Rows on their way to columns: what training keeps of a file while it is read.
+//! Rows as training holds them from reading on until it knows which columns it needs.
 //!
-//! [`Examples`] suit whoever wants rows. Training wants columns, and may hold no more than the data twice on the way there:
-//! keys are kept in 32 bits while they fit, and where they are about as dense as the entries are counted in a plain array
-//! instead of a hash table.
+//! [`Examples`] suit whoever wants rows. Training wants columns, and only those that screening leaves, but before that the keys
+//! of all of them: here a key is what it is above the one before it in its row, in as many bytes as that takes, most often two
+//! or three. [`PackedRows::into_columns`] then makes the columns that are wanted, and no others.
 //!
-//! Path: source > libsvm > **gather** > `Columns`.
+//! Keys that are about as dense as the entries are many are looked up in a plain array instead of a hash table ([`ByKey`]).
+//!
+//! Path: source > libsvm > **packed** > screening > `Columns`.
 
-use super::{Columns, Examples, check_count, number_keys};
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use super::{Columns, Examples, check_count};
 use crate::Result;
 
-/// Keys up to so many times the number of entries are counted in an array: 4 bytes each, less than an entry's own.
+/// Keys up to so many times the number of entries are looked up in an array.
 const ARRAY_PER_ENTRY: u64 = 1;
 
 /// Keys up to this one are in any case.
 const ARRAY_MIN: u64 = 1 << 16;
 
-/// Rows so far.
-#[derive(Debug, Default)]
-pub(crate) struct Gather {
-    labels: Vec<i8>,
+/// Bits of a delta in each byte of it, the lowest first; the bit above them says that another byte follows.
+const DELTA_BITS: u32 = 7;
+const FOLLOWED: u8 = 1 << DELTA_BITS;
+
+/// Labelled sparse rows in few bytes.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PackedRows {
+    /// `[rows]`, each +1 or -1.
+    pub(super) labels: Vec<i8>,
     /// Entries of each row.
-    lengths: Vec<u32>,
-    keys: Keys,
-    values: Option<Vec<f64>>,
+    pub(super) lengths: Vec<u32>,
+    /// What each key is above the one before it in its row, the first above 0.
+    pub(super) deltas: Vec<u8>,
+    /// `[nonzeros]`, finite and not 0; None when all are exactly 1.
+    pub(super) values: Option<Vec<f64>>,
+    pub(super) nonzeros: usize,
+    /// The smallest key and the largest.
+    pub(super) range: Option<(u64, u64)>,
 }
 
-#[derive(Debug)]
-enum Keys {
-    Short(Vec<u32>),
-    Long(Vec<u64>),
-}
-
-impl Default for Keys {
-    fn default() -> Self {
-        Keys::Short(Vec::new())
-    }
-}
-
-impl Keys {
-    fn len(&self) -> usize {
-        match self {
-            Keys::Short(keys) => keys.len(),
-            Keys::Long(keys) => keys.len(),
-        }
-    }
-
-    fn extend(&mut self, more: &[u64]) {
-        let fits = more.iter().all(|&key| key <= u64::from(u32::MAX));
-        match self {
-            Keys::Short(keys) if fits => keys.extend(more.iter().map(|&key| key as u32)),
-            Keys::Short(keys) => {
-                let widened = keys.iter().map(|&key| u64::from(key)).chain(more.iter().copied());
-                *self = Keys::Long(widened.collect());
+impl From<&Examples> for PackedRows {
+    fn from(examples: &Examples) -> Self {
+        let mut rows = Self {
+            labels: examples.labels.clone(),
+            lengths: examples.row_starts.windows(2).map(|row| (row[1] - row[0]) as u32).collect(),
+            deltas: Vec::with_capacity(3 * examples.nonzeros()),
+            values: examples.values.clone(),
+            nonzeros: examples.nonzeros(),
+            range: None,
+        };
+        for row in examples.iter() {
+            let mut last = 0;
+            for &key in row.keys {
+                push_delta(&mut rows.deltas, key - last);
+                last = key;
             }
-            Keys::Long(keys) => keys.extend_from_slice(more),
+            rows.widen(row.keys.first().copied().zip(row.keys.last().copied()));
         }
+        rows
     }
 }
 
-impl Gather {
+impl PackedRows {
+    /// How many entries there are.
+    pub fn nonzeros(&self) -> usize {
+        self.nonzeros
+    }
+
+    /// `[rows]`, each +1 or -1.
+    pub fn labels(&self) -> &[i8] {
+        &self.labels
+    }
+
+    /// The smallest key and the largest.
+    pub fn key_range(&self) -> Option<(u64, u64)> {
+        self.range
+    }
+
+    /// Bytes that the rows take.
+    pub fn bytes(&self) -> usize {
+        self.labels.len()
+            + size_of_val(&self.lengths[..])
+            + self.deltas.len()
+            + self.values.as_deref().map_or(0, size_of_val)
+    }
+
+    fn widen(&mut self, other: Option<(u64, u64)>) {
+        let both = self.range.into_iter().chain(other);
+        self.range = both.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)));
+    }
+
     /// Adds rows after those that are here.
-    pub(crate) fn append(&mut self, part: &Examples) {
-        let lengths = part.row_starts.windows(2).map(|row| (row[1] - row[0]) as u32);
+    pub(super) fn append(&mut self, part: &Self) {
         match (&mut self.values, &part.values) {
             (None, None) => {}
             (Some(values), Some(more)) => values.extend_from_slice(more),
-            (Some(values), None) => values.resize(values.len() + part.keys.len(), 1.0),
+            (Some(values), None) => values.resize(values.len() + part.nonzeros, 1.0),
             (values @ None, Some(more)) => {
-                let mut all = vec![1.0; self.keys.len()];
+                let mut all = vec![1.0; self.nonzeros];
                 all.extend_from_slice(more);
                 *values = Some(all);
             }
         }
         self.labels.extend_from_slice(&part.labels);
-        self.lengths.extend(lengths);
-        self.keys.extend(&part.keys);
+        self.lengths.extend_from_slice(&part.lengths);
+        self.deltas.extend_from_slice(&part.deltas);
+        self.nonzeros += part.nonzeros;
+        self.widen(part.range);
     }
 
-    /// The labels, and the entries column by column. Linear in the entries.
+    /// Calls `visit(row, key, value)` for each entry, row by row in the order of keys.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(usize, u64, f64)) {
+        let mut bytes = self.deltas.iter();
+        let mut entry = 0;
+        for (row, &length) in self.lengths.iter().enumerate() {
+            let mut key = 0_u64;
+            for _ in 0..length {
+                key = key.wrapping_add(next_delta(&mut bytes));
+                visit(row, key, self.values.as_ref().map_or(1.0, |values| values[entry]));
+                entry += 1;
+            }
+        }
+    }
+
+    /// All keys: sorted, unique.
+    pub(crate) fn distinct_keys(&self) -> Vec<u64> {
+        let mut met = ByKey::new(self.range, self.nonzeros);
+        self.for_each(|_, key, _| *met.entry(key) = true);
+        met.sorted(|met| met).into_iter().map(|(key, _)| key).collect()
+    }
+
+    /// The entries of the columns `keys`, column by column; the others are let go of. `keys`: sorted, unique. Linear in the
+    /// entries.
     ///
     /// # Errors
     /// [`crate::Error::TooMany`] from 2^32 rows or columns on.
-    pub(crate) fn into_columns(self) -> Result<(Vec<i8>, Columns)> {
+    pub(crate) fn into_columns(self, keys: Vec<u64>) -> Result<Columns> {
         check_count("rows", self.labels.len())?;
-        let Gather { labels, lengths, keys, values } = self;
-        let numbered = match keys {
-            Keys::Short(keys) => number_short(keys)?,
-            Keys::Long(mut keys) => {
-                let (seen, counts) = number_keys(&mut keys)?;
-                let ids = keys.iter().map(|&id| id as u32).collect();
-                drop(keys);
-                sort_numbers(ids, &seen, &counts)
+        let mut number = ByKey::new(self.range, self.nonzeros);
+        for (column, &key) in keys.iter().enumerate() {
+            *number.entry(key) = check_count("columns", column + 1)?; // 0 for those not wanted
+        }
+        // While columns are filled, `starts[c + 1]` is where the next entry of column c goes: at first where it begins.
+        let mut starts = vec![0; keys.len() + 1];
+        self.for_each(|_, key, _| starts[number.get(key) as usize] += 1);
+        let mut end = 0;
+        starts[0] = 0;
+        for start in &mut starts[1..] {
+            end += std::mem::replace(start, end);
+        }
+        let mut rows = vec![0; end];
+        let mut values = self.values.as_ref().map(|_| vec![0.0; end]);
+        self.for_each(|row, key, value| {
+            let column = number.get(key) as usize;
+            if column > 0 {
+                let at = starts[column];
+                rows[at] = row as u32;
+                if let Some(values) = &mut values {
+                    values[at] = value;
+                }
+                starts[column] += 1;
             }
+        });
+        Ok(Columns { keys, starts, rows, values })
+    }
+
+    /// Whether `deltas` are as many keys as `lengths` say, each row's ascending, and `range` and `nonzeros` fit; all else is
+    /// sound whatever it holds.
+    pub(super) fn is_sound(&self) -> bool {
+        let (mut bytes, mut sound) = (&self.deltas[..], true);
+        let mut found = Self::default();
+        for &length in &self.lengths {
+            let (mut first, mut last) = (None, None);
+            for _ in 0..length {
+                let Some((delta, rest)) = checked_delta(bytes) else { return false };
+                bytes = rest;
+                let key = last.map_or(Some(delta), |last: u64| last.checked_add(delta));
+                sound &= key.is_some() && (last.is_none() || delta > 0);
+                last = key.or(last);
+                first = first.or(last);
+            }
+            found.widen(first.zip(last));
+            found.nonzeros += length as usize;
+        }
+        sound && bytes.is_empty() && (found.nonzeros, found.range) == (self.nonzeros, self.range)
+    }
+}
+
+fn push_delta(to: &mut Vec<u8>, mut delta: u64) {
+    while delta >= u64::from(FOLLOWED) {
+        to.push(delta as u8 | FOLLOWED);
+        delta >>= DELTA_BITS;
+    }
+    to.push(delta as u8);
+}
+
+fn next_delta<'a>(bytes: &mut impl Iterator<Item = &'a u8>) -> u64 {
+    let (mut delta, mut shift) = (0, 0);
+    for &byte in bytes {
+        delta |= u64::from(byte & !FOLLOWED) << shift;
+        if byte < FOLLOWED {
+            break;
+        }
+        shift = (shift + DELTA_BITS) % u64::BITS; // no more than so in sound rows
+    }
+    delta
+}
+
+/// The delta that `bytes` begin with and what is behind it; None when it is cut off or no u64.
+fn checked_delta(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let len = 1 + bytes.iter().position(|&byte| byte < FOLLOWED)?;
+    let mut delta = 0_u128;
+    for (at, &byte) in bytes[..len].iter().enumerate().take(10) {
+        delta |= u128::from(byte & !FOLLOWED) << (at as u32 * DELTA_BITS);
+    }
+    Some((u64::try_from(delta).ok().filter(|_| len <= 10)?, &bytes[len..]))
+}
+
+/// A number or two for each key of some rows; [`Default`] for those that have none yet.
+#[derive(Debug)]
+pub(crate) enum ByKey<T> {
+    Array(Vec<T>),
+    Hashed(HashMap<u64, T, KeyHash>),
+}
+
+impl<T> Default for ByKey<T> {
+    /// For no keys.
+    fn default() -> Self {
+        Self::Array(Vec::new())
+    }
+}
+
+impl<T: Copy + Default> ByKey<T> {
+    /// For keys within `range`, of so many entries.
+    pub(crate) fn new(range: Option<(u64, u64)>, nonzeros: usize) -> Self {
+        let last = range.map_or(0, |(_, last)| last);
+        if last <= ARRAY_MIN.max(ARRAY_PER_ENTRY * nonzeros as u64) {
+            Self::Array(vec![T::default(); last as usize + 1])
+        } else {
+            Self::Hashed(HashMap::with_hasher(KeyHash::new()))
+        }
+    }
+
+    /// That of `key`, which lies within the range.
+    pub(crate) fn entry(&mut self, key: u64) -> &mut T {
+        match self {
+            Self::Array(of) => &mut of[key as usize],
+            Self::Hashed(of) => of.entry(key).or_default(),
+        }
+    }
+
+    /// That of any key.
+    pub(crate) fn get(&self, key: u64) -> T {
+        let found = match self {
+            Self::Array(of) => usize::try_from(key).ok().and_then(|key| of.get(key)),
+            Self::Hashed(of) => of.get(&key),
         };
-        Ok((labels, transpose(numbered, &lengths, values)))
+        found.copied().unwrap_or_default()
     }
-}
 
-/// Entries whose keys have been replaced by numbers of columns, in the order of some table.
-struct Numbered {
-    /// `[entries]`: places in `next`.
-    ids: Vec<u32>,
-    /// Where the next entry of each id goes.
-    next: Vec<usize>,
-    /// As in [`Columns`].
-    keys: Vec<u64>,
-    starts: Vec<usize>,
-}
-
-fn number_short(keys: Vec<u32>) -> Result<Numbered> {
-    let largest = u64::from(keys.iter().copied().max().unwrap_or(0));
-    if largest > ARRAY_MIN.max(ARRAY_PER_ENTRY * keys.len() as u64) {
-        let mut keys: Vec<u64> = keys.into_iter().map(u64::from).collect();
-        let (seen, counts) = number_keys(&mut keys)?;
-        let ids = keys.iter().map(|&id| id as u32).collect();
-        drop(keys);
-        return Ok(sort_numbers(ids, &seen, &counts));
-    }
-    let mut next = vec![0_usize; largest as usize + 1];
-    keys.iter().for_each(|&key| next[key as usize] += 1);
-    let columns = next.iter().filter(|&&count| count > 0).count();
-    let (mut found, mut starts) = (Vec::with_capacity(columns), Vec::with_capacity(columns + 1));
-    let mut end = 0;
-    for (key, place) in next.iter_mut().enumerate() {
-        let count = std::mem::replace(place, end);
-        if count > 0 {
-            found.push(key as u64);
-            starts.push(end);
-            end += count;
+    /// How many there are of which `wanted` holds.
+    pub(crate) fn count(&self, wanted: impl Fn(T) -> bool) -> usize {
+        match self {
+            Self::Array(of) => of.iter().filter(|of| wanted(**of)).count(),
+            Self::Hashed(of) => of.values().filter(|of| wanted(**of)).count(),
         }
     }
-    starts.push(end);
-    Ok(Numbered { ids: keys, next, keys: found, starts })
-}
 
-/// From ids in order of first sight, each one's key, and how often it occurs.
-fn sort_numbers(ids: Vec<u32>, seen: &[u64], counts: &[usize]) -> Numbered {
-    let mut order: Vec<u32> = (0..seen.len() as u32).collect();
-    order.sort_unstable_by_key(|&id| seen[id as usize]);
-    let mut next = vec![0; seen.len()];
-    let mut starts = Vec::with_capacity(seen.len() + 1);
-    let mut end = 0;
-    for &id in &order {
-        starts.push(end);
-        next[id as usize] = end;
-        end += counts[id as usize];
-    }
-    starts.push(end);
-    let keys = order.into_iter().map(|id| seen[id as usize]).collect();
-    Numbered { ids, next, keys, starts }
-}
-
-fn transpose(numbered: Numbered, lengths: &[u32], values: Option<Vec<f64>>) -> Columns {
-    let Numbered { ids, mut next, keys, starts } = numbered;
-    let mut rows = vec![0; ids.len()];
-    let mut sorted = values.as_ref().map(|values| vec![0.0; values.len()]);
-    let mut at = 0;
-    for (row, &length) in lengths.iter().enumerate() {
-        let range = at..at + length as usize;
-        at = range.end;
-        for (offset, &id) in ids[range.clone()].iter().enumerate() {
-            let place = &mut next[id as usize];
-            rows[*place] = row as u32;
-            if let (Some(to), Some(from)) = (&mut sorted, &values) {
-                to[*place] = from[range.start + offset];
+    /// The keys of which `wanted` holds, sorted, with what they have.
+    pub(crate) fn sorted(&self, wanted: impl Fn(T) -> bool) -> Vec<(u64, T)> {
+        match self {
+            Self::Array(of) => {
+                let all = (0..).zip(of.iter().copied());
+                all.filter(|&(_, of)| wanted(of)).collect()
             }
-            *place += 1;
+            Self::Hashed(of) => {
+                let all = of.iter().map(|(&key, &of)| (key, of));
+                let mut found: Vec<(u64, T)> = all.filter(|&(_, of)| wanted(of)).collect();
+                found.sort_unstable_by_key(|&(key, _)| key);
+                found
+            }
         }
     }
-    Columns { keys, starts, rows, values: sorted }
+}
+
+/// A fast hash of one `u64`: a 128-bit product folded. Seeded at random, so that no file can be made to collide.
+#[derive(Debug, Clone)]
+pub(crate) struct KeyHash {
+    seed: u64,
+    hash: u64,
+}
+
+impl KeyHash {
+    fn new() -> Self {
+        Self { seed: RandomState::new().hash_one(0_u64), hash: 0 }
+    }
+}
+
+impl BuildHasher for KeyHash {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        self.clone()
+    }
+}
+
+impl Hasher for KeyHash {
+    fn write_u64(&mut self, key: u64) {
+        // An odd multiplier with bits everywhere: 2^64 over the golden ratio.
+        let product = u128::from(key ^ self.seed) * 0x9E37_79B9_7F4A_7C15;
+        self.hash = product as u64 ^ (product >> 64) as u64;
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only u64 keys are hashed");
+    }
+
+    fn finish(&self) -> u64 {
+        self.hash
+    }
 }
 
 #[cfg(test)]
@@ -178,10 +329,11 @@ mod tests {
     use super::*;
     use crate::data;
     use proptest::prelude::*;
+    use std::collections::BTreeMap;
     use std::fmt::Write;
 
     proptest! {
-        /// Short and long keys, dense and sparse, with and without values, in parts.
+        /// Short and long keys, dense and sparse, with and without values, in parts; all columns, and every other one.
         #[test]
         fn columns_are_those_of_the_examples(
             rows in prop::collection::vec(
@@ -191,7 +343,7 @@ mod tests {
         ) {
             let key = |(low, high): (u64, u8)| if high < wide { low } else { low << (high * 10) };
             let lines: Vec<String> = rows.iter().map(|row| {
-                let mut entries: std::collections::BTreeMap<u64, u8> = Default::default();
+                let mut entries: BTreeMap<u64, u8> = Default::default();
                 row.iter().for_each(|(&at, &value)| { entries.insert(key(at), value); });
                 entries.iter().fold("1".to_owned(), |mut line, (key, value)| {
                     write!(line, " {key}:{value}").unwrap();
@@ -199,28 +351,82 @@ mod tests {
                 }) + "\n"
             }).collect();
             let parse = |lines: &[String]| data::parse("t".as_ref(), lines.concat().as_bytes()).unwrap();
-            let mut gather = Gather::default();
+            let mut packed = PackedRows::default();
             for part in lines.chunks(lines.len().div_ceil(parts).max(1)) {
-                gather.append(&parse(part));
+                packed.append(&PackedRows::from(&parse(part)));
             }
             let examples = parse(&lines);
-            let mut expected = std::collections::BTreeMap::<u64, Vec<(u32, f64)>>::new();
+            let mut expected = BTreeMap::<u64, Vec<(u32, f64)>>::new();
             for (row, entries) in examples.iter().enumerate() {
                 for (at, &key) in entries.keys.iter().enumerate() {
                     let value = entries.values.map_or(1.0, |values| values[at]);
                     expected.entry(key).or_default().push((row as u32, value));
                 }
             }
-            let (labels, columns) = gather.into_columns().unwrap();
-            prop_assert_eq!(labels, examples.labels);
-            prop_assert_eq!(columns.starts.last(), Some(&columns.rows.len()));
-            let found = (0..columns.columns()).map(|at| {
-                let (rows, values) = columns.column(at);
-                let value = |i: usize| values.map_or(1.0, |values| values[i]);
-                let entries = rows.iter().enumerate().map(|(i, &row)| (row, value(i)));
-                (columns.keys[at], entries.collect::<Vec<_>>())
-            });
-            prop_assert!(found.eq(expected));
+            prop_assert!(packed.is_sound());
+            prop_assert_eq!(packed.labels(), &examples.labels[..]);
+            prop_assert_eq!(packed.nonzeros(), examples.nonzeros());
+            let all = packed.distinct_keys();
+            prop_assert!(all.iter().eq(expected.keys()));
+            prop_assert_eq!(packed.key_range(), all.first().copied().zip(all.last().copied()));
+            for keys in [all.clone(), all.iter().copied().step_by(2).collect()] {
+                let columns = packed.clone().into_columns(keys.clone()).unwrap();
+                prop_assert_eq!(columns.starts.last(), Some(&columns.rows.len()));
+                let found = (0..columns.columns()).map(|at| {
+                    let (rows, values) = columns.column(at);
+                    let value = |i: usize| values.map_or(1.0, |values| values[i]);
+                    let entries = rows.iter().enumerate().map(|(i, &row)| (row, value(i)));
+                    (columns.keys[at], entries.collect::<Vec<_>>())
+                });
+                expected.retain(|key, _| keys.contains(key));
+                prop_assert!(found.eq(expected.clone()));
+            }
         }
+
+        #[test]
+        fn deltas_come_back(deltas in prop::collection::vec(any::<u64>(), 0..20), shift in 0_u32..64) {
+            let mut bytes = Vec::new();
+            deltas.iter().for_each(|delta| push_delta(&mut bytes, delta >> shift));
+            let (mut all, mut rest) = (bytes.iter(), &bytes[..]);
+            for delta in deltas {
+                prop_assert_eq!(next_delta(&mut all), delta >> shift);
+                let (found, behind) = checked_delta(rest).unwrap();
+                prop_assert_eq!(found, delta >> shift);
+                rest = behind;
+            }
+            prop_assert!(rest.is_empty());
+        }
+
+        #[test]
+        fn no_bytes_panic(lengths in prop::collection::vec(0_u32..4, 0..5), deltas: Vec<u8>) {
+            let nonzeros = lengths.iter().map(|length| *length as usize).sum();
+            let labels = vec![1; lengths.len()];
+            let rows = PackedRows { labels, lengths, deltas, nonzeros, ..Default::default() };
+            let _ = rows.is_sound();
+            rows.for_each(|_, _, _| {});
+        }
+    }
+
+    #[test]
+    fn rows_that_are_not_sound_are_told() {
+        let sound = PackedRows::from(&data::parse("t".as_ref(), b"1 3:1 300:1\n-1\n").unwrap());
+        assert_eq!((sound.deltas.len(), sound.is_sound()), (3, true));
+        let changes: [fn(&mut PackedRows); 7] = [
+            |rows| rows.deltas.truncate(2),
+            |rows| rows.deltas.push(1),
+            |rows| rows.lengths[1] = 1,
+            |rows| rows.deltas = vec![3, 0],
+            |rows| rows.nonzeros = 3,
+            |rows| rows.range = Some((3, 299)),
+            |rows| rows.deltas = [vec![3], vec![0xff; 9], vec![1]].concat(),
+        ];
+        for (at, change) in changes.into_iter().enumerate() {
+            let mut rows = sound.clone();
+            change(&mut rows);
+            assert!(!rows.is_sound(), "change {at}");
+        }
+        assert_eq!(checked_delta(&[0xff; 11]), None);
+        assert_eq!(checked_delta(&[&[0xff; 10][..], &[1]].concat()), None);
+        assert_eq!(checked_delta(&[&[0xff; 9][..], &[1]].concat()), Some((u64::MAX, &[][..])));
     }
 }

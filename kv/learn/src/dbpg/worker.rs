@@ -1,16 +1,14 @@
-//! The worker's side of DBPG on a cluster: loads its share of the data, then runs passes for the driver.
+//! The worker's side of DBPG on a cluster: runs passes over its share of the data for the driver. How that is loaded is
+//! `load`'s business.
 //!
 //! One task a block: gradient, push, pull. The push and the pull leave together; the pull comes back when the server has
 //! every worker's push. A task begins when the pulls of all tasks more than τ before it have been applied.
 
 use std::collections::VecDeque;
-use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use caravan_kv::error::with_sources;
-use caravan_kv::filter::Traffic;
 use caravan_kv::{App, Table, TableSpec, Timestamp, WorkerNode};
 use serde::{Deserialize, Serialize};
 
@@ -18,13 +16,12 @@ use super::blocks::KeyBlock;
 use super::cost;
 use super::filters::{Bytes, Counted};
 use super::gradient::{Columns, Curvature, TrustRegion, Worker};
-use super::newton::Support;
-use super::polish::{self, Wire};
-use super::pool::Pool;
+use super::hessian::{self, Wire};
+use super::job::Straggle;
+use super::load::{Data, Loading};
 use super::proximal;
-use super::screen;
 use super::shard::Options;
-use crate::data;
+use super::support::Support;
 
 /// Name under which workers run this app.
 pub const APP: &str = "dbpg";
@@ -46,6 +43,7 @@ pub(crate) enum Order {
         polish: Option<TableSpec>,
         curvature: Curvature,
         intercept: Option<u64>,
+        straggle: Option<Straggle>,
     },
     /// Begin with these weights, where you hold their keys. Sorted by key.
     Start { weights: Vec<(u64, f64)> },
@@ -57,14 +55,6 @@ pub(crate) enum Order {
     Losses { weights: Vec<f64> },
     /// Take these weights of the support.
     Set { weights: Vec<f64> },
-}
-
-/// A worker's share of the data.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Loaded {
-    pub(crate) rows: u64,
-    pub(crate) nonzeros: u64,
-    pub(crate) keys: Option<(u64, u64)>,
 }
 
 /// What a worker has to say after a pass.
@@ -82,63 +72,9 @@ pub(crate) struct Passed {
 /// One worker.
 #[derive(Default)]
 pub struct Dbpg {
+    loading: Option<Loading>,
     data: Option<Data>,
-    screening: Option<Screening>,
-    /// Columns that screening has dropped, and what that took.
-    screened: (u64, Traffic),
     training: Option<Training>,
-}
-
-/// Between the steps of [`screen`].
-struct Screening {
-    table: Table,
-    /// Of this worker's columns.
-    bounds: Vec<[f32; 2]>,
-    /// Above it they have been pushed.
-    share: f64,
-    /// How many columns there were.
-    columns: u64,
-}
-
-const NOT_LOADED: &str = "there is nothing to screen: load first";
-const NOT_NAMED: &str = "columns are screened after they have been named";
-
-/// Pushes the bounds of those columns for which `wanted` holds.
-fn push_bounds(
-    node: &mut WorkerNode,
-    table: Table,
-    columns: &data::Columns,
-    bounds: &[[f32; 2]],
-    wanted: impl Fn([f32; 2]) -> bool,
-) -> caravan_kv::Result<()> {
-    let pairs = columns.keys.iter().zip(bounds).filter(|(_, bounds)| wanted(**bounds));
-    let (keys, bounds): (Vec<u64>, Vec<[f32; 2]>) = pairs.unzip();
-    let pushed = node.worker.push(table, &keys, bounds.as_flattened())?;
-    node.worker.wait(pushed).map(drop)
-}
-
-struct Data {
-    /// Each times the weight of its row: `[rows]`.
-    labels: Vec<f64>,
-    columns: data::Columns,
-    /// What computes on them.
-    pool: Pool,
-}
-
-impl Data {
-    fn columns(&self) -> Columns<'_> {
-        let data::Columns { keys, starts, rows, values } = &self.columns;
-        Columns { keys, starts, rows, values: values.as_deref() }
-    }
-
-    fn loaded(&self) -> Loaded {
-        let data::Columns { keys, rows, .. } = &self.columns;
-        Loaded {
-            rows: self.labels.len() as u64,
-            nonzeros: rows.len() as u64,
-            keys: keys.first().copied().zip(keys.last().copied()),
-        }
-    }
 }
 
 struct Training {
@@ -149,6 +85,7 @@ struct Training {
     support: Support,
     state: Worker,
     curvature: Curvature,
+    straggle: Option<Straggle>,
     /// Positions of each block's keys among this worker's.
     blocks: Vec<Range<usize>>,
     /// Tasks whose pulls have not been applied, in order.
@@ -215,9 +152,9 @@ impl Training {
         }
         self.support = Support::new(&data.columns(), data.labels.len(), keys);
         let pulls: Vec<f64> = self.state.pulls().collect();
-        let packed = self.support.gram(&data.columns(), (&data.labels, &pulls), &data.pool);
-        let numbers = (keys.len(), &packed[..], wire);
-        polish::send(&mut node.worker, table, (node.rank, node.workers), numbers)
+        let gram = self.support.gram(data.columns(), (&data.labels, pulls), &data.pool);
+        let numbers = (keys.len(), gram, wire);
+        hessian::send(&mut node.worker, table, (node.rank, node.workers), numbers)
             .map_err(|error| error.to_string())
     }
 
@@ -230,7 +167,7 @@ impl Training {
     }
 
     fn start(&mut self, data: &Data, weights: &[(u64, f64)]) {
-        let keys = &data.columns.keys;
+        let keys = data.keys();
         let held = weights
             .iter()
             .filter_map(|&(key, weight)| keys.binary_search(&key).ok().zip(Some((weight, true))));
@@ -282,16 +219,22 @@ impl App for Dbpg {
         let reply = match order {
             Order::Load { files, threads, cache, positive_weight } => {
                 let how = (threads, cache.as_deref());
-                serde_json::to_value(self.load(node, &files, how, positive_weight)?)
+                (self.data, self.training) = (None, None);
+                let loading =
+                    Loading::read((node.rank, node.workers), &files, how, positive_weight)?;
+                serde_json::to_value(self.loading.insert(loading).loaded())
             }
-            Order::Name { table, share } => serde_json::to_value(self.name(node, &table, share)?),
-            Order::Add => serde_json::to_value(self.add(node)?),
-            Order::Screen { lambda } => serde_json::to_value(self.screen(node, lambda)?),
-            Order::Begin { table, polish, curvature, intercept } => {
-                if let (Some(key), Some(data)) = (intercept, self.data.as_mut()) {
-                    data.columns.push_ones(key, data.labels.len());
-                }
-                serde_json::to_value(self.begin(node, &table, polish.as_ref(), curvature)?)
+            Order::Name { table, share } => {
+                serde_json::to_value(self.loading()?.name(node, &table, share)?)
+            }
+            Order::Add => serde_json::to_value(self.loading()?.add(node)?),
+            Order::Screen { lambda } => serde_json::to_value(self.loading()?.screen(node, lambda)?),
+            Order::Begin { table, polish, curvature, intercept, straggle } => {
+                let loading = self.loading.take();
+                let loading = loading.ok_or("there is nothing to train on: load first")?;
+                self.data = Some(loading.into_data(intercept)?);
+                let tables = (&table, polish.as_ref());
+                serde_json::to_value(self.begin(node, tables, curvature, straggle)?)
             }
             Order::Start { weights } => {
                 let (data, training) = self.training()?;
@@ -336,89 +279,21 @@ impl Dbpg {
         both.ok_or_else(|| "there is nothing to train on: load and begin first".to_owned())
     }
 
-    fn load(
-        &mut self,
-        node: &WorkerNode,
-        files: &[PathBuf],
-        (threads, cache): (usize, Option<&Path>),
-        positive_weight: f64,
-    ) -> Result<Loaded, String> {
-        let text = |error: crate::Error| with_sources(&error);
-        let shard = data::Shard::new(node.rank as u32, node.workers as u32).map_err(text)?;
-        let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
-        let (labels, columns) = data::read_columns(files, shard, threads, cache).map_err(text)?;
-        let weighted = |label: i8| if label > 0 { positive_weight } else { -1.0 };
-        let labels = labels.into_iter().map(weighted).collect();
-        let data = Data { labels, columns, pool: Pool::new(threads) };
-        self.training = None;
-        self.screened = Default::default();
-        Ok(self.data.insert(data).loaded())
-    }
-
-    fn name(&mut self, node: &mut WorkerNode, spec: &TableSpec, share: f64) -> Result<(), String> {
-        let Data { labels, columns, .. } = self.data.as_ref().ok_or(NOT_LOADED)?;
-        let bounds = screen::bounds(columns, labels);
-        let create = |node: &mut WorkerNode| {
-            let table = node.worker.create_table(spec)?;
-            push_bounds(node, table, columns, &bounds, |bounds| screen::exceeds(bounds, share))?;
-            Ok(table)
-        };
-        let table = create(node).map_err(|error: caravan_kv::Error| error.to_string())?;
-        let columns = columns.columns() as u64;
-        self.screening = Some(Screening { table, bounds, share, columns });
-        Ok(())
-    }
-
-    fn add(&mut self, node: &mut WorkerNode) -> Result<(), String> {
-        let Data { columns, .. } = self.data.as_mut().ok_or(NOT_LOADED)?;
-        let Screening { table, bounds, share, .. } = self.screening.as_mut().ok_or(NOT_NAMED)?;
-        let mut exchange = || {
-            let body = serde_json::to_vec(&screen::Command::Named)?;
-            let asked = node.worker.command(*table, &body)?;
-            let named = screen::named(&node.worker.wait(asked)?.replies);
-            let mut named = named.into_iter().peekable();
-            let kept: Vec<bool> = columns
-                .keys
-                .iter()
-                .map(|key| {
-                    while named.next_if(|next| next < key).is_some() {}
-                    named.next_if_eq(key).is_some()
-                })
-                .collect();
-            columns.retain(|column| kept[column]);
-            let mut kept = kept.into_iter();
-            bounds.retain(|_| kept.next().unwrap_or_default());
-            push_bounds(node, *table, columns, bounds, |bounds| !screen::exceeds(bounds, *share))
-        };
-        exchange().map_err(|error: caravan_kv::Error| error.to_string())
-    }
-
-    fn screen(&mut self, node: &mut WorkerNode, lambda: f64) -> Result<Loaded, String> {
-        let data = self.data.as_mut().ok_or(NOT_LOADED)?;
-        let Screening { table, columns, .. } = self.screening.take().ok_or(NOT_NAMED)?;
-        let mut receive = || {
-            let pulled = node.worker.pull(table, &data.columns.keys)?;
-            node.worker.wait(pulled)
-        };
-        let answer = receive().map_err(|error| error.to_string())?;
-        let (sums, _) = answer.values::<f32>().as_chunks::<2>();
-        data.columns.retain(|column| screen::exceeds(sums[column], lambda));
-        let traffic = node.worker.traffic(table).map_err(|error| error.to_string())?;
-        self.screened = (columns - data.columns.columns() as u64, traffic);
-        Ok(data.loaded())
+    fn loading(&mut self) -> Result<&mut Loading, String> {
+        self.loading.as_mut().ok_or_else(|| "there is nothing to screen: load first".to_owned())
     }
 
     fn begin(
         &mut self,
         node: &mut WorkerNode,
-        spec: &TableSpec,
-        polish: Option<&TableSpec>,
+        (spec, polish): (&TableSpec, Option<&TableSpec>),
         curvature: Curvature,
+        straggle: Option<Straggle>,
     ) -> Result<(), String> {
         let data = self.data.as_ref().ok_or("there is nothing to train on: load first")?;
         let options: Options =
             serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
-        let keys = &data.columns.keys;
+        let keys = data.keys();
         let announce = |node: &mut WorkerNode| -> caravan_kv::Result<(Table, Option<Table>)> {
             let table = node.worker.create_table(spec)?;
             let polish = polish.map(|spec| node.worker.create_table(spec)).transpose()?;
@@ -437,14 +312,15 @@ impl Dbpg {
             support: Support::default(),
             state: Worker::with_threads(data.labels.clone(), keys.len(), trust, data.pool.clone()),
             curvature,
+            straggle,
             blocks: blocks.collect(),
             pending: VecDeque::new(),
             busy: Duration::ZERO,
             columns_computed: 0,
             names_all: spec.filters.key_cache,
             rounds: options.rounds,
-            counted: Counted { tables: self.screened.1, ..Counted::default() },
-            screened: self.screened.0,
+            counted: Counted { tables: data.screened.1, ..Counted::default() },
+            screened: data.screened.0,
             gradient: Vec::new(),
             curvatures: Vec::new(),
             keys: Vec::new(),
@@ -466,6 +342,7 @@ struct Pass<'a> {
 
 impl Pass<'_> {
     fn run(&mut self, first: u64, blocks: &[usize], reset: bool) -> caravan_kv::Result<Passed> {
+        self.training.support = Support::default(); // the polish is over
         if reset {
             self.reset();
         }
@@ -528,7 +405,8 @@ impl Pass<'_> {
         let all = self.exact || self.training.names_all;
         let asked = self.training.gradient(&self.data.columns(), own, all);
         let columns = asked.iter().map(|&j| j as usize);
-        self.spent(began, cost::gradient(&self.data.columns(), columns))?;
+        let pause = self.pause(task);
+        self.spent(began, cost::gradient(&self.data.columns(), columns) + pause)?;
         if asked.is_empty() {
             return Ok(());
         }
@@ -539,6 +417,16 @@ impl Pass<'_> {
         let pull = worker.pull(*table, keys)?;
         pending.push_back(Pending { task, asked, push, pull, answer: None });
         Ok(())
+    }
+
+    /// Makes the pause that the job has for this worker in a task, if any; where time is simulated it is only charged.
+    fn pause(&self, task: u64) -> Duration {
+        let straggle = self.training.straggle;
+        let pause = straggle.map_or(Duration::ZERO, |straggle| straggle.of(self.node.rank, task));
+        if !pause.is_zero() && !caravan_kv::node::is_simulated() {
+            std::thread::sleep(pause);
+        }
+        pause
     }
 
     /// Applies the pulls of all tasks up to number `task`.
