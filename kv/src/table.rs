@@ -15,35 +15,63 @@ pub enum ValueType {
     F64,
     I32,
     I64,
+    U8,
+    F16,
+    BF16,
 }
 
-impl ValueType {
-    /// Size of one value in bytes.
-    pub fn bytes(self) -> usize {
-        match self {
-            ValueType::F32 | ValueType::I32 => 4,
-            ValueType::F64 | ValueType::I64 => 8,
+/// An expression in which a name stands for the Rust type of a table's values.
+macro_rules! with_type {
+    ($value:expr, $of:ident => $body:expr) => {
+        $crate::table::with_type!(
+            $value, $of => $body;
+            F32 = f32, F64 = f64, I32 = i32, I64 = i64, U8 = u8, F16 = half::f16, BF16 = half::bf16
+        )
+    };
+    ($value:expr, $of:ident => $body:expr; $($name:ident = $rust:ty),*) => {
+        match $value {
+            $($crate::table::ValueType::$name => {
+                type $of = $rust;
+                $body
+            })*
         }
+    };
+}
+pub(crate) use with_type;
+
+impl ValueType {
+    /// All there are, by their codes.
+    pub const ALL: [ValueType; 7] = [
+        ValueType::F32,
+        ValueType::F64,
+        ValueType::I32,
+        ValueType::I64,
+        ValueType::U8,
+        ValueType::F16,
+        ValueType::BF16,
+    ];
+
+    /// The type that stands for `V`.
+    #[inline]
+    pub fn of<V: Value>() -> Option<ValueType> {
+        Self::ALL.get(usize::from(V::CODE).wrapping_sub(1)).copied()
+    }
+
+    /// Size of one value in bytes.
+    #[inline]
+    pub fn bytes(self) -> usize {
+        with_type!(self, V => V::BYTES)
     }
 
     /// What stands for the type on the wire.
+    #[inline]
     pub fn code(self) -> u8 {
-        match self {
-            ValueType::F32 => f32::CODE,
-            ValueType::F64 => f64::CODE,
-            ValueType::I32 => i32::CODE,
-            ValueType::I64 => i64::CODE,
-        }
+        with_type!(self, V => V::CODE)
     }
 
-    /// As in Rust.
+    /// As in Rust, or in the crate `half`.
     pub fn name(self) -> &'static str {
-        match self {
-            ValueType::F32 => f32::NAME,
-            ValueType::F64 => f64::NAME,
-            ValueType::I32 => i32::NAME,
-            ValueType::I64 => i64::NAME,
-        }
+        with_type!(self, V => V::NAME)
     }
 }
 
@@ -146,5 +174,17 @@ impl TableSpec {
     /// Bytes of one row; 0 when rows have their own lengths.
     pub fn row_bytes(&self) -> usize {
         self.width as usize * self.value.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_are_found_by_what_stands_for_them() {
+        for of in ValueType::ALL {
+            assert_eq!(with_type!(of, V => ValueType::of::<V>()), Some(of));
+        }
     }
 }

@@ -507,13 +507,3 @@ impl Server {
         }
     }
 }
-
-impl ValueType {
-    /// The type that stands for `V`.
-    #[inline]
-    pub fn of<V: Value>() -> Option<ValueType> {
-        const TYPES: [ValueType; 4] =
-            [ValueType::F32, ValueType::F64, ValueType::I32, ValueType::I64];
-        TYPES.into_iter().find(|of| of.code() == V::CODE)
-    }
-}

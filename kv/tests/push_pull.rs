@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use caravan_kv::{Error, Store, TableSpec, Timestamp, ValueType, Van};
-use caravan_van::{Buffer, KeyRange, Value};
+use caravan_van::{Buffer, KeyRange, Value, bf16, f16};
 use support::{Servers, config, handles, vans};
 
 const GIB: usize = 1 << 30;
@@ -99,6 +99,14 @@ fn tables_of_all_kinds_follow_their_rules() {
                 follows_a_map::<i32>(&servers, &add, |n| i32::MAX - n as i32, i32::wrapping_add);
                 let add = spec(kind::<i64>(), 2, "add", store);
                 follows_a_map::<i64>(&servers, &add, |n| i64::MAX - n as i64, i64::wrapping_add);
+                let add = spec(kind::<u8>(), 3, "add", store);
+                follows_a_map::<u8>(&servers, &add, |n| n as u8, u8::wrapping_add);
+                let add = spec(kind::<f16>(), 7, "add", store);
+                follows_a_map::<f16>(&servers, &add, |n| f16::from_f64(n as f64), |a, b| a + b);
+                let add = spec(kind::<bf16>(), 130, "add", store);
+                follows_a_map::<bf16>(&servers, &add, |n| bf16::from_f64(n as f64), |a, b| a + b);
+                let assign = spec(kind::<u8>(), 1, "assign", store);
+                follows_a_map::<u8>(&servers, &assign, |n| n as u8, |_, b| b);
                 let assign = spec(kind::<f32>(), 2, "assign", store);
                 follows_a_map::<f32>(&servers, &assign, |n| n as f32, |_, b| b);
                 let assign = spec(kind::<i64>(), 1000, "assign", store);
@@ -107,6 +115,34 @@ fn tables_of_all_kinds_follow_their_rules() {
                 follows_a_map::<f64>(&servers, &max, |n| n as f64, f64::max);
             }
         }
+    }
+}
+
+/// Long values that begin anywhere among the rows, and end anywhere.
+fn from_any_row<V: Value>(servers: &Servers, id: u32, number: fn(u64) -> V) {
+    let mut worker = servers.worker();
+    let range = KeyRange::new(0, 200_000).unwrap();
+    let spec = TableSpec::new(id, V::NAME, kind::<V>(), 1).keys(range).dense();
+    let table = worker.create_table(&spec).unwrap();
+    let keys: Vec<u64> = (0..200_000).collect();
+    let values: Vec<V> = keys.iter().map(|&key| number(key)).collect();
+    let pushed = worker.push(table, &keys, &values).unwrap();
+    worker.wait(pushed).unwrap();
+    for begin in 0..9 {
+        let within = begin..190_000 - 3 * begin;
+        let pulled = worker.pull(table, &keys[within.clone()]).unwrap();
+        assert!(worker.wait(pulled).unwrap().values::<V>() == &values[within], "from {begin}");
+    }
+}
+
+#[test]
+fn long_values_may_begin_at_any_row() {
+    for van in vans() {
+        let servers = Servers::start(van, 1, &config(64, GIB), &handles());
+        from_any_row(&servers, 1, |key| key as u8);
+        from_any_row(&servers, 2, |key| f16::from_bits(key as u16 & 0x3fff));
+        from_any_row(&servers, 3, |key| bf16::from_bits(key as u16 & 0x3fff));
+        from_any_row(&servers, 4, |key| key as f32);
     }
 }
 

@@ -5,7 +5,7 @@
 mod support;
 
 use caravan_kv::{Store, TableSpec, Timestamp, ValueType, Van, Worker};
-use caravan_van::{Buffer, KeyRange, Value};
+use caravan_van::{Buffer, KeyRange, Value, bf16, f16};
 use support::{Servers, config, handles, vans};
 
 const GIB: usize = 1 << 30;
@@ -57,7 +57,7 @@ fn tables(van: Van) -> Vec<(String, Vec<u8>)> {
         (Store::Dense, "add"),
         (Store::Dense, "assign"),
     ] {
-        for value in [ValueType::F32, ValueType::F64, ValueType::I32, ValueType::I64] {
+        for value in ValueType::ALL {
             let name = format!("{value:?} {handle} {store:?}");
             let spec = TableSpec::new(found.len() as u32, &name, value, 3).handle(handle);
             let spec = if store == Store::Dense { spec.keys(few).dense() } else { spec };
@@ -66,6 +66,13 @@ fn tables(van: Van) -> Vec<(String, Vec<u8>)> {
                 ValueType::F64 => read::<f64>(&mut workers, &spec, |n| n as f64 / 7.0 - 1e5),
                 ValueType::I32 => read::<i32>(&mut workers, &spec, |n| i32::MAX - n as i32),
                 ValueType::I64 => read::<i64>(&mut workers, &spec, |n| i64::MAX - n as i64),
+                ValueType::U8 => read::<u8>(&mut workers, &spec, |n| n as u8),
+                ValueType::F16 => {
+                    read(&mut workers, &spec, |n| f16::from_f32(n as f32 / 7.0 - 1e3))
+                }
+                ValueType::BF16 => {
+                    read(&mut workers, &spec, |n| bf16::from_f32(n as f32 / 7.0 - 1e5))
+                }
             };
             found.push((name, read));
         }

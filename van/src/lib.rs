@@ -82,6 +82,7 @@ pub mod wire;
 pub use config::VanConfig;
 pub use endpoint::{Arrival, Endpoint};
 pub use error::{Error, Result};
+pub use half::{bf16, f16};
 pub use memory::{Buffer, Pool, Registrar, Registration, Shared};
 pub use message::{Draft, KeyRange, Message, Outgoing, Values};
 pub use metrics::Counters;

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 
+use half::{bf16, f16};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// A number that messages carry: 8-byte aligned sections are read and written as slices of it, in place.
@@ -49,25 +50,15 @@ pub trait Value:
     }
 }
 
-impl Value for f32 {
-    const CODE: u8 = 1;
-    const NAME: &'static str = "f32";
+macro_rules! value {
+    ($($of:ty = $code:literal),*) => {$(
+        impl Value for $of {
+            const CODE: u8 = $code;
+            const NAME: &'static str = stringify!($of);
+        }
+    )*};
 }
-
-impl Value for f64 {
-    const CODE: u8 = 2;
-    const NAME: &'static str = "f64";
-}
-
-impl Value for i32 {
-    const CODE: u8 = 3;
-    const NAME: &'static str = "i32";
-}
-
-impl Value for i64 {
-    const CODE: u8 = 4;
-    const NAME: &'static str = "i64";
-}
+value!(f32 = 1, f64 = 2, i32 = 3, i64 = 4, u8 = 5, f16 = 6, bf16 = 7);
 
 #[cfg(test)]
 mod tests {
@@ -84,6 +75,8 @@ mod tests {
         assert_eq!(i32::view(&memory[4..]).unwrap().len(), 5);
         assert_eq!(i64::view(&memory[4..]), None, "8-byte numbers at 4");
         assert_eq!(f32::view(&memory[..6]), None, "a number and a half");
+        assert_eq!(f16::view(&memory[2..8]).unwrap().len(), 3);
+        assert_eq!(u8::view(&memory[1..]).unwrap().len(), 23);
         assert_eq!(f32::view(&[]), Some(&[][..]));
     }
 
@@ -91,8 +84,12 @@ mod tests {
     fn bytes_are_those_of_the_wire() {
         assert_eq!(i32::bytes(&[1, -1]), [1, 0, 0, 0, 255, 255, 255, 255]);
         assert_eq!(f64::bytes(&[1.0]), 1.0f64.to_le_bytes());
+        assert_eq!(f16::bytes(&[f16::ONE]), 0x3c00u16.to_le_bytes());
+        assert_eq!(bf16::bytes(&[bf16::ONE]), 0x3f80u16.to_le_bytes());
         assert_eq!((f32::BYTES, f64::BYTES, i32::BYTES, i64::BYTES), (4, 8, 4, 8));
-        let codes = [f32::CODE, f64::CODE, i32::CODE, i64::CODE];
+        assert_eq!((u8::BYTES, f16::BYTES, bf16::BYTES), (1, 2, 2));
+        assert_eq!((u8::NAME, f16::NAME, bf16::NAME), ("u8", "f16", "bf16"));
+        let codes = [f32::CODE, f64::CODE, i32::CODE, i64::CODE, u8::CODE, f16::CODE, bf16::CODE];
         assert!(codes.windows(2).all(|pair| pair[0] < pair[1]), "{codes:?}");
     }
 }

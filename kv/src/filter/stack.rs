@@ -16,6 +16,7 @@
 //! Path: worker > slicer > **filter** > message > codec > endpoint > transport.
 
 use caravan_van::{Buffer, Pool, Value};
+use half::{bf16, f16};
 
 use super::bits::{self, Bitmap};
 use super::draws::Draws;
@@ -23,7 +24,7 @@ use super::quantize::{self, RANGE_BYTES, Range};
 use super::spec::Filters;
 use super::traffic::{Passage, Stage};
 use super::{narrow, zero};
-use crate::table::{TableSpec, ValueType};
+use crate::table::{TableSpec, ValueType, with_type};
 
 /// Of the operation: the values are a block.
 pub(crate) const FILTERED: u8 = 0x80;
@@ -63,20 +64,27 @@ macro_rules! number {
         }
     )*};
 }
-number!(f32, f64, i32, i64);
+number!(f32, f64, i32, i64, u8);
 
-/// Calls a function that is generic in the numbers' type.
-macro_rules! with_type {
-    ($value:expr, $function:ident($($argument:expr),*)) => {
-        match $value {
-            $crate::table::ValueType::F32 => $function::<f32>($($argument),*),
-            $crate::table::ValueType::F64 => $function::<f64>($($argument),*),
-            $crate::table::ValueType::I32 => $function::<i32>($($argument),*),
-            $crate::table::ValueType::I64 => $function::<i64>($($argument),*),
+macro_rules! half {
+    ($($of:ty),*) => {$(
+        impl Number for $of {
+            #[inline]
+            fn to_f64(self) -> f64 {
+                self.into()
+            }
+            #[inline]
+            fn from_f64(value: f64) -> Self {
+                <$of>::from_f64(value)
+            }
+            #[inline]
+            fn from_le(bytes: &[u8]) -> Self {
+                <$of>::from_le_bytes(bytes.try_into().expect("as many as it has"))
+            }
         }
-    };
+    )*};
 }
-pub(super) use with_type;
+half!(f16, bf16);
 
 /// Rows about to be sent.
 #[derive(Clone, Copy)]
@@ -430,7 +438,7 @@ pub(super) fn decode(spec: &TableSpec, block: &[u8], pool: &Pool) -> Result<Deco
     let whole = if spec.width > 0 { parts.rows * parts.width } else { parts.values };
     let bytes = whole * spec.value.bytes();
     let mut values = pool.allocate(bytes).map_err(|error| error.to_string())?;
-    with_type!(spec.value, unpack(&parts, &mut values))?;
+    with_type!(spec.value, V => unpack::<V>(&parts, &mut values))?;
     let sizes = parts.sizes(spec.value.bytes());
     let raw_bytes = parts.values * spec.value.bytes() + sizes.lengths;
     Ok(Decoded { lengths: parts.lengths(), values, raw_bytes, sizes })
@@ -654,7 +662,7 @@ mod tests {
             rows in 0_u32..40,
             width in 0_u32..4,
             is_varying in any::<bool>(),
-            value in prop::sample::select(vec![ValueType::F32, ValueType::F64, ValueType::I32, ValueType::I64]),
+            value in prop::sample::select(ValueType::ALL.to_vec()),
         ) {
             let mut block = vec![stages, bytes.first().map_or(0, |byte| byte % 4), 0, 0];
             block.extend(rows.to_le_bytes());

@@ -8,10 +8,10 @@ use super::key_cache::{Sent, Signed};
 use super::significant::Kept;
 use super::skip::Skip;
 use super::spec::Filters;
-use super::stack::{self, Block, Decoded, FILTERED, Number, Rows, encode as make_block, with_type};
+use super::stack::{self, Block, Decoded, FILTERED, Number, Rows, encode as make_block};
 use super::traffic::{Flows, Passage, Stage, Traffic};
 use crate::error::{Error, Result};
-use crate::table::TableSpec;
+use crate::table::{TableSpec, with_type};
 
 /// Bytes of the name of a list of keys.
 const SIGNATURE_BYTES: usize = 8;
@@ -107,7 +107,9 @@ impl AtWorker {
         let selected = match selects {
             true => {
                 let part = (draft.keys, pushed, draft.clock, drops_keys);
-                Some(with_type!(spec.value, select(self, spec, part, pool, &mut passage))?)
+                Some(
+                    with_type!(spec.value, V => select::<V>(self, spec, part, pool, &mut passage))?,
+                )
             }
             false => None,
         };
@@ -125,7 +127,8 @@ impl AtWorker {
             values: selected.as_deref().unwrap_or(pushed),
         };
         let draws = &mut self.draws;
-        let made = with_type!(spec.value, make_block(&filters, draws, rows, pool, &mut passage));
+        let made =
+            with_type!(spec.value, V => make_block::<V>(&filters, draws, rows, pool, &mut passage));
         let made = made.map_err(|why| {
             Error::Config(format!("a push to table {} can't be filtered: {why}", spec.name))
         })?;
@@ -226,7 +229,7 @@ impl AtServer {
         let block = match self.filters.makes_answer_blocks() {
             true => {
                 let filters = &self.filters;
-                with_type!(spec.value, make_block(filters, &mut draws, rows, pool, &mut passage))?
+                with_type!(spec.value, V => make_block::<V>(filters, &mut draws, rows, pool, &mut passage))?
             }
             false => None,
         };
@@ -283,7 +286,7 @@ fn count_keys(passage: &mut Passage, (signed, named): (bool, bool), keys: usize)
 /// # Errors
 /// [`Error::Config`] names the first value that is no finite number.
 fn check_finite(spec: &TableSpec, values: &[u8]) -> Result<()> {
-    let wrong = with_type!(spec.value, first_infinite(values));
+    let wrong = with_type!(spec.value, V => first_infinite::<V>(values));
     wrong.map_or(Ok(()), |at| {
         Err(Error::Config(format!(
             "value {at} of a push to table {} is not finite, and its filters round or keep what is pushed",

@@ -3,14 +3,15 @@
 //! Path: 11 of 13.
 
 use std::collections::HashMap;
-use std::ops::AddAssign;
 use std::sync::Arc;
 
 use caravan_van::{KeyRange, Pool, Value};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
 use super::shard::Shard;
 use super::store::{Rows, VaryingRows};
-use crate::table::{TableSpec, ValueType};
+use crate::table::{TableSpec, ValueType, with_type};
 
 /// How a push changes a row. Closures `FnMut(key, stored, pushed)` are rules.
 pub trait Rule<V>: 'static {
@@ -30,45 +31,66 @@ pub trait Rule<V>: 'static {
     }
 }
 
-/// `stored += pushed`.
+/// `stored += pushed`, as [`Sum`] has it.
 #[derive(Debug, Clone, Copy)]
 pub struct Add;
 
-impl<V: Value + AddAssign> Rule<V> for Add {
+impl<V: Sum> Rule<V> for Add {
     #[inline]
     fn apply(&mut self, _key: u64, stored: &mut [V], pushed: &[V]) {
-        stored.iter_mut().zip(pushed).for_each(|(stored, pushed)| *stored += *pushed);
+        V::add_up(stored, pushed);
     }
 
     fn apply_run(&mut self, _keys: &[u64], stored: &mut [V], pushed: &[V]) {
-        self.apply(0, stored, pushed);
+        V::add_up(stored, pushed);
     }
 }
 
-/// `stored += pushed` for integers, around the end: a worker's numbers must not be able to stop a server.
-struct WrappingAdd;
-
-impl Rule<i32> for WrappingAdd {
-    #[inline]
-    fn apply(&mut self, _key: u64, stored: &mut [i32], pushed: &[i32]) {
-        stored.iter_mut().zip(pushed).for_each(|(a, b)| *a = a.wrapping_add(*b));
-    }
-
-    fn apply_run(&mut self, _keys: &[u64], stored: &mut [i32], pushed: &[i32]) {
-        self.apply(0, stored, pushed);
-    }
+/// A number that can be summed up.
+pub trait Sum: Value {
+    /// Adds `pushed` to `stored`, which has as many values. Integers go around the end: a worker's numbers must not be able to stop
+    /// a server. Halves are added as `f32` and rounded to the nearest, ties to even.
+    fn add_up(stored: &mut [Self], pushed: &[Self]);
 }
 
-impl Rule<i64> for WrappingAdd {
-    #[inline]
-    fn apply(&mut self, _key: u64, stored: &mut [i64], pushed: &[i64]) {
-        stored.iter_mut().zip(pushed).for_each(|(a, b)| *a = a.wrapping_add(*b));
-    }
-
-    fn apply_run(&mut self, _keys: &[u64], stored: &mut [i64], pushed: &[i64]) {
-        self.apply(0, stored, pushed);
-    }
+macro_rules! sum {
+    ($($of:ty: $plus:expr),*) => {$(
+        impl Sum for $of {
+            #[inline]
+            fn add_up(stored: &mut [Self], pushed: &[Self]) {
+                stored.iter_mut().zip(pushed).for_each(|(a, b)| *a = $plus(*a, *b));
+            }
+        }
+    )*};
 }
+sum!(
+    f32: |a, b| a + b,
+    f64: |a, b| a + b,
+    i32: i32::wrapping_add,
+    i64: i64::wrapping_add,
+    u8: u8::wrapping_add
+);
+
+macro_rules! sum_as_f32 {
+    ($($of:ty),*) => {$(
+        impl Sum for $of {
+            fn add_up(stored: &mut [Self], pushed: &[Self]) {
+                let (mut sums, mut added) = ([0.0; HALVES], [0.0; HALVES]);
+                for (stored, pushed) in stored.chunks_mut(HALVES).zip(pushed.chunks(HALVES)) {
+                    let (sums, added) = (&mut sums[..stored.len()], &mut added[..stored.len()]);
+                    stored.convert_to_f32_slice(sums);
+                    pushed.convert_to_f32_slice(added);
+                    f32::add_up(sums, added);
+                    stored.convert_from_f32_slice(sums);
+                }
+            }
+        }
+    )*};
+}
+sum_as_f32!(f16, bf16);
+
+/// Halves that are converted at a time.
+const HALVES: usize = 64;
 
 /// `stored = pushed`.
 #[derive(Debug, Clone, Copy)]
@@ -168,12 +190,7 @@ fn build_add(
     range: Option<KeyRange>,
     memory: &Pool,
 ) -> Result<Box<dyn Shard>, String> {
-    match spec.value {
-        ValueType::F32 => rows::<f32, _>(spec, range, Add, memory),
-        ValueType::F64 => rows::<f64, _>(spec, range, Add, memory),
-        ValueType::I32 => rows::<i32, _>(spec, range, WrappingAdd, memory),
-        ValueType::I64 => rows::<i64, _>(spec, range, WrappingAdd, memory),
-    }
+    with_type!(spec.value, V => rows::<V, _>(spec, range, Add, memory))
 }
 
 fn build_assign(
@@ -181,12 +198,7 @@ fn build_assign(
     range: Option<KeyRange>,
     memory: &Pool,
 ) -> Result<Box<dyn Shard>, String> {
-    match spec.value {
-        ValueType::F32 => rows::<f32, _>(spec, range, Assign, memory),
-        ValueType::F64 => rows::<f64, _>(spec, range, Assign, memory),
-        ValueType::I32 => rows::<i32, _>(spec, range, Assign, memory),
-        ValueType::I64 => rows::<i64, _>(spec, range, Assign, memory),
-    }
+    with_type!(spec.value, V => rows::<V, _>(spec, range, Assign, memory))
 }
 
 fn rows<V: Value, R: Rule<V>>(
@@ -199,4 +211,24 @@ fn rows<V: Value, R: Rule<V>>(
         0 => Box::new(VaryingRows::<V, R>::new(rule)),
         _ => Box::new(Rows::<V, R>::new(spec, range, rule, memory)?),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_go_around_and_halves_are_rounded_to_even() {
+        let mut bytes = [250, 1];
+        u8::add_up(&mut bytes, &[10, 2]);
+        assert_eq!(bytes, [4, 3]);
+        // Beyond 2048 f16s are two apart, beyond 256 bf16s.
+        let mut halves = [2048.0, 2050.0, 60_000.0].map(f16::from_f32).repeat(50);
+        f16::add_up(&mut halves, &[1.0, 1.0, 60_000.0].map(f16::from_f32).repeat(50));
+        let expected = [2048.0, 2052.0, f32::INFINITY].map(f16::from_f32).repeat(50);
+        assert_eq!(halves, expected);
+        let mut halves = [256.0, 258.0].map(bf16::from_f32);
+        bf16::add_up(&mut halves, &[bf16::ONE; 2]);
+        assert_eq!(halves.map(bf16::to_f32), [256.0, 260.0]);
+    }
 }

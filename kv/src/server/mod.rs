@@ -8,6 +8,6 @@ mod store;
 mod thread;
 
 pub use found::FoundRows;
-pub use handle::{Add, Assign, Handles, Rule};
+pub use handle::{Add, Assign, Handles, Rule, Sum};
 pub use shard::{Pulled, Request, Shard};
 pub use thread::ServerThread;
