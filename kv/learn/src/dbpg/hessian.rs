@@ -7,6 +7,7 @@
 //! Place: worker: gram > **hessian** > driver: minimise.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use caravan_kv::filter::Filters;
 use caravan_kv::server::{Pulled, Request};
@@ -24,11 +25,8 @@ pub(super) const HANDLE: &str = "dbpg-hessian";
 /// Id of the table.
 const TABLE: u32 = 2;
 
-/// Numbers in a row of it.
+/// Numbers in a row of it, which go at once: what is sent lies in memory once more while it is, at both ends.
 const PIECE: usize = 64 << 10;
-
-/// Rows that are under way at a time: what is sent lies in memory once more while it is, at both ends.
-const PIECES: usize = 4;
 
 /// How the numbers of a Hessian and a gradient travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,11 +73,10 @@ pub(super) fn table(
     spec.filters(filters)
 }
 
-/// Rows of a worker's numbers from number `from` on, as many as go at once, and how many numbers those are.
-fn rows(rank: usize, workers: usize, (from, len): (usize, usize)) -> (Vec<u64>, usize) {
-    let count = (len - from).min(PIECES * PIECE);
-    let pieces = from / PIECE..(from + count).div_ceil(PIECE);
-    (pieces.map(|piece| (piece * workers + rank) as u64).collect(), count)
+/// The rows of a worker's numbers, and which of those each has.
+fn rows(rank: usize, workers: usize, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let numbers = (0..len).step_by(PIECE).map(move |from| from..(from + PIECE).min(len));
+    numbers.enumerate().map(move |(piece, numbers)| ((piece * workers + rank) as u64, numbers))
 }
 
 /// Writes a worker's numbers for a support of n weights to its rows; before them come its rank and the number of workers.
@@ -112,12 +109,11 @@ fn push<V: Value>(
     (rank, workers): (usize, usize),
     (mut numbers, len): (impl Iterator<Item = V>, usize),
 ) -> caravan_kv::Result<()> {
-    for from in (0..len).step_by(PIECES * PIECE) {
-        let (rows, count) = rows(rank, workers, (from, len));
-        let mut values = Vec::with_capacity(count);
-        values.extend(numbers.by_ref().take(count));
-        let lengths: Vec<u32> = values.chunks(PIECE).map(|piece| piece.len() as u32).collect();
-        let pushed = worker.push_varying(table, &rows, &lengths, &values)?;
+    let mut values = Vec::with_capacity(len.min(PIECE));
+    for (row, of) in rows(rank, workers, len) {
+        values.clear();
+        values.extend(numbers.by_ref().take(of.len()));
+        let pushed = worker.push_varying(table, &[row], &[values.len() as u32], &values)?;
         worker.wait(pushed)?;
     }
     Ok(())
@@ -164,18 +160,18 @@ fn pull<V: Value>(
     len: usize,
     mut take: impl FnMut(usize, &[V]),
 ) -> caravan_kv::Result<()> {
-    for from in (0..len).step_by(PIECES * PIECE) {
-        let (rows, count) = rows(rank, workers, (from, len));
-        let pulled = servers.pull(table, &rows)?;
+    for (row, of) in rows(rank, workers, len) {
+        let pulled = servers.pull(table, &[row])?;
         let answer = servers.wait(pulled)?;
         let part = answer.values::<V>();
-        if part.len() != count {
+        if part.len() != of.len() {
             return Err(caravan_kv::Error::Config(format!(
-                "worker {rank} has left {} numbers of its Hessian, not {count}",
-                part.len()
+                "worker {rank} has left {} numbers of its Hessian, not {}",
+                part.len(),
+                of.len()
             )));
         }
-        take(from, part);
+        take(of.start, part);
     }
     Ok(())
 }

@@ -28,8 +28,6 @@ pub(crate) struct Loaded {
 
 /// What training computes on.
 pub(super) struct Data {
-    /// Each times the weight of its row: `[rows]`.
-    pub(super) labels: Vec<f64>,
     columns: data::Columns,
     /// What computes on them.
     pub(super) pool: Pool,
@@ -51,6 +49,7 @@ impl Data {
 
 /// Rows that have been read, and what screening has come to.
 pub(super) struct Loading {
+    /// Each times the weight of its row: `[rows]`.
     labels: Vec<f64>,
     /// None any more when there are columns.
     rows: PackedRows,
@@ -170,8 +169,9 @@ impl Loading {
         Ok(self.loaded())
     }
 
-    /// What to train on: the columns that screening has left, else all, and one of ones with the key `intercept`.
-    pub(super) fn into_data(self, intercept: Option<u64>) -> Result<Data, String> {
+    /// What to train on: the columns that screening has left, else all, and one of ones with the key `intercept`. And the
+    /// labels, each times the weight of its row.
+    pub(super) fn into_data(self, intercept: Option<u64>) -> Result<(Data, Vec<f64>), String> {
         let Loading { labels, rows, columns, pool, screened, .. } = self;
         let all = || {
             let keys = rows.distinct_keys();
@@ -181,7 +181,7 @@ impl Loading {
         if let Some(key) = intercept {
             columns.push_ones(key, labels.len());
         }
-        Ok(Data { labels, columns, pool, screened })
+        Ok((Data { columns, pool, screened }, labels))
     }
 }
 

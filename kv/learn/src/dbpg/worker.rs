@@ -150,20 +150,20 @@ impl Training {
         if !self.pending.is_empty() {
             return Err(format!("{} pulls are not applied yet", self.pending.len()));
         }
-        self.support = Support::new(&data.columns(), data.labels.len(), keys);
+        self.support = Support::new(&data.columns(), self.state.labels().len(), keys);
         let pulls: Vec<f64> = self.state.pulls().collect();
-        let gram = self.support.gram(data.columns(), (&data.labels, pulls), &data.pool);
+        let gram = self.support.gram(data.columns(), (self.state.labels(), pulls), &data.pool);
         let numbers = (keys.len(), gram, wire);
         hessian::send(&mut node.worker, table, (node.rank, node.workers), numbers)
             .map_err(|error| error.to_string())
     }
 
-    fn losses(&self, data: &Data, weights: &[f64]) -> Result<Vec<f64>, String> {
+    fn losses(&self, weights: &[f64]) -> Result<Vec<f64>, String> {
         self.check(weights)?;
         let held = self.support.columns().iter().zip(weights);
         let own = self.state.weights();
         let step: Vec<f64> = held.map(|(j, weight)| j.map_or(0.0, |j| weight - own[j])).collect();
-        Ok(self.support.losses(&data.labels, self.state.margins(), &step))
+        Ok(self.support.losses(self.state.labels(), self.state.margins(), &step))
     }
 
     fn start(&mut self, data: &Data, weights: &[(u64, f64)]) {
@@ -232,9 +232,9 @@ impl App for Dbpg {
             Order::Begin { table, polish, curvature, intercept, straggle } => {
                 let loading = self.loading.take();
                 let loading = loading.ok_or("there is nothing to train on: load first")?;
-                self.data = Some(loading.into_data(intercept)?);
+                let loaded = loading.into_data(intercept)?;
                 let tables = (&table, polish.as_ref());
-                serde_json::to_value(self.begin(node, tables, curvature, straggle)?)
+                serde_json::to_value(self.begin(node, loaded, tables, (curvature, straggle))?)
             }
             Order::Start { weights } => {
                 let (data, training) = self.training()?;
@@ -246,8 +246,8 @@ impl App for Dbpg {
                 serde_json::to_value(training.gram(node, data, &support, wire)?)
             }
             Order::Losses { weights } => {
-                let (data, training) = self.training()?;
-                serde_json::to_value(training.losses(data, &weights)?)
+                let (_, training) = self.training()?;
+                serde_json::to_value(training.losses(&weights)?)
             }
             Order::Set { weights } => {
                 let (data, training) = self.training()?;
@@ -286,11 +286,10 @@ impl Dbpg {
     fn begin(
         &mut self,
         node: &mut WorkerNode,
+        (data, labels): (Data, Vec<f64>),
         (spec, polish): (&TableSpec, Option<&TableSpec>),
-        curvature: Curvature,
-        straggle: Option<Straggle>,
+        (curvature, straggle): (Curvature, Option<Straggle>),
     ) -> Result<(), String> {
-        let data = self.data.as_ref().ok_or("there is nothing to train on: load first")?;
         let options: Options =
             serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
         let keys = data.keys();
@@ -310,7 +309,7 @@ impl Dbpg {
             table,
             polish,
             support: Support::default(),
-            state: Worker::with_threads(data.labels.clone(), keys.len(), trust, data.pool.clone()),
+            state: Worker::with_threads(labels, keys.len(), trust, data.pool.clone()),
             curvature,
             straggle,
             blocks: blocks.collect(),
@@ -327,6 +326,7 @@ impl Dbpg {
             lengths: Vec::new(),
             values: Vec::new(),
         });
+        self.data = Some(data);
         Ok(())
     }
 }
@@ -506,7 +506,7 @@ impl Pass<'_> {
             }
             loss = ahead.loss();
         }
-        self.spent(began, cost::loss(self.data.labels.len()))?;
+        self.spent(began, cost::loss(self.training.state.labels().len()))?;
         Ok(loss)
     }
 }
