@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use caravan_kv::node::Numa;
 use caravan_learn::dbpg::blocks::BLOCK_RATIO;
@@ -186,9 +187,9 @@ pub(crate) struct ScaleArgs {
     /// Delays to train with, separated by commas
     #[arg(long, value_name = "T", value_delimiter = ',', default_value = "4")]
     pub(crate) delay: Vec<u32>,
-    /// Filters to train with, separated by commas
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "on")]
-    pub(crate) filters: Vec<FilterSet>,
+    /// Filters to train with, separated by commas: each a list as of train dbpg --filters, with + between its names
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "kkt")]
+    pub(crate) filters: Vec<FilterList>,
     /// Every worker computes FACTOR times as long in spells of SPELL ms, EVERY ms from each other, both on average
     #[arg(long, value_name = "FACTOR:EVERY:SPELL", default_value = "1:0:0", value_parser = parse_straggle)]
     pub(crate) straggle: [f64; 3],
@@ -236,13 +237,19 @@ pub(crate) struct ScaleArgs {
     pub(crate) calibrate: bool,
 }
 
-/// Which filters a simulated training has on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum FilterSet {
-    /// None
-    Off,
-    /// Those that `train dbpg` has on
-    On,
+/// Which filters a simulated training has on, and how that is written.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct FilterList {
+    pub(crate) name: String,
+    pub(crate) filters: Filters,
+}
+
+impl FromStr for FilterList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(FilterList { name: text.to_owned(), filters: filters(&text.replace('+', ","))? })
+    }
 }
 
 #[derive(Debug, Clone, Args)]
@@ -325,7 +332,7 @@ pub(crate) struct Requests {
 #[derive(Debug, Subcommand)]
 pub(crate) enum TrainCommand {
     /// Sparse logistic regression by delayed block proximal gradient
-    Dbpg(Dbpg),
+    Dbpg(Box<Dbpg>),
 }
 
 #[derive(Debug, Clone, Args)]
@@ -405,7 +412,16 @@ pub(crate) struct Method {
     /// Only the published first-order steps: no Newton steps on the support between passes
     #[arg(long)]
     pub(crate) no_newton: bool,
-    /// What messages leave out: a list of screen, kkt, zero, narrow, quantize=BYTES, key-cache, snappy, seed=N; or all, or none
+    /// Drops features that N examples have, or fewer, all workers together: counted by a sketch, which keeps some of them
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..255))]
+    pub(crate) tail_frequency: u8,
+    /// Hash functions of that sketch
+    #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=30))]
+    pub(crate) countmin_k: u8,
+    /// Bytes of that sketch for each feature
+    #[arg(long, value_name = "R", default_value_t = 2.0, value_parser = positive)]
+    pub(crate) countmin_ratio: f64,
+    /// What messages leave out: a list of screen, kkt, skip=SHARE, significant=T, zero, narrow, quantize=BYTES, key-cache, snappy, seed=N; or all, or none
     #[arg(long, value_name = "LIST", value_parser = filters, default_value = "screen,kkt")]
     pub(crate) filters: Filters,
     /// A model whose weights to begin with, instead of 0
@@ -621,11 +637,12 @@ mod tests {
             "caravan bench rate --van uring --sizes 8,64 --window 64 --smoke",
             "caravan bench all --json --wait adaptive",
             "caravan bench wait --van tcp --rounds 5 --json",
-            "caravan bench scale --nodes 16,256 --delay 0,4 --filters off,on --straggle 4:40:10 --always-slow 0.1 --json",
+            "caravan bench scale --nodes 16,256 --delay 0,4 --filters none,kkt+key-cache,all --straggle 4:40:10 --always-slow 0.1 --json",
             "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --order random --seed 3 --learning-rate 0.5 --epsilon 1e-5 --model m --model-format binary",
             "caravan train dbpg --data a --lambda 10,3,1 --l2 0.5 --intercept --positive-weight 4 --warm-start m --model n.bin --plot p.svg",
             "caravan train dbpg --data a --lambda 1 --lambda-path 10 --model m",
             "caravan train dbpg --data a --lambda 1 --resume m --delay 0..8 --block-ratio 2.5 --prior 3,10..20",
+            "caravan train dbpg --data a --lambda 1 --tail-frequency 4 --countmin-k 3 --countmin-ratio 1.5 --filters kkt,skip=0.5,significant=2",
             "caravan predict --model m --data a b --out p",
             "caravan generate clicks out --rows 10 --format keys",
             "caravan scheduler --host 0.0.0.0",
@@ -683,6 +700,7 @@ mod tests {
             "caravan bench scale --nodes 0",
             "caravan bench scale --straggle 4",
             "caravan bench scale --always-slow 2",
+            "caravan bench scale --filters kkt+wall",
             "caravan bench verbs --op push",
             "caravan bench verbs --list 17",
             "caravan bench verbs --window 0",
@@ -707,6 +725,10 @@ mod tests {
             "caravan train dbpg --data a --lambda 1 --l2 -1",
             "caravan train dbpg --data a --lambda 1 --resume m --model n",
             "caravan train dbpg --data a --lambda 1 --resume m --warm-start n",
+            "caravan train dbpg --data a --lambda 1 --tail-frequency 255",
+            "caravan train dbpg --data a --lambda 1 --countmin-k 0",
+            "caravan train dbpg --data a --lambda 1 --countmin-ratio 0",
+            "caravan train dbpg --data a --lambda 1 --filters all,significant=2",
             "caravan predict --data a",
         ] {
             assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");

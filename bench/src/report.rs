@@ -200,7 +200,6 @@ impl Row {
                     "nodes",
                     "servers",
                     "delay",
-                    "filters",
                     "passes",
                     "seconds",
                     "speed-up",
@@ -209,7 +208,8 @@ impl Row {
                     "nnz",
                     "worker MB",
                     "server MB",
-                    "wrong"
+                    "wrong",
+                    "  filters"
                 ])
             ),
             Row::Calibration(_) => format!(
@@ -245,14 +245,15 @@ impl Row {
             Row::Scale(r) => {
                 let mut cells =
                     [r.workers, r.servers, r.delay as usize].map(|n| n.to_string()).to_vec();
-                cells.extend([r.filters.clone(), r.passes.to_string()]);
+                cells.push(r.passes.to_string());
                 cells.extend([format!("{:.4}", r.seconds), format!("{:.2}", r.speedup)]);
                 cells.extend([format!("{:.3}", r.idle), format!("{:.2e}", r.relative)]);
                 cells.push(r.nnz.to_string());
                 let sent = [r.worker_bytes_sent, r.server_bytes_sent];
                 cells.extend(sent.map(|bytes| format!("{:.2}", bytes as f64 / 1e6)));
-                cells.push(r.wrong.to_string());
-                columns(&cells)
+                cells.extend([r.wrong.to_string(), format!("  {}", r.filters)]);
+                let own = r.traffic.iter().filter(|t| !["frames", "all"].contains(&&*t.filter));
+                own.fold(columns(&cells), |text, stage| text + "\n  " + &stage.text())
             }
             Row::Calibration(r) => {
                 let sent = r.worker_bytes_sent as f64 / 1e6;

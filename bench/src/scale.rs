@@ -1,6 +1,6 @@
 //! `caravan bench scale`: training by DBPG on clusters of hundreds of workers, simulated on this machine, in the shape of the
-//! figures of Li et al. (OSDI'14 section 5.1, NIPS'14 section 5): time and idle share against the delay, bytes with and without
-//! filters, speed-up with workers.
+//! figures of Li et al. (OSDI'14 section 5.1, NIPS'14 section 5): time and idle share against the delay, bytes filter by filter,
+//! speed-up with workers.
 //!
 //! Workers, servers and scheduler are the real code on the simulated van. Their time is simulated: what a message takes is said
 //! by [`Hosts`] and [`Faults`], what computing takes by counts (`kv/learn/src/dbpg/cost.rs`). So a row follows from the flags and
@@ -16,15 +16,16 @@ use caravan_kv::node::Numa;
 use caravan_kv::{Cluster, ClusterConfig, Launch, NodeConfig, Van};
 use caravan_learn::data::clicks::{self, Clicks, Format};
 use caravan_learn::dbpg::gradient::Curvature;
-use caravan_learn::dbpg::{self, Filters, Job, Progress as Pass, blocks};
+use caravan_learn::dbpg::{self, FilterTraffic, Filters, Job, Progress as Pass, blocks};
 use caravan_van::sim::{Faults, Hosts, Network, Stragglers};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{Common, FilterSet, ScaleArgs};
+use crate::cli::{Common, FilterList, ScaleArgs};
 use crate::cluster::{apps, handles};
 use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::report::{Report, Row};
+use crate::train::Traffic;
 use crate::usage::Usage;
 
 /// Server threads where none are asked for.
@@ -96,6 +97,8 @@ pub(crate) struct Scale {
     pub(crate) nnz: usize,
     pub(crate) worker_bytes_sent: u64,
     pub(crate) server_bytes_sent: u64,
+    /// What each filter made of that.
+    pub(crate) traffic: Vec<Traffic>,
     /// 1 for a run that did not reach the target.
     pub(crate) wrong: u64,
 }
@@ -132,7 +135,7 @@ pub(crate) fn run(common: &Common, args: &ScaleArgs) -> Result<()> {
     let mut rows: Vec<Scale> = Vec::new();
     for case in &bench.cases {
         let Case { workers, delay, filters } = case;
-        bar.doing(format!("{workers} workers, delay {delay}, filters {}", filters.name()));
+        bar.doing(format!("{workers} workers, delay {delay}, filters {}", filters.name));
         let began = Instant::now();
         let row = bench.case(case, optimum, &rows)?;
         report.row(&Row::Scale(row.clone()), &bar)?;
@@ -153,10 +156,10 @@ pub(crate) fn run(common: &Common, args: &ScaleArgs) -> Result<()> {
 
 /// One combination of what the flags list.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Case {
+struct Case<'a> {
     workers: usize,
     delay: u32,
-    filters: FilterSet,
+    filters: &'a FilterList,
 }
 
 /// The data and the settings of all runs.
@@ -166,7 +169,7 @@ struct Bench<'a> {
     passes: u64,
     rows: u64,
     data: Data,
-    cases: Vec<Case>,
+    cases: Vec<Case<'a>>,
 }
 
 impl<'a> Bench<'a> {
@@ -184,7 +187,7 @@ impl<'a> Bench<'a> {
         let rows = if common.smoke { args.rows.min(SMOKE_ROWS) } else { args.rows };
         let cases = args.nodes.iter().flat_map(|&workers| {
             args.delay.iter().flat_map(move |&delay| {
-                let case = move |&filters| Case { workers: workers as usize, delay, filters };
+                let case = move |filters| Case { workers: workers as usize, delay, filters };
                 args.filters.iter().map(case)
             })
         });
@@ -215,7 +218,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// The published method: blocks in a new random order each pass, no screening, no Newton steps.
+    /// The published method: blocks in a new random order each pass, no Newton steps, and no screening unless it is asked for.
     fn job(&self) -> Job {
         Job {
             blocks: Some(self.args.blocks as usize),
@@ -223,7 +226,7 @@ impl<'a> Bench<'a> {
             epsilon: 0.0,
             passes_max: self.passes,
             curvature: Curvature::Published,
-            filters: Filters { screen: false, ..Filters::default() },
+            filters: Filters { kkt: true, ..Filters::NONE },
             newton: None,
             ..Job::new(vec![self.data.train.clone()], self.args.lambda)
         }
@@ -233,7 +236,8 @@ impl<'a> Bench<'a> {
     fn optimum(&self) -> Result<f64> {
         let job = Job::new(vec![self.data.train.clone()], self.args.lambda);
         let network = Network::new(self.args.seed, Faults::none());
-        Ok(simulate(&network, (1, 1), job, 0.0)?.last().map_or(f64::NAN, |last| last.objective))
+        let Run { passes, .. } = simulate(&network, (1, 1), job, 0.0)?;
+        Ok(passes.last().map_or(f64::NAN, |last| last.objective))
     }
 
     fn network(&self) -> Network {
@@ -257,23 +261,23 @@ impl<'a> Bench<'a> {
         Network::of_hosts(args.seed, Faults { latency, ..Faults::none() }, hosts)
     }
 
-    fn case(&self, case: &Case, optimum: f64, before: &[Scale]) -> Result<Scale> {
+    fn case(&self, case: &Case<'_>, optimum: f64, before: &[Scale]) -> Result<Scale> {
         let Case { workers, delay, filters } = *case;
         let mut job = self.job();
         job.delay = u64::from(delay);
-        filters.apply(&mut job);
+        job.filters = filters.filters;
         let target = optimum * (1.0 + self.args.target);
-        let passes = simulate(&self.network(), (self.servers, workers), job, target)?;
+        let Run { passes, traffic } =
+            simulate(&self.network(), (self.servers, workers), job, target)?;
         let last = passes.last().context("a run makes a pass at least")?;
-        let name = filters.name().to_owned();
-        let first = before.iter().find(|row| row.delay == delay && row.filters == name);
+        let first = before.iter().find(|row| row.delay == delay && row.filters == filters.name);
         let relative = last.objective / optimum - 1.0;
         let [factor, every, spell] = self.args.straggle;
         Ok(Scale {
             workers,
             servers: self.servers,
             delay,
-            filters: name,
+            filters: filters.name.clone(),
             straggle: [factor, self.args.always_slow, every, spell],
             passes: last.pass + 1,
             seconds: last.seconds,
@@ -284,6 +288,7 @@ impl<'a> Bench<'a> {
             nnz: last.nnz,
             worker_bytes_sent: last.worker_bytes_sent,
             server_bytes_sent: last.server_bytes_sent,
+            traffic: traffic.iter().map(Traffic::from).collect(),
             wrong: u64::from(relative > self.args.target),
         })
     }
@@ -292,10 +297,10 @@ impl<'a> Bench<'a> {
     fn calibrate(&self) -> Result<Vec<Calibration>> {
         let job = Job { passes_max: self.passes.min(5), ..self.job() };
         let network = Network::new(self.args.seed, Faults::none());
-        let charged = busy(&simulate(&network, (1, 1), job.clone(), 0.0)?);
+        let charged = busy(&simulate(&network, (1, 1), job.clone(), 0.0)?.passes);
         let node = NodeConfig { van: Van::Tcp, ..NodeConfig::default() };
         let config = ClusterConfig { node, ..ClusterConfig::default() };
-        let passes = train(&config, Launch::Threads(handles(), apps()), &job, 0.0)?;
+        let Run { passes, .. } = train(&config, Launch::Threads(handles(), apps()), &job, 0.0)?;
         let mut sent_before = 0;
         let row = |((pass, charged), measured): ((&Pass, f64), f64)| {
             let sent = pass.worker_bytes_sent;
@@ -323,8 +328,14 @@ fn busy(passes: &[Pass]) -> Vec<f64> {
     passes.iter().map(of).collect()
 }
 
+/// What a training run says.
+struct Run {
+    passes: Vec<Pass>,
+    traffic: Vec<FilterTraffic>,
+}
+
 /// Trains on a simulated cluster of so many servers and workers, until an objective is reached.
-fn simulate(network: &Network, shape: (usize, usize), job: Job, target: f64) -> Result<Vec<Pass>> {
+fn simulate(network: &Network, shape: (usize, usize), job: Job, target: f64) -> Result<Run> {
     let (servers, workers) = shape;
     let node = NodeConfig {
         huge_pages: caravan_numa::HugePages::AsSystem,
@@ -338,17 +349,17 @@ fn simulate(network: &Network, shape: (usize, usize), job: Job, target: f64) -> 
     scheduler.join()?
 }
 
-fn train(config: &ClusterConfig, launch: Launch, job: &Job, target: f64) -> Result<Vec<Pass>> {
+fn train(config: &ClusterConfig, launch: Launch, job: &Job, target: f64) -> Result<Run> {
     let mut cluster = Cluster::launch(config, launch)?;
     let mut passes = Vec::new();
-    dbpg::train(&mut cluster, job, |pass| {
+    let trained = dbpg::train(&mut cluster, job, |pass| {
         passes.push(*pass);
         if pass.objective <= target {
             job.stop.store(true, Ordering::Relaxed);
         }
     })?;
     cluster.shutdown()?;
-    Ok(passes)
+    Ok(Run { passes, traffic: trained.traffic })
 }
 
 /// Generated clicks in files that go when this does.
@@ -377,23 +388,6 @@ impl Drop for Data {
         let folder: &Path = &self.folder;
         if let Err(error) = std::fs::remove_dir_all(folder) {
             tracing::warn!(%error, "cannot remove {folder:?}");
-        }
-    }
-}
-
-impl FilterSet {
-    /// As in a row.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            FilterSet::Off => "off",
-            FilterSet::On => "on",
-        }
-    }
-
-    fn apply(self, job: &mut Job) {
-        match self {
-            FilterSet::Off => job.kkt_ratio = f64::INFINITY,
-            FilterSet::On => {}
         }
     }
 }
@@ -431,7 +425,7 @@ mod tests {
     #[test]
     fn the_same_seed_is_the_same_row() {
         let line = "caravan bench scale --smoke --rows 1000 --servers 3 --nodes 4,6 --delay 0,2 \
-                    --blocks 20 --straggle 4:2:1 --always-slow 0.2 --filters off,on";
+                    --blocks 20 --straggle 4:2:1 --always-slow 0.2 --filters none,all";
         let once = rows(line);
         assert_eq!(once, rows(line));
         assert_eq!(once.len(), 8);
@@ -439,6 +433,10 @@ mod tests {
         for row in &once {
             assert!(row.seconds > 0.0 && (0.0..1.0).contains(&row.idle), "{row:?}");
             assert!(row.worker_bytes_sent > 0 && row.server_bytes_sent > 0, "{row:?}");
+            let ends = |row: &Traffic| (row.worker_bytes_out, row.server_bytes_out);
+            let all = row.traffic.iter().find(|stage| stage.filter == "all").map(ends);
+            let saved = all.is_some_and(|(workers, _)| workers < row.traffic[0].worker_bytes_in);
+            assert_eq!(saved, row.filters == "all", "{row:?}");
         }
         assert_eq!(once[0].speedup, 1.0);
     }

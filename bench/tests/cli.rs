@@ -241,7 +241,7 @@ fn generated_clicks_are_the_same_twice() {
 }
 
 /// Fields of the training rows, in order: a contract with scripts and dashboards.
-const PROGRESS: &str = "row pass seconds objective relative nnz active violation worker_busy worker_bytes_sent server_bytes_sent lambda delay threshold worker_seconds_min worker_seconds_max server_seconds polish_seconds other_seconds pass_seconds";
+const PROGRESS: &str = "row pass seconds objective relative nnz active violation worker_busy worker_bytes_sent server_bytes_sent lambda delay threshold worker_seconds_min worker_seconds_max server_seconds polish_seconds other_seconds pass_seconds tail_dropped";
 const TRAFFIC: &str =
     "row filter worker_bytes_in worker_bytes_out server_bytes_in server_bytes_out";
 const RESULT: &str = "row algorithm objective nnz passes seconds load_seconds peak_rss_mib test_logloss test_auc test_accuracy test_pr_auc lambda intercept converged";
@@ -290,6 +290,30 @@ fn a_trained_model_predicts() {
         let [label, probability, margin] = fields[..] else { panic!("{line}") };
         assert_eq!(label > 0.0, margin > 0.0, "{line}");
         assert!((probability - 1.0 / (1.0 + (-margin).exp())).abs() < 1e-12, "{line}");
+    }
+}
+
+/// Features of no more than lambda examples are 0 in every solution, so that to drop them first changes no objective.
+#[test]
+fn rare_features_are_dropped_and_accounted_for() {
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tail");
+    let clicks = out.display();
+    rows(&format!("generate clicks {clicks} --smoke --json"));
+    let line =
+        format!("train dbpg --data {clicks}.train --lambda 5 --workers 2 --servers 2 --json");
+    let all = rows(&line);
+    let output = caravan(&format!("{line} --tail-frequency 4 --filters all,skip=0.9"), &[]);
+    let said = text(&output.stderr);
+    assert!(output.status.success() && said.contains("features of 4 examples at most"), "{said}");
+    let rare: Vec<Value> =
+        text(&output.stdout).lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+    let dropped = |rows: &[Value]| rows[0]["tail_dropped"].as_u64().unwrap();
+    assert!(dropped(&all) == 0 && dropped(&rare) > 100, "{}", rare[0]);
+    let objective = |rows: &[Value]| rows.last().unwrap()["objective"].as_f64().unwrap();
+    assert!((objective(&rare) / objective(&all) - 1.0).abs() < 1e-6, "{rare:?}");
+    for filter in ["tail", "skip"] {
+        let row = rare.iter().find(|row| row["filter"] == filter).unwrap();
+        assert!(row["worker_bytes_in"].as_u64() > row["worker_bytes_out"].as_u64(), "{row}");
     }
 }
 

@@ -164,6 +164,12 @@ fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
     job.straggle = method.straggle;
     job.filters = method.filters;
     job.filters.screen &= !method.no_newton;
+    let tail = dbpg::Tail {
+        frequency: method.tail_frequency,
+        hashes: method.countmin_k,
+        ratio: method.countmin_ratio,
+    };
+    job.tail = (tail.frequency > 0).then_some(tail);
     let there = |file: &&PathBuf| file.exists();
     let start = method.warm_start.as_ref().or(args.outcome.resume.as_ref().filter(there));
     job.warm_start = start.map(|file| Model::read(file)).transpose()?;
@@ -217,10 +223,17 @@ fn write(trained: &Trained, args: &Dbpg, job: &Job, file: &Path) -> Result<()> {
 
 /// What a reader should know besides the result.
 fn remark(trained: &Trained, common: &Common, args: &Dbpg) {
+    let [columns, dropped] = trained.columns;
+    if dropped > 0 {
+        let limit = args.method.tail_frequency;
+        eprintln!(
+            "caravan: dropped {dropped} of the {columns} columns of all workers, features of {limit} examples at most"
+        );
+    }
     let begun_with = args.method.warm_start.as_ref().or(args.outcome.resume.as_ref());
     if let (Some(file), 1..) = (begun_with, trained.left_out) {
         eprintln!(
-            "caravan: {} weights of {} were left out: the data does not have their keys, or at this lambda they are 0 in every solution",
+            "caravan: {} weights of {} were left out: the data does not have their keys, they are too rare, or at this lambda they are 0 in every solution",
             trained.left_out,
             file.display()
         );

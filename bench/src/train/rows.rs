@@ -28,6 +28,7 @@ pub(crate) struct Pass {
     pub(crate) polish_seconds: f64,
     pub(crate) other_seconds: f64,
     pub(crate) pass_seconds: f64,
+    pub(crate) tail_dropped: u64,
 }
 
 impl From<&dbpg::Progress> for Pass {
@@ -53,6 +54,7 @@ impl From<&dbpg::Progress> for Pass {
             polish_seconds: times.polish,
             other_seconds: times.other(),
             pass_seconds: times.total,
+            tail_dropped: progress.tail_dropped,
         }
     }
 }

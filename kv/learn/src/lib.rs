@@ -4,7 +4,7 @@
 //! files -> data::source (lines) -> data::read (rows) -> Examples -> columns -> an algorithm -> Model -> predict, metrics
 //! ```
 //!
-//! Everything in [`data`], [`model`] and [`metrics`] is plain single-machine code that knows nothing of servers: it can be
+//! Everything in [`data`], [`model`], [`metrics`] and [`sketch`] is plain single-machine code that knows nothing of servers: it can be
 //! used, and is tested, without a cluster.
 //!
 //! ```
@@ -29,5 +29,6 @@ pub mod memory;
 pub mod metrics;
 pub mod model;
 pub mod replace_file;
+pub mod sketch;
 
 pub use error::{Error, Result};

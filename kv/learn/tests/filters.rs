@@ -5,16 +5,18 @@
 #[path = "../../tests/support/vans.rs"]
 mod vans;
 
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 use caravan_learn::data::clicks::{self, Clicks, Format};
-use caravan_learn::dbpg::{self, FilterTraffic, Filters, Job, Trained};
+use caravan_learn::dbpg::example::Example;
+use caravan_learn::dbpg::{self, FilterTraffic, Filters, Job, Tail, Trained};
 
-fn data() -> PathBuf {
-    let out = std::env::temp_dir().join(format!("caravan-filters-{}", std::process::id()));
-    let settings = Clicks { rows: 10_000, test_rows: 1, slots: 25, ..Clicks::default() };
+fn data(test: &str, rows: u64) -> PathBuf {
+    let out = std::env::temp_dir().join(format!("caravan-filters-{test}-{}", std::process::id()));
+    let settings = Clicks { rows, test_rows: 1, slots: 25, ..Clicks::default() };
     clicks::generate(&settings, &out, Format::Compact, NonZeroUsize::MIN).unwrap();
     std::fs::remove_file(out.with_extension("test")).unwrap();
     out.with_extension("train")
@@ -40,7 +42,7 @@ fn row<'a>(trained: &'a Trained, filter: &str) -> &'a FilterTraffic {
 
 #[test]
 fn all_filters_leave_a_tenth_of_the_bytes_and_all_of_the_objective() {
-    let file = data();
+    let file = data("all", 10_000);
     let none = train(&file, "none", |_| {});
     let bytes = |trained: &Trained| {
         let all = row(trained, "all");
@@ -74,4 +76,91 @@ fn all_filters_leave_a_tenth_of_the_bytes_and_all_of_the_objective() {
     let off = plain.objective / none.objective - 1.0;
     assert!(off.abs() < 1e-5, "{off}");
     std::fs::remove_file(file).unwrap();
+}
+
+/// What loses something is off in the end: the same optimum, whatever was left out on the way there.
+#[test]
+fn what_is_skipped_or_not_significant_moves_no_optimum() {
+    let file = data("lossy", 4_000);
+    let none = train(&file, "none", |_| {});
+    let lists = [
+        ("screen,kkt,skip=0.5", "skip"),
+        ("kkt,significant=8", "significant"),
+        ("skip=0.7,significant=4,key-cache,snappy", "skip"),
+        ("screen,kkt,zero,narrow,quantize=2,key-cache,snappy,skip=0.5", "skip"),
+    ];
+    for (list, filter) in lists {
+        let some = train(&file, list, |_| {});
+        let off = some.objective / none.objective - 1.0;
+        assert!(off.abs() < 1e-8, "{list}: {off}");
+        let row = row(&some, filter);
+        assert!(row.worker_bytes_out < row.worker_bytes_in, "{list}: {row:?}");
+        let passes = train(&file, list, |job| {
+            (job.newton, job.epsilon, job.exact_delay) = (None, 1e-9, filter == "skip");
+            job.exact_delay &= !list.contains("significant");
+            job.delay = 2;
+        });
+        let off = passes.objective / none.objective - 1.0;
+        assert!(off.abs() < 1e-5, "{list}, by passes alone: {off}");
+    }
+    std::fs::remove_file(file).unwrap();
+}
+
+/// Now and then a pass skips everything, and so changes nothing: which is no reason to end.
+#[test]
+fn no_run_ends_with_a_pass_that_left_something_out() {
+    let file = std::env::temp_dir().join(format!("caravan-skips-{}.train", std::process::id()));
+    std::fs::write(&file, Example::new().libsvm()).unwrap();
+    for seed in 0..4 {
+        let some = train(&file, &format!("skip=0.02,seed={seed}"), |job| {
+            (job.proximal.lambda, job.newton, job.reset_every) = (1.0, None, Some(1));
+        });
+        let off = some.objective / Example::OPTIMUM - 1.0;
+        assert!(off.abs() < 1e-6, "seed {seed}: {off}");
+    }
+    std::fs::remove_file(file).unwrap();
+}
+
+/// The rows of a file without the features that so many of them have, or fewer.
+fn without_tail(file: &Path, frequency: u8) -> PathBuf {
+    let text = std::fs::read_to_string(file).unwrap();
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    text.lines().flat_map(|row| row.split(' ').skip(1)).for_each(|entry| {
+        *counts.entry(entry).or_default() += 1;
+    });
+    let is_kept = |entry: &&str| counts.get(entry).is_none_or(|n| *n > usize::from(frequency));
+    let rows = text.lines().map(|row| row.split(' ').filter(is_kept).collect::<Vec<_>>().join(" "));
+    let path = file.with_extension(format!("above-{frequency}"));
+    std::fs::write(&path, rows.collect::<Vec<_>>().join("\n")).unwrap();
+    path
+}
+
+#[test]
+fn rare_features_are_dropped_as_if_they_had_never_been() {
+    let file = data("tail", 4_000);
+    let with = |tail| move |job: &mut Job| job.tail = Some(tail);
+    let all = train(&file, "screen,kkt", |_| {});
+    assert_eq!(all.columns[1], 0);
+    // Features of no more than lambda rows are 0 in every solution.
+    let rare = train(&file, "screen,kkt", with(Tail::new(9)));
+    assert!((rare.objective / all.objective - 1.0).abs() < 1e-8, "{rare:?}");
+    assert!(rare.columns[1] > rare.columns[0] / 2, "most are rare: {:?}", rare.columns);
+    let row = row(&rare, "tail");
+    assert!(row.worker_bytes_in > 2 * row.worker_bytes_out, "{row:?}");
+    // With room enough nothing is counted too often, and the features left are those that the file has without the others.
+    let exactly = Tail { hashes: 4, ratio: 100.0, ..Tail::new(100) };
+    let few = train(&file, "all", with(exactly));
+    let cut = without_tail(&file, 100);
+    let expected = train(&cut, "screen,kkt", |_| {});
+    assert!((few.objective / expected.objective - 1.0).abs() < 1e-8, "{few:?}");
+    assert_eq!(few.columns[0] - few.columns[1], expected.columns[0]);
+    let rise = few.objective / all.objective - 1.0;
+    assert!(rise > 1e-6, "features that count are gone as well: {rise}");
+    // With hardly any room, features are counted too often but never too rarely.
+    let rough = train(&file, "all,key-cache", with(Tail { ratio: 1e-6, ..exactly }));
+    assert!(rough.columns[1] <= few.columns[1], "{:?} and {:?}", rough.columns, few.columns);
+    assert!(rough.objective <= few.objective * (1.0 + 1e-9), "{rough:?}");
+    for file in [file, cut] {
+        std::fs::remove_file(file).unwrap();
+    }
 }

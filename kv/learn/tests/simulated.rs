@@ -12,7 +12,7 @@ use std::time::Duration;
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
 use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::reference::{Settings, solve};
-use caravan_learn::dbpg::{self, Job, Progress};
+use caravan_learn::dbpg::{self, Filters, Job, Progress, Tail};
 use caravan_van::sim::{Faults, Hosts, Network};
 use jobs::published;
 
@@ -77,7 +77,12 @@ fn it_follows_the_reference_pass_by_pass() {
 fn the_same_seed_is_the_same_run() {
     let plain = Job { delay: 2, ..published(example_file("seed"), 6) };
     let polished = Job { delay: 1, ..Job::new(plain.files.clone(), 1.0) };
-    for job in [&plain, &polished] {
+    let filtered = Job {
+        filters: "kkt,skip=0.5,significant=1,key-cache,snappy".parse().unwrap(),
+        tail: Some(Tail::new(15)),
+        ..polished.clone()
+    };
+    for job in [&plain, &polished, &filtered] {
         let first = train(1, job);
         assert_eq!(first, train(1, job));
         assert_ne!(first.1, train(2, job).1);

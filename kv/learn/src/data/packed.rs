@@ -124,11 +124,44 @@ impl PackedRows {
         }
     }
 
+    /// In how many rows each key is, up to 255.
+    pub(crate) fn counts(&self) -> ByKey<u8> {
+        let mut counts = ByKey::<u8>::new(self.range, self.nonzeros);
+        self.for_each(|_, key, _| {
+            let count = counts.entry(key);
+            *count = count.saturating_add(1);
+        });
+        counts
+    }
+
     /// All keys: sorted, unique.
     pub(crate) fn distinct_keys(&self) -> Vec<u64> {
-        let mut met = ByKey::new(self.range, self.nonzeros);
-        self.for_each(|_, key, _| *met.entry(key) = true);
-        met.sorted(|met| met).into_iter().map(|(key, _)| key).collect()
+        self.counts().sorted(|count| count > 0).into_iter().map(|(key, _)| key).collect()
+    }
+
+    /// Drops all entries but those of `keys`.
+    pub(crate) fn retain(&mut self, keys: &[u64]) {
+        let mut wanted = ByKey::new(self.range, self.nonzeros);
+        keys.iter().for_each(|&key| *wanted.entry(key) = true);
+        let mut kept = Self {
+            labels: std::mem::take(&mut self.labels),
+            lengths: vec![0; self.lengths.len()],
+            values: self.values.as_ref().map(|_| Vec::new()),
+            ..Self::default()
+        };
+        let (mut row_of_last, mut last) = (0, 0);
+        self.for_each(|row, key, value| {
+            if wanted.get(key) {
+                let above = if row == row_of_last { last } else { 0 };
+                push_delta(&mut kept.deltas, key - above);
+                (row_of_last, last) = (row, key);
+                kept.lengths[row] += 1;
+                kept.nonzeros += 1;
+                kept.values.iter_mut().for_each(|values| values.push(value));
+                kept.widen(Some((key, key)));
+            }
+        });
+        *self = kept;
     }
 
     /// The entries of the columns `keys`, column by column; the others are let go of. `keys`: sorted, unique. Linear in the
@@ -380,6 +413,11 @@ mod tests {
                 });
                 expected.retain(|key, _| keys.contains(key));
                 prop_assert!(found.eq(expected.clone()));
+                let mut some = packed.clone();
+                some.retain(&keys);
+                prop_assert!(some.is_sound());
+                prop_assert_eq!(some.distinct_keys(), keys.clone());
+                prop_assert_eq!(some.into_columns(keys).unwrap(), columns);
             }
         }
 

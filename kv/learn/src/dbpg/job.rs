@@ -13,6 +13,7 @@ use super::gradient::Curvature;
 use super::polish::{self, SUPPORT_MAX};
 use super::proximal::Proximal;
 use super::schedule::{KKT_RATIO, RESET_EVERY, Stop};
+use super::tail::Tail;
 use crate::model::Model;
 
 /// How often prior groups are visited before the first pass.
@@ -61,6 +62,8 @@ pub struct Job {
     pub reset_every: Option<u64>,
     /// What messages leave out. The KKT filter is off without `kkt`, whatever its ratio.
     pub filters: Filters,
+    /// Features that are dropped first for being rare, if any.
+    pub tail: Option<Tail>,
     /// The largest support that Newton's method polishes between passes; `None` is the plain published method.
     pub newton: Option<usize>,
     /// Threads each worker reads and computes with; results do not depend on them.
@@ -94,6 +97,7 @@ impl Job {
             kkt_ratio: KKT_RATIO,
             reset_every: Some(RESET_EVERY),
             filters: Filters::default(),
+            tail: None,
             newton: Some(SUPPORT_MAX),
             threads: 1,
             straggle: None,
@@ -143,7 +147,10 @@ impl Job {
                 "an exact delay leaves updates under way after a pass, and a polish needs all of them: switch one of them off"
                     .to_owned(),
             )),
-            () => Ok(()),
+            () => {
+                self.tail.map_or(Ok(()), |tail| tail.check())?;
+                self.filters.check(self.exact_delay)
+            }
         }
     }
 }
@@ -187,6 +194,8 @@ pub struct Progress {
     pub violation: f64,
     /// Share of the pass that the workers computed, on average.
     pub worker_busy: f64,
+    /// Columns of all workers that were dropped for being rare.
+    pub tail_dropped: u64,
     /// Bytes all workers have sent so far.
     pub worker_bytes_sent: u64,
     /// Bytes all servers have sent to workers so far.
@@ -261,7 +270,10 @@ pub struct Trained {
     pub rows: u64,
     /// Blocks the key space was cut into.
     pub blocks: usize,
-    /// Weights of [`Job::warm_start`] that were left out: the data does not have their keys, or they are 0 in every solution.
+    /// Columns of all workers, and those of them that were dropped for being rare.
+    pub columns: [u64; 2],
+    /// Weights of [`Job::warm_start`] that were left out: the data does not have their keys, they are too rare, or they are 0
+    /// in every solution.
     pub left_out: usize,
     /// What each filter has made of the messages so far.
     pub traffic: Vec<FilterTraffic>,

@@ -1,9 +1,10 @@
-//! The worker's side of DBPG until training begins: reads its share of the data, screens it, and makes columns of what is left.
+//! The worker's side of DBPG until training begins: reads its share of the data, drops what is rare or stays at 0, and makes
+//! columns of what is left.
 //!
 //! Rows stay packed until it is known which columns are wanted, so that there never is a second copy of the others: with many
 //! rare features those are most.
 //!
-//! Place: **load** > screening > **columns** > blocks.
+//! Place: **load** > tail > screening > **columns** > blocks.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -16,12 +17,14 @@ use serde::{Deserialize, Serialize};
 use super::gradient::Columns;
 use super::pool::Pool;
 use super::screen::{self, Bounds};
+use super::tail;
 use crate::data::{self, PackedRows};
 
 /// A worker's share of the data.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Loaded {
     pub(crate) rows: u64,
+    pub(crate) columns: u64,
     pub(crate) nonzeros: u64,
     pub(crate) keys: Option<(u64, u64)>,
 }
@@ -31,8 +34,24 @@ pub(super) struct Data {
     columns: data::Columns,
     /// What computes on them.
     pub(super) pool: Pool,
-    /// Columns that screening has dropped, and what that took.
-    pub(super) screened: (u64, Traffic),
+    pub(super) dropped: Dropped,
+}
+
+/// Columns that were dropped before training, and what that took.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Dropped {
+    pub(super) tail: u64,
+    pub(super) screened: u64,
+    pub(super) tables: Traffic,
+}
+
+impl Dropped {
+    /// Enters what the filters of a table did, which is not used again.
+    fn passed(&mut self, node: &WorkerNode, table: Table) -> Result<(), String> {
+        let traffic = node.worker.traffic(table).map_err(|error| error.to_string())?;
+        self.tables = self.tables.plus(&traffic);
+        Ok(())
+    }
 }
 
 impl Data {
@@ -47,17 +66,28 @@ impl Data {
     }
 }
 
-/// Rows that have been read, and what screening has come to.
+/// Rows that have been read, and what dropping columns has come to.
 pub(super) struct Loading {
     /// Each times the weight of its row: `[rows]`.
     labels: Vec<f64>,
     /// None any more when there are columns.
     rows: PackedRows,
+    /// How many columns they have.
+    distinct: usize,
     /// Those that screening has left.
     columns: Option<data::Columns>,
     pool: Pool,
+    counting: Option<Counting>,
     screening: Option<Screening>,
-    screened: (u64, Traffic),
+    dropped: Dropped,
+}
+
+/// Between the steps of [`tail`].
+struct Counting {
+    table: Table,
+    keys: Vec<u64>,
+    /// In how many rows each column is, up to 255.
+    counts: Vec<u8>,
 }
 
 /// Between the steps of [`screen`].
@@ -65,14 +95,13 @@ struct Screening {
     table: Table,
     /// Of this worker's columns, until the second step.
     bounds: Bounds,
-    /// How many columns there are.
-    columns: usize,
     /// Bounds above it have been pushed.
     share: f64,
     /// The keys of its columns that somebody has named.
     named: Vec<u64>,
 }
 
+const NOT_COUNTED: &str = "columns are dropped for being rare after they have been counted";
 const NOT_NAMED: &str = "columns are screened after they have been named";
 
 impl Loading {
@@ -91,23 +120,52 @@ impl Loading {
         let weighted = |&label: &i8| if label > 0 { positive_weight } else { -1.0 };
         Ok(Loading {
             labels: rows.labels().iter().map(weighted).collect(),
+            distinct: rows.counts().count(|count| count > 0),
             rows,
             columns: None,
             pool: Pool::new(threads),
+            counting: None,
             screening: None,
-            screened: Default::default(),
+            dropped: Dropped::default(),
         })
     }
 
     pub(super) fn loaded(&self) -> Loaded {
-        let (nonzeros, keys) = match &self.columns {
-            None => (self.rows.nonzeros(), self.rows.key_range()),
+        let (columns, nonzeros, keys) = match &self.columns {
+            None => (self.distinct, self.rows.nonzeros(), self.rows.key_range()),
             Some(columns) => {
                 let keys = &columns.keys;
-                (columns.nonzeros(), keys.first().copied().zip(keys.last().copied()))
+                let range = keys.first().copied().zip(keys.last().copied());
+                (keys.len(), columns.nonzeros(), range)
             }
         };
-        Loaded { rows: self.labels.len() as u64, nonzeros: nonzeros as u64, keys }
+        let rows = self.labels.len() as u64;
+        Loaded { rows, columns: columns as u64, nonzeros: nonzeros as u64, keys }
+    }
+
+    /// Step 1 of [`tail`].
+    pub(super) fn count(&mut self, node: &mut WorkerNode, spec: &TableSpec) -> Result<(), String> {
+        let (keys, counts) = self.rows.counts().sorted(|count| count > 0).into_iter().unzip();
+        let table = node.worker.create_table(spec).map_err(|error| error.to_string())?;
+        let Counting { keys, counts, .. } = self.counting.insert(Counting { table, keys, counts });
+        let pushed = tail::count(&mut node.worker, table, (keys, counts));
+        pushed.map_err(|error| error.to_string())
+    }
+
+    /// Step 2.
+    pub(super) fn frequent(
+        &mut self,
+        node: &mut WorkerNode,
+        frequency: u8,
+    ) -> Result<Loaded, String> {
+        let Counting { table, keys, counts } = self.counting.take().ok_or(NOT_COUNTED)?;
+        let kept = tail::frequent(&mut node.worker, table, (&keys, &counts), frequency);
+        let kept = kept.map_err(|error| error.to_string())?;
+        self.rows.retain(&kept);
+        self.dropped.tail = (keys.len() - kept.len()) as u64;
+        self.distinct = kept.len();
+        self.dropped.passed(node, table)?;
+        Ok(self.loaded())
     }
 
     /// Step 1 of [`screen`].
@@ -128,8 +186,7 @@ impl Loading {
             Ok(table)
         };
         let table = create(node).map_err(|error| error.to_string())?;
-        let columns = bounds.columns();
-        self.screening = Some(Screening { table, bounds, columns, share, named: Vec::new() });
+        self.screening = Some(Screening { table, bounds, share, named: Vec::new() });
         Ok(())
     }
 
@@ -153,7 +210,7 @@ impl Loading {
 
     /// Step 3, and what it leaves as columns.
     pub(super) fn screen(&mut self, node: &mut WorkerNode, lambda: f64) -> Result<Loaded, String> {
-        let Screening { table, columns, named, .. } = self.screening.take().ok_or(NOT_NAMED)?;
+        let Screening { table, named, .. } = self.screening.take().ok_or(NOT_NAMED)?;
         let mut receive = || {
             let pulled = node.worker.pull(table, &named)?;
             node.worker.wait(pulled)
@@ -162,8 +219,8 @@ impl Loading {
         let (sums, _) = answer.values::<f32>().as_chunks::<2>();
         let kept = named.iter().zip(sums).filter(|(_, sums)| screen::exceeds(**sums, lambda));
         let kept: Vec<u64> = kept.map(|(&key, _)| key).collect();
-        let traffic = node.worker.traffic(table).map_err(|error| error.to_string())?;
-        self.screened = ((columns - kept.len()) as u64, traffic);
+        self.dropped.screened = (self.distinct - kept.len()) as u64;
+        self.dropped.passed(node, table)?;
         let rows = std::mem::take(&mut self.rows);
         self.columns = Some(rows.into_columns(kept).map_err(|error| with_sources(&error))?);
         Ok(self.loaded())
@@ -172,7 +229,7 @@ impl Loading {
     /// What to train on: the columns that screening has left, else all, and one of ones with the key `intercept`. And the
     /// labels, each times the weight of its row.
     pub(super) fn into_data(self, intercept: Option<u64>) -> Result<(Data, Vec<f64>), String> {
-        let Loading { labels, rows, columns, pool, screened, .. } = self;
+        let Loading { labels, rows, columns, pool, dropped, .. } = self;
         let all = || {
             let keys = rows.distinct_keys();
             rows.into_columns(keys).map_err(|error| with_sources(&error))
@@ -181,7 +238,7 @@ impl Loading {
         if let Some(key) = intercept {
             columns.push_ones(key, labels.len());
         }
-        Ok((Data { columns, pool, screened }, labels))
+        Ok((Data { columns, pool, dropped }, labels))
     }
 }
 

@@ -13,7 +13,7 @@
 //!             gradient: Worker::apply    <---w, active---           proximal: Shard::update
 //! ```
 //!
-//! Before the first pass `screen` drops the columns that are 0 in every solution, and between passes `newton` (its dense
+//! Before the first pass `tail` drops columns that are rare, if the job says so, and `screen` the columns that are 0 in every solution, and between passes `newton` (its dense
 //! algebra in `cholesky`) polishes the weights that are not 0, when that costs less than the passes it saves. A job may do
 //! without either: then it is the published method alone, with the curvature bound of its choice.
 //!
@@ -53,6 +53,7 @@ pub mod schedule;
 mod screen;
 mod shard;
 mod support;
+mod tail;
 mod train;
 mod worker;
 
@@ -60,5 +61,6 @@ pub use filters::{FilterTraffic, Filters};
 pub use job::{Job, PRIOR_ROUNDS, Progress, Straggle, Times, Trained};
 pub use polish::SUPPORT_MAX;
 pub use shard::{HANDLE, Shard};
+pub use tail::Tail;
 pub use train::{Driver, apps, handles, train};
 pub use worker::{APP, Dbpg};

@@ -89,13 +89,23 @@ impl Proximal {
 pub struct BlockSum {
     gradient: Vec<f64>,
     curvature: Vec<f64>,
-    incomplete: Vec<bool>,
+    parts: Vec<Parts>,
+}
+
+/// Which of the workers' parts are in the sums of a coordinate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parts {
+    All,
+    /// Some worker had filtered it.
+    Some,
+    /// It does not take part.
+    None,
 }
 
 impl BlockSum {
     /// Nothing pushed yet, for a block of `len` coordinates of the server.
     pub fn new(len: usize) -> Self {
-        Self { gradient: vec![0.0; len], curvature: vec![0.0; len], incomplete: vec![false; len] }
+        Self { gradient: vec![0.0; len], curvature: vec![0.0; len], parts: vec![Parts::All; len] }
     }
 
     /// Adds one worker's push. `positions: [n]` says where in the block each of its columns lies
@@ -116,7 +126,29 @@ impl BlockSum {
         for (i, &k) in positions.iter().enumerate() {
             self.gradient[k] += gradient[i];
             self.curvature[k] += curvature[i];
-            self.incomplete[k] |= !active[i];
+            if !active[i] {
+                self.parts[k] = Parts::Some;
+            }
+        }
+    }
+
+    /// Leaves coordinate `k` of the block out of the step.
+    ///
+    /// # Panics
+    /// If it is outside the block.
+    pub fn skip(&mut self, k: usize) {
+        self.parts[k] = Parts::None;
+    }
+
+    /// Takes these sums for changes, of what was `kept` of the block before: `[block]`; from then on both are what they come to.
+    ///
+    /// # Panics
+    /// If lengths do not match.
+    pub fn add_to(&mut self, kept: &mut [[f64; 2]]) {
+        assert_eq!(kept.len(), self.gradient.len(), "a pair a coordinate");
+        for ((kept, g), u) in kept.iter_mut().zip(&mut self.gradient).zip(&mut self.curvature) {
+            *kept = [kept[0] + *g, kept[1] + *u];
+            [*g, *u] = *kept;
         }
     }
 }
@@ -237,17 +269,17 @@ impl Shard {
     /// A coordinate at 0 whose gradient is further than `threshold` inside ±λ is filtered: it
     /// stays at 0 and leaves the block until a reset. One on the border, |g| = λ, may be non-zero at another optimum and
     /// stays. One that some worker had filtered already
-    /// keeps its weight, since its sums lack rows.
+    /// keeps its weight, since its sums lack rows; one that is skipped is not even looked at.
     ///
     /// # Panics
     /// If `range` is outside the shard or `sum` is of another length.
     pub fn update(&mut self, range: Range<usize>, sum: &BlockSum, threshold: f64) {
         assert_eq!(sum.gradient.len(), range.len(), "one sum a coordinate");
         for (i, k) in range.enumerate() {
-            if !self.active[k] {
+            if !self.active[k] || sum.parts[i] == Parts::None {
                 continue;
             }
-            let step = if sum.incomplete[i] {
+            let step = if sum.parts[i] == Parts::Some {
                 0.0
             } else if self.weights[k] == 0.0 && self.filter(k, sum.gradient[i], threshold) {
                 continue;
@@ -436,6 +468,29 @@ mod tests {
         let weight = shard.weights()[0];
         assert!((weight - 0.15 / 1.5).abs() < 1e-9, "{weight}");
         assert!((shard.penalty() - (0.05 * weight + 0.25 * weight * weight)).abs() < 1e-15);
+    }
+
+    #[test]
+    fn what_is_skipped_stays_as_it_is() {
+        let mut shard = shard(1.0, &[1, 2]);
+        shard.weights = vec![0.5, 0.5];
+        let mut sum = BlockSum::new(2);
+        sum.add(&[0], &[-3.0], &[2.0], &[true]);
+        sum.skip(1);
+        shard.update(0..2, &sum, 0.1);
+        assert_eq!((shard.weights()[1], shard.deltas[1]), (0.5, shard.rule.trust.init));
+        assert!(shard.weights()[0] > 0.5);
+    }
+
+    #[test]
+    fn changes_add_up_to_what_they_are_changes_of() {
+        let mut kept = [[0.0; 2]; 2];
+        for (changes, expected) in [([2.0, 1.0], [2.0, 1.0]), ([-0.5, 0.0], [1.5, 1.0])] {
+            let mut sum = pushed(&changes, &[1.0, 0.0]);
+            sum.add_to(&mut kept);
+            assert_eq!(sum.gradient, expected);
+        }
+        assert_eq!(kept, [[1.5, 2.0], [1.0, 0.0]]);
     }
 
     #[test]

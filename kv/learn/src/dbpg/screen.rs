@@ -57,11 +57,6 @@ impl Bounds {
         Bounds(bounds)
     }
 
-    /// How many columns have entries.
-    pub(super) fn columns(&self) -> usize {
-        self.0.count(|bounds| bounds != [0.0; 2])
-    }
-
     /// The keys of columns with a bound above `limit`, sorted, and their bounds.
     pub(super) fn above(&self, limit: f64) -> (Vec<u64>, Vec<[f32; 2]>) {
         self.0.sorted(|bounds| exceeds(bounds, limit)).into_iter().unzip()
@@ -210,7 +205,6 @@ mod tests {
                 (&keys[..], values),
                 (&[3, 5, last][..], vec![[1.0, 1.0], [1.0, 0.0], [2.0, 0.0]])
             );
-            assert_eq!((bounds.columns(), Bounds::default().columns()), (3, 0));
             assert_eq!(bounds.above(1.0), (vec![last], vec![[2.0, 0.0]]));
             assert_eq!((bounds.of(4), bounds.of(5)), (None, Some([1.0, 0.0])));
             let weighted = of(&ones, [0.1, -1.0, 0.1]);

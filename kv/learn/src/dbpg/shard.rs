@@ -9,6 +9,8 @@
 //! of its own block. With an exact delay pulls stay under way from pass to pass; then requests name all columns, and a push
 //! carries nothing for a filtered one. So do they where lists of keys are named instead of sent, and stay the same for that.
 //!
+//! What a lossy pass leaves out besides is said in [`super::filters`].
+//!
 //! Path: 10 and 11 of 13. The numbers are [`super::proximal`]'s; nothing is computed here.
 
 use std::collections::VecDeque;
@@ -21,6 +23,7 @@ use caravan_van::{Pool, Value};
 use serde::{Deserialize, Serialize};
 
 use super::blocks::KeyBlock;
+use super::filters::Lossy;
 use super::gradient::TrustRegion;
 use super::proximal::{self, BlockSum, Proximal};
 
@@ -51,7 +54,14 @@ pub(crate) struct Options {
 pub(crate) enum Command {
     /// A pass begins: its tasks are numbered from `first`, in the order of `blocks`.
     /// With `all`, requests name filtered columns too.
-    Pass { first: u64, blocks: Vec<usize>, threshold: f64, reset: bool, all: bool },
+    Pass {
+        first: u64,
+        blocks: Vec<usize>,
+        threshold: f64,
+        reset: bool,
+        all: bool,
+        lossy: Option<Lossy>,
+    },
     /// Go on with this λ. The next pass begins with a reset, if there was one before.
     Lambda { lambda: f64 },
     /// How far it has got. Answered with a [`Report`].
@@ -92,6 +102,9 @@ pub struct Shard {
     /// Workers that have named their keys, and the positions of those.
     announced: Vec<(u32, Held)>,
     threshold: f64,
+    lossy: Lossy,
+    /// The sums of what workers have sent of each coordinate, while they send changes.
+    kept: Vec<[f64; 2]>,
     /// Tasks up to this one have stepped.
     clock: u64,
     /// The tasks behind it, in order.
@@ -150,6 +163,8 @@ impl Shard {
             blocks,
             announced: Vec::new(),
             threshold: 0.0,
+            lossy: Lossy::NONE,
+            kept: Vec::new(),
             clock: 0,
             tasks: VecDeque::new(),
             busy: Duration::ZERO,
@@ -187,7 +202,7 @@ impl Shard {
         &mut self,
         first: u64,
         blocks: &[usize],
-        threshold: f64,
+        (threshold, lossy): (f64, Lossy),
         (reset, all): (bool, bool),
     ) -> Result<(), String> {
         if let Some(block) = blocks.iter().find(|&&block| block >= self.blocks.len()) {
@@ -204,15 +219,20 @@ impl Shard {
             self.settle();
         }
         self.threshold = threshold;
+        self.lossy = lossy;
+        if lossy.sends_changes() {
+            self.kept.resize(self.state.keys().len(), [0.0; 2]);
+        }
         self.busy = Duration::ZERO;
         self.state.begin_pass(reset);
         let Shard { state, ranges, announced, .. } = &*self;
-        let task = |&block: &usize| {
-            let counts = |k: usize| all || state.active()[k];
+        let task = |(number, &block): (u64, &usize)| {
+            let skips = lossy.skips(number);
+            let counts = |k: usize| all || state.active()[k] && !skips(state.keys()[k]);
             let missing = announced.iter().filter(|(_, held)| held.any(&ranges[block], counts));
             Task { block, missing: missing.count(), pushed: Vec::new(), sum: None }
         };
-        let tasks: Vec<Task> = blocks.iter().map(task).collect();
+        let tasks: Vec<Task> = (first..).zip(blocks).map(task).collect();
         self.tasks.extend(tasks);
         self.step();
         Ok(())
@@ -253,7 +273,7 @@ impl Shard {
             g.push(pair.map_or(0.0, |pair| pair[0]));
             let curvature = |u: f64| if self.rounds { proximal::from_logarithm(u) } else { u };
             u.push(pair.map_or(0.0, |pair| curvature(pair[1])));
-            active.push(pair.is_some());
+            active.push(pair.is_some() || self.lossy.sends_changes());
         }
         sum.get_or_insert_with(|| BlockSum::new(range.len())).add(&positions, &g, &u, &active);
         pushed.push(request.sender);
@@ -274,11 +294,16 @@ impl Shard {
     /// Steps the blocks at the front for which every push is in.
     fn step(&mut self) {
         while let Some(task) = self.tasks.pop_front_if(|task| task.missing == 0) {
-            if let Some(sum) = task.sum {
-                let range = self.ranges[task.block].clone();
-                self.state.update(range, &sum, self.threshold);
-            }
             self.clock += 1;
+            let Some(mut sum) = task.sum else { continue };
+            let range = self.ranges[task.block].clone();
+            if self.lossy.sends_changes() {
+                sum.add_to(&mut self.kept[range.clone()]);
+            }
+            let skips = self.lossy.skips(self.clock);
+            let keys = self.state.keys()[range.clone()].iter().enumerate();
+            keys.filter(|(_, key)| skips(**key)).for_each(|(k, _)| sum.skip(k));
+            self.state.update(range, &sum, self.threshold);
         }
     }
 
@@ -359,8 +384,9 @@ impl caravan_kv::Shard for Shard {
             self.state.positions(all, request.keys).ok_or("it pulls a key that no worker named")?;
         self.lengths.clear();
         self.answer.clear();
-        for k in positions {
-            let active = self.state.active()[k];
+        let skips = self.lossy.skips(request.clock);
+        for (&key, k) in request.keys.iter().zip(positions) {
+            let active = self.state.active()[k] && !skips(key);
             self.lengths.push(u32::from(active));
             self.answer.extend(active.then_some(self.state.weights()[k]));
         }
@@ -379,7 +405,7 @@ impl caravan_kv::Shard for Shard {
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
         let text = |error: serde_json::Error| error.to_string();
         match serde_json::from_slice(body).map_err(text)? {
-            Command::Pass { first, blocks, threshold, reset, all } => {
+            Command::Pass { first, blocks, threshold, reset, all, lossy } => {
                 if self.announced.len() > self.workers {
                     return Err(format!(
                         "{} workers have named keys, not {}",
@@ -387,7 +413,8 @@ impl caravan_kv::Shard for Shard {
                         self.workers
                     ));
                 }
-                self.begin_pass(first, &blocks, threshold, (reset, all)).map(|()| Vec::new())
+                let how = (threshold, lossy.unwrap_or(Lossy::NONE));
+                self.begin_pass(first, &blocks, how, (reset, all)).map(|()| Vec::new())
             }
             Command::Lambda { lambda } => self.set_lambda(lambda).map(|()| Vec::new()),
             Command::Report => serde_json::to_vec(&self.report()).map_err(text),

@@ -10,7 +10,7 @@ use caravan_van::KeyRange;
 use serde::de::DeserializeOwned;
 
 use super::blocks::{self, KeyBlock};
-use super::filters::{self, Counted, LOSSLESS_FROM};
+use super::filters::{self, Counted, LOSSLESS_FROM, Lossy};
 use super::hessian::{self, Wire};
 use super::job::{Job, PRIOR_ROUNDS, Progress, Times, Trained};
 use super::load::Loaded;
@@ -20,6 +20,7 @@ use super::proximal::Proximal;
 use super::schedule::{self, FILTER_OFF, Stop, StopRule};
 use super::screen;
 use super::shard::{self, Command, HANDLE, Options, Report};
+use super::tail::{self, Tail};
 use super::worker::{self, APP, Dbpg, Passed};
 use crate::model::Model;
 
@@ -38,6 +39,10 @@ const LAMBDA_MAX_PASSES: u64 = 50;
 /// What servers need to know to train.
 pub fn handles(handles: Handles) -> Handles {
     let handles = handles
+        .with(tail::HANDLE, |spec, _range, _memory| {
+            let options = serde_json::from_value(spec.options.clone());
+            Ok(Box::new(tail::Counts::new(&options.map_err(|error| error.to_string())?)?))
+        })
         .with(screen::HANDLE, |_, _, _| Ok(Box::new(screen::Sums::default())))
         .with(hessian::HANDLE, |_, _, _| Ok(Box::new(hessian::Parts::default())));
     handles.with(HANDLE, |spec, _range, _memory| {
@@ -81,9 +86,11 @@ pub struct Driver<'a> {
     began: Duration,
     pace: Pace,
     task: u64,
-    /// Whether values are pushed as they are: from some pass on.
+    /// Whether nothing is left out that counts: from some pass on.
     lossless: bool,
     counted: Counted,
+    /// Of all workers, and those that were dropped for being rare.
+    columns: [u64; 2],
     left_out: usize,
     rss: BTreeMap<u32, f64>,
 }
@@ -116,6 +123,12 @@ impl<'a> Driver<'a> {
         let rule = Proximal { free: intercept_key(job, keys)?, ..job.proximal };
         let mut servers = cluster.client()?;
         let began = servers.now();
+        let columns = count_columns(&loaded);
+        let loaded = match &job.tail {
+            Some(tail) => drop_tail(cluster, &mut servers, job, tail, keys, &loaded)?,
+            None => loaded,
+        };
+        let columns = [columns, columns - count_columns(&loaded)];
         let loaded =
             if job.filters.screen { screen(cluster, &mut servers, job, keys)? } else { loaded };
         let nonzeros = loaded.iter().map(|loaded| loaded.nonzeros).sum();
@@ -173,6 +186,7 @@ impl<'a> Driver<'a> {
             task: 1,
             lossless: false,
             counted: Counted::default(),
+            columns,
             left_out: 0,
             rss: BTreeMap::new(),
         };
@@ -232,8 +246,10 @@ impl<'a> Driver<'a> {
                 let delay = self.pace.delay();
                 tracing::warn!(pass, delay, "the objective rose: from now on with a smaller delay");
             }
-            if report.stop == Stop::Done && !self.pace.may_end() {
+            let was_exact = self.lossless || !self.job.filters.is_lossy();
+            if report.stop == Stop::Done && !(self.pace.may_end() && was_exact) {
                 report.stop = rule.request_reset();
+                self.lossless = true;
             }
             progress(&report);
             last = Some(report);
@@ -263,6 +279,7 @@ impl<'a> Driver<'a> {
             rows: self.rows,
             blocks: self.blocks.len(),
             traffic: self.traffic()?.rows(&self.job.filters),
+            columns: self.columns,
             left_out: self.left_out,
         })
     }
@@ -332,7 +349,7 @@ impl<'a> Driver<'a> {
         for round in 0..PRIOR_ROUNDS {
             let mut blocks = job.order.of_pass(round, prior.len());
             blocks.retain(|&block| prior[block]);
-            self.tasks(blocks, FILTER_OFF, 0, false)?;
+            self.tasks(blocks, (FILTER_OFF, Some(Lossy::NONE)), 0, false)?;
         }
         Ok(())
     }
@@ -341,16 +358,16 @@ impl<'a> Driver<'a> {
     fn tasks(
         &mut self,
         blocks: Vec<usize>,
-        threshold: f64,
+        (threshold, lossy): (f64, Option<Lossy>),
         delay: u64,
         reset: bool,
     ) -> caravan_kv::Result<Vec<Passed>> {
         let (first, exact) = (self.task, self.job.exact_delay);
         self.task += blocks.len() as u64;
-        let (all, lossless) = (exact || self.job.filters.table.key_cache, self.lossless);
-        let command = Command::Pass { first, blocks: blocks.clone(), threshold, reset, all };
-        self.command(&command)?;
-        let order = worker::Order::Pass { first, blocks, delay, exact, reset, lossless };
+        let all = exact || self.job.filters.table.key_cache;
+        let blocks_too = blocks.clone();
+        self.command(&Command::Pass { first, blocks: blocks_too, threshold, reset, all, lossy })?;
+        let order = worker::Order::Pass { first, blocks, delay, exact, reset, lossy };
         let passed: Vec<Passed> = ask_workers(self.cluster, &order)?;
         let counted = passed.iter().map(|passed| &passed.counted);
         self.counted = counted.fold(Counted::default(), |sum, counted| sum.plus(counted));
@@ -372,7 +389,8 @@ impl<'a> Driver<'a> {
         let threshold = schedule::kkt_threshold(violation, self.rows, ratio);
         self.lossless |= last.is_some_and(|last| last.relative <= LOSSLESS_FROM.max(job.epsilon));
         let blocks = job.order.of_pass(pass, self.blocks.len());
-        let passed = self.tasks(blocks, threshold, delay, reset)?;
+        let lossy = (!self.lossless).then(|| job.filters.lossy(pass));
+        let passed = self.tasks(blocks, (threshold, lossy), delay, reset)?;
         let took = self.servers.now() - began;
         let reports: Vec<Report> = self.tell_servers(&Command::Report)?;
         let seen = passed.iter().map(|passed| (passed.process, passed.peak_rss_mib));
@@ -402,6 +420,7 @@ impl<'a> Driver<'a> {
             active: reports.iter().map(|report| report.active).sum(),
             violation: (steepest - self.rule.lambda).max(0.0),
             worker_busy: busy(&passed, took),
+            tail_dropped: self.columns[1],
             worker_bytes_sent: self.counted.frames.pushed,
             server_bytes_sent: self.counted.frames.pulled,
             threshold,
@@ -470,6 +489,33 @@ fn intercept_key(job: &Job, (_, last): (u64, u64)) -> caravan_kv::Result<Option<
             "an intercept takes the key after the largest, but {last} is in use: number the features anew, or give every row a feature that is always 1"
         ))),
     }
+}
+
+fn count_columns(loaded: &[Loaded]) -> u64 {
+    loaded.iter().map(|loaded| loaded.columns).sum()
+}
+
+/// Has the workers drop the columns that are too rare; returns what they are left with.
+fn drop_tail(
+    cluster: &mut Cluster,
+    servers: &mut Worker,
+    job: &Job,
+    tail: &Tail,
+    (first, last): (u64, u64),
+    loaded: &[Loaded],
+) -> caravan_kv::Result<Vec<Loaded>> {
+    let keys = KeyRange::new(first, last.wrapping_add(1)).unwrap_or(KeyRange::ALL);
+    let most = loaded.iter().map(|loaded| loaded.columns).max().unwrap_or(0);
+    let of = cluster.config();
+    let filters = filters::of_numbers(&job.filters.table);
+    let spec = tail.table(keys, (of.workers, most), of.servers * of.threads, filters)?;
+    let table = servers.create_table(&spec)?;
+    let _counted: Vec<()> = ask_workers(cluster, &worker::Order::Count { table: spec })?;
+    let frequency = tail.frequency;
+    let left = ask_workers(cluster, &worker::Order::Frequent { frequency })?;
+    let ended = servers.command(table, &[])?;
+    servers.wait(ended)?;
+    Ok(left)
 }
 
 /// Has the workers drop the columns that stay at 0; returns what they are left with.

@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use super::blocks::KeyBlock;
 use super::cost;
-use super::filters::{Bytes, Counted};
+use super::filters::{Bytes, Counted, Lossy, Sent};
 use super::gradient::{Columns, Curvature, TrustRegion, Worker};
 use super::hessian::{self, Wire};
 use super::job::Straggle;
-use super::load::{Data, Loading};
+use super::load::{Data, Dropped, Loading};
 use super::proximal;
 use super::shard::Options;
 use super::support::Support;
@@ -31,6 +31,10 @@ pub const APP: &str = "dbpg";
 pub(crate) enum Order {
     /// Read your share of these files, and compute on it with so many threads. Answered with [`Loaded`].
     Load { files: Vec<PathBuf>, threads: usize, cache: Option<PathBuf>, positive_weight: f64 },
+    /// Push how often you have each column: step 1 of [`tail`].
+    Count { table: TableSpec },
+    /// Drop the columns that all have so often, or less: step 2. Answered with [`Loaded`].
+    Frequent { frequency: u8 },
     /// Name the columns whose bounds are above `share`: step 1 of [`screen`].
     Name { table: TableSpec, share: f64 },
     /// Drop the columns that nobody has named, and add your bounds to the others: step 2.
@@ -48,7 +52,14 @@ pub(crate) enum Order {
     /// Begin with these weights, where you hold their keys. Sorted by key.
     Start { weights: Vec<(u64, f64)> },
     /// Run the tasks numbered from `first`, in the order of `blocks`. Answered with [`Passed`].
-    Pass { first: u64, blocks: Vec<usize>, delay: u64, exact: bool, reset: bool, lossless: bool },
+    Pass {
+        first: u64,
+        blocks: Vec<usize>,
+        delay: u64,
+        exact: bool,
+        reset: bool,
+        lossy: Option<Lossy>,
+    },
     /// Between passes: push your part of the Hessian and gradient on these columns.
     Gram { support: Vec<u64>, wire: Wire },
     /// Say what your loss is on the way to these weights of the support. Answered with a loss for each of `newton::SHARES`.
@@ -96,9 +107,10 @@ struct Training {
     names_all: bool,
     /// Whether what is pushed is rounded, and so made fit for that.
     rounds: bool,
+    /// What was sent before, while changes are.
+    sent: Sent,
     counted: Counted,
-    /// Columns that screening has dropped.
-    screened: u64,
+    dropped: Dropped,
     // Reused from task to task.
     gradient: Vec<f64>,
     curvatures: Vec<f64>,
@@ -108,10 +120,16 @@ struct Training {
 }
 
 impl Training {
-    /// Leaves what to push for the columns `own` in `keys`, `lengths` and `values`, and returns the columns: those that the
-    /// filter leaves in, or `all`, with nothing for the others.
-    fn gradient(&mut self, columns: &Columns<'_>, own: Range<usize>, all: bool) -> Vec<u32> {
-        let Training { state, gradient, curvatures, keys, lengths, values, rounds, .. } = self;
+    /// Leaves what task number `task` is to push for the columns `own` in `keys`, `lengths` and `values`, and returns the
+    /// columns: those that filters leave in, or `all`, with nothing for the others.
+    fn gradient(
+        &mut self,
+        columns: &Columns<'_>,
+        (task, own): (u64, Range<usize>),
+        (all, lossy): (bool, &Lossy),
+    ) -> Vec<u32> {
+        let Training { state, gradient, curvatures, keys, lengths, values, rounds, sent, .. } =
+            self;
         gradient.resize(own.len(), 0.0);
         curvatures.resize(own.len(), 0.0);
         self.columns_computed +=
@@ -120,19 +138,27 @@ impl Training {
         lengths.clear();
         values.clear();
         let mut asked = Vec::new();
-        let columns_of_block = own.len();
+        let (mut count, skips) = ([own.len(), 0, 0, 0], lossy.skips(task));
         for ((j, &g), &u) in own.zip(&*gradient).zip(&*curvatures) {
             let active = state.active()[j];
-            if active || all {
+            let takes_part = active && !skips(columns.keys[j]);
+            let numbers = match takes_part {
+                true if lossy.sends_changes() => {
+                    sent.change(lossy, (j, columns.keys.len()), [g, u])
+                }
+                true => Some([g, if *rounds { proximal::logarithm(u) } else { u }]),
+                false => None,
+            };
+            if takes_part || all {
                 asked.push(j as u32);
                 keys.push(columns.keys[j]);
-                lengths.push(if active { 2 } else { 0 });
+                lengths.push(if numbers.is_some() { 2 } else { 0 });
             }
-            if active {
-                values.extend([g, if *rounds { proximal::logarithm(u) } else { u }]);
-            }
+            values.extend(numbers.into_iter().flatten());
+            let stages = [active, takes_part, numbers.is_some()];
+            count[1..].iter_mut().zip(stages).for_each(|(count, is)| *count += usize::from(is));
         }
-        self.counted.block(columns_of_block, asked.len(), values.len() / 2);
+        self.counted.block(all, count);
         asked
     }
 }
@@ -193,6 +219,7 @@ impl Training {
 
 struct Pending {
     task: u64,
+    lossy: Lossy,
     /// Columns.
     asked: Vec<u32>,
     push: Timestamp,
@@ -224,6 +251,10 @@ impl App for Dbpg {
                     Loading::read((node.rank, node.workers), &files, how, positive_weight)?;
                 serde_json::to_value(self.loading.insert(loading).loaded())
             }
+            Order::Count { table } => serde_json::to_value(self.loading()?.count(node, &table)?),
+            Order::Frequent { frequency } => {
+                serde_json::to_value(self.loading()?.frequent(node, frequency)?)
+            }
             Order::Name { table, share } => {
                 serde_json::to_value(self.loading()?.name(node, &table, share)?)
             }
@@ -253,9 +284,9 @@ impl App for Dbpg {
                 let (data, training) = self.training()?;
                 serde_json::to_value(training.set(data, &weights)?)
             }
-            Order::Pass { first, blocks, delay, exact, reset, lossless } => {
+            Order::Pass { first, blocks, delay, exact, reset, lossy } => {
                 let (data, training) = self.training()?;
-                let suspended = node.worker.set_lossless(training.table, lossless);
+                let suspended = node.worker.set_lossless(training.table, lossy.is_none());
                 suspended.map_err(|error| error.to_string())?;
                 if let Some(block) = blocks.iter().find(|&&block| block >= training.blocks.len()) {
                     return Err(format!(
@@ -263,7 +294,8 @@ impl App for Dbpg {
                         training.blocks.len()
                     ));
                 }
-                let mut pass = Pass { node, data, training, delay, exact };
+                let lossy = lossy.unwrap_or(Lossy::NONE);
+                let mut pass = Pass { node, data, training, delay, exact, lossy };
                 serde_json::to_value(
                     pass.run(first, &blocks, reset).map_err(|error| error.to_string())?,
                 )
@@ -280,7 +312,7 @@ impl Dbpg {
     }
 
     fn loading(&mut self) -> Result<&mut Loading, String> {
-        self.loading.as_mut().ok_or_else(|| "there is nothing to screen: load first".to_owned())
+        self.loading.as_mut().ok_or_else(|| "there is nothing to drop: load first".to_owned())
     }
 
     fn begin(
@@ -318,8 +350,9 @@ impl Dbpg {
             columns_computed: 0,
             names_all: spec.filters.key_cache,
             rounds: options.rounds,
-            counted: Counted { tables: data.screened.1, ..Counted::default() },
-            screened: data.screened.0,
+            sent: Sent::default(),
+            counted: Counted { tables: data.dropped.tables, ..Counted::default() },
+            dropped: data.dropped,
             gradient: Vec::new(),
             curvatures: Vec::new(),
             keys: Vec::new(),
@@ -338,6 +371,7 @@ struct Pass<'a> {
     training: &'a mut Training,
     delay: u64,
     exact: bool,
+    lossy: Lossy,
 }
 
 impl Pass<'_> {
@@ -370,9 +404,9 @@ impl Pass<'_> {
 
     /// What has been counted since the start, after a pass over all blocks or some.
     fn counted(&mut self, is_whole: bool) -> caravan_kv::Result<Counted> {
-        let Training { table, polish, counted, screened, .. } = &mut *self.training;
+        let Training { table, polish, counted, dropped, .. } = &mut *self.training;
         if is_whole {
-            counted.dropped(*screened);
+            counted.dropped([dropped.tail, dropped.screened]);
         }
         let worker = &self.node.worker;
         let tables = polish.iter().chain([&*table]).try_fold(counted.tables, |sum, table| {
@@ -403,10 +437,11 @@ impl Pass<'_> {
         }
         let began = self.node.worker.now();
         let all = self.exact || self.training.names_all;
-        let asked = self.training.gradient(&self.data.columns(), own, all);
-        let columns = asked.iter().map(|&j| j as usize);
+        let columns = self.data.columns();
+        let asked = self.training.gradient(&columns, (task, own.clone()), (all, &self.lossy));
+        let computed = own.filter(|&j| self.training.state.active()[j]);
         let pause = self.pause(task);
-        self.spent(began, cost::gradient(&self.data.columns(), columns) + pause)?;
+        self.spent(began, cost::gradient(&columns, computed) + pause)?;
         if asked.is_empty() {
             return Ok(());
         }
@@ -415,7 +450,8 @@ impl Pass<'_> {
         worker.set_clock(task);
         let push = worker.push_varying(*table, keys, lengths, values)?;
         let pull = worker.pull(*table, keys)?;
-        pending.push_back(Pending { task, asked, push, pull, answer: None });
+        let lossy = self.lossy;
+        pending.push_back(Pending { task, lossy, asked, push, pull, answer: None });
         Ok(())
     }
 
@@ -465,7 +501,12 @@ impl Pass<'_> {
             0 => (0.0, false),
             _ => (pulled.next().unwrap_or(0.0), true),
         };
-        pending.answer = Some(answer.lengths.iter().map(of).collect());
+        let skips = pending.lossy.skips(pending.task);
+        let keys = self.data.keys();
+        let both = pending.asked.iter().copied().zip(answer.lengths.iter().map(of));
+        let kept = both.filter(|&(j, _)| !skips(keys[j as usize]));
+        let (asked, answer) = kept.unzip();
+        (pending.asked, pending.answer) = (asked, Some(answer));
         Ok(())
     }
 

@@ -1,0 +1,215 @@
+//! The tail-feature filter: features that few examples have are dropped before anything else is done with them.
+//!
+//! In click logs most features come once or twice. They cost memory, messages and, by what they are worth, nothing. How many
+//! examples have a feature only all workers together know, and an exact table of that would be as large as what it saves; so
+//!
+//! 1. each worker pushes how often it has each of its features, up to 255, and servers add them up in a sketch
+//!    ([`CountMin`]);
+//! 2. each worker pulls the counts of those that are not frequent by its own, and drops what is not above the limit.
+//!
+//! All workers have done the first before any does the second. A sketch counts too much here and there and never too little,
+//! so some rare features stay, and no frequent one goes. Which ones stay depends on the size of the sketch and the cut of keys
+//! over servers, not on who comes first.
+//!
+//! This changes what is minimised: F is that of the features left. But for an unweighted set without values a feature in no
+//! more than λ examples is 0 in every solution ([`super::screen`]), so up to there it is not.
+//!
+//! Place: load > **tail** > screening > blocks. Li et al.'s code, OSDI 2014, has this as its frequency filter.
+
+use caravan_kv::filter::Filters;
+use caravan_kv::server::{Pulled, Request};
+use caravan_kv::{Table, TableSpec, ValueType, Worker};
+use caravan_van::{KeyRange, Pool};
+use serde::{Deserialize, Serialize};
+
+use crate::sketch::CountMin;
+
+/// Name under which servers build this shard.
+pub(super) const HANDLE: &str = "count-min";
+
+/// Id of the table of counts.
+const TABLE: u32 = 4;
+
+/// Fewest cells of a server thread.
+const CELLS_MIN: f64 = 64.0;
+
+/// Most: 16 GiB.
+const CELLS_MAX: f64 = (1_u64 << 34) as f64;
+
+/// Most hash functions.
+const HASHES_MAX: u8 = 30;
+
+/// Which features are too rare to keep, and how exactly they are counted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tail {
+    /// Features of so many examples, or fewer, are dropped; below 255.
+    pub frequency: u8,
+    /// Hash functions of the sketch, 1 to 30.
+    pub hashes: u8,
+    /// Cells of the sketch for each feature, as [`CountMin::cells_for`] has it.
+    pub ratio: f64,
+}
+
+impl Tail {
+    /// Two hash functions, and about two cells a feature.
+    pub fn new(frequency: u8) -> Self {
+        Tail { frequency, hashes: 2, ratio: 2.0 }
+    }
+
+    /// Refuses what makes no sense, with the reason.
+    pub(super) fn check(&self) -> caravan_kv::Result<()> {
+        let Tail { frequency, hashes, ratio } = *self;
+        let wrong = |what: String| Err(caravan_kv::Error::Config(what));
+        match () {
+            () if frequency == u8::MAX => wrong(format!(
+                "features are counted up to 255, so none is in more than {frequency} examples: take 254 or less"
+            )),
+            () if !(1..=HASHES_MAX).contains(&hashes) => {
+                wrong(format!("a sketch takes 1 to {HASHES_MAX} hash functions, not {hashes}"))
+            }
+            () if !(ratio > 0.0 && ratio.is_finite()) => {
+                wrong(format!("cells a feature must be a number above 0, not {ratio}"))
+            }
+            () => Ok(()),
+        }
+    }
+
+    /// A table for keys of that range, of `workers` workers with up to `columns` features each, on so many server threads.
+    pub(super) fn table(
+        &self,
+        keys: KeyRange,
+        (workers, columns): (usize, u64),
+        servers: usize,
+        filters: Filters,
+    ) -> caravan_kv::Result<TableSpec> {
+        let cells = CountMin::cells_for(workers, columns, self.ratio) / servers.max(1) as f64;
+        if cells > CELLS_MAX {
+            return Err(caravan_kv::Error::Config(format!(
+                "{} cells for each of up to {columns} features come to {cells:.1e} bytes on each of {servers} server threads: take fewer cells, or more servers",
+                self.ratio
+            )));
+        }
+        let options = Options { cells: cells.max(CELLS_MIN) as u64, hashes: self.hashes };
+        let spec = TableSpec::new(TABLE, "counts", ValueType::U8, 1).keys(keys).handle(HANDLE);
+        Ok(spec.filters(filters).options(serde_json::to_value(options)?))
+    }
+}
+
+/// What the table's options say.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Options {
+    /// Of each server thread.
+    cells: u64,
+    hashes: u8,
+}
+
+/// Step 1: pushes how often each column comes, up to 255. `counts: [keys]`.
+pub(super) fn count(
+    worker: &mut Worker,
+    table: Table,
+    (keys, counts): (&[u64], &[u8]),
+) -> caravan_kv::Result<()> {
+    let pushed = worker.push(table, keys, counts)?;
+    worker.wait(pushed).map(drop)
+}
+
+/// Step 2: the keys of columns that are in more than `frequency` rows of all workers together.
+pub(super) fn frequent(
+    worker: &mut Worker,
+    table: Table,
+    (keys, counts): (&[u64], &[u8]),
+    frequency: u8,
+) -> caravan_kv::Result<Vec<u64>> {
+    let own = || keys.iter().zip(counts);
+    let unsure = own().filter(|(_, count)| **count <= frequency);
+    let unsure: Vec<u64> = unsure.map(|(key, _)| *key).collect();
+    let pulled = worker.pull(table, &unsure)?;
+    let answer = worker.wait(pulled)?;
+    let mut all = answer.values::<u8>().iter();
+    let kept = own().filter(|(_, count)| {
+        **count > frequency || all.next().is_some_and(|count| *count > frequency)
+    });
+    Ok(kept.map(|(key, _)| *key).collect())
+}
+
+/// A server thread's counts.
+pub(super) struct Counts {
+    sketch: CountMin,
+    answer: Vec<u8>,
+}
+
+impl Counts {
+    pub(super) fn new(options: &Options) -> Result<Self, String> {
+        let Options { cells, hashes } = *options;
+        if cells as f64 > CELLS_MAX || !(1..=HASHES_MAX).contains(&hashes) {
+            return Err(format!("settings of a sketch make no sense: {options:?}"));
+        }
+        let sketch = CountMin::new(cells as usize, hashes);
+        let sketch = sketch.map_err(|error| format!("no memory for {cells} cells: {error}"))?;
+        Ok(Counts { sketch, answer: Vec::new() })
+    }
+}
+
+impl caravan_kv::Shard for Counts {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+        let (keys, counts) = (request.keys, request.values);
+        if counts.len() != keys.len() {
+            return Err(format!("{} keys came with {} counts", keys.len(), counts.len()));
+        }
+        keys.iter().zip(counts).for_each(|(&key, &count)| self.sketch.add(key, count));
+        Ok(())
+    }
+
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+        let counts = request.keys.iter().map(|&key| self.sketch.estimate(key));
+        self.answer.clear();
+        self.answer.extend(counts);
+        Ok(Pulled::Bytes(self.answer.len()))
+    }
+
+    fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
+        into.copy_from_slice(&self.answer);
+        self.answer = Vec::new();
+    }
+
+    /// Whatever is said ends the counting: lets go of the sketch.
+    fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, String> {
+        self.sketch = CountMin::new(1, 1).map_err(|error| error.to_string())?;
+        Ok(Vec::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_the_reason() {
+        for (tail, says) in [
+            (Tail::new(255), "254 or less"),
+            (Tail { hashes: 0, ..Tail::new(4) }, "1 to 30"),
+            (Tail { hashes: 31, ..Tail::new(4) }, "1 to 30"),
+            (Tail { ratio: f64::NAN, ..Tail::new(4) }, "above 0"),
+        ] {
+            let said = tail.check().unwrap_err().to_string();
+            assert!(said.contains(says), "{said}");
+        }
+        let huge = Tail { ratio: 1e9, ..Tail::new(4) };
+        let said = huge.table(KeyRange::ALL, (2, 1000), 1, Filters::NONE).unwrap_err().to_string();
+        assert!(said.contains("fewer cells"), "{said}");
+        assert!(Counts::new(&Options { cells: u64::MAX, hashes: 2 }).is_err());
+    }
+
+    #[test]
+    fn servers_share_the_cells() {
+        let cells = |servers, columns| {
+            let spec = Tail::new(4).table(KeyRange::ALL, (1, columns), servers, Filters::NONE);
+            serde_json::from_value::<Options>(spec.unwrap().options).unwrap().cells
+        };
+        assert_eq!(cells(1, 1000), 2885);
+        assert_eq!(cells(4, 1000), 721);
+        assert_eq!(cells(4, 1), 64);
+    }
+}
