@@ -12,7 +12,7 @@ use std::time::Duration;
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
 use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::reference::{Settings, solve};
-use caravan_learn::dbpg::{self, Filters, Job, Progress, Tail};
+use caravan_learn::dbpg::{self, Job, Progress, Tail};
 use caravan_van::sim::{Faults, Hosts, Network};
 use jobs::published;
 
