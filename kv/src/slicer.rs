@@ -12,16 +12,8 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// [`Error::KeysNotAscending`] and [`Error::KeyOutsideTable`] name the first position that is wrong.
-#[inline]
 pub fn check(keys: &[u64], range: KeyRange, table: &str) -> Result<()> {
-    match keys {
-        [key] if range.contains(*key) => Ok(()),
-        _ => check_all(keys, range, table),
-    }
-}
-
-fn check_all(keys: &[u64], range: KeyRange, table: &str) -> Result<()> {
-    if let Some(at) = keys.windows(2).position(|pair| pair[0] >= pair[1]) {
+    if let Some(at) = first_not_ascending(keys) {
         let (previous, key) = (keys[at], keys[at + 1]);
         return Err(Error::KeysNotAscending { position: at + 1, key, previous });
     }
@@ -37,6 +29,17 @@ fn check_all(keys: &[u64], range: KeyRange, table: &str) -> Result<()> {
         begin: range.begin(),
         last: range.last(),
     })
+}
+
+/// Whether `keys` are strictly ascending.
+#[inline]
+pub(crate) fn are_ascending(keys: &[u64]) -> bool {
+    keys.len() == 1 || first_not_ascending(keys).is_none()
+}
+
+/// The first key that is not below the next one.
+fn first_not_ascending(keys: &[u64]) -> Option<usize> {
+    keys.windows(2).position(|pair| pair[0] >= pair[1])
 }
 
 /// The parts of checked `keys` that fall into each of `ranges`, which tile the table in order: pairs of the range's index

@@ -105,9 +105,8 @@ impl Answer {
     }
 }
 
-pub(crate) struct Slot {
-    timestamp: u64,
-    pub(crate) open: bool,
+/// What has come so far of a request that is not [`Short`](State::Short).
+pub(crate) struct Progress {
     /// Its error was returned before all answers had come; nobody asks for it any more.
     pub(crate) abandoned: bool,
     pub(crate) what: What,
@@ -120,139 +119,268 @@ pub(crate) struct Slot {
     pub(crate) callback: Option<Callback>,
 }
 
+/// One request's place. It fits into a cache line, and holds all there is to know of most requests.
+struct Slot {
+    /// Of the request that has it, or had it last.
+    timestamp: u64,
+    state: State,
+}
+
+const _: () = assert!(size_of::<Slot>() == 48);
+
+enum State {
+    /// There is nothing to be told of the request any more.
+    Closed,
+    /// It is of one part, nothing has gone wrong, and no callback waits for it.
+    Short {
+        what: What,
+        /// The server whose answer is missing, if it is.
+        missing: Option<u32>,
+        /// Where its values go, or have gone; none for a push.
+        values: Option<Buffer>,
+    },
+    /// Its progress is at this place.
+    Open(u32),
+}
+
 /// All requests of one worker.
 #[derive(Default)]
 pub(crate) struct Tracker {
     slots: Vec<Slot>,
+    /// Slots that are closed.
     free: Vec<u32>,
+    progress: Vec<Progress>,
+    /// Places there that no slot names.
+    spare: Vec<u32>,
     count: u64,
 }
 
 impl Tracker {
     /// Enters a request, with one thing missing: that all its parts have been sent.
     pub(crate) fn begin(&mut self, what: What) -> Result<Timestamp> {
-        self.open(what).map(|slot| Timestamp(slot.timestamp))
+        let timestamp = self.enter(State::Closed)?;
+        let place = self.open(what, 1);
+        self.slots[slot_of(timestamp.0)].state = State::Open(place);
+        Ok(timestamp)
     }
 
-    /// Enters a request of one part, whose answer is all that is missing.
+    /// Enters a request of one part, whose answer is all that is missing: values that fill `into`, or nothing if it is a push.
     #[inline]
-    pub(crate) fn begin_one(&mut self, what: What, part: Part) -> Result<Timestamp> {
-        let slot = self.open(what)?;
-        slot.parts.push(part);
-        Ok(Timestamp(slot.timestamp))
+    pub(crate) fn begin_short(
+        &mut self,
+        what: What,
+        server: u32,
+        into: Option<Buffer>,
+    ) -> Result<Timestamp> {
+        self.enter(State::Short { what, missing: Some(server), values: into })
     }
 
-    /// That one part could not be sent: the request, whose timestamp is returned, has failed.
+    #[inline]
+    fn enter(&mut self, state: State) -> Result<Timestamp> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => self.add_slot()?,
+        };
+        self.count += 1;
+        let timestamp = self.count << SLOT_BITS | u64::from(index);
+        self.slots[index as usize] = Slot { timestamp, state };
+        Ok(Timestamp(timestamp))
+    }
+
     #[cold]
-    pub(crate) fn fail_one(&mut self, timestamp: Timestamp, error: Error) -> Timestamp {
-        if let Some(slot) = self.slot(timestamp.0) {
-            slot.parts.clear();
-            (slot.missing, slot.error) = (0, Some(error));
+    fn add_slot(&mut self) -> Result<u32> {
+        if self.slots.len() == SLOTS_MAX {
+            let reason =
+                format!("{SLOTS_MAX} requests are outstanding or not waited for; wait for some");
+            return Err(Error::Config(reason));
+        }
+        self.slots.push(Slot { timestamp: 0, state: State::Closed });
+        Ok(self.slots.len() as u32 - 1)
+    }
+
+    /// A place for the progress of a request.
+    fn open(&mut self, what: What, missing: usize) -> u32 {
+        let place = self.spare.pop().unwrap_or_else(|| {
+            self.progress.push(Progress {
+                abandoned: false,
+                what,
+                missing,
+                parts: Vec::new(),
+                messages: Vec::new(),
+                error: None,
+                answer: Answer::default(),
+                callback: None,
+            });
+            self.progress.len() as u32 - 1
+        });
+        let progress = &mut self.progress[place as usize];
+        (progress.abandoned, progress.what, progress.missing) = (false, what, missing);
+        place
+    }
+
+    /// That the only part of a request could not be sent: the request, whose timestamp is returned, has failed.
+    #[cold]
+    pub(crate) fn fail(&mut self, timestamp: Timestamp, error: Error) -> Timestamp {
+        if let Some(progress) = self.progress(timestamp.0) {
+            progress.parts.clear();
+            (progress.missing, progress.error) = (0, Some(error));
         }
         timestamp
     }
 
+    /// The slot of a request, unless another has it by now.
     #[inline]
-    fn open(&mut self, what: What) -> Result<&mut Slot> {
-        let index = match self.free.pop() {
-            Some(index) => index as usize,
-            None if self.slots.len() == SLOTS_MAX => {
-                let reason = format!(
-                    "{SLOTS_MAX} requests are outstanding or not waited for; wait for some"
-                );
-                return Err(Error::Config(reason));
-            }
-            None => {
-                self.slots.push(Slot {
-                    timestamp: 0,
-                    open: false,
-                    abandoned: false,
-                    what,
-                    missing: 0,
-                    parts: Vec::new(),
-                    messages: Vec::new(),
-                    error: None,
-                    answer: Answer::default(),
-                    callback: None,
-                });
-                self.slots.len() - 1
-            }
-        };
-        self.count += 1;
-        let slot = &mut self.slots[index];
-        slot.timestamp = self.count << SLOT_BITS | index as u64;
-        (slot.open, slot.abandoned, slot.what, slot.missing) = (true, false, what, 1);
-        Ok(slot)
+    fn slot(&mut self, timestamp: u64) -> Option<&mut Slot> {
+        self.slots.get_mut(slot_of(timestamp)).filter(|slot| slot.timestamp == timestamp)
     }
 
-    /// The open slot of a request.
-    pub(crate) fn slot(&mut self, timestamp: u64) -> Option<&mut Slot> {
-        let slot = self.slots.get_mut(timestamp as usize & (SLOTS_MAX - 1))?;
-        (slot.open && slot.timestamp == timestamp).then_some(slot)
+    /// What has come so far of a request that is not closed.
+    pub(crate) fn progress(&mut self, timestamp: u64) -> Option<&mut Progress> {
+        let place = match self.slot(timestamp)?.state {
+            State::Closed => return None,
+            State::Open(place) => place,
+            State::Short { .. } => self.lengthen(timestamp)?,
+        };
+        Some(&mut self.progress[place as usize])
+    }
+
+    /// Opens the progress of a request that was short so far.
+    #[cold]
+    fn lengthen(&mut self, timestamp: u64) -> Option<u32> {
+        let state = std::mem::replace(&mut self.slot(timestamp)?.state, State::Closed);
+        let State::Short { what, missing, values } = state else { return None };
+        let place = self.open(what, usize::from(missing.is_some()));
+        self.slot(timestamp)?.state = State::Open(place);
+        let progress = &mut self.progress[place as usize];
+        match missing {
+            Some(server) => {
+                let server = server as usize;
+                progress.parts.push(Part { server, into: values, ..Part::default() });
+            }
+            None => progress.answer.values = values,
+        }
+        Some(place)
     }
 
     /// Notes that `server` has answered its part of an open request; returns that part's index, unless none was missing.
-    pub(crate) fn answered(&mut self, timestamp: u64, server: usize) -> Option<(&mut Slot, usize)> {
-        let slot = self.slot(timestamp)?;
+    pub(crate) fn answered(
+        &mut self,
+        timestamp: u64,
+        server: usize,
+    ) -> Option<(&mut Progress, usize)> {
+        let progress = self.progress(timestamp)?;
         let missing = |part: &Part| part.server == server && !part.answered;
-        let at = slot.parts.iter().position(missing)?;
-        slot.parts[at].answered = true;
-        Some((slot, at))
+        let at = progress.parts.iter().position(missing)?;
+        progress.parts[at].answered = true;
+        Some((progress, at))
     }
 
-    /// Completes a push to one server alone, if nobody wants to hear of it: `server` has answered it. Else nothing happens.
+    /// Completes a short push, which `server` has answered. Nothing happens if it is none.
     #[inline]
     pub(crate) fn complete_push(&mut self, timestamp: u64, server: usize) -> bool {
         let Some(slot) = self.slot(timestamp) else { return false };
-        let quiet = slot.error.is_none() && slot.callback.is_none() && !slot.abandoned;
-        let [part] = &slot.parts[..] else { return false };
-        let last = slot.missing == 1 && part.server == server && !part.answered;
-        if slot.what != What::Push || !last || !quiet || part.offered.is_some() {
-            return false;
+        match &slot.state {
+            State::Short { missing: Some(asked), values: None, .. }
+                if *asked as usize == server => {}
+            _ => return false,
         }
-        slot.parts.clear();
-        slot.open = false;
-        self.free.push(timestamp as u32 & (SLOTS_MAX as u32 - 1));
+        slot.state = State::Closed;
+        self.free.push(slot_of(timestamp) as u32);
         true
     }
 
+    /// Completes a short pull, which `server` has answered with `found`. Nothing happens if it is none, or if it is not for these
+    /// values.
+    #[inline]
+    pub(crate) fn complete_pull(&mut self, timestamp: u64, server: usize, found: &[u8]) -> bool {
+        let state = self.slot(timestamp).map(|slot| &mut slot.state);
+        match state {
+            Some(State::Short { missing, values: Some(values), .. })
+                if *missing == u32::try_from(server).ok() && values.len() == found.len() =>
+            {
+                values.copy_from_slice(found);
+                *missing = None;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Whether that request was made here, now or earlier.
+    #[inline]
     pub(crate) fn was_made(&self, timestamp: u64) -> bool {
-        let index = timestamp as usize & (SLOTS_MAX - 1);
-        self.slots.get(index).is_some_and(|slot| timestamp <= slot.timestamp)
+        self.slots.get(slot_of(timestamp)).is_some_and(|slot| timestamp <= slot.timestamp)
             && timestamp >> SLOT_BITS > 0
+    }
+
+    /// Whether a request was made of which there is nothing to be told any more.
+    #[inline]
+    pub(crate) fn is_closed(&self, timestamp: u64) -> bool {
+        let Some(slot) = self.slots.get(slot_of(timestamp)) else { return false };
+        let is_over = slot.timestamp > timestamp
+            || slot.timestamp == timestamp && matches!(slot.state, State::Closed);
+        is_over && timestamp >> SLOT_BITS > 0
     }
 
     /// The requests that are not claimed.
     pub(crate) fn open_timestamps(&self) -> Vec<u64> {
-        self.slots.iter().filter(|slot| slot.open).map(|slot| slot.timestamp).collect()
+        let open = self.slots.iter().filter(|slot| !matches!(slot.state, State::Closed));
+        open.map(|slot| slot.timestamp).collect()
     }
 
     /// Whether a request has its outcome: all answers, or an error, with which some may still be missing.
-    pub(crate) fn is_settled(&mut self, timestamp: u64) -> bool {
-        self.slot(timestamp)
-            .is_none_or(|slot| slot.missing == 0 || slot.error.is_some() || slot.abandoned)
+    #[inline]
+    pub(crate) fn is_settled(&self, timestamp: u64) -> bool {
+        let Some(slot) = self.slots.get(slot_of(timestamp)) else { return true };
+        match slot.state {
+            _ if slot.timestamp != timestamp => true,
+            State::Closed => true,
+            State::Short { missing, .. } => missing.is_none(),
+            State::Open(place) => {
+                let Progress { missing, error, abandoned, .. } = &self.progress[place as usize];
+                *missing == 0 || error.is_some() || *abandoned
+            }
+        }
     }
 
     /// Closes the slot of a complete request that nobody will claim: it has neither an answer nor an error to tell, or its
     /// error was told.
     pub(crate) fn release_if_nothing_to_claim(&mut self, timestamp: u64) {
-        let Some(slot) = self.slot(timestamp) else { return };
-        if slot.abandoned {
-            (slot.answer, slot.error) = (Answer::default(), None);
-        } else if slot.error.is_some() || slot.what != What::Push {
+        let Some(progress) = self.progress(timestamp) else { return };
+        if progress.abandoned {
+            (progress.answer, progress.error) = (Answer::default(), None);
+        } else if progress.error.is_some() || progress.what != What::Push {
             return;
         }
         self.close(timestamp);
     }
 
     /// Returns what came of a settled request, and closes its slot unless answers are missing; nothing the second time.
+    #[inline]
     pub(crate) fn claim(&mut self, timestamp: Timestamp) -> Result<Answer> {
-        let Some(slot) = self.slot(timestamp.0) else { return Ok(Answer::default()) };
-        let answer = std::mem::take(&mut slot.answer);
-        let error = slot.error.take();
-        if slot.missing > 0 {
-            slot.abandoned = true;
+        let slot = self.slots.get_mut(slot_of(timestamp.0));
+        let Some(slot) = slot.filter(|slot| slot.timestamp == timestamp.0) else {
+            return Ok(Answer::default());
+        };
+        match &mut slot.state {
+            State::Closed => Ok(Answer::default()),
+            State::Short { missing: None, values, .. } => {
+                let values = values.take();
+                slot.state = State::Closed;
+                self.free.push(slot_of(timestamp.0) as u32);
+                Ok(Answer { values, ..Answer::default() })
+            }
+            _ => self.claim_progress(timestamp),
+        }
+    }
+
+    #[inline(never)]
+    fn claim_progress(&mut self, timestamp: Timestamp) -> Result<Answer> {
+        let Some(progress) = self.progress(timestamp.0) else { return Ok(Answer::default()) };
+        let answer = std::mem::take(&mut progress.answer);
+        let error = progress.error.take();
+        if progress.missing > 0 {
+            progress.abandoned = true;
         } else {
             self.close(timestamp.0);
         }
@@ -260,12 +388,21 @@ impl Tracker {
     }
 
     /// Frees the slot of a request whose answer and error have been taken.
+    #[inline]
     fn close(&mut self, timestamp: u64) {
-        if let Some(slot) = self.slot(timestamp) {
-            slot.open = false;
-            self.free.push(timestamp as u32 & (SLOTS_MAX as u32 - 1));
+        let Some(slot) = self.slot(timestamp) else { return };
+        if let State::Open(place) = slot.state {
+            self.spare.push(place);
         }
+        self.slots[slot_of(timestamp)].state = State::Closed;
+        self.free.push(slot_of(timestamp) as u32);
     }
+}
+
+/// The slot that a timestamp names.
+#[inline]
+fn slot_of(timestamp: u64) -> usize {
+    timestamp as usize & (SLOTS_MAX - 1)
 }
 
 #[cfg(test)]
@@ -275,10 +412,10 @@ mod tests {
 
     /// As the worker does it: one answer came.
     fn answer(tracker: &mut Tracker, timestamp: Timestamp, error: Option<Error>) {
-        let slot = tracker.slot(timestamp.0).unwrap();
-        slot.missing -= 1;
-        slot.error = slot.error.take().or(error);
-        if slot.missing == 0 {
+        let progress = tracker.progress(timestamp.0).unwrap();
+        progress.missing -= 1;
+        progress.error = progress.error.take().or(error);
+        if progress.missing == 0 {
             tracker.release_if_nothing_to_claim(timestamp.0);
         }
     }
@@ -303,7 +440,7 @@ mod tests {
     fn an_error_is_told_once_and_the_slot_stays_until_all_have_answered() {
         let mut tracker = Tracker::default();
         let pull = tracker.begin(What::Pull).unwrap();
-        tracker.slot(pull.0).unwrap().missing = 2;
+        tracker.progress(pull.0).unwrap().missing = 2;
         assert!(!tracker.is_settled(pull.0));
         answer(&mut tracker, pull, Some(Error::Config("no".to_owned())));
         assert!(tracker.is_settled(pull.0));
@@ -312,7 +449,7 @@ mod tests {
         let other = tracker.begin(What::Pull).unwrap();
         assert_ne!(other.0 & 0xff, pull.0 & 0xff, "its slot is not free yet");
         answer(&mut tracker, pull, None);
-        assert!(tracker.slot(pull.0).is_none() && tracker.free.len() == 1);
+        assert!(tracker.progress(pull.0).is_none() && tracker.free.len() == 1);
     }
 
     #[test]
@@ -320,9 +457,59 @@ mod tests {
         let mut tracker = Tracker::default();
         let pull = tracker.begin(What::Pull).unwrap();
         answer(&mut tracker, pull, None);
-        assert!(tracker.slot(pull.0).is_some());
-        tracker.slot(pull.0).unwrap().answer.lengths.push(7);
+        assert!(tracker.progress(pull.0).is_some());
+        tracker.progress(pull.0).unwrap().answer.lengths.push(7);
         assert_eq!(tracker.claim(pull).unwrap().lengths, [7]);
         assert!(tracker.claim(pull).unwrap().lengths.is_empty());
+    }
+
+    #[test]
+    fn short_requests_are_completed_by_their_own_answer_alone() {
+        let mut tracker = Tracker::default();
+        let push = tracker.begin_short(What::Push, 1, None).unwrap();
+        let pull = tracker.begin_short(What::Pull, 1, Some(Buffer::adopt(vec![0u8; 8]))).unwrap();
+        assert!(!tracker.complete_push(push.0, 0), "another server");
+        assert!(!tracker.complete_push(pull.0, 1), "it asked for values");
+        assert!(!tracker.complete_pull(push.0, 1, &[]), "it asked for none");
+        assert!(!tracker.complete_pull(pull.0, 1, &[7; 7]), "too few");
+        assert!(!tracker.is_settled(push.0) && !tracker.is_settled(pull.0));
+        assert!(tracker.complete_push(push.0, 1) && tracker.complete_pull(pull.0, 1, &[7; 8]));
+        assert!(!tracker.complete_push(push.0, 1) && !tracker.complete_pull(pull.0, 1, &[8; 8]));
+        assert!(tracker.is_closed(push.0) && !tracker.is_closed(pull.0));
+        assert_eq!(tracker.claim(pull).unwrap().bytes(), [7; 8]);
+        assert!(tracker.is_closed(pull.0) && tracker.claim(pull).unwrap().values.is_none());
+        assert_eq!((tracker.free.len(), tracker.progress.len()), (2, 0));
+        assert!(!tracker.is_closed(0) && !tracker.is_closed(pull.0 + 1 + (1 << SLOT_BITS)));
+    }
+
+    #[test]
+    fn progress_of_a_short_request_begins_with_what_is_known_of_it() {
+        let mut tracker = Tracker::default();
+        let pull = tracker.begin_short(What::Pull, 3, Some(Buffer::adopt(vec![1u8; 8]))).unwrap();
+        let (progress, at) = tracker.answered(pull.0, 3).unwrap();
+        assert_eq!((progress.missing, progress.parts[at].into.as_deref()), (1, Some(&[1; 8][..])));
+        assert!(tracker.answered(pull.0, 3).is_none(), "only once");
+        assert!(!tracker.complete_pull(pull.0, 3, &[2; 8]));
+        progress_is_over(&mut tracker, pull);
+
+        let pull = tracker.begin_short(What::Pull, 3, Some(Buffer::adopt(vec![1u8; 8]))).unwrap();
+        assert!(tracker.complete_pull(pull.0, 3, &[2; 8]));
+        let progress = tracker.progress(pull.0).unwrap();
+        assert_eq!((progress.missing, progress.answer.bytes()), (0, &[2; 8][..]));
+        assert!(tracker.is_settled(pull.0));
+        assert_eq!(tracker.claim(pull).unwrap().bytes(), [2; 8]);
+
+        let push = tracker.begin_short(What::Push, 3, None).unwrap();
+        tracker.fail(push, Error::Config("no".to_owned()));
+        assert!(tracker.is_settled(push.0) && !tracker.is_closed(push.0));
+        assert!(tracker.claim(push).is_err() && tracker.claim(push).is_ok());
+        assert_eq!((tracker.progress.len(), tracker.spare.len()), (1, 1));
+    }
+
+    /// As the worker does it: the last answer came, and is claimed.
+    fn progress_is_over(tracker: &mut Tracker, pull: Timestamp) {
+        answer(tracker, pull, None);
+        tracker.progress(pull.0).unwrap().parts.clear();
+        tracker.claim(pull).unwrap();
     }
 }

@@ -64,14 +64,35 @@ struct Server {
 
 struct Known {
     spec: TableSpec,
+    /// Of each row; 0 when rows have their own lengths.
+    row_bytes: usize,
     range: KeyRange,
     /// The servers' ranges, in order of servers.
     parts: Vec<KeyRange>,
+    last: Last,
     coding: Coding,
     filters: Option<Box<AtWorker>>,
 }
 
+/// The server that the last short request went to: the next one is likely to go there, too.
+#[derive(Clone, Copy)]
+struct Last {
+    server: u32,
+    peer: PeerId,
+    range: KeyRange,
+}
+
 impl Known {
+    /// Makes the server that has `key` the last one; false if there is none.
+    #[inline(never)]
+    fn turn_to(&mut self, key: u64, servers: &[Server]) -> bool {
+        let server = self.parts.partition_point(|part| part.last() < key);
+        let range = self.parts.get(server).filter(|part| part.contains(key));
+        let Some(&range) = range else { return false };
+        self.last = Last { server: server as u32, peer: servers[server].peer, range };
+        true
+    }
+
     /// Its filters, to which one is about to be added.
     fn filters(&mut self, node: u32) -> &mut AtWorker {
         self.filters.get_or_insert_with(|| Box::new(AtWorker::new(&self.spec, node)))
@@ -113,11 +134,11 @@ impl Worker {
             has_filters: false,
         };
         for (index, server) in worker.servers.iter().enumerate() {
-            let slot = server.peer.0 as usize;
-            if worker.by_peer.len() <= slot {
-                worker.by_peer.resize(slot + 1, None);
+            let peer = server.peer.0 as usize;
+            if worker.by_peer.len() <= peer {
+                worker.by_peer.resize(peer + 1, None);
             }
-            worker.by_peer[slot] = Some(index);
+            worker.by_peer[peer] = Some(index);
         }
         worker.wait_until_connected(timeout)?;
         Ok(worker)
@@ -196,7 +217,7 @@ impl Worker {
         let text = serde_json::to_vec(spec)?;
         let timestamp = self.broadcast(What::Create, spec.id, &text)?;
         self.wait(timestamp)?;
-        let parts = range.cut(self.servers.len()).collect();
+        let parts: Vec<_> = range.cut(self.servers.len()).collect();
         // The servers took it, so one of that number that is known already is equal.
         let known = self.tables.iter().position(|known| known.spec.id == spec.id);
         let index = known.unwrap_or_else(|| {
@@ -204,7 +225,9 @@ impl Worker {
             let node = self.endpoint.node();
             self.has_filters |= !spec.filters.is_none();
             let filters = (!spec.filters.is_none()).then(|| Box::new(AtWorker::new(spec, node)));
-            self.tables.push(Known { spec: spec.clone(), range, parts, coding, filters });
+            let (spec, row_bytes) = (spec.clone(), spec.row_bytes());
+            let last = Last { server: 0, peer: self.servers[0].peer, range: parts[0] };
+            self.tables.push(Known { spec, row_bytes, range, parts, last, coding, filters });
             self.tables.len() - 1
         });
         Ok(Table(index as u32))
@@ -314,7 +337,7 @@ impl Worker {
         values: &[V],
     ) -> Result<Timestamp> {
         let load = Load::of(values);
-        self.request(Request { lengths, load, ..Request::new(What::Push, table, keys) })
+        self.request_parts(Request { lengths, load, ..Request::new(What::Push, table, keys) })
     }
 
     /// As [`Worker::push`], without copying the values: they are sent from where they lie.
@@ -411,9 +434,9 @@ impl Worker {
     /// [`Error::UnknownTimestamp`] when the request was never made.
     pub fn then(&mut self, timestamp: Timestamp, callback: Callback) -> Result<()> {
         let settled = self.is_done(timestamp)?;
-        match self.tracker.slot(timestamp.0).filter(|slot| !slot.abandoned) {
-            Some(slot) if settled => run(callback, slot),
-            Some(slot) => slot.callback = Some(callback),
+        match self.tracker.progress(timestamp.0).filter(|progress| !progress.abandoned) {
+            Some(progress) if settled => run(callback, progress),
+            Some(progress) => progress.callback = Some(callback),
             None => callback(Ok(&Answer::default())),
         }
         Ok(())
@@ -426,7 +449,15 @@ impl Worker {
     ///
     /// # Errors
     /// [`Error::Refused`] and [`Error::ServerLost`] name the server; [`Error::UnknownTimestamp`].
+    #[inline]
     pub fn wait(&mut self, timestamp: Timestamp) -> Result<Answer> {
+        if self.tracker.is_closed(timestamp.0) {
+            return Ok(Answer::default()); // as most pushes are by now
+        }
+        self.wait_until_settled(timestamp)
+    }
+
+    fn wait_until_settled(&mut self, timestamp: Timestamp) -> Result<Answer> {
         let (mut napped, mut said) = (false, None);
         let mut done = self.is_done(timestamp)?;
         while !done {
@@ -485,10 +516,10 @@ impl Worker {
     }
 
     fn say_what_is_waited_for(&mut self, timestamp: Timestamp) {
-        let Some(slot) = self.tracker.slot(timestamp.0) else { return };
-        for part in slot.parts.iter().filter(|part| !part.answered) {
+        let Some(progress) = self.tracker.progress(timestamp.0) else { return };
+        for part in progress.parts.iter().filter(|part| !part.answered) {
             let Server { at, .. } = &self.servers[part.server];
-            tracing::warn!(request = %timestamp, what = slot.what.name(), server = at.name, address = at.address,
+            tracing::warn!(request = %timestamp, what = progress.what.name(), server = at.name, address = at.address,
                 "still waiting for an answer");
         }
     }

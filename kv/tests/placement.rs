@@ -48,7 +48,7 @@ impl Shard for Witness {
         Ok(())
     }
 
-    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled, String> {
+    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, String> {
         Err("it only pushes".to_owned())
     }
 

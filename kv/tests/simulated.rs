@@ -199,7 +199,7 @@ impl Shard for Synchronous {
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
         Ok(Pulled::Bytes(8 * request.keys.len()))
     }
 

@@ -7,16 +7,14 @@ use caravan_kv::{TableSpec, ValueType};
 use caravan_van::Pool;
 use libfuzzer_sys::fuzz_target;
 
-const TYPES: [ValueType; 4] = [ValueType::F32, ValueType::F64, ValueType::I32, ValueType::I64];
-
 thread_local! {
     static POOL: Pool = Pool::new(256 << 20);
 }
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((&choice, block)) = bytes.split_first() else { return };
-    let value = TYPES[usize::from(choice % 4)];
-    let width = if choice & 4 == 0 { 0 } else { 3 };
+    let value = ValueType::ALL[usize::from(choice >> 1) % ValueType::ALL.len()];
+    let width = if choice & 1 == 0 { 0 } else { 3 };
     let spec = TableSpec::new(1, "fuzzed", value, width);
     let pool = POOL.with(Pool::clone);
     if let Ok((lengths, values)) = decode_block(&spec, block, &pool) {

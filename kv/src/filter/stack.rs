@@ -313,7 +313,7 @@ impl<'a> Parts<'a> {
         let sane = stages & !ALL == 0
             && is_set(LENGTHS) <= (spec.width == 0)
             && (spec.width == 0 || spec.width as usize == width)
-            && (spec.width > 0 || is_set(LENGTHS) || rows == 1)
+            && (spec.width > 0 || is_set(LENGTHS) || (rows == 1 && !is_set(MASK)))
             && rounds == (1..=quantize::BYTES_MAX).contains(&bytes)
             && (rounds || bytes == 0)
             && (!rounds || floats)
@@ -612,6 +612,13 @@ mod tests {
     /// Zeros, singles and doubles.
     fn number() -> impl Strategy<Value = f64> {
         prop_oneof![Just(0.0), (-1e6_f32..1e6).prop_map(f64::from), -1e6..1e6]
+    }
+
+    #[test]
+    fn values_that_are_one_row_cannot_be_masked() {
+        let block = [MASK, 0, 0, 0, 1, 0, 0, 0, 0, 0, 246, 0, 0];
+        let error = decode(&table(ValueType::F32, 0), &block, &pool()).unwrap_err();
+        assert!(error.contains("not for this table"), "{error}");
     }
 
     proptest! {

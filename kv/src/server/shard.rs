@@ -33,6 +33,7 @@ pub struct Request<'a> {
 
 impl<'a> Request<'a> {
     /// What a message asks for, about the keys that it names, or those of `list`.
+    #[inline]
     pub(crate) fn of(
         message: &'a Message,
         list: Option<&'a List>,
@@ -54,7 +55,9 @@ impl<'a> Request<'a> {
 
 /// How a shard answers a pull.
 #[derive(Debug)]
-pub enum Pulled {
+pub enum Pulled<'a> {
+    /// With these values, which are copied.
+    Stored(&'a [u8]),
     /// With that many bytes, which [`Shard::read`] writes.
     Bytes(usize),
     /// With values that lie together, sent from there. The shard does not write them while anybody else holds them.
@@ -98,7 +101,7 @@ pub trait Shard {
     ///
     /// # Errors
     /// Says why it can't be.
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String>;
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String>;
 
     /// Writes the answer to the pull that was just asked for; `into` is 8-byte aligned.
     fn read(&mut self, request: &Request<'_>, into: &mut [u8]);

@@ -135,6 +135,16 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         }
     }
 
+    /// Finds the rows of a pull; returns the first if they all lie one behind the other.
+    #[inline(never)]
+    fn find_run(&mut self, request: &Request<'_>) -> Option<u32> {
+        self.found.forget();
+        self.with_found(request, |rows, found| {
+            rows.find(request.keys, found);
+            found.only_run()
+        })
+    }
+
     /// As [`Rows::find`], with new rows for keys that have none.
     fn find_or_insert(
         &mut self,
@@ -187,11 +197,14 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     }
 
     /// Pushes one row, the request of most.
+    #[inline]
     fn push_one(&mut self, key: u64, pushed: &[V], memory: &Pool) -> Result<(), String> {
         let row = self.row_or_insert(key, memory)?;
-        let begin = self.within(row) * self.width;
-        let stored = writable(&mut self.chunks[row as usize >> self.chunk_shift], memory)?;
-        self.rule.apply(key, &mut stored[begin..begin + self.width], pushed);
+        let (chunk, at) = self.place(row);
+        let range = at..at + self.row_bytes();
+        let bytes = self.chunks[chunk].make_mut(memory).map_err(|error| error.to_string())?;
+        let stored = V::view_mut(&mut bytes[range]).expect(WHOLE_ROWS);
+        self.rule.apply(key, stored, pushed);
         Ok(())
     }
 
@@ -271,30 +284,32 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         }
     }
 
-    /// Place of a row in its chunk.
     #[inline]
-    fn within(&self, row: u32) -> usize {
-        row as usize & ((1 << self.chunk_shift) - 1)
+    fn row_bytes(&self) -> usize {
+        self.width * V::BYTES
     }
 
     /// Chunk and byte offset of a row.
     #[inline]
     fn place(&self, row: u32) -> (usize, usize) {
-        (row as usize >> self.chunk_shift, self.within(row) * self.width * V::BYTES)
+        let within = row as usize & ((1 << self.chunk_shift) - 1);
+        (row as usize >> self.chunk_shift, within * self.row_bytes())
     }
 }
+
+const WHOLE_ROWS: &str = "chunks are aligned and hold whole rows";
 
 /// A chunk as numbers.
 #[inline]
 fn view<V: Value>(chunk: &[u8]) -> &[V] {
-    V::view(chunk).expect("chunks are aligned and hold whole rows")
+    V::view(chunk).expect(WHOLE_ROWS)
 }
 
 /// A chunk to write, in a copy if a van still sends from it.
 #[inline]
 fn writable<'a, V: Value>(chunk: &'a mut Shared, memory: &Pool) -> Result<&'a mut [V], String> {
     let bytes = chunk.make_mut(memory).map_err(|error| error.to_string())?;
-    Ok(V::view_mut(bytes).expect("chunks are aligned and hold whole rows"))
+    Ok(V::view_mut(bytes).expect(WHOLE_ROWS))
 }
 
 impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
@@ -321,7 +336,7 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
 
     /// One large row, which is a chunk by itself, can be exchanged as a whole.
     fn adopts(&self, request: &Request<'_>) -> bool {
-        let row_bytes = self.width * V::BYTES;
+        let row_bytes = self.row_bytes();
         let whole = request.values.len() == row_bytes && self.chunk_shift == 0;
         R::REPLACES && whole && request.keys.len() == 1 && row_bytes >= SHARED_BYTES_MIN
     }
@@ -333,18 +348,23 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
         let bytes = request.keys.len() * self.width * V::BYTES;
-        self.found.forget();
-        let only = self.with_found(request, |rows, found| {
-            rows.find(request.keys, found);
-            found.only_run()
-        });
-        let Some(row) = only.filter(|_| bytes >= SHARED_BYTES_MIN) else {
+        let row = match *request.keys {
+            [key] => self.row(key),
+            _ => None,
+        };
+        let Some(row) = row.or_else(|| self.find_run(request)) else {
             return Ok(Pulled::Bytes(bytes));
         };
-        let (chunk, offset) = self.place(row);
-        Ok(Pulled::Shared(self.chunks[chunk].slice(offset..offset + bytes)))
+        let (chunk, at) = self.place(row);
+        let (chunk, range) = (&self.chunks[chunk], at..at + bytes);
+        let is_short = bytes < SHARED_BYTES_MIN;
+        Ok(if is_short {
+            Pulled::Stored(&chunk[range])
+        } else {
+            Pulled::Shared(chunk.slice(range))
+        })
     }
 
     fn read(&mut self, request: &Request<'_>, into: &mut [u8]) {
@@ -418,7 +438,7 @@ impl<V: Value, R: Rule<V>> Shard for VaryingRows<V, R> {
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
         self.find(request.keys);
         let mut lengths = std::mem::take(&mut self.lengths);
         lengths.clear();

@@ -9,8 +9,10 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use caravan_van::wire::{Coding, Kind, Offer};
-use caravan_van::{Arrival, Counters, Draft, Endpoint, KeyRange, Message, PeerId, Shared, Values};
+use caravan_van::wire::{Coding, Kind};
+use caravan_van::{
+    Arrival, Counters, Draft, Endpoint, KeyRange, Message, PeerId, Pool, Shared, Values,
+};
 
 use super::handle::Handles;
 use super::shard::{Pulled, Request, Shard};
@@ -33,6 +35,8 @@ pub struct ServerThread {
     handles: Handles,
     /// In the order of their ids.
     tables: Vec<Entry>,
+    /// Where the table of the last request is: the next one is likely to be for it, too.
+    last: usize,
     parked: Vec<Parked>,
     lists: Remembered,
     /// Lanes that were asked for keys.
@@ -80,6 +84,7 @@ impl ServerThread {
             count,
             handles,
             tables: Vec::new(),
+            last: 0,
             parked: Vec::new(),
             lists: Remembered::new(REMEMBERED_BYTES_MAX),
             asked: HashMap::new(),
@@ -159,8 +164,21 @@ impl ServerThread {
         }
     }
 
-    /// Finds the keys that a request names, or asks for them; then executes it.
+    /// Executes a request at once if it names no list of keys and nothing waits, as most.
+    #[inline]
     fn handle(&mut self, peer: PeerId, message: Message) {
+        if !self.asked.is_empty() || !self.parked.is_empty() || message.signature().is_some() {
+            return self.handle_in_turn(peer, message);
+        }
+        match self.execute(peer, &message, None) {
+            Left::Nothing => {}
+            left => self.leave(peer, message, None, left),
+        }
+    }
+
+    /// Finds the keys that a request names, or asks for them; then executes it.
+    #[inline(never)]
+    fn handle_in_turn(&mut self, peer: PeerId, message: Message) {
         if !self.asked.is_empty() && self.asked.contains_key(&peer) {
             return self.hold(peer, message);
         }
@@ -199,21 +217,30 @@ impl ServerThread {
     }
 
     /// Executes one request, or parks it, and then those that waited for it.
+    #[inline(never)]
     fn admit(&mut self, peer: PeerId, message: Message, list: Option<Rc<List>>) {
         let table = message.table();
         // Clocks are of interest to those who wait.
         let before = if self.parked.is_empty() { None } else { self.clock(table) };
-        match self.execute(peer, &message, list.as_deref()) {
-            Left::Nothing => {}
-            Left::Park(clock) => self.parked.push(Parked { peer, message, list, clock }),
-            Left::Adopt(key) => self.adopt(peer, message, key),
-        }
+        let left = self.execute(peer, &message, list.as_deref());
+        self.leave(peer, message, list, left);
         if before.is_some() && before < self.clock(table) {
             self.unpark();
         }
     }
 
+    /// Does what is left to do for a request.
+    #[inline(never)]
+    fn leave(&mut self, peer: PeerId, message: Message, list: Option<Rc<List>>, left: Left) {
+        match left {
+            Left::Nothing => {}
+            Left::Park(clock) => self.parked.push(Parked { peer, message, list, clock }),
+            Left::Adopt(key) => self.adopt(peer, message, key),
+        }
+    }
+
     /// Executes what has waited long enough, in the order of arrival; one of them may be what others wait for.
+    #[inline(never)]
     fn unpark(&mut self) {
         let mut at = 0;
         while at < self.parked.len() {
@@ -251,6 +278,7 @@ impl ServerThread {
         self.lists.forget(peer);
     }
 
+    #[inline(always)]
     fn execute(&mut self, peer: PeerId, message: &Message, list: Option<&List>) -> Left {
         let left = match Op::from_raw(message.op()) {
             None => self.serve_block(peer, message, list),
@@ -260,11 +288,15 @@ impl ServerThread {
             Some(Op::Keys) => Err("nobody asked for these keys".to_owned()),
             Some(op) => self.serve(peer, message, list, op),
         };
-        left.unwrap_or_else(|reason| {
-            let values = Values::Copied(reason.as_bytes());
-            self.post(peer, Draft { values, ..answer(Kind::Failure, message) });
-            Left::Nothing
-        })
+        left.unwrap_or_else(|reason| self.refuse(peer, message, &reason))
+    }
+
+    /// Answers a request with the reason why it can't be executed.
+    #[cold]
+    fn refuse(&mut self, peer: PeerId, message: &Message, reason: &str) -> Left {
+        let values = Values::Copied(reason.as_bytes());
+        self.post(peer, Draft { values, ..answer(Kind::Failure, message) });
+        Left::Nothing
     }
 
     /// Serves a push that is kept as it lies.
@@ -290,7 +322,11 @@ impl ServerThread {
         list: Option<&List>,
         op: Op,
     ) -> Result<Left, String> {
-        let Entry { range, shard, spec, filters } = find(&mut self.tables, message.table())?;
+        let table = message.table();
+        if self.tables.get(self.last).is_none_or(|entry| entry.spec.id != table) {
+            self.last = position(&self.tables, table).map_err(|_| unknown(table))?;
+        }
+        let Entry { range, shard, spec, filters } = &mut self.tables[self.last];
         let request = Request::of(message, list, (op.pushes(), op.pulls()));
         check_keys(request.keys, *range, &spec.name)?;
         if let Admission::AfterClock(clock) = shard.admit(&request) {
@@ -306,42 +342,16 @@ impl ServerThread {
         if request.pushes {
             shard.push(&request, self.endpoint.memory())?;
         }
-        if !request.pulls {
+        if request.pulls {
+            let posted = answer_pull(&mut self.endpoint, &mut **shard, (peer, message), &request)?;
+            self.check(peer, posted);
+        } else {
             self.answer(peer, message.timestamp());
-            return Ok(Left::Nothing);
-        }
-        let reply = answer(Kind::Reply, message);
-        match (shard.pull(&request)?, message.offer()) {
-            (Pulled::Shared(values), Some(offer)) => {
-                self.place(peer, values, offer)?;
-            }
-            (Pulled::Shared(values), None) => {
-                self.post(peer, Draft { values: Values::Apart(values), ..reply })
-            }
-            (Pulled::Bytes(bytes), Some(offer)) => {
-                let mut gathered =
-                    self.endpoint.memory().allocate(bytes).map_err(|error| error.to_string())?;
-                shard.read(&request, &mut gathered);
-                self.place(peer, gathered.share(), offer)?;
-            }
-            (Pulled::Bytes(bytes), None) => {
-                let mut write = |into: &mut [u8]| shard.read(&request, into);
-                let values = Values::Written(bytes, &mut write);
-                let posted = post(&mut self.endpoint, peer, Draft { values, ..reply });
-                self.check(peer, posted);
-            }
-            (Pulled::Varying(bytes), _) => {
-                let mut gathered =
-                    self.endpoint.memory().allocate(bytes).map_err(|error| error.to_string())?;
-                shard.read(&request, &mut gathered);
-                let (lengths, values) = (shard.lengths(), Values::Apart(gathered.share()));
-                let posted = post(&mut self.endpoint, peer, Draft { lengths, values, ..reply });
-                self.check(peer, posted);
-            }
         }
         Ok(Left::Nothing)
     }
 
+    #[inline(never)]
     fn create(&mut self, peer: PeerId, message: &Message) -> Result<(), String> {
         let spec: TableSpec =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
@@ -367,6 +377,7 @@ impl ServerThread {
         Ok(())
     }
 
+    #[inline(never)]
     fn command(&mut self, peer: PeerId, message: &Message) -> Result<(), String> {
         let entry = find(&mut self.tables, message.table())?;
         let reply = entry.shard.command(message.sender(), message.values())?;
@@ -374,6 +385,7 @@ impl ServerThread {
         Ok(())
     }
 
+    #[inline(never)]
     fn say_spent(&mut self, peer: PeerId, message: &Message) -> Result<(), String> {
         let spent = Spent::of_this_thread(&self.endpoint.counters());
         let reply = serde_json::to_vec(&spent).map_err(|error| error.to_string())?;
@@ -382,6 +394,7 @@ impl ServerThread {
     }
 
     /// Answers a request that has nothing more to be told.
+    #[inline]
     fn answer(&mut self, peer: PeerId, timestamp: u64) {
         let posted = self.endpoint.answer(peer, timestamp);
         self.check(peer, posted);
@@ -392,24 +405,73 @@ impl ServerThread {
         self.check(peer, posted);
     }
 
-    /// Answers a request with values, where it wants them.
-    fn place(&mut self, peer: PeerId, values: Shared, offer: Offer) -> Result<(), String> {
-        self.endpoint.place(peer, values, offer).map_err(|error| error.to_string())
-    }
-
     /// A peer that cannot be sent to has gone or broken the rules; its lane is closed.
+    #[inline]
     fn check(&mut self, peer: PeerId, posted: caravan_van::Result<()>) {
         if let Err(error) = posted {
-            tracing::warn!(%error, "an answer could not be sent; closing the lane");
-            self.endpoint.disconnect(peer);
-            self.forget(peer);
+            self.give_up(peer, error);
         }
+    }
+
+    #[cold]
+    fn give_up(&mut self, peer: PeerId, error: caravan_van::Error) {
+        tracing::warn!(%error, "an answer could not be sent; closing the lane");
+        self.endpoint.disconnect(peer);
+        self.forget(peer);
     }
 }
 
 /// A reply or failure for `request`, still without values.
 fn answer<'a>(kind: Kind, request: &Message) -> Draft<'a> {
     Draft { table: request.table(), timestamp: request.timestamp(), ..Draft::new(kind) }
+}
+
+/// Answers an admitted pull, where it wants the values.
+///
+/// # Errors
+/// Why it can't be answered. That the lane is of no use any more is told within.
+fn answer_pull(
+    endpoint: &mut Endpoint,
+    shard: &mut dyn Shard,
+    (peer, message): (PeerId, &Message),
+    request: &Request<'_>,
+) -> Result<caravan_van::Result<()>, String> {
+    let reply = answer(Kind::Reply, message);
+    let (values, offer) = match (shard.pull(request)?, message.offer()) {
+        (Pulled::Stored(values), None) => {
+            let values = Values::Copied(values);
+            return Ok(post(endpoint, peer, Draft { values, ..reply }));
+        }
+        (Pulled::Bytes(bytes), None) => {
+            let mut write = |into: &mut [u8]| shard.read(request, into);
+            let values = Values::Written(bytes, &mut write);
+            return Ok(post(endpoint, peer, Draft { values, ..reply }));
+        }
+        (Pulled::Shared(values), None) => {
+            let values = Values::Apart(values);
+            return Ok(post(endpoint, peer, Draft { values, ..reply }));
+        }
+        (Pulled::Varying(bytes), _) => {
+            let gathered = gather(endpoint.memory(), bytes, |into| shard.read(request, into))?;
+            let (lengths, values) = (shard.lengths(), Values::Apart(gathered));
+            return Ok(post(endpoint, peer, Draft { lengths, values, ..reply }));
+        }
+        (Pulled::Stored(values), Some(offer)) => {
+            (gather(endpoint.memory(), values.len(), |into| into.copy_from_slice(values))?, offer)
+        }
+        (Pulled::Bytes(bytes), Some(offer)) => {
+            (gather(endpoint.memory(), bytes, |into| shard.read(request, into))?, offer)
+        }
+        (Pulled::Shared(values), Some(offer)) => (values, offer),
+    };
+    endpoint.place(peer, values, offer).map(Ok).map_err(|error| error.to_string())
+}
+
+/// `bytes` bytes, as `write` writes them.
+fn gather(memory: &Pool, bytes: usize, write: impl FnOnce(&mut [u8])) -> Result<Shared, String> {
+    let mut gathered = memory.allocate(bytes).map_err(|error| error.to_string())?;
+    write(&mut gathered);
+    Ok(gathered.share())
 }
 
 /// Sends an answer, or that there is no room for it.
@@ -420,23 +482,34 @@ fn post(endpoint: &mut Endpoint, peer: PeerId, draft: Draft<'_>) -> caravan_van:
     post_coded(endpoint, peer, draft, &mut Coding::plain())
 }
 
+#[inline]
 fn post_coded(
     endpoint: &mut Endpoint,
     peer: PeerId,
     draft: Draft<'_>,
     coding: &mut Coding,
 ) -> caravan_van::Result<()> {
-    use caravan_van::Error::{MessageTooLong, OutOfMemory};
     let (table, timestamp) = (draft.table, draft.timestamp);
-    match endpoint.post(peer, draft, coding) {
-        Err(error @ (MessageTooLong { .. } | OutOfMemory { .. })) => {
-            let reason = error.to_string();
-            let values = Values::Copied(reason.as_bytes());
-            let failure = Draft { table, timestamp, values, ..Draft::new(Kind::Failure) };
-            endpoint.post(peer, failure, &mut Coding::plain())
-        }
-        posted => posted,
+    let posted = endpoint.post(peer, draft, coding);
+    posted.or_else(|error| post_failure(endpoint, peer, (table, timestamp), error))
+}
+
+/// Says in place of an answer that there was no room for it.
+#[cold]
+fn post_failure(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    (table, timestamp): (u32, u64),
+    error: caravan_van::Error,
+) -> caravan_van::Result<()> {
+    use caravan_van::Error::{MessageTooLong, OutOfMemory};
+    if !matches!(error, MessageTooLong { .. } | OutOfMemory { .. }) {
+        return Err(error);
     }
+    let reason = error.to_string();
+    let values = Values::Copied(reason.as_bytes());
+    let failure = Draft { table, timestamp, values, ..Draft::new(Kind::Failure) };
+    endpoint.post(peer, failure, &mut Coding::plain())
 }
 
 /// Where a table is among `tables`, or where it belongs.
@@ -447,8 +520,13 @@ fn position(tables: &[Entry], id: u32) -> Result<usize, usize> {
 fn find(tables: &mut [Entry], id: u32) -> Result<&mut Entry, String> {
     match position(tables, id) {
         Ok(at) => Ok(&mut tables[at]),
-        Err(_) => Err(format!("table {id} is unknown here (create it first)")),
+        Err(_) => Err(unknown(id)),
     }
+}
+
+#[cold]
+fn unknown(table: u32) -> String {
+    format!("table {table} is unknown here (create it first)")
 }
 
 /// The decoder has seen to the order of the keys; this sees to their range.

@@ -9,7 +9,7 @@ use super::{Known, Server, Worker};
 use crate::error::{Error, Result, with_sources};
 use crate::filter::Outstanding;
 use crate::op::Op;
-use crate::tracker::{Callback, Part, Slot, What};
+use crate::tracker::{Callback, Part, Progress, What};
 
 impl Worker {
     /// Takes in what the endpoint brought. Kept apart from `poll`, so that a look that finds nothing stays short.
@@ -51,11 +51,11 @@ impl Worker {
         if self.tracker.complete_push(timestamp, server) {
             return; // as most are
         }
-        let Some((slot, at)) = self.tracker.answered(timestamp, server) else { return };
-        if let Some(key) = slot.parts[at].offered.take() {
+        let Some((progress, at)) = self.tracker.answered(timestamp, server) else { return };
+        if let Some(key) = progress.parts[at].offered.take() {
             let _ = self.endpoint.withdraw(self.servers[server].peer, key);
         }
-        let outcome = match slot.what {
+        let outcome = match progress.what {
             What::Push | What::Create | What::Command | What::Spent => Ok(()),
             What::Pull | What::PushPull => {
                 Err("it answered with nothing, and was asked for values".to_owned())
@@ -83,25 +83,30 @@ impl Worker {
     #[inline]
     fn enter_answer(&mut self, server: usize, message: Message) {
         let timestamp = message.timestamp();
-        let Some((slot, at)) = self.answered(server, timestamp) else { return };
-        let outcome = match (message.kind(), slot.what, &mut slot.parts[at].into) {
+        if message.kind() == Kind::Reply
+            && self.tracker.complete_pull(timestamp, server, message.values())
+        {
+            return; // as most are
+        }
+        let Some((progress, at)) = self.answered(server, timestamp) else { return };
+        let outcome = match (message.kind(), progress.what, &mut progress.parts[at].into) {
             (Kind::Failure, ..) => Err(String::from_utf8_lossy(message.values()).into_owned()),
             (.., Some(into)) => fill(into, message.values()),
             (_, What::Push | What::Create, None) => Ok(()),
-            (.., None) => keep(slot, at, message),
+            (.., None) => keep(progress, at, message),
         };
         self.conclude(server, timestamp, outcome);
     }
 
     /// The part of a request that `server` has answered in a message, with the memory that was offered for it.
     #[inline]
-    fn answered(&mut self, server: usize, timestamp: u64) -> Option<(&mut Slot, usize)> {
-        let (slot, at) = self.tracker.answered(timestamp, server)?;
-        if let Some(key) = slot.parts[at].offered.take() {
+    fn answered(&mut self, server: usize, timestamp: u64) -> Option<(&mut Progress, usize)> {
+        let (progress, at) = self.tracker.answered(timestamp, server)?;
+        if let Some(key) = progress.parts[at].offered.take() {
             let peer = self.servers[server].peer;
-            slot.parts[at].into = self.endpoint.withdraw(peer, key).ok();
+            progress.parts[at].into = self.endpoint.withdraw(peer, key).ok();
         }
-        Some((slot, at))
+        Some((progress, at))
     }
 
     /// Enters an answer of a worker whose tables have filters, some of them.
@@ -156,20 +161,20 @@ impl Worker {
     /// Enters values that a server has put where they were wanted.
     fn placed(&mut self, server: usize, timestamp: u64, memory: Buffer, len: usize) {
         drop(self.named(timestamp, server));
-        let Some((slot, at)) = self.tracker.answered(timestamp, server) else { return };
-        slot.parts[at].offered = None;
-        let outcome = land(&mut slot.parts[at], memory, len);
+        let Some((progress, at)) = self.tracker.answered(timestamp, server) else { return };
+        progress.parts[at].offered = None;
+        let outcome = land(&mut progress.parts[at], memory, len);
         self.conclude(server, timestamp, outcome);
     }
 
     /// One server's part of a request is over.
     fn conclude(&mut self, server: usize, timestamp: u64, outcome: Result<(), String>) {
         if let Err(reason) = outcome
-            && let Some(slot) = self.tracker.slot(timestamp)
-            && !slot.abandoned
+            && let Some(progress) = self.tracker.progress(timestamp)
+            && !progress.abandoned
         {
-            let (server, what) = (self.servers[server].at.name.clone(), slot.what.name());
-            slot.error.get_or_insert(Error::Refused { server, what, reason });
+            let (server, what) = (self.servers[server].at.name.clone(), progress.what.name());
+            progress.error.get_or_insert(Error::Refused { server, what, reason });
         }
         self.settle(timestamp);
     }
@@ -181,9 +186,9 @@ impl Worker {
         self.endpoint.disconnect(self.servers[server].peer);
         self.named.retain(|(_, at), _| *at != server);
         for timestamp in self.tracker.open_timestamps() {
-            let Some((slot, _)) = self.tracker.answered(timestamp, server) else { continue };
-            if !slot.abandoned {
-                slot.error.get_or_insert(self.servers[server].error());
+            let Some((progress, _)) = self.tracker.answered(timestamp, server) else { continue };
+            if !progress.abandoned {
+                progress.error.get_or_insert(self.servers[server].error());
             }
             self.settle(timestamp);
         }
@@ -191,15 +196,15 @@ impl Worker {
 
     /// One thing less is missing; completes the request if it was the last.
     pub(super) fn settle(&mut self, timestamp: u64) {
-        let Some(slot) = self.tracker.slot(timestamp) else { return };
-        slot.missing -= 1;
-        if slot.missing == 0 {
-            complete(slot, self.endpoint.memory());
+        let Some(progress) = self.tracker.progress(timestamp) else { return };
+        progress.missing -= 1;
+        if progress.missing == 0 {
+            complete(progress, self.endpoint.memory());
             self.tracker.release_if_nothing_to_claim(timestamp);
-        } else if slot.error.is_some()
-            && let Some(callback) = slot.callback.take()
+        } else if progress.error.is_some()
+            && let Some(callback) = progress.callback.take()
         {
-            run(callback, slot);
+            run(callback, progress);
         }
     }
 }
@@ -223,21 +228,21 @@ fn fill(into: &mut Buffer, values: &[u8]) -> Result<(), String> {
 }
 
 /// Keeps the answer to part `at` until all have come and it is known where its values belong.
-fn keep(slot: &mut Slot, at: usize, message: Message) -> Result<(), String> {
-    let Part { keys, bytes, .. } = slot.parts[at];
+fn keep(progress: &mut Progress, at: usize, message: Message) -> Result<(), String> {
+    let Part { keys, bytes, .. } = progress.parts[at];
     let (found, lengths) = (message.values().len(), message.lengths().len());
     if bytes > 0 && found != bytes {
         return Err(wrong_bytes(found, bytes));
     }
-    if bytes == 0 && !matches!(slot.what, What::Command | What::Spent) && lengths != keys {
+    if bytes == 0 && !matches!(progress.what, What::Command | What::Spent) && lengths != keys {
         return Err(format!(
             "it answered with lengths for {lengths} keys where {keys} were asked for"
         ));
     }
-    if slot.messages.len() <= at {
-        slot.messages.resize_with(at + 1, || None);
+    if progress.messages.len() <= at {
+        progress.messages.resize_with(at + 1, || None);
     }
-    slot.messages[at] = Some(message);
+    progress.messages[at] = Some(message);
     Ok(())
 }
 
@@ -246,42 +251,43 @@ fn wrong_bytes(found: usize, asked: usize) -> String {
 }
 
 /// Puts the parts of a request together.
-fn complete(slot: &mut Slot, memory: &Pool) {
-    if slot.error.is_none()
-        && !slot.abandoned
-        && let Err(error) = assemble(slot, memory)
+fn complete(progress: &mut Progress, memory: &Pool) {
+    if progress.error.is_none()
+        && !progress.abandoned
+        && let Err(error) = assemble(progress, memory)
     {
-        slot.error = Some(error);
+        progress.error = Some(error);
     }
-    slot.parts.clear();
-    slot.messages.clear();
-    if let Some(callback) = slot.callback.take() {
-        run(callback, slot);
+    progress.parts.clear();
+    progress.messages.clear();
+    if let Some(callback) = progress.callback.take() {
+        run(callback, progress);
     }
 }
 
-fn assemble(slot: &mut Slot, memory: &Pool) -> Result<()> {
-    let answer = &mut slot.answer;
-    match slot.what {
+fn assemble(progress: &mut Progress, memory: &Pool) -> Result<()> {
+    let answer = &mut progress.answer;
+    match progress.what {
         What::Push | What::Create => {}
         What::Command | What::Spent => {
-            slot.messages.resize_with(slot.parts.len(), || None); // those who said nothing
+            progress.messages.resize_with(progress.parts.len(), || None); // those who said nothing
             let said = |message: &Option<Message>| message.as_ref().map(|it| it.values().to_vec());
             answer.replies =
-                slot.messages.iter().map(said).map(Option::unwrap_or_default).collect();
+                progress.messages.iter().map(said).map(Option::unwrap_or_default).collect();
         }
         What::Pull | What::PushPull => {
-            if let [Part { bytes: 1.., .. }] = slot.parts[..]
-                && let Some(message) = slot.messages.pop_if(|message| is_kept(message)).flatten()
+            if let [Part { bytes: 1.., .. }] = progress.parts[..]
+                && let Some(message) =
+                    progress.messages.pop_if(|message| is_kept(message)).flatten()
             {
                 answer.lent = message.lent().cloned();
                 answer.values = message.lent().is_none().then(|| message.into_values());
                 return Ok(());
             }
-            if !slot.messages.is_empty() {
-                return gather(slot, memory);
+            if !progress.messages.is_empty() {
+                return gather(progress, memory);
             }
-            for part in &mut slot.parts {
+            for part in &mut progress.parts {
                 let Some(piece) = part.into.take() else { continue };
                 match &mut answer.values {
                     None => answer.values = Some(piece),
@@ -301,21 +307,21 @@ fn is_kept(message: &Option<Message>) -> bool {
 }
 
 /// Collects values whose sizes only the servers knew.
-fn gather(slot: &mut Slot, memory: &Pool) -> Result<()> {
-    let messages = slot.messages.iter().flatten();
+fn gather(progress: &mut Progress, memory: &Pool) -> Result<()> {
+    let messages = progress.messages.iter().flatten();
     let bytes = messages.clone().map(|message| message.values().len()).sum();
     let mut values = memory.allocate(bytes)?;
     let mut at = 0;
     for message in messages {
-        slot.answer.lengths.extend_from_slice(message.lengths());
+        progress.answer.lengths.extend_from_slice(message.lengths());
         let part = message.values();
         values[at..at + part.len()].copy_from_slice(part);
         at += part.len();
     }
-    slot.answer.values = Some(values);
+    progress.answer.values = Some(values);
     Ok(())
 }
 
-pub(super) fn run(callback: Callback, slot: &Slot) {
-    callback(slot.error.as_ref().map_or(Ok(&slot.answer), Err));
+pub(super) fn run(callback: Callback, progress: &Progress) {
+    callback(progress.error.as_ref().map_or(Ok(&progress.answer), Err));
 }

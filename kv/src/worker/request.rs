@@ -8,7 +8,7 @@ use std::ops::Range;
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Buffer, Draft, KeyRange, PeerId, Shared, Value, Values};
 
-use super::{Known, NAP, Server, Table, Worker, unknown};
+use super::{Known, Last, NAP, Server, Table, Worker, unknown};
 use crate::error::{Error, Result};
 use crate::filter::{Outstanding, Signed};
 use crate::op::Op;
@@ -49,8 +49,26 @@ impl<'a> Load<'a> {
         }
     }
 
+    /// Whether a table of `value`s can take them.
+    #[inline]
+    fn suits(&self, value: ValueType) -> bool {
+        match self {
+            Load::Values(_, of, _) => *of == Some(value),
+            Load::Nothing | Load::Shared(_) => true,
+        }
+    }
+
+    /// All of them, to be copied.
+    #[inline]
+    fn copied(&self) -> Values<'a> {
+        match self {
+            Load::Nothing => Values::None,
+            load => Values::Copied(load.all()),
+        }
+    }
+
     /// All of them.
-    fn all(&self) -> &[u8] {
+    fn all(&self) -> &'a [u8] {
         match self {
             Load::Nothing => &[],
             Load::Values(bytes, ..) => bytes,
@@ -78,13 +96,79 @@ impl<'a> Request<'a> {
 
 impl Worker {
     /// Sends a request to the servers that hold its keys.
-    pub(super) fn request(&mut self, mut request: Request<'_>) -> Result<Timestamp> {
-        let (place, list) = self.check(&request)?;
-        if self.tables[request.table.0 as usize].filters.is_none()
-            && let Some(server) = self.only_server(&request, place)
-        {
-            return self.request_one(&mut request, server, place);
+    #[inline]
+    pub(super) fn request(&mut self, request: Request<'_>) -> Result<Timestamp> {
+        if self.is_short(&request) {
+            self.request_short(request)
+        } else {
+            self.request_parts(request)
         }
+    }
+
+    /// Whether a request is as most are: it goes to one server, the `last` of its table from here on, nothing is to be offered
+    /// to that, no filter sees it, and nothing is wrong with it. What is wrong with another is found in [`Worker::check`].
+    #[inline]
+    fn is_short(&mut self, request: &Request<'_>) -> bool {
+        let Request { keys, lengths, load, into, .. } = request;
+        let ([first, ..], [.., last]) = (*keys, *keys) else { return false };
+        let Some(known) = self.tables.get_mut(request.table.0 as usize) else { return false };
+        let place = keys.len().saturating_mul(known.row_bytes);
+        let fits = (1..=self.endpoint.eager_bytes()).contains(&place)
+            && load.bytes().is_none_or(|bytes| bytes == place)
+            && load.suits(known.spec.value)
+            && into.as_ref().is_none_or(|into| into.len() == place);
+        if !fits || !lengths.is_empty() || known.filters.is_some() {
+            return false;
+        }
+        if !known.last.range.contains(*first) && !known.turn_to(*first, &self.servers) {
+            return false;
+        }
+        *last <= known.last.range.last() && slicer::are_ascending(keys)
+    }
+
+    /// Sends a short request, with which nothing is wrong.
+    #[inline]
+    fn request_short(&mut self, request: Request<'_>) -> Result<Timestamp> {
+        let Request { what, table, keys, load, into, .. } = request;
+        let into = match into {
+            None if what != What::Push => {
+                let place = keys.len() * self.tables[table.0 as usize].row_bytes;
+                Some(self.endpoint.memory().allocate(place)?)
+            }
+            into => into,
+        };
+        let Last { server, peer, range } = self.tables[table.0 as usize].last;
+        let timestamp = self.tracker.begin_short(what, server, into)?;
+        if self.endpoint.credits(peer) == 0
+            && let Err(error) = self.wait_for_room(server as usize)
+        {
+            return Ok(self.tracker.fail(timestamp, error));
+        }
+        let Known { spec, coding, .. } = &mut self.tables[table.0 as usize];
+        let draft = Draft {
+            kind: Kind::Request,
+            op: Op::from(what) as u8,
+            table: spec.id,
+            timestamp: timestamp.0,
+            clock: self.clock,
+            range,
+            offer: None,
+            signature: None,
+            keys,
+            lengths: &[],
+            values: load.copied(),
+        };
+        match self.endpoint.post(peer, draft, coding) {
+            Ok(()) => Ok(timestamp),
+            Err(error) => Ok(self.tracker.fail(timestamp, error.into())),
+        }
+    }
+
+    /// Sends a request to all servers that hold its keys, part by part.
+    #[inline(never)]
+    pub(super) fn request_parts(&mut self, request: Request<'_>) -> Result<Timestamp> {
+        let mut request = request;
+        let (place, list) = self.check(&request)?;
         let Request { what, table, keys, .. } = request;
         let mut into = match (what, request.into.take()) {
             (What::Push, _) => None,
@@ -112,56 +196,6 @@ impl Worker {
         self.tables[table.0 as usize].parts = parts;
         self.seal(timestamp, sent.map(|()| into.filter(|_| keys.is_empty())));
         Ok(timestamp)
-    }
-
-    /// The server that a request goes to, if there is but one and nothing is to be offered to it, as for most that are short.
-    #[inline]
-    fn only_server(&self, request: &Request<'_>, place: usize) -> Option<usize> {
-        let (first, last) = (*request.keys.first()?, *request.keys.last()?);
-        let parts = &self.tables[request.table.0 as usize].parts;
-        let server = parts.partition_point(|part| part.last() < first);
-        let is_one = request.lengths.is_empty() && parts[server].contains(last);
-        (is_one && place > 0 && place <= self.endpoint.eager_bytes()).then_some(server)
-    }
-
-    /// Sends a request to the one server that holds its keys: [`Worker::request`] without all that more of them take.
-    fn request_one(
-        &mut self,
-        request: &mut Request<'_>,
-        server: usize,
-        place: usize,
-    ) -> Result<Timestamp> {
-        let into = match (request.what, request.into.take()) {
-            (What::Push, _) => None,
-            (_, None) => Some(self.endpoint.memory().allocate(place)?),
-            (_, into) => into,
-        };
-        let part = Part { server, keys: request.keys.len(), into, ..Part::default() };
-        let room = self.room(server);
-        let timestamp = self.tracker.begin_one(request.what, part)?;
-        let peer = match room {
-            Ok(peer) => peer,
-            Err(error) => return Ok(self.tracker.fail_one(timestamp, error)),
-        };
-        let eager_bytes = self.endpoint.eager_bytes();
-        let Known { spec, coding, parts, .. } = &mut self.tables[request.table.0 as usize];
-        let draft = Draft {
-            kind: Kind::Request,
-            op: Op::from(request.what) as u8,
-            table: spec.id,
-            timestamp: timestamp.0,
-            clock: self.clock,
-            range: parts[server],
-            offer: None,
-            signature: None,
-            keys: request.keys,
-            lengths: &[],
-            values: request.load.part(0..request.load.bytes().unwrap_or(0), eager_bytes),
-        };
-        match self.endpoint.post(peer, draft, coding) {
-            Ok(()) => Ok(timestamp),
-            Err(error) => Ok(self.tracker.fail_one(timestamp, error.into())),
-        }
     }
 
     /// Whether the answer will be read where the server has it, so that it needs no place: it is long, and of one server.
@@ -314,9 +348,9 @@ impl Worker {
             }
             return Err(error.into());
         }
-        let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
-        slot.missing += 1;
-        slot.parts.push(part);
+        let progress = self.tracker.progress(timestamp.0).expect("open until it is sealed");
+        progress.missing += 1;
+        progress.parts.push(part);
         Ok(())
     }
 
@@ -350,10 +384,10 @@ impl Worker {
 
     /// All parts of a request have been sent, or one could not be; from now on it is complete when all sent ones are answered.
     fn seal(&mut self, timestamp: Timestamp, sent: Result<Option<Buffer>>) {
-        let slot = self.tracker.slot(timestamp.0).expect("open until it is sealed");
+        let progress = self.tracker.progress(timestamp.0).expect("open until it is sealed");
         match sent {
-            Ok(values) => slot.answer.values = values,
-            Err(error) => slot.error = slot.error.take().or(Some(error)),
+            Ok(values) => progress.answer.values = values,
+            Err(error) => progress.error = progress.error.take().or(Some(error)),
         }
         self.settle(timestamp.0);
     }

@@ -111,7 +111,7 @@ impl Shard for Clocked {
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
         self.pulls += 1;
         if request.keys.first() == Some(&5) {
             self.clock.set(self.clock.get() + 1);

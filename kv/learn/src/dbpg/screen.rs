@@ -144,7 +144,7 @@ impl caravan_kv::Shard for Sums {
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
         self.answer.clear();
         let mut from = 0;
         for key in request.keys {

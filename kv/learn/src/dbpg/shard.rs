@@ -377,7 +377,7 @@ impl caravan_kv::Shard for Shard {
         done
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
         let began = Instant::now();
         let all = 0..self.state.keys().len();
         let positions =

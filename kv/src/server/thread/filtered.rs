@@ -5,13 +5,14 @@
 use caravan_van::wire::Kind;
 use caravan_van::{Draft, Message, PeerId, Values};
 
-use super::{Entry, Left, ServerThread, answer, find, post_coded};
+use super::{Entry, Left, ServerThread, answer, find, gather, post_coded};
 use crate::filter::{FILTERED, List};
 use crate::op::Op;
 use crate::server::shard::{Pulled, Request};
 
 impl ServerThread {
     /// Serves a request whose values are a block, if its operation says that.
+    #[inline(never)]
     pub(super) fn serve_block(
         &mut self,
         peer: PeerId,
@@ -50,21 +51,22 @@ impl ServerThread {
             self.answer(peer, message.timestamp());
             return Ok(());
         }
-        let (mut gathered, shared);
-        let pulled = shard.pull(&request)?;
-        let is_varying = matches!(pulled, Pulled::Varying(_));
-        let values = match pulled {
+        let (gathered, shared);
+        let (lengths, values) = match shard.pull(&request)? {
+            Pulled::Stored(values) => (&[][..], values),
             Pulled::Shared(values) => {
                 shared = values;
-                &shared[..]
+                (&[][..], &shared[..])
             }
-            Pulled::Bytes(bytes) | Pulled::Varying(bytes) => {
-                gathered = memory.allocate(bytes).map_err(|error| error.to_string())?;
-                shard.read(&request, &mut gathered);
-                &gathered[..]
+            Pulled::Bytes(bytes) => {
+                gathered = gather(&memory, bytes, |into| shard.read(&request, into))?;
+                (&[][..], &gathered[..])
+            }
+            Pulled::Varying(bytes) => {
+                gathered = gather(&memory, bytes, |into| shard.read(&request, into))?;
+                (shard.lengths(), &gathered[..])
             }
         };
-        let lengths = if is_varying { shard.lengths() } else { &[] };
         let endpoint = &mut self.endpoint;
         let posted = filters.answer(
             spec,
