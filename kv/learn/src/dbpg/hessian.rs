@@ -223,7 +223,7 @@ impl caravan_kv::Shard for Parts {
         self.put(request.keys, request.lengths, request.values)
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
         self.take(request.keys);
         Ok(Pulled::Varying(self.answer.iter().map(Vec::len).sum()))
     }

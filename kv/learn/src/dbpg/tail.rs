@@ -160,7 +160,7 @@ impl caravan_kv::Shard for Counts {
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
         let counts = request.keys.iter().map(|&key| self.sketch.estimate(key));
         self.answer.clear();
         self.answer.extend(counts);
