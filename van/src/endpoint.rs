@@ -107,8 +107,8 @@ pub struct Endpoint {
     lanes: Vec<Option<Lane>>,
     /// What the last poll brought and was not looked at, the oldest last.
     events: Vec<Event>,
-    /// A frame that was not read to its end.
-    reading: Option<Reading>,
+    /// The frame that is being read.
+    reading: Reading,
     /// Messages that may still be taken before the next poll.
     takes_left: usize,
     /// Whether a peer waits for a landing that there was no room for.
@@ -133,7 +133,7 @@ impl Endpoint {
             credits,
             lanes: Vec::new(),
             events: Vec::with_capacity(64),
-            reading: None,
+            reading: Reading::NOTHING,
             takes_left: 0,
             starved: false,
             open: Vec::with_capacity(16),
@@ -257,20 +257,24 @@ impl Endpoint {
     ///
     /// # Panics
     /// If an answer comes with an offer: that section of it is the endpoint's own.
-    pub fn post(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
-        let mut draft = draft;
+    pub fn post(
+        &mut self,
+        peer: PeerId,
+        mut draft: Draft<'_>, // where the caller has it: it is long
+        coding: &mut Coding,
+    ) -> Result<()> {
         let open = lane(&mut self.lanes, peer)?;
         if draft.kind == Kind::Request && open.credits == 0 {
             return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
         }
-        let extended = if open.is_free() { open.packer.extend(&mut draft) } else { None };
-        let Some(bytes) = extended else { return self.post_image(peer, draft, coding) };
+        if !open.is_free() || !open.packer.extend(&mut draft) {
+            return self.post_image(peer, draft, coding);
+        }
         open.enter(draft.kind, draft.timestamp, None);
         if !std::mem::replace(&mut open.is_listed, true) {
             self.open.push(peer);
         }
         self.counted.messages_sent += 1;
-        self.counted.message_bytes_copied += bytes as u64;
         Ok(())
     }
 
@@ -341,11 +345,18 @@ impl Endpoint {
         self.takes_left = TAKES_MAX;
         let left = self.events.len();
         let polled = self.transport.poll(&mut self.events);
-        if self.events.len() > left {
-            self.events[left..].reverse();
-            self.events.rotate_left(left);
+        if self.events.len() > left.max(1) {
+            self.put_behind(left);
         }
-        polled.map(|()| self.has_arrivals())
+        polled?;
+        Ok(self.has_arrivals())
+    }
+
+    /// Puts the events from `left` on behind those before them: the oldest is last.
+    #[inline(never)]
+    fn put_behind(&mut self, left: usize) {
+        self.events[left..].reverse();
+        self.events.rotate_left(left);
     }
 
     /// Sleeps until a poll may find something, or `timeout` has passed.
@@ -403,7 +414,6 @@ impl Endpoint {
         if !open.packer.takes(bytes) {
             self.close_frame(peer)?;
         }
-        self.counted.message_bytes_copied += bytes as u64;
         let open = lane(&mut self.lanes, peer)?;
         let image = (draft, bytes, open.frame_bytes);
         open.packer.append(self.node, image, coding, &self.memory)?;
@@ -417,21 +427,33 @@ impl Endpoint {
     fn close_frame(&mut self, peer: PeerId) -> Result<()> {
         let frame = lane(&mut self.lanes, peer)?.packer.close(self.limits.checks_bytes);
         let Some(frame) = frame else { return Ok(()) };
+        self.counted.message_bytes_copied += (frame.len() - FRAME_PREFIX) as u64;
         let posted = self.transport.post_send(peer, frame);
-        match &posted {
-            Ok(()) | Err(Error::NotConnected { .. }) => {} // the transport will report it
-            Err(error) => self.drop_lane(peer, error),
+        if let Err(error) = &posted {
+            self.not_sent(peer, error);
         }
         posted
     }
 
     /// Posts all open frames.
+    #[inline(never)]
     fn close_frames(&mut self) {
         while let Some(peer) = self.open.pop() {
-            if let Ok(lane) = lane(&mut self.lanes, peer) {
-                lane.is_listed = false;
+            let Ok(lane) = lane(&mut self.lanes, peer) else { continue };
+            lane.is_listed = false;
+            let Some(frame) = lane.packer.close(self.limits.checks_bytes) else { continue };
+            self.counted.message_bytes_copied += (frame.len() - FRAME_PREFIX) as u64;
+            if let Err(error) = self.transport.post_send(peer, frame) {
+                self.not_sent(peer, &error);
             }
-            let _ = self.close_frame(peer); // told in other ways
+        }
+    }
+
+    /// Closes a lane on which a frame could not be sent: what was in it was taken on before.
+    #[cold]
+    fn not_sent(&mut self, peer: PeerId, error: &Error) {
+        if !matches!(error, Error::NotConnected { .. }) {
+            self.drop_lane(peer, error); // otherwise the transport will report it
         }
     }
 

@@ -3,6 +3,7 @@
 //! Path: worker > slicer > filter > **message** > codec > endpoint > transport.
 
 use std::fmt;
+use std::ops::Range;
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -211,14 +212,33 @@ pub struct Message {
     pub(crate) is_lent: bool,
 }
 
-/// Where sections are in an image: the lengths follow the keys, at a multiple of 8.
+/// Where sections are in an image: the lengths right behind the keys, the values behind those at a multiple of 8.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sections {
     pub(crate) keys_at: u32,
     pub(crate) key_bytes: u32,
     pub(crate) length_bytes: u32,
-    pub(crate) values_at: u32,
     pub(crate) value_bytes: u32,
+}
+
+impl Sections {
+    #[inline]
+    fn keys(self) -> Range<usize> {
+        let at = self.keys_at as usize;
+        at..at + self.key_bytes as usize
+    }
+
+    #[inline]
+    fn lengths(self) -> Range<usize> {
+        let at = self.keys().end;
+        at..at + self.length_bytes as usize
+    }
+
+    #[inline]
+    fn values(self) -> Range<usize> {
+        let at = self.lengths().end.next_multiple_of(8);
+        at..at + self.value_bytes as usize
+    }
 }
 
 impl Message {
@@ -334,29 +354,25 @@ impl Message {
     /// `[n]`, strictly ascending, within the range.
     #[inline]
     pub fn keys(&self) -> &[u64] {
-        let Sections { keys_at, key_bytes, .. } = self.sections;
-        let bytes = &self.image[keys_at as usize..][..key_bytes as usize];
+        let bytes = &self.image[self.sections.keys()];
         <[u64]>::ref_from_bytes(bytes).expect("decode checked alignment and length")
     }
 
     /// `[n]`, or empty; of any number when no keys are named.
     #[inline]
     pub fn lengths(&self) -> &[u32] {
-        let Sections { keys_at, key_bytes, length_bytes, .. } = self.sections;
-        if length_bytes == 0 {
+        if self.sections.length_bytes == 0 {
             return &[];
         }
-        let at = (keys_at as usize + key_bytes as usize).next_multiple_of(8);
-        let bytes = &self.image[at..][..length_bytes as usize];
+        let bytes = &self.image[self.sections.lengths()];
         <[u32]>::ref_from_bytes(bytes).expect("decode checked alignment and length")
     }
 
     /// The values, 8-byte aligned.
     #[inline]
     pub fn values(&self) -> &[u8] {
-        let Sections { values_at, value_bytes, .. } = self.sections;
         match &self.apart {
-            None => &self.image[values_at as usize..][..value_bytes as usize],
+            None => &self.image[self.sections.values()],
             Some(values) => values,
         }
     }
@@ -364,10 +380,9 @@ impl Message {
     /// The same message with what the layer above has made of its lengths, if anything, and of its values.
     pub fn decoded(mut self, lengths: Option<Vec<u32>>, values: Buffer) -> Message {
         if let Some(lengths) = lengths {
-            let keys_end = (self.sections.keys_at + self.sections.key_bytes) as usize;
-            let (at, bytes) = (keys_end.next_multiple_of(8), lengths.as_bytes());
+            let (at, bytes) = (self.sections.keys().end, lengths.as_bytes());
             let mut image = Buffer::adopt(vec![0u64; (at + bytes.len()).div_ceil(8)]);
-            image[..keys_end].copy_from_slice(&self.image[..keys_end]);
+            image[..at].copy_from_slice(&self.image[..at]);
             image[at..at + bytes.len()].copy_from_slice(bytes);
             self.sections.length_bytes = bytes.len() as u32;
             self.image = image.share();
@@ -392,15 +407,13 @@ impl Message {
 
     /// Keeps the values and gives back the memory of everything else. They are copied unless it [owns](Message::owns_values) them.
     pub fn into_values(self) -> Buffer {
-        let Sections { values_at, value_bytes, .. } = self.sections;
         let values = match self.apart {
             Some(values) => {
                 drop(self.image); // perhaps of the same memory
                 values
             }
             None => {
-                let at = values_at as usize;
-                let values = self.image.slice(at..at + value_bytes as usize);
+                let values = self.image.slice(self.sections.values());
                 drop(self.image);
                 values
             }

@@ -176,6 +176,12 @@ impl Places {
         self.0.push((key, timestamp));
     }
 
+    /// Whether no place is open.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Closes a place; returns the timestamp of its request, if there was one.
     pub(super) fn remove(&mut self, key: u64) -> Option<u64> {
         let at = self.0.iter().position(|&(open, _)| open == key)?;

@@ -37,13 +37,25 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// `count` answers came: their requests' credits are back.
-    pub(super) fn answered(&mut self, peer: PeerId, count: usize) -> Result<()> {
-        if count > usize::from(self.credits_max - self.credits) {
-            return Err(Error::Unasked { peer, what: "an answer" });
+    /// Enters a request that came, one of at most `credits` that are not answered; false if it is one too many.
+    #[must_use]
+    #[inline]
+    pub(super) fn requested(&mut self, credits: u16) -> bool {
+        let is_due = self.unanswered < credits;
+        self.unanswered += u16::from(is_due);
+        is_due
+    }
+
+    /// Enters an answer that came: its request's credit is back. False if there is no such request.
+    #[must_use]
+    #[inline]
+    pub(super) fn answered(&mut self, timestamp: u64) -> bool {
+        let is_due = self.credits < self.credits_max;
+        self.credits += u16::from(is_due);
+        if !self.places.is_empty() {
+            self.places.answered(timestamp);
         }
-        self.credits += count as u16;
-        Ok(())
+        is_due
     }
 
     /// Enters a message that was posted: a request has spent a credit, and an answer been given.

@@ -14,9 +14,7 @@ use crate::error::Result;
 use crate::memory::{Buffer, Pool};
 use crate::message::Draft;
 use crate::transport::FRAME_PREFIX;
-use crate::wire::{
-    Coding, Header, Kind, Shape, close_run, encode_into, seal, write_record, write_sections,
-};
+use crate::wire::{Coding, Header, Shape, close_run, encode_into, seal, write_sections};
 
 /// Memory is taken so many bytes at a time: it stays in the caches, and holds some dozens of small messages.
 const SLOT_BYTES: usize = 8 << 10;
@@ -37,10 +35,8 @@ pub(super) struct Packer {
     memory: Option<Buffer>,
     /// Where the frame ends, its prefix included; 0 when none is open.
     end: usize,
-    /// How far it may reach.
+    /// How far a frame may reach that is open, or opened next.
     limit: usize,
-    /// How long a frame the peer takes.
-    frame_bytes: usize,
     /// What the last message was like, if others can be like it.
     form: Option<Form>,
     /// The last image of the open frame, if others of that form may follow it as records.
@@ -70,59 +66,63 @@ impl Packer {
         self.end == 0 || self.end.next_multiple_of(8) + bytes <= self.limit
     }
 
-    /// Appends a message that is like the last one, if there is room: as a record, or as the first of a frame. Returns how long
-    /// it is.
-    #[inline]
-    pub(super) fn extend(&mut self, draft: &mut Draft<'_>) -> Option<usize> {
-        let form = self.form.as_ref().filter(|form| form.shape.fits(draft))?;
-        if self.run.is_none() {
-            return self.begin(draft);
-        }
-        let bytes = form.record_bytes;
-        write_record(draft, self.record(bytes)?);
-        Some(bytes)
+    /// Appends a message that is like the last one, if there is room: as a record, or as the first of a frame.
+    #[inline(always)]
+    pub(super) fn extend(&mut self, draft: &mut Draft<'_>) -> bool {
+        let Some(form) = self.form.as_ref().filter(|form| form.shape.fits(draft)) else {
+            return false;
+        };
+        let (record_bytes, image_bytes) = (form.record_bytes, form.image_bytes);
+        let Some(place) = self.place(draft.timestamp, record_bytes, image_bytes) else {
+            return false;
+        };
+        write_sections(draft, place);
+        true
     }
 
     /// Answers one more request, if the last message did the same and no more, and there is room.
     #[inline]
     pub(super) fn answer(&mut self, timestamp: u64) -> bool {
-        if !self.form.as_ref().is_some_and(|form| form.shape == Shape::BARE) {
-            return false;
-        }
-        if self.run.is_none() {
-            return self.begin(&mut Draft { timestamp, ..Draft::new(Kind::Reply) }).is_some();
-        }
-        let place = self.record(size_of::<u64>());
-        place.map(|place| place.copy_from_slice(&timestamp.to_le_bytes())).is_some()
+        self.form.as_ref().is_some_and(|form| form.shape == Shape::BARE)
+            && self.place(timestamp, size_of::<u64>(), size_of::<Header>()).is_some()
     }
 
-    /// Opens a frame with a message like the last one, if there is memory for it.
-    fn begin(&mut self, draft: &mut Draft<'_>) -> Option<usize> {
-        let (form, at) = (self.form.as_mut().filter(|_| self.end == 0)?, FRAME_PREFIX);
+    /// Room for the sections of a message of the form, whose timestamp is laid down: in a record of `record_bytes` bytes or, where
+    /// no frame is open, an image of `image_bytes`.
+    #[inline(always)]
+    fn place(
+        &mut self,
+        timestamp: u64,
+        record_bytes: usize,
+        image_bytes: usize,
+    ) -> Option<&mut [u8]> {
         let memory = self.memory.as_mut()?;
-        self.limit = memory.len().min(FRAME_PREFIX + self.frame_bytes);
-        let image = memory.get_mut(at..at + form.image_bytes)?;
-        form.header.timestamp.set(draft.timestamp);
-        let (header, sections) = image.split_first_chunk_mut::<{ size_of::<Header>() }>()?;
-        header.copy_from_slice(form.header.as_bytes());
-        write_sections(draft, sections);
-        memory[..at].fill(0);
-        self.end = at + form.image_bytes;
-        self.run = Some(Run { at, records_at: self.end.next_multiple_of(8) });
-        Some(form.image_bytes)
-    }
-
-    /// Room for a record of `bytes` bytes behind the last image, if there is any.
-    #[inline]
-    fn record(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        if self.end == 0 {
+            let header = &mut self.form.as_mut()?.header;
+            let (prefix, image) = memory.split_at_mut_checked(FRAME_PREFIX)?;
+            let (place, sections) =
+                image.get_mut(..image_bytes)?.split_first_chunk_mut::<{ size_of::<Header>() }>()?;
+            prefix.fill(0);
+            header.timestamp.set(timestamp);
+            place.copy_from_slice(header.as_bytes());
+            let (at, end) = (FRAME_PREFIX, FRAME_PREFIX + image_bytes);
+            self.run = Some(Run { at, records_at: end.next_multiple_of(8) });
+            self.end = end;
+            return Some(sections);
+        }
+        self.run.as_ref()?;
         let at = self.end.next_multiple_of(8);
-        let end = at + bytes;
-        let memory = self.memory.as_mut().filter(|_| end <= self.limit)?;
+        let end = at + record_bytes;
+        if end > self.limit {
+            return None;
+        }
         if at > self.end {
             memory[self.end..at].fill(0);
         }
+        let (place, sections) = memory[at..end].split_first_chunk_mut()?;
+        *place = timestamp.to_le_bytes();
         self.end = end;
-        Some(&mut memory[at..end])
+        Some(sections)
     }
 
     /// Appends an image of up to `bytes` bytes, for which there is room, and opens a frame for it if none is open, which the peer
@@ -147,7 +147,6 @@ impl Packer {
         if at != self.end {
             memory[self.end..at].fill(0); // the prefix, or padding
         }
-        self.frame_bytes = frame_bytes;
         self.limit = memory.len().min(FRAME_PREFIX + frame_bytes);
         close(self.run.take(), &mut memory[..self.end]);
         self.end = at + len;
@@ -169,6 +168,7 @@ impl Packer {
     }
 
     /// Closes the open frame and returns it, with a checksum unless the carrier needs none.
+    #[inline(always)]
     pub(super) fn close(&mut self, carrier_checks: bool) -> Option<Buffer> {
         if self.end == 0 {
             return None;
@@ -182,6 +182,7 @@ impl Packer {
             Some(rest) if rest >= REST_BYTES_MIN => memory.split_to(next),
             _ => self.memory.take()?,
         };
+        self.limit = self.limit.min(self.memory.as_ref().map_or(0, |memory| memory.len()));
         frame.truncate(end);
         Some(frame)
     }

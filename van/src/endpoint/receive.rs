@@ -2,13 +2,15 @@
 //!
 //! Path: the way back, transport > codec > **endpoint** > server or worker.
 
+use std::ops::ControlFlow::{self, Break, Continue};
+
 use super::lane::lane;
 use super::{Arrival, Endpoint};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Shared};
 use crate::message::Message;
 use crate::transport::{Event, PeerId};
-use crate::wire::{Entry, Hello, Images, Kind, decode_lent};
+use crate::wire::{Hello, Images, Kind, decode_lent};
 
 /// A frame, as far as it was not read yet.
 pub(super) struct Reading {
@@ -16,43 +18,145 @@ pub(super) struct Reading {
     images: Images,
 }
 
+impl Reading {
+    pub(super) const NOTHING: Reading = Reading { peer: PeerId(0), images: Images::NONE };
+}
+
 impl Endpoint {
     /// The next thing that a poll brought. After many of them there is none until the next poll.
+    #[inline]
     pub fn take(&mut self) -> Option<Arrival> {
-        self.takes_left = self.takes_left.checked_sub(1)?;
+        if self.takes_left == 0 || !self.has_arrivals() {
+            return None;
+        }
+        self.takes_left -= 1;
+        self.take_one()
+    }
+
+    #[inline(never)]
+    fn take_one(&mut self) -> Option<Arrival> {
         loop {
-            while self.reading.is_some() {
-                if let Some(arrival) = self.read() {
-                    return Some(arrival);
+            let Reading { peer, ref mut images } = self.reading;
+            let run = &mut images.run;
+            let Some(record) = run.next() else {
+                match self.turn_page() {
+                    ControlFlow::Continue(()) => continue,
+                    ControlFlow::Break(arrival) => return arrival,
                 }
-            }
-            if let Some((peer, error)) = self.closed.pop() {
-                return Some(Arrival::Lost { peer, error });
-            }
-            let event = self.events.pop()?;
-            if let Event::Received { peer, frame } = event {
-                self.reading = Some(Reading { peer, images: self.images(frame) });
+            };
+            let Ok(open) = lane(&mut self.lanes, peer) else {
+                self.reading = Reading::NOTHING; // closed meanwhile
+                continue;
+            };
+            let is_request = run.kind() == Kind::Request;
+            let is_due = if is_request {
+                open.requested(self.credits)
+            } else {
+                open.answered(record.timestamp)
+            };
+            if !is_due {
+                self.refuse_undue(is_request);
                 continue;
             }
-            let peer = event.peer();
-            match self.sort_out(event) {
-                Ok(None) => {}
-                Ok(arrival) => return arrival,
-                Err(error) => self.drop_lane(peer, &error),
+            if run.is_bare() {
+                run.pass();
+                self.counted.messages_received += 1;
+                return Some(Arrival::Answered { peer, timestamp: record.timestamp });
             }
+            if let Err(error) = run.check(record) {
+                self.refuse(error.into());
+                continue;
+            }
+            self.counted.messages_received += 1;
+            return run.message(record).map(|message| Arrival::Message { peer, message });
         }
     }
 
     /// Whether there is something to take.
+    #[inline]
     pub(super) fn has_arrivals(&self) -> bool {
-        self.reading.is_some() || !self.events.is_empty() || !self.closed.is_empty()
+        !self.reading.images.is_empty() || !self.events.is_empty() || !self.closed.is_empty()
     }
 
-    fn images(&self, frame: Buffer) -> Images {
-        if self.limits.checks_bytes {
-            return Images::checked_by_carrier(frame);
+    /// Opens the next image, of this frame or the next. What is no run arrives by itself; nothing does when there is no more.
+    #[inline(never)]
+    fn turn_page(&mut self) -> ControlFlow<Option<Arrival>> {
+        if self.reading.images.is_empty() {
+            if !self.closed.is_empty() {
+                let closed = self.closed.pop();
+                return Break(closed.map(|(peer, error)| Arrival::Lost { peer, error }));
+            }
+            match self.events.pop() {
+                None => return Break(None),
+                Some(Event::Received { peer, frame }) => {
+                    self.reading.peer = peer;
+                    self.reading.images.begin(frame, self.limits.checks_bytes);
+                }
+                Some(event) => return self.take_event(event),
+            }
         }
-        Images::new(frame)
+        match self.reading.images.open(&self.memory) {
+            Ok(None) => Continue(()),
+            Ok(Some(message)) => self.take_message(message),
+            Err(error) => {
+                self.refuse(error);
+                Continue(())
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn take_event(&mut self, event: Event) -> ControlFlow<Option<Arrival>> {
+        let peer = event.peer();
+        match self.sort_out(event) {
+            Ok(None) => Continue(()),
+            Ok(arrival) => Break(arrival),
+            Err(error) => {
+                self.drop_lane(peer, &error);
+                Continue(())
+            }
+        }
+    }
+
+    /// Takes in a message that is an image by itself, unless it is the endpoint's own.
+    #[inline(never)]
+    fn take_message(&mut self, message: Message) -> ControlFlow<Option<Arrival>> {
+        let peer = self.reading.peer;
+        let taken = match message.kind() {
+            Kind::Want => self.grant_wanted(peer, &message),
+            Kind::Grant => self.take_grant(peer, message.offer()),
+            _ => match self.admit(peer, message) {
+                Ok(arrival) => return Break(Some(arrival)),
+                Err(error) => Err(error),
+            },
+        };
+        if let Err(error) = taken {
+            self.refuse(error);
+        }
+        Continue(())
+    }
+
+    /// Drops the lane of a frame with something that no honest peer sends.
+    #[cold]
+    fn refuse(&mut self, error: Error) {
+        let peer = self.reading.peer;
+        self.reading = Reading::NOTHING;
+        self.drop_lane(peer, &error);
+    }
+
+    #[cold]
+    fn refuse_undue(&mut self, is_request: bool) {
+        let error = self.undue(self.reading.peer, is_request);
+        self.refuse(error);
+    }
+
+    /// What is wrong with a request for which the peer had no credit, or an answer that nobody waits for.
+    #[cold]
+    fn undue(&self, peer: PeerId, is_request: bool) -> Error {
+        match is_request {
+            true => Error::QueueFull { peer, depth: self.credits.into() },
+            false => Error::Unasked { peer, what: "an answer" },
+        }
     }
 
     #[inline(never)]
@@ -91,53 +195,6 @@ impl Endpoint {
         Arrival::Connected { peer, hello }
     }
 
-    /// Reads the next message of a frame, unless it is the endpoint's own, or no message.
-    #[inline(always)]
-    fn read(&mut self) -> Option<Arrival> {
-        let Reading { peer, images } = self.reading.as_mut()?;
-        let peer = *peer;
-        let Ok(open) = lane(&mut self.lanes, peer) else {
-            self.reading = None; // closed meanwhile
-            return None;
-        };
-        let entry = images.next(&self.memory);
-        if images.is_empty() {
-            self.reading = None;
-        }
-        let failed = match entry {
-            Ok(Entry::Message(message)) if message.kind() == Kind::Request => {
-                if open.unanswered < self.credits {
-                    open.unanswered += 1;
-                    self.counted.messages_received += 1;
-                    return Some(Arrival::Message { peer, message });
-                }
-                Err(Error::QueueFull { peer, depth: self.credits.into() })
-            }
-            Ok(Entry::Answer(timestamp)) => match open.answered(peer, 1) {
-                Ok(()) => {
-                    open.places.answered(timestamp);
-                    self.counted.messages_received += 1;
-                    return Some(Arrival::Answered { peer, timestamp });
-                }
-                failed => failed,
-            },
-            Ok(Entry::Message(message)) => match message.kind() {
-                Kind::Want => self.grant_wanted(peer, &message),
-                Kind::Grant => self.take_grant(peer, message.offer()),
-                _ => match self.admit(peer, message) {
-                    Ok(arrival) => return Some(arrival),
-                    Err(error) => Err(error),
-                },
-            },
-            Err(error) => Err(error),
-        };
-        if let Err(error) = failed {
-            self.reading = None;
-            self.drop_lane(peer, &error);
-        }
-        None
-    }
-
     /// Takes in a message whose values its sender has lent.
     fn lent(&mut self, peer: PeerId, frame: Buffer, values: Shared) -> Result<Arrival> {
         let message = decode_lent(frame, values, self.limits.checks_bytes, &self.memory)?;
@@ -163,7 +220,9 @@ impl Endpoint {
         let Some(timestamp) = open.places.remove(key) else {
             return Err(Error::Unasked { peer, what: "a write" });
         };
-        open.answered(peer, 1)?;
+        if !open.answered(timestamp) {
+            return Err(self.undue(peer, false));
+        }
         self.counted.messages_received += 1;
         Ok(Arrival::Placed { peer, timestamp, memory, len })
     }
@@ -172,17 +231,17 @@ impl Endpoint {
     fn admit(&mut self, peer: PeerId, message: Message) -> Result<Arrival> {
         let mut message = message;
         let open = lane(&mut self.lanes, peer)?;
-        if message.kind() == Kind::Request {
-            if open.unanswered == self.credits {
-                return Err(Error::QueueFull { peer, depth: self.credits.into() });
-            }
-            open.unanswered += 1;
+        let is_request = message.kind() == Kind::Request;
+        let is_due = if is_request {
+            open.requested(self.credits)
         } else {
-            open.answered(peer, 1)?;
-            open.places.answered(message.timestamp());
-            if let Some(landing) = message.take_offer() {
-                self.take_grant(peer, Some(landing))?;
-            }
+            open.answered(message.timestamp())
+        };
+        if !is_due {
+            return Err(self.undue(peer, is_request));
+        }
+        if !is_request && let Some(landing) = message.take_offer() {
+            self.take_grant(peer, Some(landing))?;
         }
         self.counted.messages_received += 1;
         if message.kind() == Kind::Reply && message.is_bare() {

@@ -207,6 +207,7 @@ impl Endpoint {
     }
 
     /// Tries again to serve those for whom memory was short.
+    #[cold]
     pub(super) fn feed(&mut self) {
         self.starved = false;
         for index in 0..self.lanes.len() {

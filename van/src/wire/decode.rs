@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use zerocopy::FromBytes;
 
-use super::run::Run;
+use super::run::{Form, Run};
 use super::{
     ALIGN, CHECKSUM, DecodeError, Header, Kind, MAGIC, Offer, Section, TRAILER, VERSION, ascend,
     check_padding, delta, flags, key_outside, snappy, snappy_flag,
@@ -35,93 +35,138 @@ pub enum Entry {
 /// The images of a received frame: each begins at a multiple of 8 bytes, with zeros in between, and the last one ends the
 /// frame. The checksum of the first covers all of them.
 pub struct Images {
-    /// Those that have not been read.
+    /// Those that have not been opened.
     rest: Option<Buffer>,
-    run: Option<Run>,
-    /// Whether a checksum has to be looked at.
-    unchecked: bool,
-    is_first: bool,
+    /// What is left of the one that has.
+    pub(crate) run: Run,
+    sum: Sum,
+}
+
+/// What the next image's header holds for a checksum.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sum {
+    /// That of the frame.
+    OfFrame,
+    /// Something that need not be looked at: the carrier has checked every byte.
+    Any,
+    /// 0: there was one before.
+    Zero,
 }
 
 impl Images {
+    /// None at all.
+    pub(crate) const NONE: Images = Images { rest: None, run: Run::NONE, sum: Sum::Zero };
+
     /// The images of `frame`, which begins 8-byte aligned.
     pub fn new(frame: Buffer) -> Images {
-        Images { rest: Some(frame), run: None, unchecked: true, is_first: true }
+        let mut images = Images::NONE;
+        images.begin(frame, false);
+        images
     }
 
     /// Likewise, of a frame without a checksum: its carrier has checked every byte.
     pub fn checked_by_carrier(frame: Buffer) -> Images {
-        Images { unchecked: false, ..Images::new(frame) }
+        let mut images = Images::NONE;
+        images.begin(frame, true);
+        images
+    }
+
+    /// Goes on with those of another frame, once all have been read.
+    #[inline]
+    pub(crate) fn begin(&mut self, frame: Buffer, carrier_checks: bool) {
+        self.rest = Some(frame);
+        self.sum = if carrier_checks { Sum::Any } else { Sum::OfFrame };
     }
 
     /// Whether all have been read.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.rest.is_none() && self.run.is_none()
+        self.rest.is_none() && self.run.is_over()
     }
 
     /// Reads the next message. After an error the rest is not to be looked at.
     ///
     /// # Errors
     /// As [`Message::decode`], also when there is none.
-    #[inline(always)]
     #[allow(clippy::should_implement_trait, reason = "it takes a pool, and fails")]
     pub fn next(&mut self, pool: &Pool) -> Result<Entry> {
-        if self.run.is_some() {
-            return self.next_record();
+        loop {
+            if let Some(record) = self.run.next() {
+                if self.run.is_bare() {
+                    self.run.pass();
+                    return Ok(Entry::Answer(record.timestamp));
+                }
+                self.run.check(record)?;
+                if let Some(message) = self.run.message(record) {
+                    return Ok(Entry::Message(message));
+                }
+            }
+            if let Some(message) = self.open(pool)? {
+                return Ok(Entry::Message(message));
+            }
         }
-        let none = DecodeError::TooShort { what: "a message", have: 0, need: size_of::<Header>() };
-        let mut image = self.rest.take().ok_or(none)?;
-        let have = image.len();
+    }
+
+    /// Opens the next image: as [`Images::run`], or if it is a message of another form, that is returned.
+    ///
+    /// # Errors
+    /// As [`Images::next`].
+    #[inline(always)]
+    pub(crate) fn open(&mut self, pool: &Pool) -> Result<Option<Message>> {
+        let none =
+            || DecodeError::TooShort { what: "a message", have: 0, need: size_of::<Header>() };
+        let mut image = self.rest.take().ok_or_else(none)?;
         let header = read_header(&image)?;
         let kind = check_header(header)?;
-        let is_run = matches!(kind, Kind::Requests | Kind::Replies);
-        let layout = match is_run {
-            false => Layout::new(header, have, None)?,
-            true => Layout::of_run(Run::len(header, kind, have)?),
+        let Some(form) = Form::of(header, kind, image.len())? else {
+            return self.open_other(image, kind, pool).map(Some);
         };
         let found = header.checksum.get();
-        let is_alone = self.is_first && layout.end == have;
+        self.check(&mut image, found)?;
+        if form.end < image.len() {
+            self.cut(&mut image, form.end)?;
+        }
+        self.run = Run::new(image.share(), form);
+        Ok(None)
+    }
+
+    /// Reads an image that is no run, and could not be the first of one.
+    #[inline(never)]
+    fn open_other(&mut self, mut image: Buffer, kind: Kind, pool: &Pool) -> Result<Message> {
+        let (have, header) = (image.len(), read_header(&image)?);
+        let (layout, found) = (Layout::new(header, have, None)?, header.checksum.get());
+        let is_alone = self.sum != Sum::Zero && layout.end == have;
         if !is_alone && layout.flags & flags::VALUES_UNCOVERED != 0 {
             return Err(DecodeError::Contradiction { flags: layout.flags, kind }.into());
         }
-        if !std::mem::take(&mut self.is_first) {
-            if found != 0 {
-                return Err(DecodeError::Checksum { found, computed: 0 }.into());
-            }
-        } else if self.unchecked {
-            let covered = if is_alone { layout.covered } else { have };
-            check_checksum(found, &mut image[..covered])?;
-        }
+        let covered = if is_alone { layout.covered } else { have };
+        self.check(&mut image[..covered], found)?;
         if layout.end < have {
-            let next = layout.end.next_multiple_of(ALIGN);
-            if next >= have {
-                return Err(DecodeError::TooLong { have, need: layout.end }.into());
-            }
-            check_padding(&image, layout.end..next)?;
-            let rest = image.split_off(next);
-            image.truncate(layout.end);
-            self.rest = Some(rest);
+            self.cut(&mut image, layout.end)?;
         }
-        if is_run {
-            self.run = Some(Run::new(image.share(), kind)?);
-            return self.next_record();
-        }
-        if kind == Kind::Reply && layout.is_bare() {
-            return Ok(Entry::Answer(timestamp_of(&image)));
-        }
-        read_sections(image.share(), kind, &layout, None, pool).map(Entry::Message)
+        read_sections(image.share(), kind, &layout, None, pool)
     }
 
-    /// Reads the next message of a run.
-    #[inline(always)]
-    fn next_record(&mut self) -> Result<Entry> {
-        let run = self.run.as_mut().expect("asked for where there is one");
-        let entry = run.next()?;
-        if run.is_over() {
-            self.run = None;
+    /// Checks the checksum that was found in the header with which `covered` begins.
+    #[inline]
+    fn check(&mut self, covered: &mut [u8], found: u32) -> Result<(), DecodeError> {
+        match std::mem::replace(&mut self.sum, Sum::Zero) {
+            Sum::OfFrame => check_checksum(found, covered),
+            Sum::Zero if found != 0 => Err(DecodeError::Checksum { found, computed: 0 }),
+            Sum::Any | Sum::Zero => Ok(()),
         }
-        Ok(entry)
+    }
+
+    /// Cuts off what stands behind an image that ends at `end`.
+    fn cut(&mut self, image: &mut Buffer, end: usize) -> Result<(), DecodeError> {
+        let (have, next) = (image.len(), end.next_multiple_of(ALIGN));
+        if next >= have {
+            return Err(DecodeError::TooLong { have, need: end });
+        }
+        check_padding(image, end..next)?;
+        self.rest = Some(image.split_off(next));
+        image.truncate(end);
+        Ok(())
     }
 }
 
@@ -214,7 +259,6 @@ fn read_sections(
         keys_at: layout.keys.start as u32,
         key_bytes: layout.keys.len() as u32,
         length_bytes: layout.lengths.len() as u32,
-        values_at: layout.values.start as u32,
         value_bytes: layout.values.len() as u32,
     };
     let (flags, timestamp) = (layout.flags, timestamp_of(&image));
@@ -376,18 +420,6 @@ impl Layout {
             covered: if is_set(flags::VALUES_UNCOVERED) { values } else { need },
             end: need,
         })
-    }
-
-    /// Of a run of `end` bytes, which has no sections but those of its records.
-    fn of_run(end: usize) -> Layout {
-        let (keys, lengths, values) = (end..end, end..end, end..end);
-        Layout { flags: 0, range: KeyRange::ALL, keys, lengths, values, covered: end, end }
-    }
-
-    /// Whether nothing follows the header.
-    #[inline]
-    fn is_bare(&self) -> bool {
-        self.end == size_of::<Header>()
     }
 }
 

@@ -13,7 +13,7 @@
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
-use super::{ALIGN, DecodeError, Entry, Header, Kind, check_padding};
+use super::{ALIGN, DecodeError, Header, Kind, check_padding};
 use crate::memory::Shared;
 use crate::message::{Draft, KeyRange, Message, Sections};
 
@@ -79,21 +79,10 @@ fn keys_of(kind: Kind) -> Option<usize> {
     }
 }
 
-/// Lays a draft that has a [`Shape`] down as a record, which fills `place`.
+/// Lays the key and values of a draft that has a [`Shape`] down, and zeros in what is left of `place`.
 ///
 /// # Panics
-/// On a bug of the caller: a key outside of the range, a place of another length.
-#[inline]
-pub(crate) fn write_record(draft: &mut Draft<'_>, place: &mut [u8]) {
-    let (timestamp, sections) = place.split_first_chunk_mut().expect("room for a record");
-    *timestamp = draft.timestamp.to_le_bytes();
-    write_sections(draft, sections);
-}
-
-/// Lays its key and values down, and zeros in what is left of `place`.
-///
-/// # Panics
-/// As [`write_record`].
+/// On a bug of the caller: a key outside of the range, a place that is too short.
 #[inline]
 pub(crate) fn write_sections(draft: &mut Draft<'_>, place: &mut [u8]) {
     let mut rest = place;
@@ -118,102 +107,166 @@ pub(crate) fn close_run(image: &mut [u8], bytes: usize) {
     header.length_bytes = U32::new(bytes as u32);
 }
 
-/// The messages of a received run that have not been read yet.
-pub(super) struct Run {
-    image: Shared,
+/// What the messages of a received image have in common, if it is a run or could be the first of one.
+#[derive(Clone, Copy)]
+pub(super) struct Form {
     kind: Kind,
     range: KeyRange,
-    /// Where the next message's key would stand, or its values.
-    at: usize,
-    /// From there to the next one's timestamp.
-    len: usize,
     key_bytes: usize,
     value_bytes: usize,
-    end: usize,
-    timestamp: u64,
+    /// Where the image ends.
+    pub(super) end: usize,
 }
 
-impl Run {
-    /// How long the run is that begins with `header`, of which there are `have` bytes.
+impl Form {
+    /// That of the image which begins with `header`, of which there are `have` bytes; nothing if it is a message of another form.
     ///
     /// # Errors
     /// Says what is wrong with it.
-    pub(super) fn len(header: &Header, kind: Kind, have: usize) -> Result<usize, DecodeError> {
+    #[inline(always)]
+    pub(super) fn of(
+        header: &Header,
+        kind: Kind,
+        have: usize,
+    ) -> Result<Option<Form>, DecodeError> {
         let [keys, records, values] =
             [header.key_bytes, header.length_bytes, header.value_bytes].map(|n| n.get() as usize);
-        let len = keys.saturating_add(values.next_multiple_of(ALIGN)); // of 32 bits each
-        let stride = TIMESTAMP + len;
-        let is_key = keys_of(kind).is_some_and(|count| keys == count * size_of::<u64>());
-        if header.flags != 0 || !is_key || records == 0 || !records.is_multiple_of(stride) {
-            return Err(DecodeError::Run { keys, values, records });
+        let is_form = header.flags == 0 && keys_of(kind).is_some_and(|count| keys == 8 * count);
+        let first = size_of::<Header>() + keys; // not longer than a header and a key, once `is_form`
+        let (kind, end, what) = match kind {
+            Kind::Request | Kind::Reply if is_form && records == 0 => {
+                (kind, first + values, "its sections")
+            }
+            Kind::Requests | Kind::Replies => {
+                let len = keys.saturating_add(values.next_multiple_of(ALIGN)); // of 32 bits each
+                if !is_form || records == 0 || !records.is_multiple_of(TIMESTAMP + len) {
+                    return Err(DecodeError::Run { keys, values, records });
+                }
+                let kind = if kind == Kind::Requests { Kind::Request } else { Kind::Reply };
+                (kind, size_of::<Header>() + len + records, "its records")
+            }
+            _ => return Ok(None),
+        };
+        if have < end {
+            return Err(DecodeError::TooShort { what, have, need: end });
         }
-        let need = size_of::<Header>() + len + records;
-        if have < need {
-            return Err(DecodeError::TooShort { what: "its records", have, need });
-        }
-        Ok(need)
+        let (begin, last) = (header.range_begin.get(), header.range_end.get());
+        let range =
+            KeyRange::new(begin, last).ok_or(DecodeError::EmptyRange { begin, end: last })?;
+        Ok(Some(Form { kind, range, key_bytes: keys, value_bytes: values, end }))
     }
+}
 
-    /// The run in `image`, which is as long as [`Run::len`] says.
-    pub(super) fn new(image: Shared, kind: Kind) -> Result<Run, DecodeError> {
-        let (header, _) = Header::ref_from_prefix(&image).expect("it was read before");
-        let (begin, end) = (header.range_begin.get(), header.range_end.get());
-        let range = KeyRange::new(begin, end).ok_or(DecodeError::EmptyRange { begin, end })?;
-        let (key_bytes, value_bytes) =
-            (header.key_bytes.get() as usize, header.value_bytes.get() as usize);
-        Ok(Run {
-            kind: if kind == Kind::Requests { Kind::Request } else { Kind::Reply },
-            range,
-            at: size_of::<Header>(),
-            len: key_bytes + value_bytes.next_multiple_of(ALIGN),
-            key_bytes,
-            value_bytes,
-            end: image.len(),
-            timestamp: header.timestamp.get(),
-            image,
-        })
+/// The messages of a received image that has a form, as far as they have not been read.
+pub(crate) struct Run {
+    /// `None` when all have been read.
+    image: Option<Shared>,
+    form: Form,
+    /// Where the next message's timestamp stands.
+    timestamp_at: usize,
+    /// Where its key does, or its values.
+    at: usize,
+}
+
+/// Where in a run a message stands.
+#[derive(Clone, Copy)]
+pub(crate) struct Record {
+    pub(crate) timestamp: u64,
+    at: usize,
+}
+
+impl Run {
+    /// One of no messages.
+    pub(super) const NONE: Run = Run {
+        image: None,
+        form: Form {
+            kind: Kind::Reply,
+            range: KeyRange::ALL,
+            key_bytes: 0,
+            value_bytes: 0,
+            end: 0,
+        },
+        timestamp_at: 0,
+        at: 0,
+    };
+
+    /// Those of `image`, which has that form.
+    #[inline]
+    pub(super) fn new(image: Shared, form: Form) -> Run {
+        let timestamp_at = std::mem::offset_of!(Header, timestamp);
+        Run { image: Some(image), form, timestamp_at, at: size_of::<Header>() }
     }
 
     /// Whether all were read.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
-        self.at > self.end
+        self.image.is_none()
     }
 
-    /// Reads the next one, of which there is one.
+    /// Request or reply.
+    #[inline]
+    pub(crate) fn kind(&self) -> Kind {
+        self.form.kind
+    }
+
+    /// Whether they are replies that say nothing.
+    #[inline]
+    pub(crate) fn is_bare(&self) -> bool {
+        self.form.key_bytes | self.form.value_bytes == 0
+    }
+
+    /// Finds the next one, if there is one. It is to be taken out by [`Run::message`] or, where it is bare, [`Run::pass`].
     #[inline(always)]
-    pub(super) fn next(&mut self) -> Result<Entry, DecodeError> {
-        let (timestamp, at) = (self.timestamp, self.at);
-        let next = at + self.len;
-        self.at = next + TIMESTAMP;
-        if next < self.end {
-            let bytes = self.image[next..].first_chunk().expect("whole records");
-            self.timestamp = u64::from_le_bytes(*bytes);
-        }
-        if self.len == 0 {
-            return Ok(Entry::Answer(timestamp));
-        }
-        if self.key_bytes > 0 {
-            let bytes = self.image[at..].first_chunk().expect("whole records");
-            let (key, range) = (u64::from_le_bytes(*bytes), self.range);
+    pub(crate) fn next(&mut self) -> Option<Record> {
+        let image = self.image.as_ref()?;
+        let timestamp = image[self.timestamp_at..].first_chunk().expect("whole records");
+        let (timestamp, at) = (u64::from_le_bytes(*timestamp), self.at);
+        let Form { key_bytes, value_bytes, .. } = self.form;
+        self.timestamp_at = (at + key_bytes + value_bytes).next_multiple_of(ALIGN);
+        self.at = self.timestamp_at + TIMESTAMP;
+        Some(Record { timestamp, at })
+    }
+
+    /// Checks the one that was found.
+    #[inline(always)]
+    pub(crate) fn check(&self, record: Record) -> Result<(), DecodeError> {
+        let Some(image) = &self.image else { return Ok(()) };
+        let Form { range, key_bytes, value_bytes, .. } = self.form;
+        if key_bytes > 0 {
+            let bytes = image[record.at..].first_chunk().expect("whole records");
+            let key = u64::from_le_bytes(*bytes);
             if !range.contains(key) {
                 let (begin, end) = (range.begin(), range.end());
                 return Err(DecodeError::KeyOutsideRange { key, begin, end });
             }
         }
-        let values = at + self.key_bytes;
-        if !self.value_bytes.is_multiple_of(ALIGN) {
-            check_padding(&self.image, values + self.value_bytes..next)?;
+        if !value_bytes.is_multiple_of(ALIGN) {
+            let values_end = record.at + key_bytes + value_bytes;
+            check_padding(image, values_end..self.timestamp_at.min(image.len()))?;
         }
+        Ok(())
+    }
+
+    /// The one that was found, and checked.
+    #[inline(always)]
+    pub(crate) fn message(&mut self, record: Record) -> Option<Message> {
+        let Form { kind, key_bytes, value_bytes, end, .. } = self.form;
+        let image = if self.at > end { self.image.take()? } else { self.image.clone()? };
         let sections = Sections {
-            keys_at: at as u32,
-            key_bytes: self.key_bytes as u32,
+            keys_at: record.at as u32,
+            key_bytes: key_bytes as u32,
             length_bytes: 0,
-            values_at: values as u32,
-            value_bytes: self.value_bytes as u32,
+            value_bytes: value_bytes as u32,
         };
-        let (image, kind) = (self.image.clone(), self.kind);
-        let (apart, flags, is_lent) = (None, 0, false);
-        Ok(Entry::Message(Message { image, apart, timestamp, sections, kind, flags, is_lent }))
+        let (apart, timestamp, flags, is_lent) = (None, record.timestamp, 0, false);
+        Some(Message { image, apart, timestamp, sections, kind, flags, is_lent })
+    }
+
+    /// Goes on behind the one that was found.
+    #[inline(always)]
+    pub(crate) fn pass(&mut self) {
+        if self.at > self.form.end {
+            self.image = None;
+        }
     }
 }

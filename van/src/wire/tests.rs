@@ -471,7 +471,8 @@ fn a_run_is_read_message_by_message() {
         for number in 1..3 {
             let mut record = vec![0xff; shape.record_bytes()];
             assert!(shape.fits(&draft(number)));
-            write_record(&mut draft(number), &mut record);
+            record[..8].copy_from_slice(&draft(number).timestamp.to_le_bytes());
+            write_sections(&mut draft(number), &mut record[8..]);
             frame.extend(record);
         }
         close_run(&mut frame, 2 * shape.record_bytes());
