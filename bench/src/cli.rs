@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use caravan_kv::node::Numa;
-use caravan_learn::dbpg::Filters;
 use caravan_learn::dbpg::blocks::BLOCK_RATIO;
+use caravan_learn::dbpg::{Filters, Straggle};
 use caravan_learn::model::Format;
 use caravan_van::Wait;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -14,6 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::floor::Answerer;
 use crate::scale::parse_straggle;
 use crate::subject::Op;
+use crate::train::straggle;
 use crate::units::{parse_size, parse_wait};
 use crate::verbs;
 
@@ -426,6 +427,9 @@ pub(crate) struct Method {
     /// A model whose weights to begin with, instead of 0
     #[arg(long, value_name = "FILE")]
     pub(crate) warm_start: Option<PathBuf>,
+    /// Share of the blocks, 0 to 1, at which a worker pauses for MS: shows what a delay is worth where machines differ
+    #[arg(long, value_name = "SHARE:MS", value_parser = straggle)]
+    pub(crate) straggle: Option<Straggle>,
 }
 
 /// How far workers may run ahead.
@@ -713,6 +717,8 @@ mod tests {
             "caravan train dbpg --data a --lambda 1 --delay 1..8",
             "caravan train dbpg --data a --lambda 1 --delay fast",
             "caravan train dbpg --data a --lambda 1 --prior 9..3",
+            "caravan train dbpg --data a --lambda 1 --straggle 2:5",
+            "caravan train dbpg --data a --lambda 1 --straggle 0.5",
             "caravan train dbpg --data a --lambda 1 --blocks 3 --block-ratio 2",
             "caravan train dbpg --data a --lambda 1 --lambda-path 1",
             "caravan train dbpg --data a --lambda 1 --positive-weight 0",

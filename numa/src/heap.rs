@@ -67,6 +67,8 @@ pub(crate) fn prefer_node_here(_: Option<NumaId>) -> io::Result<()> {
     unsupported()
 }
 
+pub(crate) fn return_freed_blocks() {}
+
 pub(crate) fn nodes_of(_: &[u8]) -> io::Result<Vec<Option<NumaId>>> {
     unsupported()
 }

@@ -56,7 +56,7 @@ pub use files::{names_in, thread_cpu_ns};
 pub use ids::{NumaId, PuId};
 pub use pages::{
     HUGE_PAGE_BYTES, HugePages, PAGE_BYTES, PageSource, Pages, PagesError, current_pu, nodes_of,
-    prefer_node,
+    prefer_node, return_freed_blocks,
 };
 #[cfg(feature = "topology")]
 pub use topology::{Core, Device, DeviceKind, Error, NumaNode, Topology};

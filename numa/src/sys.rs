@@ -176,6 +176,26 @@ impl Pages {
     }
 }
 
+/// Blocks of so many bytes are mapped one by one.
+#[cfg(target_env = "gnu")]
+const MAPPED_BYTES: libc::c_int = 1 << 20;
+
+/// What may stay at the end of a heap: enough for smaller blocks that come and go.
+#[cfg(target_env = "gnu")]
+const HEAP_END_BYTES: libc::c_int = 4 << 20;
+
+/// Fixes both thresholds, which otherwise grow with every larger block that is freed.
+pub(crate) fn return_freed_blocks() {
+    #[cfg(target_env = "gnu")]
+    for (name, bytes) in
+        [(libc::M_MMAP_THRESHOLD, MAPPED_BYTES), (libc::M_TRIM_THRESHOLD, HEAP_END_BYTES)]
+    {
+        // SAFETY: it takes two numbers, by which later calls of the allocator go, and locks what it changes. A refusal
+        // leaves the threshold as it was.
+        unsafe { libc::mallopt(name, bytes) };
+    }
+}
+
 /// Has the calling thread take memory from `node` while it has any left, or again from wherever it runs.
 pub(crate) fn prefer_node_here(node: Option<NumaId>) -> io::Result<()> {
     let outcome = match node {
@@ -266,6 +286,26 @@ mod tests {
 
     use super::*;
     use crate::pages::PageSource;
+
+    #[test]
+    #[cfg(target_env = "gnu")]
+    fn freed_blocks_go_back() {
+        return_freed_blocks();
+        drop(vec![1_u8; 24 << 20]); // would raise the thresholds
+        let block = vec![1_u8; 8 << 20];
+        let (first, len) = (block.as_ptr().addr(), block.len());
+        drop(block);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let range = |line: &str| {
+            let (begin, rest) = line.split_once('-')?;
+            let end = usize::from_str_radix(rest.split(' ').next()?, 16).ok()?;
+            Some(usize::from_str_radix(begin, 16).ok()?..end)
+        };
+        let covers = |line: &str| {
+            range(line).is_some_and(|range| range.contains(&first) && range.end - first >= len)
+        };
+        assert!(!maps.lines().any(covers), "8 MiB at {first:#x} are still mapped");
+    }
 
     #[test]
     fn pages_are_zero_and_can_be_written() {

@@ -3,10 +3,11 @@
 mod rows;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use caravan_learn::dbpg::blocks::Order;
-use caravan_learn::dbpg::{self, Driver, Job, Trained};
+use caravan_learn::dbpg::{self, Driver, Job, Straggle, Trained};
 use caravan_learn::model::{Format, Model};
 use caravan_learn::replace_file::replace;
 
@@ -130,6 +131,17 @@ fn path(largest: f64, smallest: f64, count: u32) -> Vec<f64> {
     (0..count - 1).map(at).chain([smallest]).collect()
 }
 
+/// `SHARE:MS` of `--straggle`.
+pub(crate) fn straggle(text: &str) -> std::result::Result<Straggle, String> {
+    let parts = text.split_once(':').and_then(|(share, ms)| {
+        share.parse::<f64>().ok().zip(ms.parse().ok().map(Duration::from_millis))
+    });
+    let fits = parts.filter(|(share, _)| (0.0..=1.0).contains(share));
+    fits.map(|(share, pause)| Straggle { share, pause }).ok_or_else(|| {
+        format!("{text:?} is no share of blocks from 0 to 1 and milliseconds, as 0.05:20")
+    })
+}
+
 fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
     let (objective, method) = (&args.objective, &args.method);
     let mut job = Job::new(args.data.clone(), lambda);
@@ -149,6 +161,7 @@ fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
     job.epsilon = method.epsilon;
     job.passes_max = if common.smoke { SMOKE_PASSES } else { method.passes };
     job.newton = job.newton.filter(|_| !method.no_newton);
+    job.straggle = method.straggle;
     job.filters = method.filters;
     job.filters.screen &= !method.no_newton;
     let tail = dbpg::Tail {
@@ -248,6 +261,15 @@ mod tests {
         near(&path(100.0, 0.0, 3), &[100.0, 100.0 / 1000_f64.sqrt(), 0.0]);
         assert_eq!(path(1.0, 1.0, 5), [1.0]);
         assert_eq!(path(0.0, 2.0, 5), [2.0]);
+    }
+
+    #[test]
+    fn pauses_are_a_share_and_milliseconds() {
+        let pause = Duration::from_millis(20);
+        assert_eq!(straggle("0.05:20"), Ok(Straggle { share: 0.05, pause }));
+        for text in ["", "0.05", "1.5:20", "-1:20", "0.05:20.5", "NaN:1", "0.05:-1"] {
+            assert!(straggle(text).is_err(), "{text}");
+        }
     }
 
     #[test]

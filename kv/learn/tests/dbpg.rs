@@ -2,6 +2,8 @@
 //! Method: an embedded cluster of threads over real sockets, against `dbpg::reference` and the published figures.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/jobs.rs"]
+mod jobs;
 #[path = "../../tests/support/vans.rs"]
 mod vans;
 
@@ -10,9 +12,9 @@ use std::sync::OnceLock;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 use caravan_learn::dbpg::example::Example;
-use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::reference::{Settings, solve};
-use caravan_learn::dbpg::{self, Filters, Job, Progress, Trained};
+use caravan_learn::dbpg::{self, Job, Progress, Trained};
+use jobs::published;
 
 /// The example set as a file that this process can read. It is written once: other tests may be reading it.
 fn example_file() -> PathBuf {
@@ -45,19 +47,6 @@ fn train_on(mut cluster: Cluster, job: &Job) -> (Trained, Vec<Progress>) {
     let trained = dbpg::train(&mut cluster, job, |progress| passes.push(*progress)).unwrap();
     cluster.shutdown().unwrap();
     (trained, passes)
-}
-
-fn published(blocks: usize) -> Job {
-    Job {
-        blocks: Some(blocks),
-        curvature: Curvature::Published,
-        reset_every: None,
-        epsilon: 1e-6,
-        passes_max: 300,
-        filters: Filters { screen: false, ..Filters::default() },
-        newton: None,
-        ..Job::new(vec![example_file()], 1.0)
-    }
 }
 
 fn reference(job: &Job) -> Settings {
@@ -107,7 +96,7 @@ fn assert_follows(job: &Job, servers: usize, workers: usize) {
 
 #[test]
 fn the_published_table() {
-    let job = published(6);
+    let job = published(example_file(), 6);
     let (trained, passes) = train(1, 1, &job);
     let last = passes[14];
     assert!(
@@ -123,7 +112,7 @@ fn the_published_table() {
 #[test]
 fn the_shape_of_the_cluster_changes_nothing() {
     for (servers, workers) in [(1, 2), (1, 4), (3, 1), (3, 2), (3, 4)] {
-        assert_follows(&published(6), servers, workers);
+        assert_follows(&published(example_file(), 6), servers, workers);
     }
 }
 
@@ -132,8 +121,12 @@ fn exact_delays_follow_the_grid() {
     for (blocks, delay, rate) in
         [(6, 1, 1.0), (12, 4, 1.0), (6, 4, 0.7), (30, 8, 1.0), (60, 4, 0.5)]
     {
-        let mut job =
-            Job { delay, exact_delay: true, kkt_ratio: f64::INFINITY, ..published(blocks) };
+        let mut job = Job {
+            delay,
+            exact_delay: true,
+            kkt_ratio: f64::INFINITY,
+            ..published(example_file(), blocks)
+        };
         job.proximal.learning_rate = rate;
         assert_follows(&job, 1, 1);
     }
@@ -141,7 +134,8 @@ fn exact_delays_follow_the_grid() {
 
 #[test]
 fn resets_and_delays_go_together() {
-    let job = Job { delay: 2, exact_delay: true, reset_every: Some(5), ..published(12) };
+    let job =
+        Job { delay: 2, exact_delay: true, reset_every: Some(5), ..published(example_file(), 12) };
     assert_follows(&job, 1, 1);
     assert_follows(&job, 3, 2);
 }
@@ -149,7 +143,7 @@ fn resets_and_delays_go_together() {
 /// A threshold of 0 from the second pass on filters far too much; only correct resets repair that.
 #[test]
 fn an_eager_filter_is_repaired_by_resets() {
-    let job = Job { kkt_ratio: 0.0, epsilon: 1e-4, ..published(6) };
+    let job = Job { kkt_ratio: 0.0, epsilon: 1e-4, ..published(example_file(), 6) };
     assert_follows(&job, 1, 1);
     assert_follows(&job, 3, 4);
 }
@@ -173,7 +167,7 @@ fn a_delay_that_diverges_is_halved_until_it_does_not() {
             exact_delay: true,
             kkt_ratio: f64::INFINITY,
             epsilon: 1e-9,
-            ..published(blocks)
+            ..published(example_file(), blocks)
         };
         let (diverged, passes) = train(1, 1, &fixed);
         assert!(!diverged.converged, "{blocks} blocks, delay {delay}");
@@ -213,7 +207,7 @@ fn an_adapting_delay_reaches_the_optimum() {
 #[test]
 fn prior_groups_are_visited_before_the_first_pass() {
     let example = Example::new();
-    let job = Job { kkt_ratio: f64::INFINITY, ..published(6) };
+    let job = Job { kkt_ratio: f64::INFINITY, ..published(example_file(), 6) };
     let expected = solve(&[example.part()], &reference(&job));
     let all = Job { prior: vec![(0, 30), (20, 59)], ..job.clone() };
     let (trained, passes) = train(2, 2, &all);
@@ -247,7 +241,7 @@ fn a_polish_saves_passes_and_changes_no_answer() {
 #[test]
 fn every_van_trains_the_same_model_to_the_bit() {
     for (servers, workers) in [(1, 1), (3, 2)] {
-        for job in [published(6), Job::new(vec![example_file()], 1.0)] {
+        for job in [published(example_file(), 6), Job::new(vec![example_file()], 1.0)] {
             let bits = |van| {
                 let (trained, passes) = train_on(cluster_on(van, servers, workers), &job);
                 let numbers = |pass: &Progress| [pass.objective, pass.violation].map(f64::to_bits);

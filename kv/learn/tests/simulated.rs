@@ -2,16 +2,19 @@
 //! Method: the real driver, workers and servers as nodes of a simulated network, against `dbpg::reference`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/jobs.rs"]
+mod jobs;
+
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
 use caravan_learn::dbpg::example::Example;
-use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::reference::{Settings, solve};
-use caravan_learn::dbpg::{self, Filters, Job, Progress, Tail};
+use caravan_learn::dbpg::{self, Job, Progress, Tail};
 use caravan_van::sim::{Faults, Hosts, Network};
+use jobs::published;
 
 /// The example set as a file.
 fn example_file(name: &str) -> PathBuf {
@@ -44,22 +47,9 @@ fn train(seed: u64, job: &Job) -> (Vec<Progress>, u64) {
     (passes, network.trace())
 }
 
-fn published(name: &str) -> Job {
-    Job {
-        blocks: Some(6),
-        curvature: Curvature::Published,
-        reset_every: None,
-        epsilon: 1e-6,
-        passes_max: 300,
-        filters: Filters { screen: false, ..Filters::default() },
-        newton: None,
-        ..Job::new(vec![example_file(name)], 1.0)
-    }
-}
-
 #[test]
 fn it_follows_the_reference_pass_by_pass() {
-    let job = published("reference");
+    let job = published(example_file("reference"), 6);
     let settings = Settings {
         proximal: job.proximal,
         curvature: job.curvature,
@@ -85,7 +75,7 @@ fn it_follows_the_reference_pass_by_pass() {
 /// With a delay the order of arrivals shows in the numbers, and with a polish much more is said between nodes.
 #[test]
 fn the_same_seed_is_the_same_run() {
-    let plain = Job { delay: 2, ..published("seed") };
+    let plain = Job { delay: 2, ..published(example_file("seed"), 6) };
     let polished = Job { delay: 1, ..Job::new(plain.files.clone(), 1.0) };
     let filtered = Job {
         filters: "kkt,skip=0.5,significant=1,key-cache,snappy".parse().unwrap(),

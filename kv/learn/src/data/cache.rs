@@ -1,16 +1,16 @@
-//! A worker's columns as arrays on disk, so that later runs parse no text.
+//! A worker's packed rows as arrays on disk, so that later runs parse no text.
 //!
 //! A folder holds one file for each list of text files and shard. It is valid for exactly these: their paths, lengths and
 //! times of change, the shard, and [`VERSION`]. What does not fit, or is damaged, is said in one line of the log, and made
 //! again from the text. Files are written whole or not at all.
 //!
-//! Arrays are read straight into the memory that training uses, not mapped: screening moves what it keeps to the front, so
-//! that mapped pages would be copied all the same, and a mapping is at the mercy of whoever writes to the file meanwhile.
+//! Arrays are read straight into the memory that training uses, not mapped: that memory goes back when columns have been made
+//! of them, and a mapping is at the mercy of whoever writes to the file meanwhile.
 //!
 //! ```text
 //! 8 bytes magic | u64 order: 1, as this machine writes it | u64 version | u64 bytes of the identity
-//! u64 rows | u64 columns | u64 nonzeros | u64 1 if there are values
-//! identity | keys u64 | starts u64 | rows u32 | values f64 | labels i8 | CRC32C of all that, u32
+//! u64 rows | u64 nonzeros | u64 bytes of deltas | u64 1 if there are values | u64 smallest key | u64 largest key
+//! identity | lengths u32 | deltas u8 | values f64 | labels i8 | CRC32C of all that, u32
 //! ```
 
 use std::fs::{self, File};
@@ -20,21 +20,18 @@ use std::time::UNIX_EPOCH;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{Columns, Shard};
+use super::{PackedRows, Shard};
 use crate::replace_file::Replacement;
 use crate::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"caravanC";
 
 /// Of the layout, of keys, and of what counts as a value: one more when any of them changes.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Numbers after the magic.
-const HEAD: usize = 7;
+const HEAD: usize = 9;
 const CHECKSUM_BYTES: usize = 4;
-
-/// Labels and columns.
-type Data = (Vec<i8>, Columns);
 
 /// What the cache in `folder` holds for these files, or else what `make` reads, which is then kept there.
 ///
@@ -44,8 +41,8 @@ pub(super) fn read_or_make(
     folder: &Path,
     paths: &[PathBuf],
     shard: Shard,
-    make: impl FnOnce() -> Result<Data>,
-) -> Result<Data> {
+    make: impl FnOnce() -> Result<PackedRows>,
+) -> Result<PackedRows> {
     let identity = identity(paths, shard)?;
     let file = folder.join(name(paths, shard));
     match load(&file, identity.as_bytes()) {
@@ -89,7 +86,7 @@ fn name(paths: &[PathBuf], shard: Shard) -> String {
 }
 
 /// None when there is no such file; else why it cannot be used.
-fn load(path: &Path, identity: &[u8]) -> Result<Option<Data>, String> {
+fn load(path: &Path, identity: &[u8]) -> Result<Option<PackedRows>, String> {
     let text = |error: std::io::Error| error.to_string();
     let mut input = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -98,18 +95,17 @@ fn load(path: &Path, identity: &[u8]) -> Result<Option<Data>, String> {
     input.len = input.file.metadata().map_err(text)?.len();
     let (mut magic, mut head) = ([0; 8], [0_u64; HEAD]);
     input.fill(&mut magic).and_then(|()| input.fill(&mut head)).map_err(text)?;
-    let [order, version, identity_len, rows, columns, nonzeros, has_values] = head;
+    let [order, version, identity_len, rows, nonzeros, deltas, has_values, first, last] = head;
     if magic != *MAGIC || order != 1 || version != VERSION {
         return Err(format!("it is no cache of version {VERSION} from a machine like this"));
     }
     // In u128: the numbers are not to be trusted yet, but no more is allocated than the file holds.
-    let per_nonzero = if has_values == 1 { 12 } else { 4 };
-    let expected = (size_of_val(&magic) + size_of_val(&head) + 8 + CHECKSUM_BYTES) as u128
+    let expected = (size_of_val(&magic) + size_of_val(&head) + CHECKSUM_BYTES) as u128
         + u128::from(identity_len)
-        + u128::from(columns) * 16
-        + u128::from(nonzeros) * per_nonzero
-        + u128::from(rows);
-    if expected != u128::from(input.len) || has_values > 1 {
+        + u128::from(rows) * 5
+        + u128::from(deltas)
+        + u128::from(nonzeros) * u128::from(has_values) * 8;
+    if expected != u128::from(input.len) || has_values > 1 || nonzeros > deltas {
         return Err(format!("it should have {expected} bytes, not {}", input.len));
     }
     let mut found = vec![0; identity_len as usize];
@@ -117,8 +113,15 @@ fn load(path: &Path, identity: &[u8]) -> Result<Option<Data>, String> {
     if found != identity {
         return Err("the text has changed since it was made".to_owned());
     }
-    let data = input.data(rows as usize, columns as usize, nonzeros as usize, has_values == 1);
-    let data = data.map_err(text)?;
+    let mut data = PackedRows {
+        labels: vec![0; rows as usize],
+        lengths: vec![0; rows as usize],
+        deltas: vec![0; deltas as usize],
+        values: (has_values == 1).then(|| vec![0.0; nonzeros as usize]),
+        nonzeros: nonzeros as usize,
+        range: (nonzeros > 0).then_some((first, last)),
+    };
+    input.fill_rows(&mut data).map_err(text)?;
     let (summed, mut stored) = (input.crc, 0_u32);
     input.fill(std::slice::from_mut(&mut stored)).map_err(text)?;
     if stored != summed {
@@ -147,59 +150,39 @@ impl Summed {
         Ok(())
     }
 
-    fn data(
-        &mut self,
-        rows: usize,
-        columns: usize,
-        nonzeros: usize,
-        has_values: bool,
-    ) -> std::io::Result<Data> {
-        let mut keys = vec![0; columns];
-        self.fill::<u64>(&mut keys)?;
-        let mut starts = vec![0; columns + 1];
-        self.fill::<u64>(&mut starts)?;
-        let starts = starts.into_iter().map(|start| start as usize).collect();
-        let mut entries = vec![0; nonzeros];
-        self.fill::<u32>(&mut entries)?;
-        let mut values = has_values.then(|| vec![0.0; nonzeros]);
-        values.iter_mut().try_for_each(|values| self.fill::<f64>(values))?;
-        let mut labels = vec![0; rows];
-        self.fill::<i8>(&mut labels)?;
-        Ok((labels, Columns { keys, starts, rows: entries, values }))
+    fn fill_rows(&mut self, rows: &mut PackedRows) -> std::io::Result<()> {
+        self.fill::<u32>(&mut rows.lengths)?;
+        self.fill::<u8>(&mut rows.deltas)?;
+        rows.values.iter_mut().try_for_each(|values| self.fill::<f64>(values))?;
+        self.fill::<i8>(&mut rows.labels)
     }
 }
 
 /// Whether training can do with these arrays whatever they hold.
-fn is_sane((labels, columns): &Data) -> bool {
-    let Columns { keys, starts, rows, values } = columns;
-    let ends = starts.first() == Some(&0) && starts.last() == Some(&rows.len());
-    ends && starts.is_sorted()
-        && keys.is_sorted_by(|a, b| a < b)
-        && (0..keys.len()).all(|column| columns.column(column).0.is_sorted_by(|a, b| a < b))
-        && rows.iter().all(|&row| (row as usize) < labels.len())
-        && labels.iter().all(|&label| label == 1 || label == -1)
-        && values.iter().flatten().all(|value| value.is_finite())
+fn is_sane(rows: &PackedRows) -> bool {
+    rows.is_sound()
+        && rows.labels.iter().all(|&label| label == 1 || label == -1)
+        && rows.values.iter().flatten().all(|value| value.is_finite())
 }
 
-fn store(path: &Path, identity: &[u8], (labels, columns): &Data) -> Result<()> {
+fn store(path: &Path, identity: &[u8], rows: &PackedRows) -> Result<()> {
     if let Some(folder) = path.parent() {
         let at_make = |source| Error::Write { path: folder.to_path_buf(), source };
         fs::create_dir_all(folder).map_err(at_make)?;
     }
-    let Columns { keys, starts, rows, values } = columns;
-    let counts = [identity.len(), labels.len(), keys.len(), rows.len()];
-    let mut head = [1, VERSION, 0, 0, 0, 0, u64::from(values.is_some())];
+    let PackedRows { labels, lengths, deltas, values, nonzeros, range } = rows;
+    let (first, last) = range.unwrap_or_default();
+    let mut head = [1, VERSION, 0, 0, 0, 0, u64::from(values.is_some()), first, last];
+    let counts = [identity.len(), labels.len(), *nonzeros, deltas.len()];
     head[2..6].copy_from_slice(&counts.map(|count| count as u64));
-    let starts: Vec<u64> = starts.iter().map(|&start| start as u64).collect();
     let mut file = Replacement::create(path)?;
     let mut crc = 0;
     for part in [
         &MAGIC[..],
         head.as_bytes(),
         identity,
-        keys.as_bytes(),
-        starts.as_bytes(),
-        rows.as_bytes(),
+        lengths.as_bytes(),
+        deltas.as_bytes(),
         values.as_deref().unwrap_or_default().as_bytes(),
         labels.as_bytes(),
     ] {
@@ -217,9 +200,9 @@ mod tests {
     use std::num::NonZeroUsize;
 
     use super::*;
-    use crate::data::{read_columns, testing::Folder};
+    use crate::data::{read_packed, testing::Folder};
 
-    fn make() -> Result<Data> {
+    fn make() -> Result<PackedRows> {
         panic!("the text is read");
     }
 
@@ -237,7 +220,7 @@ mod tests {
         let cache = folder.path().join("a/b");
         for text in ["1 3:1 18446744073709551615:1\n\n-1 3:1\n1\n", "-1 2:0.5 9:3\n1 9:1\n", ""] {
             let paths = [folder.write("t", text.as_bytes())];
-            let read = |cache| read_columns(&paths, Shard::ALL, NonZeroUsize::MIN, cache).unwrap();
+            let read = |cache| read_packed(&paths, Shard::ALL, NonZeroUsize::MIN, cache).unwrap();
             let plain = read(None);
             assert_eq!(read(Some(&cache)), plain);
             assert_eq!(read_or_make(&cache, &paths, Shard::ALL, make).unwrap(), plain);
@@ -256,7 +239,7 @@ mod tests {
         let folder = Folder::new("cache-refused");
         let cache = folder.path().join("cache");
         let paths = [folder.write("t", b"1 3:0.5 7:1\n-1 7:2\n")];
-        let read = || read_columns(&paths, Shard::ALL, NonZeroUsize::MIN, Some(&cache)).unwrap();
+        let read = || read_packed(&paths, Shard::ALL, NonZeroUsize::MIN, Some(&cache)).unwrap();
         let plain = read();
         let path = file(&cache);
         let identity = identity(&paths, Shard::ALL).unwrap();
@@ -275,11 +258,11 @@ mod tests {
         for (bytes, reason) in [
             (whole[..40].to_vec(), "failed to fill whole buffer"),
             (whole[..end - 1].to_vec(), "it should have"),
-            (changed(0, b'x'), "it is no cache of version 1"),
-            (changed(16, 2), "it is no cache of version 1"),
-            (changed(8, 0), "it is no cache of version 1 from a machine like this"),
+            (changed(0, b'x'), "it is no cache of version 2"),
+            (changed(16, 3), "it is no cache of version 2"),
+            (changed(8, 0), "it is no cache of version 2 from a machine like this"),
             (changed(47, 0xff), "it should have"),
-            (changed(64, b'x'), "the text has changed since it was made"),
+            (changed(80, b'x'), "the text has changed since it was made"),
             (changed(end - 30, 0x55), "it is damaged: its checksum does not fit"),
             (resummed(changed(end - 5, 3)), "its arrays contradict each other"),
         ] {
@@ -300,7 +283,7 @@ mod tests {
         let folder = Folder::new("cache-unwritable");
         let paths = [folder.write("t", b"1 3:1\n")];
         let no_folder = folder.write("file", b"");
-        let read = |cache| read_columns(&paths, Shard::ALL, NonZeroUsize::MIN, cache).unwrap();
+        let read = |cache| read_packed(&paths, Shard::ALL, NonZeroUsize::MIN, cache).unwrap();
         assert_eq!(read(Some(&no_folder)), read(None));
     }
 }

@@ -14,8 +14,8 @@
 
 use memchr::memchr_iter;
 
-use super::Examples;
 use super::libsvm::Fault;
+use super::{Examples, parse_key};
 
 /// Fields of integers, then of categories.
 const INTEGERS: usize = 13;
@@ -80,9 +80,11 @@ const DIGITS_MAX: usize = 18;
 
 fn parse_integer(word: &[u8]) -> Option<i64> {
     let digits = word.strip_prefix(b"-").unwrap_or(word);
-    let fits = (1..=DIGITS_MAX).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit);
-    let number = || digits.iter().fold(0, |sum, digit| sum * 10 + i64::from(digit - b'0'));
-    fits.then(|| if digits.len() < word.len() { -number() } else { number() })
+    if digits.len() > DIGITS_MAX {
+        return None;
+    }
+    let number = parse_key(digits)? as i64;
+    Some(if digits.len() < word.len() { -number } else { number })
 }
 
 /// What of an integer goes into its key.
@@ -101,11 +103,16 @@ fn bucket(size: u64) -> u64 {
 /// A hash of 64 bits, the same on every machine: products of 8 bytes at a time, folded, and SplitMix64's last steps.
 fn hash(text: &[u8]) -> u64 {
     let mut hash = 0x9e37_79b9_7f4a_7c15 ^ text.len() as u64;
-    for chunk in text.chunks(8) {
-        let mut bytes = [0; 8];
-        bytes[..chunk.len()].copy_from_slice(chunk);
+    let mut take = |bytes: [u8; 8]| {
         let product = u128::from(hash ^ u64::from_le_bytes(bytes)) * 0xd6e8_feb8_6659_fd93;
         hash = (product as u64 ^ (product >> 64) as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    };
+    let (chunks, rest) = text.as_chunks::<8>();
+    chunks.iter().for_each(|chunk| take(*chunk));
+    if !rest.is_empty() {
+        let mut bytes = [0; 8];
+        bytes[..rest.len()].copy_from_slice(rest);
+        take(bytes);
     }
     hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use memchr::memchr;
 
-use super::number::leading_value;
+use super::number::{leading_digits, leading_value};
 use super::{Examples, Row, parse_key, parse_value};
 use crate::{Error, Result};
 
@@ -124,21 +124,10 @@ pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Digits of a key that need no check for overflow.
-const SHORT_DIGITS: usize = 19;
-
-/// Key and value of a word at `at`, as most are written, and where it ends: one look at each byte. None: look closer.
+/// Key and value of a word at `at`, as most are written, and where it ends. None: look closer.
 fn short_pair(text: &[u8], at: usize) -> Option<(u64, f64, usize)> {
-    let (mut key, mut digits) = (0_u64, 0);
     let word = &text[at..];
-    for byte in &word[..word.len().min(SHORT_DIGITS)] {
-        let digit = byte.wrapping_sub(b'0');
-        if digit > 9 {
-            break;
-        }
-        key = key * 10 + u64::from(digit);
-        digits += 1;
-    }
+    let (key, digits) = leading_digits(word);
     if digits == 0 || word.get(digits) != Some(&b':') {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Training data in memory: rows as read, and the column-major matrix made from them. The readers are below this.
+//! Training data in memory: rows as read or packed, and the column-major matrix made from them. The readers are below this.
 //!
 //! Values are `f64`: they come from decimal text, the reference optima were computed on them as written, and most data sets
 //! have none at all, since values that are all exactly 1 are not stored.
@@ -6,19 +6,17 @@
 mod cache;
 pub mod clicks;
 mod criteo;
-mod gather;
 pub mod libsvm;
 mod number;
 mod ordered;
+mod packed;
 mod read;
 pub mod source;
 
-use std::collections::HashMap;
-use std::collections::hash_map::{Entry, RandomState};
-use std::hash::{BuildHasher, Hasher};
-
 pub(crate) use number::{parse_key, parse_value};
-pub use read::{parse, read, read_columns};
+pub(crate) use packed::ByKey;
+pub use packed::PackedRows;
+pub use read::{parse, read, read_packed};
 
 use crate::{Error, Result};
 
@@ -155,74 +153,16 @@ impl Examples {
     /// # Errors
     /// [`Error::TooMany`] from 2^32 rows or columns on.
     pub fn into_columns(self) -> Result<(Vec<i8>, Columns)> {
-        let mut gather = gather::Gather::default();
-        gather.append(&self);
-        drop(self);
-        gather.into_columns()
+        let rows = PackedRows::from(&self);
+        let keys = rows.distinct_keys();
+        Ok((self.labels, rows.into_columns(keys)?))
     }
-}
-
-/// Replaces each key by a number, from 0 in order of first sight. Returns each number's key and how often it occurs.
-fn number_keys(keys: &mut [u64]) -> Result<(Vec<u64>, Vec<usize>)> {
-    let mut ids = HashMap::with_hasher(KeyHash::new());
-    let (mut seen, mut counts) = (Vec::new(), Vec::new());
-    for key in keys {
-        let id = match ids.entry(*key) {
-            Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(new) => {
-                let id = check_count("columns", seen.len() + 1)? - 1;
-                seen.push(*key);
-                counts.push(0);
-                *new.insert(id)
-            }
-        };
-        counts[id as usize] += 1;
-        *key = u64::from(id);
-    }
-    Ok((seen, counts))
 }
 
 /// `count` as u32, which is how rows and columns are numbered.
 fn check_count(what: &'static str, count: usize) -> Result<u32> {
     let count_max = u64::from(u32::MAX);
     u32::try_from(count).map_err(|_| Error::TooMany { what, count: count as u64, count_max })
-}
-
-/// A fast hash of one `u64`: a 128-bit product folded. Seeded at random, so that no file can be made to collide.
-#[derive(Clone)]
-struct KeyHash {
-    seed: u64,
-    hash: u64,
-}
-
-impl KeyHash {
-    fn new() -> Self {
-        Self { seed: RandomState::new().hash_one(0_u64), hash: 0 }
-    }
-}
-
-impl BuildHasher for KeyHash {
-    type Hasher = Self;
-
-    fn build_hasher(&self) -> Self {
-        self.clone()
-    }
-}
-
-impl Hasher for KeyHash {
-    fn write_u64(&mut self, key: u64) {
-        // An odd multiplier with bits everywhere: 2^64 over the golden ratio.
-        let product = u128::from(key ^ self.seed) * 0x9E37_79B9_7F4A_7C15;
-        self.hash = product as u64 ^ (product >> 64) as u64;
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("only u64 keys are hashed");
-    }
-
-    fn finish(&self) -> u64 {
-        self.hash
-    }
 }
 
 /// A sparse matrix, compact by column.
@@ -247,36 +187,6 @@ impl Columns {
     /// How many entries are stored.
     pub fn nonzeros(&self) -> usize {
         self.rows.len()
-    }
-
-    /// Drops the columns for which `keep`, called with each number in order, is false, and their memory.
-    pub fn retain(&mut self, mut keep: impl FnMut(usize) -> bool) {
-        let (mut kept, mut entries) = (0, 0);
-        for column in 0..self.columns() {
-            let range = self.starts[column]..self.starts[column + 1];
-            if !keep(column) {
-                continue;
-            }
-            let len = range.len();
-            self.rows.copy_within(range.clone(), entries);
-            if let Some(values) = &mut self.values {
-                values.copy_within(range, entries);
-            }
-            // Not read again: `column + 1` is beyond `kept`.
-            (self.keys[kept], self.starts[kept]) = (self.keys[column], entries);
-            (kept, entries) = (kept + 1, entries + len);
-        }
-        self.starts[kept] = entries;
-        self.keys.truncate(kept);
-        self.starts.truncate(kept + 1);
-        self.rows.truncate(entries);
-        self.keys.shrink_to_fit();
-        self.starts.shrink_to_fit();
-        self.rows.shrink_to_fit();
-        if let Some(values) = &mut self.values {
-            values.truncate(entries);
-            values.shrink_to_fit();
-        }
     }
 
     /// Appends a column that is 1 in each of `rows` rows.
@@ -399,12 +309,7 @@ mod tests {
         assert_eq!(columns.rows, [2, 0, 2, 0]);
         assert_eq!(columns.values.as_deref(), Some(&[3.0, 1.0, 4.0, 2.0][..]));
         assert_eq!(columns.column(1), (&[0, 2][..], Some(&[1.0, 4.0][..])));
-        let (_, mut some) = build(&rows).into_columns().unwrap();
-        some.retain(|column| column != 1);
-        assert_eq!((&some.keys[..], &some.starts[..]), (&[0, u64::MAX][..], &[0, 1, 2][..]));
-        assert_eq!((&some.rows[..], some.values.as_deref()), (&[2, 0][..], Some(&[3.0, 2.0][..])));
-        some.retain(|_| false);
-        assert_eq!((some.columns(), some.nonzeros(), &some.starts[..]), (0, 0, &[0][..]));
+        let mut some = Columns { starts: vec![0], values: Some(Vec::new()), ..Default::default() };
         some.push_ones(9, 3);
         assert_eq!((&some.keys[..], &some.starts[..]), (&[9][..], &[0, 3][..]));
         assert_eq!(some.column(0), (&[0, 1, 2][..], Some(&[1.0; 3][..])));

@@ -7,13 +7,24 @@ const EXACT_DIGITS: usize = 15;
 const POWERS_OF_TEN: [f64; EXACT_DIGITS + 1] =
     [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15];
 
+/// The same as whole numbers.
+const TENS: [u64; EXACT_DIGITS + 1] = {
+    let mut tens = [1; EXACT_DIGITS + 1];
+    let mut power = 1;
+    while power < tens.len() {
+        tens[power] = 10 * tens[power - 1];
+        power += 1;
+    }
+    tens
+};
+
 /// The key that all of `text` spells: decimal digits, at most 2^64 - 1.
 pub(crate) fn parse_key(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
     }
-    let mut key = 0_u64;
-    for &byte in text {
+    let (mut key, len) = leading_digits(text);
+    for &byte in &text[len..] {
         let digit = byte.wrapping_sub(b'0');
         if digit > 9 {
             return None;
@@ -42,23 +53,51 @@ fn parse_short(text: &[u8]) -> Option<f64> {
 pub(crate) fn leading_value(text: &[u8]) -> Option<(f64, usize)> {
     let negative = text.first() == Some(&b'-');
     let signed = usize::from(negative || text.first() == Some(&b'+'));
-    let (mut mantissa, mut len) = (0_u64, signed);
-    let mut point = None;
-    for &byte in text[signed..].iter().take(EXACT_DIGITS + 1) {
-        match byte {
-            b'0'..=b'9' => mantissa = mantissa * 10 + u64::from(byte - b'0'),
-            b'.' if point.is_none() => point = Some(len),
-            _ => break,
+    let (mut mantissa, mut digits) = leading_digits(&text[signed..]);
+    let (mut len, mut decimals) = (signed + digits, 0);
+    if text.get(len) == Some(&b'.') {
+        let (fraction, found) = leading_digits(&text[len + 1..]);
+        (len, digits, decimals) = (len + 1 + found, digits + found, found);
+        if digits <= EXACT_DIGITS {
+            mantissa = mantissa * TENS[found] + fraction;
         }
-        len += 1;
     }
-    let digits = len - signed - usize::from(point.is_some());
     if !(1..=EXACT_DIGITS).contains(&digits) {
         return None;
     }
-    let decimals = point.map_or(0, |at| len - 1 - at);
     let value = mantissa as f64 / POWERS_OF_TEN[decimals];
     Some((if negative { -value } else { value }, len))
+}
+
+/// What the first digits of `text` make, and how many they are: all, or the first 16.
+pub(super) fn leading_digits(text: &[u8]) -> (u64, usize) {
+    let (high, len) = eight_digits(text);
+    if len < 8 {
+        return (high, len);
+    }
+    let (low, more) = eight_digits(&text[8..]);
+    (high * TENS[more] + low, 8 + more)
+}
+
+/// What the first digits of `text` make, at most 8 of them, and how many they are. All are looked at together, so that their
+/// number, which is hard to foresee, decides no branch.
+fn eight_digits(text: &[u8]) -> (u64, usize) {
+    const LOW_HALVES: u64 = 0x0000_00FF_0000_00FF;
+    let mut bytes = [0; 8];
+    match text.first_chunk() {
+        Some(chunk) => bytes = *chunk,
+        None => bytes.iter_mut().zip(text).for_each(|(to, from)| *to = *from),
+    }
+    // 0 to 9 where there is a digit; of others the highest bit is set below, perhaps also of what is behind the first.
+    let values = u64::from_le_bytes(bytes) ^ 0x3030_3030_3030_3030;
+    let others = (values.wrapping_add(0x7676_7676_7676_7676) | values) & 0x8080_8080_8080_8080;
+    let len = others.trailing_zeros() / 8;
+    // The digits go to the end, zeros before them; then neighbours become pairs, fours, and all eight.
+    let aligned = values.checked_shl(u64::BITS - 8 * len).unwrap_or(0);
+    let pairs = aligned.wrapping_mul(10).wrapping_add(aligned >> 8);
+    let high = (pairs & LOW_HALVES).wrapping_mul(100 + (1_000_000 << 32));
+    let low = (pairs >> 16 & LOW_HALVES).wrapping_mul(1 + (10_000 << 32));
+    (high.wrapping_add(low) >> 32, len as usize)
 }
 
 #[cfg(test)]
@@ -74,6 +113,28 @@ mod tests {
         assert_eq!(parse_key(b"18446744073709551615"), Some(u64::MAX));
         for bad in [&b""[..], b"18446744073709551616", b"-1", b"+1", b"1.0", b"0x1", b"1 "] {
             assert_eq!(parse_key(bad), None, "{}", bad.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn digits_end_where_another_byte_is() {
+        for (text, expected) in [
+            (&b""[..], (0, 0)),
+            (b"7", (7, 1)),
+            (b"0012:", (12, 4)),
+            (b"12345678", (12_345_678, 8)),
+            (b"123456789 1", (123_456_789, 9)),
+            (b"99999999999999999999", (9_999_999_999_999_999, 16)),
+            (b":1234567", (0, 0)),
+            (b"1/2", (1, 1)),
+        ] {
+            assert_eq!(leading_digits(text), expected, "{}", text.escape_ascii());
+        }
+        for other in (0..=u8::MAX).filter(|byte| !byte.is_ascii_digit()) {
+            for at in 0..17 {
+                let text: Vec<u8> = (0..20).map(|k| if k == at { other } else { b'1' }).collect();
+                assert_eq!(leading_digits(&text).1, at.min(16), "{}", text.escape_ascii());
+            }
         }
     }
 

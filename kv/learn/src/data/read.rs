@@ -1,15 +1,14 @@
-//! Reads text files of any known format in parallel, by rows or by columns. What a row looks like is not here.
+//! Reads text files of any known format in parallel, as they are or packed. What a row looks like is not here.
 //!
-//! Path: source > **read** (libsvm, criteo) > `Examples` or `Columns`.
+//! Path: source > **read** (libsvm, criteo) > `Examples` or `PackedRows`.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use super::gather::Gather;
 use super::libsvm::Fault;
 use super::ordered::map_in_order;
 use super::source::{Block, Blocks};
-use super::{Columns, Examples, Shard, cache, criteo, libsvm};
+use super::{Examples, PackedRows, Shard, cache, criteo, libsvm};
 use crate::Result;
 
 /// Reads the rows of `shard` from `paths`, plain or compressed, in order; row numbers run on from file to file.
@@ -24,25 +23,26 @@ use crate::Result;
 /// [`crate::Error::DuplicateKey`]).
 pub fn read(paths: &[PathBuf], shard: Shard, threads: NonZeroUsize) -> Result<Examples> {
     let mut all = Examples::default();
-    read_parts(paths, shard, threads, |part| all.append(part))?;
+    read_parts(paths, shard, threads, |part| part, |part| all.append(&part))?;
     Ok(all)
 }
 
-/// Reads as [`read`] does, but into labels and columns, and in about half the memory. With a folder `cache` what was read is
+/// Reads as [`read`] does, but into packed rows, in a fraction of the memory. With a folder `cache` what was read is
 /// kept there, and read from there as long as the files are the same.
 ///
 /// # Errors
-/// As for [`read`]; [`crate::Error::TooMany`] from 2^32 rows or columns on.
-pub fn read_columns(
+/// As for [`read`].
+pub fn read_packed(
     paths: &[PathBuf],
     shard: Shard,
     threads: NonZeroUsize,
     cache: Option<&Path>,
-) -> Result<(Vec<i8>, Columns)> {
+) -> Result<PackedRows> {
     let from_text = || {
-        let mut all = Gather::default();
-        read_parts(paths, shard, threads, |part| all.append(part))?;
-        all.into_columns()
+        let mut all = PackedRows::default();
+        let pack = |part: Examples| PackedRows::from(&part);
+        read_parts(paths, shard, threads, pack, |part| all.append(&part))?;
+        Ok(all)
     };
     match cache {
         Some(folder) => cache::read_or_make(folder, paths, shard, from_text),
@@ -61,16 +61,18 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Examples> {
     parse_block(&block, Shard::ALL)
 }
 
-fn read_parts(
+/// Hands the rows of a shard to `sink` in order, block by block, each as `make` made it on the thread that parsed it.
+fn read_parts<T: Send>(
     paths: &[PathBuf],
     shard: Shard,
     threads: NonZeroUsize,
-    mut sink: impl FnMut(&Examples),
+    make: impl Fn(Examples) -> T + Sync,
+    mut sink: impl FnMut(T),
 ) -> Result<()> {
     let blocks = Blocks::new(paths.to_vec());
-    let parse = |block: Block| parse_block(&block, shard);
+    let parse = |block: Block| parse_block(&block, shard).map(&make);
     map_in_order(threads, blocks, parse, |part| {
-        sink(&part);
+        sink(part);
         Ok(())
     })
 }

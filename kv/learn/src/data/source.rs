@@ -11,8 +11,8 @@ use memchr::{memchr, memchr_iter, memrchr};
 
 use crate::{Error, Result};
 
-/// Text read at a time.
-const BLOCK_BYTES: usize = 1 << 20;
+/// Text read at a time: short enough that the memory of one block serves the next.
+const BLOCK_BYTES: usize = 256 << 10;
 
 /// Longest line read: 64 MiB, some five million `key:value` pairs.
 const LINE_BYTES_MAX: usize = 64 << 20;

@@ -182,7 +182,7 @@ mod tests {
         let triangle = (0..a.len()).flat_map(|k| (0..=k).map(move |l| (k, l)));
         let mut packed: Vec<f64> = triangle.map(|(k, l)| product(k, l)).collect();
         packed.extend(signs.iter().map(|sign| -sign));
-        Model::new(vec![1.0; a.len()], weights, &packed)
+        Model::new(vec![1.0; a.len()], weights, packed)
     }
 
     fn assert_near(found: &[f64], expected: &[f64]) {

@@ -20,7 +20,13 @@ const THREAD_ROWS: usize = 256;
 /// More threads than this wait for memory.
 const THREADS_MAX: usize = 8;
 
-/// The Cholesky factor of H on one face, the rows and columns that it keeps, from which that of the next is made.
+/// Entries of the lower triangle of an n × n matrix; where its row n begins in a larger one.
+pub(super) const fn triangle(n: usize) -> usize {
+    n * (n + 1) / 2
+}
+
+/// The Cholesky factor of H on one face, the rows and columns that it keeps, from which that of the next is made, in the same
+/// memory.
 #[derive(Default)]
 pub(super) struct Factor {
     face: Vec<usize>,
@@ -28,7 +34,7 @@ pub(super) struct Factor {
     ridge: f64,
     /// The smallest pivot so far, as a share of its diagonal; `None` before the first.
     pivot_min: Option<f64>,
-    matrix: Square,
+    matrix: Triangle,
 }
 
 impl Factor {
@@ -36,30 +42,30 @@ impl Factor {
     /// 0 or not a number.
     pub(super) fn solve(
         &mut self,
-        hessian: &Square,
+        hessian: &Triangle,
         face: &[usize],
         b: &[f64],
     ) -> Option<Vec<f64>> {
-        let diagonal: Vec<f64> = face.iter().map(|&k| hessian.row(k)[k]).collect();
+        let diagonal: Vec<f64> = face.iter().map(|&k| hessian.at(k, k)).collect();
         let largest = diagonal.iter().copied().fold(0.0, f64::max);
         self.ridge = self.ridge.max(RIDGE);
         while largest > 0.0 && self.ridge < 1.0 {
-            let (mut matrix, done) = self.reuse(face);
+            let done = self.reuse(face);
             for (row, &k) in face.iter().enumerate() {
-                for (column, &l) in face.iter().enumerate().take(row + 1).skip(done[row]) {
-                    matrix.row_mut(row)[column] = hessian.row(k)[l];
+                let line = self.matrix.row_mut(row);
+                for (entry, &l) in line.iter_mut().zip(face).skip(done[row]) {
+                    *entry = hessian.at(k, l);
                 }
                 if done[row] <= row {
-                    matrix.row_mut(row)[row] += self.ridge * diagonal[row].max(RIDGE * largest);
+                    line[row] += self.ridge * diagonal[row].max(RIDGE * largest);
                 }
             }
-            if let Some(pivot) = matrix.factor(&done) {
+            if let Some(pivot) = self.matrix.factor(&done) {
                 self.pivot_min = Some(self.pivot_min.map_or(pivot, |known| known.min(pivot)));
-                (self.face, self.matrix) = (face.to_vec(), matrix);
+                self.face = face.to_vec();
                 return Some(self.matrix.solve(b));
             }
             self.ridge *= 1e3;
-            self.face.clear();
         }
         None
     }
@@ -69,45 +75,77 @@ impl Factor {
         self.pivot_min.is_some_and(|pivot| pivot <= share)
     }
 
-    /// A matrix for `face` with what holds of the last factor: the rows before the first change, and so many columns of the
-    /// others. Returns how many columns of each row that makes.
-    fn reuse(&self, face: &[usize]) -> (Square, Vec<usize>) {
-        let mut matrix = Square::zero(face.len());
-        let same = face.iter().zip(&self.face).take_while(|(new, old)| new == old).count();
-        let mut old = self.face.iter().enumerate();
+    /// Leaves in a matrix for `face` what holds of the last factor, whose face is forgotten: the rows before the first change,
+    /// and so many columns of the others. Returns how many columns of each row that makes.
+    fn reuse(&mut self, face: &[usize]) -> Vec<usize> {
+        let last = std::mem::take(&mut self.face);
+        let same = face.iter().zip(&last).take_while(|(new, old)| new == old).count();
+        let mut old = last.iter().enumerate();
         let done = face.iter().enumerate().map(|(row, k)| {
             // Faces keep their order: the old place is further on, or this one and all after it are new.
             let Some((from, _)) = old.find(|(_, old)| *old == k) else { return 0 };
-            let columns = if row < same { row + 1 } else { same };
-            matrix.row_mut(row)[..columns].copy_from_slice(&self.matrix.row(from)[..columns]);
-            columns
+            if row < same {
+                return row + 1;
+            }
+            self.matrix.entries.copy_within(triangle(from)..triangle(from) + same, triangle(row));
+            same
         });
         let done = done.collect();
-        (matrix, done)
+        self.matrix.resize(face.len());
+        done
     }
 }
 
-/// A symmetric matrix, row by row, or the lower triangle of its Cholesky factor.
+/// A symmetric matrix, or its Cholesky factor: the lower triangle, row by row.
 #[derive(Debug, Default)]
-pub(super) struct Square {
+pub(super) struct Triangle {
     n: usize,
     entries: Vec<f64>,
 }
 
-impl Square {
-    pub(super) fn zero(n: usize) -> Self {
-        Square { n, entries: vec![0.0; n * n] }
+impl Triangle {
+    /// From the lower triangle of an n × n matrix, row by row.
+    ///
+    /// # Panics
+    /// If there are more or fewer than [`triangle`] entries.
+    pub(super) fn new(n: usize, entries: Vec<f64>) -> Self {
+        assert_eq!(entries.len(), triangle(n), "the triangle of {n} rows");
+        Triangle { n, entries }
     }
 
+    fn resize(&mut self, n: usize) {
+        self.n = n;
+        self.entries.resize(triangle(n), 0.0);
+    }
+
+    /// The entry in row k and column l, on either side of the diagonal.
+    pub(super) fn at(&self, k: usize, l: usize) -> f64 {
+        self.entries[triangle(k.max(l)) + k.min(l)]
+    }
+
+    /// A row up to the diagonal.
     pub(super) fn row(&self, row: usize) -> &[f64] {
-        &self.entries[row * self.n..][..self.n]
+        &self.entries[triangle(row)..=triangle(row) + row]
     }
 
     pub(super) fn row_mut(&mut self, row: usize) -> &mut [f64] {
-        &mut self.entries[row * self.n..][..self.n]
+        &mut self.entries[triangle(row)..=triangle(row) + row]
     }
 
-    /// Replaces the lower triangle by L, L Lᵀ being the matrix; None when it is not positive definite, else the smallest of the
+    /// The product with `x`, of a symmetric matrix: `[n]`.
+    pub(super) fn times(&self, x: &[f64]) -> Vec<f64> {
+        let mut product = vec![0.0; self.n];
+        for (row, &x_row) in x.iter().enumerate() {
+            let line = self.row(row);
+            product[row] += dot(line, &x[..=row]);
+            if x_row != 0.0 {
+                add(&mut product[..row], x_row, line);
+            }
+        }
+        product
+    }
+
+    /// Replaces the matrix by L, L Lᵀ being it; None when it is not positive definite, else the smallest of the
     /// new pivots as a share of its diagonal. `done` says how many columns of each row are L's already: `[n]`.
     ///
     /// Rows of a panel only read those above it, and so can be shared out, up to the triangle where they meet.
@@ -117,26 +155,33 @@ impl Square {
         let threads = threads(n);
         for begin in (0..n).step_by(PANEL * threads) {
             let end = (begin + PANEL * threads).min(n);
-            let (above, below) = self.entries.split_at_mut(begin * n);
-            let (rows, done_rows) = (&mut below[..(end - begin) * n], &done[begin..end]);
+            let (above, mut below) = self.entries.split_at_mut(triangle(begin));
             let above = &*above;
             std::thread::scope(|scope| {
-                let mut parts = rows.chunks_mut(PANEL * n).zip(done_rows.chunks(PANEL));
-                let first = parts.next();
-                for (rows, done) in parts {
-                    scope.spawn(move || extend(rows, done, above, n));
+                let panels = (begin..end).step_by(PANEL).map(|first| {
+                    let end = (first + PANEL).min(end);
+                    let len = triangle(end) - triangle(first);
+                    let (rows, rest) = std::mem::take(&mut below).split_at_mut(len);
+                    below = rest;
+                    Panel { first, rows, done: &done[first..end] }
+                });
+                let mut panels = panels.collect::<Vec<_>>().into_iter();
+                let own = panels.next();
+                for panel in panels {
+                    scope.spawn(move || panel.extend(above));
                 }
-                if let Some((rows, done)) = first {
-                    extend(rows, done, above, n);
+                if let Some(panel) = own {
+                    panel.extend(above);
                 }
             });
             for column in begin..end {
                 if done[column] <= column {
                     pivot_min = pivot_min.min(self.factor_pivot(column)?);
                 }
-                let (above, below) = self.entries.split_at_mut((column + 1) * n);
-                let (rows, done) = (&mut below[..(end - column - 1) * n], &done[column + 1..end]);
-                fill(rows, done, &above[column * n..][..n], column);
+                let (above, below) = self.entries.split_at_mut(triangle(column + 1));
+                let rows = &mut below[..triangle(end) - triangle(column + 1)];
+                let mut panel = Panel { first: column + 1, rows, done: &done[column + 1..end] };
+                panel.fill(&above[triangle(column)..]);
             }
         }
         Some(pivot_min)
@@ -144,7 +189,7 @@ impl Square {
 
     /// Its share of the diagonal, if that is more than rounding.
     fn factor_pivot(&mut self, column: usize) -> Option<f64> {
-        let (left, pivot) = self.row_mut(column)[..=column].split_at_mut(column);
+        let (left, pivot) = self.row_mut(column).split_at_mut(column);
         let rest = pivot[0] - dot(left, left);
         let share = rest / pivot[0];
         pivot[0] = rest.sqrt();
@@ -160,9 +205,7 @@ impl Square {
         for row in (0..self.n).rev() {
             x[row] /= self.row(row)[row];
             let value = x[row];
-            for (x, l) in x.iter_mut().zip(&self.row(row)[..row]) {
-                *x -= value * l;
-            }
+            add(&mut x[..row], -value, self.row(row));
         }
         x
     }
@@ -173,20 +216,20 @@ impl Square {
 ///
 /// A pivot at or below `share` of its diagonal is taken for 0. One factorisation, of the rows that are no combinations.
 pub(super) fn dependents(
-    hessian: &Square,
+    hessian: &Triangle,
     face: &[usize],
     share: f64,
 ) -> Vec<(usize, Vec<(usize, f64)>)> {
     let (mut kept, mut factor) = (Vec::new(), Vec::<Vec<f64>>::new());
     let mut combinations = Vec::new();
     for &k in face {
-        let mut line: Vec<f64> = kept.iter().map(|&l: &usize| hessian.row(k)[l]).collect();
+        let mut line: Vec<f64> = kept.iter().map(|&l: &usize| hessian.at(k, l)).collect();
         line.reserve(1);
         for (column, above) in factor.iter().enumerate() {
             let rest = line[column] - dot(&line[..column], &above[..column]);
             line[column] = rest / above[column];
         }
-        let diagonal = hessian.row(k)[k];
+        let diagonal = hessian.at(k, k);
         let rest = diagonal - dot(&line, &line);
         if rest > share * diagonal {
             line.push(rest.sqrt());
@@ -205,19 +248,36 @@ pub(super) fn dependents(
     combinations
 }
 
-/// Columns of L that rows have when all those above them are known: `rows` and `above` are whole rows of `n`.
-fn extend(rows: &mut [f64], done: &[usize], above: &[f64], n: usize) {
-    for (column, line) in above.chunks_exact(n).enumerate() {
-        fill(rows, done, line, column);
-    }
+/// Some rows of a triangle that becomes L, from row `first` on.
+struct Panel<'a> {
+    first: usize,
+    rows: &'a mut [f64],
+    /// How many columns of each are L's already.
+    done: &'a [usize],
 }
 
-/// One column of L in some rows, from L's row of that number.
-fn fill(rows: &mut [f64], done: &[usize], line: &[f64], column: usize) {
-    let rows = rows.chunks_exact_mut(line.len()).zip(done);
-    for (own, _) in rows.filter(|(_, done)| **done <= column) {
-        let rest = own[column] - dot(&own[..column], &line[..column]);
-        own[column] = rest / line[column];
+impl Panel<'_> {
+    /// The columns of L whose own rows are `above`.
+    fn extend(mut self, mut above: &[f64]) {
+        for len in 1.. {
+            let Some((line, rest)) = above.split_at_checked(len) else { break };
+            self.fill(line);
+            above = rest;
+        }
+    }
+
+    /// The column of L whose own row is `line`.
+    fn fill(&mut self, line: &[f64]) {
+        let column = line.len() - 1;
+        let mut begin = 0;
+        for (row, &done) in (self.first..).zip(self.done) {
+            let own = &mut self.rows[begin..=begin + row];
+            begin += row + 1;
+            if done <= column {
+                let rest = own[column] - dot(&own[..column], &line[..column]);
+                own[column] = rest / line[column];
+            }
+        }
     }
 }
 
@@ -225,6 +285,11 @@ fn fill(rows: &mut [f64], done: &[usize], line: &[f64], column: usize) {
 fn threads(n: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     cores.min(n / THREAD_ROWS).clamp(1, THREADS_MAX)
+}
+
+/// Adds `share` times `line` to `sums`, as far as both go.
+pub(super) fn add(sums: &mut [f64], share: f64, line: &[f64]) {
+    sums.iter_mut().zip(line).for_each(|(sum, x)| *sum += share * x);
 }
 
 /// Eight sums side by side: the additions do not wait for each other.
@@ -254,16 +319,21 @@ pub(super) mod tests {
         (0..count).map(|_| next()).collect()
     }
 
-    /// H = AᵀA of so many rows: singular when they are fewer than `n`. Both triangles are set.
-    fn gram(n: usize, rows: usize, seed: u64) -> Square {
+    /// H = AᵀA of so many rows: singular when they are fewer than `n`.
+    fn gram(n: usize, rows: usize, seed: u64) -> Triangle {
         let a = noise(rows * n, seed);
-        let mut h = Square::zero(n);
-        for k in 0..n {
-            for l in 0..n {
-                h.row_mut(k)[l] = (0..rows).map(|row| a[row * n + k] * a[row * n + l]).sum();
-            }
+        let product = |k, l| (0..rows).map(|row| a[row * n + k] * a[row * n + l]).sum();
+        Triangle::new(n, (0..n).flat_map(|k| (0..=k).map(move |l| product(k, l))).collect())
+    }
+
+    #[test]
+    fn products_are_those_of_both_triangles() {
+        let (n, x) = (20, noise(20, 4));
+        let matrix = gram(n, 7, 3);
+        for (k, product) in matrix.times(&x).into_iter().enumerate() {
+            let expected: f64 = (0..n).map(|l| matrix.at(k, l) * x[l]).sum();
+            assert!((product - expected).abs() < 1e-12, "row {k}: {product} is not {expected}");
         }
-        h
     }
 
     #[test]
@@ -277,7 +347,7 @@ pub(super) mod tests {
                 let x = factor.solve(&hessian, &face, &b).expect("it is regular");
                 for (&k, b) in face.iter().zip(&b) {
                     let product: f64 =
-                        face.iter().zip(&x).map(|(&l, x)| hessian.row(k)[l] * x).sum();
+                        face.iter().zip(&x).map(|(&l, x)| hessian.at(k, l) * x).sum();
                     assert!(
                         (product - b).abs() < 1e-6,
                         "n {n}, round {round}: {product} is not {b}"
@@ -300,8 +370,8 @@ pub(super) mod tests {
         assert_eq!(combinations.iter().map(|(k, _)| *k).collect::<Vec<_>>(), [1, 2, 4, 6, 7]);
         for (k, of) in combinations {
             for l in 0..n {
-                let combined: f64 = of.iter().map(|&(j, share)| share * hessian.row(l)[j]).sum();
-                assert!((combined - hessian.row(l)[k]).abs() < 1e-12, "column {k}, row {l}");
+                let combined: f64 = of.iter().map(|&(j, share)| share * hessian.at(l, j)).sum();
+                assert!((combined - hessian.at(l, k)).abs() < 1e-12, "column {k}, row {l}");
             }
         }
         assert!(dependents(&gram(n, 2 * n, 3), &face, 1e-9).is_empty());
@@ -317,9 +387,10 @@ pub(super) mod tests {
         let mut factor = Factor::default();
         let x = factor.solve(&gram(6, 3, 1), &[0, 1, 2, 3, 4, 5], &[0.0; 6]);
         assert_eq!(x.as_deref(), Some(&[0.0; 6][..]));
-        assert!(Factor::default().solve(&Square::zero(2), &[0, 1], &[1.0; 2]).is_none());
-        let mut broken = Square::zero(1);
-        broken.row_mut(0)[0] = f64::NAN;
+        assert!(
+            Factor::default().solve(&Triangle::new(2, vec![0.0; 3]), &[0, 1], &[1.0; 2]).is_none()
+        );
+        let broken = Triangle::new(1, vec![f64::NAN]);
         assert!(Factor::default().solve(&broken, &[0], &[1.0]).is_none());
     }
 }

@@ -8,7 +8,8 @@
 //! correlations of the lower triangle, row by row, two a number | gradient | the rest of the gradient | d      all of 32 bits
 //! ```
 
-use super::newton;
+use super::cholesky::triangle;
+use super::support::packed_len;
 
 /// The whole number that stands for 1.
 const ONE: f64 = 32767.0;
@@ -18,11 +19,7 @@ pub(super) fn wire_len(n: usize) -> usize {
     triangle(n).div_ceil(2) + 3 * n
 }
 
-fn triangle(n: usize) -> usize {
-    newton::packed_len(n) - n
-}
-
-/// What [`newton::Support::gram`] returns for n weights, as numbers: `[wire_len(n)]`.
+/// What [`super::support::Gram`] gives for n weights, as numbers: `[wire_len(n)]`.
 pub(super) fn pack(n: usize, packed: &[f64]) -> Vec<i32> {
     let (hessian, gradient) = packed.split_at(triangle(n));
     let bits = |number: f64| (number as f32).to_bits().cast_signed();
@@ -46,12 +43,12 @@ pub(super) fn pack(n: usize, packed: &[f64]) -> Vec<i32> {
     correlations.chunks(2).map(pair).chain(head).chain(scale).collect()
 }
 
-/// Adds what `wire` stands for to `sum`, laid out as [`newton::Support::gram`] does.
+/// Adds what `wire` stands for to `sum`, in the order of [`super::support::Gram`].
 ///
 /// # Panics
 /// If lengths do not match.
 pub(super) fn add(n: usize, wire: &[i32], sum: &mut [f64]) {
-    assert_eq!((wire.len(), sum.len()), (wire_len(n), newton::packed_len(n)), "of n weights");
+    assert_eq!((wire.len(), sum.len()), (wire_len(n), packed_len(n)), "of n weights");
     let number = |bits: &i32| f64::from(f32::from_bits(bits.cast_unsigned()));
     let (pairs, head) = wire.split_at(triangle(n).div_ceil(2));
     let (gradient, scale) = head.split_at(2 * n);

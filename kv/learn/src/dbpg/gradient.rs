@@ -137,6 +137,11 @@ impl Worker {
         &self.active
     }
 
+    /// Each +1 or -1 times the weight of its row: `[rows]`.
+    pub fn labels(&self) -> &[f64] {
+        self.rows.labels()
+    }
+
     /// Margins y_i x_i·w, row by row.
     pub fn margins(&self) -> impl Iterator<Item = f64> + Clone {
         self.rows.margins()

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::blocks;
 use super::filters::{FilterTraffic, Filters};
@@ -67,6 +68,8 @@ pub struct Job {
     pub newton: Option<usize>,
     /// Threads each worker reads and computes with; results do not depend on them.
     pub threads: usize,
+    /// Pauses that workers make, to see what a delay is worth on a machine where nobody is slow.
+    pub straggle: Option<Straggle>,
     /// Set by whoever wants the run to end after the pass under way, from any thread.
     pub stop: Arc<AtomicBool>,
 }
@@ -97,6 +100,7 @@ impl Job {
             tail: None,
             newton: Some(SUPPORT_MAX),
             threads: 1,
+            straggle: None,
             stop: Arc::default(),
         }
     }
@@ -131,6 +135,10 @@ impl Job {
             () if !(self.block_ratio > 0.0 && self.block_ratio.is_finite()) => {
                 wrong("the block ratio", self.block_ratio, "a finite number above 0")
             }
+            () if self.straggle.is_some_and(|straggle| !(0.0..=1.0).contains(&straggle.share)) => {
+                let share = self.straggle.map_or(0.0, |straggle| straggle.share);
+                wrong("the share of blocks with a pause", share, "from 0 to 1")
+            }
             () if self.blocks == Some(0) => wrong("blocks", 0.0, "1 or more"),
             () if self.newton.is_some_and(|n| n == 0 || n > polish::SUPPORT_LIMIT) => {
                 wrong("newton", self.newton.unwrap_or(0) as f64, "a support of 1 to 16384 weights")
@@ -144,6 +152,26 @@ impl Job {
                 self.filters.check(self.exact_delay)
             }
         }
+    }
+}
+
+/// Pauses of workers while they compute, drawn for each worker and block; the same in every run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Straggle {
+    /// How likely a block is to have one: 0 to 1.
+    pub share: f64,
+    /// How long it is.
+    pub pause: Duration,
+}
+
+impl Straggle {
+    /// The pause of worker `rank` in task `task`.
+    pub(super) fn of(&self, rank: usize, task: u64) -> Duration {
+        let mut bits = (task << 16 ^ rank as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let drawn = (bits ^ (bits >> 31)) >> 11; // SplitMix64
+        if (drawn as f64) < self.share * (1_u64 << 53) as f64 { self.pause } else { Duration::ZERO }
     }
 }
 
@@ -249,4 +277,24 @@ pub struct Trained {
     pub left_out: usize,
     /// What each filter has made of the messages so far.
     pub traffic: Vec<FilterTraffic>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_as_frequent_as_asked_for_and_the_same_again() {
+        let pause = Duration::from_millis(20);
+        let paused = |share: f64, rank: usize| {
+            let straggle = Straggle { share, pause };
+            (1..10_000).map(move |task| straggle.of(rank, task)).collect::<Vec<_>>()
+        };
+        let count = |pauses: &[Duration]| pauses.iter().filter(|pause| !pause.is_zero()).count();
+        assert_eq!((count(&paused(0.0, 0)), count(&paused(1.0, 0))), (0, 9_999));
+        let some = paused(0.05, 0);
+        assert!((400..600).contains(&count(&some)), "{}", count(&some));
+        assert_eq!(some, paused(0.05, 0));
+        assert_ne!(some, paused(0.05, 1), "workers do not pause together");
+    }
 }

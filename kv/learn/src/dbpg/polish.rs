@@ -1,15 +1,13 @@
 //! The polish between passes as messages: a Newton step on the support.
 //!
-//! One step at a time: a pass costs less than another step, and may find more to step on. It takes two questions to the workers: their parts of the Hessian come through a table, since they are large, and are
-//! added up here in the order of ranks, so that a run repeats itself; their losses on the way to the new weights come with
-//! the answer. Workers and servers then set the weights, as if by a pass. The numbers are [`super::newton`]'s.
+//! One step at a time: a pass costs less than another step, and may find more to step on. It takes two questions to the
+//! workers: their parts of the Hessian come through a table ([`super::hessian`]); their losses on the way to the new weights
+//! come with the answer. Workers and servers then set the weights, as if by a pass. The numbers are [`super::newton`]'s.
 
-use caravan_kv::filter::{Filters, Traffic};
-use caravan_kv::{Cluster, Store, Table, TableSpec, ValueType, Worker};
-use caravan_van::{KeyRange, Value};
-use serde::{Deserialize, Serialize};
+use caravan_kv::filter::Traffic;
+use caravan_kv::{Cluster, Table, Worker};
 
-use super::correlations;
+use super::hessian::{self, Wire};
 use super::newton::{self, Model};
 use super::proximal::Proximal;
 use super::shard::Command;
@@ -22,15 +20,6 @@ pub const SUPPORT_MAX: usize = 4096;
 
 /// The largest that may be asked for: 1 GiB of Hessian a worker.
 pub(super) const SUPPORT_LIMIT: usize = 16384;
-
-/// Id of the table that carries the workers' parts.
-const TABLE: u32 = 2;
-
-/// Numbers in a row of it.
-const PIECE: usize = 64 << 10;
-
-/// Rows that are under way at a time: what is sent lies in memory once more while it is, at both ends.
-const PIECES: usize = 4;
 
 /// A pass that lowered the objective by more than this still finds its support.
 const RELATIVE_MAX: f64 = 0.05;
@@ -182,10 +171,10 @@ impl Polish {
         let workers = cluster.config().workers;
         let gram = Order::Gram { support: keys.to_vec(), wire };
         let _pushed: Vec<()> = ask_workers(cluster, &gram)?;
-        let packed = receive(servers, self.table, workers, (keys.len(), wire))?;
+        let packed = hessian::receive(servers, self.table, workers, (keys.len(), wire))?;
         let penalties = keys.iter().map(|&key| self.rule.penalties(key));
         let (lambda, l2): (Vec<f64>, Vec<f64>) = penalties.unzip();
-        let mut model = Model::new(lambda, weights, &packed);
+        let mut model = Model::new(lambda, weights, packed);
         model.add_ridge(&l2);
         Ok(model)
     }
@@ -252,144 +241,4 @@ fn set(
     }
     let _set: Vec<()> = ask_workers(cluster, &Order::Set { weights })?;
     Ok(pairs)
-}
-
-/// How the numbers of a Hessian and a gradient travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Wire {
-    /// In single precision, which a Newton step does not notice: only the gradient says where the minimum is, and each of its
-    /// numbers goes as two, the second what the first leaves.
-    Single,
-    /// All of them as two: which columns depend on each other only an exact Hessian says.
-    Double,
-    /// In two bytes (`correlations`).
-    Short,
-}
-
-impl Wire {
-    /// Numbers for a support of n weights.
-    fn len(self, n: usize) -> usize {
-        match self {
-            Wire::Single => newton::packed_len(n) + n,
-            Wire::Double => 2 * newton::packed_len(n),
-            Wire::Short => correlations::wire_len(n),
-        }
-    }
-}
-
-/// The table that carries parts of supports up to that size. Row `piece * workers + rank` holds a worker's numbers from
-/// `piece * PIECE` on; rows are written over by the next step.
-pub(super) fn table(
-    support_max: usize,
-    workers: usize,
-    (wire, filters): (Wire, Filters),
-) -> TableSpec {
-    let (value, longest) = match wire {
-        Wire::Single | Wire::Double => (ValueType::F32, Wire::Double),
-        Wire::Short => (ValueType::I32, Wire::Short),
-    };
-    let rows = longest.len(support_max).div_ceil(PIECE) * workers;
-    let keys = KeyRange::new(0, rows as u64).expect("there is a worker, and a weight");
-    let mut spec = TableSpec::new(TABLE, "hessian", value, 0).handle("assign").keys(keys);
-    spec.store = Store::Sparse;
-    spec.filters(filters)
-}
-
-/// Rows of a worker's numbers from number `from` on, as many as go at once, and how many numbers those are.
-fn rows(rank: usize, workers: usize, (from, len): (usize, usize)) -> (Vec<u64>, usize) {
-    let count = (len - from).min(PIECES * PIECE);
-    let pieces = from / PIECE..(from + count).div_ceil(PIECE);
-    (pieces.map(|piece| (piece * workers + rank) as u64).collect(), count)
-}
-
-/// Writes a worker's numbers for a support of n weights to its rows; before them come its rank and the number of workers.
-pub(super) fn send(
-    worker: &mut Worker,
-    table: Table,
-    place: (usize, usize),
-    (n, packed, wire): (usize, &[f64], Wire),
-) -> caravan_kv::Result<()> {
-    let len = wire.len(n);
-    match wire {
-        Wire::Single | Wire::Double => {
-            let with_rest = &packed[2 * packed.len() - len..];
-            let rest = with_rest.iter().map(|number| (number - f64::from(*number as f32)) as f32);
-            let numbers = packed.iter().map(|number| *number as f32).chain(rest);
-            push(worker, table, place, (numbers, len))
-        }
-        Wire::Short => push(worker, table, place, (correlations::pack(n, packed).into_iter(), len)),
-    }
-}
-
-fn push<V: Value>(
-    worker: &mut Worker,
-    table: Table,
-    (rank, workers): (usize, usize),
-    (mut numbers, len): (impl Iterator<Item = V>, usize),
-) -> caravan_kv::Result<()> {
-    for from in (0..len).step_by(PIECES * PIECE) {
-        let (rows, count) = rows(rank, workers, (from, len));
-        let values: Vec<V> = numbers.by_ref().take(count).collect();
-        let lengths: Vec<u32> = values.chunks(PIECE).map(|piece| piece.len() as u32).collect();
-        let pushed = worker.push_varying(table, &rows, &lengths, &values)?;
-        worker.wait(pushed)?;
-    }
-    Ok(())
-}
-
-/// The sum of all workers' numbers, in the order of ranks, laid out as [`newton::Support::gram`] does.
-fn receive(
-    servers: &mut Worker,
-    table: Table,
-    workers: usize,
-    (n, wire): (usize, Wire),
-) -> caravan_kv::Result<Vec<f64>> {
-    let (len, packed_len) = (wire.len(n), newton::packed_len(n));
-    let mut sum = vec![0.0; packed_len];
-    for rank in 0..workers {
-        let place = (rank, workers);
-        match wire {
-            Wire::Single | Wire::Double => {
-                pull(servers, table, place, len, |from, part: &[f32]| {
-                    for (at, number) in (from..).zip(part) {
-                        // Beyond the gradient lies what the last of the numbers left.
-                        let at = if at < packed_len { at } else { at + packed_len - len };
-                        sum[at] += f64::from(*number);
-                    }
-                })?;
-            }
-            Wire::Short => {
-                let mut numbers = Vec::with_capacity(len);
-                pull(servers, table, place, len, |_, part: &[i32]| {
-                    numbers.extend_from_slice(part);
-                })?;
-                correlations::add(n, &numbers, &mut sum);
-            }
-        }
-    }
-    Ok(sum)
-}
-
-/// Calls `take` with all of a worker's numbers, piece by piece, and the place of the first.
-fn pull<V: Value>(
-    servers: &mut Worker,
-    table: Table,
-    (rank, workers): (usize, usize),
-    len: usize,
-    mut take: impl FnMut(usize, &[V]),
-) -> caravan_kv::Result<()> {
-    for from in (0..len).step_by(PIECES * PIECE) {
-        let (rows, count) = rows(rank, workers, (from, len));
-        let pulled = servers.pull(table, &rows)?;
-        let answer = servers.wait(pulled)?;
-        let part = answer.values::<V>();
-        if part.len() != count {
-            return Err(caravan_kv::Error::Config(format!(
-                "worker {rank} has left {} numbers of its Hessian, not {count}",
-                part.len()
-            )));
-        }
-        take(from, part);
-    }
-    Ok(())
 }

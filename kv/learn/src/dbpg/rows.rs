@@ -62,6 +62,11 @@ impl Rows {
         &self.rows
     }
 
+    /// c_i y_i, row by row.
+    pub(super) fn labels(&self) -> &[f64] {
+        &self.labels
+    }
+
     /// c_i of a row.
     pub(super) fn weight(&self, row: usize) -> f64 {
         self.labels[row].abs()

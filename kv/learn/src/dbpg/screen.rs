@@ -28,7 +28,7 @@ use caravan_kv::{TableSpec, ValueType};
 use caravan_van::{KeyRange, Pool, Value};
 use serde::{Deserialize, Serialize};
 
-use crate::data::Columns;
+use crate::data::{ByKey, PackedRows};
 
 /// Name under which servers build this shard.
 pub(super) const HANDLE: &str = "dbpg-screen";
@@ -41,26 +41,31 @@ pub(super) fn table(keys: KeyRange, filters: Filters) -> TableSpec {
     TableSpec::new(TABLE, "bounds", ValueType::F32, 2).keys(keys).handle(HANDLE).filters(filters)
 }
 
-/// This worker's P and N of each column: `[columns]`. `labels: [rows]`.
-pub(super) fn bounds(columns: &Columns, labels: &[f64]) -> Vec<[f32; 2]> {
-    let of = |column: usize| {
-        let mut sums = [0.0, 0.0];
-        let (rows, values) = columns.column(column);
-        match values {
-            None => {
-                rows.iter().map(|&row| labels[row as usize]).for_each(|y| {
-                    sums[0] += y.max(0.0);
-                    sums[1] += (-y).max(0.0);
-                });
-            }
-            Some(values) => rows.iter().zip(values).for_each(|(&row, x)| {
-                let signed = labels[row as usize] * x;
-                sums[usize::from(signed < 0.0)] += signed.abs();
-            }),
-        }
-        sums.map(round_up)
-    };
-    (0..columns.columns()).map(of).collect()
+/// A worker's P and N of each of its columns.
+#[derive(Debug, Default)]
+pub(super) struct Bounds(ByKey<[f32; 2]>);
+
+impl Bounds {
+    /// `labels: [rows]`.
+    pub(super) fn new(rows: &PackedRows, labels: &[f64]) -> Self {
+        let mut bounds = ByKey::<[f32; 2]>::new(rows.key_range(), rows.nonzeros());
+        rows.for_each(|row, key, x| {
+            let signed = labels[row] * x;
+            let sum = &mut bounds.entry(key)[usize::from(signed < 0.0)];
+            *sum = round_up(f64::from(*sum) + signed.abs());
+        });
+        Bounds(bounds)
+    }
+
+    /// The keys of columns with a bound above `limit`, sorted, and their bounds.
+    pub(super) fn above(&self, limit: f64) -> (Vec<u64>, Vec<[f32; 2]>) {
+        self.0.sorted(|bounds| exceeds(bounds, limit)).into_iter().unzip()
+    }
+
+    /// Those of a column; none has entries without any.
+    pub(super) fn of(&self, key: u64) -> Option<[f32; 2]> {
+        Some(self.0.get(key)).filter(|bounds| *bounds != [0.0; 2])
+    }
 }
 
 /// Whether a bound is above a limit: λ for the sums, or a worker's share of it for its part.
@@ -182,30 +187,39 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
+    use crate::data;
     use proptest::prelude::*;
 
     #[test]
     fn bounds_tell_the_signs_apart() {
-        let mut columns = Columns {
-            keys: vec![3, 5, 9],
-            starts: vec![0, 2, 3, 5],
-            rows: vec![0, 1, 2, 0, 2],
-            values: None,
+        let of = |text: &str, labels: [f64; 3]| {
+            let rows = data::parse("t".as_ref(), text.as_bytes()).unwrap();
+            Bounds::new(&PackedRows::from(&rows), &labels)
         };
         let labels = [1.0, -1.0, 1.0];
-        assert_eq!(bounds(&columns, &labels), [[1.0, 1.0], [1.0, 0.0], [2.0, 0.0]]);
-        columns.values = Some(vec![0.5, -0.25, -2.0, 0.1, 0.2]);
-        let with_values = bounds(&columns, &labels);
+        for last in [9, u64::MAX] {
+            let ones = format!("1 3:1 {last}:1\n-1 3:1\n1 5:1 {last}:1\n");
+            let bounds = of(&ones, labels);
+            let (keys, values) = bounds.above(0.0);
+            assert_eq!(
+                (&keys[..], values),
+                (&[3, 5, last][..], vec![[1.0, 1.0], [1.0, 0.0], [2.0, 0.0]])
+            );
+            assert_eq!(bounds.above(1.0), (vec![last], vec![[2.0, 0.0]]));
+            assert_eq!((bounds.of(4), bounds.of(5)), (None, Some([1.0, 0.0])));
+            let weighted = of(&ones, [0.1, -1.0, 0.1]);
+            assert_eq!(weighted.of(3), Some([0.1_f32.next_up(), 1.0]));
+            assert!(weighted.of(last).is_some_and(|[sum, _]| f64::from(sum) >= 0.1 + 0.1));
+        }
+        let with_values = of("1 3:0.5 9:0.1\n-1 3:-0.25\n1 5:-2 9:0.2\n", labels).above(0.0).1;
         for (bound, exact) in
             with_values.into_flattened().into_iter().zip([0.75, 0.0, 0.0, 2.0, 0.1 + 0.2, 0.0])
         {
             let above = f64::from(bound) - exact;
             assert!((0.0..1e-6).contains(&above), "{bound} for {exact}");
         }
-        columns.values = None;
-        let weighted = bounds(&columns, &[0.1, -1.0, 0.1]);
-        assert_eq!(weighted[0], [0.1_f32.next_up(), 1.0]);
-        assert!(f64::from(weighted[2][0]) >= 0.1 + 0.1, "{weighted:?}");
+        let tiny = of("1 3:1e-300\n", labels);
+        assert!(tiny.of(3).is_some(), "it has an entry");
         assert!(exceeds([2.0, 0.0], 1.9) && exceeds([0.0, 2.0], 1.9) && !exceeds([2.0, 2.0], 2.0));
     }
 

@@ -22,7 +22,6 @@ use caravan_kv::{Table, TableSpec, ValueType, Worker};
 use caravan_van::{KeyRange, Pool};
 use serde::{Deserialize, Serialize};
 
-use crate::data::Columns;
 use crate::sketch::CountMin;
 
 /// Name under which servers build this shard.
@@ -104,40 +103,33 @@ pub(super) struct Options {
     hashes: u8,
 }
 
-/// In how many rows each column is, up to 255: `[columns]`.
-fn counts(columns: &Columns) -> impl Iterator<Item = u8> {
-    columns.starts.windows(2).map(|ends| (ends[1] - ends[0]).min(usize::from(u8::MAX)) as u8)
-}
-
-/// Step 1: pushes how often each column comes.
+/// Step 1: pushes how often each column comes, up to 255. `counts: [keys]`.
 pub(super) fn count(
     worker: &mut Worker,
     table: Table,
-    columns: &Columns,
+    (keys, counts): (&[u64], &[u8]),
 ) -> caravan_kv::Result<()> {
-    let counts: Vec<u8> = counts(columns).collect();
-    let pushed = worker.push(table, &columns.keys, &counts)?;
+    let pushed = worker.push(table, keys, counts)?;
     worker.wait(pushed).map(drop)
 }
 
-/// Step 2: which columns are in more than `frequency` rows of all workers together.
+/// Step 2: the keys of columns that are in more than `frequency` rows of all workers together.
 pub(super) fn frequent(
     worker: &mut Worker,
     table: Table,
-    columns: &Columns,
+    (keys, counts): (&[u64], &[u8]),
     frequency: u8,
-) -> caravan_kv::Result<Vec<bool>> {
-    let mut kept: Vec<bool> = counts(columns).map(|count| count > frequency).collect();
-    let pairs = columns.keys.iter().zip(&kept);
-    let unsure: Vec<u64> = pairs.filter(|(_, kept)| !**kept).map(|(key, _)| *key).collect();
+) -> caravan_kv::Result<Vec<u64>> {
+    let own = || keys.iter().zip(counts);
+    let unsure = own().filter(|(_, count)| **count <= frequency);
+    let unsure: Vec<u64> = unsure.map(|(key, _)| *key).collect();
     let pulled = worker.pull(table, &unsure)?;
     let answer = worker.wait(pulled)?;
-    let all = answer.values::<u8>().iter().map(|&count| count > frequency);
-    kept.iter_mut()
-        .filter(|kept| !**kept)
-        .zip(all)
-        .for_each(|(kept, is_frequent)| *kept = is_frequent);
-    Ok(kept)
+    let mut all = answer.values::<u8>().iter();
+    let kept = own().filter(|(_, count)| {
+        **count > frequency || all.next().is_some_and(|count| *count > frequency)
+    });
+    Ok(kept.map(|(key, _)| *key).collect())
 }
 
 /// A server thread's counts.
@@ -168,7 +160,7 @@ impl caravan_kv::Shard for Counts {
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
         let counts = request.keys.iter().map(|&key| self.sketch.estimate(key));
         self.answer.clear();
         self.answer.extend(counts);

@@ -11,15 +11,17 @@ use serde::de::DeserializeOwned;
 
 use super::blocks::{self, KeyBlock};
 use super::filters::{self, Counted, LOSSLESS_FROM, Lossy};
+use super::hessian::{self, Wire};
 use super::job::{Job, PRIOR_ROUNDS, Progress, Times, Trained};
+use super::load::Loaded;
 use super::pace::Pace;
-use super::polish::{self, Polish, Polished, Wire};
+use super::polish::{Polish, Polished};
 use super::proximal::Proximal;
 use super::schedule::{self, FILTER_OFF, Stop, StopRule};
 use super::screen;
 use super::shard::{self, Command, HANDLE, Options, Report};
 use super::tail::{self, Tail};
-use super::worker::{self, APP, Dbpg, Loaded, Passed};
+use super::worker::{self, APP, Dbpg, Passed};
 use crate::model::Model;
 
 /// Id of the table of weights.
@@ -36,12 +38,15 @@ const LAMBDA_MAX_PASSES: u64 = 50;
 
 /// What servers need to know to train.
 pub fn handles(handles: Handles) -> Handles {
-    let handles = handles.with(tail::HANDLE, |spec, _range, _memory| {
-        let options = serde_json::from_value(spec.options.clone());
-        Ok(Box::new(tail::Counts::new(&options.map_err(|error| error.to_string())?)?))
-    });
-    let handles = handles.with(screen::HANDLE, |_, _, _| Ok(Box::new(screen::Sums::default())));
+    let handles = handles
+        .with(tail::HANDLE, |spec, _range, _memory| {
+            let options = serde_json::from_value(spec.options.clone());
+            Ok(Box::new(tail::Counts::new(&options.map_err(|error| error.to_string())?)?))
+        })
+        .with(screen::HANDLE, |_, _, _| Ok(Box::new(screen::Sums::default())))
+        .with(hessian::HANDLE, |_, _, _| Ok(Box::new(hessian::Parts::default())));
     handles.with(HANDLE, |spec, _range, _memory| {
+        caravan_numa::return_freed_blocks();
         let options: Options =
             serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
         Ok(Box::new(shard::Shard::new(&options)?))
@@ -101,6 +106,7 @@ impl<'a> Driver<'a> {
 
     fn set_up(cluster: &'a mut Cluster, job: &'a Job) -> caravan_kv::Result<Self> {
         job.check()?;
+        caravan_numa::return_freed_blocks(); // a Hessian is as large as the data, for a moment
         let began = Instant::now();
         let (files, cache) = (job.files.clone(), job.cache.clone());
         let (threads, positive_weight) = (job.threads, job.positive_weight);
@@ -146,13 +152,14 @@ impl<'a> Driver<'a> {
         let wire = if filters.quantize.is_some() { Wire::Short } else { Wire::Single };
         let polish = job.newton.map(|support_max| {
             let how = (wire, filters::of_numbers(filters));
-            polish::table(support_max, cluster.config().workers, how)
+            hessian::table(support_max, cluster.config().workers, how)
         });
         let begin = worker::Order::Begin {
             table: spec,
             polish: polish.clone(),
             curvature: job.curvature,
             intercept: rule.free,
+            straggle: job.straggle,
         };
         let _ready: Vec<()> = ask_workers(cluster, &begin)?;
         let polish = match (job.newton, polish) {

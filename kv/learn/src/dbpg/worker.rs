@@ -1,16 +1,14 @@
-//! The worker's side of DBPG on a cluster: loads its share of the data, then runs passes for the driver.
+//! The worker's side of DBPG on a cluster: runs passes over its share of the data for the driver. How that is loaded is
+//! `load`'s business.
 //!
 //! One task a block: gradient, push, pull. The push and the pull leave together; the pull comes back when the server has
 //! every worker's push. A task begins when the pulls of all tasks more than τ before it have been applied.
 
 use std::collections::VecDeque;
-use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use caravan_kv::error::with_sources;
-use caravan_kv::filter::Traffic;
 use caravan_kv::{App, Table, TableSpec, Timestamp, WorkerNode};
 use serde::{Deserialize, Serialize};
 
@@ -18,14 +16,12 @@ use super::blocks::KeyBlock;
 use super::cost;
 use super::filters::{Bytes, Counted, Lossy, Sent};
 use super::gradient::{Columns, Curvature, TrustRegion, Worker};
-use super::newton::Support;
-use super::polish::{self, Wire};
-use super::pool::Pool;
+use super::hessian::{self, Wire};
+use super::job::Straggle;
+use super::load::{Data, Dropped, Loading};
 use super::proximal;
-use super::screen;
 use super::shard::Options;
-use super::tail;
-use crate::data;
+use super::support::Support;
 
 /// Name under which workers run this app.
 pub const APP: &str = "dbpg";
@@ -51,6 +47,7 @@ pub(crate) enum Order {
         polish: Option<TableSpec>,
         curvature: Curvature,
         intercept: Option<u64>,
+        straggle: Option<Straggle>,
     },
     /// Begin with these weights, where you hold their keys. Sorted by key.
     Start { weights: Vec<(u64, f64)> },
@@ -71,15 +68,6 @@ pub(crate) enum Order {
     Set { weights: Vec<f64> },
 }
 
-/// A worker's share of the data.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Loaded {
-    pub(crate) rows: u64,
-    pub(crate) columns: u64,
-    pub(crate) nonzeros: u64,
-    pub(crate) keys: Option<(u64, u64)>,
-}
-
 /// What a worker has to say after a pass.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Passed {
@@ -95,83 +83,9 @@ pub(crate) struct Passed {
 /// One worker.
 #[derive(Default)]
 pub struct Dbpg {
+    loading: Option<Loading>,
     data: Option<Data>,
-    /// Between the steps of [`tail`].
-    counted: Option<Table>,
-    screening: Option<Screening>,
-    dropped: Dropped,
     training: Option<Training>,
-}
-
-/// Columns that were dropped before training, and what that took.
-#[derive(Clone, Copy, Default)]
-struct Dropped {
-    tail: u64,
-    screened: u64,
-    tables: Traffic,
-}
-
-/// Between the steps of [`screen`].
-struct Screening {
-    table: Table,
-    /// Of this worker's columns.
-    bounds: Vec<[f32; 2]>,
-    /// Above it they have been pushed.
-    share: f64,
-    /// How many columns there were.
-    columns: u64,
-}
-
-impl Dropped {
-    /// Enters what the filters of a table did, which is not used again.
-    fn passed(&mut self, node: &WorkerNode, table: Table) -> Result<(), String> {
-        let traffic = node.worker.traffic(table).map_err(|error| error.to_string())?;
-        self.tables = self.tables.plus(&traffic);
-        Ok(())
-    }
-}
-
-const NOT_LOADED: &str = "there is nothing to drop: load first";
-const NOT_COUNTED: &str = "columns are dropped for being rare after they have been counted";
-const NOT_NAMED: &str = "columns are screened after they have been named";
-
-/// Pushes the bounds of those columns for which `wanted` holds.
-fn push_bounds(
-    node: &mut WorkerNode,
-    table: Table,
-    columns: &data::Columns,
-    bounds: &[[f32; 2]],
-    wanted: impl Fn([f32; 2]) -> bool,
-) -> caravan_kv::Result<()> {
-    let pairs = columns.keys.iter().zip(bounds).filter(|(_, bounds)| wanted(**bounds));
-    let (keys, bounds): (Vec<u64>, Vec<[f32; 2]>) = pairs.unzip();
-    let pushed = node.worker.push(table, &keys, bounds.as_flattened())?;
-    node.worker.wait(pushed).map(drop)
-}
-
-struct Data {
-    /// Each times the weight of its row: `[rows]`.
-    labels: Vec<f64>,
-    columns: data::Columns,
-    /// What computes on them.
-    pool: Pool,
-}
-
-impl Data {
-    fn columns(&self) -> Columns<'_> {
-        let data::Columns { keys, starts, rows, values } = &self.columns;
-        Columns { keys, starts, rows, values: values.as_deref() }
-    }
-
-    fn loaded(&self) -> Loaded {
-        let data::Columns { keys, rows, .. } = &self.columns;
-        Loaded {
-            rows: self.labels.len() as u64,
-            columns: keys.len() as u64,
-            nonzeros: rows.len() as u64,
-            keys: keys.first().copied().zip(keys.last().copied()),
-        }
-    }
 }
 
 struct Training {
@@ -182,6 +96,7 @@ struct Training {
     support: Support,
     state: Worker,
     curvature: Curvature,
+    straggle: Option<Straggle>,
     /// Positions of each block's keys among this worker's.
     blocks: Vec<Range<usize>>,
     /// Tasks whose pulls have not been applied, in order.
@@ -261,24 +176,24 @@ impl Training {
         if !self.pending.is_empty() {
             return Err(format!("{} pulls are not applied yet", self.pending.len()));
         }
-        self.support = Support::new(&data.columns(), data.labels.len(), keys);
+        self.support = Support::new(&data.columns(), self.state.labels().len(), keys);
         let pulls: Vec<f64> = self.state.pulls().collect();
-        let packed = self.support.gram(&data.columns(), (&data.labels, &pulls), &data.pool);
-        let numbers = (keys.len(), &packed[..], wire);
-        polish::send(&mut node.worker, table, (node.rank, node.workers), numbers)
+        let gram = self.support.gram(data.columns(), (self.state.labels(), pulls), &data.pool);
+        let numbers = (keys.len(), gram, wire);
+        hessian::send(&mut node.worker, table, (node.rank, node.workers), numbers)
             .map_err(|error| error.to_string())
     }
 
-    fn losses(&self, data: &Data, weights: &[f64]) -> Result<Vec<f64>, String> {
+    fn losses(&self, weights: &[f64]) -> Result<Vec<f64>, String> {
         self.check(weights)?;
         let held = self.support.columns().iter().zip(weights);
         let own = self.state.weights();
         let step: Vec<f64> = held.map(|(j, weight)| j.map_or(0.0, |j| weight - own[j])).collect();
-        Ok(self.support.losses(&data.labels, self.state.margins(), &step))
+        Ok(self.support.losses(self.state.labels(), self.state.margins(), &step))
     }
 
     fn start(&mut self, data: &Data, weights: &[(u64, f64)]) {
-        let keys = &data.columns.keys;
+        let keys = data.keys();
         let held = weights
             .iter()
             .filter_map(|&(key, weight)| keys.binary_search(&key).ok().zip(Some((weight, true))));
@@ -331,18 +246,26 @@ impl App for Dbpg {
         let reply = match order {
             Order::Load { files, threads, cache, positive_weight } => {
                 let how = (threads, cache.as_deref());
-                serde_json::to_value(self.load(node, &files, how, positive_weight)?)
+                (self.data, self.training) = (None, None);
+                let loading =
+                    Loading::read((node.rank, node.workers), &files, how, positive_weight)?;
+                serde_json::to_value(self.loading.insert(loading).loaded())
             }
-            Order::Count { table } => serde_json::to_value(self.count(node, &table)?),
-            Order::Frequent { frequency } => serde_json::to_value(self.frequent(node, frequency)?),
-            Order::Name { table, share } => serde_json::to_value(self.name(node, &table, share)?),
-            Order::Add => serde_json::to_value(self.add(node)?),
-            Order::Screen { lambda } => serde_json::to_value(self.screen(node, lambda)?),
-            Order::Begin { table, polish, curvature, intercept } => {
-                if let (Some(key), Some(data)) = (intercept, self.data.as_mut()) {
-                    data.columns.push_ones(key, data.labels.len());
-                }
-                serde_json::to_value(self.begin(node, &table, polish.as_ref(), curvature)?)
+            Order::Count { table } => serde_json::to_value(self.loading()?.count(node, &table)?),
+            Order::Frequent { frequency } => {
+                serde_json::to_value(self.loading()?.frequent(node, frequency)?)
+            }
+            Order::Name { table, share } => {
+                serde_json::to_value(self.loading()?.name(node, &table, share)?)
+            }
+            Order::Add => serde_json::to_value(self.loading()?.add(node)?),
+            Order::Screen { lambda } => serde_json::to_value(self.loading()?.screen(node, lambda)?),
+            Order::Begin { table, polish, curvature, intercept, straggle } => {
+                let loading = self.loading.take();
+                let loading = loading.ok_or("there is nothing to train on: load first")?;
+                let loaded = loading.into_data(intercept)?;
+                let tables = (&table, polish.as_ref());
+                serde_json::to_value(self.begin(node, loaded, tables, (curvature, straggle))?)
             }
             Order::Start { weights } => {
                 let (data, training) = self.training()?;
@@ -354,8 +277,8 @@ impl App for Dbpg {
                 serde_json::to_value(training.gram(node, data, &support, wire)?)
             }
             Order::Losses { weights } => {
-                let (data, training) = self.training()?;
-                serde_json::to_value(training.losses(data, &weights)?)
+                let (_, training) = self.training()?;
+                serde_json::to_value(training.losses(&weights)?)
             }
             Order::Set { weights } => {
                 let (data, training) = self.training()?;
@@ -388,112 +311,20 @@ impl Dbpg {
         both.ok_or_else(|| "there is nothing to train on: load and begin first".to_owned())
     }
 
-    fn load(
-        &mut self,
-        node: &WorkerNode,
-        files: &[PathBuf],
-        (threads, cache): (usize, Option<&Path>),
-        positive_weight: f64,
-    ) -> Result<Loaded, String> {
-        let text = |error: crate::Error| with_sources(&error);
-        let shard = data::Shard::new(node.rank as u32, node.workers as u32).map_err(text)?;
-        let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
-        let (labels, columns) = data::read_columns(files, shard, threads, cache).map_err(text)?;
-        let weighted = |label: i8| if label > 0 { positive_weight } else { -1.0 };
-        let labels = labels.into_iter().map(weighted).collect();
-        let data = Data { labels, columns, pool: Pool::new(threads) };
-        self.training = None;
-        self.dropped = Dropped::default();
-        Ok(self.data.insert(data).loaded())
-    }
-
-    fn count(&mut self, node: &mut WorkerNode, spec: &TableSpec) -> Result<(), String> {
-        let Data { columns, .. } = self.data.as_ref().ok_or(NOT_LOADED)?;
-        let create = |node: &mut WorkerNode| {
-            let table = node.worker.create_table(spec)?;
-            tail::count(&mut node.worker, table, columns)?;
-            Ok(table)
-        };
-        let table = create(node).map_err(|error: caravan_kv::Error| error.to_string())?;
-        self.counted = Some(table);
-        Ok(())
-    }
-
-    fn frequent(&mut self, node: &mut WorkerNode, frequency: u8) -> Result<Loaded, String> {
-        let data = self.data.as_mut().ok_or(NOT_LOADED)?;
-        let table = self.counted.take().ok_or(NOT_COUNTED)?;
-        let kept = tail::frequent(&mut node.worker, table, &data.columns, frequency);
-        let kept = kept.map_err(|error| error.to_string())?;
-        data.columns.retain(|column| kept[column]);
-        self.dropped.tail = (kept.len() - data.columns.columns()) as u64;
-        self.dropped.passed(node, table)?;
-        Ok(data.loaded())
-    }
-
-    fn name(&mut self, node: &mut WorkerNode, spec: &TableSpec, share: f64) -> Result<(), String> {
-        let Data { labels, columns, .. } = self.data.as_ref().ok_or(NOT_LOADED)?;
-        let bounds = screen::bounds(columns, labels);
-        let create = |node: &mut WorkerNode| {
-            let table = node.worker.create_table(spec)?;
-            push_bounds(node, table, columns, &bounds, |bounds| screen::exceeds(bounds, share))?;
-            Ok(table)
-        };
-        let table = create(node).map_err(|error: caravan_kv::Error| error.to_string())?;
-        let columns = columns.columns() as u64;
-        self.screening = Some(Screening { table, bounds, share, columns });
-        Ok(())
-    }
-
-    fn add(&mut self, node: &mut WorkerNode) -> Result<(), String> {
-        let Data { columns, .. } = self.data.as_mut().ok_or(NOT_LOADED)?;
-        let Screening { table, bounds, share, .. } = self.screening.as_mut().ok_or(NOT_NAMED)?;
-        let mut exchange = || {
-            let body = serde_json::to_vec(&screen::Command::Named)?;
-            let asked = node.worker.command(*table, &body)?;
-            let named = screen::named(&node.worker.wait(asked)?.replies);
-            let mut named = named.into_iter().peekable();
-            let kept: Vec<bool> = columns
-                .keys
-                .iter()
-                .map(|key| {
-                    while named.next_if(|next| next < key).is_some() {}
-                    named.next_if_eq(key).is_some()
-                })
-                .collect();
-            columns.retain(|column| kept[column]);
-            let mut kept = kept.into_iter();
-            bounds.retain(|_| kept.next().unwrap_or_default());
-            push_bounds(node, *table, columns, bounds, |bounds| !screen::exceeds(bounds, *share))
-        };
-        exchange().map_err(|error: caravan_kv::Error| error.to_string())
-    }
-
-    fn screen(&mut self, node: &mut WorkerNode, lambda: f64) -> Result<Loaded, String> {
-        let data = self.data.as_mut().ok_or(NOT_LOADED)?;
-        let Screening { table, columns, .. } = self.screening.take().ok_or(NOT_NAMED)?;
-        let mut receive = || {
-            let pulled = node.worker.pull(table, &data.columns.keys)?;
-            node.worker.wait(pulled)
-        };
-        let answer = receive().map_err(|error| error.to_string())?;
-        let (sums, _) = answer.values::<f32>().as_chunks::<2>();
-        data.columns.retain(|column| screen::exceeds(sums[column], lambda));
-        self.dropped.screened = columns - data.columns.columns() as u64;
-        self.dropped.passed(node, table)?;
-        Ok(data.loaded())
+    fn loading(&mut self) -> Result<&mut Loading, String> {
+        self.loading.as_mut().ok_or_else(|| "there is nothing to drop: load first".to_owned())
     }
 
     fn begin(
         &mut self,
         node: &mut WorkerNode,
-        spec: &TableSpec,
-        polish: Option<&TableSpec>,
-        curvature: Curvature,
+        (data, labels): (Data, Vec<f64>),
+        (spec, polish): (&TableSpec, Option<&TableSpec>),
+        (curvature, straggle): (Curvature, Option<Straggle>),
     ) -> Result<(), String> {
-        let data = self.data.as_ref().ok_or("there is nothing to train on: load first")?;
         let options: Options =
             serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
-        let keys = &data.columns.keys;
+        let keys = data.keys();
         let announce = |node: &mut WorkerNode| -> caravan_kv::Result<(Table, Option<Table>)> {
             let table = node.worker.create_table(spec)?;
             let polish = polish.map(|spec| node.worker.create_table(spec)).transpose()?;
@@ -510,8 +341,9 @@ impl Dbpg {
             table,
             polish,
             support: Support::default(),
-            state: Worker::with_threads(data.labels.clone(), keys.len(), trust, data.pool.clone()),
+            state: Worker::with_threads(labels, keys.len(), trust, data.pool.clone()),
             curvature,
+            straggle,
             blocks: blocks.collect(),
             pending: VecDeque::new(),
             busy: Duration::ZERO,
@@ -519,14 +351,15 @@ impl Dbpg {
             names_all: spec.filters.key_cache,
             rounds: options.rounds,
             sent: Sent::default(),
-            counted: Counted { tables: self.dropped.tables, ..Counted::default() },
-            dropped: self.dropped,
+            counted: Counted { tables: data.dropped.tables, ..Counted::default() },
+            dropped: data.dropped,
             gradient: Vec::new(),
             curvatures: Vec::new(),
             keys: Vec::new(),
             lengths: Vec::new(),
             values: Vec::new(),
         });
+        self.data = Some(data);
         Ok(())
     }
 }
@@ -543,6 +376,7 @@ struct Pass<'a> {
 
 impl Pass<'_> {
     fn run(&mut self, first: u64, blocks: &[usize], reset: bool) -> caravan_kv::Result<Passed> {
+        self.training.support = Support::default(); // the polish is over
         if reset {
             self.reset();
         }
@@ -606,7 +440,8 @@ impl Pass<'_> {
         let columns = self.data.columns();
         let asked = self.training.gradient(&columns, (task, own.clone()), (all, &self.lossy));
         let computed = own.filter(|&j| self.training.state.active()[j]);
-        self.spent(began, cost::gradient(&columns, computed))?;
+        let pause = self.pause(task);
+        self.spent(began, cost::gradient(&columns, computed) + pause)?;
         if asked.is_empty() {
             return Ok(());
         }
@@ -618,6 +453,16 @@ impl Pass<'_> {
         let lossy = self.lossy;
         pending.push_back(Pending { task, lossy, asked, push, pull, answer: None });
         Ok(())
+    }
+
+    /// Makes the pause that the job has for this worker in a task, if any; where time is simulated it is only charged.
+    fn pause(&self, task: u64) -> Duration {
+        let straggle = self.training.straggle;
+        let pause = straggle.map_or(Duration::ZERO, |straggle| straggle.of(self.node.rank, task));
+        if !pause.is_zero() && !caravan_kv::node::is_simulated() {
+            std::thread::sleep(pause);
+        }
+        pause
     }
 
     /// Applies the pulls of all tasks up to number `task`.
@@ -657,7 +502,7 @@ impl Pass<'_> {
             _ => (pulled.next().unwrap_or(0.0), true),
         };
         let skips = pending.lossy.skips(pending.task);
-        let keys = &self.data.columns.keys;
+        let keys = self.data.keys();
         let both = pending.asked.iter().copied().zip(answer.lengths.iter().map(of));
         let kept = both.filter(|&(j, _)| !skips(keys[j as usize]));
         let (asked, answer) = kept.unzip();
@@ -702,7 +547,7 @@ impl Pass<'_> {
             }
             loss = ahead.loss();
         }
-        self.spent(began, cost::loss(self.data.labels.len()))?;
+        self.spent(began, cost::loss(self.training.state.labels().len()))?;
         Ok(loss)
     }
 }

@@ -1,0 +1,470 @@
+//! Rows as training holds them from reading on until it knows which columns it needs.
+//!
+//! [`Examples`] suit whoever wants rows. Training wants columns, and only those that screening leaves, but before that the keys
+//! of all of them: here a key is what it is above the one before it in its row, in as many bytes as that takes, most often two
+//! or three. [`PackedRows::into_columns`] then makes the columns that are wanted, and no others.
+//!
+//! Keys that are about as dense as the entries are many are looked up in a plain array instead of a hash table ([`ByKey`]).
+//!
+//! Path: source > libsvm > **packed** > screening > `Columns`.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use super::{Columns, Examples, check_count};
+use crate::Result;
+
+/// Keys up to so many times the number of entries are looked up in an array.
+const ARRAY_PER_ENTRY: u64 = 1;
+
+/// Keys up to this one are in any case.
+const ARRAY_MIN: u64 = 1 << 16;
+
+/// Bits of a delta in each byte of it, the lowest first; the bit above them says that another byte follows.
+const DELTA_BITS: u32 = 7;
+const FOLLOWED: u8 = 1 << DELTA_BITS;
+
+/// Labelled sparse rows in few bytes.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PackedRows {
+    /// `[rows]`, each +1 or -1.
+    pub(super) labels: Vec<i8>,
+    /// Entries of each row.
+    pub(super) lengths: Vec<u32>,
+    /// What each key is above the one before it in its row, the first above 0.
+    pub(super) deltas: Vec<u8>,
+    /// `[nonzeros]`, finite and not 0; None when all are exactly 1.
+    pub(super) values: Option<Vec<f64>>,
+    pub(super) nonzeros: usize,
+    /// The smallest key and the largest.
+    pub(super) range: Option<(u64, u64)>,
+}
+
+impl From<&Examples> for PackedRows {
+    fn from(examples: &Examples) -> Self {
+        let mut rows = Self {
+            labels: examples.labels.clone(),
+            lengths: examples.row_starts.windows(2).map(|row| (row[1] - row[0]) as u32).collect(),
+            deltas: Vec::with_capacity(3 * examples.nonzeros()),
+            values: examples.values.clone(),
+            nonzeros: examples.nonzeros(),
+            range: None,
+        };
+        for row in examples.iter() {
+            let mut last = 0;
+            for &key in row.keys {
+                push_delta(&mut rows.deltas, key - last);
+                last = key;
+            }
+            rows.widen(row.keys.first().copied().zip(row.keys.last().copied()));
+        }
+        rows
+    }
+}
+
+impl PackedRows {
+    /// How many entries there are.
+    pub fn nonzeros(&self) -> usize {
+        self.nonzeros
+    }
+
+    /// `[rows]`, each +1 or -1.
+    pub fn labels(&self) -> &[i8] {
+        &self.labels
+    }
+
+    /// The smallest key and the largest.
+    pub fn key_range(&self) -> Option<(u64, u64)> {
+        self.range
+    }
+
+    /// Bytes that the rows take.
+    pub fn bytes(&self) -> usize {
+        self.labels.len()
+            + size_of_val(&self.lengths[..])
+            + self.deltas.len()
+            + self.values.as_deref().map_or(0, size_of_val)
+    }
+
+    fn widen(&mut self, other: Option<(u64, u64)>) {
+        let both = self.range.into_iter().chain(other);
+        self.range = both.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)));
+    }
+
+    /// Adds rows after those that are here.
+    pub(super) fn append(&mut self, part: &Self) {
+        match (&mut self.values, &part.values) {
+            (None, None) => {}
+            (Some(values), Some(more)) => values.extend_from_slice(more),
+            (Some(values), None) => values.resize(values.len() + part.nonzeros, 1.0),
+            (values @ None, Some(more)) => {
+                let mut all = vec![1.0; self.nonzeros];
+                all.extend_from_slice(more);
+                *values = Some(all);
+            }
+        }
+        self.labels.extend_from_slice(&part.labels);
+        self.lengths.extend_from_slice(&part.lengths);
+        self.deltas.extend_from_slice(&part.deltas);
+        self.nonzeros += part.nonzeros;
+        self.widen(part.range);
+    }
+
+    /// Calls `visit(row, key, value)` for each entry, row by row in the order of keys.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(usize, u64, f64)) {
+        let mut bytes = self.deltas.iter();
+        let mut entry = 0;
+        for (row, &length) in self.lengths.iter().enumerate() {
+            let mut key = 0_u64;
+            for _ in 0..length {
+                key = key.wrapping_add(next_delta(&mut bytes));
+                visit(row, key, self.values.as_ref().map_or(1.0, |values| values[entry]));
+                entry += 1;
+            }
+        }
+    }
+
+    /// In how many rows each key is, up to 255.
+    pub(crate) fn counts(&self) -> ByKey<u8> {
+        let mut counts = ByKey::<u8>::new(self.range, self.nonzeros);
+        self.for_each(|_, key, _| {
+            let count = counts.entry(key);
+            *count = count.saturating_add(1);
+        });
+        counts
+    }
+
+    /// All keys: sorted, unique.
+    pub(crate) fn distinct_keys(&self) -> Vec<u64> {
+        self.counts().sorted(|count| count > 0).into_iter().map(|(key, _)| key).collect()
+    }
+
+    /// Drops all entries but those of `keys`.
+    pub(crate) fn retain(&mut self, keys: &[u64]) {
+        let mut wanted = ByKey::new(self.range, self.nonzeros);
+        keys.iter().for_each(|&key| *wanted.entry(key) = true);
+        let mut kept = Self {
+            labels: std::mem::take(&mut self.labels),
+            lengths: vec![0; self.lengths.len()],
+            values: self.values.as_ref().map(|_| Vec::new()),
+            ..Self::default()
+        };
+        let (mut row_of_last, mut last) = (0, 0);
+        self.for_each(|row, key, value| {
+            if wanted.get(key) {
+                let above = if row == row_of_last { last } else { 0 };
+                push_delta(&mut kept.deltas, key - above);
+                (row_of_last, last) = (row, key);
+                kept.lengths[row] += 1;
+                kept.nonzeros += 1;
+                kept.values.iter_mut().for_each(|values| values.push(value));
+                kept.widen(Some((key, key)));
+            }
+        });
+        *self = kept;
+    }
+
+    /// The entries of the columns `keys`, column by column; the others are let go of. `keys`: sorted, unique. Linear in the
+    /// entries.
+    ///
+    /// # Errors
+    /// [`crate::Error::TooMany`] from 2^32 rows or columns on.
+    pub(crate) fn into_columns(self, keys: Vec<u64>) -> Result<Columns> {
+        check_count("rows", self.labels.len())?;
+        let mut number = ByKey::new(self.range, self.nonzeros);
+        for (column, &key) in keys.iter().enumerate() {
+            *number.entry(key) = check_count("columns", column + 1)?; // 0 for those not wanted
+        }
+        // While columns are filled, `starts[c + 1]` is where the next entry of column c goes: at first where it begins.
+        let mut starts = vec![0; keys.len() + 1];
+        self.for_each(|_, key, _| starts[number.get(key) as usize] += 1);
+        let mut end = 0;
+        starts[0] = 0;
+        for start in &mut starts[1..] {
+            end += std::mem::replace(start, end);
+        }
+        let mut rows = vec![0; end];
+        let mut values = self.values.as_ref().map(|_| vec![0.0; end]);
+        self.for_each(|row, key, value| {
+            let column = number.get(key) as usize;
+            if column > 0 {
+                let at = starts[column];
+                rows[at] = row as u32;
+                if let Some(values) = &mut values {
+                    values[at] = value;
+                }
+                starts[column] += 1;
+            }
+        });
+        Ok(Columns { keys, starts, rows, values })
+    }
+
+    /// Whether `deltas` are as many keys as `lengths` say, each row's ascending, and `range` and `nonzeros` fit; all else is
+    /// sound whatever it holds.
+    pub(super) fn is_sound(&self) -> bool {
+        let (mut bytes, mut sound) = (&self.deltas[..], true);
+        let mut found = Self::default();
+        for &length in &self.lengths {
+            let (mut first, mut last) = (None, None);
+            for _ in 0..length {
+                let Some((delta, rest)) = checked_delta(bytes) else { return false };
+                bytes = rest;
+                let key = last.map_or(Some(delta), |last: u64| last.checked_add(delta));
+                sound &= key.is_some() && (last.is_none() || delta > 0);
+                last = key.or(last);
+                first = first.or(last);
+            }
+            found.widen(first.zip(last));
+            found.nonzeros += length as usize;
+        }
+        sound && bytes.is_empty() && (found.nonzeros, found.range) == (self.nonzeros, self.range)
+    }
+}
+
+fn push_delta(to: &mut Vec<u8>, mut delta: u64) {
+    while delta >= u64::from(FOLLOWED) {
+        to.push(delta as u8 | FOLLOWED);
+        delta >>= DELTA_BITS;
+    }
+    to.push(delta as u8);
+}
+
+fn next_delta<'a>(bytes: &mut impl Iterator<Item = &'a u8>) -> u64 {
+    let (mut delta, mut shift) = (0, 0);
+    for &byte in bytes {
+        delta |= u64::from(byte & !FOLLOWED) << shift;
+        if byte < FOLLOWED {
+            break;
+        }
+        shift = (shift + DELTA_BITS) % u64::BITS; // no more than so in sound rows
+    }
+    delta
+}
+
+/// The delta that `bytes` begin with and what is behind it; None when it is cut off or no u64.
+fn checked_delta(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let len = 1 + bytes.iter().position(|&byte| byte < FOLLOWED)?;
+    let mut delta = 0_u128;
+    for (at, &byte) in bytes[..len].iter().enumerate().take(10) {
+        delta |= u128::from(byte & !FOLLOWED) << (at as u32 * DELTA_BITS);
+    }
+    Some((u64::try_from(delta).ok().filter(|_| len <= 10)?, &bytes[len..]))
+}
+
+/// A number or two for each key of some rows; [`Default`] for those that have none yet.
+#[derive(Debug)]
+pub(crate) enum ByKey<T> {
+    Array(Vec<T>),
+    Hashed(HashMap<u64, T, KeyHash>),
+}
+
+impl<T> Default for ByKey<T> {
+    /// For no keys.
+    fn default() -> Self {
+        Self::Array(Vec::new())
+    }
+}
+
+impl<T: Copy + Default> ByKey<T> {
+    /// For keys within `range`, of so many entries.
+    pub(crate) fn new(range: Option<(u64, u64)>, nonzeros: usize) -> Self {
+        let last = range.map_or(0, |(_, last)| last);
+        if last <= ARRAY_MIN.max(ARRAY_PER_ENTRY * nonzeros as u64) {
+            Self::Array(vec![T::default(); last as usize + 1])
+        } else {
+            Self::Hashed(HashMap::with_hasher(KeyHash::new()))
+        }
+    }
+
+    /// That of `key`, which lies within the range.
+    pub(crate) fn entry(&mut self, key: u64) -> &mut T {
+        match self {
+            Self::Array(of) => &mut of[key as usize],
+            Self::Hashed(of) => of.entry(key).or_default(),
+        }
+    }
+
+    /// That of any key.
+    pub(crate) fn get(&self, key: u64) -> T {
+        let found = match self {
+            Self::Array(of) => usize::try_from(key).ok().and_then(|key| of.get(key)),
+            Self::Hashed(of) => of.get(&key),
+        };
+        found.copied().unwrap_or_default()
+    }
+
+    /// How many there are of which `wanted` holds.
+    pub(crate) fn count(&self, wanted: impl Fn(T) -> bool) -> usize {
+        match self {
+            Self::Array(of) => of.iter().filter(|of| wanted(**of)).count(),
+            Self::Hashed(of) => of.values().filter(|of| wanted(**of)).count(),
+        }
+    }
+
+    /// The keys of which `wanted` holds, sorted, with what they have.
+    pub(crate) fn sorted(&self, wanted: impl Fn(T) -> bool) -> Vec<(u64, T)> {
+        match self {
+            Self::Array(of) => {
+                let all = (0..).zip(of.iter().copied());
+                all.filter(|&(_, of)| wanted(of)).collect()
+            }
+            Self::Hashed(of) => {
+                let all = of.iter().map(|(&key, &of)| (key, of));
+                let mut found: Vec<(u64, T)> = all.filter(|&(_, of)| wanted(of)).collect();
+                found.sort_unstable_by_key(|&(key, _)| key);
+                found
+            }
+        }
+    }
+}
+
+/// A fast hash of one `u64`: a 128-bit product folded. Seeded at random, so that no file can be made to collide.
+#[derive(Debug, Clone)]
+pub(crate) struct KeyHash {
+    seed: u64,
+    hash: u64,
+}
+
+impl KeyHash {
+    fn new() -> Self {
+        Self { seed: RandomState::new().hash_one(0_u64), hash: 0 }
+    }
+}
+
+impl BuildHasher for KeyHash {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        self.clone()
+    }
+}
+
+impl Hasher for KeyHash {
+    fn write_u64(&mut self, key: u64) {
+        // An odd multiplier with bits everywhere: 2^64 over the golden ratio.
+        let product = u128::from(key ^ self.seed) * 0x9E37_79B9_7F4A_7C15;
+        self.hash = product as u64 ^ (product >> 64) as u64;
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only u64 keys are hashed");
+    }
+
+    fn finish(&self) -> u64 {
+        self.hash
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::data;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+    use std::fmt::Write;
+
+    proptest! {
+        /// Short and long keys, dense and sparse, with and without values, in parts; all columns, and every other one.
+        #[test]
+        fn columns_are_those_of_the_examples(
+            rows in prop::collection::vec(
+                prop::collection::btree_map((0_u64..40, 0_u8..5), 1_u8..3, 0..6), 0..30),
+            wide in 0_u8..5,
+            parts in 1_usize..4,
+        ) {
+            let key = |(low, high): (u64, u8)| if high < wide { low } else { low << (high * 10) };
+            let lines: Vec<String> = rows.iter().map(|row| {
+                let mut entries: BTreeMap<u64, u8> = Default::default();
+                row.iter().for_each(|(&at, &value)| { entries.insert(key(at), value); });
+                entries.iter().fold("1".to_owned(), |mut line, (key, value)| {
+                    write!(line, " {key}:{value}").unwrap();
+                    line
+                }) + "\n"
+            }).collect();
+            let parse = |lines: &[String]| data::parse("t".as_ref(), lines.concat().as_bytes()).unwrap();
+            let mut packed = PackedRows::default();
+            for part in lines.chunks(lines.len().div_ceil(parts).max(1)) {
+                packed.append(&PackedRows::from(&parse(part)));
+            }
+            let examples = parse(&lines);
+            let mut expected = BTreeMap::<u64, Vec<(u32, f64)>>::new();
+            for (row, entries) in examples.iter().enumerate() {
+                for (at, &key) in entries.keys.iter().enumerate() {
+                    let value = entries.values.map_or(1.0, |values| values[at]);
+                    expected.entry(key).or_default().push((row as u32, value));
+                }
+            }
+            prop_assert!(packed.is_sound());
+            prop_assert_eq!(packed.labels(), &examples.labels[..]);
+            prop_assert_eq!(packed.nonzeros(), examples.nonzeros());
+            let all = packed.distinct_keys();
+            prop_assert!(all.iter().eq(expected.keys()));
+            prop_assert_eq!(packed.key_range(), all.first().copied().zip(all.last().copied()));
+            for keys in [all.clone(), all.iter().copied().step_by(2).collect()] {
+                let columns = packed.clone().into_columns(keys.clone()).unwrap();
+                prop_assert_eq!(columns.starts.last(), Some(&columns.rows.len()));
+                let found = (0..columns.columns()).map(|at| {
+                    let (rows, values) = columns.column(at);
+                    let value = |i: usize| values.map_or(1.0, |values| values[i]);
+                    let entries = rows.iter().enumerate().map(|(i, &row)| (row, value(i)));
+                    (columns.keys[at], entries.collect::<Vec<_>>())
+                });
+                expected.retain(|key, _| keys.contains(key));
+                prop_assert!(found.eq(expected.clone()));
+                let mut some = packed.clone();
+                some.retain(&keys);
+                prop_assert!(some.is_sound());
+                prop_assert_eq!(some.distinct_keys(), keys.clone());
+                prop_assert_eq!(some.into_columns(keys).unwrap(), columns);
+            }
+        }
+
+        #[test]
+        fn deltas_come_back(deltas in prop::collection::vec(any::<u64>(), 0..20), shift in 0_u32..64) {
+            let mut bytes = Vec::new();
+            deltas.iter().for_each(|delta| push_delta(&mut bytes, delta >> shift));
+            let (mut all, mut rest) = (bytes.iter(), &bytes[..]);
+            for delta in deltas {
+                prop_assert_eq!(next_delta(&mut all), delta >> shift);
+                let (found, behind) = checked_delta(rest).unwrap();
+                prop_assert_eq!(found, delta >> shift);
+                rest = behind;
+            }
+            prop_assert!(rest.is_empty());
+        }
+
+        #[test]
+        fn no_bytes_panic(lengths in prop::collection::vec(0_u32..4, 0..5), deltas: Vec<u8>) {
+            let nonzeros = lengths.iter().map(|length| *length as usize).sum();
+            let labels = vec![1; lengths.len()];
+            let rows = PackedRows { labels, lengths, deltas, nonzeros, ..Default::default() };
+            let _ = rows.is_sound();
+            rows.for_each(|_, _, _| {});
+        }
+    }
+
+    #[test]
+    fn rows_that_are_not_sound_are_told() {
+        let sound = PackedRows::from(&data::parse("t".as_ref(), b"1 3:1 300:1\n-1\n").unwrap());
+        assert_eq!((sound.deltas.len(), sound.is_sound()), (3, true));
+        let changes: [fn(&mut PackedRows); 7] = [
+            |rows| rows.deltas.truncate(2),
+            |rows| rows.deltas.push(1),
+            |rows| rows.lengths[1] = 1,
+            |rows| rows.deltas = vec![3, 0],
+            |rows| rows.nonzeros = 3,
+            |rows| rows.range = Some((3, 299)),
+            |rows| rows.deltas = [vec![3], vec![0xff; 9], vec![1]].concat(),
+        ];
+        for (at, change) in changes.into_iter().enumerate() {
+            let mut rows = sound.clone();
+            change(&mut rows);
+            assert!(!rows.is_sound(), "change {at}");
+        }
+        assert_eq!(checked_delta(&[0xff; 11]), None);
+        assert_eq!(checked_delta(&[&[0xff; 10][..], &[1]].concat()), None);
+        assert_eq!(checked_delta(&[&[0xff; 9][..], &[1]].concat()), Some((u64::MAX, &[][..])));
+    }
+}

@@ -1,0 +1,267 @@
+//! The table that carries the workers' parts of a Hessian and a gradient to the driver, who adds them up in the order of ranks,
+//! so that a run repeats itself.
+//!
+//! They are large, so they go in pieces: a worker computes, pushes and forgets some at a time, and a server forgets what it has
+//! answered with. Whole they are in memory once, at the servers, until the driver has pulled them.
+//!
+//! Place: worker: gram > **hessian** > driver: minimise.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use caravan_kv::filter::Filters;
+use caravan_kv::server::{Pulled, Request};
+use caravan_kv::{Store, Table, TableSpec, ValueType, Worker};
+use caravan_van::{KeyRange, Pool, Value};
+use serde::{Deserialize, Serialize};
+
+use super::cholesky::triangle;
+use super::correlations;
+use super::support::{Gram, packed_len};
+
+/// Name under which servers build its shards.
+pub(super) const HANDLE: &str = "dbpg-hessian";
+
+/// Id of the table.
+const TABLE: u32 = 2;
+
+/// Numbers in a row of it, which go at once: what is sent lies in memory once more while it is, at both ends.
+const PIECE: usize = 64 << 10;
+
+/// How the numbers of a Hessian and a gradient travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Wire {
+    /// In single precision, which a Newton step does not notice: only the gradient says where the minimum is, and each of its
+    /// numbers goes as two, the second what the first leaves.
+    Single,
+    /// All of them as two: which columns depend on each other only an exact Hessian says.
+    Double,
+    /// In two bytes (`correlations`).
+    Short,
+}
+
+impl Wire {
+    /// Numbers for a support of n weights.
+    fn len(self, n: usize) -> usize {
+        match self {
+            Wire::Single | Wire::Double => 2 * packed_len(n) - self.pairs_from(n),
+            Wire::Short => correlations::wire_len(n),
+        }
+    }
+
+    /// How many numbers, of floats, go as one before the others go as two, next to each other.
+    fn pairs_from(self, n: usize) -> usize {
+        if self == Wire::Single { triangle(n) } else { 0 }
+    }
+}
+
+/// The table that carries parts of supports up to that size. Row `piece * workers + rank` holds a worker's numbers from
+/// `piece * PIECE` on; rows can be pulled once.
+pub(super) fn table(
+    support_max: usize,
+    workers: usize,
+    (wire, filters): (Wire, Filters),
+) -> TableSpec {
+    let (value, longest) = match wire {
+        Wire::Single | Wire::Double => (ValueType::F32, Wire::Double),
+        Wire::Short => (ValueType::I32, Wire::Short),
+    };
+    let rows = longest.len(support_max).div_ceil(PIECE) * workers;
+    let keys = KeyRange::new(0, rows as u64).expect("there is a worker, and a weight");
+    let mut spec = TableSpec::new(TABLE, "hessian", value, 0).handle(HANDLE).keys(keys);
+    spec.store = Store::Sparse;
+    spec.filters(filters)
+}
+
+/// The rows of a worker's numbers, and which of those each has.
+fn rows(rank: usize, workers: usize, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let numbers = (0..len).step_by(PIECE).map(move |from| from..(from + PIECE).min(len));
+    numbers.enumerate().map(move |(piece, numbers)| ((piece * workers + rank) as u64, numbers))
+}
+
+/// Writes a worker's numbers for a support of n weights to its rows; before them come its rank and the number of workers.
+pub(super) fn send(
+    worker: &mut Worker,
+    table: Table,
+    place: (usize, usize),
+    (n, gram, wire): (usize, Gram<'_>, Wire),
+) -> caravan_kv::Result<()> {
+    let len = wire.len(n);
+    match wire {
+        Wire::Single | Wire::Double => {
+            let pairs_from = wire.pairs_from(n);
+            let numbers = gram.enumerate().flat_map(|(at, number)| {
+                let rest = (number - f64::from(number as f32)) as f32;
+                std::iter::once(number as f32).chain((at >= pairs_from).then_some(rest))
+            });
+            push(worker, table, place, (numbers, len))
+        }
+        Wire::Short => {
+            let packed: Vec<f64> = gram.collect();
+            push(worker, table, place, (correlations::pack(n, &packed).into_iter(), len))
+        }
+    }
+}
+
+fn push<V: Value>(
+    worker: &mut Worker,
+    table: Table,
+    (rank, workers): (usize, usize),
+    (mut numbers, len): (impl Iterator<Item = V>, usize),
+) -> caravan_kv::Result<()> {
+    let mut values = Vec::with_capacity(len.min(PIECE));
+    for (row, of) in rows(rank, workers, len) {
+        values.clear();
+        values.extend(numbers.by_ref().take(of.len()));
+        let pushed = worker.push_varying(table, &[row], &[values.len() as u32], &values)?;
+        worker.wait(pushed)?;
+    }
+    Ok(())
+}
+
+/// The sum of all workers' numbers, in the order of ranks, in the order of [`Gram`].
+pub(super) fn receive(
+    servers: &mut Worker,
+    table: Table,
+    workers: usize,
+    (n, wire): (usize, Wire),
+) -> caravan_kv::Result<Vec<f64>> {
+    let len = wire.len(n);
+    let mut sum = vec![0.0; packed_len(n)];
+    for rank in 0..workers {
+        let place = (rank, workers);
+        match wire {
+            Wire::Single | Wire::Double => {
+                let pairs_from = wire.pairs_from(n);
+                pull(servers, table, place, len, |from, part: &[f32]| {
+                    for (at, number) in (from..).zip(part) {
+                        let pairs = at.saturating_sub(pairs_from);
+                        sum[at - pairs.div_ceil(2)] += f64::from(*number);
+                    }
+                })?;
+            }
+            Wire::Short => {
+                let mut numbers = Vec::with_capacity(len);
+                pull(servers, table, place, len, |_, part: &[i32]| {
+                    numbers.extend_from_slice(part);
+                })?;
+                correlations::add(n, &numbers, &mut sum);
+            }
+        }
+    }
+    Ok(sum)
+}
+
+/// Calls `take` with all of a worker's numbers, piece by piece, and the place of the first.
+fn pull<V: Value>(
+    servers: &mut Worker,
+    table: Table,
+    (rank, workers): (usize, usize),
+    len: usize,
+    mut take: impl FnMut(usize, &[V]),
+) -> caravan_kv::Result<()> {
+    for (row, of) in rows(rank, workers, len) {
+        let pulled = servers.pull(table, &[row])?;
+        let answer = servers.wait(pulled)?;
+        let part = answer.values::<V>();
+        if part.len() != of.len() {
+            return Err(caravan_kv::Error::Config(format!(
+                "worker {rank} has left {} numbers of its Hessian, not {}",
+                part.len(),
+                of.len()
+            )));
+        }
+        take(of.start, part);
+    }
+    Ok(())
+}
+
+/// Bytes of a number, of either type.
+const NUMBER_BYTES: usize = 4;
+
+/// A server thread's rows that have not been pulled.
+#[derive(Debug, Default)]
+pub(super) struct Parts {
+    rows: BTreeMap<u64, Vec<u8>>,
+    /// Of the request at hand.
+    answer: Vec<Vec<u8>>,
+    lengths: Vec<u32>,
+}
+
+impl Parts {
+    /// `lengths`: numbers of each of `rows`; `values`: all of them, as bytes.
+    fn put(&mut self, rows: &[u64], lengths: &[u32], mut values: &[u8]) -> Result<(), String> {
+        let bytes = lengths.iter().map(|&length| length as usize * NUMBER_BYTES);
+        let total: usize = bytes.clone().sum();
+        if (lengths.len(), values.len()) != (rows.len(), total) {
+            return Err(format!(
+                "a push of {} rows came with {} lengths and {} bytes, not {total}",
+                rows.len(),
+                lengths.len(),
+                values.len()
+            ));
+        }
+        for (&row, bytes) in rows.iter().zip(bytes) {
+            let (own, rest) = values.split_at(bytes);
+            self.rows.insert(row, own.to_vec());
+            values = rest;
+        }
+        Ok(())
+    }
+
+    /// Takes rows out, to be answered with; those that are not there have no numbers.
+    fn take(&mut self, rows: &[u64]) {
+        let taken = rows.iter().map(|row| self.rows.remove(row).unwrap_or_default());
+        self.answer = taken.collect();
+        let lengths = self.answer.iter().map(|row| (row.len() / NUMBER_BYTES) as u32);
+        self.lengths = lengths.collect();
+    }
+}
+
+impl caravan_kv::Shard for Parts {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+        self.put(request.keys, request.lengths, request.values)
+    }
+
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+        self.take(request.keys);
+        Ok(Pulled::Varying(self.answer.iter().map(Vec::len).sum()))
+    }
+
+    fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
+        let mut rest = into;
+        for row in self.answer.drain(..) {
+            let (own, behind) = rest.split_at_mut(row.len());
+            own.copy_from_slice(&row);
+            rest = behind;
+        }
+    }
+
+    fn lengths(&self) -> &[u32] {
+        &self.lengths
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn rows_are_answered_once() {
+        let mut parts = Parts::default();
+        parts.put(&[2, 5], &[1, 2], &[1; 12]).unwrap();
+        parts.put(&[5], &[1], &[7; 4]).unwrap();
+        for expected in [vec![vec![1; 4], vec![], vec![7; 4]], vec![Vec::new(); 3]] {
+            parts.take(&[2, 3, 5]);
+            assert_eq!(parts.answer, expected);
+            let lengths: Vec<u32> = expected.iter().map(|row| row.len() as u32 / 4).collect();
+            assert_eq!(parts.lengths, lengths);
+        }
+        for (lengths, bytes) in [(&[1, 2][..], 12), (&[1], 8), (&[], 0), (&[u32::MAX], 4)] {
+            let error = parts.put(&[2], lengths, &vec![0; bytes]).unwrap_err();
+            assert!(error.contains("a push of 1 rows came with"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The worker's side of DBPG until training begins: reads its share of the data, drops what is rare or stays at 0, and makes
+//! columns of what is left.
+//!
+//! Rows stay packed until it is known which columns are wanted, so that there never is a second copy of the others: with many
+//! rare features those are most.
+//!
+//! Place: **load** > tail > screening > **columns** > blocks.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use caravan_kv::error::with_sources;
+use caravan_kv::filter::Traffic;
+use caravan_kv::{Table, TableSpec, WorkerNode};
+use serde::{Deserialize, Serialize};
+
+use super::gradient::Columns;
+use super::pool::Pool;
+use super::screen::{self, Bounds};
+use super::tail;
+use crate::data::{self, PackedRows};
+
+/// A worker's share of the data.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Loaded {
+    pub(crate) rows: u64,
+    pub(crate) columns: u64,
+    pub(crate) nonzeros: u64,
+    pub(crate) keys: Option<(u64, u64)>,
+}
+
+/// What training computes on.
+pub(super) struct Data {
+    columns: data::Columns,
+    /// What computes on them.
+    pub(super) pool: Pool,
+    pub(super) dropped: Dropped,
+}
+
+/// Columns that were dropped before training, and what that took.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Dropped {
+    pub(super) tail: u64,
+    pub(super) screened: u64,
+    pub(super) tables: Traffic,
+}
+
+impl Dropped {
+    /// Enters what the filters of a table did, which is not used again.
+    fn passed(&mut self, node: &WorkerNode, table: Table) -> Result<(), String> {
+        let traffic = node.worker.traffic(table).map_err(|error| error.to_string())?;
+        self.tables = self.tables.plus(&traffic);
+        Ok(())
+    }
+}
+
+impl Data {
+    pub(super) fn columns(&self) -> Columns<'_> {
+        let data::Columns { keys, starts, rows, values } = &self.columns;
+        Columns { keys, starts, rows, values: values.as_deref() }
+    }
+
+    /// Key of each column: sorted.
+    pub(super) fn keys(&self) -> &[u64] {
+        &self.columns.keys
+    }
+}
+
+/// Rows that have been read, and what dropping columns has come to.
+pub(super) struct Loading {
+    /// Each times the weight of its row: `[rows]`.
+    labels: Vec<f64>,
+    /// None any more when there are columns.
+    rows: PackedRows,
+    /// How many columns they have.
+    distinct: usize,
+    /// Those that screening has left.
+    columns: Option<data::Columns>,
+    pool: Pool,
+    counting: Option<Counting>,
+    screening: Option<Screening>,
+    dropped: Dropped,
+}
+
+/// Between the steps of [`tail`].
+struct Counting {
+    table: Table,
+    keys: Vec<u64>,
+    /// In how many rows each column is, up to 255.
+    counts: Vec<u8>,
+}
+
+/// Between the steps of [`screen`].
+struct Screening {
+    table: Table,
+    /// Of this worker's columns, until the second step.
+    bounds: Bounds,
+    /// Bounds above it have been pushed.
+    share: f64,
+    /// The keys of its columns that somebody has named.
+    named: Vec<u64>,
+}
+
+const NOT_COUNTED: &str = "columns are dropped for being rare after they have been counted";
+const NOT_NAMED: &str = "columns are screened after they have been named";
+
+impl Loading {
+    /// Reads the rows of worker `rank` of so many.
+    pub(super) fn read(
+        (rank, workers): (usize, usize),
+        files: &[PathBuf],
+        (threads, cache): (usize, Option<&Path>),
+        positive_weight: f64,
+    ) -> Result<Self, String> {
+        caravan_numa::return_freed_blocks(); // rows, until there are columns, and whatever screening takes
+        let text = |error: crate::Error| with_sources(&error);
+        let shard = data::Shard::new(rank as u32, workers as u32).map_err(text)?;
+        let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
+        let rows = data::read_packed(files, shard, threads, cache).map_err(text)?;
+        let weighted = |&label: &i8| if label > 0 { positive_weight } else { -1.0 };
+        Ok(Loading {
+            labels: rows.labels().iter().map(weighted).collect(),
+            distinct: rows.counts().count(|count| count > 0),
+            rows,
+            columns: None,
+            pool: Pool::new(threads),
+            counting: None,
+            screening: None,
+            dropped: Dropped::default(),
+        })
+    }
+
+    pub(super) fn loaded(&self) -> Loaded {
+        let (columns, nonzeros, keys) = match &self.columns {
+            None => (self.distinct, self.rows.nonzeros(), self.rows.key_range()),
+            Some(columns) => {
+                let keys = &columns.keys;
+                let range = keys.first().copied().zip(keys.last().copied());
+                (keys.len(), columns.nonzeros(), range)
+            }
+        };
+        let rows = self.labels.len() as u64;
+        Loaded { rows, columns: columns as u64, nonzeros: nonzeros as u64, keys }
+    }
+
+    /// Step 1 of [`tail`].
+    pub(super) fn count(&mut self, node: &mut WorkerNode, spec: &TableSpec) -> Result<(), String> {
+        let (keys, counts) = self.rows.counts().sorted(|count| count > 0).into_iter().unzip();
+        let table = node.worker.create_table(spec).map_err(|error| error.to_string())?;
+        let Counting { keys, counts, .. } = self.counting.insert(Counting { table, keys, counts });
+        let pushed = tail::count(&mut node.worker, table, (keys, counts));
+        pushed.map_err(|error| error.to_string())
+    }
+
+    /// Step 2.
+    pub(super) fn frequent(
+        &mut self,
+        node: &mut WorkerNode,
+        frequency: u8,
+    ) -> Result<Loaded, String> {
+        let Counting { table, keys, counts } = self.counting.take().ok_or(NOT_COUNTED)?;
+        let kept = tail::frequent(&mut node.worker, table, (&keys, &counts), frequency);
+        let kept = kept.map_err(|error| error.to_string())?;
+        self.rows.retain(&kept);
+        self.dropped.tail = (keys.len() - kept.len()) as u64;
+        self.distinct = kept.len();
+        self.dropped.passed(node, table)?;
+        Ok(self.loaded())
+    }
+
+    /// Step 1 of [`screen`].
+    pub(super) fn name(
+        &mut self,
+        node: &mut WorkerNode,
+        spec: &TableSpec,
+        share: f64,
+    ) -> Result<(), String> {
+        if self.columns.is_some() {
+            return Err("its columns have been screened before".to_owned());
+        }
+        let bounds = Bounds::new(&self.rows, &self.labels);
+        let create = |node: &mut WorkerNode| -> caravan_kv::Result<Table> {
+            let table = node.worker.create_table(spec)?;
+            let (keys, loud) = bounds.above(share);
+            push(node, table, &keys, &loud)?;
+            Ok(table)
+        };
+        let table = create(node).map_err(|error| error.to_string())?;
+        self.screening = Some(Screening { table, bounds, share, named: Vec::new() });
+        Ok(())
+    }
+
+    /// Step 2.
+    pub(super) fn add(&mut self, node: &mut WorkerNode) -> Result<(), String> {
+        let screening = self.screening.as_mut().ok_or(NOT_NAMED)?;
+        let Screening { table, share, named, .. } = screening;
+        let bounds = std::mem::take(&mut screening.bounds);
+        let mut exchange = || -> caravan_kv::Result<()> {
+            let body = serde_json::to_vec(&screen::Command::Named)?;
+            let asked = node.worker.command(*table, &body)?;
+            *named = screen::named(&node.worker.wait(asked)?.replies);
+            named.retain(|&key| bounds.of(key).is_some());
+            let own = named.iter().filter_map(|&key| Some((key, bounds.of(key)?)));
+            let quiet = own.filter(|&(_, bounds)| !screen::exceeds(bounds, *share));
+            let (keys, quiet): (Vec<u64>, Vec<[f32; 2]>) = quiet.unzip();
+            push(node, *table, &keys, &quiet)
+        };
+        exchange().map_err(|error| error.to_string())
+    }
+
+    /// Step 3, and what it leaves as columns.
+    pub(super) fn screen(&mut self, node: &mut WorkerNode, lambda: f64) -> Result<Loaded, String> {
+        let Screening { table, named, .. } = self.screening.take().ok_or(NOT_NAMED)?;
+        let mut receive = || {
+            let pulled = node.worker.pull(table, &named)?;
+            node.worker.wait(pulled)
+        };
+        let answer = receive().map_err(|error| error.to_string())?;
+        let (sums, _) = answer.values::<f32>().as_chunks::<2>();
+        let kept = named.iter().zip(sums).filter(|(_, sums)| screen::exceeds(**sums, lambda));
+        let kept: Vec<u64> = kept.map(|(&key, _)| key).collect();
+        self.dropped.screened = (self.distinct - kept.len()) as u64;
+        self.dropped.passed(node, table)?;
+        let rows = std::mem::take(&mut self.rows);
+        self.columns = Some(rows.into_columns(kept).map_err(|error| with_sources(&error))?);
+        Ok(self.loaded())
+    }
+
+    /// What to train on: the columns that screening has left, else all, and one of ones with the key `intercept`. And the
+    /// labels, each times the weight of its row.
+    pub(super) fn into_data(self, intercept: Option<u64>) -> Result<(Data, Vec<f64>), String> {
+        let Loading { labels, rows, columns, pool, dropped, .. } = self;
+        let all = || {
+            let keys = rows.distinct_keys();
+            rows.into_columns(keys).map_err(|error| with_sources(&error))
+        };
+        let mut columns = columns.map_or_else(all, Ok)?;
+        if let Some(key) = intercept {
+            columns.push_ones(key, labels.len());
+        }
+        Ok((Data { columns, pool, dropped }, labels))
+    }
+}
+
+/// Pushes bounds of columns.
+fn push(
+    node: &mut WorkerNode,
+    table: Table,
+    keys: &[u64],
+    bounds: &[[f32; 2]],
+) -> caravan_kv::Result<()> {
+    let pushed = node.worker.push(table, keys, bounds.as_flattened())?;
+    node.worker.wait(pushed).map(drop)
+}

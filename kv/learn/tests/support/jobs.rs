@@ -1,0 +1,20 @@
+//! Jobs that several tests run.
+
+use std::path::PathBuf;
+
+use caravan_learn::dbpg::gradient::Curvature;
+use caravan_learn::dbpg::{Filters, Job};
+
+/// The published method alone on a file, at λ = 1: no screening, no polish, no resets but the last.
+pub(crate) fn published(file: PathBuf, blocks: usize) -> Job {
+    Job {
+        blocks: Some(blocks),
+        curvature: Curvature::Published,
+        reset_every: None,
+        epsilon: 1e-6,
+        passes_max: 300,
+        filters: Filters { screen: false, ..Filters::default() },
+        newton: None,
+        ..Job::new(vec![file], 1.0)
+    }
+}
