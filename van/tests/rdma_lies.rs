@@ -81,9 +81,9 @@ impl Liar {
 
     fn says(&mut self, work: Vec<Work>) {
         for work in work {
-            self.pair.push(work, true).unwrap();
+            self.pair.push(work).unwrap();
         }
-        self.pair.ring().unwrap();
+        self.pair.ring(true).unwrap();
     }
 }
 

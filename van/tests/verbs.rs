@@ -77,8 +77,8 @@ impl End {
     }
 
     fn do_now(&mut self, work: Work) {
-        self.pair.push(work, true).unwrap();
-        self.pair.ring().unwrap();
+        self.pair.push(work).unwrap();
+        self.pair.ring(true).unwrap();
     }
 
     /// The next completion, waiting for it asleep.
@@ -259,11 +259,11 @@ fn messages_arrive_in_order_with_their_numbers() {
     for (tag, data) in
         [short.clone().into(), long.clone().into(), gather, none].into_iter().enumerate()
     {
-        a.pair.push(Work::Send { data, imm: Some(70 + tag as u32) }, false).unwrap();
+        a.pair.push(Work::Send { data, imm: Some(70 + tag as u32) }).unwrap();
     }
-    a.pair.push(Work::Notice { imm: u32::MAX }, true).unwrap();
+    a.pair.push(Work::Notice { imm: u32::MAX }).unwrap();
     assert_eq!(a.pair.room(), SENDS - 5);
-    a.pair.ring().unwrap();
+    a.pair.ring(true).unwrap();
     let both = [&short[..], &long[..1000]].concat();
     let wanted = [&short[..], &long[..], &both[..], &long[..10]];
     for (imm, data) in (70..).zip(wanted) {
@@ -284,8 +284,8 @@ fn inline_data_is_let_go_at_once() {
     let inline = a.pair.inline_bytes();
     assert!((64..1 << 20).contains(&inline), "degraded to {inline}");
     let data = a.data(inline, 5);
-    a.pair.push(Work::Send { data: data.clone().into(), imm: Some(0) }, true).unwrap();
-    a.pair.ring().unwrap();
+    a.pair.push(Work::Send { data: data.clone().into(), imm: Some(0) }).unwrap();
+    a.pair.ring(true).unwrap();
     let mut reused = data.reclaim().unwrap();
     let sent = reused.to_vec();
     reused.fill(0);
@@ -351,7 +351,7 @@ fn a_write_arrives_before_the_message_that_closes_its_window() {
         let (address, key) = (open.address(), open.remote_key());
         let data = a.data(10_000, round);
         let write = Work::Write { data: data.clone().into(), address, key, imm: None };
-        a.pair.push(write, false).unwrap();
+        a.pair.push(write).unwrap();
         let (closed, memory) = b.closed_by(&mut a, open, 20 + 100 * usize::from(round));
         assert_eq!(memory[..], data[..]);
         window = closed;
@@ -463,14 +463,14 @@ fn a_full_queue_is_an_error_and_always_drains() {
     let (mut a, b) = manager.pair(0);
     let (mut c, _d) = manager.pair(0);
     for _ in 0..SENDS {
-        a.pair.push(Work::Probe, false).unwrap();
+        a.pair.push(Work::Probe).unwrap();
     }
-    let error = a.pair.push(Work::Probe, true).unwrap_err();
+    let error = a.pair.push(Work::Probe).unwrap_err();
     assert!(
         matches!(&error, Error::Os { source, .. } if source.kind() == std::io::ErrorKind::WouldBlock),
         "{error}"
     );
-    a.pair.ring().unwrap();
+    a.pair.ring(true).unwrap();
     let completion = a.completion();
     assert!(completion.status.is_ok());
     let Outcome::Sent(through) = completion.outcome else { panic!() };
@@ -480,7 +480,7 @@ fn a_full_queue_is_an_error_and_always_drains() {
     let too_long = a.domain.device().capabilities().unwrap().message_bytes_max;
     if too_long < 64 << 20 {
         let data = Buffer::adopt(vec![0u8; too_long + 1]).share().into();
-        let error = c.pair.push(Work::Send { data, imm: Some(0) }, true).unwrap_err();
+        let error = c.pair.push(Work::Send { data, imm: Some(0) }).unwrap_err();
         assert!(matches!(error, Error::FrameTooLong { .. }), "{error}");
     }
 }
@@ -526,9 +526,8 @@ fn a_completion_queue_grows_with_what_is_in_it() {
     let (mut a, _b) = manager.pair(0);
     let before = a.completions.entries();
     for _ in 0..SENDS {
-        a.pair.push(Work::Probe, true).unwrap();
+        a.do_now(Work::Probe);
     }
-    a.pair.ring().unwrap();
     a.completions.resize(4 * before).unwrap();
     assert!(a.completions.entries() >= 4 * before);
     for left in (0..SENDS).rev() {
@@ -623,9 +622,9 @@ fn everything_is_given_back_in_any_order() {
         let open = b.open(window, 100_000);
         let exposed = Exposed::new(&a.domain, a.pool.allocate(100).unwrap(), true).unwrap();
         for _ in 0..4 {
-            a.pair.push(write(a.data(100_000, 1), &open, 0), false).unwrap();
+            a.pair.push(write(a.data(100_000, 1), &open, 0)).unwrap();
         }
-        a.pair.ring().unwrap();
+        a.pair.ring(true).unwrap();
         let End { pair, receives, completions, pool, domain, .. } = b;
         drop((receives, domain, pool, completions));
         drop(manager);

@@ -143,16 +143,26 @@ impl Side {
 
     /// Posts message `number`; it leaves at the next doorbell.
     fn push(&mut self, number: u64) -> Result<()> {
-        let (message, signal) = self.outbox.next(number)?;
-        let work = match self.remote {
-            None => Work::Send { data: message.into(), imm: None },
+        let (message, queue) = (self.outbox.next(number)?, self.link.queue());
+        match self.remote {
+            None => queue.push(Work::Send { data: message.into(), imm: None })?,
             Some(Remote { address, key }) => {
                 let place = (number % self.window as u64) as usize;
                 let address = address + (place * stride(message.len())) as u64;
-                Work::Write { data: message.into(), address, key, imm: Some(place as u32) }
+                let (data, imm) = (message.into(), Some(place as u32));
+                queue.push(Work::Write { data, address, key, imm })?;
             }
-        };
-        Ok(self.link.queue().push(work, signal)?)
+        }
+        Ok(())
+    }
+
+    /// Rings for what was pushed.
+    fn ring(&mut self) -> Result<()> {
+        let report = self.outbox.unreported >= self.outbox.every;
+        if report {
+            self.outbox.unreported = 0;
+        }
+        Ok(self.link.queue().ring(report)?)
     }
 
     /// Waits until messages have come and hands each one's number to `each`; `false` when the other side hung up.
@@ -201,7 +211,7 @@ struct Outbox {
     messages: Vec<Shared>,
     next: usize,
     every: usize,
-    unsignalled: usize,
+    unreported: usize,
     memory: Pool,
 }
 
@@ -218,19 +228,19 @@ impl Outbox {
             messages: (0..messages).map(message).collect::<Result<_>>()?,
             next: 0,
             every,
-            unsignalled: 0,
+            unreported: 0,
             memory: memory.clone(),
         })
     }
 
-    /// The next message, with its number in it, and whether its completion is to be asked for.
-    fn next(&mut self, number: u64) -> Result<(Shared, bool)> {
+    /// The next message, with its number in it.
+    fn next(&mut self, number: u64) -> Result<Shared> {
         let at = self.next;
         self.next = (at + 1) % self.messages.len();
         let message = &mut self.messages[at];
         message.make_mut(&self.memory)?[..8].copy_from_slice(&number.to_le_bytes());
-        self.unsignalled = (self.unsignalled + 1) % self.every;
-        Ok((message.clone(), self.unsignalled == 0))
+        self.unreported += 1;
+        Ok(message.clone())
     }
 }
 
@@ -329,7 +339,7 @@ impl Subject for Floor {
                 for number in sent..sent + list as u64 {
                     side.push(number)?;
                 }
-                side.link.queue().ring()?;
+                side.ring()?;
                 sent += list as u64;
             }
             let stands = side.receive(true, |number| {
@@ -385,8 +395,11 @@ fn serve(asked: Asked, wait: Wait) -> Result<()> {
             && let Some(number) = due.pop_front()
         {
             side.push(number)?;
+            if side.remote.is_some() {
+                side.ring()?; // a long one, which is to be reported by itself
+            }
         }
-        side.link.queue().ring()?;
+        side.ring()?;
     }
 }
 

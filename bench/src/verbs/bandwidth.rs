@@ -100,7 +100,8 @@ impl Stream {
                 for _ in 0..self.list {
                     self.post(until)?;
                 }
-                self.side.link.queue().ring()?;
+                let signal = self.posted.is_multiple_of(self.every as u64);
+                self.side.link.queue().ring(signal)?;
             }
             self.wait()?;
         }
@@ -116,14 +117,13 @@ impl Stream {
 
     fn post(&mut self, until: u64) -> Result<()> {
         self.posted += 1;
-        let signal = self.posted.is_multiple_of(self.every as u64);
         if self.side.test.op == Op::Read {
             let into = self.landed.pop().or_else(|| self.landing.pop());
             let into = into.ok_or_else(|| anyhow::anyhow!("more reads than the window"))?;
-            return self.side.push_read(into, signal);
+            return self.side.push_read(into);
         }
         let imm = if self.posted == until { LAST } else { 0 };
-        self.side.push(self.side.message(), imm, signal)
+        self.side.push(self.side.message(), imm)
     }
 
     fn wait(&mut self) -> Result<()> {
@@ -202,7 +202,7 @@ pub(crate) fn answer(side: &mut Side) -> Result<()> {
         }
         if last || taken.wrapping_sub(told) as usize >= side.test.window / 2 {
             side.push_notice(wrong | (taken & !WRONG))?;
-            side.link.queue().ring()?;
+            side.link.queue().ring(true)?;
             told = taken;
         }
     }

@@ -87,8 +87,8 @@ pub(crate) fn answer(side: &mut Side) -> Result<()> {
 /// Posts message `number`.
 fn send(side: &mut Side, number: u8) -> Result<()> {
     let message = side.numbered(number)?;
-    side.push(message, 0, number.is_multiple_of(SIGNAL_EVERY))?;
-    side.link.queue().ring()?;
+    side.push(message, 0)?;
+    side.link.queue().ring(number.is_multiple_of(SIGNAL_EVERY))?;
     if side.test.op == Op::Write && side.link.under_way() >= SENDS / 2 {
         // Nobody looks at completions while memory is watched.
         ensure!(side.link.drain_to(SENDS / 4, &mut side.arrivals)?, "the other side went away");
@@ -133,8 +133,8 @@ fn receive(side: &mut Side, number: u8, wrong: &mut u64) -> Result<bool> {
 /// Reads the other side's message once.
 fn read(side: &mut Side, into: Option<caravan_van::Buffer>) -> Result<caravan_van::Buffer> {
     let Some(into) = into else { bail!("there is no memory to read into") };
-    side.push_read(into, true)?;
-    side.link.queue().ring()?;
+    side.push_read(into)?;
+    side.link.queue().ring(true)?;
     loop {
         let stands = side.link.wait(&mut side.arrivals, true)?;
         if let Some(Arrival::Read { memory }) = side.arrivals.pop() {

@@ -199,33 +199,35 @@ impl Side {
     }
 
     /// Queues one message for the next doorbell.
-    pub(crate) fn push(&mut self, message: Shared, imm: u32, signal: bool) -> Result<()> {
-        let (data, (address, key)) = (message.into(), self.theirs);
-        let work = match self.test.op {
-            Op::Send => Work::Send { data, imm: (imm != 0).then_some(imm) },
-            Op::Write => Work::Write { data, address, key, imm: None },
-            Op::WriteImm => Work::Write { data, address, key, imm: Some(imm) },
+    #[inline]
+    pub(crate) fn push(&mut self, message: Shared, imm: u32) -> Result<()> {
+        let (data, (address, key), queue) = (message.into(), self.theirs, self.link.queue());
+        match self.test.op {
+            Op::Send if imm == 0 => queue.push(Work::Send { data, imm: None })?,
+            Op::Send => queue.push(Work::Send { data, imm: Some(imm) })?,
+            Op::Write => queue.push(Work::Write { data, address, key, imm: None })?,
+            Op::WriteImm => queue.push(Work::Write { data, address, key, imm: Some(imm) })?,
             Op::Read => anyhow::bail!("a read brings a message, it takes none"),
-        };
-        Ok(self.link.queue().push(work, signal)?)
+        }
+        Ok(())
     }
 
     /// Queues a read of the other side's message.
-    pub(crate) fn push_read(&mut self, into: Buffer, signal: bool) -> Result<()> {
+    pub(crate) fn push_read(&mut self, into: Buffer) -> Result<()> {
         let (address, key) = self.theirs;
-        Ok(self.link.queue().push(Work::Read { into, address, key }, signal)?)
+        Ok(self.link.queue().push(Work::Read { into, address, key })?)
     }
 
     /// Queues word to the other side that carries a number only.
     pub(crate) fn push_notice(&mut self, imm: u32) -> Result<()> {
-        Ok(self.link.queue().push(Work::Notice { imm }, true)?)
+        Ok(self.link.queue().push(Work::Notice { imm })?)
     }
 
     /// Reads the other side's message; waits for it.
     pub(crate) fn read_back(&mut self) -> Result<Buffer> {
         let into = self.link.memory().allocate(self.test.bytes)?;
-        self.push_read(into, true)?;
-        self.link.queue().ring()?;
+        self.push_read(into)?;
+        self.link.queue().ring(true)?;
         loop {
             let stands = self.link.wait(&mut self.arrivals, true)?;
             for arrival in self.arrivals.drain(..) {

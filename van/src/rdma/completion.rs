@@ -2,7 +2,7 @@
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
-use super::connect::{Peer, Stage};
+use super::connect::{Peer, Stage, lane_to};
 use super::queue_pair::{Credits, Lane, Last, Notice};
 use super::verbs::{AsyncKind, Completion, Outcome, ReceiveQueue, TakenBack, Through};
 use super::{POLL_MAX, Rdma, SILENCE};
@@ -12,26 +12,56 @@ use crate::transport::{Event, PeerId};
 
 impl Rdma {
     /// Takes in all that has completed; true if anything has.
+    #[inline]
     pub(super) fn take_completions(&mut self) -> Result<bool> {
-        let mut any = false;
-        loop {
-            let failed = |source| Error::Os { call: "polling for completions", source };
-            let found = self.completions.poll(&mut self.reports).map_err(failed)?;
-            any |= found > 0;
+        let found = self.completions.poll(&mut self.reports).map_err(failed)?;
+        if found > 0 {
+            self.take_reports(found)?;
+        }
+        Ok(found > 0)
+    }
+
+    /// Takes in the reports that were found, and what has completed since.
+    #[inline(never)] // most looks find nothing
+    fn take_reports(&mut self, found: usize) -> Result<()> {
+        let mut found = found;
+        while found > 0 {
             while let Some(report) = self.reports.next() {
                 self.complete(report.map_err(failed)?);
             }
             if found < POLL_MAX {
                 break;
             }
+            found = self.completions.poll(&mut self.reports).map_err(failed)?;
         }
-        if any {
-            self.flush();
-        }
-        Ok(any)
+        self.flush();
+        Ok(())
     }
 
+    #[inline(always)]
     fn complete(&mut self, report: Completion) {
+        match report.outcome {
+            Outcome::Received { slot, bytes, imm: Some(word), written: false, .. }
+                if report.status.is_ok() =>
+            {
+                let fresh = self.pool.allocate(self.frame_bytes);
+                let (frame, replaced) = match fresh {
+                    Ok(fresh) => self.receives.exchange(slot, bytes, fresh),
+                    Err(_) => (self.receives.take(slot, bytes), false), // tried again later
+                };
+                let Some(frame) = frame else { return };
+                let Some(id) = self.peer_of(report.queue) else { return self.receives_gone(frame) };
+                if let Err(reason) = self.received(id, word, frame, replaced) {
+                    self.lose(id, reason);
+                }
+            }
+            _ => self.complete_other(report),
+        }
+    }
+
+    /// Takes in what is no frame.
+    #[inline(never)]
+    fn complete_other(&mut self, report: Completion) {
         let peer = self.peer_of(report.queue);
         match report.outcome {
             Outcome::Received { slot, bytes, imm, written, taken_back } => {
@@ -41,13 +71,10 @@ impl Rdma {
                     self.receives_gone(buffer);
                     return self.lose(id, format!("a receive failed: {}", report.status));
                 }
-                let received = match (written, imm, taken_back) {
-                    (true, Some(word), _) => self.written(id, word, bytes, buffer),
-                    (false, Some(word), _) => self.received(id, word, buffer),
-                    (_, None, Some(key)) => self.closed_by_peer(id, key, buffer),
-                    (_, None, None) => {
-                        Err("it sent a message without its immediate word".to_owned())
-                    }
+                let received = match (imm, taken_back) {
+                    (Some(word), _) if written => self.written(id, word, bytes, buffer),
+                    (_, Some(key)) => self.closed_by_peer(id, key, buffer),
+                    _ => Err("it sent a message without its immediate word".to_owned()),
                 };
                 if let Err(reason) = received {
                     self.lose(id, reason);
@@ -64,12 +91,16 @@ impl Rdma {
     }
 
     /// The peer at the other end of a queue pair.
+    #[inline]
     fn peer_of(&mut self, queue: u32) -> Option<u32> {
-        if let Some((last, peer)) = self.last_queue
-            && last == queue
-        {
-            return Some(peer);
+        match self.last_queue {
+            Some((last, peer)) if last == queue => Some(peer),
+            _ => self.look_up(queue),
         }
+    }
+
+    #[inline(never)]
+    fn look_up(&mut self, queue: u32) -> Option<u32> {
         let peer = *self.by_queue.get(&queue)?;
         self.last_queue = Some((queue, peer));
         Some(peer)
@@ -81,16 +112,28 @@ impl Rdma {
         lane_to(&mut self.peers, id)
     }
 
+    #[inline]
     fn rise(&mut self, id: u32) {
-        if self.young > 0
-            && let Some(Some(Peer { stage: Stage::Answering(..), .. })) =
-                self.peers.get(id as usize)
-        {
+        if self.young > 0 {
+            self.rise_if_answering(id);
+        }
+    }
+
+    #[inline(never)]
+    fn rise_if_answering(&mut self, id: u32) {
+        if let Some(Some(Peer { stage: Stage::Answering(..), .. })) = self.peers.get(id as usize) {
             self.established(id, &[]);
         }
     }
 
-    fn received(&mut self, id: u32, word: u32, frame: Buffer) -> std::result::Result<(), String> {
+    #[inline(always)]
+    fn received(
+        &mut self,
+        id: u32,
+        word: u32,
+        frame: Buffer,
+        replaced: bool,
+    ) -> std::result::Result<(), String> {
         let credits = Credits::from_word(word);
         let (len, limit) = (frame.len(), self.frame_bytes);
         self.rise(id);
@@ -100,7 +143,7 @@ impl Rdma {
         };
         lane.hears();
         let flush = lane.credit(credits.count)?;
-        let replace = lane.use_receive();
+        let replace = lane.use_receive(replaced);
         if len > limit {
             return Err(format!("it sent a message of {len} bytes, over the limit of {limit}"));
         }
@@ -131,7 +174,7 @@ impl Rdma {
         };
         drop(unused);
         lane.hears();
-        if lane.use_receive() {
+        if lane.use_receive(false) {
             self.replace_receives(id)?;
         }
         let len = notice.len(bytes);
@@ -154,7 +197,7 @@ impl Rdma {
         };
         lane.hears();
         let proof = lane.queue_pair.taken_back(key).ok_or("it closed another one's window")?;
-        let replace = lane.use_receive();
+        let replace = lane.use_receive(false);
         let (notice, len, tail) = Last::read(&message)?;
         let (at, peer) = (notice.at as usize, PeerId(id));
         let (key, mut memory) = self.windows.closed(peer, notice, len, proof)?;
@@ -175,23 +218,21 @@ impl Rdma {
     }
 
     /// Posts receive buffers in place of those that `id` has used up, as far as there is memory, and tells it with the next frame.
+    #[inline(never)] // once in many messages
     pub(super) fn replace_receives(&mut self, id: u32) -> std::result::Result<(), String> {
-        let Some(Some(Peer { stage: Stage::Up(lane), .. })) = self.peers.get_mut(id as usize)
-        else {
-            return Ok(());
-        };
-        let mut replaced = 0;
-        while replaced < lane.used {
+        let Some(lane) = lane_to(&mut self.peers, id) else { return Ok(()) };
+        while lane.used > 0 {
             // Those of peers that are gone are left over.
             if self.receives.posted() < self.receives_wanted
                 && !supply(&mut self.receives, &self.pool, self.frame_bytes)
             {
                 break; // tried again when the transport looks around
             }
-            replaced += 1;
+            lane.used -= 1;
+            lane.replaced += 1;
         }
         self.receives.ring().map_err(|error| format!("no receive can be posted: {error}"))?;
-        if lane.owe(replaced) {
+        if lane.owe() {
             self.eager.push(id);
         }
         Ok(())
@@ -199,6 +240,7 @@ impl Rdma {
 
     /// Posts a receive buffer again that was used up by nobody, if it is still wanted: its memory has just become free, so that
     /// there is some.
+    #[cold]
     fn receives_gone(&mut self, buffer: Buffer) {
         drop(buffer);
         if self.receives.posted() < self.receives_wanted {
@@ -236,12 +278,9 @@ impl Rdma {
     }
 }
 
-/// The lane to `id`, if it is up.
-fn lane_to(peers: &mut [Option<Peer>], id: u32) -> Option<&mut Lane> {
-    match peers.get_mut(id as usize) {
-        Some(Some(Peer { stage: Stage::Up(lane), .. })) => Some(lane),
-        _ => None,
-    }
+#[cold]
+fn failed(source: std::io::Error) -> Error {
+    Error::Os { call: "polling for completions", source }
 }
 
 /// Queues one more receive buffer; false when there is no memory for it.

@@ -97,6 +97,15 @@ pub(super) enum Stage {
     Up(Lane),
 }
 
+/// The lane to `id`, if it is up.
+#[inline]
+pub(super) fn lane_to(peers: &mut [Option<Peer>], id: u32) -> Option<&mut Lane> {
+    match peers.get_mut(id as usize) {
+        Some(Some(Peer { stage: Stage::Up(lane), .. })) => Some(lane),
+        _ => None,
+    }
+}
+
 impl Rdma {
     /// Starts to connect to the first address of `address`, which may be a name; the others are tried after it.
     pub(super) fn dial(&mut self, address: &str) -> Result<PeerId> {
@@ -397,6 +406,7 @@ impl Rdma {
     }
 
     /// Ends a connection because of `reason`. Strangers who called are let go in silence: nobody here knows them.
+    #[cold]
     pub(super) fn lose(&mut self, id: u32, reason: String) {
         let Some(Some(peer)) = self.peers.get(id as usize) else { return };
         let (address, peer_id) = (peer.address.clone(), PeerId(id));

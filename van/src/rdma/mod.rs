@@ -50,7 +50,7 @@ use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
 use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
-use connect::{Peer, Stage};
+use connect::{Peer, Stage, lane_to};
 pub use listen::reaches;
 use queue_pair::{Lane, Unit};
 use verbs::{
@@ -180,12 +180,10 @@ impl Rdma {
         })
     }
 
-    /// The lane to a peer that has said hello.
-    fn up(&mut self, peer: PeerId) -> Result<&mut Lane> {
-        match self.peers.get_mut(peer.0 as usize) {
-            Some(Some(Peer { stage: Stage::Up(lane), .. })) => Ok(lane),
-            _ => Err(Error::NotConnected { peer }),
-        }
+    /// Gives up a peer to which nothing can be posted any more.
+    #[cold]
+    fn lose_mute(&mut self, id: u32, error: &Error) {
+        self.lose(id, format!("it cannot be sent to: {error}"));
     }
 
     /// Sends what is posted and takes what has come, into `ready`.
@@ -207,14 +205,18 @@ impl Rdma {
     }
 
     /// Hands what is posted to the device, as far as peers have room for it.
+    #[inline]
     fn flush(&mut self) {
+        if !self.eager.is_empty() {
+            self.flush_eager();
+        }
+    }
+
+    fn flush_eager(&mut self) {
         while let Some(id) = self.eager.pop() {
-            let Some(Some(Peer { stage: Stage::Up(lane), .. })) = self.peers.get_mut(id as usize)
-            else {
-                continue;
-            };
+            let Some(lane) = lane_to(&mut self.peers, id) else { continue };
             if let Err(error) = lane.flush(&self.pool, &mut self.counters) {
-                self.lose(id, format!("it cannot be sent to: {error}"));
+                self.lose_mute(id, &error);
             }
         }
     }
@@ -234,13 +236,10 @@ impl Rdma {
         self.look_after_connections(now)?;
         self.look_after_device()?;
         for id in 0..self.peers.len() as u32 {
-            let Some(Some(Peer { stage: Stage::Up(lane), .. })) = self.peers.get_mut(id as usize)
-            else {
-                continue;
-            };
+            let Some(lane) = lane_to(&mut self.peers, id) else { continue };
             let starves = lane.starves();
             if let Err(error) = lane.probe(now, SILENCE) {
-                self.lose(id, format!("it cannot be sent to: {error}"));
+                self.lose_mute(id, &error);
             } else if starves && let Err(reason) = self.replace_receives(id) {
                 self.lose(id, reason);
             }
@@ -300,21 +299,32 @@ impl Transport for Rdma {
     }
 
     fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {
-        let lane = self.up(peer)?;
-        let (len, limit) = (frame.len().saturating_sub(FRAME_PREFIX), lane.frame_bytes);
+        let Some(lane) = lane_to(&mut self.peers, peer.0) else {
+            return Err(Error::NotConnected { peer });
+        };
+        let mut frame = frame;
+        frame.advance(FRAME_PREFIX);
+        let (len, limit) = (frame.len(), lane.frame_bytes);
         if len > limit {
             return Err(Error::FrameTooLong { len, limit });
         }
-        let mut frame = frame;
-        frame.advance(FRAME_PREFIX);
-        self.post(peer, Unit::Frame(frame.share()))
+        if !lane.is_free() {
+            lane.enqueue(peer, Unit::Frame(frame.share()), self.config.queue_depth)?;
+        } else if let Err(error) = lane.send(frame.share(), &mut self.counters) {
+            self.lose_mute(peer.0, &error);
+            return Ok(()); // the peer's end is reported as any
+        }
+        if lane.has_to_leave() {
+            self.eager.push(peer.0);
+        }
+        Ok(())
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
-        match self.peers.get_mut(peer.0 as usize) {
-            Some(Some(Peer { stage: Stage::Up(lane), .. })) => self.windows.open(peer, lane, into),
-            _ => Err(Error::NotConnected { peer }),
-        }
+        let Some(lane) = lane_to(&mut self.peers, peer.0) else {
+            return Err(Error::NotConnected { peer });
+        };
+        self.windows.open(peer, lane, into)
     }
 
     fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
@@ -322,8 +332,14 @@ impl Transport for Rdma {
     }
 
     fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
-        self.up(peer)?;
-        self.post(peer, Unit::write(data, into, at)?)
+        let Some(lane) = lane_to(&mut self.peers, peer.0) else {
+            return Err(Error::NotConnected { peer });
+        };
+        lane.enqueue(peer, Unit::write(data, into, at)?, self.config.queue_depth)?;
+        if lane.has_to_leave() {
+            self.eager.push(peer.0);
+        }
+        Ok(())
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
@@ -331,7 +347,9 @@ impl Transport for Rdma {
             self.turn()?;
         }
         self.looked = self.ready.is_empty();
-        events.append(&mut self.ready);
+        if !self.looked {
+            events.append(&mut self.ready);
+        }
         Ok(())
     }
 
@@ -358,20 +376,6 @@ impl Transport for Rdma {
 
     fn counters(&self) -> Counters {
         self.counters
-    }
-}
-
-impl Rdma {
-    fn post(&mut self, peer: PeerId, unit: Unit) -> Result<()> {
-        let depth = self.config.queue_depth;
-        let lane = self.up(peer)?;
-        if lane.waiting() >= depth {
-            return Err(Error::QueueFull { peer, depth });
-        }
-        if lane.enqueue(unit) {
-            self.eager.push(peer.0);
-        }
-        Ok(())
     }
 }
 

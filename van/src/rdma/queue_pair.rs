@@ -12,7 +12,7 @@ use super::verbs::{OpenWindow, QueuePair, Through, Window, Work};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::metrics::Counters;
-use crate::transport::{Gather, check_write};
+use crate::transport::{Gather, PeerId, check_write};
 use crate::wire::Offer;
 
 /// Sends that the device holds of one lane.
@@ -33,8 +33,8 @@ const REPLACED_TOGETHER: u32 = 16;
 /// What a lane can have in the completion queue: every send when it fails, and every receive.
 pub(super) const COMPLETIONS: usize = SENDS + RECEIVES as usize;
 
-/// One send in so many reports its completion at least, so that its place is known to be free.
-const SIGNAL_EVERY: u32 = 16;
+/// The end of a chain is reported when so many sends have not been, so that their places are known to be free.
+const REPORT_EVERY: u32 = 16;
 
 /// Longest write that devices take in one piece, in bytes.
 const CHUNK_BYTES: usize = 1 << 30;
@@ -172,9 +172,11 @@ pub(super) struct Lane {
     owed: u32,
     /// Our receive buffers that the peer has used up, and that are not replaced yet.
     pub(super) used: u32,
-    /// Sends since the last one that reports its completion.
-    unsignalled: u32,
-    /// One of those holds memory.
+    /// Those that are replaced, with the next doorbell, and not owed yet.
+    pub(super) replaced: u32,
+    /// Sends since the last one that reports its end.
+    unreported: u32,
+    /// One of those holds memory, or is waited for.
     holds: bool,
     heard_at: Instant,
     heard: bool,
@@ -194,7 +196,8 @@ impl Lane {
             credits_max: 0,
             owed: 0,
             used: 0,
-            unsignalled: 0,
+            replaced: 0,
+            unreported: 0,
             holds: false,
             heard_at: now,
             heard: true,
@@ -208,11 +211,6 @@ impl Lane {
         (self.credits, self.credits_max) = (credits, credits);
     }
 
-    /// Units that have not been handed to the device.
-    pub(super) fn waiting(&self) -> usize {
-        self.queue.len()
-    }
-
     /// Whether the device has work of this lane that has not ended.
     pub(super) fn is_busy(&self) -> bool {
         self.queue_pair.room() < self.sends_max
@@ -220,7 +218,7 @@ impl Lane {
 
     /// Makes the last of what is under way report its completion, so that the end of all of it can be waited for.
     pub(super) fn finish(&mut self) -> Result<()> {
-        if self.unsignalled == 0 || self.queue_pair.room() == 0 {
+        if self.unreported == 0 || self.queue_pair.room() == 0 {
             return Ok(());
         }
         self.mark()
@@ -228,21 +226,52 @@ impl Lane {
 
     /// Writes nothing, and has it reported.
     fn mark(&mut self) -> Result<()> {
-        (self.unsignalled, self.holds) = (0, false);
-        self.queue_pair.push(Work::Probe, true)?;
+        self.holds = true;
+        self.queue_pair.push(Work::Probe)?;
         self.ring()
     }
 
-    /// Lets `unit` wait for the next flush; true if the transport has to be told to flush this lane.
-    pub(super) fn enqueue(&mut self, unit: Unit) -> bool {
+    /// Whether a frame can go on the chain at once: nothing waits, and there is room for it.
+    #[inline]
+    pub(super) fn is_free(&self) -> bool {
+        self.queue.is_empty() && self.may_send()
+    }
+
+    /// Puts a frame, for which there is room, on the chain of what leaves with the next doorbell.
+    #[inline]
+    pub(super) fn send(&mut self, frame: Shared, counters: &mut Counters) -> Result<()> {
+        counters.frames_sent += 1;
+        counters.bytes_sent += frame.len() as u64;
+        let imm = Some(self.hand_back(true));
+        self.spend(1, frame.len());
+        self.queue_pair.push(Work::Send { data: frame.into(), imm })
+    }
+
+    /// Lets `unit` leave at a flush when there is room for it, behind what was posted before.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`] if `depth` others wait.
+    pub(super) fn enqueue(&mut self, peer: PeerId, unit: Unit, depth: usize) -> Result<()> {
+        if self.queue.len() >= depth {
+            return Err(Error::QueueFull { peer, depth });
+        }
         self.queue.push_back(unit);
+        Ok(())
+    }
+
+    /// Something was posted; true if the transport has to be told to flush this lane.
+    #[inline]
+    pub(super) fn has_to_leave(&mut self) -> bool {
         !std::mem::replace(&mut self.is_eager, true)
     }
 
-    /// The peer has used up one of our receive buffers; true if it is time to replace those that it has.
-    pub(super) fn use_receive(&mut self) -> bool {
-        self.used += 1;
-        self.used >= REPLACED_TOGETHER
+    /// The peer has used up one of our receive buffers, `replaced` or not; true if it is time to replace those that it has, and to
+    /// ring for them.
+    #[inline]
+    pub(super) fn use_receive(&mut self, replaced: bool) -> bool {
+        self.replaced += u32::from(replaced);
+        self.used += u32::from(!replaced);
+        self.used + self.replaced >= REPLACED_TOGETHER
     }
 
     /// Whether memory was short when it was time to replace them.
@@ -250,11 +279,10 @@ impl Lane {
         self.used >= REPLACED_TOGETHER
     }
 
-    /// Receive buffers of ours were replaced; true if the transport has to flush this lane, to tell the peer.
-    pub(super) fn owe(&mut self, replaced: u32) -> bool {
-        self.used -= replaced;
-        self.owed += replaced;
-        self.owes_much() && !std::mem::replace(&mut self.is_eager, true)
+    /// The device has those that were replaced; true if the transport has to flush this lane, to tell the peer.
+    pub(super) fn owe(&mut self) -> bool {
+        self.owed += std::mem::take(&mut self.replaced);
+        self.owes_much() && self.has_to_leave()
     }
 
     fn owes_much(&self) -> bool {
@@ -279,7 +307,7 @@ impl Lane {
 
     /// Whether the transport has to flush this lane, because something that waited may leave now.
     pub(super) fn rouse(&mut self) -> bool {
-        !self.queue.is_empty() && !std::mem::replace(&mut self.is_eager, true)
+        !self.queue.is_empty() && self.has_to_leave()
     }
 
     /// Hands to the device what it has room for and the peer has buffers for, with as few doorbells as there can be.
@@ -288,88 +316,103 @@ impl Lane {
         while self.may_send()
             && let Some(unit) = self.queue.pop_front()
         {
-            let work = self.prepare(unit, pool, counters)?;
-            self.push(work)?;
+            match unit {
+                Unit::Frame(frame) => self.send(frame, counters)?,
+                write => self.chain_write(write, pool, counters)?,
+            }
         }
         // The last credit is for this: two sides that have filled each other's buffers go on.
         if self.owes_much() && self.credits > 0 && self.queue_pair.room() > 0 {
             let imm = self.hand_back(false);
-            self.credits -= 1;
-            let signal = self.signals(false);
-            self.queue_pair.push(Work::Notice { imm }, signal)?;
+            self.spend(1, 0);
+            self.queue_pair.push(Work::Notice { imm })?;
         }
         self.ring()
     }
 
+    /// Rings for what is on the chain. Its end is reported now and then, when some of it holds memory, and when the queue is full.
     fn ring(&mut self) -> Result<()> {
-        let rung = self.queue_pair.ring();
+        if self.queue_pair.chained() == 0 {
+            return Ok(());
+        }
+        let is_full = self.queue_pair.room() <= SENDS_KEPT;
+        let report = self.holds || is_full || self.unreported >= REPORT_EVERY;
+        if report {
+            (self.unreported, self.holds) = (0, false);
+        }
+        let rung = self.queue_pair.ring(report);
         rung.map_err(|source| Error::Os { call: "posting to the RDMA device", source })
     }
 
+    #[inline]
     fn may_send(&self) -> bool {
         self.credits > 1 && self.queue_pair.room() > SENDS_KEPT
     }
 
-    /// What the device has to do for `unit`.
-    fn prepare(&mut self, unit: Unit, pool: &Pool, counters: &mut Counters) -> Result<Work> {
-        Ok(match unit {
-            Unit::Frame(frame) => {
-                counters.frames_sent += 1;
-                counters.bytes_sent += frame.len() as u64;
-                Work::Send { data: frame.into(), imm: Some(self.hand_back(true)) }
+    /// Puts a write on the chain. There is room for it; what is left of a long one, or has to follow it, goes as well, or waits.
+    fn chain_write(&mut self, unit: Unit, pool: &Pool, counters: &mut Counters) -> Result<()> {
+        let mut next = Some(unit);
+        while let Some(unit) = next {
+            if !self.may_send() {
+                self.queue.push_front(unit);
+                break;
             }
-            Unit::Write { data, address, key, notice, len, closes } if data.len() > CHUNK_BYTES => {
-                let (data, rest) = cut(data, CHUNK_BYTES);
-                let behind = address + CHUNK_BYTES as u64;
-                let rest = Unit::Write { data: rest, address: behind, key, notice, len, closes };
-                self.queue.push_front(rest);
-                counters.bytes_sent += CHUNK_BYTES as u64;
-                Work::Write { data, address, key, imm: None }
-            }
-            Unit::Write { data, address, key, notice, closes: false, .. } => {
-                counters.bytes_sent += data.len() as u64;
-                Work::Write { data, address, key, imm: Some(notice.to_word()) }
-            }
-            Unit::Write { data, address, key, notice, len, .. } => {
-                counters.bytes_sent += data.len() as u64;
-                let Gather { head, tail } = data;
-                let (rides, stays) = match tail {
-                    Some(tail) if tail.len() <= LAST_BYTES_MAX => (Some(tail), None),
-                    tail => (None, tail),
-                };
-                let message = last(pool, notice, len, rides.as_deref().unwrap_or_default())?;
-                self.queue.push_front(Unit::Last { message, key });
-                Work::Write { data: Gather { head, tail: stays }, address, key, imm: None }
-            }
-            Unit::Last { message, key } => Work::SendLast { data: message.into(), key },
-        })
-    }
-
-    /// Gives work to the device with the next doorbell; what the peer needs a receive buffer for costs a credit.
-    fn push(&mut self, work: Work) -> Result<()> {
-        let (bytes, credits) = match &work {
-            Work::Send { data, .. }
-            | Work::SendLast { data, .. }
-            | Work::Write { data, imm: Some(_), .. } => (data.len(), 1),
-            Work::Write { data, .. } => (data.len(), 0),
-            _ => (0, 0),
-        };
-        self.credits -= credits;
-        let signal = self.signals(bytes > self.queue_pair.inline_bytes());
-        self.queue_pair.push(work, signal)
-    }
-
-    /// Whether the next send reports its completion: now and then, and the last of a batch when one of them `holds` memory.
-    fn signals(&mut self, holds: bool) -> bool {
-        self.holds |= holds;
-        self.unsignalled += 1;
-        let is_last = self.queue.is_empty() || self.credits <= 1;
-        let is_full = self.queue_pair.room() <= SENDS_KEPT + 1;
-        let signal = self.unsignalled >= SIGNAL_EVERY || is_full || (is_last && self.holds);
-        if signal {
-            (self.unsignalled, self.holds) = (0, false);
+            next = self.chain_piece(unit, pool, counters)?;
         }
-        signal
+        Ok(())
+    }
+
+    /// Puts a write, or the first piece of it, on the chain; returns what is to follow.
+    fn chain_piece(
+        &mut self,
+        unit: Unit,
+        pool: &Pool,
+        counters: &mut Counters,
+    ) -> Result<Option<Unit>> {
+        let (data, address, key, notice, len, closes) = match unit {
+            Unit::Frame(_) => unreachable!("`send` is for those"),
+            Unit::Last { message, key } => {
+                self.spend(1, message.len());
+                self.queue_pair.push(Work::SendLast { data: message.into(), key })?;
+                return Ok(None);
+            }
+            Unit::Write { data, address, key, notice, len, closes } => {
+                (data, address, key, notice, len, closes)
+            }
+        };
+        if data.len() > CHUNK_BYTES {
+            let (data, rest) = cut(data, CHUNK_BYTES);
+            let behind = address + CHUNK_BYTES as u64;
+            counters.bytes_sent += CHUNK_BYTES as u64;
+            self.spend(0, CHUNK_BYTES);
+            self.queue_pair.push(Work::Write { data, address, key, imm: None })?;
+            return Ok(Some(Unit::Write { data: rest, address: behind, key, notice, len, closes }));
+        }
+        counters.bytes_sent += data.len() as u64;
+        if !closes {
+            self.spend(1, data.len());
+            let imm = Some(notice.to_word());
+            self.queue_pair.push(Work::Write { data, address, key, imm })?;
+            return Ok(None);
+        }
+        let Gather { head, tail } = data;
+        let (rides, stays) = match tail {
+            Some(tail) if tail.len() <= LAST_BYTES_MAX => (Some(tail), None),
+            tail => (None, tail),
+        };
+        let message = last(pool, notice, len, rides.as_deref().unwrap_or_default())?;
+        let data = Gather { head, tail: stays };
+        self.spend(0, data.len());
+        self.queue_pair.push(Work::Write { data, address, key, imm: None })?;
+        Ok(Some(Unit::Last { message, key }))
+    }
+
+    /// Accounts for one more send of so many bytes; what the peer needs a receive buffer for costs a credit.
+    #[inline]
+    fn spend(&mut self, credits: u32, bytes: usize) {
+        self.credits -= credits;
+        self.unreported += 1;
+        self.holds |= bytes > self.queue_pair.inline_bytes();
     }
 
     fn hand_back(&mut self, frame: bool) -> u32 {
@@ -405,7 +448,7 @@ impl Lane {
 
     /// Opens a window; see [`QueuePair::bind`].
     pub(super) fn bind(&mut self, window: Window, memory: Buffer) -> Result<OpenWindow> {
-        self.unsignalled += 1;
+        self.unreported += 1;
         self.queue_pair.bind(window, memory)
     }
 }

@@ -76,12 +76,30 @@ pub enum Work {
     Probe,
 }
 
-/// What the device may use because of one request, from push to retirement.
-enum Held {
-    Nothing,
-    Data(#[expect(dead_code, reason = "kept for the device, which reads it")] Gather),
+/// What the device may use because of one request, from push to retirement: at most one of these.
+#[derive(Default)]
+struct Held {
+    /// What it reads.
+    data: Option<Gather>,
+    other: Option<Other>,
+}
+
+enum Other {
     Read(Buffer),
     Bind(Rc<WindowHandle>),
+}
+
+impl From<Gather> for Held {
+    #[inline]
+    fn from(data: Gather) -> Held {
+        Held { data: Some(data), other: None }
+    }
+}
+
+impl From<Other> for Held {
+    fn from(other: Other) -> Held {
+        Held { data: None, other: Some(other) }
+    }
 }
 
 /// One end of a reliable connection.
@@ -160,7 +178,7 @@ impl QueuePair {
             chained: 0,
             inlined: 0,
             binds: 0,
-            ledger: (0..sends.max(1).next_power_of_two()).map(|_| Held::Nothing).collect(),
+            ledger: (0..sends.max(1).next_power_of_two()).map(|_| Held::default()).collect(),
             depth: sends,
             pushed: 0,
             rung: 0,
@@ -200,13 +218,13 @@ impl QueuePair {
         (self.pushed - self.retired) as usize
     }
 
-    /// Puts work on the chain; rings by itself when the chain is full. Only work with `signal`, or after which there is no room,
-    /// is reported when it ends, and with it all before it; what fails always is.
+    /// Puts work on the chain; rings by itself when the chain is full. What fails is always reported when it ends; what does well
+    /// is by the work behind it that [`QueuePair::ring`] wants reported.
     ///
     /// # Errors
     /// [`Error::Os`] when there is no room, the data is too long, or ringing fails; [`Error::Register`]. The work is dropped.
-    #[inline] // callers know which work it is
-    pub fn push(&mut self, work: Work, signal: bool) -> Result<()> {
+    #[inline(always)] // callers know which work it is
+    pub fn push(&mut self, work: Work) -> Result<()> {
         let (operation, data, imm, place) = match work {
             Work::Send { data, imm: None } => (opcode::IBV_WR_SEND, data, 0, (0, 0)),
             Work::Send { data, imm: Some(imm) } => {
@@ -222,40 +240,31 @@ impl QueuePair {
             Work::SendLast { data, key } => {
                 (opcode::IBV_WR_SEND_WITH_INV, data, key.to_be(), (0, 0))
             }
-            other => return self.push_other(other, signal),
+            Work::Read { into, address, key } => return self.read(into, (address, key)),
+            Work::Notice { imm } => return self.push_bare(opcode::IBV_WR_SEND_WITH_IMM, imm),
+            Work::Probe => return self.push_bare(opcode::IBV_WR_RDMA_WRITE, 0),
         };
-        self.carry(operation, data, imm, place, signal)
+        self.carry(operation, data, imm, place)
     }
 
     /// Pushes what takes no data to the peer.
-    fn push_other(&mut self, work: Work, signal: bool) -> Result<()> {
-        let (operation, imm) = match work {
-            Work::Send { .. } | Work::Write { .. } | Work::SendLast { .. } => {
-                unreachable!("pushed by `push` itself")
-            }
-            Work::Read { into, address, key } => {
-                return self.read(into, (address, key), signal);
-            }
-            Work::Notice { imm } => (opcode::IBV_WR_SEND_WITH_IMM, imm),
-            Work::Probe => (opcode::IBV_WR_RDMA_WRITE, 0),
-        };
+    fn push_bare(&mut self, operation: u32, imm: u32) -> Result<()> {
         self.make_room()?;
         let request = self.chain.request(self.chained);
         make_plain(request);
         request.imm_data_invalidated_rkey_union = immediate(imm);
-        self.enter(operation, 0, Held::Nothing, signal);
+        self.enter(operation, 0, Held::default());
         Ok(())
     }
 
     /// Pushes what takes data to the peer, to `(address, key)` where it is a write.
-    #[inline]
+    #[inline(always)] // as above
     fn carry(
         &mut self,
         operation: u32,
         data: Gather,
         imm: u32,
         (address, key): (u64, u32),
-        signal: bool,
     ) -> Result<()> {
         self.make_room()?;
         let (at, len) = (self.chained, data.len());
@@ -277,11 +286,11 @@ impl QueuePair {
         request.imm_data_invalidated_rkey_union = immediate(imm);
         request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
         let flags = if is_inline { INLINE } else { 0 };
-        self.enter(operation, flags, Held::Data(data), signal);
+        self.enter(operation, flags, data.into());
         Ok(())
     }
 
-    fn read(&mut self, into: Buffer, (address, key): (u64, u32), signal: bool) -> Result<()> {
+    fn read(&mut self, into: Buffer, (address, key): (u64, u32)) -> Result<()> {
         self.make_room()?;
         let at = self.chained;
         self.check_len(into.len())?;
@@ -290,7 +299,7 @@ impl QueuePair {
         let request = self.chain.request(at);
         request.num_sge = c_int::from(!into.is_empty());
         request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
-        self.enter(opcode::IBV_WR_RDMA_READ, 0, Held::Read(into), signal);
+        self.enter(opcode::IBV_WR_RDMA_READ, 0, Other::Read(into).into());
         Ok(())
     }
 
@@ -326,22 +335,31 @@ impl QueuePair {
         self.list(window.handle());
         self.binds |= 1 << self.chained;
         let (handle, sequence) = (window.handle().clone(), self.pushed);
-        self.enter(opcode::IBV_WR_BIND_MW, 0, Held::Bind(handle), false);
+        self.enter(opcode::IBV_WR_BIND_MW, 0, Other::Bind(handle).into());
         Ok(window.open(memory, key, self.serial, sequence))
     }
 
-    /// Gives the device what was pushed since the last time, in one call.
+    /// How much is pushed and not rung.
+    #[inline]
+    pub fn chained(&self) -> usize {
+        self.chained
+    }
+
+    /// Gives the device what was pushed since the last time, in one call. With `report`, or when there is no room for more, the
+    /// last of it is reported when it has ended, and with it all before it.
     ///
     /// # Errors
     /// What the system said. The queue pair takes no more work then; its memory comes back when it is dropped.
-    pub fn ring(&mut self) -> io::Result<()> {
+    pub fn ring(&mut self, report: bool) -> io::Result<()> {
         if self.chained == 0 {
             return Ok(());
         }
         self.check_broken()?;
         self.skip_windows_gone();
-        let last = self.chained - 1;
-        let follows = std::mem::replace(&mut self.chain.request(last).next, std::ptr::null_mut());
+        let (last, is_full) = (self.chained - 1, self.room() == 0);
+        let request = self.chain.request(last);
+        request.send_flags |= if report || is_full { SIGNALED } else { 0 };
+        let follows = std::mem::replace(&mut request.next, std::ptr::null_mut());
         let (first, mut bad) = (self.chain.first(), std::ptr::null_mut());
         // SAFETY: the queue pair lives, and no reference into the chain is held. The requests are linked from the first to the
         // last. Memory they name belongs to the ledger, which keeps it until the device is done with it (`retire`) or gone
@@ -354,7 +372,7 @@ impl QueuePair {
         (self.chained, self.binds, self.rung) = (0, 0, self.pushed);
         check(code)?;
         while inlined != 0 {
-            *self.entry(begin + u64::from(inlined.trailing_zeros())) = Held::Nothing;
+            self.entry(begin + u64::from(inlined.trailing_zeros())).data = None;
             inlined &= inlined - 1;
         }
         Ok(())
@@ -369,8 +387,12 @@ impl QueuePair {
             return false;
         }
         for _ in 0..count {
-            let held = std::mem::replace(self.entry(self.retired), Held::Nothing);
-            if let Held::Read(into) = held
+            let held = self.entry(self.retired);
+            if held.data.is_some() {
+                held.data = None; // where it lies: taken, it would be moved first
+            }
+            if held.other.is_some()
+                && let Some(Other::Read(into)) = held.other.take()
                 && through.is_ok
             {
                 read.push(into);
@@ -432,7 +454,7 @@ impl QueuePair {
             return Err(os(io::Error::new(io::ErrorKind::WouldBlock, full)));
         }
         self.check_broken().map_err(os)?;
-        self.ring().map_err(os)
+        self.ring(false).map_err(os)
     }
 
     fn check_broken(&self) -> io::Result<()> {
@@ -449,7 +471,7 @@ impl QueuePair {
     }
 
     /// Names `data`, whose length was checked, as a part of the next request; the library itself reads what goes inline.
-    #[inline]
+    #[inline(always)] // part of `push`
     fn name(&mut self, part: usize, data: &Shared, is_inline: bool) -> Result<()> {
         let key = if is_inline { 0 } else { data.local_key(&*self.domain)? };
         self.chain.name(self.chained, part, (data.as_ptr(), data.len() as u32), key);
@@ -463,17 +485,16 @@ impl QueuePair {
     }
 
     /// Completes the chain's next request and enters what it holds.
-    #[inline]
-    fn enter(&mut self, operation: u32, flags: u32, held: Held, signal: bool) {
+    #[inline(always)] // part of `push`
+    fn enter(&mut self, operation: u32, flags: u32, held: Held) {
         let (at, sequence) = (self.chained, self.pushed);
-        let signal = signal || self.room() == 1;
         let id = WorkId::sent(self.serial, sequence).0;
         let request = self.chain.request(at);
         request.wr_id = id;
         request.opcode = operation;
-        request.send_flags = flags | if signal { SIGNALED } else { 0 };
+        request.send_flags = flags;
         let before = std::mem::replace(self.entry(sequence), held);
-        debug_assert!(matches!(before, Held::Nothing), "an entry retired lets go of all");
+        debug_assert!(before.data.is_none() && before.other.is_none(), "a retired one holds none");
         std::mem::forget(before); // holds nothing, which need not be asked
         self.chained += 1;
         self.pushed += 1;
@@ -496,7 +517,8 @@ impl QueuePair {
             let at = binds.trailing_zeros();
             binds &= binds - 1;
             let sequence = self.rung + u64::from(at);
-            if matches!(self.entry(sequence), Held::Bind(window) if window.raw().is_none()) {
+            if matches!(&self.entry(sequence).other, Some(Other::Bind(window)) if window.raw().is_none())
+            {
                 let request = self.chain.request(at as usize);
                 make_plain(request);
                 request.opcode = opcode::IBV_WR_RDMA_WRITE;

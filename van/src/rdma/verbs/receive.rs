@@ -87,15 +87,33 @@ impl ReceiveQueue {
         let mut state = receives.state.borrow_mut();
         let Ok(length) = u32::try_from(buffer.len()) else { return Err(too_long()) };
         let Some(slot) = state.free.pop() else { return Err(full()) };
-        let at = slot as usize;
         let part = ffi::ibv_sge { addr: buffer.as_ptr() as u64, length, lkey: key };
-        // SAFETY: the slot was free, so nobody refers to its cell; the library reads it only within `ring`.
-        unsafe { *receives.parts[at].get() = part };
-        let before = state.buffers[at].replace(buffer);
+        let before = receives.fill(&mut state, slot, part, buffer);
         debug_assert!(before.is_none(), "a free slot has no buffer");
         std::mem::forget(before); // is none, which need not be asked
-        receives.link(&mut state, slot);
         Ok(())
+    }
+
+    /// Hands back the buffer in which a message was received, as [`ReceiveQueue::take`] does, and lets `fresh` take its place, as
+    /// [`ReceiveQueue::supply`] does; says whether it did. One that the device cannot get to know is dropped, and the place is free.
+    #[inline]
+    pub fn exchange(&mut self, slot: Slot, bytes: u32, fresh: Buffer) -> (Option<Buffer>, bool) {
+        let receives = &*self.0;
+        let Ok(length) = u32::try_from(fresh.len()) else { return (self.take(slot, bytes), false) };
+        let Ok(lkey) = fresh.local_key(&*receives.domain) else {
+            return (self.take(slot, bytes), false);
+        };
+        let mut state = receives.state.borrow_mut();
+        let is_held = matches!(state.buffers.get(slot.index as usize), Some(Some(_)));
+        if slot.queue != receives.serial || !is_held {
+            return (None, false);
+        }
+        let part = ffi::ibv_sge { addr: fresh.as_ptr() as u64, length, lkey };
+        let mut buffer = receives.fill(&mut state, slot.index, part, fresh);
+        if let Some(buffer) = &mut buffer {
+            buffer.truncate(bytes as usize);
+        }
+        (buffer, true)
     }
 
     /// The message of `bytes` bytes, or as many as its buffer has, that was received in `slot`, where it lies. None if the slot is
@@ -178,6 +196,23 @@ fn too_long() -> Error {
 }
 
 impl Receives {
+    /// Lets a slot, which the device does not have, hold `buffer`, that is `part`, and links it. Returns what it held before.
+    #[inline(always)] // a few moves
+    fn fill(
+        &self,
+        state: &mut ReceiveState,
+        slot: u32,
+        part: ffi::ibv_sge,
+        buffer: Buffer,
+    ) -> Option<Buffer> {
+        let at = slot as usize;
+        let before = state.buffers[at].replace(buffer);
+        // SAFETY: the device does not have the slot and only `self` refers to its cell; the library reads it only within `ring`.
+        unsafe { *self.parts[at].get() = part };
+        self.link(state, slot);
+        before
+    }
+
     /// Links a slot, whose buffer the device does not have, behind those that are to be rung.
     #[inline]
     fn link(&self, state: &mut ReceiveState, slot: u32) {
