@@ -34,9 +34,13 @@ use crate::metrics::Counters;
 use crate::transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport, check_write};
 use crate::wire::{Coding, Hello, Kind, Offer, TRAILER};
 
-/// Messages that are taken between two polls at most: what answers them leaves while the others are looked at, so that both
-/// sides of a lane have something to do.
-const TAKES_MAX: usize = 32;
+/// Messages that a side takes between two polls at most, which answers them or waits for few: what it sends leaves while it looks
+/// at the others, so that both sides of a lane have something to do.
+const TAKES_MAX: usize = 64;
+
+/// Of a side that waits for answers, the least. It takes a quarter of those it waits for: then it sends as much again while the
+/// others are on their way.
+const TAKES_WAITING: usize = 32;
 
 /// What a poll brought.
 #[derive(Debug)]
@@ -342,7 +346,7 @@ impl Endpoint {
         if !self.open.is_empty() {
             self.close_frames();
         }
-        self.takes_left = TAKES_MAX;
+        self.takes_left = self.takes();
         let left = self.events.len();
         let polled = self.transport.poll(&mut self.events);
         if self.events.len() > left.max(1) {
@@ -357,6 +361,16 @@ impl Endpoint {
     fn put_behind(&mut self, left: usize) {
         self.events[left..].reverse();
         self.events.rotate_left(left);
+    }
+
+    /// Messages to take before the next poll.
+    #[inline]
+    fn takes(&self) -> usize {
+        let Counters { messages_sent, messages_received, .. } = self.counted;
+        match messages_sent.saturating_sub(messages_received) {
+            0 => TAKES_MAX,
+            waited_for => TAKES_WAITING.max(waited_for as usize / 4),
+        }
     }
 
     /// Sleeps until a poll may find something, or `timeout` has passed.
