@@ -13,9 +13,10 @@
 //!             gradient: Worker::apply    <---w, active---           proximal: Shard::update
 //! ```
 //!
-//! Before the first pass `tail` drops columns that are rare, if the job says so, and `screen` the columns that are 0 in every solution, and between passes `newton` (its dense
-//! algebra in `cholesky`) polishes the weights that are not 0, when that costs less than the passes it saves. A job may do
-//! without either: then it is the published method alone, with the curvature bound of its choice.
+//! Before the first pass `tail` drops columns that are rare, if the job says so, and `screen` the columns that are 0 in every
+//! solution, and between passes `newton` (its dense algebra in `cholesky`) polishes the weights that are not 0, when that costs
+//! less than the passes it saves. A job may do without any of them: then it is the published method alone, with the curvature
+//! bound of its choice.
 //!
 //! Why this converges with delay 0, however columns overlap: a block step on the safe bound never raises F, and lowers it
 //! unless the block is at its minimum; a polish is taken only if F falls by Armijo's rule, and only moves weights that are not

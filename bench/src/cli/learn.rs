@@ -1,0 +1,255 @@
+//! Commands and flags of training, predicting and generating.
+
+use std::path::PathBuf;
+
+use caravan_learn::dbpg::blocks::BLOCK_RATIO;
+use caravan_learn::dbpg::{Filters, Straggle};
+use caravan_learn::model::Format;
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::{count, filters, non_negative};
+use crate::train::straggle;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TrainCommand {
+    /// Sparse logistic regression by delayed block proximal gradient
+    Dbpg(Box<Dbpg>),
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Dbpg {
+    /// Training examples, LIBSVM or Criteo text, plain or compressed (.gz, .zst, .xz)
+    #[arg(long, value_name = "FILE", required = true, num_args = 1.., help_heading = "Data")]
+    pub(crate) data: Vec<PathBuf>,
+    /// Folder where workers keep what they have read, so that later runs on these files parse no text
+    #[arg(long, value_name = "DIR", help_heading = "Data")]
+    pub(crate) cache: Option<PathBuf>,
+    /// Examples to test the model on
+    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
+    pub(crate) test: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) objective: Objective,
+    #[command(flatten)]
+    pub(crate) method: Method,
+    #[command(flatten)]
+    pub(crate) outcome: Outcome,
+}
+
+/// What is minimised.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Objective")]
+pub(crate) struct Objective {
+    /// Weight of the L1 norm, against sums over examples; of several, separated by commas, each begins where the one above it ended
+    #[arg(long, value_name = "L,…", value_delimiter = ',', required = true, value_parser = non_negative)]
+    pub(crate) lambda: Vec<f64>,
+    /// N lambdas instead of one: from the smallest that leaves all weights at 0 down to --lambda, each the same part of the one before
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
+    pub(crate) lambda_path: Option<u32>,
+    /// Weight of half the squared L2 norm: with --lambda the elastic net
+    #[arg(long, value_name = "L2", default_value_t = 0.0, value_parser = non_negative)]
+    pub(crate) l2: f64,
+    /// Adds a weight without penalty to every margin
+    #[arg(long)]
+    pub(crate) intercept: bool,
+    /// How much a positive example counts against a negative one
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = positive)]
+    pub(crate) positive_weight: f64,
+}
+
+/// How it is minimised.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Method")]
+pub(crate) struct Method {
+    /// Threads of each worker [default: its share of this machine's cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) worker_threads: Option<u32>,
+    /// Most blocks a worker may be ahead of the slowest answer: a number, or 0..T to begin with T and go down where the objective rises
+    #[arg(long, value_name = "T|0..T", default_value = "0", value_parser = delay)]
+    pub(crate) delay: Delay,
+    /// Blocks of features; chosen from the data if not given
+    #[arg(long, value_name = "B", value_parser = count())]
+    pub(crate) blocks: Option<u32>,
+    /// Blocks for each feature of an average example, where their number is not given
+    #[arg(long, value_name = "R", default_value_t = BLOCK_RATIO, value_parser = positive, conflicts_with = "blocks")]
+    pub(crate) block_ratio: f64,
+    /// In which order a pass visits the blocks
+    #[arg(long, value_enum, default_value_t = BlockOrder::Key)]
+    pub(crate) order: BlockOrder,
+    /// Says which random order
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Keys whose blocks are visited five times before the first pass: single ones, or FIRST..LAST, separated by commas
+    #[arg(long, value_name = "KEYS", value_delimiter = ',', value_parser = key_range)]
+    pub(crate) prior: Vec<(u64, u64)>,
+    /// Share of the full step that is taken, up to 1: less is slower and bears more delay
+    #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = positive)]
+    pub(crate) learning_rate: f64,
+    /// Relative decrease of the objective to stop at
+    #[arg(long, value_name = "E", value_parser = non_negative, default_value = "1e-9")]
+    pub(crate) epsilon: f64,
+    /// Passes over the data, at most
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) passes: u64,
+    /// Only the published first-order steps: no Newton steps on the support between passes
+    #[arg(long)]
+    pub(crate) no_newton: bool,
+    /// Drops features that N examples have, or fewer, all workers together: counted by a sketch, which keeps some of them
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..255))]
+    pub(crate) tail_frequency: u8,
+    /// Hash functions of that sketch
+    #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=30))]
+    pub(crate) countmin_k: u8,
+    /// Bytes of that sketch for each feature
+    #[arg(long, value_name = "R", default_value_t = 2.0, value_parser = positive)]
+    pub(crate) countmin_ratio: f64,
+    /// What messages leave out: a list of screen, kkt, skip=SHARE, significant=T, zero, narrow, quantize=BYTES, key-cache, snappy, seed=N; or all, or none
+    #[arg(long, value_name = "LIST", value_parser = filters, default_value = "screen,kkt")]
+    pub(crate) filters: Filters,
+    /// A model whose weights to begin with, instead of 0
+    #[arg(long, value_name = "FILE")]
+    pub(crate) warm_start: Option<PathBuf>,
+    /// Share of the blocks, 0 to 1, at which a worker pauses for MS: shows what a delay is worth where machines differ
+    #[arg(long, value_name = "SHARE:MS", value_parser = straggle)]
+    pub(crate) straggle: Option<Straggle>,
+}
+
+/// How far workers may run ahead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Delay {
+    pub(crate) most: u32,
+    /// Whether it goes down where that helps.
+    pub(crate) adapts: bool,
+}
+
+fn delay(text: &str) -> Result<Delay, String> {
+    let adapting = text.strip_prefix("0..");
+    let most = adapting.unwrap_or(text).parse().map_err(|_| {
+        format!("{text:?} is neither a number of blocks nor a range that begins with 0, as 0..8")
+    })?;
+    Ok(Delay { most, adapts: adapting.is_some() })
+}
+
+/// A key, or the first and the last of several.
+fn key_range(text: &str) -> Result<(u64, u64), String> {
+    let (first, last) = text.split_once("..").unwrap_or((text, text));
+    let keys = first.parse().ok().zip(last.parse().ok());
+    keys.filter(|(first, last)| first <= last)
+        .ok_or_else(|| format!("{text:?} is neither a key nor FIRST..LAST, with both of them keys"))
+}
+
+/// In which order a pass visits the blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BlockOrder {
+    /// By key, every pass the same
+    Key,
+    /// Another one each pass
+    Random,
+}
+
+/// What becomes of it.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct Outcome {
+    /// Where to write the model; of several lambdas each has its own, with the lambda before the ending
+    #[arg(long, value_name = "OUT")]
+    pub(crate) model: Option<PathBuf>,
+    /// How it is written [default: binary if its name ends in .bin, else text]
+    #[arg(long, value_enum)]
+    pub(crate) model_format: Option<ModelFormat>,
+    /// As --warm-start FILE --model FILE: goes on where an interrupted run has left off, or begins if there is no such file yet
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "warm_start", "lambda_path"])]
+    pub(crate) resume: Option<PathBuf>,
+    /// Where to draw how it converged, as SVG
+    #[arg(long, value_name = "OUT.svg")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+/// How a model is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModelFormat {
+    /// A line a weight
+    Text,
+    /// A third of the size
+    Binary,
+}
+
+impl From<ModelFormat> for Format {
+    fn from(format: ModelFormat) -> Self {
+        match format {
+            ModelFormat::Text => Format::Text,
+            ModelFormat::Binary => Format::Binary,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Predict {
+    /// The model, as written by train
+    #[arg(long, value_name = "FILE")]
+    pub(crate) model: PathBuf,
+    /// Examples to score
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    pub(crate) data: Vec<PathBuf>,
+    /// Where to write the predictions: for each row its label, the probability of +1, and the margin, separated by tabs
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum GenerateCommand {
+    /// Sparse rows with power-law keys, as of ad clicks: OUT.train and OUT.test
+    Clicks(Clicks),
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Clicks {
+    /// Files to write, without their endings
+    pub(crate) out: PathBuf,
+    /// Training rows
+    #[arg(long, value_name = "N", default_value_t = 200_000)]
+    pub(crate) rows: u64,
+    /// Test rows
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    pub(crate) test_rows: u64,
+    /// Everything follows from this
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Draws a row
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub(crate) slots: u32,
+    /// How many of them go to the bag slot
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) bag: u32,
+    /// The first categorical slot has 2^K keys or so
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    pub(crate) kmin: u32,
+    /// The last categorical slot has 2^K keys or so
+    #[arg(long, value_name = "K", default_value_t = 20)]
+    pub(crate) kmax: u32,
+    /// The bag slot has 2^K keys or so
+    #[arg(long, value_name = "K", default_value_t = 20)]
+    pub(crate) kbag: u32,
+    /// The margin of a row without relevant keys
+    #[arg(long, value_name = "B", default_value_t = -2.2, allow_negative_numbers = true)]
+    pub(crate) bias: f64,
+    /// Standard deviation of the relevant weights
+    #[arg(long, value_name = "S", default_value_t = 0.45)]
+    pub(crate) scale: f64,
+    /// How keys are written
+    #[arg(long, value_enum, default_value_t = KeyFormat::Compact)]
+    pub(crate) format: KeyFormat,
+}
+
+/// How generated keys are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KeyFormat {
+    /// 1, 2, … in the order of the hashed keys
+    Compact,
+    /// The hashed 64-bit keys
+    Keys,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| format!("{text:?} is not a number above 0"))
+}
