@@ -83,6 +83,7 @@ fn main() {
     let range = KeyRange::new(0, 64).expect("64 keys");
     let spec = TableSpec::new(1, "small", ValueType::F32, WIDTH as u32).keys(range).dense();
     let table = worker.create_table(&spec).expect("the server takes it");
+    worker.cache_keys(table).expect("it is known"); // as in the benches
     for window in [1, WINDOW] {
         let name = |op: &str| format!("{op}-{window}");
         if what == "all" || what == name("push") {

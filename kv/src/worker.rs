@@ -299,7 +299,7 @@ impl Worker {
     /// [`Error::UnknownTable`].
     pub fn traffic(&self, table: Table) -> Result<Traffic> {
         let filters = self.known(table)?.filters.as_ref();
-        Ok(filters.map_or_else(Traffic::default, |filters| filters.traffic))
+        Ok(filters.map_or_else(Traffic::default, |filters| filters.traffic()))
     }
 
     /// What caching this table's keys did so far; all zero unless [`Worker::cache_keys`] was called.

@@ -257,3 +257,28 @@ fn what_is_saved_is_counted_and_shows_in_the_bytes() {
     node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
     stop.store(true, Ordering::Relaxed);
 }
+
+/// A short list goes as if its table cached no keys, and its bytes count for every stage all the same.
+#[test]
+fn a_list_too_short_to_be_named_counts_as_it_is() {
+    let network = Network::new(1, Faults::none());
+    let (addresses, stop) = start(&network, 1, 1 << 20);
+    let node = network.spawn("worker", move |network| {
+        let mut worker = connect(network, 100, &addresses);
+        let table = worker.create_table(&sums()).unwrap();
+        worker.cache_keys(table).unwrap();
+        for _ in 0..2 {
+            let pushed = worker.push(table, &[1, 5], &[7i64; 6]).unwrap();
+            worker.wait(pushed).unwrap();
+        }
+        let pulled = worker.pull(table, &[1, 5]).unwrap();
+        assert_eq!(worker.wait(pulled).unwrap().values::<i64>(), [14; 6]);
+        assert_eq!(worker.key_cache(table).unwrap().messages_named, 0);
+        for flow in worker.traffic(table).unwrap().sent {
+            let bytes = 2 * (2 * 8 + 6 * 8) + 2 * 8;
+            assert_eq!((flow.bytes_in, flow.bytes_out), (bytes, bytes));
+        }
+    });
+    node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    stop.store(true, Ordering::Relaxed);
+}

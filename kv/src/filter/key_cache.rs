@@ -26,7 +26,7 @@ use crate::error::Result;
 use crate::server::FoundRows;
 
 /// Shorter lists are sent as they are.
-const KEYS_MIN: usize = 32;
+pub(super) const KEYS_MIN: usize = 32;
 
 /// Bytes of lists that a worker keeps a table, and a server thread in all unless told otherwise.
 pub const REMEMBERED_BYTES_MAX: usize = 64 << 20;

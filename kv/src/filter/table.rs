@@ -4,7 +4,7 @@ use caravan_van::wire::Coding;
 use caravan_van::{Buffer, Draft, Message, Pool, Values};
 
 use super::draws::Draws;
-use super::key_cache::{Sent, Signed};
+use super::key_cache::{KEYS_MIN, Sent, Signed};
 use super::significant::Kept;
 use super::skip::Skip;
 use super::spec::Filters;
@@ -26,7 +26,11 @@ pub(crate) struct AtWorker {
     draws: Draws,
     carrying: Vec<bool>,
     keys: Vec<u64>,
-    pub(crate) traffic: Traffic,
+    traffic: Traffic,
+    /// No stage has anything to do with a request about fewer keys than these, ...
+    pass_keys: usize,
+    /// ... of which there were so many bytes.
+    passed_bytes: u64,
 }
 
 impl AtWorker {
@@ -38,6 +42,7 @@ impl AtWorker {
             Draws::new(filters.seed, u64::from(node) << 34 | table)
         };
         let width = spec.width as usize;
+        let only_names_keys = Filters { key_cache: false, ..filters }.is_none();
         AtWorker {
             filters,
             lossless: false,
@@ -48,7 +53,28 @@ impl AtWorker {
             carrying: Vec::new(),
             keys: Vec::new(),
             traffic: Traffic::default(),
+            pass_keys: if only_names_keys { KEYS_MIN } else { 0 },
+            passed_bytes: 0,
         }
+    }
+
+    /// Whether a request about so many keys goes as if there were no filters.
+    #[inline]
+    pub(crate) fn pass(&self, keys: usize) -> bool {
+        keys < self.pass_keys
+    }
+
+    /// Counts a request of so many bytes that went like that.
+    #[inline]
+    pub(crate) fn count_passed(&mut self, bytes: usize) {
+        self.passed_bytes += bytes as u64;
+    }
+
+    /// All that was counted.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let mut traffic = self.traffic;
+        traffic.count_unchanged(self.passed_bytes);
+        traffic
     }
 
     /// Suspends what loses anything, or resumes it; returns how it was.

@@ -68,6 +68,14 @@ pub struct Traffic {
 }
 
 impl Traffic {
+    /// Bytes were sent that no stage has changed.
+    pub(super) fn count_unchanged(&mut self, bytes: u64) {
+        for flow in &mut self.sent {
+            flow.bytes_in += bytes;
+            flow.bytes_out += bytes;
+        }
+    }
+
     /// The sum of what two ends have counted, or one end of two tables.
     pub fn plus(mut self, other: &Traffic) -> Traffic {
         let ours = self.sent.iter_mut().chain(&mut self.received);

@@ -106,7 +106,7 @@ impl Worker {
     }
 
     /// Whether a request is as most are: it goes to one server, the `last` of its table from here on, nothing is to be offered
-    /// to that, no filter sees it, and nothing is wrong with it. What is wrong with another is found in [`Worker::check`].
+    /// to that, no filter has anything to do with it, and nothing is wrong with it. What is wrong with another is found in [`Worker::check`].
     #[inline]
     fn is_short(&mut self, request: &Request<'_>) -> bool {
         let Request { keys, lengths, load, into, .. } = request;
@@ -117,7 +117,8 @@ impl Worker {
             && load.bytes().is_none_or(|bytes| bytes == place)
             && load.suits(known.spec.value)
             && into.as_ref().is_none_or(|into| into.len() == place);
-        if !fits || !lengths.is_empty() || known.filters.is_some() {
+        let passes = known.filters.as_ref().is_none_or(|filters| filters.pass(keys.len()));
+        if !fits || !lengths.is_empty() || !passes {
             return false;
         }
         if !known.last.range.contains(*first) && !known.turn_to(*first, &self.servers) {
@@ -144,7 +145,10 @@ impl Worker {
         {
             return Ok(self.tracker.fail(timestamp, error));
         }
-        let Known { spec, coding, .. } = &mut self.tables[table.0 as usize];
+        let Known { spec, coding, filters, .. } = &mut self.tables[table.0 as usize];
+        if let Some(filters) = filters {
+            filters.count_passed(size_of_val(keys) + load.bytes().unwrap_or(0));
+        }
         let draft = Draft {
             kind: Kind::Request,
             op: Op::from(what) as u8,
