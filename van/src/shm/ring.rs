@@ -93,16 +93,22 @@ impl Stamp {
         slots_of(self.len)
     }
 
+    /// Whether a word says that something stands at `position`.
+    #[inline]
+    pub(super) fn is_at(word: u64, position: u64) -> bool {
+        word >> 24 == turn(position)
+    }
+
     /// What stands at `position`, if it is there already.
     ///
     /// # Errors
     /// A word that no sender of ours stores there.
     pub(super) fn read(word: u64, position: u64) -> Result<Option<Stamp>, String> {
-        if word >> 24 != turn(position) {
+        if !Stamp::is_at(word, position) {
             return Ok(None);
         }
         let (number, len) = (word >> 16 & 0xff, (word & 0xffff) as usize);
-        let kind = Kind::ALL.into_iter().find(|kind| kind.number() == number);
+        let kind = Kind::ALL.get((number as usize).wrapping_sub(1)).copied();
         match kind {
             Some(Kind::Inline) if len <= INLINE_BYTES_MAX => {
                 Ok(Some(Stamp { kind: Kind::Inline, len }))

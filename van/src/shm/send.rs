@@ -108,6 +108,12 @@ impl Sender {
         !self.outbox.is_empty()
     }
 
+    /// Whether there is something to move, to let go of or to report.
+    #[inline]
+    pub(super) fn has_work(&self) -> bool {
+        !self.outbox.is_empty() || !self.held.is_empty() || self.broken.is_some()
+    }
+
     /// Takes a frame with its prefix.
     pub(super) fn frame(
         &mut self,
@@ -194,7 +200,19 @@ impl Sender {
         Ok(())
     }
 
+    /// Lets go of loans that the peer has returned.
+    #[inline]
+    pub(super) fn take_back(&mut self, returned: &mut Vec<u64>) {
+        while let Some(number) = returned.pop() {
+            if !self.lent.take_back(number) {
+                let reason = format!("it returns loan {number}, which it has not");
+                self.broken.get_or_insert(reason);
+            }
+        }
+    }
+
     /// Gives back what this side has borrowed and is done with, as far as the ring has room.
+    #[inline]
     pub(super) fn give_back(&mut self, link: &mut Link, returns: &mut Vec<u64>) {
         while !returns.is_empty() && self.has_room(link, 1) {
             let mut record = [0; 8 * RETURNS_MAX];
@@ -394,6 +412,7 @@ impl Sender {
     }
 
     /// Whether the ring takes `slots` more.
+    #[inline]
     fn has_room(&mut self, link: &Link, slots: u64) -> bool {
         if self.head + slots <= self.freed + SLOTS {
             return true;

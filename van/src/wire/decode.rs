@@ -59,23 +59,27 @@ impl Images {
 
     /// The images of `frame`, which begins 8-byte aligned.
     pub fn new(frame: Buffer) -> Images {
-        let mut images = Images::NONE;
-        images.begin(frame, false);
-        images
+        Images { rest: Some(frame), sum: Sum::OfFrame, ..Images::NONE }
     }
 
     /// Likewise, of a frame without a checksum: its carrier has checked every byte.
     pub fn checked_by_carrier(frame: Buffer) -> Images {
-        let mut images = Images::NONE;
-        images.begin(frame, true);
-        images
+        Images { rest: Some(frame), sum: Sum::Any, ..Images::NONE }
     }
 
-    /// Goes on with those of another frame, once all have been read.
-    #[inline]
-    pub(crate) fn begin(&mut self, frame: Buffer, carrier_checks: bool) {
-        self.rest = Some(frame);
+    /// Goes on with another frame, once all images have been read, and opens its first.
+    ///
+    /// # Errors
+    /// As [`Images::next`].
+    #[inline(always)]
+    pub(crate) fn begin(
+        &mut self,
+        frame: Buffer,
+        carrier_checks: bool,
+        pool: &Pool,
+    ) -> Result<Option<Message>> {
         self.sum = if carrier_checks { Sum::Any } else { Sum::OfFrame };
+        self.read(frame, pool)
     }
 
     /// Whether all have been read.
@@ -111,11 +115,17 @@ impl Images {
     ///
     /// # Errors
     /// As [`Images::next`].
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn open(&mut self, pool: &Pool) -> Result<Option<Message>> {
         let none =
             || DecodeError::TooShort { what: "a message", have: 0, need: size_of::<Header>() };
-        let mut image = self.rest.take().ok_or_else(none)?;
+        let image = self.rest.take().ok_or_else(none)?;
+        self.read(image, pool)
+    }
+
+    /// Opens the image with which `image` begins.
+    #[inline(always)]
+    fn read(&mut self, mut image: Buffer, pool: &Pool) -> Result<Option<Message>> {
         let header = read_header(&image)?;
         let kind = check_header(header)?;
         let Some(form) = Form::of(header, kind, image.len())? else {
