@@ -181,14 +181,17 @@ impl Peer {
     }
 
     /// Takes what has come and goes on with what waits; whether anything moved.
+    ///
+    /// # Errors
+    /// Says why the peer has to be dropped.
+    #[inline]
     pub(super) fn turn(&mut self, desk: Desk<'_>) -> Result<bool, String> {
         let Peer { link, sender, receiver, .. } = self;
         let mut desk = desk;
-        let received = receiver.receive(link, &mut desk);
+        let received = receiver.receive(link, &mut desk)?;
         sender.take_back(&mut receiver.returned);
         sender.give_back(link, &mut receiver.returns.borrow_mut());
-        let sent = sender.turn(link, desk.pool, desk.counters);
-        sender.broken.take().map_or(received, Err).map(|received| received || sent)
+        Ok(sender.turn(link, desk.pool, desk.counters)? || received)
     }
 }
 

@@ -148,10 +148,10 @@ impl Shm {
 
     /// Where a peer is that has said hello.
     fn up(&self, peer: PeerId) -> Result<usize> {
-        let place = self.places.get(peer.0 as usize).copied().flatten();
-        place
-            .filter(|&place| self.peers[place].greeting.is_none())
-            .ok_or(Error::NotConnected { peer })
+        match self.places.get(peer.0 as usize) {
+            Some(&Some(place)) if self.peers[place].greeting.is_none() => Ok(place),
+            _ => Err(Error::NotConnected { peer }),
+        }
     }
 
     /// Wakes who sleeps and has something to do since the last turn.

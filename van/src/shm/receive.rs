@@ -117,13 +117,17 @@ impl Receiver {
         let (before, mut budget) = (self.next, COPY_BYTES_MAX);
         let mut outcome = Ok(());
         for _ in 0..RECORDS_MAX {
-            match self.step(link, foreign, &mut budget, desk) {
-                Ok(true) if budget > 0 => {}
-                Ok(_) => break,
-                Err(reason) => {
-                    outcome = Err(reason);
-                    break;
+            let at = ring::slot_at(self.next);
+            outcome = match Stamp::read(foreign.load(at, Ordering::Acquire), self.next) {
+                Ok(Some(Stamp { kind: Kind::Inline, len })) if self.writing.is_none() => {
+                    self.inline(foreign, len, desk)
                 }
+                Ok(Some(stamp)) => self.long(link, foreign, (stamp.kind, at), &mut budget, desk),
+                Ok(None) => break,
+                Err(reason) => Err(reason),
+            };
+            if outcome.is_err() || budget == 0 {
+                break;
             }
         }
         if self.next != before {
@@ -133,28 +137,8 @@ impl Receiver {
         outcome.map(|()| self.next != before || budget < COPY_BYTES_MAX)
     }
 
-    /// Takes one record, or goes on with a write; false if there is nothing.
-    #[inline(always)]
-    fn step(
-        &mut self,
-        link: &Link,
-        foreign: &Foreign,
-        budget: &mut usize,
-        desk: &mut Desk<'_>,
-    ) -> Result<bool, String> {
-        let at = ring::slot_at(self.next);
-        let Some(stamp) = Stamp::read(foreign.load(at, Ordering::Acquire), self.next)? else {
-            return Ok(false);
-        };
-        if stamp.kind == Kind::Inline && self.writing.is_none() {
-            self.inline(foreign, stamp, desk)?;
-        } else {
-            self.long(link, foreign, (stamp.kind, at), budget, desk)?;
-        }
-        Ok(true)
-    }
-
-    /// A record, at a slot, of something that does not stand in the ring itself.
+    /// A record, at a slot, of something that does not stand in the ring itself. Kept apart, so that what does stays short.
+    #[inline(never)]
     fn long(
         &mut self,
         link: &Link,
@@ -197,17 +181,12 @@ impl Receiver {
 
     /// A frame that stands in the ring.
     #[inline(always)]
-    fn inline(
-        &mut self,
-        foreign: &Foreign,
-        stamp: Stamp,
-        desk: &mut Desk<'_>,
-    ) -> Result<(), String> {
-        let mut frame = self.allocate(stamp.len, desk.pool)?;
+    fn inline(&mut self, foreign: &Foreign, len: usize, desk: &mut Desk<'_>) -> Result<(), String> {
+        let mut frame = self.allocate(len, desk.pool)?;
         for (position, part) in (self.next..).zip(frame.chunks_mut(SLOT_ROOM)) {
             foreign.read_words(ring::slot_at(position) + 8, part);
         }
-        self.next += stamp.slots();
+        self.next += ring::slots_of(len);
         self.deliver(frame, desk);
         Ok(())
     }
@@ -228,16 +207,18 @@ impl Receiver {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn allocate(&self, len: usize, pool: &Pool) -> Result<Buffer, String> {
         if len > self.frame_bytes_max {
-            let limit = self.frame_bytes_max;
-            return Err(format!("it sent a frame of {len} bytes, over the limit of {limit}"));
+            return Err(too_long(len, self.frame_bytes_max));
         }
-        pool.allocate(len).map_err(|error| error.to_string())
+        match pool.allocate(len) {
+            Ok(frame) => Ok(frame),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
-    #[inline]
+    #[inline(always)]
     fn deliver(&mut self, frame: Buffer, desk: &mut Desk<'_>) {
         desk.counters.frames_received += 1;
         desk.counters.bytes_received += frame.len() as u64;
@@ -364,6 +345,11 @@ impl Receiver {
         }
         Ok(())
     }
+}
+
+#[cold]
+fn too_long(len: usize, limit: usize) -> String {
+    format!("it sent a frame of {len} bytes, over the limit of {limit}")
 }
 
 /// Copies the record at a slot.

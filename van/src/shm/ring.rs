@@ -103,6 +103,7 @@ impl Stamp {
     ///
     /// # Errors
     /// A word that no sender of ours stores there.
+    #[inline]
     pub(super) fn read(word: u64, position: u64) -> Result<Option<Stamp>, String> {
         if !Stamp::is_at(word, position) {
             return Ok(None);
@@ -114,9 +115,14 @@ impl Stamp {
                 Ok(Some(Stamp { kind: Kind::Inline, len }))
             }
             Some(kind) if kind != Kind::Inline && len == 0 => Ok(Some(Stamp { kind, len })),
-            _ => Err(format!("its ring holds {word:#018x} where a record should begin")),
+            _ => Err(no_stamp(word)),
         }
     }
+}
+
+#[cold]
+fn no_stamp(word: u64) -> String {
+    format!("its ring holds {word:#018x} where a record should begin")
 }
 
 /// What the stamps of `position` have in their upper bits.
@@ -125,8 +131,9 @@ fn turn(position: u64) -> u64 {
 }
 
 /// Slots for a frame of `len` bytes that stands in the ring.
+#[inline]
 pub(super) fn slots_of(len: usize) -> u64 {
-    len.div_ceil(SLOT_ROOM).max(1) as u64
+    if len <= SLOT_ROOM { 1 } else { len.div_ceil(SLOT_ROOM) as u64 } // most take no division
 }
 
 /// Where in the segment the slot of `position` begins.

@@ -115,6 +115,7 @@ impl Sender {
     }
 
     /// Takes a frame with its prefix.
+    #[inline]
     pub(super) fn frame(
         &mut self,
         link: &mut Link,
@@ -122,18 +123,28 @@ impl Sender {
         pool: &Pool,
         counters: &mut Counters,
     ) -> Result<()> {
-        let bytes = frame.len();
-        let len = bytes - FRAME_PREFIX;
-        if self.outbox.is_empty() && len <= ring::INLINE_BYTES_MAX {
-            let slots = ring::slots_of(len);
-            if self.has_room(link, slots) {
-                self.put_inline(link, &frame[FRAME_PREFIX..]);
-                counters.frames_sent += 1;
-                counters.bytes_sent += bytes as u64;
-                return Ok(());
-            }
+        let len = frame.len() - FRAME_PREFIX;
+        let is_inline = self.outbox.is_empty() && len <= ring::INLINE_BYTES_MAX;
+        if !is_inline || !self.has_room(link, ring::slots_of(len)) {
+            return self.queue_frame(link, frame, pool, counters);
         }
+        self.put_inline(link, &frame[FRAME_PREFIX..]);
+        counters.frames_sent += 1;
+        counters.bytes_sent += frame.len() as u64;
+        Ok(())
+    }
+
+    /// Takes a frame that does not go into the ring as it is, or not now.
+    #[inline(never)]
+    fn queue_frame(
+        &mut self,
+        link: &mut Link,
+        frame: Buffer,
+        pool: &Pool,
+        counters: &mut Counters,
+    ) -> Result<()> {
         self.check_depth()?;
+        let (bytes, len) = (frame.len(), frame.len() - FRAME_PREFIX);
         let mut frame = frame;
         frame.advance(FRAME_PREFIX);
         let mut frame = frame.share();
@@ -232,14 +243,23 @@ impl Sender {
     }
 
     /// Lets go of what the peer has read, and moves what waits into the ring; whether anything moved.
-    pub(super) fn turn(&mut self, link: &mut Link, pool: &Pool, counters: &mut Counters) -> bool {
-        if self.held.is_empty() && self.outbox.is_empty() {
-            return false;
+    ///
+    /// # Errors
+    /// Says what is wrong with the peer, once something is.
+    #[inline]
+    pub(super) fn turn(
+        &mut self,
+        link: &mut Link,
+        pool: &Pool,
+        counters: &mut Counters,
+    ) -> Result<bool, String> {
+        if !self.has_work() {
+            return Ok(false);
         }
         let before = self.head;
         self.release(link);
         self.pump(link, pool, counters);
-        self.head != before
+        self.broken.take().map_or(Ok(self.head != before), Err)
     }
 
     fn pump(&mut self, link: &mut Link, pool: &Pool, counters: &mut Counters) {

@@ -123,21 +123,38 @@ impl Images {
         self.read(image, pool)
     }
 
-    /// Opens the image with which `image` begins.
+    /// Opens the image with which `image` begins. Most are of the form of the last one, and need no other look at it.
     #[inline(always)]
-    fn read(&mut self, mut image: Buffer, pool: &Pool) -> Result<Option<Message>> {
+    fn read(&mut self, image: Buffer, pool: &Pool) -> Result<Option<Message>> {
+        let header = read_header(&image)?;
+        if self.run.form.is_of(header) && self.run.form.end <= image.len() {
+            let found = header.checksum.get();
+            return self.enter(image, found).map(|()| None);
+        }
+        self.read_anew(image, pool)
+    }
+
+    #[inline(never)]
+    fn read_anew(&mut self, image: Buffer, pool: &Pool) -> Result<Option<Message>> {
         let header = read_header(&image)?;
         let kind = check_header(header)?;
         let Some(form) = Form::of(header, kind, image.len())? else {
             return self.open_other(image, kind, pool).map(Some);
         };
         let found = header.checksum.get();
+        self.run.form = form;
+        self.enter(image, found).map(|()| None)
+    }
+
+    /// Goes on with an image that has the run's form, and perhaps others behind it.
+    #[inline(always)]
+    fn enter(&mut self, mut image: Buffer, found: u32) -> Result<()> {
         self.check(&mut image, found)?;
-        if form.end < image.len() {
-            self.cut(&mut image, form.end)?;
+        if self.run.form.end < image.len() {
+            self.cut(&mut image, self.run.form.end)?;
         }
-        self.run = Run::new(image.share(), form);
-        Ok(None)
+        self.run.begin(image.share());
+        Ok(())
     }
 
     /// Reads an image that is no run, and could not be the first of one.
@@ -158,7 +175,7 @@ impl Images {
     }
 
     /// Checks the checksum that was found in the header with which `covered` begins.
-    #[inline]
+    #[inline(always)]
     fn check(&mut self, covered: &mut [u8], found: u32) -> Result<(), DecodeError> {
         match std::mem::replace(&mut self.sum, Sum::Zero) {
             Sum::OfFrame => check_checksum(found, covered),
@@ -441,7 +458,6 @@ pub(crate) fn signature_bytes(flags: u8) -> usize {
 
 /// Computes the checksum as the sender did, over a header without one: it is blanked where it lies, so that there is one piece
 /// to go over.
-#[inline]
 fn check_checksum(found: u32, covered: &mut [u8]) -> Result<(), DecodeError> {
     covered[CHECKSUM].fill(0);
     let computed = crc32c::crc32c(covered);

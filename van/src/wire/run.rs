@@ -13,7 +13,7 @@
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
-use super::{ALIGN, DecodeError, Header, Kind, check_padding};
+use super::{ALIGN, DecodeError, Header, Kind, MAGIC, check_padding};
 use crate::memory::Shared;
 use crate::message::{Draft, KeyRange, Message, Sections};
 
@@ -116,9 +116,32 @@ pub(super) struct Form {
     value_bytes: usize,
     /// Where the image ends.
     pub(super) end: usize,
+    /// The header that says all this.
+    header: Header,
 }
 
 impl Form {
+    /// That of no message.
+    const NONE: Form = Form {
+        kind: Kind::Reply,
+        range: KeyRange::ALL,
+        key_bytes: 0,
+        value_bytes: 0,
+        end: 0,
+        header: zerocopy::transmute!([0u8; size_of::<Header>()]),
+    };
+
+    /// Whether an image that begins with `header` has this form, if it is as long: it is not looked at otherwise then.
+    #[inline(always)]
+    pub(super) fn is_of(&self, header: &Header) -> bool {
+        let own = &self.header;
+        header.magic.get() == MAGIC
+            && (own.version, own.kind, own.flags) == (header.version, header.kind, header.flags)
+            && (own.range_begin, own.range_end) == (header.range_begin, header.range_end)
+            && (own.key_bytes, own.length_bytes) == (header.key_bytes, header.length_bytes)
+            && own.value_bytes == header.value_bytes
+    }
+
     /// That of the image which begins with `header`, of which there are `have` bytes; nothing if it is a message of another form.
     ///
     /// # Errors
@@ -153,7 +176,8 @@ impl Form {
         let (begin, last) = (header.range_begin.get(), header.range_end.get());
         let range =
             KeyRange::new(begin, last).ok_or(DecodeError::EmptyRange { begin, end: last })?;
-        Ok(Some(Form { kind, range, key_bytes: keys, value_bytes: values, end }))
+        let header = *header;
+        Ok(Some(Form { kind, range, key_bytes: keys, value_bytes: values, end, header }))
     }
 }
 
@@ -161,7 +185,7 @@ impl Form {
 pub(crate) struct Run {
     /// `None` when all have been read.
     image: Option<Shared>,
-    form: Form,
+    pub(super) form: Form,
     /// Where the next message's timestamp stands.
     timestamp_at: usize,
     /// Where its key does, or its values.
@@ -177,24 +201,14 @@ pub(crate) struct Record {
 
 impl Run {
     /// One of no messages.
-    pub(super) const NONE: Run = Run {
-        image: None,
-        form: Form {
-            kind: Kind::Reply,
-            range: KeyRange::ALL,
-            key_bytes: 0,
-            value_bytes: 0,
-            end: 0,
-        },
-        timestamp_at: 0,
-        at: 0,
-    };
+    pub(super) const NONE: Run = Run { image: None, form: Form::NONE, timestamp_at: 0, at: 0 };
 
-    /// Those of `image`, which has that form.
+    /// Goes on with those of `image`, which has its form, once all were read.
     #[inline]
-    pub(super) fn new(image: Shared, form: Form) -> Run {
-        let timestamp_at = std::mem::offset_of!(Header, timestamp);
-        Run { image: Some(image), form, timestamp_at, at: size_of::<Header>() }
+    pub(super) fn begin(&mut self, image: Shared) {
+        self.timestamp_at = std::mem::offset_of!(Header, timestamp);
+        self.at = size_of::<Header>();
+        self.image = Some(image);
     }
 
     /// Whether all were read.
