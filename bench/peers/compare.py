@@ -27,10 +27,16 @@ STREAM = (1 << 20, 4 << 20)
 SPARSE = (1_000, 100_000)
 VANS = ("auto", "uring", "tcp", "shm")
 BOTH = ("push", "pull")
+OPS = (*BOTH, "pull-lent")  # of which a peer makes plain pulls
 ONE_CORE = ", one core"
 WIDE = 256  # requests in flight beside a peer that has none answered: all that a lane's credits allow
 
 # ---- what is compared, and the least that each ratio is to be -------------------------------------------------------------------
+#
+# bandwidth: pushes that the server stores, and pulls into memory of the worker's choice; nobody reads what was pulled.
+# bandwidth-read: pulls of which the worker reads every value as soon as it is there. Caravan's are lent (Worker::pull, its plain
+# pull): they stay where the server has them. The peer's stand where it put them.
+# rate, rate-wide: small messages, a window of 64, or of all that a lane's credits allow.
 
 
 def comparisons():
@@ -45,6 +51,8 @@ def comparisons():
     def against_ps_lite(ours, peer, least):
         yield from rows(ours, peer, "latency", LARGE, None)
         yield from rows(ours, peer, "bandwidth", STREAM, least["bandwidth"])
+        if ours == "auto":
+            yield from rows(ours, peer, "bandwidth-read", STREAM, least["bandwidth"], ["pull-lent"])
         for peer, least in ((peer, least), (peer + ONE_CORE, dict.fromkeys(least, 1))):
             yield from rows(ours, peer, "latency", SMALL, least["latency"])
             yield from rows(ours, peer, "rate", [64], least["rate"])
@@ -86,21 +94,21 @@ def caravan(name, selected):
     """Caravan over a van, as `shm, spinning` or with its own way to wait; what is compared of it, and its floor's latencies."""
     van, _, spinning = name.partition(", ")
     options = ["--van", van, "--json"] + (["--wait", "spin"] if spinning else [])
-    benches = {}  # by command, what is asked of it
-    for ours, _, measure, _, _, keys, size, _ in selected:
+    benches = {}  # by command, which ops of which sizes are asked of it
+    for ours, _, measure, _, op, keys, size, _ in selected:
         if ours == name:
-            asked = benches.setdefault((measure, keys, ITERATIONS[measure](size)), [])
-            if size not in asked:
-                asked.append(size)
+            ops, sizes = benches.setdefault((measure, keys, ITERATIONS[measure](size)), ({}, {}))
+            ops[op] = sizes[size] = True  # dicts keep their order
     columns = {"latency": "p50_us", "bandwidth": "gb_per_s", "rate": "mmsg_per_s"}
 
     def measure():
         figures = {"wrong": 0}
-        for (measure, keys, iterations), asked in benches.items():
-            bench, _, wide = measure.partition("-")
-            command = [CARAVAN, "bench", bench, "--sizes", ",".join(map(str, asked)), "--iterations", str(iterations)]
+        for (measure, keys, iterations), (ops, sizes) in benches.items():
+            bench, _, how = measure.partition("-")
+            command = [CARAVAN, "bench", bench, "--op", ",".join(ops), "--sizes", ",".join(map(str, sizes))]
+            command += ["--iterations", str(iterations)]
             command += ["--keys", str(keys)] if keys > 1 else []
-            command += ["--window", str(WIDE)] if wide else []
+            command += ["--window", str(WIDE)] if how == "wide" else []
             for row in map(json.loads, run(command + options).splitlines()):
                 if row["row"] == bench:
                     figures[measure, row["op"], keys, row["bytes"]] = row[columns[bench]]
@@ -116,13 +124,23 @@ def caravan(name, selected):
 ITERATIONS = {
     "latency": lambda size: 4000 if size <= SMALL[-1] else 200,
     "bandwidth": lambda size: 1600 if size <= 1 << 20 else 640,
+    "bandwidth-read": lambda size: 1600 if size <= 1 << 20 else 640,
     "rate": lambda size: 64_000,
     "rate-wide": lambda size: 200_000,
 }
 
 
-def ps_lite(local, one_core=False):
+def ps_lite(name, selected):
     """A scheduler, a server and a worker, each where the system puts it, as by its own scripts; or all on one core."""
+    local, one_core = "ipc" in name, name.endswith(ONE_CORE)
+
+    def part_of(row):
+        _, _, _, measure, _, keys, size, _ = row
+        if not measure.startswith("latency"):
+            return measure.partition("-")[0]
+        return "sparse" if keys > 1 else "small" if size <= SMALL[-1] else "large"
+
+    asked = dict.fromkeys(part_of(row) for row in selected if row[1] == name)
 
     def measure():
         port = free_port()
@@ -140,8 +158,8 @@ def ps_lite(local, one_core=False):
         try:
             for role, own in ports.items():
                 environment = {**os.environ, **common, "DMLC_ROLE": role, "PORT": str(own)}
-                command = [f"{FOLDER}/ps-lite"]
-                nodes[role] = start(["taskset", "-c", "1", *command, "small"] if one_core else command, environment)
+                command = [f"{FOLDER}/ps-lite", *asked]
+                nodes[role] = start(["taskset", "-c", "1", *command] if one_core else command, environment)
             output = finish(nodes["worker"], "ps-lite's worker")
             for role in ("server", "scheduler"):
                 finish(nodes[role], f"ps-lite's {role}")
@@ -194,10 +212,7 @@ def memcpy():
 def subjects(selected):
     """Whoever has a part in the selected comparisons, by name, in the order in which they are measured."""
     peers = {
-        "ps-lite tcp": ps_lite(local=False),
-        "ps-lite ipc": ps_lite(local=True),
-        "ps-lite tcp" + ONE_CORE: ps_lite(local=False, one_core=True),
-        "ps-lite ipc" + ONE_CORE: ps_lite(local=True, one_core=True),
+        **{name: ps_lite(name, selected) for _, name, *_ in selected if name.startswith("ps-lite")},
         "zeromq tcp": zeromq(ipc=False),
         "zeromq ipc": zeromq(ipc=True),
         "zeromq tcp" + ONE_CORE: zeromq(ipc=False, one_core=True),
@@ -293,10 +308,10 @@ def compare(measured, selected):
 
     def order(row):
         _, _, measure, peers_measure, op, keys, size, _ = row
-        return pairs.index(row[:2]), measures.index(measure), keys, peers_measure, BOTH.index(op), size
+        return pairs.index(row[:2]), measures.index(measure), keys, peers_measure, OPS.index(op), size
 
     for ours, peer, measure, peers_measure, op, keys, size, limit in sorted(selected, key=order):
-        key, peers_key = (measure, op, keys, size), (peers_measure, op, keys, size)
+        key, peers_key = (measure, op, keys, size), (peers_measure, op.partition("-")[0], keys, size)
         mine, theirs = measured.get(ours, []), measured.get(peer, [])
         if peer == "its floor":
             theirs, peers_key = mine, ("floor", op, keys, size)
@@ -325,15 +340,15 @@ def compare(measured, selected):
 
 
 def table(rows):
-    units = {"latency": "us", "bandwidth": "GB/s", "rate": "Mmsg/s", "rate-wide": "Mmsg/s"}
-    form = "{:<10} {:<4} {:>14}  {:<13} {:>9}  {:<31} {:>9} {:<6}  {:>7} {:>15}  {:>5}  {}"
+    units = {"latency": "us", "bandwidth": "GB/s", "rate": "Mmsg/s"}
+    form = "{:<14} {:<9} {:>14}  {:<13} {:>9}  {:<31} {:>9} {:<6}  {:>7} {:>15}  {:>5}  {}"
     print(form.format("", "", "", "caravan", "", "peer", "", "", "ratio", "(of rounds)", "limit", ""))
     for row in rows:
         shape = f"{row['keys']:,} keys" if row["keys"] > 1 else size_name(row["bytes"])
         spread = f"({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
         limit = "" if row["limit"] is None else f"{row['limit']:g}"
         verdict = {None: "", True: "holds", False: "DOES NOT HOLD"}[row["holds"]]
-        figures = (f"{row['figure']:.2f}", row["peer"], f"{row['peer_figure']:.2f}", units[row["measure"]])
+        figures = (f"{row['figure']:.2f}", row["peer"], f"{row['peer_figure']:.2f}", units[row["measure"].partition("-")[0]])
         print(form.format(row["measure"], row["op"], shape, row["caravan"], *figures, f"{row['ratio']:.2f}", spread, limit, verdict))
 
 
@@ -359,12 +374,12 @@ def machine():
     return row
 
 
-def record(rows, only):
-    """Writes the record anew; what it has of peers that were left out stays, with the commit it was measured at."""
+def record(rows, options):
+    """Writes the record anew; what it has of that which was left out stays, with the commit it was measured at."""
     kept = []
-    if only and os.path.exists(RECORD):
+    if os.path.exists(RECORD):
         with open(RECORD, encoding="utf-8") as lines:
-            kept = [row for row in map(json.loads, lines) if row["row"] == "peer" and not is_of(row["peer"], only)]
+            kept = [row for row in map(json.loads, lines) if row["row"] == "peer" and not wanted(row["peer"], row["measure"], options)]
     write(RECORD, [rows[0], *kept, *rows[1:]])
 
 
@@ -373,18 +388,21 @@ def write(path, rows):
         out.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def is_of(peer, family):
-    """Whether a peer belongs to one of those that --only names."""
-    return peer.startswith(family) or (family == "openmpi" and peer in ("memcpy", "its floor"))
+def wanted(peer, measure, options):
+    """Whether --only and --measure leave a comparison in."""
+    only, measures = options.only, options.measure
+    named = not only or peer.startswith(only) or (only == "openmpi" and peer in ("memcpy", "its floor"))
+    return named and (not measures or measure.partition("-")[0] in measures)
 
 
 def main():
     arguments = argparse.ArgumentParser(prog="ci/peers")
     arguments.add_argument("--rounds", type=int, default=5, help="of every program in turn")
     arguments.add_argument("--only", choices=["ps-lite", "zeromq", "openmpi"], help="leave the other peers out")
-    arguments.add_argument("--record", action="store_true", help=f"write {RECORD}, or of it what --only names")
+    arguments.add_argument("--measure", choices=["latency", "bandwidth", "rate"], action="append", help="leave the others out")
+    arguments.add_argument("--record", action="store_true", help=f"write {RECORD}, or of it what --only and --measure leave in")
     options = arguments.parse_args()
-    selected = [row for row in comparisons() if not options.only or is_of(row[1], options.only)]
+    selected = [row for row in comparisons() if wanted(row[1], row[2], options)]
     measured, failures = measure_all(subjects(selected), options.rounds)
     rows = list(compare(measured, selected))
     here = machine()
@@ -399,7 +417,7 @@ def main():
     held = [row["holds"] for row in rows if row["holds"] is not None]
     print(f"ci/peers: {sum(held)} of {len(held)} limits hold, {options.rounds} rounds; rows are in {FOLDER}/peers.jsonl")
     if options.record and rows:
-        record([here, *rows], options.only)
+        record([here, *rows], options)
     lost = [failure for failure in failures if not failure.startswith("SKIPPED")]
     return 1 if lost or any(wrong.values()) or not rows else 0
 

@@ -1,6 +1,8 @@
 // ps-lite's push and pull, by its public API: a worker that waits for each request, or keeps a window of them; a server that
 // stores what is pushed and answers with it. Both sides reuse their buffers and pass them without a copy (ZPush, ZPull).
-// The role comes from DMLC_ROLE, as in every program of ps-lite. With any argument, only small messages and many keys.
+// The role comes from DMLC_ROLE, as in every program of ps-lite. Arguments name what is measured: small, large, sparse, bandwidth,
+// rate; without any it is all.
+#include <string_view>
 #include <unordered_map>
 
 #include "measure.h"
@@ -52,7 +54,7 @@ ps::Key Scattered(ps::Key place) {
 class Requests {
  public:
   Requests(ps::KVWorker<float>* worker, size_t keys, size_t bytes, size_t window, Store store)
-      : worker_(worker), store_(store), bytes_(bytes), keys_(keys), in_flight_(window, -1) {
+      : worker_(worker), store_(store), bytes_(bytes), keys_(keys), in_flight_(window) {
     static ps::Key first = 0;  // shapes share no keys
     for (size_t i = 0; i < keys; ++i) keys_[i] = first + Scattered(i);
     first += keys * kKeyGap;
@@ -83,17 +85,30 @@ class Requests {
     return Right(0, number);
   }
 
-  /// Microseconds that `times` requests take, a window of them in flight.
-  double Stream(Op op, int times) {
+  /// The sum of all values' bits, around the end: what reading them takes. As in bench/src/pattern.rs.
+  uint32_t Sum(size_t slot) const {
+    const char* values = reinterpret_cast<const char*>(values_[slot].data());
+    uint32_t sum = 0;
+    for (size_t at = 0; at < bytes_; at += 4) {
+      uint32_t bits;
+      std::memcpy(&bits, values + at, 4);
+      sum += bits;
+    }
+    return sum;
+  }
+
+  /// Microseconds that `times` requests take, a window of them in flight, with `finish(slot)` after each.
+  template <typename Finish>
+  double Stream(Op op, int times, Finish finish) {
     const double began = Micros();
     for (int i = 0; i < times; ++i) {
-      int& timestamp = in_flight_[i % in_flight_.size()];
-      if (timestamp >= 0) Wait(timestamp);
-      timestamp = Post(op, i % in_flight_.size());
+      const size_t slot = i % in_flight_.size();
+      if (i >= static_cast<int>(in_flight_.size())) Wait(in_flight_[slot]), finish(slot);
+      in_flight_[slot] = Post(op, slot);
     }
-    for (int& timestamp : in_flight_) {
-      if (timestamp >= 0) Wait(timestamp);
-      timestamp = -1;
+    for (int i = std::max<int>(0, times - in_flight_.size()); i < times; ++i) {
+      const size_t slot = i % in_flight_.size();
+      Wait(in_flight_[slot]), finish(slot);
     }
     return Micros() - began;
   }
@@ -119,37 +134,48 @@ void MeasureLatency(ps::KVWorker<float>* worker, size_t keys, size_t bytes, Stor
   }
 }
 
-void MeasureStream(ps::KVWorker<float>* worker, const char* measure, size_t bytes, size_t window, int times, double unit) {
-  for (Op op : {kPush, kPull}) {
+/// With `reads` every value is read as soon as its request is done.
+void MeasureStream(ps::KVWorker<float>* worker, const char* measure, size_t bytes, size_t window, int times, double unit,
+                   const std::vector<Op>& ops, bool reads = false) {
+  for (Op op : ops) {
     Requests requests(worker, 1, bytes, window, kArray);
-    requests.Stream(op, times / kWarmUp);
-    if (op == kPull) requests.Write(UINT64_MAX);
-    const double took = requests.Stream(op, times);
+    const uint32_t expected = requests.Sum(0);
     long wrong = 0;
+    auto finish = [&](size_t slot) { wrong += reads && requests.Sum(slot) != expected; };
+    requests.Stream(op, times / kWarmUp, finish);
+    if (op == kPull) requests.Write(UINT64_MAX);
+    const double took = requests.Stream(op, times, finish);
     for (size_t slot = 0; slot < window; ++slot) wrong += !requests.Right(slot, 1);
     wrong += !requests.Held(1);
     Print(measure, Name(op), bytes, 1, times * unit / took, wrong);
   }
 }
 
-void Measure(bool small) {
+void Measure(const std::vector<std::string_view>& names) {
+  const auto named = [&](std::string_view name) {
+    return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
+  };
   ps::KVWorker<float> worker(0, 0);
   ps::Postoffice::Get()->Barrier(0, ps::kWorkerGroup + ps::kServerGroup);
   for (size_t bytes : kSizes) {
-    if (!small || bytes <= kSmall) MeasureLatency(&worker, 1, bytes, kArray);
+    if (named(bytes <= kSmall ? "small" : "large")) MeasureLatency(&worker, 1, bytes, kArray);
   }
   for (size_t keys : kSparse) {
+    if (!named("sparse")) break;
     for (Store store : {kArray, kMap}) MeasureLatency(&worker, keys, keys * sizeof(float), store);
   }
   for (size_t bytes : kStreamSizes) {
-    if (!small) MeasureStream(&worker, "bandwidth", bytes, kWindow, 4 * Times(bytes), bytes / 1e3);
+    if (!named("bandwidth")) break;
+    const int times = 4 * Times(bytes);
+    MeasureStream(&worker, "bandwidth", bytes, kWindow, times, bytes / 1e3, {kPush, kPull});
+    MeasureStream(&worker, "bandwidth-read", bytes, kWindow, times, bytes / 1e3, {kPull}, true);
   }
-  MeasureStream(&worker, "rate", kRateBytes, kRateWindow, kRateCount, 1);
+  if (named("rate")) MeasureStream(&worker, "rate", kRateBytes, kRateWindow, kRateCount, 1, {kPush, kPull});
 }
 
 }  // namespace
 
-int main(int count, char**) {
+int main(int count, char** arguments) {
   ps::Start(0);
   ps::KVServer<float>* server = nullptr;
   if (ps::IsServer()) {
@@ -158,7 +184,7 @@ int main(int count, char**) {
     // Start's barrier does not cover the handle; a request that came before it would end the server.
     ps::Postoffice::Get()->Barrier(0, ps::kWorkerGroup + ps::kServerGroup);
   }
-  if (ps::IsWorker()) Measure(count > 1);
+  if (ps::IsWorker()) Measure({arguments + 1, arguments + count});
   ps::Finalize(0, true);
   delete server;
   return 0;

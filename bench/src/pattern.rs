@@ -19,11 +19,21 @@ pub(crate) fn fill(values: &mut [f32], number: u64) {
     stamp(values, number);
 }
 
-/// Makes filled `values` those of request `number`.
-pub(crate) fn stamp(values: &mut [f32], number: u64) {
+/// Makes filled `values` those of request `number`; returns by how much their [`sum`] is another now.
+pub(crate) fn stamp(values: &mut [f32], number: u64) -> u32 {
+    let mut change = 0_u32;
     for position in places(values.len(), STAMP_EVERY) {
-        values[position] = finite((number as u32).wrapping_mul(0x9E37_79B1) ^ position as u32);
+        let value = &mut values[position];
+        let before = value.to_bits();
+        *value = finite((number as u32).wrapping_mul(0x9E37_79B1) ^ position as u32);
+        change = change.wrapping_add(value.to_bits().wrapping_sub(before));
     }
+    change
+}
+
+/// The sum of all values' bits, around the end: the least that reading them takes. Any single value that differs shows in it.
+pub(crate) fn sum(values: &[f32]) -> u32 {
+    values.iter().fold(0, |sum, value| sum.wrapping_add(value.to_bits()))
 }
 
 /// Spoils memory a pull is to fill, so that a payload that never lands is seen.
@@ -71,11 +81,13 @@ mod tests {
             fill(&mut one, 7);
             fill(&mut two, 8);
             assert!(!same(&one, &two) && !stamps_same(&one, &two), "{len}");
+            let before = sum(&two);
             for page in one.chunks(STAMP_EVERY).zip(two.chunks(STAMP_EVERY)) {
                 assert_ne!(page.0[0].to_bits(), page.1[0].to_bits(), "{len}");
             }
-            stamp(&mut two, 7);
+            let change = stamp(&mut two, 7);
             assert!(same(&one, &two) && stamps_same(&one, &two), "{len}");
+            assert_eq!(change, sum(&one).wrapping_sub(before), "{len}");
         }
     }
 
@@ -86,7 +98,7 @@ mod tests {
         for at in [0, 1, 1500, 2999] {
             let mut values = expected.clone();
             values[at] += 1.0;
-            assert!(!same(&values, &expected), "{at}");
+            assert!(!same(&values, &expected) && sum(&values) != sum(&expected), "{at}");
         }
         let mut values = expected.clone();
         spoil(&mut values);

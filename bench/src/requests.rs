@@ -2,7 +2,9 @@
 //!
 //! Values longer than one frame are pushed from and pulled into registered memory, without a copy; shorter ones go by plain
 //! `push` and `pull`. Every pulled payload is checked: in full, except for long ones while the clock runs (their stamps then,
-//! and the window's last ones in full when it has stopped). What pushes left behind is pulled and compared after each batch.
+//! and the window's last ones in full when it has stopped). Of a stream of lent ones all values are summed up while the clock
+//! runs: they are nowhere else later, and values that nobody reads have not been brought to anybody. What pushes left behind is
+//! pulled and compared after each batch.
 //!
 //! Tables of more than one key are sparse, and their keys lie far apart at random places.
 
@@ -43,6 +45,8 @@ pub(crate) struct Requests<'a> {
 struct Source {
     values: Shared,
     number: u64,
+    /// As [`pattern::sum`] has it.
+    sum: u32,
 }
 
 /// The push that was made last.
@@ -96,7 +100,7 @@ impl<'a> Requests<'a> {
         let (table, long) = (self.table(), self.is_long());
         let into = if self.lands() { Some(self.landing_place()?) } else { None };
         let Requests { worker, keys, sources, .. } = self;
-        let Source { values, number } = &sources[source];
+        let Source { values, number, .. } = &sources[source];
         if self.shape.op.pushes() {
             self.held = Held { source, number: *number };
         }
@@ -124,17 +128,25 @@ impl<'a> Requests<'a> {
         let Some((timestamp, source)) = self.in_flight.pop_front() else { return Ok(()) };
         let mut answer = self.worker.wait(timestamp)?;
         if self.shape.op.pulls() {
-            let expected = floats(&self.sources[self.expected_of(source)].values);
             self.check_lent(&answer)?;
-            let values = answer.values::<f32>();
-            let right = match self.is_long() {
-                true => pattern::stamps_same(values, expected),
-                false => pattern::same(values, expected),
-            };
+            let expected = &self.sources[self.expected_of(source)];
+            let right = self.looks_right(answer.values(), expected);
             self.wrong += u64::from(!right);
             self.land(&mut answer, Some(source).filter(|_| right));
         }
         Ok(())
+    }
+
+    /// Whether an answer has the values of a source, as well as the clock allows to say.
+    fn looks_right(&self, values: &[f32], source: &Source) -> bool {
+        let expected = floats(&source.values);
+        match self.shape.op {
+            _ if !self.is_long() => pattern::same(values, expected),
+            Op::PullLent => {
+                pattern::stamps_same(values, expected) && pattern::sum(values) == source.sum
+            }
+            _ => pattern::stamps_same(values, expected),
+        }
     }
 
     /// Which source an answer to a request made with `source` has to equal.
@@ -310,13 +322,15 @@ fn scattered(place: u64) -> u64 {
 fn source(memory: &Pool, bytes: usize) -> Result<Source> {
     let mut values = memory.allocate(bytes)?;
     pattern::fill(f32::view_mut(&mut values).expect("a whole number of values"), 0);
-    Ok(Source { values: values.share(), number: 0 })
+    let sum = pattern::sum(floats(&values));
+    Ok(Source { values: values.share(), number: 0, sum })
 }
 
 /// Makes the values those of request `number`: in place, unless a van still sends from them.
 fn restamp(source: &mut Source, number: u64, memory: &Pool) -> Result<()> {
     let bytes = source.values.make_mut(memory)?;
-    pattern::stamp(f32::view_mut(bytes).expect("a whole number of values"), number);
+    let values = f32::view_mut(bytes).expect("a whole number of values");
+    source.sum = source.sum.wrapping_add(pattern::stamp(values, number));
     source.number = number;
     Ok(())
 }
@@ -420,6 +434,9 @@ mod tests {
             }
             if lends {
                 assert_eq!(requests.settle().unwrap(), 0);
+                requests.sources[0].sum += 1; // as if one value between the stamps were another
+                requests.stream(7).unwrap();
+                assert_eq!(requests.settle().unwrap(), 7);
             }
             drop(worker);
             cluster.shutdown().unwrap();
