@@ -284,3 +284,76 @@ impl Run {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::memory::Pool;
+    use crate::message::Values;
+    use crate::transport::FRAME_PREFIX;
+    use crate::wire::{Coding, Entry, Images, encode};
+
+    /// What is read of a frame behind others, up to what is wrong with it.
+    fn read(images: &mut Images, frame: &[u8], pool: &Pool) -> Vec<String> {
+        let say = |message: &Message| {
+            format!("{:?} {:?} {message:?}", message.keys(), message.values())
+                + &format!("{:?} {}", message.range(), message.sender())
+        };
+        let mut buffer = pool.allocate(frame.len()).unwrap();
+        buffer.copy_from_slice(frame);
+        let mut said: Vec<String> = match images.begin(buffer, true, pool) {
+            Ok(first) => first.iter().map(say).collect(),
+            Err(error) => return vec![error.to_string()],
+        };
+        while !images.is_empty() {
+            said.push(match images.next(pool) {
+                Ok(Entry::Message(message)) => say(&message),
+                Ok(Entry::Answer(timestamp)) => format!("answer {timestamp}"),
+                Err(error) => return [said, vec![error.to_string()]].concat(),
+            });
+        }
+        said
+    }
+
+    /// A request and two that are like it, as one image.
+    fn run(pool: &Pool) -> Vec<u8> {
+        let range = KeyRange::new(3, 9).unwrap();
+        let values = Values::Copied(b"value");
+        let draft = Draft { range, keys: &[5], values, ..Draft::new(Kind::Request) };
+        let outgoing = encode(1, draft, &mut Coding::plain(), pool).unwrap();
+        let mut image = outgoing.head[FRAME_PREFIX..].to_vec();
+        image.resize(image.len().next_multiple_of(ALIGN), 0);
+        for timestamp in [7u64, 8] {
+            image.extend([timestamp.to_le_bytes(), 4u64.to_le_bytes()].as_flattened());
+            image.extend(b"other\0\0\0");
+        }
+        close_run(&mut image, 2 * 24);
+        image
+    }
+
+    #[test]
+    fn what_a_frame_says_does_not_depend_on_the_one_before() {
+        let pool = Pool::new(1 << 22);
+        let run = run(&pool);
+        let alone = encode(1, Draft::new(Kind::Reply), &mut Coding::plain(), &pool).unwrap();
+        for (frame, count) in [(&run[..], 3), (&alone.head[FRAME_PREFIX..], 1)] {
+            let like = |other: &[u8]| {
+                let mut images = Images::NONE;
+                assert_eq!(read(&mut images, frame, &pool).len(), count, "it is sound");
+                assert_eq!(
+                    read(&mut images, other, &pool),
+                    read(&mut { Images::NONE }, other, &pool),
+                    "{other:?}"
+                );
+            };
+            (0..frame.len()).for_each(|len| like(&frame[..len]));
+            like(&[frame, &[0; 8]].concat());
+            for (at, damage) in (0..frame.len()).flat_map(|at| [1, 2, 0x80].map(|bit| (at, bit))) {
+                let mut other = frame.to_vec();
+                other[at] ^= damage;
+                like(&other);
+            }
+        }
+    }
+}
