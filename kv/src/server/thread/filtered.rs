@@ -5,7 +5,8 @@
 use caravan_van::wire::Kind;
 use caravan_van::{Draft, Message, PeerId, Values};
 
-use super::{Entry, Left, ServerThread, answer, find, gather, post_coded};
+use super::answer::{answer, gather, post_coded};
+use super::{Entry, Left, ServerThread, find};
 use crate::filter::{FILTERED, List};
 use crate::op::Op;
 use crate::server::shard::{Pulled, Request};
