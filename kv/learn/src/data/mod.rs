@@ -14,8 +14,8 @@ mod read;
 pub mod source;
 
 pub(crate) use number::{parse_key, parse_value};
-pub(crate) use packed::ByKey;
 pub use packed::PackedRows;
+pub(crate) use packed::{ByKey, pack_keys, unpack_keys};
 pub use read::{parse, read, read_packed};
 
 use crate::{Error, Result};

@@ -221,6 +221,27 @@ impl PackedRows {
     }
 }
 
+/// Ascending keys, each as what it is above the one before it.
+pub(crate) fn pack_keys(keys: impl Iterator<Item = u64>) -> Vec<u8> {
+    let (mut bytes, mut last) = (Vec::new(), 0);
+    for key in keys {
+        push_delta(&mut bytes, key - std::mem::replace(&mut last, key));
+    }
+    bytes
+}
+
+/// Appends the keys that [`pack_keys`] has made `bytes` of; None when it can't have.
+pub(crate) fn unpack_keys(mut bytes: &[u8], keys: &mut Vec<u64>) -> Option<()> {
+    let mut last = 0_u64;
+    while !bytes.is_empty() {
+        let (delta, rest) = checked_delta(bytes)?;
+        last = last.checked_add(delta)?;
+        keys.push(last);
+        bytes = rest;
+    }
+    Some(())
+}
+
 fn push_delta(to: &mut Vec<u8>, mut delta: u64) {
     while delta >= u64::from(FOLLOWED) {
         to.push(delta as u8 | FOLLOWED);
@@ -436,6 +457,14 @@ mod tests {
         }
 
         #[test]
+        fn keys_come_back(keys in prop::collection::btree_set(any::<u64>(), 0..20), shift in 0_u32..64) {
+            let keys: std::collections::BTreeSet<u64> = keys.iter().map(|key| key >> shift).collect();
+            let mut found = vec![7];
+            unpack_keys(&pack_keys(keys.iter().copied()), &mut found).unwrap();
+            prop_assert!(found[1..].iter().eq(&keys) && found[0] == 7);
+        }
+
+        #[test]
         fn no_bytes_panic(lengths in prop::collection::vec(0_u32..4, 0..5), deltas: Vec<u8>) {
             let nonzeros = lengths.iter().map(|length| *length as usize).sum();
             let labels = vec![1; lengths.len()];
@@ -443,6 +472,14 @@ mod tests {
             let _ = rows.is_sound();
             rows.for_each(|_, _, _| {});
         }
+    }
+
+    #[test]
+    fn near_keys_take_a_byte_each() {
+        assert_eq!(pack_keys((1 << 40..).step_by(100).take(1000)).len(), 6 + 999);
+        let cut = pack_keys([5, u64::MAX].into_iter());
+        assert_eq!(unpack_keys(&cut[..cut.len() - 1], &mut Vec::new()), None);
+        assert_eq!(unpack_keys(&[&cut[..], &[9]].concat(), &mut Vec::new()), None, "too large");
     }
 
     #[test]

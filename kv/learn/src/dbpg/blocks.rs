@@ -116,11 +116,23 @@ impl SplitMix64 {
     }
 }
 
+/// As `binary_search`, in few steps where the key lies near the front: sorted keys are looked up one after the other.
+pub(super) fn gallop(keys: &[u64], key: &u64) -> Result<usize, usize> {
+    let mut end = 1;
+    while end < keys.len() && keys[end - 1] < *key {
+        end *= 2;
+    }
+    let begin = end / 2;
+    let found = keys[begin..end.min(keys.len())].binary_search(key);
+    found.map(|at| begin + at).map_err(|at| begin + at)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn six_blocks_of_sixty_keys() {
@@ -216,6 +228,17 @@ mod tests {
             let mut order = Order::Shuffled { seed }.of_pass(seed / 7, count);
             order.sort_unstable();
             assert_eq!(order, (0..count).collect::<Vec<_>>());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn galloping_finds_what_searching_finds(
+            keys in prop::collection::btree_set(0_u64..200, 0..60),
+            key in 0_u64..200,
+        ) {
+            let keys: Vec<u64> = keys.into_iter().collect();
+            prop_assert_eq!(gallop(&keys, &key), keys.binary_search(&key));
         }
     }
 }

@@ -14,6 +14,7 @@ use caravan_kv::filter::Traffic;
 use caravan_kv::{Table, TableSpec, WorkerNode};
 use serde::{Deserialize, Serialize};
 
+use super::blocks::gallop;
 use super::gradient::Columns;
 use super::pool::Pool;
 use super::screen::{self, Bounds};
@@ -195,30 +196,28 @@ impl Loading {
         let screening = self.screening.as_mut().ok_or(NOT_NAMED)?;
         let Screening { table, share, named, .. } = screening;
         let bounds = std::mem::take(&mut screening.bounds);
-        let mut exchange = || -> caravan_kv::Result<()> {
-            let body = serde_json::to_vec(&screen::Command::Named)?;
-            let asked = node.worker.command(*table, &body)?;
-            *named = screen::named(&node.worker.wait(asked)?.replies);
-            named.retain(|&key| bounds.of(key).is_some());
-            let own = named.iter().filter_map(|&key| Some((key, bounds.of(key)?)));
-            let quiet = own.filter(|&(_, bounds)| !screen::exceeds(bounds, *share));
-            let (keys, quiet): (Vec<u64>, Vec<[f32; 2]>) = quiet.unzip();
-            push(node, *table, &keys, &quiet)
-        };
-        exchange().map_err(|error| error.to_string())
+        if bounds.all_above(*share) {
+            *named = bounds.above(*share).0;
+            return Ok(());
+        }
+        *named = ask(node, *table, &screen::Command::Named)?;
+        named.retain(|&key| bounds.of(key).is_some());
+        let own = named.iter().filter_map(|&key| Some((key, bounds.of(key)?)));
+        let quiet = own.filter(|&(_, bounds)| !screen::exceeds(bounds, *share));
+        let (keys, quiet): (Vec<u64>, Vec<[f32; 2]>) = quiet.unzip();
+        push(node, *table, &keys, &quiet).map_err(|error| error.to_string())
     }
 
     /// Step 3, and what it leaves as columns.
     pub(super) fn screen(&mut self, node: &mut WorkerNode, lambda: f64) -> Result<Loaded, String> {
         let Screening { table, named, .. } = self.screening.take().ok_or(NOT_NAMED)?;
-        let mut receive = || {
-            let pulled = node.worker.pull(table, &named)?;
-            node.worker.wait(pulled)
-        };
-        let answer = receive().map_err(|error| error.to_string())?;
-        let (sums, _) = answer.values::<f32>().as_chunks::<2>();
-        let kept = named.iter().zip(sums).filter(|(_, sums)| screen::exceeds(**sums, lambda));
-        let kept: Vec<u64> = kept.map(|(&key, _)| key).collect();
+        let mut kept = ask(node, table, &screen::Command::Above { lambda })?;
+        let mut rest = &named[..];
+        kept.retain(|key| {
+            let found = gallop(rest, key);
+            rest = &rest[found.unwrap_or_else(|behind| behind)..];
+            found.is_ok()
+        });
         self.dropped.screened = (self.distinct - kept.len()) as u64;
         self.dropped.passed(node, table)?;
         let rows = std::mem::take(&mut self.rows);
@@ -240,6 +239,14 @@ impl Loading {
         }
         Ok((Data { columns, pool, dropped }, labels))
     }
+}
+
+/// What servers answer with keys.
+fn ask(node: &mut WorkerNode, table: Table, command: &screen::Command) -> Result<Vec<u64>, String> {
+    let body = serde_json::to_vec(command).map_err(|error| error.to_string())?;
+    let asked = node.worker.command(table, &body);
+    let answer = asked.and_then(|asked| node.worker.wait(asked));
+    screen::keys(&answer.map_err(|error| error.to_string())?.replies)
 }
 
 /// Pushes bounds of columns.

@@ -5,9 +5,8 @@
 //!
 //! Place: gradient > push > **proximal** > pull > apply. Nothing is sent from here.
 
-use super::blocks::{KeyBlock, even_blocks};
+use super::blocks::{KeyBlock, even_blocks, gallop};
 use super::gradient::TrustRegion;
-use super::screen::gallop;
 use std::ops::Range;
 
 /// How far inside ±λ a gradient may lie, as a share of λ, and be on the border. Where F is within 1e-14 of its minimum, which

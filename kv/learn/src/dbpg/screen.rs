@@ -15,10 +15,12 @@
 //! part is above λ over the number of workers, the sum is not above λ: such columns need not even be named. So
 //!
 //! 1. each worker names the columns that are *loud*, above that share, with their bounds;
-//! 2. it asks for all that were named, adds its bounds of those that it holds and had not named, and drops all others;
-//! 3. it pulls the sums of what is left, and drops what is not above λ.
+//! 2. it asks which were named, unless all that it holds are loud, and adds its bounds of those that it holds and had not named;
+//! 3. it asks which sums are above λ, and drops all other columns.
 //!
-//! All workers have done a step before any does the next. Servers round up, so that no rounding ever drops a column.
+//! All workers have done a step before any does the next. Servers round up, so that no rounding ever drops a column. They
+//! answer with lists of keys, packed as rows are: those above λ are few, and the same for all. Of many workers each names
+//! nearly all that it holds, as its share of λ is small; then the longer list, of what was named, goes to nobody.
 //!
 //! Place: load > **screening** > blocks.
 
@@ -28,7 +30,7 @@ use caravan_kv::{TableSpec, ValueType};
 use caravan_van::{KeyRange, Pool, Value};
 use serde::{Deserialize, Serialize};
 
-use crate::data::{ByKey, PackedRows};
+use crate::data::{ByKey, PackedRows, pack_keys, unpack_keys};
 
 /// Name under which servers build this shard.
 pub(super) const HANDLE: &str = "dbpg-screen";
@@ -62,6 +64,11 @@ impl Bounds {
         self.0.sorted(|bounds| exceeds(bounds, limit)).into_iter().unzip()
     }
 
+    /// Whether every column has a bound above `limit`.
+    pub(super) fn all_above(&self, limit: f64) -> bool {
+        self.0.count(|bounds| bounds != [0.0; 2] && !exceeds(bounds, limit)) == 0
+    }
+
     /// Those of a column; none has entries without any.
     pub(super) fn of(&self, key: u64) -> Option<[f32; 2]> {
         Some(self.0.get(key)).filter(|bounds| *bounds != [0.0; 2])
@@ -73,19 +80,25 @@ pub(super) fn exceeds(bounds: [f32; 2], limit: f64) -> bool {
     f64::from(bounds[0].max(bounds[1])) > limit
 }
 
-/// What the driver and the workers ask of servers beside pushes and pulls.
+/// What the driver and the workers ask of servers beside pushes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Command {
-    /// The keys that were named, as numbers of 8 bytes, lowest first.
+    /// The keys that were named, packed, lowest first.
     Named,
+    /// Those with a sum above λ, likewise.
+    Above { lambda: f64 },
     /// Screening is over: let go of the sums.
     End,
 }
 
-/// The keys that all servers answered to [`Command::Named`] with.
-pub(super) fn named(replies: &[impl AsRef<[u8]>]) -> Vec<u64> {
-    let bytes = replies.iter().flat_map(|reply| reply.as_ref().as_chunks::<8>().0);
-    bytes.map(|bytes| u64::from_le_bytes(*bytes)).collect()
+/// The keys that all servers answered to [`Command::Named`] or [`Command::Above`] with.
+pub(super) fn keys(replies: &[impl AsRef<[u8]>]) -> Result<Vec<u64>, String> {
+    let mut keys = Vec::new();
+    for reply in replies {
+        unpack_keys(reply.as_ref(), &mut keys)
+            .ok_or("a server's list of screened keys is cut off or not sorted")?;
+    }
+    Ok(keys)
 }
 
 /// An f32 that is not below the sum that `x`, with the rounding errors of its terms, stands for.
@@ -99,7 +112,6 @@ fn round_up(x: f64) -> f32 {
 pub(super) struct Sums {
     keys: Vec<u64>,
     bounds: Vec<[f32; 2]>,
-    answer: Vec<[f32; 2]>,
 }
 
 impl Sums {
@@ -144,25 +156,22 @@ impl caravan_kv::Shard for Sums {
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
-        self.answer.clear();
-        let mut from = 0;
-        for key in request.keys {
-            let found = gallop(&self.keys[from..], key).ok();
-            from += found.ok_or("it pulls a key that no worker named")?;
-            self.answer.push(self.bounds[from]);
-        }
-        Ok(Pulled::Bytes(self.answer.len() * size_of::<[f32; 2]>()))
+    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, String> {
+        Err("sums of bounds are not pulled".to_owned())
     }
 
-    fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
-        into.copy_from_slice(f32::bytes(self.answer.as_flattened()));
-        self.answer = Vec::new();
+    fn read(&mut self, _request: &Request<'_>, _into: &mut [u8]) {
+        unreachable!("no pull is answered");
     }
 
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
         match serde_json::from_slice(body).map_err(|error| error.to_string())? {
-            Command::Named => Ok(self.keys.iter().flat_map(|key| key.to_le_bytes()).collect()),
+            Command::Named => Ok(pack_keys(self.keys.iter().copied())),
+            Command::Above { lambda } => {
+                let sums = self.keys.iter().zip(&self.bounds);
+                let above = sums.filter(|(_, bounds)| exceeds(**bounds, lambda));
+                Ok(pack_keys(above.map(|(&key, _)| key)))
+            }
             Command::End => {
                 *self = Self::default();
                 Ok(Vec::new())
@@ -171,24 +180,13 @@ impl caravan_kv::Shard for Sums {
     }
 }
 
-/// As `binary_search`, in few steps where the key lies near the front: sorted keys are looked up one after the other.
-pub(super) fn gallop(keys: &[u64], key: &u64) -> Result<usize, usize> {
-    let mut end = 1;
-    while end < keys.len() && keys[end - 1] < *key {
-        end *= 2;
-    }
-    let begin = end / 2;
-    let found = keys[begin..end.min(keys.len())].binary_search(key);
-    found.map(|at| begin + at).map_err(|at| begin + at)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
     use crate::data;
-    use proptest::prelude::*;
+    use caravan_kv::Shard;
 
     #[test]
     fn bounds_tell_the_signs_apart() {
@@ -207,6 +205,7 @@ mod tests {
             );
             assert_eq!(bounds.above(1.0), (vec![last], vec![[2.0, 0.0]]));
             assert_eq!((bounds.of(4), bounds.of(5)), (None, Some([1.0, 0.0])));
+            assert!(bounds.all_above(0.9) && !bounds.all_above(1.0));
             let weighted = of(&ones, [0.1, -1.0, 0.1]);
             assert_eq!(weighted.of(3), Some([0.1_f32.next_up(), 1.0]));
             assert!(weighted.of(last).is_some_and(|[sum, _]| f64::from(sum) >= 0.1 + 0.1));
@@ -231,16 +230,14 @@ mod tests {
         sums.add(&[], &[]);
         assert_eq!(sums.keys, [0, 1, 4, u64::MAX]);
         assert_eq!(sums.bounds, [[7.0, 0.0], [1.0, 2.0], [4.0, 1.0], [5.0, 5.0]]);
-    }
-
-    proptest! {
-        #[test]
-        fn galloping_finds_what_searching_finds(
-            keys in prop::collection::btree_set(0_u64..200, 0..60),
-            key in 0_u64..200,
-        ) {
-            let keys: Vec<u64> = keys.into_iter().collect();
-            prop_assert_eq!(gallop(&keys, &key), keys.binary_search(&key));
-        }
+        let mut ask = |command: Command| {
+            let reply = sums.command(0, &serde_json::to_vec(&command).unwrap()).unwrap();
+            keys(&[reply]).unwrap()
+        };
+        assert_eq!(ask(Command::Named), [0, 1, 4, u64::MAX]);
+        assert_eq!(ask(Command::Above { lambda: 4.0 }), [0, u64::MAX]);
+        assert!(ask(Command::End).is_empty());
+        assert!(ask(Command::Named).is_empty());
+        assert!(keys(&[[0x80]]).unwrap_err().contains("cut off"));
     }
 }
