@@ -6,6 +6,7 @@
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 
@@ -107,19 +108,32 @@ impl Mapping {
 
     /// Asks for transparent huge pages.
     pub(crate) fn advise_huge(&self) -> io::Result<()> {
-        self.advise(libc::MADV_HUGEPAGE)
+        self.advise(0..self.whole_len, libc::MADV_HUGEPAGE)
     }
 
     /// Has all pages there at once, or says why that can't be.
     pub(crate) fn populate(&self) -> io::Result<()> {
-        self.advise(libc::MADV_POPULATE_WRITE)
+        self.advise(0..self.whole_len, libc::MADV_POPULATE_WRITE)
+    }
+
+    /// Has `range`, which begins and ends at a huge page, be of huge pages with what is in it now, or says why that can't be.
+    pub(crate) fn collapse(&self, range: Range<usize>) -> io::Result<()> {
+        // The kernel puts nothing together where there is nothing yet.
+        for at in range.clone().step_by(HUGE_PAGE_BYTES) {
+            self.advise(at..at + PAGE_BYTES, libc::MADV_POPULATE_WRITE)?;
+        }
+        self.advise(range, libc::MADV_COLLAPSE)
     }
 
     /// `advice` is one that leaves the contents as they are.
-    fn advise(&self, advice: i32) -> io::Result<()> {
-        let start = self.base.as_ptr().cast();
-        // SAFETY: the range is this mapping's own, and neither advice that is given here changes what is in it.
-        succeeded(unsafe { libc::madvise(start, self.whole_len, advice) }.into())
+    ///
+    /// # Panics
+    /// If `range` reaches past the end.
+    fn advise(&self, range: Range<usize>, advice: i32) -> io::Result<()> {
+        assert!(range.start <= range.end && range.end <= self.whole_len, "of this mapping");
+        let start = self.base.as_ptr().wrapping_add(range.start).cast();
+        // SAFETY: the range is this mapping's own, and no advice that is given here changes what is in it.
+        succeeded(unsafe { libc::madvise(start, range.len(), advice) }.into())
     }
 }
 

@@ -98,6 +98,14 @@ impl Slot {
         Slot { memory: Memory::User(region), base, capacity, class: 0, pool: Weak::new() }
     }
 
+    /// Takes the huge pages that its first `len` bytes fill, if it lies in an arena: see [`Pages::make_huge`].
+    fn make_huge(&self, len: usize) {
+        let region = self.region();
+        if let Some(pages) = region.owner.downcast_ref::<Pages>() {
+            pages.make_huge(self.base.addr().get() - region.base.addr().get(), len);
+        }
+    }
+
     #[inline]
     fn region(&self) -> &Region {
         match &self.memory {

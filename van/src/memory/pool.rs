@@ -15,7 +15,7 @@ use std::fmt;
 use std::io;
 use std::rc::{Rc, Weak};
 
-use caravan_numa::PageSource;
+use caravan_numa::{HUGE_PAGE_BYTES, PageSource};
 
 use super::registration::Registrar;
 use super::{Buffer, Memory, Part, Region, SLOT_ALIGN, Slot};
@@ -135,9 +135,17 @@ impl Pool {
         std::ptr::eq(shelf.as_ptr(), Rc::as_ptr(&self.0))
     }
 
-    /// A slot for a class that has none free.
+    /// A slot for a class that has none free, in huge pages as far as `wanted` bytes of it fill them.
     #[cold]
     fn supply(&self, class: usize, wanted: usize) -> Result<Rc<Slot>> {
+        let slot = self.find_slot(class, wanted)?;
+        if wanted >= HUGE_PAGE_BYTES {
+            slot.make_huge(wanted);
+        }
+        Ok(slot)
+    }
+
+    fn find_slot(&self, class: usize, wanted: usize) -> Result<Rc<Slot>> {
         if let Some(slot) = self.cut(class) {
             return Ok(slot);
         }
@@ -314,10 +322,11 @@ impl Span {
             && other.start < self.start + self.len
     }
 
-    /// Bytes to skip before a slot of `size`: slots begin at a page, those smaller than one at a multiple of their size, so
-    /// that none reaches into a page that it does not fill.
+    /// Bytes to skip before a slot of `size`: slots begin at a page, a huge one where they fill it, those smaller than a page at
+    /// a multiple of their size, so that none reaches into a page that it does not fill.
     fn padding(&self, size: usize) -> usize {
-        self.start.next_multiple_of(size.min(SLOT_ALIGN)) - self.start
+        let align = if size < HUGE_PAGE_BYTES { size.min(SLOT_ALIGN) } else { HUGE_PAGE_BYTES };
+        self.start.next_multiple_of(align) - self.start
     }
 
     fn holds(&self, size: usize) -> bool {
