@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use caravan_numa::{HUGE_PAGE_BYTES, HugePages, PageSource, Pages};
 
-use crate::memory::Shared;
+use crate::memory::{Shared, prefetch};
 
 /// What a file gets once its owner has mapped it: it can neither shrink, which would fault who reads it, nor grow, no other mapping
 /// can write it, and nothing of this can be taken back.
@@ -192,17 +192,9 @@ impl Foreign {
         unsafe { Shared::view(base, len, owner) }
     }
 
-    /// Begins to fetch what is at `offset`, if it lies within.
+    /// Begins to fetch what is at `offset`.
     pub(super) fn prefetch(&self, offset: usize) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let address = self.0.base.as_ptr().wrapping_add(offset);
-            // SAFETY: a hint: no access, and no fault wherever it points to.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = offset;
+        prefetch(self.0.base.as_ptr().wrapping_add(offset));
     }
 }
 
