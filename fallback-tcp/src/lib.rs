@@ -88,6 +88,7 @@ const LISTENER: Token = Token(usize::MAX);
 #[derive(Debug)]
 pub struct Tcp {
     config: VanConfig,
+    idle: Idle,
     address: String,
     pool: Pool,
     offers: Offers,
@@ -133,6 +134,7 @@ impl Tcp {
         let now = Instant::now();
         Ok(Tcp {
             config: config.clone(),
+            idle: Idle::new(config.wait),
             address,
             pool: Pool::from_pages(config.memory_bytes, config.pages, None),
             offers: Offers::default(),
@@ -429,7 +431,7 @@ impl Transport for Tcp {
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        let mut idle = Idle::begin(self.config.wait, timeout);
+        self.idle.begin(timeout);
         loop {
             let received = self.counters.bytes_received;
             if !std::mem::take(&mut self.looked) {
@@ -441,7 +443,7 @@ impl Transport for Tcp {
             if self.counters.bytes_received != received {
                 continue; // a part of something: the rest is on its way
             }
-            match idle.after_empty_look() {
+            match self.idle.after_empty_look() {
                 Next::Look => {}
                 Next::Return => return Ok(()),
                 Next::Sleep(limit) => {

@@ -248,6 +248,7 @@ impl Incoming {
 struct Lane {
     stream: TcpStream,
     wait: Wait,
+    idle: Idle,
     blocking: bool,
 }
 
@@ -256,7 +257,7 @@ impl Lane {
         stream::set_up(&SockRef::from(&stream)).context("the floor cannot set its socket up")?;
         // So that a blocking read looks at the time now and then.
         stream.set_read_timeout(Some(PATIENCE)).context("the floor cannot set a time limit")?;
-        Ok(Lane { stream, wait, blocking: true })
+        Ok(Lane { stream, wait, idle: Idle::new(wait), blocking: true })
     }
 
     /// Reads at least a byte, waiting by the policy.
@@ -269,13 +270,13 @@ impl Lane {
 
     /// As `read`, but waits for up to `patience`, and 0 is the end of the stream.
     fn look(&mut self, space: &mut [u8], patience: Duration) -> Result<usize> {
-        let mut idle = Idle::begin(self.wait, patience);
+        self.idle.begin(patience);
         let mut blocking = self.wait == Wait::Block;
         loop {
             if let Some(count) = self.receive(space, blocking)? {
                 return Ok(count);
             }
-            match idle.after_empty_look() {
+            match self.idle.after_empty_look() {
                 Next::Look => {}
                 Next::Sleep(_) => blocking = true,
                 Next::Return => bail!("the floor waited {PATIENCE:?} for its other process"),

@@ -185,6 +185,7 @@ pub(crate) struct Link {
     memory: Pool,
     events: Rc<Events>,
     wait: Wait,
+    idle: Idle,
     sends: usize,
     /// Receives given back since the last ones were posted.
     supplied: usize,
@@ -249,6 +250,7 @@ impl Link {
             memory,
             events,
             wait,
+            idle: Idle::new(wait),
             supplied: 0,
             batch: Batch::new(),
             read: Vec::with_capacity(16),
@@ -365,9 +367,9 @@ impl Link {
     /// Work that failed, and when nothing comes for too long while `busy`.
     pub(crate) fn wait(&mut self, arrivals: &mut Vec<Arrival>, busy: bool) -> Result<bool> {
         let mut looks = 0;
-        let mut idle = Idle::begin(self.wait, if busy { PATIENCE } else { Duration::MAX });
+        self.idle.begin(if busy { PATIENCE } else { Duration::MAX });
         while !self.look(arrivals)? {
-            if !self.after_empty_look(&mut looks, &mut idle)? {
+            if !self.after_empty_look(&mut looks)? {
                 return Ok(false);
             }
         }
@@ -407,12 +409,12 @@ impl Link {
     }
 
     /// `false` when the other side hung up.
-    fn after_empty_look(&mut self, looks: &mut u32, idle: &mut Idle) -> Result<bool> {
+    fn after_empty_look(&mut self, looks: &mut u32) -> Result<bool> {
         *looks = looks.wrapping_add(1);
         if looks.is_multiple_of(LOOKS_A_QUESTION) && self.hears()? {
             return Ok(false);
         }
-        match idle.after_empty_look() {
+        match self.idle.after_empty_look() {
             Next::Look => {}
             Next::Sleep(left) => {
                 self.completions.arm()?;

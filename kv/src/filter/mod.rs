@@ -16,7 +16,7 @@
 //! | `key-cache` | keys that the server was sent before | no | `key_cache.rs` |
 //! | `snappy` `<` | what repeats; differences stand for keys | no | the codec, `caravan_van::wire` |
 //!
-//! The first six make one block of bytes of a message's values (`stack.rs` has its layout), which the operation's highest
+//! The first six make one block of bytes of a message's values (`stack` has its layout), which the operation's highest
 //! bit announces. It says what was done to it, so a decoder needs to know no more than the table; and it believes nothing:
 //! sizes come first, and what doesn't add up is refused with a reason. Where a block would not be shorter than the values,
 //! they go as they are.

@@ -97,6 +97,7 @@ pub struct Rdma {
     listener: Connection,
     channel: Rc<Channel>,
     config: VanConfig,
+    idle: Idle,
     frame_bytes: usize,
     address: String,
     start: Instant,
@@ -161,6 +162,7 @@ impl Rdma {
             listener,
             channel,
             config: config.clone(),
+            idle: Idle::new(config.wait),
             frame_bytes: config.frame_bytes.min(FRAME_BYTES_MAX),
             address,
             start: now,
@@ -354,7 +356,7 @@ impl Transport for Rdma {
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        let mut idle = Idle::begin(self.config.wait, timeout);
+        self.idle.begin(timeout);
         loop {
             if !std::mem::take(&mut self.looked) || !self.eager.is_empty() {
                 self.turn()?;
@@ -362,7 +364,7 @@ impl Transport for Rdma {
             if !self.ready.is_empty() {
                 return Ok(());
             }
-            match idle.after_empty_look() {
+            match self.idle.after_empty_look() {
                 Next::Look => {}
                 Next::Return => return Ok(()),
                 Next::Sleep(left) => self.sleep(left)?,

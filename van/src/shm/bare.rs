@@ -102,7 +102,16 @@ impl Channel {
         let foreign = Foreign::map(theirs.0.as_fd(), BYTES_AT + bytes).map_err(io::Error::other)?;
         let epoll = Epoll::new()?;
         epoll.watch(&self.0, 0)?;
-        Ok(Bare { own: mine.0, foreign, socket: self.0.clone(), epoll, wait, sleeps: 0, woken: 0 })
+        Ok(Bare {
+            own: mine.0,
+            foreign,
+            socket: self.0.clone(),
+            epoll,
+            wait,
+            idle: Idle::new(wait),
+            sleeps: 0,
+            woken: 0,
+        })
     }
 }
 
@@ -122,6 +131,7 @@ pub struct Bare {
     socket: Rc<Socket>,
     epoll: Epoll,
     wait: Wait,
+    idle: Idle,
     sleeps: u64,
     woken: u64,
 }
@@ -172,7 +182,7 @@ impl Bare {
     /// # Errors
     /// What the system said.
     pub fn more_than(&mut self, count: u64, patience: Duration) -> io::Result<Option<u64>> {
-        let mut idle = Idle::begin(self.wait, patience);
+        self.idle.begin(patience);
         let mut looks = 0u32;
         loop {
             let found = self.published();
@@ -183,7 +193,7 @@ impl Bare {
             if looks.is_multiple_of(LOOKS) && self.is_spoken_to(Duration::ZERO)? {
                 return Ok(None);
             }
-            match idle.after_empty_look() {
+            match self.idle.after_empty_look() {
                 Next::Look => {}
                 Next::Return => return Ok(None),
                 Next::Sleep(left) => {

@@ -71,6 +71,7 @@ const SLEEP: u64 = 4;
 /// A node's lanes to other processes of its host.
 pub struct Shm {
     config: VanConfig,
+    idle: Idle,
     address: String,
     host: String,
     start: Instant,
@@ -123,6 +124,7 @@ impl Shm {
         let pages = PageSource { shareable: true, ..config.pages };
         Ok(Shm {
             config: config.clone(),
+            idle: Idle::new(config.wait),
             address,
             host: host().map_err(unavailable("/proc"))?,
             start: Instant::now(),
@@ -358,13 +360,13 @@ impl Transport for Shm {
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        let mut idle = Idle::begin(self.config.wait, timeout);
+        self.idle.begin(timeout);
         loop {
             let moved = (!std::mem::take(&mut self.looked) || self.touched) && self.turn()?;
             if moved || !self.ready.is_empty() {
                 return Ok(());
             }
-            match idle.after_empty_look() {
+            match self.idle.after_empty_look() {
                 Next::Look => {}
                 Next::Return => return Ok(()),
                 Next::Sleep(left) => self.sleep(left)?,

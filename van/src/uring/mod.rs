@@ -90,6 +90,7 @@ const ROUNDS_MAX: usize = 16;
 /// A node's TCP connections on one ring.
 pub struct Uring {
     config: VanConfig,
+    idle: Idle,
     address: String,
     start: Instant,
     pool: Pool,
@@ -128,6 +129,7 @@ impl Uring {
         tracing::debug!(%address, mode = ?ring.mode(), "listening with io_uring");
         Ok(Uring {
             config: config.clone(),
+            idle: Idle::new(config.wait),
             address,
             start: Instant::now(),
             pool: Pool::from_pages(config.memory_bytes, config.pages, None),
@@ -243,7 +245,7 @@ impl Transport for Uring {
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        let mut idle = Idle::begin(self.config.wait, timeout);
+        self.idle.begin(timeout);
         loop {
             if !std::mem::take(&mut self.looked) || self.ring.has_posted() {
                 self.turn()?;
@@ -251,7 +253,7 @@ impl Transport for Uring {
             if !self.ready.is_empty() {
                 return Ok(());
             }
-            match idle.after_empty_look() {
+            match self.idle.after_empty_look() {
                 Next::Look => {}
                 Next::Return => return Ok(()),
                 Next::Sleep(left) => self.ring.sleep(self.patience(left))?,

@@ -1,0 +1,165 @@
+//! What libhwloc finds, taken out of its own objects: nodes, cores, distances and devices of a machine, a file or a description.
+//!
+//! Beside `topology.rs`, which makes its snapshots of these.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+
+use hwloc::object::TopologyObject;
+use hwloc::object::attributes::ObjectAttributes;
+use hwloc::object::types::{OSDeviceType, ObjectType};
+use hwloc::topology::Topology as HwlocTopology;
+use hwloc::topology::builder::{TopologyBuilder, TypeFilter};
+
+use super::{Core, Device, DeviceKind, NumaNode};
+use crate::ids::{NumaId, PuId};
+
+/// What Linux can be built for at most (`NR_CPUS`).
+const SYNTHETIC_PUS_MAX: u64 = 8192;
+
+/// A builder for this machine that doesn't start GPU runtimes: those take seconds and hold
+/// memory, and nothing here asks about GPUs.
+pub(super) fn quiet_builder() -> TopologyBuilder {
+    ["opencl", "cuda", "nvml", "rsmi", "levelzero", "gl"].into_iter().fold(
+        TopologyBuilder::new(),
+        |builder, component| {
+            // Refused where the component isn't installed, and the refused builder is lost.
+            match TopologyBuilder::new().without_component(component) {
+                Ok(_) => builder.without_component(component).expect("accepted a line above"),
+                Err(_) => builder,
+            }
+        },
+    )
+}
+
+/// Runs the discovery. With all I/O objects, as the important ones leave out virtual devices,
+/// Soft-RoCE among them.
+pub(super) fn load(builder: TopologyBuilder) -> Result<HwlocTopology, String> {
+    let builder = builder.with_io_type_filter(TypeFilter::KeepAll).map_err(|e| e.to_string())?;
+    builder.build().map_err(|e| e.to_string())
+}
+
+/// The file's text, or `None` if it has more than `bytes_max` bytes.
+pub(super) fn read_text(path: &Path, bytes_max: u64) -> io::Result<Option<String>> {
+    let mut text = String::new();
+    let read = File::open(path)?.take(bytes_max + 1).read_to_string(&mut text)? as u64;
+    Ok((read <= bytes_max).then_some(text))
+}
+
+/// Refuses descriptions of more PUs than Linux can run, which libhwloc would try to build.
+pub(super) fn check_synthetic(description: &str) -> Result<(), String> {
+    let mut outside = String::new();
+    let mut depth = 0_usize;
+    for c in description.chars() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            '\0' => return Err("it has a NUL in it".to_owned()),
+            c if depth == 0 => outside.push(c),
+            _ => {}
+        }
+    }
+    let mut pus = 1_u64;
+    for level in outside.split_whitespace() {
+        let arity = level.rsplit(':').next().unwrap_or(level).trim_end_matches(']');
+        if !arity.starts_with(|c: char| c.is_ascii_digit()) {
+            continue; // an attached node, such as `[numa(memory=8GB)]`
+        }
+        let arity: u64 = arity.parse().map_err(|_| format!("{level:?} has no decimal count"))?;
+        pus = pus.saturating_mul(arity);
+        if pus > SYNTHETIC_PUS_MAX {
+            return Err(format!("more than {SYNTHETIC_PUS_MAX} PUs"));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn nodes(found: &HwlocTopology) -> Vec<NumaNode> {
+    let mut nodes: Vec<NumaNode> = found
+        .objects_with_type(ObjectType::NUMANode)
+        .filter_map(|object| {
+            let pus = object.cpuset().map(|set| set.iter_set().map(|pu| PuId(pu.into())).collect());
+            let memory_bytes = match object.attributes() {
+                Some(ObjectAttributes::NUMANode(numa)) => numa.local_memory().map(u64::from),
+                _ => None,
+            };
+            Some(NumaNode {
+                id: NumaId(object.os_index()?),
+                pus: pus.unwrap_or_default(),
+                memory_bytes,
+            })
+        })
+        .collect();
+    nodes.sort_by_key(|node| node.id);
+    nodes
+}
+
+pub(super) fn cores(found: &HwlocTopology) -> Vec<Core> {
+    let mut cores: Vec<Core> = Vec::new();
+    let mut index_of_core: BTreeMap<usize, usize> = BTreeMap::new();
+    for object in found.objects_with_type(ObjectType::PU) {
+        let Some(pu) = object.os_index().map(PuId) else { continue };
+        let node = nearest_node(object);
+        match object.first_ancestor_with_type(ObjectType::Core).map(TopologyObject::logical_index) {
+            None => cores.push(Core { pus: vec![pu], node }),
+            Some(core) => {
+                let index = *index_of_core.entry(core).or_insert_with(|| {
+                    cores.push(Core { pus: Vec::new(), node });
+                    cores.len() - 1
+                });
+                cores[index].pus.push(pu);
+            }
+        }
+    }
+    for core in &mut cores {
+        core.pus.sort_unstable();
+    }
+    cores
+}
+
+/// The lowest node local to a PU: where there are several, the first is the plain memory.
+fn nearest_node(pu: &TopologyObject) -> Option<NumaId> {
+    Some(NumaId(pu.nodeset()?.first_set()?.into()))
+}
+
+/// What the firmware says of latencies between nodes.
+pub(super) fn distances(found: &HwlocTopology) -> BTreeMap<(NumaId, NumaId), u64> {
+    let mut known = BTreeMap::new();
+    let Ok(matrices) = found.distances_with_name("NUMALatency") else { return known };
+    let Some(matrix) = matrices.first() else { return known };
+    let nodes: Vec<Option<NumaId>> =
+        matrix.objects().map(|node| node?.os_index().map(NumaId)).collect();
+    for ((from, to), distance) in matrix.enumerate_distances() {
+        if let (Some(from), Some(to)) = (nodes[from], nodes[to]) {
+            known.insert((from, to), distance);
+        }
+    }
+    known
+}
+
+pub(super) fn devices(found: &HwlocTopology) -> Vec<Device> {
+    let mut devices: Vec<Device> = found
+        .objects_with_type(ObjectType::OSDevice)
+        .filter_map(|object| {
+            let kind = match object.attributes()? {
+                ObjectAttributes::OSDevice(os) => match os.device_type() {
+                    OSDeviceType::Network => DeviceKind::Network,
+                    OSDeviceType::OpenFabrics => DeviceKind::OpenFabrics,
+                    _ => return None,
+                },
+                _ => return None,
+            };
+            let name = object.name()?.to_string_lossy().into_owned();
+            let nodes = object.first_non_io_ancestor().and_then(TopologyObject::nodeset);
+            let node = nodes.and_then(|set| match set.weight() {
+                Some(1) => Some(NumaId(set.first_set()?.into())),
+                _ => None,
+            });
+            Some(Device { name, kind, node })
+        })
+        .collect();
+    devices.sort_by_key(|device| (device.kind == DeviceKind::Network, device.name.clone()));
+    devices
+}
