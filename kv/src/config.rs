@@ -159,7 +159,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_WAIT",
         default: "adaptive",
-        help: "what a thread does with nothing to do: spin, yield, adaptive (yield, then sleep), block",
+        help: "what a thread does with nothing to do: spin, yield, adaptive (spin while that pays, yield, then sleep), block",
         set: |c, v| wait_named(v).map(|wait| c.node.wait = wait),
         show: |c| wait_name(c.node.wait).to_owned(),
     },

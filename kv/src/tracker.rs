@@ -105,7 +105,7 @@ impl Answer {
     }
 }
 
-/// What has come so far of a request that is not [`Short`](State::Short).
+/// What has come so far of a request that is not short, as [`State`] says.
 pub(crate) struct Progress {
     /// Its error was returned before all answers had come; nobody asks for it any more.
     pub(crate) abandoned: bool,
@@ -119,27 +119,29 @@ pub(crate) struct Progress {
     pub(crate) callback: Option<Callback>,
 }
 
-/// One request's place. It fits into a cache line, and holds all there is to know of most requests.
+/// One request's place. It fits into a cache line, and holds all there is to know of most requests. Whoever enters or takes
+/// something sets or reads one field: a slot that is moved as a whole would be read before it is written.
 struct Slot {
     /// Of the request that has it, or had it last.
     timestamp: u64,
     state: State,
+    what: What,
+    /// Where the values of a short request go, or have gone; none for a push.
+    values: Option<Buffer>,
 }
 
 const _: () = assert!(size_of::<Slot>() == 48);
 
+/// How far a request is. It is short if it is of one part, nothing has gone wrong, and no callback waits for it.
+#[derive(Clone, Copy, PartialEq)]
 enum State {
     /// There is nothing to be told of the request any more.
     Closed,
-    /// It is of one part, nothing has gone wrong, and no callback waits for it.
-    Short {
-        what: What,
-        /// The server whose answer is missing, if it is.
-        missing: Option<u32>,
-        /// Where its values go, or have gone; none for a push.
-        values: Option<Buffer>,
-    },
-    /// Its progress is at this place.
+    /// It is short, and this server's answer is missing.
+    Asked(u32),
+    /// It is short, and its values are there.
+    Answered,
+    /// It is not short; its progress is at this place.
     Open(u32),
 }
 
@@ -158,33 +160,37 @@ pub(crate) struct Tracker {
 impl Tracker {
     /// Enters a request, with one thing missing: that all its parts have been sent.
     pub(crate) fn begin(&mut self, what: What) -> Result<Timestamp> {
-        let timestamp = self.enter(State::Closed)?;
+        let timestamp = self.enter(what, State::Closed)?.timestamp;
         let place = self.open(what, 1);
-        self.slots[slot_of(timestamp.0)].state = State::Open(place);
-        Ok(timestamp)
+        self.slots[slot_of(timestamp)].state = State::Open(place);
+        Ok(Timestamp(timestamp))
     }
 
     /// Enters a request of one part, whose answer is all that is missing: values that fill `into`, or nothing if it is a push.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begin_short(
         &mut self,
         what: What,
         server: u32,
         into: Option<Buffer>,
     ) -> Result<Timestamp> {
-        self.enter(State::Short { what, missing: Some(server), values: into })
+        let slot = self.enter(what, State::Asked(server))?;
+        slot.values = into;
+        Ok(Timestamp(slot.timestamp))
     }
 
-    #[inline]
-    fn enter(&mut self, state: State) -> Result<Timestamp> {
+    /// A slot for a request that begins.
+    #[inline(always)]
+    fn enter(&mut self, what: What, state: State) -> Result<&mut Slot> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => self.add_slot()?,
         };
         self.count += 1;
-        let timestamp = self.count << SLOT_BITS | u64::from(index);
-        self.slots[index as usize] = Slot { timestamp, state };
-        Ok(Timestamp(timestamp))
+        let slot = &mut self.slots[index as usize];
+        slot.timestamp = self.count << SLOT_BITS | u64::from(index);
+        (slot.what, slot.state) = (what, state);
+        Ok(slot)
     }
 
     #[cold]
@@ -194,7 +200,8 @@ impl Tracker {
                 format!("{SLOTS_MAX} requests are outstanding or not waited for; wait for some");
             return Err(Error::Config(reason));
         }
-        self.slots.push(Slot { timestamp: 0, state: State::Closed });
+        let (what, state, values) = (What::Push, State::Closed, None);
+        self.slots.push(Slot { timestamp: 0, state, what, values });
         Ok(self.slots.len() as u32 - 1)
     }
 
@@ -239,7 +246,7 @@ impl Tracker {
         let place = match self.slot(timestamp)?.state {
             State::Closed => return None,
             State::Open(place) => place,
-            State::Short { .. } => self.lengthen(timestamp)?,
+            State::Asked(_) | State::Answered => self.lengthen(timestamp)?,
         };
         Some(&mut self.progress[place as usize])
     }
@@ -247,17 +254,17 @@ impl Tracker {
     /// Opens the progress of a request that was short so far.
     #[cold]
     fn lengthen(&mut self, timestamp: u64) -> Option<u32> {
-        let state = std::mem::replace(&mut self.slot(timestamp)?.state, State::Closed);
-        let State::Short { what, missing, values } = state else { return None };
-        let place = self.open(what, usize::from(missing.is_some()));
+        let slot = self.slot(timestamp)?;
+        let (state, what, values) = (slot.state, slot.what, slot.values.take());
+        let place = self.open(what, usize::from(state != State::Answered));
         self.slot(timestamp)?.state = State::Open(place);
         let progress = &mut self.progress[place as usize];
-        match missing {
-            Some(server) => {
+        match state {
+            State::Asked(server) => {
                 let server = server as usize;
                 progress.parts.push(Part { server, into: values, ..Part::default() });
             }
-            None => progress.answer.values = values,
+            _ => progress.answer.values = values,
         }
         Some(place)
     }
@@ -278,11 +285,9 @@ impl Tracker {
     /// Completes a short push, which `server` has answered. Nothing happens if it is none.
     #[inline]
     pub(crate) fn complete_push(&mut self, timestamp: u64, server: usize) -> bool {
-        let Some(slot) = self.slot(timestamp) else { return false };
-        match &slot.state {
-            State::Short { missing: Some(asked), values: None, .. }
-                if *asked as usize == server => {}
-            _ => return false,
+        let Some(slot) = self.asked(timestamp, server) else { return false };
+        if slot.what != What::Push {
+            return false;
         }
         slot.state = State::Closed;
         self.free.push(slot_of(timestamp) as u32);
@@ -293,17 +298,21 @@ impl Tracker {
     /// values.
     #[inline]
     pub(crate) fn complete_pull(&mut self, timestamp: u64, server: usize, found: &[u8]) -> bool {
-        let state = self.slot(timestamp).map(|slot| &mut slot.state);
-        match state {
-            Some(State::Short { missing, values: Some(values), .. })
-                if *missing == u32::try_from(server).ok() && values.len() == found.len() =>
-            {
-                values.copy_from_slice(found);
-                *missing = None;
-                true
-            }
-            _ => false,
-        }
+        let Some(slot) = self.asked(timestamp, server) else { return false };
+        let Some(values) = slot.values.as_deref_mut().filter(|into| into.len() == found.len())
+        else {
+            return false;
+        };
+        values.copy_from_slice(found);
+        slot.state = State::Answered;
+        true
+    }
+
+    /// The slot of a short request that waits for an answer of this server.
+    #[inline]
+    fn asked(&mut self, timestamp: u64, server: usize) -> Option<&mut Slot> {
+        let is_asked = |state| matches!(state, State::Asked(asked) if asked as usize == server);
+        self.slot(timestamp).filter(|slot| is_asked(slot.state))
     }
 
     /// Whether that request was made here, now or earlier.
@@ -313,18 +322,9 @@ impl Tracker {
             && timestamp >> SLOT_BITS > 0
     }
 
-    /// Whether a request was made of which there is nothing to be told any more.
-    #[inline]
-    pub(crate) fn is_closed(&self, timestamp: u64) -> bool {
-        let Some(slot) = self.slots.get(slot_of(timestamp)) else { return false };
-        let is_over = slot.timestamp > timestamp
-            || slot.timestamp == timestamp && matches!(slot.state, State::Closed);
-        is_over && timestamp >> SLOT_BITS > 0
-    }
-
     /// The requests that are not claimed.
     pub(crate) fn open_timestamps(&self) -> Vec<u64> {
-        let open = self.slots.iter().filter(|slot| !matches!(slot.state, State::Closed));
+        let open = self.slots.iter().filter(|slot| slot.state != State::Closed);
         open.map(|slot| slot.timestamp).collect()
     }
 
@@ -334,8 +334,8 @@ impl Tracker {
         let Some(slot) = self.slots.get(slot_of(timestamp)) else { return true };
         match slot.state {
             _ if slot.timestamp != timestamp => true,
-            State::Closed => true,
-            State::Short { missing, .. } => missing.is_none(),
+            State::Closed | State::Answered => true,
+            State::Asked(_) => false,
             State::Open(place) => {
                 let Progress { missing, error, abandoned, .. } = &self.progress[place as usize];
                 *missing == 0 || error.is_some() || *abandoned
@@ -355,36 +355,45 @@ impl Tracker {
         self.close(timestamp);
     }
 
-    /// Returns what came of a settled request, and closes its slot unless answers are missing; nothing the second time.
-    #[inline]
-    pub(crate) fn claim(&mut self, timestamp: Timestamp) -> Result<Answer> {
-        let slot = self.slots.get_mut(slot_of(timestamp.0));
-        let Some(slot) = slot.filter(|slot| slot.timestamp == timestamp.0) else {
-            return Ok(Answer::default());
-        };
-        match &mut slot.state {
-            State::Closed => Ok(Answer::default()),
-            State::Short { missing: None, values, .. } => {
-                let values = values.take();
+    /// Returns what came of a request, and closes its slot unless answers are missing; nothing but that the second time. `None` if
+    /// it has no outcome yet, or was never made.
+    #[inline(always)]
+    pub(crate) fn claim(&mut self, timestamp: Timestamp) -> Option<Result<Answer>> {
+        let slot = self.slots.get_mut(slot_of(timestamp.0))?;
+        if slot.timestamp != timestamp.0 {
+            let is_over = slot.timestamp > timestamp.0 && timestamp.count() > 0;
+            return is_over.then(|| Ok(Answer::default()));
+        }
+        let values = match slot.state {
+            State::Closed => None,
+            State::Answered => {
                 slot.state = State::Closed;
                 self.free.push(slot_of(timestamp.0) as u32);
-                Ok(Answer { values, ..Answer::default() })
+                slot.values.take()
             }
-            _ => self.claim_progress(timestamp),
-        }
+            State::Asked(_) => return None,
+            State::Open(place) => {
+                let progress = self.settled(timestamp, place)?;
+                let (answer, error) = (std::mem::take(&mut progress.answer), progress.error.take());
+                return Some(error.map_or(Ok(answer), Err));
+            }
+        };
+        Some(Ok(Answer { values, ..Answer::default() }))
     }
 
+    /// The progress of an open request, if that is settled, to take its answer and error out: its slot is free, unless answers are
+    /// missing.
     #[inline(never)]
-    fn claim_progress(&mut self, timestamp: Timestamp) -> Result<Answer> {
-        let Some(progress) = self.progress(timestamp.0) else { return Ok(Answer::default()) };
-        let answer = std::mem::take(&mut progress.answer);
-        let error = progress.error.take();
-        if progress.missing > 0 {
-            progress.abandoned = true;
+    fn settled(&mut self, timestamp: Timestamp, place: u32) -> Option<&mut Progress> {
+        if !self.is_settled(timestamp.0) {
+            return None;
+        }
+        if self.progress[place as usize].missing > 0 {
+            self.progress[place as usize].abandoned = true;
         } else {
             self.close(timestamp.0);
         }
-        error.map_or(Ok(answer), Err)
+        Some(&mut self.progress[place as usize])
     }
 
     /// Frees the slot of a request whose answer and error have been taken.
@@ -444,8 +453,8 @@ mod tests {
         assert!(!tracker.is_settled(pull.0));
         answer(&mut tracker, pull, Some(Error::Config("no".to_owned())));
         assert!(tracker.is_settled(pull.0));
-        assert!(tracker.claim(pull).is_err());
-        assert!(tracker.claim(pull).is_ok(), "told once");
+        assert!(tracker.claim(pull).unwrap().is_err());
+        assert!(tracker.claim(pull).unwrap().is_ok(), "told once");
         let other = tracker.begin(What::Pull).unwrap();
         assert_ne!(other.0 & 0xff, pull.0 & 0xff, "its slot is not free yet");
         answer(&mut tracker, pull, None);
@@ -459,8 +468,8 @@ mod tests {
         answer(&mut tracker, pull, None);
         assert!(tracker.progress(pull.0).is_some());
         tracker.progress(pull.0).unwrap().answer.lengths.push(7);
-        assert_eq!(tracker.claim(pull).unwrap().lengths, [7]);
-        assert!(tracker.claim(pull).unwrap().lengths.is_empty());
+        assert_eq!(tracker.claim(pull).unwrap().unwrap().lengths, [7]);
+        assert!(tracker.claim(pull).unwrap().unwrap().lengths.is_empty());
     }
 
     #[test]
@@ -473,13 +482,15 @@ mod tests {
         assert!(!tracker.complete_pull(push.0, 1, &[]), "it asked for none");
         assert!(!tracker.complete_pull(pull.0, 1, &[7; 7]), "too few");
         assert!(!tracker.is_settled(push.0) && !tracker.is_settled(pull.0));
+        assert!(tracker.claim(push).is_none() && tracker.claim(pull).is_none());
         assert!(tracker.complete_push(push.0, 1) && tracker.complete_pull(pull.0, 1, &[7; 8]));
         assert!(!tracker.complete_push(push.0, 1) && !tracker.complete_pull(pull.0, 1, &[8; 8]));
-        assert!(tracker.is_closed(push.0) && !tracker.is_closed(pull.0));
-        assert_eq!(tracker.claim(pull).unwrap().bytes(), [7; 8]);
-        assert!(tracker.is_closed(pull.0) && tracker.claim(pull).unwrap().values.is_none());
+        assert!(tracker.claim(push).unwrap().unwrap().values.is_none());
+        assert_eq!(tracker.claim(pull).unwrap().unwrap().bytes(), [7; 8]);
+        assert!(tracker.claim(pull).unwrap().unwrap().values.is_none(), "only once");
         assert_eq!((tracker.free.len(), tracker.progress.len()), (2, 0));
-        assert!(!tracker.is_closed(0) && !tracker.is_closed(pull.0 + 1 + (1 << SLOT_BITS)));
+        let next = Timestamp(pull.0 + (1 << SLOT_BITS));
+        assert!(tracker.claim(Timestamp(0)).is_none() && tracker.claim(next).is_none());
     }
 
     #[test]
@@ -497,12 +508,12 @@ mod tests {
         let progress = tracker.progress(pull.0).unwrap();
         assert_eq!((progress.missing, progress.answer.bytes()), (0, &[2; 8][..]));
         assert!(tracker.is_settled(pull.0));
-        assert_eq!(tracker.claim(pull).unwrap().bytes(), [2; 8]);
+        assert_eq!(tracker.claim(pull).unwrap().unwrap().bytes(), [2; 8]);
 
         let push = tracker.begin_short(What::Push, 3, None).unwrap();
         tracker.fail(push, Error::Config("no".to_owned()));
-        assert!(tracker.is_settled(push.0) && !tracker.is_closed(push.0));
-        assert!(tracker.claim(push).is_err() && tracker.claim(push).is_ok());
+        assert!(tracker.is_settled(push.0));
+        assert!(tracker.claim(push).unwrap().is_err() && tracker.claim(push).unwrap().is_ok());
         assert_eq!((tracker.progress.len(), tracker.spare.len()), (1, 1));
     }
 
@@ -510,6 +521,6 @@ mod tests {
     fn progress_is_over(tracker: &mut Tracker, pull: Timestamp) {
         answer(tracker, pull, None);
         tracker.progress(pull.0).unwrap().parts.clear();
-        tracker.claim(pull).unwrap();
+        tracker.claim(pull).unwrap().unwrap();
     }
 }

@@ -451,13 +451,16 @@ impl Worker {
     /// [`Error::Refused`] and [`Error::ServerLost`] name the server; [`Error::UnknownTimestamp`].
     #[inline]
     pub fn wait(&mut self, timestamp: Timestamp) -> Result<Answer> {
-        if self.tracker.is_closed(timestamp.0) {
-            return Ok(Answer::default()); // as most pushes are by now
+        loop {
+            if let Some(outcome) = self.tracker.claim(timestamp) {
+                return outcome;
+            }
+            self.wait_until_settled(timestamp)?;
         }
-        self.wait_until_settled(timestamp)
     }
 
-    fn wait_until_settled(&mut self, timestamp: Timestamp) -> Result<Answer> {
+    #[inline(never)]
+    fn wait_until_settled(&mut self, timestamp: Timestamp) -> Result<()> {
         let (mut napped, mut said) = (false, None);
         let mut done = self.is_done(timestamp)?;
         while !done {
@@ -475,7 +478,7 @@ impl Worker {
             }
             done = self.tracker.is_settled(timestamp.0);
         }
-        self.tracker.claim(timestamp)
+        Ok(())
     }
 
     /// Whether [`Worker::wait`] would return at once.

@@ -96,9 +96,8 @@ fn flow(traffic: &Traffic, stage: Stage) -> (u64, u64) {
 
 #[test]
 fn what_loses_nothing_changes_nothing_and_both_ends_count_the_same() {
-    for list in
-        ["mask", "zero", "narrow", "snappy", "zero,snappy", "mask,zero,narrow,key-cache,snappy"]
-    {
+    let all = "mask,zero,narrow,key-cache,snappy";
+    for list in ["mask", "zero", "narrow", "key-cache", "snappy", "zero,snappy", all] {
         let servers = Servers::start();
         let mut worker = servers.worker();
         let filtered =
@@ -107,7 +106,7 @@ fn what_loses_nothing_changes_nothing_and_both_ends_count_the_same() {
         let plain = worker.create_table(&plain).unwrap();
         let keys = keys();
         for round in 0..5 {
-            // Short ones take another path in plain tables.
+            // Short ones take another path in plain tables, and where keys are cached and nothing else is done.
             let keys = if round == 3 { &keys[..1] } else { &keys[..] };
             let values = values(3 * keys.len(), round);
             let mut answers = [plain, filtered].map(|table| {
@@ -125,7 +124,7 @@ fn what_loses_nothing_changes_nothing_and_both_ends_count_the_same() {
         let sent: Vec<_> =
             at_worker.sent.iter().map(|flow| (flow.bytes_in, flow.bytes_out)).collect();
         assert!(sent.windows(2).all(|pair| pair[0].1 == pair[1].0), "{list}: {sent:?}");
-        if list != "mask" && list != "narrow" {
+        if !["mask", "narrow", "key-cache"].contains(&list) {
             assert!(sent[7].1 * 3 < sent[0].0 * 2, "{list}: {sent:?}");
             assert!(at_worker.received[7].bytes_out < at_worker.received[0].bytes_in, "{list}");
         }

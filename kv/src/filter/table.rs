@@ -9,7 +9,7 @@ use super::significant::Kept;
 use super::skip::Skip;
 use super::spec::Filters;
 use super::stack::{self, Block, Decoded, FILTERED, Number, Rows, encode as make_block};
-use super::traffic::{Flows, Passage, Stage, Traffic};
+use super::traffic::{Flows, Passage, Passed, Stage, Traffic};
 use crate::error::{Error, Result};
 use crate::table::{TableSpec, with_type};
 
@@ -27,10 +27,9 @@ pub(crate) struct AtWorker {
     carrying: Vec<bool>,
     keys: Vec<u64>,
     traffic: Traffic,
-    /// No stage has anything to do with a request about fewer keys than these, ...
+    /// No stage has anything to do with a request about fewer keys than these, nor with its answer.
     pass_keys: usize,
-    /// ... of which there were so many bytes.
-    passed_bytes: u64,
+    pub(crate) passed: Passed,
 }
 
 impl AtWorker {
@@ -42,7 +41,6 @@ impl AtWorker {
             Draws::new(filters.seed, u64::from(node) << 34 | table)
         };
         let width = spec.width as usize;
-        let only_names_keys = Filters { key_cache: false, ..filters }.is_none();
         AtWorker {
             filters,
             lossless: false,
@@ -53,8 +51,8 @@ impl AtWorker {
             carrying: Vec::new(),
             keys: Vec::new(),
             traffic: Traffic::default(),
-            pass_keys: if only_names_keys { KEYS_MIN } else { 0 },
-            passed_bytes: 0,
+            pass_keys: if only_names_keys(&filters) { KEYS_MIN } else { 0 },
+            passed: Passed::default(),
         }
     }
 
@@ -64,17 +62,9 @@ impl AtWorker {
         keys < self.pass_keys
     }
 
-    /// Counts a request of so many bytes that went like that.
-    #[inline]
-    pub(crate) fn count_passed(&mut self, bytes: usize) {
-        self.passed_bytes += bytes as u64;
-    }
-
     /// All that was counted.
     pub(crate) fn traffic(&self) -> Traffic {
-        let mut traffic = self.traffic;
-        traffic.count_unchanged(self.passed_bytes);
-        traffic
+        self.traffic.and(self.passed)
     }
 
     /// Suspends what loses anything, or resumes it; returns how it was.
@@ -208,7 +198,10 @@ pub(crate) struct AtServer {
     /// Those that answers take.
     filters: Filters,
     coding: Coding,
-    pub(crate) traffic: Traffic,
+    traffic: Traffic,
+    /// No stage has anything to do with a request that came with its keys.
+    only_names_keys: bool,
+    pub(crate) passed: Passed,
 }
 
 impl AtServer {
@@ -217,8 +210,32 @@ impl AtServer {
         let Filters { mask, zero, narrow, snappy, .. } = spec.filters;
         let filters = Filters { mask, zero, narrow, snappy, ..Filters::NONE };
         let coding = if snappy { Coding::compact() } else { Coding::plain() };
-        let new = || Box::new(AtServer { filters, coding, traffic: Traffic::default() });
-        (!spec.filters.is_none()).then(new)
+        (!spec.filters.is_none()).then(|| {
+            Box::new(AtServer {
+                filters,
+                coding,
+                traffic: Traffic::default(),
+                only_names_keys: spec.width > 0 && only_names_keys(&spec.filters),
+                passed: Passed::default(),
+            })
+        })
+    }
+
+    /// Whether a request goes as if there were no filters, and so does its answer; counts it if it does.
+    #[inline]
+    pub(crate) fn pass(&mut self, message: &Message) -> bool {
+        let bytes = size_of_val(message.keys()) + message.values().len();
+        let passes = self.only_names_keys
+            && (message.signature(), message.op() & FILTERED) == (None, 0)
+            && message.offer().is_none()
+            && message.wire_bytes() == bytes;
+        self.passed.received += if passes { bytes as u64 } else { 0 };
+        passes
+    }
+
+    /// All that was counted.
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.traffic.and(self.passed)
     }
 
     /// Undoes what the worker did to a request about `keys` keys, unless it came as it is.
@@ -271,6 +288,11 @@ impl AtServer {
         passage.end(&mut self.traffic.sent);
         Ok(posted)
     }
+}
+
+/// Whether key caching is all that they do.
+fn only_names_keys(filters: &Filters) -> bool {
+    Filters { key_cache: false, ..*filters }.is_none()
 }
 
 /// Undoes what was done to a message about `keys` keys, and counts it.

@@ -68,12 +68,11 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Bytes were sent that no stage has changed.
-    pub(super) fn count_unchanged(&mut self, bytes: u64) {
-        for flow in &mut self.sent {
-            flow.bytes_in += bytes;
-            flow.bytes_out += bytes;
-        }
+    /// The same with what no stage has changed.
+    pub(super) fn and(&self, passed: Passed) -> Traffic {
+        let Passed { sent, received } = passed;
+        let same = |bytes| [Flow { bytes_in: bytes, bytes_out: bytes }; Stage::ALL.len()];
+        self.plus(&Traffic { sent: same(sent), received: same(received) })
     }
 
     /// The sum of what two ends have counted, or one end of two tables.
@@ -85,6 +84,13 @@ impl Traffic {
         }
         self
     }
+}
+
+/// Bytes of messages that went as if there were no filters.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Passed {
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
 }
 
 /// One message on its way through the stages.

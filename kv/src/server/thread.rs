@@ -111,7 +111,7 @@ impl ServerThread {
     pub fn traffic(&self, table: u32) -> Traffic {
         let entry = position(&self.tables, table).ok().map(|at| &self.tables[at]);
         let filters = entry.and_then(|entry| entry.filters.as_ref());
-        filters.map_or_else(Traffic::default, |filters| filters.traffic)
+        filters.map_or_else(Traffic::default, |filters| filters.traffic())
     }
 
     /// Serves until `stop` is set.
@@ -143,42 +143,59 @@ impl ServerThread {
     /// Kept apart from `step`, so that a look that finds nothing stays short.
     #[inline(never)]
     fn take_in(&mut self) {
-        while let Some(arrival) = self.endpoint.take() {
-            match arrival {
-                Arrival::Message { peer, message } if message.kind() == Kind::Request => {
-                    self.handle(peer, message)
-                }
-                Arrival::Message { peer, .. }
-                | Arrival::Answered { peer, .. }
-                | Arrival::Placed { peer, .. } => {
-                    tracing::warn!(%peer, "it sent an answer to a server; closing the lane");
-                    self.endpoint.disconnect(peer);
-                    self.forget(peer);
-                }
-                Arrival::Connected { .. } => {}
-                Arrival::Lost { peer, error } => {
-                    tracing::debug!(%error, "a worker's lane is gone");
-                    self.forget(peer);
-                }
+        loop {
+            // It is long, and has just been written: what is read of it where it lies need not wait for that.
+            let arrival = self.endpoint.take();
+            let left = match &arrival {
+                None => return,
+                Some(Arrival::Message { peer, message }) => self.execute_at_once(*peer, message),
+                Some(_) => None,
+            };
+            if !matches!(left, Some(Left::Nothing)) {
+                self.sort_out(arrival, left);
             }
         }
     }
 
-    /// Executes a request at once if it names no list of keys and nothing waits, as most.
-    #[inline]
-    fn handle(&mut self, peer: PeerId, message: Message) {
-        if !self.asked.is_empty() || !self.parked.is_empty() || message.signature().is_some() {
-            return self.handle_in_turn(peer, message);
+    /// Executes a request if it names no list of keys and nothing waits, as most.
+    #[inline(always)]
+    fn execute_at_once(&mut self, peer: PeerId, message: &Message) -> Option<Left> {
+        let waits = !self.asked.is_empty() || !self.parked.is_empty();
+        if waits || message.kind() != Kind::Request || message.signature().is_some() {
+            return None;
         }
-        match self.execute(peer, &message, None) {
-            Left::Nothing => {}
-            left => self.leave(peer, message, None, left),
+        Some(self.execute(peer, message, None))
+    }
+
+    /// Does with what came all that is left to do: with a request that was not executed at once, everything.
+    #[inline(never)]
+    fn sort_out(&mut self, arrival: Option<Arrival>, left: Option<Left>) {
+        match arrival {
+            Some(Arrival::Message { peer, message }) if message.kind() == Kind::Request => {
+                match left {
+                    None => self.handle(peer, message),
+                    Some(left) => self.leave(peer, message, None, left),
+                }
+            }
+            Some(
+                Arrival::Message { peer, .. }
+                | Arrival::Answered { peer, .. }
+                | Arrival::Placed { peer, .. },
+            ) => {
+                tracing::warn!(%peer, "it sent an answer to a server; closing the lane");
+                self.endpoint.disconnect(peer);
+                self.forget(peer);
+            }
+            Some(Arrival::Lost { peer, error }) => {
+                tracing::debug!(%error, "a worker's lane is gone");
+                self.forget(peer);
+            }
+            Some(Arrival::Connected { .. }) | None => {}
         }
     }
 
     /// Finds the keys that a request names, or asks for them; then executes it.
-    #[inline(never)]
-    fn handle_in_turn(&mut self, peer: PeerId, message: Message) {
+    fn handle(&mut self, peer: PeerId, message: Message) {
         if !self.asked.is_empty() && self.asked.contains_key(&peer) {
             return self.hold(peer, message);
         }
@@ -332,7 +349,9 @@ impl ServerThread {
         if let Admission::AfterClock(clock) = shard.admit(&request) {
             return Ok(Left::Park(clock));
         }
-        if filters.is_some() {
+        if let Some(filters) = filters
+            && !filters.pass(message)
+        {
             return self.serve_filtered(peer, message, request).map(|()| Left::Nothing);
         }
         // What a worker lends goes back to it, and so does what came with other messages.
@@ -344,6 +363,9 @@ impl ServerThread {
         }
         if request.pulls {
             let posted = answer_pull(&mut self.endpoint, &mut **shard, (peer, message), &request)?;
+            if let Some(filters) = filters {
+                filters.passed.sent += (request.keys.len() * spec.row_bytes()) as u64;
+            }
             self.check(peer, posted);
         } else {
             self.answer(peer, message.timestamp());
@@ -422,6 +444,7 @@ impl ServerThread {
 }
 
 /// A reply or failure for `request`, still without values.
+#[inline(always)]
 fn answer<'a>(kind: Kind, request: &Message) -> Draft<'a> {
     Draft { table: request.table(), timestamp: request.timestamp(), ..Draft::new(kind) }
 }
@@ -430,41 +453,45 @@ fn answer<'a>(kind: Kind, request: &Message) -> Draft<'a> {
 ///
 /// # Errors
 /// Why it can't be answered. That the lane is of no use any more is told within.
+#[inline(always)]
 fn answer_pull(
     endpoint: &mut Endpoint,
     shard: &mut dyn Shard,
     (peer, message): (PeerId, &Message),
     request: &Request<'_>,
 ) -> Result<caravan_van::Result<()>, String> {
-    let reply = answer(Kind::Reply, message);
-    let (values, offer) = match (shard.pull(request)?, message.offer()) {
-        (Pulled::Stored(values), None) => {
-            let values = Values::Copied(values);
-            return Ok(post(endpoint, peer, Draft { values, ..reply }));
+    if let Some(offer) = message.offer() {
+        let values = match shard.pull(request)? {
+            Pulled::Shared(values) => values,
+            Pulled::Stored(values) => {
+                gather(endpoint.memory(), values.len(), |into| into.copy_from_slice(values))?
+            }
+            Pulled::Bytes(bytes) | Pulled::Varying(bytes) => {
+                gather(endpoint.memory(), bytes, |into| shard.read(request, into))?
+            }
+        };
+        return endpoint.place(peer, values, offer).map(Ok).map_err(|error| error.to_string());
+    }
+    let reply = || answer(Kind::Reply, message);
+    Ok(match shard.pull(request) {
+        Err(reason) => return Err(reason),
+        Ok(Pulled::Stored(values)) => {
+            post(endpoint, peer, Draft { values: Values::Copied(values), ..reply() })
         }
-        (Pulled::Bytes(bytes), None) => {
+        Ok(Pulled::Shared(values)) => {
+            post(endpoint, peer, Draft { values: Values::Apart(values), ..reply() })
+        }
+        Ok(Pulled::Bytes(bytes)) => {
             let mut write = |into: &mut [u8]| shard.read(request, into);
             let values = Values::Written(bytes, &mut write);
-            return Ok(post(endpoint, peer, Draft { values, ..reply }));
+            post(endpoint, peer, Draft { values, ..reply() })
         }
-        (Pulled::Shared(values), None) => {
-            let values = Values::Apart(values);
-            return Ok(post(endpoint, peer, Draft { values, ..reply }));
-        }
-        (Pulled::Varying(bytes), _) => {
+        Ok(Pulled::Varying(bytes)) => {
             let gathered = gather(endpoint.memory(), bytes, |into| shard.read(request, into))?;
             let (lengths, values) = (shard.lengths(), Values::Apart(gathered));
-            return Ok(post(endpoint, peer, Draft { lengths, values, ..reply }));
+            post(endpoint, peer, Draft { lengths, values, ..reply() })
         }
-        (Pulled::Stored(values), Some(offer)) => {
-            (gather(endpoint.memory(), values.len(), |into| into.copy_from_slice(values))?, offer)
-        }
-        (Pulled::Bytes(bytes), Some(offer)) => {
-            (gather(endpoint.memory(), bytes, |into| shard.read(request, into))?, offer)
-        }
-        (Pulled::Shared(values), Some(offer)) => (values, offer),
-    };
-    endpoint.place(peer, values, offer).map(Ok).map_err(|error| error.to_string())
+    })
 }
 
 /// `bytes` bytes, as `write` writes them.

@@ -7,7 +7,7 @@ use caravan_van::{Arrival, Buffer, Draft, Message, Pool};
 
 use super::{Known, Server, Worker};
 use crate::error::{Error, Result, with_sources};
-use crate::filter::Outstanding;
+use crate::filter::{FILTERED, Outstanding};
 use crate::op::Op;
 use crate::tracker::{Callback, Part, Progress, What};
 
@@ -15,18 +15,50 @@ impl Worker {
     /// Takes in what the endpoint brought. Kept apart from `poll`, so that a look that finds nothing stays short.
     #[inline(never)]
     pub(super) fn take_in(&mut self) {
-        while let Some(arrival) = self.endpoint.take() {
-            let peer = arrival.peer();
+        loop {
+            // It is long, and has just been written: what is read of it where it lies need not wait for that.
+            let arrival = self.endpoint.take();
+            let Some(peer) = arrival.as_ref().map(Arrival::peer) else { return };
             let server = self.by_peer.get(peer.0 as usize).copied().flatten();
-            match server {
-                Some(server) => self.sort_out(server, arrival),
-                None => self.endpoint.disconnect(peer), // a stranger
+            match (server, &arrival) {
+                (Some(server), Some(arrived)) if self.completes_short(server, arrived) => {}
+                (Some(server), _) => self.sort_out(server, arrival),
+                (None, _) => self.endpoint.disconnect(peer), // a stranger
             }
         }
     }
 
-    /// Takes in what came from one of the servers.
-    fn sort_out(&mut self, server: usize, arrival: Arrival) {
+    /// Completes a short request, as most are, if this is its answer.
+    #[inline(always)]
+    fn completes_short(&mut self, server: usize, arrival: &Arrival) -> bool {
+        match arrival {
+            Arrival::Answered { timestamp, .. } => self.tracker.complete_push(*timestamp, server),
+            Arrival::Message { message, .. } if message.kind() == Kind::Reply => {
+                let (timestamp, values) = (message.timestamp(), message.values());
+                let is_block = self.has_filters && message.op() & FILTERED != 0;
+                let completes = !is_block && self.tracker.complete_pull(timestamp, server, values);
+                if completes && self.has_filters {
+                    self.count_passed(message);
+                }
+                completes
+            }
+            _ => false,
+        }
+    }
+
+    /// Counts an answer that came as if there were no filters, if its table has any.
+    #[inline(never)]
+    fn count_passed(&mut self, message: &Message) {
+        let known = self.tables.iter_mut().find(|known| known.spec.id == message.table());
+        if let Some(Known { filters: Some(filters), .. }) = known {
+            filters.passed.received += message.values().len() as u64;
+        }
+    }
+
+    /// Takes in anything else that came from one of the servers.
+    #[inline(never)]
+    fn sort_out(&mut self, server: usize, arrival: Option<Arrival>) {
+        let Some(arrival) = arrival else { return };
         match arrival {
             Arrival::Answered { timestamp, .. } => self.answer_bare(server, timestamp),
             Arrival::Message { message, .. } if message.kind() == Kind::Request => {
@@ -48,9 +80,6 @@ impl Worker {
     /// Enters that a server has done what it was asked to, and says no more: it is no pull, or it is wrong.
     fn answer_bare(&mut self, server: usize, timestamp: u64) {
         drop(self.named(timestamp, server));
-        if self.tracker.complete_push(timestamp, server) {
-            return; // as most are
-        }
         let Some((progress, at)) = self.tracker.answered(timestamp, server) else { return };
         if let Some(key) = progress.parts[at].offered.take() {
             let _ = self.endpoint.withdraw(self.servers[server].peer, key);
@@ -83,11 +112,6 @@ impl Worker {
     #[inline]
     fn enter_answer(&mut self, server: usize, message: Message) {
         let timestamp = message.timestamp();
-        if message.kind() == Kind::Reply
-            && self.tracker.complete_pull(timestamp, server, message.values())
-        {
-            return; // as most are
-        }
         let Some((progress, at)) = self.answered(server, timestamp) else { return };
         let outcome = match (message.kind(), progress.what, &mut progress.parts[at].into) {
             (Kind::Failure, ..) => Err(String::from_utf8_lossy(message.values()).into_owned()),

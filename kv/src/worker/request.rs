@@ -96,10 +96,11 @@ impl<'a> Request<'a> {
 
 impl Worker {
     /// Sends a request to the servers that hold its keys.
-    #[inline]
+    #[inline(always)] // a request that went through memory would be read before it is written
     pub(super) fn request(&mut self, request: Request<'_>) -> Result<Timestamp> {
+        let mut request = request;
         if self.is_short(&request) {
-            self.request_short(request)
+            self.request_short(&mut request)
         } else {
             self.request_parts(request)
         }
@@ -107,7 +108,7 @@ impl Worker {
 
     /// Whether a request is as most are: it goes to one server, the `last` of its table from here on, nothing is to be offered
     /// to that, no filter has anything to do with it, and nothing is wrong with it. What is wrong with another is found in [`Worker::check`].
-    #[inline]
+    #[inline(always)]
     fn is_short(&mut self, request: &Request<'_>) -> bool {
         let Request { keys, lengths, load, into, .. } = request;
         let ([first, ..], [.., last]) = (*keys, *keys) else { return false };
@@ -128,15 +129,16 @@ impl Worker {
     }
 
     /// Sends a short request, with which nothing is wrong.
-    #[inline]
-    fn request_short(&mut self, request: Request<'_>) -> Result<Timestamp> {
-        let Request { what, table, keys, load, into, .. } = request;
-        let into = match into {
-            None if what != What::Push => {
+    #[inline(always)]
+    fn request_short(&mut self, request: &mut Request<'_>) -> Result<Timestamp> {
+        let Request { what, table, keys, ref load, .. } = *request;
+        let into = match what {
+            What::Push => None,
+            _ if request.into.is_some() => request.into.take(),
+            _ => {
                 let place = keys.len() * self.tables[table.0 as usize].row_bytes;
                 Some(self.endpoint.memory().allocate(place)?)
             }
-            into => into,
         };
         let Last { server, peer, range } = self.tables[table.0 as usize].last;
         let timestamp = self.tracker.begin_short(what, server, into)?;
@@ -147,7 +149,7 @@ impl Worker {
         }
         let Known { spec, coding, filters, .. } = &mut self.tables[table.0 as usize];
         if let Some(filters) = filters {
-            filters.count_passed(size_of_val(keys) + load.bytes().unwrap_or(0));
+            filters.passed.sent += (size_of_val(keys) + load.bytes().unwrap_or(0)) as u64;
         }
         let draft = Draft {
             kind: Kind::Request,

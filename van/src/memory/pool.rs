@@ -106,7 +106,7 @@ impl Pool {
     /// # Errors
     /// [`Error::OutOfMemory`] when the pool would outgrow its limit or the system has no more; the registrar's when it
     /// refuses another arena.
-    #[inline]
+    #[inline(always)] // what it makes would go through memory, and be read again at once
     pub fn allocate(&self, len: usize) -> Result<Buffer> {
         let class = class_of(len).ok_or_else(|| self.out_of_memory(len, None))?;
         let free = self.0.classes[class].free.borrow_mut().pop();
@@ -295,6 +295,7 @@ impl fmt::Debug for Pool {
 }
 
 /// The class of the smallest slots that hold `len` bytes; `None` when no address space has room for one.
+#[inline]
 fn class_of(len: usize) -> Option<usize> {
     let len = len.max(SLOT_MIN);
     let class = (len - 1).ilog2() + 1 - SLOT_MIN.ilog2();
