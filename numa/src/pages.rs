@@ -117,7 +117,8 @@ impl Pages {
     /// is set). To others nothing happens.
     pub fn make_huge(&self, offset: usize, len: usize) -> bool {
         let end = offset.saturating_add(len).min(self.len());
-        let range = offset.next_multiple_of(HUGE_PAGE_BYTES)..end - end % HUGE_PAGE_BYTES;
+        let start = offset.min(end).next_multiple_of(HUGE_PAGE_BYTES);
+        let range = start..end - end % HUGE_PAGE_BYTES;
         self.collapses && !range.is_empty() && self.mapping.collapse(range).is_ok()
     }
 

@@ -299,7 +299,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
-    use crate::pages::PageSource;
+    use crate::pages::{HugePages, PageSource};
 
     #[test]
     #[cfg(target_env = "gnu")]
@@ -343,6 +343,29 @@ mod tests {
             let pages = Pages::new(16 << 40, &source);
             assert!(pages.is_ok(), "{round}: {:?}", pages.map_err(|error| error.source));
         }
+    }
+
+    #[test]
+    fn pages_that_are_put_together_keep_what_is_in_them() {
+        const MIB: usize = 1 << 20;
+        let source = PageSource { huge: HugePages::Transparent, shareable: true, node: None };
+        let pages = Pages::new(6 * MIB, &source).unwrap();
+        let marks = [0, 5000, 2 * MIB - 1, 2 * MIB, 6 * MIB - 1];
+        // SAFETY: all of it is mapped, zeroed by the kernel, and lent to nobody else.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(pages.base().as_ptr(), 6 * MIB) };
+        marks.into_iter().zip(1..).for_each(|(at, mark)| bytes[at] = mark);
+        if !pages.make_huge(0, 6 * MIB) {
+            eprintln!("SKIPPED: this system puts no pages of shared memory together");
+        }
+        let file = File::from(pages.file().unwrap().try_clone_to_owned().unwrap());
+        let mut found = vec![0; 6 * MIB];
+        file.read_exact_at(&mut found, 0).unwrap();
+        for (at, mark) in marks.into_iter().zip(1..) {
+            assert_eq!(std::mem::take(&mut found[at]), mark, "{at}");
+        }
+        assert!(found.iter().all(|&byte| byte == 0));
+        assert!(!pages.make_huge(1, 3 * MIB), "none lies within as a whole");
+        assert!(!pages.make_huge(usize::MAX, 1) && !pages.make_huge(0, MIB));
     }
 
     #[test]
