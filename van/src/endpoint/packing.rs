@@ -45,6 +45,8 @@ pub(super) struct Packer {
 
 struct Form {
     shape: Shape,
+    /// Whether it is that of answers that say nothing more.
+    is_bare: bool,
     record_bytes: usize,
     /// Of a message of this form, but for its timestamp.
     header: Header,
@@ -83,7 +85,7 @@ impl Packer {
     /// Answers one more request, if the last message did the same and no more, and there is room.
     #[inline]
     pub(super) fn answer(&mut self, timestamp: u64) -> bool {
-        self.form.as_ref().is_some_and(|form| form.shape == Shape::BARE)
+        self.form.as_ref().is_some_and(|form| form.is_bare)
             && self.place(timestamp, size_of::<u64>(), size_of::<Header>()).is_some()
     }
 
@@ -154,7 +156,8 @@ impl Packer {
         self.run = shape.map(|_| Run { at, records_at });
         self.form = shape.map(|shape| {
             let (header, _) = Header::read_from_prefix(&memory[at..]).expect("it was laid there");
-            Form { record_bytes: shape.record_bytes(), shape, header, image_bytes: len }
+            let (is_bare, record_bytes) = (shape == Shape::BARE, shape.record_bytes());
+            Form { shape, is_bare, record_bytes, header, image_bytes: len }
         });
         Ok(())
     }

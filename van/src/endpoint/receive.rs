@@ -81,21 +81,25 @@ impl Endpoint {
     /// Opens the next image, of this frame or the next. What is no run arrives by itself; nothing does when there is no more.
     #[inline(never)]
     fn turn_page(&mut self) -> ControlFlow<Option<Arrival>> {
-        if self.reading.images.is_empty() {
-            if !self.closed.is_empty() {
-                let closed = self.closed.pop();
-                return Break(closed.map(|(peer, error)| Arrival::Lost { peer, error }));
-            }
+        let Reading { peer: from, images } = &mut self.reading;
+        let opened = if !images.is_empty() {
+            images.open(&self.memory)
+        } else if let Some((peer, error)) = self.closed.pop() {
+            return Break(Some(Arrival::Lost { peer, error }));
+        } else {
             match self.events.pop() {
                 None => return Break(None),
                 Some(Event::Received { peer, frame }) => {
-                    self.reading.peer = peer;
-                    self.reading.images.begin(frame, self.limits.checks_bytes);
+                    *from = peer;
+                    match images.begin(frame, self.limits.checks_bytes, &self.memory) {
+                        Ok(None) => return Continue(()),
+                        opened => opened,
+                    }
                 }
                 Some(event) => return self.take_event(event),
             }
-        }
-        match self.reading.images.open(&self.memory) {
+        };
+        match opened {
             Ok(None) => Continue(()),
             Ok(Some(message)) => self.take_message(message),
             Err(error) => {

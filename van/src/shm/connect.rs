@@ -173,6 +173,28 @@ pub(super) struct Peer {
     pub(super) woken: u64,
 }
 
+impl Peer {
+    /// Whether a turn could move anything.
+    #[inline]
+    pub(super) fn has_work(&self) -> bool {
+        self.receiver.has_news(&self.link) || self.sender.has_work()
+    }
+
+    /// Takes what has come and goes on with what waits; whether anything moved.
+    ///
+    /// # Errors
+    /// Says why the peer has to be dropped.
+    #[inline]
+    pub(super) fn turn(&mut self, desk: Desk<'_>) -> Result<bool, String> {
+        let Peer { link, sender, receiver, .. } = self;
+        let mut desk = desk;
+        let received = receiver.receive(link, &mut desk)?;
+        sender.take_back(&mut receiver.returned);
+        sender.give_back(link, &mut receiver.returns.borrow_mut());
+        Ok(sender.turn(link, desk.pool, desk.counters)? || received)
+    }
+}
+
 impl Drop for Peer {
     fn drop(&mut self) {
         self.link.close(); // before the sender lets go of what it refers to: fields drop after this
@@ -339,8 +361,7 @@ impl Shm {
         let peer = &mut self.peers[place];
         let (pool, offers) = (&self.pool, &mut self.offers);
         let (events, counters) = (&mut self.ready, &mut self.counters);
-        let returned = &mut Vec::new();
-        let mut desk = Desk { pool, offers, events, counters, returned };
+        let mut desk = Desk { pool, offers, events, counters };
         // As often as an honest one may need; who is not gone may go on writing, and is not listened to for ever.
         for _ in 0..2 * SLOTS {
             match peer.receiver.receive(&peer.link, &mut desk) {

@@ -57,7 +57,7 @@ const NAME: &str = "shm";
 const POLLS_PER_LOOK: u32 = 4096;
 
 /// See [`POLLS_PER_LOOK`].
-const EMPTY_POLL: u32 = 64;
+const EMPTY_POLL: u32 = 16;
 
 /// In the word of who sleeps: a record shall wake it, ...
 const FOR_RECORDS: u64 = 1;
@@ -86,8 +86,10 @@ pub struct Shm {
     sockets_ready: Vec<u64>,
     /// Found, and not yet reported.
     ready: Vec<Event>,
-    /// Whether some peer may have to be woken.
+    /// Whether some peer may have to be woken, ...
     touched: bool,
+    /// ... as something was posted since the last turn.
+    posted: bool,
     /// The last poll found nothing, so that to look again at once would find nothing either.
     looked: bool,
     /// Counts down to the next look at sockets.
@@ -100,8 +102,6 @@ pub struct Shm {
     accept_at: Option<Instant>,
     /// What is lent on lanes that have ended.
     limbo: Vec<Limbo>,
-    /// Loans that a peer is done with.
-    returned: Vec<u64>,
     counters: Counters,
 }
 
@@ -137,28 +137,28 @@ impl Shm {
             sockets_ready: Vec::new(),
             ready: Vec::with_capacity(64),
             touched: false,
+            posted: false,
             looked: false,
             polls_left: 0,
             sleeps: 0,
             young: 0,
             accept_at: None,
             limbo: Vec::new(),
-            returned: Vec::new(),
             counters: Counters::default(),
         })
     }
 
     /// Where a peer is that has said hello.
     fn up(&self, peer: PeerId) -> Result<usize> {
-        let place = self.places.get(peer.0 as usize).copied().flatten();
-        place
-            .filter(|&place| self.peers[place].greeting.is_none())
-            .ok_or(Error::NotConnected { peer })
+        match self.places.get(peer.0 as usize) {
+            Some(&Some(place)) if self.peers[place].greeting.is_none() => Ok(place),
+            _ => Err(Error::NotConnected { peer }),
+        }
     }
 
     /// Wakes who sleeps and has something to do since the last turn.
     fn wake_sleepers(&mut self) {
-        self.touched = false;
+        (self.touched, self.posted) = (false, false);
         fence(Ordering::SeqCst); // what was stored for a peer comes before the look at whether it sleeps
         for peer in &mut self.peers {
             let posted = std::mem::take(&mut peer.sender.posted);
@@ -191,27 +191,17 @@ impl Shm {
         }
         let mut place = 0;
         while let Some(peer) = self.peers.get_mut(place) {
+            if !peer.has_work() {
+                place += 1;
+                continue;
+            }
             let (pool, offers) = (&self.pool, &mut self.offers);
             let (events, counters) = (&mut self.ready, &mut self.counters);
-            let returned = &mut self.returned;
-            let mut desk = Desk { pool, offers, events, counters, returned };
-            let received = peer.receiver.receive(&peer.link, &mut desk);
-            for number in self.returned.drain(..) {
-                if !peer.sender.lent.take_back(number) {
-                    let reason = format!("it returns loan {number}, which it has not");
-                    peer.sender.broken.get_or_insert(reason);
-                }
-            }
-            peer.sender.give_back(&mut peer.link, &mut peer.receiver.returns.borrow_mut());
-            let sent = peer.sender.turn(&mut peer.link, pool, counters);
+            let outcome = peer.turn(Desk { pool, offers, events, counters });
             self.touched |= peer.sender.posted || peer.receiver.consumed;
-            let outcome = match peer.sender.broken.take() {
-                Some(reason) => Err(reason),
-                None => received,
-            };
             match outcome {
-                Ok(received) => {
-                    moved |= received || sent;
+                Ok(has_moved) => {
+                    moved |= has_moved;
                     place += 1;
                 }
                 Err(reason) => {
@@ -315,7 +305,7 @@ impl Transport for Shm {
         if len > limit {
             return Err(Error::FrameTooLong { len, limit });
         }
-        self.touched = true;
+        (self.touched, self.posted) = (true, true);
         peer.sender.frame(&mut peer.link, frame, &self.pool, &mut self.counters)
     }
 
@@ -331,7 +321,7 @@ impl Transport for Shm {
     fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
         let place = self.up(peer)?;
         let peer = &mut self.peers[place];
-        self.touched = true;
+        (self.touched, self.posted) = (true, true);
         peer.sender.write(&mut peer.link, data, (into, at), &self.pool, &mut self.counters)
     }
 
@@ -346,16 +336,20 @@ impl Transport for Shm {
         if len > limit {
             return Err(Error::FrameTooLong { len, limit });
         }
-        self.touched = true;
+        (self.touched, self.posted) = (true, true);
         peer.sender.lend(&mut peer.link, frame, values, &self.pool, &mut self.counters)
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
-        if self.ready.is_empty() || self.touched {
+        if self.ready.is_empty() || self.posted {
             self.turn()?;
         }
         self.looked = self.ready.is_empty();
-        events.append(&mut self.ready);
+        if events.is_empty() {
+            std::mem::swap(events, &mut self.ready);
+        } else {
+            events.append(&mut self.ready);
+        }
         Ok(())
     }
 

@@ -41,8 +41,10 @@ pub(super) struct Receiver {
     writing: Option<Write>,
     /// Values that belong to the next frame.
     borrowed: Option<Shared>,
-    /// Loans that this side is done with.
+    /// Loans that this side is done with, ...
     pub(super) returns: Returns,
+    /// ... and those that the peer is.
+    pub(super) returned: Vec<u64>,
     /// Whether the peer, if it sleeps until there is room, was not woken since.
     pub(super) consumed: bool,
 }
@@ -68,8 +70,6 @@ pub(super) struct Desk<'a> {
     pub(super) offers: &'a mut Offers,
     pub(super) events: &'a mut Vec<Event>,
     pub(super) counters: &'a mut Counters,
-    /// Loans that the peer is done with.
-    pub(super) returned: &'a mut Vec<u64>,
 }
 
 impl Receiver {
@@ -82,6 +82,7 @@ impl Receiver {
             writing: None,
             borrowed: None,
             returns: Returns::default(),
+            returned: Vec::new(),
             consumed: false,
         }
     }
@@ -98,99 +99,94 @@ impl Receiver {
         Ok(())
     }
 
+    /// Whether something has come, is being taken in, or is to go back.
+    #[inline]
+    pub(super) fn has_news(&self, link: &Link) -> bool {
+        let Some(foreign) = &link.foreign else { return false };
+        let at = ring::slot_at(self.next);
+        let is_there = Stamp::is_at(foreign.load(at, Ordering::Acquire), self.next);
+        if !is_there {
+            foreign.prefetch(at + ring::LINE_BYTES); // so that both lines of the next record are on their way together
+        }
+        is_there || self.writing.is_some() || !self.returns.borrow().is_empty()
+    }
+
     /// Takes what has come, as much as is fair; whether there was anything.
     pub(super) fn receive(&mut self, link: &Link, desk: &mut Desk<'_>) -> Result<bool, String> {
         let Some(foreign) = &link.foreign else { return Ok(false) };
-        let before = (self.next, self.writing.as_ref().map(|write| write.at));
-        let mut budget = COPY_BYTES_MAX;
+        let (before, mut budget) = (self.next, COPY_BYTES_MAX);
         let mut outcome = Ok(());
         for _ in 0..RECORDS_MAX {
-            match self.step(link, foreign, &mut budget, desk) {
-                Ok(true) if budget > 0 => {}
-                Ok(_) => break,
-                Err(reason) => {
-                    outcome = Err(reason);
-                    break;
+            let at = ring::slot_at(self.next);
+            outcome = match Stamp::read(foreign.load(at, Ordering::Acquire), self.next) {
+                Ok(Some(Stamp { kind: Kind::Inline, len })) if self.writing.is_none() => {
+                    self.inline(foreign, len, desk)
                 }
+                Ok(Some(stamp)) => self.long(link, foreign, (stamp.kind, at), &mut budget, desk),
+                Ok(None) => break,
+                Err(reason) => Err(reason),
+            };
+            if outcome.is_err() || budget == 0 {
+                break;
             }
         }
-        if self.next != before.0 {
+        if self.next != before {
             link.own.store(CONSUMED, self.next, Ordering::Release);
             self.consumed = true;
         }
-        let after = (self.next, self.writing.as_ref().map(|write| write.at));
-        outcome.map(|()| after != before)
+        outcome.map(|()| self.next != before || budget < COPY_BYTES_MAX)
     }
 
-    /// Goes on with a write, or takes one record; false if there is none.
-    fn step(
+    /// A record, at a slot, of something that does not stand in the ring itself. Kept apart, so that what does stays short.
+    #[inline(never)]
+    fn long(
         &mut self,
         link: &Link,
         foreign: &Foreign,
+        (kind, at): (Kind, usize),
         budget: &mut usize,
         desk: &mut Desk<'_>,
-    ) -> Result<bool, String> {
-        if self.writing.as_ref().is_some_and(|write| write.is_at_record) {
-            self.fill(link, foreign, budget, desk)?;
-            return Ok(true);
-        }
-        let at = ring::slot_at(self.next);
-        let stamp = Stamp::read(foreign.load(at, Ordering::Acquire), self.next)?;
-        let Some(stamp) = stamp else {
-            foreign.prefetch(at + ring::LINE_BYTES); // so that both lines of the next record are on their way together
-            return Ok(false);
-        };
-        let in_write = self.writing.is_some();
+    ) -> Result<(), String> {
         let lends = self.borrowed.is_some();
-        match stamp.kind {
-            Kind::Inline if !in_write => self.inline(foreign, stamp, desk)?,
-            Kind::Frame if !in_write => {
-                let reference = record::<Reference>(foreign, at);
-                *budget = budget.saturating_sub(reference.len.get() as usize);
-                self.frame(link, foreign, &reference, desk)?;
-            }
-            Kind::Write if !in_write && !lends => {
-                let record = record::<WriteRecord>(foreign, at);
-                self.begin_write(&record, desk)?;
-                self.fill(link, foreign, budget, desk)?;
-            }
-            Kind::Lend if !in_write && !lends => {
-                let record = record::<LendRecord>(foreign, at);
-                self.borrow(link, &record)?;
-            }
-            Kind::Return if !in_write && !lends => {
-                let numbers = record::<[U64; RETURNS_MAX]>(foreign, at);
-                desk.returned.extend(numbers.map(U64::get).into_iter().take_while(|&n| n != 0));
-                self.next += 1;
-            }
-            Kind::Piece => {
-                let Some(write) = &mut self.writing else {
-                    return Err("it sent a piece of no write".to_owned());
-                };
+        match (kind, &mut self.writing) {
+            (_, Some(write)) if write.is_at_record => self.fill(link, foreign, budget, desk),
+            (Kind::Piece, Some(write)) => {
                 write.parts = [record::<Reference>(foreign, at), Reference::default()];
                 write.is_at_record = true;
-                self.fill(link, foreign, budget, desk)?;
+                self.fill(link, foreign, budget, desk)
             }
-            _ if lends => return Err("it lent values to no frame".to_owned()),
-            _ => {
-                return Err("it sent something else before a write had ended".to_owned());
+            (Kind::Piece, None) => Err("it sent a piece of no write".to_owned()),
+            (_, Some(_)) => Err("it sent something else before a write had ended".to_owned()),
+            (Kind::Frame, None) => {
+                let reference = record::<Reference>(foreign, at);
+                *budget = budget.saturating_sub(reference.len.get() as usize);
+                self.frame(link, foreign, &reference, desk)
             }
+            (_, None) if lends => Err("it lent values to no frame".to_owned()),
+            (Kind::Write, None) => {
+                let record = record::<WriteRecord>(foreign, at);
+                self.begin_write(&record, desk)?;
+                self.fill(link, foreign, budget, desk)
+            }
+            (Kind::Lend, None) => self.borrow(link, &record::<LendRecord>(foreign, at)),
+            (Kind::Return, None) => {
+                let numbers = record::<[U64; RETURNS_MAX]>(foreign, at);
+                self.returned.extend(numbers.map(U64::get).into_iter().take_while(|&n| n != 0));
+                self.next += 1;
+                Ok(())
+            }
+            (Kind::Inline, None) => unreachable!("it stands in the ring"),
         }
-        Ok(true)
     }
 
     /// A frame that stands in the ring.
-    fn inline(
-        &mut self,
-        foreign: &Foreign,
-        stamp: Stamp,
-        desk: &mut Desk<'_>,
-    ) -> Result<(), String> {
-        let mut frame = self.allocate(stamp.len, desk.pool)?;
+    #[inline(always)]
+    fn inline(&mut self, foreign: &Foreign, len: usize, desk: &mut Desk<'_>) -> Result<(), String> {
+        let mut frame = self.allocate(len, desk.pool)?;
         for (position, part) in (self.next..).zip(frame.chunks_mut(SLOT_ROOM)) {
             foreign.read_words(ring::slot_at(position) + 8, part);
         }
-        self.next += stamp.slots();
+        self.next += ring::slots_of(len);
         self.deliver(frame, desk);
         Ok(())
     }
@@ -211,14 +207,18 @@ impl Receiver {
         Ok(())
     }
 
+    #[inline(always)]
     fn allocate(&self, len: usize, pool: &Pool) -> Result<Buffer, String> {
         if len > self.frame_bytes_max {
-            let limit = self.frame_bytes_max;
-            return Err(format!("it sent a frame of {len} bytes, over the limit of {limit}"));
+            return Err(too_long(len, self.frame_bytes_max));
         }
-        pool.allocate(len).map_err(|error| error.to_string())
+        match pool.allocate(len) {
+            Ok(frame) => Ok(frame),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
+    #[inline(always)]
     fn deliver(&mut self, frame: Buffer, desk: &mut Desk<'_>) {
         desk.counters.frames_received += 1;
         desk.counters.bytes_received += frame.len() as u64;
@@ -345,6 +345,11 @@ impl Receiver {
         }
         Ok(())
     }
+}
+
+#[cold]
+fn too_long(len: usize, limit: usize) -> String {
+    format!("it sent a frame of {len} bytes, over the limit of {limit}")
 }
 
 /// Copies the record at a slot.

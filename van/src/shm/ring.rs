@@ -93,24 +93,36 @@ impl Stamp {
         slots_of(self.len)
     }
 
+    /// Whether a word says that something stands at `position`.
+    #[inline]
+    pub(super) fn is_at(word: u64, position: u64) -> bool {
+        word >> 24 == turn(position)
+    }
+
     /// What stands at `position`, if it is there already.
     ///
     /// # Errors
     /// A word that no sender of ours stores there.
+    #[inline]
     pub(super) fn read(word: u64, position: u64) -> Result<Option<Stamp>, String> {
-        if word >> 24 != turn(position) {
+        if !Stamp::is_at(word, position) {
             return Ok(None);
         }
         let (number, len) = (word >> 16 & 0xff, (word & 0xffff) as usize);
-        let kind = Kind::ALL.into_iter().find(|kind| kind.number() == number);
+        let kind = Kind::ALL.get((number as usize).wrapping_sub(1)).copied();
         match kind {
             Some(Kind::Inline) if len <= INLINE_BYTES_MAX => {
                 Ok(Some(Stamp { kind: Kind::Inline, len }))
             }
             Some(kind) if kind != Kind::Inline && len == 0 => Ok(Some(Stamp { kind, len })),
-            _ => Err(format!("its ring holds {word:#018x} where a record should begin")),
+            _ => Err(no_stamp(word)),
         }
     }
+}
+
+#[cold]
+fn no_stamp(word: u64) -> String {
+    format!("its ring holds {word:#018x} where a record should begin")
 }
 
 /// What the stamps of `position` have in their upper bits.
@@ -119,8 +131,9 @@ fn turn(position: u64) -> u64 {
 }
 
 /// Slots for a frame of `len` bytes that stands in the ring.
+#[inline]
 pub(super) fn slots_of(len: usize) -> u64 {
-    len.div_ceil(SLOT_ROOM).max(1) as u64
+    if len <= SLOT_ROOM { 1 } else { len.div_ceil(SLOT_ROOM) as u64 } // most take no division
 }
 
 /// Where in the segment the slot of `position` begins.

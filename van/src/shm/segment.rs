@@ -92,6 +92,7 @@ impl Own {
         self.pages.file().expect("shareable pages have a file")
     }
 
+    #[inline]
     pub(super) fn store(&self, offset: usize, value: u64, order: Ordering) {
         self.mapping.word(offset).store(value, order);
     }
@@ -146,6 +147,7 @@ impl Foreign {
         self.0.len
     }
 
+    #[inline]
     pub(super) fn load(&self, offset: usize, order: Ordering) -> u64 {
         self.0.word(offset).load(order)
     }
@@ -154,14 +156,14 @@ impl Foreign {
     ///
     /// # Panics
     /// If they reach past the end.
+    #[inline]
     pub(super) fn read_words(&self, offset: usize, into: &mut [u8]) {
         let words = self.0.words(offset, into.len().div_ceil(8));
-        let mut whole = into.chunks_exact_mut(8);
-        for (chunk, word) in whole.by_ref().zip(words) {
-            chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        let (whole, rest) = into.as_chunks_mut();
+        for (chunk, word) in whole.iter_mut().zip(words) {
+            *chunk = word.load(Ordering::Relaxed).to_le_bytes();
         }
-        let rest = whole.into_remainder();
-        if let Some(last) = words.last().filter(|_| !rest.is_empty()) {
+        if let Some(last) = words.get(whole.len()) {
             let word = last.load(Ordering::Relaxed).to_le_bytes();
             rest.copy_from_slice(&word[..rest.len()]);
         }

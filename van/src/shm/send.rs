@@ -108,7 +108,14 @@ impl Sender {
         !self.outbox.is_empty()
     }
 
+    /// Whether there is something to move, to let go of or to report.
+    #[inline]
+    pub(super) fn has_work(&self) -> bool {
+        !self.outbox.is_empty() || !self.held.is_empty() || self.broken.is_some()
+    }
+
     /// Takes a frame with its prefix.
+    #[inline]
     pub(super) fn frame(
         &mut self,
         link: &mut Link,
@@ -116,18 +123,28 @@ impl Sender {
         pool: &Pool,
         counters: &mut Counters,
     ) -> Result<()> {
-        let bytes = frame.len();
-        let len = bytes - FRAME_PREFIX;
-        if self.outbox.is_empty() && len <= ring::INLINE_BYTES_MAX {
-            let slots = ring::slots_of(len);
-            if self.has_room(link, slots) {
-                self.put_inline(link, &frame[FRAME_PREFIX..]);
-                counters.frames_sent += 1;
-                counters.bytes_sent += bytes as u64;
-                return Ok(());
-            }
+        let len = frame.len() - FRAME_PREFIX;
+        let is_inline = self.outbox.is_empty() && len <= ring::INLINE_BYTES_MAX;
+        if !is_inline || !self.has_room(link, ring::slots_of(len)) {
+            return self.queue_frame(link, frame, pool, counters);
         }
+        self.put_inline(link, &frame[FRAME_PREFIX..]);
+        counters.frames_sent += 1;
+        counters.bytes_sent += frame.len() as u64;
+        Ok(())
+    }
+
+    /// Takes a frame that does not go into the ring as it is, or not now.
+    #[inline(never)]
+    fn queue_frame(
+        &mut self,
+        link: &mut Link,
+        frame: Buffer,
+        pool: &Pool,
+        counters: &mut Counters,
+    ) -> Result<()> {
         self.check_depth()?;
+        let (bytes, len) = (frame.len(), frame.len() - FRAME_PREFIX);
         let mut frame = frame;
         frame.advance(FRAME_PREFIX);
         let mut frame = frame.share();
@@ -194,7 +211,19 @@ impl Sender {
         Ok(())
     }
 
+    /// Lets go of loans that the peer has returned.
+    #[inline]
+    pub(super) fn take_back(&mut self, returned: &mut Vec<u64>) {
+        while let Some(number) = returned.pop() {
+            if !self.lent.take_back(number) {
+                let reason = format!("it returns loan {number}, which it has not");
+                self.broken.get_or_insert(reason);
+            }
+        }
+    }
+
     /// Gives back what this side has borrowed and is done with, as far as the ring has room.
+    #[inline]
     pub(super) fn give_back(&mut self, link: &mut Link, returns: &mut Vec<u64>) {
         while !returns.is_empty() && self.has_room(link, 1) {
             let mut record = [0; 8 * RETURNS_MAX];
@@ -214,14 +243,23 @@ impl Sender {
     }
 
     /// Lets go of what the peer has read, and moves what waits into the ring; whether anything moved.
-    pub(super) fn turn(&mut self, link: &mut Link, pool: &Pool, counters: &mut Counters) -> bool {
-        if self.held.is_empty() && self.outbox.is_empty() {
-            return false;
+    ///
+    /// # Errors
+    /// Says what is wrong with the peer, once something is.
+    #[inline]
+    pub(super) fn turn(
+        &mut self,
+        link: &mut Link,
+        pool: &Pool,
+        counters: &mut Counters,
+    ) -> Result<bool, String> {
+        if !self.has_work() {
+            return Ok(false);
         }
         let before = self.head;
         self.release(link);
         self.pump(link, pool, counters);
-        self.head != before
+        self.broken.take().map_or(Ok(self.head != before), Err)
     }
 
     fn pump(&mut self, link: &mut Link, pool: &Pool, counters: &mut Counters) {
@@ -394,6 +432,7 @@ impl Sender {
     }
 
     /// Whether the ring takes `slots` more.
+    #[inline]
     fn has_room(&mut self, link: &Link, slots: u64) -> bool {
         if self.head + slots <= self.freed + SLOTS {
             return true;

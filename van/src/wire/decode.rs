@@ -59,23 +59,27 @@ impl Images {
 
     /// The images of `frame`, which begins 8-byte aligned.
     pub fn new(frame: Buffer) -> Images {
-        let mut images = Images::NONE;
-        images.begin(frame, false);
-        images
+        Images { rest: Some(frame), sum: Sum::OfFrame, ..Images::NONE }
     }
 
     /// Likewise, of a frame without a checksum: its carrier has checked every byte.
     pub fn checked_by_carrier(frame: Buffer) -> Images {
-        let mut images = Images::NONE;
-        images.begin(frame, true);
-        images
+        Images { rest: Some(frame), sum: Sum::Any, ..Images::NONE }
     }
 
-    /// Goes on with those of another frame, once all have been read.
-    #[inline]
-    pub(crate) fn begin(&mut self, frame: Buffer, carrier_checks: bool) {
-        self.rest = Some(frame);
+    /// Goes on with another frame, once all images have been read, and opens its first.
+    ///
+    /// # Errors
+    /// As [`Images::next`].
+    #[inline(always)]
+    pub(crate) fn begin(
+        &mut self,
+        frame: Buffer,
+        carrier_checks: bool,
+        pool: &Pool,
+    ) -> Result<Option<Message>> {
         self.sum = if carrier_checks { Sum::Any } else { Sum::OfFrame };
+        self.read(frame, pool)
     }
 
     /// Whether all have been read.
@@ -111,23 +115,46 @@ impl Images {
     ///
     /// # Errors
     /// As [`Images::next`].
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn open(&mut self, pool: &Pool) -> Result<Option<Message>> {
         let none =
             || DecodeError::TooShort { what: "a message", have: 0, need: size_of::<Header>() };
-        let mut image = self.rest.take().ok_or_else(none)?;
+        let image = self.rest.take().ok_or_else(none)?;
+        self.read(image, pool)
+    }
+
+    /// Opens the image with which `image` begins. Most are of the form of the last one, and need no other look at it.
+    #[inline(always)]
+    fn read(&mut self, image: Buffer, pool: &Pool) -> Result<Option<Message>> {
+        let header = read_header(&image)?;
+        if self.run.form.is_of(header) && self.run.form.end <= image.len() {
+            let found = header.checksum.get();
+            return self.enter(image, found).map(|()| None);
+        }
+        self.read_anew(image, pool)
+    }
+
+    #[inline(never)]
+    fn read_anew(&mut self, image: Buffer, pool: &Pool) -> Result<Option<Message>> {
         let header = read_header(&image)?;
         let kind = check_header(header)?;
         let Some(form) = Form::of(header, kind, image.len())? else {
             return self.open_other(image, kind, pool).map(Some);
         };
         let found = header.checksum.get();
+        self.run.form = form;
+        self.enter(image, found).map(|()| None)
+    }
+
+    /// Goes on with an image that has the run's form, and perhaps others behind it.
+    #[inline(always)]
+    fn enter(&mut self, mut image: Buffer, found: u32) -> Result<()> {
         self.check(&mut image, found)?;
-        if form.end < image.len() {
-            self.cut(&mut image, form.end)?;
+        if self.run.form.end < image.len() {
+            self.cut(&mut image, self.run.form.end)?;
         }
-        self.run = Run::new(image.share(), form);
-        Ok(None)
+        self.run.begin(image.share());
+        Ok(())
     }
 
     /// Reads an image that is no run, and could not be the first of one.
@@ -148,7 +175,7 @@ impl Images {
     }
 
     /// Checks the checksum that was found in the header with which `covered` begins.
-    #[inline]
+    #[inline(always)]
     fn check(&mut self, covered: &mut [u8], found: u32) -> Result<(), DecodeError> {
         match std::mem::replace(&mut self.sum, Sum::Zero) {
             Sum::OfFrame => check_checksum(found, covered),
@@ -431,7 +458,6 @@ pub(crate) fn signature_bytes(flags: u8) -> usize {
 
 /// Computes the checksum as the sender did, over a header without one: it is blanked where it lies, so that there is one piece
 /// to go over.
-#[inline]
 fn check_checksum(found: u32, covered: &mut [u8]) -> Result<(), DecodeError> {
     covered[CHECKSUM].fill(0);
     let computed = crc32c::crc32c(covered);

@@ -13,7 +13,7 @@
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
-use super::{ALIGN, DecodeError, Header, Kind, check_padding};
+use super::{ALIGN, DecodeError, Header, Kind, MAGIC, check_padding};
 use crate::memory::Shared;
 use crate::message::{Draft, KeyRange, Message, Sections};
 
@@ -116,9 +116,32 @@ pub(super) struct Form {
     value_bytes: usize,
     /// Where the image ends.
     pub(super) end: usize,
+    /// The header that says all this.
+    header: Header,
 }
 
 impl Form {
+    /// That of no message.
+    const NONE: Form = Form {
+        kind: Kind::Reply,
+        range: KeyRange::ALL,
+        key_bytes: 0,
+        value_bytes: 0,
+        end: 0,
+        header: zerocopy::transmute!([0u8; size_of::<Header>()]),
+    };
+
+    /// Whether an image that begins with `header` has this form, if it is as long: it is not looked at otherwise then.
+    #[inline(always)]
+    pub(super) fn is_of(&self, header: &Header) -> bool {
+        let own = &self.header;
+        header.magic.get() == MAGIC
+            && (own.version, own.kind, own.flags) == (header.version, header.kind, header.flags)
+            && (own.range_begin, own.range_end) == (header.range_begin, header.range_end)
+            && (own.key_bytes, own.length_bytes) == (header.key_bytes, header.length_bytes)
+            && own.value_bytes == header.value_bytes
+    }
+
     /// That of the image which begins with `header`, of which there are `have` bytes; nothing if it is a message of another form.
     ///
     /// # Errors
@@ -153,7 +176,8 @@ impl Form {
         let (begin, last) = (header.range_begin.get(), header.range_end.get());
         let range =
             KeyRange::new(begin, last).ok_or(DecodeError::EmptyRange { begin, end: last })?;
-        Ok(Some(Form { kind, range, key_bytes: keys, value_bytes: values, end }))
+        let header = *header;
+        Ok(Some(Form { kind, range, key_bytes: keys, value_bytes: values, end, header }))
     }
 }
 
@@ -161,7 +185,7 @@ impl Form {
 pub(crate) struct Run {
     /// `None` when all have been read.
     image: Option<Shared>,
-    form: Form,
+    pub(super) form: Form,
     /// Where the next message's timestamp stands.
     timestamp_at: usize,
     /// Where its key does, or its values.
@@ -177,24 +201,14 @@ pub(crate) struct Record {
 
 impl Run {
     /// One of no messages.
-    pub(super) const NONE: Run = Run {
-        image: None,
-        form: Form {
-            kind: Kind::Reply,
-            range: KeyRange::ALL,
-            key_bytes: 0,
-            value_bytes: 0,
-            end: 0,
-        },
-        timestamp_at: 0,
-        at: 0,
-    };
+    pub(super) const NONE: Run = Run { image: None, form: Form::NONE, timestamp_at: 0, at: 0 };
 
-    /// Those of `image`, which has that form.
+    /// Goes on with those of `image`, which has its form, once all were read.
     #[inline]
-    pub(super) fn new(image: Shared, form: Form) -> Run {
-        let timestamp_at = std::mem::offset_of!(Header, timestamp);
-        Run { image: Some(image), form, timestamp_at, at: size_of::<Header>() }
+    pub(super) fn begin(&mut self, image: Shared) {
+        self.timestamp_at = std::mem::offset_of!(Header, timestamp);
+        self.at = size_of::<Header>();
+        self.image = Some(image);
     }
 
     /// Whether all were read.
@@ -267,6 +281,79 @@ impl Run {
     pub(crate) fn pass(&mut self) {
         if self.at > self.form.end {
             self.image = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::memory::Pool;
+    use crate::message::Values;
+    use crate::transport::FRAME_PREFIX;
+    use crate::wire::{Coding, Entry, Images, encode};
+
+    /// What is read of a frame behind others, up to what is wrong with it.
+    fn read(images: &mut Images, frame: &[u8], pool: &Pool) -> Vec<String> {
+        let say = |message: &Message| {
+            format!("{:?} {:?} {message:?}", message.keys(), message.values())
+                + &format!("{:?} {}", message.range(), message.sender())
+        };
+        let mut buffer = pool.allocate(frame.len()).unwrap();
+        buffer.copy_from_slice(frame);
+        let mut said: Vec<String> = match images.begin(buffer, true, pool) {
+            Ok(first) => first.iter().map(say).collect(),
+            Err(error) => return vec![error.to_string()],
+        };
+        while !images.is_empty() {
+            said.push(match images.next(pool) {
+                Ok(Entry::Message(message)) => say(&message),
+                Ok(Entry::Answer(timestamp)) => format!("answer {timestamp}"),
+                Err(error) => return [said, vec![error.to_string()]].concat(),
+            });
+        }
+        said
+    }
+
+    /// A request and two that are like it, as one image.
+    fn run(pool: &Pool) -> Vec<u8> {
+        let range = KeyRange::new(3, 9).unwrap();
+        let values = Values::Copied(b"value");
+        let draft = Draft { range, keys: &[5], values, ..Draft::new(Kind::Request) };
+        let outgoing = encode(1, draft, &mut Coding::plain(), pool).unwrap();
+        let mut image = outgoing.head[FRAME_PREFIX..].to_vec();
+        image.resize(image.len().next_multiple_of(ALIGN), 0);
+        for timestamp in [7u64, 8] {
+            image.extend([timestamp.to_le_bytes(), 4u64.to_le_bytes()].as_flattened());
+            image.extend(b"other\0\0\0");
+        }
+        close_run(&mut image, 2 * 24);
+        image
+    }
+
+    #[test]
+    fn what_a_frame_says_does_not_depend_on_the_one_before() {
+        let pool = Pool::new(1 << 22);
+        let run = run(&pool);
+        let alone = encode(1, Draft::new(Kind::Reply), &mut Coding::plain(), &pool).unwrap();
+        for (frame, count) in [(&run[..], 3), (&alone.head[FRAME_PREFIX..], 1)] {
+            let like = |other: &[u8]| {
+                let mut images = Images::NONE;
+                assert_eq!(read(&mut images, frame, &pool).len(), count, "it is sound");
+                assert_eq!(
+                    read(&mut images, other, &pool),
+                    read(&mut { Images::NONE }, other, &pool),
+                    "{other:?}"
+                );
+            };
+            (0..frame.len()).for_each(|len| like(&frame[..len]));
+            like(&[frame, &[0; 8]].concat());
+            for (at, damage) in (0..frame.len()).flat_map(|at| [1, 2, 0x80].map(|bit| (at, bit))) {
+                let mut other = frame.to_vec();
+                other[at] ^= damage;
+                like(&other);
+            }
         }
     }
 }
