@@ -13,7 +13,7 @@
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
-use super::{ALIGN, DecodeError, Header, Kind, MAGIC, check_padding};
+use super::{ALIGN, DecodeError, Header, Kind, check_padding};
 use crate::memory::Shared;
 use crate::message::{Draft, KeyRange, Message, Sections};
 
@@ -121,13 +121,13 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// That of no message.
+    /// That of no message: no image is as long.
     const NONE: Form = Form {
         kind: Kind::Reply,
         range: KeyRange::ALL,
         key_bytes: 0,
         value_bytes: 0,
-        end: 0,
+        end: usize::MAX,
         header: zerocopy::transmute!([0u8; size_of::<Header>()]),
     };
 
@@ -135,7 +135,7 @@ impl Form {
     #[inline(always)]
     pub(super) fn is_of(&self, header: &Header) -> bool {
         let own = &self.header;
-        header.magic.get() == MAGIC
+        own.magic == header.magic
             && (own.version, own.kind, own.flags) == (header.version, header.kind, header.flags)
             && (own.range_begin, own.range_end) == (header.range_begin, header.range_end)
             && (own.key_bytes, own.length_bytes) == (header.key_bytes, header.length_bytes)
@@ -292,7 +292,7 @@ mod tests {
     use crate::memory::Pool;
     use crate::message::Values;
     use crate::transport::FRAME_PREFIX;
-    use crate::wire::{Coding, Entry, Images, encode};
+    use crate::wire::{Coding, Entry, Images, MAGIC, encode};
 
     /// What is read of a frame behind others, up to what is wrong with it.
     fn read(images: &mut Images, frame: &[u8], pool: &Pool) -> Vec<String> {
@@ -337,6 +337,12 @@ mod tests {
         let pool = Pool::new(1 << 22);
         let run = run(&pool);
         let alone = encode(1, Draft::new(Kind::Reply), &mut Coding::plain(), &pool).unwrap();
+        for (magic, wrong) in [(0, "another protocol"), (MAGIC, "version 0")] {
+            let mut blank = [0; size_of::<Header>()];
+            blank[..4].copy_from_slice(&magic.to_le_bytes());
+            let said = read(&mut { Images::NONE }, &blank, &pool);
+            assert!(said.len() == 1 && said[0].contains(wrong), "{said:?}");
+        }
         for (frame, count) in [(&run[..], 3), (&alone.head[FRAME_PREFIX..], 1)] {
             let like = |other: &[u8]| {
                 let mut images = Images::NONE;
