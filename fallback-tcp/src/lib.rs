@@ -36,6 +36,10 @@
 //! once which of them are ready. The listener never costs a call of its own: it is among those asked about, at least once a
 //! millisecond. A [`Tcp`] belongs to one thread.
 //!
+//! The system watches a socket only for who may sleep or asks: whatever comes in or is acknowledged has to be entered with the
+//! watcher, which took 0.3 of the 6.5 µs of a small round trip. A thread that has not slept for a millisecond takes its
+//! sockets out, and puts them back before it sleeps.
+//!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**tcp**).
 
 #![forbid(unsafe_code)]
@@ -112,6 +116,8 @@ pub struct Tcp {
     looks: u32,
     /// The last look found nothing, so that to look again at once would find nothing either.
     looked: bool,
+    /// It has slept since it last looked around.
+    slept: bool,
     hello_timeout: Duration,
     /// Calls and bytes, and what gone peers had counted.
     counters: Counters,
@@ -151,6 +157,7 @@ impl Tcp {
             look_around_at: now,
             looks: 0,
             looked: false,
+            slept: false,
             hello_timeout: HELLO_TIMEOUT,
             counters: Counters::default(),
         })
@@ -164,6 +171,11 @@ impl Tcp {
             self.looks = 0;
             let now = Instant::now();
             let around = now >= self.look_around_at;
+            if !directly {
+                self.watch(true)?;
+            } else if around && !std::mem::take(&mut self.slept) {
+                self.watch(false)?;
+            }
             if around || !directly {
                 self.ask(Duration::ZERO)?;
             }
@@ -194,7 +206,7 @@ impl Tcp {
 
     fn serve_one(&mut self, id: u32, directly: bool, reading: bool) -> Result<(), Fault> {
         let Some(peer) = &mut self.peers[id as usize] else { return Ok(()) };
-        if matches!(peer.stage, Stage::Dialling(_)) && !peer.dial_on(self.poll.registry())? {
+        if matches!(peer.stage, Stage::Dialling(_)) && !peer.dial_on()? {
             return Ok(());
         }
         let writing = peer.may_write(directly);
@@ -216,14 +228,19 @@ impl Tcp {
         written
     }
 
-    /// Asks the system what is ready, for at most `timeout`; returns whether it had anything to report.
-    fn ask(&mut self, timeout: Duration) -> Result<bool> {
+    /// Has the system watch all sockets for what is waited for, or none.
+    fn watch(&mut self, watch: bool) -> Result<()> {
         for &id in &self.live {
             if let Some(peer) = &mut self.peers[id as usize] {
-                peer.watch(self.poll.registry(), &mut self.counters)
+                peer.watch(watch, self.poll.registry(), &mut self.counters)
                     .map_err(|source| Error::Os { call: "watching a socket", source })?;
             }
         }
+        Ok(())
+    }
+
+    /// Asks the system which of what it watches is ready, for at most `timeout`; returns whether it had anything to report.
+    fn ask(&mut self, timeout: Duration) -> Result<bool> {
         self.counters.system_calls += 1;
         match self.poll.poll(&mut self.reports, Some(timeout)) {
             Ok(()) => {}
@@ -303,8 +320,8 @@ impl Tcp {
         let receiver = Receiver::new(id, cluster, frame_bytes, &self.pool)?;
         let fixed = (id, frame_bytes, self.hello_timeout);
         let halves = (sender, receiver);
-        let peer = Peer::new(stage, stream, address, halves, fixed, self.poll.registry())
-            .map_err(|source| Error::Os { call: "watching a socket", source })?;
+        let peer = Peer::new(stage, stream, address, halves, fixed)
+            .map_err(|source| Error::Os { call: "setting up a socket", source })?;
         self.peers.push(Some(Box::new(peer)));
         self.live.push(number);
         Ok(id)
@@ -347,6 +364,8 @@ impl Tcp {
         let until = deadlines.chain(self.acceptable.then_some(self.accept_at)).min();
         let limit = until.map_or(limit, |until| limit.min(until.saturating_duration_since(now)));
         self.counters.sleeps += 1;
+        self.slept = true;
+        self.watch(true)?;
         self.ask(limit)
     }
 

@@ -64,24 +64,26 @@ pub(crate) struct Peer {
     writable: bool,
     /// Whether the last look wrote without reading.
     pub(crate) wrote_only: bool,
-    /// Whether the system has been asked to report it writable.
-    watched_for_writing: bool,
+    /// What the system has been asked to report of it.
+    watched: Option<Interest>,
     hello_timeout: Duration,
 }
 
 impl Peer {
-    /// Puts a connection under the watch of `registry`. The halves of the stream are in the state of a fresh connection.
+    /// A connection that nobody watches yet. The halves of the stream are in the state of a fresh connection.
     pub(crate) fn new(
         stage: Stage,
         stream: TcpStream,
         address: String,
         (sender, receiver): (Sender, Receiver),
         config: (PeerId, usize, Duration),
-        registry: &Registry,
     ) -> io::Result<Peer> {
         let (id, frame_bytes, hello_timeout) = config;
         let dialled = matches!(stage, Stage::Dialling(_));
-        let mut peer = Peer {
+        if !dialled {
+            stream::set_up(&SockRef::from(&stream))?;
+        }
+        Ok(Peer {
             id,
             address,
             dialled,
@@ -93,15 +95,9 @@ impl Peer {
             readable: !dialled,
             writable: !dialled,
             wrote_only: false,
-            watched_for_writing: dialled,
+            watched: None,
             hello_timeout,
-        };
-        if !dialled {
-            stream::set_up(&SockRef::from(&peer.stream))?;
-        }
-        let (token, interest) = (peer.token(), peer.interest());
-        registry.register(&mut peer.stream, token, interest)?;
-        Ok(peer)
+        })
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -131,21 +127,29 @@ impl Peer {
         }
     }
 
-    /// Asks the system for reports of writability exactly while there is something to write that it did not take.
-    pub(crate) fn watch(&mut self, registry: &Registry, counters: &mut Counters) -> io::Result<()> {
-        let wanted =
-            matches!(self.stage, Stage::Dialling(_)) || (!self.sender.is_empty() && !self.writable);
-        if wanted == self.watched_for_writing {
+    /// Asks the system for reports of what is waited for: of writability exactly while there is something to write that it did
+    /// not take. Without `watch`, for none.
+    pub(crate) fn watch(
+        &mut self,
+        watch: bool,
+        registry: &Registry,
+        counters: &mut Counters,
+    ) -> io::Result<()> {
+        let wanted = watch.then(|| self.interest());
+        if wanted == self.watched {
             return Ok(());
         }
-        self.watched_for_writing = wanted;
         counters.system_calls += 1;
-        let (token, interest) = (self.token(), self.interest());
-        registry.reregister(&mut self.stream, token, interest)
+        let token = self.token();
+        match (std::mem::replace(&mut self.watched, wanted), wanted) {
+            (None, Some(interest)) => registry.register(&mut self.stream, token, interest),
+            (Some(_), Some(interest)) => registry.reregister(&mut self.stream, token, interest),
+            (_, None) => registry.deregister(&mut self.stream),
+        }
     }
 
     /// Finishes dialling, once the socket became writable; returns whether it is connected.
-    pub(crate) fn dial_on(&mut self, registry: &Registry) -> Result<bool, Fault> {
+    pub(crate) fn dial_on(&mut self) -> Result<bool, Fault> {
         let Stage::Dialling(dial) = &mut self.stage else { return Ok(true) };
         let now = Instant::now();
         let late = now >= dial.deadline;
@@ -169,8 +173,7 @@ impl Peer {
             }
             Err(error) => {
                 self.stream = dial.next(error).map_err(Fault::Connect)?;
-                let (token, interest) = (self.token(), self.interest());
-                registry.register(&mut self.stream, token, interest).map_err(Fault::Connect)?;
+                self.watched = None;
                 Ok(false)
             }
         }
@@ -293,7 +296,8 @@ impl Peer {
     }
 
     fn interest(&self) -> Interest {
-        if self.watched_for_writing {
+        let dialling = matches!(self.stage, Stage::Dialling(_));
+        if dialling || (!self.sender.is_empty() && !self.writable) {
             Interest::READABLE | Interest::WRITABLE
         } else {
             Interest::READABLE

@@ -96,6 +96,40 @@ fn two_threads_that_never_sleep() {
     assert_eq!(ping_pong(Wait::Yield, 500).sleeps, 0);
 }
 
+/// Who was busy for so long that nobody watched its sockets any more is woken all the same when it sleeps.
+#[test]
+fn who_sleeps_after_a_busy_time_is_woken() {
+    let (tell, told) = mpsc::channel();
+    let server = std::thread::spawn(move || {
+        let mut van = tcp(1, Wait::default());
+        tell.send(van.address().to_owned()).unwrap();
+        serve(&mut van)
+    });
+    let mut van = tcp(2, Wait::default());
+    let mut events = Vec::new();
+    let peer = van.connect(&told.recv().unwrap()).unwrap();
+    connected(next(&mut van, &mut events));
+    let mut count = 0;
+    for _ in 0..3 {
+        let busy = van.now() + Duration::from_millis(10);
+        while van.now() < busy {
+            let frame = van.memory().allocate(FRAME_PREFIX + 8).unwrap();
+            van.post_send(peer, frame).unwrap();
+            count += 1;
+            assert!(matches!(next(&mut van, &mut events), Event::Received { .. }));
+        }
+        std::thread::sleep(Duration::from_millis(20)); // by now the server sleeps
+        let began = van.now();
+        let frame = van.memory().allocate(FRAME_PREFIX + 8).unwrap();
+        van.post_send(peer, frame).unwrap();
+        count += 1;
+        assert!(matches!(next(&mut van, &mut events), Event::Received { .. }));
+        assert!(van.now() - began < LONG / 2, "the server slept its time out");
+    }
+    drop(van);
+    assert_eq!(server.join().unwrap(), count);
+}
+
 #[test]
 fn large_writes_between_threads_are_not_copied() {
     let (len, rounds) = (4 << 20, 20);

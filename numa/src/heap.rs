@@ -2,6 +2,7 @@
 //! could be asked for. Stands in for `sys.rs` on systems that aren't Linux, and under Miri.
 
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use crate::ids::{NumaId, PuId};
@@ -49,6 +50,10 @@ impl Mapping {
     }
 
     pub(crate) fn populate(&self) -> io::Result<()> {
+        unsupported()
+    }
+
+    pub(crate) fn collapse(&self, _: Range<usize>) -> io::Result<()> {
         unsupported()
     }
 }

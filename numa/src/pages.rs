@@ -59,6 +59,8 @@ pub struct PagesError {
 pub struct Pages {
     mapping: Mapping,
     file: Option<MemoryFile>,
+    /// Whether huge pages are wanted that the system may have to be asked for one by one.
+    collapses: bool,
     shortfalls: Vec<String>,
 }
 
@@ -78,12 +80,14 @@ impl Pages {
             HugePages::Reserved if len >= HUGE_PAGE_BYTES => reserved(len, source, &mut shortfalls),
             _ => None,
         };
+        let collapses =
+            reserved.is_none() && source.shareable && source.huge != HugePages::AsSystem;
         let (mapping, file) = match reserved {
             Some(pages) => pages,
             None => ordinary(len, source, &mut shortfalls)
                 .map_err(|error| PagesError { len, source: error })?,
         };
-        Ok(Pages { mapping, file, shortfalls })
+        Ok(Pages { mapping, file, collapses, shortfalls })
     }
 
     /// Its first byte, at a multiple of [`PAGE_BYTES`] or [`HUGE_PAGE_BYTES`].
@@ -104,6 +108,18 @@ impl Pages {
     /// [`Pages::len`] in whole pages: the length of the file behind [shareable](PageSource::shareable) ones.
     pub fn file_bytes(&self) -> usize {
         self.mapping.whole_len()
+    }
+
+    /// Takes the huge pages that lie within `len` bytes from `offset` as a whole, with what is there already; whether it could.
+    ///
+    /// That is for [shareable](PageSource::shareable) memory of which transparent ones were wanted: unless its setting is
+    /// changed, the kernel makes that of small pages alone, but puts them together when it is told to (Linux 6.1, unless `deny`
+    /// is set). To others nothing happens.
+    pub fn make_huge(&self, offset: usize, len: usize) -> bool {
+        let end = offset.saturating_add(len).min(self.len());
+        let start = offset.min(end).next_multiple_of(HUGE_PAGE_BYTES);
+        let range = start..end - end % HUGE_PAGE_BYTES;
+        self.collapses && !range.is_empty() && self.mapping.collapse(range).is_ok()
     }
 
     /// A line for each wish that could not be honoured.
@@ -281,7 +297,11 @@ mod tests {
                     (pages.len(), pages.base().addr().get() % HUGE_PAGE_BYTES),
                     (3 << 20, 0)
                 );
-                eprintln!("{source:?}: {:?}", pages.shortfalls());
+                let is_huge = pages.make_huge(4096, 3 << 20);
+                assert!(!is_huge, "the second one does not end here");
+                let is_huge = pages.make_huge(0, 3 << 20);
+                assert!(shareable || !is_huge);
+                eprintln!("{source:?}: {:?}, huge: {is_huge}", pages.shortfalls());
                 let small = taken(1 << 20, &source).unwrap();
                 assert!(small.shortfalls().is_empty(), "{:?}", small.shortfalls());
             }

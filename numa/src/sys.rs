@@ -6,6 +6,7 @@
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 
@@ -107,19 +108,32 @@ impl Mapping {
 
     /// Asks for transparent huge pages.
     pub(crate) fn advise_huge(&self) -> io::Result<()> {
-        self.advise(libc::MADV_HUGEPAGE)
+        self.advise(0..self.whole_len, libc::MADV_HUGEPAGE)
     }
 
     /// Has all pages there at once, or says why that can't be.
     pub(crate) fn populate(&self) -> io::Result<()> {
-        self.advise(libc::MADV_POPULATE_WRITE)
+        self.advise(0..self.whole_len, libc::MADV_POPULATE_WRITE)
+    }
+
+    /// Has `range`, which begins and ends at a huge page, be of huge pages with what is in it now, or says why that can't be.
+    pub(crate) fn collapse(&self, range: Range<usize>) -> io::Result<()> {
+        // The kernel puts nothing together where there is nothing yet.
+        for at in range.clone().step_by(HUGE_PAGE_BYTES) {
+            self.advise(at..at + PAGE_BYTES, libc::MADV_POPULATE_WRITE)?;
+        }
+        self.advise(range, libc::MADV_COLLAPSE)
     }
 
     /// `advice` is one that leaves the contents as they are.
-    fn advise(&self, advice: i32) -> io::Result<()> {
-        let start = self.base.as_ptr().cast();
-        // SAFETY: the range is this mapping's own, and neither advice that is given here changes what is in it.
-        succeeded(unsafe { libc::madvise(start, self.whole_len, advice) }.into())
+    ///
+    /// # Panics
+    /// If `range` reaches past the end.
+    fn advise(&self, range: Range<usize>, advice: i32) -> io::Result<()> {
+        assert!(range.start <= range.end && range.end <= self.whole_len, "of this mapping");
+        let start = self.base.as_ptr().wrapping_add(range.start).cast();
+        // SAFETY: the range is this mapping's own, and no advice that is given here changes what is in it.
+        succeeded(unsafe { libc::madvise(start, range.len(), advice) }.into())
     }
 }
 
@@ -285,7 +299,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
-    use crate::pages::PageSource;
+    use crate::pages::{HugePages, PageSource};
 
     #[test]
     #[cfg(target_env = "gnu")]
@@ -329,6 +343,29 @@ mod tests {
             let pages = Pages::new(16 << 40, &source);
             assert!(pages.is_ok(), "{round}: {:?}", pages.map_err(|error| error.source));
         }
+    }
+
+    #[test]
+    fn pages_that_are_put_together_keep_what_is_in_them() {
+        const MIB: usize = 1 << 20;
+        let source = PageSource { huge: HugePages::Transparent, shareable: true, node: None };
+        let pages = Pages::new(6 * MIB, &source).unwrap();
+        let marks = [0, 5000, 2 * MIB - 1, 2 * MIB, 6 * MIB - 1];
+        // SAFETY: all of it is mapped, zeroed by the kernel, and lent to nobody else.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(pages.base().as_ptr(), 6 * MIB) };
+        marks.into_iter().zip(1..).for_each(|(at, mark)| bytes[at] = mark);
+        if !pages.make_huge(0, 6 * MIB) {
+            eprintln!("SKIPPED: this system puts no pages of shared memory together");
+        }
+        let file = File::from(pages.file().unwrap().try_clone_to_owned().unwrap());
+        let mut found = vec![0; 6 * MIB];
+        file.read_exact_at(&mut found, 0).unwrap();
+        for (at, mark) in marks.into_iter().zip(1..) {
+            assert_eq!(std::mem::take(&mut found[at]), mark, "{at}");
+        }
+        assert!(found.iter().all(|&byte| byte == 0));
+        assert!(!pages.make_huge(1, 3 * MIB), "none lies within as a whole");
+        assert!(!pages.make_huge(usize::MAX, 1) && !pages.make_huge(0, MIB));
     }
 
     #[test]

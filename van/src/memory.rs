@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 
 use bytes::Bytes;
-use caravan_numa::{PAGE_BYTES, PageSource, Pages, PagesError};
+use caravan_numa::{HUGE_PAGE_BYTES, PAGE_BYTES, PageSource, Pages, PagesError};
 
 use crate::error::Result;
 pub use pool::Pool;
@@ -30,6 +30,20 @@ mod registration;
 
 /// Slots of this many bytes or more start at a multiple of it: a page, as NICs and the kernel like it.
 pub const SLOT_ALIGN: usize = PAGE_BYTES;
+
+/// Begins to fetch the line of the cache that `address` is in: for loops over memory that comes from far, where the processor's
+/// own guesses end with the page. A hint: nothing is read, wherever it points.
+#[inline(always)]
+pub fn prefetch<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint: no access, and no fault wherever it points to.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
 
 /// Memory that stays in one place: an arena, from which a pool cuts slots, or what a user brought.
 struct Region {
@@ -96,6 +110,16 @@ impl Slot {
     fn whole(region: Region) -> Slot {
         let (base, capacity) = (region.base, region.len);
         Slot { memory: Memory::User(region), base, capacity, class: 0, pool: Weak::new() }
+    }
+
+    /// Takes the huge pages that end within its first `len` bytes, if it lies in an arena: see [`Pages::make_huge`].
+    fn make_huge(&self, len: usize) {
+        let region = self.region();
+        if let Some(pages) = region.owner.downcast_ref::<Pages>() {
+            let start = self.base.addr().get() - region.base.addr().get();
+            let before = start % HUGE_PAGE_BYTES;
+            pages.make_huge(start - before, before + len);
+        }
     }
 
     #[inline]

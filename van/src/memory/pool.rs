@@ -15,7 +15,7 @@ use std::fmt;
 use std::io;
 use std::rc::{Rc, Weak};
 
-use caravan_numa::PageSource;
+use caravan_numa::{HUGE_PAGE_BYTES, PageSource};
 
 use super::registration::Registrar;
 use super::{Buffer, Memory, Part, Region, SLOT_ALIGN, Slot};
@@ -36,6 +36,9 @@ const ARENA_MAX: usize = 256 << 20;
 
 /// Most bytes cut into slots at a time, but for a slot that is larger: 2048 of the smallest, a moment's work.
 const BATCH_MAX: usize = 1 << 20;
+
+/// Slots from this size on lie in huge pages, a single one or two in each, where the system has them.
+const LARGE_BYTES: usize = HUGE_PAGE_BYTES / 2;
 
 /// Number of size classes: powers of two from [`SLOT_MIN`] up to the address space.
 const CLASSES: usize = (usize::BITS - SLOT_MIN.trailing_zeros()) as usize;
@@ -135,9 +138,17 @@ impl Pool {
         std::ptr::eq(shelf.as_ptr(), Rc::as_ptr(&self.0))
     }
 
-    /// A slot for a class that has none free.
+    /// A slot for a class that has none free, in huge pages as far as `wanted` bytes of it and what lies before it fill them.
     #[cold]
     fn supply(&self, class: usize, wanted: usize) -> Result<Rc<Slot>> {
+        let slot = self.find_slot(class, wanted)?;
+        if wanted >= LARGE_BYTES {
+            slot.make_huge(wanted);
+        }
+        Ok(slot)
+    }
+
+    fn find_slot(&self, class: usize, wanted: usize) -> Result<Rc<Slot>> {
         if let Some(slot) = self.cut(class) {
             return Ok(slot);
         }
@@ -315,10 +326,11 @@ impl Span {
             && other.start < self.start + self.len
     }
 
-    /// Bytes to skip before a slot of `size`: slots begin at a page, those smaller than one at a multiple of their size, so
-    /// that none reaches into a page that it does not fill.
+    /// Bytes to skip before a slot of `size`: slots begin at a page, large ones at a huge one or its half, and those smaller than a
+    /// page at a multiple of their size, so that none reaches into a page that it does not fill.
     fn padding(&self, size: usize) -> usize {
-        self.start.next_multiple_of(size.min(SLOT_ALIGN)) - self.start
+        let page = if size < LARGE_BYTES { SLOT_ALIGN } else { HUGE_PAGE_BYTES };
+        self.start.next_multiple_of(size.min(page)) - self.start
     }
 
     fn holds(&self, size: usize) -> bool {

@@ -9,23 +9,23 @@
 //! The one file of this van with `unsafe` that is about memory; `socket.rs` has the system calls about descriptors.
 
 use std::any::Any;
-use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::memory::Shared;
+use caravan_numa::{HUGE_PAGE_BYTES, HugePages, PageSource, Pages};
 
-/// A file that has these can neither shrink, which would fault who reads it, nor grow.
-const FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+use crate::memory::{Shared, prefetch};
 
-/// What a file gets once its owner has mapped it: no other mapping can write it, and nothing of this can be taken back.
-const FINAL: libc::c_int = FIXED | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
+/// What a file gets once its owner has mapped it: it can neither shrink, which would fault who reads it, nor grow, no other mapping
+/// can write it, and nothing of this can be taken back.
+const FINAL: libc::c_int =
+    libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
 
-/// Pages of memory that other processes may see.
+/// Mapped memory that other processes may see, which somebody keeps mapped.
 #[derive(Debug)]
 struct Mapping {
     base: NonNull<u8>,
@@ -33,17 +33,6 @@ struct Mapping {
 }
 
 impl Mapping {
-    fn new(file: BorrowedFd<'_>, len: usize, access: libc::c_int) -> io::Result<Mapping> {
-        let (null, flags) = (std::ptr::null_mut(), libc::MAP_SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that anybody has.
-        let base = unsafe { libc::mmap(null, len, access, flags, file.as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).expect("mmap never returns null but for MAP_FIXED");
-        Ok(Mapping { base, len })
-    }
-
     /// The word at `offset`, for atomic access only.
     ///
     /// # Panics
@@ -63,7 +52,7 @@ impl Mapping {
         assert!(offset.is_multiple_of(8) && offset <= self.len && bytes <= self.len - offset);
         // SAFETY: at most `len`, as was just checked.
         let first = unsafe { self.base.add(offset) };
-        // SAFETY: aligned words within the mapping, which lives as long as `self`. This process accesses words only
+        // SAFETY: aligned words within the mapping, which stays as long as what `self` is a part of. This process accesses words only
         // atomically; another one can do nothing worse than store other values. Loads of 8 bytes are allowed on memory that
         // is mapped for reading only; there are no stores but through `Own`, which is mapped for both.
         unsafe { std::slice::from_raw_parts(first.as_ptr().cast::<AtomicU64>(), count) }
@@ -80,34 +69,27 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: `base` and `len` are those of a mapping made in `new`, and this runs once. References into it are bounded by
-        // borrows of `self`, and views of it hold it.
-        let code = unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
-        debug_assert_eq!(code, 0, "munmap");
-    }
-}
-
 /// Memory of this process that a peer can map and read, and only read.
 #[derive(Debug)]
 pub(super) struct Own {
     mapping: Mapping,
-    file: OwnedFd,
+    pages: Pages, // keeps it mapped
 }
 
 impl Own {
-    /// `len` bytes of zeros.
+    /// `len` bytes of zeros, in huge pages where they are that many.
     pub(super) fn new(len: usize) -> io::Result<Own> {
-        let file = memory_file(len)?;
-        let mapping = Mapping::new(file.as_fd(), len, libc::PROT_READ | libc::PROT_WRITE)?;
-        seal(file.as_fd())?;
-        Ok(Own { mapping, file })
+        let source = PageSource { huge: HugePages::Transparent, shareable: true, node: None };
+        let pages = Pages::new(len, &source).map_err(|error| error.source)?;
+        pages.make_huge(0, len);
+        let own = Own { mapping: Mapping { base: pages.base(), len }, pages };
+        seal(own.file())?;
+        Ok(own)
     }
 
     /// What a peer needs to map it.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.pages.file().expect("shareable pages have a file")
     }
 
     #[inline]
@@ -125,23 +107,6 @@ impl Own {
         // exclusively; `bytes` lies elsewhere, as nothing lends out parts of an `Own`.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
-}
-
-/// A file of `len` zeros that has no name, and no seals yet.
-pub(super) fn memory_file(len: usize) -> io::Result<OwnedFd> {
-    const NAME: &CStr = c"caravan-lane";
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: the name ends with a zero; the kernel only reads it.
-    let file = unsafe { libc::memfd_create(NAME.as_ptr(), flags) };
-    if file < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor that the kernel has just made for us; nobody else knows it.
-    let file = unsafe { OwnedFd::from_raw_fd(file) };
-    let size = i64::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: about a descriptor, and no memory.
-    succeeded(unsafe { libc::ftruncate(file.as_raw_fd(), size) })?;
-    Ok(file)
 }
 
 /// Sees to it that nobody can map `file` for writing any more and that it keeps its length. Mappings there are keep theirs.
@@ -170,9 +135,12 @@ impl Foreign {
             return Err("it shares no memory".to_owned());
         }
         check(file, len)?;
-        let mapping = Mapping::new(file, len, libc::PROT_READ);
-        let mapping = mapping.map_err(|error| format!("{len} bytes cannot be mapped: {error}"))?;
-        Ok(Foreign(mapping))
+        // Huge pages of the file stay such where the mapping begins at a multiple of theirs, which the kernel does not see to. To ask
+        // for that very address is a hint: whoever takes it first costs speed only.
+        let place = if len < HUGE_PAGE_BYTES { ptr::null_mut() } else { aligned_place(len) };
+        let base = map(place, len, libc::PROT_READ, libc::MAP_SHARED, Some(file));
+        let base = base.map_err(|error| format!("{len} bytes cannot be mapped: {error}"))?;
+        Ok(Foreign(Mapping { base, len }))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -226,18 +194,52 @@ impl Foreign {
         unsafe { Shared::view(base, len, owner) }
     }
 
-    /// Begins to fetch what is at `offset`, if it lies within.
+    /// Begins to fetch what is at `offset`.
     pub(super) fn prefetch(&self, offset: usize) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let address = self.0.base.as_ptr().wrapping_add(offset);
-            // SAFETY: a hint: no access, and no fault wherever it points to.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = offset;
+        prefetch(self.0.base.as_ptr().wrapping_add(offset));
     }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        unmap(self.0.base, self.0.len);
+    }
+}
+
+/// An address at a multiple of a huge page where `len` bytes were free just now; null if none was found.
+fn aligned_place(len: usize) -> *mut libc::c_void {
+    let Some(room) = len.checked_add(HUGE_PAGE_BYTES) else { return ptr::null_mut() };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let Ok(base) = map(ptr::null_mut(), room, libc::PROT_NONE, flags, None) else {
+        return ptr::null_mut();
+    };
+    unmap(base, room);
+    base.as_ptr().map_addr(|address| address.next_multiple_of(HUGE_PAGE_BYTES)).cast()
+}
+
+/// A new mapping, at `place` if nothing is there.
+fn map(
+    place: *mut libc::c_void,
+    len: usize,
+    access: libc::c_int,
+    flags: libc::c_int,
+    file: Option<BorrowedFd<'_>>,
+) -> io::Result<NonNull<u8>> {
+    let file = file.map_or(-1, |file| file.as_raw_fd());
+    // SAFETY: without `MAP_FIXED` a new mapping touches no memory that anybody has; the address is a hint.
+    let base = unsafe { libc::mmap(place, len, access, flags, file, 0) };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(NonNull::new(base.cast()).expect("mmap never returns null but for MAP_FIXED"))
+}
+
+/// Takes away a mapping that [`map`] made, which nothing refers to any more: references into a [`Foreign`] are bounded by borrows
+/// of it, and views hold it.
+fn unmap(base: NonNull<u8>, len: usize) {
+    // SAFETY: as above; both callers have it alone, and give it up.
+    let code = unsafe { libc::munmap(base.as_ptr().cast(), len) };
+    debug_assert_eq!(code, 0, "munmap");
 }
 
 fn seals(file: BorrowedFd<'_>) -> io::Result<libc::c_int> {

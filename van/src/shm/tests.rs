@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use caravan_numa::Pages;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -15,7 +16,7 @@ use super::connect::{Link, Packet, Taken, name_in};
 use super::ring::{
     ASLEEP, CLOSED, CONSUMED, Kind, Reference, SEGMENT_BYTES, SLOTS, Stamp, WriteRecord, slot_at,
 };
-use super::segment::{Foreign, Own, memory_file, seal};
+use super::segment::{Foreign, Own, seal};
 use super::socket::Socket;
 use super::*;
 use crate::wire::Hello;
@@ -118,8 +119,11 @@ fn hellos_with_a_wrong_descriptor_are_turned_away() {
     let _alone = alone();
     let mut node = node();
     let before = belongings();
-    let unsealed = memory_file(SEGMENT_BYTES).unwrap();
-    let short = memory_file(SEGMENT_BYTES - 1).unwrap();
+    let memory_file = |len| {
+        let source = PageSource { shareable: true, ..PageSource::default() };
+        Pages::new(len, &source).unwrap().file().unwrap().try_clone_to_owned().unwrap()
+    };
+    let (unsealed, short) = (memory_file(SEGMENT_BYTES), memory_file(SEGMENT_BYTES - 4096));
     seal(short.as_fd()).unwrap();
     let (pipe, _writer) = std::io::pipe().unwrap();
     let pipe = OwnedFd::from(pipe);

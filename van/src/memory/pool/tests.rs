@@ -90,6 +90,18 @@ fn a_slot_lies_on_as_few_pages_as_can_be() {
 }
 
 #[test]
+fn large_slots_fill_huge_pages() {
+    let pool = Pool::new(256 * MIB);
+    let mut held = vec![pool.allocate(32 * MIB).unwrap(), pool.allocate(1).unwrap()];
+    for len in [MIB, MIB, 2 * MIB, 5 * MIB, MIB, 3 * MIB] {
+        let slot = pool.allocate(len).unwrap();
+        let page = len.next_power_of_two().min(HUGE_PAGE_BYTES);
+        assert!(slot.as_ptr().addr().is_multiple_of(page), "{len}");
+        held.push(slot);
+    }
+}
+
+#[test]
 fn a_small_slot_leaves_room_for_large_ones() {
     let pool = Pool::new(224 * MIB);
     let held = [64 * MIB, 1, 128 * MIB].map(|len| pool.allocate(len).unwrap());
