@@ -144,15 +144,8 @@ impl Sender {
         counters: &mut Counters,
     ) -> Result<()> {
         self.check_depth()?;
-        let (bytes, len) = (frame.len(), frame.len() - FRAME_PREFIX);
-        let mut frame = frame;
-        frame.advance(FRAME_PREFIX);
-        let mut frame = frame.share();
-        if len > ring::INLINE_BYTES_MAX && !frame.is_from(pool) {
-            let mut copy = pool.allocate(len)?;
-            copy.copy_from_slice(&frame);
-            frame = copy.share();
-        }
+        let bytes = frame.len();
+        let frame = visible(frame, pool)?;
         counters.frames_sent += 1;
         counters.bytes_sent += bytes as u64;
         self.outbox.push_back(Unit::Frame(frame));
@@ -198,14 +191,7 @@ impl Sender {
         }
         counters.frames_sent += 1;
         counters.bytes_sent += (frame.len() + values.len()) as u64;
-        let mut frame = frame;
-        frame.advance(FRAME_PREFIX);
-        let mut frame = frame.share();
-        if frame.len() > ring::INLINE_BYTES_MAX && !frame.is_from(pool) {
-            let mut copy = pool.allocate(frame.len())?;
-            copy.copy_from_slice(&frame);
-            frame = copy.share();
-        }
+        let frame = visible(frame, pool)?;
         self.outbox.push_back(Unit::Lend(frame, values));
         self.pump(link, pool, counters);
         Ok(())
@@ -478,4 +464,17 @@ impl Sender {
         self.head += stamp.slots();
         self.posted = true;
     }
+}
+
+/// A frame without its prefix, where the peer can read it if it is too long for the ring.
+fn visible(frame: Buffer, pool: &Pool) -> Result<Shared> {
+    let mut frame = frame;
+    frame.advance(FRAME_PREFIX);
+    let frame = frame.share();
+    if frame.len() <= ring::INLINE_BYTES_MAX || frame.is_from(pool) {
+        return Ok(frame);
+    }
+    let mut copy = pool.allocate(frame.len())?;
+    copy.copy_from_slice(&frame);
+    Ok(copy.share())
 }
