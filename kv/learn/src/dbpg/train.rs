@@ -1,31 +1,27 @@
-//! The driver of DBPG: has the workers load, cuts the key space into blocks, runs passes until the stop rule is content.
+//! The driver of DBPG: sets a job up on a cluster, then runs passes until the stop rule is content.
+
+mod setup;
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use caravan_kv::error::with_sources;
-use caravan_kv::filter::Filters as TableFilters;
-use caravan_kv::{Apps, Cluster, Handles, Store, Table, TableSpec, Target, ValueType, Worker};
-use caravan_van::KeyRange;
+use caravan_kv::{Apps, Cluster, Handles, Table, Target, Worker};
 use serde::de::DeserializeOwned;
 
-use super::blocks::{self, KeyBlock};
-use super::filters::{self, Counted, LOSSLESS_FROM, Lossy};
-use super::hessian::{self, Wire};
+use super::blocks::KeyBlock;
+use super::filters::{Counted, LOSSLESS_FROM, Lossy};
+use super::hessian;
 use super::job::{Job, PRIOR_ROUNDS, Progress, Times, Trained};
-use super::load::Loaded;
 use super::pace::Pace;
 use super::polish::{Polish, Polished};
 use super::proximal::Proximal;
 use super::schedule::{self, FILTER_OFF, Stop, StopRule};
 use super::screen;
 use super::shard::{self, Command, HANDLE, Options, Report};
-use super::tail::{self, Tail};
+use super::tail;
 use super::worker::{self, APP, Dbpg, Passed};
 use crate::model::Model;
-
-/// Id of the table of weights.
-const TABLE: u32 = 1;
 
 /// A λ at which no weight leaves 0, and whose sum with a gradient is below [`FILTER_OFF`].
 const LAMBDA_HUGE: f64 = 1e18;
@@ -96,119 +92,6 @@ pub struct Driver<'a> {
 }
 
 impl<'a> Driver<'a> {
-    /// Loads the data on the cluster and sets the table up.
-    ///
-    /// # Errors
-    /// As [`train`].
-    pub fn load(cluster: &'a mut Cluster, job: &'a Job) -> crate::Result<Self> {
-        Self::set_up(cluster, job).map_err(failed)
-    }
-
-    fn set_up(cluster: &'a mut Cluster, job: &'a Job) -> caravan_kv::Result<Self> {
-        job.check()?;
-        caravan_numa::return_freed_blocks(); // a Hessian is as large as the data, for a moment
-        let began = Instant::now();
-        let (files, cache) = (job.files.clone(), job.cache.clone());
-        let (threads, positive_weight) = (job.threads, job.positive_weight);
-        let load = worker::Order::Load { files, threads, cache, positive_weight };
-        let loaded: Vec<Loaded> = ask_workers(cluster, &load)?;
-        let load_seconds = began.elapsed().as_secs_f64();
-        let rows = loaded.iter().map(|loaded| loaded.rows).sum();
-        let Some(keys) = key_range(&loaded) else {
-            return Err(caravan_kv::Error::Config(format!(
-                "{:?} hold no features to train on",
-                job.files
-            )));
-        };
-        let rule = Proximal { free: intercept_key(job, keys)?, ..job.proximal };
-        let mut servers = cluster.client()?;
-        let began = servers.now();
-        let columns = count_columns(&loaded);
-        let loaded = match &job.tail {
-            Some(tail) => drop_tail(cluster, &mut servers, job, tail, keys, &loaded)?,
-            None => loaded,
-        };
-        let columns = [columns, columns - count_columns(&loaded)];
-        let loaded =
-            if job.filters.screen { screen(cluster, &mut servers, job, keys)? } else { loaded };
-        let nonzeros = loaded.iter().map(|loaded| loaded.nonzeros).sum();
-        let most = loaded.iter().map(|loaded| loaded.nonzeros).max().unwrap_or(0);
-        // Where nothing is left all weights are 0, which a pass over nothing finds out as well as any.
-        let keys = key_range(&loaded).unwrap_or(keys);
-        let count = job
-            .blocks
-            .unwrap_or_else(|| blocks::default_block_count(nonzeros, rows, job.block_ratio));
-        let blocks = rule.blocks(keys, count);
-        if !job.adapt_delay && schedule::delay_risks_divergence(job.delay, blocks.len()) {
-            tracing::warn!(
-                delay = job.delay,
-                blocks = blocks.len(),
-                "a delay of a quarter of the blocks or more may diverge: use more blocks, or let the delay adapt itself"
-            );
-        }
-        let spec = table(&rule, &blocks, keys, (cluster.config().workers, &job.filters.table));
-        let table = servers.create_table(&spec)?;
-        let filters = &job.filters.table;
-        let wire = if filters.quantize.is_some() { Wire::Short } else { Wire::Single };
-        let polish = job.newton.map(|support_max| {
-            let how = (wire, filters::of_numbers(filters));
-            hessian::table(support_max, cluster.config().workers, how)
-        });
-        let begin = worker::Order::Begin {
-            table: spec,
-            polish: polish.clone(),
-            curvature: job.curvature,
-            intercept: rule.free,
-            straggle: job.straggle,
-        };
-        let _ready: Vec<()> = ask_workers(cluster, &begin)?;
-        let polish = match (job.newton, polish) {
-            (Some(support_max), Some(spec)) => {
-                let table = servers.create_table(&spec)?;
-                let cost = (blocks.len(), most);
-                let how = (filters.narrow, wire);
-                Some(Polish::new(support_max, rule, table, cost, how))
-            }
-            _ => None,
-        };
-        let mut driver = Driver {
-            cluster,
-            job,
-            rule,
-            servers,
-            table,
-            polish,
-            blocks,
-            rows,
-            load_seconds,
-            began,
-            pace: Pace::new(job.delay, job.adapt_delay),
-            task: 1,
-            lossless: false,
-            counted: Counted::default(),
-            columns,
-            left_out: 0,
-            rss: BTreeMap::new(),
-        };
-        job.warm_start.as_ref().map_or(Ok(()), |model| driver.start_from(model))?;
-        Ok(driver)
-    }
-
-    /// Takes weights that were found before. Those whose keys nobody holds are left out: they are not in the data, where any
-    /// penalty puts them to 0, or are 0 in every solution.
-    fn start_from(&mut self, model: &Model) -> caravan_kv::Result<()> {
-        let intercept = self.rule.free.filter(|_| model.intercept() != 0.0);
-        let intercept = intercept.map(|key| (key, model.intercept()));
-        let all: Vec<(u64, f64)> =
-            model.iter().filter(|&(key, _)| Some(key) != self.rule.free).chain(intercept).collect();
-        let set: Vec<usize> = self.tell_servers(&Command::Set { weights: all.clone() })?;
-        let _set: Vec<()> =
-            ask_workers(self.cluster, &worker::Order::Start { weights: all.clone() })?;
-        let dropped_intercept = usize::from(self.rule.free.is_none() && model.intercept() != 0.0);
-        self.left_out = all.len() - set.iter().sum::<usize>() + dropped_intercept;
-        Ok(())
-    }
-
     /// Minimises at `lambda`, from where the weights are; `progress` is called after each pass. For a path of several λ call it
     /// again, the largest first.
     ///
@@ -472,99 +355,6 @@ impl<'a> Driver<'a> {
 
 fn failed(error: caravan_kv::Error) -> crate::Error {
     crate::Error::Train { reason: with_sources(&error) }
-}
-
-/// Smallest and largest key of all workers.
-fn key_range(loaded: &[Loaded]) -> Option<(u64, u64)> {
-    let keys = loaded.iter().filter_map(|loaded| loaded.keys);
-    keys.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)))
-}
-
-/// The key that stands for the intercept, if there is one: that after the largest of the data.
-fn intercept_key(job: &Job, (_, last): (u64, u64)) -> caravan_kv::Result<Option<u64>> {
-    match last.checked_add(1) {
-        _ if !job.intercept => Ok(None),
-        Some(key) => Ok(Some(key)),
-        None => Err(caravan_kv::Error::Config(format!(
-            "an intercept takes the key after the largest, but {last} is in use: number the features anew, or give every row a feature that is always 1"
-        ))),
-    }
-}
-
-fn count_columns(loaded: &[Loaded]) -> u64 {
-    loaded.iter().map(|loaded| loaded.columns).sum()
-}
-
-/// Has the workers drop the columns that are too rare; returns what they are left with.
-fn drop_tail(
-    cluster: &mut Cluster,
-    servers: &mut Worker,
-    job: &Job,
-    tail: &Tail,
-    (first, last): (u64, u64),
-    loaded: &[Loaded],
-) -> caravan_kv::Result<Vec<Loaded>> {
-    let keys = KeyRange::new(first, last.wrapping_add(1)).unwrap_or(KeyRange::ALL);
-    let most = loaded.iter().map(|loaded| loaded.columns).max().unwrap_or(0);
-    let of = cluster.config();
-    let filters = filters::of_numbers(&job.filters.table);
-    let spec = tail.table(keys, (of.workers, most), of.servers * of.threads, filters)?;
-    let table = servers.create_table(&spec)?;
-    let _counted: Vec<()> = ask_workers(cluster, &worker::Order::Count { table: spec })?;
-    let frequency = tail.frequency;
-    let left = ask_workers(cluster, &worker::Order::Frequent { frequency })?;
-    let ended = servers.command(table, &[])?;
-    servers.wait(ended)?;
-    Ok(left)
-}
-
-/// Has the workers drop the columns that stay at 0; returns what they are left with.
-fn screen(
-    cluster: &mut Cluster,
-    servers: &mut Worker,
-    job: &Job,
-    (first, last): (u64, u64),
-) -> caravan_kv::Result<Vec<Loaded>> {
-    let keys = KeyRange::new(first, last.wrapping_add(1)).unwrap_or(KeyRange::ALL);
-    let spec = screen::table(keys, filters::of_numbers(&job.filters.table));
-    let table = servers.create_table(&spec)?;
-    let lambda = job.proximal.lambda;
-    let share = lambda / cluster.config().workers as f64;
-    let _named: Vec<()> = ask_workers(cluster, &worker::Order::Name { table: spec, share })?;
-    let _added: Vec<()> = ask_workers(cluster, &worker::Order::Add)?;
-    let left = ask_workers(cluster, &worker::Order::Screen { lambda })?;
-    let ended = servers.command(table, &serde_json::to_vec(&screen::Command::End)?)?;
-    servers.wait(ended)?;
-    Ok(left)
-}
-
-fn table(
-    rule: &Proximal,
-    blocks: &[KeyBlock],
-    (first, last): (u64, u64),
-    (workers, filters): (usize, &TableFilters),
-) -> TableSpec {
-    let Proximal { lambda, l2, free, learning_rate, trust } = *rule;
-    let blocks = blocks.iter().map(|block| (block.first, block.last)).collect();
-    let options = Options {
-        lambda,
-        l2,
-        free,
-        learning_rate,
-        delta_init: trust.init,
-        delta_max: trust.max,
-        workers,
-        narrow: filters.narrow,
-        rounds: filters.quantize.is_some(),
-        blocks,
-    };
-    let mut spec =
-        TableSpec::new(TABLE, "weights", ValueType::F64, 0).handle(HANDLE).filters(*filters);
-    if let Some(range) = KeyRange::new(first, free.unwrap_or(last).wrapping_add(1)) {
-        spec = spec.keys(range);
-    }
-    spec.store = Store::Sparse;
-    spec.options(serde_json::to_value(options).expect("numbers and lists are JSON"))
 }
 
 /// Has all servers do something and returns their answers.

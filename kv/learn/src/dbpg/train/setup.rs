@@ -1,0 +1,243 @@
+//! From a job to a [`Driver`]: has the workers load, drops columns, cuts the key space into blocks, creates the tables.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use caravan_kv::filter::Filters as TableFilters;
+use caravan_kv::{Cluster, Store, Table, TableSpec, ValueType, Worker};
+use caravan_van::KeyRange;
+
+use super::{Driver, ask_workers, failed};
+use crate::dbpg::blocks::{self, KeyBlock};
+use crate::dbpg::filters::{self, Counted};
+use crate::dbpg::hessian::{self, Wire};
+use crate::dbpg::job::Job;
+use crate::dbpg::load::Loaded;
+use crate::dbpg::pace::Pace;
+use crate::dbpg::polish::Polish;
+use crate::dbpg::proximal::Proximal;
+use crate::dbpg::shard::{Command, HANDLE, Options};
+use crate::dbpg::tail::Tail;
+use crate::dbpg::{schedule, screen, worker};
+use crate::model::Model;
+
+/// Id of the table of weights.
+const TABLE: u32 = 1;
+
+impl<'a> Driver<'a> {
+    /// Loads the data on the cluster and sets the table up.
+    ///
+    /// # Errors
+    /// As [`super::train`].
+    pub fn load(cluster: &'a mut Cluster, job: &'a Job) -> crate::Result<Self> {
+        Self::set_up(cluster, job).map_err(failed)
+    }
+
+    fn set_up(cluster: &'a mut Cluster, job: &'a Job) -> caravan_kv::Result<Self> {
+        job.check()?;
+        caravan_numa::return_freed_blocks(); // a Hessian is as large as the data, for a moment
+        let began = Instant::now();
+        let (files, cache) = (job.files.clone(), job.cache.clone());
+        let (threads, positive_weight) = (job.threads, job.positive_weight);
+        let load = worker::Order::Load { files, threads, cache, positive_weight };
+        let loaded: Vec<Loaded> = ask_workers(cluster, &load)?;
+        let load_seconds = began.elapsed().as_secs_f64();
+        let Some(keys) = key_range(&loaded) else {
+            return Err(caravan_kv::Error::Config(format!(
+                "{:?} hold no features to train on",
+                job.files
+            )));
+        };
+        let rule = Proximal { free: intercept_key(job, keys)?, ..job.proximal };
+        let mut servers = cluster.client()?;
+        let began = servers.now();
+        let columns = count_columns(&loaded);
+        let loaded = match &job.tail {
+            Some(tail) => drop_tail(cluster, &mut servers, job, tail, keys, &loaded)?,
+            None => loaded,
+        };
+        let columns = [columns, columns - count_columns(&loaded)];
+        let loaded =
+            if job.filters.screen { screen(cluster, &mut servers, job, keys)? } else { loaded };
+        // Where nothing is left all weights are 0, which a pass over nothing finds out as well as any.
+        let keys = key_range(&loaded).unwrap_or(keys);
+        let blocks = cut(job, &rule, keys, &loaded);
+        let (table, polish) = begin(cluster, &mut servers, job, &rule, (&blocks, keys), &loaded)?;
+        let mut driver = Driver {
+            cluster,
+            job,
+            rule,
+            servers,
+            table,
+            polish,
+            blocks,
+            rows: loaded.iter().map(|loaded| loaded.rows).sum(),
+            load_seconds,
+            began,
+            pace: Pace::new(job.delay, job.adapt_delay),
+            task: 1,
+            lossless: false,
+            counted: Counted::default(),
+            columns,
+            left_out: 0,
+            rss: BTreeMap::new(),
+        };
+        job.warm_start.as_ref().map_or(Ok(()), |model| driver.start_from(model))?;
+        Ok(driver)
+    }
+
+    /// Takes weights that were found before. Those whose keys nobody holds are left out: they are not in the data, where any
+    /// penalty puts them to 0, or are 0 in every solution.
+    fn start_from(&mut self, model: &Model) -> caravan_kv::Result<()> {
+        let intercept = self.rule.free.filter(|_| model.intercept() != 0.0);
+        let intercept = intercept.map(|key| (key, model.intercept()));
+        let all: Vec<(u64, f64)> =
+            model.iter().filter(|&(key, _)| Some(key) != self.rule.free).chain(intercept).collect();
+        let set: Vec<usize> = self.tell_servers(&Command::Set { weights: all.clone() })?;
+        let _set: Vec<()> =
+            ask_workers(self.cluster, &worker::Order::Start { weights: all.clone() })?;
+        let dropped_intercept = usize::from(self.rule.free.is_none() && model.intercept() != 0.0);
+        self.left_out = all.len() - set.iter().sum::<usize>() + dropped_intercept;
+        Ok(())
+    }
+}
+
+/// Smallest and largest key of all workers.
+fn key_range(loaded: &[Loaded]) -> Option<(u64, u64)> {
+    let keys = loaded.iter().filter_map(|loaded| loaded.keys);
+    keys.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)))
+}
+
+/// The key that stands for the intercept, if there is one: that after the largest of the data.
+fn intercept_key(job: &Job, (_, last): (u64, u64)) -> caravan_kv::Result<Option<u64>> {
+    match last.checked_add(1) {
+        _ if !job.intercept => Ok(None),
+        Some(key) => Ok(Some(key)),
+        None => Err(caravan_kv::Error::Config(format!(
+            "an intercept takes the key after the largest, but {last} is in use: number the features anew, or give every row a feature that is always 1"
+        ))),
+    }
+}
+
+fn count_columns(loaded: &[Loaded]) -> u64 {
+    loaded.iter().map(|loaded| loaded.columns).sum()
+}
+
+/// Has the workers drop the columns that are too rare; returns what they are left with.
+fn drop_tail(
+    cluster: &mut Cluster,
+    servers: &mut Worker,
+    job: &Job,
+    tail: &Tail,
+    (first, last): (u64, u64),
+    loaded: &[Loaded],
+) -> caravan_kv::Result<Vec<Loaded>> {
+    let keys = KeyRange::new(first, last.wrapping_add(1)).unwrap_or(KeyRange::ALL);
+    let most = loaded.iter().map(|loaded| loaded.columns).max().unwrap_or(0);
+    let of = cluster.config();
+    let filters = filters::of_numbers(&job.filters.table);
+    let spec = tail.table(keys, (of.workers, most), of.servers * of.threads, filters)?;
+    let table = servers.create_table(&spec)?;
+    let _counted: Vec<()> = ask_workers(cluster, &worker::Order::Count { table: spec })?;
+    let frequency = tail.frequency;
+    let left = ask_workers(cluster, &worker::Order::Frequent { frequency })?;
+    let ended = servers.command(table, &[])?;
+    servers.wait(ended)?;
+    Ok(left)
+}
+
+/// Has the workers drop the columns that stay at 0; returns what they are left with.
+fn screen(
+    cluster: &mut Cluster,
+    servers: &mut Worker,
+    job: &Job,
+    (first, last): (u64, u64),
+) -> caravan_kv::Result<Vec<Loaded>> {
+    let keys = KeyRange::new(first, last.wrapping_add(1)).unwrap_or(KeyRange::ALL);
+    let spec = screen::table(keys, filters::of_numbers(&job.filters.table));
+    let table = servers.create_table(&spec)?;
+    let lambda = job.proximal.lambda;
+    let share = lambda / cluster.config().workers as f64;
+    let _named: Vec<()> = ask_workers(cluster, &worker::Order::Name { table: spec, share })?;
+    let _added: Vec<()> = ask_workers(cluster, &worker::Order::Add)?;
+    let left = ask_workers(cluster, &worker::Order::Screen { lambda })?;
+    let ended = servers.command(table, &serde_json::to_vec(&screen::Command::End)?)?;
+    servers.wait(ended)?;
+    Ok(left)
+}
+
+/// Cuts the keys of what is loaded into the blocks of the job.
+fn cut(job: &Job, rule: &Proximal, keys: (u64, u64), loaded: &[Loaded]) -> Vec<KeyBlock> {
+    let nonzeros = loaded.iter().map(|loaded| loaded.nonzeros).sum();
+    let rows = loaded.iter().map(|loaded| loaded.rows).sum();
+    let default = || blocks::default_block_count(nonzeros, rows, job.block_ratio);
+    let blocks = rule.blocks(keys, job.blocks.unwrap_or_else(default));
+    if !job.adapt_delay && schedule::delay_risks_divergence(job.delay, blocks.len()) {
+        tracing::warn!(
+            delay = job.delay,
+            blocks = blocks.len(),
+            "a delay of a quarter of the blocks or more may diverge: use more blocks, or let the delay adapt itself"
+        );
+    }
+    blocks
+}
+
+/// Creates the tables and has the workers name their keys.
+fn begin(
+    cluster: &mut Cluster,
+    servers: &mut Worker,
+    job: &Job,
+    rule: &Proximal,
+    (blocks, keys): (&[KeyBlock], (u64, u64)),
+    loaded: &[Loaded],
+) -> caravan_kv::Result<(Table, Option<Polish>)> {
+    let (filters, workers) = (&job.filters.table, cluster.config().workers);
+    let weights = weights(rule, blocks, keys, (workers, filters));
+    let table = servers.create_table(&weights)?;
+    let wire = if filters.quantize.is_some() { Wire::Short } else { Wire::Single };
+    let how = (wire, filters::of_numbers(filters));
+    let newton = job.newton.map(|most| (most, hessian::table(most, workers, how)));
+    let begin = worker::Order::Begin {
+        table: weights,
+        polish: newton.as_ref().map(|(_, spec)| spec.clone()),
+        curvature: job.curvature,
+        intercept: rule.free,
+        straggle: job.straggle,
+    };
+    let _ready: Vec<()> = ask_workers(cluster, &begin)?;
+    let Some((support_max, spec)) = newton else { return Ok((table, None)) };
+    let most = loaded.iter().map(|loaded| loaded.nonzeros).max().unwrap_or(0);
+    let numbers = servers.create_table(&spec)?;
+    let (cost, how) = ((blocks.len(), most), (filters.narrow, wire));
+    Ok((table, Some(Polish::new(support_max, *rule, numbers, cost, how))))
+}
+
+/// The table of weights.
+fn weights(
+    rule: &Proximal,
+    blocks: &[KeyBlock],
+    (first, last): (u64, u64),
+    (workers, filters): (usize, &TableFilters),
+) -> TableSpec {
+    let Proximal { lambda, l2, free, learning_rate, trust } = *rule;
+    let blocks = blocks.iter().map(|block| (block.first, block.last)).collect();
+    let options = Options {
+        lambda,
+        l2,
+        free,
+        learning_rate,
+        delta_init: trust.init,
+        delta_max: trust.max,
+        workers,
+        narrow: filters.narrow,
+        rounds: filters.quantize.is_some(),
+        blocks,
+    };
+    let mut spec =
+        TableSpec::new(TABLE, "weights", ValueType::F64, 0).handle(HANDLE).filters(*filters);
+    if let Some(range) = KeyRange::new(first, free.unwrap_or(last).wrapping_add(1)) {
+        spec = spec.keys(range);
+    }
+    spec.store = Store::Sparse;
+    spec.options(serde_json::to_value(options).expect("numbers and lists are JSON"))
+}
