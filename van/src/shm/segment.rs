@@ -97,6 +97,12 @@ impl Own {
         self.mapping.word(offset).store(value, order);
     }
 
+    /// What was stored there.
+    #[inline]
+    pub(super) fn load(&self, offset: usize) -> u64 {
+        self.mapping.word(offset).load(Ordering::Relaxed)
+    }
+
     /// Copies `bytes` to `offset`.
     ///
     /// # Panics
