@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
-use caravan_learn::data::{self, Columns, Examples};
+use caravan_learn::data::{self, Examples};
 use caravan_learn::dbpg::example::Example;
-use caravan_learn::dbpg::gradient::{self, Curvature};
+use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::proximal::Proximal;
 use caravan_learn::dbpg::reference::{Part, Settings, solve};
 use caravan_learn::dbpg::{self, Driver, Filters, Job, Trained};
@@ -113,18 +113,11 @@ fn with_reference(variant: (f64, bool, f64), servers: usize, workers: usize, fil
     let part = example.part();
     let labels: Vec<f64> =
         part.labels.iter().map(|&y| if y > 0.0 { positive_weight } else { y }).collect();
-    let mut columns = Columns {
-        keys: part.columns.keys.to_vec(),
-        starts: part.columns.starts.to_vec(),
-        rows: part.columns.rows.to_vec(),
-        values: None,
-    };
+    let mut columns = part.columns.clone();
     let free = intercept.then_some(60);
     if let Some(key) = free {
         columns.push_ones(key, labels.len());
     }
-    let Columns { keys, starts, rows, .. } = &columns;
-    let columns = gradient::Columns { keys, starts, rows, values: None };
     let proximal = Proximal { l2, free, ..Proximal::new(1.0) };
     for curvature in [Curvature::Published, Curvature::Safe] {
         let settings = Settings {
@@ -134,7 +127,7 @@ fn with_reference(variant: (f64, bool, f64), servers: usize, workers: usize, fil
             reset_every: None,
             ..Settings::new(1.0, 12)
         };
-        let expected = solve(&[Part { columns, labels: &labels }], &settings);
+        let expected = solve(&[Part { columns: &columns, labels: &labels }], &settings);
         let job = Job {
             curvature,
             epsilon: 1e-9,

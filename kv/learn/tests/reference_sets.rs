@@ -46,7 +46,7 @@ fn check(rows_wanted: impl Fn(u64) -> bool) {
         let largest_key = train.keys.iter().chain(&test.keys).max().copied().unwrap_or(0);
         let distinct: BTreeSet<u64> = train.keys.iter().copied().collect();
         let (labels, columns) = train.into_columns().expect("it is small");
-        assert!(columns.keys.iter().eq(&distinct), "{set}");
+        assert!(columns.keys().iter().eq(distinct), "{set}");
         assert_eq!(
             [labels.len() as u64, largest_key, columns.nonzeros() as u64],
             expected,

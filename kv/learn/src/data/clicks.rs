@@ -469,7 +469,7 @@ mod tests {
             (labels.len(), columns.columns(), columns.nonzeros()),
             (200_000, 1_140_445, 9_962_134)
         );
-        assert!(columns.keys.iter().copied().eq(1..=1_140_445));
+        assert!(columns.keys().iter().eq(1..=1_140_445));
     }
 
     #[test]

@@ -3,8 +3,11 @@
 //! Values are `f64`: they come from decimal text, the reference optima were computed on them as written, and most data sets
 //! have none at all, since values that are all exactly 1 are not stored.
 
+mod ascending;
+mod by_key;
 mod cache;
 pub mod clicks;
+mod columns;
 mod criteo;
 pub mod libsvm;
 mod number;
@@ -13,9 +16,13 @@ mod packed;
 mod read;
 pub mod source;
 
+pub use ascending::Ascending;
+pub(crate) use by_key::ByKey;
+pub use columns::Columns;
+pub(crate) use columns::for_each;
 pub(crate) use number::{parse_key, parse_value};
 pub use packed::PackedRows;
-pub(crate) use packed::{ByKey, pack_keys, unpack_keys};
+pub(crate) use packed::{pack_keys, unpack_keys};
 pub use read::{parse, read, read_packed};
 
 use crate::{Error, Result};
@@ -165,54 +172,6 @@ fn check_count(what: &'static str, count: usize) -> Result<u32> {
     u32::try_from(count).map_err(|_| Error::TooMany { what, count: count as u64, count_max })
 }
 
-/// A sparse matrix, compact by column.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Columns {
-    /// `[columns]`, strictly ascending.
-    pub keys: Vec<u64>,
-    /// `[columns + 1]`: column `c` is `starts[c]..starts[c + 1]` of the next two.
-    pub starts: Vec<usize>,
-    /// `[nonzeros]`, strictly ascending within a column.
-    pub rows: Vec<u32>,
-    /// `[nonzeros]`; None when all are exactly 1.
-    pub values: Option<Vec<f64>>,
-}
-
-impl Columns {
-    /// How many columns there are.
-    pub fn columns(&self) -> usize {
-        self.keys.len()
-    }
-
-    /// How many entries are stored.
-    pub fn nonzeros(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// Appends a column that is 1 in each of `rows` rows.
-    ///
-    /// # Panics
-    /// When `key` is not above all others.
-    pub fn push_ones(&mut self, key: u64, rows: usize) {
-        assert!(self.keys.last().is_none_or(|&last| last < key), "keys ascend");
-        self.keys.push(key);
-        self.rows.extend(0..rows as u32);
-        self.starts.push(self.rows.len());
-        if let Some(values) = &mut self.values {
-            values.resize(self.rows.len(), 1.0);
-        }
-    }
-
-    /// The rows and values of column `column`, from 0.
-    ///
-    /// # Panics
-    /// When there is no such column.
-    pub fn column(&self, column: usize) -> (&[u32], Option<&[f64]>) {
-        let range = self.starts[column]..self.starts[column + 1];
-        (&self.rows[range.clone()], self.values.as_ref().map(|values| &values[range]))
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod testing {
     //! What the readers' tests share: a folder that goes away, compressors, and a fingerprint.
@@ -298,25 +257,6 @@ mod tests {
         assert!(Shard::new(3, 3).is_err() && Shard::new(0, 0).is_err());
     }
 
-    #[test]
-    fn columns_of_a_small_matrix() {
-        let rows =
-            [[(7, 1.0), (u64::MAX, 2.0)].into(), BTreeMap::new(), [(0, 3.0), (7, 4.0)].into()];
-        let (labels, columns) = build(&rows).into_columns().unwrap();
-        assert_eq!(labels, [1, 1, 1]);
-        assert_eq!(columns.keys, [0, 7, u64::MAX]);
-        assert_eq!(columns.starts, [0, 1, 3, 4]);
-        assert_eq!(columns.rows, [2, 0, 2, 0]);
-        assert_eq!(columns.values.as_deref(), Some(&[3.0, 1.0, 4.0, 2.0][..]));
-        assert_eq!(columns.column(1), (&[0, 2][..], Some(&[1.0, 4.0][..])));
-        let mut some = Columns { starts: vec![0], values: Some(Vec::new()), ..Default::default() };
-        some.push_ones(9, 3);
-        assert_eq!((&some.keys[..], &some.starts[..]), (&[9][..], &[0, 3][..]));
-        assert_eq!(some.column(0), (&[0, 1, 2][..], Some(&[1.0; 3][..])));
-        let (_, none) = Examples::default().into_columns().unwrap();
-        assert_eq!((none.columns(), none.nonzeros(), none.starts), (0, 0, vec![0]));
-    }
-
     proptest! {
         #[test]
         fn columns_hold_the_entries_of_the_rows(
@@ -336,7 +276,7 @@ mod tests {
             let found: BTreeMap<u64, Vec<(u32, f64)>> = (0..columns.columns()).map(|at| {
                 let (rows, values) = columns.column(at);
                 let entries = rows.iter().enumerate().map(|(i, &row)| (row, values.map_or(1.0, |values| values[i])));
-                (columns.keys[at], entries.collect())
+                (columns.keys().get(at), entries.collect())
             }).collect();
             prop_assert_eq!(found, expected);
         }

@@ -4,21 +4,10 @@
 //! of all of them: here a key is what it is above the one before it in its row, in as many bytes as that takes, most often two
 //! or three. [`PackedRows::into_columns`] then makes the columns that are wanted, and no others.
 //!
-//! Keys that are about as dense as the entries are many are looked up in a plain array instead of a hash table ([`ByKey`]).
-//!
 //! Path: source > libsvm > **packed** > screening > `Columns`.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher, Hasher, RandomState};
-
-use super::{Columns, Examples, check_count};
+use super::{ByKey, Columns, Examples, check_count};
 use crate::Result;
-
-/// Keys up to so many times the number of entries are looked up in an array.
-const ARRAY_PER_ENTRY: u64 = 1;
-
-/// Keys up to this one are in any case.
-const ARRAY_MIN: u64 = 1 << 16;
 
 /// Bits of a delta in each byte of it, the lowest first; the bit above them says that another byte follows.
 const DELTA_BITS: u32 = 7;
@@ -196,7 +185,7 @@ impl PackedRows {
                 starts[column] += 1;
             }
         });
-        Ok(Columns { keys, starts, rows, values })
+        Ok(Columns::new(&keys, &starts[1..], rows, values))
     }
 
     /// Whether `deltas` are as many keys as `lengths` say, each row's ascending, and `range` and `nonzeros` fit; all else is
@@ -272,110 +261,6 @@ fn checked_delta(bytes: &[u8]) -> Option<(u64, &[u8])> {
     Some((u64::try_from(delta).ok().filter(|_| len <= 10)?, &bytes[len..]))
 }
 
-/// A number or two for each key of some rows; [`Default`] for those that have none yet.
-#[derive(Debug)]
-pub(crate) enum ByKey<T> {
-    Array(Vec<T>),
-    Hashed(HashMap<u64, T, KeyHash>),
-}
-
-impl<T> Default for ByKey<T> {
-    /// For no keys.
-    fn default() -> Self {
-        Self::Array(Vec::new())
-    }
-}
-
-impl<T: Copy + Default> ByKey<T> {
-    /// For keys within `range`, of so many entries.
-    pub(crate) fn new(range: Option<(u64, u64)>, nonzeros: usize) -> Self {
-        let last = range.map_or(0, |(_, last)| last);
-        if last <= ARRAY_MIN.max(ARRAY_PER_ENTRY * nonzeros as u64) {
-            Self::Array(vec![T::default(); last as usize + 1])
-        } else {
-            Self::Hashed(HashMap::with_hasher(KeyHash::new()))
-        }
-    }
-
-    /// That of `key`, which lies within the range.
-    pub(crate) fn entry(&mut self, key: u64) -> &mut T {
-        match self {
-            Self::Array(of) => &mut of[key as usize],
-            Self::Hashed(of) => of.entry(key).or_default(),
-        }
-    }
-
-    /// That of any key.
-    pub(crate) fn get(&self, key: u64) -> T {
-        let found = match self {
-            Self::Array(of) => usize::try_from(key).ok().and_then(|key| of.get(key)),
-            Self::Hashed(of) => of.get(&key),
-        };
-        found.copied().unwrap_or_default()
-    }
-
-    /// How many there are of which `wanted` holds.
-    pub(crate) fn count(&self, wanted: impl Fn(T) -> bool) -> usize {
-        match self {
-            Self::Array(of) => of.iter().filter(|of| wanted(**of)).count(),
-            Self::Hashed(of) => of.values().filter(|of| wanted(**of)).count(),
-        }
-    }
-
-    /// The keys of which `wanted` holds, sorted, with what they have.
-    pub(crate) fn sorted(&self, wanted: impl Fn(T) -> bool) -> Vec<(u64, T)> {
-        match self {
-            Self::Array(of) => {
-                let all = (0..).zip(of.iter().copied());
-                all.filter(|&(_, of)| wanted(of)).collect()
-            }
-            Self::Hashed(of) => {
-                let all = of.iter().map(|(&key, &of)| (key, of));
-                let mut found: Vec<(u64, T)> = all.filter(|&(_, of)| wanted(of)).collect();
-                found.sort_unstable_by_key(|&(key, _)| key);
-                found
-            }
-        }
-    }
-}
-
-/// A fast hash of one `u64`: a 128-bit product folded. Seeded at random, so that no file can be made to collide.
-#[derive(Debug, Clone)]
-pub(crate) struct KeyHash {
-    seed: u64,
-    hash: u64,
-}
-
-impl KeyHash {
-    fn new() -> Self {
-        Self { seed: RandomState::new().hash_one(0_u64), hash: 0 }
-    }
-}
-
-impl BuildHasher for KeyHash {
-    type Hasher = Self;
-
-    fn build_hasher(&self) -> Self {
-        self.clone()
-    }
-}
-
-impl Hasher for KeyHash {
-    fn write_u64(&mut self, key: u64) {
-        // An odd multiplier with bits everywhere: 2^64 over the golden ratio.
-        let product = u128::from(key ^ self.seed) * 0x9E37_79B9_7F4A_7C15;
-        self.hash = product as u64 ^ (product >> 64) as u64;
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("only u64 keys are hashed");
-    }
-
-    fn finish(&self) -> u64 {
-        self.hash
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -425,12 +310,11 @@ mod tests {
             prop_assert_eq!(packed.key_range(), all.first().copied().zip(all.last().copied()));
             for keys in [all.clone(), all.iter().copied().step_by(2).collect()] {
                 let columns = packed.clone().into_columns(keys.clone()).unwrap();
-                prop_assert_eq!(columns.starts.last(), Some(&columns.rows.len()));
                 let found = (0..columns.columns()).map(|at| {
                     let (rows, values) = columns.column(at);
                     let value = |i: usize| values.map_or(1.0, |values| values[i]);
                     let entries = rows.iter().enumerate().map(|(i, &row)| (row, value(i)));
-                    (columns.keys[at], entries.collect::<Vec<_>>())
+                    (columns.keys().get(at), entries.collect::<Vec<_>>())
                 });
                 expected.retain(|key, _| keys.contains(key));
                 prop_assert!(found.eq(expected.clone()));

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use crate::data::Ascending;
+
 /// Blocks a pass gets for each non-zero of an average row, unless told otherwise.
 pub const BLOCK_RATIO: f64 = 4.0;
 
@@ -24,6 +26,12 @@ impl KeyBlock {
         let begin = keys.partition_point(|&key| key < self.first);
         let len = keys[begin..].partition_point(|&key| key <= self.last);
         begin..begin + len
+    }
+
+    /// [`KeyBlock::locate`] in keys that are packed.
+    pub fn locate_in(&self, keys: &Ascending) -> Range<usize> {
+        let end = self.last.checked_add(1).map_or(keys.len(), |end| keys.below(end));
+        keys.below(self.first)..end
     }
 }
 
@@ -213,6 +221,7 @@ mod tests {
             let mut end = 0;
             for block in even_blocks(keys[0], keys[keys.len() - 1], 1 + random.below(40)) {
                 let range = block.locate(&keys);
+                assert_eq!(block.locate_in(&keys.iter().copied().collect()), range);
                 assert_eq!(range.start, end);
                 end = range.end;
                 assert!(keys[range].iter().all(|key| (block.first..=block.last).contains(key)));

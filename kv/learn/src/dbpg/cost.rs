@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::gradient::Columns;
+use crate::data::Columns;
 
 /// For each column whose gradient and curvature are computed, and for each of its non-zeros.
 const COLUMN_NANOS: f64 = 18.0;
@@ -20,13 +20,13 @@ const UPDATE_NANOS: f64 = 20.0;
 const ROW_NANOS: f64 = 11.0;
 
 /// Gradients and curvatures of `computed`.
-pub(super) fn gradient(columns: &Columns<'_>, computed: impl Iterator<Item = usize>) -> Duration {
+pub(super) fn gradient(columns: &Columns, computed: impl Iterator<Item = usize>) -> Duration {
     let (count, nonzeros) = count(columns, computed);
     nanos(COLUMN_NANOS, count) + nanos(GRADIENT_NANOS, nonzeros)
 }
 
 /// New weights for `changed`.
-pub(super) fn update(columns: &Columns<'_>, changed: impl Iterator<Item = usize>) -> Duration {
+pub(super) fn update(columns: &Columns, changed: impl Iterator<Item = usize>) -> Duration {
     nanos(UPDATE_NANOS, count(columns, changed).1)
 }
 
@@ -36,8 +36,8 @@ pub(super) fn loss(rows: usize) -> Duration {
 }
 
 /// How many columns, and how many non-zeros they have.
-fn count(columns: &Columns<'_>, some: impl Iterator<Item = usize>) -> (usize, usize) {
-    let length = |j: usize| columns.starts[j + 1] - columns.starts[j];
+fn count(columns: &Columns, some: impl Iterator<Item = usize>) -> (usize, usize) {
+    let length = |j: usize| columns.before(j + 1) - columns.before(j);
     some.fold((0, 0), |(count, nonzeros), j| (count + 1, nonzeros + length(j)))
 }
 

@@ -1,7 +1,7 @@
 //! A small made-up problem whose every pass is known, for tests and first steps; not a benchmark.
 
-use super::gradient::Columns;
 use super::reference::Part;
+use crate::data::Columns;
 
 /// A small problem with published results: 200 rows, 60 columns, all values 1.
 ///
@@ -11,9 +11,7 @@ use super::reference::Part;
 #[derive(Debug, Clone)]
 pub struct Example {
     labels: Vec<f64>,
-    keys: Vec<u64>,
-    starts: Vec<usize>,
-    rows: Vec<u32>,
+    columns: Columns,
 }
 
 impl Example {
@@ -35,18 +33,14 @@ impl Example {
 
     /// The view that a [`Part`] takes.
     pub fn part(&self) -> Part<'_> {
-        let columns =
-            Columns { keys: &self.keys, starts: &self.starts, rows: &self.rows, values: None };
-        Part { columns, labels: &self.labels }
+        Part { columns: &self.columns, labels: &self.labels }
     }
 
     /// The rows as LIBSVM text, in order.
     pub fn libsvm(&self) -> String {
         let mut rows: Vec<String> = self.labels.iter().map(|label| format!("{label:+}")).collect();
-        for (key, range) in self.keys.iter().zip(self.starts.windows(2)) {
-            for &row in &self.rows[range[0]..range[1]] {
-                rows[row as usize].push_str(&format!(" {key}:1"));
-            }
+        for (column, key) in self.columns.keys().iter().enumerate() {
+            self.columns.for_each(column, |row, _| rows[row].push_str(&format!(" {key}:1")));
         }
         rows.join("\n") + "\n"
     }
@@ -62,13 +56,13 @@ impl Example {
                 labels.push(label);
             }
         }
-        let mut example = Self { labels, keys: Vec::new(), starts: vec![0], rows: Vec::new() };
-        for (key, rows) in (0..).zip(columns).filter(|(_, rows)| !rows.is_empty()) {
-            example.keys.push(key);
-            example.rows.extend(rows);
-            example.starts.push(example.rows.len());
+        let (mut keys, mut ends, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+        for (key, column) in (0..).zip(columns).filter(|(_, column)| !column.is_empty()) {
+            keys.push(key);
+            rows.extend(column);
+            ends.push(rows.len());
         }
-        example
+        Self { labels, columns: Columns::new(&keys, &ends, rows, None) }
     }
 }
 
@@ -114,9 +108,8 @@ mod tests {
         assert_eq!(example.labels.iter().filter(|&&y| y > 0.0).count(), 114);
         assert_eq!(example.labels[..3], [-1.0, -1.0, 1.0]);
         let row = |row: u32| -> Vec<u64> {
-            let has =
-                |j: &usize| example.rows[example.starts[*j]..example.starts[j + 1]].contains(&row);
-            (0..60).filter(has).map(|j| example.keys[j]).collect()
+            let has = |j: &usize| example.columns.column(*j).0.contains(&row);
+            (0..60).filter(has).map(|j| example.columns.keys().get(j)).collect()
         };
         assert_eq!(row(0), [14, 30, 33, 35, 36, 54]);
         assert_eq!(row(1), [3, 9, 12, 22, 46]);

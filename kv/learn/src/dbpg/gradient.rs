@@ -10,33 +10,8 @@
 use std::ops::Range;
 
 use super::pool::Pool;
-use super::rows::{self, Row, Rows};
-
-/// A worker's rows, column by column: a borrowed view.
-#[derive(Debug, Clone, Copy)]
-pub struct Columns<'a> {
-    /// Key of each column: `[columns]`, sorted, unique.
-    pub keys: &'a [u64],
-    /// Where each column's entries begin: `[columns + 1]`, from 0 to the number of entries.
-    pub starts: &'a [usize],
-    /// Row of each entry: `[entries]`, below the number of rows; no row twice in a column.
-    pub rows: &'a [u32],
-    /// Value of each entry: `[entries]`; none when all are 1.
-    pub values: Option<&'a [f64]>,
-}
-
-impl<'a> Columns<'a> {
-    /// The rows of column `column`, and the values there unless all are 1.
-    pub(super) fn column(&self, column: usize) -> (&'a [u32], Option<&'a [f64]>) {
-        let entries = self.starts[column]..self.starts[column + 1];
-        (&self.rows[entries.clone()], self.values.map(|values| &values[entries]))
-    }
-
-    /// Calls `visit(row, value)` for each entry of column `column`.
-    pub(super) fn for_each(&self, column: usize, visit: impl FnMut(usize, f64)) {
-        rows::for_each(self.column(column), visit);
-    }
-}
+use super::rows::{Row, Rows};
+use crate::data::Columns;
 
 /// Which upper bound on the loss's curvature a worker pushes.
 ///
@@ -161,7 +136,7 @@ impl Worker {
     /// If lengths do not match.
     pub fn gradient(
         &mut self,
-        columns: &Columns<'_>,
+        columns: &Columns,
         block: Range<usize>,
         rule: Curvature,
         gradient: &mut [f64],
@@ -190,18 +165,17 @@ impl Worker {
     }
 
     /// Cuts a block into so many runs of columns with about as many non-zeros each.
-    fn cut(&self, columns: &Columns<'_>, block: Range<usize>, parts: usize) -> Vec<Range<usize>> {
-        let (first, last) = (columns.starts[block.start], columns.starts[block.end]);
+    fn cut(&self, columns: &Columns, block: Range<usize>, parts: usize) -> Vec<Range<usize>> {
+        let (first, last) = (columns.before(block.start), columns.before(block.end));
         let end = |part: usize| {
-            let wanted = first + (last - first) / parts * part;
-            block.start + columns.starts[block.clone()].partition_point(|&start| start < wanted)
+            columns.column_of(first + (last - first) / parts * part).clamp(block.start, block.end)
         };
         let ends = (1..parts).map(end).chain(std::iter::once(block.end));
         let mut begin = block.start;
         ends.map(|end| std::mem::replace(&mut begin, end)..end).collect()
     }
 
-    fn published(&self, columns: &Columns<'_>, j: usize) -> (f64, f64) {
+    fn published(&self, columns: &Columns, j: usize) -> (f64, f64) {
         let (mut g, mut u) = (0.0, 0.0);
         let unit_growth = self.deltas[j].exp();
         columns.for_each(j, |row, x| {
@@ -215,7 +189,7 @@ impl Worker {
         (g, u)
     }
 
-    fn safe(&self, columns: &Columns<'_>, j: usize) -> (f64, f64) {
+    fn safe(&self, columns: &Columns, j: usize) -> (f64, f64) {
         let (rows, values) = columns.column(j);
         match values {
             None => sum_ones(rows, self.rows.all()),
@@ -242,7 +216,7 @@ impl Worker {
     /// If lengths do not match.
     pub fn apply(
         &mut self,
-        columns: &Columns<'_>,
+        columns: &Columns,
         block: Range<usize>,
         weights: &[f64],
         active: &[bool],
@@ -255,7 +229,7 @@ impl Worker {
     /// [`Worker::apply`] for single columns: each with its weight and filter bit.
     pub(super) fn set(
         &mut self,
-        columns: &Columns<'_>,
+        columns: &Columns,
         to: impl Iterator<Item = (usize, (f64, bool))>,
     ) {
         let mut steps = std::mem::take(&mut self.steps);
@@ -283,7 +257,7 @@ impl Worker {
 
     /// Computes the margins afresh from the weights, which drops the rounding errors of all the
     /// steps. Worth doing every few dozen passes.
-    pub fn rederive_margins(&mut self, columns: &Columns<'_>) {
+    pub fn rederive_margins(&mut self, columns: &Columns) {
         self.rows.derive(columns, &self.weights);
     }
 
@@ -333,13 +307,13 @@ mod tests {
     use crate::dbpg::cholesky::tests::noise;
 
     const KEYS: [u64; 3] = [2, 5, 9];
-    const STARTS: [usize; 4] = [0, 2, 4, 5];
+    const ENDS: [usize; 3] = [2, 4, 5];
     const ROWS: [u32; 5] = [0, 1, 1, 2, 2];
     const VALUES: [f64; 5] = [0.5, -2.0, 1.0, 3.0, -1.0];
     const LABELS: [f64; 3] = [1.0, -1.0, 1.0];
 
-    fn columns() -> Columns<'static> {
-        Columns { keys: &KEYS, starts: &STARTS, rows: &ROWS, values: Some(&VALUES) }
+    fn columns() -> Columns {
+        Columns::new(&KEYS, &ENDS, ROWS.to_vec(), Some(VALUES.to_vec()))
     }
 
     fn worker() -> Worker {
@@ -405,14 +379,8 @@ mod tests {
     /// A weight of 3 is as good as the row three times.
     #[test]
     fn weights_count_rows() {
-        let one =
-            Columns { keys: &[1], starts: &[0, 2], rows: &[0, 1], values: Some(&[0.5, -2.0]) };
-        let many = Columns {
-            keys: &[1],
-            starts: &[0, 4],
-            rows: &[0, 1, 2, 3],
-            values: Some(&[0.5, 0.5, 0.5, -2.0]),
-        };
+        let one = Columns::new(&[1], &[2], vec![0, 1], Some(vec![0.5, -2.0]));
+        let many = Columns::new(&[1], &[4], vec![0, 1, 2, 3], Some(vec![0.5, 0.5, 0.5, -2.0]));
         let mut found =
             [(vec![3.0, -1.0], one), (vec![1.0, 1.0, 1.0, -1.0], many)].map(|(labels, columns)| {
                 let mut worker = Worker::new(labels, 1, TrustRegion::default());
@@ -432,9 +400,7 @@ mod tests {
 
     #[test]
     fn without_overlap_safe_is_hardly_below_published() {
-        let starts = [0, 2, 4, 6];
-        let rows = [0, 1, 2, 3, 4, 5];
-        let columns = Columns { keys: &KEYS, starts: &starts, rows: &rows, values: None };
+        let columns = Columns::new(&KEYS, &[2, 4, 6], (0..6).collect(), None);
         let mut worker = Worker::new(vec![1.0; 6], 3, TrustRegion { init: 0.1, max: 5.0 });
         worker.apply(&columns, 0..3, &[0.0, 1.0, -6.0], &[true; 3]);
         worker.deltas.fill(0.1);
@@ -476,9 +442,7 @@ mod tests {
 
     #[test]
     fn huge_margins_stay_finite() {
-        let keys = [0];
-        let columns =
-            Columns { keys: &keys, starts: &[0, 2], rows: &[0, 1], values: Some(&[1e4; 2]) };
+        let columns = Columns::new(&[0], &[2], vec![0, 1], Some(vec![1e4; 2]));
         let mut worker = Worker::new(vec![1.0, -1.0], 1, TrustRegion::default());
         worker.apply(&columns, 0..1, &[3.0], &[true]);
         assert!((worker.loss() - 3e4).abs() < 1e-9);
@@ -495,25 +459,23 @@ mod tests {
     fn any_number_of_threads_computes_the_same_bits() {
         let (count, rows) = (600, 2000_u32);
         let lengths = (0..count).map(|j| (j * 37) % 1100);
-        let starts: Vec<usize> = std::iter::once(0)
-            .chain(lengths.scan(0, |end, length| {
-                *end += length;
-                Some(*end)
-            }))
-            .collect();
-        let entries: Vec<u32> = (0..count)
-            .flat_map(|j| {
-                let step = rows / (starts[j + 1] - starts[j]).max(1) as u32;
-                (0..(starts[j + 1] - starts[j]) as u32).map(move |at| at * step)
-            })
-            .collect();
+        let ends = lengths.clone().scan(0, |end, length| {
+            *end += length;
+            Some(*end)
+        });
+        let ends: Vec<usize> = ends.collect();
+        let spread = |length: usize| {
+            let step = rows / length.max(1) as u32;
+            (0..length as u32).map(move |at| at * step)
+        };
+        let entries: Vec<u32> = lengths.flat_map(spread).collect();
         let values = noise(entries.len(), 5);
         let keys: Vec<u64> = (0..count as u64).collect();
         let labels: Vec<f64> = noise(rows as usize, 6).iter().map(|x| x.signum()).collect();
         let weights = noise(count, 7);
         let active: Vec<bool> = (0..count).map(|j| j % 11 > 0).collect();
-        for values in [None, Some(&values[..])] {
-            let columns = Columns { keys: &keys, starts: &starts, rows: &entries, values };
+        for values in [None, Some(values)] {
+            let columns = Columns::new(&keys, &ends, entries.clone(), values);
             let compute = |threads: usize| {
                 let pool = Pool::new(threads.try_into().expect("it is above 0"));
                 let trust = TrustRegion::default();

@@ -15,11 +15,10 @@ use caravan_kv::{Table, TableSpec, WorkerNode};
 use serde::{Deserialize, Serialize};
 
 use super::blocks::gallop;
-use super::gradient::Columns;
 use super::pool::Pool;
 use super::screen::{self, Bounds};
 use super::tail;
-use crate::data::{self, PackedRows};
+use crate::data::{self, Ascending, Columns, PackedRows};
 
 /// A worker's share of the data.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -32,7 +31,7 @@ pub(crate) struct Loaded {
 
 /// What training computes on.
 pub(super) struct Data {
-    columns: data::Columns,
+    pub(super) columns: Columns,
     /// What computes on them.
     pub(super) pool: Pool,
     pub(super) dropped: Dropped,
@@ -56,14 +55,9 @@ impl Dropped {
 }
 
 impl Data {
-    pub(super) fn columns(&self) -> Columns<'_> {
-        let data::Columns { keys, starts, rows, values } = &self.columns;
-        Columns { keys, starts, rows, values: values.as_deref() }
-    }
-
     /// Key of each column: sorted.
-    pub(super) fn keys(&self) -> &[u64] {
-        &self.columns.keys
+    pub(super) fn keys(&self) -> &Ascending {
+        self.columns.keys()
     }
 }
 
@@ -76,7 +70,7 @@ pub(super) struct Loading {
     /// How many columns they have.
     distinct: usize,
     /// Those that screening has left.
-    columns: Option<data::Columns>,
+    columns: Option<Columns>,
     pool: Pool,
     counting: Option<Counting>,
     screening: Option<Screening>,
@@ -135,9 +129,9 @@ impl Loading {
         let (columns, nonzeros, keys) = match &self.columns {
             None => (self.distinct, self.rows.nonzeros(), self.rows.key_range()),
             Some(columns) => {
-                let keys = &columns.keys;
-                let range = keys.first().copied().zip(keys.last().copied());
-                (keys.len(), columns.nonzeros(), range)
+                let mut keys = columns.keys().iter();
+                let range = keys.next().map(|first| (first, keys.next_back().unwrap_or(first)));
+                (columns.columns(), columns.nonzeros(), range)
             }
         };
         let rows = self.labels.len() as u64;
@@ -258,4 +252,33 @@ fn push(
 ) -> caravan_kv::Result<()> {
     let pushed = node.worker.push(table, keys, bounds.as_flattened())?;
     node.worker.wait(pushed).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::clicks::{self, Clicks, Format};
+    use crate::data::testing::Folder;
+
+    /// Most columns are short ones of rare features, which screening would drop.
+    #[test]
+    fn columns_take_a_fifth_more_than_their_entries_at_most() {
+        let folder = Folder::new("load");
+        let clicks = Clicks { rows: 50_000, test_rows: 0, ..Clicks::default() };
+        let made =
+            clicks::generate(&clicks, &folder.path().join("c"), Format::Compact, NonZeroUsize::MIN);
+        made.expect("there is room for it");
+        let file = [folder.path().join("c.train")];
+        for workers in 1..=4 {
+            let loading = || Loading::read((0, workers), &file, (1, None), 1.0);
+            let all = loading().and_then(|all| all.into_data(None)).expect("it is well formed").0;
+            let Loading { rows, labels, .. } = loading().expect("it is well formed");
+            let loud = Bounds::new(&rows, &labels).above(10.0 / workers as f64).0;
+            let screened = rows.into_columns(loud).expect("they are few");
+            for columns in [all.columns, screened] {
+                let ratio = columns.bytes() as f64 / (4 * columns.nonzeros()) as f64;
+                assert!(ratio <= 1.2, "{} columns: {ratio}", columns.columns());
+            }
+        }
+    }
 }

@@ -4,10 +4,11 @@
 //! to t - τ - 1 and not one more. A real cluster lies between this and no delay at all.
 
 use super::blocks::{KeyBlock, Order};
-use super::gradient::{Columns, Curvature, Worker};
+use super::gradient::{Curvature, Worker};
 use super::logistic;
 use super::proximal::{BlockSum, Proximal, Shard};
 use super::schedule::{KKT_RATIO, RESET_EVERY, Stop, StopRule, kkt_threshold};
+use crate::data::Columns;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ use std::ops::Range;
 #[derive(Debug, Clone, Copy)]
 pub struct Part<'a> {
     /// Its rows, column by column.
-    pub columns: Columns<'a>,
+    pub columns: &'a Columns,
     /// Their labels, +1 or -1, times the weights of rows: `[rows]`.
     pub labels: &'a [f64],
 }
@@ -154,7 +155,7 @@ impl<'a> Run<'a> {
     fn new(parts: &'a [Part<'a>], settings: &'a Settings) -> Self {
         let mut shard = Shard::new(settings.proximal);
         for part in parts {
-            shard.insert_keys(part.columns.keys);
+            shard.insert_keys(&part.columns.keys().iter().collect::<Vec<u64>>());
         }
         let penalised = shard.keys().iter().copied();
         let mut penalised = penalised.filter(|&key| settings.proximal.free != Some(key));
@@ -164,7 +165,7 @@ impl<'a> Run<'a> {
         let workers = parts
             .iter()
             .map(|part| {
-                let (labels, columns) = (part.labels.to_vec(), part.columns.keys.len());
+                let (labels, columns) = (part.labels.to_vec(), part.columns.columns());
                 Worker::new(labels, columns, settings.proximal.trust)
             })
             .collect();
@@ -208,11 +209,11 @@ impl<'a> Run<'a> {
     fn push_gradients(&mut self, block: &KeyBlock, range: &Range<usize>) -> BlockSum {
         let mut sum = BlockSum::new(range.len());
         for (part, worker) in self.parts.iter().zip(&mut self.workers) {
-            let own = block.locate(part.columns.keys);
+            let own = block.locate_in(part.columns.keys());
             let (mut g, mut u) = (vec![0.0; own.len()], vec![0.0; own.len()]);
             let rule = self.settings.curvature;
             self.columns_computed +=
-                worker.gradient(&part.columns, own.clone(), rule, &mut g, &mut u);
+                worker.gradient(part.columns, own.clone(), rule, &mut g, &mut u);
             let positions = positions(&self.shard, range, part, &own);
             sum.add(&positions, &g, &u, &worker.active()[own]);
         }
@@ -229,11 +230,11 @@ impl<'a> Run<'a> {
     fn apply(&mut self, pull: &Pull) {
         let range = self.shard.locate(&pull.block);
         for (part, worker) in self.parts.iter().zip(&mut self.workers) {
-            let own = pull.block.locate(part.columns.keys);
+            let own = pull.block.locate_in(part.columns.keys());
             let positions = positions(&self.shard, &range, part, &own);
             let weights: Vec<f64> = positions.iter().map(|&k| pull.weights[k]).collect();
             let active: Vec<bool> = positions.iter().map(|&k| pull.active[k]).collect();
-            worker.apply(&part.columns, own, &weights, &active);
+            worker.apply(part.columns, own, &weights, &active);
         }
     }
 
@@ -258,7 +259,7 @@ impl<'a> Run<'a> {
         let all = 0..shard.keys().len();
         let mut loss = 0.0;
         for part in self.parts {
-            let own = 0..part.columns.keys.len();
+            let own = 0..part.columns.columns();
             let mut margins = vec![0.0; part.labels.len()];
             for (j, k) in positions(shard, &all, part, &own).into_iter().enumerate() {
                 let weight = shard.weights()[k];
@@ -277,9 +278,8 @@ fn positions(
     part: &Part<'_>,
     own: &Range<usize>,
 ) -> Vec<usize> {
-    shard
-        .positions(range.clone(), &part.columns.keys[own.clone()])
-        .expect("the shard holds the union of the parts' keys")
+    let keys: Vec<u64> = part.columns.keys().range(own.clone()).collect();
+    shard.positions(range.clone(), &keys).expect("the shard holds the union of the parts' keys")
 }
 
 #[cfg(test)]
@@ -287,9 +287,11 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use crate::data;
     use crate::dbpg::blocks::{BLOCK_RATIO, default_block_count};
     use crate::dbpg::example::Example;
-    use std::collections::BTreeMap;
+    use std::num::NonZeroUsize;
+    use std::path::PathBuf;
 
     fn published(blocks: usize) -> Settings {
         let curvature = Curvature::Published;
@@ -435,11 +437,11 @@ mod tests {
     #[test]
     fn overlapping_columns_overshoot_with_the_published_bound_only() {
         let keys: Vec<u64> = (0..16).collect();
-        let starts: Vec<usize> = (0..=16).map(|j| 10 * j).collect();
+        let ends: Vec<usize> = (1..=16).map(|j| 10 * j).collect();
         let rows: Vec<u32> = (0..160).map(|i| i % 10).collect();
         let labels: Vec<f64> = (0..10).map(|i| if i < 7 { 1.0 } else { -1.0 }).collect();
-        let columns = Columns { keys: &keys, starts: &starts, rows: &rows, values: None };
-        let part = Part { columns, labels: &labels };
+        let columns = Columns::new(&keys, &ends, rows, None);
+        let part = Part { columns: &columns, labels: &labels };
         let settings = |curvature| Settings { curvature, ..Settings::new(0.01, 1) };
         assert!(!solve(&[part], &settings(Curvature::Published)).converged());
         let safe = solve(&[part], &settings(Curvature::Safe));
@@ -474,30 +476,9 @@ mod tests {
     #[test]
     fn no_data_is_no_problem() {
         assert!(solve(&[], &Settings::new(1.0, 6)).weights.is_empty());
-        let columns = Columns { keys: &[], starts: &[0], rows: &[], values: None };
-        let part = Part { columns, labels: &[1.0] };
+        let part = Part { columns: &Columns::default(), labels: &[1.0] };
         let solution = solve(&[part], &Settings::new(1.0, 6));
         assert!(solution.converged() && solution.keys.is_empty());
-    }
-
-    /// Rows and values by key.
-    type ByKey = BTreeMap<u64, Vec<(u32, f64)>>;
-
-    /// Columns and labels of a LIBSVM text.
-    fn read(text: &str) -> (ByKey, Vec<f64>) {
-        let mut columns = ByKey::new();
-        let mut labels = Vec::new();
-        for (row, line) in (0..).zip(text.lines()) {
-            let mut fields = line.split_whitespace();
-            let label: f64 = fields.next().unwrap().parse().unwrap();
-            labels.push(label.signum());
-            for field in fields {
-                let (key, value) = field.split_once(':').unwrap();
-                let entry = (row, value.parse().unwrap());
-                columns.entry(key.parse().unwrap()).or_default().push(entry);
-            }
-        }
-        (columns, labels)
     }
 
     /// Slow: minutes without optimisation. Prints passes and distance to the known optima.
@@ -515,28 +496,15 @@ mod tests {
             let fields: Vec<&str> = line.split(',').collect();
             let (lambda, optimum): (f64, f64) =
                 (fields[1].parse().unwrap(), fields[5].parse().unwrap());
-            let file = std::fs::File::open(format!("{folder}/{}.train.xz", fields[0])).unwrap();
-            let text = std::io::read_to_string(xz2::read::XzDecoder::new(file)).unwrap();
-            let (by_key, labels) = read(&text);
-            let keys: Vec<u64> = by_key.keys().copied().collect();
-            let entries = || by_key.values().flatten();
-            let rows: Vec<u32> = entries().map(|entry| entry.0).collect();
-            let values: Vec<f64> = entries().map(|entry| entry.1).collect();
-            let mut starts = vec![0];
-            starts.extend(by_key.values().scan(0, |end, column| {
-                *end += column.len();
-                Some(*end)
-            }));
-            let columns = Columns {
-                keys: &keys,
-                starts: &starts,
-                rows: &rows,
-                values: values.iter().any(|&value| value != 1.0).then_some(&values),
-            };
-            let count = default_block_count(rows.len() as u64, labels.len() as u64, BLOCK_RATIO);
+            let file = PathBuf::from(format!("{folder}/{}.train.xz", fields[0]));
+            let examples = data::read(&[file], data::Shard::ALL, NonZeroUsize::MIN).unwrap();
+            let (labels, columns) = examples.into_columns().unwrap();
+            let labels: Vec<f64> = labels.into_iter().map(f64::from).collect();
+            let count =
+                default_block_count(columns.nonzeros() as u64, labels.len() as u64, BLOCK_RATIO);
             let settings =
                 Settings { epsilon: 1e-9, passes_max: 1000, ..Settings::new(lambda, count) };
-            let solution = solve(&[Part { columns, labels: &labels }], &settings);
+            let solution = solve(&[Part { columns: &columns, labels: &labels }], &settings);
             let gaps = solution.progress.iter().map(|row| row.objective / optimum - 1.0);
             let gaps: Vec<f64> = gaps.collect();
             let reached = gaps.iter().position(|&gap| gap <= 1e-6).map(|pass| pass + 1);

@@ -4,9 +4,9 @@
 //! the entries that lie in its segment. Within a row the terms come in the order of the columns however many threads there
 //! are. The gathered half, sums over a column's rows, is `gradient`'s.
 
-use super::gradient::Columns;
 use super::logistic::{loss, slope, wrong_probability};
 use super::pool::Pool;
+use crate::data::{Columns, for_each};
 
 /// What the gradient kernel reads of a row: both numbers lie in one cache line, so that one sweep serves both sums.
 #[derive(Debug, Clone, Copy)]
@@ -109,7 +109,7 @@ impl Rows {
     /// of all columns.
     pub(super) fn measure_overlap(
         &mut self,
-        columns: &Columns<'_>,
+        columns: &Columns,
         of: impl Iterator<Item = usize> + Clone + Sync,
         deltas: &[f64],
         nonzeros: usize,
@@ -124,7 +124,7 @@ impl Rows {
 
     /// Moves the scores by steps of columns, and what depends on them: once for each row that has moved, however many columns
     /// moved it.
-    pub(super) fn follow(&mut self, columns: &Columns<'_>, steps: &[(usize, f64)]) {
+    pub(super) fn follow(&mut self, columns: &Columns, steps: &[(usize, f64)]) {
         let nonzeros = steps.iter().map(|&(j, _)| columns.column(j).0.len()).sum();
         self.share(nonzeros, |mut segment| {
             steps.iter().for_each(|&(j, step)| segment.move_scores(columns, j, step));
@@ -133,7 +133,7 @@ impl Rows {
     }
 
     /// Computes the scores afresh from all weights, which drops the rounding errors of all the steps.
-    pub(super) fn derive(&mut self, columns: &Columns<'_>, weights: &[f64]) {
+    pub(super) fn derive(&mut self, columns: &Columns, weights: &[f64]) {
         self.scores.fill(0.0);
         let steps: Vec<(usize, f64)> =
             weights.iter().copied().enumerate().filter(|&(_, weight)| weight != 0.0).collect();
@@ -146,7 +146,7 @@ impl Rows {
 
 impl Segment<'_> {
     /// The entries of a column that lie here.
-    fn entries<'c>(&self, columns: &Columns<'c>, column: usize) -> (&'c [u32], Option<&'c [f64]>) {
+    fn entries<'c>(&self, columns: &'c Columns, column: usize) -> (&'c [u32], Option<&'c [f64]>) {
         let (rows, values) = columns.column(column);
         let (first, end) = (self.first, self.first + self.labels.len());
         if first == 0 && rows.last().is_none_or(|&last| (last as usize) < end) {
@@ -157,7 +157,7 @@ impl Segment<'_> {
         (&rows[begin..begin + len], values.map(|values| &values[begin..begin + len]))
     }
 
-    fn add_reach(&mut self, columns: &Columns<'_>, j: usize, delta: f64) {
+    fn add_reach(&mut self, columns: &Columns, j: usize, delta: f64) {
         let entries = self.entries(columns, j);
         let Self { first, reach, touched, .. } = self;
         for_each(entries, |row, x| {
@@ -180,7 +180,7 @@ impl Segment<'_> {
         self.touched.clear();
     }
 
-    fn move_scores(&mut self, columns: &Columns<'_>, j: usize, step: f64) {
+    fn move_scores(&mut self, columns: &Columns, j: usize, step: f64) {
         let entries = self.entries(columns, j);
         let Self { first, scores, touched, .. } = self;
         for_each(entries, |row, x| {
@@ -205,19 +205,6 @@ impl Segment<'_> {
 /// -c_i y_i σ(-m_i).
 fn pull(label: f64, score: f64) -> f64 {
     -label * wrong_probability(label.signum() * score)
-}
-
-/// Calls `visit(row, value)` for each entry of a column.
-pub(super) fn for_each(
-    (rows, values): (&[u32], Option<&[f64]>),
-    mut visit: impl FnMut(usize, f64),
-) {
-    match values {
-        None => rows.iter().for_each(|&row| visit(row as usize, 1.0)),
-        Some(values) => {
-            rows.iter().zip(values).for_each(|(&row, &value)| visit(row as usize, value));
-        }
-    }
 }
 
 /// A list of rows, each once, without a branch for rows that are on it: a place is written always and kept if it is new.

@@ -17,6 +17,9 @@ pub const RESET_EVERY: u64 = 20;
 /// Changes of the objective up to this fraction are taken as rounding, not as an increase.
 const ROUNDING: f64 = 1e-13;
 
+/// The share of ε that is left to gain, at most, after a pass that gained more than ε and counts as settled all the same.
+const LEFT: f64 = 0.01;
+
 /// The tasks that must have finished on a node before it may start `task` under bounded delay.
 ///
 /// `first` is the number of the last task before training, which everything waits for; `delay` is
@@ -67,6 +70,11 @@ pub enum Stop {
 /// No change at all counts as convergence, as does an increase of the size of rounding; else a
 /// solution reached exactly (all weights 0, say) would go on for ever.
 ///
+/// ε is compared with what a pass has gained, which stands for what is left. Newton steps leave far less: where gains fall from
+/// 1e-5 to little more than ε, the next one is not worth a pass. So a pass also counts as settled where rel times
+/// ρ = rel / rel of the pass before, the next gain if they go on to fall by ρ, is at most a hundredth of ε. Passes that converge
+/// linearly never gain by that: it takes a ρ of a hundredth or less.
+///
 /// The authors reset only then. Once the violation is 0 their threshold is too, and a weight that
 /// was filtered too early is missed for as long as the others keep improving: with a small ε,
 /// for hundreds of passes. [`StopRule::reset_every`] asks for a reset every so many passes as well.
@@ -76,13 +84,22 @@ pub struct StopRule {
     reset_every: Option<u64>,
     passes: u64,
     previous: Option<f64>,
+    /// What the pass before gained, if it is known and above 0.
+    gained: Option<f64>,
     reset_requested: bool,
 }
 
 impl StopRule {
     /// Stops at relative decreases of at most `epsilon` a pass.
     pub fn new(epsilon: f64) -> Self {
-        Self { epsilon, reset_every: None, passes: 0, previous: None, reset_requested: false }
+        Self {
+            epsilon,
+            reset_every: None,
+            passes: 0,
+            previous: None,
+            gained: None,
+            reset_requested: false,
+        }
     }
 
     /// Also asks for a reset after every `passes` passes; `None` as the authors do.
@@ -99,7 +116,10 @@ impl StopRule {
             Some(previous) => previous / objective - 1.0,
             None => return (1.0, Stop::Continue),
         };
-        let settled = (-ROUNDING..=self.epsilon).contains(&relative);
+        let gained = std::mem::replace(&mut self.gained, Some(relative).filter(|gain| *gain > 0.0));
+        let next = gained.map_or(f64::INFINITY, |gained| relative * (relative / gained));
+        let settled = (-ROUNDING..=self.epsilon).contains(&relative)
+            || relative > 0.0 && next <= LEFT * self.epsilon;
         let stop = match (settled, self.reset_requested) {
             (true, true) => Stop::Done,
             (true, false) => Stop::Reset,
@@ -202,6 +222,24 @@ mod tests {
         assert_eq!(rule.after_pass(80.0).1, Stop::Continue, "cancelled");
         assert_eq!(rule.after_pass(79.9).1, Stop::Reset);
         assert_eq!(rule.after_pass(79.9).1, Stop::Done, "no change counts as settled");
+    }
+
+    /// Gains of Newton steps: the last is above ε, and what it leaves far below.
+    #[test]
+    fn gains_that_fall_fast_are_settled_a_pass_sooner() {
+        let after = |gains: [f64; 4]| {
+            let mut rule = StopRule::new(1e-9);
+            let objectives = gains.iter().scan(1.0, |objective, gain| {
+                *objective /= 1.0 + gain;
+                Some(*objective)
+            });
+            rule.after_pass(1.0);
+            objectives.map(|objective| rule.after_pass(objective).1).last()
+        };
+        assert_eq!(after([7e-2, 2e-3, 1e-5, 1.1e-9]), Some(Stop::Reset));
+        assert_eq!(after([7e-2, 2e-3, 1e-5, 2e-8]), Some(Stop::Continue));
+        assert_eq!(after([1.6e-8, 8e-9, 4e-9, 2e-9]), Some(Stop::Continue), "a steady half");
+        assert_eq!(after([2e-3, 1e-5, -1e-5, 1.1e-9]), Some(Stop::Continue), "after a rise");
     }
 
     #[test]

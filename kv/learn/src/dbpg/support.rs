@@ -5,10 +5,10 @@
 use std::ops::Range;
 
 use super::cholesky::triangle;
-use super::gradient::Columns;
 use super::logistic::loss;
 use super::newton::SHARES;
 use super::pool::Pool;
+use crate::data::Columns;
 
 /// Entries of the rows that are taken together: 256 KiB of places.
 const RUN_ENTRIES: usize = 128 << 10;
@@ -34,10 +34,10 @@ impl Support {
     ///
     /// # Panics
     /// If there are more than 2^16 of them.
-    pub(super) fn new(columns: &Columns<'_>, rows: usize, keys: &[u64]) -> Self {
+    pub(super) fn new(columns: &Columns, rows: usize, keys: &[u64]) -> Self {
         assert!(keys.len() <= 1 << 16, "places are u16");
         let columns_of: Vec<Option<usize>> =
-            keys.iter().map(|key| columns.keys.binary_search(key).ok()).collect();
+            keys.iter().map(|&key| columns.keys().find(key)).collect();
         let mut starts = vec![0_u32; rows + 1];
         for &column in columns_of.iter().flatten() {
             columns.for_each(column, |row, _| starts[row + 1] += 1);
@@ -47,7 +47,7 @@ impl Support {
         }
         let mut next = starts.clone();
         let mut places = vec![0; starts[rows] as usize];
-        let mut values = columns.values.map(|_| vec![0.0; places.len()]);
+        let mut values = columns.has_values().then(|| vec![0.0; places.len()]);
         for (place, &column) in columns_of.iter().enumerate() {
             let Some(column) = column else { continue };
             columns.for_each(column, |row, x| {
@@ -81,7 +81,7 @@ impl Support {
     /// weights of rows.
     pub(super) fn gram<'a>(
         &'a self,
-        columns: Columns<'a>,
+        columns: &'a Columns,
         (labels, pulls): (&[f64], Vec<f64>),
         pool: &'a Pool,
     ) -> Gram<'a> {
@@ -105,7 +105,7 @@ impl Support {
     /// then behind them.
     fn gram_lines(
         &self,
-        columns: &Columns<'_>,
+        columns: &Columns,
         (pulls, bends): (&[f64], &[f64]),
         lines: Range<usize>,
         (hessian, gradient): (&mut [f64], &mut [f64]),
@@ -178,7 +178,7 @@ impl Support {
 /// The numbers of H_A's lower triangle, row by row, then those of g_A: `[n (n + 3) / 2]`, some lines of them in memory at a time.
 pub(super) struct Gram<'a> {
     support: &'a Support,
-    columns: Columns<'a>,
+    columns: &'a Columns,
     pool: &'a Pool,
     pulls: Vec<f64>,
     bends: Vec<f64>,
@@ -261,13 +261,8 @@ mod tests {
     const VALUES: [f64; 6] = [0.5, -2.0, 1.0, 3.0, -1.0, 0.25];
     const LABELS: [f64; 3] = [1.0, -1.0, 1.0];
 
-    fn columns() -> Columns<'static> {
-        Columns {
-            keys: &KEYS,
-            starts: &[0, 2, 4, 6],
-            rows: &[0, 1, 1, 2, 2, 0],
-            values: Some(&VALUES),
-        }
+    fn columns() -> Columns {
+        Columns::new(&KEYS, &[2, 4, 6], vec![0, 1, 1, 2, 2, 0], Some(VALUES.to_vec()))
     }
 
     fn worker_at(weights: [f64; 3]) -> Worker {
@@ -285,7 +280,7 @@ mod tests {
         assert_eq!(support.columns(), [Some(1), None, Some(2)]);
         let pulls: Vec<f64> = worker.pulls().collect();
         let pool = Pool::default();
-        let packed: Vec<f64> = support.gram(columns(), (&LABELS, pulls), &pool).collect();
+        let packed: Vec<f64> = support.gram(&columns(), (&LABELS, pulls), &pool).collect();
         assert_eq!(packed.len(), packed_len(3));
         let loss = |a: f64, b: f64| worker_at([at[0], at[1] + a, at[2] + b]).loss();
         let (e, zero) = (1e-4, loss(0.0, 0.0));
@@ -313,18 +308,18 @@ mod tests {
     fn any_number_of_threads_makes_the_same_gram() {
         let (count, each) = (800_usize, 400_usize);
         let keys: Vec<u64> = (0..count as u64).collect();
-        let starts: Vec<usize> = (0..=count).map(|j| j * each).collect();
+        let ends: Vec<usize> = (1..=count).map(|j| j * each).collect();
         let entry = |j: usize| move |at: usize| (at * 3 + j % 3) as u32;
         let rows: Vec<u32> = (0..count).flat_map(|j| (0..each).map(entry(j))).collect();
         let values = noise(rows.len(), 3);
         let pulls: Vec<f64> = noise(3 * each, 4).iter().map(|x| 0.5 * x).collect();
-        for values in [None, Some(&values[..])] {
-            let columns = Columns { keys: &keys, starts: &starts, rows: &rows, values };
+        for values in [None, Some(values)] {
+            let columns = Columns::new(&keys, &ends, rows.clone(), values);
             let support = Support::new(&columns, 3 * each, &keys);
             let gram = |threads: usize| {
                 let pool = Pool::new(threads.try_into().expect("it is above 0"));
                 let labels = vec![1.0; 3 * each];
-                support.gram(columns, (&labels, pulls.clone()), &pool).collect::<Vec<f64>>()
+                support.gram(&columns, (&labels, pulls.clone()), &pool).collect::<Vec<f64>>()
             };
             let alone = gram(1);
             assert!(alone.iter().any(|number| *number != 0.0));
@@ -348,7 +343,7 @@ mod tests {
     fn an_empty_support_is_no_trouble() {
         let support = Support::new(&columns(), 3, &[]);
         let pool = Pool::default();
-        assert_eq!(support.gram(columns(), (&LABELS, vec![0.5; 3]), &pool).count(), 0);
+        assert_eq!(support.gram(&columns(), (&LABELS, vec![0.5; 3]), &pool).count(), 0);
         assert_eq!(Support::default().len(), 0);
     }
 }

@@ -120,9 +120,9 @@ impl Training {
         if !self.pending.is_empty() {
             return Err(format!("{} pulls are not applied yet", self.pending.len()));
         }
-        self.support = Support::new(&data.columns(), self.state.labels().len(), keys);
+        self.support = Support::new(&data.columns, self.state.labels().len(), keys);
         let pulls: Vec<f64> = self.state.pulls().collect();
-        let gram = self.support.gram(data.columns(), (self.state.labels(), pulls), &data.pool);
+        let gram = self.support.gram(&data.columns, (self.state.labels(), pulls), &data.pool);
         let numbers = (keys.len(), gram, wire);
         hessian::send(&mut node.worker, table, (node.rank, node.workers), numbers)
             .map_err(|error| error.to_string())
@@ -138,17 +138,16 @@ impl Training {
 
     fn start(&mut self, data: &Data, weights: &[(u64, f64)]) {
         let keys = data.keys();
-        let held = weights
-            .iter()
-            .filter_map(|&(key, weight)| keys.binary_search(&key).ok().zip(Some((weight, true))));
-        self.state.set(&data.columns(), held);
+        let held =
+            weights.iter().filter_map(|&(key, weight)| keys.find(key).zip(Some((weight, true))));
+        self.state.set(&data.columns, held);
     }
 
     fn set(&mut self, data: &Data, weights: &[f64]) -> Result<(), String> {
         self.check(weights)?;
         let held = self.support.columns().iter().zip(weights);
         let to = held.filter_map(|(&j, &weight)| j.zip(Some((weight, true))));
-        self.state.set(&data.columns(), to);
+        self.state.set(&data.columns, to);
         Ok(())
     }
 
@@ -249,19 +248,21 @@ impl Dbpg {
     ) -> Result<(), String> {
         let options: Options =
             serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
-        let keys = data.keys();
+        let keys: Vec<u64> = data.keys().iter().collect();
         let announce = |node: &mut WorkerNode| -> caravan_kv::Result<(Table, Option<Table>)> {
             let table = node.worker.create_table(spec)?;
             let polish = polish.map(|spec| node.worker.create_table(spec)).transpose()?;
             node.worker.set_clock(0);
-            let named = node.worker.push_varying::<f64>(table, keys, &vec![0; keys.len()], &[])?;
+            let named = node.worker.push_varying::<f64>(table, &keys, &vec![0; keys.len()], &[])?;
             node.worker.wait(named)?;
             Ok((table, polish))
         };
         let (table, polish) = announce(node).map_err(|error| error.to_string())?;
         let trust = TrustRegion { init: options.delta_init, max: options.delta_max };
-        let blocks =
-            options.blocks.iter().map(|&(first, last)| KeyBlock { first, last }.locate(keys));
+        let blocks = options
+            .blocks
+            .iter()
+            .map(|&(first, last)| KeyBlock { first, last }.locate_in(data.keys()));
         self.training = Some(Training {
             table,
             polish,

@@ -10,8 +10,8 @@ use caravan_kv::{Timestamp, WorkerNode};
 use serde::{Deserialize, Serialize};
 
 use super::Training;
+use crate::data::Columns;
 use crate::dbpg::filters::{Bytes, Counted, Lossy};
-use crate::dbpg::gradient::Columns;
 use crate::dbpg::load::Data;
 use crate::dbpg::support::Support;
 use crate::dbpg::{cost, proximal};
@@ -52,7 +52,7 @@ impl Training {
     /// columns: those that filters leave in, or `all`, with nothing for the others.
     fn gradient(
         &mut self,
-        columns: &Columns<'_>,
+        columns: &Columns,
         (task, own): (u64, Range<usize>),
         (all, lossy): (bool, &Lossy),
     ) -> Vec<u32> {
@@ -68,18 +68,17 @@ impl Training {
         let mut asked = Vec::new();
         let (mut count, skips) = ([own.len(), 0, 0, 0], lossy.skips(task));
         for ((j, &g), &u) in own.zip(&*gradient).zip(&*curvatures) {
+            let key = columns.keys().get(j);
             let active = state.active()[j];
-            let takes_part = active && !skips(columns.keys[j]);
+            let takes_part = active && !skips(key);
             let numbers = match takes_part {
-                true if lossy.sends_changes() => {
-                    sent.change(lossy, (j, columns.keys.len()), [g, u])
-                }
+                true if lossy.sends_changes() => sent.change(lossy, (j, columns.columns()), [g, u]),
                 true => Some([g, if *rounds { proximal::logarithm(u) } else { u }]),
                 false => None,
             };
             if takes_part || all {
                 asked.push(j as u32);
-                keys.push(columns.keys[j]);
+                keys.push(key);
                 lengths.push(if numbers.is_some() { 2 } else { 0 });
             }
             values.extend(numbers.into_iter().flatten());
@@ -157,7 +156,7 @@ impl Pass<'_> {
             answer.iter_mut().for_each(|(_, active)| *active = true);
         }
         if self.training.pending.is_empty() {
-            self.training.state.rederive_margins(&self.data.columns());
+            self.training.state.rederive_margins(&self.data.columns);
         }
     }
 
@@ -169,11 +168,11 @@ impl Pass<'_> {
         }
         let began = self.node.worker.now();
         let all = self.exact || self.training.names_all;
-        let columns = self.data.columns();
-        let asked = self.training.gradient(&columns, (task, own.clone()), (all, &self.lossy));
+        let columns = &self.data.columns;
+        let asked = self.training.gradient(columns, (task, own.clone()), (all, &self.lossy));
         let computed = own.filter(|&j| self.training.state.active()[j]);
         let pause = self.pause(task);
-        self.spent(began, cost::gradient(&columns, computed) + pause)?;
+        self.spent(began, cost::gradient(columns, computed) + pause)?;
         if asked.is_empty() {
             return Ok(());
         }
@@ -236,18 +235,18 @@ impl Pass<'_> {
         let skips = pending.lossy.skips(pending.task);
         let keys = self.data.keys();
         let both = pending.asked.iter().copied().zip(answer.lengths.iter().map(of));
-        let kept = both.filter(|&(j, _)| !skips(keys[j as usize]));
+        let kept = both.filter(|&(j, _)| !skips(keys.get(j as usize)));
         let (asked, answer) = kept.unzip();
         (pending.asked, pending.answer) = (asked, Some(answer));
         Ok(())
     }
 
     fn apply(&mut self, pending: &Pending) -> caravan_kv::Result<()> {
-        let (began, columns) = (self.node.worker.now(), self.data.columns());
+        let (began, columns) = (self.node.worker.now(), &self.data.columns);
         let held = self.training.state.weights();
         let changes = pending.updates().filter(|&(j, (weight, _))| weight != held[j]);
-        let cost = cost::update(&columns, changes.map(|(j, _)| j));
-        self.training.state.set(&columns, pending.updates());
+        let cost = cost::update(columns, changes.map(|(j, _)| j));
+        self.training.state.set(columns, pending.updates());
         self.spent(began, cost)
     }
 
@@ -275,7 +274,7 @@ impl Pass<'_> {
         if !self.training.pending.is_empty() {
             let mut ahead = self.training.state.clone();
             for pending in &self.training.pending {
-                ahead.set(&self.data.columns(), pending.updates());
+                ahead.set(&self.data.columns, pending.updates());
             }
             loss = ahead.loss();
         }

@@ -1,0 +1,144 @@
+//! The column-major matrix that training computes on.
+
+use super::ascending::Ascending;
+
+/// A sparse matrix, compact by column: 4 bytes an entry, 12 with values, and two or three a column where keys are dense.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Columns {
+    keys: Ascending,
+    /// Where the entries of each column end: `[columns]`.
+    ends: Ascending,
+    rows: Vec<u32>,
+    values: Option<Vec<f64>>,
+}
+
+impl Columns {
+    /// `keys: [columns]`, strictly ascending; `ends: [columns]`, how many of the entries are those of a column or one before it;
+    /// `rows: [nonzeros]`, strictly ascending within a column; `values: [nonzeros]`, none when all are exactly 1.
+    ///
+    /// # Panics
+    /// When the lengths don't fit, or numbers that ascend do not.
+    pub fn new(keys: &[u64], ends: &[usize], rows: Vec<u32>, values: Option<Vec<f64>>) -> Self {
+        assert!(keys.is_sorted_by(|a, b| a < b), "keys ascend");
+        assert_eq!(keys.len(), ends.len(), "one end a column");
+        assert_eq!(ends.last().copied().unwrap_or(0), rows.len(), "columns end with the entries");
+        assert!(values.as_ref().is_none_or(|values| values.len() == rows.len()), "one value each");
+        let (keys, ends) = (keys.iter().copied(), ends.iter().map(|&end| end as u64));
+        Self { keys: keys.collect(), ends: ends.collect(), rows, values }
+    }
+
+    /// How many columns there are.
+    pub fn columns(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Their keys, strictly ascending: `[columns]`.
+    pub fn keys(&self) -> &Ascending {
+        &self.keys
+    }
+
+    /// How many entries are stored.
+    pub fn nonzeros(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether any value is not 1.
+    pub fn has_values(&self) -> bool {
+        self.values.is_some()
+    }
+
+    /// Bytes that they take.
+    pub fn bytes(&self) -> usize {
+        let values = self.values.as_deref().map_or(0, size_of_val);
+        self.keys.bytes() + self.ends.bytes() + size_of_val(&self.rows[..]) + values
+    }
+
+    /// Appends a column that is 1 in each of `rows` rows.
+    ///
+    /// # Panics
+    /// When `key` is not above all others.
+    pub fn push_ones(&mut self, key: u64, rows: usize) {
+        assert!(self.keys.iter().next_back().is_none_or(|last| last < key), "keys ascend");
+        self.rows.extend(0..rows as u32);
+        if let Some(values) = &mut self.values {
+            values.resize(self.rows.len(), 1.0);
+        }
+        self.keys = self.keys.iter().chain([key]).collect();
+        self.ends = self.ends.iter().chain([self.rows.len() as u64]).collect();
+    }
+
+    /// How many entries are before those of column `column`, from 0; of all columns for their number.
+    ///
+    /// # Panics
+    /// When there is no such column.
+    pub fn before(&self, column: usize) -> usize {
+        column.checked_sub(1).map_or(0, |last| self.ends.get(last) as usize)
+    }
+
+    /// The column that entry `entry` is of: how many columns end before it.
+    pub fn column_of(&self, entry: usize) -> usize {
+        self.ends.below(entry as u64 + 1)
+    }
+
+    /// The rows and values of column `column`, from 0.
+    ///
+    /// # Panics
+    /// When there is no such column.
+    pub fn column(&self, column: usize) -> (&[u32], Option<&[f64]>) {
+        let range = self.before(column)..self.before(column + 1);
+        (&self.rows[range.clone()], self.values.as_ref().map(|values| &values[range]))
+    }
+
+    /// Calls `visit(row, value)` for each entry of column `column`.
+    ///
+    /// # Panics
+    /// When there is no such column.
+    pub fn for_each(&self, column: usize, visit: impl FnMut(usize, f64)) {
+        for_each(self.column(column), visit);
+    }
+}
+
+/// Calls `visit(row, value)` for each entry of a column, or of a part of one.
+pub(crate) fn for_each(
+    (rows, values): (&[u32], Option<&[f64]>),
+    mut visit: impl FnMut(usize, f64),
+) {
+    match values {
+        None => rows.iter().for_each(|&row| visit(row as usize, 1.0)),
+        Some(values) => {
+            rows.iter().zip(values).for_each(|(&row, &value)| visit(row as usize, value));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::data::Examples;
+
+    #[test]
+    fn columns_of_a_small_matrix() {
+        let text = b"1 7:1 18446744073709551615:2\n1\n1 0:3 7:4\n";
+        let (labels, columns) =
+            crate::data::parse("t".as_ref(), text).unwrap().into_columns().unwrap();
+        assert_eq!(labels, [1, 1, 1]);
+        let values = Some(vec![3.0, 1.0, 4.0, 2.0]);
+        assert_eq!(columns, Columns::new(&[0, 7, u64::MAX], &[1, 3, 4], vec![2, 0, 2, 0], values));
+        assert_eq!(columns.column(1), (&[0, 2][..], Some(&[1.0, 4.0][..])));
+        assert_eq!([0, 1, 2, 3].map(|column| columns.before(column)), [0, 1, 3, 4]);
+        assert_eq!([0, 1, 2, 3].map(|entry| columns.column_of(entry)), [0, 1, 1, 2]);
+        let mut some = Columns::new(&[], &[], Vec::new(), Some(Vec::new()));
+        some.push_ones(9, 3);
+        assert_eq!(some, Columns::new(&[9], &[3], vec![0, 1, 2], Some(vec![1.0; 3])));
+        let (_, none) = Examples::default().into_columns().unwrap();
+        assert_eq!((none.columns(), none.nonzeros(), none.before(0)), (0, 0, 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "keys ascend")]
+    fn a_key_that_is_there_is_refused() {
+        Columns::new(&[9], &[0], Vec::new(), None).push_ones(9, 3);
+    }
+}
