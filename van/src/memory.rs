@@ -25,6 +25,7 @@ use pool::Shelf;
 use registration::Registrations;
 pub use registration::{Registrar, Registration};
 
+pub mod long;
 mod pool;
 mod registration;
 
@@ -34,7 +35,7 @@ pub const SLOT_ALIGN: usize = PAGE_BYTES;
 /// Begins to fetch the line of the cache that `address` is in: for loops over memory that comes from far, where the processor's
 /// own guesses end with the page. A hint: nothing is read, wherever it points.
 #[inline(always)]
-pub fn prefetch<T>(address: *const T) {
+pub(crate) fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -48,6 +48,11 @@ pub trait Value:
     fn bytes(values: &[Self]) -> &[u8] {
         values.as_bytes()
     }
+
+    /// As [`Value::bytes`], to write.
+    fn bytes_mut(values: &mut [Self]) -> &mut [u8] {
+        values.as_mut_bytes()
+    }
 }
 
 macro_rules! value {

@@ -227,7 +227,7 @@ fn pack(contents: Vec<Content>, pool: &Pool) -> Vec<u8> {
 
 fn sum_up(frame: &mut [u8]) {
     frame[CHECKSUM].fill(0);
-    let sum = crc32c::crc32c(frame);
+    let sum = crc_fast::crc32_iscsi(frame);
     frame[CHECKSUM].copy_from_slice(&sum.to_le_bytes());
 }
 
@@ -393,7 +393,7 @@ fn reseal(image: &mut [u8]) {
         if header.flags & flags::VALUES_UNCOVERED != 0 { header.value_bytes.get() } else { 0 };
     let covered = image.len().saturating_sub(apart as usize).max(size_of::<Header>());
     image[CHECKSUM].fill(0);
-    let checksum = crc32c::crc32c(&image[..covered]);
+    let checksum = crc_fast::crc32_iscsi(&image[..covered]);
     image[CHECKSUM].copy_from_slice(checksum.as_bytes());
 }
 

@@ -594,7 +594,7 @@ fn hostile_peers_lose_only_their_own_lane() {
             frame.extend_from_slice(&image[FRAME_PREFIX..]);
             frame[at + 60..at + 64].fill(0);
         }
-        let sum = crc32c::crc32c(&frame);
+        let sum = crc_fast::crc32_iscsi(&frame);
         frame[60..64].copy_from_slice(&sum.to_le_bytes());
         frame
     };
@@ -608,7 +608,7 @@ fn hostile_peers_lose_only_their_own_lane() {
         frame.resize(frame.len() + bytes, 0);
         damage(&mut frame);
         frame[60..64].fill(0);
-        let sum = crc32c::crc32c(&frame);
+        let sum = crc_fast::crc32_iscsi(&frame);
         frame[60..64].copy_from_slice(&sum.to_le_bytes());
         frame
     };

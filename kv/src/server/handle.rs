@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use caravan_van::{KeyRange, Pool, Value, prefetch};
+use caravan_van::{KeyRange, Pool, Value, long};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -53,31 +53,21 @@ pub trait Sum: Value {
     fn add_up(stored: &mut [Self], pushed: &[Self]);
 }
 
-/// Pushes from this length on may come from far: their values are fetched ahead of the sums.
-const LONG_BYTES: usize = 256 << 10;
-
-/// How far ahead.
-const AHEAD_BYTES: usize = 1 << 10;
-
-/// A line of the cache.
-const LINE_BYTES: usize = 64;
-
 macro_rules! sum {
     ($($of:ty: $plus:expr),*) => {$(
         impl Sum for $of {
             #[inline]
             fn add_up(stored: &mut [Self], pushed: &[Self]) {
                 let add = |(a, b): (&mut $of, &$of)| *a = $plus(*a, *b);
-                if size_of_val(pushed) < LONG_BYTES {
+                if size_of_val(pushed) < long::LONG_BYTES {
                     return stored.iter_mut().zip(pushed).for_each(add);
                 }
-                const LINE: usize = LINE_BYTES / size_of::<$of>();
+                const LINE: usize = long::LINE_BYTES / size_of::<$of>();
                 let (lines, rest) = stored.as_chunks_mut::<LINE>();
                 let (pushed, pushed_rest) = pushed.as_chunks::<LINE>();
-                for (line, pushed) in lines.iter_mut().zip(pushed) {
-                    prefetch(pushed.as_ptr().wrapping_byte_add(AHEAD_BYTES));
+                long::in_four_places(lines, pushed, |line, pushed| {
                     line.iter_mut().zip(pushed).for_each(add);
-                }
+                });
                 rest.iter_mut().zip(pushed_rest).for_each(add);
             }
         }
@@ -121,11 +111,11 @@ impl<V: Value> Rule<V> for Assign {
 
     #[inline]
     fn apply(&mut self, _key: u64, stored: &mut [V], pushed: &[V]) {
-        stored.copy_from_slice(pushed);
+        long::copy(V::bytes_mut(stored), V::bytes(pushed));
     }
 
     fn apply_run(&mut self, _keys: &[u64], stored: &mut [V], pushed: &[V]) {
-        stored.copy_from_slice(pushed);
+        long::copy(V::bytes_mut(stored), V::bytes(pushed));
     }
 }
 
@@ -255,7 +245,7 @@ mod tests {
     /// Those that are fetched ahead, too, and what is left of them behind the last line.
     #[test]
     fn long_pushes_are_added_as_short_ones() {
-        for values in [LONG_BYTES / 4 - 1, LONG_BYTES / 4, LONG_BYTES / 4 + 21] {
+        for values in [0, 1, 21].map(|more| long::LONG_BYTES / 4 - 1 + more) {
             let pushed: Vec<i32> = (0..values as i32).map(|n| n * 3).collect();
             let mut sums: Vec<i32> = (0..values as i32).collect();
             i32::add_up(&mut sums, &pushed);

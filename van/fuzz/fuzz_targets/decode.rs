@@ -27,7 +27,7 @@ fuzz_target!(|bytes: &[u8]| {
         image[..4].copy_from_slice(&MAGIC.to_le_bytes());
         image[4] = VERSION;
         image[CHECKSUM].fill(0);
-        let sum = crc32c::crc32c(&image);
+        let sum = crc_fast::crc32_iscsi(&image);
         image[CHECKSUM].copy_from_slice(&sum.to_le_bytes());
     }
     let mut images = Images::new(image);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use crc_fast::{CrcAlgorithm, Digest};
 
 use super::net::{Net, Written, check, step};
 use crate::{Buffer, Error, Event, Gather, Shared, Transport, VanConfig};
@@ -206,34 +207,32 @@ pub fn random_sizes_add_up<T: Transport>(make: impl Fn(VanConfig) -> T) {
         word = step(word);
         (word % below as u64) as usize
     };
-    let (mut posted, mut arrived) = (0, 0);
+    let [mut posted, mut arrived] = [Digest::new(CrcAlgorithm::Crc32Iscsi); 2];
     for _ in 0..40 {
         let count = 1 + next(8);
         for _ in 0..count {
             let seed = next(1000) as u64;
             if next(2) == 0 {
                 let frame = net.framed(0, seed, next(limit + 1));
-                posted = crc32c::crc32c_append(posted, &frame[crate::FRAME_PREFIX..]);
+                posted.update(&frame[crate::FRAME_PREFIX..]);
                 net.van(0).post_send(there, frame).unwrap();
             } else {
                 let (at, longest) = (8 * next(512), 1 << next(21));
                 let data = net.bytes(0, seed, next(longest + 1));
-                posted = crc32c::crc32c_append(posted, &data);
+                posted.update(&data);
                 let offer = net.offer(1, back, at + data.len() + next(100));
                 net.van(0).post_write(there, data.into(), &offer, at as u64).unwrap();
             }
         }
         for _ in 0..count {
-            arrived = match net.next(1, back) {
-                Event::Written { memory, at, len, .. } => {
-                    crc32c::crc32c_append(arrived, &memory[at..at + len])
-                }
-                Event::Received { frame, .. } => crc32c::crc32c_append(arrived, &frame),
+            match net.next(1, back) {
+                Event::Written { memory, at, len, .. } => arrived.update(&memory[at..at + len]),
+                Event::Received { frame, .. } => arrived.update(&frame),
                 other => panic!("{other:?}"),
-            };
+            }
         }
     }
-    assert_eq!(posted, arrived);
+    assert_eq!(posted.finalize(), arrived.finalize());
 }
 
 /// Slots go back to their pools by themselves, and what was shared can be taken back once it has left.

@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::Shm;
 use super::loan::Limbo;
 use super::receive::{Desk, Receiver};
-use super::ring::{CLOSED, SEGMENT_BYTES, SLOTS};
+use super::ring::{CLOSED, LINES, SEGMENT_BYTES};
 use super::segment::{Foreign, Own};
 use super::send::Sender;
 use super::socket::{self, Socket};
@@ -363,7 +363,7 @@ impl Shm {
         let (events, counters) = (&mut self.ready, &mut self.counters);
         let mut desk = Desk { pool, offers, events, counters };
         // As often as an honest one may need; who is not gone may go on writing, and is not listened to for ever.
-        for _ in 0..2 * SLOTS {
+        for _ in 0..2 * LINES {
             match peer.receiver.receive(&peer.link, &mut desk) {
                 Ok(true) => {}
                 Ok(false) | Err(_) => return,

@@ -8,13 +8,14 @@
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
-use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::connect::{Link, Taken};
 use super::loan::{self, Returns};
 use super::ring::{
-    self, CLOSED, CONSUMED, Kind, LendRecord, RETURNS_MAX, Reference, SLOT_ROOM, Stamp, WriteRecord,
+    self, CLOSED, CONSUMED, HEAD, Head, Kind, LendRecord, RETURNS_MAX, Reference, Stamp,
+    WRITE_LINES, WriteRecord,
 };
 use super::segment::Foreign;
 use super::send::SEGMENTS_MAX;
@@ -34,8 +35,10 @@ const COPY_BYTES_MAX: usize = 1 << 20;
 pub(super) struct Receiver {
     peer: PeerId,
     frame_bytes_max: usize,
-    /// Slots read so far.
+    /// Lines read so far.
     next: u64,
+    /// How the last frame began that stood in the ring.
+    last: Head,
     /// What the peer announced, in order.
     segments: Vec<Rc<Foreign>>,
     writing: Option<Write>,
@@ -60,8 +63,8 @@ struct Write {
     end: usize,
     /// What to fill it with next, of the record at hand.
     parts: [Reference; 2],
-    /// Whether that record has not been taken off the ring yet.
-    is_at_record: bool,
+    /// Lines of that record; 0 once it has been taken off the ring.
+    lines: u64,
 }
 
 /// What all lanes of a transport share while they receive.
@@ -78,6 +81,7 @@ impl Receiver {
             peer,
             frame_bytes_max,
             next: 0,
+            last: Head::default(),
             segments: Vec::new(),
             writing: None,
             borrowed: None,
@@ -103,10 +107,10 @@ impl Receiver {
     #[inline]
     pub(super) fn has_news(&self, link: &Link) -> bool {
         let Some(foreign) = &link.foreign else { return false };
-        let at = ring::slot_at(self.next);
+        let at = ring::line_at(self.next);
         let is_there = Stamp::is_at(foreign.load(at, Ordering::Acquire), self.next);
         if !is_there {
-            foreign.prefetch(at + ring::LINE_BYTES); // so that both lines of the next record are on their way together
+            foreign.prefetch(at + ring::LINE_BYTES); // so that two lines of the next record are on their way together
         }
         is_there || self.writing.is_some() || !self.returns.borrow().is_empty()
     }
@@ -117,12 +121,12 @@ impl Receiver {
         let (before, mut budget) = (self.next, COPY_BYTES_MAX);
         let mut outcome = Ok(());
         for _ in 0..RECORDS_MAX {
-            let at = ring::slot_at(self.next);
-            outcome = match Stamp::read(foreign.load(at, Ordering::Acquire), self.next) {
-                Ok(Some(Stamp { kind: Kind::Inline, len })) if self.writing.is_none() => {
-                    self.inline(foreign, len, desk)
+            let word = foreign.load(ring::line_at(self.next), Ordering::Acquire);
+            outcome = match Stamp::read(word, self.next) {
+                Ok(Some(stamp)) if stamp.kind == Kind::Inline && self.writing.is_none() => {
+                    self.inline(foreign, stamp, desk)
                 }
-                Ok(Some(stamp)) => self.long(link, foreign, (stamp.kind, at), &mut budget, desk),
+                Ok(Some(stamp)) => self.long(link, foreign, stamp.kind, &mut budget, desk),
                 Ok(None) => break,
                 Err(reason) => Err(reason),
             };
@@ -137,40 +141,40 @@ impl Receiver {
         outcome.map(|()| self.next != before || budget < COPY_BYTES_MAX)
     }
 
-    /// A record, at a slot, of something that does not stand in the ring itself. Kept apart, so that what does stays short.
+    /// A record of something that does not stand in the ring itself. Kept apart, so that what does stays short.
     #[inline(never)]
     fn long(
         &mut self,
         link: &Link,
         foreign: &Foreign,
-        (kind, at): (Kind, usize),
+        kind: Kind,
         budget: &mut usize,
         desk: &mut Desk<'_>,
     ) -> Result<(), String> {
         let lends = self.borrowed.is_some();
         match (kind, &mut self.writing) {
-            (_, Some(write)) if write.is_at_record => self.fill(link, foreign, budget, desk),
+            (_, Some(write)) if write.lines > 0 => self.fill(link, foreign, budget, desk),
             (Kind::Piece, Some(write)) => {
-                write.parts = [record::<Reference>(foreign, at), Reference::default()];
-                write.is_at_record = true;
+                write.parts = [record::<Reference>(foreign, self.next), Reference::default()];
+                write.lines = 1;
                 self.fill(link, foreign, budget, desk)
             }
             (Kind::Piece, None) => Err("it sent a piece of no write".to_owned()),
             (_, Some(_)) => Err("it sent something else before a write had ended".to_owned()),
             (Kind::Frame, None) => {
-                let reference = record::<Reference>(foreign, at);
+                let reference = record::<Reference>(foreign, self.next);
                 *budget = budget.saturating_sub(reference.len.get() as usize);
                 self.frame(link, foreign, &reference, desk)
             }
             (_, None) if lends => Err("it lent values to no frame".to_owned()),
             (Kind::Write, None) => {
-                let record = record::<WriteRecord>(foreign, at);
+                let record = record::<WriteRecord>(foreign, self.next);
                 self.begin_write(&record, desk)?;
                 self.fill(link, foreign, budget, desk)
             }
-            (Kind::Lend, None) => self.borrow(link, &record::<LendRecord>(foreign, at)),
+            (Kind::Lend, None) => self.borrow(link, &record::<LendRecord>(foreign, self.next)),
             (Kind::Return, None) => {
-                let numbers = record::<[U64; RETURNS_MAX]>(foreign, at);
+                let numbers = record::<[U64; RETURNS_MAX]>(foreign, self.next);
                 self.returned.extend(numbers.map(U64::get).into_iter().take_while(|&n| n != 0));
                 self.next += 1;
                 Ok(())
@@ -181,12 +185,28 @@ impl Receiver {
 
     /// A frame that stands in the ring.
     #[inline(always)]
-    fn inline(&mut self, foreign: &Foreign, len: usize, desk: &mut Desk<'_>) -> Result<(), String> {
-        let mut frame = self.allocate(len, desk.pool)?;
-        for (position, part) in (self.next..).zip(frame.chunks_mut(SLOT_ROOM)) {
-            foreign.read_words(ring::slot_at(position) + 8, part);
+    fn inline(
+        &mut self,
+        foreign: &Foreign,
+        stamp: Stamp,
+        desk: &mut Desk<'_>,
+    ) -> Result<(), String> {
+        let mut frame = self.allocate(stamp.len, desk.pool)?;
+        let mut word = 0;
+        for at in ring::bits(stamp.words) {
+            let mut bytes = [0; 8];
+            ring::read(foreign, self.next, word, &mut bytes);
+            self.last[at] = u64::from_le_bytes(bytes);
+            word += 1;
         }
-        self.next += ring::slots_of(len);
+        match frame.split_first_chunk_mut::<HEAD>() {
+            Some((head, rest)) => {
+                *head = zerocopy::transmute!(self.last);
+                ring::read(foreign, self.next, word, rest);
+            }
+            None => frame.copy_from_slice(&self.last.as_bytes()[..stamp.len]),
+        }
+        self.next += stamp.lines();
         self.deliver(frame, desk);
         Ok(())
     }
@@ -246,7 +266,8 @@ impl Receiver {
         let (key, at, len) = (key.get(), at.get(), len.get());
         let into = desk.offers.take(self.peer, key, at, len).map_err(|error| error.to_string())?;
         let (begin, end) = (at as usize, (at + len) as usize); // within the offer, as was just checked
-        self.writing = Some(Write { key, into, begin, at: begin, end, parts, is_at_record: true });
+        let lines = WRITE_LINES;
+        self.writing = Some(Write { key, into, begin, at: begin, end, parts, lines });
         Ok(())
     }
 
@@ -279,8 +300,7 @@ impl Receiver {
                 return Ok(());
             }
         }
-        self.next += 1;
-        write.is_at_record = false;
+        self.next += std::mem::take(&mut write.lines);
         if write.at < write.end {
             self.writing = Some(write);
             return Ok(());
@@ -352,9 +372,9 @@ fn too_long(len: usize, limit: usize) -> String {
     format!("it sent a frame of {len} bytes, over the limit of {limit}")
 }
 
-/// Copies the record at a slot.
-fn record<R: FromBytes>(foreign: &Foreign, slot: usize) -> R {
-    let mut bytes = [0; SLOT_ROOM];
-    foreign.read_words(slot + 8, &mut bytes);
-    R::read_from_prefix(&bytes).map(|(record, _)| record).expect("a record fits into a slot")
+/// Copies the record at `position`.
+fn record<R: FromBytes + IntoBytes>(foreign: &Foreign, position: u64) -> R {
+    let mut record = R::new_zeroed();
+    ring::read(foreign, position, 0, record.as_mut_bytes());
+    record
 }

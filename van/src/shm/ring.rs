@@ -1,27 +1,31 @@
-//! What lies in a lane's segment: who writes which word, and how a record stands in the slots of its ring. No I/O.
+//! What lies in a lane's segment: who writes which word, and how a record stands in the lines of its ring. No I/O.
 //!
 //! A lane has a segment for each direction, written by the sender of that direction. It holds that sender's ring, and words about
 //! the other ring, which it reads:
 //!
 //! ```text
-//!     0  consumed   how many slots of the other side's ring have been read
+//!     0  consumed   how many lines of the other side's ring have been read
 //!   128  asleep     0, or the number of this sleep and what shall end it
 //!   256  closed     1 once memory that was referred to may change
-//!  4096  slots      SLOTS of SLOT_BYTES: a stamp of 8 bytes, then the slot's part of a record
+//!  4096  ring       LINES of LINE_BYTES
 //! ```
 //!
-//! A record takes one slot or, if it is a frame that stands in the ring itself, as many as its bytes need. Its first slot's stamp
-//! is stored last: it says that the record is there, of which kind it is and how long. It holds the record's position, which no
-//! slot has twice, so that a reader waits on the very line that brings the record, and what was there before is never
-//! mistaken for news. The stamps of a record's other slots stay as they were.
+//! A record begins with its stamp at a line and takes as many lines as its bytes need; the one behind the last of the ring is the
+//! first. The stamp is stored last: it says that the record is there, of which kind it is and how long. It holds the position of
+//! its line, so that a reader waits on the very line that brings the record. What stood in that line before is not mistaken for news:
+//! before a record is there to be read, its sender sees to it that no stamp stands behind it that would be the next.
+//!
+//! What moves between two cores moves by lines, and that takes most of a short message's time. So of a frame's first 64 bytes,
+//! which with messages are a header, the ring has only those words that are not as in the last frame that stood in it: a message of up
+//! to 40 bytes that is like the one before takes one line.
 //!
 //! ```text
-//!   stamp     [length: 16][kind: 8][position + 1: 40]
-//!   INLINE    the frame
+//!   stamp     [words of the head that follow: a bit each 8][kind 8][length of the frame 16][position + 1 32]
+//!   INLINE    [words of the head 8 each][the frame behind its first 64 bytes]
 //!   FRAME     [reference]                                              to all of the frame
 //!   WRITE     [key 8][at 8][length 8][reference][reference]            what the references lack follows in pieces
 //!   LEND      [number of the loan 8][reference]                        values that belong to the frame behind it
-//!   RETURN    [number 8] up to 15 times, 0 ends them                   loans of the other side that are done with
+//!   RETURN    [number 8] up to 7 times, 0 ends them                    loans of the other side that are done with
 //!   PIECE     [reference]                                              of the write under way
 //!   reference [segment 4][0 4][offset 8][length 8]                     into memory that its owner has shared
 //! ```
@@ -29,30 +33,34 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Slots of a ring: a power of two.
-pub(super) const SLOTS: u64 = 512;
+use super::segment::{Foreign, Own};
+
+/// Lines of a ring: a power of two.
+pub(super) const LINES: u64 = 1024;
 
 /// A line of the cache.
 pub(super) const LINE_BYTES: usize = 64;
 
-/// Two of them, as processors fetch them together.
-pub(super) const SLOT_BYTES: usize = 2 * LINE_BYTES;
+/// Bytes of a stamp.
+const STAMP: usize = size_of::<u64>();
 
-/// Bytes of a record in each slot.
-pub(super) const SLOT_ROOM: usize = SLOT_BYTES - 8;
+/// Lines of the longest frame that stands in the ring.
+pub(super) const FRAME_LINES_MAX: u64 = 32;
 
 /// Frames up to this long stand in the ring; of longer ones a reference does.
-pub(super) const INLINE_BYTES_MAX: usize = 16 * SLOT_ROOM;
+pub(super) const INLINE_BYTES_MAX: usize = FRAME_LINES_MAX as usize * LINE_BYTES - STAMP;
+
+/// Lines of the beginning of a write, which is the longest of the other records.
+pub(super) const WRITE_LINES: u64 = 2;
 
 pub(super) const CONSUMED: usize = 0;
 pub(super) const ASLEEP: usize = 128;
 pub(super) const CLOSED: usize = 256;
-const SLOTS_AT: usize = 4096;
+const RING_AT: usize = 4096;
+const RING_BYTES: usize = LINES as usize * LINE_BYTES;
 
 /// Length of a lane's segment.
-pub(super) const SEGMENT_BYTES: usize = SLOTS_AT + SLOTS as usize * SLOT_BYTES;
-
-const POSITION_BITS: u32 = 40;
+pub(super) const SEGMENT_BYTES: usize = RING_AT + RING_BYTES;
 
 /// What kind of record a stamp announces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,29 +82,47 @@ impl Kind {
     }
 }
 
-/// What a first slot says.
+/// What the first word of a record says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) kind: Kind,
     /// Bytes of a frame that stands in the ring; 0 for the other kinds.
     pub(super) len: usize,
+    /// Which words of its head do, the first in the lowest bit.
+    pub(super) words: u8,
 }
 
 impl Stamp {
-    /// The word that announces it at `position`.
-    pub(super) fn word(self, position: u64) -> u64 {
-        turn(position) << 24 | self.kind.number() << 16 | self.len as u64
+    /// That of a record that is no frame in the ring.
+    pub(super) fn of(kind: Kind) -> Stamp {
+        Stamp { kind, len: 0, words: 0 }
     }
 
-    /// Slots that its record takes.
-    pub(super) fn slots(self) -> u64 {
-        slots_of(self.len)
+    /// The word that announces it at `position`.
+    #[inline]
+    pub(super) fn word(self, position: u64) -> u64 {
+        let about = self.len as u64 | self.kind.number() << 16 | u64::from(self.words) << 24;
+        turn(position) << 32 | about
+    }
+
+    /// Lines that its record takes.
+    #[inline]
+    pub(super) fn lines(self) -> u64 {
+        match self.kind {
+            Kind::Inline => {
+                let (head, rest) =
+                    (8 * self.words.count_ones() as usize, self.len.saturating_sub(HEAD));
+                (STAMP + head + rest).div_ceil(LINE_BYTES) as u64
+            }
+            Kind::Write => WRITE_LINES,
+            Kind::Frame | Kind::Piece | Kind::Lend | Kind::Return => 1,
+        }
     }
 
     /// Whether a word says that something stands at `position`.
     #[inline]
     pub(super) fn is_at(word: u64, position: u64) -> bool {
-        word >> 24 == turn(position)
+        word >> 32 == turn(position)
     }
 
     /// What stands at `position`, if it is there already.
@@ -108,13 +134,16 @@ impl Stamp {
         if !Stamp::is_at(word, position) {
             return Ok(None);
         }
-        let (number, len) = (word >> 16 & 0xff, (word & 0xffff) as usize);
+        let (len, number, words) =
+            ((word & 0xffff) as usize, word >> 16 & 0xff, (word >> 24) as u8);
         let kind = Kind::ALL.get((number as usize).wrapping_sub(1)).copied();
         match kind {
             Some(Kind::Inline) if len <= INLINE_BYTES_MAX => {
-                Ok(Some(Stamp { kind: Kind::Inline, len }))
+                Ok(Some(Stamp { kind: Kind::Inline, len, words }))
             }
-            Some(kind) if kind != Kind::Inline && len == 0 => Ok(Some(Stamp { kind, len })),
+            Some(kind) if kind != Kind::Inline && len == 0 && words == 0 => {
+                Ok(Some(Stamp::of(kind)))
+            }
             _ => Err(no_stamp(word)),
         }
     }
@@ -125,20 +154,79 @@ fn no_stamp(word: u64) -> String {
     format!("its ring holds {word:#018x} where a record should begin")
 }
 
-/// What the stamps of `position` have in their upper bits.
-fn turn(position: u64) -> u64 {
-    (position + 1) & ((1 << POSITION_BITS) - 1)
-}
-
-/// Slots for a frame of `len` bytes that stands in the ring.
+/// What the stamps of `position` have in their upper half.
 #[inline]
-pub(super) fn slots_of(len: usize) -> u64 {
-    if len <= SLOT_ROOM { 1 } else { len.div_ceil(SLOT_ROOM) as u64 } // most take no division
+fn turn(position: u64) -> u64 {
+    (position + 1) & u64::from(u32::MAX)
 }
 
-/// Where in the segment the slot of `position` begins.
-pub(super) fn slot_at(position: u64) -> usize {
-    SLOTS_AT + (position % SLOTS) as usize * SLOT_BYTES
+/// Where in the segment the line of `position` begins.
+#[inline]
+pub(super) fn line_at(position: u64) -> usize {
+    RING_AT + (position % LINES) as usize * LINE_BYTES
+}
+
+/// Writes what follows the stamp of a record, from its word `word` on.
+#[inline]
+pub(super) fn write(own: &mut Own, position: u64, word: usize, bytes: &[u8]) {
+    let (at, whole) = place(position, word, bytes.len());
+    own.write(at, &bytes[..whole]);
+    if whole < bytes.len() {
+        own.write(RING_AT, &bytes[whole..]);
+    }
+}
+
+/// Reads likewise.
+#[inline]
+pub(super) fn read(foreign: &Foreign, position: u64, word: usize, into: &mut [u8]) {
+    let (at, whole) = place(position, word, into.len());
+    foreign.read_words(at, &mut into[..whole]);
+    if whole < into.len() {
+        foreign.read_words(RING_AT, &mut into[whole..]);
+    }
+}
+
+/// Where in the segment `len` bytes from a word of a record on begin, and how many of them stand before the end of the ring.
+#[inline]
+fn place(position: u64, word: usize, len: usize) -> (usize, usize) {
+    let from = (position % LINES) as usize * LINE_BYTES + STAMP + 8 * word;
+    let at = from % RING_BYTES;
+    (RING_AT + at, len.min(RING_BYTES - at))
+}
+
+/// Bytes of a frame's head.
+pub(super) const HEAD: usize = 64;
+
+/// The first bytes of a frame, and zeros where it is shorter.
+pub(super) type Head = [u64; HEAD / 8];
+
+/// The head of `frame`, and what is behind it.
+#[inline]
+pub(super) fn head_of(frame: &[u8]) -> (Head, &[u8]) {
+    if let Some((head, rest)) = frame.split_first_chunk::<HEAD>() {
+        return (zerocopy::transmute!(*head), rest);
+    }
+    let mut head = [0; HEAD];
+    head[..frame.len()].copy_from_slice(frame);
+    (zerocopy::transmute!(head), &[])
+}
+
+/// The words that are not the same in two heads: a bit each.
+#[inline]
+pub(super) fn changed(head: &Head, last: &Head) -> u8 {
+    let differ = |at: usize| u8::from(head[at] != last[at]) << at;
+    (0..head.len()).fold(0, |words, at| words | differ(at))
+}
+
+/// Where the bits of `words` are.
+#[inline]
+pub(super) fn bits(words: u8) -> impl Iterator<Item = usize> {
+    let mut left = words;
+    std::iter::from_fn(move || {
+        let at = left.trailing_zeros() as usize;
+        left &= left.checked_sub(1)?;
+        Some(at)
+    })
 }
 
 /// Bytes of a sender's shared memory.
@@ -209,10 +297,11 @@ pub(super) struct LendRecord {
 }
 
 /// Loans that one record returns at most.
-pub(super) const RETURNS_MAX: usize = SLOT_ROOM / 8;
+pub(super) const RETURNS_MAX: usize = (LINE_BYTES - STAMP) / 8;
 
-const _: () = assert!(SLOTS.is_power_of_two() && INLINE_BYTES_MAX <= 0xffff);
-const _: () = assert!(size_of::<WriteRecord>() <= SLOT_ROOM);
+const _: () = assert!(LINES.is_power_of_two() && INLINE_BYTES_MAX <= 0xffff);
+const _: () = assert!(size_of::<LendRecord>() <= LINE_BYTES - STAMP);
+const _: () = assert!(size_of::<WriteRecord>() <= WRITE_LINES as usize * LINE_BYTES - STAMP);
 
 #[cfg(test)]
 mod tests {
@@ -222,26 +311,40 @@ mod tests {
 
     #[test]
     fn a_stamp_is_read_at_its_own_position_only() {
-        for (kind, len) in [(Kind::Inline, 0), (Kind::Inline, INLINE_BYTES_MAX), (Kind::Write, 0)] {
-            let stamp = Stamp { kind, len };
-            for position in [0, 1, SLOTS, 7 * SLOTS + 3, (1 << 39) + 5] {
+        let inline = |len, words| Stamp { kind: Kind::Inline, len, words };
+        for stamp in [inline(0, 0), inline(INLINE_BYTES_MAX, 255), Stamp::of(Kind::Write)] {
+            for position in [0, 1, LINES, 7 * LINES + 3, (1 << 39) + 5] {
                 let word = stamp.word(position);
                 assert_eq!(Stamp::read(word, position), Ok(Some(stamp)));
-                for other in [position + 1, position + SLOTS, position.wrapping_sub(SLOTS)] {
+                for other in [position + 1, position + LINES, position.wrapping_sub(LINES)] {
                     assert_eq!(Stamp::read(word, other), Ok(None));
                 }
-                assert_eq!(Stamp::read(0, position), Ok(None), "a fresh slot");
+                assert_eq!(Stamp::read(0, position), Ok(None), "a fresh line");
             }
         }
     }
 
     #[test]
-    fn frames_fill_slots() {
-        for (len, slots) in [(0, 1), (1, 1), (SLOT_ROOM, 1), (SLOT_ROOM + 1, 2)] {
-            assert_eq!(slots_of(len), slots);
+    fn a_frame_like_the_last_one_takes_few_lines() {
+        for (len, words, lines) in [(0, 0, 1), (64, 1, 1), (64 + 48, 1, 1), (64 + 49, 1, 2)] {
+            assert_eq!(Stamp { kind: Kind::Inline, len, words }.lines(), lines);
         }
-        assert_eq!(slot_at(SLOTS), slot_at(0));
-        assert_eq!(slot_at(SLOTS - 1) + SLOT_BYTES, SEGMENT_BYTES);
+        assert_eq!(Stamp { kind: Kind::Inline, len: INLINE_BYTES_MAX, words: 255 }.lines(), 32);
+        assert_eq!(line_at(LINES), line_at(0));
+        assert_eq!(line_at(LINES - 1) + LINE_BYTES, SEGMENT_BYTES);
+    }
+
+    #[test]
+    fn a_record_goes_on_where_the_ring_begins() {
+        let mut own = Own::new(SEGMENT_BYTES).unwrap();
+        let foreign = Foreign::map(own.file(), SEGMENT_BYTES).unwrap();
+        let bytes: Vec<u8> = (0..200).collect();
+        for (position, word) in [(0, 0), (LINES - 1, 0), (LINES - 1, 7), (2 * LINES - 2, 3)] {
+            write(&mut own, position, word, &bytes);
+            let mut found = vec![0; bytes.len()];
+            read(&foreign, position, word, &mut found);
+            assert_eq!(found, bytes, "{position} {word}");
+        }
     }
 
     proptest! {
@@ -250,11 +353,22 @@ mod tests {
             match Stamp::read(word, position) {
                 Ok(Some(stamp)) => {
                     prop_assert_eq!(stamp.word(position), word);
-                    prop_assert!(stamp.len <= INLINE_BYTES_MAX && stamp.slots() <= SLOTS);
+                    prop_assert!(stamp.len <= INLINE_BYTES_MAX && stamp.lines() <= 32);
                 }
-                Ok(None) => prop_assert_ne!(word >> 24, turn(position)),
-                Err(_) => prop_assert_eq!(word >> 24, turn(position)),
+                Ok(None) => prop_assert_ne!(word >> 32, turn(position)),
+                Err(_) => prop_assert_eq!(word >> 32, turn(position)),
             }
+        }
+
+        #[test]
+        fn a_head_is_the_last_one_with_its_words_changed(frame: [u64; 9], last: Head, len in 0usize..72) {
+            let frame = &frame.as_bytes()[..len];
+            let (head, rest) = head_of(frame);
+            let mut found = last;
+            bits(changed(&head, &last)).for_each(|at| found[at] = head[at]);
+            let found = [found.as_bytes(), rest].concat();
+            prop_assert_eq!(&found[..len], frame);
+            prop_assert!(found[len..].iter().all(|&byte| byte == 0));
         }
     }
 }

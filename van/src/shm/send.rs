@@ -17,7 +17,8 @@ use zerocopy::little_endian::{U32, U64};
 use super::connect::{Link, Packet};
 use super::loan::Lent;
 use super::ring::{
-    self, CONSUMED, Kind, LendRecord, RETURNS_MAX, Reference, SLOT_ROOM, SLOTS, Stamp, WriteRecord,
+    self, CONSUMED, FRAME_LINES_MAX, Head, Kind, LINES, LendRecord, RETURNS_MAX, Reference, Stamp,
+    WRITE_LINES, WriteRecord,
 };
 use super::segment;
 use crate::error::{Error, Result};
@@ -40,11 +41,13 @@ pub(super) const SEGMENTS_MAX: usize = 1024;
 pub(super) struct Sender {
     peer: PeerId,
     depth: usize,
-    /// Slots written so far.
-    head: u64,
-    /// Slots that the peer had read when we last looked.
+    /// Lines written so far.
+    pub(super) head: u64,
+    /// Lines that the peer had read when we last looked.
     freed: u64,
-    /// What records refer to, up to which slot.
+    /// How the last frame began that stands in the ring.
+    last: Head,
+    /// What records refer to, up to which line.
     held: VecDeque<Held>,
     /// How many of those are chunks.
     chunks: usize,
@@ -93,6 +96,7 @@ impl Sender {
             depth,
             head: 0,
             freed: 0,
+            last: Head::default(),
             held: VecDeque::new(),
             chunks: 0,
             outbox: VecDeque::new(),
@@ -125,7 +129,7 @@ impl Sender {
     ) -> Result<()> {
         let len = frame.len() - FRAME_PREFIX;
         let is_inline = self.outbox.is_empty() && len <= ring::INLINE_BYTES_MAX;
-        if !is_inline || !self.has_room(link, ring::slots_of(len)) {
+        if !is_inline || !self.has_room(link, FRAME_LINES_MAX) {
             return self.queue_frame(link, frame, pool, counters);
         }
         self.put_inline(link, &frame[FRAME_PREFIX..]);
@@ -267,7 +271,7 @@ impl Sender {
     /// Puts a frame into the ring; hands it back if that has no room.
     fn put_frame(&mut self, link: &mut Link, frame: Shared) -> Option<Shared> {
         if frame.len() <= ring::INLINE_BYTES_MAX {
-            if !self.has_room(link, ring::slots_of(frame.len())) {
+            if !self.has_room(link, FRAME_LINES_MAX) {
                 return Some(frame);
             }
             self.put_inline(link, &frame);
@@ -288,8 +292,7 @@ impl Sender {
         values: Shared,
     ) -> Option<(Shared, Shared)> {
         let is_inline = frame.len() <= ring::INLINE_BYTES_MAX;
-        let slots = 1 + if is_inline { ring::slots_of(frame.len()) } else { 1 };
-        if !self.has_room(link, slots) {
+        if !self.has_room(link, 1 + FRAME_LINES_MAX) {
             return Some((frame, values));
         }
         let Some(reference) = self.refer(link, &values) else { return Some((frame, values)) };
@@ -312,7 +315,7 @@ impl Sender {
         counters: &mut Counters,
     ) -> Option<Write> {
         while !write.begun || write.sent < write.data.len() {
-            if !self.has_room(link, 1) {
+            if !self.has_room(link, WRITE_LINES) {
                 return Some(write);
             }
             let mut parts = [None, None];
@@ -417,14 +420,14 @@ impl Sender {
         }
     }
 
-    /// Whether the ring takes `slots` more.
+    /// Whether the ring takes `lines` more; the one behind them stays free, too, for what the peer waits on.
     #[inline]
-    fn has_room(&mut self, link: &Link, slots: u64) -> bool {
-        if self.head + slots <= self.freed + SLOTS {
+    fn has_room(&mut self, link: &Link, lines: u64) -> bool {
+        if self.head + lines < self.freed + LINES {
             return true;
         }
         self.release(link);
-        self.head + slots <= self.freed + SLOTS
+        self.head + lines < self.freed + LINES
     }
 
     /// Looks how far the peer has read, and lets go of what it needs no longer.
@@ -433,7 +436,7 @@ impl Sender {
         let consumed = foreign.load(CONSUMED, Ordering::Acquire);
         if consumed < self.freed || consumed > self.head {
             self.broken.get_or_insert(format!(
-                "it says it has read {consumed} slots, and has read {} to {}",
+                "it says it has read {consumed} lines, and has read {} to {}",
                 self.freed, self.head
             ));
             return;
@@ -444,24 +447,34 @@ impl Sender {
         }
     }
 
-    /// Writes a frame into the slots that it takes, which are free.
+    /// Writes a frame that is not too long into the ring, which has room for it.
     fn put_inline(&mut self, link: &mut Link, frame: &[u8]) {
-        let stamp = Stamp { kind: Kind::Inline, len: frame.len() };
-        for (position, part) in (self.head..).zip(frame.chunks(SLOT_ROOM)) {
-            link.own.write(ring::slot_at(position) + 8, part);
+        let (head, rest) = ring::head_of(frame);
+        let words = ring::changed(&head, &self.last);
+        let mut word = 0;
+        for at in ring::bits(words) {
+            ring::write(&mut link.own, self.head, word, &head[at].to_le_bytes());
+            word += 1;
         }
-        self.publish(link, stamp);
+        ring::write(&mut link.own, self.head, word, rest);
+        self.last = head;
+        self.publish(link, Stamp { kind: Kind::Inline, len: frame.len(), words });
     }
 
-    /// Writes a record of one slot, which is free.
+    /// Writes another record into the ring, which has room for it.
     fn put(&mut self, link: &mut Link, kind: Kind, record: &[u8]) {
-        link.own.write(ring::slot_at(self.head) + 8, record);
-        self.publish(link, Stamp { kind, len: 0 });
+        ring::write(&mut link.own, self.head, 0, record);
+        self.publish(link, Stamp::of(kind));
     }
 
     fn publish(&mut self, link: &Link, stamp: Stamp) {
-        link.own.store(ring::slot_at(self.head), stamp.word(self.head), Ordering::Release);
-        self.head += stamp.slots();
+        let next = self.head + stamp.lines();
+        let behind = ring::line_at(next);
+        if Stamp::is_at(link.own.load(behind), next) {
+            link.own.store(behind, 0, Ordering::Relaxed); // it is of some frame's middle
+        }
+        link.own.store(ring::line_at(self.head), stamp.word(self.head), Ordering::Release);
+        self.head = next;
         self.posted = true;
     }
 }

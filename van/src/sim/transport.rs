@@ -51,7 +51,7 @@ impl Packet {
             Packet::Write { key, at, data } => (4, key.rotate_left(32) ^ at, &data[..]),
             Packet::Close(reason) => (5, 0, reason.as_bytes()),
         };
-        (kind, place, bytes.len(), crc32c::crc32c(bytes))
+        (kind, place, bytes.len(), crc_fast::crc32_iscsi(bytes))
     }
 }
 

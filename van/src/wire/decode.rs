@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 use super::run::{Form, Run};
 use super::{
     ALIGN, CHECKSUM, DecodeError, Header, Kind, MAGIC, Offer, Section, TRAILER, VERSION, ascend,
-    check_padding, delta, flags, key_outside, snappy, snappy_flag,
+    check_padding, crc32c, delta, flags, key_outside, snappy, snappy_flag,
 };
 use crate::error::Result;
 use crate::memory::{Buffer, Pool, Shared};
@@ -460,7 +460,7 @@ pub(crate) fn signature_bytes(flags: u8) -> usize {
 /// to go over.
 fn check_checksum(found: u32, covered: &mut [u8]) -> Result<(), DecodeError> {
     covered[CHECKSUM].fill(0);
-    let computed = crc32c::crc32c(covered);
+    let computed = crc32c(covered);
     if found != computed {
         return Err(DecodeError::Checksum { found, computed });
     }

@@ -18,6 +18,8 @@ mod tests;
 use std::fmt;
 use std::ops::Range;
 
+use crc_fast::crc32_iscsi as crc32c;
+
 use crate::message::KeyRange;
 pub use decode::{Entry, Images};
 pub(crate) use decode::{decode, decode_landed, decode_lent, signature_bytes};

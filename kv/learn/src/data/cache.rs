@@ -18,6 +18,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{PackedRows, Shard};
@@ -81,7 +82,7 @@ fn name(paths: &[PathBuf], shard: Shard) -> String {
     let full = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone());
     let listed = paths.iter().map(|path| format!("{:?}\n", full(path))).collect::<String>();
     let first = paths.first().and_then(|path| path.file_name()).unwrap_or_default();
-    let (first, list) = (first.to_string_lossy(), crc32c::crc32c(listed.as_bytes()));
+    let (first, list) = (first.to_string_lossy(), crc32_iscsi(listed.as_bytes()));
     format!("{first}-{list:08x}-{}-of-{}.caravan", shard.index, shard.count)
 }
 
@@ -90,7 +91,11 @@ fn load(path: &Path, identity: &[u8]) -> Result<Option<PackedRows>, String> {
     let text = |error: std::io::Error| error.to_string();
     let mut input = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        opened => Summed { len: 0, crc: 0, file: opened.map_err(text)? },
+        opened => Summed {
+            len: 0,
+            crc: Digest::new(CrcAlgorithm::Crc32Iscsi),
+            file: opened.map_err(text)?,
+        },
     };
     input.len = input.file.metadata().map_err(text)?.len();
     let (mut magic, mut head) = ([0; 8], [0_u64; HEAD]);
@@ -122,7 +127,7 @@ fn load(path: &Path, identity: &[u8]) -> Result<Option<PackedRows>, String> {
         range: (nonzeros > 0).then_some((first, last)),
     };
     input.fill_rows(&mut data).map_err(text)?;
-    let (summed, mut stored) = (input.crc, 0_u32);
+    let (summed, mut stored) = (input.crc.finalize() as u32, 0_u32);
     input.fill(std::slice::from_mut(&mut stored)).map_err(text)?;
     if stored != summed {
         return Err("it is damaged: its checksum does not fit".to_owned());
@@ -137,7 +142,7 @@ fn load(path: &Path, identity: &[u8]) -> Result<Option<PackedRows>, String> {
 struct Summed {
     file: File,
     len: u64,
-    crc: u32,
+    crc: Digest,
 }
 
 impl Summed {
@@ -146,7 +151,7 @@ impl Summed {
         into: &mut [T],
     ) -> std::io::Result<()> {
         self.file.read_exact(into.as_mut_bytes())?;
-        self.crc = crc32c::crc32c_append(self.crc, into.as_bytes());
+        self.crc.update(into.as_bytes());
         Ok(())
     }
 
@@ -176,7 +181,7 @@ fn store(path: &Path, identity: &[u8], rows: &PackedRows) -> Result<()> {
     let counts = [identity.len(), labels.len(), *nonzeros, deltas.len()];
     head[2..6].copy_from_slice(&counts.map(|count| count as u64));
     let mut file = Replacement::create(path)?;
-    let mut crc = 0;
+    let mut crc = Digest::new(CrcAlgorithm::Crc32Iscsi);
     for part in [
         &MAGIC[..],
         head.as_bytes(),
@@ -186,10 +191,10 @@ fn store(path: &Path, identity: &[u8], rows: &PackedRows) -> Result<()> {
         values.as_deref().unwrap_or_default().as_bytes(),
         labels.as_bytes(),
     ] {
-        crc = crc32c::crc32c_append(crc, part);
+        crc.update(part);
         file.write(part)?;
     }
-    file.write(crc.as_bytes())?;
+    file.write((crc.finalize() as u32).as_bytes())?;
     file.commit()
 }
 
@@ -251,7 +256,7 @@ mod tests {
         };
         let end = whole.len();
         let resummed = |mut bytes: Vec<u8>| {
-            let crc = crc32c::crc32c(&bytes[..end - CHECKSUM_BYTES]);
+            let crc = crc32_iscsi(&bytes[..end - CHECKSUM_BYTES]);
             bytes[end - CHECKSUM_BYTES..].copy_from_slice(crc.as_bytes());
             bytes
         };

@@ -13,6 +13,8 @@
 use std::fs;
 use std::path::Path;
 
+use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
+
 use super::Model;
 use crate::replace_file::Replacement;
 use crate::{Error, Result};
@@ -27,19 +29,19 @@ const CHECKSUM_BYTES: usize = 4;
 /// A file and the checksum of what has been written to it.
 struct Summed {
     file: Replacement,
-    crc: u32,
+    crc: Digest,
 }
 
 impl Summed {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.crc = crc32c::crc32c_append(self.crc, bytes);
+        self.crc.update(bytes);
         self.file.write(bytes)
     }
 }
 
 /// Writes all of a model to a file.
 pub(super) fn write(model: &Model, file: Replacement, comment: &str) -> Result<()> {
-    let mut file = Summed { file, crc: 0 };
+    let mut file = Summed { file, crc: Digest::new(CrcAlgorithm::Crc32Iscsi) };
     let comment = &comment.as_bytes()[..comment.len().min(u32::MAX as usize)];
     file.write(MAGIC)?;
     file.write(&VERSION.to_le_bytes())?;
@@ -50,7 +52,7 @@ pub(super) fn write(model: &Model, file: Replacement, comment: &str) -> Result<(
     file.write(comment)?;
     model.keys.iter().try_for_each(|key| file.write(&key.to_le_bytes()))?;
     model.weights.iter().try_for_each(|weight| file.write(&weight.to_le_bytes()))?;
-    let checksum = file.crc.to_le_bytes();
+    let checksum = (file.crc.finalize() as u32).to_le_bytes();
     file.write(&checksum)?;
     file.file.commit()
 }
@@ -78,7 +80,7 @@ fn parse(bytes: &[u8]) -> Result<Model, String> {
         return Err(format!("{count} weights take {expected} bytes, but it has {}", bytes.len()));
     }
     let (summed, checksum) = bytes.split_at(bytes.len() - CHECKSUM_BYTES);
-    let (found, stored) = (crc32c::crc32c(summed).to_le_bytes(), checksum);
+    let (found, stored) = (crc32_iscsi(summed).to_le_bytes(), checksum);
     if found != stored {
         return Err(format!("its checksum is {found:02x?}, but {stored:02x?} is what it says"));
     }
@@ -119,7 +121,7 @@ mod tests {
         assert_eq!(whole.len(), HEAD_BYTES + 4 + 2 * 16 + CHECKSUM_BYTES);
         let resummed = |mut bytes: Vec<u8>| {
             let end = bytes.len() - CHECKSUM_BYTES;
-            let crc = crc32c::crc32c(&bytes[..end]);
+            let crc = crc32_iscsi(&bytes[..end]);
             bytes[end..].copy_from_slice(&crc.to_le_bytes());
             bytes
         };

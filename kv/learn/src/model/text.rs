@@ -7,6 +7,8 @@ use std::collections::hash_map::Entry;
 use std::io::Write;
 use std::path::Path;
 
+use crc_fast::{CrcAlgorithm, Digest};
+
 use super::Model;
 use crate::data::source::Blocks;
 use crate::data::{libsvm, parse_key, parse_value};
@@ -23,27 +25,30 @@ const SURELY_HEAD: usize = 6;
 const INTERCEPT: &str = "intercept";
 
 /// What has been written or read since the head.
-#[derive(Default)]
 struct Sum {
-    crc: u32,
+    crc: Digest,
     weights: u64,
 }
 
 impl Sum {
+    fn new() -> Self {
+        Sum { crc: Digest::new(CrcAlgorithm::Crc32Iscsi), weights: 0 }
+    }
+
     fn add(&mut self, key: Option<u64>, weight: f64) {
         let key = key.map_or([0xff; 9], |key| {
             let mut bytes = [0; 9];
             bytes[..8].copy_from_slice(&key.to_le_bytes());
             bytes
         });
-        self.crc = crc32c::crc32c_append(self.crc, &key);
-        self.crc = crc32c::crc32c_append(self.crc, &weight.to_le_bytes());
+        self.crc.update(&key);
+        self.crc.update(&weight.to_le_bytes());
         self.weights += 1;
     }
 
     /// The last line.
     fn line(&self) -> String {
-        format!("# crc32c {:08x} of {} weights", self.crc, self.weights)
+        format!("# crc32c {:08x} of {} weights", self.crc.finalize(), self.weights)
     }
 }
 
@@ -56,7 +61,7 @@ pub(super) fn write(model: &Model, mut file: Replacement, comment: &str) -> Resu
     file.write(text.as_bytes())?;
     let intercept = (model.intercept != 0.0).then_some((None, model.intercept));
     let weights = model.iter().map(|(key, weight)| (Some(key), weight));
-    let (mut sum, mut line) = (Sum::default(), Vec::new());
+    let (mut sum, mut line) = (Sum::new(), Vec::new());
     for (key, weight) in intercept.into_iter().chain(weights) {
         line.clear();
         match key {
@@ -121,7 +126,7 @@ pub(super) fn read(path: &Path) -> Result<Model> {
 fn check(path: &Path, line: u64, text: &[u8], sum: &mut Option<Sum>) -> Result<()> {
     let damaged = |reason| Err(Error::DamagedModel { path: path.to_path_buf(), reason });
     if text == HEAD.as_bytes() {
-        return match sum.replace(Sum::default()) {
+        return match sum.replace(Sum::new()) {
             Some(_) => damaged(format!("another begins in line {line}, before the checksum")),
             None => Ok(()),
         };
