@@ -40,6 +40,10 @@ const LOCAL_SEND_BYTES: usize = 512 << 10;
 /// Sets a connected socket up: small messages leave at once, and within one host the kernel holds no more than caches do.
 /// Connections between hosts keep the kernel's own sizing, which follows the network's delay.
 ///
+/// Nothing else made a bare round trip within one host shorter by more than it varies, 4 %: the kernel's own send buffer, reno or
+/// cubic for bbr, longer pauses between looks, system calls past the C library, a process of one thread. To ask first, by `poll` or
+/// `FIONREAD`, made it longer, 5 % at 4 KiB and 7 % at 64 KiB. (Medians of five interleaved rounds that spin; 4 KiB takes 8.0 µs.)
+///
 /// # Errors
 /// What the system says of a socket that is not connected any more.
 pub fn set_up(socket: &socket2::SockRef<'_>) -> std::io::Result<()> {

@@ -79,6 +79,11 @@ pub(super) fn result(code: i32) -> io::Result<usize> {
     usize::try_from(code).map_err(|_| io::Error::from_raw_os_error(-code))
 }
 
+/// Whether what a plain call says is only that nothing can be done now.
+pub(super) fn is_later(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
 /// Passes over what only means "later": a signal, a timeout, completions to be reaped first.
 pub(super) fn tolerate(entered: io::Result<usize>) -> Result<()> {
     match entered {

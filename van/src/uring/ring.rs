@@ -1,29 +1,33 @@
 //! The ring: which operations the kernel has in hand, and the memory it may touch because of them.
 //!
-//! All unsafe code of this van. The kernel reads and writes memory by address while an operation is under way, so this file
-//! keeps everything such an operation names, a lane's socket, [`Sender`] and [`Receiver`], where nobody else can move, change
-//! or drop it: they go in with [`Ring::add`], are changed only by the methods here, and come out with [`Ring::remove`] once
-//! the kernel has answered for the last operation. How a ring is set up is in `probe`, the numbers that operations go by in
-//! `operation`. What a connection means (who is greeted, refused, lost) is not decided here.
+//! All unsafe code of this van is here and in `lane`. The kernel reads and writes memory by address while an operation is under
+//! way, so everything such an operation names, a lane's socket, [`Sender`] and [`Receiver`], is kept where nobody else can move,
+//! change or drop it: they go in with [`Ring::add`], are changed only by the methods here, and come out with [`Ring::remove`]
+//! once the kernel has answered for the last operation. What is sent and received on one connection, and how, is in `lane`, how
+//! a ring is set up in `probe`, the numbers that operations go by in `operation`. What a connection means (who is greeted, refused, lost) is not decided here.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**ring**).
 
+mod lane;
+
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use socket2::SockRef;
 
-use super::operation::{Operation, Slot, Tag, cancel, parts, result, tolerate, user_data};
+use self::lane::Lane;
+use super::operation::{
+    Operation, Slot, Tag, cancel, is_later, parts, result, tolerate, user_data,
+};
 use super::probe::{self, Mode};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::offers::Offers;
-use crate::stream::{Receiver, SLICES_MAX, Sender, Spaces};
+use crate::stream::{Receiver, Sender};
 use crate::transport::{Event, Gather};
 use crate::wait::Wait;
 use crate::wire::Offer;
@@ -34,13 +38,6 @@ const EAGER_LANES_MAX: usize = 4;
 
 /// After this many tries without anything a lane is left to the kernel until something comes.
 const MISSES_MAX: u32 = 1024;
-
-/// A write with at least this many bytes to come is, when left to the kernel, received in one operation, all but the last
-/// [`TAIL`] bytes.
-const BULK: usize = 128 << 10;
-
-/// The end of a write is received together with what follows it.
-const TAIL: usize = 64 << 10;
 
 /// How long a ring that is dropped waits for the kernel to let go of memory before it leaves that memory to it for good.
 const LET_GO: Duration = Duration::from_secs(2);
@@ -54,35 +51,6 @@ pub(super) enum Done {
     Sent(Slot, io::Result<()>),
     /// This many bytes came, to be passed to [`Ring::received`]; 0 is the end of the stream.
     Received(Slot, io::Result<usize>),
-}
-
-/// A connection, at a fixed address for as long as the kernel may know it.
-struct Lane {
-    socket: TcpStream,
-    sender: Sender,
-    receiver: Receiver,
-    send: Operation,
-    receive: Operation,
-    /// Tries in a row that found nothing; `None` if the lane is left to the kernel. A lane that is tried may have an operation
-    /// under way that began before: then that one goes first.
-    misses: Option<u32>,
-    /// A send went out, so that a try at the same moment would come too early for the answer.
-    just_sent: bool,
-    /// To be queued when no send is under way: it takes the place of units that one might be sending.
-    refusal: Option<String>,
-    closing: bool,
-    send_header: libc::msghdr,
-    send_slices: [libc::iovec; SLICES_MAX],
-    receive_header: libc::msghdr,
-    receive_slices: [libc::iovec; 2],
-}
-
-const NO_SLICE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-
-/// A message header without an address and without slices.
-fn empty_header() -> libc::msghdr {
-    // SAFETY: `msghdr` is plain old data of the C library; null pointers with zero lengths are what an empty one holds.
-    unsafe { std::mem::zeroed() }
 }
 
 /// One thread's ring with all its connections.
@@ -153,21 +121,7 @@ impl Ring {
     /// Takes a connection in and begins to receive on it. The socket must be in blocking mode: what would block is then
     /// continued by the kernel when it can be.
     pub(super) fn add(&mut self, socket: TcpStream, sender: Sender, receiver: Receiver) -> Slot {
-        let lane = Box::new(Lane {
-            socket,
-            sender,
-            receiver,
-            send: Operation::default(),
-            receive: Operation::default(),
-            misses: None,
-            just_sent: false,
-            refusal: None,
-            closing: false,
-            send_header: empty_header(),
-            send_slices: [NO_SLICE; SLICES_MAX],
-            receive_header: empty_header(),
-            receive_slices: [NO_SLICE; 2],
-        });
+        let lane = Box::new(Lane::new(socket, sender, receiver));
         let slot = self.free.pop().unwrap_or_else(|| {
             self.lanes.push(None);
             self.lanes.len() - 1
@@ -530,113 +484,6 @@ impl Ring {
         // their lane or this ring.
         unsafe { self.io.submission().push(&entry) }.is_ok()
     }
-}
-
-impl Lane {
-    fn is_flushed(&self) -> bool {
-        self.sender.is_empty() && self.refusal.is_none()
-    }
-
-    /// The operation that sends what is queued, as far as one call takes it; none if nothing is.
-    fn send_entry(&mut self) -> Option<squeue::Entry> {
-        if self.sender.is_empty() {
-            return None;
-        }
-        let socket = types::Fd(self.socket.as_raw_fd());
-        // With MSG_WAITALL the kernel goes on by itself when the socket's buffer was full.
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
-        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        let count = self.sender.slices(&mut slices);
-        match &slices[..count] {
-            [] => None,
-            [slice] if let Ok(len) = u32::try_from(slice.len()) => {
-                Some(opcode::Send::new(socket, slice.as_ptr(), len).flags(flags).build())
-            }
-            slices => {
-                for (to, slice) in self.send_slices.iter_mut().zip(slices) {
-                    *to = libc::iovec {
-                        iov_base: slice.as_ptr().cast_mut().cast(),
-                        iov_len: slice.len(),
-                    };
-                }
-                self.send_header.msg_iov = self.send_slices.as_mut_ptr();
-                self.send_header.msg_iovlen = count;
-                let header = &raw const self.send_header;
-                Some(opcode::SendMsg::new(socket, header).flags(flags as u32).build())
-            }
-        }
-    }
-
-    /// Takes note that `bytes` bytes have left.
-    fn left(&mut self, bytes: usize, counters: &mut Counters) {
-        let frames = self.sender.frames_sent();
-        self.sender.sent(bytes);
-        counters.frames_sent += self.sender.frames_sent() - frames;
-        counters.bytes_sent += bytes as u64;
-    }
-
-    /// Sends what the socket takes of what is queued, without waiting; none if nothing is.
-    fn send(&self) -> Option<io::Result<usize>> {
-        let socket = SockRef::from(&self.socket);
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-        if let Some(slice) = self.sender.only_slice() {
-            return Some(socket.send_with_flags(slice, flags));
-        }
-        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        match self.sender.slices(&mut slices) {
-            0 => None,
-            count => Some(socket.send_vectored_with_flags(&slices[..count], flags)),
-        }
-    }
-
-    /// Receives what has come, without waiting.
-    fn receive(&mut self) -> io::Result<usize> {
-        let socket = self.socket.as_raw_fd();
-        let Spaces { place, staging } = self.receiver.spaces();
-        let count = if place.is_empty() {
-            let memory = staging.as_mut_ptr().cast();
-            // SAFETY: `staging` is exclusively borrowed and that long, and no operation of the kernel's writes there: this is
-            // called only while none receives on this lane.
-            unsafe { libc::recv(socket, memory, staging.len(), libc::MSG_DONTWAIT) }
-        } else {
-            let header = self.receive_header();
-            // SAFETY: the header names the spaces of this lane's receiver, exclusively borrowed as above, and lies in the lane.
-            unsafe { libc::recvmsg(socket, header, libc::MSG_DONTWAIT) }
-        };
-        usize::try_from(count).map_err(|_| io::Error::last_os_error())
-    }
-
-    /// A header that names both of the receiver's spaces.
-    fn receive_header(&mut self) -> *mut libc::msghdr {
-        let Spaces { place, staging } = self.receiver.spaces();
-        self.receive_slices = [place, staging]
-            .map(|space| libc::iovec { iov_base: space.as_mut_ptr().cast(), iov_len: space.len() });
-        self.receive_header.msg_iov = self.receive_slices.as_mut_ptr();
-        self.receive_header.msg_iovlen = self.receive_slices.len();
-        &raw mut self.receive_header
-    }
-
-    /// The operation that receives what comes next.
-    fn receive_entry(&mut self) -> squeue::Entry {
-        let socket = types::Fd(self.socket.as_raw_fd());
-        let Spaces { place, staging } = self.receiver.spaces();
-        if place.is_empty() {
-            let len = u32::try_from(staging.len()).unwrap_or(u32::MAX);
-            return opcode::Recv::new(socket, staging.as_mut_ptr(), len).build();
-        }
-        if place.len() >= BULK {
-            // The kernel goes on by itself while more comes in.
-            let len = u32::try_from(place.len() - TAIL).unwrap_or(u32::MAX);
-            let entry = opcode::Recv::new(socket, place.as_mut_ptr(), len);
-            return entry.flags(libc::MSG_WAITALL).build();
-        }
-        opcode::RecvMsg::new(socket, self.receive_header()).build()
-    }
-}
-
-/// Whether an error only says that nothing can be done now.
-fn is_later(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 impl Drop for Ring {
