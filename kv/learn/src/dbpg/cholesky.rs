@@ -11,8 +11,16 @@ const RIDGE: f64 = 1e-12;
 /// A pivot below this share of its diagonal is rounding.
 const PIVOT_MIN: f64 = 1e-14;
 
-/// Rows of the factor that are computed together: they stay in the cache while all rows above go by.
+/// Rows of the factor that are computed together: they stay in the second cache while all rows above go by.
 const PANEL: usize = 16;
+
+/// Rows above that go by together, and how much of them at a time: what stays in the first cache while the panel's rows go by.
+/// So many sums under way do not wait for each other's additions.
+const LINES: usize = 4;
+const RUN: usize = 512;
+
+/// Sums side by side in a product of two lines: as wide as registers are, and the same number where they are not.
+const LANES: usize = 8;
 
 /// Rows of a matrix that make another thread worth its start.
 const THREAD_ROWS: usize = 256;
@@ -257,12 +265,38 @@ struct Panel<'a> {
 }
 
 impl Panel<'_> {
-    /// The columns of L whose own rows are `above`.
-    fn extend(mut self, mut above: &[f64]) {
-        for len in 1.. {
-            let Some((line, rest)) = above.split_at_checked(len) else { break };
-            self.fill(line);
-            above = rest;
+    /// The columns of L whose own rows are `above`, with what vectors this machine has: the same to the bit on any.
+    fn extend(self, above: &[f64]) {
+        pulp::Arch::new().dispatch(Extend { panel: self, above });
+    }
+
+    /// [`Panel::fill`] for lines that follow each other, the first at a multiple of their number.
+    #[inline(always)]
+    fn fill_all(&mut self, lines: [&[f64]; LINES]) {
+        let whole = (lines[0].len() - 1) / LANES * LANES;
+        let mut sums = [[[0.0; LANES]; LINES]; PANEL];
+        let begin_of = |row: usize| triangle(self.first + row) - triangle(self.first);
+        let wanted = |done: usize| done < lines[LINES - 1].len();
+        for begin in (0..whole).step_by(RUN) {
+            let run = begin..(begin + RUN).min(whole);
+            let parts = lines.map(|line| line[run.clone()].as_chunks::<LANES>().0);
+            for (row, sums) in sums.iter_mut().enumerate().take(self.done.len()) {
+                if wanted(self.done[row]) {
+                    let own = &self.rows[begin_of(row)..][run.clone()];
+                    add_products(sums, own.as_chunks::<LANES>().0, parts);
+                }
+            }
+        }
+        for (row, sums) in sums.iter().enumerate().take(self.done.len()) {
+            let begin = begin_of(row);
+            let own = &mut self.rows[begin..begin + self.first + row + 1];
+            for (line, sums) in lines.iter().zip(sums) {
+                let column = line.len() - 1;
+                if self.done[row] <= column {
+                    let product = total(sums, &own[whole..column], &line[whole..column]);
+                    own[column] = (own[column] - product) / line[column];
+                }
+            }
         }
     }
 
@@ -281,6 +315,26 @@ impl Panel<'_> {
     }
 }
 
+/// [`Panel::extend`] as what `pulp` compiles for each width of vectors: all of it is inlined there.
+struct Extend<'a, 'b> {
+    panel: Panel<'a>,
+    above: &'b [f64],
+}
+
+impl pulp::NullaryFnOnce for Extend<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(mut self) {
+        let mut columns = 0;
+        while triangle(columns) < self.above.len() {
+            let line = |at| &self.above[triangle(columns + at)..triangle(columns + at + 1)];
+            self.panel.fill_all(std::array::from_fn(line));
+            columns += LINES;
+        }
+    }
+}
+
 /// Threads for a matrix of that size: each has panels enough to be worth its start.
 fn threads(n: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
@@ -292,105 +346,43 @@ pub(super) fn add(sums: &mut [f64], share: f64, line: &[f64]) {
     sums.iter_mut().zip(line).for_each(|(sum, x)| *sum += share * x);
 }
 
-/// Eight sums side by side: the additions do not wait for each other.
+/// The product of two lines.
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
-    let mut sums = [0.0; 8];
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    let mut sums = [0.0; LANES];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     for (a, b) in a.iter().zip(b) {
-        for lane in 0..8 {
+        for lane in 0..LANES {
             sums[lane] += a[lane] * b[lane];
         }
     }
+    total(&sums, a_rest, b_rest)
+}
+
+/// Adds to `sums` what [`dot`] does, for the products of `own` with several lines.
+#[inline(always)]
+fn add_products(
+    sums: &mut [[f64; LANES]; LINES],
+    own: &[[f64; LANES]],
+    lines: [&[[f64; LANES]]; LINES],
+) {
+    let [a, b, c, d] = lines;
+    let mut local = *sums;
+    for ((((own, a), b), c), d) in own.iter().zip(a).zip(b).zip(c).zip(d) {
+        for (sums, line) in local.iter_mut().zip([a, b, c, d]) {
+            for lane in 0..LANES {
+                sums[lane] += own[lane] * line[lane];
+            }
+        }
+    }
+    *sums = local;
+}
+
+/// A product: the sums of its whole lanes, and what is behind them.
+#[inline(always)]
+fn total(sums: &[f64; LANES], a_rest: &[f64], b_rest: &[f64]) -> f64 {
     let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
     rest + sums.iter().sum::<f64>()
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-
-    /// Pseudo-random numbers in -1..1.
-    pub(crate) fn noise(count: usize, seed: u64) -> Vec<f64> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-        };
-        (0..count).map(|_| next()).collect()
-    }
-
-    /// H = AᵀA of so many rows: singular when they are fewer than `n`.
-    fn gram(n: usize, rows: usize, seed: u64) -> Triangle {
-        let a = noise(rows * n, seed);
-        let product = |k, l| (0..rows).map(|row| a[row * n + k] * a[row * n + l]).sum();
-        Triangle::new(n, (0..n).flat_map(|k| (0..=k).map(move |l| product(k, l))).collect())
-    }
-
-    #[test]
-    fn products_are_those_of_both_triangles() {
-        let (n, x) = (20, noise(20, 4));
-        let matrix = gram(n, 7, 3);
-        for (k, product) in matrix.times(&x).into_iter().enumerate() {
-            let expected: f64 = (0..n).map(|l| matrix.at(k, l) * x[l]).sum();
-            assert!((product - expected).abs() < 1e-12, "row {k}: {product} is not {expected}");
-        }
-    }
-
-    #[test]
-    fn factors_solve_and_may_be_built_on() {
-        for n in [1, 7, 16, 17, 60, 600] {
-            let hessian = gram(n, 2 * n, 5);
-            let mut factor = Factor::default();
-            let mut face: Vec<usize> = (0..n).rev().collect();
-            for round in 0..4 {
-                let b = noise(face.len(), 9);
-                let x = factor.solve(&hessian, &face, &b).expect("it is regular");
-                for (&k, b) in face.iter().zip(&b) {
-                    let product: f64 =
-                        face.iter().zip(&x).map(|(&l, x)| hessian.at(k, l) * x).sum();
-                    assert!(
-                        (product - b).abs() < 1e-6,
-                        "n {n}, round {round}: {product} is not {b}"
-                    );
-                }
-                // One leaves from the middle and comes back last in the next round.
-                let gone = face.remove(face.len() * 2 / 3);
-                if round % 2 == 1 || face.is_empty() {
-                    face.push(gone);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn dependent_columns_are_combined_from_those_before() {
-        let (n, face) = (9, [8, 3, 5, 0, 1, 2, 4, 6, 7]);
-        let hessian = gram(n, 4, 3);
-        let combinations = dependents(&hessian, &face, 1e-9);
-        assert_eq!(combinations.iter().map(|(k, _)| *k).collect::<Vec<_>>(), [1, 2, 4, 6, 7]);
-        for (k, of) in combinations {
-            for l in 0..n {
-                let combined: f64 = of.iter().map(|&(j, share)| share * hessian.at(l, j)).sum();
-                assert!((combined - hessian.at(l, k)).abs() < 1e-12, "column {k}, row {l}");
-            }
-        }
-        assert!(dependents(&gram(n, 2 * n, 3), &face, 1e-9).is_empty());
-        let mut factor = Factor::default();
-        factor.solve(&hessian, &face[..4], &[1.0; 4]).expect("these are independent");
-        assert!(!factor.met_dependence(1e-9));
-        factor.solve(&hessian, &face, &[1.0; 9]).expect("a ridge helps");
-        assert!(factor.met_dependence(1e-9));
-    }
-
-    #[test]
-    fn a_singular_matrix_gets_a_ridge_and_an_empty_one_no_solution() {
-        let mut factor = Factor::default();
-        let x = factor.solve(&gram(6, 3, 1), &[0, 1, 2, 3, 4, 5], &[0.0; 6]);
-        assert_eq!(x.as_deref(), Some(&[0.0; 6][..]));
-        assert!(
-            Factor::default().solve(&Triangle::new(2, vec![0.0; 3]), &[0, 1], &[1.0; 2]).is_none()
-        );
-        let broken = Triangle::new(1, vec![f64::NAN]);
-        assert!(Factor::default().solve(&broken, &[0], &[1.0]).is_none());
-    }
-}
+pub(super) mod tests;
