@@ -8,6 +8,8 @@
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
+use std::ops::Range;
+
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::error::Result;
@@ -24,6 +26,12 @@ pub(super) const PACKED_BYTES_MAX: usize = SLOT_BYTES - FRAME_PREFIX;
 
 /// What is left of a slot is given up when it is shorter than this, so that frames do not get ever shorter.
 const REST_BYTES_MIN: usize = 1 << 10;
+
+/// Where a header has its timestamp.
+const TIMESTAMP: Range<usize> = {
+    let at = std::mem::offset_of!(Header, timestamp);
+    at..at + size_of::<u64>()
+};
 
 /// Frames begin at a cache line.
 const FRAME_ALIGN: usize = 64;
@@ -100,13 +108,13 @@ impl Packer {
     ) -> Option<&mut [u8]> {
         let memory = self.memory.as_mut()?;
         if self.end == 0 {
-            let header = &mut self.form.as_mut()?.header;
+            let header = &self.form.as_ref()?.header;
             let (prefix, image) = memory.split_at_mut_checked(FRAME_PREFIX)?;
             let (place, sections) =
                 image.get_mut(..image_bytes)?.split_first_chunk_mut::<{ size_of::<Header>() }>()?;
             prefix.fill(0);
-            header.timestamp.set(timestamp);
             place.copy_from_slice(header.as_bytes());
+            place[TIMESTAMP].copy_from_slice(&timestamp.to_le_bytes());
             let (at, end) = (FRAME_PREFIX, FRAME_PREFIX + image_bytes);
             self.run = Some(Run { at, records_at: end.next_multiple_of(8) });
             self.end = end;

@@ -87,9 +87,10 @@ impl Endpoint {
         } else if let Some((peer, error)) = self.closed.pop() {
             return Break(Some(Arrival::Lost { peer, error }));
         } else {
+            // To know what it is before it is taken out keeps the compiler from moving all of it.
+            let is_frame = matches!(self.events.last(), Some(Event::Received { .. }));
             match self.events.pop() {
-                None => return Break(None),
-                Some(Event::Received { peer, frame }) => {
+                Some(Event::Received { peer, frame }) if is_frame => {
                     *from = peer;
                     match images.begin(frame, self.limits.checks_bytes, &self.memory) {
                         Ok(None) => return Continue(()),
@@ -97,6 +98,7 @@ impl Endpoint {
                     }
                 }
                 Some(event) => return self.take_event(event),
+                None => return Break(None),
             }
         };
         match opened {

@@ -194,19 +194,19 @@ impl Receiver {
         let mut frame = self.allocate(stamp.len, desk.pool)?;
         let mut word = 0;
         for at in ring::bits(stamp.words) {
-            let mut bytes = [0; 8];
-            ring::read(foreign, self.next, word, &mut bytes);
-            self.last[at] = u64::from_le_bytes(bytes);
+            self.last[at] = foreign.load(ring::word_at(self.next, word), Ordering::Relaxed);
             word += 1;
         }
+        let mut rest_bytes = 0;
         match frame.split_first_chunk_mut::<HEAD>() {
             Some((head, rest)) => {
                 *head = zerocopy::transmute!(self.last);
                 ring::read(foreign, self.next, word, rest);
+                rest_bytes = rest.len();
             }
             None => frame.copy_from_slice(&self.last.as_bytes()[..stamp.len]),
         }
-        self.next += stamp.lines();
+        self.next += ring::lines_of(word, rest_bytes);
         self.deliver(frame, desk);
         Ok(())
     }
@@ -242,10 +242,12 @@ impl Receiver {
     fn deliver(&mut self, frame: Buffer, desk: &mut Desk<'_>) {
         desk.counters.frames_received += 1;
         desk.counters.bytes_received += frame.len() as u64;
-        desk.events.push(match self.borrowed.take() {
-            None => Event::Received { peer: self.peer, frame },
-            Some(values) => Event::Lent { peer: self.peer, frame, values },
-        });
+        let peer = self.peer;
+        // Each is written where it will lie: to make it elsewhere and move it costs more than all else here.
+        match self.borrowed.take() {
+            None => desk.events.push(Event::Received { peer, frame }),
+            Some(values) => desk.events.push(Event::Lent { peer, frame, values }),
+        }
     }
 
     /// Values that the peer lends.

@@ -106,13 +106,11 @@ impl Stamp {
     }
 
     /// Lines that its record takes.
-    #[inline]
+    #[cfg(test)]
     pub(super) fn lines(self) -> u64 {
         match self.kind {
             Kind::Inline => {
-                let (head, rest) =
-                    (8 * self.words.count_ones() as usize, self.len.saturating_sub(HEAD));
-                (STAMP + head + rest).div_ceil(LINE_BYTES) as u64
+                lines_of(self.words.count_ones() as usize, self.len.saturating_sub(HEAD))
             }
             Kind::Write => WRITE_LINES,
             Kind::Frame | Kind::Piece | Kind::Lend | Kind::Return => 1,
@@ -154,6 +152,12 @@ fn no_stamp(word: u64) -> String {
     format!("its ring holds {word:#018x} where a record should begin")
 }
 
+/// Lines of a record of so many words and bytes behind its stamp.
+#[inline]
+pub(super) fn lines_of(words: usize, bytes: usize) -> u64 {
+    (STAMP + 8 * words + bytes).div_ceil(LINE_BYTES) as u64
+}
+
 /// What the stamps of `position` have in their upper half.
 #[inline]
 fn turn(position: u64) -> u64 {
@@ -170,6 +174,9 @@ pub(super) fn line_at(position: u64) -> usize {
 #[inline]
 pub(super) fn write(own: &mut Own, position: u64, word: usize, bytes: &[u8]) {
     let (at, whole) = place(position, word, bytes.len());
+    if bytes.len() <= LINE_BYTES && whole == bytes.len() {
+        return own.write_words(at, bytes); // no call
+    }
     own.write(at, &bytes[..whole]);
     if whole < bytes.len() {
         own.write(RING_AT, &bytes[whole..]);
@@ -186,12 +193,17 @@ pub(super) fn read(foreign: &Foreign, position: u64, word: usize, into: &mut [u8
     }
 }
 
+/// Where in the segment a word of a record stands, counted from behind its stamp.
+#[inline]
+pub(super) fn word_at(position: u64, word: usize) -> usize {
+    RING_AT + ((position % LINES) as usize * LINE_BYTES + STAMP + 8 * word) % RING_BYTES
+}
+
 /// Where in the segment `len` bytes from a word of a record on begin, and how many of them stand before the end of the ring.
 #[inline]
 fn place(position: u64, word: usize, len: usize) -> (usize, usize) {
-    let from = (position % LINES) as usize * LINE_BYTES + STAMP + 8 * word;
-    let at = from % RING_BYTES;
-    (RING_AT + at, len.min(RING_BYTES - at))
+    let at = word_at(position, word);
+    (at, len.min(SEGMENT_BYTES - at))
 }
 
 /// Bytes of a frame's head.
@@ -338,12 +350,14 @@ mod tests {
     fn a_record_goes_on_where_the_ring_begins() {
         let mut own = Own::new(SEGMENT_BYTES).unwrap();
         let foreign = Foreign::map(own.file(), SEGMENT_BYTES).unwrap();
-        let bytes: Vec<u8> = (0..200).collect();
+        let bytes: Vec<u8> = (1..=200).collect();
         for (position, word) in [(0, 0), (LINES - 1, 0), (LINES - 1, 7), (2 * LINES - 2, 3)] {
-            write(&mut own, position, word, &bytes);
-            let mut found = vec![0; bytes.len()];
-            read(&foreign, position, word, &mut found);
-            assert_eq!(found, bytes, "{position} {word}");
+            for len in [0, 1, 7, 8, 20, LINE_BYTES, LINE_BYTES + 1, 200] {
+                write(&mut own, position, word, &bytes[..len]);
+                let mut found = vec![0; len];
+                read(&foreign, position, word, &mut found);
+                assert_eq!(found, bytes[..len], "{position} {word}");
+            }
         }
     }
 

@@ -103,6 +103,23 @@ impl Own {
         self.mapping.word(offset).load(Ordering::Relaxed)
     }
 
+    /// Copies a few bytes to `offset`, a multiple of 8, and zeros up to the next one.
+    ///
+    /// # Panics
+    /// If they reach past the end.
+    #[inline]
+    pub(super) fn write_words(&mut self, offset: usize, bytes: &[u8]) {
+        let words = self.mapping.words(offset, bytes.len().div_ceil(8));
+        let (whole, rest) = bytes.as_chunks();
+        for (word, chunk) in words.iter().zip(whole) {
+            word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
+        }
+        if let Some(last) = words.get(whole.len()) {
+            let word = rest.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+            last.store(word, Ordering::Relaxed);
+        }
+    }
+
     /// Copies `bytes` to `offset`.
     ///
     /// # Panics

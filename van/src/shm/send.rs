@@ -45,6 +45,8 @@ pub(super) struct Sender {
     pub(super) head: u64,
     /// Lines that the peer had read when we last looked.
     freed: u64,
+    /// From this line on nothing stands in the ring but what began at its line: no middle of a frame that looks like a stamp.
+    clear_from: u64,
     /// How the last frame began that stands in the ring.
     last: Head,
     /// What records refer to, up to which line.
@@ -96,6 +98,7 @@ impl Sender {
             depth,
             head: 0,
             freed: 0,
+            clear_from: 0,
             last: Head::default(),
             held: VecDeque::new(),
             chunks: 0,
@@ -448,30 +451,36 @@ impl Sender {
     }
 
     /// Writes a frame that is not too long into the ring, which has room for it.
+    #[inline]
     fn put_inline(&mut self, link: &mut Link, frame: &[u8]) {
         let (head, rest) = ring::head_of(frame);
         let words = ring::changed(&head, &self.last);
         let mut word = 0;
         for at in ring::bits(words) {
-            ring::write(&mut link.own, self.head, word, &head[at].to_le_bytes());
+            link.own.store(ring::word_at(self.head, word), head[at], Ordering::Relaxed);
             word += 1;
         }
         ring::write(&mut link.own, self.head, word, rest);
         self.last = head;
-        self.publish(link, Stamp { kind: Kind::Inline, len: frame.len(), words });
+        let stamp = Stamp { kind: Kind::Inline, len: frame.len(), words };
+        self.publish(link, stamp, ring::lines_of(word, rest.len()));
     }
 
     /// Writes another record into the ring, which has room for it.
     fn put(&mut self, link: &mut Link, kind: Kind, record: &[u8]) {
         ring::write(&mut link.own, self.head, 0, record);
-        self.publish(link, Stamp::of(kind));
+        self.publish(link, Stamp::of(kind), ring::lines_of(0, record.len()));
     }
 
-    fn publish(&mut self, link: &Link, stamp: Stamp) {
-        let next = self.head + stamp.lines();
-        let behind = ring::line_at(next);
-        if Stamp::is_at(link.own.load(behind), next) {
-            link.own.store(behind, 0, Ordering::Relaxed); // it is of some frame's middle
+    /// Lets the peer see the record at the head of the ring, which takes `lines`.
+    #[inline(always)] // the line is on its way from the peer's core: nothing more may wait for it
+    fn publish(&mut self, link: &Link, stamp: Stamp, lines: u64) {
+        let next = self.head + lines;
+        if lines > 1 {
+            self.clear_from = next + LINES;
+        }
+        if next < self.clear_from && Stamp::is_at(link.own.load(ring::line_at(next)), next) {
+            link.own.store(ring::line_at(next), 0, Ordering::Relaxed);
         }
         link.own.store(ring::line_at(self.head), stamp.word(self.head), Ordering::Release);
         self.head = next;
