@@ -36,7 +36,7 @@ pub(super) struct Receiver {
     peer: PeerId,
     frame_bytes_max: usize,
     /// Lines read so far.
-    next: u64,
+    pub(super) next: u64,
     /// How the last frame began that stood in the ring.
     last: Head,
     /// What the peer announced, in order.

@@ -34,12 +34,10 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::segment::{Foreign, Own};
+pub(super) use crate::memory::long::LINE_BYTES;
 
 /// Lines of a ring: a power of two.
 pub(super) const LINES: u64 = 1024;
-
-/// A line of the cache.
-pub(super) const LINE_BYTES: usize = 64;
 
 /// Bytes of a stamp.
 const STAMP: usize = size_of::<u64>();
@@ -115,6 +113,11 @@ impl Stamp {
             Kind::Write => WRITE_LINES,
             Kind::Frame | Kind::Piece | Kind::Lend | Kind::Return => 1,
         }
+    }
+
+    /// A word that announces nothing at `position`. 0 would, once in 2^32 lines.
+    pub(super) fn none(position: u64) -> u64 {
+        !turn(position) << 32
     }
 
     /// Whether a word says that something stands at `position`.

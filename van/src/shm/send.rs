@@ -44,7 +44,7 @@ pub(super) struct Sender {
     /// Lines written so far.
     pub(super) head: u64,
     /// Lines that the peer had read when we last looked.
-    freed: u64,
+    pub(super) freed: u64,
     /// From this line on nothing stands in the ring but what began at its line: no middle of a frame that looks like a stamp.
     clear_from: u64,
     /// How the last frame began that stands in the ring.
@@ -480,7 +480,7 @@ impl Sender {
             self.clear_from = next + LINES;
         }
         if next < self.clear_from && Stamp::is_at(link.own.load(ring::line_at(next)), next) {
-            link.own.store(ring::line_at(next), 0, Ordering::Relaxed);
+            link.own.store(ring::line_at(next), Stamp::none(next), Ordering::Relaxed);
         }
         link.own.store(ring::line_at(self.head), stamp.word(self.head), Ordering::Release);
         self.head = next;

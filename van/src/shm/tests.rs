@@ -322,6 +322,28 @@ fn memory_that_was_given_away_while_it_was_read_is_not_handed_on() {
     assert!(lost(&mut node).contains("it closed the connection"));
 }
 
+/// A stamp has 32 bits of its position, which are all 0 at one of them, as is the middle of many a frame.
+#[test]
+fn frames_go_on_where_positions_begin_anew() {
+    let _alone = alone();
+    let (mut a, mut b, there, back) = pair();
+    let begin = u64::from(u32::MAX) - 30;
+    let (sender, reader) = (&mut a.peers[0].sender, &mut b.peers[0]);
+    (sender.head, sender.freed, reader.receiver.next) = (begin, begin, begin);
+    reader.link.own.store(CONSUMED, begin, Ordering::Release);
+    for number in 1..1000u64 {
+        let mut frame = a.memory().allocate(FRAME_PREFIX + HEAD + 2 * LINE_BYTES).unwrap();
+        frame.fill(0);
+        frame[FRAME_PREFIX..][..8].copy_from_slice(&number.to_le_bytes());
+        let sent = frame[FRAME_PREFIX..].to_vec();
+        a.post_send(there, frame).unwrap();
+        let Event::Received { peer, frame } = next(&mut b) else { panic!("it is a frame") };
+        assert_eq!((peer, &frame[..]), (back, &sent[..]));
+        b.turn().unwrap();
+        assert!(b.ready.is_empty(), "nothing stands behind it");
+    }
+}
+
 #[test]
 fn a_ring_of_noise_is_no_harm() {
     let _alone = alone();
