@@ -1,7 +1,7 @@
 //! What DBPG's messages leave out: the choice as command lines say it, and the bytes that each part saves.
 //!
 //! Four of the filters are the algorithm's. Two hold for whole columns: *screening* drops those that are 0 in every solution
-//! (`screen`), and the *KKT filter* puts others out for some passes (`schedule`, `proximal`). Two hold for a pass:
+//! (`screen`), and the *KKT filter* puts others out for some passes (`schedule`, `coordinates`). Two hold for a pass:
 //!
 //! * *Random skip*: each active column takes part in a pass with a probability. Tables have a filter of that name, which draws
 //!   for each sender and scales what it sends; a sum of which some terms are missing and others are scaled bounds no step.
