@@ -74,7 +74,13 @@ impl FromStr for Filters {
             match item {
                 "screen" => filters.screen = true,
                 "kkt" => filters.kkt = true,
-                _ => others.push(item),
+                _ if TableFilters::knows(item) => others.push(item),
+                _ => {
+                    return Err(Error::Config(format!(
+                        "there is no filter {item}; there are screen, kkt, {}, and all and none for lists",
+                        TableFilters::NAMES.join(", ")
+                    )));
+                }
             }
         }
         filters.table = others.join(",").parse()?;
@@ -105,6 +111,11 @@ impl Filters {
             }
             Filters { significant: Some(t), .. } if !(t > 0.0 && t.is_finite()) => {
                 refuse("significant takes a threshold above 0")
+            }
+            Filters { table: TableFilters { quantize: Some(bytes), .. }, .. }
+                if !TableFilters::QUANTIZE_BYTES.contains(&bytes) =>
+            {
+                refuse("quantize takes 1, 2 or 3 bytes")
             }
             Filters {
                 significant: Some(_), table: TableFilters { quantize: Some(_), .. }, ..

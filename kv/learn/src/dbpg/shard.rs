@@ -253,7 +253,7 @@ impl Shard {
             ));
         }
         if !values.iter().all(|value| value.is_finite()) {
-            return Err("a gradient is not a finite number".to_owned());
+            return Err("a gradient is not a finite number: values or weights of rows are too large for f64, scale them down".to_owned());
         }
         let range = self.ranges[self.tasks[task].block].clone();
         let positions = self.state.positions(range.clone(), request.keys);
