@@ -115,21 +115,21 @@ pub const VARS: &[Var] = &[
         name: "CARAVAN_SERVERS",
         default: "1",
         help: "server processes, 1 to 10000",
-        set: |c, v| count(v, 10_000).map(|n| c.servers = n),
+        set: |c, v| count(v, ClusterConfig::NODES_MAX).map(|n| c.servers = n),
         show: |c| c.servers.to_string(),
     },
     Var {
         name: "CARAVAN_THREADS",
         default: "1",
         help: "threads of each server, every one with a shard of its own, 1 to 1024",
-        set: |c, v| count(v, 1024).map(|n| c.threads = n),
+        set: |c, v| count(v, ClusterConfig::THREADS_MAX).map(|n| c.threads = n),
         show: |c| c.threads.to_string(),
     },
     Var {
         name: "CARAVAN_WORKERS",
         default: "1",
         help: "worker processes, 1 to 10000",
-        set: |c, v| count(v, 10_000).map(|n| c.workers = n),
+        set: |c, v| count(v, ClusterConfig::NODES_MAX).map(|n| c.workers = n),
         show: |c| c.workers.to_string(),
     },
     Var {
@@ -230,13 +230,18 @@ pub const VARS: &[Var] = &[
 ];
 
 impl ClusterConfig {
+    /// Most servers, and most workers.
+    pub const NODES_MAX: usize = 10_000;
+    /// Most threads of a server.
+    pub const THREADS_MAX: usize = 1024;
+
     /// The defaults, changed by the environment.
     ///
     /// # Errors
     /// [`Error::Config`] names the variable, its value, and what it takes; also a `CARAVAN_` variable that does not exist.
     pub fn from_env() -> Result<Self> {
         Self::from_vars(std::env::vars_os().filter_map(|(name, value)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
+            Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
         }))
     }
 

@@ -126,31 +126,31 @@ impl Clicks {
             Err(Error::Option { name, value: value.to_string(), expected })
         };
         if self.rows == 0 {
-            return option("rows", &self.rows, "1 or more");
+            return option("--rows", &self.rows, "1 or more");
         }
         if self.slots == 0 || self.slots > SLOTS_MAX {
-            return option("slots", &self.slots, "1 to 1024");
+            return option("--slots", &self.slots, "1 to 1024");
         }
         if self.bag > self.slots {
-            return option("bag", &self.bag, "at most the number of slots");
+            return option("--bag", &self.bag, "at most --slots");
         }
         if self.k_max > K_MAX {
-            return option("kmax", &self.k_max, "at most 47");
+            return option("--kmax", &self.k_max, "at most 47");
         }
         if self.k_bag > K_MAX {
-            return option("kbag", &self.k_bag, "at most 47");
+            return option("--kbag", &self.k_bag, "at most 47");
         }
         if self.k_min > self.k_max {
-            return option("kmin", &self.k_min, "at most kmax");
+            return option("--kmin", &self.k_min, "at most --kmax");
         }
-        for (name, value) in [("bias", self.bias), ("scale", self.scale)] {
+        for (name, value) in [("--bias", self.bias), ("--scale", self.scale)] {
             if !value.is_finite() {
                 return option(name, &value, "a finite number");
             }
         }
         match self.rows.checked_add(self.test_rows) {
             Some(end) => Ok(end),
-            None => option("ntest", &self.test_rows, "fewer than 2^64 rows in all"),
+            None => option("--test-rows", &self.test_rows, "fewer than 2^64 rows in all"),
         }
     }
 }
