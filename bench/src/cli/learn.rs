@@ -144,6 +144,8 @@ pub(crate) enum BlockOrder {
     Key,
     /// Another one each pass
     Random,
+    /// First those that gained most in the pass before
+    Importance,
 }
 
 /// What becomes of it.

@@ -60,6 +60,18 @@ impl Proximal {
         free.into_iter().chain(even_blocks(first, last, count)).collect()
     }
 
+    /// By how much a step of one coordinate lowers F if the loss bends as the curvature says, and at least where it bounds that.
+    pub(super) fn gain(
+        &self,
+        key: u64,
+        weight: f64,
+        (gradient, curvature): (f64, f64),
+        step: f64,
+    ) -> f64 {
+        let loss = step * (gradient + 0.5 * curvature * step);
+        self.penalty(key, weight) - self.penalty(key, weight + step) - loss
+    }
+
     /// The step d of one coordinate.
     pub(super) fn step(
         &self,
@@ -107,6 +119,8 @@ mod tests {
                     |d: f64| g * d + u / learning_rate / 2.0 * d * d + rule.penalty(3, w + d);
                 let step = rule.step(3, w, (g, u), delta);
                 assert!(step.abs() <= delta);
+                let gain = rule.gain(3, w, (g, u), step);
+                assert!(gain >= model(0.0) - model(step) - 1e-9, "a damped step gains more");
                 for i in -1000..=1000 {
                     let other = f64::from(i) / 1000.0 * delta;
                     assert!(

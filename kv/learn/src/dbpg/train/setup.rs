@@ -71,6 +71,7 @@ impl<'a> Driver<'a> {
             servers,
             table,
             polish,
+            gains: vec![0.0; blocks.len()],
             blocks,
             rows: loaded.iter().map(|loaded| loaded.rows).sum(),
             load_seconds,
