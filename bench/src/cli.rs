@@ -175,7 +175,7 @@ pub(crate) struct WindowArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct WaitArgs {
     /// Clusters for each policy and scene, of which a row holds the medians
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = count())]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = count())]
     pub(crate) rounds: u32,
 }
 

@@ -6,7 +6,7 @@
 
 use std::slice::{from_mut, from_ref};
 
-use caravan_van::{Buffer, KeyRange, Pool, Shared, Value};
+use caravan_van::{Buffer, KeyRange, Pool, Shared, Value, long};
 
 use super::found::{Found, Piece};
 use super::handle::Rule;
@@ -263,7 +263,8 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
             match piece {
                 Piece::Run { row: NO_ROW, .. } => into.fill(V::default()),
                 Piece::Run { row, .. } => {
-                    into.copy_from_slice(&stored[(row as usize & mask) * width..][..into.len()]);
+                    let stored = &stored[(row as usize & mask) * width..][..into.len()];
+                    long::copy(V::bytes_mut(into), V::bytes(stored));
                 }
                 Piece::Rows(rows) if width == 1 => {
                     for (&row, into) in rows.iter().zip(into) {

@@ -3,8 +3,9 @@
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
 use super::connect::{Peer, Stage, lane_to};
-use super::queue_pair::{Credits, Lane, Last, Notice};
+use super::queue_pair::Lane;
 use super::verbs::{AsyncKind, Completion, Outcome, ReceiveQueue, TakenBack, Through};
+use super::words::{Credits, Last, Notice};
 use super::{POLL_MAX, Rdma, SILENCE};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};

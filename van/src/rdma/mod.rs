@@ -21,8 +21,10 @@
 //! | file | what it does |
 //! |---|---|
 //! | `listen.rs` | which device and address, and whether a way leads to a peer |
-//! | `connect.rs` | hello, connections through the connection manager |
+//! | `connect.rs` | connections through the connection manager |
+//! | `greeting.rs` | what both sides tell each other while one is made |
 //! | `queue_pair.rs` | one peer's lane: what waits, credits, batches |
+//! | `words.rs` | what lanes tell each other beside frames |
 //! | `completion.rs` | what the device reports, sorted out by peer |
 //! | `window.rs` | the memory that peers may write |
 //! | `devices.rs` | which devices this machine has; needs no library |
@@ -33,10 +35,12 @@
 mod completion;
 mod connect;
 pub mod devices;
+mod greeting;
 mod listen;
 mod queue_pair;
 pub mod verbs;
 mod window;
+mod words;
 
 use std::collections::HashMap;
 use std::rc::Rc;

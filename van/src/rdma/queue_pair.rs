@@ -5,10 +5,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
 use super::verbs::{OpenWindow, QueuePair, Through, Window, Work};
+use super::words::{CHUNK_BYTES, Credits, Notice, last};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::metrics::Counters;
@@ -36,9 +34,6 @@ pub(super) const COMPLETIONS: usize = SENDS + RECEIVES as usize;
 /// The end of a chain is reported when so many sends have not been, so that their places are known to be free.
 const REPORT_EVERY: u32 = 16;
 
-/// Longest write that devices take in one piece, in bytes.
-const CHUNK_BYTES: usize = 1 << 30;
-
 /// Most bytes that travel inside a work request, where the device takes as many.
 pub(super) const INLINE_BYTES: usize = 220;
 
@@ -50,84 +45,6 @@ pub(super) enum Unit {
     Write { data: Gather, address: u64, key: u32, notice: Notice, len: u64, closes: bool },
     /// What closes the window of a write.
     Last { message: Shared, key: u32 },
-}
-
-/// What closes the window of a write begins with this; behind it are the write's last bytes, where they were few.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub(super) struct Last {
-    notice: U32,
-    zero: U32,
-    /// Bytes of the write, from first to last.
-    len: U64,
-}
-
-impl Last {
-    /// Takes a message apart: what it says, how long the write is, and its last bytes.
-    ///
-    /// # Errors
-    /// Says what is wrong with it.
-    pub(super) fn read(message: &[u8]) -> Result<(Notice, usize, &[u8]), String> {
-        let (last, tail) =
-            Last::ref_from_prefix(message).map_err(|_| "it closed a window and said nothing")?;
-        let len = usize::try_from(last.len.get()).unwrap_or(usize::MAX);
-        if last.zero.get() != 0 || tail.len() > len {
-            return Err(format!("it ended a write of {len} bytes by {} more", tail.len()));
-        }
-        Ok((Notice::from_word(last.notice.get()), len, tail))
-    }
-}
-
-/// What the immediate word of a write says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Notice {
-    /// The offer's place in its owner's table, 20 bits.
-    pub(super) index: u32,
-    /// Where in the offered memory the write begins, a multiple of 8: 9 bits.
-    pub(super) at: u64,
-    /// How many pieces of [`CHUNK_BYTES`] came before the last one, 3 bits.
-    pub(super) chunks: u32,
-}
-
-impl Notice {
-    /// Offers that one transport can have open.
-    pub(super) const INDEX_END: u32 = 1 << 20;
-    /// In the key of an offer, beside its index: it is a window, which the writer closes.
-    pub(super) const WINDOW: u32 = 1 << 31;
-
-    fn to_word(self) -> u32 {
-        self.index << 12 | (self.at as u32 / 8) << 3 | self.chunks
-    }
-
-    pub(super) fn from_word(word: u32) -> Notice {
-        Notice { index: word >> 12, at: u64::from(word >> 3 & 511) * 8, chunks: word & 7 }
-    }
-
-    /// Length of the write whose last piece has `bytes`.
-    pub(super) fn len(self, bytes: u32) -> usize {
-        self.chunks as usize * CHUNK_BYTES + bytes as usize
-    }
-}
-
-/// What the immediate word of a message that is no write says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Credits {
-    /// Receive buffers that are free again.
-    pub(super) count: u32,
-    /// Whether a frame comes with it.
-    pub(super) frame: bool,
-}
-
-impl Credits {
-    const NO_FRAME: u32 = 1 << 31;
-
-    fn to_word(self) -> u32 {
-        self.count | if self.frame { 0 } else { Self::NO_FRAME }
-    }
-
-    pub(super) fn from_word(word: u32) -> Credits {
-        Credits { count: word & !Self::NO_FRAME, frame: word & Self::NO_FRAME == 0 }
-    }
 }
 
 impl Unit {
@@ -453,16 +370,6 @@ impl Lane {
     }
 }
 
-/// The message that closes the window of a write of `len` bytes, whose last ones are `tail`.
-fn last(pool: &Pool, notice: Notice, len: u64, tail: &[u8]) -> Result<Shared> {
-    const HEAD: usize = size_of::<Last>();
-    let mut message = pool.allocate(HEAD + tail.len())?;
-    let head = Last { notice: notice.to_word().into(), zero: 0.into(), len: len.into() };
-    message[..HEAD].copy_from_slice(head.as_bytes());
-    message[HEAD..].copy_from_slice(tail);
-    Ok(message.share())
-}
-
 /// The first `at` bytes, and the others.
 fn cut(data: Gather, at: usize) -> (Gather, Gather) {
     let Gather { head, tail } = data;
@@ -484,34 +391,6 @@ fn cut(data: Gather, at: usize) -> (Gather, Gather) {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
-
-    #[test]
-    fn words_carry_what_they_say() {
-        for notice in [
-            Notice { index: 0, at: 0, chunks: 0 },
-            Notice { index: Notice::INDEX_END - 1, at: 4088, chunks: 7 },
-            Notice { index: 70_000, at: 8, chunks: 3 },
-        ] {
-            assert_eq!(Notice::from_word(notice.to_word()), notice);
-        }
-        assert_eq!(Notice { index: 0, at: 0, chunks: 3 }.len(5), (3 << 30) + 5);
-        for (count, frame) in [(0, true), (64, false), (127, true)] {
-            let credits = Credits { count, frame };
-            assert_eq!(Credits::from_word(credits.to_word()), credits);
-        }
-    }
-
-    #[test]
-    fn what_closes_a_window_is_taken_apart_and_a_wrong_one_refused() {
-        let pool = Pool::new(1 << 20);
-        let notice = Notice { index: 7, at: 16, chunks: 0 };
-        let message = last(&pool, notice, 100, b"the end").unwrap();
-        assert_eq!(Last::read(&message).unwrap(), (notice, 100, &b"the end"[..]));
-        assert_eq!(Last::read(&message[..16]).unwrap().2, b"");
-        assert!(Last::read(&message[..15]).is_err());
-        let short = last(&pool, notice, 6, b"the end").unwrap();
-        assert!(Last::read(&short).unwrap_err().contains("6 bytes by 7"));
-    }
 
     #[test]
     fn a_write_is_checked_against_its_offer() {

@@ -13,8 +13,9 @@
 
 use std::rc::Rc;
 
-use super::queue_pair::{Lane, Notice};
+use super::queue_pair::Lane;
 use super::verbs::{Domain, Exposed, Invalidated, OpenWindow, Window};
+use super::words::Notice;
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 use crate::transport::{PeerId, check_write};

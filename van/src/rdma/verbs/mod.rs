@@ -7,16 +7,17 @@
 //! destroyed. What connections, credits and offers mean is not decided here, and nothing here waits but [`sleep`].
 //!
 //! ```text
-//!   Channel > Connection > Device        who is connected, over what       (connection, device)
+//!   Channel > Connection > Device        who is connected, over what       (connection, address, device)
 //!   Domain > Window, OpenWindow, Exposed what memory the device may touch  (domain)
 //!   CompletionQueue, ReceiveQueue        shared by all connections         (completion, receive)
-//!   QueuePair                            one connection's work             (queue_pair, chain)
+//!   QueuePair                            one connection's work             (queue_pair, chain, work)
 //! ```
 //!
 //! Everything belongs to the thread that made it. The libraries are loaded when they are there (`library`): [`available`].
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**verbs**).
 
+mod address;
 mod chain;
 mod completion;
 mod connection;
@@ -25,13 +26,16 @@ mod domain;
 mod library;
 mod queue_pair;
 mod receive;
+mod work;
 
+pub use address::interface_addresses;
 pub use completion::{
     Batch, Completion, CompletionQueue, Outcome, POLL_MAX, Slot, Status, TakenBack, Through,
 };
-pub use connection::{Channel, CmEvent, CmKind, Connection, ConnectionKey, interface_addresses};
+pub use connection::{Channel, CmEvent, CmKind, Connection, ConnectionKey};
 pub use device::{AsyncEvent, AsyncKind, Capabilities, Device, PortState};
 pub use domain::{Domain, Exposed, Invalidated, OpenWindow, Window};
 pub use library::{available, sleep};
-pub use queue_pair::{QueuePair, Work};
+pub use queue_pair::QueuePair;
 pub use receive::ReceiveQueue;
+pub use work::Work;

@@ -3,6 +3,8 @@
 //! What a request on the chain (`chain`) names by address is kept in the ledger, one entry a request, from the push until a
 //! completion says that the device is done with it, or until the queue pair is no more.
 
+mod bind;
+
 use std::ffi::c_int;
 use std::fmt;
 use std::io;
@@ -14,11 +16,12 @@ use rdma_sys as ffi;
 use rdma_sys::ibv_wr_opcode as opcode;
 
 use super::chain::{CHAIN_MAX, Chain, PARTS_MAX, immediate, make_plain};
-use super::completion::{CompletionQueue, TakenBack, Through, WorkId, next_serial};
+use super::completion::{CompletionQueue, Through, WorkId, next_serial};
 use super::connection::Connection;
-use super::domain::{Domain, Invalidated, OpenWindow, Window, WindowHandle};
+use super::domain::{Domain, WindowHandle};
 use super::library::{check, refused};
 use super::receive::{ReceiveQueue, Receives};
+use super::work::{Held, Other, Work};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Shared};
 use crate::transport::Gather;
@@ -28,79 +31,6 @@ const INLINE_MIN: usize = 16;
 
 const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
 const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
-
-/// What a queue pair is to do.
-#[derive(Debug)]
-pub enum Work {
-    /// Sends into the next buffer of the peer's receive queue.
-    Send {
-        /// What.
-        data: Gather,
-        /// If given, comes with it.
-        imm: Option<u32>,
-    },
-    /// Writes into the peer's memory.
-    Write {
-        /// What.
-        data: Gather,
-        /// Where.
-        address: u64,
-        /// The remote key of the memory there.
-        key: u32,
-        /// If given, comes after it, and takes up one of the peer's receives.
-        imm: Option<u32>,
-    },
-    /// Sends into the next buffer of the peer's receive queue, and makes a key that the peer gave out useless before the peer
-    /// hears of it. What was written by that key before has arrived then.
-    SendLast {
-        /// What.
-        data: Gather,
-        /// The remote key of an open window of the peer's.
-        key: u32,
-    },
-    /// Fills `into` from the peer's memory.
-    Read {
-        /// Where to, the whole of it.
-        into: Buffer,
-        /// Where from.
-        address: u64,
-        /// The remote key of the memory there.
-        key: u32,
-    },
-    /// Sends nothing but a number; takes up one of the peer's receives.
-    Notice {
-        /// The number.
-        imm: u32,
-    },
-    /// Writes nothing, so as to see whether the peer's device answers. The peer notices nothing.
-    Probe,
-}
-
-/// What the device may use because of one request, from push to retirement: at most one of these.
-#[derive(Default)]
-struct Held {
-    /// What it reads.
-    data: Option<Gather>,
-    other: Option<Other>,
-}
-
-enum Other {
-    Read(Buffer),
-    Bind(Rc<WindowHandle>),
-}
-
-impl From<Gather> for Held {
-    #[inline]
-    fn from(data: Gather) -> Held {
-        Held { data: Some(data), other: None }
-    }
-}
-
-impl From<Other> for Held {
-    fn from(other: Other) -> Held {
-        Held { data: None, other: Some(other) }
-    }
-}
 
 /// One end of a reliable connection.
 ///
@@ -303,42 +233,6 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Puts on the chain that the peer may write `memory` through `window`, from then on until the result is closed, revoked
-    /// or dropped. The peer may be told of it by work that is pushed after this.
-    ///
-    /// # Errors
-    /// As [`QueuePair::push`]; or the window is of another domain, or gone with a queue pair that had it open.
-    pub fn bind(&mut self, window: Window, memory: Buffer) -> Result<OpenWindow> {
-        self.make_room()?;
-        let os = |reason| Error::Os { call: "ibv_post_send", source: refused(reason) };
-        if !window.is_in(&self.domain) {
-            return Err(os("the window is of another domain"));
-        }
-        let key = window.next_key().ok_or_else(|| os("the window is gone"))?;
-        let raw = window.handle().raw().ok_or_else(|| os("the window is gone"))?;
-        let region = self.domain.region(memory.local_key(&*self.domain)?);
-        let region = region.filter(|_| !memory.is_empty());
-        let region = region.ok_or_else(|| os("no window opens over empty memory"))?;
-        let request = self.chain.request(self.chained);
-        request.num_sge = 0;
-        request.imm_data_invalidated_rkey_union = immediate(0); // or Soft-RoCE refuses it
-        request.bind_mw_tso_union.bind_mw = ffi::bind_mw_t {
-            mw: raw.as_ptr(),
-            rkey: key,
-            bind_info: ffi::ibv_mw_bind_info {
-                mr: region.as_ptr(),
-                addr: memory.as_ptr() as u64,
-                length: memory.len() as u64,
-                mw_access_flags: ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
-            },
-        };
-        self.list(window.handle());
-        self.binds |= 1 << self.chained;
-        let (handle, sequence) = (window.handle().clone(), self.pushed);
-        self.enter(opcode::IBV_WR_BIND_MW, 0, Other::Bind(handle).into());
-        Ok(window.open(memory, key, self.serial, sequence))
-    }
-
     /// How much is pushed and not rung.
     #[inline]
     pub fn chained(&self) -> usize {
@@ -400,13 +294,6 @@ impl QueuePair {
             self.retired += 1;
         }
         true
-    }
-
-    /// What a peer took back by a message to this queue pair; none if it went to another one. It was good when the message came,
-    /// so that the work that opened the window is done.
-    pub fn taken_back(&self, what: TakenBack) -> Option<Invalidated> {
-        let (key, queue_pair, sequence) = (what.key, self.serial, self.pushed);
-        (what.queue == self.number).then_some(Invalidated { key, queue_pair, sequence })
     }
 
     /// Sets how long a peer waits that sent while no receive was posted here, by the code that InfiniBand has for it: 12 is
@@ -498,32 +385,6 @@ impl QueuePair {
         std::mem::forget(before); // holds nothing, which need not be asked
         self.chained += 1;
         self.pushed += 1;
-    }
-
-    /// Takes a window on the list of those to be given back with this queue pair.
-    fn list(&mut self, window: &Rc<WindowHandle>) {
-        if window.list(self.serial) {
-            if self.windows.len() == self.windows.capacity() {
-                self.windows.retain(|window| window.strong_count() > 0);
-            }
-            self.windows.push(Rc::downgrade(window));
-        }
-    }
-
-    /// Turns requests on the chain that were to open a window that is gone into ones that do nothing.
-    fn skip_windows_gone(&mut self) {
-        let mut binds = self.binds;
-        while binds != 0 {
-            let at = binds.trailing_zeros();
-            binds &= binds - 1;
-            let sequence = self.rung + u64::from(at);
-            if matches!(&self.entry(sequence).other, Some(Other::Bind(window)) if window.raw().is_none())
-            {
-                let request = self.chain.request(at as usize);
-                make_plain(request);
-                request.opcode = opcode::IBV_WR_RDMA_WRITE;
-            }
-        }
     }
 }
 

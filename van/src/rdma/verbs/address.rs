@@ -1,0 +1,118 @@
+//! Addresses as the C libraries have them, and those of an interface.
+
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use super::library::check;
+
+/// An address as C has it.
+pub(super) enum RawAddress {
+    V4(libc::sockaddr_in),
+    V6(libc::sockaddr_in6),
+}
+
+impl RawAddress {
+    /// Valid as long as `self` stays where it is.
+    pub(super) fn as_ptr(&self) -> *const libc::sockaddr {
+        match self {
+            RawAddress::V4(address) => (&raw const *address).cast(),
+            RawAddress::V6(address) => (&raw const *address).cast(),
+        }
+    }
+}
+
+impl From<SocketAddr> for RawAddress {
+    fn from(address: SocketAddr) -> RawAddress {
+        match address {
+            SocketAddr::V4(address) => RawAddress::V4(libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: address.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: address.ip().to_bits().to_be() },
+                sin_zero: [0; 8],
+            }),
+            SocketAddr::V6(address) => RawAddress::V6(libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: address.port().to_be(),
+                sin6_flowinfo: address.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+                sin6_scope_id: address.scope_id(),
+            }),
+        }
+    }
+}
+
+/// None for an address that is no IP address.
+///
+/// # Safety
+/// `address` points to an address as long as its family says.
+pub(super) unsafe fn from_raw(address: *const libc::sockaddr) -> Option<SocketAddr> {
+    // SAFETY: every address begins with its family.
+    let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
+    match c_int::from(family) {
+        libc::AF_INET => {
+            // SAFETY: the family says which address it is.
+            let raw = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            let ip = Ipv4Addr::from_bits(u32::from_be(raw.sin_addr.s_addr));
+            Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says which address it is.
+            let raw = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            let (ip, port) = (Ipv6Addr::from(raw.sin6_addr.s6_addr), u16::from_be(raw.sin6_port));
+            Some(SocketAddrV6::new(ip, port, raw.sin6_flowinfo, raw.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}
+
+/// The addresses of a network interface, in the system's order; none if there is no such interface.
+///
+/// # Errors
+/// What the system said.
+pub fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
+    let mut list = std::ptr::null_mut();
+    // SAFETY: `list` has room for a pointer.
+    check(unsafe { libc::getifaddrs(&raw mut list) })?;
+    let (mut addresses, mut next) = (Vec::new(), list);
+    while !next.is_null() {
+        // SAFETY: an entry of the list, which is there until it is freed below.
+        let entry = unsafe { &*next };
+        next = entry.ifa_next;
+        // SAFETY: every entry has the name of its interface.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+        if name.to_bytes() == interface.as_bytes() && !entry.ifa_addr.is_null() {
+            // SAFETY: not null, so it is an address of its family.
+            addresses.extend(unsafe { from_raw(entry.ifa_addr) }.map(|address| address.ip()));
+        }
+    }
+    // SAFETY: the list came from `getifaddrs`, and nothing refers to it any more.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(addresses)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn addresses_survive_the_way_to_c_and_back() {
+        for text in ["10.1.2.3:4567", "[fe80::1%3]:80", "0.0.0.0:0", "[2001:db8::7]:65535"] {
+            let address: SocketAddr = text.parse().unwrap();
+            let raw = RawAddress::from(address);
+            // SAFETY: `raw` is such an address.
+            assert_eq!(unsafe { from_raw(raw.as_ptr()) }, Some(address));
+        }
+        let other = libc::sockaddr { sa_family: 27, sa_data: [0; 14] };
+        // SAFETY: `other` is an address of a family that is not looked into.
+        assert_eq!(unsafe { from_raw(&raw const other) }, None);
+    }
+
+    #[test]
+    fn interfaces_have_their_addresses() {
+        let loopback = interface_addresses("lo").unwrap();
+        assert!(loopback.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)), "{loopback:?}");
+        assert_eq!(interface_addresses("no such interface").unwrap(), Vec::<IpAddr>::new());
+    }
+}
