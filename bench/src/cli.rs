@@ -5,6 +5,8 @@ mod learn;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
+use caravan_kv::ClusterConfig;
+use caravan_kv::config::is_address;
 use caravan_kv::node::Numa;
 use caravan_learn::dbpg::Filters;
 use caravan_van::Wait;
@@ -41,13 +43,13 @@ pub(crate) struct Common {
     #[arg(long, global = true)]
     pub(crate) smoke: bool,
     /// Worker processes of the cluster [default: 1] [env: CARAVAN_WORKERS]
-    #[arg(long, global = true, value_name = "N", value_parser = count())]
+    #[arg(long, global = true, value_name = "N", value_parser = count_to(ClusterConfig::NODES_MAX))]
     pub(crate) workers: Option<u32>,
     /// Server processes of the cluster [default: 1] [env: CARAVAN_SERVERS]
-    #[arg(long, global = true, value_name = "N", value_parser = count())]
+    #[arg(long, global = true, value_name = "N", value_parser = count_to(ClusterConfig::NODES_MAX))]
     pub(crate) servers: Option<u32>,
     /// Threads of each server [default: 1] [env: CARAVAN_THREADS]
-    #[arg(long, global = true, value_name = "N", value_parser = count())]
+    #[arg(long, global = true, value_name = "N", value_parser = count_to(ClusterConfig::THREADS_MAX))]
     pub(crate) threads: Option<u32>,
     /// Runs the whole cluster as threads of this process
     #[arg(long, global = true)]
@@ -193,7 +195,7 @@ pub(crate) struct ScaleArgs {
     #[arg(long, value_name = "FACTOR:EVERY:SPELL", default_value = "1:0:0", value_parser = parse_straggle)]
     pub(crate) straggle: [f64; 3],
     /// Share of workers that compute FACTOR times as long all the time
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = up_to(1.0))]
     pub(crate) always_slow: f64,
     /// Draws the data, the order of blocks, and all that the network does
     #[arg(long, default_value_t = 1)]
@@ -202,7 +204,7 @@ pub(crate) struct ScaleArgs {
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rows: u64,
     /// How many rows each of them stands for where computing is charged
-    #[arg(long, value_name = "N", default_value_t = 400.0, value_parser = non_negative)]
+    #[arg(long, value_name = "N", default_value_t = 400.0, value_parser = up_to(1e9))]
     pub(crate) stands_for: f64,
     /// Weight of the L1 norm
     #[arg(long, value_name = "L", default_value_t = 10.0, value_parser = non_negative)]
@@ -216,20 +218,20 @@ pub(crate) struct ScaleArgs {
     /// Passes over the data, at most
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) passes: u64,
-    /// What a network card carries in each direction, in Gbit/s
+    /// What a network card carries in each direction, in Gbit/s; 0 for any amount
     #[arg(long, value_name = "G", default_value_t = 10.0, value_parser = non_negative)]
     pub(crate) gbit: f64,
     /// Shortest one-way latency, in microseconds
-    #[arg(long, value_name = "US", default_value_t = 25.0, value_parser = non_negative)]
+    #[arg(long, value_name = "US", default_value_t = 25.0, value_parser = up_to(MICROS_MAX))]
     pub(crate) latency_us: f64,
     /// The longest is so much longer, relatively
-    #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = non_negative)]
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = up_to(1000.0))]
     pub(crate) jitter: f64,
     /// What a frame takes a processor, on either side, in microseconds
-    #[arg(long, value_name = "US", default_value_t = 1.0, value_parser = non_negative)]
+    #[arg(long, value_name = "US", default_value_t = 1.0, value_parser = up_to(MICROS_MAX))]
     pub(crate) overhead_us: f64,
     /// And each byte of it, in nanoseconds, what is made of it included
-    #[arg(long, value_name = "NS", default_value_t = 1.5, value_parser = non_negative)]
+    #[arg(long, value_name = "NS", default_value_t = 1.5, value_parser = up_to(1e6))]
     pub(crate) overhead_ns_per_byte: f64,
     /// Only compares what computing is charged with what it takes here
     #[arg(long)]
@@ -332,7 +334,7 @@ pub(crate) struct Requests {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Role {
     /// Where the scheduler listens, as host:port [env: CARAVAN_SCHEDULER]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) scheduler: Option<String>,
     /// Address of this node, which its peers can reach [env: CARAVAN_HOST]
     #[arg(long, value_name = "HOST")]
@@ -345,12 +347,23 @@ pub(crate) struct Role {
     pub(crate) rank: Option<usize>,
 }
 
+fn address(text: &str) -> Result<String, String> {
+    let fits = is_address(text).then(|| text.to_owned());
+    fits.ok_or_else(|| {
+        format!("{text:?} is no address; it takes host:port, with a port below 65536")
+    })
+}
+
 fn hexadecimal(text: &str) -> Result<u64, String> {
     u64::from_str_radix(text, 16).map_err(|_| format!("{text:?} is not a hexadecimal number"))
 }
 
 fn count() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..)
+}
+
+fn count_to(most: usize) -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=most as i64)
 }
 
 fn filters(text: &str) -> Result<Filters, String> {
@@ -362,12 +375,15 @@ fn non_negative(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| format!("{text:?} is not a number of 0 or more"))
 }
 
-fn share(text: &str) -> Result<f64, String> {
-    non_negative(text)
-        .ok()
-        .filter(|share| *share <= 1.0)
-        .ok_or_else(|| format!("{text:?} is not a share of 0 to 1"))
+fn up_to(most: f64) -> impl Fn(&str) -> Result<f64, String> + Clone {
+    move |text| {
+        let number = non_negative(text).ok().filter(|number| *number <= most);
+        number.ok_or_else(|| format!("{text:?} is not a number of 0 to {most}"))
+    }
 }
+
+/// The most of what `bench scale` takes in microseconds: a second.
+const MICROS_MAX: f64 = 1e6;
 
 #[cfg(test)]
 mod tests {
@@ -454,6 +470,10 @@ mod tests {
             "caravan bench rate --iterations 0",
             "caravan bench scale --nodes 0",
             "caravan bench scale --straggle 4",
+            "caravan bench scale --straggle 4:0.0001:0.0001",
+            "caravan bench scale --stands-for 1e300",
+            "caravan bench scale --latency-us 1e300",
+            "caravan bench scale --overhead-us 1e300",
             "caravan bench scale --always-slow 2",
             "caravan bench scale --filters kkt+wall",
             "caravan bench verbs --op push",
@@ -461,10 +481,15 @@ mod tests {
             "caravan bench verbs --window 0",
             "caravan bench verbs --listen a --connect b",
             "caravan doctor --workers 0",
+            "caravan doctor --workers 10001",
+            "caravan doctor --servers 10001",
+            "caravan doctor --threads 1025",
             "caravan doctor --numa-node nearby",
             "caravan doctor --pin --no-pin",
             "caravan doctor --wait never",
             "caravan worker --job xyz",
+            "caravan worker --scheduler nonsense",
+            "caravan server --scheduler host:99999",
             "caravan train dbpg --data a",
             "caravan train dbpg --data a --lambda -1",
             "caravan train dbpg --data a --lambda NaN",

@@ -34,6 +34,7 @@ mod usage;
 mod verbs;
 mod wait;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -46,7 +47,12 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let log =
         tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
-    tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_env_filter(log)
+        .with_ansi(colours)
+        .with_writer(std::io::stderr)
+        .init();
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

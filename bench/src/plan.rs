@@ -8,7 +8,7 @@ use crate::report::Row;
 use crate::subject::{Effort, Op, Shape, Subject};
 use crate::units;
 use crate::usage::Usage;
-use crate::{bandwidth, latency, rate};
+use crate::{bandwidth, floor, latency, rate};
 
 /// Which bench makes a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +74,7 @@ impl Task {
 /// All rows a command asks for, in order.
 ///
 /// # Errors
-/// [`Usage`] when a size cannot be shared out among the keys.
+/// [`Usage`] when a size cannot be shared out among the keys, or a window is more than the floor holds.
 pub(crate) fn rows(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
     match command {
         BenchCommand::Latency(args) => {
@@ -134,7 +134,12 @@ fn tasks(
             key_cache: requests.key_cache,
         }
     };
-    Ok(ops.iter().flat_map(|&op| sizes.iter().map(move |&bytes| (op, bytes))).map(task).collect())
+    let all = ops.iter().flat_map(|&op| sizes.iter().map(move |&bytes| (op, bytes)));
+    let tasks: Vec<Task> = all.map(task).collect();
+    for task in &tasks {
+        floor::check(task.shape).map_err(|error| Usage(error.to_string()))?;
+    }
+    Ok(tasks)
 }
 
 /// Bytes of an `f32`.

@@ -3,9 +3,10 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use caravan_learn::data::{self, Examples, Shard};
 use caravan_learn::model::{self, Model};
+use caravan_learn::replace_file;
 
 use crate::cli::{Common, Predict};
 use crate::progress::Progress;
@@ -17,6 +18,9 @@ use crate::train::{Prediction, Quality};
 /// # Errors
 /// Names the file, and the line that is wrong.
 pub(crate) fn run(common: &Common, args: &Predict) -> Result<()> {
+    if let Some(path) = &args.out {
+        replace_file::check(path)?;
+    }
     let model = Model::read(&args.model)?;
     let examples = read(&args.data)?;
     let margins = model::predict(&model, &examples);
@@ -31,8 +35,10 @@ pub(crate) fn run(common: &Common, args: &Predict) -> Result<()> {
 /// Reads whole files, in order, on all cores.
 ///
 /// # Errors
-/// Names the file, and the line that is wrong.
+/// Names the file, and the line that is wrong; files without examples.
 pub(crate) fn read(files: &[PathBuf]) -> Result<Examples> {
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    Ok(data::read(files, Shard::ALL, threads)?)
+    let examples = data::read(files, Shard::ALL, threads)?;
+    ensure!(examples.rows() > 0, "no examples are in {}", data::listed(files));
+    Ok(examples)
 }

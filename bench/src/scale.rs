@@ -30,6 +30,8 @@ use crate::usage::Usage;
 
 /// Server threads where none are asked for.
 const SERVERS: usize = 32;
+/// Most of them.
+const SERVERS_MAX: u32 = 1024;
 
 /// Rows of data with `--smoke`.
 const SMOKE_ROWS: u64 = 2000;
@@ -181,6 +183,9 @@ impl<'a> Bench<'a> {
         if common.threads.is_some_and(|threads| threads > 1) {
             return refuse("simulated servers have one thread each: take more --servers");
         }
+        if common.servers.is_some_and(|servers| servers > SERVERS_MAX) {
+            return refuse("bench scale simulates at most 1024 servers, each by a thread");
+        }
         if common.van.is_some() {
             return refuse("bench scale runs on the sim van: leave --van out");
         }
@@ -252,7 +257,7 @@ impl<'a> Bench<'a> {
             spell: micros(spell * 1e3),
         };
         let hosts = Hosts {
-            card_bytes_per_second: NonZeroU64::new((args.gbit * 1e9 / 8.0) as u64),
+            card_bytes_per_second: bytes_per_second(args.gbit),
             overhead: micros(args.overhead_us),
             overhead_nanos_per_byte: args.overhead_ns_per_byte,
             slower: args.stands_for,
@@ -392,13 +397,28 @@ impl Drop for Data {
     }
 }
 
+/// What a card carries; any amount if that is 0.
+fn bytes_per_second(gbit: f64) -> Option<NonZeroU64> {
+    let bytes = NonZeroU64::new((gbit * 1e9 / 8.0) as u64).unwrap_or(NonZeroU64::MIN);
+    (gbit > 0.0).then_some(bytes)
+}
+
+/// Shortest time from spell to spell, in ms: simulating passes through all of them.
+const SPELLS_MS_MIN: f64 = 1e-3;
+
 /// Three numbers between colons.
 pub(crate) fn parse_straggle(text: &str) -> Result<[f64; 3], String> {
     let numbers: Result<Vec<f64>, _> = text.split(':').map(str::parse).collect();
     let numbers = numbers.ok().and_then(|numbers| <[f64; 3]>::try_from(numbers).ok());
-    let sane = |numbers: &[f64; 3]| numbers.iter().all(|n| (0.0..1e9).contains(n));
+    let sane = |numbers: &[f64; 3]| {
+        let [_, every, spell] = *numbers;
+        let seldom = every == 0.0 || every + spell >= SPELLS_MS_MIN;
+        seldom && numbers.iter().all(|n| (0.0..1e9).contains(n))
+    };
     numbers.filter(sane).ok_or_else(|| {
-        format!("{text:?} is not FACTOR:EVERY:SPELL, as 4:40:10 (times as long, and twice ms)")
+        format!(
+            "{text:?} is not FACTOR:EVERY:SPELL, as 4:40:10 (times as long, and twice ms, together 0 or from {SPELLS_MS_MIN})"
+        )
     })
 }
 
@@ -454,9 +474,16 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_card_is_not_one_without_limit() {
+        assert_eq!(bytes_per_second(0.0), None);
+        assert_eq!(bytes_per_second(8.0), NonZeroU64::new(1_000_000_000));
+        assert_eq!(bytes_per_second(1e-300), Some(NonZeroU64::MIN));
+    }
+
+    #[test]
     fn stragglers_are_three_numbers() {
         assert_eq!(parse_straggle("4:40:2.5"), Ok([4.0, 40.0, 2.5]));
-        for text in ["", "4", "4:40", "4:40:x", "4:-1:2", "1:2:3:4", "NaN:1:1"] {
+        for text in ["", "4", "4:40", "4:40:x", "4:-1:2", "1:2:3:4", "NaN:1:1", "4:1e-6:1e-6"] {
             assert!(parse_straggle(text).is_err(), "{text}");
         }
     }

@@ -40,6 +40,14 @@ fn wrong_usage_ends_with_2_and_says_why() {
         ("bench latency --sizes 6", "multiple of 4"),
         ("bench latency --keys 3 --sizes 8", "multiple of 12"),
         ("bench rate --window 0", "--window"),
+        ("bench rate --sizes 1GiB --window 64", "a window of 7 or less"),
+        ("bench scale --servers 1025", "1024 servers"),
+        ("train dbpg --data x --lambda 1 --learning-rate 2", "learning rate"),
+        ("train dbpg --data x --lambda 1 --epsilon 1", "epsilon"),
+        ("train dbpg --data x --lambda 1 --filters quantize=9", "1, 2 or 3"),
+        ("train dbpg --data x --lambda 1 --filters nope", "screen, kkt"),
+        ("generate clicks x --rows 0", "--rows"),
+        ("generate clicks x --kmin 9 --kmax 8", "--kmin"),
         ("bench verbs --op push", "push"),
         ("bench verbs --listen here --connect there", "--connect"),
         ("train dbpg --data x", "--lambda"),
@@ -379,6 +387,38 @@ fn people_see_passes_as_a_table() {
     assert!(lines[1].starts_with("0 ") && lines[2].starts_with("1 "), "{stdout}");
     let last = lines.last().unwrap();
     assert!(last.starts_with("test: logloss") && last.contains("PR-AUC"), "{stdout}");
+}
+
+/// Whatever would end a run after its work is found before: not a row is printed, and no cluster starts.
+#[test]
+fn what_cannot_be_written_or_measured_on_is_found_before_training() {
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("early");
+    let (clicks, empty) = (out.display(), out.with_extension("empty"));
+    rows(&format!("generate clicks {clicks} --smoke --json"));
+    std::fs::write(&empty, "").unwrap();
+    let train = format!("train dbpg --data {clicks}.train --lambda 5");
+    for (line, part) in [
+        (format!("{train} --model /no/such/folder/m"), "cannot write /no/such/folder/m"),
+        (format!("{train} --plot /no/such/folder/p.svg"), "cannot write /no/such/folder/p.svg"),
+        (format!("{train} --model {}", env!("CARGO_TARGET_TMPDIR")), "directory"),
+        (format!("{train} --test {}", empty.display()), "no examples are in"),
+        (format!("predict --model {0} --data {0}", empty.display()), "it is empty"),
+    ] {
+        let output = caravan(&line, &[]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{line}: {said}");
+        assert!(said.contains(part) && said.lines().count() == 1, "{line}: {said}");
+        assert!(output.stdout.is_empty(), "{line}");
+    }
+}
+
+/// The log is coloured for people only: this one goes into a file, or a pipe.
+#[test]
+fn a_log_that_is_no_terminal_has_no_colours() {
+    let output = caravan("bench latency --smoke --van tcp --numa-node 999", &[]);
+    assert!(!output.status.success());
+    let said = text(&output.stderr);
+    assert!(said.contains("WARN") && !said.contains('\u{1b}'), "{said}");
 }
 
 #[test]

@@ -101,7 +101,7 @@ pub const VARS: &[Var] = &[
         name: "CARAVAN_SCHEDULER",
         default: "127.0.0.1:0",
         help: "address of the scheduler, `host:port`",
-        set: |c, v| v.contains(':').then(|| c.node.scheduler = v.to_owned()),
+        set: |c, v| is_address(v).then(|| c.node.scheduler = v.to_owned()),
         show: |c| c.node.scheduler.clone(),
     },
     Var {
@@ -115,21 +115,21 @@ pub const VARS: &[Var] = &[
         name: "CARAVAN_SERVERS",
         default: "1",
         help: "server processes, 1 to 10000",
-        set: |c, v| count(v, 10_000).map(|n| c.servers = n),
+        set: |c, v| count(v, ClusterConfig::NODES_MAX).map(|n| c.servers = n),
         show: |c| c.servers.to_string(),
     },
     Var {
         name: "CARAVAN_THREADS",
         default: "1",
         help: "threads of each server, every one with a shard of its own, 1 to 1024",
-        set: |c, v| count(v, 1024).map(|n| c.threads = n),
+        set: |c, v| count(v, ClusterConfig::THREADS_MAX).map(|n| c.threads = n),
         show: |c| c.threads.to_string(),
     },
     Var {
         name: "CARAVAN_WORKERS",
         default: "1",
         help: "worker processes, 1 to 10000",
-        set: |c, v| count(v, 10_000).map(|n| c.workers = n),
+        set: |c, v| count(v, ClusterConfig::NODES_MAX).map(|n| c.workers = n),
         show: |c| c.workers.to_string(),
     },
     Var {
@@ -166,7 +166,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_MEMORY",
         default: "8GiB",
-        help: "most bytes of registered memory a thread takes",
+        help: "most bytes of registered memory a thread takes, as 512MiB; 1 MiB or more",
         set: |c, v| {
             parse_bytes(v)
                 .filter(|&n| n >= VanConfig::MEMORY_BYTES_MIN)
@@ -195,14 +195,14 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_JOIN_TIMEOUT_S",
         default: "60",
-        help: "seconds to wait for all nodes to join",
+        help: "seconds to wait for all nodes to join, 1 to 86400",
         set: |c, v| count(v, 86_400).map(|n| c.node.join_timeout = Duration::from_secs(n as u64)),
         show: |c| whole_seconds(c.node.join_timeout),
     },
     Var {
         name: "CARAVAN_HEARTBEAT_S",
         default: "1",
-        help: "seconds between two signs of life; a node counts as lost after five times as long",
+        help: "seconds between two signs of life, 1 to 3600; a node counts as lost after five times as long",
         set: |c, v| count(v, 3600).map(|n| c.node.heartbeat = Duration::from_secs(n as u64)),
         show: |c| whole_seconds(c.node.heartbeat),
     },
@@ -230,13 +230,18 @@ pub const VARS: &[Var] = &[
 ];
 
 impl ClusterConfig {
+    /// Most servers, and most workers.
+    pub const NODES_MAX: usize = 10_000;
+    /// Most threads of a server.
+    pub const THREADS_MAX: usize = 1024;
+
     /// The defaults, changed by the environment.
     ///
     /// # Errors
     /// [`Error::Config`] names the variable, its value, and what it takes; also a `CARAVAN_` variable that does not exist.
     pub fn from_env() -> Result<Self> {
         Self::from_vars(std::env::vars_os().filter_map(|(name, value)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
+            Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
         }))
     }
 
@@ -298,6 +303,12 @@ impl NodeConfig {
             wait: self.wait,
         }
     }
+}
+
+/// Whether `text` is `host:port`; what the host is shows when it is looked up.
+pub fn is_address(text: &str) -> bool {
+    text.rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 /// `host:port`, with brackets around IPv6.
@@ -393,6 +404,9 @@ mod tests {
             ("CARAVAN_WROKERS", "1"),
             ("CARAVAN_NUMA_NODE", "nearby"),
             ("CARAVAN_HUGE_PAGES", "1"),
+            ("CARAVAN_SCHEDULER", "nonsense"),
+            ("CARAVAN_SCHEDULER", "host:99999"),
+            ("CARAVAN_SCHEDULER", ":7000"),
         ] {
             let error = ClusterConfig::from_vars(vars(&[pair])).unwrap_err().to_string();
             assert!(error.contains(pair.0), "{error}");

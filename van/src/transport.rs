@@ -79,7 +79,7 @@ pub enum Event {
         memory: Buffer,
         /// Where in it the write begins.
         at: usize,
-        /// How long it is; what lies outside of it is as it was.
+        /// How long it is. What lies outside of it may have been written over.
         len: usize,
     },
     /// The connection is gone and nothing more will come of it. What was posted to it may or may not have arrived.
@@ -154,8 +154,8 @@ pub struct Limits {
 /// * posted work leaves at the next [`Transport::poll`] or [`Transport::wait`] at the latest, so that what is posted between
 ///   two polls can leave together;
 /// * a buffer that was posted is dropped once its bytes have left or its peer is lost: a slot comes home by itself;
-/// * a peer writes only memory offered to it, once, within its bounds; anything else loses that peer, not this node, and is
-///   not written;
+/// * a peer writes only memory offered to it, once, within its bounds; anything else loses that peer, not this node, and
+///   reaches no memory but what that peer might have written;
 /// * a full queue is [`Error::QueueFull`], never a wait;
 /// * dropping a transport closes its connections; peers see [`Event::Lost`].
 pub trait Transport {

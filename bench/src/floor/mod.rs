@@ -57,6 +57,15 @@ pub(crate) fn spawn(van: &str, config: &NodeConfig) -> Result<Box<dyn Subject>> 
     })
 }
 
+/// Whether the floor can measure such requests.
+///
+/// # Errors
+/// Names what is too large, and how large it may be.
+pub(crate) fn check(shape: Shape) -> Result<()> {
+    let Lengths { request, reply } = Lengths::of(shape);
+    Lengths::checked(request as u64, reply as u64)?.window_checked(shape.window as u64).map(drop)
+}
+
 /// The answering process, `caravan floor`: says its address, answers, and ends with its input.
 ///
 /// # Errors
@@ -171,7 +180,12 @@ impl Lengths {
     /// The window that the other side asks for, likewise.
     fn window_checked(&self, window: u64) -> Result<usize> {
         let most = MEMORY_BYTES_MAX / self.request.max(self.reply) as u64;
-        ensure!((1..=most).contains(&window), "the floor has no window of {window} such messages");
+        ensure!(
+            (1..=most).contains(&window),
+            "a window of {window} messages of up to {} bytes is more than the floor holds at a time, {}: take a window of {most} or less",
+            self.request.max(self.reply),
+            units::size(MEMORY_BYTES_MAX as usize)
+        );
         Ok(window as usize)
     }
 }

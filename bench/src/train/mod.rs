@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use caravan_learn::dbpg::blocks::Order;
 use caravan_learn::dbpg::{self, Driver, Job, Straggle, Trained};
 use caravan_learn::model::{Format, Model};
-use caravan_learn::replace_file::replace;
+use caravan_learn::replace_file::{self, replace};
 
 pub(crate) use rows::{Outcome, Pass, Prediction, Quality, Traffic};
 
@@ -35,11 +35,15 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let config = cluster::config(common)?;
     let mut job = job(common, args, lambdas[lambdas.len() - 1])?;
     job.threads = worker_threads(args, config.workers);
+    job.check().map_err(|error| Usage(error.to_string()))?;
     let saves = output(args).is_some();
     if saves {
         job.stop = interrupt.flag();
     }
-    // The test set is read first: a wrong name shall not cost a training run.
+    // A wrong name shall not cost a training run: what is to be written is tried, and the test set read, before it.
+    for path in output(args).into_iter().chain(args.outcome.plot.as_deref()) {
+        replace_file::check(path)?;
+    }
     let test = if args.test.is_empty() { None } else { Some(read(&args.test)?) };
     let mut cluster = cluster::launch(&config, common)?;
     let mut report = Report::new(common.json);

@@ -19,6 +19,18 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     file.commit()
 }
 
+/// Whether `path` can be written, before the work that is to fill it. A device or a pipe is not looked at: opening it says
+/// something to who reads it.
+///
+/// # Errors
+/// [`Error::Write`]; the file is as it was in any case.
+pub fn check(path: &Path) -> Result<()> {
+    if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        return Ok(());
+    }
+    Replacement::create(path).map(drop)
+}
+
 /// A file being written beside `destination`. Dropped without [`commit`](Self::commit), it leaves no trace.
 pub(crate) struct Replacement {
     destination: PathBuf,
@@ -123,5 +135,20 @@ mod tests {
             panic!("wrote")
         };
         assert!(error.to_string().contains("/no/such/folder/m"), "{error}");
+        assert_eq!(
+            check(Path::new("/no/such/folder/m")).unwrap_err().to_string(),
+            error.to_string()
+        );
+    }
+
+    #[test]
+    fn a_check_leaves_no_trace() {
+        let folder = Folder::new("check");
+        let old = folder.write("old", b"old");
+        check(&old).unwrap();
+        check(&folder.path().join("new")).unwrap();
+        check(folder.path()).expect_err("a folder");
+        assert_eq!(fs::read(&old).unwrap(), b"old");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

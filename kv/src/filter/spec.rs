@@ -1,6 +1,7 @@
 //! Which filters a table has, as its specification and command lines say it, and which of them it can have.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -81,9 +82,7 @@ impl Filters {
         let floats = matches!(spec.value, ValueType::F32 | ValueType::F64);
         let in_unit = |share: f64| share > 0.0 && share <= 1.0;
         match *self {
-            Filters { quantize: Some(bytes), .. }
-                if !(1..=quantize::BYTES_MAX).contains(&bytes) =>
-            {
+            Filters { quantize: Some(bytes), .. } if !Self::QUANTIZE_BYTES.contains(&bytes) => {
                 refuse("such a quantize", "it takes 1, 2 or 3 bytes")
             }
             Filters { skip: Some(share), .. } if !in_unit(share) => {
@@ -136,6 +135,28 @@ impl FromStr for Filters {
 }
 
 impl Filters {
+    /// What quantize leaves of a number.
+    pub const QUANTIZE_BYTES: RangeInclusive<u8> = 1..=quantize::BYTES_MAX;
+
+    /// What lists of filters are made of.
+    pub const NAMES: &[&str] = &[
+        "skip=Q",
+        "significant=T",
+        "mask",
+        "zero",
+        "narrow",
+        "quantize=BYTES",
+        "key-cache",
+        "snappy",
+        "seed=N",
+    ];
+
+    /// Whether an item of a list is, by its name, one for [`FromStr`].
+    pub fn knows(item: &str) -> bool {
+        let name = |item: &str| item.split('=').next().unwrap_or_default().to_owned();
+        ["", "none"].contains(&item) || Self::NAMES.iter().any(|known| name(known) == name(item))
+    }
+
     /// Switches one filter on.
     fn set(&mut self, name: &str, number: Option<&str>) -> Result<()> {
         match (name, number) {
@@ -157,9 +178,8 @@ impl Filters {
                 )));
             }
             _ => {
-                return Err(Error::Config(format!(
-                    "there is no filter {name}; there are skip=Q, significant=T, mask, zero, narrow, quantize=BYTES, key-cache, snappy, and seed=N"
-                )));
+                let names = Filters::NAMES.join(", ");
+                return Err(Error::Config(format!("there is no filter {name}; there are {names}")));
             }
         }
         Ok(())

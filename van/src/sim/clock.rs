@@ -1,12 +1,10 @@
-//! Virtual time: what is under way, who sleeps until when, and whose turn it is. Knows nothing of connections beyond the
-//! port a packet goes to.
+//! Virtual time: who sleeps until when, and whose turn it is. What is under way meanwhile is in `clock/flights.rs`.
 //!
 //! Nodes are threads, but exactly one of them runs at any moment: the one that holds the turn. It gives the turn away only
 //! when it waits; then time jumps to the next thing that happens, and whoever that concerns runs next. So the whole
 //! simulation is one sequence of steps, the same for the same seed.
 
-use std::cmp::Ordering;
-use std::collections::{BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::resume_unwind;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,8 +13,10 @@ use std::time::Duration;
 
 use super::faults::{Faults, Random};
 use super::hosts::{Hosts, Pace};
-use super::transport::{End, Link, Load, Packet};
 use super::{Stopped, Unwind};
+use flights::{Card, Cut, Flight, Port};
+
+mod flights;
 
 /// The thread that made the network: the first participant.
 pub(super) const MAIN: usize = 0;
@@ -51,20 +51,6 @@ pub(super) struct Core {
     stopping: bool,
 }
 
-/// Where packets for one transport pile up.
-struct Port {
-    owner: usize,
-    state: PortState,
-    inbox: VecDeque<(u32, Packet)>,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum PortState {
-    Open,
-    Closed,
-    Crashed,
-}
-
 /// A node's thread, and its machine.
 struct Participant {
     name: String,
@@ -80,13 +66,6 @@ struct Participant {
     stop: Option<Stopped>,
 }
 
-/// A node's network card: when each direction has nothing left to do.
-#[derive(Default)]
-struct Card {
-    sends_until: Duration,
-    receives_until: Duration,
-}
-
 /// What a participant does.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Activity {
@@ -100,24 +79,6 @@ pub(super) enum Activity {
     Joining(usize),
     /// Has ended.
     Done,
-}
-
-/// A packet under way.
-struct Flight {
-    at: Duration,
-    /// Drawn: orders arrivals of the same instant.
-    tie: u64,
-    number: u64,
-    to: End,
-    packet: Packet,
-    /// How long it will keep the receiver's card busy, before that has begun with it.
-    card: Option<Duration>,
-}
-
-/// No packets between two nodes until an instant.
-struct Cut {
-    between: [String; 2],
-    until: Duration,
 }
 
 impl World {
@@ -314,12 +275,6 @@ impl Core {
         true
     }
 
-    /// Holds back packets between two nodes for `duration`.
-    pub(super) fn cut(&mut self, one: &str, other: &str, duration: Duration) {
-        let until = self.now.saturating_add(duration);
-        self.cuts.push(Cut { between: [one.to_owned(), other.to_owned()], until });
-    }
-
     /// Counts a poll that found nothing.
     ///
     /// # Panics
@@ -334,106 +289,9 @@ impl Core {
         );
     }
 
-    /// Opens a port for the running participant.
-    pub(super) fn open_port(&mut self) -> u32 {
-        let number = u32::try_from(self.ports.len()).expect("fewer transports than 2^32");
-        let owner = self.running();
-        self.ports.push(Port { owner, state: PortState::Open, inbox: VecDeque::new() });
-        number
-    }
-
-    /// Closes a port; packets to it, also those it has not taken yet, come back. True when its node has crashed.
-    pub(super) fn close_port(&mut self, number: u32) -> bool {
-        let port = &mut self.ports[number as usize];
-        let crashed = self.participants[port.owner].stop.is_some();
-        port.state = if crashed { PortState::Crashed } else { PortState::Closed };
-        for (peer, packet) in std::mem::take(&mut port.inbox) {
-            self.bounce(End { port: number, peer }, packet);
-        }
-        crashed
-    }
-
-    /// What has arrived at a port: the peer it is for, and the packet.
-    pub(super) fn take(&mut self, port: u32) -> Option<(u32, Packet)> {
-        self.ports[port as usize].inbox.pop_front()
-    }
-
-    /// Whether something has arrived at a port.
-    pub(super) fn has_arrivals(&self, port: u32) -> bool {
-        !self.ports[port as usize].inbox.is_empty()
-    }
-
     /// How long until a silent peer is reported.
     pub(super) fn detection(&self) -> Duration {
         self.faults.detection
-    }
-
-    /// Puts a packet of `load` on its way behind those before it on `link`; returns when it has left.
-    pub(super) fn carry(
-        &mut self,
-        link: &mut Link,
-        from: End,
-        to: End,
-        load: Load,
-        packet: Packet,
-    ) -> Duration {
-        if link.broken {
-            return self.now;
-        }
-        let ready_at = self.now.saturating_add(load.after);
-        let card = if load.metered { self.hosts.passing(load.bytes) } else { None };
-        let mut left_at =
-            ready_at.max(link.free_at).saturating_add(self.faults.sending(load.bytes));
-        if let Some(card) = card {
-            let owner = self.ports[from.port as usize].owner;
-            let sends_until = &mut self.participants[owner].card.sends_until;
-            *sends_until = ready_at.max(*sends_until).saturating_add(card);
-            left_at = left_at.max(*sends_until);
-        }
-        link.free_at = left_at;
-        let heals_at = self.cut_until(from, to);
-        if heals_at > self.now.saturating_add(self.faults.detection) {
-            link.broken = true;
-            let noticed_at = self.now.saturating_add(self.faults.detection);
-            let reason = format!("nothing came through for {:?}", self.faults.detection);
-            let closed = Packet::Close(reason.clone());
-            self.launch(noticed_at.max(link.after_last()), to, closed, None);
-            self.launch(noticed_at, from, Packet::Close(reason), None);
-            return self.now;
-        }
-        let flight = self.faults.flight(&mut self.random);
-        let at = left_at.max(heals_at).saturating_add(flight).max(link.after_last());
-        link.last_arrival = at;
-        self.launch(at, to, packet, card);
-        left_at
-    }
-
-    /// When the last cut between two ports' owners ends; the start of time when there is none.
-    fn cut_until(&mut self, from: End, to: End) -> Duration {
-        let now = self.now;
-        self.cuts.retain(|cut| cut.until > now);
-        let Some(to) = self.ports.get(to.port as usize) else { return Duration::ZERO };
-        let name = |port: &Port| &self.participants[port.owner].name;
-        let (from, to) = (name(&self.ports[from.port as usize]), name(to));
-        let between = |cut: &&Cut| cut.between.contains(from) && cut.between.contains(to);
-        self.cuts.iter().filter(between).map(|cut| cut.until).max().unwrap_or_default()
-    }
-
-    fn launch(&mut self, at: Duration, to: End, packet: Packet, card: Option<Duration>) {
-        self.flights += 1;
-        let (tie, number) = (self.random.next(), self.flights);
-        self.under_way.push(Flight { at, tie, number, to, packet, card });
-    }
-
-    /// Answers a packet for a port that is gone, if its sender expects one.
-    fn bounce(&mut self, to: End, packet: Packet) {
-        let (Packet::Connect { from, .. } | Packet::Accept { from, .. }) = packet else { return };
-        let crashed =
-            self.ports.get(to.port as usize).is_some_and(|p| p.state == PortState::Crashed);
-        let delay = if crashed { self.faults.detection } else { Duration::ZERO };
-        let flight = self.faults.flight(&mut self.random);
-        let at = self.now.saturating_add(delay).saturating_add(flight);
-        self.launch(at, from, Packet::Close(format!("nobody is at sim:{}", to.port)), None);
     }
 
     fn set_alarm(&mut self, id: usize, at: Duration) {
@@ -482,32 +340,6 @@ impl Core {
         others.into_iter().find(|&id| !self.is_done(id)).unwrap_or(MAIN)
     }
 
-    /// Puts the next arrival into its port; returns whom that wakes.
-    fn arrive(&mut self) -> Option<usize> {
-        let Flight { at, to, packet, card, .. } = self.under_way.pop()?;
-        self.now = self.now.max(at);
-        if let (Some(card), Some(port)) = (card, self.ports.get(to.port as usize)) {
-            // Its last byte would be here now if the card had nothing else to do.
-            let receives_until = &mut self.participants[port.owner].card.receives_until;
-            *receives_until = at.max(receives_until.saturating_add(card));
-            let placed_at = *receives_until;
-            self.launch(placed_at, to, packet, None);
-            return None;
-        }
-        (self.now, to.port, to.peer, packet.fingerprint()).hash(&mut self.trace);
-        match self.ports.get_mut(to.port as usize) {
-            Some(port) if port.state == PortState::Open => {
-                port.inbox.push_back((to.peer, packet));
-                let owner = port.owner;
-                (self.participants[owner].activity == Activity::Waiting).then_some(owner)
-            }
-            _ => {
-                self.bounce(to, packet);
-                None
-            }
-        }
-    }
-
     fn stuck(&self) -> Stopped {
         let living = self.participants.iter().filter(|p| p.activity != Activity::Done);
         let waiting: Vec<String> = living
@@ -549,32 +381,5 @@ impl Participant {
             idle_polls: 0,
             stop,
         }
-    }
-}
-
-impl Flight {
-    fn key(&self) -> (Duration, u64, u64) {
-        (self.at, self.tie, self.number)
-    }
-}
-
-impl PartialEq for Flight {
-    fn eq(&self, other: &Flight) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Flight {}
-
-impl PartialOrd for Flight {
-    fn partial_cmp(&self, other: &Flight) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-/// The next to arrive is the greatest: a [`BinaryHeap`] gives the greatest first.
-impl Ord for Flight {
-    fn cmp(&self, other: &Flight) -> Ordering {
-        other.key().cmp(&self.key())
     }
 }

@@ -45,6 +45,7 @@
 mod clock;
 mod faults;
 mod hosts;
+mod packet;
 #[cfg(test)]
 mod tests;
 mod transport;

@@ -12,6 +12,7 @@ use zerocopy::little_endian::U64;
 
 use super::Stopped;
 use super::clock::{Activity, Core, WAIT_MIN, World};
+use super::packet::{End, Link, Load, Packet};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};
@@ -22,66 +23,6 @@ use crate::wire::{Hello, Offer};
 
 /// Stands for a transport itself where packets name one of its peers: connections are asked for there.
 const LISTENER: u32 = u32::MAX;
-
-/// One side of a connection.
-#[derive(Clone, Copy)]
-pub(super) struct End {
-    /// Whose transport.
-    pub(super) port: u32,
-    /// That transport's number for the peer.
-    pub(super) peer: u32,
-}
-
-/// What travels.
-pub(super) enum Packet {
-    Connect { from: End, hello: Box<[u8]> },
-    Accept { from: End, hello: Box<[u8]> },
-    Frame(Box<[u8]>),
-    Write { key: u64, at: u64, data: Box<[u8]> },
-    Close(String),
-}
-
-impl Packet {
-    /// A number that tells this packet from others.
-    pub(super) fn fingerprint(&self) -> (u8, u64, usize, u32) {
-        let (kind, place, bytes) = match self {
-            Packet::Connect { hello, .. } => (1, 0, &hello[..]),
-            Packet::Accept { hello, .. } => (2, 0, &hello[..]),
-            Packet::Frame(bytes) => (3, 0, &bytes[..]),
-            Packet::Write { key, at, data } => (4, key.rotate_left(32) ^ at, &data[..]),
-            Packet::Close(reason) => (5, 0, reason.as_bytes()),
-        };
-        (kind, place, bytes.len(), crc_fast::crc32_iscsi(bytes))
-    }
-}
-
-/// What a packet weighs.
-#[derive(Clone, Copy)]
-pub(super) struct Load {
-    pub(super) bytes: usize,
-    /// How long its sender's processor takes until it is ready to leave.
-    pub(super) after: Duration,
-    /// Whether cards are kept busy by it.
-    pub(super) metered: bool,
-}
-
-/// One direction of a connection, as its sender keeps it.
-#[derive(Default)]
-pub(super) struct Link {
-    /// When it has sent off all it was given.
-    pub(super) free_at: Duration,
-    /// When the last of that arrives.
-    pub(super) last_arrival: Duration,
-    /// Nothing passes any more.
-    pub(super) broken: bool,
-}
-
-impl Link {
-    /// The first instant that is behind everything sent so far.
-    pub(super) fn after_last(&self) -> Duration {
-        self.last_arrival.saturating_add(Duration::from_nanos(1))
-    }
-}
 
 /// A node's transport on a simulated network, made by [`Network::transport`](super::Network::transport).
 ///

@@ -23,7 +23,7 @@ pub(crate) use columns::for_each;
 pub(crate) use number::{parse_key, parse_value};
 pub use packed::PackedRows;
 pub(crate) use packed::{pack_keys, unpack_keys};
-pub use read::{parse, read, read_packed};
+pub use read::{listed, parse, read, read_packed};
 
 use crate::{Error, Result};
 

@@ -27,6 +27,11 @@ pub fn read(paths: &[PathBuf], shard: Shard, threads: NonZeroUsize) -> Result<Ex
     Ok(all)
 }
 
+/// The names of files, for an error.
+pub fn listed(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
 /// Reads as [`read`] does, but into packed rows, in a fraction of the memory. With a folder `cache` what was read is
 /// kept there, and read from there as long as the files are the same.
 ///

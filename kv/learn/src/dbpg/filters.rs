@@ -1,7 +1,7 @@
 //! What DBPG's messages leave out: the choice as command lines say it, and the bytes that each part saves.
 //!
 //! Four of the filters are the algorithm's. Two hold for whole columns: *screening* drops those that are 0 in every solution
-//! (`screen`), and the *KKT filter* puts others out for some passes (`schedule`, `proximal`). Two hold for a pass:
+//! (`screen`), and the *KKT filter* puts others out for some passes (`schedule`, `coordinates`). Two hold for a pass:
 //!
 //! * *Random skip*: each active column takes part in a pass with a probability. Tables have a filter of that name, which draws
 //!   for each sender and scales what it sends; a sum of which some terms are missing and others are scaled bounds no step.
@@ -74,7 +74,13 @@ impl FromStr for Filters {
             match item {
                 "screen" => filters.screen = true,
                 "kkt" => filters.kkt = true,
-                _ => others.push(item),
+                _ if TableFilters::knows(item) => others.push(item),
+                _ => {
+                    return Err(Error::Config(format!(
+                        "there is no filter {item}; there are screen, kkt, {}, and all and none for lists",
+                        TableFilters::NAMES.join(", ")
+                    )));
+                }
             }
         }
         filters.table = others.join(",").parse()?;
@@ -105,6 +111,11 @@ impl Filters {
             }
             Filters { significant: Some(t), .. } if !(t > 0.0 && t.is_finite()) => {
                 refuse("significant takes a threshold above 0")
+            }
+            Filters { table: TableFilters { quantize: Some(bytes), .. }, .. }
+                if !TableFilters::QUANTIZE_BYTES.contains(&bytes) =>
+            {
+                refuse("quantize takes 1, 2 or 3 bytes")
             }
             Filters {
                 significant: Some(_), table: TableFilters { quantize: Some(_), .. }, ..

@@ -5,7 +5,7 @@
 //! row i; it comes with the label, as c_i y_i. Scores are kept additively, so they cannot overflow; the authors' system keeps
 //! exp(m_i), which does at 709.
 //!
-//! Place: **gradient** > push > proximal > pull > **apply**. Neither sends anything.
+//! Place: **gradient** > push > coordinates > pull > **apply**. Neither sends anything.
 
 use std::ops::Range;
 

@@ -109,8 +109,11 @@ impl Job {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Refuses what makes no sense, with the reason.
-    pub(super) fn check(&self) -> caravan_kv::Result<()> {
+    /// Refuses what makes no sense, with the reason. Training does so itself; before, it costs no cluster.
+    ///
+    /// # Errors
+    /// [`caravan_kv::Error::Config`] names the setting, its value, and what it takes.
+    pub fn check(&self) -> caravan_kv::Result<()> {
         let Proximal { lambda, l2, learning_rate, .. } = self.proximal;
         let wrong = |what: &str, value: f64, takes: &str| {
             Err(caravan_kv::Error::Config(format!("{what} must be {takes}, not {value}")))

@@ -9,8 +9,8 @@
 //! scheduler   blocks: cut the keys; schedule: order, wait lists, KKT threshold, when to stop
 //!    | block, wait list, threshold, reset
 //!    v
-//! worker      gradient: Worker::gradient --g, u, active--> server   proximal: BlockSum::add
-//!             gradient: Worker::apply    <---w, active---           proximal: Shard::update
+//! worker      gradient: Worker::gradient --g, u, active--> server   coordinates: BlockSum::add
+//!             gradient: Worker::apply    <---w, active---           coordinates: Coordinates::update (by proximal)
 //! ```
 //!
 //! Before the first pass `tail` drops columns that are rare, if the job says so, and `screen` the columns that are 0 in every
@@ -34,6 +34,7 @@
 pub mod blocks;
 mod centre;
 mod cholesky;
+pub mod coordinates;
 mod correlations;
 mod cost;
 pub mod example;

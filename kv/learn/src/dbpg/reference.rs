@@ -4,9 +4,10 @@
 //! to t - τ - 1 and not one more. A real cluster lies between this and no delay at all.
 
 use super::blocks::{KeyBlock, Order};
+use super::coordinates::{BlockSum, Coordinates};
 use super::gradient::{Curvature, Worker};
 use super::logistic;
-use super::proximal::{BlockSum, Proximal, Shard};
+use super::proximal::Proximal;
 use super::schedule::{KKT_RATIO, RESET_EVERY, Stop, StopRule, kkt_threshold};
 use crate::data::Columns;
 use std::collections::VecDeque;
@@ -128,15 +129,19 @@ fn solve_with(
             break;
         }
     }
-    let Run { shard, .. } = run;
-    Solution { keys: shard.keys().to_vec(), weights: shard.weights().to_vec(), progress }
+    let Run { coordinates, .. } = run;
+    Solution {
+        keys: coordinates.keys().to_vec(),
+        weights: coordinates.weights().to_vec(),
+        progress,
+    }
 }
 
 /// A block's answer to the pulls of all workers, not yet applied by them.
 struct Pull {
     task: u64,
     block: KeyBlock,
-    weights: Vec<f64>, // of the shard's positions in the block
+    weights: Vec<f64>, // [n], n coordinates of the block
     active: Vec<bool>,
 }
 
@@ -145,7 +150,7 @@ struct Run<'a> {
     settings: &'a Settings,
     blocks: Vec<KeyBlock>,
     workers: Vec<Worker>,
-    shard: Shard,
+    coordinates: Coordinates,
     task: u64,
     pulls: VecDeque<Pull>,
     columns_computed: usize,
@@ -153,11 +158,11 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(parts: &'a [Part<'a>], settings: &'a Settings) -> Self {
-        let mut shard = Shard::new(settings.proximal);
+        let mut coordinates = Coordinates::new(settings.proximal);
         for part in parts {
-            shard.insert_keys(&part.columns.keys().iter().collect::<Vec<u64>>());
+            coordinates.insert_keys(&part.columns.keys().iter().collect::<Vec<u64>>());
         }
-        let penalised = shard.keys().iter().copied();
+        let penalised = coordinates.keys().iter().copied();
         let mut penalised = penalised.filter(|&key| settings.proximal.free != Some(key));
         let ends = penalised.next().map(|first| (first, penalised.next_back().unwrap_or(first)));
         let blocks = ends.map(|ends| settings.proximal.blocks(ends, settings.blocks));
@@ -174,7 +179,7 @@ impl<'a> Run<'a> {
             settings,
             blocks,
             workers,
-            shard,
+            coordinates,
             task: 0,
             pulls: VecDeque::new(),
             columns_computed: 0,
@@ -184,7 +189,7 @@ impl<'a> Run<'a> {
     /// A reset overtakes the pulls under way: their weights hold, but a filter bit from before it
     /// would take out again what it put back in, on one side only.
     fn begin_pass(&mut self, reset: bool) {
-        self.shard.begin_pass(reset);
+        self.coordinates.begin_pass(reset);
         if reset {
             self.workers.iter_mut().for_each(Worker::reset_filter);
             self.pulls.iter_mut().for_each(|pull| pull.active.fill(true));
@@ -195,14 +200,14 @@ impl<'a> Run<'a> {
         self.task += 1;
         self.apply_pulls(self.task.saturating_sub(self.settings.delay));
         let block = self.blocks[block];
-        let range = self.shard.locate(&block);
+        let range = self.coordinates.locate(&block);
         let sum = self.push_gradients(&block, &range);
-        self.shard.update(range.clone(), &sum, threshold);
+        self.coordinates.update(range.clone(), &sum, threshold);
         self.pulls.push_back(Pull {
             task: self.task,
             block,
-            weights: self.shard.weights()[range.clone()].to_vec(),
-            active: self.shard.active()[range].to_vec(),
+            weights: self.coordinates.weights()[range.clone()].to_vec(),
+            active: self.coordinates.active()[range].to_vec(),
         });
     }
 
@@ -214,7 +219,7 @@ impl<'a> Run<'a> {
             let rule = self.settings.curvature;
             self.columns_computed +=
                 worker.gradient(part.columns, own.clone(), rule, &mut g, &mut u);
-            let positions = positions(&self.shard, range, part, &own);
+            let positions = positions(&self.coordinates, range, part, &own);
             sum.add(&positions, &g, &u, &worker.active()[own]);
         }
         sum
@@ -228,10 +233,10 @@ impl<'a> Run<'a> {
     }
 
     fn apply(&mut self, pull: &Pull) {
-        let range = self.shard.locate(&pull.block);
+        let range = self.coordinates.locate(&pull.block);
         for (part, worker) in self.parts.iter().zip(&mut self.workers) {
             let own = pull.block.locate_in(part.columns.keys());
-            let positions = positions(&self.shard, &range, part, &own);
+            let positions = positions(&self.coordinates, &range, part, &own);
             let weights: Vec<f64> = positions.iter().map(|&k| pull.weights[k]).collect();
             let active: Vec<bool> = positions.iter().map(|&k| pull.active[k]).collect();
             worker.apply(part.columns, own, &weights, &active);
@@ -239,15 +244,15 @@ impl<'a> Run<'a> {
     }
 
     fn report(&self, threshold: f64, rule: &mut StopRule) -> Progress {
-        let objective = self.loss() + self.shard.penalty();
+        let objective = self.loss() + self.coordinates.penalty();
         let (relative, stop) = rule.after_pass(objective);
         Progress {
             objective,
             relative,
-            nonzeros: self.shard.nonzeros(),
+            nonzeros: self.coordinates.nonzeros(),
             threshold,
-            active: self.shard.active_count(),
-            violation: self.shard.violation(),
+            active: self.coordinates.active_count(),
+            violation: self.coordinates.violation(),
             columns_computed: self.columns_computed,
             stop,
         }
@@ -255,14 +260,14 @@ impl<'a> Run<'a> {
 
     /// The loss at the server's weights, whichever of them the workers have seen.
     fn loss(&self) -> f64 {
-        let shard = &self.shard;
-        let all = 0..shard.keys().len();
+        let coordinates = &self.coordinates;
+        let all = 0..coordinates.keys().len();
         let mut loss = 0.0;
         for part in self.parts {
             let own = 0..part.columns.columns();
             let mut margins = vec![0.0; part.labels.len()];
-            for (j, k) in positions(shard, &all, part, &own).into_iter().enumerate() {
-                let weight = shard.weights()[k];
+            for (j, k) in positions(coordinates, &all, part, &own).into_iter().enumerate() {
+                let weight = coordinates.weights()[k];
                 let sign = |row: usize| part.labels[row].signum();
                 part.columns.for_each(j, |row, x| margins[row] += sign(row) * weight * x);
             }
@@ -273,13 +278,13 @@ impl<'a> Run<'a> {
 }
 
 fn positions(
-    shard: &Shard,
+    coordinates: &Coordinates,
     range: &Range<usize>,
     part: &Part<'_>,
     own: &Range<usize>,
 ) -> Vec<usize> {
     let keys: Vec<u64> = part.columns.keys().range(own.clone()).collect();
-    shard.positions(range.clone(), &keys).expect("the shard holds the union of the parts' keys")
+    coordinates.positions(range.clone(), &keys).expect("they are the union of the parts' keys")
 }
 
 #[cfg(test)]

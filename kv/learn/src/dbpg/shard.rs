@@ -11,7 +11,7 @@
 //!
 //! What a lossy pass leaves out besides is said in [`super::filters`].
 //!
-//! Path: 10 and 11 of 13. The numbers are [`super::proximal`]'s; nothing is computed here.
+//! Path: 10 and 11 of 13. The numbers are [`super::coordinates`]'s; nothing is computed here.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,9 +23,10 @@ use caravan_van::{Pool, Value};
 use serde::{Deserialize, Serialize};
 
 use super::blocks::KeyBlock;
+use super::coordinates::{BlockSum, Coordinates};
 use super::filters::Lossy;
 use super::gradient::TrustRegion;
-use super::proximal::{self, BlockSum, Proximal};
+use super::proximal::{self, Proximal};
 
 /// Name under which servers build this shard.
 pub const HANDLE: &str = "dbpg";
@@ -93,7 +94,7 @@ pub(crate) struct Report {
 
 /// A server thread's coordinates.
 pub struct Shard {
-    state: proximal::Shard,
+    state: Coordinates,
     workers: usize,
     blocks: Vec<KeyBlock>,
     /// Positions of each block's coordinates.
@@ -155,7 +156,7 @@ impl Shard {
         let blocks: Vec<_> =
             options.blocks.iter().map(|&(first, last)| KeyBlock { first, last }).collect();
         Ok(Shard {
-            state: proximal::Shard::new(Proximal { lambda, l2, free, learning_rate, trust })
+            state: Coordinates::new(Proximal { lambda, l2, free, learning_rate, trust })
                 .narrow(options.narrow),
             rounds: options.rounds,
             workers,
@@ -252,7 +253,7 @@ impl Shard {
             ));
         }
         if !values.iter().all(|value| value.is_finite()) {
-            return Err("a gradient is not a finite number".to_owned());
+            return Err("a gradient is not a finite number: values or weights of rows are too large for f64, scale them down".to_owned());
         }
         let range = self.ranges[self.tasks[task].block].clone();
         let positions = self.state.positions(range.clone(), request.keys);

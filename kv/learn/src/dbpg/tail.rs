@@ -38,6 +38,8 @@ const CELLS_MAX: f64 = (1_u64 << 34) as f64;
 
 /// Most hash functions.
 const HASHES_MAX: u8 = 30;
+/// Most cells a feature.
+const RATIO_MAX: f64 = 1e6;
 
 /// Which features are too rare to keep, and how exactly they are counted.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -67,9 +69,9 @@ impl Tail {
             () if !(1..=HASHES_MAX).contains(&hashes) => {
                 wrong(format!("a sketch takes 1 to {HASHES_MAX} hash functions, not {hashes}"))
             }
-            () if !(ratio > 0.0 && ratio.is_finite()) => {
-                wrong(format!("cells a feature must be a number above 0, not {ratio}"))
-            }
+            () if !(ratio > 0.0 && ratio <= RATIO_MAX) => wrong(format!(
+                "cells a feature must be a number above 0 and at most {RATIO_MAX}, not {ratio:e}"
+            )),
             () => Ok(()),
         }
     }

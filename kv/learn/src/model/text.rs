@@ -82,6 +82,7 @@ pub(super) fn read(path: &Path) -> Result<Model> {
     let (mut weights, mut intercept) = (Vec::new(), 0.0);
     let mut lines = HashMap::new();
     let mut sum: Option<Sum> = None; // since a head
+    let mut has_head = false;
     for block in Blocks::new(vec![path.to_path_buf()]) {
         let block = block?;
         for (line, text) in (block.first_line..).zip(block.text.split(|&byte| byte == b'\n')) {
@@ -91,6 +92,7 @@ pub(super) fn read(path: &Path) -> Result<Model> {
                 None => continue,
                 Some(b'#') => {
                     check(path, line, text, &mut sum)?;
+                    has_head |= sum.is_some();
                     continue;
                 }
                 Some(_) => {}
@@ -116,6 +118,10 @@ pub(super) fn read(path: &Path) -> Result<Model> {
     match sum {
         Some(sum) => {
             let reason = format!("it ends after {} weights, without a checksum", sum.weights);
+            Err(Error::DamagedModel { path: path.to_path_buf(), reason })
+        }
+        None if lines.is_empty() && !has_head => {
+            let reason = "it is empty".to_owned();
             Err(Error::DamagedModel { path: path.to_path_buf(), reason })
         }
         None => Model::new(weights)?.with_intercept(intercept),
@@ -194,7 +200,8 @@ mod tests {
             1.0,
             "what has no head has no checksum"
         );
-        assert_eq!(Model::read(&folder.write("empty", b"")).unwrap(), Model::default());
+        Model::default().write(&path, Format::Text, "of zeros").unwrap();
+        assert_eq!(Model::read(&path).unwrap(), Model::default());
     }
 
     #[test]
@@ -209,6 +216,8 @@ mod tests {
             ("12\t1\t2\n", "bad:1:4: found `1`, expected a finite weight"),
             ("5\t1\n6\t1\n5\t1\n", "bad:3: key 5 was already given in line 1"),
             ("intercept\t1\nintercept\t1\n", "bad:2: intercept was already given in line 1"),
+            ("", "bad is a damaged model: it is empty"),
+            ("# neither head nor weights\n\n", "bad is a damaged model: it is empty"),
             ("# caravan model\n5\t1\n", "bad is a damaged model: it ends after 1 weights"),
             ("# caravan model\n# caravan model\n", "another begins in line 2"),
             (

@@ -8,6 +8,7 @@ use caravan_kv::{Cluster, Store, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 
 use super::{Driver, ask_workers, failed};
+use crate::data;
 use crate::dbpg::blocks::{self, KeyBlock};
 use crate::dbpg::filters::{self, Counted};
 use crate::dbpg::hessian::{self, Wire};
@@ -44,8 +45,8 @@ impl<'a> Driver<'a> {
         let load_seconds = began.elapsed().as_secs_f64();
         let Some(keys) = key_range(&loaded) else {
             return Err(caravan_kv::Error::Config(format!(
-                "{:?} hold no features to train on",
-                job.files
+                "no features to train on are in {}",
+                data::listed(&job.files)
             )));
         };
         let rule = Proximal { free: intercept_key(job, keys)?, ..job.proximal };
@@ -176,7 +177,7 @@ fn cut(job: &Job, rule: &Proximal, keys: (u64, u64), loaded: &[Loaded]) -> Vec<K
         tracing::warn!(
             delay = job.delay,
             blocks = blocks.len(),
-            "a delay of a quarter of the blocks or more may diverge: use more blocks, or let the delay adapt itself"
+            "a delay of an eighth of the blocks or more may diverge: use more blocks, a smaller learning rate, or let the delay adapt itself"
         );
     }
     blocks

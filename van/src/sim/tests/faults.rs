@@ -1,0 +1,155 @@
+//! Nodes that crash, panic, wait for ever or are cut off, and who learns of it.
+
+use super::*;
+
+#[test]
+fn a_crashed_node_is_lost_after_the_detection_delay() {
+    let network = Network::new(1, Faults::none());
+    let mut a = van(&network, 0);
+    let node = network.spawn("victim", |network| {
+        let mut van = van(network, 1);
+        van.connect("sim:0").unwrap();
+        loop {
+            van.wait(SECOND).unwrap();
+            poll(&mut van);
+        }
+    });
+    assert!(matches!(next(&mut a), Event::Connected { .. }));
+    network.sleep(SECOND);
+    network.crash("victim");
+    let crashed_at = network.now();
+    assert!(lost(&next(&mut a)).contains("no longer answers"));
+    let noticed = network.now() - crashed_at;
+    assert_eq!(noticed, Faults::none().detection + MICRO * 10);
+    let node: Node<()> = node;
+    assert_eq!(node.join(), Err(Stopped::Crashed { node: "victim".to_owned() }));
+    let start = network.now();
+    a.connect("sim:1").unwrap();
+    assert!(lost(&next(&mut a)).contains("nobody"));
+    assert!(network.now() - start > Faults::none().detection);
+}
+
+/// "talker" says something every millisecond; returns when each arrived at main's side, and how that ended.
+fn cut_for(duration: Duration) -> (Vec<Duration>, bool) {
+    let network = Network::new(1, Faults::none());
+    let mut a = van(&network, 0);
+    let _talker = network.spawn("talker", |network| {
+        let mut van = van(network, 1);
+        let peer = van.connect("sim:0").unwrap();
+        next(&mut van);
+        for i in 0..20 {
+            let extra = frame(&van, &[i]);
+            if van.post_send(peer, extra).is_err() {
+                return;
+            }
+            poll(&mut van);
+            network.sleep(MICRO * 1000);
+        }
+        network.sleep(SECOND);
+    });
+    assert!(matches!(next(&mut a), Event::Connected { .. }));
+    network.cut("talker", "main", duration);
+    let mut times = Vec::new();
+    while times.len() < 20 {
+        match next(&mut a) {
+            Event::Received { frame, .. } => {
+                assert_eq!(usize::from(frame[0]), times.len());
+                times.push(network.now());
+            }
+            event => {
+                assert!(lost(&event).contains("nothing came through"));
+                return (times, true);
+            }
+        }
+    }
+    (times, false)
+}
+
+#[test]
+fn a_short_cut_delays_and_a_long_one_loses() {
+    let (times, was_lost) = cut_for(MICRO * 5000);
+    assert!(!was_lost && times[0] >= MICRO * 5000 && times.is_sorted());
+    let (times, was_lost) = cut_for(MICRO * 50_000);
+    assert!(was_lost && times.is_empty(), "{times:?}");
+}
+
+#[test]
+fn the_first_panic_stops_everybody_and_join_reports_it() {
+    let network = Network::new(1, Faults::none());
+    let patient = network.spawn("patient", |network| {
+        loop {
+            network.sleep(SECOND);
+        }
+    });
+    let hasty = network.spawn("hasty", |network| {
+        let _van = van(network, 0);
+        network.sleep(MICRO);
+        panic!("a test's panic, {}", 42);
+    });
+    let (patient, hasty): (Node<()>, Node<()>) = (patient, hasty);
+    let reason =
+        Stopped::Panicked { node: "hasty".to_owned(), message: "a test's panic, 42".to_owned() };
+    assert_eq!(patient.join(), Err(reason.clone()));
+    assert_eq!(hasty.join(), Err(reason));
+    assert_eq!(network.now(), MICRO);
+}
+
+#[test]
+#[should_panic(
+    expected = "main for the end of left, right for a message, left for the end of right"
+)]
+fn a_stuck_simulation_says_who_waits_for_what() {
+    let network = Network::new(1, Faults::none());
+    let right = network.spawn("right", |network| {
+        van(network, 0).wait(Duration::MAX).unwrap();
+    });
+    let left = network.spawn("left", |_| right.join());
+    let _ = left.join().map_err(|stopped| panic!("{stopped}"));
+}
+
+#[test]
+#[should_panic(expected = "nothing can happen any more")]
+fn a_single_thread_that_waits_for_ever_is_told() {
+    let network = Network::new(1, Faults::none());
+    let _ = van(&network, 0).wait(Duration::MAX);
+}
+
+#[test]
+fn a_dropped_network_stops_its_nodes_and_keeps_its_transports() {
+    let network = Network::new(1, Faults::none());
+    let node: Node<()> = network.spawn("endless", |network| {
+        loop {
+            network.sleep(SECOND);
+        }
+    });
+    let unborn = network.spawn("unborn", |_| ());
+    let (mut a, mut b) = (van(&network, 0), van(&network, 1));
+    network.sleep(Duration::ZERO);
+    unborn.join().unwrap();
+    let unborn = network.spawn("unborn", |_| ());
+    drop(network);
+    assert_eq!(node.join(), Err(Stopped::Ended { node: "endless".to_owned() }));
+    assert_eq!(unborn.join(), Err(Stopped::Ended { node: "unborn".to_owned() }));
+    connect(&mut a, &mut b);
+}
+
+#[test]
+fn a_node_that_unwinds_gets_errors_and_not_the_turn() {
+    struct Flusher(SimTransport);
+    impl Drop for Flusher {
+        fn drop(&mut self) {
+            assert!(self.0.wait(SECOND).is_err());
+            assert!(self.0.poll(&mut Vec::new()).is_err());
+        }
+    }
+    let network = Network::new(1, Faults::none());
+    let node: Node<()> = network.spawn("victim", |network| {
+        let mut flusher = Flusher(van(network, 0));
+        loop {
+            flusher.0.wait(SECOND).unwrap();
+        }
+    });
+    network.sleep(SECOND);
+    network.crash("victim");
+    assert_eq!(node.join(), Err(Stopped::Crashed { node: "victim".to_owned() }));
+}
