@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
 use caravan_kv::ClusterConfig;
+use caravan_kv::config::is_address;
 use caravan_kv::node::Numa;
 use caravan_learn::dbpg::Filters;
 use caravan_van::Wait;
@@ -333,7 +334,7 @@ pub(crate) struct Requests {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Role {
     /// Where the scheduler listens, as host:port [env: CARAVAN_SCHEDULER]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) scheduler: Option<String>,
     /// Address of this node, which its peers can reach [env: CARAVAN_HOST]
     #[arg(long, value_name = "HOST")]
@@ -344,6 +345,13 @@ pub(crate) struct Role {
     /// Place among the nodes of this role; the scheduler chooses one if not given
     #[arg(long, value_name = "N")]
     pub(crate) rank: Option<usize>,
+}
+
+fn address(text: &str) -> Result<String, String> {
+    let fits = is_address(text).then(|| text.to_owned());
+    fits.ok_or_else(|| {
+        format!("{text:?} is no address; it takes host:port, with a port below 65536")
+    })
 }
 
 fn hexadecimal(text: &str) -> Result<u64, String> {
@@ -480,6 +488,8 @@ mod tests {
             "caravan doctor --pin --no-pin",
             "caravan doctor --wait never",
             "caravan worker --job xyz",
+            "caravan worker --scheduler nonsense",
+            "caravan server --scheduler host:99999",
             "caravan train dbpg --data a",
             "caravan train dbpg --data a --lambda -1",
             "caravan train dbpg --data a --lambda NaN",

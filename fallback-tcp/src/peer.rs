@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use caravan_van::offers::Offers;
-use caravan_van::stream::{self, Receiver, SLICES_MAX, Sender};
+use caravan_van::stream::{self, Receiver, SLICES_MAX, Sender, Spaces};
 use caravan_van::{Counters, Error, Event, PeerId, Pool};
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
@@ -228,14 +228,15 @@ impl Peer {
     ) -> Result<(), Fault> {
         let mut taken = 0;
         while taken < READ_BYTES_MAX {
-            let spaces = self.receiver.spaces();
-            let room = spaces.place.len() + spaces.staging.len();
+            let Spaces { head, place, staging } = self.receiver.spaces_ahead(offers);
+            let room = head.len() + place.len() + staging.len();
             counters.system_calls += 1;
-            let outcome = if spaces.place.is_empty() {
-                self.stream.read(spaces.staging)
+            let outcome = if place.is_empty() {
+                self.stream.read(staging)
             } else {
-                let slices = [IoSliceMut::new(spaces.place), IoSliceMut::new(spaces.staging)];
-                self.stream.read_vectored(&mut { slices })
+                let without_head = usize::from(head.is_empty());
+                let mut slices = [head, place, staging].map(IoSliceMut::new);
+                self.stream.read_vectored(&mut slices[without_head..])
             };
             match outcome {
                 Ok(0) => return Err(Fault::Gone("it closed the connection".to_owned())),

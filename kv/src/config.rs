@@ -101,7 +101,7 @@ pub const VARS: &[Var] = &[
         name: "CARAVAN_SCHEDULER",
         default: "127.0.0.1:0",
         help: "address of the scheduler, `host:port`",
-        set: |c, v| v.contains(':').then(|| c.node.scheduler = v.to_owned()),
+        set: |c, v| is_address(v).then(|| c.node.scheduler = v.to_owned()),
         show: |c| c.node.scheduler.clone(),
     },
     Var {
@@ -166,7 +166,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_MEMORY",
         default: "8GiB",
-        help: "most bytes of registered memory a thread takes",
+        help: "most bytes of registered memory a thread takes, as 512MiB; 1 MiB or more",
         set: |c, v| {
             parse_bytes(v)
                 .filter(|&n| n >= VanConfig::MEMORY_BYTES_MIN)
@@ -195,14 +195,14 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_JOIN_TIMEOUT_S",
         default: "60",
-        help: "seconds to wait for all nodes to join",
+        help: "seconds to wait for all nodes to join, 1 to 86400",
         set: |c, v| count(v, 86_400).map(|n| c.node.join_timeout = Duration::from_secs(n as u64)),
         show: |c| whole_seconds(c.node.join_timeout),
     },
     Var {
         name: "CARAVAN_HEARTBEAT_S",
         default: "1",
-        help: "seconds between two signs of life; a node counts as lost after five times as long",
+        help: "seconds between two signs of life, 1 to 3600; a node counts as lost after five times as long",
         set: |c, v| count(v, 3600).map(|n| c.node.heartbeat = Duration::from_secs(n as u64)),
         show: |c| whole_seconds(c.node.heartbeat),
     },
@@ -305,6 +305,12 @@ impl NodeConfig {
     }
 }
 
+/// Whether `text` is `host:port`; what the host is shows when it is looked up.
+pub fn is_address(text: &str) -> bool {
+    text.rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+}
+
 /// `host:port`, with brackets around IPv6.
 pub(crate) fn join_host(host: &str, port: u16) -> String {
     if host.contains(':') && !host.starts_with('[') {
@@ -398,6 +404,9 @@ mod tests {
             ("CARAVAN_WROKERS", "1"),
             ("CARAVAN_NUMA_NODE", "nearby"),
             ("CARAVAN_HUGE_PAGES", "1"),
+            ("CARAVAN_SCHEDULER", "nonsense"),
+            ("CARAVAN_SCHEDULER", "host:99999"),
+            ("CARAVAN_SCHEDULER", ":7000"),
         ] {
             let error = ClusterConfig::from_vars(vars(&[pair])).unwrap_err().to_string();
             assert!(error.contains(pair.0), "{error}");

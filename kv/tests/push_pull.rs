@@ -4,11 +4,9 @@
 
 mod support;
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
-use caravan_kv::{Error, Store, TableSpec, Timestamp, ValueType, Van};
+use caravan_kv::{Error, Store, TableSpec, ValueType, Van};
 use caravan_van::{Buffer, KeyRange, Value, bf16, f16};
 use support::{Servers, config, handles, vans};
 
@@ -472,121 +470,6 @@ fn two_workers_add_up_exactly() {
         let table = worker.create_table(&spec).unwrap();
         let pulled = worker.pull(table, &keys).unwrap();
         assert_eq!(worker.wait(pulled).unwrap().values::<i64>(), [3 * 399 * 400 / 2; 150]);
-    }
-}
-
-#[test]
-fn commands_reach_every_server_and_come_back_in_order() {
-    let servers = Servers::start(vans()[0], 3, &config(4, GIB), &handles());
-    let mut worker = servers.worker();
-    let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
-    let table = worker.create_table(&spec).unwrap();
-    let asked = worker.command(table, b"ping").unwrap();
-    assert_eq!(worker.wait(asked).unwrap().replies, vec![b"0:ping".to_vec(); 3]);
-    let asked = worker.command(table, &vec![b'x'; 100_000]).unwrap();
-    assert!(worker.wait(asked).unwrap().replies.iter().all(|reply| reply.len() == 100_002));
-    let asked = worker.command(table, b"no").unwrap();
-    let error = worker.wait(asked).unwrap_err();
-    assert!(matches!(&error, Error::Refused { reason, .. } if reason == "it said no"), "{error}");
-    let plain = worker.create_table(&TableSpec::new(2, "plain", ValueType::I64, 1)).unwrap();
-    let asked = worker.command(plain, b"ping").unwrap();
-    assert!(worker.wait(asked).unwrap_err().to_string().contains("takes no commands"));
-}
-
-#[test]
-fn callbacks_run_once_in_order_and_before_wait_returns() {
-    let servers = Servers::start(Van::Tcp, 2, &config(64, GIB), &handles());
-    let mut worker = servers.worker();
-    let spec = TableSpec::new(1, "sums", ValueType::I64, 0);
-    let table = worker.create_table(&spec).unwrap();
-    let said = Rc::new(RefCell::new(Vec::new()));
-    let mut last = None;
-    for n in 0..50 {
-        // The tenth does not fit what the key holds.
-        let lengths = [1 + u32::from(n == 10)];
-        let pushed =
-            worker.push_varying(table, &[5], &lengths, &vec![1i64; lengths[0] as usize]).unwrap();
-        let pulled = worker.pull(table, &[5]).unwrap();
-        for (what, timestamp) in [("push", pushed), ("pull", pulled)] {
-            let said = said.clone();
-            let callback = move |outcome: Result<&caravan_kv::Answer, &Error>| {
-                let value = outcome.map(|answer| answer.values::<i64>().to_vec());
-                said.borrow_mut().push((n, what, value.map_err(ToString::to_string)));
-            };
-            worker.then(timestamp, Box::new(callback)).unwrap();
-        }
-        last = Some(pulled);
-    }
-    worker.wait(last.unwrap()).unwrap();
-    let said = said.take();
-    assert_eq!(said.len(), 100);
-    for (at, (n, what, outcome)) in said.iter().enumerate() {
-        assert_eq!((*n, *what), ((at / 2) as i64, ["push", "pull"][at % 2]));
-        match outcome {
-            Err(error) => assert!(*n == 10 && *what == "push" && error.contains("holds 1 values")),
-            Ok(values) if *what == "push" => assert!(values.is_empty()),
-            Ok(values) => assert_eq!(values[..], [n + i64::from(*n < 10)]),
-        }
-    }
-    assert!(said.iter().any(|(_, _, outcome)| outcome.is_err()));
-}
-
-#[test]
-fn waiting_twice_or_for_nothing() {
-    let servers = Servers::start(Van::Tcp, 2, &config(64, GIB), &handles());
-    let mut worker = servers.worker();
-    assert!(matches!(
-        worker.wait(Timestamp(12 << 20)),
-        Err(Error::UnknownTimestamp { timestamp: 12 })
-    ));
-    let table = worker.create_table(&TableSpec::new(1, "sums", ValueType::I64, 1)).unwrap();
-    for never in [0, u64::MAX, 7, 1 << 40] {
-        assert!(matches!(worker.wait(Timestamp(never)), Err(Error::UnknownTimestamp { .. })));
-        assert!(worker.then(Timestamp(never), Box::new(|_| panic!("never"))).is_err());
-    }
-    let pushed = worker.push(table, &[1, u64::MAX], &[1i64, 2]).unwrap();
-    let pulled = worker.pull(table, &[1, u64::MAX]).unwrap();
-    assert_eq!(worker.wait(pulled).unwrap().values::<i64>(), [1, 2]);
-    assert!(worker.is_done(pushed).unwrap());
-    assert!(worker.wait(pushed).unwrap().values.is_none());
-    assert!(worker.wait(pushed).unwrap().values.is_none());
-    assert!(worker.wait(pulled).unwrap().values.is_none(), "it was returned before");
-    let called = Rc::new(RefCell::new(0));
-    for over in [pushed, pulled] {
-        let called = called.clone();
-        worker
-            .then(over, Box::new(move |outcome| *called.borrow_mut() += u32::from(outcome.is_ok())))
-            .unwrap();
-    }
-    assert_eq!(*called.borrow(), 2, "what is over is over at once");
-}
-
-#[test]
-fn parked_requests_are_released_in_order() {
-    for van in vans() {
-        let servers = Servers::start(van, 1, &config(64, GIB), &handles());
-        let mut worker = servers.worker();
-        let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
-        let table = worker.create_table(&spec).unwrap();
-        let pull = |worker: &mut caravan_kv::Worker, clock, key| {
-            worker.set_clock(clock);
-            worker.pull(table, &[key]).unwrap()
-        };
-        // Waits for two pushes, one, two, and for the pull of key 5, which waits for one push itself.
-        let waiting = [(3, 1), (2, 1), (1, 1), (2, 1), (1, 5)];
-        let waiting = waiting.map(|(clock, key)| pull(&mut worker, clock, key));
-        let now = pull(&mut worker, 0, 1);
-        assert_eq!(worker.wait(now).unwrap().values::<i64>(), [1]);
-        assert!(!worker.is_done(waiting[2]).unwrap());
-        worker.push(table, &[1], &[0i64]).unwrap();
-        let number = |worker: &mut caravan_kv::Worker, at: usize| {
-            worker.wait(waiting[at]).unwrap().values::<i64>()[0]
-        };
-        // The push releases those for clock 1, in order; the second of them raises the clock and releases those for clock 2.
-        assert_eq!([2, 4, 1, 3].map(|at| number(&mut worker, at)), [2, 3, 4, 5]);
-        assert!(!worker.is_done(waiting[0]).unwrap());
-        worker.push(table, &[1], &[0i64]).unwrap();
-        assert_eq!(number(&mut worker, 0), 6);
     }
 }
 

@@ -12,6 +12,16 @@ use crate::wire::Offer;
 pub struct Offers {
     entries: Vec<Entry>,
     free: Vec<u32>,
+    /// By peer number.
+    tallies: Vec<Tally>,
+}
+
+/// What is open to one peer.
+#[derive(Debug, Default, Clone, Copy)]
+struct Tally {
+    count: u32,
+    /// The sum of the keys: where one is open, that one's.
+    keys: u64,
 }
 
 #[derive(Debug)]
@@ -32,6 +42,12 @@ impl Offers {
         let entry = &mut self.entries[index as usize];
         entry.open = Some((peer, into));
         let key = u64::from(entry.generation) << 32 | u64::from(index);
+        let number = peer.0 as usize;
+        if self.tallies.len() <= number {
+            self.tallies.resize(number + 1, Tally::default());
+        }
+        let Tally { count, keys } = &mut self.tallies[number];
+        (*count, *keys) = (*count + 1, keys.wrapping_add(key));
         Offer { key: U64::new(key), address: U64::new(address), len: U64::new(len) }
     }
 
@@ -60,7 +76,19 @@ impl Offers {
         let (_, memory) = entry.open.take().ok_or(missing)?;
         entry.generation = entry.generation.wrapping_add(1);
         self.free.push(index as u32);
+        let Tally { count, keys } = &mut self.tallies[peer.0 as usize];
+        (*count, *keys) = (*count - 1, keys.wrapping_sub(key));
         Ok(memory)
+    }
+
+    /// The only memory that is offered to `peer`, and its key; none if nothing is, or more.
+    #[inline]
+    pub fn only(&mut self, peer: PeerId) -> Option<(u64, &mut Buffer)> {
+        let Tally { count: 1, keys: key } = *self.tallies.get(peer.0 as usize)? else {
+            return None;
+        };
+        let (_, memory) = self.entries[index_of(key)].open.as_mut()?;
+        Some((key, memory))
     }
 
     /// Drops all that was offered to `peer`.
@@ -71,6 +99,9 @@ impl Offers {
                 entry.generation = entry.generation.wrapping_add(1);
                 self.free.push(index as u32);
             }
+        }
+        if let Some(tally) = self.tallies.get_mut(peer.0 as usize) {
+            *tally = Tally::default();
         }
     }
 }
@@ -109,5 +140,27 @@ mod tests {
         let last = offers.open(PeerId(1), pool.allocate(8).unwrap());
         offers.forget(PeerId(1));
         assert!(offers.close(PeerId(1), last.key.get()).is_err());
+    }
+
+    #[test]
+    fn the_only_offer_to_a_peer_is_known() {
+        let pool = Pool::new(1 << 20);
+        let mut offers = Offers::default();
+        let open = |offers: &mut Offers, peer, len| {
+            offers.open(PeerId(peer), pool.allocate(len).unwrap()).key.get()
+        };
+        let only = |offers: &mut Offers| offers.only(PeerId(1)).map(|(key, it)| (key, it.len()));
+        assert_eq!(only(&mut offers), None);
+        open(&mut offers, 2, 8);
+        let first = open(&mut offers, 1, 16);
+        assert_eq!(only(&mut offers), Some((first, 16)));
+        let second = open(&mut offers, 1, 24);
+        assert_eq!(only(&mut offers), None, "it may write to either");
+        offers.take(PeerId(1), first, 0, 16).unwrap();
+        assert_eq!(only(&mut offers), Some((second, 24)));
+        offers.forget(PeerId(1));
+        assert_eq!(only(&mut offers), None);
+        let last = open(&mut offers, 1, 32);
+        assert_eq!(only(&mut offers), Some((last, 32)));
     }
 }

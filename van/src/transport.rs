@@ -79,7 +79,7 @@ pub enum Event {
         memory: Buffer,
         /// Where in it the write begins.
         at: usize,
-        /// How long it is; what lies outside of it is as it was.
+        /// How long it is. What lies outside of it may have been written over.
         len: usize,
     },
     /// The connection is gone and nothing more will come of it. What was posted to it may or may not have arrived.
@@ -154,8 +154,8 @@ pub struct Limits {
 /// * posted work leaves at the next [`Transport::poll`] or [`Transport::wait`] at the latest, so that what is posted between
 ///   two polls can leave together;
 /// * a buffer that was posted is dropped once its bytes have left or its peer is lost: a slot comes home by itself;
-/// * a peer writes only memory offered to it, once, within its bounds; anything else loses that peer, not this node, and is
-///   not written;
+/// * a peer writes only memory offered to it, once, within its bounds; anything else loses that peer, not this node, and
+///   reaches no memory but what that peer might have written;
 /// * a full queue is [`Error::QueueFull`], never a wait;
 /// * dropping a transport closes its connections; peers see [`Event::Lost`].
 pub trait Transport {
@@ -190,6 +190,15 @@ pub trait Transport {
     /// # Errors
     /// [`Error::NotConnected`], [`Error::QueueFull`], [`Error::FrameTooLong`].
     fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()>;
+
+    /// Sends a short frame, given without the prefix, as [`Transport::post_send`] does, by copying it: its memory is the caller's
+    /// again. False where this van sends frames from where they lie, or cannot copy this one now; nothing has happened then.
+    ///
+    /// # Errors
+    /// As [`Transport::post_send`].
+    fn post_copy(&mut self, _peer: PeerId, _frame: &[u8]) -> Result<bool> {
+        Ok(false)
+    }
 
     /// Lets `peer` write `into`, once, from when something that is posted to it after this has arrived there.
     ///

@@ -37,13 +37,11 @@ impl Written {
         }
     }
 
-    /// Asserts that it is the write of `len` bytes that `seed` decides, at `at` of `offer`, and that nothing else was written.
+    /// Asserts that it is the write of `len` bytes that `seed` decides, at `at` of `offer`.
     pub(super) fn check(&self, offer: &Offer, at: usize, seed: u64, len: usize) {
         assert_eq!((self.key, self.at, self.len), (offer.key.get(), at, len));
         assert_eq!(self.memory.len() as u64, offer.len.get(), "all of it is handed back");
         check(&self.memory[at..at + len], seed, len);
-        let outside = self.memory[..at].iter().chain(&self.memory[at + len..]);
-        assert!(outside.into_iter().all(|&byte| byte == UNTOUCHED), "nobody wrote there");
     }
 }
 

@@ -93,15 +93,17 @@ impl Lane {
         let wire = std::mem::take(&mut self.wire);
         let mut rest = wire.as_slice();
         while !rest.is_empty() {
-            let Spaces { place, staging } = self.receiver.spaces();
-            let room = place.len() + staging.len();
+            let Spaces { head, place, staging } = self.receiver.spaces_ahead(&mut self.offers);
+            let room = head.len() + place.len() + staging.len();
             assert!(room > 0, "there is always room for more");
             let len = chunk(room).clamp(1, room.min(rest.len()));
-            let (now, later) = rest.split_at(len);
-            let (first, second) = now.split_at(len.min(place.len()));
-            place[..first.len()].copy_from_slice(first);
-            staging[..second.len()].copy_from_slice(second);
-            rest = later;
+            let mut now;
+            (now, rest) = rest.split_at(len);
+            for space in [head, place, staging] {
+                let here;
+                (here, now) = now.split_at(now.len().min(space.len()));
+                space[..here.len()].copy_from_slice(here);
+            }
             self.receiver.received(len, &self.pool, &mut self.offers, &mut self.events)?;
         }
         Ok(())
@@ -118,6 +120,15 @@ fn item() -> impl Strategy<Value = Item> {
         (0..=FRAME_BYTES).prop_map(Item::Frame),
         (0..512usize, 0..300usize).prop_map(|(at, len)| Item::Write { at: 8 * at, len }),
         (0..512usize, 0..90_000usize).prop_map(|(at, len)| Item::Write { at: 8 * at, len }),
+    ]
+}
+
+/// Of few lengths and places, so that one often is like the one before.
+fn like_others() -> impl Strategy<Value = Item> {
+    let len = || prop_oneof![0..3usize, Just(100), Just(9_001), Just(65_616)];
+    prop_oneof![
+        len().prop_map(|len| Item::Frame(len.min(FRAME_BYTES))),
+        (0..2usize, len()).prop_map(|(at, len)| Item::Write { at: 8 * at, len }),
     ]
 }
 
@@ -155,13 +166,52 @@ proptest! {
                 }
                 (&Item::Write { at, len }, Some(Event::Written { peer: PEER, key, memory, at: found, len: bytes_found })) => {
                     prop_assert_eq!((Some(key), at, len), (keys.next(), found, bytes_found));
-                    let expected = [vec![0; at], bytes(seed, len), vec![0; 3]].concat();
-                    prop_assert!(*memory == expected[..], "a write of {} bytes is wrong", len);
+                    prop_assert!(memory[at..at + len] == bytes(seed, len)[..], "a write of {} bytes is wrong", len);
                 }
                 (item, event) => panic!("{item:?} came as {event:?}"),
             }
         }
         prop_assert!(events.next().is_none());
+    }
+
+    /// With one place to write to at a time, and so often one for which a write is expected that is another, or a frame.
+    #[test]
+    fn what_is_not_expected_arrives_as_well(
+        items in vec((like_others(), any::<bool>()), 0..30),
+        sizes in chunks(),
+    ) {
+        let mut lane = Lane::greeted();
+        let mut next = sizes.iter().copied().cycle();
+        let mut into = Some(lane.offer(70_000));
+        for (seed, (item, leaves)) in items.iter().enumerate() {
+            if matches!(item, Item::Write { .. }) && into.is_none() {
+                lane.carry(|_| next.next().unwrap()).unwrap();
+                into = Some(lane.offer(70_000));
+            }
+            match *item {
+                Item::Frame(len) => lane.frame(&bytes(seed, len)),
+                Item::Write { at, len } => lane.write(&bytes(seed, len), &into.take().unwrap(), at),
+            }
+            if *leaves {
+                lane.carry(|_| next.next().unwrap()).unwrap();
+                into = into.or_else(|| Some(lane.offer(70_000)));
+            }
+        }
+        lane.carry(|_| next.next().unwrap()).unwrap();
+        prop_assert_eq!(lane.events.len(), items.len());
+        for (seed, ((item, _), event)) in items.iter().zip(lane.events).enumerate() {
+            match (item, event) {
+                (&Item::Frame(len), Event::Received { frame, .. }) => {
+                    prop_assert_eq!(frame.as_ptr() as usize % ALIGN, 0);
+                    prop_assert!(*frame == bytes(seed, len)[..], "a frame of {} bytes is wrong", len);
+                }
+                (&Item::Write { at, len }, Event::Written { memory, at: found, len: bytes_found, .. }) => {
+                    prop_assert_eq!((at, len), (found, bytes_found));
+                    prop_assert!(memory[at..at + len] == bytes(seed, len)[..], "a write of {} bytes is wrong", len);
+                }
+                (item, event) => panic!("{item:?} came as {event:?}"),
+            }
+        }
     }
 
     #[test]
@@ -231,6 +281,57 @@ fn a_steady_large_pattern_is_never_copied() {
         assert!(copied_by(&mut lane, frames, 1, false) <= 64 << 10, "what was staged");
         assert_eq!(copied_by(&mut lane, frames, 10, false), 0);
         assert_eq!(copied_by(&mut lane, frames, 20, true), 0);
+    }
+}
+
+#[test]
+fn a_write_like_the_last_is_read_with_its_prefix() {
+    let mut lane = Lane::greeted();
+    for round in 0..3 {
+        let into = lane.offer(90_000);
+        lane.write(&bytes(round, 80_001), &into, 8);
+        lane.carry(|_| usize::MAX).unwrap();
+        let Some(Event::Written { memory, .. }) = lane.events.pop() else { panic!("no write") };
+        assert!(memory[8..80_009] == bytes(round, 80_001)[..]);
+        assert_eq!(memory[80_009..], [0; 90_000 - 80_009]);
+    }
+    lane.offer(90_000);
+    let Spaces { head, place, staging } = lane.receiver.spaces_ahead(&mut lane.offers);
+    assert_eq!((head.len(), place.len(), staging.len()), (FRAME_PREFIX, 80_001, 7 + FRAME_PREFIX));
+    lane.offer(90_000);
+    let Spaces { head, place, .. } = lane.receiver.spaces_ahead(&mut lane.offers);
+    assert!(head.is_empty() && place.is_empty(), "it may be written to either");
+}
+
+/// A place of no bytes is none, and what comes into `head` would be lost.
+#[test]
+fn an_empty_write_is_not_expected() {
+    let mut lane = Lane::greeted();
+    for _ in 0..2 {
+        let into = lane.offer(100);
+        lane.write(&[], &into, 0);
+        lane.carry(|_| usize::MAX).unwrap();
+    }
+    lane.offer(100);
+    assert!(lane.receiver.spaces_ahead(&mut lane.offers).head.is_empty());
+}
+
+#[test]
+fn a_long_frame_where_a_write_was_expected_is_put_together() {
+    let mut lane = Lane::greeted();
+    for len in [200_000, 200_000] {
+        let into = lane.offer(len);
+        lane.write(&bytes(1, len), &into, 0);
+        lane.carry(|_| usize::MAX).unwrap();
+    }
+    lane.offer(200_000);
+    lane.events.clear();
+    (0..12).for_each(|seed| lane.frame(&bytes(seed, FRAME_BYTES)));
+    lane.carry(|_| usize::MAX).unwrap();
+    assert_eq!(lane.events.len(), 12);
+    for (seed, event) in lane.events.iter().enumerate() {
+        let Event::Received { frame, .. } = event else { panic!("{event:?}") };
+        assert!(**frame == bytes(seed, FRAME_BYTES)[..]);
     }
 }
 

@@ -162,7 +162,7 @@ impl Uring {
             if self.accept_at.is_none() {
                 self.ring.accept();
             }
-            self.ring.submit()?;
+            self.ring.submit(&mut self.offers)?;
             while let Some(done) = self.ring.next() {
                 self.complete(done);
             }

@@ -3,12 +3,14 @@
 //! All unsafe code of this van is here and in `lane`. The kernel reads and writes memory by address while an operation is under
 //! way, so everything such an operation names, a lane's socket, [`Sender`] and [`Receiver`], is kept where nobody else can move,
 //! change or drop it: they go in with [`Ring::add`], are changed only by the methods here, and come out with [`Ring::remove`]
-//! once the kernel has answered for the last operation. What is sent and received on one connection, and how, is in `lane`, how
-//! a ring is set up in `probe`, the numbers that operations go by in `operation`. What a connection means (who is greeted, refused, lost) is not decided here.
+//! once the kernel has answered for the last operation. What is sent and received on one connection, and how, is in `lane`, which
+//! lane's turn it is in `stage`, how a ring is set up in `probe`, the numbers that operations go by in `operation`. What a
+//! connection means (who is greeted, refused, lost) is not decided here.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**ring**).
 
 mod lane;
+mod stage;
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,9 +21,7 @@ use std::time::{Duration, Instant};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use self::lane::Lane;
-use super::operation::{
-    Operation, Slot, Tag, cancel, is_later, parts, result, tolerate, user_data,
-};
+use super::operation::{Operation, Slot, Tag, cancel, parts, result, tolerate, user_data};
 use super::probe::{self, Mode};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};
@@ -35,9 +35,6 @@ use crate::wire::Offer;
 /// Lanes on which something has just come are tried by plain calls at every look, which answers sooner than to be told by the
 /// kernel; but only so many of them, so that a look stays short.
 const EAGER_LANES_MAX: usize = 4;
-
-/// After this many tries without anything a lane is left to the kernel until something comes.
-const MISSES_MAX: u32 = 1024;
 
 /// How long a ring that is dropped waits for the kernel to let go of memory before it leaves that memory to it for good.
 const LET_GO: Duration = Duration::from_secs(2);
@@ -251,8 +248,13 @@ impl Ring {
     ///
     /// # Errors
     /// [`Error::Os`] when the ring itself fails.
-    pub(super) fn submit(&mut self) -> Result<()> {
-        self.stage(true);
+    pub(super) fn submit(&mut self, offers: &mut Offers) -> Result<()> {
+        self.stage(Some(offers));
+        self.enter()
+    }
+
+    /// Hands the kernel what is queued, if anything is or a completion is held back.
+    fn enter(&mut self) -> Result<()> {
         let queue = self.io.submission();
         if queue.is_empty() && !queue.taskrun() && !queue.cq_overflow() {
             return Ok(());
@@ -262,24 +264,12 @@ impl Ring {
         tolerate(self.io.submitter().submit())
     }
 
-    /// Queues what there is to do. Without `eager`, all of it is left to the kernel.
-    fn stage(&mut self, eager: bool) {
-        // Sends go first: somebody waits for them.
-        let mut list = std::mem::take(&mut self.sends);
-        list.retain(|&slot| !self.stage_send(slot, eager));
-        self.sends = list;
-        self.receives.append(&mut self.tries);
-        let mut list = std::mem::take(&mut self.receives);
-        list.retain(|&slot| !self.stage_receive(slot, eager));
-        self.receives = list;
-    }
-
     /// Sleeps until something completes, or `timeout` has passed.
     ///
     /// # Errors
     /// As [`Ring::submit`].
     pub(super) fn sleep(&mut self, timeout: Duration) -> Result<()> {
-        self.stage(false);
+        self.stage(None);
         let timeout = types::Timespec::from(timeout);
         let arguments = types::SubmitArgs::new().timespec(&timeout);
         self.counters.system_calls += 1;
@@ -358,115 +348,6 @@ impl Ring {
         Done::Sent(slot, result)
     }
 
-    fn list_send(&mut self, slot: Slot) {
-        if let Some(lane) = &mut self.lanes[slot]
-            && !std::mem::replace(&mut lane.send.listed, true)
-        {
-            self.sends.push(slot);
-        }
-    }
-
-    fn list_receive(&mut self, slot: Slot) {
-        if let Some(lane) = &mut self.lanes[slot]
-            && !std::mem::replace(&mut lane.receive.listed, true)
-        {
-            self.receives.push(slot);
-        }
-    }
-
-    /// Sends on a lane that is tried by a plain call; what that does not take is left to the kernel.
-    fn try_send(&mut self, slot: Slot) {
-        let Some(lane) = &mut self.lanes[slot] else { return };
-        let Some(result) = lane.send() else { return };
-        self.counters.system_calls += 1;
-        match result {
-            Ok(bytes) => {
-                lane.just_sent = true;
-                lane.left(bytes, &mut self.counters);
-                self.done.push_back(Done::Sent(slot, Ok(())));
-            }
-            Err(error) if is_later(&error) => {}
-            Err(error) => self.done.push_back(Done::Sent(slot, Err(error))),
-        }
-    }
-
-    /// Receives on a lane that is tried by a plain call; after too many that find nothing it is left to the kernel.
-    fn try_receive(&mut self, slot: Slot) {
-        let Some(lane) = &mut self.lanes[slot] else { return };
-        self.counters.system_calls += 1;
-        match lane.receive() {
-            Err(error) if is_later(&error) => {
-                lane.misses =
-                    lane.misses.map(|misses| misses + 1).filter(|&misses| misses < MISSES_MAX);
-                self.eager -= usize::from(lane.misses.is_none());
-                lane.receive.listed = true;
-                self.tries.push(slot);
-            }
-            result => {
-                lane.misses = Some(0);
-                self.counters.bytes_received += *result.as_ref().unwrap_or(&0) as u64;
-                self.done.push_back(Done::Received(slot, result));
-            }
-        }
-    }
-
-    /// Starts the lane's next send, if it is time; false when the submission queue is full.
-    fn stage_send(&mut self, slot: Slot, eager: bool) -> bool {
-        let Some(lane) = &mut self.lanes[slot] else { return true };
-        lane.send.listed = false;
-        let entry = match (lane.closing, lane.send.under_way) {
-            (false, false) => {
-                if let Some(reason) = lane.refusal.take() {
-                    lane.sender.refuse(&reason);
-                }
-                if eager && lane.misses.is_some() {
-                    self.try_send(slot);
-                }
-                self.lane(slot).send_entry()
-            }
-            (true, true) if !lane.send.cancelled => Some(cancel(slot, Tag::Send)),
-            _ => None,
-        };
-        let Some(entry) = entry else { return true };
-        let closing = self.lane(slot).closing;
-        let tag = if closing { Tag::Cancel } else { Tag::Send };
-        let pushed = self.push(entry.user_data(user_data(slot, tag)));
-        let lane = self.lanes[slot].as_mut().expect("it was there above");
-        lane.send.staged(closing, pushed);
-        if !closing {
-            lane.just_sent = pushed;
-            self.under_way += usize::from(pushed);
-        }
-        pushed
-    }
-
-    /// Starts the lane's next receive, if it is time; false when the submission queue is full.
-    fn stage_receive(&mut self, slot: Slot, eager: bool) -> bool {
-        let Some(lane) = &mut self.lanes[slot] else { return true };
-        let eager = eager && lane.misses.is_some() && !lane.closing;
-        if std::mem::take(&mut lane.just_sent) && eager {
-            self.tries.push(slot); // and so it is listed still
-            return true;
-        }
-        lane.receive.listed = false;
-        let entry = match (lane.closing, lane.receive.under_way) {
-            (false, false) if eager => {
-                self.try_receive(slot);
-                return true;
-            }
-            (false, false) => lane.receive_entry(),
-            (true, true) if !lane.receive.cancelled => cancel(slot, Tag::Receive),
-            _ => return true,
-        };
-        let closing = lane.closing;
-        let tag = if closing { Tag::Cancel } else { Tag::Receive };
-        let pushed = self.push(entry.user_data(user_data(slot, tag)));
-        let lane = self.lanes[slot].as_mut().expect("it was there above");
-        lane.receive.staged(closing, pushed);
-        self.under_way += usize::from(pushed && !closing);
-        pushed
-    }
-
     /// Queues a submission, making room by a system call where needed; false when there is none even so.
     fn push(&mut self, entry: squeue::Entry) -> bool {
         if self.io.submission().is_full() {
@@ -496,7 +377,8 @@ impl Drop for Ring {
         }
         let began = Instant::now();
         while self.under_way > 0 && began.elapsed() < LET_GO {
-            if self.submit().is_err() || self.sleep(Duration::from_millis(10)).is_err() {
+            self.stage(None);
+            if self.enter().is_err() || self.sleep(Duration::from_millis(10)).is_err() {
                 break;
             }
             while self.next().is_some() {}

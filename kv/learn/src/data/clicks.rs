@@ -1,9 +1,7 @@
-//! Synthetic ad clicks: sparse one-hot rows with power-law keys, the same in any language. Not a model of any real log.
-//!
-//! Row `i`, draw `j` is a hash of (seed, i, j), so that rows can be made in any order, on any number of threads, twice. Every
-//! row has `slots - bag` categorical slots, one key each, and one bag slot of `bag` draws; repeated keys count once. Slot
-//! vocabularies grow from `2^k_min` to `2^k_max`, and within one rank `r` has probability about `1 / (r + 1)`. A key has a
-//! fixed weight, near-normal where it is relevant and else 0; the label is a logistic draw on the sum of a row's weights.
+//! Writes synthetic ad clicks as files: sparse one-hot rows with power-law keys. Which keys and label a row has is drawn in
+//! `clicks/draws.rs`.
+
+mod draws;
 
 use std::io::Write;
 use std::num::NonZeroUsize;
@@ -13,6 +11,7 @@ use std::path::{Path, PathBuf};
 use super::ordered::map_in_order;
 use crate::replace_file::Replacement;
 use crate::{Error, Result};
+use draws::Draws;
 
 /// What to draw. The defaults are those of the reference set.
 #[derive(Clone, Debug, PartialEq)]
@@ -152,82 +151,6 @@ impl Clicks {
             Some(end) => Ok(end),
             None => option("--test-rows", &self.test_rows, "fewer than 2^64 rows in all"),
         }
-    }
-}
-
-/// Scrambles 64 bits, one to one (the finaliser of SplitMix64, Steele, Lea and Flood 2014).
-fn mix(state: u64) -> u64 {
-    let z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
-/// The draw, beyond those of the slots, that decides the label.
-const LABEL_DRAW: u64 = 0x7fff;
-const _: () = assert!(2 * (SLOTS_MAX as u64) < LABEL_DRAW);
-
-/// A specification with what it implies worked out.
-struct Draws<'a> {
-    clicks: &'a Clicks,
-    key_seed: u64,
-    weight_seed: u64,
-    /// One a draw: (slot number, log2 of its vocabulary).
-    slots: Vec<(u64, u32)>,
-}
-
-impl<'a> Draws<'a> {
-    fn new(clicks: &'a Clicks) -> Self {
-        let singles = clicks.slots - clicks.bag;
-        let grow = clicks.k_max - clicks.k_min;
-        let slots = (0..clicks.slots).map(|draw| {
-            if draw < singles {
-                (u64::from(draw), clicks.k_min + grow * draw / (singles - 1).max(1))
-            } else {
-                (u64::from(singles), clicks.k_bag)
-            }
-        });
-        Self {
-            clicks,
-            key_seed: mix(clicks.seed ^ 0x5bd1_e995),
-            weight_seed: clicks.seed.wrapping_mul(0x2545_F491_4F6C_DD1D),
-            slots: slots.collect(),
-        }
-    }
-
-    /// Puts the distinct keys of row `row` into `keys`, ascending. Returns its label.
-    fn row(&self, row: u64, keys: &mut Vec<u64>) -> i8 {
-        let base =
-            mix(self.clicks.seed ^ 0xA076_1D64_78BD_642F_u64.wrapping_mul(row.wrapping_add(1)));
-        let singles = (self.clicks.slots - self.clicks.bag) as usize;
-        let mut margin = self.clicks.bias;
-        keys.clear();
-        for (draw, &(slot, k_slot)) in (0..).zip(&self.slots) {
-            let high = mix(base.wrapping_add(2 * draw)) >> 32;
-            let octave = (high * u64::from(k_slot + 1)) >> 32;
-            let first = (1 << octave) - 1;
-            let rank = first + (mix(base.wrapping_add(2 * draw + 1)) & first);
-            let key = mix(self.key_seed ^ (slot << 48) ^ rank);
-            // Only the bag draws from one vocabulary more than once.
-            if !keys[singles.min(keys.len())..].contains(&key) {
-                margin += self.weight(key, octave);
-                keys.push(key);
-            }
-        }
-        keys.sort_unstable();
-        let uniform = (mix(base.wrapping_add(LABEL_DRAW)) >> 11) as f64 * (-53_f64).exp2();
-        if uniform < 1.0 / (1.0 + (-margin).exp()) { 1 } else { -1 }
-    }
-
-    /// The weight of a key: relevant nearly always at the head of its slot, in 1 % of the cases at the tail.
-    fn weight(&self, key: u64, octave: u64) -> f64 {
-        let hash = mix(key ^ self.weight_seed);
-        let relevant_of_65536 = (65536 >> (octave / 2)).max(655);
-        if hash & 0xffff >= relevant_of_65536 {
-            return 0.0;
-        }
-        // 64 fair bits have mean 32 and standard deviation 4.
-        self.clicks.scale * ((f64::from(mix(hash).count_ones()) - 32.0) / 4.0)
     }
 }
 
@@ -488,11 +411,11 @@ mod tests {
             ("kbag", Clicks { k_bag: 48, ..good.clone() }),
             ("bias", Clicks { bias: f64::NAN, ..good.clone() }),
             ("scale", Clicks { scale: f64::INFINITY, ..good.clone() }),
-            ("ntest", Clicks { test_rows: u64::MAX, ..good.clone() }),
+            ("test-rows", Clicks { test_rows: u64::MAX, ..good.clone() }),
         ] {
             let error =
                 generate(&bad, &folder.path().join("d"), Format::Keys, threads(1)).unwrap_err();
-            assert!(error.to_string().starts_with(&format!("{name} is ")), "{error}");
+            assert!(error.to_string().starts_with(&format!("--{name} is ")), "{error}");
         }
         let error =
             generate(&good, Path::new("/no/such/folder/c"), Format::Keys, threads(1)).unwrap_err();

@@ -35,10 +35,14 @@ pub fn wait_list(task: u64, first: u64, delay: u64) -> Range<u64> {
     oldest.max(first)..newest.max(first + 1)
 }
 
-/// True when `delay` is so long against the number of blocks that full steps may diverge: from a
-/// quarter of the blocks on. Worth a warning, and a learning rate below 1.
+/// True when `delay` is so long against the number of blocks that full steps may diverge: from an eighth of the blocks on.
+/// Worth a warning, and a learning rate below 1.
+///
+/// On generated clicks in 100 blocks, every update as late as it may be, full steps converge with a delay of 8 and go astray
+/// with 16; half steps converge with 16 and go astray with 32, under either curvature bound. Where updates are seldom so late,
+/// a long delay may do for all that; in how many passes is chance.
 pub fn delay_risks_divergence(delay: u64, blocks: usize) -> bool {
-    delay > 0 && delay.saturating_mul(4) >= blocks as u64
+    delay > 0 && delay.saturating_mul(8) >= blocks as u64
 }
 
 /// The KKT filter's threshold for a pass, from the violation that the pass before reported.
@@ -197,10 +201,10 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_the_blocks_is_a_risky_delay() {
+    fn an_eighth_of_the_blocks_is_a_risky_delay() {
         assert!(!delay_risks_divergence(0, 1));
-        assert!(delay_risks_divergence(1, 4));
-        assert!(!delay_risks_divergence(1, 5));
+        assert!(delay_risks_divergence(1, 8));
+        assert!(!delay_risks_divergence(1, 9));
         assert!(delay_risks_divergence(u64::MAX, 5));
     }
 

@@ -13,6 +13,7 @@ use socket2::SockRef;
 
 use super::super::operation::Operation;
 use crate::metrics::Counters;
+use crate::offers::Offers;
 use crate::stream::{Receiver, SLICES_MAX, Sender, Spaces};
 
 /// A write with at least this many bytes to come is, when left to the kernel, received in one operation, all but the last
@@ -124,28 +125,31 @@ impl Lane {
     ///
     /// # Panics
     /// If the kernel has a receive in hand, which might write in the same place.
-    pub(super) fn receive(&mut self) -> io::Result<usize> {
+    pub(super) fn receive(&mut self, offers: &mut Offers) -> io::Result<usize> {
         assert!(!self.receive.under_way, "the kernel receives on this lane");
         let socket = self.socket.as_raw_fd();
-        let Spaces { place, staging } = self.receiver.spaces();
+        let Spaces { head, place, staging } = self.receiver.spaces_ahead(offers);
         let count = if place.is_empty() {
             let memory = staging.as_mut_ptr().cast();
             // SAFETY: `staging` is exclusively borrowed and that long, and no operation of the kernel's writes there, as was
             // checked above.
             unsafe { libc::recv(socket, memory, staging.len(), libc::MSG_DONTWAIT) }
         } else {
-            let header = self.receive_header();
-            // SAFETY: the header names the spaces of this lane's receiver, exclusively borrowed as above, and lies in the lane.
-            unsafe { libc::recvmsg(socket, header, libc::MSG_DONTWAIT) }
+            let without_head = usize::from(head.is_empty());
+            let mut slices = [head, place, staging].map(slice_of);
+            let slices = &mut slices[without_head..];
+            let mut header = empty_header();
+            (header.msg_iov, header.msg_iovlen) = (slices.as_mut_ptr(), slices.len());
+            // SAFETY: the header names the receiver's spaces, exclusively borrowed as above, and lies here as its slices do.
+            unsafe { libc::recvmsg(socket, &raw mut header, libc::MSG_DONTWAIT) }
         };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
     /// A header that names both of the receiver's spaces.
     fn receive_header(&mut self) -> *mut libc::msghdr {
-        let Spaces { place, staging } = self.receiver.spaces();
-        self.receive_slices = [place, staging]
-            .map(|space| libc::iovec { iov_base: space.as_mut_ptr().cast(), iov_len: space.len() });
+        let Spaces { place, staging, .. } = self.receiver.spaces();
+        self.receive_slices = [place, staging].map(slice_of);
         self.receive_header.msg_iov = self.receive_slices.as_mut_ptr();
         self.receive_header.msg_iovlen = self.receive_slices.len();
         &raw mut self.receive_header
@@ -154,7 +158,7 @@ impl Lane {
     /// The operation that receives what comes next.
     pub(super) fn receive_entry(&mut self) -> squeue::Entry {
         let socket = types::Fd(self.socket.as_raw_fd());
-        let Spaces { place, staging } = self.receiver.spaces();
+        let Spaces { place, staging, .. } = self.receiver.spaces();
         if place.is_empty() {
             let len = u32::try_from(staging.len()).unwrap_or(u32::MAX);
             return opcode::Recv::new(socket, staging.as_mut_ptr(), len).build();
@@ -170,6 +174,10 @@ impl Lane {
 }
 
 const NO_SLICE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+fn slice_of(space: &mut [u8]) -> libc::iovec {
+    libc::iovec { iov_base: space.as_mut_ptr().cast(), iov_len: space.len() }
+}
 
 /// A message header without an address and without slices.
 fn empty_header() -> libc::msghdr {

@@ -178,7 +178,7 @@ fn cut(job: &Job, rule: &Proximal, keys: (u64, u64), loaded: &[Loaded]) -> Vec<K
         tracing::warn!(
             delay = job.delay,
             blocks = blocks.len(),
-            "a delay of a quarter of the blocks or more may diverge: use more blocks, or let the delay adapt itself"
+            "a delay of an eighth of the blocks or more may diverge: use more blocks, a smaller learning rate, or let the delay adapt itself"
         );
     }
     blocks

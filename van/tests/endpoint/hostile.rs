@@ -1,0 +1,242 @@
+//! Peers that do as they please, on raw transports: each loses its own lane, and no other.
+
+use super::*;
+
+/// A peer that does as it pleases.
+struct Hostile {
+    transport: SimTransport,
+    peer: PeerId,
+}
+
+impl Hostile {
+    fn frame(&mut self, draft: Draft<'_>) -> Result<(), Error> {
+        let outgoing = encode(9, draft, &mut Coding::plain(), self.transport.memory())?;
+        self.transport.post_send(self.peer, outgoing.head)
+    }
+
+    fn garbage(&mut self, bytes: &[u8]) {
+        let mut frame = self.transport.memory().allocate(FRAME_PREFIX + bytes.len()).unwrap();
+        frame[FRAME_PREFIX..].copy_from_slice(bytes);
+        self.transport.post_send(self.peer, frame).unwrap();
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.transport.wait(NAP).unwrap();
+        self.transport.poll(&mut events).unwrap();
+        events
+    }
+}
+
+/// What `misdeed` does must lose its own lane, for a reason that holds `words`, and leave an honest one alone.
+fn only_its_own_lane_is_lost(words: &str, misdeed: impl Fn(&mut Hostile)) {
+    let network = Network::new(1, Faults::none());
+    let config = config(2048, 4, 512 * MIB);
+    let (mut honest, mut victim) = pair(&network, &config);
+    let transport = network.transport(&config);
+    let mut hostile = Hostile { transport, peer: PeerId(0) };
+    hostile.peer = hostile.transport.connect(victim.endpoint.address()).unwrap();
+    let lane = victim.peer;
+    settle(&mut honest, &mut victim);
+    assert!(matches!(hostile.events()[..], [Event::Connected { .. }]));
+    misdeed(&mut hostile);
+    hostile.events();
+    settle(&mut honest, &mut victim);
+    let error = victim.lost.take().expect("the hostile lane is lost").to_string();
+    assert!(error.contains(words), "{error}");
+    let events = hostile.events();
+    let noticed = events.iter().any(|event| matches!(event, Event::Lost { .. }));
+    assert!(noticed, "after {error}: {events:?}");
+    victim.peer = lane;
+    victim.came.clear();
+    let values = filled(&honest, 5 * MIB, 3);
+    honest.post(Kind::Request, 1, Values::Apart(values)).unwrap();
+    settle(&mut honest, &mut victim);
+    assert!(is_filled(victim.came[0].values(), 5 * MIB, 3), "the honest lane still works");
+    assert!(victim.endpoint.memory().bytes_reserved() < 64 * MIB, "nothing is taken for nothing");
+}
+
+#[test]
+fn hostile_peers_lose_only_their_own_lane() {
+    let mine = |key: u64, len: u64| Offer { key: key.into(), address: 0.into(), len: len.into() };
+    only_its_own_lane_is_lost("too few", |hostile| hostile.garbage(b"hello?"));
+    only_its_own_lane_is_lost("another protocol", |hostile| hostile.garbage(&[0x55; 200]));
+    let pack = |drafts: Vec<Draft<'_>>| {
+        let (pool, mut frame) = (caravan_van::Pool::new(MIB), Vec::new());
+        for draft in drafts {
+            frame.resize(usize::next_multiple_of(frame.len(), 8), 0);
+            let at = frame.len();
+            let image = encode(9, draft, &mut Coding::plain(), &pool).unwrap().head;
+            frame.extend_from_slice(&image[FRAME_PREFIX..]);
+            frame[at + 60..at + 64].fill(0);
+        }
+        let sum = crc_fast::crc32_iscsi(&frame);
+        frame[60..64].copy_from_slice(&sum.to_le_bytes());
+        frame
+    };
+    // A bare reply, with `bytes` bytes behind it that it says are records.
+    let run = |kind: Kind, bytes: usize, damage: fn(&mut [u8])| {
+        let pool = caravan_van::Pool::new(MIB);
+        let image = encode(9, Draft::new(Kind::Reply), &mut Coding::plain(), &pool).unwrap().head;
+        let mut frame = image[FRAME_PREFIX..].to_vec();
+        frame[5] = kind as u8;
+        frame[52..56].copy_from_slice(&(bytes as u32).to_le_bytes());
+        frame.resize(frame.len() + bytes, 0);
+        damage(&mut frame);
+        frame[60..64].fill(0);
+        let sum = crc_fast::crc32_iscsi(&frame);
+        frame[60..64].copy_from_slice(&sum.to_le_bytes());
+        frame
+    };
+    let request = |timestamp| Draft { timestamp, ..Draft::new(Kind::Request) };
+    only_its_own_lane_is_lost("full at 4", |hostile| {
+        hostile.garbage(&pack((0..5).map(request).collect()));
+    });
+    only_its_own_lane_is_lost("does not match", |hostile| {
+        let mut frame = pack((0..3).map(request).collect());
+        frame[64 + 20] ^= 1;
+        hostile.garbage(&frame);
+    });
+    only_its_own_lane_is_lost("an answer that nobody asked for", |hostile| {
+        hostile.garbage(&pack(vec![request(1), Draft::new(Kind::Reply)]));
+    });
+    for bytes in [8, 1600] {
+        only_its_own_lane_is_lost("an answer that nobody asked for", |hostile| {
+            hostile.garbage(&run(Kind::Replies, bytes, |_| {}));
+        });
+    }
+    for (bytes, damage) in [
+        (0, (|_| {}) as fn(&mut [u8])),
+        (12, |_| {}),
+        (8, |image| image[7] = 64),
+        (8, |image| image[48] = 8),
+        (8, |image| image[56] = 1),
+    ] {
+        only_its_own_lane_is_lost("no run has", |hostile| {
+            hostile.garbage(&run(Kind::Replies, bytes, damage));
+        });
+    }
+    only_its_own_lane_is_lost("no run has", |hostile| {
+        hostile.garbage(&run(Kind::Requests, 16, |_| {}));
+    });
+    only_its_own_lane_is_lost("full at 4", |hostile| {
+        for timestamp in 0..5 {
+            hostile.frame(Draft { timestamp, ..Draft::new(Kind::Request) }).unwrap();
+        }
+    });
+    for kind in [Kind::Reply, Kind::Failure] {
+        only_its_own_lane_is_lost("an answer that nobody asked for", |hostile| {
+            hostile.frame(Draft::new(kind)).unwrap();
+        });
+    }
+    only_its_own_lane_is_lost("0 bytes offered", |hostile| {
+        let data = hostile.transport.memory().allocate(100).unwrap().share();
+        hostile.transport.post_write(hostile.peer, data.into(), &mine(3, 100), 0).unwrap();
+    });
+    for bytes in [u64::MAX, 5 << 30, 513 << 20] {
+        only_its_own_lane_is_lost("bytes offered", |hostile| {
+            hostile.frame(Draft { timestamp: bytes, ..Draft::new(Kind::Want) }).unwrap();
+        });
+    }
+    only_its_own_lane_is_lost("is full at", |hostile| {
+        for _ in 0..70 {
+            hostile.frame(Draft { timestamp: 3000, ..Draft::new(Kind::Want) }).unwrap();
+        }
+    });
+    only_its_own_lane_is_lost("0 bytes offered", |hostile| {
+        let values = Values::Copied(&[7; 8]); // gives back what it does not hold
+        hostile.frame(Draft { timestamp: 10, values, ..Draft::new(Kind::Want) }).unwrap();
+    });
+    only_its_own_lane_is_lost("a landing that nobody asked for", |hostile| {
+        for key in 0..70 {
+            hostile.frame(Draft { offer: Some(mine(key, 1)), ..Draft::new(Kind::Grant) }).unwrap();
+        }
+    });
+    only_its_own_lane_is_lost("a landing that nobody asked for", |hostile| {
+        hostile.frame(Draft::new(Kind::Grant)).unwrap();
+    });
+}
+
+/// What a peer writes into a landing is read like a frame.
+#[test]
+fn what_lands_is_checked() {
+    let network = Network::new(1, Faults::none());
+    let config = config(2048, 4, 64 * MIB);
+    let notice = |memory: &caravan_van::Pool| {
+        let draft = Draft { timestamp: 10, ..Draft::new(Kind::Want) };
+        let mut outgoing = encode(9, draft, &mut Coding::plain(), memory).unwrap();
+        outgoing.head.split_off(FRAME_PREFIX)
+    };
+    let garbage = |memory: &caravan_van::Pool| {
+        let mut garbage = memory.allocate(200).unwrap();
+        garbage.fill(0x55);
+        garbage
+    };
+    let short = |memory: &caravan_van::Pool| memory.allocate(7).unwrap();
+    type Make<'a> = &'a dyn Fn(&caravan_van::Pool) -> Buffer;
+    let makes: [(Make<'_>, &str); 3] = [
+        (&notice, "a long notice that nobody asked for"),
+        (&garbage, "another protocol"),
+        (&short, "too few"),
+    ];
+    for (make, words) in makes {
+        let mut victim = Side::new(&network, &config);
+        let transport = network.transport(&config);
+        let mut hostile = Hostile { transport, peer: PeerId(0) };
+        hostile.peer = hostile.transport.connect(victim.endpoint.address()).unwrap();
+        let mut grant = None;
+        let mut asked = false;
+        while grant.is_none() {
+            victim.endpoint.wait(NAP).unwrap();
+            victim.poll();
+            for event in hostile.events() {
+                match event {
+                    Event::Connected { .. } if !asked => {
+                        let draft = Draft { timestamp: 3000, ..Draft::new(Kind::Want) };
+                        hostile.frame(draft).unwrap();
+                        asked = true;
+                    }
+                    Event::Received { frame, .. } => {
+                        let memory = hostile.transport.memory();
+                        grant = Message::decode(frame, memory).unwrap().offer();
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        let data = make(hostile.transport.memory()).share();
+        hostile.transport.post_write(hostile.peer, data.into(), &grant.unwrap(), 8).unwrap();
+        hostile.events();
+        victim.endpoint.wait(NAP).unwrap();
+        victim.poll();
+        let error = victim.lost.expect("the hostile lane is lost").to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+/// A peer may give back only landings, not memory that was offered with a request.
+#[test]
+fn keys_of_other_offers_cannot_be_given_back() {
+    let network = Network::new(1, Faults::none());
+    let config = config(2048, 4, 64 * MIB);
+    let mut server = network.transport(&config);
+    let mut worker = Side::new(&network, &config);
+    worker.endpoint.connect(server.address()).unwrap();
+    let mut events = Vec::new();
+    for _ in 0..3 {
+        server.wait(NAP).unwrap();
+        server.poll(&mut events).unwrap();
+        worker.endpoint.wait(NAP).unwrap();
+        worker.poll();
+    }
+    let Event::Connected { peer, .. } = events[0] else { panic!("{events:?}") };
+    let place = worker.endpoint.memory().allocate(100).unwrap();
+    let offer = worker.endpoint.offer(worker.peer, place).unwrap();
+    let mut hostile = Hostile { transport: server, peer };
+    let values = Values::Copied(&offer.key.to_bytes());
+    hostile.frame(Draft { timestamp: 10, values, ..Draft::new(Kind::Want) }).unwrap();
+    hostile.events();
+    worker.endpoint.wait(NAP).unwrap();
+    worker.poll();
+    assert!(worker.lost.is_some());
+}

@@ -1,0 +1,98 @@
+//! One end of a lane, driven by hand.
+
+use super::*;
+
+/// An endpoint, its one peer, and the messages that came.
+pub(super) struct Side {
+    pub(super) endpoint: Endpoint,
+    pub(super) peer: PeerId,
+    pub(super) came: VecDeque<Message>,
+    /// Timestamps of requests that were answered with nothing.
+    pub(super) answered: Vec<u64>,
+    /// Timestamp, memory and length of answers that were placed.
+    pub(super) placed: VecDeque<(u64, Buffer, usize)>,
+    pub(super) lost: Option<Error>,
+}
+
+impl Side {
+    pub(super) fn new(network: &Network, config: &VanConfig) -> Side {
+        let endpoint = Endpoint::new(Box::new(network.transport(config)), 7, config.credits);
+        let (came, placed) = (VecDeque::new(), VecDeque::new());
+        Side { endpoint, peer: PeerId(0), came, answered: Vec::new(), placed, lost: None }
+    }
+
+    pub(super) fn poll(&mut self) -> bool {
+        let any = self.endpoint.poll().unwrap();
+        while let Some(arrival) = self.endpoint.take() {
+            match arrival {
+                Arrival::Connected { peer, .. } => self.peer = peer,
+                Arrival::Message { message, .. } => self.came.push_back(message),
+                Arrival::Answered { timestamp, .. } => self.answered.push(timestamp),
+                Arrival::Placed { timestamp, memory, len, .. } => {
+                    self.placed.push_back((timestamp, memory, len));
+                }
+                Arrival::Lost { error, .. } => self.lost = Some(error),
+            }
+        }
+        any
+    }
+
+    /// Posts a request that wants its answer placed in `bytes` bytes; returns the offer.
+    pub(super) fn ask(&mut self, timestamp: u64, bytes: usize, values: Values<'_>) -> Offer {
+        let place = self.endpoint.memory().allocate(bytes).unwrap();
+        let offer = self.endpoint.offer(self.peer, place).unwrap();
+        let draft = Draft { timestamp, values, offer: Some(offer), ..Draft::new(Kind::Request) };
+        self.endpoint.post(self.peer, draft, &mut Coding::plain()).unwrap();
+        offer
+    }
+
+    pub(super) fn post(
+        &mut self,
+        kind: Kind,
+        timestamp: u64,
+        values: Values<'_>,
+    ) -> Result<(), Error> {
+        let draft = Draft { timestamp, values, ..Draft::new(kind) };
+        self.endpoint.post(self.peer, draft, &mut Coding::plain())
+    }
+}
+
+/// Two endpoints on a lane.
+pub(super) fn pair(network: &Network, config: &VanConfig) -> (Side, Side) {
+    let (mut a, mut b) = (Side::new(network, config), Side::new(network, config));
+    let address = b.endpoint.address().to_owned();
+    a.peer = a.endpoint.connect(&address).unwrap();
+    while a.endpoint.credits(a.peer) == 0 {
+        settle(&mut a, &mut b);
+    }
+    (a, b)
+}
+
+/// Lets both sides work until nothing happens any more.
+pub(super) fn settle(a: &mut Side, b: &mut Side) {
+    let mut since = a.endpoint.now();
+    while a.endpoint.now() < since + 3 * NAP {
+        a.endpoint.wait(NAP).unwrap();
+        b.endpoint.wait(NAP).unwrap();
+        if a.poll() | b.poll() {
+            since = a.endpoint.now();
+        }
+    }
+}
+
+pub(super) fn filled(side: &Side, bytes: usize, seed: u64) -> caravan_van::Shared {
+    let mut buffer = side.endpoint.memory().allocate(bytes).unwrap();
+    buffer
+        .iter_mut()
+        .enumerate()
+        .for_each(|(i, byte)| *byte = (i as u64 * 31).wrapping_add(seed) as u8);
+    buffer.share()
+}
+
+pub(super) fn is_filled(values: &[u8], bytes: usize, seed: u64) -> bool {
+    values.len() == bytes
+        && values
+            .iter()
+            .enumerate()
+            .all(|(i, &byte)| byte == (i as u64 * 31).wrapping_add(seed) as u8)
+}
