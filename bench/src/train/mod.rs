@@ -156,6 +156,7 @@ fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
     job.delay = u64::from(method.delay.most);
     job.adapt_delay = method.delay.adapts;
     job.block_ratio = method.block_ratio;
+    job.group_bits = method.group_bits;
     job.order = match method.order {
         BlockOrder::Key => Order::Key,
         BlockOrder::Random => Order::Shuffled { seed: method.seed },

@@ -3,7 +3,7 @@
 //! Workers lag as far as the schedule allows: the gradient of task t sees the updates of tasks up
 //! to t - τ - 1 and not one more. A real cluster lies between this and no delay at all.
 
-use super::blocks::{KeyBlock, Order};
+use super::blocks::{KeyBlock, Order, even_blocks};
 use super::coordinates::{BlockSum, Coordinates};
 use super::gradient::{Curvature, Worker};
 use super::logistic;
@@ -169,8 +169,8 @@ impl<'a> Run<'a> {
         let penalised = coordinates.keys().iter().copied();
         let mut penalised = penalised.filter(|&key| settings.proximal.free != Some(key));
         let ends = penalised.next().map(|first| (first, penalised.next_back().unwrap_or(first)));
-        let blocks = ends.map(|ends| settings.proximal.blocks(ends, settings.blocks));
-        let blocks = blocks.unwrap_or_default();
+        let blocks = ends.map(|(first, last)| even_blocks(first, last, settings.blocks));
+        let blocks = settings.proximal.blocks(blocks.unwrap_or_default());
         let workers = parts
             .iter()
             .map(|part| {
