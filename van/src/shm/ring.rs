@@ -186,11 +186,22 @@ pub(super) fn write(own: &mut Own, position: u64, word: usize, bytes: &[u8]) {
     }
 }
 
+/// Moves `count` lines from that of `position` on out of this core's cache, to where the peer finds them sooner.
+pub(super) fn hand_over(own: &Own, position: u64, count: u64) {
+    let here = count.min(LINES - position % LINES);
+    own.hand_over(line_at(position), here as usize);
+    own.hand_over(RING_AT, (count - here) as usize);
+}
+
 /// Reads likewise.
 #[inline]
 pub(super) fn read(foreign: &Foreign, position: u64, word: usize, into: &mut [u8]) {
     let (at, whole) = place(position, word, into.len());
-    foreign.read_words(at, &mut into[..whole]);
+    if whole > LINE_BYTES {
+        foreign.read(at, &mut into[..whole]);
+    } else {
+        foreign.read_words(at, &mut into[..whole]); // no call
+    }
     if whole < into.len() {
         foreign.read_words(RING_AT, &mut into[whole..]);
     }

@@ -36,6 +36,9 @@ const CHUNKS_MAX: usize = 3;
 /// Segments that are announced on one lane at most; a pool's arenas grow with it, so it has few.
 pub(super) const SEGMENTS_MAX: usize = 1024;
 
+/// Frames that take so many lines of the ring, or more, are moved out of this core's cache: the peer then finds them sooner.
+const LINES_HANDED_OVER: u64 = 8;
+
 /// The sending half of a lane.
 #[derive(Debug)]
 pub(super) struct Sender {
@@ -459,7 +462,11 @@ impl Sender {
         }
         ring::write(&mut link.own, self.head, word, rest);
         let stamp = Stamp { kind: Kind::Inline, len: frame.len(), words };
-        self.publish(link, stamp, ring::lines_of(word, rest.len()));
+        let (position, lines) = (self.head, ring::lines_of(word, rest.len()));
+        self.publish(link, stamp, lines);
+        if lines >= LINES_HANDED_OVER {
+            ring::hand_over(&link.own, position + 1, lines - 1);
+        }
     }
 
     /// Writes another record into the ring, which has room for it.
