@@ -1,14 +1,31 @@
 //! Ctrl-C: ends the program at once, or, while a run could save its work, only asks it to. The second one ends it at once.
 
-use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::{fs, io, process, thread};
 
-use signal_hook::consts::SIGINT;
+use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
+use signal_hook::iterator::Signals;
 
 /// Status of a program that SIGINT has ended, as shells have it: 128 + 2.
 pub(crate) const STATUS: i32 = 130;
+
+/// Has Ctrl-C, or a plea to end, remove a folder that nobody needs afterwards, and then end the program.
+///
+/// # Errors
+/// When the system takes no handler.
+pub(crate) fn removes(folder: PathBuf) -> io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            let _ = fs::remove_dir_all(&folder); // it ends in any case
+            process::exit(128 + signal);
+        }
+    });
+    Ok(())
+}
 
 /// What Ctrl-C does, and whether it has come.
 #[derive(Debug)]

@@ -14,15 +14,15 @@ use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::reference::{Settings, solve};
 use caravan_learn::dbpg::{self, Job, Progress, Trained};
+use caravan_learn::replace_file::replace;
 use jobs::published;
 
-/// The example set as a file that this process can read. It is written once: other tests may be reading it.
+/// The example set as a file. It is written once, and whole: other tests may be reading it.
 fn example_file() -> PathBuf {
     static WRITTEN: OnceLock<PathBuf> = OnceLock::new();
     let write = || {
-        let name = format!("caravan-example-{}.train", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::write(&path, Example::new().libsvm()).unwrap();
+        let path = std::env::temp_dir().join("caravan-example.train");
+        replace(&path, Example::new().libsvm().as_bytes()).unwrap();
         path
     };
     WRITTEN.get_or_init(write).clone()
