@@ -45,39 +45,7 @@ const SMOKE_ROWS: u64 = 2000;
 /// Settings that make no sense; a run that fails, or ends before the target.
 pub(crate) fn run(common: &Common, args: &ScaleArgs) -> Result<()> {
     let bench = Bench::new(common, args)?;
-    interrupt::removes(bench.data.folder.clone()).context("cannot watch for Ctrl-C")?;
-    let mut report = Report::new(common.json);
-    let bar = Progress::new(bench.cases.len(), common.json);
-    report.row(&Row::Machine(Machine::read()), &bar)?;
-    if args.calibrate {
-        for row in bench.calibrate()? {
-            report.row(&Row::Calibration(row), &bar)?;
-        }
-        return Ok(());
-    }
-    bar.doing("the optimum".to_owned());
-    let optimum = bench.optimum()?;
-    report.row(&Row::Model(bench.model(optimum)), &bar)?;
-    let mut rows: Vec<Scale> = Vec::new();
-    for case in &bench.cases {
-        let Case { workers, delay, filters } = case;
-        bar.doing(format!("{workers} workers, delay {delay}, filters {}", filters.name));
-        let began = Instant::now();
-        let row = bench.case(case, optimum, &rows)?;
-        report.row(&Row::Scale(row.clone()), &bar)?;
-        bar.hidden(|| {
-            let (here, there) = (began.elapsed().as_secs_f64(), row.seconds);
-            eprintln!("caravan: {workers} workers, {there:.3} s, simulated in {here:.1} s");
-        });
-        rows.push(row);
-        bar.step();
-    }
-    ensure!(
-        common.smoke || report.wrong() == 0,
-        "{} runs ended before the target; see --passes",
-        report.wrong()
-    );
-    Ok(())
+    interrupt::removing(bench.data.folder.clone(), || bench.run(common))
 }
 
 /// One combination of what the flags list.
@@ -128,6 +96,41 @@ impl<'a> Bench<'a> {
             data: Data::generate(rows, args.seed)?,
             cases: cases.collect(),
         })
+    }
+
+    fn run(&self, common: &Common) -> Result<()> {
+        let mut report = Report::new(common.json);
+        let bar = Progress::new(self.cases.len(), common.json);
+        report.row(&Row::Machine(Machine::read()), &bar)?;
+        if self.args.calibrate {
+            for row in self.calibrate()? {
+                report.row(&Row::Calibration(row), &bar)?;
+            }
+            return Ok(());
+        }
+        bar.doing("the optimum".to_owned());
+        let optimum = self.optimum()?;
+        report.row(&Row::Model(self.model(optimum)), &bar)?;
+        let mut rows: Vec<Scale> = Vec::new();
+        for case in &self.cases {
+            let Case { workers, delay, filters } = case;
+            bar.doing(format!("{workers} workers, delay {delay}, filters {}", filters.name));
+            let began = Instant::now();
+            let row = self.case(case, optimum, &rows)?;
+            report.row(&Row::Scale(row.clone()), &bar)?;
+            bar.hidden(|| {
+                let (here, there) = (began.elapsed().as_secs_f64(), row.seconds);
+                eprintln!("caravan: {workers} workers, {there:.3} s, simulated in {here:.1} s");
+            });
+            rows.push(row);
+            bar.step();
+        }
+        ensure!(
+            common.smoke || report.wrong() == 0,
+            "{} runs ended before the target; see --passes",
+            report.wrong()
+        );
+        Ok(())
     }
 
     fn model(&self, optimum: f64) -> Model {
