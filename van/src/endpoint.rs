@@ -438,11 +438,20 @@ impl Endpoint {
     }
 
     /// Posts a lane's open frame, if there is one. When that fails the lane is closed: what was in it was taken on before.
+    #[inline]
     fn close_frame(&mut self, peer: PeerId) -> Result<()> {
-        let frame = lane(&mut self.lanes, peer)?.packer.close(self.limits.checks_bytes);
-        let Some(frame) = frame else { return Ok(()) };
-        self.counted.message_bytes_copied += (frame.len() - FRAME_PREFIX) as u64;
-        let posted = self.transport.post_send(peer, frame);
+        let packer = &mut lane(&mut self.lanes, peer)?.packer;
+        let Some(frame) = packer.close(self.limits.checks_bytes) else { return Ok(()) };
+        self.counted.message_bytes_copied += frame.len() as u64;
+        let copied = self.transport.post_copy(peer, frame);
+        if let Ok(true) = copied {
+            packer.reuse();
+            return Ok(());
+        }
+        let posted = match packer.take() {
+            Some(frame) if copied.is_ok() => self.transport.post_send(peer, frame),
+            _ => copied.map(drop),
+        };
         if let Err(error) = &posted {
             self.not_sent(peer, error);
         }
@@ -455,11 +464,7 @@ impl Endpoint {
         while let Some(peer) = self.open.pop() {
             let Ok(lane) = lane(&mut self.lanes, peer) else { continue };
             lane.is_listed = false;
-            let Some(frame) = lane.packer.close(self.limits.checks_bytes) else { continue };
-            self.counted.message_bytes_copied += (frame.len() - FRAME_PREFIX) as u64;
-            if let Err(error) = self.transport.post_send(peer, frame) {
-                self.not_sent(peer, &error);
-            }
+            let _ = self.close_frame(peer); // its lane is closed then
         }
     }
 

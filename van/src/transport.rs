@@ -191,6 +191,15 @@ pub trait Transport {
     /// [`Error::NotConnected`], [`Error::QueueFull`], [`Error::FrameTooLong`].
     fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()>;
 
+    /// Sends a short frame, given without the prefix, as [`Transport::post_send`] does, by copying it: its memory is the caller's
+    /// again. False where this van sends frames from where they lie, or cannot copy this one now; nothing has happened then.
+    ///
+    /// # Errors
+    /// As [`Transport::post_send`].
+    fn post_copy(&mut self, _peer: PeerId, _frame: &[u8]) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Lets `peer` write `into`, once, from when something that is posted to it after this has arrived there.
     ///
     /// # Errors

@@ -72,6 +72,9 @@ pub(crate) struct Method {
     /// Blocks for each feature of an average example, where their number is not given
     #[arg(long, value_name = "R", default_value_t = BLOCK_RATIO, value_parser = positive, conflicts_with = "blocks")]
     pub(crate) block_ratio: f64,
+    /// Leading bits of a key that name its feature group, each of which is cut into blocks by itself; 6 for the fields of Criteo text
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=16), conflicts_with = "blocks")]
+    pub(crate) group_bits: u32,
     /// In which order a pass visits the blocks
     #[arg(long, value_enum, default_value_t = BlockOrder::Key)]
     pub(crate) order: BlockOrder,
@@ -144,6 +147,8 @@ pub(crate) enum BlockOrder {
     Key,
     /// Another one each pass
     Random,
+    /// First those that gained most in the pass before
+    Importance,
 }
 
 /// What becomes of it.

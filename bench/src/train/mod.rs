@@ -156,9 +156,12 @@ fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
     job.delay = u64::from(method.delay.most);
     job.adapt_delay = method.delay.adapts;
     job.block_ratio = method.block_ratio;
-    if method.order == BlockOrder::Random {
-        job.order = Order::Shuffled { seed: method.seed };
-    }
+    job.group_bits = method.group_bits;
+    job.order = match method.order {
+        BlockOrder::Key => Order::Key,
+        BlockOrder::Random => Order::Shuffled { seed: method.seed },
+        BlockOrder::Importance => Order::Importance,
+    };
     job.prior.clone_from(&method.prior);
     job.proximal.learning_rate = method.learning_rate;
     job.blocks = method.blocks.map(|blocks| blocks as usize);

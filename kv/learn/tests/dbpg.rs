@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
+use caravan_learn::dbpg::blocks::Order;
 use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::reference::{Settings, solve};
 use caravan_learn::dbpg::{self, Job, Progress, Trained};
@@ -114,6 +115,18 @@ fn the_shape_of_the_cluster_changes_nothing() {
     for (servers, workers) in [(1, 2), (1, 4), (3, 1), (3, 2), (3, 4)] {
         assert_follows(&published(example_file(), 6), servers, workers);
     }
+}
+
+/// Gains come from all servers, each of which has a part of every block.
+#[test]
+fn blocks_are_visited_by_importance_whatever_the_shape() {
+    let job = Job { order: Order::Importance, ..published(example_file(), 12) };
+    assert_follows(&job, 1, 1);
+    assert_follows(&job, 3, 2);
+    let (_, by_key) = train(1, 1, &published(example_file(), 12));
+    let (_, passes) = train(1, 1, &job);
+    assert_eq!(passes[0].objective, by_key[0].objective, "nothing is known before the first pass");
+    assert_ne!(passes[1].objective, by_key[1].objective);
 }
 
 #[test]

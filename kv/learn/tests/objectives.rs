@@ -84,6 +84,44 @@ fn residual(examples: &Examples, job: &Job, lambda: f64, model: &Model) -> (f64,
     (worst, objective + model.iter().map(|(_, weight)| penalty(weight)).sum::<f64>())
 }
 
+/// Rows in Criteo's format, whose fields hold few values each.
+fn fields_file() -> PathBuf {
+    let row = |n: u64| {
+        let field = |field: u64| match n.wrapping_mul(2 * field + 1) >> 2 & 7 {
+            0 => String::new(),
+            value => format!("{:x}", value * (field % 3 + 1) % 9),
+        };
+        let fields: Vec<String> = (0..39).map(field).collect();
+        format!("{}\t{}\n", u64::from(n.is_multiple_of(3) ^ (n % 7 > 2)), fields.join("\t"))
+    };
+    let name = format!("caravan-objectives-fields-{}.train", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    std::fs::write(&path, (0..300).map(row).collect::<String>()).unwrap();
+    path
+}
+
+/// Screened or not, with the intercept's block before those of the fields.
+#[test]
+fn fields_that_are_a_block_each_have_the_optimum_of_the_others() {
+    let file = fields_file();
+    let examples = examples(&file);
+    for (servers, workers, screen) in [(1, 1, true), (2, 3, true), (2, 2, false)] {
+        let mut job = Job { group_bits: 6, ..job(&file, 2.0, VARIANTS[1]) };
+        job.filters.screen = screen;
+        let trained = train(servers, workers, &job);
+        let (worst, objective) = residual(&examples, &job, 2.0, &trained.model);
+        assert!(worst < 1e-4, "{servers} servers, {workers} workers: {worst}");
+        assert!((objective - trained.objective).abs() < 1e-8 * objective);
+        assert!(trained.blocks == 40 || screen && trained.blocks < 40, "{}", trained.blocks);
+        let other = train(servers, workers, &Job { group_bits: 0, ..job });
+        assert!((other.objective - trained.objective).abs() < 1e-8 * objective);
+    }
+    // More groups than there are keys, and nothing left of them.
+    let job = Job { group_bits: 16, ..job(&file, 1e6, VARIANTS[2]) };
+    assert_eq!(train(1, 2, &job).model.iter().count(), 0);
+    std::fs::remove_file(file).unwrap();
+}
+
 #[test]
 fn every_variant_meets_its_optimality_conditions() {
     let file = example_file("conditions");

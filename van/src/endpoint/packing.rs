@@ -1,7 +1,8 @@
 //! The open frame of a lane: short messages are encoded right into it, one behind the other, and leave together.
 //!
 //! A frame is closed when the next message does not fit, when something else must not overtake it, and at the next poll or
-//! wait. What is left of its memory is the next frame's: a short frame allocates nothing. No I/O: the endpoint posts.
+//! wait. What is left of its memory is the next frame's, or all of it where the van has copied the frame: a short frame allocates
+//! nothing. No I/O: the endpoint posts.
 //!
 //! Messages in a row that are alike become one image, a run, of which each takes few bytes and next to no work: see `wire/run.rs`.
 //! A message like the last one of the frame before has its header copied.
@@ -178,16 +179,31 @@ impl Packer {
         self.form = None;
     }
 
-    /// Closes the open frame and returns it, with a checksum unless the carrier needs none.
+    /// Closes the open frame, with a checksum unless the carrier needs none, and returns what it holds behind the prefix. It is to
+    /// be sent at once: copied, and [reused](Packer::reuse), or [taken](Packer::take).
     #[inline(always)]
-    pub(super) fn close(&mut self, carrier_checks: bool) -> Option<Buffer> {
+    pub(super) fn close(&mut self, carrier_checks: bool) -> Option<&[u8]> {
         if self.end == 0 {
             return None;
         }
+        let frame = &mut self.memory.as_mut()?[..self.end];
+        close(self.run.take(), frame);
+        let images = &mut frame[FRAME_PREFIX..];
+        seal(images, carrier_checks);
+        Some(images)
+    }
+
+    /// Makes the memory of the frame that was closed that of the next one.
+    #[inline]
+    pub(super) fn reuse(&mut self) {
+        self.end = 0;
+    }
+
+    /// Gives up the frame that was closed.
+    #[inline]
+    pub(super) fn take(&mut self) -> Option<Buffer> {
         let memory = self.memory.as_mut()?;
         let end = std::mem::take(&mut self.end);
-        close(self.run.take(), &mut memory[..end]);
-        seal(&mut memory[FRAME_PREFIX..end], carrier_checks);
         let next = end.next_multiple_of(FRAME_ALIGN);
         let mut frame = match memory.len().checked_sub(next) {
             Some(rest) if rest >= REST_BYTES_MIN => memory.split_to(next),

@@ -88,17 +88,16 @@ impl Endpoint {
             return Break(Some(Arrival::Lost { peer, error }));
         } else {
             // To know what it is before it is taken out keeps the compiler from moving all of it.
-            let is_frame = matches!(self.events.last(), Some(Event::Received { .. }));
-            match self.events.pop() {
-                Some(Event::Received { peer, frame }) if is_frame => {
-                    *from = peer;
-                    match images.begin(frame, self.limits.checks_bytes, &self.memory) {
-                        Ok(None) => return Continue(()),
-                        opened => opened,
-                    }
-                }
-                Some(event) => return self.take_event(event),
-                None => return Break(None),
+            if !matches!(self.events.last(), Some(Event::Received { .. })) {
+                return self.take_event();
+            }
+            let Some(Event::Received { peer, frame }) = self.events.pop() else {
+                return Continue(());
+            };
+            *from = peer;
+            match images.begin(frame, self.limits.checks_bytes, &self.memory) {
+                Ok(None) => return Continue(()),
+                opened => opened,
             }
         };
         match opened {
@@ -112,7 +111,8 @@ impl Endpoint {
     }
 
     #[inline(never)]
-    fn take_event(&mut self, event: Event) -> ControlFlow<Option<Arrival>> {
+    fn take_event(&mut self) -> ControlFlow<Option<Arrival>> {
+        let Some(event) = self.events.pop() else { return Break(None) };
         let peer = event.peer();
         match self.sort_out(event) {
             Ok(None) => Continue(()),

@@ -309,6 +309,17 @@ impl Transport for Shm {
         peer.sender.frame(&mut peer.link, frame, &self.pool, &mut self.counters)
     }
 
+    #[inline]
+    fn post_copy(&mut self, peer: PeerId, frame: &[u8]) -> Result<bool> {
+        let place = self.up(peer)?;
+        let peer = &mut self.peers[place];
+        let copied = frame.len() <= peer.frame_bytes
+            && peer.sender.copy(&mut peer.link, frame, &mut self.counters);
+        self.touched |= copied;
+        self.posted |= copied;
+        Ok(copied)
+    }
+
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
         self.up(peer)?;
         Ok(self.offers.open(peer, into))

@@ -191,23 +191,28 @@ impl Receiver {
         stamp: Stamp,
         desk: &mut Desk<'_>,
     ) -> Result<(), String> {
-        let mut frame = self.allocate(stamp.len, desk.pool)?;
+        // Handed on before it is filled: what has just been made and then moved would be waited for.
+        let frame = self.allocate(stamp.len, desk.pool)?;
+        let Some(frame) = self.deliver(frame, desk) else { return Ok(()) };
+        let mut short = [0; HEAD];
+        let (head, rest) = match frame.split_first_chunk_mut() {
+            Some(parts) => parts,
+            None => (&mut short, &mut [][..]),
+        };
+        // As a whole before words of it are stored: what has just been stored in parts is slow to read as a whole.
+        *head = zerocopy::transmute!(self.last);
+        let head = head.as_chunks_mut().0;
         let mut word = 0;
         for at in ring::bits(stamp.words) {
             self.last[at] = foreign.load(ring::word_at(self.next, word), Ordering::Relaxed);
+            head[at] = self.last[at].to_le_bytes();
             word += 1;
         }
-        let mut rest_bytes = 0;
-        match frame.split_first_chunk_mut::<HEAD>() {
-            Some((head, rest)) => {
-                *head = zerocopy::transmute!(self.last);
-                ring::read(foreign, self.next, word, rest);
-                rest_bytes = rest.len();
-            }
-            None => frame.copy_from_slice(&self.last.as_bytes()[..stamp.len]),
+        ring::read(foreign, self.next, word, rest);
+        self.next += ring::lines_of(word, rest.len());
+        if stamp.len < HEAD {
+            frame.copy_from_slice(&short[..stamp.len]);
         }
-        self.next += ring::lines_of(word, rest_bytes);
-        self.deliver(frame, desk);
         Ok(())
     }
 
@@ -238,15 +243,19 @@ impl Receiver {
         }
     }
 
+    /// Hands a frame on, and returns it where it lies by then.
     #[inline(always)]
-    fn deliver(&mut self, frame: Buffer, desk: &mut Desk<'_>) {
+    fn deliver<'a>(&mut self, frame: Buffer, desk: &'a mut Desk<'_>) -> Option<&'a mut Buffer> {
         desk.counters.frames_received += 1;
         desk.counters.bytes_received += frame.len() as u64;
         let peer = self.peer;
-        // Each is written where it will lie: to make it elsewhere and move it costs more than all else here.
-        match self.borrowed.take() {
-            None => desk.events.push(Event::Received { peer, frame }),
-            Some(values) => desk.events.push(Event::Lent { peer, frame, values }),
+        let event = match self.borrowed.take() {
+            None => desk.events.push_mut(Event::Received { peer, frame }),
+            Some(values) => desk.events.push_mut(Event::Lent { peer, frame, values }),
+        };
+        match event {
+            Event::Received { frame, .. } | Event::Lent { frame, .. } => Some(frame),
+            _ => None,
         }
     }
 

@@ -212,24 +212,27 @@ fn place(position: u64, word: usize, len: usize) -> (usize, usize) {
 /// Bytes of a frame's head.
 pub(super) const HEAD: usize = 64;
 
-/// The first bytes of a frame, and zeros where it is shorter.
+/// The first bytes of a frame as words, and zeros where it is shorter.
 pub(super) type Head = [u64; HEAD / 8];
 
-/// The head of `frame`, and what is behind it.
+/// Likewise, as they lie there.
+pub(super) type HeadBytes = [[u8; 8]; HEAD / 8];
+
+/// The head of `frame`, in `short` if it is no longer than that, and what is behind it. It is read in words, as it was written: what
+/// has just been stored in parts is slow to read as a whole.
 #[inline]
-pub(super) fn head_of(frame: &[u8]) -> (Head, &[u8]) {
+pub(super) fn head_of<'a>(frame: &'a [u8], short: &'a mut HeadBytes) -> (&'a HeadBytes, &'a [u8]) {
     if let Some((head, rest)) = frame.split_first_chunk::<HEAD>() {
-        return (zerocopy::transmute!(*head), rest);
+        return (zerocopy::transmute_ref!(head), rest);
     }
-    let mut head = [0; HEAD];
-    head[..frame.len()].copy_from_slice(frame);
-    (zerocopy::transmute!(head), &[])
+    short.as_flattened_mut()[..frame.len()].copy_from_slice(frame);
+    (short, &[])
 }
 
 /// The words that are not the same in two heads: a bit each.
 #[inline]
-pub(super) fn changed(head: &Head, last: &Head) -> u8 {
-    let differ = |at: usize| u8::from(head[at] != last[at]) << at;
+pub(super) fn changed(head: &HeadBytes, last: &Head) -> u8 {
+    let differ = |at: usize| u8::from(u64::from_le_bytes(head[at]) != last[at]) << at;
     (0..head.len()).fold(0, |words, at| words | differ(at))
 }
 
@@ -380,9 +383,10 @@ mod tests {
         #[test]
         fn a_head_is_the_last_one_with_its_words_changed(frame: [u64; 9], last: Head, len in 0usize..72) {
             let frame = &frame.as_bytes()[..len];
-            let (head, rest) = head_of(frame);
+            let mut short = HeadBytes::default();
+            let (head, rest) = head_of(frame, &mut short);
             let mut found = last;
-            bits(changed(&head, &last)).for_each(|at| found[at] = head[at]);
+            bits(changed(head, &last)).for_each(|at| found[at] = u64::from_le_bytes(head[at]));
             let found = [found.as_bytes(), rest].concat();
             prop_assert_eq!(&found[..len], frame);
             prop_assert!(found[len..].iter().all(|&byte| byte == 0));

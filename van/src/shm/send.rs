@@ -121,8 +121,20 @@ impl Sender {
         !self.outbox.is_empty() || !self.held.is_empty() || self.broken.is_some()
     }
 
-    /// Takes a frame with its prefix.
+    /// Copies a frame without its prefix into the ring; false if it does not stand there, or not now.
     #[inline]
+    pub(super) fn copy(&mut self, link: &mut Link, frame: &[u8], counters: &mut Counters) -> bool {
+        let is_inline = self.outbox.is_empty() && frame.len() <= ring::INLINE_BYTES_MAX;
+        if !is_inline || !self.has_room(link, FRAME_LINES_MAX) {
+            return false;
+        }
+        self.put_inline(link, frame);
+        counters.frames_sent += 1;
+        counters.bytes_sent += (FRAME_PREFIX + frame.len()) as u64;
+        true
+    }
+
+    /// Takes a frame with its prefix.
     pub(super) fn frame(
         &mut self,
         link: &mut Link,
@@ -130,26 +142,9 @@ impl Sender {
         pool: &Pool,
         counters: &mut Counters,
     ) -> Result<()> {
-        let len = frame.len() - FRAME_PREFIX;
-        let is_inline = self.outbox.is_empty() && len <= ring::INLINE_BYTES_MAX;
-        if !is_inline || !self.has_room(link, FRAME_LINES_MAX) {
-            return self.queue_frame(link, frame, pool, counters);
+        if self.copy(link, &frame[FRAME_PREFIX..], counters) {
+            return Ok(());
         }
-        self.put_inline(link, &frame[FRAME_PREFIX..]);
-        counters.frames_sent += 1;
-        counters.bytes_sent += frame.len() as u64;
-        Ok(())
-    }
-
-    /// Takes a frame that does not go into the ring as it is, or not now.
-    #[inline(never)]
-    fn queue_frame(
-        &mut self,
-        link: &mut Link,
-        frame: Buffer,
-        pool: &Pool,
-        counters: &mut Counters,
-    ) -> Result<()> {
         self.check_depth()?;
         let bytes = frame.len();
         let frame = visible(frame, pool)?;
@@ -453,15 +448,16 @@ impl Sender {
     /// Writes a frame that is not too long into the ring, which has room for it.
     #[inline]
     fn put_inline(&mut self, link: &mut Link, frame: &[u8]) {
-        let (head, rest) = ring::head_of(frame);
-        let words = ring::changed(&head, &self.last);
+        let mut short = ring::HeadBytes::default();
+        let (head, rest) = ring::head_of(frame, &mut short);
+        let words = ring::changed(head, &self.last);
         let mut word = 0;
         for at in ring::bits(words) {
-            link.own.store(ring::word_at(self.head, word), head[at], Ordering::Relaxed);
+            self.last[at] = u64::from_le_bytes(head[at]);
+            link.own.store(ring::word_at(self.head, word), self.last[at], Ordering::Relaxed);
             word += 1;
         }
         ring::write(&mut link.own, self.head, word, rest);
-        self.last = head;
         let stamp = Stamp { kind: Kind::Inline, len: frame.len(), words };
         self.publish(link, stamp, ring::lines_of(word, rest.len()));
     }

@@ -14,8 +14,8 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::connect::{Link, Packet, Taken, name_in};
 use super::ring::{
-    ASLEEP, CLOSED, CONSUMED, FRAME_LINES_MAX, HEAD, Kind, LINE_BYTES, LINES, Reference,
-    SEGMENT_BYTES, Stamp, WriteRecord, line_at, write,
+    ASLEEP, CLOSED, CONSUMED, FRAME_LINES_MAX, HEAD, INLINE_BYTES_MAX, Kind, LINE_BYTES, LINES,
+    Reference, SEGMENT_BYTES, Stamp, WriteRecord, line_at, write,
 };
 use super::segment::{Foreign, Own, seal};
 use super::socket::Socket;
@@ -285,6 +285,34 @@ fn a_peer_that_reads_nothing_fills_its_queue_and_nobody_elses() {
     };
     assert!(matches!(error, Error::QueueFull { depth: 1024, .. }), "{error}");
     assert_eq!(posted, LINES - FRAME_LINES_MAX + 1024);
+}
+
+#[test]
+fn a_frame_that_is_copied_overtakes_none_that_waits() {
+    let _alone = alone();
+    let (mut a, mut b, there, _) = pair();
+    assert!(matches!(a.post_copy(PeerId(7), &[]), Err(Error::NotConnected { .. })));
+    assert!(!a.post_copy(there, &[0; INLINE_BYTES_MAX + 1]).unwrap(), "it is lent to be read");
+    let mut number = 0u64;
+    while a.post_copy(there, &number.to_le_bytes()).unwrap() {
+        number += 1;
+    }
+    let mut frame = a.memory().allocate(FRAME_PREFIX + 8).unwrap();
+    frame[FRAME_PREFIX..].copy_from_slice(&number.to_le_bytes());
+    a.post_send(there, frame).unwrap();
+    let (mut expected, mut copies) = (0..=number, 0);
+    while !expected.is_empty() {
+        copies += u64::from(a.post_copy(there, &[0]).unwrap());
+        a.turn().unwrap();
+        let mut events = Vec::new();
+        b.poll(&mut events).unwrap();
+        for event in events {
+            let Event::Received { frame, .. } = event else { panic!("it is a frame") };
+            let expected = expected.next();
+            assert_eq!(*frame, expected.map_or(vec![0], |number| number.to_le_bytes().to_vec()));
+        }
+    }
+    assert!(copies > 0, "there is room again");
 }
 
 /// The middle of a frame may look like the stamp of the record that comes to stand there a turn of the ring later.

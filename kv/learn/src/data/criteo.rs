@@ -10,7 +10,7 @@
 //! An integer's bucket is the number itself up to 7, and from there on one of four in each octave: 8..9, 10..11, 12..13,
 //! 14..15, 16..19 and so on; counts differ by shares, and rare large ones must not each have a column. Two categories of a
 //! field meet with probability 2^-58. As the field comes first, an even slice of the key space lies in one field or few, and
-//! columns of a field never share a row.
+//! columns of a field never share a row; `Job::group_bits` of 6 makes each field a block.
 
 use memchr::memchr_iter;
 

@@ -78,16 +78,23 @@ pub enum Order {
         /// Any number.
         seed: u64,
     },
+    /// First those that gained most in the pass before, by [`Coordinates::update`](super::coordinates::Coordinates::update); the first pass by key.
+    Importance,
 }
 
 impl Order {
-    /// The order of pass number `pass` over blocks `0..count`: each exactly once.
-    pub fn of_pass(self, pass: u64, count: usize) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..count).collect();
-        if let Order::Shuffled { seed } = self {
-            // Each pass has its own stream, so a node may start at any pass.
-            let stream = SplitMix64::new(pass).next();
-            shuffle(&mut order, &mut SplitMix64::new(seed ^ stream));
+    /// The order of pass number `pass` over as many blocks as there are `gains`, each exactly once: `[blocks]`. The gains are
+    /// those of the pass before, 0 before the first.
+    pub fn of_pass(self, pass: u64, gains: &[f64]) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..gains.len()).collect();
+        match self {
+            Order::Key => {}
+            Order::Shuffled { seed } => {
+                // Each pass has its own stream, so a node may start at any pass.
+                let stream = SplitMix64::new(pass).next();
+                shuffle(&mut order, &mut SplitMix64::new(seed ^ stream));
+            }
+            Order::Importance => order.sort_by(|&a, &b| gains[b].total_cmp(&gains[a])),
         }
         order
     }
@@ -180,11 +187,18 @@ mod tests {
     #[test]
     fn shuffles_repeat_with_their_seed_and_differ_by_pass() {
         let order = Order::Shuffled { seed: 7 };
-        assert_eq!(order.of_pass(3, 50), order.of_pass(3, 50));
-        assert_ne!(order.of_pass(3, 50), order.of_pass(4, 50));
-        assert_ne!(order.of_pass(3, 50), Order::Shuffled { seed: 8 }.of_pass(3, 50));
-        assert_eq!(Order::Key.of_pass(3, 4), [0, 1, 2, 3]);
-        assert!(order.of_pass(0, 0).is_empty());
+        let gains = [0.0; 50];
+        assert_eq!(order.of_pass(3, &gains), order.of_pass(3, &gains));
+        assert_ne!(order.of_pass(3, &gains), order.of_pass(4, &gains));
+        assert_ne!(order.of_pass(3, &gains), Order::Shuffled { seed: 8 }.of_pass(3, &gains));
+        assert_eq!(Order::Key.of_pass(3, &gains[..4]), [0, 1, 2, 3]);
+        assert!(order.of_pass(0, &[]).is_empty());
+    }
+
+    #[test]
+    fn what_gained_most_comes_first_and_else_the_smaller_key() {
+        assert_eq!(Order::Importance.of_pass(2, &[0.5, 3.0, 0.0, 3.0, 0.0]), [1, 3, 0, 2, 4]);
+        assert_eq!(Order::Importance.of_pass(0, &[0.0; 3]), [0, 1, 2]);
     }
 
     /// Random numbers of random size: as many small ones as large ones.
@@ -234,7 +248,7 @@ mod tests {
     fn shuffles_are_permutations() {
         for seed in 0..300 {
             let count = seed as usize % 80;
-            let mut order = Order::Shuffled { seed }.of_pass(seed / 7, count);
+            let mut order = Order::Shuffled { seed }.of_pass(seed / 7, &vec![0.0; count]);
             order.sort_unstable();
             assert_eq!(order, (0..count).collect::<Vec<_>>());
         }

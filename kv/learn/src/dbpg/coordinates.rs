@@ -191,7 +191,8 @@ impl Coordinates {
         }
     }
 
-    /// One step of the block at positions `range`, from the sum of all workers' pushes.
+    /// One step of the block at positions `range`, from the sum of all workers' pushes. Returns by how much F falls, at least,
+    /// as far as curvatures are bounds.
     ///
     /// A coordinate at 0 whose gradient is further than `threshold` inside ±λ is filtered: it
     /// stays at 0 and leaves the block until a reset. One on the border, |g| = λ, may be non-zero at another optimum and
@@ -200,8 +201,9 @@ impl Coordinates {
     ///
     /// # Panics
     /// If `range` is outside the coordinates or `sum` is of another length.
-    pub fn update(&mut self, range: Range<usize>, sum: &BlockSum, threshold: f64) {
+    pub fn update(&mut self, range: Range<usize>, sum: &BlockSum, threshold: f64) -> f64 {
         assert_eq!(sum.gradient.len(), range.len(), "one sum a coordinate");
+        let mut gain = 0.0;
         for (i, k) in range.enumerate() {
             if !self.active[k] || sum.parts[i] == Parts::None {
                 continue;
@@ -218,9 +220,14 @@ impl Coordinates {
             // Workers see the step that was made, and follow δ by that.
             let rounded = if self.narrow { f64::from(weight as f32) } else { weight };
             let step = if self.narrow { rounded - self.weights[k] } else { step };
+            if step != 0.0 {
+                let slope = (sum.gradient[i], sum.curvature[i]);
+                gain += self.rule.gain(self.keys[k], self.weights[k], slope, step);
+            }
             self.deltas[k] = self.rule.trust.after(step);
             self.weights[k] = rounded;
         }
+        gain
     }
 
     /// Sets weights to what was found otherwise, as if by a step: `to` names keys that are here, each active.

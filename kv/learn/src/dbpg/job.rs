@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::blocks;
 use super::filters::{FilterTraffic, Filters};
 use super::gradient::Curvature;
+use super::groups;
 use super::polish::{self, SUPPORT_MAX};
 use super::proximal::Proximal;
 use super::schedule::{KKT_RATIO, RESET_EVERY, Stop};
@@ -40,6 +41,9 @@ pub struct Job {
     pub blocks: Option<usize>,
     /// How many they are then: so many for each feature of an average row.
     pub block_ratio: f64,
+    /// Leading bits of a key that name its feature group, 16 at most. Each group is cut into blocks by itself then, by the block
+    /// ratio; 0 for none.
+    pub group_bits: u32,
     /// First and last keys of groups that matter most. Before the first pass their blocks are visited [`PRIOR_ROUNDS`] times,
     /// without delay or filter, so that the others begin where these already fit.
     pub prior: Vec<(u64, u64)>,
@@ -87,6 +91,7 @@ impl Job {
             curvature: Curvature::Safe,
             blocks: None,
             block_ratio: blocks::BLOCK_RATIO,
+            group_bits: 0,
             prior: Vec::new(),
             order: blocks::Order::Key,
             delay: 0,
@@ -143,6 +148,14 @@ impl Job {
                 wrong("the share of blocks with a pause", share, "from 0 to 1")
             }
             () if self.blocks == Some(0) => wrong("blocks", 0.0, "1 or more"),
+            () if self.group_bits > groups::BITS_MAX => {
+                wrong("the bits of a group", self.group_bits.into(), "16 or fewer")
+            }
+            () if self.blocks.is_some() && self.group_bits > 0 => wrong(
+                "the number of blocks",
+                self.blocks.map_or(0.0, |blocks| blocks as f64),
+                "left to the block ratio where each group is cut by itself",
+            ),
             () if self.newton.is_some_and(|n| n == 0 || n > polish::SUPPORT_LIMIT) => {
                 wrong("newton", self.newton.unwrap_or(0) as f64, "a support of 1 to 16384 weights")
             }

@@ -15,6 +15,7 @@ use caravan_kv::{Table, TableSpec, WorkerNode};
 use serde::{Deserialize, Serialize};
 
 use super::blocks::gallop;
+use super::groups::{self, Group};
 use super::pool::Pool;
 use super::screen::{self, Bounds};
 use super::tail;
@@ -217,6 +218,14 @@ impl Loading {
         let rows = std::mem::take(&mut self.rows);
         self.columns = Some(rows.into_columns(kept).map_err(|error| with_sources(&error))?);
         Ok(self.loaded())
+    }
+
+    /// The feature groups of what is left.
+    pub(super) fn groups(&self, bits: u32) -> Vec<Group> {
+        match &self.columns {
+            None => groups::of_rows(&self.rows, bits),
+            Some(columns) => groups::of_columns(columns, self.labels.len(), bits),
+        }
     }
 
     /// What to train on: the columns that screening has left, else all, and one of ones with the key `intercept`. And the

@@ -40,6 +40,7 @@ mod cost;
 pub mod example;
 mod filters;
 pub mod gradient;
+mod groups;
 mod hessian;
 mod job;
 mod load;

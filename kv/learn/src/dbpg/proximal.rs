@@ -4,7 +4,7 @@
 //! thresholding, then a clip. With a ridge g and u are those of the loss and ½ λ₂ w² together. (Algorithm 3 of the OSDI'14
 //! paper prints this with signs astray.) Which coordinates step, and when, is said in [`super::coordinates`].
 
-use super::blocks::{KeyBlock, even_blocks};
+use super::blocks::KeyBlock;
 use super::gradient::TrustRegion;
 
 /// Keeps the step finite where no row bends the loss.
@@ -53,11 +53,22 @@ impl Proximal {
         lambda * weight.abs() + 0.5 * l2 * weight * weight
     }
 
-    /// The blocks of data with these smallest and largest keys, `count` at most, and before them one for the coordinate without a
-    /// penalty, on which all others depend.
-    pub(super) fn blocks(&self, (first, last): (u64, u64), count: usize) -> Vec<KeyBlock> {
+    /// These blocks of data, and before them one for the coordinate without a penalty, on which all others depend.
+    pub(super) fn blocks(&self, of_data: Vec<KeyBlock>) -> Vec<KeyBlock> {
         let free = self.free.map(|key| KeyBlock { first: key, last: key });
-        free.into_iter().chain(even_blocks(first, last, count)).collect()
+        free.into_iter().chain(of_data).collect()
+    }
+
+    /// By how much a step of one coordinate lowers F if the loss bends as the curvature says, and at least where it bounds that.
+    pub(super) fn gain(
+        &self,
+        key: u64,
+        weight: f64,
+        (gradient, curvature): (f64, f64),
+        step: f64,
+    ) -> f64 {
+        let loss = step * (gradient + 0.5 * curvature * step);
+        self.penalty(key, weight) - self.penalty(key, weight + step) - loss
     }
 
     /// The step d of one coordinate.
@@ -107,6 +118,8 @@ mod tests {
                     |d: f64| g * d + u / learning_rate / 2.0 * d * d + rule.penalty(3, w + d);
                 let step = rule.step(3, w, (g, u), delta);
                 assert!(step.abs() <= delta);
+                let gain = rule.gain(3, w, (g, u), step);
+                assert!(gain >= model(0.0) - model(step) - 1e-9, "a damped step gains more");
                 for i in -1000..=1000 {
                     let other = f64::from(i) / 1000.0 * delta;
                     assert!(

@@ -3,7 +3,7 @@
 //! Workers lag as far as the schedule allows: the gradient of task t sees the updates of tasks up
 //! to t - τ - 1 and not one more. A real cluster lies between this and no delay at all.
 
-use super::blocks::{KeyBlock, Order};
+use super::blocks::{KeyBlock, Order, even_blocks};
 use super::coordinates::{BlockSum, Coordinates};
 use super::gradient::{Curvature, Worker};
 use super::logistic;
@@ -120,9 +120,11 @@ fn solve_with(
         let last = progress.last();
         let threshold = threshold(last.map(|last| last.violation));
         run.begin_pass(last.is_some_and(|last| last.stop == Stop::Reset));
-        for block in settings.order.of_pass(pass, run.blocks.len()) {
-            run.update(block, threshold);
+        let mut gains = vec![0.0; run.blocks.len()];
+        for block in settings.order.of_pass(pass, &run.gains) {
+            gains[block] = run.update(block, threshold);
         }
+        run.gains = gains;
         let report = run.report(threshold, &mut rule);
         progress.push(report);
         if report.stop == Stop::Done {
@@ -153,6 +155,8 @@ struct Run<'a> {
     coordinates: Coordinates,
     task: u64,
     pulls: VecDeque<Pull>,
+    /// Of the blocks, in the last pass: `[blocks]`.
+    gains: Vec<f64>,
     columns_computed: usize,
 }
 
@@ -165,8 +169,8 @@ impl<'a> Run<'a> {
         let penalised = coordinates.keys().iter().copied();
         let mut penalised = penalised.filter(|&key| settings.proximal.free != Some(key));
         let ends = penalised.next().map(|first| (first, penalised.next_back().unwrap_or(first)));
-        let blocks = ends.map(|ends| settings.proximal.blocks(ends, settings.blocks));
-        let blocks = blocks.unwrap_or_default();
+        let blocks = ends.map(|(first, last)| even_blocks(first, last, settings.blocks));
+        let blocks = settings.proximal.blocks(blocks.unwrap_or_default());
         let workers = parts
             .iter()
             .map(|part| {
@@ -177,11 +181,12 @@ impl<'a> Run<'a> {
         Self {
             parts,
             settings,
-            blocks,
             workers,
             coordinates,
             task: 0,
             pulls: VecDeque::new(),
+            gains: vec![0.0; blocks.len()],
+            blocks,
             columns_computed: 0,
         }
     }
@@ -196,19 +201,21 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn update(&mut self, block: usize, threshold: f64) {
+    /// Returns what the block has gained.
+    fn update(&mut self, block: usize, threshold: f64) -> f64 {
         self.task += 1;
         self.apply_pulls(self.task.saturating_sub(self.settings.delay));
         let block = self.blocks[block];
         let range = self.coordinates.locate(&block);
         let sum = self.push_gradients(&block, &range);
-        self.coordinates.update(range.clone(), &sum, threshold);
+        let gain = self.coordinates.update(range.clone(), &sum, threshold);
         self.pulls.push_back(Pull {
             task: self.task,
             block,
             weights: self.coordinates.weights()[range.clone()].to_vec(),
             active: self.coordinates.active()[range].to_vec(),
         });
+        gain
     }
 
     fn push_gradients(&mut self, block: &KeyBlock, range: &Range<usize>) -> BlockSum {

@@ -65,8 +65,8 @@ pub(crate) enum Command {
     },
     /// Go on with this λ. The next pass begins with a reset, if there was one before.
     Lambda { lambda: f64 },
-    /// How far it has got. Answered with a [`Report`].
-    Report,
+    /// How far it has got, with the gains of blocks if they are wanted. Answered with a [`Report`].
+    Report { gains: bool },
     /// The non-zero weights. Answered with pairs of key and weight, as JSON.
     Weights,
     /// The weights of the coordinates that the filter leaves in, 0 or not. After a pass that began with all of them and moved
@@ -90,6 +90,9 @@ pub(crate) struct Report {
     pub(crate) busy_seconds: f64,
     pub(crate) peak_rss_mib: f64,
     pub(crate) process: u32,
+    /// What each block has gained in the pass, as [`Coordinates::update`] says: `[blocks]`, or nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) gains: Vec<f64>,
 }
 
 /// A server thread's coordinates.
@@ -110,6 +113,8 @@ pub struct Shard {
     clock: u64,
     /// The tasks behind it, in order.
     tasks: VecDeque<Task>,
+    /// What each block has gained in the pass: `[blocks]`.
+    gains: Vec<f64>,
     /// Spent on the pushes and pulls of the pass.
     busy: Duration,
     lengths: Vec<u32>,
@@ -168,6 +173,7 @@ impl Shard {
             kept: Vec::new(),
             clock: 0,
             tasks: VecDeque::new(),
+            gains: Vec::new(),
             busy: Duration::ZERO,
             lengths: Vec::new(),
             answer: Vec::new(),
@@ -225,6 +231,7 @@ impl Shard {
             self.kept.resize(self.state.keys().len(), [0.0; 2]);
         }
         self.busy = Duration::ZERO;
+        self.gains = vec![0.0; self.blocks.len()];
         self.state.begin_pass(reset);
         let Shard { state, ranges, announced, .. } = &*self;
         let task = |(number, &block): (u64, &usize)| {
@@ -304,11 +311,11 @@ impl Shard {
             let skips = self.lossy.skips(self.clock);
             let keys = self.state.keys()[range.clone()].iter().enumerate();
             keys.filter(|(_, key)| skips(**key)).for_each(|(k, _)| sum.skip(k));
-            self.state.update(range, &sum, self.threshold);
+            self.gains[task.block] += self.state.update(range, &sum, self.threshold);
         }
     }
 
-    fn report(&self) -> Report {
+    fn report(&self, gains: bool) -> Report {
         // Real time has no place in a simulated run, where there is no process either.
         let (process, peak_rss_mib) = crate::memory::process();
         Report {
@@ -320,6 +327,7 @@ impl Shard {
             busy_seconds: if process == 0 { 0.0 } else { self.busy.as_secs_f64() },
             peak_rss_mib,
             process,
+            gains: if gains { self.gains.clone() } else { Vec::new() },
         }
     }
 
@@ -418,7 +426,7 @@ impl caravan_kv::Shard for Shard {
                 self.begin_pass(first, &blocks, how, (reset, all)).map(|()| Vec::new())
             }
             Command::Lambda { lambda } => self.set_lambda(lambda).map(|()| Vec::new()),
-            Command::Report => serde_json::to_vec(&self.report()).map_err(text),
+            Command::Report { gains } => serde_json::to_vec(&self.report(gains)).map_err(text),
             Command::Weights => {
                 let weights: Vec<(u64, f64)> = self.state.held().collect();
                 serde_json::to_vec(&weights).map_err(text)

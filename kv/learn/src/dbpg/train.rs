@@ -9,7 +9,7 @@ use caravan_kv::error::with_sources;
 use caravan_kv::{Apps, Cluster, Handles, Table, Target, Worker};
 use serde::de::DeserializeOwned;
 
-use super::blocks::KeyBlock;
+use super::blocks::{KeyBlock, Order};
 use super::filters::{Counted, LOSSLESS_FROM, Lossy};
 use super::hessian;
 use super::job::{Job, PRIOR_ROUNDS, Progress, Times, Trained};
@@ -76,6 +76,8 @@ pub struct Driver<'a> {
     table: Table,
     polish: Option<Polish>,
     blocks: Vec<KeyBlock>,
+    /// What each gained in the last pass, where that is asked for, else 0: `[blocks]`.
+    gains: Vec<f64>,
     rows: u64,
     load_seconds: f64,
     /// By the servers' clock, as all times of training.
@@ -230,7 +232,7 @@ impl<'a> Driver<'a> {
             return Ok(());
         }
         for round in 0..PRIOR_ROUNDS {
-            let mut blocks = job.order.of_pass(round, prior.len());
+            let mut blocks = job.order.of_pass(round, &self.gains);
             blocks.retain(|&block| prior[block]);
             self.tasks(blocks, (FILTER_OFF, Some(Lossy::NONE)), 0, false)?;
         }
@@ -271,11 +273,11 @@ impl<'a> Driver<'a> {
         let ratio = if job.filters.kkt { job.kkt_ratio } else { f64::INFINITY };
         let threshold = schedule::kkt_threshold(violation, self.rows, ratio);
         self.lossless |= last.is_some_and(|last| last.relative <= LOSSLESS_FROM.max(job.epsilon));
-        let blocks = job.order.of_pass(pass, self.blocks.len());
+        let blocks = job.order.of_pass(pass, &self.gains);
         let lossy = (!self.lossless).then(|| job.filters.lossy(pass));
         let passed = self.tasks(blocks, (threshold, lossy), delay, reset)?;
         let took = self.servers.now() - began;
-        let reports: Vec<Report> = self.tell_servers(&Command::Report)?;
+        let reports = self.reports()?;
         let seen = passed.iter().map(|passed| (passed.process, passed.peak_rss_mib));
         self.rss
             .extend(seen.chain(reports.iter().map(|report| (report.process, report.peak_rss_mib))));
@@ -314,6 +316,19 @@ impl<'a> Driver<'a> {
             stop,
         };
         Ok((report, steepest))
+    }
+
+    /// How far the servers have got.
+    fn reports(&mut self) -> caravan_kv::Result<Vec<Report>> {
+        let gains = self.job.order == Order::Importance;
+        let reports: Vec<Report> = self.tell_servers(&Command::Report { gains })?;
+        if gains {
+            self.gains.fill(0.0);
+            for report in &reports {
+                self.gains.iter_mut().zip(&report.gains).for_each(|(sum, gain)| *sum += gain);
+            }
+        }
+        Ok(reports)
     }
 
     /// Since training began.

@@ -41,6 +41,8 @@ pub(crate) enum Order {
     Add,
     /// Drop the columns that can't leave 0 at this λ: step 3. Answered with [`Loaded`].
     Screen { lambda: f64 },
+    /// Count the groups that so many leading bits of a key name. Answered with a list of [`Group`](super::groups::Group).
+    Groups { bits: u32 },
     /// Create the tables and name your keys, with a column of ones at `intercept`.
     Begin {
         table: TableSpec,
@@ -184,6 +186,7 @@ impl App for Dbpg {
             }
             Order::Add => serde_json::to_value(self.loading()?.add(node)?),
             Order::Screen { lambda } => serde_json::to_value(self.loading()?.screen(node, lambda)?),
+            Order::Groups { bits } => serde_json::to_value(self.loading()?.groups(bits)),
             Order::Begin { table, polish, curvature, intercept, straggle } => {
                 let loading = self.loading.take();
                 let loading = loading.ok_or("there is nothing to train on: load first")?;

@@ -129,7 +129,7 @@ fn safe_steps_never_raise_the_objective() {
     let shares: Vec<Example> = (0..4).map(|worker| Example::share(worker, 4)).collect();
     let parts: Vec<Part> = shares.iter().map(Example::part).collect();
     for blocks in [1, 2, 7, 60] {
-        for order in [Order::Key, Order::Shuffled { seed: 3 }] {
+        for order in [Order::Key, Order::Shuffled { seed: 3 }, Order::Importance] {
             let settings = Settings { order, ..Settings::new(0.3, blocks) };
             let solution = solve(&parts, &settings);
             assert!(solution.converged(), "{blocks} blocks");

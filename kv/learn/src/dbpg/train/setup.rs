@@ -11,6 +11,7 @@ use super::{Driver, ask_workers, failed};
 use crate::data;
 use crate::dbpg::blocks::{self, KeyBlock};
 use crate::dbpg::filters::{self, Counted};
+use crate::dbpg::groups::{self, Group};
 use crate::dbpg::hessian::{self, Wire};
 use crate::dbpg::job::Job;
 use crate::dbpg::load::Loaded;
@@ -62,7 +63,8 @@ impl<'a> Driver<'a> {
             if job.filters.screen { screen(cluster, &mut servers, job, keys)? } else { loaded };
         // Where nothing is left all weights are 0, which a pass over nothing finds out as well as any.
         let keys = key_range(&loaded).unwrap_or(keys);
-        let blocks = cut(job, &rule, keys, &loaded);
+        let blocks = rule.blocks(cut(cluster, job, keys, &loaded)?);
+        warn_of_delay(job, blocks.len());
         let (table, polish) = begin(cluster, &mut servers, job, &rule, (&blocks, keys), &loaded)?;
         let mut driver = Driver {
             cluster,
@@ -71,6 +73,7 @@ impl<'a> Driver<'a> {
             servers,
             table,
             polish,
+            gains: vec![0.0; blocks.len()],
             blocks,
             rows: loaded.iter().map(|loaded| loaded.rows).sum(),
             load_seconds,
@@ -168,19 +171,34 @@ fn screen(
 }
 
 /// Cuts the keys of what is loaded into the blocks of the job.
-fn cut(job: &Job, rule: &Proximal, keys: (u64, u64), loaded: &[Loaded]) -> Vec<KeyBlock> {
+fn cut(
+    cluster: &mut Cluster,
+    job: &Job,
+    (first, last): (u64, u64),
+    loaded: &[Loaded],
+) -> caravan_kv::Result<Vec<KeyBlock>> {
+    if job.group_bits > 0 {
+        let count = worker::Order::Groups { bits: job.group_bits };
+        let counted: Vec<Vec<Group>> = ask_workers(cluster, &count)?;
+        let blocks = groups::blocks(counted.concat(), job.block_ratio);
+        let all = KeyBlock { first, last };
+        return Ok(if blocks.is_empty() { vec![all] } else { blocks });
+    }
     let nonzeros = loaded.iter().map(|loaded| loaded.nonzeros).sum();
     let rows = loaded.iter().map(|loaded| loaded.rows).sum();
     let default = || blocks::default_block_count(nonzeros, rows, job.block_ratio);
-    let blocks = rule.blocks(keys, job.blocks.unwrap_or_else(default));
-    if !job.adapt_delay && schedule::delay_risks_divergence(job.delay, blocks.len()) {
+    Ok(blocks::even_blocks(first, last, job.blocks.unwrap_or_else(default)))
+}
+
+/// Warns of a delay that is long against the number of blocks.
+fn warn_of_delay(job: &Job, blocks: usize) {
+    if !job.adapt_delay && schedule::delay_risks_divergence(job.delay, blocks) {
         tracing::warn!(
             delay = job.delay,
-            blocks = blocks.len(),
+            blocks,
             "a delay of an eighth of the blocks or more may diverge: use more blocks, a smaller learning rate, or let the delay adapt itself"
         );
     }
-    blocks
 }
 
 /// Creates the tables and has the workers name their keys.

@@ -1,0 +1,155 @@
+//! Feature groups: the slots or fields that the leading bits of a key name, each cut into blocks by itself.
+//!
+//! Examples have one feature of most groups at most. Columns of such a group never share a row, so that all of it can step at
+//! once, in one block; only the others need more. (So does the authors' code, where a group has a key space of its own.)
+//!
+//! Place: load > tail > screening > **groups** > blocks.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::blocks::{KeyBlock, default_block_count, even_blocks};
+use crate::data::{Columns, PackedRows};
+
+/// Most leading bits that can name a group: everybody counts by array.
+pub(super) const BITS_MAX: u32 = 16;
+
+/// What there is of one group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Group {
+    number: u32,
+    /// Rows that have any of its features.
+    rows: u64,
+    nonzeros: u64,
+    /// Smallest and largest.
+    keys: (u64, u64),
+}
+
+/// Groups by number, as far as somebody has them: `[2^bits]`.
+struct Counts {
+    bits: u32,
+    groups: Vec<Option<Group>>,
+}
+
+impl Counts {
+    fn new(bits: u32) -> Self {
+        Counts { bits, groups: vec![None; 1 << bits] }
+    }
+
+    fn number(&self, key: u64) -> u32 {
+        (key >> (u64::BITS - self.bits)) as u32
+    }
+
+    /// Another feature of a group, with so many entries, in so many rows that had none of its features yet.
+    fn add(&mut self, number: u32, key: u64, (rows, nonzeros): (u64, u64)) {
+        let new = Group { number, rows: 0, nonzeros: 0, keys: (key, key) };
+        self.groups[number as usize].get_or_insert(new).join(rows, nonzeros, (key, key));
+    }
+
+    fn known(self) -> Vec<Group> {
+        self.groups.into_iter().flatten().collect()
+    }
+}
+
+impl Group {
+    fn join(&mut self, rows: u64, nonzeros: u64, keys: (u64, u64)) {
+        self.rows += rows;
+        self.nonzeros += nonzeros;
+        self.keys = (self.keys.0.min(keys.0), self.keys.1.max(keys.1));
+    }
+}
+
+/// The groups of rows, by number, which has 1 to [`BITS_MAX`] bits.
+pub(super) fn of_rows(rows: &PackedRows, bits: u32) -> Vec<Group> {
+    let (mut counts, mut last) = (Counts::new(bits), None);
+    rows.for_each(|row, key, _| {
+        // Those of a group follow each other, as a row has its keys in order.
+        let at = (row, counts.number(key));
+        let is_first = last.replace(at) != Some(at);
+        counts.add(at.1, key, (is_first.into(), 1));
+    });
+    counts.known()
+}
+
+/// As [`of_rows`], of `rows` rows that have become columns.
+pub(super) fn of_columns(columns: &Columns, rows: usize, bits: u32) -> Vec<Group> {
+    let (mut counts, mut last) = (Counts::new(bits), None);
+    let mut seen = vec![false; rows];
+    for (column, key) in columns.keys().iter().enumerate() {
+        let number = counts.number(key);
+        if last.replace(number) != Some(number) {
+            seen.fill(false);
+        }
+        let (of, _) = columns.column(column);
+        let new = of.iter().filter(|&&row| !std::mem::replace(&mut seen[row as usize], true));
+        counts.add(number, key, (new.count() as u64, of.len() as u64));
+    }
+    counts.known()
+}
+
+/// Cuts each group by itself, `ratio` blocks for each feature that its rows have of it, from what each of the workers has counted.
+pub(super) fn blocks(counted: Vec<Group>, ratio: f64) -> Vec<KeyBlock> {
+    let mut all = BTreeMap::<u32, Group>::new();
+    for group in counted {
+        all.entry(group.number)
+            .and_modify(|sum| sum.join(group.rows, group.nonzeros, group.keys))
+            .or_insert(group);
+    }
+    let cut = |group: Group| {
+        let count = default_block_count(group.nonzeros, group.rows, ratio);
+        even_blocks(group.keys.0, group.keys.1, count)
+    };
+    all.into_values().flat_map(cut).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::testing::Folder;
+    use crate::data::{self, Shard};
+
+    fn key(group: u64, key: u64) -> u64 {
+        group << 60 | key
+    }
+
+    /// Group 1 has one feature a row at most, group 3 up to three of them, and 2 and others none.
+    fn rows(numbers: std::ops::Range<u64>) -> PackedRows {
+        let row = |n: u64| {
+            let bag = (0..n % 4).map(|k| key(3, 10 * k + n));
+            let single = (!n.is_multiple_of(5)).then(|| key(1, n % 7));
+            let words = single.into_iter().chain(bag).map(|key| format!(" {key}:1"));
+            format!("1{}\n", words.collect::<String>())
+        };
+        let folder = Folder::new(&format!("groups-{:?}", std::thread::current().id()));
+        let file = folder.write("rows", numbers.map(row).collect::<String>().as_bytes());
+        let one = std::num::NonZeroUsize::MIN;
+        data::read_packed(&[file], Shard::new(0, 1).expect("one of one"), one, None)
+            .expect("it is well formed")
+    }
+
+    #[test]
+    fn rows_and_columns_have_the_same_groups() {
+        for bits in [1, 4, BITS_MAX] {
+            let rows = rows(0..100);
+            let (groups, keys) = (of_rows(&rows, bits), rows.distinct_keys());
+            let columns = rows.into_columns(keys).expect("there are few");
+            assert_eq!(of_columns(&columns, 100, bits), groups, "{bits}");
+        }
+        let groups = of_rows(&rows(0..100), 4);
+        let single = Group { number: 1, rows: 80, nonzeros: 80, keys: (key(1, 0), key(1, 6)) };
+        let bag = Group { number: 3, rows: 75, nonzeros: 150, keys: (key(3, 1), key(3, 119)) };
+        assert_eq!(groups, [single, bag]);
+    }
+
+    #[test]
+    fn a_group_of_which_rows_have_one_feature_is_one_block() {
+        let counted = [0..30, 30..40, 40..100].map(|numbers| of_rows(&rows(numbers), 4));
+        let cut = blocks(counted.concat(), 4.0);
+        assert_eq!(cut, blocks(of_rows(&rows(0..100), 4), 4.0), "however rows are shared out");
+        assert_eq!(cut[0], KeyBlock { first: key(1, 0), last: key(1, 6) });
+        assert_eq!(cut.len(), 1 + 8, "two a row, times four");
+        assert_eq!((cut[1].first, cut[8].last), (key(3, 1), key(3, 119)));
+        assert_eq!(blocks(Vec::new(), 4.0), []);
+    }
+}
