@@ -6,8 +6,9 @@
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use crate::report::{Shown, columns, decimals};
 use crate::subject::{Effort, Shape, Subject, stream_both};
-use crate::units::milli;
+use crate::units::{self, milli};
 
 /// One row of `caravan bench bandwidth`. A push-pull moves `bytes` both ways and counts them once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,6 +24,29 @@ pub(crate) struct Bandwidth {
     /// The median of what each round of floor and subject gave.
     pub(crate) ratio: f64,
     pub(crate) wrong: u64,
+}
+
+impl Shown for Bandwidth {
+    fn heading(&self) -> Option<String> {
+        Some(format!(
+            "\n# bandwidth: a window of requests in flight, closed loop, value payload in GB/s (10^9)\n{}",
+            columns(&[
+                "van", "op", "keys", "size", "window", "seconds", "GB/s", "floor", "ratio", "wrong"
+            ])
+        ))
+    }
+
+    fn text(&self) -> String {
+        let mut cells = vec![self.van.clone(), self.op.clone(), self.keys.to_string()];
+        cells.extend([units::size(self.bytes), self.window.to_string()]);
+        cells.extend([self.seconds, self.gb_per_s, self.floor_gb_per_s].iter().map(decimals));
+        cells.extend([format!("{:.2}", self.ratio), self.wrong.to_string()]);
+        columns(&cells)
+    }
+
+    fn wrong(&self) -> u64 {
+        self.wrong
+    }
 }
 
 /// Measures `subject` against `floor`; returns the row and what a reader should doubt.

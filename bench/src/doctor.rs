@@ -11,7 +11,7 @@ use crate::cluster;
 use crate::layout::Layout;
 use crate::machine::Machine;
 use crate::progress::Progress;
-use crate::report::{Report, Row};
+use crate::report::{Report, Row, Shown};
 use crate::usage::Usage;
 use crate::verbs::doctor::{Found, Obstacle, find};
 
@@ -39,9 +39,10 @@ impl VanCheck {
     fn fails(van: VanChoice, why: String, remedy: &str) -> Self {
         VanCheck { van: van.name().to_owned(), works: false, why, remedy: remedy.to_owned() }
     }
+}
 
-    /// For people.
-    pub(crate) fn text(&self) -> String {
+impl Shown for VanCheck {
+    fn text(&self) -> String {
         let works = if self.works { "yes" } else { "no" };
         let mut text = format!("{:<6}{works:<5}{}", self.van, self.why);
         if !self.remedy.is_empty() {

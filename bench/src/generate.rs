@@ -8,6 +8,7 @@ use caravan_learn::Error;
 use caravan_learn::data::clicks::{self, Format, Part, Summary};
 
 use crate::cli::{Clicks, Common, GenerateCommand, KeyFormat};
+use crate::report::UNWRITTEN;
 use crate::usage::Usage;
 
 /// Rows with `--smoke`.
@@ -26,7 +27,7 @@ pub(crate) fn run(common: &Common, command: &GenerateCommand) -> Result<()> {
         Error::Option { .. } => anyhow::Error::new(Usage(error.to_string())),
         other => other.into(),
     })?;
-    print(&summary, args, common.json).context("cannot write to standard output")
+    print(&summary, args, common.json).context(UNWRITTEN)
 }
 
 fn settings(args: &Clicks, smoke: bool) -> clicks::Clicks {

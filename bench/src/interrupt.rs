@@ -1,14 +1,38 @@
 //! Ctrl-C: ends the program at once, or, while a run could save its work, only asks it to. The second one ends it at once.
 
-use std::io;
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::{fs, io, process, thread};
 
-use signal_hook::consts::SIGINT;
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
+use signal_hook::iterator::Signals;
 
 /// Status of a program that SIGINT has ended, as shells have it: 128 + 2.
 pub(crate) const STATUS: i32 = 130;
+
+/// Does `work`. Ctrl-C, or a plea to end, removes `folder` meanwhile, which nobody needs afterwards, and ends the program.
+///
+/// # Errors
+/// When the system takes no handler; those of `work`.
+pub(crate) fn removing<T>(folder: PathBuf, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot watch for Ctrl-C")?;
+    let ending = Arc::new(Mutex::new(()));
+    let held = ending.clone();
+    thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            let _held = held.lock();
+            let _ = fs::remove_dir_all(&folder); // it ends in any case
+            process::exit(128 + signal);
+        }
+    });
+    let outcome = work();
+    // Work that fails for want of the folder does not get any further than here.
+    let _not_ending = ending.lock();
+    outcome
+}
 
 /// What Ctrl-C does, and whether it has come.
 #[derive(Debug)]

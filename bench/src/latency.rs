@@ -8,8 +8,9 @@ use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::report::{Shown, columns, decimals};
 use crate::subject::{Effort, Shape, Subject, median, spread_warning, take_turns};
-use crate::units::milli;
+use crate::units::{self, milli};
 
 /// One row of `caravan bench latency`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,6 +31,44 @@ pub(crate) struct Latency {
     /// The median of what each round of floor and subject gave.
     pub(crate) ratio_p50: f64,
     pub(crate) wrong: u64,
+}
+
+impl Shown for Latency {
+    fn heading(&self) -> Option<String> {
+        Some(format!(
+            "\n# latency: round trip of one request in flight, closed loop, µs\n{}",
+            columns(&[
+                "van",
+                "op",
+                "keys",
+                "size",
+                "count",
+                "min",
+                "p50",
+                "p90",
+                "p99",
+                "p99.9",
+                "max",
+                "floor p50",
+                "p99",
+                "ratio",
+                "wrong",
+            ])
+        ))
+    }
+
+    fn text(&self) -> String {
+        let mut cells = vec![self.van.clone(), self.op.clone(), self.keys.to_string()];
+        cells.extend([units::size(self.bytes), self.count.to_string()]);
+        let times = [self.min_us, self.p50_us, self.p90_us, self.p99_us, self.p999_us, self.max_us];
+        cells.extend(times.iter().chain(&[self.floor_p50_us, self.floor_p99_us]).map(decimals));
+        cells.extend([format!("{:.2}", self.ratio_p50), self.wrong.to_string()]);
+        columns(&cells)
+    }
+
+    fn wrong(&self) -> u64 {
+        self.wrong
+    }
 }
 
 /// Measures `subject` against `floor`; returns the row and what a reader should doubt.

@@ -10,6 +10,7 @@ use caravan_kv::node::{Nic, Seating, nic};
 use caravan_numa::{DeviceKind, NumaId, Topology};
 use serde::{Deserialize, Serialize};
 
+use crate::report::Shown;
 use crate::units;
 use crate::usage::Usage;
 use crate::verbs::doctor::Memlock;
@@ -127,42 +128,6 @@ impl Layout {
         }
     }
 
-    /// For people: a drawing, each line beginning with `#`.
-    pub(crate) fn text(&self) -> String {
-        let mut lines = vec![format!(
-            "{}: {} NUMA {}",
-            self.origin,
-            self.nodes.len(),
-            plural(self.nodes.len(), "node")
-        )];
-        for node in &self.nodes {
-            self.draw_node(node, &mut lines);
-        }
-        if !self.devices_elsewhere.is_empty() {
-            lines.push(format!("near no one node: {}", self.devices_elsewhere.join(", ")));
-        }
-        let nic = self
-            .nic
-            .as_ref()
-            .map_or("no network device matters".to_owned(), |nic| format!("messages go by {nic}"));
-        lines.push(format!("placement {}: {nic}", self.wish));
-        for thread in self.threads.iter().filter(|thread| thread.pu.is_none()) {
-            let memory = thread
-                .memory_node
-                .map_or("where it is first touched".to_owned(), |node| format!("on node {node}"));
-            lines.push(format!("  {} is not pinned, its memory {memory}", thread.name()));
-        }
-        let unknown = || "unknown".to_owned();
-        lines.push(format!(
-            "huge pages: transparent {}, of shared memory {}; memory that may be locked: {}",
-            self.transparent.clone().unwrap_or_else(unknown),
-            self.transparent_shared.clone().unwrap_or_else(unknown),
-            self.memlock_bytes.map_or("no limit".to_owned(), |bytes| units::size(bytes as usize)),
-        ));
-        lines.extend(self.notes.iter().map(|note| format!("note: {note}")));
-        lines.iter().map(|line| format!("# {line}")).collect::<Vec<_>>().join("\n")
-    }
-
     fn draw_node(&self, node: &Node, lines: &mut Vec<String>) {
         let memory = node
             .memory_bytes
@@ -196,6 +161,43 @@ impl Layout {
             lines.push(format!("│ {device}{chosen}"));
         }
         lines.push("└".to_owned());
+    }
+}
+
+impl Shown for Layout {
+    fn text(&self) -> String {
+        let mut lines = vec![format!(
+            "{}: {} NUMA {}",
+            self.origin,
+            self.nodes.len(),
+            plural(self.nodes.len(), "node")
+        )];
+        for node in &self.nodes {
+            self.draw_node(node, &mut lines);
+        }
+        if !self.devices_elsewhere.is_empty() {
+            lines.push(format!("near no one node: {}", self.devices_elsewhere.join(", ")));
+        }
+        let nic = self
+            .nic
+            .as_ref()
+            .map_or("no network device matters".to_owned(), |nic| format!("messages go by {nic}"));
+        lines.push(format!("placement {}: {nic}", self.wish));
+        for thread in self.threads.iter().filter(|thread| thread.pu.is_none()) {
+            let memory = thread
+                .memory_node
+                .map_or("where it is first touched".to_owned(), |node| format!("on node {node}"));
+            lines.push(format!("  {} is not pinned, its memory {memory}", thread.name()));
+        }
+        let unknown = || "unknown".to_owned();
+        lines.push(format!(
+            "huge pages: transparent {}, of shared memory {}; memory that may be locked: {}",
+            self.transparent.clone().unwrap_or_else(unknown),
+            self.transparent_shared.clone().unwrap_or_else(unknown),
+            self.memlock_bytes.map_or("no limit".to_owned(), |bytes| units::size(bytes as usize)),
+        ));
+        lines.extend(self.notes.iter().map(|note| format!("note: {note}")));
+        lines.iter().map(|line| format!("# {line}")).collect::<Vec<_>>().join("\n")
     }
 }
 

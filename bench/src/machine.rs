@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::report::Shown;
+
 /// The first row of every run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
@@ -62,6 +64,12 @@ impl Machine {
         ));
         lines.push(format!("# command  {}", command.join(" ")));
         lines
+    }
+}
+
+impl Shown for Machine {
+    fn text(&self) -> String {
+        self.lines().join("\n")
     }
 }
 

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::cli::Common;
 use crate::machine::Machine;
 use crate::progress::Progress;
-use crate::report::{Report, Row};
+use crate::report::{Report, Row, Shown, columns, decimals};
 use crate::requests::{Requests, Tables};
 use crate::subject::{Batch, Effort, Op, Shape, Subject, timed_stream};
 use crate::units::milli;
@@ -47,6 +47,41 @@ pub(crate) struct PlacementCost {
     pub(crate) ratio_p50: f64,
     pub(crate) ratio_gb: f64,
     pub(crate) wrong: u64,
+}
+
+impl Shown for PlacementCost {
+    fn heading(&self) -> Option<String> {
+        Some(format!(
+            "\n# placement: pushes to a server thread in this process, worker on PU {}; 64 B with one in flight, 1 MiB with a window\n{}",
+            self.worker_pu,
+            columns(&[
+                "van",
+                "PU",
+                "memory",
+                "p50 µs",
+                "p99",
+                "GB/s",
+                "p50 ratio",
+                "GB ratio",
+                "wrong",
+                "  server"
+            ])
+        ))
+    }
+
+    fn text(&self) -> String {
+        let place = |place: Option<usize>| place.map_or("any".to_owned(), |n| n.to_string());
+        let mut cells = vec![self.van.clone(), place(self.server_pu)];
+        cells.push(self.memory_node.map_or("touch".to_owned(), |node| format!("node {node}")));
+        cells.extend([self.p50_us, self.p99_us, self.gb_per_s].iter().map(decimals));
+        cells.extend([self.ratio_p50, self.ratio_gb].map(|ratio| format!("{ratio:.2}")));
+        cells.extend([self.wrong.to_string(), format!("  {}", self.server)]);
+        columns(&cells)
+    }
+
+    fn wrong(&self) -> u64 {
+        self.wrong
+    }
 }
 
 const LATENCY: Shape = Shape { op: Op::Push, keys: 1, bytes: 64, window: 1 };

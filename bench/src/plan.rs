@@ -258,7 +258,7 @@ mod tests {
             let text = serde_json::to_string(&task).unwrap();
             let task: Task = serde_json::from_str(&text).unwrap();
             let (row, _) = task.run("mock", &mut Mock::default(), &mut Mock::default()).unwrap();
-            assert_eq!(row.wrong(), 0);
+            assert_eq!(row.shown().wrong(), 0);
             assert!(task.describe("mock").contains("mock"));
         }
     }

@@ -29,7 +29,7 @@ pub(crate) fn run(common: &Common, args: &Predict) -> Result<()> {
     }
     let quality = Quality::of(&examples, &margins);
     let row = Row::Predict(Prediction { rows: examples.rows(), quality });
-    Ok(Report::new(common.json).row(&row, &Progress::new(0, true))?)
+    Report::new(common.json).row(&row, &Progress::new(0, true))
 }
 
 /// Reads whole files, in order, on all cores.

@@ -7,7 +7,9 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::crowd::Crowd;
+use crate::report::{Shown, columns};
 use crate::subject::{Effort, Shape, Subject, Work, stream_both};
+use crate::units;
 
 /// One row of `caravan bench rate`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -35,12 +37,70 @@ pub(crate) struct Rate {
     pub(crate) crowd: Option<Crowd>,
 }
 
+impl Shown for Rate {
+    fn heading(&self) -> Option<String> {
+        Some(format!(
+            "\n# rate: small requests, a window of them in flight, closed loop, million answered a second;\n# calls, copied bytes and time of a core for each, on the worker's side and on the servers'\n{}",
+            columns(&[
+                "van",
+                "op",
+                "size",
+                "window",
+                "Mmsg/s",
+                "floor",
+                "ratio",
+                "calls",
+                "copied",
+                "cpu us",
+                "srv calls",
+                "copied",
+                "cpu us",
+                "wrong"
+            ])
+        ))
+    }
+
+    fn text(&self) -> String {
+        let mut cells = vec![
+            self.van.clone(),
+            self.op.clone(),
+            units::size(self.bytes),
+            self.window.to_string(),
+        ];
+        cells.extend([format!("{:.4}", self.mmsg_per_s), format!("{:.4}", self.floor_mmsg_per_s)]);
+        cells.push(format!("{:.2}", self.ratio));
+        for (calls, copied, cpu_us) in [
+            (self.syscalls_per_msg, self.bytes_copied_per_msg, self.cpu_us_per_msg),
+            (
+                self.server_syscalls_per_msg,
+                self.server_bytes_copied_per_msg,
+                self.server_cpu_us_per_msg,
+            ),
+        ] {
+            cells.extend([format!("{calls:.3}"), format!("{copied:.0}")]);
+            cells.push(format!("{cpu_us:.3}"));
+        }
+        cells.push(self.wrong.to_string());
+        let many = self.crowd.map_or_else(String::new, |crowd| {
+            format!(
+                "  {} workers, {} servers x {} threads; slowest over mean {:.2}",
+                crowd.workers, crowd.servers, crowd.threads, crowd.slowest_over_mean
+            )
+        });
+        columns(&cells) + &many
+    }
+
+    fn wrong(&self) -> u64 {
+        self.wrong
+    }
+}
+
 impl Rate {
     /// The same row for many workers, which made `mmsg_per_s` requests and got `wrong` answers.
     pub(crate) fn of_many(self, (crowd, mmsg_per_s, wrong): (Crowd, f64, u64)) -> Rate {
         Rate {
             mmsg_per_s: micro(mmsg_per_s),
-            ratio: crate::units::milli(mmsg_per_s / self.floor_mmsg_per_s),
+            ratio: units::milli(mmsg_per_s / self.floor_mmsg_per_s),
             wrong: self.wrong + wrong,
             crowd: Some(crowd),
             ..self
@@ -72,12 +132,12 @@ pub(crate) fn measure(
         window: shape.window,
         mmsg_per_s: micro(rate),
         floor_mmsg_per_s: micro(floor_rate),
-        ratio: crate::units::milli(streams.ratio),
+        ratio: units::milli(streams.ratio),
         syscalls_per_msg: micro(each(worker.system_calls)),
-        bytes_copied_per_msg: crate::units::milli(each(worker.bytes_copied)),
+        bytes_copied_per_msg: units::milli(each(worker.bytes_copied)),
         cpu_us_per_msg: micro(each(worker.cpu_ns) / 1e3),
         server_syscalls_per_msg: micro(each(servers.system_calls)),
-        server_bytes_copied_per_msg: crate::units::milli(each(servers.bytes_copied)),
+        server_bytes_copied_per_msg: units::milli(each(servers.bytes_copied)),
         server_cpu_us_per_msg: micro(each(servers.cpu_ns) / 1e3),
         wrong: streams.wrong,
         crowd: None,

@@ -6,6 +6,8 @@
 //! by [`Hosts`] and [`Faults`], what computing takes by counts (`kv/learn/src/dbpg/cost.rs`). So a row follows from the flags and
 //! the seed alone. With `--calibrate` the counts are held against real time instead.
 
+mod rows;
+
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,15 +20,16 @@ use caravan_learn::data::clicks::{self, Clicks, Format};
 use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::{self, FilterTraffic, Filters, Job, Progress as Pass, blocks};
 use caravan_van::sim::{Faults, Hosts, Network, Stragglers};
-use serde::{Deserialize, Serialize};
 
 use crate::cli::{Common, FilterList, ScaleArgs};
 use crate::cluster::{apps, handles};
+use crate::interrupt;
 use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::report::{Report, Row};
 use crate::train::Traffic;
 use crate::usage::Usage;
+pub(crate) use rows::{Calibration, Model, Scale};
 
 /// Server threads where none are asked for.
 const SERVERS: usize = 32;
@@ -36,124 +39,13 @@ const SERVERS_MAX: u32 = 1024;
 /// Rows of data with `--smoke`.
 const SMOKE_ROWS: u64 = 2000;
 
-/// What all rows after it have in common.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Model {
-    pub(crate) seed: u64,
-    pub(crate) rows: u64,
-    pub(crate) lambda: f64,
-    pub(crate) blocks: usize,
-    /// F*, the least of the objective, found by the full method.
-    pub(crate) optimum: f64,
-    /// How far above it a run ends, relatively.
-    pub(crate) target: f64,
-    pub(crate) gbit: f64,
-    pub(crate) latency_us: [f64; 2],
-    pub(crate) overhead_us: f64,
-    pub(crate) overhead_ns_per_byte: f64,
-    /// Rows that each row of the data stands for where computing is charged.
-    pub(crate) stands_for: f64,
-}
-
-impl Model {
-    /// For people.
-    pub(crate) fn text(&self) -> String {
-        let [shortest, longest] = self.latency_us;
-        format!(
-            "# {} rows of clicks, each for {}, lambda {}, {} blocks, seed {}; to {:.0e} above F* = {:.10e}\n\
-             # cards of {} Gbit/s, latency {shortest} to {longest} us, {} us and {} ns a byte of a processor for each message, at both ends",
-            self.rows,
-            self.stands_for,
-            self.lambda,
-            self.blocks,
-            self.seed,
-            self.target,
-            self.optimum,
-            self.gbit,
-            self.overhead_us,
-            self.overhead_ns_per_byte
-        )
-    }
-}
-
-/// One simulated run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Scale {
-    pub(crate) workers: usize,
-    pub(crate) servers: usize,
-    pub(crate) delay: u32,
-    pub(crate) filters: String,
-    /// How many times as long a straggler computes, the share of workers that always does, and the mean times between and
-    /// within spells of all others, in ms.
-    pub(crate) straggle: [f64; 4],
-    pub(crate) passes: u64,
-    /// Simulated, until the end of the pass that reached the target.
-    pub(crate) seconds: f64,
-    /// Against the first row of the same delay, filters and stragglers.
-    pub(crate) speedup: f64,
-    /// Share of that time in which workers did not compute, on average.
-    pub(crate) idle: f64,
-    pub(crate) objective: f64,
-    /// F / F* - 1.
-    pub(crate) relative: f64,
-    pub(crate) nnz: usize,
-    pub(crate) worker_bytes_sent: u64,
-    pub(crate) server_bytes_sent: u64,
-    /// What each filter made of that.
-    pub(crate) traffic: Vec<Traffic>,
-    /// 1 for a run that did not reach the target.
-    pub(crate) wrong: u64,
-}
-
-/// What a pass takes one worker, in simulated time and in this machine's, and what its messages take the server here.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Calibration {
-    pub(crate) pass: u64,
-    pub(crate) charged_ms: f64,
-    pub(crate) measured_ms: f64,
-    pub(crate) ratio: f64,
-    pub(crate) worker_bytes_sent: u64,
-    pub(crate) server_ns_per_byte: f64,
-}
-
 /// Runs `caravan bench scale`.
 ///
 /// # Errors
 /// Settings that make no sense; a run that fails, or ends before the target.
 pub(crate) fn run(common: &Common, args: &ScaleArgs) -> Result<()> {
     let bench = Bench::new(common, args)?;
-    let mut report = Report::new(common.json);
-    let bar = Progress::new(bench.cases.len(), common.json);
-    report.row(&Row::Machine(Machine::read()), &bar)?;
-    if args.calibrate {
-        for row in bench.calibrate()? {
-            report.row(&Row::Calibration(row), &bar)?;
-        }
-        return Ok(());
-    }
-    bar.doing("the optimum".to_owned());
-    let optimum = bench.optimum()?;
-    report.row(&Row::Model(bench.model(optimum)), &bar)?;
-    let mut rows: Vec<Scale> = Vec::new();
-    for case in &bench.cases {
-        let Case { workers, delay, filters } = case;
-        bar.doing(format!("{workers} workers, delay {delay}, filters {}", filters.name));
-        let began = Instant::now();
-        let row = bench.case(case, optimum, &rows)?;
-        report.row(&Row::Scale(row.clone()), &bar)?;
-        bar.hidden(|| {
-            let (here, there) = (began.elapsed().as_secs_f64(), row.seconds);
-            eprintln!("caravan: {workers} workers, {there:.3} s, simulated in {here:.1} s");
-        });
-        rows.push(row);
-        bar.step();
-    }
-    ensure!(
-        common.smoke || report.wrong() == 0,
-        "{} runs ended before the target; see --passes",
-        report.wrong()
-    );
-    Ok(())
+    interrupt::removing(bench.data.folder.clone(), || bench.run(common))
 }
 
 /// One combination of what the flags list.
@@ -204,6 +96,41 @@ impl<'a> Bench<'a> {
             data: Data::generate(rows, args.seed)?,
             cases: cases.collect(),
         })
+    }
+
+    fn run(&self, common: &Common) -> Result<()> {
+        let mut report = Report::new(common.json);
+        let bar = Progress::new(self.cases.len(), common.json);
+        report.row(&Row::Machine(Machine::read()), &bar)?;
+        if self.args.calibrate {
+            for row in self.calibrate()? {
+                report.row(&Row::Calibration(row), &bar)?;
+            }
+            return Ok(());
+        }
+        bar.doing("the optimum".to_owned());
+        let optimum = self.optimum()?;
+        report.row(&Row::Model(self.model(optimum)), &bar)?;
+        let mut rows: Vec<Scale> = Vec::new();
+        for case in &self.cases {
+            let Case { workers, delay, filters } = case;
+            bar.doing(format!("{workers} workers, delay {delay}, filters {}", filters.name));
+            let began = Instant::now();
+            let row = self.case(case, optimum, &rows)?;
+            report.row(&Row::Scale(row.clone()), &bar)?;
+            bar.hidden(|| {
+                let (here, there) = (began.elapsed().as_secs_f64(), row.seconds);
+                eprintln!("caravan: {workers} workers, {there:.3} s, simulated in {here:.1} s");
+            });
+            rows.push(row);
+            bar.step();
+        }
+        ensure!(
+            common.smoke || report.wrong() == 0,
+            "{} runs ended before the target; see --passes",
+            report.wrong()
+        );
+        Ok(())
     }
 
     fn model(&self, optimum: f64) -> Model {

@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::cli::{Common, WaitArgs};
 use crate::machine::Machine;
 use crate::progress::Progress;
-use crate::report::{Report, Row};
+use crate::report::{Report, Row, Shown, columns, decimals};
 use crate::requests::{Requests, Tables};
 use crate::subject::{Op, Shape, Subject, median};
 use crate::usage::Usage;
@@ -39,6 +39,27 @@ pub(crate) struct WaitRow {
     /// To that policy, of p50 in the same round.
     pub(crate) ratio: f64,
     pub(crate) wrong: u64,
+}
+
+impl Shown for WaitRow {
+    fn heading(&self) -> Option<String> {
+        Some(format!(
+            "\n# wait: round trip of one request in flight, µs, and processor time of both sides for each\n{}",
+            columns(&["van", "policy", "scene", "p50", "p99", "cpu", "best p50", "ratio", "wrong"])
+        ))
+    }
+
+    fn text(&self) -> String {
+        let mut cells = vec![self.van.clone(), self.policy.clone(), self.scene.name().to_owned()];
+        let times = [self.p50_us, self.p99_us, self.cpu_us_per_msg, self.best_p50_us];
+        cells.extend(times.iter().map(decimals));
+        cells.extend([format!("{:.2}", self.ratio), self.wrong.to_string()]);
+        columns(&cells)
+    }
+
+    fn wrong(&self) -> u64 {
+        self.wrong
+    }
 }
 
 /// Where the two sides run, and when requests come.

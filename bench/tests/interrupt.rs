@@ -166,3 +166,24 @@ fn without_a_file_to_save_to_it_ends_at_once() {
     assert_eq!(ended(&mut run, Duration::from_secs(3)).code(), Some(130));
     assert_gone(&nodes);
 }
+
+/// What `bench scale` trains on is of no use to anybody afterwards.
+#[test]
+fn generated_data_goes_with_the_run() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("scale");
+    std::fs::create_dir_all(&folder).unwrap();
+    let entries = || std::fs::read_dir(&folder).unwrap().count();
+    let mut command = caravan("bench scale --nodes 64 --rows 20000 --target 0 --json");
+    let mut child = command
+        .env("TMPDIR", &folder)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut rows = BufReader::new(child.stdout.take().unwrap());
+    row(&mut rows, "machine");
+    assert_eq!(entries(), 1);
+    signal("INT", child.id());
+    assert_eq!(ended(&mut child, PATIENCE).code(), Some(130));
+    assert_eq!(entries(), 0);
+}

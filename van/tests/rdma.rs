@@ -5,14 +5,16 @@
 #![cfg(all(target_os = "linux", feature = "rdma"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod support;
+
 use std::time::{Duration, Instant};
 
 use caravan_van::rdma::Rdma;
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{
-    Arrival, Buffer, Draft, Endpoint, Error, Event, FRAME_PREFIX, PeerId, Transport, Values,
-    VanConfig, Wait,
+    Arrival, Buffer, Draft, Endpoint, Error, Event, PeerId, Transport, Values, VanConfig, Wait,
 };
+use support::{connect, frame};
 
 const MIB: usize = 1 << 20;
 
@@ -89,28 +91,8 @@ mod linked_by_ipv6 {
 /// Two that are connected, and what each calls the other.
 fn pair(config: &VanConfig) -> (Rdma, Rdma, PeerId, PeerId) {
     let (mut a, mut b) = (Rdma::new(config).unwrap(), Rdma::new(config).unwrap());
-    let to_b = a.connect(b.address()).unwrap();
-    let mut seen = [None, None];
-    let began = Instant::now();
-    while seen.iter().any(Option::is_none) {
-        for (van, seen) in [&mut a, &mut b].into_iter().zip(&mut seen) {
-            let mut events = Vec::new();
-            van.wait(Duration::from_millis(1)).unwrap();
-            van.poll(&mut events).unwrap();
-            if let Some(Event::Connected { peer, .. }) = events.first() {
-                *seen = Some(*peer);
-            }
-        }
-        assert!(began.elapsed() < Duration::from_secs(20), "no connection");
-    }
-    assert_eq!(seen[0], Some(to_b));
-    (a, b, to_b, seen[1].unwrap())
-}
-
-fn frame(van: &Rdma, payload: &[u8]) -> Buffer {
-    let mut frame = van.memory().allocate(FRAME_PREFIX + payload.len()).unwrap();
-    frame[FRAME_PREFIX..].copy_from_slice(payload);
-    frame
+    let (to_b, to_a) = connect(&mut a, &mut b);
+    (a, b, to_b, to_a)
 }
 
 /// A counter of the device, where it has it.

@@ -2,12 +2,15 @@
 #![cfg(all(target_os = "linux", feature = "uring"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod support;
+
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use caravan_van::uring::Uring;
-use caravan_van::{Buffer, Error, Event, FRAME_PREFIX, PeerId, Transport, VanConfig, Wait};
+use caravan_van::{Error, Event, PeerId, Transport, VanConfig, Wait};
+use support::{connect, frame};
 
 /// A transport, or `None` with a line that says why this machine has none.
 fn uring(config: &VanConfig) -> Option<Uring> {
@@ -34,12 +37,6 @@ fn config(wait: Wait) -> VanConfig {
     VanConfig { wait, memory_bytes: 64 << 20, ..VanConfig::default() }
 }
 
-fn frame(van: &Uring, payload: &[u8]) -> Buffer {
-    let mut frame = van.memory().allocate(FRAME_PREFIX + payload.len()).unwrap();
-    frame[FRAME_PREFIX..].copy_from_slice(payload);
-    frame
-}
-
 /// Moves all of `vans` along until the one at `at` has something to report.
 fn next(vans: &mut [&mut Uring], at: usize) -> Event {
     let began = Instant::now();
@@ -60,22 +57,8 @@ fn next(vans: &mut [&mut Uring], at: usize) -> Event {
 /// Two that are connected, and what each calls the other.
 fn pair(wait: Wait) -> Option<(Uring, Uring, PeerId, PeerId)> {
     let (mut a, mut b) = (uring(&config(wait))?, uring(&config(wait))?);
-    let to_b = a.connect(b.address()).unwrap();
-    let mut seen = [None, None];
-    let began = Instant::now();
-    while seen.iter().any(Option::is_none) {
-        for (van, seen) in [&mut a, &mut b].into_iter().zip(&mut seen) {
-            let mut events = Vec::new();
-            van.wait(Duration::from_millis(1)).unwrap();
-            van.poll(&mut events).unwrap();
-            if let Some(Event::Connected { peer, .. }) = events.first() {
-                *seen = Some(*peer);
-            }
-        }
-        assert!(began.elapsed() < Duration::from_secs(20), "no connection");
-    }
-    assert_eq!(seen[0], Some(to_b));
-    Some((a, b, to_b, seen[1].unwrap()))
+    let (to_b, to_a) = connect(&mut a, &mut b);
+    Some((a, b, to_b, to_a))
 }
 
 /// Goal: memory that the kernel is still working on comes back only after it has let go.

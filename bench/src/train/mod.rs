@@ -71,7 +71,7 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
                 printed = report.row(&Row::Progress(Pass::from(pass)), &progress);
             }
         })?;
-        printed.context("cannot write to standard output")?;
+        printed?;
         curves.push(curve);
         let file = output(args).map(|path| model_file(path, lambda, lambdas.len() > 1));
         if let Some(file) = &file {

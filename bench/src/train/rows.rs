@@ -6,6 +6,8 @@ use caravan_learn::metrics;
 use caravan_learn::model::predict;
 use serde::{Deserialize, Serialize};
 
+use crate::report::Shown;
+
 /// The row after each pass.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Pass {
@@ -59,15 +61,16 @@ impl From<&dbpg::Progress> for Pass {
     }
 }
 
-impl Pass {
-    /// The lines above the first row.
-    pub(crate) const HEADING: &str = "
+impl Shown for Pass {
+    fn heading(&self) -> Option<String> {
+        let heading = "
 # objective in sums; KKT filter: its threshold, weights it leaves in, largest violation; time of the pass in s: computing, the least and
 # the most busy worker, busiest server thread, Newton steps, other (messages and waiting), all; sent since the start in MB (10^6)
 pass   seconds       objective relative      nnz | KKT thr   active    viol | wrk min wrk max  server  newton   other   total | workers  servers";
+        Some(heading.to_owned())
+    }
 
-    /// The row for people.
-    pub(crate) fn text(&self) -> String {
+    fn text(&self) -> String {
         let [min, max, server] =
             [self.worker_seconds_min, self.worker_seconds_max, self.server_seconds];
         let [polish, other, total] = [self.polish_seconds, self.other_seconds, self.pass_seconds];
@@ -109,14 +112,15 @@ impl From<&dbpg::FilterTraffic> for Traffic {
     }
 }
 
-impl Traffic {
-    /// The lines above the first row.
-    pub(crate) const HEADING: &str = "
+impl Shown for Traffic {
+    fn heading(&self) -> Option<String> {
+        let heading = "
 # what each filter made of the messages, in MB (10^6)
 filter       | workers in       out    in/out | servers in       out    in/out";
+        Some(heading.to_owned())
+    }
 
-    /// The row for people.
-    pub(crate) fn text(&self) -> String {
+    fn text(&self) -> String {
         let end = |before: u64, after: u64| {
             let (before, after) = (before as f64 / 1e6, after as f64 / 1e6);
             let ratio = if after > 0.0 { before / after } else { 1.0 };
@@ -173,9 +177,10 @@ impl Outcome {
             converged: trained.converged,
         }
     }
+}
 
-    /// The row for people.
-    pub(crate) fn text(&self) -> String {
+impl Shown for Outcome {
+    fn text(&self) -> String {
         let quality = Quality {
             logloss: self.test_logloss,
             auc: self.test_auc,
@@ -245,9 +250,8 @@ pub(crate) struct Prediction {
     pub(crate) quality: Quality,
 }
 
-impl Prediction {
-    /// The row for people.
-    pub(crate) fn text(&self) -> String {
+impl Shown for Prediction {
+    fn text(&self) -> String {
         format!("{} rows{}", self.rows, self.quality.text(": "))
     }
 }

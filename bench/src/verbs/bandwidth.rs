@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::link::Arrival;
 use super::side::{Op, Side, pattern};
-use super::{About, How};
-use crate::units::milli;
+use super::{About, How, yes};
+use crate::report::{Shown, columns, decimals};
+use crate::units::{self, milli};
 
 /// One row of bandwidth.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,6 +32,41 @@ pub(crate) struct VerbsBandwidth {
     #[serde(flatten)]
     pub(crate) how: How,
     pub(crate) wrong: u64,
+}
+
+impl Shown for VerbsBandwidth {
+    fn heading(&self) -> Option<String> {
+        Some(format!(
+            "\n# bandwidth of {}: one direction, MiB (2^20), GB (10^9), million messages a second; {}\n{}",
+            self.device,
+            self.how.text(),
+            columns(&[
+                "op        ",
+                "size",
+                "count",
+                "window",
+                "list",
+                "signal",
+                "inline",
+                "MiB/s",
+                "GB/s",
+                "Mmsg/s",
+                "wrong"
+            ])
+        ))
+    }
+
+    fn text(&self) -> String {
+        let mut cells = vec![self.op.padded(), units::size(self.bytes), self.count.to_string()];
+        cells.extend([self.window, self.how.list, self.how.signal_every].map(|n| n.to_string()));
+        cells.extend([yes(self.how.inline), decimals(&self.mib_per_s), decimals(&self.gb_per_s)]);
+        cells.extend([format!("{:.4}", self.mmsg_per_s), self.wrong.to_string()]);
+        columns(&cells)
+    }
+
+    fn wrong(&self) -> u64 {
+        self.wrong
+    }
 }
 
 /// Longer messages ask for more completions: there is time for them, and their memory is free sooner.

@@ -9,6 +9,7 @@ use caravan_van::rdma::verbs::available;
 use serde::{Deserialize, Serialize};
 
 use super::address::{SYSFS, mtu};
+use crate::report::Shown;
 use crate::units;
 
 /// One port of a device.
@@ -60,9 +61,8 @@ impl Obstacle {
     }
 }
 
-impl RdmaDevice {
-    /// For people.
-    pub(crate) fn text(&self) -> String {
+impl Shown for RdmaDevice {
+    fn text(&self) -> String {
         let mtu = self.mtu.map_or("MTU unknown".to_owned(), |mtu| format!("MTU {mtu}"));
         let node = self.numa_node.map_or("no NUMA node".to_owned(), |n| format!("NUMA node {n}"));
         let memlock =

@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::link::Arrival;
 use super::side::{Op, SENDS, Side, pattern};
-use super::{About, How};
-use crate::units::milli;
+use super::{About, How, yes};
+use crate::report::{Shown, columns, decimals};
+use crate::units::{self, milli};
 
 /// One row of latency.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -35,6 +36,51 @@ pub(crate) struct VerbsLatency {
     #[serde(flatten)]
     pub(crate) how: How,
     pub(crate) wrong: u64,
+}
+
+impl Shown for VerbsLatency {
+    fn heading(&self) -> Option<String> {
+        Some(format!(
+            "\n# latency of {}: {}, closed loop, µs; {}\n{}",
+            self.device,
+            "half a round trip (read: all of it)",
+            self.how.text(),
+            columns(&[
+                "op        ",
+                "size",
+                "count",
+                "min",
+                "p50",
+                "p90",
+                "p99",
+                "p99.9",
+                "max",
+                "mean",
+                "inline",
+                "wrong"
+            ])
+        ))
+    }
+
+    fn text(&self) -> String {
+        let mut cells = vec![self.op.padded(), units::size(self.bytes), self.count.to_string()];
+        let times = [
+            self.min_us,
+            self.p50_us,
+            self.p90_us,
+            self.p99_us,
+            self.p999_us,
+            self.max_us,
+            self.mean_us,
+        ];
+        cells.extend(times.iter().map(decimals));
+        cells.extend([yes(self.how.inline), self.wrong.to_string()]);
+        columns(&cells)
+    }
+
+    fn wrong(&self) -> u64 {
+        self.wrong
+    }
 }
 
 /// Measures `count` messages as the asking side.

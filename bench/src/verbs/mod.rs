@@ -32,6 +32,10 @@ use address::{Usable, usable, usable_named};
 use link::Listener;
 use side::{Side, Test};
 
+fn yes(it_is: bool) -> String {
+    if it_is { "yes" } else { "no" }.to_owned()
+}
+
 /// Port that `--listen` takes when none is named.
 const PORT: u16 = 18_600;
 

@@ -26,6 +26,12 @@ pub(crate) enum Op {
 }
 
 impl Op {
+    /// As on the command line, in a column.
+    pub(super) fn padded(self) -> String {
+        let value = self.to_possible_value().expect("no kind of message is hidden");
+        format!("{:<10}", value.get_name())
+    }
+
     /// Whether a message uses up a receive of the other side.
     pub(crate) fn is_received(self) -> bool {
         matches!(self, Op::Send | Op::WriteImm)

@@ -13,17 +13,17 @@ use std::sync::OnceLock;
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 use caravan_learn::dbpg::blocks::Order;
 use caravan_learn::dbpg::example::Example;
-use caravan_learn::dbpg::reference::{Settings, solve};
+use caravan_learn::dbpg::reference::solve;
 use caravan_learn::dbpg::{self, Job, Progress, Trained};
-use jobs::published;
+use caravan_learn::replace_file::replace;
+use jobs::{published, reference};
 
-/// The example set as a file that this process can read. It is written once: other tests may be reading it.
+/// The example set as a file. It is written once, and whole: other tests may be reading it.
 fn example_file() -> PathBuf {
     static WRITTEN: OnceLock<PathBuf> = OnceLock::new();
     let write = || {
-        let name = format!("caravan-example-{}.train", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::write(&path, Example::new().libsvm()).unwrap();
+        let path = std::env::temp_dir().join("caravan-example.train");
+        replace(&path, Example::new().libsvm().as_bytes()).unwrap();
         path
     };
     WRITTEN.get_or_init(write).clone()
@@ -48,20 +48,6 @@ fn train_on(mut cluster: Cluster, job: &Job) -> (Trained, Vec<Progress>) {
     let trained = dbpg::train(&mut cluster, job, |progress| passes.push(*progress)).unwrap();
     cluster.shutdown().unwrap();
     (trained, passes)
-}
-
-fn reference(job: &Job) -> Settings {
-    Settings {
-        proximal: job.proximal,
-        curvature: job.curvature,
-        blocks: job.blocks.unwrap(),
-        order: job.order,
-        delay: job.delay,
-        epsilon: job.epsilon,
-        passes_max: job.passes_max,
-        kkt_ratio: job.kkt_ratio,
-        reset_every: job.reset_every,
-    }
 }
 
 fn near(a: f64, b: f64) -> bool {

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
 use caravan_learn::dbpg::example::Example;
-use caravan_learn::dbpg::reference::{Settings, solve};
+use caravan_learn::dbpg::reference::solve;
 use caravan_learn::dbpg::{self, Job, Progress, Tail};
 use caravan_van::sim::{Faults, Hosts, Network};
-use jobs::published;
+use jobs::{published, reference};
 
 /// The example set as a file.
 fn example_file(name: &str) -> PathBuf {
@@ -50,18 +50,7 @@ fn train(seed: u64, job: &Job) -> (Vec<Progress>, u64) {
 #[test]
 fn it_follows_the_reference_pass_by_pass() {
     let job = published(example_file("reference"), 6);
-    let settings = Settings {
-        proximal: job.proximal,
-        curvature: job.curvature,
-        blocks: 6,
-        order: job.order,
-        delay: job.delay,
-        epsilon: job.epsilon,
-        passes_max: job.passes_max,
-        kkt_ratio: job.kkt_ratio,
-        reset_every: job.reset_every,
-    };
-    let expected = solve(&[Example::new().part()], &settings);
+    let expected = solve(&[Example::new().part()], &reference(&job));
     let (passes, _) = train(1, &job);
     assert_eq!(passes.len(), expected.progress.len());
     for (pass, row) in passes.iter().zip(&expected.progress) {
