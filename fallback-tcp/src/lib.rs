@@ -390,7 +390,7 @@ impl Transport for Tcp {
 
     fn limits(&self) -> Limits {
         let VanConfig { frame_bytes, queue_depth, .. } = self.config;
-        Limits { frame_bytes, queue_depth, checks_bytes: false }
+        Limits { frame_bytes, queue_depth, checks_bytes: false, copy_bytes: 0 }
     }
 
     fn memory(&self) -> &Pool {

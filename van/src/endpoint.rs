@@ -443,14 +443,16 @@ impl Endpoint {
         let packer = &mut lane(&mut self.lanes, peer)?.packer;
         let Some(frame) = packer.close(self.limits.checks_bytes) else { return Ok(()) };
         self.counted.message_bytes_copied += frame.len() as u64;
-        let copied = self.transport.post_copy(peer, frame);
-        if let Ok(true) = copied {
-            packer.reuse();
-            return Ok(());
-        }
-        let posted = match packer.take() {
-            Some(frame) if copied.is_ok() => self.transport.post_send(peer, frame),
-            _ => copied.map(drop),
+        let is_short = frame.len() <= self.limits.copy_bytes;
+        let copied = if is_short { self.transport.post_copy(peer, frame) } else { Ok(false) };
+        let posted = match copied {
+            Ok(false) => {
+                packer.take().map_or(Ok(()), |frame| self.transport.post_send(peer, frame))
+            }
+            copied => {
+                packer.reuse();
+                copied.map(drop)
+            }
         };
         if let Err(error) = &posted {
             self.not_sent(peer, error);

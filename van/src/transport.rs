@@ -142,6 +142,8 @@ pub struct Limits {
     pub queue_depth: usize,
     /// Whether the carrier itself checks every byte from end to end, by 32 bits or more, so that messages need not.
     pub checks_bytes: bool,
+    /// Longest frame that [`Transport::post_copy`] may take, without the prefix; 0 where frames are sent from where they lie.
+    pub copy_bytes: usize,
 }
 
 /// One node's lanes to its peers. Owned by one thread; only [`Transport::wait`] blocks.
@@ -192,7 +194,7 @@ pub trait Transport {
     fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()>;
 
     /// Sends a short frame, given without the prefix, as [`Transport::post_send`] does, by copying it: its memory is the caller's
-    /// again. False where this van sends frames from where they lie, or cannot copy this one now; nothing has happened then.
+    /// again. False if it cannot copy this one now; nothing has happened then. Only up to [`Limits::copy_bytes`].
     ///
     /// # Errors
     /// As [`Transport::post_send`].

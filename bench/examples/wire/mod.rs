@@ -50,7 +50,7 @@ impl Transport for Wire {
     }
 
     fn limits(&self) -> Limits {
-        Limits { frame_bytes: FRAME_BYTES, queue_depth: 1024, checks_bytes: false }
+        Limits { frame_bytes: FRAME_BYTES, queue_depth: 1024, checks_bytes: false, copy_bytes: 0 }
     }
 
     fn memory(&self) -> &Pool {

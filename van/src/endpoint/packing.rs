@@ -200,7 +200,7 @@ impl Packer {
     }
 
     /// Gives up the frame that was closed.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take(&mut self) -> Option<Buffer> {
         let memory = self.memory.as_mut()?;
         let end = std::mem::take(&mut self.end);

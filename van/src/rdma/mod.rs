@@ -288,6 +288,7 @@ impl Transport for Rdma {
             frame_bytes: self.frame_bytes,
             queue_depth: self.config.queue_depth,
             checks_bytes: true, // the invariant checksum: CRC-32, from device to device
+            copy_bytes: 0,
         }
     }
 

@@ -283,7 +283,8 @@ impl Transport for Shm {
     fn limits(&self) -> Limits {
         let VanConfig { frame_bytes, queue_depth, .. } = self.config;
         // Memory does not lose bytes on the way.
-        Limits { frame_bytes, queue_depth, checks_bytes: true }
+        let copy_bytes = ring::INLINE_BYTES_MAX;
+        Limits { frame_bytes, queue_depth, checks_bytes: true, copy_bytes }
     }
 
     fn memory(&self) -> &Pool {

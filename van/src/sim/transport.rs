@@ -90,7 +90,12 @@ impl SimTransport {
             busy: Duration::ZERO,
             address: address_of(port),
             hello: config.hello(),
-            limits: Limits { frame_bytes, queue_depth: config.queue_depth, checks_bytes: false },
+            limits: Limits {
+                frame_bytes,
+                queue_depth: config.queue_depth,
+                checks_bytes: false,
+                copy_bytes: 0,
+            },
             memory: Pool::from_pages(config.memory_bytes, config.pages, None),
             lanes: BTreeMap::new(),
             offers: Offers::default(),

@@ -197,7 +197,7 @@ impl Transport for Uring {
 
     fn limits(&self) -> Limits {
         let VanConfig { frame_bytes, queue_depth, .. } = self.config;
-        Limits { frame_bytes, queue_depth, checks_bytes: false }
+        Limits { frame_bytes, queue_depth, checks_bytes: false, copy_bytes: 0 }
     }
 
     fn memory(&self) -> &Pool {
