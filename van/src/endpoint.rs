@@ -27,9 +27,10 @@ use std::time::Duration;
 
 use self::lane::{Item, Lane, lane};
 use self::receive::Reading;
+pub use self::receive::Taken;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
-use crate::message::{Draft, Message, Outgoing};
+use crate::message::{Draft, Message, Outgoing, Values};
 use crate::metrics::Counters;
 use crate::transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport, check_write};
 use crate::wire::{Coding, Hello, Kind, Offer, TRAILER};
@@ -224,6 +225,7 @@ impl Endpoint {
         if let Some(lane) = self.lanes.get_mut(peer.0 as usize) {
             *lane = None;
         }
+        self.reading.forget(peer);
     }
 
     /// Requests that can be posted to `peer` right now.
@@ -306,8 +308,17 @@ impl Endpoint {
     /// As [`Endpoint::post`].
     #[inline]
     pub fn answer(&mut self, peer: PeerId, timestamp: u64) -> Result<()> {
+        self.reply(peer, 0, timestamp, &[])
+    }
+
+    /// Answers a request about `table` with nothing but `values`, which are copied.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`].
+    #[inline(always)]
+    pub fn reply(&mut self, peer: PeerId, table: u32, timestamp: u64, values: &[u8]) -> Result<()> {
         let open = lane(&mut self.lanes, peer)?;
-        if open.is_free() && open.packer.answer(timestamp) {
+        if open.is_free() && open.packer.reply(table, timestamp, values) {
             open.unanswered = open.unanswered.saturating_sub(1);
             if !std::mem::replace(&mut open.is_listed, true) {
                 self.open.push(peer);
@@ -315,7 +326,8 @@ impl Endpoint {
             self.counted.messages_sent += 1;
             return Ok(());
         }
-        let draft = Draft { timestamp, ..Draft::new(Kind::Reply) };
+        let values = Values::Copied(values);
+        let draft = Draft { table, timestamp, values, ..Draft::new(Kind::Reply) };
         self.post_image(peer, draft, &mut Coding::plain())
     }
 
