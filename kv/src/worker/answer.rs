@@ -98,6 +98,9 @@ impl Worker {
 
     /// Enters that a server has done what it was asked to, and says no more: it is no pull, or it is wrong.
     fn answer_bare(&mut self, server: usize, timestamp: u64) {
+        if self.tracker.complete_push(timestamp, server) {
+            return; // it brought a landing, or it would have come in a run
+        }
         drop(self.named(timestamp, server));
         let Some((progress, at)) = self.tracker.answered(timestamp, server) else { return };
         if let Some(key) = progress.parts[at].offered.take() {
@@ -203,6 +206,9 @@ impl Worker {
 
     /// Enters values that a server has put where they were wanted.
     fn placed(&mut self, server: usize, timestamp: u64, memory: Buffer, len: usize) {
+        if self.tracker.complete_push(timestamp, server) {
+            return; // it brought a landing, or it would have come in a run
+        }
         drop(self.named(timestamp, server));
         let Some((progress, at)) = self.tracker.answered(timestamp, server) else { return };
         progress.parts[at].offered = None;

@@ -58,15 +58,6 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// All of them, to be copied.
-    #[inline]
-    fn copied(&self) -> Values<'a> {
-        match self {
-            Load::Nothing => Values::None,
-            load => Values::Copied(load.all()),
-        }
-    }
-
     /// All of them.
     fn all(&self) -> &'a [u8] {
         match self {
@@ -77,6 +68,7 @@ impl<'a> Load<'a> {
     }
 
     /// The bytes at `range`; shared ones that are too long for a frame stay where they lie.
+    #[inline]
     fn part(&self, range: Range<usize>, eager_bytes: usize) -> Values<'a> {
         match *self {
             Load::Nothing => Values::None,
@@ -110,11 +102,14 @@ impl Worker {
     /// to that, no filter has anything to do with it, and nothing is wrong with it. What is wrong with another is found in [`Worker::check`].
     #[inline(always)]
     fn is_short(&mut self, request: &Request<'_>) -> bool {
-        let Request { keys, lengths, load, into, .. } = request;
+        let Request { what, keys, lengths, load, into, .. } = request;
         let ([first, ..], [.., last]) = (*keys, *keys) else { return false };
         let Some(known) = self.tables.get_mut(request.table.0 as usize) else { return false };
         let place = keys.len().saturating_mul(known.row_bytes);
-        let fits = (1..=self.endpoint.eager_bytes()).contains(&place)
+        // What is sent from where it lies, and brings nothing back, may be long.
+        let is_long = matches!((what, load), (What::Push, Load::Shared(_)));
+        let most = if is_long { usize::MAX } else { self.endpoint.eager_bytes() };
+        let fits = (1..=most).contains(&place)
             && load.bytes().is_none_or(|bytes| bytes == place)
             && load.suits(known.spec.value)
             && into.as_ref().is_none_or(|into| into.len() == place);
@@ -162,7 +157,7 @@ impl Worker {
             signature: None,
             keys,
             lengths: &[],
-            values: load.copied(),
+            values: load.part(0..load.all().len(), self.endpoint.eager_bytes()),
         };
         match self.endpoint.post(peer, draft, coding) {
             Ok(()) => Ok(timestamp),
