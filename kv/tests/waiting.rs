@@ -7,7 +7,10 @@ mod support;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use caravan_kv::{Error, TableSpec, Timestamp, ValueType, Van};
+use caravan_kv::consistency::Admission;
+use caravan_kv::server::{Pulled, Request};
+use caravan_kv::{Error, Handles, Shard, TableSpec, Timestamp, ValueType, Van, Worker};
+use caravan_van::Pool;
 use support::{Servers, config, handles, vans};
 
 const GIB: usize = 1 << 30;
@@ -105,7 +108,7 @@ fn parked_requests_are_released_in_order() {
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
         let table = worker.create_table(&spec).unwrap();
-        let pull = |worker: &mut caravan_kv::Worker, clock, key| {
+        let pull = |worker: &mut Worker, clock, key| {
             worker.set_clock(clock);
             worker.pull(table, &[key]).unwrap()
         };
@@ -116,13 +119,79 @@ fn parked_requests_are_released_in_order() {
         assert_eq!(worker.wait(now).unwrap().values::<i64>(), [1]);
         assert!(!worker.is_done(waiting[2]).unwrap());
         worker.push(table, &[1], &[0i64]).unwrap();
-        let number = |worker: &mut caravan_kv::Worker, at: usize| {
-            worker.wait(waiting[at]).unwrap().values::<i64>()[0]
-        };
+        let number =
+            |worker: &mut Worker, at: usize| worker.wait(waiting[at]).unwrap().values::<i64>()[0];
         // The push releases those for clock 1, in order; the second of them raises the clock and releases those for clock 2.
         assert_eq!([2, 4, 1, 3].map(|at| number(&mut worker, at)), [2, 3, 4, 5]);
         assert!(!worker.is_done(waiting[0]).unwrap());
         worker.push(table, &[1], &[0i64]).unwrap();
         assert_eq!(number(&mut worker, 0), 6);
+    }
+}
+
+/// Of requests in a row that are alike, one may have to wait, and one be refused: the others are served in order all the same.
+#[test]
+fn requests_in_a_row_are_each_parked_refused_or_served() {
+    /// Answers with the number of the request. Key 7 waits for a push of key 0; nothing can be done with key 3.
+    #[derive(Default)]
+    struct Choosy {
+        clock: u64,
+        served: u64,
+    }
+    impl Shard for Choosy {
+        fn admit(&self, request: &Request<'_>) -> Admission {
+            let waits = request.keys == [7] && self.clock == 0;
+            if waits { Admission::AfterClock(1) } else { Admission::Now }
+        }
+        fn clock(&self) -> u64 {
+            self.clock
+        }
+        fn push(&mut self, request: &Request<'_>, _: &Pool) -> Result<(), String> {
+            self.clock += u64::from(request.keys == [0]);
+            self.served += u64::from(!request.pulls);
+            if request.keys == [3] { Err("not this one".to_owned()) } else { Ok(()) }
+        }
+        fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+            self.served += 1;
+            if request.keys == [3] { Err("not this one".to_owned()) } else { Ok(Pulled::Bytes(8)) }
+        }
+        fn read(&mut self, _: &Request<'_>, into: &mut [u8]) {
+            into.copy_from_slice(&self.served.to_le_bytes());
+        }
+    }
+    let choosy = |_: &_, _: Option<_>, _: &_| Ok(Box::new(Choosy::default()) as Box<dyn Shard>);
+    let handles = Handles::default().with("choosy", choosy);
+    for (van, make) in vans().into_iter().flat_map(|van| (0..3).map(move |make| (van, make))) {
+        let servers = Servers::start(van, 1, &config(64, GIB), &handles);
+        let mut worker = servers.worker();
+        let spec = TableSpec::new(1, "choosy", ValueType::I64, 1).handle("choosy");
+        let table = worker.create_table(&spec).unwrap();
+        let request = |worker: &mut Worker, key: u64| match make {
+            0 => worker.push(table, &[key], &[1i64]).unwrap(),
+            1 => worker.pull(table, &[key]).unwrap(),
+            _ => worker.push_pull(table, &[key], &[1i64]).unwrap(),
+        };
+        let made: Vec<_> = (1..=10).map(|key| request(&mut worker, key)).collect();
+        let mut numbers: Vec<i64> = Vec::new();
+        for (key, timestamp) in (1..=10).zip(&made).filter(|(key, _)| *key != 7) {
+            match worker.wait(*timestamp) {
+                Ok(answer) => numbers.extend(answer.values::<i64>()),
+                Err(error) => assert!(
+                    key == 3
+                        && matches!(&error, Error::Refused { reason, .. } if reason == "not this one"),
+                    "{key}: {error}"
+                ),
+            }
+        }
+        assert!(!worker.is_done(made[6]).unwrap(), "it waits");
+        let expected = match make {
+            0 => vec![],
+            1 => vec![1, 2, 4, 5, 6, 7, 8, 9],
+            _ => vec![1, 2, 3, 4, 5, 6, 7, 8],
+        };
+        assert_eq!(numbers, expected);
+        let releases = worker.push(table, &[0], &[1i64]).unwrap();
+        worker.wait(releases).unwrap();
+        assert_eq!(worker.wait(made[6]).unwrap().values::<i64>().len(), usize::from(make > 0));
     }
 }

@@ -39,9 +39,9 @@ use crate::wire::{Coding, Hello, Kind, Offer, TRAILER};
 /// at the others, so that both sides of a lane have something to do.
 const TAKES_MAX: usize = 64;
 
-/// Of a side that waits for answers, the least. It takes a quarter of those it waits for: then it sends as much again while the
-/// others are on their way.
-const TAKES_WAITING: usize = 32;
+/// Of a side that waits for answers, the least. It takes two thirds of those it waits for: then it sends as many again while the
+/// others are on their way, and a poll, whose price hardly depends on how much it brings, is worth most.
+const TAKES_WAITING: usize = 16;
 
 /// What a poll brought.
 #[derive(Debug)]
@@ -381,7 +381,7 @@ impl Endpoint {
         let Counters { messages_sent, messages_received, .. } = self.counted;
         match messages_sent.saturating_sub(messages_received) {
             0 => TAKES_MAX,
-            waited_for => TAKES_WAITING.max(waited_for as usize / 4),
+            waited_for => TAKES_WAITING.max(waited_for as usize * 2 / 3),
         }
     }
 

@@ -5,7 +5,8 @@
 use caravan_van::wire::{Kind, Record};
 use caravan_van::{Arrival, Buffer, Draft, Message, Pool, Taken};
 
-use super::{Known, Server, Worker};
+use super::table::Known;
+use super::{Server, Worker};
 use crate::error::{Error, Result, with_sources};
 use crate::filter::{FILTERED, Outstanding};
 use crate::op::Op;

@@ -8,7 +8,8 @@ use std::ops::Range;
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Buffer, Draft, KeyRange, PeerId, Shared, Value, Values};
 
-use super::{Known, Last, NAP, Server, Table, Worker, unknown};
+use super::table::{Known, Last, unknown};
+use super::{NAP, Server, Table, Worker};
 use crate::error::{Error, Result};
 use crate::filter::{Outstanding, Signed};
 use crate::op::Op;
