@@ -80,9 +80,10 @@ impl Packer {
     /// Appends a message that is like the last one, if there is room: as a record, or as the first of a frame.
     #[inline(always)]
     pub(super) fn extend(&mut self, draft: &mut Draft<'_>) -> bool {
-        let Some(form) = self.form.as_ref().filter(|form| form.shape.fits(draft)) else {
+        let Some(form) = &self.form else { return false };
+        if !form.shape.fits(draft) {
             return false;
-        };
+        }
         let (record_bytes, image_bytes) = (form.record_bytes, form.image_bytes);
         let Some(place) = self.place(draft.timestamp, record_bytes, image_bytes) else {
             return false;
@@ -180,36 +181,33 @@ impl Packer {
     }
 
     /// Closes the open frame, with a checksum unless the carrier needs none, and returns what it holds behind the prefix. It is to
-    /// be sent at once: copied, and [reused](Packer::reuse), or [taken](Packer::take).
+    /// be sent at once: copied, so that its memory is that of the next frame, or [taken](Packer::take).
     #[inline(always)]
     pub(super) fn close(&mut self, carrier_checks: bool) -> Option<&[u8]> {
-        if self.end == 0 {
+        let end = std::mem::take(&mut self.end);
+        if end == 0 {
             return None;
         }
-        let frame = &mut self.memory.as_mut()?[..self.end];
+        let frame = &mut self.memory.as_mut()?[..end];
         close(self.run.take(), frame);
         let images = &mut frame[FRAME_PREFIX..];
         seal(images, carrier_checks);
         Some(images)
     }
 
-    /// Makes the memory of the frame that was closed that of the next one.
-    #[inline]
-    pub(super) fn reuse(&mut self) {
-        self.end = 0;
-    }
-
-    /// Gives up the frame that was closed.
+    /// Gives up the frame that was closed last, with `bytes` bytes behind the prefix.
     #[inline(always)]
-    pub(super) fn take(&mut self) -> Option<Buffer> {
+    pub(super) fn take(&mut self, bytes: usize) -> Option<Buffer> {
         let memory = self.memory.as_mut()?;
-        let end = std::mem::take(&mut self.end);
+        let end = FRAME_PREFIX + bytes;
         let next = end.next_multiple_of(FRAME_ALIGN);
         let mut frame = match memory.len().checked_sub(next) {
-            Some(rest) if rest >= REST_BYTES_MIN => memory.split_to(next),
+            Some(rest) if rest >= REST_BYTES_MIN => {
+                self.limit = self.limit.min(rest);
+                memory.split_to(next)
+            }
             _ => self.memory.take()?,
         };
-        self.limit = self.limit.min(self.memory.as_ref().map_or(0, |memory| memory.len()));
         frame.truncate(end);
         Some(frame)
     }

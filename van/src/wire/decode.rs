@@ -71,7 +71,6 @@ impl Images {
     ///
     /// # Errors
     /// As [`Images::next`].
-    #[inline(always)]
     pub(crate) fn begin(
         &mut self,
         frame: Buffer,
@@ -80,6 +79,21 @@ impl Images {
     ) -> Result<Option<Message>> {
         self.sum = if carrier_checks { Sum::Any } else { Sum::OfFrame };
         self.read(frame, pool)
+    }
+
+    /// Whether `frame` is one sound image of the form of the last one. What is wrong with it otherwise is not looked for.
+    #[inline(always)]
+    pub(crate) fn is_like_the_last(&self, frame: &mut Buffer, carrier_checks: bool) -> bool {
+        let Ok(header) = read_header(frame) else { return false };
+        let found = header.checksum.get();
+        if !self.run.form.is_of(header, frame.len()) {
+            return false;
+        }
+        let is_sound = carrier_checks || checksum(frame) == found;
+        if !is_sound {
+            frame[CHECKSUM].copy_from_slice(&found.to_le_bytes());
+        }
+        is_sound
     }
 
     /// Whether all have been read.
@@ -123,38 +137,22 @@ impl Images {
         self.read(image, pool)
     }
 
-    /// Opens the image with which `image` begins. Most are of the form of the last one, and need no other look at it.
-    #[inline(always)]
-    fn read(&mut self, image: Buffer, pool: &Pool) -> Result<Option<Message>> {
-        let header = read_header(&image)?;
-        if self.run.form.is_of(header) && self.run.form.end <= image.len() {
-            let found = header.checksum.get();
-            return self.enter(image, found).map(|()| None);
-        }
-        self.read_anew(image, pool)
-    }
-
+    /// Opens the image with which `image` begins.
     #[inline(never)]
-    fn read_anew(&mut self, image: Buffer, pool: &Pool) -> Result<Option<Message>> {
+    fn read(&mut self, mut image: Buffer, pool: &Pool) -> Result<Option<Message>> {
         let header = read_header(&image)?;
         let kind = check_header(header)?;
         let Some(form) = Form::of(header, kind, image.len())? else {
             return self.open_other(image, kind, pool).map(Some);
         };
         let found = header.checksum.get();
-        self.run.form = form;
-        self.enter(image, found).map(|()| None)
-    }
-
-    /// Goes on with an image that has the run's form, and perhaps others behind it.
-    #[inline(always)]
-    fn enter(&mut self, mut image: Buffer, found: u32) -> Result<()> {
         self.check(&mut image, found)?;
-        if self.run.form.end < image.len() {
-            self.cut(&mut image, self.run.form.end)?;
+        if form.end < image.len() {
+            self.cut(&mut image, form.end)?;
         }
+        self.run.form = form;
         self.run.begin(image.share());
-        Ok(())
+        Ok(None)
     }
 
     /// Reads an image that is no run, and could not be the first of one.
@@ -175,7 +173,6 @@ impl Images {
     }
 
     /// Checks the checksum that was found in the header with which `covered` begins.
-    #[inline(always)]
     fn check(&mut self, covered: &mut [u8], found: u32) -> Result<(), DecodeError> {
         match std::mem::replace(&mut self.sum, Sum::Zero) {
             Sum::OfFrame => check_checksum(found, covered),
@@ -456,15 +453,19 @@ pub(crate) fn signature_bytes(flags: u8) -> usize {
     if flags & flags::SIGNATURE == 0 { 0 } else { size_of::<u64>() }
 }
 
+fn check_checksum(found: u32, covered: &mut [u8]) -> Result<(), DecodeError> {
+    match checksum(covered) {
+        computed if computed == found => Ok(()),
+        computed => Err(DecodeError::Checksum { found, computed }),
+    }
+}
+
 /// Computes the checksum as the sender did, over a header without one: it is blanked where it lies, so that there is one piece
 /// to go over.
-fn check_checksum(found: u32, covered: &mut [u8]) -> Result<(), DecodeError> {
+#[inline(never)]
+fn checksum(covered: &mut [u8]) -> u32 {
     covered[CHECKSUM].fill(0);
-    let computed = crc32c(covered);
-    if found != computed {
-        return Err(DecodeError::Checksum { found, computed });
-    }
-    Ok(())
+    crc32c(covered)
 }
 
 /// Checks decoded keys, with which `bytes` begins, and returns how many there are.

@@ -11,7 +11,7 @@
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
 use zerocopy::FromBytes;
-use zerocopy::little_endian::U32;
+use zerocopy::little_endian::{U32, U64};
 
 use super::{ALIGN, DecodeError, Header, Kind, check_padding};
 use crate::memory::Shared;
@@ -51,7 +51,7 @@ impl Shape {
     }
 
     /// Whether a message is one of these.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fits(&self, draft: &Draft<'_>) -> bool {
         draft.keys.len() == usize::from(self.kind == Kind::Request)
             && draft.values.len() == self.value_bytes
@@ -83,7 +83,7 @@ fn keys_of(kind: Kind) -> Option<usize> {
 ///
 /// # Panics
 /// On a bug of the caller: a key outside of the range, a place that is too short.
-#[inline]
+#[inline(always)]
 pub(crate) fn write_sections(draft: &mut Draft<'_>, place: &mut [u8]) {
     let mut rest = place;
     if let [key] = draft.keys {
@@ -114,10 +114,20 @@ pub(super) struct Form {
     range: KeyRange,
     key_bytes: usize,
     value_bytes: usize,
+    /// From the first byte behind a message's timestamp, or the first one's header, to the next one's timestamp.
+    stride: usize,
     /// Where the image ends.
     pub(super) end: usize,
-    /// The header that says all this.
-    header: Header,
+    /// What a header says of all this.
+    said: [u64; 5],
+}
+
+/// What headers of images of one form have in common.
+#[inline(always)]
+fn said(header: &Header) -> [u64; 5] {
+    let [kind, _, _, _, begin, end, keys, values]: &[U64; 8] = zerocopy::transmute_ref!(header);
+    let values = values.get() & u64::from(u32::MAX); // the checksum stands above
+    [kind.get(), begin.get(), end.get(), keys.get(), values]
 }
 
 impl Form {
@@ -127,19 +137,16 @@ impl Form {
         range: KeyRange::ALL,
         key_bytes: 0,
         value_bytes: 0,
+        stride: 0,
         end: usize::MAX,
-        header: zerocopy::transmute!([0u8; size_of::<Header>()]),
+        said: [0; 5],
     };
 
-    /// Whether an image that begins with `header` has this form, if it is as long: it is not looked at otherwise then.
+    /// Whether an image of `bytes` bytes that begins with `header` has this form: it is not looked at otherwise then.
     #[inline(always)]
-    pub(super) fn is_of(&self, header: &Header) -> bool {
-        let own = &self.header;
-        own.magic == header.magic
-            && (own.version, own.kind, own.flags) == (header.version, header.kind, header.flags)
-            && (own.range_begin, own.range_end) == (header.range_begin, header.range_end)
-            && (own.key_bytes, own.length_bytes) == (header.key_bytes, header.length_bytes)
-            && own.value_bytes == header.value_bytes
+    pub(super) fn is_of(&self, header: &Header, bytes: usize) -> bool {
+        let differ = |so_far, (said, own): (&u64, &u64)| so_far | (said ^ own);
+        self.end == bytes && said(header).iter().zip(&self.said).fold(0, differ) == 0
     }
 
     /// That of the image which begins with `header`, of which there are `have` bytes; nothing if it is a message of another form.
@@ -176,8 +183,8 @@ impl Form {
         let (begin, last) = (header.range_begin.get(), header.range_end.get());
         let range =
             KeyRange::new(begin, last).ok_or(DecodeError::EmptyRange { begin, end: last })?;
-        let header = *header;
-        Ok(Some(Form { kind, range, key_bytes: keys, value_bytes: values, end, header }))
+        let (stride, said) = (keys + values.next_multiple_of(ALIGN), said(header)); // fits into `end`
+        Ok(Some(Form { kind, range, key_bytes: keys, value_bytes: values, stride, end, said }))
     }
 }
 
@@ -205,7 +212,7 @@ impl Run {
 
     /// Goes on with those of `image`, which has its form, once all were read.
     #[inline]
-    pub(super) fn begin(&mut self, image: Shared) {
+    pub(crate) fn begin(&mut self, image: Shared) {
         self.timestamp_at = std::mem::offset_of!(Header, timestamp);
         self.at = size_of::<Header>();
         self.image = Some(image);
@@ -213,7 +220,7 @@ impl Run {
 
     /// Whether all were read.
     #[inline]
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.image.is_none()
     }
 
@@ -235,8 +242,7 @@ impl Run {
         let image = self.image.as_ref()?;
         let timestamp = image[self.timestamp_at..].first_chunk().expect("whole records");
         let (timestamp, at) = (u64::from_le_bytes(*timestamp), self.at);
-        let Form { key_bytes, value_bytes, .. } = self.form;
-        self.timestamp_at = (at + key_bytes + value_bytes).next_multiple_of(ALIGN);
+        self.timestamp_at = at + self.form.stride;
         self.at = self.timestamp_at + TIMESTAMP;
         Some(Record { timestamp, at })
     }
