@@ -131,7 +131,7 @@ impl Packer {
         if at > self.end {
             memory[self.end..at].fill(0);
         }
-        let (place, sections) = memory[at..end].split_first_chunk_mut()?;
+        let (place, sections) = memory.get_mut(at..end)?.split_first_chunk_mut()?;
         *place = timestamp.to_le_bytes();
         self.end = end;
         Some(sections)

@@ -83,7 +83,7 @@ fn keys_of(kind: Kind) -> Option<usize> {
 ///
 /// # Panics
 /// On a bug of the caller: a key outside of the range, a place that is too short.
-#[inline(always)]
+#[inline]
 pub(crate) fn write_sections(draft: &mut Draft<'_>, place: &mut [u8]) {
     let mut rest = place;
     if let [key] = draft.keys {
