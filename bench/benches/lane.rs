@@ -8,10 +8,9 @@
 mod wire;
 
 use std::hint::black_box;
-use std::io::IoSlice;
 
 use caravan_van::offers::Offers;
-use caravan_van::stream::{Receiver, SLICES_MAX, Sender};
+use caravan_van::stream::{Receiver, Sender};
 use caravan_van::wire::Kind;
 use caravan_van::{
     Arrival, Coding, Draft, Endpoint, FRAME_PREFIX, PeerId, Pool, Shared, Values, VanConfig,
@@ -105,15 +104,15 @@ fn stream(criterion: &mut Criterion) {
             sender.frame(frame).expect("the queue has room");
         }
         while !sender.is_empty() {
-            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-            let count = sender.slices(&mut slices);
             let into = receiver.spaces().staging;
             let mut moved = 0;
-            for slice in &slices[..count] {
-                let here = slice.len().min(into.len() - moved);
-                into[moved..moved + here].copy_from_slice(&slice[..here]);
-                moved += here;
-            }
+            sender.with_slices(|slices| {
+                for slice in slices {
+                    let here = slice.len().min(into.len() - moved);
+                    into[moved..moved + here].copy_from_slice(&slice[..here]);
+                    moved += here;
+                }
+            });
             sender.sent(moved);
             receiver
                 .received(moved, &pool, &mut offers, &mut events)

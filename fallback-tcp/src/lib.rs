@@ -445,7 +445,9 @@ impl Transport for Tcp {
             self.serve(directly, false);
         }
         self.looked = self.seen.is_empty();
-        events.append(&mut self.seen);
+        if !self.looked {
+            events.append(&mut self.seen);
+        }
         Ok(())
     }
 

@@ -2,12 +2,12 @@
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**tcp**).
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSliceMut, Read, Write};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use caravan_van::offers::Offers;
-use caravan_van::stream::{self, Receiver, SLICES_MAX, Sender, Spaces};
+use caravan_van::stream::{self, Receiver, Sender, Spaces};
 use caravan_van::{Counters, Error, Event, PeerId, Pool};
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
@@ -209,10 +209,10 @@ impl Peer {
         if let Some(slice) = self.sender.only_slice() {
             return (self.stream.write(slice), slice.len());
         }
-        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        let count = self.sender.slices(&mut slices);
-        let len = slices[..count].iter().map(|slice| slice.len()).sum();
-        (self.stream.write_vectored(&slices[..count]), len)
+        let stream = &mut self.stream;
+        self.sender.with_slices(|slices| {
+            (stream.write_vectored(slices), slices.iter().map(|slice| slice.len()).sum())
+        })
     }
 
     /// Takes what has come, until the socket is found empty or others should have their turn.

@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use self::lane::{Lane, lane};
 use self::receive::Reading;
+pub use self::receive::Taken;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};
 use crate::message::Message;
@@ -225,6 +226,7 @@ impl Endpoint {
         if let Some(lane) = self.lanes.get_mut(peer.0 as usize) {
             *lane = None;
         }
+        self.reading.forget(peer);
     }
 
     /// Requests that can be posted to `peer` right now.

@@ -80,7 +80,7 @@ pub mod wait;
 pub mod wire;
 
 pub use config::VanConfig;
-pub use endpoint::{Arrival, Endpoint};
+pub use endpoint::{Arrival, Endpoint, Taken};
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use memory::{Buffer, Pool, Registrar, Registration, Shared, long};

@@ -77,6 +77,14 @@ impl KeyRange {
     }
 }
 
+impl Header {
+    /// All keys are within.
+    #[inline]
+    pub(crate) fn range(&self) -> KeyRange {
+        KeyRange { begin: self.range_begin.get(), end: self.range_end.get() }
+    }
+}
+
 /// What a message will say. Fill it in from [`Draft::new`]; [`crate::encode`] turns it into bytes.
 pub struct Draft<'a> {
     /// Request, reply, …
@@ -312,8 +320,7 @@ impl Message {
     /// All keys are within.
     #[inline]
     pub fn range(&self) -> KeyRange {
-        let header = self.header();
-        KeyRange { begin: header.range_begin.get(), end: header.range_end.get() }
+        self.header().range()
     }
 
     /// Memory of the sender that may be written.

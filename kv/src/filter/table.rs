@@ -221,6 +221,12 @@ impl AtServer {
         })
     }
 
+    /// Whether requests that came as a run, which have neither a signature nor a block nor an offer, go as if there were no filters.
+    #[inline]
+    pub(crate) fn passes_runs(&self) -> bool {
+        self.only_names_keys
+    }
+
     /// Whether a request goes as if there were no filters, and so does its answer; counts it if it does.
     #[inline]
     pub(crate) fn pass(&mut self, message: &Message) -> bool {

@@ -4,6 +4,7 @@
 
 mod answer;
 mod filtered;
+mod run;
 
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
@@ -11,9 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Arrival, Counters, Draft, Endpoint, KeyRange, Message, PeerId, Values};
+use caravan_van::{Arrival, Counters, Draft, Endpoint, KeyRange, Message, PeerId, Taken, Values};
 
-use self::answer::{answer, answer_pull, post};
+use self::answer::{Asker, answer, answer_pull, place_pull, post, refuse};
 use super::handle::Handles;
 use super::shard::{Request, Shard};
 use crate::consistency::Admission;
@@ -143,55 +144,39 @@ impl ServerThread {
     /// Kept apart from `step`, so that a look that finds nothing stays short.
     #[inline(never)]
     fn take_in(&mut self) {
-        loop {
-            // It is long, and has just been written: what is read of it where it lies need not wait for that.
-            let arrival = self.endpoint.take();
-            let left = match &arrival {
-                None => return,
-                Some(Arrival::Message { peer, message }) => self.execute_at_once(*peer, message),
-                Some(_) => None,
-            };
-            if !matches!(left, Some(Left::Nothing)) {
-                self.sort_out(arrival, left);
-            }
-        }
-    }
-
-    /// Executes a request if it names no list of keys and nothing waits, as most.
-    #[inline(always)]
-    fn execute_at_once(&mut self, peer: PeerId, message: &Message) -> Option<Left> {
-        let waits = !self.asked.is_empty() || !self.parked.is_empty();
-        if waits || message.kind() != Kind::Request || message.signature().is_some() {
-            return None;
-        }
-        Some(self.execute(peer, message, None))
-    }
-
-    /// Does with what came all that is left to do: with a request that was not executed at once, everything.
-    #[inline(never)]
-    fn sort_out(&mut self, arrival: Option<Arrival>, left: Option<Left>) {
-        match arrival {
-            Some(Arrival::Message { peer, message }) if message.kind() == Kind::Request => {
-                match left {
-                    None => self.handle(peer, message),
-                    Some(left) => self.leave(peer, message, None, left),
+        while let Some(taken) = self.endpoint.take_run() {
+            match taken {
+                Taken::Run(peer) if self.endpoint.run().kind() == Kind::Request => {
+                    self.serve_run(peer);
                 }
+                Taken::Run(peer) => self.turn_away(peer),
+                Taken::One(arrival) => self.sort_out(arrival),
             }
-            Some(
-                Arrival::Message { peer, .. }
-                | Arrival::Answered { peer, .. }
-                | Arrival::Placed { peer, .. },
-            ) => {
-                tracing::warn!(%peer, "it sent an answer to a server; closing the lane");
-                self.endpoint.disconnect(peer);
-                self.forget(peer);
+        }
+    }
+
+    #[inline(never)]
+    fn sort_out(&mut self, arrival: Arrival) {
+        match arrival {
+            Arrival::Message { peer, message } if message.kind() == Kind::Request => {
+                self.handle(peer, message);
             }
-            Some(Arrival::Lost { peer, error }) => {
+            Arrival::Message { peer, .. }
+            | Arrival::Answered { peer, .. }
+            | Arrival::Placed { peer, .. } => self.turn_away(peer),
+            Arrival::Lost { peer, error } => {
                 tracing::debug!(%error, "a worker's lane is gone");
                 self.forget(peer);
             }
-            Some(Arrival::Connected { .. }) | None => {}
+            Arrival::Connected { .. } => {}
         }
+    }
+
+    #[cold]
+    fn turn_away(&mut self, peer: PeerId) {
+        tracing::warn!(%peer, "it sent an answer to a server; closing the lane");
+        self.endpoint.disconnect(peer);
+        self.forget(peer);
     }
 
     /// Finds the keys that a request names, or asks for them; then executes it.
@@ -305,30 +290,24 @@ impl ServerThread {
             Some(Op::Keys) => Err("nobody asked for these keys".to_owned()),
             Some(op) => self.serve(peer, message, list, op),
         };
-        left.unwrap_or_else(|reason| self.refuse(peer, message, &reason))
-    }
-
-    /// Answers a request with the reason why it can't be executed.
-    #[cold]
-    fn refuse(&mut self, peer: PeerId, message: &Message, reason: &str) -> Left {
-        let values = Values::Copied(reason.as_bytes());
-        self.post(peer, Draft { values, ..answer(Kind::Failure, message) });
-        Left::Nothing
+        left.unwrap_or_else(|reason| {
+            let refused = refuse(&mut self.endpoint, Asker::of(peer, message), &reason);
+            self.check(peer, refused);
+            Left::Nothing
+        })
     }
 
     /// Serves a push that is kept as it lies.
     fn adopt(&mut self, peer: PeerId, message: Message, key: u64) {
-        let failure = answer(Kind::Failure, &message);
-        let (table, timestamp) = (message.table(), message.timestamp());
-        let adopted = find(&mut self.tables, table).and_then(|entry| {
+        let asker = Asker::of(peer, &message);
+        let adopted = find(&mut self.tables, asker.table).and_then(|entry| {
             entry.shard.adopt(key, message.into_values(), self.endpoint.memory())
         });
-        match adopted {
-            Ok(()) => self.answer(peer, timestamp),
-            Err(reason) => {
-                self.post(peer, Draft { values: Values::Copied(reason.as_bytes()), ..failure })
-            }
-        }
+        let posted = match adopted {
+            Ok(()) => self.endpoint.answer(peer, asker.timestamp),
+            Err(reason) => refuse(&mut self.endpoint, asker, &reason),
+        };
+        self.check(peer, posted);
     }
 
     /// Serves a push, a pull or both, unless it has to be parked or its values can be kept.
@@ -362,7 +341,12 @@ impl ServerThread {
             shard.push(&request, self.endpoint.memory())?;
         }
         if request.pulls {
-            let posted = answer_pull(&mut self.endpoint, &mut **shard, (peer, message), &request)?;
+            let (endpoint, shard) = (&mut self.endpoint, &mut **shard);
+            let asker = Asker::of(peer, message);
+            let posted = match message.offer() {
+                None => answer_pull(endpoint, shard, asker, &request),
+                Some(offer) => place_pull(endpoint, shard, (asker, offer), &request),
+            };
             if let Some(filters) = filters {
                 filters.passed.sent += (request.keys.len() * spec.row_bytes()) as u64;
             }

@@ -2,8 +2,8 @@
 //!
 //! Path: the way back, codec > **answer** > tracker. It runs on the caller's thread, inside [`Worker::poll`].
 
-use caravan_van::wire::Kind;
-use caravan_van::{Arrival, Buffer, Draft, Message, Pool};
+use caravan_van::wire::{Kind, Record};
+use caravan_van::{Arrival, Buffer, Draft, Message, Pool, Taken};
 
 use super::{Known, Server, Worker};
 use crate::error::{Error, Result, with_sources};
@@ -15,50 +15,69 @@ impl Worker {
     /// Takes in what the endpoint brought. Kept apart from `poll`, so that a look that finds nothing stays short.
     #[inline(never)]
     pub(super) fn take_in(&mut self) {
-        loop {
-            // It is long, and has just been written: what is read of it where it lies need not wait for that.
-            let arrival = self.endpoint.take();
-            let Some(peer) = arrival.as_ref().map(Arrival::peer) else { return };
-            let server = self.by_peer.get(peer.0 as usize).copied().flatten();
-            match (server, &arrival) {
-                (Some(server), Some(arrived)) if self.completes_short(server, arrived) => {}
-                (Some(server), _) => self.sort_out(server, arrival),
+        while let Some(taken) = self.endpoint.take_run() {
+            let peer = match &taken {
+                Taken::Run(peer) => *peer,
+                Taken::One(arrival) => arrival.peer(),
+            };
+            match (self.by_peer.get(peer.0 as usize).copied().flatten(), taken) {
+                (Some(server), Taken::Run(_)) => self.take_in_run(server),
+                (Some(server), Taken::One(arrival)) => self.sort_out(server, arrival),
                 (None, _) => self.endpoint.disconnect(peer), // a stranger
             }
         }
     }
 
-    /// Completes a short request, as most are, if this is its answer.
+    /// Takes in messages that are alike, by themselves those that do not complete a short request.
     #[inline(always)]
-    fn completes_short(&mut self, server: usize, arrival: &Arrival) -> bool {
-        match arrival {
-            Arrival::Answered { timestamp, .. } => self.tracker.complete_push(*timestamp, server),
-            Arrival::Message { message, .. } if message.kind() == Kind::Reply => {
-                let (timestamp, values) = (message.timestamp(), message.values());
-                let is_block = self.has_filters && message.op() & FILTERED != 0;
-                let completes = !is_block && self.tracker.complete_pull(timestamp, server, values);
-                if completes && self.has_filters {
-                    self.count_passed(message);
-                }
-                completes
-            }
-            _ => false,
+    fn take_in_run(&mut self, server: usize) {
+        while !self.complete_alike(server) {
+            let Some(arrival) = self.endpoint.take_first() else { return };
+            self.sort_out(server, arrival);
         }
     }
 
-    /// Counts an answer that came as if there were no filters, if its table has any.
+    /// Completes short requests, as most are, as long as these are their answers; true if all were.
+    #[inline(always)]
+    fn complete_alike(&mut self, server: usize) -> bool {
+        let run = self.endpoint.run();
+        if run.is_empty() {
+            return true;
+        }
+        let (is_bare, count, header) = (run.are_bare(), run.len(), run.header());
+        if run.kind() != Kind::Reply || header.op & FILTERED != 0 {
+            return false;
+        }
+        let (table, value_bytes) = (header.table.get(), run.value_bytes());
+        while let Some(Record { timestamp, values, .. }) = self.endpoint.run().first() {
+            let completes = match is_bare {
+                true => self.tracker.complete_push(timestamp, server),
+                false => self.tracker.complete_pull(timestamp, server, values),
+            };
+            if !completes {
+                break;
+            }
+            self.endpoint.run_mut().pass();
+        }
+        let left = self.endpoint.run().len();
+        if self.has_filters {
+            self.count_passed(table, (count - left) * value_bytes);
+        }
+        left == 0
+    }
+
+    /// Counts bytes of answers that came as if there were no filters, if their table has any.
     #[inline(never)]
-    fn count_passed(&mut self, message: &Message) {
-        let known = self.tables.iter_mut().find(|known| known.spec.id == message.table());
+    fn count_passed(&mut self, table: u32, bytes: usize) {
+        let known = self.tables.iter_mut().find(|known| known.spec.id == table);
         if let Some(Known { filters: Some(filters), .. }) = known {
-            filters.passed.received += message.values().len() as u64;
+            filters.passed.received += bytes as u64;
         }
     }
 
     /// Takes in anything else that came from one of the servers.
     #[inline(never)]
-    fn sort_out(&mut self, server: usize, arrival: Option<Arrival>) {
-        let Some(arrival) = arrival else { return };
+    fn sort_out(&mut self, server: usize, arrival: Arrival) {
         match arrival {
             Arrival::Answered { timestamp, .. } => self.answer_bare(server, timestamp),
             Arrival::Message { message, .. } if message.kind() == Kind::Request => {

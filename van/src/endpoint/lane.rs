@@ -37,27 +37,23 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Enters a request that came, one of at most `credits` that are not answered; false if it is one too many.
+    /// Enters `count` requests that came, of at most `credits` that are not answered; false if they are too many.
     #[must_use]
     #[inline]
-    pub(super) fn requested(&mut self, credits: u16) -> bool {
-        let is_due = self.unanswered < credits;
-        self.unanswered += u16::from(is_due);
-        is_due
+    pub(super) fn requested(&mut self, count: usize, credits: u16) -> bool {
+        let are_due = count <= usize::from(credits.saturating_sub(self.unanswered));
+        self.unanswered += if are_due { count as u16 } else { 0 };
+        are_due
     }
 
-    /// Enters an answer that came: its request's credit is back. False if there is no such request.
+    /// Enters `count` answers that came: their requests' credits are back. False if there are not as many requests.
     #[must_use]
     #[inline]
-    pub(super) fn answered(&mut self, timestamp: u64) -> bool {
-        let is_due = self.credits < self.credits_max;
-        self.credits += u16::from(is_due);
-        if !self.places.is_empty() {
-            self.places.answered(timestamp);
-        }
-        is_due
+    pub(super) fn answered(&mut self, count: usize) -> bool {
+        let are_due = count <= usize::from(self.credits_max - self.credits);
+        self.credits += if are_due { count as u16 } else { 0 };
+        are_due
     }
-
     /// Enters a message that was posted: a request has spent a credit, and an answer been given.
     #[inline]
     pub(super) fn enter(&mut self, kind: Kind, timestamp: u64, offer: Option<Offer>) {

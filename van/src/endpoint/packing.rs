@@ -54,8 +54,8 @@ pub(super) struct Packer {
 
 struct Form {
     shape: Shape,
-    /// Whether it is that of answers that say nothing more.
-    is_bare: bool,
+    /// The table and the bytes of values, of replies with nothing but values.
+    reply: Option<(u32, usize)>,
     record_bytes: usize,
     /// Of a message of this form, but for its timestamp.
     header: Header,
@@ -92,11 +92,19 @@ impl Packer {
         true
     }
 
-    /// Answers one more request, if the last message did the same and no more, and there is room.
-    #[inline]
-    pub(super) fn answer(&mut self, timestamp: u64) -> bool {
-        self.form.as_ref().is_some_and(|form| form.is_bare)
-            && self.place(timestamp, size_of::<u64>(), size_of::<Header>()).is_some()
+    /// Replies with nothing but `values`, if the last message did the same with as many, and there is room.
+    #[inline(always)]
+    pub(super) fn reply(&mut self, table: u32, timestamp: u64, values: &[u8]) -> bool {
+        let like = |form: &&Form| form.reply == Some((table, values.len()));
+        let Some(form) = self.form.as_ref().filter(like) else { return false };
+        let (record_bytes, image_bytes) = (form.record_bytes, form.image_bytes);
+        let Some(place) = self.place(timestamp, record_bytes, image_bytes) else { return false };
+        let (place, padding) = place.split_at_mut(values.len());
+        place.copy_from_slice(values);
+        if !padding.is_empty() {
+            padding.fill(0);
+        }
+        true
     }
 
     /// Room for the sections of a message of the form, whose timestamp is laid down: in a record of `record_bytes` bytes or, where
@@ -166,8 +174,8 @@ impl Packer {
         self.run = shape.map(|_| Run { at, records_at });
         self.form = shape.map(|shape| {
             let (header, _) = Header::read_from_prefix(&memory[at..]).expect("it was laid there");
-            let (is_bare, record_bytes) = (shape == Shape::BARE, shape.record_bytes());
-            Form { shape, is_bare, record_bytes, header, image_bytes: len }
+            let (reply, record_bytes) = (shape.reply(), shape.record_bytes());
+            Form { shape, reply, record_bytes, header, image_bytes: len }
         });
         Ok(())
     }

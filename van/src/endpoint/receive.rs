@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Buffer, Shared};
 use crate::message::Message;
 use crate::transport::{Event, PeerId};
-use crate::wire::{Hello, Images, Kind, decode_lent};
+use crate::wire::{Hello, Images, Kind, Messages, Record, decode_lent};
 
 /// A frame, as far as it was not read yet.
 pub(super) struct Reading {
@@ -20,57 +20,120 @@ pub(super) struct Reading {
 
 impl Reading {
     pub(super) const NOTHING: Reading = Reading { peer: PeerId(0), images: Images::NONE };
+
+    /// Ends what came from a peer.
+    pub(super) fn forget(&mut self, peer: PeerId) {
+        if self.peer == peer {
+            *self = Reading::NOTHING;
+        }
+    }
+}
+
+/// What came next.
+#[derive(Debug)]
+pub enum Taken {
+    /// Messages in a row that are alike, from this peer: [`Endpoint::run`].
+    Run(PeerId),
+    /// Anything else.
+    One(Arrival),
 }
 
 impl Endpoint {
     /// The next thing that a poll brought. After many of them there is none until the next poll.
     #[inline]
     pub fn take(&mut self) -> Option<Arrival> {
+        match self.take_up_to(1)? {
+            Taken::One(arrival) => Some(arrival),
+            Taken::Run(_) => self.take_first(),
+        }
+    }
+
+    /// The first message of the [run](Endpoint::run), by itself.
+    #[inline(never)]
+    pub fn take_first(&mut self) -> Option<Arrival> {
+        let Reading { peer, ref mut images } = self.reading;
+        let run = &mut images.run.left;
+        match run.first() {
+            Some(Record { timestamp, .. }) if run.are_bare() => {
+                run.pass();
+                Some(Arrival::Answered { peer, timestamp })
+            }
+            _ => run.message().map(|message| Arrival::Message { peer, message }),
+        }
+    }
+
+    /// As [`Endpoint::take`], but messages that came in a row and are alike are taken together, and read by [`Endpoint::run`]. They
+    /// are what comes next until they are passed.
+    #[inline]
+    pub fn take_run(&mut self) -> Option<Taken> {
+        self.take_up_to(usize::MAX)
+    }
+
+    /// The run that was taken last, as far as it has not been passed. It ends when its lane is closed.
+    #[inline(always)]
+    pub fn run(&self) -> &Messages {
+        &self.reading.images.run.left
+    }
+
+    /// Likewise, to pass its messages.
+    #[inline(always)]
+    pub fn run_mut(&mut self) -> &mut Messages {
+        &mut self.reading.images.run.left
+    }
+
+    #[inline(always)]
+    fn take_up_to(&mut self, most: usize) -> Option<Taken> {
+        if !self.reading.images.run.left.is_empty() {
+            return Some(Taken::Run(self.reading.peer));
+        }
         if self.takes_left == 0 || !self.has_arrivals() {
             return None;
         }
-        self.takes_left -= 1;
-        self.take_one()
+        self.open_run(most)
     }
 
     #[inline(never)]
-    fn take_one(&mut self) -> Option<Arrival> {
-        loop {
+    fn open_run(&mut self, most: usize) -> Option<Taken> {
+        while self.reading.images.run.left.is_empty() {
             if self.reading.images.run.is_over() && !self.opens_like_the_last() {
                 match self.turn_page() {
                     Continue(()) => continue,
-                    Break(arrival) => return arrival,
+                    Break(arrival) => {
+                        self.takes_left -= 1;
+                        return arrival.map(Taken::One);
+                    }
                 }
             }
-            let Reading { peer, ref mut images } = self.reading;
-            let run = &mut images.run;
-            let Some(record) = run.next() else { continue };
-            let Ok(open) = lane(&mut self.lanes, peer) else {
-                self.reading = Reading::NOTHING; // closed meanwhile
-                continue;
-            };
-            let is_request = run.kind() == Kind::Request;
-            let is_due = if is_request {
-                open.requested(self.credits)
-            } else {
-                open.answered(record.timestamp)
-            };
-            if !is_due {
-                self.refuse_undue(is_request);
-                continue;
+            match self.reading.images.run.open(most.min(self.takes_left)) {
+                Ok(count) => self.enter_run(count),
+                Err(error) => self.refuse(error.into()),
             }
-            if run.is_bare() {
-                run.pass();
-                self.counted.messages_received += 1;
-                return Some(Arrival::Answered { peer, timestamp: record.timestamp });
-            }
-            if let Err(error) = run.check(record) {
-                self.refuse(error.into());
-                continue;
-            }
-            self.counted.messages_received += 1;
-            return run.message(record).map(|message| Arrival::Message { peer, message });
         }
+        Some(Taken::Run(self.reading.peer))
+    }
+
+    /// Enters messages that were opened in the ledger of their lane.
+    #[inline(always)]
+    fn enter_run(&mut self, count: usize) {
+        let Reading { peer, ref images } = self.reading;
+        let Ok(open) = lane(&mut self.lanes, peer) else {
+            self.reading = Reading::NOTHING; // closed meanwhile
+            return;
+        };
+        let run = &images.run.left;
+        let is_request = run.kind() == Kind::Request;
+        let are_due = match is_request {
+            true => open.requested(count, self.credits),
+            false => open.answered(count),
+        };
+        if !are_due {
+            return self.refuse_undue(is_request);
+        }
+        if !is_request && !open.places.is_empty() {
+            run.timestamps().for_each(|timestamp| open.places.answered(timestamp));
+        }
+        self.takes_left -= count;
+        self.counted.messages_received += count as u64;
     }
 
     /// Whether there is something to take.
@@ -239,7 +302,7 @@ impl Endpoint {
         let Some(timestamp) = open.places.remove(key) else {
             return Err(Error::Unasked { peer, what: "a write" });
         };
-        if !open.answered(timestamp) {
+        if !open.answered(1) {
             return Err(self.undue(peer, false));
         }
         self.counted.messages_received += 1;
@@ -251,13 +314,15 @@ impl Endpoint {
         let mut message = message;
         let open = lane(&mut self.lanes, peer)?;
         let is_request = message.kind() == Kind::Request;
-        let is_due = if is_request {
-            open.requested(self.credits)
-        } else {
-            open.answered(message.timestamp())
+        let is_due = match is_request {
+            true => open.requested(1, self.credits),
+            false => open.answered(1),
         };
         if !is_due {
             return Err(self.undue(peer, is_request));
+        }
+        if !is_request && !open.places.is_empty() {
+            open.places.answered(message.timestamp());
         }
         if !is_request && let Some(landing) = message.take_offer() {
             self.take_grant(peer, Some(landing))?;

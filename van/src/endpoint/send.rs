@@ -7,7 +7,7 @@ use super::lane::{Item, Lane, lane};
 use super::packing::Packer;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
-use crate::message::{Draft, Outgoing};
+use crate::message::{Draft, Outgoing, Values};
 use crate::metrics::Counters;
 use crate::transport::{FRAME_PREFIX, Limits, PeerId, Transport, check_write};
 use crate::wire::{Coding, Kind, Offer, TRAILER};
@@ -65,8 +65,17 @@ impl Endpoint {
     /// As [`Endpoint::post`].
     #[inline]
     pub fn answer(&mut self, peer: PeerId, timestamp: u64) -> Result<()> {
+        self.reply(peer, 0, timestamp, &[])
+    }
+
+    /// Answers a request about `table` with nothing but `values`, which are copied.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`].
+    #[inline(always)]
+    pub fn reply(&mut self, peer: PeerId, table: u32, timestamp: u64, values: &[u8]) -> Result<()> {
         let open = lane(&mut self.lanes, peer)?;
-        if open.is_free() && open.packer.answer(timestamp) {
+        if open.is_free() && open.packer.reply(table, timestamp, values) {
             open.unanswered = open.unanswered.saturating_sub(1);
             if !std::mem::replace(&mut open.is_listed, true) {
                 self.open.push(peer);
@@ -74,7 +83,8 @@ impl Endpoint {
             self.counted.messages_sent += 1;
             return Ok(());
         }
-        let draft = Draft { timestamp, ..Draft::new(Kind::Reply) };
+        let values = Values::Copied(values);
+        let draft = Draft { table, timestamp, values, ..Draft::new(Kind::Reply) };
         self.post_image(peer, draft, &mut Coding::plain())
     }
 

@@ -10,8 +10,14 @@ use crate::transport::{FRAME_PREFIX, Gather, PeerId, check_write};
 use crate::wire::{Hello, Offer};
 use zerocopy::IntoBytes;
 
-/// Slices that one call of [`Sender::slices`] lists at most.
+/// Slices that [`Sender::with_slices`] lists at most.
 pub const SLICES_MAX: usize = 64;
+
+/// Where a unit or two wait, there is place for so many: less to fill in.
+const SLICES_FEW: usize = 8;
+
+/// A unit is at most so many slices.
+const PIECES: usize = 4;
 
 static ZEROS: [u8; ALIGN] = [0; ALIGN];
 
@@ -20,10 +26,17 @@ static ZEROS: [u8; ALIGN] = [0; ALIGN];
 pub struct Sender {
     peer: PeerId,
     depth: usize,
-    queue: VecDeque<Unit>,
+    queue: VecDeque<Queued>,
     /// Bytes of the first unit that have left.
     sent: usize,
     frames_sent: u64,
+}
+
+#[derive(Debug)]
+struct Queued {
+    unit: Unit,
+    /// In bytes, with what pads it.
+    len: usize,
 }
 
 #[derive(Debug)]
@@ -42,7 +55,7 @@ enum Unit {
 }
 
 impl Unit {
-    fn pieces(&self) -> [&[u8]; 4] {
+    fn pieces(&self) -> [&[u8]; PIECES] {
         match self {
             Unit::Hello(hello) => [hello.as_bytes(), &[], &[], &[]],
             Unit::Frame(frame) => [frame, &[], &[], &ZEROS[..padding(frame.len())]],
@@ -55,18 +68,15 @@ impl Unit {
             }
         }
     }
-
-    fn len(&self) -> usize {
-        self.pieces().iter().map(|piece| piece.len()).sum()
-    }
 }
 
 impl Sender {
     /// A sender that introduces itself with `hello` and then holds up to `depth` units.
     pub fn new(peer: PeerId, hello: Hello, depth: usize) -> Self {
-        let mut queue = VecDeque::with_capacity(depth + 2); // a hello and a refusal always fit
-        queue.push_back(Unit::Hello(hello));
-        Sender { peer, depth, queue, sent: 0, frames_sent: 0 }
+        let queue = VecDeque::with_capacity(depth + 2); // a hello and a refusal always fit
+        let mut sender = Sender { peer, depth, queue, sent: 0, frames_sent: 0 };
+        sender.enqueue(Unit::Hello(hello));
+        sender
     }
 
     /// Queues a frame, whose first [`FRAME_PREFIX`] bytes are overwritten.
@@ -78,7 +88,8 @@ impl Sender {
         let len = u32::try_from(frame.len() - FRAME_PREFIX)
             .expect("the van checked it against its frame limit");
         frame[..FRAME_PREFIX].copy_from_slice(&prefix(FRAME, 0, len, 0));
-        self.queue.push_back(Unit::Frame(frame));
+        let len = frame.len() + padding(frame.len());
+        self.queue.push_back(Queued { unit: Unit::Frame(frame), len });
         Ok(())
     }
 
@@ -92,18 +103,25 @@ impl Sender {
         check_write(key, at, len, into.len.get())?;
         let at = u16::try_from(at).expect("a write begins below 4096, as was just checked");
         let len = u32::try_from(len).expect("likewise for its length");
-        self.queue.push_back(Unit::Write { prefix: prefix(WRITE, at, len, key), data });
+        self.enqueue(Unit::Write { prefix: prefix(WRITE, at, len, key), data });
         Ok(())
     }
 
     /// Queues the reason why this side is about to close the connection, in place of all that has not begun to leave.
     pub fn refuse(&mut self, reason: &str) {
-        let begun =
-            self.queue.front().is_some_and(|unit| self.sent > 0 || matches!(unit, Unit::Hello(_)));
+        let begun = self
+            .queue
+            .front()
+            .is_some_and(|first| self.sent > 0 || matches!(first.unit, Unit::Hello(_)));
         self.queue.truncate(usize::from(begun));
         let reason = reason[..reason.floor_char_boundary(1000)].to_owned();
         let prefix = prefix(REFUSAL, 0, reason.len() as u32, 0);
-        self.queue.push_back(Unit::Refusal { prefix, reason });
+        self.enqueue(Unit::Refusal { prefix, reason });
+    }
+
+    fn enqueue(&mut self, unit: Unit) {
+        let len = unit.pieces().iter().map(|piece| piece.len()).sum();
+        self.queue.push_back(Queued { unit, len });
     }
 
     /// Whether all has left.
@@ -116,30 +134,39 @@ impl Sender {
         self.frames_sent
     }
 
-    /// The next bytes to send, in order, as up to [`SLICES_MAX`] slices; returns how many were put into `slices`.
+    /// Calls `with` with the next bytes to send, in order, as up to [`SLICES_MAX`] slices.
     ///
     /// They stay where they are until [`Sender::sent`] has been told that they left, also while more is queued.
-    pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES_MAX]) -> usize {
-        let mut skip = self.sent;
-        let mut count = 0;
-        for piece in self.queue.iter().flat_map(Unit::pieces) {
+    pub fn with_slices<T>(&self, with: impl FnOnce(&[IoSlice<'_>]) -> T) -> T {
+        if self.queue.len() <= SLICES_FEW / PIECES {
+            self.with_slices_in([IoSlice::new(&[]); SLICES_FEW], with)
+        } else {
+            self.with_slices_in([IoSlice::new(&[]); SLICES_MAX], with)
+        }
+    }
+
+    fn with_slices_in<'a, T, const MOST: usize>(
+        &'a self,
+        mut slices: [IoSlice<'a>; MOST],
+        with: impl FnOnce(&[IoSlice<'_>]) -> T,
+    ) -> T {
+        let (mut skip, mut count) = (self.sent, 0);
+        for piece in self.queue.iter().flat_map(|queued| queued.unit.pieces()) {
             let left = &piece[skip.min(piece.len())..];
             skip -= piece.len() - left.len();
             if left.is_empty() {
                 continue;
             }
-            if count == SLICES_MAX {
-                break;
-            }
-            slices[count] = IoSlice::new(left);
+            let Some(slice) = slices.get_mut(count) else { break };
+            *slice = IoSlice::new(left);
             count += 1;
         }
-        count
+        with(&slices[..count])
     }
 
     /// What is left to send, where that is one slice: a small frame, mostly, which a plain call then sends with less to do.
     pub fn only_slice(&self) -> Option<&[u8]> {
-        match self.queue.front()? {
+        match &self.queue.front()?.unit {
             Unit::Frame(frame) if self.queue.len() == 1 && padding(frame.len()) == 0 => {
                 Some(&frame[self.sent..])
             }
@@ -150,13 +177,9 @@ impl Sender {
     /// Notes that the next `bytes` bytes have left, and drops the units that are through.
     pub fn sent(&mut self, bytes: usize) {
         self.sent += bytes;
-        while let Some(unit) = self.queue.front() {
-            let len = unit.len();
-            if self.sent < len {
-                break;
-            }
-            self.frames_sent += u64::from(matches!(unit, Unit::Frame(_)));
-            self.sent -= len;
+        while let Some(first) = self.queue.front().filter(|first| first.len <= self.sent) {
+            self.frames_sent += u64::from(matches!(first.unit, Unit::Frame(_)));
+            self.sent -= first.len;
             self.queue.pop_front();
         }
     }

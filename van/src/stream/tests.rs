@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::io::IoSlice;
-
 use proptest::collection::vec;
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
@@ -72,16 +70,17 @@ impl Lane {
     /// Takes all that is queued from the sender and hands it over in pieces of the sizes that `chunk` says.
     fn carry(&mut self, mut chunk: impl FnMut(usize) -> usize) -> Result<(), String> {
         while !self.sender.is_empty() {
-            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-            let count = self.sender.slices(&mut slices);
             let before = self.wire.len();
-            for slice in &slices[..count] {
-                let take = slice.len().min(chunk(slice.len()).max(1));
-                self.wire.extend_from_slice(&slice[..take]);
-                if take < slice.len() {
-                    break;
+            let wire = &mut self.wire;
+            self.sender.with_slices(|slices| {
+                for slice in slices {
+                    let take = slice.len().min(chunk(slice.len()).max(1));
+                    wire.extend_from_slice(&slice[..take]);
+                    if take < slice.len() {
+                        break;
+                    }
                 }
-            }
+            });
             let left = self.wire.len() - before;
             self.sender.sent(left);
         }
@@ -355,11 +354,27 @@ fn parts_of_a_write_are_sent_from_where_they_lie() {
     let addresses = [head.as_ptr(), tail.as_ptr()];
     let gather = Gather { head: head.share(), tail: Some(tail.share()) };
     lane.sender.write(gather, &into, 8).unwrap();
-    let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-    let count = lane.sender.slices(&mut slices);
-    let lens: Vec<usize> = slices[..count].iter().map(|slice| slice.len()).collect();
-    assert_eq!(lens, [FRAME_PREFIX, 88, 1001, 7]);
-    assert_eq!([slices[1].as_ptr(), slices[2].as_ptr()], addresses);
+    lane.sender.with_slices(|slices| {
+        let lens: Vec<usize> = slices.iter().map(|slice| slice.len()).collect();
+        assert_eq!(lens, [FRAME_PREFIX, 88, 1001, 7]);
+        assert_eq!([slices[1].as_ptr(), slices[2].as_ptr()], addresses);
+    });
+}
+
+#[test]
+fn no_more_slices_are_listed_than_a_call_takes_and_none_is_lost() {
+    let mut lane = Lane::greeted();
+    for count in [1, 2, 3, 40, 100] {
+        (0..count).for_each(|number| lane.frame(&[number; 13]));
+        let listed = lane.sender.with_slices(|slices| slices.len());
+        assert_eq!(listed, SLICES_MAX.min(2 * usize::from(count)), "a frame and its padding each");
+        lane.carry(|_| usize::MAX).unwrap();
+        let first = |event: &Event| match event {
+            Event::Received { frame, .. } => frame[0],
+            other => panic!("{other:?}"),
+        };
+        assert!(lane.events.drain(..).map(|event| first(&event)).eq(0..count));
+    }
 }
 
 #[test]
@@ -403,9 +418,7 @@ fn a_refusal_waits_for_the_unit_that_is_leaving() {
     let mut lane = Lane::greeted();
     lane.frame(&[1; 100]);
     lane.frame(&[2; 100]);
-    let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-    assert!(lane.sender.slices(&mut slices) > 0);
-    lane.wire.extend_from_slice(&slices[0][..50]);
+    lane.sender.with_slices(|slices| lane.wire.extend_from_slice(&slices[0][..50]));
     lane.sender.sent(50);
     lane.sender.refuse("enough");
     assert!(lane.carry(|_| usize::MAX).is_err());

@@ -240,7 +240,9 @@ impl Transport for Uring {
             self.turn()?;
         }
         self.looked = self.ready.is_empty();
-        events.append(&mut self.ready);
+        if !self.looked {
+            events.append(&mut self.ready);
+        }
         Ok(())
     }
 

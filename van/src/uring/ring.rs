@@ -211,10 +211,15 @@ impl Ring {
     }
 
     /// Starts to accept, unless that goes on already.
+    #[inline]
     pub(super) fn accept(&mut self) {
-        if self.accept.under_way {
-            return;
+        if !self.accept.under_way {
+            self.begin_to_accept();
         }
+    }
+
+    #[cold]
+    fn begin_to_accept(&mut self) {
         let socket = types::Fd(self.listener.as_raw_fd());
         let entry = if self.accept_many {
             opcode::AcceptMulti::new(socket).flags(libc::SOCK_CLOEXEC).build()
@@ -234,6 +239,7 @@ impl Ring {
     }
 
     /// Whether anything was posted that has not been handed to the kernel.
+    #[inline]
     pub(super) fn has_posted(&self) -> bool {
         !self.sends.is_empty()
     }
@@ -278,7 +284,15 @@ impl Ring {
     }
 
     /// The next thing that has finished, if any. Makes no system call.
+    #[inline]
     pub(super) fn next(&mut self) -> Option<Done> {
+        if self.done.is_empty() && self.io.completion().is_empty() {
+            return None;
+        }
+        self.next_done()
+    }
+
+    fn next_done(&mut self) -> Option<Done> {
         if let Some(done) = self.done.pop_front() {
             if let Done::Received(slot, _) = done {
                 self.list_receive(slot);

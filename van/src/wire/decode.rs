@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use zerocopy::FromBytes;
 
-use super::run::{Form, Run};
+use super::run::{Form, Record, Run};
 use super::{
     ALIGN, CHECKSUM, DecodeError, Header, Kind, MAGIC, Offer, Section, TRAILER, VERSION, ascend,
     check_padding, checksum, delta, flags, key_outside, snappy, snappy_flag,
@@ -109,15 +109,16 @@ impl Images {
     #[allow(clippy::should_implement_trait, reason = "it takes a pool, and fails")]
     pub fn next(&mut self, pool: &Pool) -> Result<Entry> {
         loop {
-            if let Some(record) = self.run.next() {
-                if self.run.is_bare() {
-                    self.run.pass();
-                    return Ok(Entry::Answer(record.timestamp));
-                }
-                self.run.check(record)?;
-                if let Some(message) = self.run.message(record) {
-                    return Ok(Entry::Message(message));
-                }
+            self.run.open(1)?;
+            let one = &mut self.run.left;
+            if let Some(Record { timestamp, .. }) = one.first()
+                && one.are_bare()
+            {
+                one.pass();
+                return Ok(Entry::Answer(timestamp));
+            }
+            if let Some(message) = one.message() {
+                return Ok(Entry::Message(message));
             }
             if let Some(message) = self.open(pool)? {
                 return Ok(Entry::Message(message));

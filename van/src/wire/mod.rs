@@ -24,6 +24,7 @@ pub(crate) use decode::{decode, decode_landed, decode_lent, signature_bytes};
 pub use encode::{Coding, encode};
 pub(crate) use encode::{encode_into, seal};
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
+pub use run::{Messages, Record};
 pub(crate) use run::{Shape, close_run, write_sections};
 
 #[cfg(target_endian = "big")]

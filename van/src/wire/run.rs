@@ -32,16 +32,6 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// That of replies that say nothing more.
-    pub(crate) const BARE: Shape = Shape {
-        kind: Kind::Reply,
-        op: 0,
-        table: 0,
-        clock: 0,
-        range: KeyRange::ALL,
-        value_bytes: 0,
-    };
-
     /// That of a message whose like can follow it as records; nothing if none can.
     pub(crate) fn of(draft: &Draft<'_>) -> Option<Shape> {
         let Draft { kind, op, table, clock, range, .. } = *draft;
@@ -60,6 +50,13 @@ impl Shape {
             && draft.lengths.is_empty()
             && draft.offer.is_none()
             && draft.signature.is_none()
+    }
+
+    /// The table and the bytes of values, if these are replies with nothing but values.
+    pub(crate) fn reply(&self) -> Option<(u32, usize)> {
+        let Shape { kind, op, table, clock, range, value_bytes } = *self;
+        let is_plain = (kind, op, clock, range) == (Kind::Reply, 0, 0, KeyRange::ALL);
+        is_plain.then_some((table, value_bytes))
     }
 
     #[inline]
@@ -114,8 +111,8 @@ pub(super) struct Form {
     range: KeyRange,
     key_bytes: usize,
     value_bytes: usize,
-    /// From the first byte behind a message's timestamp, or the first one's header, to the next one's timestamp.
-    stride: usize,
+    /// How many they are.
+    count: usize,
     /// Where the image ends.
     pub(super) end: usize,
     /// What a header says of all this.
@@ -137,7 +134,7 @@ impl Form {
         range: KeyRange::ALL,
         key_bytes: 0,
         value_bytes: 0,
-        stride: 0,
+        count: 0,
         end: usize::MAX,
         said: [0; 5],
     };
@@ -163,9 +160,9 @@ impl Form {
             [header.key_bytes, header.length_bytes, header.value_bytes].map(|n| n.get() as usize);
         let is_form = header.flags == 0 && keys_of(kind).is_some_and(|count| keys == 8 * count);
         let first = size_of::<Header>() + keys; // not longer than a header and a key, once `is_form`
-        let (kind, end, what) = match kind {
+        let (kind, count, end, what) = match kind {
             Kind::Request | Kind::Reply if is_form && records == 0 => {
-                (kind, first + values, "its sections")
+                (kind, 1, first + values, "its sections")
             }
             Kind::Requests | Kind::Replies => {
                 let len = keys.saturating_add(values.next_multiple_of(ALIGN)); // of 32 bits each
@@ -173,7 +170,8 @@ impl Form {
                     return Err(DecodeError::Run { keys, values, records });
                 }
                 let kind = if kind == Kind::Requests { Kind::Request } else { Kind::Reply };
-                (kind, size_of::<Header>() + len + records, "its records")
+                let count = 1 + records / (TIMESTAMP + len);
+                (kind, count, size_of::<Header>() + len + records, "its records")
             }
             _ => return Ok(None),
         };
@@ -183,112 +181,230 @@ impl Form {
         let (begin, last) = (header.range_begin.get(), header.range_end.get());
         let range =
             KeyRange::new(begin, last).ok_or(DecodeError::EmptyRange { begin, end: last })?;
-        let (stride, said) = (keys + values.next_multiple_of(ALIGN), said(header)); // fits into `end`
-        Ok(Some(Form { kind, range, key_bytes: keys, value_bytes: values, stride, end, said }))
+        let (key_bytes, value_bytes, said) = (keys, values, said(header));
+        Ok(Some(Form { kind, range, key_bytes, value_bytes, count, end, said }))
     }
 }
 
-/// The messages of a received image that has a form, as far as they have not been read.
+/// The messages of a received image that has a form.
 pub(crate) struct Run {
-    /// `None` when all have been read.
-    image: Option<Shared>,
     pub(super) form: Form,
-    /// Where the next message's timestamp stands.
-    timestamp_at: usize,
-    /// Where its key does, or its values.
-    at: usize,
-}
-
-/// Where in a run a message stands.
-#[derive(Clone, Copy)]
-pub(crate) struct Record {
-    pub(crate) timestamp: u64,
-    at: usize,
+    /// Those that have not been passed.
+    pub(crate) left: Messages,
 }
 
 impl Run {
     /// One of no messages.
-    pub(super) const NONE: Run = Run { image: None, form: Form::NONE, timestamp_at: 0, at: 0 };
+    pub(super) const NONE: Run = Run { form: Form::NONE, left: Messages::NONE };
 
-    /// Goes on with those of `image`, which has its form, once all were read.
-    #[inline]
+    /// Goes on with those of `image`, which has its form, once all were passed.
+    #[inline(always)]
     pub(crate) fn begin(&mut self, image: Shared) {
-        self.timestamp_at = std::mem::offset_of!(Header, timestamp);
-        self.at = size_of::<Header>();
-        self.image = Some(image);
+        let Form { kind, key_bytes, value_bytes, count, .. } = self.form;
+        let left = &mut self.left;
+        left.timestamp_at = std::mem::offset_of!(Header, timestamp);
+        left.at = size_of::<Header>();
+        (left.key_bytes, left.value_bytes) = (key_bytes, value_bytes);
+        (left.count, left.open, left.kind) = (count, 0, kind);
+        left.image = Some(image);
     }
 
-    /// Whether all were read.
+    /// Whether all were passed.
     #[inline]
     pub(crate) fn is_over(&self) -> bool {
-        self.image.is_none()
+        self.left.count == 0
+    }
+
+    /// Opens the next messages, up to `most` of them; returns how many. Those that were opened before have been passed.
+    ///
+    /// # Errors
+    /// Says what is wrong with one of them.
+    #[inline(always)]
+    pub(crate) fn open(&mut self, most: usize) -> Result<usize, DecodeError> {
+        let count = self.left.count.min(most);
+        self.left.check(count, self.form.range)?;
+        self.left.open = count;
+        Ok(count)
+    }
+}
+
+/// Short messages of one peer that came one behind the other and differ in nothing but timestamp, key and values: requests about
+/// one key each, or replies that name none.
+pub struct Messages {
+    /// Begins with the header that they have in common; there is one as long as there are messages.
+    image: Option<Shared>,
+    /// Where the next one's timestamp stands.
+    timestamp_at: usize,
+    /// Where its key does, or its values.
+    at: usize,
+    key_bytes: usize,
+    value_bytes: usize,
+    /// How many there are in the image.
+    count: usize,
+    /// How many of them may be read.
+    open: usize,
+    kind: Kind,
+}
+
+/// What one of [`Messages`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// The request's number.
+    pub timestamp: u64,
+    /// What a request is about; 0 in a reply.
+    pub key: u64,
+    /// The values, 8-byte aligned.
+    pub values: &'a [u8],
+}
+
+impl Messages {
+    const NONE: Messages = Messages {
+        image: None,
+        timestamp_at: 0,
+        at: 0,
+        key_bytes: 0,
+        value_bytes: 0,
+        count: 0,
+        open: 0,
+        kind: Kind::Reply,
+    };
+
+    /// Whether there are none, or all have been passed.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.open == 0
+    }
+
+    /// How many there are that have not been passed.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.open
     }
 
     /// Request or reply.
     #[inline]
-    pub(crate) fn kind(&self) -> Kind {
-        self.form.kind
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Bytes of values that each has.
+    #[inline]
+    pub fn value_bytes(&self) -> usize {
+        self.value_bytes
     }
 
     /// Whether they are replies that say nothing.
     #[inline]
-    pub(crate) fn is_bare(&self) -> bool {
-        self.form.key_bytes | self.form.value_bytes == 0
+    pub fn are_bare(&self) -> bool {
+        self.key_bytes | self.value_bytes == 0
     }
 
-    /// Finds the next one, if there is one. It is to be taken out by [`Run::message`] or, where it is bare, [`Run::pass`].
-    #[inline(always)]
-    pub(crate) fn next(&mut self) -> Option<Record> {
-        let image = self.image.as_ref()?;
-        let timestamp = image[self.timestamp_at..].first_chunk().expect("whole records");
-        let (timestamp, at) = (u64::from_le_bytes(*timestamp), self.at);
-        self.timestamp_at = at + self.form.stride;
-        self.at = self.timestamp_at + TIMESTAMP;
-        Some(Record { timestamp, at })
+    /// What they have in common: as [`Message::header`].
+    ///
+    /// # Panics
+    /// If there is none left.
+    #[inline]
+    pub fn header(&self) -> &Header {
+        let (header, _) = Header::ref_from_prefix(self.image()).expect("decode has read it");
+        header
     }
 
-    /// Checks the one that was found.
+    /// All keys are within.
+    ///
+    /// # Panics
+    /// As [`Messages::header`].
+    #[inline]
+    pub fn range(&self) -> KeyRange {
+        self.header().range()
+    }
+
+    /// The next one, until it is passed.
     #[inline(always)]
-    pub(crate) fn check(&self, record: Record) -> Result<(), DecodeError> {
-        let Some(image) = &self.image else { return Ok(()) };
-        let Form { range, key_bytes, value_bytes, .. } = self.form;
-        if key_bytes > 0 {
-            let bytes = image[record.at..].first_chunk().expect("whole records");
-            let key = u64::from_le_bytes(*bytes);
-            if !range.contains(key) {
-                let (begin, end) = (range.begin(), range.end());
-                return Err(DecodeError::KeyOutsideRange { key, begin, end });
-            }
+    pub fn first(&self) -> Option<Record<'_>> {
+        if self.open == 0 {
+            return None;
         }
-        if !value_bytes.is_multiple_of(ALIGN) {
-            let values_end = record.at + key_bytes + value_bytes;
-            check_padding(image, values_end..self.timestamp_at.min(image.len()))?;
-        }
-        Ok(())
+        let (key_bytes, bytes) = (self.key_bytes, self.key_bytes + self.value_bytes);
+        let sections = &self.image()[self.at..][..bytes];
+        let key = if key_bytes == 0 { 0 } else { number(sections) };
+        let timestamp = number(&self.image()[self.timestamp_at..]);
+        Some(Record { timestamp, key, values: &sections[key_bytes..] })
     }
 
-    /// The one that was found, and checked.
+    /// The numbers of the requests, in order.
+    pub(crate) fn timestamps(&self) -> impl Iterator<Item = u64> {
+        let behind = (1..self.open).map(|n| self.at + n * self.stride() - TIMESTAMP);
+        let all = (0..self.open.min(1)).map(|_| self.timestamp_at).chain(behind);
+        all.map(|at| number(&self.image()[at..]))
+    }
+
+    /// Goes on behind the next one, if there is one.
     #[inline(always)]
-    pub(crate) fn message(&mut self, record: Record) -> Option<Message> {
-        let Form { kind, key_bytes, value_bytes, end, .. } = self.form;
-        let image = if self.at > end { self.image.take()? } else { self.image.clone()? };
+    pub fn pass(&mut self) {
+        let passed = usize::from(self.open > 0);
+        self.open -= passed;
+        self.count -= passed;
+        if self.count == 0 {
+            self.image = None;
+        }
+        self.at += self.stride();
+        self.timestamp_at = self.at - TIMESTAMP;
+    }
+
+    /// The next one as a message by itself, which is passed.
+    #[inline]
+    pub(crate) fn message(&mut self) -> Option<Message> {
+        let timestamp = self.first()?.timestamp;
         let sections = Sections {
-            keys_at: record.at as u32,
-            key_bytes: key_bytes as u32,
+            keys_at: self.at as u32,
+            key_bytes: self.key_bytes as u32,
             length_bytes: 0,
-            value_bytes: value_bytes as u32,
+            value_bytes: self.value_bytes as u32,
         };
-        let (apart, timestamp, flags, is_lent) = (None, record.timestamp, 0, false);
+        let image = if self.count == 1 { self.image.take()? } else { self.image.clone()? };
+        self.pass();
+        let (apart, kind, flags, is_lent) = (None, self.kind, 0, false);
         Some(Message { image, apart, timestamp, sections, kind, flags, is_lent })
     }
 
-    /// Goes on behind the one that was found.
+    /// From one to the next.
     #[inline(always)]
-    pub(crate) fn pass(&mut self) {
-        if self.at > self.form.end {
-            self.image = None;
-        }
+    fn stride(&self) -> usize {
+        TIMESTAMP + (self.key_bytes + self.value_bytes).next_multiple_of(ALIGN)
     }
+
+    #[inline(always)]
+    fn image(&self) -> &[u8] {
+        self.image.as_deref().unwrap_or(&[])
+    }
+
+    /// Checks that the next `count` keys are within `range`, and that there are zeros behind the values.
+    #[inline(always)]
+    fn check(&self, count: usize, range: KeyRange) -> Result<(), DecodeError> {
+        let len = self.key_bytes + self.value_bytes;
+        let padding = len.next_multiple_of(ALIGN) - len;
+        if self.key_bytes | padding == 0 {
+            return Ok(());
+        }
+        let (image, stride) = (self.image(), self.stride());
+        for at in (0..count).map(|n| self.at + n * stride) {
+            if self.key_bytes > 0 && !range.contains(number(&image[at..])) {
+                let (key, begin, end) = (number(&image[at..]), range.begin(), range.end());
+                return Err(DecodeError::KeyOutsideRange { key, begin, end });
+            }
+            if padding > 0 {
+                let end = at + len;
+                check_padding(image, end..(end + padding).min(image.len()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The number with which `bytes` begins.
+#[inline(always)]
+fn number(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(*bytes.first_chunk().expect("whole records"))
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use caravan_van::sim::{Faults, Network, SimTransport, for_each_seed};
-use caravan_van::wire::{Coding, Kind, Offer};
+use caravan_van::wire::{Coding, Kind, Offer, Record};
 use caravan_van::{
-    Arrival, Buffer, Draft, Endpoint, Error, Event, FRAME_PREFIX, Message, PeerId, Transport,
-    Values, VanConfig, encode,
+    Arrival, Buffer, Draft, Endpoint, Error, Event, FRAME_PREFIX, Message, PeerId, Taken,
+    Transport, Values, VanConfig, encode,
 };
 
 use side::{Side, filled, is_filled, pair, settle};
@@ -390,6 +390,70 @@ fn packed_answers_keep_their_place_among_others() {
     });
     assert_eq!(order.collect::<Vec<_>>(), (0..12).collect::<Vec<_>>());
     assert_eq!(a.endpoint.credits(a.peer), 16);
+}
+
+/// Goal: messages in a row that are alike are taken together, each once and in order, however many are read at a time, up to what
+/// a side takes between two polls; those that are left end with their lane.
+#[test]
+fn runs_are_taken_together_until_their_lane_is_closed() {
+    let network = Network::new(1, Faults::none());
+    let (mut a, mut b) = pair(&network, &config(8192, 200, 64 * MIB));
+    let post = |a: &mut Side, number: u64| {
+        let values = [number as u8; 6];
+        let (keys, values) = (&[number][..], Values::Copied(&values));
+        let draft = Draft { keys, values, timestamp: number, ..Draft::new(Kind::Request) };
+        a.endpoint.post(a.peer, draft, &mut Coding::plain()).unwrap();
+    };
+    let run = |side: &mut Side| -> usize {
+        while !side.endpoint.poll().unwrap() {
+            side.endpoint.wait(NAP).unwrap();
+        }
+        match side.endpoint.take_run() {
+            Some(Taken::Run(peer)) if peer == side.peer => side.endpoint.run().len(),
+            other => panic!("{other:?}"),
+        }
+    };
+    (0..100).for_each(|number| post(&mut a, number));
+    a.endpoint.poll().unwrap();
+    let mut next = 0;
+    while next < 100 {
+        let len = run(&mut b);
+        assert!(len == 64 || next + len == 100, "{len} behind {next}");
+        for _ in 0..len {
+            let values = [next as u8; 6];
+            let record = Record { timestamp: next as u64, key: next as u64, values: &values };
+            assert_eq!(b.endpoint.run().first(), Some(record));
+            match next % 3 {
+                0 => b.endpoint.run_mut().pass(),
+                1 => assert!(
+                    matches!(b.endpoint.take_first(), Some(Arrival::Message { message, .. })
+                    if (message.timestamp(), message.values()) == (next as u64, &values[..]))
+                ),
+                _ => assert!(matches!(b.endpoint.take(), Some(Arrival::Message { message, .. })
+                    if message.keys() == [next as u64])),
+            }
+            b.endpoint.reply(b.peer, 0, next as u64, &values).unwrap();
+            next += 1;
+        }
+        assert!(b.endpoint.run().first().is_none() && b.endpoint.take_first().is_none());
+    }
+    b.endpoint.poll().unwrap();
+    let mut replied = 0;
+    while replied < 100 {
+        run(&mut a);
+        while let Some(Record { timestamp, values, .. }) = a.endpoint.run().first() {
+            assert_eq!((timestamp, values), (replied, &[replied as u8; 6][..]));
+            a.endpoint.run_mut().pass();
+            replied += 1;
+        }
+    }
+    assert_eq!(a.endpoint.credits(a.peer), 200);
+    (0..10).for_each(|number| post(&mut a, number));
+    a.endpoint.poll().unwrap();
+    assert_eq!(run(&mut b), 10);
+    b.endpoint.run_mut().pass();
+    b.endpoint.disconnect(b.peer);
+    assert!(b.endpoint.run().is_empty() && b.endpoint.take_run().is_none());
 }
 
 /// Goal: a lane that goes while messages wait in its open frame is reported once, and takes nothing any more.

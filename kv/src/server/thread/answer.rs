@@ -2,7 +2,7 @@
 //!
 //! Path: 9 of 13, beside `thread.rs`; then 4 to 8 again.
 
-use caravan_van::wire::{Coding, Kind};
+use caravan_van::wire::{Coding, Kind, Offer};
 use caravan_van::{Draft, Endpoint, Message, PeerId, Pool, Shared, Values};
 
 use crate::error::Result;
@@ -14,35 +14,39 @@ pub(super) fn answer<'a>(kind: Kind, request: &Message) -> Draft<'a> {
     Draft { table: request.table(), timestamp: request.timestamp(), ..Draft::new(kind) }
 }
 
-/// Answers an admitted pull, where it wants the values.
+/// Whom an answer goes to, and what it names.
+#[derive(Clone, Copy)]
+pub(super) struct Asker {
+    pub(super) peer: PeerId,
+    pub(super) table: u32,
+    pub(super) timestamp: u64,
+}
+
+impl Asker {
+    #[inline]
+    pub(super) fn of(peer: PeerId, request: &Message) -> Asker {
+        Asker { peer, table: request.table(), timestamp: request.timestamp() }
+    }
+}
+
+/// Answers an admitted pull by a message.
 ///
 /// # Errors
-/// Why it can't be answered. That the lane is of no use any more is told within.
+/// When the lane is of no use any more; likewise below.
 #[inline(always)]
 pub(super) fn answer_pull(
     endpoint: &mut Endpoint,
     shard: &mut dyn Shard,
-    (peer, message): (PeerId, &Message),
+    asker: Asker,
     request: &Request<'_>,
-) -> Result<caravan_van::Result<()>, String> {
-    if let Some(offer) = message.offer() {
-        let values = match shard.pull(request)? {
-            Pulled::Shared(values) => values,
-            Pulled::Stored(values) => {
-                gather(endpoint.memory(), values.len(), |into| into.copy_from_slice(values))?
-            }
-            Pulled::Bytes(bytes) | Pulled::Varying(bytes) => {
-                gather(endpoint.memory(), bytes, |into| shard.read(request, into))?
-            }
-        };
-        return endpoint.place(peer, values, offer).map(Ok).map_err(|error| error.to_string());
-    }
-    let reply = || answer(Kind::Reply, message);
-    Ok(match shard.pull(request) {
-        Err(reason) => return Err(reason),
-        Ok(Pulled::Stored(values)) => {
-            post(endpoint, peer, Draft { values: Values::Copied(values), ..reply() })
-        }
+) -> caravan_van::Result<()> {
+    let Asker { peer, table, timestamp } = asker;
+    let reply = || Draft { table, timestamp, ..Draft::new(Kind::Reply) };
+    match shard.pull(request) {
+        Ok(Pulled::Stored(values)) => match endpoint.reply(peer, table, timestamp, values) {
+            Ok(()) => Ok(()),
+            Err(error) => post_failure(endpoint, asker, error),
+        },
         Ok(Pulled::Shared(values)) => {
             post(endpoint, peer, Draft { values: Values::Apart(values), ..reply() })
         }
@@ -52,11 +56,52 @@ pub(super) fn answer_pull(
             post(endpoint, peer, Draft { values, ..reply() })
         }
         Ok(Pulled::Varying(bytes)) => {
-            let gathered = gather(endpoint.memory(), bytes, |into| shard.read(request, into))?;
-            let (lengths, values) = (shard.lengths(), Values::Apart(gathered));
-            post(endpoint, peer, Draft { lengths, values, ..reply() })
+            match gather(endpoint.memory(), bytes, |into| shard.read(request, into)) {
+                Ok(gathered) => {
+                    let (lengths, values) = (shard.lengths(), Values::Apart(gathered));
+                    post(endpoint, peer, Draft { lengths, values, ..reply() })
+                }
+                Err(reason) => refuse(endpoint, asker, &reason),
+            }
         }
-    })
+        Err(reason) => refuse(endpoint, asker, &reason),
+    }
+}
+
+/// Answers an admitted pull where it wants the values.
+#[inline(never)]
+pub(super) fn place_pull(
+    endpoint: &mut Endpoint,
+    shard: &mut dyn Shard,
+    (asker, offer): (Asker, Offer),
+    request: &Request<'_>,
+) -> caravan_van::Result<()> {
+    let values = match shard.pull(request) {
+        Ok(Pulled::Shared(values)) => Ok(values),
+        Ok(Pulled::Stored(values)) => {
+            gather(endpoint.memory(), values.len(), |into| into.copy_from_slice(values))
+        }
+        Ok(Pulled::Bytes(bytes) | Pulled::Varying(bytes)) => {
+            gather(endpoint.memory(), bytes, |into| shard.read(request, into))
+        }
+        Err(reason) => Err(reason),
+    };
+    let placed = values.and_then(|values| {
+        endpoint.place(asker.peer, values, offer).map_err(|error| error.to_string())
+    });
+    placed.or_else(|reason| refuse(endpoint, asker, &reason))
+}
+
+/// Answers a request with the reason why it can't be executed.
+#[cold]
+#[inline(never)]
+pub(super) fn refuse(
+    endpoint: &mut Endpoint,
+    Asker { peer, table, timestamp }: Asker,
+    reason: &str,
+) -> caravan_van::Result<()> {
+    let values = Values::Copied(reason.as_bytes());
+    post(endpoint, peer, Draft { table, timestamp, values, ..Draft::new(Kind::Failure) })
 }
 
 /// `bytes` bytes, as `write` writes them.
@@ -71,10 +116,7 @@ pub(super) fn gather(
 }
 
 /// Sends an answer, or that there is no room for it.
-///
-/// # Errors
-/// When the lane is of no use any more.
-#[inline]
+#[inline(never)]
 pub(super) fn post(
     endpoint: &mut Endpoint,
     peer: PeerId,
@@ -90,17 +132,17 @@ pub(super) fn post_coded(
     draft: Draft<'_>,
     coding: &mut Coding,
 ) -> caravan_van::Result<()> {
-    let (table, timestamp) = (draft.table, draft.timestamp);
+    let asker = Asker { peer, table: draft.table, timestamp: draft.timestamp };
     let posted = endpoint.post(peer, draft, coding);
-    posted.or_else(|error| post_failure(endpoint, peer, (table, timestamp), error))
+    posted.or_else(|error| post_failure(endpoint, asker, error))
 }
 
 /// Says in place of an answer that there was no room for it.
 #[cold]
+#[inline(never)]
 fn post_failure(
     endpoint: &mut Endpoint,
-    peer: PeerId,
-    (table, timestamp): (u32, u64),
+    Asker { peer, table, timestamp }: Asker,
     error: caravan_van::Error,
 ) -> caravan_van::Result<()> {
     use caravan_van::Error::{MessageTooLong, OutOfMemory};

@@ -37,6 +37,8 @@ pub(super) struct Lane {
     pub(super) just_sent: bool,
     /// To be queued when no send is under way: it takes the place of units that one might be sending.
     pub(super) refusal: Option<String>,
+    /// A refusal was queued: it is of interest when that has left.
+    pub(super) refusing: bool,
     pub(super) closing: bool,
     send_header: libc::msghdr,
     send_slices: [libc::iovec; SLICES_MAX],
@@ -56,6 +58,7 @@ impl Lane {
             misses: None,
             just_sent: false,
             refusal: None,
+            refusing: false,
             closing: false,
             send_header: empty_header(),
             send_slices: [NO_SLICE; SLICES_MAX],
@@ -77,26 +80,25 @@ impl Lane {
         let socket = types::Fd(self.socket.as_raw_fd());
         // With MSG_WAITALL the kernel goes on by itself when the socket's buffer was full.
         let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
-        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        let count = self.sender.slices(&mut slices);
-        match &slices[..count] {
+        let Lane { sender, send_header, send_slices, .. } = self;
+        sender.with_slices(|slices| match slices {
             [] => None,
             [slice] if let Ok(len) = u32::try_from(slice.len()) => {
                 Some(opcode::Send::new(socket, slice.as_ptr(), len).flags(flags).build())
             }
             slices => {
-                for (to, slice) in self.send_slices.iter_mut().zip(slices) {
+                for (to, slice) in send_slices.iter_mut().zip(slices) {
                     *to = libc::iovec {
                         iov_base: slice.as_ptr().cast_mut().cast(),
                         iov_len: slice.len(),
                     };
                 }
-                self.send_header.msg_iov = self.send_slices.as_mut_ptr();
-                self.send_header.msg_iovlen = count;
-                let header = &raw const self.send_header;
+                send_header.msg_iov = send_slices.as_mut_ptr();
+                send_header.msg_iovlen = slices.len();
+                let header = &raw const *send_header;
                 Some(opcode::SendMsg::new(socket, header).flags(flags as u32).build())
             }
-        }
+        })
     }
 
     /// Takes note that `bytes` bytes have left.
@@ -114,11 +116,11 @@ impl Lane {
         if let Some(slice) = self.sender.only_slice() {
             return Some(socket.send_with_flags(slice, flags));
         }
-        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        match self.sender.slices(&mut slices) {
-            0 => None,
-            count => Some(socket.send_vectored_with_flags(&slices[..count], flags)),
+        if self.sender.is_empty() {
+            return None;
         }
+        let send = |slices: &[IoSlice<'_>]| socket.send_vectored_with_flags(slices, flags);
+        Some(self.sender.with_slices(send))
     }
 
     /// Receives what has come, without waiting.

@@ -16,10 +16,16 @@ impl Ring {
     pub(super) fn stage(&mut self, mut offers: Option<&mut Offers>) {
         let eager = offers.is_some();
         // Sends go first: somebody waits for them.
-        let mut list = std::mem::take(&mut self.sends);
-        list.retain(|&slot| !self.stage_send(slot, eager));
-        self.sends = list;
-        self.receives.append(&mut self.tries);
+        if !self.sends.is_empty() {
+            let mut list = std::mem::take(&mut self.sends);
+            list.retain(|&slot| !self.stage_send(slot, eager));
+            self.sends = list;
+        }
+        if self.receives.is_empty() {
+            std::mem::swap(&mut self.receives, &mut self.tries);
+        } else {
+            self.receives.append(&mut self.tries);
+        }
         let mut list = std::mem::take(&mut self.receives);
         list.retain(|&slot| !self.stage_receive(slot, offers.as_deref_mut()));
         self.receives = list;
@@ -50,7 +56,9 @@ impl Ring {
             Ok(bytes) => {
                 lane.just_sent = true;
                 lane.left(bytes, &mut self.counters);
-                self.done.push_back(Done::Sent(slot, Ok(())));
+                if lane.refusing {
+                    self.done.push_back(Done::Sent(slot, Ok(())));
+                }
             }
             Err(error) if is_later(&error) => {}
             Err(error) => self.done.push_back(Done::Sent(slot, Err(error))),
@@ -85,6 +93,7 @@ impl Ring {
             (false, false) => {
                 if let Some(reason) = lane.refusal.take() {
                     lane.sender.refuse(&reason);
+                    lane.refusing = true;
                 }
                 if eager && lane.misses.is_some() {
                     self.try_send(slot);
