@@ -263,6 +263,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// Only when the van itself is broken.
+    #[inline]
     pub fn poll(&mut self) -> Result<bool> {
         if self.starved {
             self.feed();
@@ -303,6 +304,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Transport::wait`].
+    #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
         if !self.open.is_empty() {
             self.close_frames();

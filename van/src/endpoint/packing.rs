@@ -44,8 +44,8 @@ pub(super) struct Packer {
     memory: Option<Buffer>,
     /// Where the frame ends, its prefix included; 0 when none is open.
     end: usize,
-    /// How far a frame may reach that is open, or opened next.
-    limit: usize,
+    /// How far the peer lets a frame reach.
+    end_max: usize,
     /// What the last message was like, if others can be like it.
     form: Option<Form>,
     /// The last image of the open frame, if others of that form may follow it as records.
@@ -74,7 +74,8 @@ impl Packer {
     /// Whether an image of `bytes` bytes goes into the open frame; it does when none is open.
     #[inline]
     pub(super) fn takes(&self, bytes: usize) -> bool {
-        self.end == 0 || self.end.next_multiple_of(8) + bytes <= self.limit
+        let room = self.end_max.min(self.memory.as_ref().map_or(0, |memory| memory.len()));
+        self.end == 0 || self.end.next_multiple_of(8) + bytes <= room
     }
 
     /// Appends a message that is like the last one, if there is room: as a record, or as the first of a frame.
@@ -133,13 +134,14 @@ impl Packer {
         self.run.as_ref()?;
         let at = self.end.next_multiple_of(8);
         let end = at + record_bytes;
-        if end > self.limit {
+        if end > self.end_max {
             return None;
         }
+        let (before, place) = memory.get_mut(..end)?.split_at_mut(at);
         if at > self.end {
-            memory[self.end..at].fill(0);
+            before[self.end..].fill(0);
         }
-        let (place, sections) = memory.get_mut(at..end)?.split_first_chunk_mut()?;
+        let (place, sections) = place.split_first_chunk_mut()?;
         *place = timestamp.to_le_bytes();
         self.end = end;
         Some(sections)
@@ -167,7 +169,7 @@ impl Packer {
         if at != self.end {
             memory[self.end..at].fill(0); // the prefix, or padding
         }
-        self.limit = memory.len().min(FRAME_PREFIX + frame_bytes);
+        self.end_max = FRAME_PREFIX + frame_bytes;
         close(self.run.take(), &mut memory[..self.end]);
         self.end = at + len;
         let records_at = self.end.next_multiple_of(8);
@@ -210,10 +212,7 @@ impl Packer {
         let end = FRAME_PREFIX + bytes;
         let next = end.next_multiple_of(FRAME_ALIGN);
         let mut frame = match memory.len().checked_sub(next) {
-            Some(rest) if rest >= REST_BYTES_MIN => {
-                self.limit = self.limit.min(rest);
-                memory.split_to(next)
-            }
+            Some(rest) if rest >= REST_BYTES_MIN => memory.split_to(next),
             _ => self.memory.take()?,
         };
         frame.truncate(end);

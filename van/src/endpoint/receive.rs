@@ -155,7 +155,7 @@ impl Endpoint {
         }
         let Some(Event::Received { peer, frame }) = self.events.pop() else { return false };
         *from = peer;
-        images.run.begin(frame.share());
+        images.run.resume(frame.share());
         true
     }
 

@@ -10,6 +10,7 @@ mod decode;
 mod delta;
 mod encode;
 mod header;
+mod images;
 mod run;
 mod snappy;
 #[cfg(test)]
@@ -19,11 +20,11 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::message::KeyRange;
-pub use decode::{Entry, Images};
 pub(crate) use decode::{decode, decode_landed, decode_lent, signature_bytes};
 pub use encode::{Coding, encode};
 pub(crate) use encode::{encode_into, seal};
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
+pub use images::{Entry, Images};
 pub use run::{Messages, Record};
 pub(crate) use run::{Shape, close_run, write_sections};
 

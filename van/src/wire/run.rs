@@ -197,15 +197,22 @@ impl Run {
     /// One of no messages.
     pub(super) const NONE: Run = Run { form: Form::NONE, left: Messages::NONE };
 
-    /// Goes on with those of `image`, which has its form, once all were passed.
+    /// Goes on with those of `image`, which has the form `form`, once all were passed.
+    pub(super) fn begin(&mut self, form: Form, image: Shared) {
+        let Form { kind, key_bytes, value_bytes, .. } = form;
+        let stride = TIMESTAMP + (key_bytes + value_bytes).next_multiple_of(ALIGN);
+        self.form = form;
+        self.left = Messages { kind, key_bytes, value_bytes, stride, ..Messages::NONE };
+        self.resume(image);
+    }
+
+    /// Goes on with those of `image`, which has the form of the last one, once all were passed.
     #[inline(always)]
-    pub(crate) fn begin(&mut self, image: Shared) {
-        let Form { kind, key_bytes, value_bytes, count, .. } = self.form;
+    pub(crate) fn resume(&mut self, image: Shared) {
         let left = &mut self.left;
         left.timestamp_at = std::mem::offset_of!(Header, timestamp);
         left.at = size_of::<Header>();
-        (left.key_bytes, left.value_bytes) = (key_bytes, value_bytes);
-        (left.count, left.open, left.kind) = (count, 0, kind);
+        left.count = self.form.count;
         left.image = Some(image);
     }
 
@@ -239,6 +246,8 @@ pub struct Messages {
     at: usize,
     key_bytes: usize,
     value_bytes: usize,
+    /// From one to the next.
+    stride: usize,
     /// How many there are in the image.
     count: usize,
     /// How many of them may be read.
@@ -264,6 +273,7 @@ impl Messages {
         at: 0,
         key_bytes: 0,
         value_bytes: 0,
+        stride: TIMESTAMP,
         count: 0,
         open: 0,
         kind: Kind::Reply,
@@ -333,7 +343,7 @@ impl Messages {
 
     /// The numbers of the requests, in order.
     pub(crate) fn timestamps(&self) -> impl Iterator<Item = u64> {
-        let behind = (1..self.open).map(|n| self.at + n * self.stride() - TIMESTAMP);
+        let behind = (1..self.open).map(|n| self.at + n * self.stride - TIMESTAMP);
         let all = (0..self.open.min(1)).map(|_| self.timestamp_at).chain(behind);
         all.map(|at| number(&self.image()[at..]))
     }
@@ -347,7 +357,7 @@ impl Messages {
         if self.count == 0 {
             self.image = None;
         }
-        self.at += self.stride();
+        self.at += self.stride;
         self.timestamp_at = self.at - TIMESTAMP;
     }
 
@@ -367,12 +377,6 @@ impl Messages {
         Some(Message { image, apart, timestamp, sections, kind, flags, is_lent })
     }
 
-    /// From one to the next.
-    #[inline(always)]
-    fn stride(&self) -> usize {
-        TIMESTAMP + (self.key_bytes + self.value_bytes).next_multiple_of(ALIGN)
-    }
-
     #[inline(always)]
     fn image(&self) -> &[u8] {
         self.image.as_deref().unwrap_or(&[])
@@ -382,11 +386,11 @@ impl Messages {
     #[inline(always)]
     fn check(&self, count: usize, range: KeyRange) -> Result<(), DecodeError> {
         let len = self.key_bytes + self.value_bytes;
-        let padding = len.next_multiple_of(ALIGN) - len;
+        let padding = self.stride - TIMESTAMP - len;
         if self.key_bytes | padding == 0 {
             return Ok(());
         }
-        let (image, stride) = (self.image(), self.stride());
+        let (image, stride) = (self.image(), self.stride);
         for at in (0..count).map(|n| self.at + n * stride) {
             if self.key_bytes > 0 && !range.contains(number(&image[at..])) {
                 let (key, begin, end) = (number(&image[at..]), range.begin(), range.end());
@@ -426,7 +430,7 @@ mod tests {
         buffer.copy_from_slice(frame);
         let mut said = Vec::new();
         if images.is_like_the_last(&mut buffer, carrier_checks) {
-            images.run.begin(buffer.share());
+            images.run.resume(buffer.share());
         } else {
             match images.begin(buffer, carrier_checks, pool) {
                 Ok(first) => said.extend(first.iter().map(say)),
