@@ -24,10 +24,13 @@ pub use pool::Pool;
 use pool::Shelf;
 use registration::Registrations;
 pub use registration::{Registrar, Registration};
+#[cfg(target_os = "linux")]
+pub(crate) use slab::Slab;
 
 pub mod long;
 mod pool;
 mod registration;
+mod slab;
 
 /// Slots of this many bytes or more start at a multiple of it: a page, as NICs and the kernel like it.
 pub const SLOT_ALIGN: usize = PAGE_BYTES;
@@ -194,11 +197,17 @@ impl Part {
 impl Drop for Part {
     #[inline]
     fn drop(&mut self) {
-        if Rc::strong_count(&self.slot) == 1
-            && let Some(pool) = self.slot.pool.upgrade()
-        {
-            pool.put_back(self.slot.clone());
+        if Rc::strong_count(&self.slot) == 1 {
+            send_home(&self.slot);
         }
+    }
+}
+
+/// Gives a slot that nothing else is left of back to its pool, if it has one.
+#[inline(never)] // a part among others is dropped without a call
+fn send_home(slot: &Rc<Slot>) {
+    if let Some(pool) = slot.pool.upgrade() {
+        pool.put_back(slot.clone());
     }
 }
 

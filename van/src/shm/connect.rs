@@ -174,12 +174,6 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Whether a turn could move anything.
-    #[inline]
-    pub(super) fn has_work(&self) -> bool {
-        self.receiver.has_news(&self.link) || self.sender.has_work()
-    }
-
     /// Takes what has come and goes on with what waits; whether anything moved.
     ///
     /// # Errors
@@ -192,6 +186,16 @@ impl Peer {
         sender.take_back(&mut receiver.returned);
         sender.give_back(link, &mut receiver.returns.borrow_mut());
         Ok(sender.turn(link, desk.pool, desk.counters)? || received)
+    }
+}
+
+impl Peer {
+    /// Wakes it from the sleep that it says it is in.
+    #[cold]
+    pub(super) fn wake(&mut self, asleep: u64) {
+        self.woken = asleep;
+        // A full socket has enough in it to wake anybody; a closed one is found out when it is read.
+        let _ = self.link.send(Packet::Wake, None);
     }
 }
 
@@ -358,10 +362,9 @@ impl Shm {
 
     /// Takes what is left in the ring of a peer that has gone.
     fn take_the_rest(&mut self, place: usize) {
-        let peer = &mut self.peers[place];
-        let (pool, offers) = (&self.pool, &mut self.offers);
-        let (events, counters) = (&mut self.ready, &mut self.counters);
-        let mut desk = Desk { pool, offers, events, counters };
+        let Shm { peers, pool, slab, offers, ready: events, counters, .. } = self;
+        let peer = &mut peers[place];
+        let mut desk = Desk { pool, slab, offers, events, counters };
         // As often as an honest one may need; who is not gone may go on writing, and is not listened to for ever.
         for _ in 0..2 * LINES {
             match peer.receiver.receive(&peer.link, &mut desk) {

@@ -37,14 +37,14 @@ use caravan_numa::PageSource;
 
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Pool, Shared};
+use crate::memory::{Buffer, Pool, Shared, Slab};
 use crate::metrics::Counters;
 use crate::offers::Offers;
 use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
 use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
-use connect::{LISTENER, Packet, Peer};
+use connect::{LISTENER, Peer};
 use loan::Limbo;
 use receive::Desk;
 use ring::ASLEEP;
@@ -80,6 +80,8 @@ pub struct Shm {
     /// Where in `peers` each one is; `None` once it is gone. By peer number.
     places: Vec<Option<usize>>,
     pool: Pool,
+    /// Where short frames come to lie.
+    slab: Slab,
     offers: Offers,
     listener: Socket,
     epoll: Epoll,
@@ -131,6 +133,7 @@ impl Shm {
             peers: Vec::new(),
             places: Vec::new(),
             pool: Pool::from_pages(config.memory_bytes, pages, None),
+            slab: Slab::new(),
             offers: Offers::default(),
             listener,
             epoll,
@@ -157,57 +160,41 @@ impl Shm {
     }
 
     /// Wakes who sleeps and has something to do since the last turn.
+    #[inline]
     fn wake_sleepers(&mut self) {
         (self.touched, self.posted) = (false, false);
         fence(Ordering::SeqCst); // what was stored for a peer comes before the look at whether it sleeps
         for peer in &mut self.peers {
             let posted = std::mem::take(&mut peer.sender.posted);
             let consumed = std::mem::take(&mut peer.receiver.consumed);
-            let Some(foreign) = peer.link.foreign.as_ref().filter(|_| posted || consumed) else {
+            let Some(foreign) = peer.link.foreign.as_ref().filter(|_| posted | consumed) else {
                 continue;
             };
             let asleep = foreign.load(ASLEEP, Ordering::Relaxed);
-            let records = posted && asleep & FOR_RECORDS != 0;
-            let room = consumed && asleep & FOR_ROOM != 0;
-            if (records || room) && peer.woken != asleep {
-                peer.woken = asleep;
+            let awaited = (FOR_RECORDS * u64::from(posted)) | (FOR_ROOM * u64::from(consumed));
+            if asleep & awaited != 0 && peer.woken != asleep {
                 self.counters.system_calls += 1;
-                // A full socket has enough in it to wake anybody; a closed one is found out when it is read.
-                let _ = peer.link.send(Packet::Wake, None);
+                peer.wake(asleep);
             }
         }
     }
 
     /// Looks at every lane once, and at sockets now and then; whether anything moved.
+    #[inline(always)]
     fn turn(&mut self) -> Result<bool> {
         if self.touched {
             self.wake_sleepers();
         }
-        let mut moved = false;
-        if self.polls_left == 0 {
-            self.polls_left = POLLS_PER_LOOK;
-            self.look_at_sockets(Duration::ZERO)?;
-            moved = !self.ready.is_empty();
-        }
-        let mut place = 0;
-        while let Some(peer) = self.peers.get_mut(place) {
-            if !peer.has_work() {
-                place += 1;
-                continue;
-            }
-            let (pool, offers) = (&self.pool, &mut self.offers);
-            let (events, counters) = (&mut self.ready, &mut self.counters);
-            let outcome = peer.turn(Desk { pool, offers, events, counters });
-            self.touched |= peer.sender.posted || peer.receiver.consumed;
-            match outcome {
-                Ok(has_moved) => {
-                    moved |= has_moved;
-                    place += 1;
-                }
-                Err(reason) => {
-                    moved = true;
-                    self.lose(place, reason); // another one takes its place
-                }
+        let mut moved = self.polls_left == 0 && self.look_now()?;
+        // From the last one on: who takes the place of one that is lost has had its turn.
+        for place in (0..self.peers.len()).rev() {
+            let Shm { peers, pool, slab, offers, ready: events, counters, .. } = self;
+            let Peer { link, sender, receiver, .. } = &mut peers[place];
+            let desk = Desk { pool, slab, offers, events, counters };
+            let (has_received, is_more) = receiver.receive_short(link, desk);
+            (moved, self.touched) = (moved | has_received, self.touched | has_received);
+            if is_more || receiver.has_work() || sender.has_work() {
+                moved |= self.attend(place);
             }
         }
         let cost = if moved { 1 } else { EMPTY_POLL };
@@ -215,7 +202,29 @@ impl Shm {
         Ok(moved)
     }
 
+    /// Looks at sockets, as it is time to; whether there was anything.
+    #[cold]
+    fn look_now(&mut self) -> Result<bool> {
+        self.polls_left = POLLS_PER_LOOK;
+        self.look_at_sockets(Duration::ZERO)?;
+        Ok(!self.ready.is_empty())
+    }
+
+    /// Looks after a lane that has something else to do; whether anything moved.
+    #[inline(never)]
+    fn attend(&mut self, place: usize) -> bool {
+        let Shm { peers, pool, slab, offers, ready: events, counters, .. } = self;
+        let peer = &mut peers[place];
+        let outcome = peer.turn(Desk { pool, slab, offers, events, counters });
+        self.touched |= peer.sender.posted | peer.receiver.consumed;
+        outcome.unwrap_or_else(|reason| {
+            self.lose(place, reason);
+            true
+        })
+    }
+
     /// Sleeps until a peer wakes this node, or anything happens at a socket.
+    #[cold]
     fn sleep(&mut self, timeout: Duration) -> Result<()> {
         self.sleeps += SLEEP;
         for peer in &self.peers {
@@ -314,11 +323,13 @@ impl Transport for Shm {
     fn post_copy(&mut self, peer: PeerId, frame: &[u8]) -> Result<bool> {
         let place = self.up(peer)?;
         let peer = &mut self.peers[place];
-        let copied = frame.len() <= peer.frame_bytes
-            && peer.sender.copy(&mut peer.link, frame, &mut self.counters);
-        self.touched |= copied;
-        self.posted |= copied;
-        Ok(copied)
+        if frame.len() > peer.frame_bytes
+            || !peer.sender.copy(&mut peer.link, frame, &mut self.counters)
+        {
+            return Ok(false);
+        }
+        (self.touched, self.posted) = (true, true);
+        Ok(true)
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {

@@ -14,12 +14,13 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::connect::{Link, Taken};
 use super::loan::{self, Returns};
 use super::ring::{
-    self, CLOSED, CONSUMED, HEAD, Head, Kind, LendRecord, RETURNS_MAX, Reference, Stamp,
-    WRITE_LINES, WriteRecord,
+    self, CLOSED, CONSUMED, HEAD, Head, Kind, LINE_WORDS, LendRecord, RETURNS_MAX, Reference,
+    Stamp, WRITE_LINES, WriteRecord,
 };
 use super::segment::Foreign;
 use super::send::SEGMENTS_MAX;
-use crate::memory::{Buffer, Pool, Shared};
+use crate::config::VanConfig;
+use crate::memory::{Buffer, Pool, Shared, Slab};
 use crate::metrics::Counters;
 use crate::offers::Offers;
 use crate::transport::{Event, PeerId};
@@ -29,6 +30,13 @@ const RECORDS_MAX: usize = 64;
 
 /// Bytes that one look copies out of a peer's segments, about.
 const COPY_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes of the longest frame that has no more behind its head than goes into a line.
+const SHORT_BYTES_MAX: usize = HEAD + 8 * (LINE_WORDS - 1);
+
+/// Bytes of the place of such a frame.
+const SHORT_PLACE: usize = SHORT_BYTES_MAX.next_multiple_of(64);
+const _: () = assert!(SHORT_BYTES_MAX <= *VanConfig::FRAME_BYTES.start()); // it is over no limit
 
 /// The receiving half of a lane.
 #[derive(Debug)]
@@ -70,6 +78,8 @@ struct Write {
 /// What all lanes of a transport share while they receive.
 pub(super) struct Desk<'a> {
     pub(super) pool: &'a Pool,
+    /// Where short frames come to lie.
+    pub(super) slab: &'a mut Slab,
     pub(super) offers: &'a mut Offers,
     pub(super) events: &'a mut Vec<Event>,
     pub(super) counters: &'a mut Counters,
@@ -103,56 +113,87 @@ impl Receiver {
         Ok(())
     }
 
-    /// Whether something has come, is being taken in, or is to go back.
+    /// Whether something is being taken in, or is to go back.
     #[inline]
-    pub(super) fn has_news(&self, link: &Link) -> bool {
-        let Some(foreign) = &link.foreign else { return false };
-        let at = ring::line_at(self.next);
-        let is_there = Stamp::is_at(foreign.load(at, Ordering::Acquire), self.next);
-        if !is_there {
-            foreign.prefetch(at + ring::LINE_BYTES); // so that two lines of the next record are on their way together
+    pub(super) fn has_work(&self) -> bool {
+        self.writing.is_some() || !self.returns.borrow().is_empty()
+    }
+
+    /// Takes short frames that stand in the ring; whether there was one, and whether something else stands there then.
+    ///
+    /// Most of what comes by far is that, and needs none of the questions that [`Receiver::receive`] asks, nor its answers: what
+    /// is in any way special is left to it.
+    #[inline(always)]
+    pub(super) fn receive_short(&mut self, link: &Link, desk: Desk<'_>) -> (bool, bool) {
+        let Some(foreign) = &link.foreign else { return (false, false) };
+        let (words, before, mut next, mut is_more) =
+            (ring::foreign(foreign), self.next, self.next, true);
+        for _ in 0..RECORDS_MAX {
+            let word = ring::stamp(words, next);
+            if !Stamp::is_at(word, next) {
+                // So that two lines of the next record are on their way together.
+                foreign.prefetch(ring::line_at(next + 1));
+                is_more = false;
+                break;
+            }
+            let Some((len, changed)) = Stamp::inline(word) else { break };
+            if len > SHORT_BYTES_MAX || self.writing.is_some() || self.borrowed.is_some() {
+                break;
+            }
+            let Some(place) = desk.slab.place::<SHORT_PLACE>(desk.pool) else { break };
+            let (head, rest) = place.split_first_chunk_mut::<HEAD>().expect("it is longer");
+            for (at, into) in rest.as_chunks_mut().0.iter_mut().take(LINE_WORDS - 1).enumerate() {
+                *into = ring::word(words, next, 1 + at).load(Ordering::Relaxed).to_le_bytes();
+            }
+            let (behind, head) =
+                (len.saturating_sub(HEAD).div_ceil(8), zerocopy::transmute_mut!(head));
+            let count = ring::read_head(words, next, behind, changed, head, &mut self.last);
+            next += ring::lines_of(behind + count);
+            let frame = desk.slab.cut::<SHORT_PLACE>(len);
+            desk.counters.frames_received += 1;
+            desk.counters.bytes_received += len as u64;
+            desk.events.push(Event::Received { peer: self.peer, frame });
         }
-        is_there || self.writing.is_some() || !self.returns.borrow().is_empty()
+        self.next = next;
+        (self.acknowledge(link, before), is_more)
     }
 
     /// Takes what has come, as much as is fair; whether there was anything.
     pub(super) fn receive(&mut self, link: &Link, desk: &mut Desk<'_>) -> Result<bool, String> {
         let Some(foreign) = &link.foreign else { return Ok(false) };
         let (before, mut budget) = (self.next, COPY_BYTES_MAX);
-        let mut outcome = Ok(());
         for _ in 0..RECORDS_MAX {
-            let word = foreign.load(ring::line_at(self.next), Ordering::Acquire);
-            outcome = match Stamp::read(word, self.next) {
-                Ok(Some(stamp)) if stamp.kind == Kind::Inline && self.writing.is_none() => {
-                    self.inline(foreign, stamp, desk)
-                }
-                Ok(Some(stamp)) => self.long(link, foreign, stamp.kind, &mut budget, desk),
-                Ok(None) => break,
-                Err(reason) => Err(reason),
-            };
-            if outcome.is_err() || budget == 0 {
+            let word = ring::stamp(ring::foreign(foreign), self.next);
+            if !Stamp::is_at(word, self.next) || budget == 0 {
                 break;
             }
+            self.take(link, foreign, Stamp::read(word)?, &mut budget, desk)?;
         }
-        if self.next != before {
-            link.own.store(CONSUMED, self.next, Ordering::Release);
-            self.consumed = true;
-        }
-        outcome.map(|()| self.next != before || budget < COPY_BYTES_MAX)
+        Ok(self.acknowledge(link, before) || budget < COPY_BYTES_MAX)
     }
 
-    /// A record of something that does not stand in the ring itself. Kept apart, so that what does stays short.
-    #[inline(never)]
-    fn long(
+    /// Says how far the peer's ring has been read; whether that is further than `before`.
+    #[inline(always)]
+    fn acknowledge(&mut self, link: &Link, before: u64) -> bool {
+        if self.next == before {
+            return false;
+        }
+        link.own.store(CONSUMED, self.next, Ordering::Release);
+        self.consumed = true;
+        true
+    }
+
+    /// Takes a record.
+    fn take(
         &mut self,
         link: &Link,
         foreign: &Foreign,
-        kind: Kind,
+        stamp: Stamp,
         budget: &mut usize,
         desk: &mut Desk<'_>,
     ) -> Result<(), String> {
         let lends = self.borrowed.is_some();
-        match (kind, &mut self.writing) {
+        match (stamp.kind, &mut self.writing) {
             (_, Some(write)) if write.lines > 0 => self.fill(link, foreign, budget, desk),
             (Kind::Piece, Some(write)) => {
                 write.parts = [record::<Reference>(foreign, self.next), Reference::default()];
@@ -161,6 +202,7 @@ impl Receiver {
             }
             (Kind::Piece, None) => Err("it sent a piece of no write".to_owned()),
             (_, Some(_)) => Err("it sent something else before a write had ended".to_owned()),
+            (Kind::Inline, None) => self.inline(foreign, stamp, desk),
             (Kind::Frame, None) => {
                 let reference = record::<Reference>(foreign, self.next);
                 *budget = budget.saturating_sub(reference.len.get() as usize);
@@ -179,40 +221,31 @@ impl Receiver {
                 self.next += 1;
                 Ok(())
             }
-            (Kind::Inline, None) => unreachable!("it stands in the ring"),
         }
     }
 
     /// A frame that stands in the ring.
-    #[inline(always)]
     fn inline(
         &mut self,
         foreign: &Foreign,
         stamp: Stamp,
         desk: &mut Desk<'_>,
     ) -> Result<(), String> {
-        // Handed on before it is filled: what has just been made and then moved would be waited for.
-        let frame = self.allocate(stamp.len, desk.pool)?;
-        let Some(frame) = self.deliver(frame, desk) else { return Ok(()) };
+        let mut frame = self.allocate(stamp.len, desk.pool)?;
         let mut short = [0; HEAD];
         let (head, rest) = match frame.split_first_chunk_mut() {
             Some(parts) => parts,
             None => (&mut short, &mut [][..]),
         };
-        // As a whole before words of it are stored: what has just been stored in parts is slow to read as a whole.
-        *head = zerocopy::transmute!(self.last);
-        let head = head.as_chunks_mut().0;
-        let mut word = 0;
-        for at in ring::bits(stamp.words) {
-            self.last[at] = foreign.load(ring::word_at(self.next, word), Ordering::Relaxed);
-            head[at] = self.last[at].to_le_bytes();
-            word += 1;
-        }
-        ring::read(foreign, self.next, word, rest);
-        self.next += ring::lines_of(word, rest.len());
+        ring::read(foreign, self.next, rest);
+        let (words, behind) = (ring::foreign(foreign), rest.len().div_ceil(8));
+        let head = zerocopy::transmute_mut!(head);
+        let count = ring::read_head(words, self.next, behind, stamp.words, head, &mut self.last);
+        self.next += ring::lines_of(behind + count);
         if stamp.len < HEAD {
             frame.copy_from_slice(&short[..stamp.len]);
         }
+        self.deliver(frame, desk);
         Ok(())
     }
 
@@ -232,31 +265,22 @@ impl Receiver {
         Ok(())
     }
 
-    #[inline(always)]
     fn allocate(&self, len: usize, pool: &Pool) -> Result<Buffer, String> {
         if len > self.frame_bytes_max {
             return Err(too_long(len, self.frame_bytes_max));
         }
-        match pool.allocate(len) {
-            Ok(frame) => Ok(frame),
-            Err(error) => Err(error.to_string()),
-        }
+        pool.allocate(len).map_err(|error| error.to_string())
     }
 
-    /// Hands a frame on, and returns it where it lies by then.
-    #[inline(always)]
-    fn deliver<'a>(&mut self, frame: Buffer, desk: &'a mut Desk<'_>) -> Option<&'a mut Buffer> {
+    /// Hands a frame on.
+    fn deliver(&mut self, frame: Buffer, desk: &mut Desk<'_>) {
         desk.counters.frames_received += 1;
         desk.counters.bytes_received += frame.len() as u64;
         let peer = self.peer;
-        let event = match self.borrowed.take() {
-            None => desk.events.push_mut(Event::Received { peer, frame }),
-            Some(values) => desk.events.push_mut(Event::Lent { peer, frame, values }),
-        };
-        match event {
-            Event::Received { frame, .. } | Event::Lent { frame, .. } => Some(frame),
-            _ => None,
-        }
+        desk.events.push(match self.borrowed.take() {
+            None => Event::Received { peer, frame },
+            Some(values) => Event::Lent { peer, frame, values },
+        });
     }
 
     /// Values that the peer lends.
@@ -386,6 +410,6 @@ fn too_long(len: usize, limit: usize) -> String {
 /// Copies the record at `position`.
 fn record<R: FromBytes + IntoBytes>(foreign: &Foreign, position: u64) -> R {
     let mut record = R::new_zeroed();
-    ring::read(foreign, position, 0, record.as_mut_bytes());
+    ring::read(foreign, position, record.as_mut_bytes());
     record
 }

@@ -21,7 +21,7 @@
 //!
 //! ```text
 //!   stamp     [words of the head that follow: a bit each 8][kind 8][length of the frame 16][position + 1 32]
-//!   INLINE    [words of the head 8 each][the frame behind its first 64 bytes]
+//!   INLINE    [the frame behind its first 64 bytes, and zeros up to a word][words of the head 8 each]
 //!   FRAME     [reference]                                              to all of the frame
 //!   WRITE     [key 8][at 8][length 8][reference][reference]            what the references lack follows in pieces
 //!   LEND      [number of the loan 8][reference]                        values that belong to the frame behind it
@@ -30,11 +30,14 @@
 //!   reference [segment 4][0 4][offset 8][length 8]                     into memory that its owner has shared
 //! ```
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::segment::{Foreign, Own};
 pub(super) use crate::memory::long::LINE_BYTES;
+use crate::wire::Header;
 
 /// Lines of a ring: a power of two.
 pub(super) const LINES: u64 = 1024;
@@ -56,6 +59,9 @@ pub(super) const ASLEEP: usize = 128;
 pub(super) const CLOSED: usize = 256;
 const RING_AT: usize = 4096;
 const RING_BYTES: usize = LINES as usize * LINE_BYTES;
+
+/// Words of a line.
+pub(super) const LINE_WORDS: usize = LINE_BYTES / STAMP;
 
 /// Length of a lane's segment.
 pub(super) const SEGMENT_BYTES: usize = RING_AT + RING_BYTES;
@@ -108,7 +114,8 @@ impl Stamp {
     pub(super) fn lines(self) -> u64 {
         match self.kind {
             Kind::Inline => {
-                lines_of(self.words.count_ones() as usize, self.len.saturating_sub(HEAD))
+                let behind = self.len.saturating_sub(HEAD).div_ceil(STAMP);
+                lines_of(self.words.count_ones() as usize + behind)
             }
             Kind::Write => WRITE_LINES,
             Kind::Frame | Kind::Piece | Kind::Lend | Kind::Return => 1,
@@ -126,25 +133,25 @@ impl Stamp {
         word >> 32 == turn(position)
     }
 
-    /// What stands at `position`, if it is there already.
+    /// The length of the frame and the words of its head, if the word is the stamp of one that stands in the ring.
+    #[inline]
+    pub(super) fn inline(word: u64) -> Option<(usize, u8)> {
+        // Of another kind, so long that it is too long.
+        let len = (word as u32 & 0xff_ffff).wrapping_sub((Kind::Inline.number() as u32) << 16);
+        (len as usize <= INLINE_BYTES_MAX).then_some((len as usize, (word >> 24) as u8))
+    }
+
+    /// What a word announces.
     ///
     /// # Errors
-    /// A word that no sender of ours stores there.
-    #[inline]
-    pub(super) fn read(word: u64, position: u64) -> Result<Option<Stamp>, String> {
-        if !Stamp::is_at(word, position) {
-            return Ok(None);
+    /// A word that no sender of ours stores.
+    pub(super) fn read(word: u64) -> Result<Stamp, String> {
+        if let Some((len, words)) = Stamp::inline(word) {
+            return Ok(Stamp { kind: Kind::Inline, len, words });
         }
-        let (len, number, words) =
-            ((word & 0xffff) as usize, word >> 16 & 0xff, (word >> 24) as u8);
-        let kind = Kind::ALL.get((number as usize).wrapping_sub(1)).copied();
-        match kind {
-            Some(Kind::Inline) if len <= INLINE_BYTES_MAX => {
-                Ok(Some(Stamp { kind: Kind::Inline, len, words }))
-            }
-            Some(kind) if kind != Kind::Inline && len == 0 && words == 0 => {
-                Ok(Some(Stamp::of(kind)))
-            }
+        let (number, rest) = (word >> 16 & 0xff, word & 0xff00_ffff);
+        match Kind::ALL.get((number as usize).wrapping_sub(1)) {
+            Some(&kind) if kind != Kind::Inline && rest == 0 => Ok(Stamp::of(kind)),
             _ => Err(no_stamp(word)),
         }
     }
@@ -155,10 +162,10 @@ fn no_stamp(word: u64) -> String {
     format!("its ring holds {word:#018x} where a record should begin")
 }
 
-/// Lines of a record of so many words and bytes behind its stamp.
+/// Lines of a record of so many words behind its stamp.
 #[inline]
-pub(super) fn lines_of(words: usize, bytes: usize) -> u64 {
-    (STAMP + 8 * words + bytes).div_ceil(LINE_BYTES) as u64
+pub(super) fn lines_of(words: usize) -> u64 {
+    (words / LINE_WORDS + 1) as u64
 }
 
 /// What the stamps of `position` have in their upper half.
@@ -173,13 +180,36 @@ pub(super) fn line_at(position: u64) -> usize {
     RING_AT + (position % LINES) as usize * LINE_BYTES
 }
 
-/// Writes what follows the stamp of a record, from its word `word` on.
+/// The words of a ring.
+pub(super) type Words = [AtomicU64; RING_BYTES / 8];
+
+/// Those of the ring in a segment of this process, ...
 #[inline]
-pub(super) fn write(own: &mut Own, position: u64, word: usize, bytes: &[u8]) {
-    let (at, whole) = place(position, word, bytes.len());
-    if bytes.len() <= LINE_BYTES && whole == bytes.len() {
-        return own.write_words(at, bytes); // no call
-    }
+pub(super) fn own(own: &Own) -> &Words {
+    own.words(RING_AT)
+}
+
+/// ... and in one of a peer.
+#[inline]
+pub(super) fn foreign(foreign: &Foreign) -> &Words {
+    foreign.words(RING_AT)
+}
+
+/// A word of the record at `position`, counted from its stamp.
+#[inline]
+pub(super) fn word(words: &Words, position: u64, word: usize) -> &AtomicU64 {
+    &words[(position as usize * LINE_WORDS + word) % words.len()]
+}
+
+/// The stamp at `position`, and what was written before it was.
+#[inline]
+pub(super) fn stamp(words: &Words, position: u64) -> u64 {
+    word(words, position, 0).load(Ordering::Acquire)
+}
+
+/// Writes what follows the stamp of a record.
+pub(super) fn write(own: &mut Own, position: u64, bytes: &[u8]) {
+    let (at, whole) = place(position, bytes.len());
     own.write(at, &bytes[..whole]);
     if whole < bytes.len() {
         own.write(RING_AT, &bytes[whole..]);
@@ -194,29 +224,17 @@ pub(super) fn hand_over(own: &Own, position: u64, count: u64) {
 }
 
 /// Reads likewise.
-#[inline]
-pub(super) fn read(foreign: &Foreign, position: u64, word: usize, into: &mut [u8]) {
-    let (at, whole) = place(position, word, into.len());
-    if whole > LINE_BYTES {
-        foreign.read(at, &mut into[..whole]);
-    } else {
-        foreign.read_words(at, &mut into[..whole]); // no call
-    }
-    if whole < into.len() {
-        foreign.read_words(RING_AT, &mut into[whole..]);
+pub(super) fn read(foreign: &Foreign, position: u64, into: &mut [u8]) {
+    let (at, whole) = place(position, into.len());
+    for (at, part) in [(at, 0..whole), (RING_AT, whole..into.len())] {
+        let part = &mut into[part];
+        if part.len() > LINE_BYTES { foreign.read(at, part) } else { foreign.read_words(at, part) }
     }
 }
 
-/// Where in the segment a word of a record stands, counted from behind its stamp.
-#[inline]
-pub(super) fn word_at(position: u64, word: usize) -> usize {
-    RING_AT + ((position % LINES) as usize * LINE_BYTES + STAMP + 8 * word) % RING_BYTES
-}
-
-/// Where in the segment `len` bytes from a word of a record on begin, and how many of them stand before the end of the ring.
-#[inline]
-fn place(position: u64, word: usize, len: usize) -> (usize, usize) {
-    let at = word_at(position, word);
+/// Where in the segment `len` bytes behind a stamp begin, and how many of them stand before the end of the ring.
+fn place(position: u64, len: usize) -> (usize, usize) {
+    let at = line_at(position) + STAMP;
     (at, len.min(SEGMENT_BYTES - at))
 }
 
@@ -229,31 +247,74 @@ pub(super) type Head = [u64; HEAD / 8];
 /// Likewise, as they lie there.
 pub(super) type HeadBytes = [[u8; 8]; HEAD / 8];
 
-/// The head of `frame`, in `short` if it is no longer than that, and what is behind it. It is read in words, as it was written: what
-/// has just been stored in parts is slow to read as a whole.
-#[inline]
-pub(super) fn head_of<'a>(frame: &'a [u8], short: &'a mut HeadBytes) -> (&'a HeadBytes, &'a [u8]) {
-    if let Some((head, rest)) = frame.split_first_chunk::<HEAD>() {
-        return (zerocopy::transmute_ref!(head), rest);
+/// The word of a head that is another one in every message.
+pub(super) const NUMBER: usize = std::mem::offset_of!(Header, timestamp) / 8;
+
+/// Whether no other word of a head is another one than in the last.
+#[inline(always)]
+pub(super) fn is_next(head: &HeadBytes, last: &Head) -> bool {
+    let mut differ = 0;
+    for at in 0..head.len() {
+        if at != NUMBER {
+            differ |= u64::from_le_bytes(head[at]) ^ last[at];
+        }
     }
-    short.as_flattened_mut()[..frame.len()].copy_from_slice(frame);
-    (short, &[])
+    differ == 0
 }
 
-/// The words that are not the same in two heads: a bit each.
+/// Writes the words of `head` that are not as in `last`, which it then is, behind so many others; returns which they are and how many.
+///
+/// They are looked at one by one, as they were written: what has just been stored in parts is slow to read as a whole.
 #[inline]
-pub(super) fn changed(head: &HeadBytes, last: &Head) -> u8 {
+pub(super) fn write_head(
+    words: &Words,
+    position: u64,
+    behind: usize,
+    head: &HeadBytes,
+    last: &mut Head,
+) -> (u8, usize) {
     let differ = |at: usize| u8::from(u64::from_le_bytes(head[at]) != last[at]) << at;
-    (0..head.len()).fold(0, |words, at| words | differ(at))
+    let changed = (0..head.len()).fold(0, |words, at| words | differ(at));
+    let mut count = 0;
+    for at in bits(changed) {
+        last[at] = u64::from_le_bytes(head[at]);
+        word(words, position, 1 + behind + count).store(last[at], Ordering::Relaxed);
+        count += 1;
+    }
+    (changed, count)
+}
+
+/// Reads likewise; returns how many there were. `head` is `last` as a whole before words of both are stored: what has just been
+/// stored in parts is slow to read as a whole.
+#[inline(always)]
+pub(super) fn read_head(
+    words: &Words,
+    position: u64,
+    behind: usize,
+    changed: u8,
+    head: &mut HeadBytes,
+    last: &mut Head,
+) -> usize {
+    *head = zerocopy::transmute!(*last);
+    let mut count = 0;
+    for at in bits(changed) {
+        last[at] = word(words, position, 1 + behind + count).load(Ordering::Relaxed);
+        head[at] = last[at].to_le_bytes();
+        count += 1;
+    }
+    count
 }
 
 /// Where the bits of `words` are.
-#[inline]
-pub(super) fn bits(words: u8) -> impl Iterator<Item = usize> {
+#[inline(always)]
+fn bits(words: u8) -> impl Iterator<Item = usize> {
     let mut left = words;
     std::iter::from_fn(move || {
-        let at = left.trailing_zeros() as usize;
-        left &= left.checked_sub(1)?;
+        if left == 0 {
+            return None;
+        }
+        let at = left.trailing_zeros() as usize % 8;
+        left &= left - 1;
         Some(at)
     })
 }
@@ -344,11 +405,11 @@ mod tests {
         for stamp in [inline(0, 0), inline(INLINE_BYTES_MAX, 255), Stamp::of(Kind::Write)] {
             for position in [0, 1, LINES, 7 * LINES + 3, (1 << 39) + 5] {
                 let word = stamp.word(position);
-                assert_eq!(Stamp::read(word, position), Ok(Some(stamp)));
+                assert_eq!(Stamp::read(word), Ok(stamp));
+                assert!(Stamp::is_at(word, position) && !Stamp::is_at(0, position));
                 for other in [position + 1, position + LINES, position.wrapping_sub(LINES)] {
-                    assert_eq!(Stamp::read(word, other), Ok(None));
+                    assert!(!Stamp::is_at(word, other));
                 }
-                assert_eq!(Stamp::read(0, position), Ok(None), "a fresh line");
             }
         }
     }
@@ -368,12 +429,12 @@ mod tests {
         let mut own = Own::new(SEGMENT_BYTES).unwrap();
         let foreign = Foreign::map(own.file(), SEGMENT_BYTES).unwrap();
         let bytes: Vec<u8> = (1..=200).collect();
-        for (position, word) in [(0, 0), (LINES - 1, 0), (LINES - 1, 7), (2 * LINES - 2, 3)] {
+        for position in [0, LINES - 1, 2 * LINES - 2] {
             for len in [0, 1, 7, 8, 20, LINE_BYTES, LINE_BYTES + 1, 200] {
-                write(&mut own, position, word, &bytes[..len]);
+                write(&mut own, position, &bytes[..len]);
                 let mut found = vec![0; len];
-                read(&foreign, position, word, &mut found);
-                assert_eq!(found, bytes[..len], "{position} {word}");
+                read(&foreign, position, &mut found);
+                assert_eq!(found, bytes[..len], "{position}");
             }
         }
     }
@@ -381,26 +442,33 @@ mod tests {
     proptest! {
         #[test]
         fn no_word_is_more_than_it_may_be(word: u64, position in 0u64..1 << 41) {
-            match Stamp::read(word, position) {
-                Ok(Some(stamp)) => {
-                    prop_assert_eq!(stamp.word(position), word);
-                    prop_assert!(stamp.len <= INLINE_BYTES_MAX && stamp.lines() <= 32);
-                }
-                Ok(None) => prop_assert_ne!(word >> 32, turn(position)),
-                Err(_) => prop_assert_eq!(word >> 32, turn(position)),
+            if let Ok(stamp) = Stamp::read(word) {
+                prop_assert_eq!(stamp.word(position) as u32, word as u32);
+                prop_assert!(stamp.len <= INLINE_BYTES_MAX && stamp.lines() <= 32);
+                prop_assert_eq!(Stamp::inline(word).is_some(), stamp.kind == Kind::Inline);
             }
+            prop_assert_eq!(Stamp::is_at(word, position), word >> 32 == turn(position));
         }
 
         #[test]
-        fn a_head_is_the_last_one_with_its_words_changed(frame: [u64; 9], last: Head, len in 0usize..72) {
-            let frame = &frame.as_bytes()[..len];
-            let mut short = HeadBytes::default();
-            let (head, rest) = head_of(frame, &mut short);
-            let mut found = last;
-            bits(changed(head, &last)).for_each(|at| found[at] = u64::from_le_bytes(head[at]));
-            let found = [found.as_bytes(), rest].concat();
-            prop_assert_eq!(&found[..len], frame);
-            prop_assert!(found[len..].iter().all(|&byte| byte == 0));
+        fn a_head_is_the_last_one_with_its_words_changed(
+            begin: Head,
+            changes: Head,
+            mask: u8,
+            behind in 0usize..9,
+            position in prop_oneof![0u64..9, LINES - 2..LINES],
+        ) {
+            let own_ring = Own::new(SEGMENT_BYTES).unwrap();
+            let peers = Foreign::map(own_ring.file(), SEGMENT_BYTES).unwrap();
+            let (mut sent, mut received, mut head) = (begin, begin, begin.map(u64::to_le_bytes));
+            bits(mask).for_each(|at| head[at] = changes[at].to_le_bytes());
+            prop_assert_eq!(is_next(&head, &begin), mask & !(1 << NUMBER) == 0);
+            let (changed, count) = write_head(own(&own_ring), position, behind, &head, &mut sent);
+            let mut found = HeadBytes::default();
+            let words = foreign(&peers);
+            let read = read_head(words, position, behind, changed, &mut found, &mut received);
+            prop_assert_eq!((changed, read, found), (mask, count, head));
+            prop_assert_eq!((sent, received), (head.map(u64::from_le_bytes), sent));
         }
     }
 }

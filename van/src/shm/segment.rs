@@ -61,6 +61,12 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(first.as_ptr().cast::<AtomicU64>(), count) }
     }
 
+    /// Likewise, as many as the caller says.
+    #[inline]
+    fn array<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
+        self.words(offset, N).try_into().expect("that many words")
+    }
+
     /// The address of `len` bytes at `offset`.
     ///
     /// # Panics
@@ -100,27 +106,13 @@ impl Own {
         self.mapping.word(offset).store(value, order);
     }
 
-    /// What was stored there.
-    #[inline]
-    pub(super) fn load(&self, offset: usize) -> u64 {
-        self.mapping.word(offset).load(Ordering::Relaxed)
-    }
-
-    /// Copies a few bytes to `offset`, a multiple of 8, and zeros up to the next one.
+    /// `N` words from `offset` on, a multiple of 8.
     ///
     /// # Panics
     /// If they reach past the end.
     #[inline]
-    pub(super) fn write_words(&mut self, offset: usize, bytes: &[u8]) {
-        let words = self.mapping.words(offset, bytes.len().div_ceil(8));
-        let (whole, rest) = bytes.as_chunks();
-        for (word, chunk) in words.iter().zip(whole) {
-            word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
-        }
-        if let Some(last) = words.get(whole.len()) {
-            let word = rest.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
-            last.store(word, Ordering::Relaxed);
-        }
+    pub(super) fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
+        self.mapping.array(offset)
     }
 
     /// Moves so many lines from `offset` on out of this core's own cache, to where another one finds them sooner. A hint.
@@ -187,6 +179,15 @@ impl Foreign {
     #[inline]
     pub(super) fn load(&self, offset: usize, order: Ordering) -> u64 {
         self.0.word(offset).load(order)
+    }
+
+    /// `N` words from `offset` on, a multiple of 8: for loads only, as nobody of this process can write them.
+    ///
+    /// # Panics
+    /// If they reach past the end.
+    #[inline]
+    pub(super) fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
+        self.0.array(offset)
     }
 
     /// Copies a few bytes out, from a multiple of 8.

@@ -17,8 +17,8 @@ use zerocopy::little_endian::{U32, U64};
 use super::connect::{Link, Packet};
 use super::loan::Lent;
 use super::ring::{
-    self, CONSUMED, FRAME_LINES_MAX, Head, Kind, LINES, LendRecord, RETURNS_MAX, Reference, Stamp,
-    WRITE_LINES, WriteRecord,
+    self, CONSUMED, FRAME_LINES_MAX, HEAD, Head, HeadBytes, Kind, LINE_WORDS, LINES, LendRecord,
+    NUMBER, RETURNS_MAX, Reference, Stamp, WRITE_LINES, Words, WriteRecord,
 };
 use super::segment;
 use crate::error::{Error, Result};
@@ -125,16 +125,50 @@ impl Sender {
     }
 
     /// Copies a frame without its prefix into the ring; false if it does not stand there, or not now.
-    #[inline]
+    #[inline(always)]
     pub(super) fn copy(&mut self, link: &mut Link, frame: &[u8], counters: &mut Counters) -> bool {
-        let is_inline = self.outbox.is_empty() && frame.len() <= ring::INLINE_BYTES_MAX;
-        if !is_inline || !self.has_room(link, FRAME_LINES_MAX) {
+        if !self.outbox.is_empty()
+            || !self.copy_short(link, frame) && !self.copy_inline(link, frame)
+        {
             return false;
         }
-        self.put_inline(link, frame);
         counters.frames_sent += 1;
         counters.bytes_sent += (FRAME_PREFIX + frame.len()) as u64;
         true
+    }
+
+    /// Does so with a short frame that is like the last one, as most by far are; false if it is another one.
+    #[inline(always)]
+    fn copy_short(&mut self, link: &Link, frame: &[u8]) -> bool {
+        let Some((head, rest)) = frame.split_first_chunk::<HEAD>() else { return false };
+        let (head, (rest, left)): (&HeadBytes, _) =
+            (zerocopy::transmute_ref!(head), rest.as_chunks::<8>());
+        let fits = rest.len() < LINE_WORDS - 1
+            && left.is_empty()
+            && self.head + FRAME_LINES_MAX < self.freed + LINES;
+        if !fits || !ring::is_next(head, &self.last) {
+            return false;
+        }
+        let words = ring::own(&link.own);
+        for (at, word) in rest.iter().enumerate() {
+            ring::word(words, self.head, 1 + at)
+                .store(u64::from_le_bytes(*word), Ordering::Relaxed);
+        }
+        self.last[NUMBER] = u64::from_le_bytes(head[NUMBER]);
+        ring::word(words, self.head, 1 + rest.len()).store(self.last[NUMBER], Ordering::Relaxed);
+        self.publish(words, Stamp { kind: Kind::Inline, len: frame.len(), words: 1 << NUMBER }, 1);
+        true
+    }
+
+    /// Does so with any other frame.
+    #[inline(never)]
+    fn copy_inline(&mut self, link: &mut Link, frame: &[u8]) -> bool {
+        let has_room =
+            frame.len() <= ring::INLINE_BYTES_MAX && self.has_room(link, FRAME_LINES_MAX);
+        if has_room {
+            self.put_inline(link, frame);
+        }
+        has_room
     }
 
     /// Takes a frame with its prefix.
@@ -449,21 +483,22 @@ impl Sender {
     }
 
     /// Writes a frame that is not too long into the ring, which has room for it.
-    #[inline]
     fn put_inline(&mut self, link: &mut Link, frame: &[u8]) {
-        let mut short = ring::HeadBytes::default();
-        let (head, rest) = ring::head_of(frame, &mut short);
-        let words = ring::changed(head, &self.last);
-        let mut word = 0;
-        for at in ring::bits(words) {
-            self.last[at] = u64::from_le_bytes(head[at]);
-            link.own.store(ring::word_at(self.head, word), self.last[at], Ordering::Relaxed);
-            word += 1;
-        }
-        ring::write(&mut link.own, self.head, word, rest);
-        let stamp = Stamp { kind: Kind::Inline, len: frame.len(), words };
-        let (position, lines) = (self.head, ring::lines_of(word, rest.len()));
-        self.publish(link, stamp, lines);
+        let mut short = HeadBytes::default();
+        let (head, rest) = match frame.split_first_chunk::<HEAD>() {
+            Some((head, rest)) => (zerocopy::transmute_ref!(head), rest),
+            None => {
+                short.as_flattened_mut()[..frame.len()].copy_from_slice(frame);
+                (&short, &[][..])
+            }
+        };
+        let (position, behind) = (self.head, rest.len().div_ceil(8));
+        ring::write(&mut link.own, position, rest);
+        let words = ring::own(&link.own);
+        let (changed, count) = ring::write_head(words, position, behind, head, &mut self.last);
+        let stamp = Stamp { kind: Kind::Inline, len: frame.len(), words: changed };
+        let lines = ring::lines_of(behind + count);
+        self.publish(words, stamp, lines);
         if lines >= LINES_HANDED_OVER {
             ring::hand_over(&link.own, position + 1, lines - 1);
         }
@@ -471,21 +506,23 @@ impl Sender {
 
     /// Writes another record into the ring, which has room for it.
     fn put(&mut self, link: &mut Link, kind: Kind, record: &[u8]) {
-        ring::write(&mut link.own, self.head, 0, record);
-        self.publish(link, Stamp::of(kind), ring::lines_of(0, record.len()));
+        ring::write(&mut link.own, self.head, record);
+        let lines = ring::lines_of(record.len().div_ceil(8));
+        self.publish(ring::own(&link.own), Stamp::of(kind), lines);
     }
 
     /// Lets the peer see the record at the head of the ring, which takes `lines`.
     #[inline(always)] // the line is on its way from the peer's core: nothing more may wait for it
-    fn publish(&mut self, link: &Link, stamp: Stamp, lines: u64) {
+    fn publish(&mut self, words: &Words, stamp: Stamp, lines: u64) {
         let next = self.head + lines;
         if lines > 1 {
             self.clear_from = next + LINES;
         }
-        if next < self.clear_from && Stamp::is_at(link.own.load(ring::line_at(next)), next) {
-            link.own.store(ring::line_at(next), Stamp::none(next), Ordering::Relaxed);
+        let behind = ring::word(words, next, 0);
+        if next < self.clear_from && Stamp::is_at(behind.load(Ordering::Relaxed), next) {
+            behind.store(Stamp::none(next), Ordering::Relaxed);
         }
-        link.own.store(ring::line_at(self.head), stamp.word(self.head), Ordering::Release);
+        ring::word(words, self.head, 0).store(stamp.word(self.head), Ordering::Release);
         self.head = next;
         self.posted = true;
     }

@@ -14,13 +14,15 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::connect::{Link, Packet, Taken, name_in};
 use super::ring::{
-    ASLEEP, CLOSED, CONSUMED, FRAME_LINES_MAX, HEAD, INLINE_BYTES_MAX, Kind, LINE_BYTES, LINES,
-    Reference, SEGMENT_BYTES, Stamp, WriteRecord, line_at, write,
+    ASLEEP, CLOSED, CONSUMED, FRAME_LINES_MAX, Kind, LINES, LendRecord, Reference, SEGMENT_BYTES,
+    Stamp, WriteRecord, line_at, write,
 };
 use super::segment::{Foreign, Own, seal};
 use super::socket::Socket;
 use super::*;
 use crate::wire::Hello;
+
+mod pairs;
 
 const SHARED: usize = 1 << 16;
 
@@ -73,7 +75,7 @@ impl Stranger {
     }
 
     fn put_word(&mut self, word: u64, record: &[u8]) {
-        write(&mut self.link.own, self.head, 0, record);
+        write(&mut self.link.own, self.head, record);
         self.link.own.store(line_at(self.head), word, Ordering::Release);
     }
 }
@@ -288,59 +290,6 @@ fn a_peer_that_reads_nothing_fills_its_queue_and_nobody_elses() {
 }
 
 #[test]
-fn a_frame_that_is_copied_overtakes_none_that_waits() {
-    let _alone = alone();
-    let (mut a, mut b, there, _) = pair();
-    assert!(matches!(a.post_copy(PeerId(7), &[]), Err(Error::NotConnected { .. })));
-    assert!(!a.post_copy(there, &[0; INLINE_BYTES_MAX + 1]).unwrap(), "it is lent to be read");
-    let mut number = 0u64;
-    while a.post_copy(there, &number.to_le_bytes()).unwrap() {
-        number += 1;
-    }
-    let mut frame = a.memory().allocate(FRAME_PREFIX + 8).unwrap();
-    frame[FRAME_PREFIX..].copy_from_slice(&number.to_le_bytes());
-    a.post_send(there, frame).unwrap();
-    let (mut expected, mut copies) = (0..=number, 0);
-    while !expected.is_empty() {
-        copies += u64::from(a.post_copy(there, &[0]).unwrap());
-        a.turn().unwrap();
-        let mut events = Vec::new();
-        b.poll(&mut events).unwrap();
-        for event in events {
-            let Event::Received { frame, .. } = event else { panic!("it is a frame") };
-            let expected = expected.next();
-            assert_eq!(*frame, expected.map_or(vec![0], |number| number.to_le_bytes().to_vec()));
-        }
-    }
-    assert!(copies > 0, "there is room again");
-}
-
-/// The middle of a frame may look like the stamp of the record that comes to stand there a turn of the ring later.
-#[test]
-fn frames_arrive_as_they_are_whatever_they_hold() {
-    let _alone = alone();
-    let (mut a, mut b, there, _) = pair();
-    let short = Stamp { kind: Kind::Inline, len: 8, words: 0 };
-    for _ in 0..1000 {
-        for len in [HEAD + 8 * LINE_BYTES - 8, short.len] {
-            let mut frame = a.memory().allocate(FRAME_PREFIX + len).unwrap();
-            frame.fill(0);
-            let middle = frame[FRAME_PREFIX..].chunks_exact_mut(8).skip(8);
-            for (word, place) in middle.enumerate().skip(7).step_by(8) {
-                let position = a.peers[0].sender.head + word as u64 / 8 + 1 + LINES;
-                place.copy_from_slice(&short.word(position).to_le_bytes());
-            }
-            let sent = frame[FRAME_PREFIX..].to_vec();
-            a.post_send(there, frame).unwrap();
-            let Event::Received { frame, .. } = next(&mut b) else { panic!("it is a frame") };
-            assert_eq!(&frame[..], sent);
-            b.turn().unwrap();
-            assert!(b.ready.is_empty(), "nothing stands behind it");
-        }
-    }
-}
-
-#[test]
 fn memory_that_was_given_away_while_it_was_read_is_not_handed_on() {
     let _alone = alone();
     let mut node = node();
@@ -348,28 +297,6 @@ fn memory_that_was_given_away_while_it_was_read_is_not_handed_on() {
     stranger.link.own.store(CLOSED, 1, Ordering::Release);
     stranger.put(Kind::Frame, reference(0, 0, 3000).as_bytes());
     assert!(lost(&mut node).contains("it closed the connection"));
-}
-
-/// A stamp has 32 bits of its position, which are all 0 at one of them, as is the middle of many a frame.
-#[test]
-fn frames_go_on_where_positions_begin_anew() {
-    let _alone = alone();
-    let (mut a, mut b, there, back) = pair();
-    let begin = u64::from(u32::MAX) - 30;
-    let (sender, reader) = (&mut a.peers[0].sender, &mut b.peers[0]);
-    (sender.head, sender.freed, reader.receiver.next) = (begin, begin, begin);
-    reader.link.own.store(CONSUMED, begin, Ordering::Release);
-    for number in 1..1000u64 {
-        let mut frame = a.memory().allocate(FRAME_PREFIX + HEAD + 2 * LINE_BYTES).unwrap();
-        frame.fill(0);
-        frame[FRAME_PREFIX..][..8].copy_from_slice(&number.to_le_bytes());
-        let sent = frame[FRAME_PREFIX..].to_vec();
-        a.post_send(there, frame).unwrap();
-        let Event::Received { peer, frame } = next(&mut b) else { panic!("it is a frame") };
-        assert_eq!((peer, &frame[..]), (back, &sent[..]));
-        b.turn().unwrap();
-        assert!(b.ready.is_empty(), "nothing stands behind it");
-    }
 }
 
 #[test]
@@ -409,90 +336,6 @@ fn a_ring_of_noise_is_no_harm() {
     }
 }
 
-/// Two nodes that are connected, and what the first calls the second and the other way round.
-fn pair() -> (Shm, Shm, PeerId, PeerId) {
-    let (mut a, mut b) = (node(), node());
-    let there = a.connect(b.address()).unwrap();
-    let Event::Connected { peer: back, .. } = next(&mut b) else { panic!("it connects") };
-    assert!(matches!(next(&mut a), Event::Connected { .. }));
-    (a, b, there, back)
-}
-
-/// Lends `b` a mebibyte of sevens; what `a` still holds of it and what `b` got.
-fn lend(a: &mut Shm, there: PeerId, b: &mut Shm) -> (*const u8, Shared) {
-    let mut values = a.memory().allocate(1 << 20).unwrap();
-    values.fill(7);
-    let address = values.as_ptr();
-    let frame = a.memory().allocate(FRAME_PREFIX + 100).unwrap();
-    a.post_loan(there, frame, values.share()).unwrap();
-    let Event::Lent { frame, values, .. } = next(b) else { panic!("values are lent") };
-    assert_eq!((frame.len(), values.len()), (100, 1 << 20));
-    assert!(values.iter().all(|&byte| byte == 7));
-    (address, values)
-}
-
-/// Whether the memory that was lent is free for something else.
-fn is_home(a: &Shm, address: *const u8) -> bool {
-    let mut held = Vec::new();
-    loop {
-        // The pool is small: all of it is looked at.
-        let Ok(memory) = a.memory().allocate(1 << 20) else { return false };
-        if memory.as_ptr() == address {
-            return true;
-        }
-        held.push(memory);
-    }
-}
-
-#[test]
-fn what_is_lent_comes_home_when_its_last_part_is_dropped() {
-    let _alone = alone();
-    let (mut a, mut b, there, _) = pair();
-    let (address, values) = lend(&mut a, there, &mut b);
-    let part = values.slice(8..16);
-    drop(values);
-    for van in [&mut b, &mut a] {
-        van.turn().unwrap();
-    }
-    assert!(!is_home(&a, address), "a part of it is still read");
-    drop(part);
-    for van in [&mut b, &mut a] {
-        van.turn().unwrap();
-    }
-    assert!(is_home(&a, address));
-}
-
-#[test]
-fn what_is_lent_outlives_the_lane_while_it_is_read() {
-    let _alone = alone();
-    for lender_ends in [true, false] {
-        let (mut a, mut b, there, back) = pair();
-        let (address, values) = lend(&mut a, there, &mut b);
-        if lender_ends {
-            a.disconnect(there);
-            lost(&mut b);
-        } else {
-            b.disconnect(back);
-            lost(&mut a);
-        }
-        a.look_at_sockets(Duration::ZERO).unwrap();
-        assert!(!is_home(&a, address) && values.iter().all(|&byte| byte == 7));
-        drop(values);
-        a.look_at_sockets(Duration::ZERO).unwrap();
-        assert!(is_home(&a, address), "nobody can read it any more");
-    }
-    // The lender goes altogether, and what it lent stays.
-    let (mut a, mut b, there, _) = pair();
-    let (_, values) = lend(&mut a, there, &mut b);
-    let pool = a.memory().clone();
-    drop(a);
-    while let Ok(mut memory) = pool.allocate(1 << 20) {
-        memory.fill(9);
-        std::mem::forget(memory);
-    }
-    assert!(values.iter().all(|&byte| byte == 7));
-}
-
 #[test]
 fn a_borrower_that_returns_nothing_is_lent_so_much_and_no_more() {
     let _alone = alone();
@@ -513,7 +356,6 @@ fn a_borrower_that_returns_nothing_is_lent_so_much_and_no_more() {
 
 #[test]
 fn loans_that_lie_lose_their_sender() {
-    use super::ring::LendRecord;
     let _alone = alone();
     let mut node = node();
     let loan = |number, values| LendRecord { number: U64::new(number), values };
@@ -547,75 +389,4 @@ fn a_read_only_view_cannot_be_made_writable() {
     assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
     assert!(file.set_len(0).is_err(), "it cannot shrink");
     assert_eq!(Foreign::map(own.file(), 4096).unwrap().load(0, Ordering::Relaxed), 0);
-}
-
-#[test]
-fn connections_leave_nothing_behind() {
-    let _alone = alone();
-    let (mut a, mut b) = (node(), node());
-    let mut round = |abrupt: bool| {
-        let there = a.connect(b.address()).unwrap();
-        let Event::Connected { peer: back, .. } = next(&mut b) else { panic!("it connects") };
-        assert!(matches!(next(&mut a), Event::Connected { .. }));
-        let frame = a.memory().allocate(FRAME_PREFIX + 9000).unwrap();
-        a.post_send(there, frame).unwrap();
-        assert!(matches!(next(&mut b), Event::Received { .. }));
-        let (one, other, gone) =
-            if abrupt { (&mut b, &mut a, back) } else { (&mut a, &mut b, there) };
-        one.disconnect(gone);
-        assert!(matches!(next(other), Event::Lost { .. }));
-        belongings()
-    };
-    let first = round(false);
-    for count in 0..50 {
-        assert_eq!(round(count % 2 == 0), first);
-    }
-}
-
-/// Both sides sleep after every message, so that each wake-up races with its sleep. One that is lost shows as a wait that brings
-/// nothing.
-#[test]
-fn no_wake_up_is_lost() {
-    let _alone = alone();
-    const ROUNDS: u64 = 20_000;
-    let wait = crate::Wait::Block;
-    let make = move || Shm::new(&VanConfig { wait, memory_bytes: 4 << 20, ..VanConfig::default() });
-    let awaited = |van: &mut Shm, events: &mut Vec<Event>| {
-        let mut naps = 0;
-        while events.is_empty() {
-            let began = Instant::now();
-            van.wait(Duration::from_secs(20)).unwrap();
-            van.poll(events).unwrap();
-            naps += 1;
-            assert!(!events.is_empty() || began.elapsed() < Duration::from_secs(15), "overslept");
-            assert!(naps < 1000, "woken for nothing");
-        }
-        events.remove(0)
-    };
-    let (say, hear) = std::sync::mpsc::channel();
-    let answering = std::thread::spawn(move || {
-        let (mut van, mut events) = (make().unwrap(), Vec::new());
-        say.send(van.address().to_owned()).unwrap();
-        loop {
-            match awaited(&mut van, &mut events) {
-                Event::Received { peer, .. } => {
-                    let frame = van.memory().allocate(FRAME_PREFIX + 8).unwrap();
-                    van.post_send(peer, frame).unwrap();
-                }
-                Event::Connected { .. } => {}
-                _ => return,
-            }
-        }
-    });
-    let (mut van, mut events) = (make().unwrap(), Vec::new());
-    let peer = van.connect(&hear.recv().unwrap()).unwrap();
-    assert!(matches!(awaited(&mut van, &mut events), Event::Connected { .. }));
-    for _ in 0..ROUNDS {
-        let frame = van.memory().allocate(FRAME_PREFIX + 8).unwrap();
-        van.post_send(peer, frame).unwrap();
-        assert!(matches!(awaited(&mut van, &mut events), Event::Received { .. }));
-    }
-    assert!(van.counters().sleeps > 0);
-    drop(van);
-    answering.join().unwrap();
 }
