@@ -11,9 +11,9 @@
 //!
 //! Messages to a peer stay in order, whichever way they go.
 //!
-//! Here is decided which way a message goes, and whether it may; `endpoint/packing.rs` puts the short ones together,
-//! `endpoint/rendezvous.rs` carries the long ones out, `endpoint/receive.rs` takes in what comes, `endpoint/lane.rs` is what is under way with a peer,
-//! and `endpoint/landing.rs` the ledger of landings.
+//! `endpoint/send.rs` decides which way a message goes, and whether it may; `endpoint/packing.rs` puts the short ones together,
+//! `endpoint/rendezvous.rs` carries the long ones out, `endpoint/receive.rs` takes in what comes, `endpoint/lane.rs` is what is
+//! under way with a peer, and `endpoint/landing.rs` the ledger of landings.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
@@ -22,18 +22,19 @@ mod lane;
 mod packing;
 mod receive;
 mod rendezvous;
+mod send;
 
 use std::time::Duration;
 
-use self::lane::{Item, Lane, lane};
+use self::lane::{Lane, lane};
 use self::receive::Reading;
 pub use self::receive::Taken;
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Pool, Shared};
-use crate::message::{Draft, Message, Outgoing, Values};
+use crate::memory::{Buffer, Pool};
+use crate::message::Message;
 use crate::metrics::Counters;
-use crate::transport::{Event, FRAME_PREFIX, Limits, PeerId, Transport, check_write};
-use crate::wire::{Coding, Hello, Kind, Offer, TRAILER};
+use crate::transport::{Event, Limits, PeerId, Transport};
+use crate::wire::{Hello, Offer};
 
 /// Messages that a side takes between two polls at most, which answers them or waits for few: what it sends leaves while it looks
 /// at the others, so that both sides of a lane have something to do.
@@ -256,101 +257,13 @@ impl Endpoint {
         self.transport.withdraw(peer, key)
     }
 
-    /// Encodes and posts a message. Nothing has happened when it cannot be encoded.
-    ///
-    /// # Errors
-    /// [`Error::QueueFull`] when a request finds no credit; [`Error::NotConnected`]; what [`encode`](crate::encode) and the transport report.
-    ///
-    /// # Panics
-    /// If an answer comes with an offer: that section of it is the endpoint's own.
-    pub fn post(
-        &mut self,
-        peer: PeerId,
-        mut draft: Draft<'_>, // where the caller has it: it is long
-        coding: &mut Coding,
-    ) -> Result<()> {
-        let open = lane(&mut self.lanes, peer)?;
-        if draft.kind == Kind::Request && open.credits == 0 {
-            return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
-        }
-        if !open.is_free() || !open.packer.extend(&mut draft) {
-            return self.post_image(peer, draft, coding);
-        }
-        open.enter(draft.kind, draft.timestamp, None);
-        if !std::mem::replace(&mut open.is_listed, true) {
-            self.open.push(peer);
-        }
-        self.counted.messages_sent += 1;
-        Ok(())
-    }
-
-    /// Posts a message that is not like the one before.
-    #[inline(never)]
-    fn post_image(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
-        let (kind, timestamp, offer) = (draft.kind, draft.timestamp, draft.offer);
-        assert!(kind == Kind::Request || offer.is_none(), "only a request can offer memory");
-        let open = lane(&mut self.lanes, peer)?;
-        let bytes = draft.image_bytes_max();
-        self.counted.messages_sent += 1;
-        if !open.is_free() || bytes > open.packed_bytes() {
-            self.post_alone(peer, draft, coding)?;
-            lane(&mut self.lanes, peer)?.enter(kind, timestamp, offer);
-            return Ok(());
-        }
-        let mut draft = draft;
-        self.pack(peer, &mut draft, bytes, coding)?.enter(kind, timestamp, offer);
-        Ok(())
-    }
-
-    /// Answers a request that has nothing more to be told. Such answers in a row take 8 bytes each.
-    ///
-    /// # Errors
-    /// As [`Endpoint::post`].
-    #[inline]
-    pub fn answer(&mut self, peer: PeerId, timestamp: u64) -> Result<()> {
-        self.reply(peer, 0, timestamp, &[])
-    }
-
-    /// Answers a request about `table` with nothing but `values`, which are copied.
-    ///
-    /// # Errors
-    /// As [`Endpoint::post`].
-    #[inline(always)]
-    pub fn reply(&mut self, peer: PeerId, table: u32, timestamp: u64, values: &[u8]) -> Result<()> {
-        let open = lane(&mut self.lanes, peer)?;
-        if open.is_free() && open.packer.reply(table, timestamp, values) {
-            open.unanswered = open.unanswered.saturating_sub(1);
-            if !std::mem::replace(&mut open.is_listed, true) {
-                self.open.push(peer);
-            }
-            self.counted.messages_sent += 1;
-            return Ok(());
-        }
-        let values = Values::Copied(values);
-        let draft = Draft { table, timestamp, values, ..Draft::new(Kind::Reply) };
-        self.post_image(peer, draft, &mut Coding::plain())
-    }
-
-    /// Answers a request with nothing but values, which are written where its offer said.
-    ///
-    /// # Errors
-    /// [`Error::NotConnected`]; what [`check_write`] says, and the request is still unanswered then.
-    pub fn place(&mut self, peer: PeerId, data: Shared, into: Offer) -> Result<()> {
-        check_write(into.key.get(), 0, data.len() as u64, into.len.get())?;
-        self.counted.messages_sent += 1;
-        self.enqueue(peer, Item::Place { data, into })?;
-        let open = lane(&mut self.lanes, peer)?;
-        open.unanswered = open.unanswered.saturating_sub(1);
-        // Behind the values, where it costs a van that reads ahead nothing to look for more.
-        self.replace_landings(peer)
-    }
-
     /// Moves work along without blocking; true if anything arrived, which [`Endpoint::take`] hands out.
     ///
     /// Take until there is none: what endpoints say to each other is read on the way, and others may wait for it.
     ///
     /// # Errors
     /// Only when the van itself is broken.
+    #[inline]
     pub fn poll(&mut self) -> Result<bool> {
         if self.starved {
             self.feed();
@@ -358,14 +271,16 @@ impl Endpoint {
         if !self.open.is_empty() {
             self.close_frames();
         }
-        self.takes_left = self.takes();
         let left = self.events.len();
         let polled = self.transport.poll(&mut self.events);
         if self.events.len() > left.max(1) {
             self.put_behind(left);
         }
-        polled?;
-        Ok(self.has_arrivals())
+        let arrived = self.has_arrivals();
+        if arrived {
+            self.takes_left = self.takes();
+        }
+        polled.map(|()| arrived)
     }
 
     /// Puts the events from `left` on behind those before them: the oldest is last.
@@ -389,6 +304,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Transport::wait`].
+    #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
         if !self.open.is_empty() {
             self.close_frames();
@@ -419,162 +335,4 @@ impl Endpoint {
         self.disconnect(peer);
         Some(Error::PeerLost { peer, address, reason })
     }
-
-    /// Sends a message of the endpoint's own, a short one.
-    fn notify(&mut self, peer: PeerId, draft: Draft<'_>) -> Result<()> {
-        let mut draft = draft;
-        let bytes = draft.image_bytes_max();
-        self.pack(peer, &mut draft, bytes, &mut Coding::plain())?;
-        Ok(())
-    }
-
-    /// Puts a message of up to `bytes` bytes behind those that are about to leave.
-    fn pack(
-        &mut self,
-        peer: PeerId,
-        draft: &mut Draft<'_>,
-        bytes: usize,
-        coding: &mut Coding,
-    ) -> Result<&mut Lane> {
-        let open = lane(&mut self.lanes, peer)?;
-        if !open.packer.takes(bytes) {
-            self.close_frame(peer)?;
-        }
-        let open = lane(&mut self.lanes, peer)?;
-        let image = (draft, bytes, open.frame_bytes);
-        open.packer.append(self.node, image, coding, &self.memory)?;
-        if !std::mem::replace(&mut open.is_listed, true) {
-            self.open.push(peer);
-        }
-        Ok(open)
-    }
-
-    /// Posts a lane's open frame, if there is one. When that fails the lane is closed: what was in it was taken on before.
-    #[inline]
-    fn close_frame(&mut self, peer: PeerId) -> Result<()> {
-        let packer = &mut lane(&mut self.lanes, peer)?.packer;
-        let Some(frame) = packer.close(self.limits.checks_bytes) else { return Ok(()) };
-        self.counted.message_bytes_copied += frame.len() as u64;
-        let is_short = frame.len() <= self.limits.copy_bytes;
-        let copied = if is_short { self.transport.post_copy(peer, frame) } else { Ok(false) };
-        let posted = match copied {
-            Ok(false) => {
-                packer.take().map_or(Ok(()), |frame| self.transport.post_send(peer, frame))
-            }
-            copied => {
-                packer.reuse();
-                copied.map(drop)
-            }
-        };
-        if let Err(error) = &posted {
-            self.not_sent(peer, error);
-        }
-        posted
-    }
-
-    /// Posts all open frames.
-    #[inline(never)]
-    fn close_frames(&mut self) {
-        while let Some(peer) = self.open.pop() {
-            let Ok(lane) = lane(&mut self.lanes, peer) else { continue };
-            lane.is_listed = false;
-            let _ = self.close_frame(peer); // its lane is closed then
-        }
-    }
-
-    /// Closes a lane on which a frame could not be sent: what was in it was taken on before.
-    #[cold]
-    fn not_sent(&mut self, peer: PeerId, error: &Error) {
-        if !matches!(error, Error::NotConnected { .. }) {
-            self.drop_lane(peer, error); // otherwise the transport will report it
-        }
-    }
-
-    /// Posts a message that has a frame to itself, or none.
-    fn post_alone(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
-        let outgoing = self.encode(peer, draft, coding)?;
-        let frame_bytes = lane(&mut self.lanes, peer)?.frame_bytes;
-        let item = match outgoing {
-            Outgoing { head, values: Some(values) }
-                if head.len() - TRAILER <= FRAME_PREFIX + frame_bytes
-                    && head.len() + values.len() > FRAME_PREFIX + TRAILER + frame_bytes
-                    && self.transport.lends(peer) =>
-            {
-                let mut frame = head;
-                frame.truncate(frame.len() - TRAILER);
-                Item::Loan { frame, values }
-            }
-            outgoing => Item::Image(outgoing),
-        };
-        self.enqueue(peer, item)
-    }
-
-    fn enqueue(&mut self, peer: PeerId, item: Item) -> Result<()> {
-        let lane = lane(&mut self.lanes, peer)?;
-        if lane.outbox.is_empty()
-            && let Ok(landing) = lane.landing_for(&item)
-        {
-            return self.send(peer, item, landing);
-        }
-        self.hold(peer, item)
-    }
-
-    /// Keeps an item back until a landing is there, and asks for one if it needs it.
-    fn hold(&mut self, peer: PeerId, item: Item) -> Result<()> {
-        let lane = lane(&mut self.lanes, peer)?;
-        let bytes = item.landing_bytes(lane.frame_bytes);
-        lane.outbox.push_back(item);
-        if bytes == 0 {
-            return Ok(());
-        }
-        lane.grants.ask();
-        self.want(peer, bytes)
-    }
-
-    /// Sends what was held back, as far as it goes.
-    fn flush(&mut self, peer: PeerId) -> Result<()> {
-        loop {
-            let lane = lane(&mut self.lanes, peer)?;
-            let Some(item) = lane.outbox.pop_front() else { return Ok(()) };
-            match lane.landing_for(&item) {
-                Ok(landing) => self.send(peer, item, landing)?,
-                Err(bytes) => {
-                    lane.outbox.push_front(item);
-                    // What was granted is too short. It goes back, and this one is asked for again if that was the last to
-                    // come.
-                    return match lane.grants.ask_again(bytes) {
-                        Some(bytes) => self.want(peer, bytes),
-                        None => Ok(()),
-                    };
-                }
-            }
-        }
-    }
-
-    /// Posts an item, into the landing that it needs.
-    fn send(&mut self, peer: PeerId, item: Item, landing: Option<Offer>) -> Result<()> {
-        self.close_frame(peer)?; // which came before
-        match (item, landing) {
-            (Item::Place { data, into }, _) => {
-                self.transport.post_write(peer, data.into(), &into, 0)
-            }
-            (Item::Loan { frame, values }, _) => self.transport.post_loan(peer, frame, values),
-            (Item::Image(outgoing), None) => {
-                let frame = whole(outgoing, &self.memory)?;
-                self.transport.post_send(peer, frame)
-            }
-            (Item::Image(outgoing), Some(landing)) => self.land(peer, outgoing, landing),
-        }
-    }
-}
-
-/// One frame that holds the whole image; short values that lay apart are copied behind the head.
-fn whole(outgoing: Outgoing, pool: &Pool) -> Result<Buffer> {
-    let Some(values) = outgoing.values else { return Ok(outgoing.head) };
-    let head_bytes = outgoing.head.len() - TRAILER;
-    let mut frame = pool.allocate(head_bytes + values.len())?;
-    let (head, rest) = frame.split_at_mut(head_bytes);
-    head.copy_from_slice(&outgoing.head[..head_bytes]);
-    rest.copy_from_slice(&values);
-    Ok(frame)
 }

@@ -233,6 +233,7 @@ impl Buffer {
     ///
     /// # Panics
     /// If `at` is past the end.
+    #[inline]
     pub fn split_to(&mut self, at: usize) -> Buffer {
         let mut head = self.0.clone();
         self.0.advance(at);

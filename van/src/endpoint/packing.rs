@@ -44,8 +44,8 @@ pub(super) struct Packer {
     memory: Option<Buffer>,
     /// Where the frame ends, its prefix included; 0 when none is open.
     end: usize,
-    /// How far a frame may reach that is open, or opened next.
-    limit: usize,
+    /// How far the peer lets a frame reach.
+    end_max: usize,
     /// What the last message was like, if others can be like it.
     form: Option<Form>,
     /// The last image of the open frame, if others of that form may follow it as records.
@@ -74,15 +74,17 @@ impl Packer {
     /// Whether an image of `bytes` bytes goes into the open frame; it does when none is open.
     #[inline]
     pub(super) fn takes(&self, bytes: usize) -> bool {
-        self.end == 0 || self.end.next_multiple_of(8) + bytes <= self.limit
+        let room = self.end_max.min(self.memory.as_ref().map_or(0, |memory| memory.len()));
+        self.end == 0 || self.end.next_multiple_of(8) + bytes <= room
     }
 
     /// Appends a message that is like the last one, if there is room: as a record, or as the first of a frame.
     #[inline(always)]
     pub(super) fn extend(&mut self, draft: &mut Draft<'_>) -> bool {
-        let Some(form) = self.form.as_ref().filter(|form| form.shape.fits(draft)) else {
+        let Some(form) = &self.form else { return false };
+        if !form.shape.fits(draft) {
             return false;
-        };
+        }
         let (record_bytes, image_bytes) = (form.record_bytes, form.image_bytes);
         let Some(place) = self.place(draft.timestamp, record_bytes, image_bytes) else {
             return false;
@@ -132,13 +134,14 @@ impl Packer {
         self.run.as_ref()?;
         let at = self.end.next_multiple_of(8);
         let end = at + record_bytes;
-        if end > self.limit {
+        if end > self.end_max {
             return None;
         }
+        let (before, place) = memory.get_mut(..end)?.split_at_mut(at);
         if at > self.end {
-            memory[self.end..at].fill(0);
+            before[self.end..].fill(0);
         }
-        let (place, sections) = memory[at..end].split_first_chunk_mut()?;
+        let (place, sections) = place.split_first_chunk_mut()?;
         *place = timestamp.to_le_bytes();
         self.end = end;
         Some(sections)
@@ -166,7 +169,7 @@ impl Packer {
         if at != self.end {
             memory[self.end..at].fill(0); // the prefix, or padding
         }
-        self.limit = memory.len().min(FRAME_PREFIX + frame_bytes);
+        self.end_max = FRAME_PREFIX + frame_bytes;
         close(self.run.take(), &mut memory[..self.end]);
         self.end = at + len;
         let records_at = self.end.next_multiple_of(8);
@@ -188,36 +191,30 @@ impl Packer {
     }
 
     /// Closes the open frame, with a checksum unless the carrier needs none, and returns what it holds behind the prefix. It is to
-    /// be sent at once: copied, and [reused](Packer::reuse), or [taken](Packer::take).
+    /// be sent at once: copied, so that its memory is that of the next frame, or [taken](Packer::take).
     #[inline(always)]
     pub(super) fn close(&mut self, carrier_checks: bool) -> Option<&[u8]> {
-        if self.end == 0 {
+        let end = std::mem::take(&mut self.end);
+        if end == 0 {
             return None;
         }
-        let frame = &mut self.memory.as_mut()?[..self.end];
+        let frame = &mut self.memory.as_mut()?[..end];
         close(self.run.take(), frame);
         let images = &mut frame[FRAME_PREFIX..];
         seal(images, carrier_checks);
         Some(images)
     }
 
-    /// Makes the memory of the frame that was closed that of the next one.
-    #[inline]
-    pub(super) fn reuse(&mut self) {
-        self.end = 0;
-    }
-
-    /// Gives up the frame that was closed.
+    /// Gives up the frame that was closed last, with `bytes` bytes behind the prefix.
     #[inline(always)]
-    pub(super) fn take(&mut self) -> Option<Buffer> {
+    pub(super) fn take(&mut self, bytes: usize) -> Option<Buffer> {
         let memory = self.memory.as_mut()?;
-        let end = std::mem::take(&mut self.end);
+        let end = FRAME_PREFIX + bytes;
         let next = end.next_multiple_of(FRAME_ALIGN);
         let mut frame = match memory.len().checked_sub(next) {
             Some(rest) if rest >= REST_BYTES_MIN => memory.split_to(next),
             _ => self.memory.take()?,
         };
-        self.limit = self.limit.min(self.memory.as_ref().map_or(0, |memory| memory.len()));
         frame.truncate(end);
         Some(frame)
     }

@@ -95,7 +95,7 @@ impl Endpoint {
     #[inline(never)]
     fn open_run(&mut self, most: usize) -> Option<Taken> {
         while self.reading.images.run.left.is_empty() {
-            if self.reading.images.run.is_over() {
+            if self.reading.images.run.is_over() && !self.opens_like_the_last() {
                 match self.turn_page() {
                     Continue(()) => continue,
                     Break(arrival) => {
@@ -142,6 +142,23 @@ impl Endpoint {
         !self.reading.images.is_empty() || !self.events.is_empty() || !self.closed.is_empty()
     }
 
+    /// Opens the next frame, if it is like the last one and that was read to its end: most are.
+    #[inline(always)]
+    fn opens_like_the_last(&mut self) -> bool {
+        let Reading { peer: from, images } = &mut self.reading;
+        if !images.is_empty() || !self.closed.is_empty() {
+            return false;
+        }
+        let Some(Event::Received { frame, .. }) = self.events.last_mut() else { return false };
+        if !images.is_like_the_last(frame, self.limits.checks_bytes) {
+            return false;
+        }
+        let Some(Event::Received { peer, frame }) = self.events.pop() else { return false };
+        *from = peer;
+        images.run.resume(frame.share());
+        true
+    }
+
     /// Opens the next image, of this frame or the next. What is no run arrives by itself; nothing does when there is no more.
     #[inline(never)]
     fn turn_page(&mut self) -> ControlFlow<Option<Arrival>> {
@@ -151,17 +168,13 @@ impl Endpoint {
         } else if let Some((peer, error)) = self.closed.pop() {
             return Break(Some(Arrival::Lost { peer, error }));
         } else {
-            // To know what it is before it is taken out keeps the compiler from moving all of it.
-            if !matches!(self.events.last(), Some(Event::Received { .. })) {
-                return self.take_event();
-            }
-            let Some(Event::Received { peer, frame }) = self.events.pop() else {
-                return Continue(());
-            };
-            *from = peer;
-            match images.begin(frame, self.limits.checks_bytes, &self.memory) {
-                Ok(None) => return Continue(()),
-                opened => opened,
+            match self.events.pop() {
+                Some(Event::Received { peer, frame }) => {
+                    *from = peer;
+                    images.begin(frame, self.limits.checks_bytes, &self.memory)
+                }
+                Some(event) => return self.take_event(event),
+                None => return Break(None),
             }
         };
         match opened {
@@ -175,8 +188,7 @@ impl Endpoint {
     }
 
     #[inline(never)]
-    fn take_event(&mut self) -> ControlFlow<Option<Arrival>> {
-        let Some(event) = self.events.pop() else { return Break(None) };
+    fn take_event(&mut self, event: Event) -> ControlFlow<Option<Arrival>> {
         let peer = event.peer();
         match self.sort_out(event) {
             Ok(None) => Continue(()),

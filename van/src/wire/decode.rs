@@ -6,10 +6,9 @@ use std::ops::Range;
 
 use zerocopy::FromBytes;
 
-use super::run::{Form, Record, Run};
 use super::{
     ALIGN, CHECKSUM, DecodeError, Header, Kind, MAGIC, Offer, Section, TRAILER, VERSION, ascend,
-    check_padding, crc32c, delta, flags, key_outside, snappy, snappy_flag,
+    check_padding, checksum, delta, flags, key_outside, snappy, snappy_flag,
 };
 use crate::error::Result;
 use crate::memory::{Buffer, Pool, Shared};
@@ -21,181 +20,6 @@ pub(crate) fn decode(image: Buffer, carrier_checks: bool, pool: &Pool) -> Result
     let mut image = image;
     let (kind, layout) = read_head(&mut image, None, carrier_checks)?;
     read_sections(image.share(), kind, &layout, None, pool)
-}
-
-/// What stands in a frame.
-#[derive(Debug)]
-pub enum Entry {
-    /// A message, with an image of its own or as a record of a run.
-    Message(Message),
-    /// A reply that says nothing, to the request with this timestamp.
-    Answer(u64),
-}
-
-/// The images of a received frame: each begins at a multiple of 8 bytes, with zeros in between, and the last one ends the
-/// frame. The checksum of the first covers all of them.
-pub struct Images {
-    /// Those that have not been opened.
-    rest: Option<Buffer>,
-    /// What is left of the one that has.
-    pub(crate) run: Run,
-    sum: Sum,
-}
-
-/// What the next image's header holds for a checksum.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Sum {
-    /// That of the frame.
-    OfFrame,
-    /// Something that need not be looked at: the carrier has checked every byte.
-    Any,
-    /// 0: there was one before.
-    Zero,
-}
-
-impl Images {
-    /// None at all.
-    pub(crate) const NONE: Images = Images { rest: None, run: Run::NONE, sum: Sum::Zero };
-
-    /// The images of `frame`, which begins 8-byte aligned.
-    pub fn new(frame: Buffer) -> Images {
-        Images { rest: Some(frame), sum: Sum::OfFrame, ..Images::NONE }
-    }
-
-    /// Likewise, of a frame without a checksum: its carrier has checked every byte.
-    pub fn checked_by_carrier(frame: Buffer) -> Images {
-        Images { rest: Some(frame), sum: Sum::Any, ..Images::NONE }
-    }
-
-    /// Goes on with another frame, once all images have been read, and opens its first.
-    ///
-    /// # Errors
-    /// As [`Images::next`].
-    #[inline(always)]
-    pub(crate) fn begin(
-        &mut self,
-        frame: Buffer,
-        carrier_checks: bool,
-        pool: &Pool,
-    ) -> Result<Option<Message>> {
-        self.sum = if carrier_checks { Sum::Any } else { Sum::OfFrame };
-        self.read(frame, pool)
-    }
-
-    /// Whether all have been read.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.rest.is_none() && self.run.is_over()
-    }
-
-    /// Reads the next message. After an error the rest is not to be looked at.
-    ///
-    /// # Errors
-    /// As [`Message::decode`], also when there is none.
-    #[allow(clippy::should_implement_trait, reason = "it takes a pool, and fails")]
-    pub fn next(&mut self, pool: &Pool) -> Result<Entry> {
-        loop {
-            self.run.open(1)?;
-            let one = &mut self.run.left;
-            if let Some(Record { timestamp, .. }) = one.first()
-                && one.are_bare()
-            {
-                one.pass();
-                return Ok(Entry::Answer(timestamp));
-            }
-            if let Some(message) = one.message() {
-                return Ok(Entry::Message(message));
-            }
-            if let Some(message) = self.open(pool)? {
-                return Ok(Entry::Message(message));
-            }
-        }
-    }
-
-    /// Opens the next image: as [`Images::run`], or if it is a message of another form, that is returned.
-    ///
-    /// # Errors
-    /// As [`Images::next`].
-    #[inline(never)]
-    pub(crate) fn open(&mut self, pool: &Pool) -> Result<Option<Message>> {
-        let none =
-            || DecodeError::TooShort { what: "a message", have: 0, need: size_of::<Header>() };
-        let image = self.rest.take().ok_or_else(none)?;
-        self.read(image, pool)
-    }
-
-    /// Opens the image with which `image` begins. Most are of the form of the last one, and need no other look at it.
-    #[inline(always)]
-    fn read(&mut self, image: Buffer, pool: &Pool) -> Result<Option<Message>> {
-        let header = read_header(&image)?;
-        if self.run.form.is_of(header) && self.run.form.end <= image.len() {
-            let found = header.checksum.get();
-            return self.enter(image, found).map(|()| None);
-        }
-        self.read_anew(image, pool)
-    }
-
-    #[inline(never)]
-    fn read_anew(&mut self, image: Buffer, pool: &Pool) -> Result<Option<Message>> {
-        let header = read_header(&image)?;
-        let kind = check_header(header)?;
-        let Some(form) = Form::of(header, kind, image.len())? else {
-            return self.open_other(image, kind, pool).map(Some);
-        };
-        let found = header.checksum.get();
-        self.run.form = form;
-        self.enter(image, found).map(|()| None)
-    }
-
-    /// Goes on with an image that has the run's form, and perhaps others behind it.
-    #[inline(always)]
-    fn enter(&mut self, mut image: Buffer, found: u32) -> Result<()> {
-        self.check(&mut image, found)?;
-        if self.run.form.end < image.len() {
-            self.cut(&mut image, self.run.form.end)?;
-        }
-        self.run.begin(image.share());
-        Ok(())
-    }
-
-    /// Reads an image that is no run, and could not be the first of one.
-    #[inline(never)]
-    fn open_other(&mut self, mut image: Buffer, kind: Kind, pool: &Pool) -> Result<Message> {
-        let (have, header) = (image.len(), read_header(&image)?);
-        let (layout, found) = (Layout::new(header, have, None)?, header.checksum.get());
-        let is_alone = self.sum != Sum::Zero && layout.end == have;
-        if !is_alone && layout.flags & flags::VALUES_UNCOVERED != 0 {
-            return Err(DecodeError::Contradiction { flags: layout.flags, kind }.into());
-        }
-        let covered = if is_alone { layout.covered } else { have };
-        self.check(&mut image[..covered], found)?;
-        if layout.end < have {
-            self.cut(&mut image, layout.end)?;
-        }
-        read_sections(image.share(), kind, &layout, None, pool)
-    }
-
-    /// Checks the checksum that was found in the header with which `covered` begins.
-    #[inline(always)]
-    fn check(&mut self, covered: &mut [u8], found: u32) -> Result<(), DecodeError> {
-        match std::mem::replace(&mut self.sum, Sum::Zero) {
-            Sum::OfFrame => check_checksum(found, covered),
-            Sum::Zero if found != 0 => Err(DecodeError::Checksum { found, computed: 0 }),
-            Sum::Any | Sum::Zero => Ok(()),
-        }
-    }
-
-    /// Cuts off what stands behind an image that ends at `end`.
-    fn cut(&mut self, image: &mut Buffer, end: usize) -> Result<(), DecodeError> {
-        let (have, next) = (image.len(), end.next_multiple_of(ALIGN));
-        if next >= have {
-            return Err(DecodeError::TooLong { have, need: end });
-        }
-        check_padding(image, end..next)?;
-        self.rest = Some(image.split_off(next));
-        image.truncate(end);
-        Ok(())
-    }
 }
 
 /// Reads a long message whose values came first, at the start of a page, and the others behind them:
@@ -270,7 +94,7 @@ fn read_head(
 
 /// Reads what stands behind a header; the values are in `apart`, if that is given.
 #[inline(always)]
-fn read_sections(
+pub(super) fn read_sections(
     image: Shared,
     kind: Kind,
     layout: &Layout,
@@ -335,7 +159,7 @@ fn expand(message: &mut Message, layout: &Layout, pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-fn read_header(image: &[u8]) -> Result<&Header, DecodeError> {
+pub(super) fn read_header(image: &[u8]) -> Result<&Header, DecodeError> {
     let offset = image.as_ptr().addr() % ALIGN;
     if offset != 0 {
         return Err(DecodeError::Misaligned { offset });
@@ -355,7 +179,7 @@ fn timestamp_of(image: &[u8]) -> u64 {
 }
 
 #[inline]
-fn check_header(header: &Header) -> Result<Kind, DecodeError> {
+pub(super) fn check_header(header: &Header) -> Result<Kind, DecodeError> {
     if header.magic.get() != MAGIC {
         return Err(DecodeError::Magic { magic: header.magic.get() });
     }
@@ -391,24 +215,28 @@ fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
 }
 
 /// Where the sections of an image lie: in order, each from a multiple of [`ALIGN`], all of them inside.
-struct Layout {
-    flags: u8,
+pub(super) struct Layout {
+    pub(super) flags: u8,
     range: KeyRange,
     keys: Range<usize>,
     lengths: Range<usize>,
     /// As far as the image is concerned: where they would begin, if they are apart.
     values: Range<usize>,
     /// How far the checksum reaches.
-    covered: usize,
+    pub(super) covered: usize,
     /// Where the image ends.
-    end: usize,
+    pub(super) end: usize,
 }
 
 impl Layout {
     /// Checks that the sections `header` announces lie within `have` bytes; all but the values, if those take `apart` bytes
     /// elsewhere, with their padding.
     #[inline]
-    fn new(header: &Header, have: usize, apart: Option<usize>) -> Result<Layout, DecodeError> {
+    pub(super) fn new(
+        header: &Header,
+        have: usize,
+        apart: Option<usize>,
+    ) -> Result<Layout, DecodeError> {
         let (begin, end) = (header.range_begin.get(), header.range_end.get());
         let range = KeyRange::new(begin, end).ok_or(DecodeError::EmptyRange { begin, end })?;
         let flags = header.flags;
@@ -457,15 +285,19 @@ pub(crate) fn signature_bytes(flags: u8) -> usize {
     if flags & flags::SIGNATURE == 0 { 0 } else { size_of::<u64>() }
 }
 
+pub(super) fn check_checksum(found: u32, covered: &mut [u8]) -> Result<(), DecodeError> {
+    match blanked(covered) {
+        computed if computed == found => Ok(()),
+        computed => Err(DecodeError::Checksum { found, computed }),
+    }
+}
+
 /// Computes the checksum as the sender did, over a header without one: it is blanked where it lies, so that there is one piece
 /// to go over.
-fn check_checksum(found: u32, covered: &mut [u8]) -> Result<(), DecodeError> {
+#[inline(always)]
+pub(super) fn blanked(covered: &mut [u8]) -> u32 {
     covered[CHECKSUM].fill(0);
-    let computed = crc32c(covered);
-    if found != computed {
-        return Err(DecodeError::Checksum { found, computed });
-    }
-    Ok(())
+    checksum(covered)
 }
 
 /// Checks decoded keys, with which `bytes` begins, and returns how many there are.

@@ -7,8 +7,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::snappy::Compressor;
 use super::{
-    ALIGN, CHECKSUM, Header, MAGIC, Offer, Section, TRAILER, VERSION, ascend, crc32c, delta, flags,
-    key_outside, snappy_flag,
+    ALIGN, CHECKSUM, Header, MAGIC, Offer, Section, TRAILER, VERSION, ascend, checksum, delta,
+    flags, key_outside, snappy_flag,
 };
 use crate::error::{Error, Result};
 use crate::memory::{Pool, Shared};
@@ -99,9 +99,10 @@ pub(crate) fn encode_into(
 }
 
 /// Enters the checksum of a frame into the header of its first image. A carrier that checks every byte needs none.
+#[inline(always)]
 pub(crate) fn seal(frame: &mut [u8], carrier_checks: bool) {
     if !carrier_checks {
-        let checksum = crc32c(frame);
+        let checksum = checksum(frame);
         frame[CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
     }
 }

@@ -11,7 +11,7 @@
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
 use zerocopy::FromBytes;
-use zerocopy::little_endian::U32;
+use zerocopy::little_endian::{U32, U64};
 
 use super::{ALIGN, DecodeError, Header, Kind, check_padding};
 use crate::memory::Shared;
@@ -41,7 +41,7 @@ impl Shape {
     }
 
     /// Whether a message is one of these.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fits(&self, draft: &Draft<'_>) -> bool {
         draft.keys.len() == usize::from(self.kind == Kind::Request)
             && draft.values.len() == self.value_bytes
@@ -115,8 +115,16 @@ pub(super) struct Form {
     count: usize,
     /// Where the image ends.
     pub(super) end: usize,
-    /// The header that says all this.
-    header: Header,
+    /// What a header says of all this.
+    said: [u64; 5],
+}
+
+/// What headers of images of one form have in common.
+#[inline(always)]
+fn said(header: &Header) -> [u64; 5] {
+    let [kind, _, _, _, begin, end, keys, values]: &[U64; 8] = zerocopy::transmute_ref!(header);
+    let values = values.get() & u64::from(u32::MAX); // the checksum stands above
+    [kind.get(), begin.get(), end.get(), keys.get(), values]
 }
 
 impl Form {
@@ -128,18 +136,14 @@ impl Form {
         value_bytes: 0,
         count: 0,
         end: usize::MAX,
-        header: zerocopy::transmute!([0u8; size_of::<Header>()]),
+        said: [0; 5],
     };
 
-    /// Whether an image that begins with `header` has this form, if it is as long: it is not looked at otherwise then.
+    /// Whether an image of `bytes` bytes that begins with `header` has this form: it is not looked at otherwise then.
     #[inline(always)]
-    pub(super) fn is_of(&self, header: &Header) -> bool {
-        let own = &self.header;
-        own.magic == header.magic
-            && (own.version, own.kind, own.flags) == (header.version, header.kind, header.flags)
-            && (own.range_begin, own.range_end) == (header.range_begin, header.range_end)
-            && (own.key_bytes, own.length_bytes) == (header.key_bytes, header.length_bytes)
-            && own.value_bytes == header.value_bytes
+    pub(super) fn is_of(&self, header: &Header, bytes: usize) -> bool {
+        let differ = |so_far, (said, own): (&u64, &u64)| so_far | (said ^ own);
+        self.end == bytes && said(header).iter().zip(&self.said).fold(0, differ) == 0
     }
 
     /// That of the image which begins with `header`, of which there are `have` bytes; nothing if it is a message of another form.
@@ -177,9 +181,8 @@ impl Form {
         let (begin, last) = (header.range_begin.get(), header.range_end.get());
         let range =
             KeyRange::new(begin, last).ok_or(DecodeError::EmptyRange { begin, end: last })?;
-        let header = *header;
-        let (key_bytes, value_bytes) = (keys, values);
-        Ok(Some(Form { kind, range, key_bytes, value_bytes, count, end, header }))
+        let (key_bytes, value_bytes, said) = (keys, values, said(header));
+        Ok(Some(Form { kind, range, key_bytes, value_bytes, count, end, said }))
     }
 }
 
@@ -194,15 +197,22 @@ impl Run {
     /// One of no messages.
     pub(super) const NONE: Run = Run { form: Form::NONE, left: Messages::NONE };
 
-    /// Goes on with those of `image`, which has its form, once all were passed.
+    /// Goes on with those of `image`, which has the form `form`, once all were passed.
+    pub(super) fn begin(&mut self, form: Form, image: Shared) {
+        let Form { kind, key_bytes, value_bytes, .. } = form;
+        let stride = TIMESTAMP + (key_bytes + value_bytes).next_multiple_of(ALIGN);
+        self.form = form;
+        self.left = Messages { kind, key_bytes, value_bytes, stride, ..Messages::NONE };
+        self.resume(image);
+    }
+
+    /// Goes on with those of `image`, which has the form of the last one, once all were passed.
     #[inline(always)]
-    pub(super) fn begin(&mut self, image: Shared) {
-        let Form { kind, key_bytes, value_bytes, count, .. } = self.form;
+    pub(crate) fn resume(&mut self, image: Shared) {
         let left = &mut self.left;
         left.timestamp_at = std::mem::offset_of!(Header, timestamp);
         left.at = size_of::<Header>();
-        (left.key_bytes, left.value_bytes) = (key_bytes, value_bytes);
-        (left.count, left.open, left.kind) = (count, 0, kind);
+        left.count = self.form.count;
         left.image = Some(image);
     }
 
@@ -236,6 +246,8 @@ pub struct Messages {
     at: usize,
     key_bytes: usize,
     value_bytes: usize,
+    /// From one to the next.
+    stride: usize,
     /// How many there are in the image.
     count: usize,
     /// How many of them may be read.
@@ -261,6 +273,7 @@ impl Messages {
         at: 0,
         key_bytes: 0,
         value_bytes: 0,
+        stride: TIMESTAMP,
         count: 0,
         open: 0,
         kind: Kind::Reply,
@@ -330,7 +343,7 @@ impl Messages {
 
     /// The numbers of the requests, in order.
     pub(crate) fn timestamps(&self) -> impl Iterator<Item = u64> {
-        let behind = (1..self.open).map(|n| self.at + n * self.stride() - TIMESTAMP);
+        let behind = (1..self.open).map(|n| self.at + n * self.stride - TIMESTAMP);
         let all = (0..self.open.min(1)).map(|_| self.timestamp_at).chain(behind);
         all.map(|at| number(&self.image()[at..]))
     }
@@ -344,7 +357,7 @@ impl Messages {
         if self.count == 0 {
             self.image = None;
         }
-        self.at += self.stride();
+        self.at += self.stride;
         self.timestamp_at = self.at - TIMESTAMP;
     }
 
@@ -364,12 +377,6 @@ impl Messages {
         Some(Message { image, apart, timestamp, sections, kind, flags, is_lent })
     }
 
-    /// From one to the next.
-    #[inline(always)]
-    fn stride(&self) -> usize {
-        TIMESTAMP + (self.key_bytes + self.value_bytes).next_multiple_of(ALIGN)
-    }
-
     #[inline(always)]
     fn image(&self) -> &[u8] {
         self.image.as_deref().unwrap_or(&[])
@@ -379,11 +386,11 @@ impl Messages {
     #[inline(always)]
     fn check(&self, count: usize, range: KeyRange) -> Result<(), DecodeError> {
         let len = self.key_bytes + self.value_bytes;
-        let padding = len.next_multiple_of(ALIGN) - len;
+        let padding = self.stride - TIMESTAMP - len;
         if self.key_bytes | padding == 0 {
             return Ok(());
         }
-        let (image, stride) = (self.image(), self.stride());
+        let (image, stride) = (self.image(), self.stride);
         for at in (0..count).map(|n| self.at + n * stride) {
             if self.key_bytes > 0 && !range.contains(number(&image[at..])) {
                 let (key, begin, end) = (number(&image[at..]), range.begin(), range.end());
@@ -411,20 +418,25 @@ mod tests {
     use crate::memory::Pool;
     use crate::message::Values;
     use crate::transport::FRAME_PREFIX;
-    use crate::wire::{Coding, Entry, Images, MAGIC, encode};
+    use crate::wire::{CHECKSUM, Coding, Entry, Images, MAGIC, encode, seal};
 
     /// What is read of a frame behind others, up to what is wrong with it.
-    fn read(images: &mut Images, frame: &[u8], pool: &Pool) -> Vec<String> {
+    fn read(images: &mut Images, frame: &[u8], carrier_checks: bool, pool: &Pool) -> Vec<String> {
         let say = |message: &Message| {
             format!("{:?} {:?} {message:?}", message.keys(), message.values())
                 + &format!("{:?} {}", message.range(), message.sender())
         };
         let mut buffer = pool.allocate(frame.len()).unwrap();
         buffer.copy_from_slice(frame);
-        let mut said: Vec<String> = match images.begin(buffer, true, pool) {
-            Ok(first) => first.iter().map(say).collect(),
-            Err(error) => return vec![error.to_string()],
-        };
+        let mut said = Vec::new();
+        if images.is_like_the_last(&mut buffer, carrier_checks) {
+            images.run.resume(buffer.share());
+        } else {
+            match images.begin(buffer, carrier_checks, pool) {
+                Ok(first) => said.extend(first.iter().map(say)),
+                Err(error) => return vec![error.to_string()],
+            }
+        }
         while !images.is_empty() {
             said.push(match images.next(pool) {
                 Ok(Entry::Message(message)) => say(&message),
@@ -448,6 +460,8 @@ mod tests {
             image.extend(b"other\0\0\0");
         }
         close_run(&mut image, 2 * 24);
+        image[CHECKSUM].fill(0);
+        seal(&mut image, false);
         image
     }
 
@@ -459,16 +473,19 @@ mod tests {
         for (magic, wrong) in [(0, "another protocol"), (MAGIC, "version 0")] {
             let mut blank = [0; size_of::<Header>()];
             blank[..4].copy_from_slice(&magic.to_le_bytes());
-            let said = read(&mut { Images::NONE }, &blank, &pool);
+            let said = read(&mut { Images::NONE }, &blank, true, &pool);
             assert!(said.len() == 1 && said[0].contains(wrong), "{said:?}");
         }
-        for (frame, count) in [(&run[..], 3), (&alone.head[FRAME_PREFIX..], 1)] {
+        let alone = &alone.head[FRAME_PREFIX..];
+        for (frame, count, checks) in
+            [(&run[..], 3, true), (&run, 3, false), (alone, 1, true), (alone, 1, false)]
+        {
             let like = |other: &[u8]| {
                 let mut images = Images::NONE;
-                assert_eq!(read(&mut images, frame, &pool).len(), count, "it is sound");
+                assert_eq!(read(&mut images, frame, checks, &pool).len(), count, "it is sound");
                 assert_eq!(
-                    read(&mut images, other, &pool),
-                    read(&mut { Images::NONE }, other, &pool),
+                    read(&mut images, other, checks, &pool),
+                    read(&mut { Images::NONE }, other, checks, &pool),
                     "{other:?}"
                 );
             };

@@ -53,7 +53,7 @@ impl Forged {
 
     fn image(mut self, pool: &Pool) -> Buffer {
         self.header.checksum = U32::new(0);
-        let sum = crc32c(&[self.header.as_bytes(), &self.sections].concat());
+        let sum = checksum(&[self.header.as_bytes(), &self.sections].concat());
         self.header.checksum = U32::new(sum);
         buffer(&[self.header.as_bytes(), &self.sections].concat(), pool)
     }

@@ -1,0 +1,273 @@
+//! What goes: which way a message goes, and what is posted for it; short ones share the lane's open frame.
+//!
+//! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
+
+use super::Endpoint;
+use super::lane::{Item, Lane, lane};
+use super::packing::Packer;
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Pool, Shared};
+use crate::message::{Draft, Outgoing, Values};
+use crate::metrics::Counters;
+use crate::transport::{FRAME_PREFIX, Limits, PeerId, Transport, check_write};
+use crate::wire::{Coding, Kind, Offer, TRAILER};
+
+impl Endpoint {
+    /// Encodes and posts a message. Nothing has happened when it cannot be encoded.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`] when a request finds no credit; [`Error::NotConnected`]; what [`encode`](crate::encode) and the transport report.
+    ///
+    /// # Panics
+    /// If an answer comes with an offer: that section of it is the endpoint's own.
+    pub fn post(
+        &mut self,
+        peer: PeerId,
+        mut draft: Draft<'_>, // where the caller has it: it is long
+        coding: &mut Coding,
+    ) -> Result<()> {
+        let open = lane(&mut self.lanes, peer)?;
+        if draft.kind == Kind::Request && open.credits == 0 {
+            return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
+        }
+        if !open.is_free() || !open.packer.extend(&mut draft) {
+            return self.post_image(peer, draft, coding);
+        }
+        open.enter(draft.kind, draft.timestamp, None);
+        if !std::mem::replace(&mut open.is_listed, true) {
+            self.open.push(peer);
+        }
+        self.counted.messages_sent += 1;
+        Ok(())
+    }
+
+    /// Posts a message that is not like the one before.
+    #[inline(never)]
+    fn post_image(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
+        let (kind, timestamp, offer) = (draft.kind, draft.timestamp, draft.offer);
+        assert!(kind == Kind::Request || offer.is_none(), "only a request can offer memory");
+        let open = lane(&mut self.lanes, peer)?;
+        let bytes = draft.image_bytes_max();
+        self.counted.messages_sent += 1;
+        if !open.is_free() || bytes > open.packed_bytes() {
+            self.post_alone(peer, draft, coding)?;
+            lane(&mut self.lanes, peer)?.enter(kind, timestamp, offer);
+            return Ok(());
+        }
+        let mut draft = draft;
+        self.pack(peer, &mut draft, bytes, coding)?.enter(kind, timestamp, offer);
+        Ok(())
+    }
+
+    /// Answers a request that has nothing more to be told. Such answers in a row take 8 bytes each.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`].
+    #[inline]
+    pub fn answer(&mut self, peer: PeerId, timestamp: u64) -> Result<()> {
+        self.reply(peer, 0, timestamp, &[])
+    }
+
+    /// Answers a request about `table` with nothing but `values`, which are copied.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`].
+    #[inline(always)]
+    pub fn reply(&mut self, peer: PeerId, table: u32, timestamp: u64, values: &[u8]) -> Result<()> {
+        let open = lane(&mut self.lanes, peer)?;
+        if open.is_free() && open.packer.reply(table, timestamp, values) {
+            open.unanswered = open.unanswered.saturating_sub(1);
+            if !std::mem::replace(&mut open.is_listed, true) {
+                self.open.push(peer);
+            }
+            self.counted.messages_sent += 1;
+            return Ok(());
+        }
+        let values = Values::Copied(values);
+        let draft = Draft { table, timestamp, values, ..Draft::new(Kind::Reply) };
+        self.post_image(peer, draft, &mut Coding::plain())
+    }
+
+    /// Answers a request with nothing but values, which are written where its offer said.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`]; what [`check_write`] says, and the request is still unanswered then.
+    pub fn place(&mut self, peer: PeerId, data: Shared, into: Offer) -> Result<()> {
+        check_write(into.key.get(), 0, data.len() as u64, into.len.get())?;
+        self.counted.messages_sent += 1;
+        self.enqueue(peer, Item::Place { data, into })?;
+        let open = lane(&mut self.lanes, peer)?;
+        open.unanswered = open.unanswered.saturating_sub(1);
+        // Behind the values, where it costs a van that reads ahead nothing to look for more.
+        self.replace_landings(peer)
+    }
+
+    /// Sends a message of the endpoint's own, a short one.
+    pub(super) fn notify(&mut self, peer: PeerId, draft: Draft<'_>) -> Result<()> {
+        let mut draft = draft;
+        let bytes = draft.image_bytes_max();
+        self.pack(peer, &mut draft, bytes, &mut Coding::plain())?;
+        Ok(())
+    }
+
+    /// Puts a message of up to `bytes` bytes behind those that are about to leave.
+    fn pack(
+        &mut self,
+        peer: PeerId,
+        draft: &mut Draft<'_>,
+        bytes: usize,
+        coding: &mut Coding,
+    ) -> Result<&mut Lane> {
+        let open = lane(&mut self.lanes, peer)?;
+        if !open.packer.takes(bytes) {
+            self.close_frame(peer)?;
+        }
+        let open = lane(&mut self.lanes, peer)?;
+        let image = (draft, bytes, open.frame_bytes);
+        open.packer.append(self.node, image, coding, &self.memory)?;
+        if !std::mem::replace(&mut open.is_listed, true) {
+            self.open.push(peer);
+        }
+        Ok(open)
+    }
+
+    /// Posts a lane's open frame, if there is one. When that fails the lane is closed: what was in it was taken on before.
+    fn close_frame(&mut self, peer: PeerId) -> Result<()> {
+        let packer = &mut lane(&mut self.lanes, peer)?.packer;
+        let posted =
+            post_frame(packer, &self.limits, &mut self.counted, &mut *self.transport, peer);
+        if let Err(error) = &posted {
+            self.not_sent(peer, error);
+        }
+        posted
+    }
+
+    /// Posts all open frames.
+    #[inline(never)]
+    pub(super) fn close_frames(&mut self) {
+        while let Some(peer) = self.open.pop() {
+            let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize) else { continue };
+            lane.is_listed = false;
+            let (packer, counted) = (&mut lane.packer, &mut self.counted);
+            let posted = post_frame(packer, &self.limits, counted, &mut *self.transport, peer);
+            if let Err(error) = posted {
+                self.not_sent(peer, &error); // its lane is closed then
+            }
+        }
+    }
+
+    /// Closes a lane on which a frame could not be sent: what was in it was taken on before.
+    #[cold]
+    fn not_sent(&mut self, peer: PeerId, error: &Error) {
+        if !matches!(error, Error::NotConnected { .. }) {
+            self.drop_lane(peer, error); // otherwise the transport will report it
+        }
+    }
+
+    /// Posts a message that has a frame to itself, or none.
+    fn post_alone(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
+        let outgoing = self.encode(peer, draft, coding)?;
+        let frame_bytes = lane(&mut self.lanes, peer)?.frame_bytes;
+        let item = match outgoing {
+            Outgoing { head, values: Some(values) }
+                if head.len() - TRAILER <= FRAME_PREFIX + frame_bytes
+                    && head.len() + values.len() > FRAME_PREFIX + TRAILER + frame_bytes
+                    && self.transport.lends(peer) =>
+            {
+                let mut frame = head;
+                frame.truncate(frame.len() - TRAILER);
+                Item::Loan { frame, values }
+            }
+            outgoing => Item::Image(outgoing),
+        };
+        self.enqueue(peer, item)
+    }
+
+    fn enqueue(&mut self, peer: PeerId, item: Item) -> Result<()> {
+        let lane = lane(&mut self.lanes, peer)?;
+        if lane.outbox.is_empty()
+            && let Ok(landing) = lane.landing_for(&item)
+        {
+            return self.send(peer, item, landing);
+        }
+        self.hold(peer, item)
+    }
+
+    /// Keeps an item back until a landing is there, and asks for one if it needs it.
+    fn hold(&mut self, peer: PeerId, item: Item) -> Result<()> {
+        let lane = lane(&mut self.lanes, peer)?;
+        let bytes = item.landing_bytes(lane.frame_bytes);
+        lane.outbox.push_back(item);
+        if bytes == 0 {
+            return Ok(());
+        }
+        lane.grants.ask();
+        self.want(peer, bytes)
+    }
+
+    /// Sends what was held back, as far as it goes.
+    pub(super) fn flush(&mut self, peer: PeerId) -> Result<()> {
+        loop {
+            let lane = lane(&mut self.lanes, peer)?;
+            let Some(item) = lane.outbox.pop_front() else { return Ok(()) };
+            match lane.landing_for(&item) {
+                Ok(landing) => self.send(peer, item, landing)?,
+                Err(bytes) => {
+                    lane.outbox.push_front(item);
+                    // What was granted is too short. It goes back, and this one is asked for again if that was the last to
+                    // come.
+                    return match lane.grants.ask_again(bytes) {
+                        Some(bytes) => self.want(peer, bytes),
+                        None => Ok(()),
+                    };
+                }
+            }
+        }
+    }
+
+    /// Posts an item, into the landing that it needs.
+    fn send(&mut self, peer: PeerId, item: Item, landing: Option<Offer>) -> Result<()> {
+        self.close_frame(peer)?; // which came before
+        match (item, landing) {
+            (Item::Place { data, into }, _) => {
+                self.transport.post_write(peer, data.into(), &into, 0)
+            }
+            (Item::Loan { frame, values }, _) => self.transport.post_loan(peer, frame, values),
+            (Item::Image(outgoing), None) => {
+                let frame = whole(outgoing, &self.memory)?;
+                self.transport.post_send(peer, frame)
+            }
+            (Item::Image(outgoing), Some(landing)) => self.land(peer, outgoing, landing),
+        }
+    }
+}
+
+/// Posts the open frame of a packer, if there is one: copied if it is short and the van can, or as it lies.
+#[inline(always)]
+fn post_frame(
+    packer: &mut Packer,
+    limits: &Limits,
+    counted: &mut Counters,
+    transport: &mut dyn Transport,
+    peer: PeerId,
+) -> Result<()> {
+    let Some(frame) = packer.close(limits.checks_bytes) else { return Ok(()) };
+    let bytes = frame.len();
+    counted.message_bytes_copied += bytes as u64;
+    if bytes <= limits.copy_bytes && transport.post_copy(peer, frame)? {
+        return Ok(());
+    }
+    let Some(frame) = packer.take(bytes) else { return Ok(()) };
+    transport.post_send(peer, frame)
+}
+
+/// One frame that holds the whole image; short values that lay apart are copied behind the head.
+fn whole(outgoing: Outgoing, pool: &Pool) -> Result<Buffer> {
+    let Some(values) = outgoing.values else { return Ok(outgoing.head) };
+    let head_bytes = outgoing.head.len() - TRAILER;
+    let mut frame = pool.allocate(head_bytes + values.len())?;
+    let (head, rest) = frame.split_at_mut(head_bytes);
+    head.copy_from_slice(&outgoing.head[..head_bytes]);
+    rest.copy_from_slice(&values);
+    Ok(frame)
+}
