@@ -4,7 +4,7 @@
 //!   and neither side ever needs more memory than that.
 //! * A message whose image fits into one frame goes **eagerly**; short ones share a frame with those before and behind them, and
 //!   leave at the next poll or wait. A longer one goes by **rendezvous**: its image is written into a *landing*, memory that
-//!   the receiver granted for it, and nothing else is sent. The first long message asks for a landing ([`Kind::Want`]); after that the receiver grants a new one for each that was used, in the reply, so that a steady
+//!   the receiver granted for it, and nothing else is sent. The first long message asks for a landing ([`Kind::Want`](crate::wire::Kind::Want)); after that the receiver grants a new one for each that was used, in the reply, so that a steady
 //!   stream of long messages asks for nothing.
 //! * A reply that is nothing but values can be **placed**: written straight into memory that the request offered for them,
 //!   which says which request is answered. Again nothing else is sent.
