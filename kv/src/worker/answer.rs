@@ -207,9 +207,6 @@ impl Worker {
 
     /// Enters values that a server has put where they were wanted.
     fn placed(&mut self, server: usize, timestamp: u64, memory: Buffer, len: usize) {
-        if self.tracker.complete_push(timestamp, server) {
-            return; // it brought a landing, or it would have come in a run
-        }
         drop(self.named(timestamp, server));
         let Some((progress, at)) = self.tracker.answered(timestamp, server) else { return };
         progress.parts[at].offered = None;

@@ -54,6 +54,7 @@ impl Lane {
         self.credits += if are_due { count as u16 } else { 0 };
         are_due
     }
+
     /// Enters a message that was posted: a request has spent a credit, and an answer been given.
     #[inline]
     pub(super) fn enter(&mut self, kind: Kind, timestamp: u64, offer: Option<Offer>) {
