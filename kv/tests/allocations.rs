@@ -10,7 +10,7 @@ use std::sync::mpsc;
 
 use allocation_counter::measure;
 use caravan_kv::{Handles, ServerAddress, ServerThread, Table, TableSpec, ValueType, Van, Worker};
-use caravan_van::KeyRange;
+use caravan_van::{Endpoint, KeyRange};
 use support::{TIMEOUT, config, endpoint, vans};
 
 /// What the server threads count while they are asked to.
@@ -30,6 +30,15 @@ impl Drop for Stop<'_> {
     }
 }
 
+/// The same with a pool that is cut for every size a frame can have: which of them come, and when, is up to how many answers the
+/// other side sends together.
+fn warm(endpoint: Endpoint) -> Endpoint {
+    for bits in 6..16 {
+        drop(endpoint.memory().allocate(1 << bits).unwrap());
+    }
+    endpoint
+}
+
 /// Runs `body` with a worker of two server threads that count into the given place.
 fn with_servers(van: Van, body: impl FnOnce(&mut Worker, &Count)) {
     let count = Count::default();
@@ -39,7 +48,7 @@ fn with_servers(van: Van, body: impl FnOnce(&mut Worker, &Count)) {
         for index in 0..2 {
             let (count, say) = (&count, say.clone());
             scope.spawn(move || {
-                let endpoint = endpoint(van, &config(64, 256 << 20));
+                let endpoint = warm(endpoint(van, &config(64, 256 << 20)));
                 let mut server = ServerThread::new(endpoint, index, 2, Handles::default());
                 say.send((index, server.address().to_owned())).unwrap();
                 while !count.stop.load(Ordering::Relaxed) {
@@ -56,7 +65,7 @@ fn with_servers(van: Van, body: impl FnOnce(&mut Worker, &Count)) {
         addresses.sort();
         let address = |(index, address)| ServerAddress { name: format!("server {index}"), address };
         let addresses: Vec<_> = addresses.into_iter().map(address).collect();
-        let endpoint = endpoint(van, &config(64, 256 << 20));
+        let endpoint = warm(endpoint(van, &config(64, 256 << 20)));
         let mut worker = Worker::connect(endpoint, &addresses, TIMEOUT).unwrap();
         body(&mut worker, &count);
     });
