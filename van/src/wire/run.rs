@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Requests are about one key, replies name none. The header's kind says that it is a run, and its `length_bytes`, as there are no
-//! lengths, how long all records are together. Nobody above the codec sees runs: each record is a message again.
+//! lengths, how long all records are together. They are read where they lie ([`Messages`]), or each as a message again.
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
