@@ -8,8 +8,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// "CRVN": turns a stranger away before anything else is read.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"CRVN");
 
-/// Version of all layouts in this file.
-pub const VERSION: u8 = 4;
+/// Version of all layouts in this file, and of those of streams and of rings in shared memory.
+pub const VERSION: u8 = 5;
 
 /// First 64 bytes of every message: one cache line, no padding.
 ///
