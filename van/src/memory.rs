@@ -30,6 +30,7 @@ pub(crate) use slab::Slab;
 pub mod long;
 mod pool;
 mod registration;
+#[cfg(target_os = "linux")]
 mod slab;
 
 /// Slots of this many bytes or more start at a multiple of it: a page, as NICs and the kernel like it.

@@ -1,4 +1,4 @@
-//! What comes: frames are read message by message as the caller takes them, answers give back credits and landings.
+//! What comes: frames are read as the caller takes them, run by run or message by message; answers give back credits and landings.
 //!
 //! Path: the way back, transport > codec > **endpoint** > server or worker.
 
