@@ -190,7 +190,8 @@ impl Peer {
                     self.sender.sent(written);
                     self.writable = true;
                     if written < len {
-                        return Ok(()); // the socket is full; asking again at once would only hear so
+                        // Asked again at once it mostly has room, which gained nothing: others have their turn.
+                        return Ok(());
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
