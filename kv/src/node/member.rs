@@ -1,5 +1,6 @@
 //! A node that has joined: takes tasks from the scheduler and reports on them.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use caravan_van::wire::Kind;
@@ -218,7 +219,13 @@ pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
             },
             Err(why) => why,
         };
+        let gone = config.launched && is_refused(&why);
         let why = with_sources(&why);
+        if gone {
+            let node = format!("the scheduler at {}", config.scheduler);
+            let reason = format!("it ended before this node had joined: {why}");
+            return Err(Error::NodeLost { node, reason });
+        }
         if began.elapsed() > config.join_timeout {
             let missing =
                 format!("the scheduler at {}, tried {attempts} times: {why}", config.scheduler);
@@ -240,6 +247,15 @@ pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
         }
         std::thread::sleep(RETRY);
     }
+}
+
+/// Whether nothing listens at the address.
+fn is_refused(error: &caravan_van::Error) -> bool {
+    let kind = match error {
+        caravan_van::Error::Connect { source, .. } => source.kind(),
+        _ => return false,
+    };
+    kind == io::ErrorKind::ConnectionRefused
 }
 
 /// Waits for the scheduler's hello; the inner error says why none came.
