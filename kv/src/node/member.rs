@@ -227,8 +227,11 @@ pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
             return Err(Error::NodeLost { node, reason });
         }
         if began.elapsed() > config.join_timeout {
-            let missing =
-                format!("the scheduler at {}, tried {attempts} times: {why}", config.scheduler);
+            let missing = format!(
+                "the scheduler at {}, tried {attempts} times: {why} (is it up, and is that its address, CARAVAN_SCHEDULER? \
+                 CARAVAN_JOIN_TIMEOUT_S says how long to try)",
+                config.scheduler
+            );
             let seconds = began.elapsed().as_secs_f64();
             return Err(Error::Timeout {
                 what: "joining the cluster".to_owned(),
