@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use caravan_kv::node::{Scheduler, run_server, run_worker};
-use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
+use caravan_kv::{Apps, Cluster, ClusterConfig, Error, Handles, Launch, Van};
 
 use crate::cli::{Common, Role, VanChoice};
 use crate::crowd::Crowded;
@@ -64,7 +64,7 @@ pub(crate) fn handles() -> Handles {
 /// Starts a cluster of local processes, or of threads; with `--external` it waits for nodes that are started elsewhere.
 ///
 /// # Errors
-/// Names the node that did not come up.
+/// Names the node that did not come up; [`Usage`] for a NUMA node that this machine hasn't got.
 pub(crate) fn launch(config: &ClusterConfig, common: &Common) -> Result<Cluster> {
     let launch = if common.external {
         Launch::External
@@ -75,7 +75,15 @@ pub(crate) fn launch(config: &ClusterConfig, common: &Common) -> Result<Cluster>
             std::env::current_exe().context("cannot find this program to start its nodes")?;
         Launch::Processes(program)
     };
-    Ok(Cluster::launch(config, launch)?)
+    Cluster::launch(config, launch).map_err(told)
+}
+
+/// Settings that are wrong for this machine are wrong usage, like those that are wrong anywhere.
+fn told(error: Error) -> anyhow::Error {
+    match error {
+        Error::Config(said) => Usage(said).into(),
+        other => other.into(),
+    }
 }
 
 /// Runs a scheduler without a job of its own: brings the cluster together and watches over it.
@@ -97,7 +105,7 @@ pub(crate) fn schedule(common: &Common, role: &Role) -> Result<()> {
 /// What joining and the vans report.
 pub(crate) fn serve(common: &Common, role: &Role) -> Result<()> {
     let config = joined(common, role)?;
-    Ok(run_server(&config.node, role.rank, config.threads, &handles(), true)?)
+    run_server(&config.node, role.rank, config.threads, &handles(), true).map_err(told)
 }
 
 /// Runs a worker until the job is over.
@@ -106,7 +114,7 @@ pub(crate) fn serve(common: &Common, role: &Role) -> Result<()> {
 /// What joining and the lanes report.
 pub(crate) fn work(common: &Common, role: &Role) -> Result<()> {
     let config = joined(common, role)?;
-    Ok(run_worker(&config.node, role.rank, &apps(), true)?)
+    run_worker(&config.node, role.rank, &apps(), true).map_err(told)
 }
 
 /// The settings of a node that joins a scheduler.

@@ -1,4 +1,5 @@
-//! Goal: Ctrl-C costs no work: the model is saved and the run can go on from it; a second Ctrl-C ends it at once.
+//! Goal: Ctrl-C costs no work: the model is saved and the run can go on from it; a second Ctrl-C ends it at once. A node that
+//! is killed ends the run, and nothing is left behind.
 //! Method: real processes and real signals.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -80,6 +81,14 @@ fn children(parent: u32) -> Vec<u32> {
         status.lines().any(|line| *line == format!("PPid:\t{parent}"))
     };
     pids.filter(is_child).collect()
+}
+
+/// Those of them with `role` in their command line.
+fn children_as(role: &str, parent: u32) -> Vec<u32> {
+    let words = |pid| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut found = children(parent);
+    found.retain(|pid| words(*pid).split('\0').any(|word| word == role));
+    found
 }
 
 fn assert_gone(pids: &[u32]) {
@@ -186,4 +195,32 @@ fn generated_data_goes_with_the_run() {
     signal("INT", child.id());
     assert_eq!(ended(&mut child, PATIENCE).code(), Some(130));
     assert_eq!(entries(), 0);
+}
+
+#[test]
+fn a_killed_node_ends_the_run_and_is_named() {
+    for role in ["server", "worker"] {
+        let mut run = start("bench latency --sizes 64 --iterations 1000000000 --json");
+        let began = Instant::now();
+        let nodes = loop {
+            let [servers, workers] = ["server", "worker"].map(|role| children_as(role, run.id()));
+            let floors = workers.iter().flat_map(|worker| children_as("floor", *worker));
+            let nodes = [&servers[..], &workers, &floors.collect::<Vec<_>>()].concat();
+            if nodes.len() == 3 {
+                break nodes;
+            }
+            if began.elapsed() > PATIENCE || run.try_wait().unwrap().is_some() {
+                run.kill().unwrap();
+                panic!("the nodes do not come up: {nodes:?}, {:?}", run.wait_with_output());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        signal("KILL", nodes[usize::from(role == "worker")]);
+        let status = ended(&mut run, Duration::from_secs(5));
+        let mut said = String::new();
+        run.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(status.code(), Some(1));
+        assert!(said.contains(&format!("{role} 0")), "{said}");
+        assert_gone(&nodes);
+    }
 }

@@ -47,9 +47,14 @@ impl Cluster {
     /// Starts all nodes and returns when they have joined.
     ///
     /// # Errors
-    /// Names the node that could not be started, ended early, or did not join.
+    /// Names the node that could not be started, ended early, or did not join; [`Error::Config`] for a NUMA node that this
+    /// machine hasn't got.
     pub fn launch(config: &ClusterConfig, launch: Launch) -> Result<Cluster> {
         let mut config = config.clone();
+        config.node.launched = !matches!(launch, Launch::External);
+        if let Launch::Processes(_) | Launch::Threads(..) = launch {
+            node::check_numa(config.node.numa)?;
+        }
         match launch {
             Launch::Simulated(..) if config.threads != 1 => {
                 let threads = config.threads;

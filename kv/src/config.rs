@@ -33,6 +33,8 @@ pub struct NodeConfig {
     pub credits: u16,
     /// How long to wait for the cluster to come together.
     pub join_timeout: Duration,
+    /// Whether the scheduler was there before this node, which then ends when nothing listens there any more.
+    pub launched: bool,
     /// How often a node tells the scheduler that it lives; it counts as lost after five times as long.
     pub heartbeat: Duration,
     /// Whether server threads are pinned to cores.
@@ -56,6 +58,7 @@ impl Default for NodeConfig {
             eager_bytes: 24 << 10,
             credits: 256,
             join_timeout: Duration::from_secs(60),
+            launched: false,
             heartbeat: Duration::from_secs(1),
             pin: true,
             numa: Numa::NearNic,
@@ -200,6 +203,13 @@ pub const VARS: &[Var] = &[
         show: |c| whole_seconds(c.node.join_timeout),
     },
     Var {
+        name: "CARAVAN_LAUNCHED",
+        default: "0",
+        help: "1 in nodes that a scheduler's process has started: they end when nothing listens there any more; 0 waits for it to come",
+        set: |c, v| flag(v).map(|launched| c.node.launched = launched),
+        show: |c| u8::from(c.node.launched).to_string(),
+    },
+    Var {
         name: "CARAVAN_HEARTBEAT_S",
         default: "1",
         help: "seconds between two signs of life, 1 to 3600; a node counts as lost after five times as long",
@@ -210,7 +220,7 @@ pub const VARS: &[Var] = &[
         name: "CARAVAN_PIN",
         default: "1",
         help: "1 pins server threads to cores, 0 leaves them to the kernel",
-        set: |c, v| ["0", "1"].contains(&v).then(|| c.node.pin = v == "1"),
+        set: |c, v| flag(v).map(|pin| c.node.pin = pin),
         show: |c| u8::from(c.node.pin).to_string(),
     },
     Var {
@@ -342,6 +352,10 @@ fn count(text: &str, max: usize) -> Option<usize> {
     text.parse().ok().filter(|n| (1..=max).contains(n))
 }
 
+fn flag(text: &str) -> Option<bool> {
+    ["0", "1"].contains(&text).then(|| text == "1")
+}
+
 /// The wait policy called `name`, if there is one.
 pub fn wait_named(name: &str) -> Option<Wait> {
     match name {
@@ -420,6 +434,7 @@ mod tests {
             ("CARAVAN_WAIT", "block"),
             ("CARAVAN_MEMORY", "64MiB"),
             ("CARAVAN_PIN", "0"),
+            ("CARAVAN_LAUNCHED", "1"),
             ("CARAVAN_NUMA_NODE", "3"),
             ("CARAVAN_HUGE_PAGES", "reserved"),
             ("CARAVAN_RDMA_DEVICE", "mlx5_0"),

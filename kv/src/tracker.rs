@@ -1,7 +1,7 @@
 //! What is outstanding: which servers have not answered which request, and where the answers go.
 //!
-//! Path: 13 of 13: the last server's answer completes the request. Slots and their parts are reused, so that a request
-//! allocates nothing and nothing grows with the number of requests made.
+//! Path: the way back, codec > answer > **tracker**: the last server's answer completes the request. Slots and
+//! their parts are reused, so that a request allocates nothing and nothing grows with the number of requests made.
 
 use std::fmt;
 

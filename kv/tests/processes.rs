@@ -197,6 +197,18 @@ fn an_unreachable_scheduler_is_named() {
     assert!(began.elapsed() < SOON);
 }
 
+/// As when the process that has started it is killed before it has joined.
+fn a_launched_node_does_not_outlive_its_scheduler() {
+    let mut config = config(1, 1).node;
+    config.scheduler = "127.0.0.1:1".to_owned();
+    config.launched = true;
+    let began = Instant::now();
+    let error = run_worker(&config, None, &apps(), false).unwrap_err();
+    let Error::NodeLost { node, reason } = &error else { panic!("{error}") };
+    assert!(node.contains("127.0.0.1:1") && reason.contains("refused"), "{error}");
+    assert!(began.elapsed() < SOON && SOON < config.join_timeout);
+}
+
 /// Serves a scheduler until `node` returns, and hands out what it returned.
 fn beside<T: Send>(scheduler: &mut Scheduler, node: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
@@ -338,6 +350,7 @@ fn run_tests(arguments: &[String]) -> ExitCode {
         missing_nodes_are_named,
         children_that_end_early_are_named,
         an_unreachable_scheduler_is_named,
+        a_launched_node_does_not_outlive_its_scheduler,
         strangers_and_surplus_nodes_are_refused_and_told_why,
         barriers_name_who_is_missing_and_are_not_confused_by_it,
         an_idle_cluster_costs_nothing_and_stays_together,

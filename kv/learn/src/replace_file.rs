@@ -1,13 +1,19 @@
 //! Writes a file whole or not at all: beside its place first, then renamed into it. Not a log: nobody reads it half way.
+//! What a process leaves there that is killed while it writes is removed by the next one that writes the same file.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{Error, Result};
 
 const BUFFER_BYTES: usize = 1 << 18;
+
+/// How the names of files that are being written end.
+const PARTIAL: &str = ".partial";
 
 /// Writes `bytes` to `path`, whole or not at all.
 ///
@@ -47,10 +53,9 @@ impl Replacement {
             if fs::metadata(&destination).is_ok_and(|found| !found.is_file()) {
                 return Ok((None, File::options().write(true).open(&destination)?));
             }
-            let mut name = destination.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
-            name.push(format!(".{}.partial", process::id()));
-            let temporary = destination.with_file_name(name);
-            let file = File::create(&temporary)?;
+            let name = destination.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+            remove_left_behind(&destination, name);
+            let (temporary, file) = create_locked(&destination, name)?;
             Ok((Some(temporary), file))
         };
         match open() {
@@ -96,6 +101,47 @@ impl Drop for Replacement {
     }
 }
 
+/// Creates the file beside `destination`, locked for as long as it is written. Its name is never used twice: who takes an
+/// older one for left behind does not remove this one.
+fn create_locked(destination: &Path, name: &OsStr) -> io::Result<(PathBuf, File)> {
+    static CREATED: AtomicU64 = AtomicU64::new(0);
+    loop {
+        let number = CREATED.fetch_add(1, Ordering::Relaxed);
+        let mut name = name.to_owned();
+        name.push(format!(".{}-{number}{PARTIAL}", process::id()));
+        let temporary = destination.with_file_name(name);
+        let file = File::create(&temporary)?;
+        // Where files cannot be locked, none is ever taken for left behind.
+        let is_locked = file.lock().is_ok();
+        // Between the two lines it may have been.
+        if !is_locked || temporary.exists() {
+            return Ok((temporary, file));
+        }
+    }
+}
+
+/// Removes what processes that were ended while they wrote `destination` have left beside it: the files nobody holds a lock
+/// on, as the system takes it back from whoever ends.
+fn remove_left_behind(destination: &Path, name: &OsStr) {
+    let folder = destination.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let Ok(entries) = fs::read_dir(folder.unwrap_or(Path::new("."))) else { return };
+    for entry in entries.flatten() {
+        let is_partial = entry.file_name().to_str().zip(name.to_str()).is_some_and(|(at, name)| {
+            let number = at.strip_prefix(name).and_then(|rest| rest.strip_suffix(PARTIAL));
+            number.and_then(|number| number.strip_prefix('.')).is_some_and(is_number)
+        });
+        if is_partial && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            // Tidying up is no reason to write nothing.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Whether that is what [`create_locked`] puts before [`PARTIAL`].
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -116,6 +162,28 @@ mod tests {
         kept.commit().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_an_ended_process_has_left_is_removed_and_nothing_else() {
+        let folder = Folder::new("left behind");
+        let path = folder.path().join("out");
+        folder.write("out.1-0.partial", b"half");
+        folder.write("out.1.partial", b"half");
+        let others = ["out.partial", "out.train.1-0.partial", "out.old.partial", "in.1-0.partial"];
+        for other in others {
+            folder.write(other, b"whole");
+        }
+        let mut two = [Replacement::create(&path).unwrap(), Replacement::create(&path).unwrap()];
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), others.len() + 2);
+        for (at, one) in two.iter_mut().enumerate() {
+            one.write(&[at as u8]).unwrap();
+        }
+        for (at, one) in two.into_iter().enumerate() {
+            one.commit().unwrap();
+            assert_eq!(fs::read(&path).unwrap(), [at as u8]);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), others.len() + 1);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A node that has joined: takes tasks from the scheduler and reports on them.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use caravan_van::wire::Kind;
@@ -218,10 +219,19 @@ pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
             },
             Err(why) => why,
         };
+        let gone = config.launched && is_refused(&why);
         let why = with_sources(&why);
+        if gone {
+            let node = format!("the scheduler at {}", config.scheduler);
+            let reason = format!("it ended before this node had joined: {why}");
+            return Err(Error::NodeLost { node, reason });
+        }
         if began.elapsed() > config.join_timeout {
-            let missing =
-                format!("the scheduler at {}, tried {attempts} times: {why}", config.scheduler);
+            let missing = format!(
+                "the scheduler at {}, tried {attempts} times: {why} (is it up, and is that its address, CARAVAN_SCHEDULER? \
+                 CARAVAN_JOIN_TIMEOUT_S says how long to try)",
+                config.scheduler
+            );
             let seconds = began.elapsed().as_secs_f64();
             return Err(Error::Timeout {
                 what: "joining the cluster".to_owned(),
@@ -240,6 +250,15 @@ pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
         }
         std::thread::sleep(RETRY);
     }
+}
+
+/// Whether nothing listens at the address.
+fn is_refused(error: &caravan_van::Error) -> bool {
+    let kind = match error {
+        caravan_van::Error::Connect { source, .. } => source.kind(),
+        _ => return false,
+    };
+    kind == io::ErrorKind::ConnectionRefused
 }
 
 /// Waits for the scheduler's hello; the inner error says why none came.

@@ -18,6 +18,7 @@ pub(crate) use backend::SimulatedNode;
 pub use backend::{Nic, VANS, Van, is_simulated, nic, open};
 pub use control::{Role, Roster};
 pub use member::{Member, Task};
+pub(crate) use placement::check_numa;
 pub use placement::{Numa, Seating};
 pub(crate) use roles::run_simulated_server;
 pub use roles::{App, Apps, WorkerNode, client, run_server, run_worker};

@@ -84,11 +84,12 @@ impl Seating {
         nic: Option<Nic>,
         threads: Range<usize>,
     ) -> Result<Seating> {
-        let is_known = |node: &NumaId| topology.nodes().iter().any(|known| known.id == *node);
         let node = match config.numa {
             Numa::Any => None,
-            Numa::NearNic => nic.as_ref().and_then(|nic| nic.node).filter(is_known),
-            Numa::Node(node) if is_known(&node) => Some(node),
+            Numa::NearNic => {
+                nic.as_ref().and_then(|nic| nic.node).filter(|&node| is_known(node, topology))
+            }
+            Numa::Node(node) if is_known(node, topology) => Some(node),
             Numa::Node(node) => return Err(unknown(node, topology)),
         };
         let near = node.map_or(Near::Anywhere, Near::Node);
@@ -152,6 +153,22 @@ impl Seating {
         tracing::info!("server thread {thread}: {placed}; memory {memory}");
         NodeConfig { numa: node.map_or(Numa::Any, Numa::Node), ..config.clone() }
     }
+}
+
+/// Refuses a wish for a node that this machine hasn't got, before anything is started for it.
+///
+/// # Errors
+/// [`Error::Config`]; nothing where the machine can't be read.
+pub(crate) fn check_numa(numa: Numa) -> Result<()> {
+    let Some(node) = numa.node() else { return Ok(()) };
+    match Topology::this_machine() {
+        Ok(topology) if !is_known(node, &topology) => Err(unknown(node, &topology)),
+        _ => Ok(()),
+    }
+}
+
+fn is_known(node: NumaId, topology: &Topology) -> bool {
+    topology.nodes().iter().any(|known| known.id == node)
 }
 
 fn unknown(node: NumaId, topology: &Topology) -> Error {

@@ -13,7 +13,7 @@ use super::choice::{self, Candidate};
 use super::control::{Role, Roster};
 use super::heart;
 use super::member::Member;
-use super::placement::Seating;
+use super::placement::{Seating, check_numa};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
 use crate::server::{Handles, ServerThread};
@@ -76,13 +76,15 @@ impl WorkerNode {
 /// Joins as a worker and runs tasks until the job is over.
 ///
 /// # Errors
-/// What joining and the lanes report; a task's own error goes to the scheduler instead.
+/// What joining and the lanes report; [`Error::Config`] for a NUMA node that this machine hasn't got. A task's own error goes
+/// to the scheduler instead.
 pub fn run_worker(
     config: &NodeConfig,
     rank: Option<usize>,
     apps: &Apps,
     own_process: bool,
 ) -> Result<()> {
+    check_numa(config.numa)?;
     let member = Member::join(config, Role::Worker, rank, without_threads(config)?)?;
     let roster = member.roster().clone();
     let config = NodeConfig { van: roster.van, ..config.clone() };

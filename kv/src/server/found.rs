@@ -1,6 +1,7 @@
 //! Where the rows of a request's keys lie: as runs of rows that follow each other, or one by one where runs are short.
 //!
-//! Path: 11 of 13. Made by `store.rs` for each request, or once for a list of keys that the server remembers.
+//! Path: codec > thread > shard > store (**found**) > answer. Made by `store.rs` for each request, or once for a
+//! list of keys that the server remembers.
 
 use std::cell::RefCell;
 

@@ -1,6 +1,6 @@
 //! Update rules of tables, and the names under which servers know them.
 //!
-//! Path: 11 of 13.
+//! Path: codec > thread > shard > store (**handle**) > answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;

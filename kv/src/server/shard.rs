@@ -1,6 +1,6 @@
 //! What a server thread holds of a table: the contract between the loop and a table's update rule.
 //!
-//! Path: 10 and 11 of 13. A shard is owned by one thread: no locks.
+//! Path: codec > thread > **shard** > store > answer. A shard is owned by one thread: no locks.
 
 use caravan_van::{Buffer, KeyRange, Message, Pool, Shared};
 

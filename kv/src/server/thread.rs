@@ -1,6 +1,7 @@
 //! A server thread's loop: poll, decode, admit, handle, reply.
 //!
-//! Path: 9 of 13. The thread owns its lanes and its shards; it takes no lock and hands work to nobody.
+//! Path: codec > **thread** > shard > store > answer. The thread owns its lanes and its shards; it takes no lock and hands
+//! work to nobody.
 
 mod answer;
 mod filtered;

@@ -11,7 +11,7 @@
 //! generator, depend on the order of a `HashMap`, put addresses of memory into messages, or wait for each other by other
 //! means than these (that would be for ever: only one runs).
 //!
-//! Not here: what a connection means (`transport.rs`), when things happen (`clock.rs`), how messages fare between machines
+//! Not here: what a connection means (`transport.rs`, `lane.rs`), when things happen (`clock.rs`), how messages fare between machines
 //! (`faults.rs`) and on them (`hosts.rs`).
 //!
 //! ```
@@ -45,6 +45,7 @@
 mod clock;
 mod faults;
 mod hosts;
+mod lane;
 mod packet;
 #[cfg(test)]
 mod tests;

@@ -12,6 +12,7 @@ use zerocopy::little_endian::U64;
 
 use super::Stopped;
 use super::clock::{Activity, Core, WAIT_MIN, World};
+use super::lane::{Lane, LaneState, Posted};
 use super::packet::{End, Link, Load, Packet};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
@@ -44,31 +45,6 @@ pub struct SimTransport {
     found: VecDeque<(PeerId, Found)>,
     peers_made: u32,
     counters: Counters,
-}
-
-/// The way to one peer.
-struct Lane {
-    address: String,
-    state: LaneState,
-    /// Longest frame the peer takes.
-    frame_bytes: usize,
-    link: Link,
-    /// Leaves at the next poll or wait.
-    posted: VecDeque<Posted>,
-    /// Handed over, and kept until it has left.
-    leaving: VecDeque<(Duration, Posted)>,
-}
-
-#[derive(Clone, Copy)]
-enum LaneState {
-    Connecting,
-    Up(End),
-    Lost,
-}
-
-enum Posted {
-    Frame(Buffer),
-    Write { data: Gather, key: u64, at: u64 },
 }
 
 /// An event that the next poll reports. Frames get their memory only then.
@@ -461,38 +437,6 @@ impl Drop for SimTransport {
                 let here = End { port: self.port, peer: peer.0 };
                 lane.link.free_at = lane.link.free_at.max(core.now().saturating_add(silence));
                 core.carry(&mut lane.link, here, to, load, Packet::Close(reason.to_owned()));
-            }
-        }
-    }
-}
-
-impl Lane {
-    fn open(&mut self, to: End, hello: &Hello) {
-        self.state = LaneState::Up(to);
-        self.frame_bytes = hello.frame_bytes.get() as usize;
-    }
-
-    fn queued(&self) -> usize {
-        self.posted.len() + self.leaving.len()
-    }
-
-    /// When a full lane has room again, or one that is sending has sent everything.
-    fn room_at(&self, depth: usize) -> Option<Duration> {
-        let full = self.queued() >= depth;
-        let next = if full { self.leaving.front() } else { self.leaving.back() };
-        next.map(|&(left_at, _)| left_at)
-    }
-}
-
-impl Posted {
-    /// A copy of what is sent, and the bytes it takes on the wire.
-    fn packet(&self) -> (Packet, usize) {
-        match self {
-            Posted::Frame(frame) => (Packet::Frame(frame[FRAME_PREFIX..].into()), frame.len()),
-            Posted::Write { data, key, at } => {
-                let bytes = [&data.head[..], data.tail.as_deref().unwrap_or(&[])].concat();
-                let packet = Packet::Write { key: *key, at: *at, data: bytes.into() };
-                (packet, FRAME_PREFIX + data.len())
             }
         }
     }

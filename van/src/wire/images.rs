@@ -3,7 +3,7 @@
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
 use super::decode::{Layout, blanked, check_checksum, check_header, read_header, read_sections};
-use super::run::{Form, Record, Run};
+use super::records::{Form, Record, Run};
 use super::{ALIGN, CHECKSUM, DecodeError, Header, Kind, check_padding, flags};
 use crate::error::Result;
 use crate::memory::{Buffer, Pool};

@@ -11,6 +11,7 @@ mod delta;
 mod encode;
 mod header;
 mod images;
+mod records;
 mod run;
 mod snappy;
 #[cfg(test)]
@@ -25,7 +26,7 @@ pub use encode::{Coding, encode};
 pub(crate) use encode::{encode_into, seal};
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
 pub use images::{Entry, Images};
-pub use run::{Messages, Record};
+pub use records::{Messages, Record};
 pub(crate) use run::{Shape, close_run, write_sections};
 
 #[cfg(target_endian = "big")]

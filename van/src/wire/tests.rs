@@ -64,7 +64,7 @@ impl Forged {
     }
 }
 
-fn buffer(bytes: &[u8], pool: &Pool) -> Buffer {
+pub(super) fn buffer(bytes: &[u8], pool: &Pool) -> Buffer {
     let mut buffer = pool.allocate(bytes.len()).unwrap();
     buffer.copy_from_slice(bytes);
     buffer
@@ -449,79 +449,4 @@ fn a_carrier_that_checks_needs_no_checksum() {
     assert_eq!((message.values(), message.header().flags), (&[7; 20][..], 0));
     let mut images = Images::checked_by_carrier(image);
     assert!(matches!(images.next(&pool), Ok(Entry::Message(_))) && images.is_empty());
-}
-
-/// Goal: what goes in as a run comes out message by message. Method: runs as the endpoint writes them, of each form.
-#[test]
-fn a_run_is_read_message_by_message() {
-    let pool = Pool::new(1 << 22);
-    for (kind, value_bytes) in [(Kind::Request, 0), (Kind::Request, 13), (Kind::Reply, 16)] {
-        let keys = [[3], [8], [4]];
-        let draft = |number: usize| Draft {
-            timestamp: 10 + number as u64,
-            range: KeyRange::new(3, 9).unwrap(),
-            keys: if kind == Kind::Request { &keys[number] } else { &[] },
-            values: Values::Copied(&[[1; 16], [2; 16], [3; 16]][number][..value_bytes]),
-            ..Draft::new(kind)
-        };
-        let image = encode(1, draft(0), &mut Coding::plain(), &pool).unwrap().head;
-        let mut frame = image[FRAME_PREFIX..].to_vec();
-        frame.resize(frame.len().next_multiple_of(8), 0);
-        let shape = Shape::of(&draft(0)).unwrap();
-        for number in 1..3 {
-            let mut record = vec![0xff; shape.record_bytes()];
-            assert!(shape.fits(&draft(number)));
-            record[..8].copy_from_slice(&draft(number).timestamp.to_le_bytes());
-            write_sections(&mut draft(number), &mut record[8..]);
-            frame.extend(record);
-        }
-        close_run(&mut frame, 2 * shape.record_bytes());
-        frame[CHECKSUM].fill(0);
-        seal(&mut frame, false);
-        assert!(Message::decode(buffer(&frame, &pool), &pool).is_err(), "it is no single one");
-        let mut images = Images::new(buffer(&frame, &pool));
-        for number in 0..3 {
-            let Ok(Entry::Message(message)) = images.next(&pool) else { panic!("{number}") };
-            assert_eq!((message.kind(), message.timestamp()), (kind, 10 + number as u64));
-            assert_eq!(message.keys(), draft(number).keys);
-            assert_eq!(message.values(), vec![1 + number as u8; value_bytes]);
-        }
-        assert!(images.is_empty());
-    }
-}
-
-#[test]
-fn records_are_checked_like_messages() {
-    let pool = Pool::new(1 << 22);
-    let values = Values::Copied(b"value");
-    let range = KeyRange::new(3, 9).unwrap();
-    let draft = Draft { range, keys: &[3], values, ..Draft::new(Kind::Request) };
-    let mut frame = encode(1, draft, &mut Coding::plain(), &pool).unwrap().head[16..].to_vec();
-    frame.resize(80 + 24, 0);
-    frame[88] = 4; // the second one's key
-    let refused = |damage: &dyn Fn(&mut Vec<u8>)| {
-        let mut frame = frame.clone();
-        close_run(&mut frame, 24);
-        damage(&mut frame);
-        frame[CHECKSUM].fill(0);
-        seal(&mut frame, false);
-        let mut images = Images::new(buffer(&frame, &pool));
-        let mut next = || images.next(&pool).map(|_| ());
-        match next().and_then(|()| next()) {
-            Ok(()) => None,
-            Err(Error::Decode(error)) => Some(error),
-            Err(other) => panic!("{other}"),
-        }
-    };
-    assert_eq!(refused(&|_| {}), None);
-    let outside = |key| Some(DecodeError::KeyOutsideRange { key, begin: 3, end: 9 });
-    assert_eq!(refused(&|frame| frame[64] = 2), outside(2));
-    assert_eq!(refused(&|frame| frame[88] = 9), outside(9));
-    assert_eq!(refused(&|frame| frame[79] = 1), Some(DecodeError::Padding { at: 79, byte: 1 }));
-    assert_eq!(refused(&|frame| frame[103] = 1), Some(DecodeError::Padding { at: 103, byte: 1 }));
-    assert_eq!(refused(&|frame| frame[40] = 3), Some(DecodeError::EmptyRange { begin: 3, end: 3 }));
-    for (at, byte) in [(7, flags::OFFER), (52, 23)] {
-        assert!(matches!(refused(&|frame| frame[at] = byte), Some(DecodeError::Run { .. })));
-    }
-    assert!(matches!(refused(&|frame| frame.truncate(96)), Some(DecodeError::TooShort { .. })));
 }

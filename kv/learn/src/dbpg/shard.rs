@@ -11,7 +11,7 @@
 //!
 //! What a lossy pass leaves out besides is said in [`super::filters`].
 //!
-//! Path: 10 and 11 of 13. The numbers are [`super::coordinates`]'s; nothing is computed here.
+//! Path: codec > thread > **shard** > answer. The numbers are [`super::coordinates`]'s; nothing is computed here.
 
 use std::collections::VecDeque;
 use std::ops::Range;

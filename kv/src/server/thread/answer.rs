@@ -1,6 +1,6 @@
 //! A server thread's answers: what a request is told, and how pulled values go to where they are wanted.
 //!
-//! Path: 9 of 13, beside `thread.rs`; then 4 to 8 again.
+//! Path: codec > thread > shard > store > **answer** > message, and back as any other.
 
 use caravan_van::wire::{Coding, Kind, Offer};
 use caravan_van::{Draft, Endpoint, Message, PeerId, Pool, Shared, Values};

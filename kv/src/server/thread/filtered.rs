@@ -1,6 +1,6 @@
 //! Requests to tables with filters: what the worker did is undone before the shard sees it, and answers are made shorter.
 //!
-//! Path: 9 of 13, beside `thread.rs`.
+//! Path: codec > thread (**filtered**) > shard > store > answer.
 
 use caravan_van::wire::Kind;
 use caravan_van::{Draft, Message, PeerId, Values};

@@ -1,6 +1,6 @@
 //! Requests that came in a row and are alike: what they have in common is looked at once.
 //!
-//! Path: 9 of 13, beside `thread.rs`.
+//! Path: codec > thread (**run**) > shard > store > answer.
 
 use std::slice::from_ref;
 

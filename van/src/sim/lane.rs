@@ -1,0 +1,66 @@
+//! The way to one peer of a simulated transport, and what is under way on it.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::packet::{End, Link, Packet};
+use crate::memory::Buffer;
+use crate::transport::{FRAME_PREFIX, Gather};
+use crate::wire::Hello;
+
+/// The way to one peer.
+pub(super) struct Lane {
+    pub(super) address: String,
+    pub(super) state: LaneState,
+    /// Longest frame the peer takes.
+    pub(super) frame_bytes: usize,
+    pub(super) link: Link,
+    /// Leaves at the next poll or wait.
+    pub(super) posted: VecDeque<Posted>,
+    /// Handed over, and kept until it has left.
+    pub(super) leaving: VecDeque<(Duration, Posted)>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum LaneState {
+    Connecting,
+    Up(End),
+    Lost,
+}
+
+pub(super) enum Posted {
+    Frame(Buffer),
+    Write { data: Gather, key: u64, at: u64 },
+}
+
+impl Lane {
+    pub(super) fn open(&mut self, to: End, hello: &Hello) {
+        self.state = LaneState::Up(to);
+        self.frame_bytes = hello.frame_bytes.get() as usize;
+    }
+
+    pub(super) fn queued(&self) -> usize {
+        self.posted.len() + self.leaving.len()
+    }
+
+    /// When a full lane has room again, or one that is sending has sent everything.
+    pub(super) fn room_at(&self, depth: usize) -> Option<Duration> {
+        let full = self.queued() >= depth;
+        let next = if full { self.leaving.front() } else { self.leaving.back() };
+        next.map(|&(left_at, _)| left_at)
+    }
+}
+
+impl Posted {
+    /// A copy of what is sent, and the bytes it takes on the wire.
+    pub(super) fn packet(&self) -> (Packet, usize) {
+        match self {
+            Posted::Frame(frame) => (Packet::Frame(frame[FRAME_PREFIX..].into()), frame.len()),
+            Posted::Write { data, key, at } => {
+                let bytes = [&data.head[..], data.tail.as_deref().unwrap_or(&[])].concat();
+                let packet = Packet::Write { key: *key, at: *at, data: bytes.into() };
+                (packet, FRAME_PREFIX + data.len())
+            }
+        }
+    }
+}
