@@ -22,6 +22,7 @@ use crate::report::{Report, Row, Shown, columns, decimals};
 use crate::requests::{Requests, Tables};
 use crate::subject::{Batch, Effort, Op, Shape, Subject, timed_stream};
 use crate::units::milli;
+use crate::usage::Usage;
 use crate::{cluster, latency};
 
 /// One row of `caravan bench placement`.
@@ -122,8 +123,12 @@ fn cases(topology: &Topology) -> Result<(Seat, Vec<Case>)> {
 /// Runs it.
 ///
 /// # Errors
-/// What keeps it from measuring, and any wrong answer.
+/// [`Usage`] with `--numa-node`; what keeps it from measuring, and any wrong answer.
 pub(crate) fn run(common: &Common) -> Result<()> {
+    ensure!(
+        common.numa_node.is_none(),
+        Usage("bench placement measures every place; leave --numa-node out".to_owned())
+    );
     let config = cluster::config(common)?.node;
     let topology = Topology::this_machine()?;
     let (worker, cases) = cases(&topology)?;

@@ -41,6 +41,8 @@ fn wrong_usage_ends_with_2_and_says_why() {
         ("bench latency --keys 3 --sizes 8", "multiple of 12"),
         ("bench rate --window 0", "--window"),
         ("bench rate --sizes 1GiB --window 64", "a window of 7 or less"),
+        ("bench placement --numa-node 0", "leave --numa-node out"),
+        ("bench wait --wait spin", "leave --wait out"),
         ("bench scale --servers 1025", "1024 servers"),
         ("train dbpg --data x --lambda 1 --learning-rate 2", "learning rate"),
         ("train dbpg --data x --lambda 1 --epsilon 1", "epsilon"),
