@@ -207,13 +207,17 @@ pub(super) fn stamp(words: &Words, position: u64) -> u64 {
     word(words, position, 0).load(Ordering::Acquire)
 }
 
-/// Writes what follows the stamp of a record.
+/// Writes what follows the stamp of a record, its first line last: the peer looks there, and would fetch it back before the stamp
+/// is in it.
 pub(super) fn write(own: &mut Own, position: u64, bytes: &[u8]) {
-    let (at, whole) = place(position, bytes.len());
-    own.write(at, &bytes[..whole]);
-    if whole < bytes.len() {
-        own.write(RING_AT, &bytes[whole..]);
+    let (first, behind) = bytes.split_at(bytes.len().min(LINE_BYTES - STAMP));
+    if !behind.is_empty() {
+        let at = line_at(position + 1);
+        let (here, rest) = behind.split_at(behind.len().min(SEGMENT_BYTES - at));
+        own.write(at, here);
+        own.write(RING_AT, rest);
     }
+    own.write(line_at(position) + STAMP, first);
 }
 
 /// Moves `count` lines from that of `position` on out of this core's cache, to where the peer finds them sooner.

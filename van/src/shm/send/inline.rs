@@ -85,9 +85,10 @@ impl Sender {
             }
         };
         let (position, behind) = (self.head, rest.len().div_ceil(8));
-        ring::write(&mut link.own, position, rest);
         let words = ring::own(&link.own);
         let (changed, count) = ring::write_head(words, position, behind, head, &mut self.last);
+        ring::write(&mut link.own, position, rest);
+        let words = ring::own(&link.own);
         let stamp = Stamp { kind: Kind::Inline, len: frame.len(), words: changed };
         let lines = ring::lines_of(behind + count);
         self.publish(words, stamp, lines);
