@@ -216,6 +216,9 @@ pub trait Transport {
     /// memory is in the event then, or was dropped when the peer was lost in the middle of writing it.
     fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer>;
 
+    /// Says that something will be posted to `peer` in a moment, so that a van can fetch meanwhile what it will write to. A hint.
+    fn prepare(&mut self, _peer: PeerId) {}
+
     /// Rendezvous: writes `data` straight into memory the peer has offered, `at` bytes from its start, which uses the offer
     /// up; the peer gets an [`Event::Written`]. See [`WRITE_AT_END`] for what `at` can be.
     ///

@@ -27,6 +27,9 @@ impl Endpoint {
         coding: &mut Coding,
     ) -> Result<()> {
         let open = lane(&mut self.lanes, peer)?;
+        if !open.is_listed {
+            self.transport.prepare(peer);
+        }
         if draft.kind == Kind::Request && open.credits == 0 {
             return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
         }

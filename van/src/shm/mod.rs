@@ -6,6 +6,14 @@
 //! whose arenas its peers can read: the ring says where, and the receiver copies them, into the offered memory for a write. Values
 //! that are lent are not copied at all (`loan.rs`): the receiver reads them there, and says when it is done.
 //!
+//! # Lines between two cores
+//! A line that one core writes and another looks at travels twice: the writer first takes it from the reader's cache, then the
+//! reader fetches it back, and each takes as long as all that is computed for a short message at one end. So the first journey
+//! begins early: [`Transport::prepare`] is called when a request arrives, as its answer will follow, and when a message is begun,
+//! and takes the lines of the next record while that is being made. The reader looks there all the time and may fetch them back
+//! too soon, but then it has asked for them already when they are written. Round trips of 8 B on two cores (medians of the ratios of
+//! 12 rounds in turn): 0.91 with the requests' lines taken early, 0.95 with the answers', 0.8 with both; 1 KiB 0.92.
+//!
 //! # Sleeping
 //! Who sleeps says so in its segment, looks once more, and waits for its sockets; who has posted looks there, once for all that was
 //! posted since the last poll, and sends a packet if need be. Between the store and the load of each side stands a fence, so that
@@ -306,6 +314,13 @@ impl Transport for Shm {
 
     fn disconnect(&mut self, peer: PeerId) {
         self.forget(peer);
+    }
+
+    fn prepare(&mut self, peer: PeerId) {
+        if let Ok(place) = self.up(peer) {
+            let Peer { link, sender, .. } = &self.peers[place];
+            sender.prepare(link);
+        }
     }
 
     fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {

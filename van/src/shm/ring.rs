@@ -223,6 +223,12 @@ pub(super) fn hand_over(own: &Own, position: u64, count: u64) {
     own.hand_over(RING_AT, (count - here) as usize);
 }
 
+/// Begins to take `count` lines from that of `position` on from the peer, which looks at them, to write there soon.
+#[inline(always)]
+pub(super) fn claim(own: &Own, position: u64, count: u64) {
+    (position..position + count).for_each(|position| own.claim(line_at(position)));
+}
+
 /// Reads likewise.
 pub(super) fn read(foreign: &Foreign, position: u64, into: &mut [u8]) {
     let (at, whole) = place(position, into.len());
@@ -423,6 +429,14 @@ mod tests {
         assert_eq!(Stamp { kind: Kind::Inline, len: INLINE_BYTES_MAX, words: 255 }.lines(), 32);
         assert_eq!(line_at(LINES), line_at(0));
         assert_eq!(line_at(LINES - 1) + LINE_BYTES, SEGMENT_BYTES);
+    }
+
+    #[test]
+    fn lines_are_claimed_beyond_the_end_of_the_ring() {
+        let own = Own::new(SEGMENT_BYTES).unwrap();
+        for position in [0, LINES - 1, LINES, 3 * LINES - 2] {
+            claim(&own, position, FRAME_LINES_MAX); // a line outside of the segment would panic
+        }
     }
 
     #[test]

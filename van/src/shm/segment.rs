@@ -126,6 +126,15 @@ impl Own {
         }
     }
 
+    /// Begins to fetch the line at `offset`, so that no other core has it, to write there soon. A hint.
+    ///
+    /// # Panics
+    /// If it reaches past the end.
+    #[inline]
+    pub(super) fn claim(&self, offset: usize) {
+        claim(self.mapping.range(offset, long::LINE_BYTES));
+    }
+
     /// Copies `bytes` to `offset`.
     ///
     /// # Panics
@@ -325,6 +334,18 @@ fn demote(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
     unsafe {
         std::arch::asm!("cldemote [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
+/// Begins to fetch a line into this core's cache, and no other's.
+#[inline]
+fn claim(line: *const u8) {
+    // SAFETY: `prefetchw` is a hint about a line, without access or fault; processors without it take it for a `nop`.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = line;

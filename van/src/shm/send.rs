@@ -49,8 +49,10 @@ pub(super) struct Sender {
     pub(super) freed: u64,
     /// From this line on nothing stands in the ring but what began at its line: no middle of a frame that looks like a stamp.
     clear_from: u64,
-    /// How the last frame began that stands in the ring.
+    /// How the last frame began that stands in the ring, ...
     last: Head,
+    /// ... and how many lines the last record took.
+    lines: u64,
     /// What records refer to, up to which line.
     held: VecDeque<Held>,
     /// How many of those are chunks.
@@ -102,6 +104,7 @@ impl Sender {
             freed: 0,
             clear_from: 0,
             last: Head::default(),
+            lines: 1,
             held: VecDeque::new(),
             chunks: 0,
             outbox: VecDeque::new(),

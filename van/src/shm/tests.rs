@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::Command;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -115,15 +116,26 @@ fn belongings() -> (usize, usize) {
     (files, maps.lines().filter(|line| line.contains("/memfd:")).count())
 }
 
-/// Serialises the tests that count descriptors and mappings, and those that make some, within this process.
-fn alone() -> std::sync::MutexGuard<'static, ()> {
-    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+/// Has the test of this name run in a process of its own, where nobody else opens or closes anything; true there.
+fn is_alone(test: &str) -> bool {
+    const ALONE: &str = "CARAVAN_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    let output =
+        program.args(["--exact", &format!("{module}::{test}")]).env(ALONE, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    false
 }
 
 #[test]
 fn hellos_with_a_wrong_descriptor_are_turned_away() {
-    let _alone = alone();
+    if !is_alone("hellos_with_a_wrong_descriptor_are_turned_away") {
+        return;
+    }
     let mut node = node();
     let before = belongings();
     let memory_file = |len| {
@@ -166,7 +178,6 @@ fn ends(node: &mut Shm, stranger: &Stranger) {
 
 #[test]
 fn packets_that_are_none_lose_their_sender() {
-    let _alone = alone();
     let mut node = node();
     let long = [7u8; 3000];
     let packets: [&[u8]; 6] = [&[], &[0], &[3, 3], &[2, 1], &[1], &long];
@@ -188,7 +199,6 @@ fn packets_that_are_none_lose_their_sender() {
 
 #[test]
 fn records_that_lie_lose_their_sender() {
-    let _alone = alone();
     let mut node = node();
     let frames = [
         (reference(1, 0, 8), "segment 1, which it has not shared"),
@@ -216,7 +226,6 @@ fn records_that_lie_lose_their_sender() {
 
 #[test]
 fn writes_that_lie_lose_their_sender_and_change_nothing_beside() {
-    let _alone = alone();
     let mut node = node();
     let whole = [reference(0, 0, 100), Reference::default()];
     for (key, at, len, parts, words) in [
@@ -251,7 +260,6 @@ fn writes_that_lie_lose_their_sender_and_change_nothing_beside() {
 
 #[test]
 fn a_count_of_what_was_read_that_cannot_be_loses_its_sender() {
-    let _alone = alone();
     let mut node = node();
     for consumed in [u64::MAX, 2, 1 << 40] {
         let (stranger, peer) = Stranger::peer(&mut node);
@@ -272,7 +280,6 @@ fn a_count_of_what_was_read_that_cannot_be_loses_its_sender() {
 
 #[test]
 fn a_peer_that_reads_nothing_fills_its_queue_and_nobody_elses() {
-    let _alone = alone();
     let mut node = node();
     let (_stranger, peer) = Stranger::peer(&mut node);
     let mut posted = 0u64;
@@ -291,7 +298,6 @@ fn a_peer_that_reads_nothing_fills_its_queue_and_nobody_elses() {
 
 #[test]
 fn memory_that_was_given_away_while_it_was_read_is_not_handed_on() {
-    let _alone = alone();
     let mut node = node();
     let (mut stranger, _) = Stranger::peer(&mut node);
     stranger.link.own.store(CLOSED, 1, Ordering::Release);
@@ -301,7 +307,6 @@ fn memory_that_was_given_away_while_it_was_read_is_not_handed_on() {
 
 #[test]
 fn a_ring_of_noise_is_no_harm() {
-    let _alone = alone();
     let mut node = node();
     let mut word = 1u64;
     let mut random = move || {
@@ -338,7 +343,6 @@ fn a_ring_of_noise_is_no_harm() {
 
 #[test]
 fn a_borrower_that_returns_nothing_is_lent_so_much_and_no_more() {
-    let _alone = alone();
     let mut node = node();
     let (stranger, peer) = Stranger::peer(&mut node);
     let row = node.memory().allocate(4096).unwrap().share();
@@ -356,7 +360,6 @@ fn a_borrower_that_returns_nothing_is_lent_so_much_and_no_more() {
 
 #[test]
 fn loans_that_lie_lose_their_sender() {
-    let _alone = alone();
     let mut node = node();
     let loan = |number, values| LendRecord { number: U64::new(number), values };
     for (loan, words) in [

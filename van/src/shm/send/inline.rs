@@ -16,6 +16,12 @@ use crate::transport::FRAME_PREFIX;
 const LINES_HANDED_OVER: u64 = 8;
 
 impl Sender {
+    /// Begins to fetch the lines where the next record will stand, if it is as long as the last one.
+    #[inline(always)]
+    pub(in crate::shm) fn prepare(&self, link: &Link) {
+        ring::claim(&link.own, self.head, self.lines);
+    }
+
     /// Copies a frame without its prefix into the ring; false if it does not stand there, or not now.
     #[inline(always)]
     pub(in crate::shm) fn copy(
@@ -109,7 +115,7 @@ impl Sender {
             behind.store(Stamp::none(next), Ordering::Relaxed);
         }
         ring::word(words, self.head, 0).store(stamp.word(self.head), Ordering::Release);
-        self.head = next;
+        (self.head, self.lines) = (next, lines);
         self.posted = true;
     }
 }

@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::super::ring::{CONSUMED, HEAD, INLINE_BYTES_MAX, Kind, LINE_BYTES, LINES, Stamp};
 use super::super::*;
-use super::{alone, belongings, lost, next, node};
+use super::{belongings, is_alone, lost, next, node};
 
 #[test]
 fn a_frame_that_is_copied_overtakes_none_that_waits() {
-    let _alone = alone();
     let (mut a, mut b, there, _) = pair();
     assert!(matches!(a.post_copy(PeerId(7), &[]), Err(Error::NotConnected { .. })));
     assert!(!a.post_copy(there, &[0; INLINE_BYTES_MAX + 1]).unwrap(), "it is lent to be read");
@@ -39,7 +38,6 @@ fn a_frame_that_is_copied_overtakes_none_that_waits() {
 /// Whether a frame is like the one before it or not, short or long, alone or one of many, and however long it is kept.
 #[test]
 fn frames_of_every_length_arrive_and_stay_as_they_are() {
-    let _alone = alone();
     let (mut a, mut b, there, _) = pair();
     let (mut kept, mut number) = (Vec::new(), 0u64);
     for len in (0..300).chain([INLINE_BYTES_MAX, 0, INLINE_BYTES_MAX + 1]) {
@@ -71,7 +69,6 @@ fn frames_of_every_length_arrive_and_stay_as_they_are() {
 /// The middle of a frame may look like the stamp of the record that comes to stand there a turn of the ring later.
 #[test]
 fn frames_arrive_as_they_are_whatever_they_hold() {
-    let _alone = alone();
     let (mut a, mut b, there, _) = pair();
     let short = Stamp { kind: Kind::Inline, len: 8, words: 0 };
     for _ in 0..1000 {
@@ -96,7 +93,6 @@ fn frames_arrive_as_they_are_whatever_they_hold() {
 /// A stamp has 32 bits of its position, which are all 0 at one of them, as is the middle of many a frame.
 #[test]
 fn frames_go_on_where_positions_begin_anew() {
-    let _alone = alone();
     let (mut a, mut b, there, back) = pair();
     let begin = u64::from(u32::MAX) - 30;
     let (sender, reader) = (&mut a.peers[0].sender, &mut b.peers[0]);
@@ -152,7 +148,6 @@ fn is_home(a: &Shm, address: *const u8) -> bool {
 
 #[test]
 fn what_is_lent_comes_home_when_its_last_part_is_dropped() {
-    let _alone = alone();
     let (mut a, mut b, there, _) = pair();
     let (address, values) = lend(&mut a, there, &mut b);
     let part = values.slice(8..16);
@@ -170,7 +165,6 @@ fn what_is_lent_comes_home_when_its_last_part_is_dropped() {
 
 #[test]
 fn what_is_lent_outlives_the_lane_while_it_is_read() {
-    let _alone = alone();
     for lender_ends in [true, false] {
         let (mut a, mut b, there, back) = pair();
         let (address, values) = lend(&mut a, there, &mut b);
@@ -201,7 +195,9 @@ fn what_is_lent_outlives_the_lane_while_it_is_read() {
 
 #[test]
 fn connections_leave_nothing_behind() {
-    let _alone = alone();
+    if !is_alone("pairs::connections_leave_nothing_behind") {
+        return;
+    }
     let (mut a, mut b) = (node(), node());
     let mut round = |abrupt: bool| {
         let there = a.connect(b.address()).unwrap();
@@ -226,7 +222,6 @@ fn connections_leave_nothing_behind() {
 /// nothing.
 #[test]
 fn no_wake_up_is_lost() {
-    let _alone = alone();
     const ROUNDS: u64 = 20_000;
     let wait = crate::Wait::Block;
     let make = move || Shm::new(&VanConfig { wait, memory_bytes: 4 << 20, ..VanConfig::default() });
