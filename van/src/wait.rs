@@ -97,13 +97,13 @@ impl Idle {
     /// Begins to wait, for at most `timeout` and a few looks. The stretch before has ended as it was: something was found.
     #[inline]
     pub fn begin(&mut self, timeout: Duration) {
-        (self.timeout, self.looks, self.began) = (timeout, 0, None);
         self.stage = Some(match self.wait {
             Wait::Spin => Stage::Spinning,
             Wait::Yield => Stage::YieldingAtOnce,
             Wait::Block => Stage::Sleeping,
             Wait::Adaptive(_) => self.learn(),
         });
+        (self.timeout, self.looks, self.began) = (timeout, 0, None);
     }
 
     /// How to begin, after what came of the stretch before.
@@ -237,6 +237,15 @@ mod tests {
         let soon = spins(&mut idle, 2 * REST_MAX as usize, false);
         let resumed = soon.iter().position(|spins| *spins).expect("it is tried again");
         assert!(soon[resumed..].iter().all(|spins| *spins), "and goes on where it pays");
+    }
+
+    #[test]
+    fn one_long_stretch_among_short_ones_does_not_end_spinning() {
+        let mut idle = Idle::new(Wait::Adaptive(LONG));
+        for burst in 0..100 {
+            assert_eq!(spins(&mut idle, 1, true), [true], "burst {burst}");
+            assert!(spins(&mut idle, 31, false).iter().all(|spins| *spins), "burst {burst}");
+        }
     }
 
     #[test]
