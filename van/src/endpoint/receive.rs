@@ -58,7 +58,12 @@ impl Endpoint {
                 run.pass();
                 Some(Arrival::Answered { peer, timestamp })
             }
-            _ => run.message().map(|message| Arrival::Message { peer, message }),
+            _ => run.message().map(|mut message| {
+                if message.kind() == Kind::Reply {
+                    message.take_offer(); // a landing, which has been entered
+                }
+                Arrival::Message { peer, message }
+            }),
         }
     }
 
@@ -135,8 +140,25 @@ impl Endpoint {
         if !is_request && !open.places.is_empty() {
             run.timestamps().for_each(|timestamp| open.places.answered(timestamp));
         }
+        let brings_landings = !is_request && run.have_offers();
         self.takes_left -= count;
         self.counted.messages_received += count as u64;
+        if brings_landings && let Err(error) = self.take_grants() {
+            self.refuse(error);
+        }
+    }
+
+    /// Enters the landings that the answers of a run bring, and sends what waited for them.
+    #[inline(never)]
+    fn take_grants(&mut self) -> Result<()> {
+        let Reading { peer, ref images } = self.reading;
+        let open = lane(&mut self.lanes, peer)?;
+        for landing in images.run.left.offers() {
+            if !open.grants.enter(landing) {
+                return Err(Error::Unasked { peer, what: "a landing" });
+            }
+        }
+        self.flush(peer)
     }
 
     /// Whether there is something to take.
