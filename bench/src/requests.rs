@@ -1,7 +1,7 @@
 //! The van as a [`Subject`]: push and pull of a table on the servers, as a user's program makes them.
 //!
-//! Values longer than one frame are pushed from and pulled into registered memory, without a copy; shorter ones go by plain
-//! `push` and `pull`. Every pulled payload is checked: in full, except for long ones while the clock runs (their stamps then,
+//! Values longer than one frame are pulled into registered memory, without a copy, shorter ones by plain `pull`; what is pushed lies
+//! in registered memory, and stays there where the van can do with that, but for short values, which go by plain `push`. Every pulled payload is checked: in full, except for long ones while the clock runs (their stamps then,
 //! and the window's last ones in full when it has stopped). Of a stream of lent ones all values are summed up while the clock
 //! runs: they are nowhere else later, and values that nobody reads have not been brought to anybody. What pushes left behind is
 //! pulled and compared after each batch.
@@ -20,6 +20,9 @@ use crate::subject::{Op, Shape, Subject, Work};
 
 /// The tables a worker has made, with their ids, by keys and values a key.
 pub(crate) type Tables = HashMap<(usize, usize), (u32, Table)>;
+
+/// Who pushes at least so many bytes has them in registered memory; no van gains by that with fewer.
+const SHARED_BYTES_MIN: usize = 1 << 10;
 
 /// Requests of one shape to one table.
 pub(crate) struct Requests<'a> {
@@ -97,7 +100,7 @@ impl<'a> Requests<'a> {
 
     /// Makes one request with the values of `source`.
     fn post(&mut self, source: usize) -> Result<Timestamp> {
-        let (table, long) = (self.table(), self.is_long());
+        let (table, shares) = (self.table(), self.shape.bytes >= SHARED_BYTES_MIN);
         let into = if self.lands() { Some(self.landing_place()?) } else { None };
         let Requests { worker, keys, sources, .. } = self;
         let Source { values, number, .. } = &sources[source];
@@ -105,7 +108,7 @@ impl<'a> Requests<'a> {
             self.held = Held { source, number: *number };
         }
         let timestamp = match (self.shape.op, into) {
-            (Op::Push, _) if long => worker.push_shared(table, keys, values),
+            (Op::Push, _) if shares => worker.push_shared(table, keys, values),
             (Op::Push, _) => worker.push(table, keys, floats(values)),
             (Op::Pull, Some(into)) => worker.pull_into(table, keys, into),
             (Op::Pull, None) | (Op::PullLent, _) => worker.pull(table, keys),

@@ -1,4 +1,4 @@
-//! Goal: the path of a small push or pull makes no heap allocation once it is warm, on the worker and on the server, and
+//! Goal: the path of a push or pull makes no heap allocation once it is warm, on the worker and on the server, and
 //! requests that nobody waits for keep memory constant.
 //! Method: a worker and a server thread over real sockets; each counts the allocations of its own thread.
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -126,6 +126,47 @@ fn a_small_request_allocates_nothing() {
                     "{van}, {in_flight} in flight: {here} allocations by the worker, {there} by the servers"
                 );
                 assert_eq!((here, there), (0, 0), "{van} with {in_flight} in flight");
+            }
+        });
+    }
+}
+
+/// Values that are lent, land in place or are adopted: each size goes another way.
+#[test]
+fn a_long_request_allocates_nothing() {
+    for van in vans() {
+        with_servers(van, |worker, counts| {
+            for (id, width) in [(1, 1 << 10), (2, 4 << 10), (3, 16 << 10)] {
+                let spec = TableSpec::new(id, "rows", ValueType::F32, width as u32);
+                let spec = spec.keys(KeyRange::new(0, 2).unwrap()).dense().handle("assign");
+                let table = worker.create_table(&spec).unwrap();
+                let memory = worker.memory();
+                let values = memory.allocate(4 * width).unwrap().share();
+                let mut into = Some(memory.allocate(4 * width).unwrap());
+                let mut round = |worker: &mut Worker, rounds: usize| {
+                    for _ in 0..rounds {
+                        let pushed = worker.push_shared(table, &[1], &values).unwrap();
+                        worker.wait(pushed).unwrap();
+                        let pulled = worker.pull(table, &[1]).unwrap();
+                        assert_eq!(worker.wait(pulled).unwrap().values::<f32>().len(), width);
+                        let place = into.take().unwrap();
+                        let pulled = worker.pull_into(table, &[1], place).unwrap();
+                        into = worker.wait(pulled).unwrap().values;
+                    }
+                };
+                let mut counted = (0, 0);
+                for _ in 0..10 {
+                    counted = count(worker, counts, |worker| round(worker, 300));
+                    if counted == (0, 0) {
+                        break;
+                    }
+                }
+                let (here, there) = counted;
+                let bytes = 4 * width;
+                println!(
+                    "{van}, {bytes} bytes: {here} allocations by the worker, {there} by the servers"
+                );
+                assert_eq!((here, there), (0, 0), "{van} with {bytes} bytes");
             }
         });
     }

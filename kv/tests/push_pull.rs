@@ -333,6 +333,27 @@ fn requests_of_a_worker_stay_in_order() {
     }
 }
 
+/// What is read where the worker has it comes back before the answer that says it was.
+#[test]
+fn what_was_lent_can_be_written_again_once_the_push_is_answered() {
+    let servers = Servers::start(Van::Shm, 1, &config(64, GIB), &handles());
+    let mut worker = servers.worker();
+    for (id, width) in [(1, 1 << 10), (2, 1 << 14), (3, 1 << 18)] {
+        let spec = TableSpec::new(id, "wide", ValueType::F32, width).handle("assign");
+        let table = worker.create_table(&spec).unwrap();
+        let mut values = worker.memory().allocate(4 * width as usize).unwrap();
+        for round in 0..100 {
+            f32::view_mut(&mut values).unwrap().fill(round as f32);
+            let shared = values.share();
+            let pushed = worker.push_shared(table, &[5], &shared).unwrap();
+            worker.wait(pushed).unwrap();
+            values = shared.reclaim().expect("nobody reads it any more");
+        }
+        let pulled = worker.pull(table, &[5]).unwrap();
+        assert!(worker.wait(pulled).unwrap().values::<f32>() == vec![99.0; width as usize]);
+    }
+}
+
 #[test]
 fn long_requests_are_carried_without_copies_into_the_callers_memory() {
     const WIDTH: usize = 1 << 18; // 1 MiB of f32

@@ -175,9 +175,10 @@ impl Endpoint {
         self.limits.frame_bytes
     }
 
-    /// Whether long values that are sent from where they lie are read there by `peer`, and need no memory of its own.
-    pub fn lends(&self, peer: PeerId) -> bool {
-        self.transport.lends(peer)
+    /// Whether `bytes` bytes of values that are sent from where they lie are read there by `peer`, and need no memory of its own.
+    #[inline]
+    pub fn lends(&self, peer: PeerId, bytes: usize) -> bool {
+        bytes >= self.limits.lent_bytes_min && self.transport.lends(peer)
     }
 
     /// The memory messages are built in and values land in.

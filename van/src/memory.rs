@@ -26,12 +26,16 @@ use registration::Registrations;
 pub use registration::{Registrar, Registration};
 #[cfg(target_os = "linux")]
 pub(crate) use slab::Slab;
+#[cfg(target_os = "linux")]
+pub(crate) use views::{Lendable, Views};
 
 pub mod long;
 mod pool;
 mod registration;
 #[cfg(target_os = "linux")]
 mod slab;
+#[cfg(target_os = "linux")]
+mod views;
 
 /// Slots of this many bytes or more start at a multiple of it: a page, as NICs and the kernel like it.
 pub const SLOT_ALIGN: usize = PAGE_BYTES;
@@ -90,31 +94,36 @@ struct Slot {
     memory: Memory,
     base: NonNull<u8>,
     capacity: usize,
-    class: usize,
-    pool: Weak<Shelf>,
+    home: Home,
+}
+
+/// Where a slot goes when nothing else is left of it.
+enum Home {
+    /// To its pool, on the free list of this class.
+    Pool(Weak<Shelf>, usize),
+    /// To the views of somebody else's memory, which know it by this number.
+    #[cfg(target_os = "linux")]
+    Views(Weak<views::Slots>, u64),
+    /// It ends.
+    Nowhere,
 }
 
 impl Slot {
-    /// `capacity` bytes of an arena from `offset`, for the free list that `class` names.
+    /// `capacity` bytes of an arena from `offset`.
     ///
     /// # Panics
     /// If they reach past its end.
-    fn cut(
-        arena: Rc<Region>,
-        (offset, capacity): (usize, usize),
-        class: usize,
-        pool: Weak<Shelf>,
-    ) -> Slot {
+    fn cut(arena: Rc<Region>, (offset, capacity): (usize, usize), home: Home) -> Slot {
         assert!(offset <= arena.len && capacity <= arena.len - offset, "a slot lies in its arena");
         // SAFETY: `offset` is at most the region's length, as was just checked.
         let base = unsafe { arena.base.add(offset) };
-        Slot { memory: Memory::Arena(arena), base, capacity, class, pool }
+        Slot { memory: Memory::Arena(arena), base, capacity, home }
     }
 
-    /// All of a region that a user brought; it comes home to no pool.
+    /// All of a region that a user brought.
     fn whole(region: Region) -> Slot {
         let (base, capacity) = (region.base, region.len);
-        Slot { memory: Memory::User(region), base, capacity, class: 0, pool: Weak::new() }
+        Slot { memory: Memory::User(region), base, capacity, home: Home::Nowhere }
     }
 
     /// Takes the huge pages that end within its first `len` bytes, if it lies in an arena: see [`Pages::make_huge`].
@@ -204,11 +213,22 @@ impl Drop for Part {
     }
 }
 
-/// Gives a slot that nothing else is left of back to its pool, if it has one.
+/// Gives a slot that nothing else is left of back to where it came from, if that is still there.
 #[inline(never)] // a part among others is dropped without a call
 fn send_home(slot: &Rc<Slot>) {
-    if let Some(pool) = slot.pool.upgrade() {
-        pool.put_back(slot.clone());
+    match &slot.home {
+        Home::Pool(pool, class) => {
+            if let Some(pool) = pool.upgrade() {
+                pool.put_back(slot.clone(), *class);
+            }
+        }
+        #[cfg(target_os = "linux")]
+        Home::Views(views, _) => {
+            if let Some(views) = views.upgrade() {
+                views.put_back(slot.clone());
+            }
+        }
+        Home::Nowhere => {}
     }
 }
 
@@ -343,19 +363,6 @@ impl Clone for Part {
 }
 
 impl Shared {
-    /// A view of memory that somebody else has, for as long as `owner` lives.
-    ///
-    /// # Safety
-    /// `len` bytes from `base` are readable until `owner` is dropped, and nobody of this process writes them.
-    pub(crate) unsafe fn view(
-        base: NonNull<u8>,
-        len: usize,
-        owner: Box<dyn std::any::Any>,
-    ) -> Shared {
-        let slot = Slot::whole(Region::new(base, len, false, owner));
-        Shared(Part::new(Rc::new(slot), len))
-    }
-
     /// The bytes in `range`, without copying them.
     ///
     /// # Panics
@@ -397,7 +404,7 @@ impl Shared {
 
     /// Whether this lies in an arena of `pool`, which keeps it mapped for as long as the pool lives.
     pub(crate) fn is_from(&self, pool: &Pool) -> bool {
-        pool.is_home_of(&self.0.slot.pool)
+        matches!(&self.0.slot.home, Home::Pool(home, _) if pool.is_home_of(home))
     }
 
     /// Whether [`Shared::reclaim`] would give it back.

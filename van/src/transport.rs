@@ -144,6 +144,8 @@ pub struct Limits {
     pub checks_bytes: bool,
     /// Longest frame that [`Transport::post_copy`] may take, without the prefix; 0 where frames are sent from where they lie.
     pub copy_bytes: usize,
+    /// Values from this length on are better [lent](Transport::post_loan) than copied, where they can be.
+    pub lent_bytes_min: usize,
 }
 
 /// One node's lanes to its peers. Owned by one thread; only [`Transport::wait`] blocks.

@@ -50,7 +50,13 @@ impl Transport for Wire {
     }
 
     fn limits(&self) -> Limits {
-        Limits { frame_bytes: FRAME_BYTES, queue_depth: 1024, checks_bytes: false, copy_bytes: 0 }
+        Limits {
+            frame_bytes: FRAME_BYTES,
+            queue_depth: 1024,
+            checks_bytes: false,
+            copy_bytes: 0,
+            lent_bytes_min: usize::MAX,
+        }
     }
 
     fn memory(&self) -> &Pool {

@@ -12,13 +12,10 @@ use super::found::{Found, Piece};
 use super::handle::Rule;
 use super::index::{Index, NO_ROW};
 use super::shard::{Pulled, Request, Shard};
-use crate::table::{Store, TableSpec};
+use crate::table::{SHARED_BYTES_MIN, Store, TableSpec};
 
 /// Size that chunks of small rows have, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
-
-/// Values of at least this many bytes are sent from where they lie; fewer are copied into the message.
-const SHARED_BYTES_MIN: usize = 16 << 10;
 
 /// Dense tables take this many bytes a shard at most: their rows exist from the start.
 const DENSE_BYTES_MAX: u128 = 64 << 30;

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Buffer, Draft, KeyRange, PeerId, Shared, Value, Values};
+use caravan_van::{Buffer, Draft, Endpoint, KeyRange, PeerId, Shared, Value, Values};
 
 use super::table::{Known, Last, unknown};
 use super::{NAP, Server, Table, Worker};
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::filter::{Outstanding, Signed};
 use crate::op::Op;
 use crate::slicer;
-use crate::table::{TableSpec, ValueType};
+use crate::table::{SHARED_BYTES_MIN, TableSpec, ValueType};
 use crate::tracker::{Part, Timestamp, What};
 
 /// What to push.
@@ -68,13 +68,17 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// The bytes at `range`; shared ones that are too long for a frame stay where they lie.
+    /// The bytes at `range`, for `peer`; shared ones stay where they lie if they are too long for a frame, or are to be lent.
     #[inline]
-    fn part(&self, range: Range<usize>, eager_bytes: usize) -> Values<'a> {
+    fn part(&self, range: Range<usize>, endpoint: &Endpoint, peer: PeerId) -> Values<'a> {
         match *self {
             Load::Nothing => Values::None,
             Load::Values(bytes, ..) => Values::Copied(&bytes[range]),
-            Load::Shared(shared) if range.len() > eager_bytes => Values::Apart(shared.slice(range)),
+            Load::Shared(shared)
+                if range.len() > endpoint.eager_bytes() || endpoint.lends(peer, range.len()) =>
+            {
+                Values::Apart(shared.slice(range))
+            }
             Load::Shared(shared) => Values::Copied(&shared[range]),
         }
     }
@@ -121,7 +125,11 @@ impl Worker {
         if !known.last.range.contains(*first) && !known.turn_to(*first, &self.servers) {
             return false;
         }
-        *last <= known.last.range.last() && slicer::are_ascending(keys)
+        let needs_place = place < SHARED_BYTES_MIN
+            || *what == What::Push
+            || into.is_some()
+            || !self.endpoint.lends(known.last.peer, place); // or it will be read where the server has it
+        needs_place && *last <= known.last.range.last() && slicer::are_ascending(keys)
     }
 
     /// Sends a short request, with which nothing is wrong.
@@ -158,7 +166,7 @@ impl Worker {
             signature: None,
             keys,
             lengths: &[],
-            values: load.part(0..load.all().len(), self.endpoint.eager_bytes()),
+            values: load.part(0..load.all().len(), &self.endpoint, peer),
         };
         match self.endpoint.post(peer, draft, coding) {
             Ok(()) => Ok(timestamp),
@@ -202,12 +210,12 @@ impl Worker {
 
     /// Whether the answer will be read where the server has it, so that it needs no place: it is long, and of one server.
     fn is_lent(&self, keys: &[u64], table: Table, place: usize) -> bool {
-        if place <= self.endpoint.eager_bytes() {
+        if place < SHARED_BYTES_MIN {
             return false;
         }
         let mut slices = slicer::cut(keys, &self.tables[table.0 as usize].parts);
         slices.next().is_some_and(|(server, slice)| {
-            slice.len() == keys.len() && self.endpoint.lends(self.servers[server].peer)
+            slice.len() == keys.len() && self.endpoint.lends(self.servers[server].peer, place)
         })
     }
 
@@ -292,7 +300,7 @@ impl Worker {
             signature: list.map(|list| list.signature),
             keys: &request.keys[slice.clone()],
             lengths,
-            values: request.load.part(load.clone(), eager_bytes),
+            values: request.load.part(load.clone(), &self.endpoint, peer),
             ..draft(timestamp, request.what, spec.id, self.clock)
         };
         let (mut block, mut passage) = (None, None);

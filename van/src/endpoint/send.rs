@@ -51,9 +51,12 @@ impl Endpoint {
     fn post_image(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
         let (kind, timestamp, offer) = (draft.kind, draft.timestamp, draft.offer);
         let is_request = kind == Kind::Request;
-        let open = lane(&mut self.lanes, peer)?;
         let bytes = draft.image_bytes_max();
-        let room = open.packed_bytes().checked_sub(bytes).filter(|_| open.outbox.is_empty());
+        let stays =
+            matches!(&draft.values, Values::Apart(values) if self.lends(peer, values.len()));
+        let open = lane(&mut self.lanes, peer)?;
+        let packs = open.outbox.is_empty() && !stays;
+        let room = open.packed_bytes().checked_sub(bytes).filter(|_| packs);
         let is_settled = open.landings.is_settled();
         self.counted.messages_sent += 1;
         let mut draft = draft;
@@ -187,8 +190,7 @@ impl Endpoint {
         let item = match outgoing {
             Outgoing { head, values: Some(values) }
                 if head.len() - TRAILER <= FRAME_PREFIX + frame_bytes
-                    && head.len() + values.len() > FRAME_PREFIX + TRAILER + frame_bytes
-                    && self.transport.lends(peer) =>
+                    && self.lends(peer, values.len()) =>
             {
                 let mut frame = head;
                 frame.truncate(frame.len() - TRAILER);

@@ -18,7 +18,7 @@ use std::rc::{Rc, Weak};
 use caravan_numa::{HUGE_PAGE_BYTES, PageSource};
 
 use super::registration::Registrar;
-use super::{Buffer, Memory, Part, Region, SLOT_ALIGN, Slot};
+use super::{Buffer, Home, Memory, Part, Region, SLOT_ALIGN, Slot};
 use crate::error::{Error, Result};
 
 /// Smallest slot, in bytes. A power of two.
@@ -183,7 +183,8 @@ impl Pool {
         shelf.bytes_cut.update(|bytes| bytes + span.len);
         shelf.classes[class].add((0..count).rev().map(|n| {
             let place = (span.start + n * size, size);
-            Rc::new(Slot::cut(span.arena.clone(), place, class, Rc::downgrade(&self.0)))
+            let home = Home::Pool(Rc::downgrade(&self.0), class);
+            Rc::new(Slot::cut(span.arena.clone(), place, home))
         }))
     }
 
@@ -213,10 +214,10 @@ impl Pool {
 }
 
 impl Shelf {
-    /// Puts a slot that nothing is left of on the free list of its size.
+    /// Puts a slot that nothing is left of on the free list of its class.
     #[inline]
-    pub(super) fn put_back(&self, slot: Rc<Slot>) {
-        self.classes[slot.class].free.borrow_mut().push(slot);
+    pub(super) fn put_back(&self, slot: Rc<Slot>, class: usize) {
+        self.classes[class].free.borrow_mut().push(slot);
     }
 
     /// How much is cut at a time: a part of all there is, so that a size seldom has to ask and never takes all.

@@ -289,6 +289,7 @@ impl Transport for Rdma {
             queue_depth: self.config.queue_depth,
             checks_bytes: true, // the invariant checksum: CRC-32, from device to device
             copy_bytes: 0,
+            lent_bytes_min: usize::MAX,
         }
     }
 

@@ -156,7 +156,6 @@ fn set(to: &mut [u8], kind: u8, body: &[u8]) -> usize {
 }
 
 /// A connection.
-#[derive(Debug)]
 pub(super) struct Peer {
     pub(super) id: PeerId,
     address: String,
@@ -184,12 +183,21 @@ impl Peer {
         let mut desk = desk;
         let received = receiver.receive(link, &mut desk)?;
         sender.take_back(&mut receiver.returned);
-        sender.give_back(link, &mut receiver.returns.borrow_mut());
+        self.give_back();
+        let Peer { link, sender, .. } = self;
         Ok(sender.turn(link, desk.pool, desk.counters)? || received)
     }
 }
 
 impl Peer {
+    /// Gives back what this side has borrowed and is done with: before what says that it is, so that who has that answer has the
+    /// memory, too.
+    #[inline]
+    pub(super) fn give_back(&mut self) {
+        let Peer { link, sender, receiver, .. } = self;
+        sender.give_back(link, &receiver.views);
+    }
+
     /// Wakes it from the sleep that it says it is in.
     #[cold]
     pub(super) fn wake(&mut self, asleep: u64) {
@@ -324,7 +332,7 @@ impl Shm {
             let outcome = match peer.link.take() {
                 Ok(Taken::Nothing) => return,
                 Ok(Taken::Wake) => Ok(()),
-                Ok(Taken::Segment(segment)) => peer.receiver.announce(segment),
+                Ok(Taken::Segment(segment)) => peer.receiver.announce(&peer.link, segment),
                 Ok(Taken::Hello(hello)) => self.greet(place, &hello.0, hello.1),
                 Ok(Taken::Refused(text)) => Err(format!("it refused this node: {text}")),
                 Ok(Taken::Ended(reason)) => {

@@ -1,17 +1,15 @@
 //! Memory that one side reads where the other has it, and how it goes back.
 //!
-//! The lender keeps what it has lent until the borrower says that it is done, which happens at the first poll after the last view of
-//! it was dropped. A lane can end before that. The borrower's views keep its end of the socket open then; the lender keeps
+//! The lender keeps what it has lent until the borrower says that it is done: at the first poll after the last view of it was dropped,
+//! and before any frame that leaves then, so that who is told that something is done with has it back. A lane can end before that. The borrower's views keep its end of the socket open then; the lender keeps
 //! what is lent until that end is closed, by the last view or by the kernel when the process ends: see [`Limbo`]. So nobody
 //! reads memory that is in use for something else already.
 //!
 //! A borrower that returns nothing costs its lender what it has borrowed: at most [`LOANS_MAX`] loans, in memory within the limit of
 //! the lender's pool. What is lent to nobody else's knowledge stays as it was: who stores to it copies it first.
 
-use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::segment::Foreign;
 use super::socket::Socket;
 use crate::memory::Shared;
 
@@ -20,36 +18,6 @@ pub(super) const LOANS_MAX: usize = 4096;
 
 /// Packets that are read at a look from a socket that only shall end.
 const PACKETS_MAX: usize = 64;
-
-/// Loans that their borrower is done with, by number.
-pub(super) type Returns = Rc<RefCell<Vec<u64>>>;
-
-/// What keeps a view of a peer's memory in place, and gives the loan back when the view is dropped.
-struct Loan {
-    number: u64,
-    returns: Returns,
-    _socket: Rc<Socket>,
-}
-
-impl Drop for Loan {
-    fn drop(&mut self) {
-        self.returns.borrow_mut().push(self.number);
-    }
-}
-
-/// A view of what a peer lends: `len` bytes at `offset` of one of its segments.
-///
-/// # Panics
-/// If they reach past its end.
-pub(super) fn borrow(
-    segment: &Rc<Foreign>,
-    (offset, len): (usize, usize),
-    number: u64,
-    (returns, socket): (&Returns, &Rc<Socket>),
-) -> Shared {
-    let loan = Loan { number, returns: returns.clone(), _socket: socket.clone() };
-    segment.view(offset, len, Box::new(loan))
-}
 
 /// What one peer has borrowed of this node.
 #[derive(Debug, Default)]

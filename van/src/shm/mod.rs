@@ -303,7 +303,13 @@ impl Transport for Shm {
         let VanConfig { frame_bytes, queue_depth, .. } = self.config;
         // Memory does not lose bytes on the way.
         let copy_bytes = ring::INLINE_BYTES_MAX;
-        Limits { frame_bytes, queue_depth, checks_bytes: true, copy_bytes }
+        Limits {
+            frame_bytes,
+            queue_depth,
+            checks_bytes: true,
+            copy_bytes,
+            lent_bytes_min: copy_bytes + 1,
+        }
     }
 
     fn memory(&self) -> &Pool {
@@ -333,6 +339,7 @@ impl Transport for Shm {
             return Err(Error::FrameTooLong { len, limit });
         }
         (self.touched, self.posted) = (true, true);
+        peer.give_back();
         peer.sender.frame(&mut peer.link, frame, &self.pool, &mut self.counters)
     }
 
@@ -340,6 +347,7 @@ impl Transport for Shm {
     fn post_copy(&mut self, peer: PeerId, frame: &[u8]) -> Result<bool> {
         let place = self.up(peer)?;
         let peer = &mut self.peers[place];
+        peer.give_back();
         if frame.len() > peer.frame_bytes
             || !peer.sender.copy(&mut peer.link, frame, &mut self.counters)
         {

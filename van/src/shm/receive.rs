@@ -12,7 +12,6 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::connect::{Link, Taken};
-use super::loan::{self, Returns};
 use super::ring::{
     self, CLOSED, CONSUMED, HEAD, Head, Kind, LINE_WORDS, LendRecord, RETURNS_MAX, Reference,
     Stamp, WRITE_LINES, WriteRecord,
@@ -20,7 +19,7 @@ use super::ring::{
 use super::segment::Foreign;
 use super::send::SEGMENTS_MAX;
 use crate::config::VanConfig;
-use crate::memory::{Buffer, Pool, Shared, Slab};
+use crate::memory::{Buffer, Lendable, Pool, Shared, Slab, Views};
 use crate::metrics::Counters;
 use crate::offers::Offers;
 use crate::transport::{Event, PeerId};
@@ -39,7 +38,6 @@ const SHORT_PLACE: usize = SHORT_BYTES_MAX.next_multiple_of(64);
 const _: () = assert!(SHORT_BYTES_MAX <= *VanConfig::FRAME_BYTES.start()); // it is over no limit
 
 /// The receiving half of a lane.
-#[derive(Debug)]
 pub(super) struct Receiver {
     peer: PeerId,
     frame_bytes_max: usize,
@@ -48,16 +46,22 @@ pub(super) struct Receiver {
     /// How the last frame began that stood in the ring.
     last: Head,
     /// What the peer announced, in order.
-    segments: Vec<Rc<Foreign>>,
+    segments: Vec<Segment>,
     writing: Option<Write>,
     /// Values that belong to the next frame.
     borrowed: Option<Shared>,
-    /// Loans that this side is done with, ...
-    pub(super) returns: Returns,
-    /// ... and those that the peer is.
+    /// What this side has borrowed.
+    pub(super) views: Views,
+    /// Loans that the peer is done with.
     pub(super) returned: Vec<u64>,
     /// Whether the peer, if it sleeps until there is room, was not woken since.
     pub(super) consumed: bool,
+}
+
+/// Memory that a peer shares.
+struct Segment {
+    memory: Rc<Foreign>,
+    lendable: Lendable,
 }
 
 /// A write under way.
@@ -95,7 +99,7 @@ impl Receiver {
             segments: Vec::new(),
             writing: None,
             borrowed: None,
-            returns: Returns::default(),
+            views: Views::default(),
             returned: Vec::new(),
             consumed: false,
         }
@@ -105,18 +109,21 @@ impl Receiver {
     ///
     /// # Errors
     /// Says why the peer has to be dropped, as all functions here do.
-    pub(super) fn announce(&mut self, segment: Foreign) -> Result<(), String> {
+    pub(super) fn announce(&mut self, link: &Link, segment: Foreign) -> Result<(), String> {
         if self.segments.len() == SEGMENTS_MAX {
             return Err(format!("it shares more than {SEGMENTS_MAX} segments"));
         }
-        self.segments.push(Rc::new(segment));
+        let memory = Rc::new(segment);
+        // The lender keeps what it has lent until the socket is closed.
+        let lendable = memory.lendable(link.socket.clone());
+        self.segments.push(Segment { memory, lendable });
         Ok(())
     }
 
     /// Whether something is being taken in, or is to go back.
     #[inline]
     pub(super) fn has_work(&self) -> bool {
-        self.writing.is_some() || !self.returns.borrow().is_empty()
+        self.writing.is_some() || self.views.has_returned()
     }
 
     /// Takes short frames that stand in the ring; whether there was one, and whether something else stands there then.
@@ -290,8 +297,7 @@ impl Receiver {
         if number == 0 || !place.0.is_multiple_of(8) {
             return Err(format!("it lends bytes at {} as number {number}", place.0));
         }
-        let way_back = (&self.returns, &link.socket);
-        self.borrowed = Some(loan::borrow(&segment, place, number, way_back));
+        self.borrowed = Some(self.views.view(&self.segments[segment].lendable, place, number));
         self.next += 1;
         Ok(())
     }
@@ -358,7 +364,7 @@ impl Receiver {
             return Ok(());
         }
         let (segment, (offset, _)) = self.find(link, reference)?;
-        segment.read(offset, into);
+        self.segments[segment].memory.read(offset, into);
         // Had the peer given the memory to somebody else while we read, it would have said so before: see `Link::close`.
         fence(Ordering::SeqCst);
         if foreign.load(CLOSED, Ordering::Relaxed) != 0 {
@@ -367,29 +373,30 @@ impl Receiver {
         Ok(())
     }
 
-    /// The segment that a reference is to, and which bytes of it.
+    /// The number of the segment that a reference is to, and which bytes of it.
     fn find(
         &mut self,
         link: &Link,
         reference: &Reference,
-    ) -> Result<(Rc<Foreign>, (usize, usize)), String> {
+    ) -> Result<(usize, (usize, usize)), String> {
         let number = reference.segment.get() as usize;
         self.fetch_segments(link, number)?;
         let Some(segment) = self.segments.get(number) else {
             return Err(format!("it refers to segment {number}, which it has not shared"));
         };
-        let (offset, bytes, len) = (reference.offset.get(), reference.len.get(), segment.len());
+        let (offset, bytes, len) =
+            (reference.offset.get(), reference.len.get(), segment.memory.len());
         if offset.checked_add(bytes).is_none_or(|end| end > len as u64) {
             return Err(format!("it refers to {bytes} bytes at {offset} of a segment of {len}"));
         }
-        Ok((segment.clone(), (offset as usize, bytes as usize)))
+        Ok((number, (offset as usize, bytes as usize)))
     }
 
     /// Takes in announcements until segment `number` is there or there are no more.
     fn fetch_segments(&mut self, link: &Link, number: usize) -> Result<(), String> {
         while self.segments.len() <= number {
             match link.take()? {
-                Taken::Segment(segment) => self.announce(segment)?,
+                Taken::Segment(segment) => self.announce(link, segment)?,
                 Taken::Wake => {}
                 Taken::Nothing => return Ok(()),
                 Taken::Ended(reason) => return Err(reason),

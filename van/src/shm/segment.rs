@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use caravan_numa::{HUGE_PAGE_BYTES, HugePages, PageSource, Pages};
 
-use crate::memory::{Shared, long, prefetch};
+use crate::memory::{Lendable, long, prefetch};
 
 /// What a file gets once its owner has mapped it: it can neither shrink, which would fault who reads it, nor grow, no other mapping
 /// can write it, and nothing of this can be taken back.
@@ -227,18 +227,14 @@ impl Foreign {
         unsafe { copy_racing(from, into.as_mut_ptr(), into.len()) };
     }
 
-    /// The bytes at `offset` where they lie, kept mapped; `keep` is dropped with the last part of it.
-    ///
-    /// # Panics
-    /// If they reach past the end.
-    pub(super) fn view(self: &Rc<Self>, offset: usize, len: usize, keep: Box<dyn Any>) -> Shared {
-        let base = NonNull::new(self.0.range(offset, len)).expect("no mapping begins at 0");
+    /// All of it to be viewed where it lies, kept mapped for as long; `keep` is dropped after the last view.
+    pub(super) fn lendable(self: &Rc<Self>, keep: impl Any) -> Lendable {
         let owner = Box::new((self.clone(), keep));
-        // SAFETY: the range was just checked, and the owner keeps it mapped. It is mapped for reading only, so nobody of this
+        // SAFETY: the range is mapped as long as the owner keeps it. It is mapped for reading only, so nobody of this
         // process can write it. A peer that keeps to the protocol does not while it is lent; one that doesn't, and is a process
         // of the same user, can change the numbers in it, as any debugger could: all bytes are numbers of some kind, and
         // their bounds are here, not there.
-        unsafe { Shared::view(base, len, owner) }
+        unsafe { Lendable::new(self.0.base.cast(), self.0.len, owner) }
     }
 
     /// Begins to fetch what is at `offset`.

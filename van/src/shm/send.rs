@@ -22,7 +22,7 @@ use super::ring::{
 };
 use super::segment;
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Pool, Shared};
+use crate::memory::{Buffer, Pool, Shared, Views};
 use crate::metrics::Counters;
 use crate::transport::{FRAME_PREFIX, Gather, PeerId, check_write};
 use crate::wire::Offer;
@@ -204,11 +204,11 @@ impl Sender {
 
     /// Gives back what this side has borrowed and is done with, as far as the ring has room.
     #[inline]
-    pub(super) fn give_back(&mut self, link: &mut Link, returns: &mut Vec<u64>) {
-        while !returns.is_empty() && self.has_room(link, 1) {
+    pub(super) fn give_back(&mut self, link: &mut Link, views: &Views) {
+        while views.has_returned() && self.has_room(link, 1) {
             let mut record = [0; 8 * RETURNS_MAX];
-            let count = returns.len().min(RETURNS_MAX);
-            for (to, number) in record.chunks_exact_mut(8).zip(returns.drain(..count)) {
+            let returned = std::iter::from_fn(|| views.take_returned());
+            for (to, number) in record.chunks_exact_mut(8).zip(returned) {
                 to.copy_from_slice(&number.to_le_bytes());
             }
             self.put(link, Kind::Return, &record);

@@ -71,6 +71,7 @@ impl SimTransport {
                 queue_depth: config.queue_depth,
                 checks_bytes: false,
                 copy_bytes: 0,
+                lent_bytes_min: usize::MAX,
             },
             memory: Pool::from_pages(config.memory_bytes, config.pages, None),
             lanes: BTreeMap::new(),

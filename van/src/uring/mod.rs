@@ -197,7 +197,13 @@ impl Transport for Uring {
 
     fn limits(&self) -> Limits {
         let VanConfig { frame_bytes, queue_depth, .. } = self.config;
-        Limits { frame_bytes, queue_depth, checks_bytes: false, copy_bytes: 0 }
+        Limits {
+            frame_bytes,
+            queue_depth,
+            checks_bytes: false,
+            copy_bytes: 0,
+            lent_bytes_min: usize::MAX,
+        }
     }
 
     fn memory(&self) -> &Pool {
