@@ -37,6 +37,7 @@ fuzz_target!(|bytes: &[u8]| {
         let (keys, lengths) = (message.keys(), message.lengths());
         assert!(keys.windows(2).all(|pair| pair[0] < pair[1]));
         assert!(lengths.is_empty() || keys.is_empty() || lengths.len() == keys.len());
+        message.offer();
         message.into_values();
     }
 });

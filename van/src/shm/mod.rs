@@ -4,7 +4,9 @@
 //! has read the other's, and whether it sleeps. To post is to write a record and its stamp; to poll is to read the line where the
 //! next stamp will stand, one for each peer. Short frames stand in the ring. Longer ones and writes lie in the sender's pool,
 //! whose arenas its peers can read: the ring says where, and the receiver copies them, into the offered memory for a write. Values
-//! that are lent are not copied at all (`loan.rs`): the receiver reads them there, and says when it is done.
+//! that are lent are not copied at all (`loan.rs`): the receiver reads them there, and says when it is done. Values that do not fit
+//! into the ring are lent where they may stay: a push of them takes 1.2 to 1.4 µs from 2 to 16 KiB, and took 1.5 to 4.2 when its
+//! frame was copied.
 //!
 //! # Lines between two cores
 //! A line that one core writes and another looks at travels twice: the writer first takes it from the reader's cache, then the

@@ -443,11 +443,23 @@ mod tests {
     #[test]
     fn a_run_is_read_message_by_message() {
         let pool = Pool::new(1 << 22);
-        for (kind, value_bytes) in [(Kind::Request, 0), (Kind::Request, 13), (Kind::Reply, 16)] {
+        let offer = |number: usize| Offer {
+            key: (number as u64).into(),
+            address: 7.into(),
+            len: 1000.into(),
+        };
+        for (kind, value_bytes, offers) in [
+            (Kind::Request, 0, false),
+            (Kind::Request, 13, false),
+            (Kind::Reply, 16, false),
+            (Kind::Request, 5, true),
+            (Kind::Reply, 0, true),
+        ] {
             let keys = [[3], [8], [4]];
             let draft = |number: usize| Draft {
                 timestamp: 10 + number as u64,
                 range: KeyRange::new(3, 9).unwrap(),
+                offer: offers.then(|| offer(number)),
                 keys: if kind == Kind::Request { &keys[number] } else { &[] },
                 values: Values::Copied(&[[1; 16], [2; 16], [3; 16]][number][..value_bytes]),
                 ..Draft::new(kind)
@@ -472,6 +484,7 @@ mod tests {
                 let Ok(Entry::Message(message)) = images.next(&pool) else { panic!("{number}") };
                 assert_eq!((message.kind(), message.timestamp()), (kind, 10 + number as u64));
                 assert_eq!(message.keys(), draft(number).keys);
+                assert_eq!(message.offer(), offers.then(|| offer(number)));
                 assert_eq!(message.values(), vec![1 + number as u8; value_bytes]);
             }
             assert!(images.is_empty());
