@@ -16,7 +16,7 @@ impl Endpoint {
     /// Encodes and posts a message. Nothing has happened when it cannot be encoded.
     ///
     /// # Errors
-    /// [`Error::QueueFull`] when a request finds no credit; [`Error::NotConnected`]; what [`encode`](crate::encode) and the transport report.
+    /// [`Error::QueueFull`] when a request finds no credit; [`Error::NotConnected`]; what [`encode`] and the transport report.
     ///
     /// # Panics
     /// If an answer comes with an offer: that section of it is the endpoint's own.
