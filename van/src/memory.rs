@@ -27,7 +27,7 @@ pub use registration::{Registrar, Registration};
 #[cfg(target_os = "linux")]
 pub(crate) use slab::Slab;
 #[cfg(target_os = "linux")]
-pub(crate) use views::{Lendable, Views};
+pub(crate) use views::Views;
 
 pub mod long;
 mod pool;
@@ -80,6 +80,25 @@ impl Region {
     #[inline]
     fn local_key(&self, registrar: &dyn Registrar) -> Result<u32> {
         self.registrations.local_key(registrar, (self.base, self.len), self.writable)
+    }
+}
+
+/// Memory of somebody else, pieces of which can be viewed.
+#[cfg(target_os = "linux")]
+pub(crate) struct Lendable(Rc<Region>);
+
+#[cfg(target_os = "linux")]
+impl Lendable {
+    /// `len` bytes from `base`. They are there as long as `owner`, which is kept as long as any view of them.
+    ///
+    /// # Safety
+    /// They are readable until `owner` is dropped, and nobody of this process writes them.
+    pub(crate) unsafe fn new(
+        base: NonNull<u8>,
+        len: usize,
+        owner: Box<dyn std::any::Any>,
+    ) -> Lendable {
+        Lendable(Rc::new(Region::new(base, len, false, owner)))
     }
 }
 

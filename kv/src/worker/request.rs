@@ -69,7 +69,7 @@ impl<'a> Load<'a> {
     }
 
     /// The bytes at `range`, for `peer`; shared ones stay where they lie if they are too long for a frame, or are to be lent.
-    #[inline]
+    #[inline(always)]
     fn part(&self, range: Range<usize>, endpoint: &Endpoint, peer: PeerId) -> Values<'a> {
         match *self {
             Load::Nothing => Values::None,

@@ -140,25 +140,24 @@ impl Endpoint {
         if !is_request && !open.places.is_empty() {
             run.timestamps().for_each(|timestamp| open.places.answered(timestamp));
         }
-        let brings_landings = !is_request && run.have_offers();
         self.takes_left -= count;
         self.counted.messages_received += count as u64;
-        if brings_landings && let Err(error) = self.take_grants() {
-            self.refuse(error);
+        if !is_request && run.have_offers() {
+            self.take_landings();
         }
     }
 
     /// Enters the landings that the answers of a run bring, and sends what waited for them.
     #[inline(never)]
-    fn take_grants(&mut self) -> Result<()> {
+    fn take_landings(&mut self) {
         let Reading { peer, ref images } = self.reading;
-        let open = lane(&mut self.lanes, peer)?;
-        for landing in images.run.left.offers() {
-            if !open.grants.enter(landing) {
-                return Err(Error::Unasked { peer, what: "a landing" });
-            }
+        let Ok(open) = lane(&mut self.lanes, peer) else { return };
+        let are_due = images.run.left.offers().all(|landing| open.grants.enter(landing));
+        let unasked = || Error::Unasked { peer, what: "a landing" };
+        let entered = if are_due { self.flush(peer) } else { Err(unasked()) };
+        if let Err(error) = entered {
+            self.refuse(error);
         }
-        self.flush(peer)
     }
 
     /// Whether there is something to take.

@@ -26,19 +26,17 @@ impl Endpoint {
         mut draft: Draft<'_>, // where the caller has it: it is long
         coding: &mut Coding,
     ) -> Result<()> {
-        let is_request = draft.kind == Kind::Request;
-        assert!(is_request || draft.offer.is_none(), "only a request can offer memory");
         let open = lane(&mut self.lanes, peer)?;
         if !open.is_listed {
             self.transport.prepare(peer);
         }
-        if is_request && open.credits == 0 {
+        if draft.kind == Kind::Request && open.credits == 0 {
             return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
         }
         if !open.is_free() || !open.packer.extend(&mut draft) {
             return self.post_image(peer, draft, coding);
         }
-        open.enter(draft.kind, draft.timestamp, draft.offer);
+        open.enter(draft.kind, draft.timestamp, draft.offer.as_ref());
         if !std::mem::replace(&mut open.is_listed, true) {
             self.open.push(peer);
         }
@@ -67,7 +65,7 @@ impl Endpoint {
             }
             Some(_) => self.pack(peer, &mut draft, bytes, coding)?,
         }
-        lane(&mut self.lanes, peer)?.enter(kind, timestamp, offer);
+        lane(&mut self.lanes, peer)?.enter(kind, timestamp, offer.as_ref());
         // A message that has to wait for a landing, or for others that do, must not keep the peer waiting for one.
         if is_settled { Ok(()) } else { self.replace_landings(peer) }
     }

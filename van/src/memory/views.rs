@@ -3,25 +3,10 @@
 //!
 //! Path: worker > slicer > filter > message > **memory** > endpoint > transport.
 
-use std::any::Any;
 use std::cell::RefCell;
-use std::ptr::NonNull;
 use std::rc::Rc;
 
-use super::{Home, Part, Region, Shared, Slot};
-
-/// Memory of somebody else, pieces of which can be viewed.
-pub(crate) struct Lendable(Rc<Region>);
-
-impl Lendable {
-    /// `len` bytes from `base`. They are there as long as `owner`, which is kept as long as any view of them.
-    ///
-    /// # Safety
-    /// They are readable until `owner` is dropped, and nobody of this process writes them.
-    pub(crate) unsafe fn new(base: NonNull<u8>, len: usize, owner: Box<dyn Any>) -> Lendable {
-        Lendable(Rc::new(Region::new(base, len, false, owner)))
-    }
-}
+use super::{Home, Lendable, Part, Shared, Slot};
 
 /// The views that one lane has borrowed.
 #[derive(Default)]
@@ -81,14 +66,17 @@ impl Views {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::ptr::NonNull;
+    use std::rc::Weak;
+
     use super::*;
+    use crate::memory::Region;
 
     /// `len` bytes that count up, and what says whether they are still kept.
-    fn lendable(len: u8) -> (Lendable, std::rc::Weak<Vec<u8>>) {
+    fn lendable(len: u8) -> (Lendable, Weak<Vec<u8>>) {
         let bytes = Rc::new((0..len).collect::<Vec<u8>>());
         let (base, kept) = (NonNull::from(&bytes[..]).cast(), Rc::downgrade(&bytes));
-        // SAFETY: the owner is the vector, and nobody writes it.
-        (unsafe { Lendable::new(base, len.into(), Box::new(bytes)) }, kept)
+        (Lendable(Rc::new(Region::new(base, len.into(), false, Box::new(bytes)))), kept)
     }
 
     #[test]

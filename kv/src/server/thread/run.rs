@@ -112,12 +112,14 @@ fn serve_pulls(
     (peer, table): (PeerId, u32),
     alike: Request<'_>,
 ) -> caravan_van::Result<()> {
+    let have_offers = endpoint.run().have_offers();
     while let Some(Record { timestamp, key, .. }) = endpoint.run().first() {
         let request = Request { keys: from_ref(&key), pulls: true, ..alike };
         if shard.admit(&request) != Admission::Now {
             break;
         }
-        let (asker, offer) = (Asker { peer, table, timestamp }, endpoint.run().offer());
+        let asker = Asker { peer, table, timestamp };
+        let offer = if have_offers { endpoint.run().offer() } else { None };
         endpoint.run_mut().pass();
         match offer {
             None => answer_pull(endpoint, shard, asker, &request)?,
