@@ -180,7 +180,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_EAGER_LIMIT",
         default: "24KiB",
-        help: "longer messages go by rendezvous; 512 B to 32 KiB, of which the rdma van takes up to 8 KiB",
+        help: "longer messages go by rendezvous; 512 B to 32 KiB, of which the rdma van takes up to 8 KiB; the shm van lends shared values from 2 KiB on",
         set: |c, v| {
             parse_bytes(v)
                 .filter(|n| VanConfig::FRAME_BYTES.contains(n))
