@@ -1,10 +1,10 @@
 //! The van as a [`Subject`]: push and pull of a table on the servers, as a user's program makes them.
 //!
-//! Values longer than one frame are pulled into registered memory, without a copy, shorter ones by plain `pull`; what is pushed lies
-//! in registered memory, and stays there where the van can do with that, but for short values, which go by plain `push`. Every pulled payload is checked: in full, except for long ones while the clock runs (their stamps then,
-//! and the window's last ones in full when it has stopped). Of a stream of lent ones all values are summed up while the clock
-//! runs: they are nowhere else later, and values that nobody reads have not been brought to anybody. What pushes left behind is
-//! pulled and compared after each batch.
+//! Values longer than one frame are pulled into registered memory, without a copy, shorter ones by plain `pull`. What is pushed lies
+//! in registered memory and stays there where the van can do with that; short values go by plain `push`. Every pulled payload is
+//! checked: in full, except for long ones while the clock runs (their stamps then, and the window's last ones in full when it has
+//! stopped). Of a stream of lent ones all values are summed up while the clock runs: they are nowhere else later, and values that
+//! nobody reads have not been brought to anybody. What pushes left behind is pulled and compared after each batch.
 //!
 //! Tables of more than one key are sparse, and their keys lie far apart at random places.
 

@@ -390,13 +390,7 @@ impl Transport for Tcp {
 
     fn limits(&self) -> Limits {
         let VanConfig { frame_bytes, queue_depth, .. } = self.config;
-        Limits {
-            frame_bytes,
-            queue_depth,
-            checks_bytes: false,
-            copy_bytes: 0,
-            lent_bytes_min: usize::MAX,
-        }
+        Limits::plain(frame_bytes, queue_depth)
     }
 
     fn memory(&self) -> &Pool {

@@ -148,6 +148,14 @@ pub struct Limits {
     pub lent_bytes_min: usize,
 }
 
+impl Limits {
+    /// Those of a van that sends frames from where they lie, leaves it to others to check them, and lends nothing.
+    pub fn plain(frame_bytes: usize, queue_depth: usize) -> Limits {
+        let (checks_bytes, copy_bytes, lent_bytes_min) = (false, 0, usize::MAX);
+        Limits { frame_bytes, queue_depth, checks_bytes, copy_bytes, lent_bytes_min }
+    }
+}
+
 /// One node's lanes to its peers. Owned by one thread; only [`Transport::wait`] blocks.
 ///
 /// Contract, run against every backend by `van::conformance`:

@@ -50,13 +50,7 @@ impl Transport for Wire {
     }
 
     fn limits(&self) -> Limits {
-        Limits {
-            frame_bytes: FRAME_BYTES,
-            queue_depth: 1024,
-            checks_bytes: false,
-            copy_bytes: 0,
-            lent_bytes_min: usize::MAX,
-        }
+        Limits::plain(FRAME_BYTES, 1024)
     }
 
     fn memory(&self) -> &Pool {
