@@ -11,7 +11,9 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use caravan_van::rdma::Rdma;
+use caravan_van::wire::Offer;
 use caravan_van::{Event, FRAME_PREFIX, PeerId, Transport, VanConfig};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// There is one link, and tests look at all of a device's resources.
 static LINK: Mutex<()> = Mutex::new(());
@@ -64,6 +66,8 @@ struct Ends {
     vans: [Rdma; 2],
     peers: [Option<PeerId>; 2],
     events: [Vec<Event>; 2],
+    /// Writes that each has made, modulo 256.
+    filled: [u8; 2],
     began: Instant,
 }
 
@@ -71,7 +75,7 @@ impl Ends {
     fn new(addresses: &[String; 2]) -> Ends {
         let vans = [van(&addresses[0], 1), van(&addresses[1], 2)];
         let events = [Vec::new(), Vec::new()];
-        let mut ends = Ends { vans, peers: [None; 2], events, began: Instant::now() };
+        let mut ends = Ends { vans, peers: [None; 2], events, filled: [0; 2], began: Instant::now() };
         let address = ends.vans[1].address().to_owned();
         ends.vans[0].connect(&address).unwrap();
         while ends.peers.iter().any(Option::is_none) {
@@ -123,6 +127,59 @@ impl Ends {
             }
         }
         Some(())
+    }
+
+    /// Memory offered by each side to the other, and written by it, until `count` writes have come both ways, or one side is
+    /// lost: then why. Frames that go beside keep the queues busy.
+    fn place(&mut self, count: u64) -> Result<(), String> {
+        const BYTES: usize = 40 << 10;
+        self.began = Instant::now();
+        self.filled = [0; 2];
+        let (mut offered, mut written) = ([0; 2], [0; 2]);
+        while written != [count; 2] {
+            for from in 0..2 {
+                while offered[from] < count && offered[from] < written[from] + 4 {
+                    offered[from] += 1;
+                    self.offer(from, BYTES);
+                    self.post(from, u64::MAX);
+                }
+            }
+            self.turn();
+            for to in 0..2 {
+                for event in std::mem::take(&mut self.events[to]) {
+                    match event {
+                        Event::Received { frame, .. } => self.fill(to, &frame),
+                        Event::Written { memory, at: 0, len: BYTES, .. } => {
+                            let number = written[to] as u8;
+                            assert!(memory.iter().all(|byte| *byte == number), "{number}, whole");
+                            written[to] += 1;
+                        }
+                        Event::Lost { error, .. } => return Err(error.to_string()),
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn offer(&mut self, from: usize, bytes: usize) {
+        let (van, peer) = (&mut self.vans[from], self.peers[from].unwrap());
+        let memory = van.memory().allocate(bytes).unwrap();
+        let offer = van.offer(peer, memory).unwrap();
+        let mut frame = van.memory().allocate(FRAME_PREFIX + size_of::<Offer>()).unwrap();
+        frame[FRAME_PREFIX..].copy_from_slice(offer.as_bytes());
+        van.post_send(peer, frame).unwrap();
+    }
+
+    /// Writes where `frame` says, if it is an offer: the number of the write, all over.
+    fn fill(&mut self, to: usize, frame: &[u8]) {
+        let Ok(offer) = Offer::read_from_bytes(frame) else { return };
+        let (van, peer) = (&mut self.vans[to], self.peers[to].unwrap());
+        let mut values = van.memory().allocate(offer.len.get() as usize).unwrap();
+        values.fill(self.filled[to]);
+        self.filled[to] = self.filled[to].wrapping_add(1);
+        van.post_write(peer, values.share().into(), &offer, 0).unwrap();
     }
 
     /// Why each side has lost the other.
@@ -177,6 +234,19 @@ fn lost_and_late_packets_are_sent_again() {
         ends.exchange(100).expect("all is well again");
         drop(ends);
         assert_eq!(resources(), before, "all resources are given back");
+    });
+}
+
+/// Soft-RoCE does the work that opens windows again together with what it sends again, which its own windows do not bear.
+#[test]
+fn windows_stay_open_when_packets_are_sent_again() {
+    alone("windows_stay_open_when_packets_are_sent_again", |addresses| {
+        let mut ends = Ends::new(addresses);
+        for weather in ["loss 1%", "delay 1ms", "delay 200ms"] {
+            run("netem", &[weather]);
+            let count = if weather == "loss 1%" { 300 } else { 20 };
+            ends.place(count).unwrap_or_else(|lost| panic!("{weather}: {lost}"));
+        }
     });
 }
 

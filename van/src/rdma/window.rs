@@ -2,8 +2,8 @@
 //!
 //! Windows of type 2 are bound by the lane itself, ahead of the frame that tells the peer about them, and closed by the peer's own
 //! message behind its write: its device asks ours to take the key back, and ours says with that message that it has, and which.
-//! Neither costs a message more. A device that has no such windows, or a lane with no room for another work request, gets a region
-//! that is registered for this one offer, and gone when the write has come: slower, and as strict.
+//! Neither costs a message more. A device that has no such windows, or a lane that cannot open one now, gets a region that is
+//! registered for this one offer, and gone when the write has come: slower, and as strict.
 //!
 //! A peer that does not say the truth gains nothing. Of whose window it is, and whether it is closed, our device is asked, not the
 //! peer; a notice of a write without that ends the connection, and so does one that reaches beyond the offer. It can say that it
@@ -110,7 +110,7 @@ impl Windows {
 
     fn bind(&mut self, lane: &mut Lane, into: Buffer) -> Result<Opening> {
         // A window of no bytes cannot be bound.
-        if self.can_bind && lane.queue_pair.room() > 0 && !into.is_empty() {
+        if self.can_bind && !into.is_empty() && lane.queue_pair.can_bind() {
             let window = self.idle.pop().map_or_else(|| Window::new(&self.domain), Ok);
             if let Ok(window) = window {
                 return lane.bind(window, into).map(Opening::Window);

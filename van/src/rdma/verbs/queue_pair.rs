@@ -18,6 +18,7 @@ use rdma_sys::ibv_wr_opcode as opcode;
 use super::chain::{CHAIN_MAX, Chain, PARTS_MAX, immediate, make_plain};
 use super::completion::{CompletionQueue, Through, WorkId, next_serial};
 use super::connection::Connection;
+use super::device::Capabilities;
 use super::domain::{Domain, WindowHandle};
 use super::library::{check, refused};
 use super::receive::{ReceiveQueue, Receives};
@@ -60,6 +61,12 @@ pub struct QueuePair {
     rung: u64,
     /// ... and of the first that is not known to be done.
     retired: u64,
+    /// Of the first behind the last that the peer's device acknowledges, as it does all but what opens windows.
+    sent: u64,
+    /// Whether the device opens windows again with what it sends again; see [`QueuePair::can_bind`].
+    binds_again: bool,
+    /// Whether each ring is reported, as it then has to be.
+    reports_all: bool,
     /// Posting failed once: nobody knows what the device has.
     is_broken: bool,
     /// Windows that this opened, once each.
@@ -90,7 +97,7 @@ impl QueuePair {
         if contexts.iter().any(|other| other.context() != device.context()) {
             return Err(refused("connection, domain and queues are of different devices"));
         }
-        let message_bytes_max = device.capabilities()?.message_bytes_max;
+        let Capabilities { message_bytes_max, is_soft_roce, .. } = device.capabilities()?;
         let serial = next_serial()?;
         let given = create(&connection, domain, completions, receives, sends, inline_bytes)?;
         // SAFETY: the connection lives, and the call before set this field.
@@ -113,6 +120,9 @@ impl QueuePair {
             pushed: 0,
             rung: 0,
             retired: 0,
+            sent: 0,
+            binds_again: is_soft_roce,
+            reports_all: false,
             is_broken: false,
             windows: Vec::new(),
             domain: domain.clone(),
@@ -252,7 +262,8 @@ impl QueuePair {
         self.skip_windows_gone();
         let (last, is_full) = (self.chained - 1, self.room() == 0);
         let request = self.chain.request(last);
-        request.send_flags |= if report || is_full { SIGNALED } else { 0 };
+        let report = report || is_full || self.reports_all;
+        request.send_flags |= if report { SIGNALED } else { 0 };
         let follows = std::mem::replace(&mut request.next, std::ptr::null_mut());
         let (first, mut bad) = (self.chain.first(), std::ptr::null_mut());
         // SAFETY: the queue pair lives, and no reference into the chain is held. The requests are linked from the first to the
@@ -385,6 +396,7 @@ impl QueuePair {
         std::mem::forget(before); // holds nothing, which need not be asked
         self.chained += 1;
         self.pushed += 1;
+        self.sent = self.pushed;
     }
 }
 

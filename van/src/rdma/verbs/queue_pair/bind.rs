@@ -10,13 +10,24 @@ use super::super::completion::TakenBack;
 use super::super::domain::{Invalidated, OpenWindow, Window, WindowHandle};
 use super::super::library::refused;
 use super::super::work::Other;
-use super::QueuePair;
+use super::{QueuePair, SIGNALED};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 
 impl QueuePair {
+    /// Whether a window that is opened now will open, and once only.
+    ///
+    /// Soft-RoCE, where something was lost, goes back to the first work that was not acknowledged and does again all that follows,
+    /// windows included; to open one twice is an error that ends the connection. There windows open only while all that was sent
+    /// before is known to be acknowledged, and what opens them reports by itself, by which the device is past it.
+    #[inline]
+    pub fn can_bind(&mut self) -> bool {
+        self.reports_all |= self.binds_again;
+        self.room() > 0 && (!self.binds_again || self.sent <= self.retired)
+    }
+
     /// Puts on the chain that the peer may write `memory` through `window`, from then on until the result is closed, revoked
-    /// or dropped. The peer may be told of it by work that is pushed after this.
+    /// or dropped. The peer may be told of it by work that is pushed after this. [`QueuePair::can_bind`] says when.
     ///
     /// # Errors
     /// As [`QueuePair::push`]; or the window is of another domain, or gone with a queue pair that had it open.
@@ -46,8 +57,10 @@ impl QueuePair {
         };
         self.list(window.handle());
         self.binds |= 1 << self.chained;
-        let (handle, sequence) = (window.handle().clone(), self.pushed);
-        self.enter(opcode::IBV_WR_BIND_MW, 0, Other::Bind(handle).into());
+        let (handle, sequence, sent) = (window.handle().clone(), self.pushed, self.sent);
+        let flags = if self.binds_again { SIGNALED } else { 0 };
+        self.enter(opcode::IBV_WR_BIND_MW, flags, Other::Bind(handle).into());
+        self.sent = sent;
         Ok(window.open(memory, key, self.serial, sequence))
     }
 
@@ -80,6 +93,7 @@ impl QueuePair {
                 let request = self.chain.request(at as usize);
                 make_plain(request);
                 request.opcode = opcode::IBV_WR_RDMA_WRITE;
+                self.sent = self.sent.max(sequence + 1);
             }
         }
     }
