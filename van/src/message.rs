@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::error::Result;
 use crate::memory::{Buffer, Pool, Shared};
 use crate::transport::FRAME_PREFIX;
-use crate::wire::{Header, Kind, Offer, TRAILER, flags, signature_bytes};
+use crate::wire::{Header, Kind, Offer, TRAILER, flags};
 
 /// Keys from `begin` up to, not including, `end`; never empty.
 ///
@@ -329,7 +329,7 @@ impl Message {
         if self.flags & flags::OFFER == 0 {
             return None;
         }
-        let at = size_of::<Header>() + signature_bytes(self.flags);
+        let at = self.sections.keys_at as usize - size_of::<Offer>();
         let (offer, _) = Offer::read_from_prefix(&self.image[at..])
             .expect("decode has seen that the keys start behind it");
         Some(offer)

@@ -100,7 +100,7 @@ impl Worker {
     /// Enters that a server has done what it was asked to, and says no more: it is no pull, or it is wrong.
     fn answer_bare(&mut self, server: usize, timestamp: u64) {
         if self.tracker.complete_push(timestamp, server) {
-            return; // it brought a landing, or it would have come in a run
+            return;
         }
         drop(self.named(timestamp, server));
         let Some((progress, at)) = self.tracker.answered(timestamp, server) else { return };

@@ -56,14 +56,18 @@ impl Lane {
     }
 
     /// Enters a message that was posted: a request has spent a credit, and an answer been given.
-    #[inline]
-    pub(super) fn enter(&mut self, kind: Kind, timestamp: u64, offer: Option<Offer>) {
-        if kind != Kind::Request {
-            self.unanswered = self.unanswered.saturating_sub(1);
-            return;
+    ///
+    /// # Panics
+    /// If an answer comes with an offer: that section of it is the endpoint's own.
+    #[inline(always)]
+    pub(super) fn enter(&mut self, kind: Kind, timestamp: u64, offer: Option<&Offer>) {
+        let is_request = kind == Kind::Request;
+        match is_request {
+            true => self.credits -= 1,
+            false => self.unanswered = self.unanswered.saturating_sub(1),
         }
-        self.credits -= 1;
         if let Some(offer) = offer {
+            assert!(is_request, "only a request can offer memory");
             self.places.enter(offer.key.get(), timestamp, self.credits_max.into());
         }
     }

@@ -147,6 +147,24 @@ impl Packer {
         Some(sections)
     }
 
+    /// Sees to it that there is memory for an image of `bytes` bytes, which the open frame [takes](Packer::takes).
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub(super) fn reserve(&mut self, bytes: usize, pool: &Pool) -> Result<()> {
+        let end = self.next_at() + bytes;
+        if self.memory.as_ref().is_none_or(|memory| memory.len() < end) {
+            self.memory = Some(pool.allocate(SLOT_BYTES)?);
+        }
+        Ok(())
+    }
+
+    /// Where the next image begins.
+    #[inline]
+    fn next_at(&self) -> usize {
+        if self.end == 0 { FRAME_PREFIX } else { self.end.next_multiple_of(8) }
+    }
+
     /// Appends an image of up to `bytes` bytes, for which there is room, and opens a frame for it if none is open, which the peer
     /// takes up to `frame_bytes` of.
     ///
@@ -159,11 +177,9 @@ impl Packer {
         coding: &mut Coding,
         pool: &Pool,
     ) -> Result<()> {
-        let at = if self.end == 0 { FRAME_PREFIX } else { self.end.next_multiple_of(8) };
-        let memory = match &mut self.memory {
-            Some(memory) if memory.len() >= at + bytes => memory,
-            none => none.insert(pool.allocate(SLOT_BYTES)?),
-        };
+        self.reserve(bytes, pool)?;
+        let at = self.next_at();
+        let memory = self.memory.as_mut().expect("it was reserved");
         let shape = if coding.is_plain() { Shape::of(draft) } else { None };
         let len = encode_into(sender, draft, coding, pool, &mut memory[at..])?;
         if at != self.end {

@@ -58,7 +58,12 @@ impl Endpoint {
                 run.pass();
                 Some(Arrival::Answered { peer, timestamp })
             }
-            _ => run.message().map(|message| Arrival::Message { peer, message }),
+            _ => run.message().map(|mut message| {
+                if message.kind() == Kind::Reply {
+                    message.take_offer(); // a landing, which has been entered
+                }
+                Arrival::Message { peer, message }
+            }),
         }
     }
 
@@ -137,6 +142,22 @@ impl Endpoint {
         }
         self.takes_left -= count;
         self.counted.messages_received += count as u64;
+        if !is_request && run.have_offers() {
+            self.take_landings();
+        }
+    }
+
+    /// Enters the landings that the answers of a run bring, and sends what waited for them.
+    #[inline(never)]
+    fn take_landings(&mut self) {
+        let Reading { peer, ref images } = self.reading;
+        let Ok(open) = lane(&mut self.lanes, peer) else { return };
+        let are_due = images.run.left.offers().all(|landing| open.grants.enter(landing));
+        let unasked = || Error::Unasked { peer, what: "a landing" };
+        let entered = if are_due { self.flush(peer) } else { Err(unasked()) };
+        if let Err(error) = entered {
+            self.refuse(error);
+        }
     }
 
     /// Whether there is something to take.

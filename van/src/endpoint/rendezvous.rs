@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Buffer, Shared};
 use crate::message::{Draft, Message, Outgoing, Values};
 use crate::transport::{FRAME_PREFIX, Gather, PeerId, WRITE_AT_END, WRITE_BYTES_MAX};
-use crate::wire::{Coding, Header, Kind, Offer, TRAILER, decode, decode_landed, encode};
+use crate::wire::{Coding, Header, Kind, Offer, TRAILER, decode, decode_landed};
 
 /// Where in a landing a message begins whose header comes first, ...
 const HEAD_FIRST: u64 = 8;
@@ -124,57 +124,30 @@ impl Endpoint {
         self.serve_wants(peer, false)
     }
 
-    /// Encodes a message, and replaces landings that the peer has used, if any: one in an answer that leaves at once, as the others
-    /// have an answer to come, and all by themselves otherwise. An answer that has to wait for a landing itself, or for others
-    /// that do, must not keep the peer waiting for one.
-    pub(super) fn encode(
+    /// Packs an answer of up to `bytes` bytes, with a landing in place of one that the peer has used unless memory is short: the
+    /// answer's own place comes first.
+    #[inline(never)]
+    pub(super) fn pack_with_landing(
         &mut self,
         peer: PeerId,
-        draft: Draft<'_>,
-        coding: &mut Coding,
-    ) -> Result<Outgoing> {
-        coding.carrier_checks = self.limits.checks_bytes;
-        let lane = lane(&mut self.lanes, peer)?;
-        if lane.landings.is_settled() {
-            return encode(self.node, draft, coding, &self.memory);
-        }
-        let bytes = size_of::<Offer>() + draft.image_bytes_max(); // an answer has no offer yet
-        let carries = matches!(draft.kind, Kind::Reply | Kind::Failure)
-            && lane.outbox.is_empty()
-            && bytes <= lane.frame_bytes;
-        if carries {
-            let outgoing = self.encode_with_landing(peer, draft, coding, bytes)?;
-            self.serve_wants(peer, true)?;
-            return Ok(outgoing);
-        }
-        let outgoing = encode(self.node, draft, coding, &self.memory)?;
-        self.replace_landings(peer)?;
-        Ok(outgoing)
-    }
-
-    /// Encodes an answer of up to `bytes` bytes, which carries a landing if one is due and memory is not short.
-    fn encode_with_landing(
-        &mut self,
-        peer: PeerId,
-        draft: Draft<'_>,
-        coding: &mut Coding,
+        draft: &mut Draft<'_>,
         bytes: usize,
-    ) -> Result<Outgoing> {
-        let memory = &self.memory;
-        let landing = lane(&mut self.lanes, peer)?.landings.next_replaced().and_then(|len| {
-            // The answer goes first where memory is short: its place is kept free.
-            let _place = memory.allocate(FRAME_PREFIX + bytes);
-            memory.allocate(len).ok()
-        });
-        let offer = landing.map(|landing| self.open_landing(peer, landing)).transpose()?;
-        let draft = Draft { offer, ..draft };
-        let encoded = encode(self.node, draft, coding, &self.memory);
-        if let (Err(_), Some(key)) = (&encoded, offer.map(|offer| offer.key.get())) {
+        coding: &mut Coding,
+    ) -> Result<()> {
+        let bytes = bytes + size_of::<Offer>();
+        self.open_frame(peer, bytes)?;
+        let (open, memory) = (lane(&mut self.lanes, peer)?, &self.memory);
+        open.packer.reserve(bytes, memory)?;
+        let replaced = open.landings.next_replaced();
+        let landing = replaced.and_then(|len| memory.allocate(len).ok());
+        draft.offer = landing.map(|landing| self.open_landing(peer, landing)).transpose()?;
+        let packed = self.pack(peer, draft, bytes, coding);
+        if let (Err(_), Some(offer)) = (&packed, draft.offer) {
             // The peer never heard of it; it will ask.
-            let _ = lane(&mut self.lanes, peer)?.landings.return_unused(key);
-            drop(self.transport.withdraw(peer, key)?);
+            let _ = lane(&mut self.lanes, peer)?.landings.return_unused(offer.key.get());
+            drop(self.transport.withdraw(peer, offer.key.get())?);
         }
-        encoded
+        packed
     }
 
     /// Replaces the landings that the peer has used, unless it waits for others, or memory is short: then it will ask.

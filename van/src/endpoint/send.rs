@@ -3,20 +3,20 @@
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
 use super::Endpoint;
-use super::lane::{Item, Lane, lane};
+use super::lane::{Item, lane};
 use super::packing::Packer;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::message::{Draft, Outgoing, Values};
 use crate::metrics::Counters;
 use crate::transport::{FRAME_PREFIX, Limits, PeerId, Transport, check_write};
-use crate::wire::{Coding, Kind, Offer, TRAILER};
+use crate::wire::{Coding, Kind, Offer, TRAILER, encode};
 
 impl Endpoint {
     /// Encodes and posts a message. Nothing has happened when it cannot be encoded.
     ///
     /// # Errors
-    /// [`Error::QueueFull`] when a request finds no credit; [`Error::NotConnected`]; what [`encode`](crate::encode) and the transport report.
+    /// [`Error::QueueFull`] when a request finds no credit; [`Error::NotConnected`]; what [`encode`] and the transport report.
     ///
     /// # Panics
     /// If an answer comes with an offer: that section of it is the endpoint's own.
@@ -36,7 +36,7 @@ impl Endpoint {
         if !open.is_free() || !open.packer.extend(&mut draft) {
             return self.post_image(peer, draft, coding);
         }
-        open.enter(draft.kind, draft.timestamp, None);
+        open.enter(draft.kind, draft.timestamp, draft.offer.as_ref());
         if !std::mem::replace(&mut open.is_listed, true) {
             self.open.push(peer);
         }
@@ -48,20 +48,26 @@ impl Endpoint {
     #[inline(never)]
     fn post_image(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
         let (kind, timestamp, offer) = (draft.kind, draft.timestamp, draft.offer);
-        assert!(kind == Kind::Request || offer.is_none(), "only a request can offer memory");
+        let is_request = kind == Kind::Request;
         let bytes = draft.image_bytes_max();
         let stays =
             matches!(&draft.values, Values::Apart(values) if self.lends(peer, values.len()));
         let open = lane(&mut self.lanes, peer)?;
+        let packs = open.outbox.is_empty() && !stays;
+        let room = open.packed_bytes().checked_sub(bytes).filter(|_| packs);
+        let is_settled = open.landings.is_settled();
         self.counted.messages_sent += 1;
-        if stays || !open.is_free() || bytes > open.packed_bytes() {
-            self.post_alone(peer, draft, coding)?;
-            lane(&mut self.lanes, peer)?.enter(kind, timestamp, offer);
-            return Ok(());
-        }
         let mut draft = draft;
-        self.pack(peer, &mut draft, bytes, coding)?.enter(kind, timestamp, offer);
-        Ok(())
+        match room {
+            None => self.post_alone(peer, draft, coding)?,
+            Some(room) if !is_settled && !is_request && room >= size_of::<Offer>() => {
+                self.pack_with_landing(peer, &mut draft, bytes, coding)?;
+            }
+            Some(_) => self.pack(peer, &mut draft, bytes, coding)?,
+        }
+        lane(&mut self.lanes, peer)?.enter(kind, timestamp, offer.as_ref());
+        // A message that has to wait for a landing, or for others that do, must not keep the peer waiting for one.
+        if is_settled { Ok(()) } else { self.replace_landings(peer) }
     }
 
     /// Answers a request that has nothing more to be told. Such answers in a row take 8 bytes each.
@@ -116,24 +122,29 @@ impl Endpoint {
     }
 
     /// Puts a message of up to `bytes` bytes behind those that are about to leave.
-    fn pack(
+    pub(super) fn pack(
         &mut self,
         peer: PeerId,
         draft: &mut Draft<'_>,
         bytes: usize,
         coding: &mut Coding,
-    ) -> Result<&mut Lane> {
+    ) -> Result<()> {
+        self.open_frame(peer, bytes)?;
         let open = lane(&mut self.lanes, peer)?;
-        if !open.packer.takes(bytes) {
-            self.close_frame(peer)?;
+        if !open.packer.extend(draft) {
+            let image = (draft, bytes, open.frame_bytes);
+            open.packer.append(self.node, image, coding, &self.memory)?;
         }
-        let open = lane(&mut self.lanes, peer)?;
-        let image = (draft, bytes, open.frame_bytes);
-        open.packer.append(self.node, image, coding, &self.memory)?;
         if !std::mem::replace(&mut open.is_listed, true) {
             self.open.push(peer);
         }
-        Ok(open)
+        Ok(())
+    }
+
+    /// Closes a lane's frame if a message of up to `bytes` bytes does not go into it any more.
+    pub(super) fn open_frame(&mut self, peer: PeerId, bytes: usize) -> Result<()> {
+        let open = lane(&mut self.lanes, peer)?;
+        if open.packer.takes(bytes) { Ok(()) } else { self.close_frame(peer) }
     }
 
     /// Posts a lane's open frame, if there is one. When that fails the lane is closed: what was in it was taken on before.
@@ -171,7 +182,8 @@ impl Endpoint {
 
     /// Posts a message that has a frame to itself, or none.
     fn post_alone(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
-        let outgoing = self.encode(peer, draft, coding)?;
+        coding.carrier_checks = self.limits.checks_bytes;
+        let outgoing = encode(self.node, draft, coding, &self.memory)?;
         let frame_bytes = lane(&mut self.lanes, peer)?.frame_bytes;
         let item = match outgoing {
             Outgoing { head, values: Some(values) }

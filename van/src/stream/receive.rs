@@ -385,4 +385,4 @@ fn skew_behind(padding: usize, staging: &[u8]) -> usize {
     (staging.as_ptr() as usize + padding).wrapping_neg() % ALIGN
 }
 
-const _: () = assert!(VERSION == 5, "a change of the units above is a new version");
+const _: () = assert!(VERSION == 6, "a change of the units above is a new version");

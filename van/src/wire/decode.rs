@@ -281,7 +281,7 @@ impl Layout {
 
 /// Bytes of the signature section, which comes first.
 #[inline]
-pub(crate) fn signature_bytes(flags: u8) -> usize {
+fn signature_bytes(flags: u8) -> usize {
     if flags & flags::SIGNATURE == 0 { 0 } else { size_of::<u64>() }
 }
 

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"CRVN");
 
 /// Version of all layouts in this file, and of those of streams and of rings in shared memory.
-pub const VERSION: u8 = 5;
+pub const VERSION: u8 = 6;
 
 /// First 64 bytes of every message: one cache line, no padding.
 ///

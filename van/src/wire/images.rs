@@ -99,6 +99,7 @@ impl Images {
             let one = &mut self.run.left;
             if let Some(Record { timestamp, .. }) = one.first()
                 && one.are_bare()
+                && !one.have_offers()
             {
                 one.pass();
                 return Ok(Entry::Answer(timestamp));

@@ -21,7 +21,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::message::KeyRange;
-pub(crate) use decode::{decode, decode_landed, decode_lent, signature_bytes};
+pub(crate) use decode::{decode, decode_landed, decode_lent};
 pub use encode::{Coding, encode};
 pub(crate) use encode::{encode_into, seal};
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};

@@ -6,7 +6,7 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
 
 use super::run::{TIMESTAMP, keys_of};
-use super::{ALIGN, DecodeError, Header, Kind, check_padding};
+use super::{ALIGN, DecodeError, Header, Kind, Offer, check_padding, flags};
 use crate::memory::Shared;
 use crate::message::{KeyRange, Message, Sections};
 
@@ -15,6 +15,7 @@ use crate::message::{KeyRange, Message, Sections};
 pub(super) struct Form {
     kind: Kind,
     range: KeyRange,
+    offer_bytes: usize,
     key_bytes: usize,
     value_bytes: usize,
     /// How many they are.
@@ -38,6 +39,7 @@ impl Form {
     const NONE: Form = Form {
         kind: Kind::Reply,
         range: KeyRange::ALL,
+        offer_bytes: 0,
         key_bytes: 0,
         value_bytes: 0,
         count: 0,
@@ -64,14 +66,17 @@ impl Form {
     ) -> Result<Option<Form>, DecodeError> {
         let [keys, records, values] =
             [header.key_bytes, header.length_bytes, header.value_bytes].map(|n| n.get() as usize);
-        let is_form = header.flags == 0 && keys_of(kind).is_some_and(|count| keys == 8 * count);
-        let first = size_of::<Header>() + keys; // not longer than a header and a key, once `is_form`
+        let offers = if header.flags & flags::OFFER == 0 { 0 } else { size_of::<Offer>() };
+        let is_form = header.flags & !flags::OFFER == 0
+            && keys_of(kind).is_some_and(|count| keys == 8 * count);
+        let first = size_of::<Header>() + offers + keys; // no longer than an offer and a key, once `is_form`
         let (kind, count, end, what) = match kind {
             Kind::Request | Kind::Reply if is_form && records == 0 => {
                 (kind, 1, first + values, "its sections")
             }
             Kind::Requests | Kind::Replies => {
-                let len = keys.saturating_add(values.next_multiple_of(ALIGN)); // of 32 bits each
+                let sections = keys.saturating_add(values.next_multiple_of(ALIGN)); // of 32 bits each
+                let len = offers.saturating_add(sections);
                 if !is_form || records == 0 || !records.is_multiple_of(TIMESTAMP + len) {
                     return Err(DecodeError::Run { keys, values, records });
                 }
@@ -87,8 +92,9 @@ impl Form {
         let (begin, last) = (header.range_begin.get(), header.range_end.get());
         let range =
             KeyRange::new(begin, last).ok_or(DecodeError::EmptyRange { begin, end: last })?;
-        let (key_bytes, value_bytes, said) = (keys, values, said(header));
-        Ok(Some(Form { kind, range, key_bytes, value_bytes, count, end, said }))
+        let (offer_bytes, key_bytes, value_bytes) = (offers, keys, values);
+        let said = said(header);
+        Ok(Some(Form { kind, range, offer_bytes, key_bytes, value_bytes, count, end, said }))
     }
 }
 
@@ -105,10 +111,11 @@ impl Run {
 
     /// Goes on with those of `image`, which has the form `form`, once all were passed.
     pub(super) fn begin(&mut self, form: Form, image: Shared) {
-        let Form { kind, key_bytes, value_bytes, .. } = form;
-        let stride = TIMESTAMP + (key_bytes + value_bytes).next_multiple_of(ALIGN);
+        let Form { kind, offer_bytes, key_bytes, value_bytes, .. } = form;
+        let lead = TIMESTAMP + offer_bytes;
+        let stride = lead + (key_bytes + value_bytes).next_multiple_of(ALIGN);
         self.form = form;
-        self.left = Messages { kind, key_bytes, value_bytes, stride, ..Messages::NONE };
+        self.left = Messages { kind, lead, key_bytes, value_bytes, stride, ..Messages::NONE };
         self.resume(image);
     }
 
@@ -117,7 +124,7 @@ impl Run {
     pub(crate) fn resume(&mut self, image: Shared) {
         let left = &mut self.left;
         left.timestamp_at = std::mem::offset_of!(Header, timestamp);
-        left.at = size_of::<Header>();
+        left.at = size_of::<Header>() + self.form.offer_bytes;
         left.count = self.form.count;
         left.image = Some(image);
     }
@@ -141,15 +148,17 @@ impl Run {
     }
 }
 
-/// Short messages of one peer that came one behind the other and differ in nothing but timestamp, key and values: requests about
-/// one key each, or replies that name none.
+/// Short messages of one peer that came one behind the other and differ in nothing but timestamp, offer, key and values: requests
+/// about one key each, or replies that name none.
 pub struct Messages {
     /// Begins with the header that they have in common; there is one as long as there are messages.
     image: Option<Shared>,
     /// Where the next one's timestamp stands.
     timestamp_at: usize,
-    /// Where its key does, or its values.
+    /// Where its key does, or its values. Its offer, if they have any, ends there.
     at: usize,
+    /// Bytes of a record before its key.
+    lead: usize,
     key_bytes: usize,
     value_bytes: usize,
     /// From one to the next.
@@ -177,6 +186,7 @@ impl Messages {
         image: None,
         timestamp_at: 0,
         at: 0,
+        lead: TIMESTAMP,
         key_bytes: 0,
         value_bytes: 0,
         stride: TIMESTAMP,
@@ -209,7 +219,13 @@ impl Messages {
         self.value_bytes
     }
 
-    /// Whether they are replies that say nothing.
+    /// Whether each has an offer.
+    #[inline]
+    pub fn have_offers(&self) -> bool {
+        self.lead > TIMESTAMP
+    }
+
+    /// Whether they are replies that say nothing about any keys.
     #[inline]
     pub fn are_bare(&self) -> bool {
         self.key_bytes | self.value_bytes == 0
@@ -247,9 +263,22 @@ impl Messages {
         Some(Record { timestamp, key, values: &sections[key_bytes..] })
     }
 
+    /// The offer of the next one, if they have any.
+    #[inline]
+    pub fn offer(&self) -> Option<Offer> {
+        self.offers().next()
+    }
+
+    /// Their offers, in order, if they have any.
+    pub(crate) fn offers(&self) -> impl Iterator<Item = Offer> {
+        let count = if self.have_offers() { self.open } else { 0 };
+        let all = (0..count).map(|n| self.at - size_of::<Offer>() + n * self.stride);
+        all.map(|at| Offer::read_from_prefix(&self.image()[at..]).expect("whole records").0)
+    }
+
     /// The numbers of the requests, in order.
     pub(crate) fn timestamps(&self) -> impl Iterator<Item = u64> {
-        let behind = (1..self.open).map(|n| self.at + n * self.stride - TIMESTAMP);
+        let behind = (1..self.open).map(|n| self.at + n * self.stride - self.lead);
         let all = (0..self.open.min(1)).map(|_| self.timestamp_at).chain(behind);
         all.map(|at| number(&self.image()[at..]))
     }
@@ -264,7 +293,7 @@ impl Messages {
             self.image = None;
         }
         self.at += self.stride;
-        self.timestamp_at = self.at - TIMESTAMP;
+        self.timestamp_at = self.at - self.lead;
     }
 
     /// The next one as a message by itself, which is passed.
@@ -279,7 +308,8 @@ impl Messages {
         };
         let image = if self.count == 1 { self.image.take()? } else { self.image.clone()? };
         self.pass();
-        let (apart, kind, flags, is_lent) = (None, self.kind, 0, false);
+        let flags = if self.have_offers() { flags::OFFER } else { 0 };
+        let (apart, kind, is_lent) = (None, self.kind, false);
         Some(Message { image, apart, timestamp, sections, kind, flags, is_lent })
     }
 
@@ -292,7 +322,7 @@ impl Messages {
     #[inline(always)]
     fn check(&self, count: usize, range: KeyRange) -> Result<(), DecodeError> {
         let len = self.key_bytes + self.value_bytes;
-        let padding = self.stride - TIMESTAMP - len;
+        let padding = self.stride - self.lead - len;
         if self.key_bytes | padding == 0 {
             return Ok(());
         }
@@ -413,11 +443,23 @@ mod tests {
     #[test]
     fn a_run_is_read_message_by_message() {
         let pool = Pool::new(1 << 22);
-        for (kind, value_bytes) in [(Kind::Request, 0), (Kind::Request, 13), (Kind::Reply, 16)] {
+        let offer = |number: usize| Offer {
+            key: (number as u64).into(),
+            address: 7.into(),
+            len: 1000.into(),
+        };
+        for (kind, value_bytes, offers) in [
+            (Kind::Request, 0, false),
+            (Kind::Request, 13, false),
+            (Kind::Reply, 16, false),
+            (Kind::Request, 5, true),
+            (Kind::Reply, 0, true),
+        ] {
             let keys = [[3], [8], [4]];
             let draft = |number: usize| Draft {
                 timestamp: 10 + number as u64,
                 range: KeyRange::new(3, 9).unwrap(),
+                offer: offers.then(|| offer(number)),
                 keys: if kind == Kind::Request { &keys[number] } else { &[] },
                 values: Values::Copied(&[[1; 16], [2; 16], [3; 16]][number][..value_bytes]),
                 ..Draft::new(kind)
@@ -442,6 +484,7 @@ mod tests {
                 let Ok(Entry::Message(message)) = images.next(&pool) else { panic!("{number}") };
                 assert_eq!((message.kind(), message.timestamp()), (kind, 10 + number as u64));
                 assert_eq!(message.keys(), draft(number).keys);
+                assert_eq!(message.offer(), offers.then(|| offer(number)));
                 assert_eq!(message.values(), vec![1 + number as u8; value_bytes]);
             }
             assert!(images.is_empty());

@@ -1,22 +1,22 @@
-//! Runs: short messages of one lane that differ in nothing but timestamp, key and values are one image.
+//! Runs: short messages of one lane that differ in nothing but timestamp, offer, key and values are one image.
 //!
 //! ```text
-//! header, key, values, zeros to 8        the first, as it would be alone
-//! timestamp, key, values, zeros to 8     each of those behind it: a record
+//! header, offer, key, values, zeros to 8        the first, as it would be alone
+//! timestamp, offer, key, values, zeros to 8     each of those behind it: a record
 //! ```
 //!
-//! Requests are about one key, replies name none. The header's kind says that it is a run, and its `length_bytes`, as there are no
+//! All have an offer, or none has. Requests are about one key, replies name none. The header's kind says that it is a run, and its `length_bytes`, as there are no
 //! lengths, how long all records are together. They are read in `records.rs`.
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
-use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, IntoBytes};
 
-use super::{ALIGN, Header, Kind};
+use super::{ALIGN, Header, Kind, Offer};
 use crate::message::{Draft, KeyRange};
 
-/// Bytes of a record before its key.
+/// Bytes of a record before its offer, if there is one, and its key.
 pub(super) const TIMESTAMP: usize = size_of::<u64>();
 
 /// What messages have in common that can be records of one run.
@@ -27,6 +27,7 @@ pub(crate) struct Shape {
     table: u32,
     clock: u64,
     range: KeyRange,
+    has_offers: bool,
     value_bytes: usize,
 }
 
@@ -35,7 +36,8 @@ impl Shape {
     pub(crate) fn of(draft: &Draft<'_>) -> Option<Shape> {
         let Draft { kind, op, table, clock, range, .. } = *draft;
         keys_of(kind)?;
-        let shape = Shape { kind, op, table, clock, range, value_bytes: draft.values.len() };
+        let (has_offers, value_bytes) = (draft.offer.is_some(), draft.values.len());
+        let shape = Shape { kind, op, table, clock, range, has_offers, value_bytes };
         shape.fits(draft).then_some(shape)
     }
 
@@ -46,22 +48,23 @@ impl Shape {
             && draft.values.len() == self.value_bytes
             && (draft.kind, draft.op, draft.table) == (self.kind, self.op, self.table)
             && (draft.clock, draft.range) == (self.clock, self.range)
+            && draft.offer.is_some() == self.has_offers
             && draft.lengths.is_empty()
-            && draft.offer.is_none()
             && draft.signature.is_none()
     }
 
     /// The table and the bytes of values, if these are replies with nothing but values.
     pub(crate) fn reply(&self) -> Option<(u32, usize)> {
-        let Shape { kind, op, table, clock, range, value_bytes } = *self;
+        let Shape { kind, op, table, clock, range, has_offers, value_bytes } = *self;
         let is_plain = (kind, op, clock, range) == (Kind::Reply, 0, 0, KeyRange::ALL);
-        is_plain.then_some((table, value_bytes))
+        (is_plain && !has_offers).then_some((table, value_bytes))
     }
 
     #[inline]
     pub(crate) fn record_bytes(&self) -> usize {
         let keys = if self.kind == Kind::Request { size_of::<u64>() } else { 0 };
-        TIMESTAMP + keys + self.value_bytes.next_multiple_of(ALIGN)
+        let offer = if self.has_offers { size_of::<Offer>() } else { 0 };
+        TIMESTAMP + offer + keys + self.value_bytes.next_multiple_of(ALIGN)
     }
 }
 
@@ -75,13 +78,18 @@ pub(super) fn keys_of(kind: Kind) -> Option<usize> {
     }
 }
 
-/// Lays the key and values of a draft that has a [`Shape`] down, and zeros in what is left of `place`.
+/// Lays the offer, key and values of a draft that has a [`Shape`] down, and zeros in what is left of `place`.
 ///
 /// # Panics
 /// On a bug of the caller: a key outside of the range, a place that is too short.
 #[inline]
 pub(crate) fn write_sections(draft: &mut Draft<'_>, place: &mut [u8]) {
     let mut rest = place;
+    if let Some(offer) = &draft.offer {
+        let (place, others) = rest.split_at_mut(size_of::<Offer>());
+        place.copy_from_slice(offer.as_bytes());
+        rest = others;
+    }
     if let [key] = draft.keys {
         assert!(draft.range.contains(*key), "key {key} lies outside of {:?}", draft.range);
         let (place, values) = rest.split_first_chunk_mut().expect("room for a key");

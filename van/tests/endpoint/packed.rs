@@ -153,6 +153,66 @@ fn runs_are_taken_together_until_their_lane_is_closed() {
     assert!(b.endpoint.run().is_empty() && b.endpoint.take_run().is_none());
 }
 
+/// Goal: answers that bring landings, and requests with an offer, are alike: they share a frame and a run, and each offer arrives.
+#[test]
+fn offers_come_in_runs() {
+    const COUNT: u64 = 8;
+    let network = Network::new(1, Faults::none());
+    let (mut a, mut b) = pair(&network, &config(2048, 16, 256 * MIB));
+    let frames = |side: &Side| side.endpoint.counters().frames_sent;
+    for round in 0..5 {
+        let before = (frames(&a), frames(&b));
+        for number in 0..COUNT {
+            let values = filled(&a, 50_000, number);
+            a.post(Kind::Request, number, Values::Apart(values)).unwrap();
+        }
+        settle(&mut a, &mut b);
+        for request in std::mem::take(&mut b.came) {
+            let number = request.timestamp();
+            assert!(is_filled(request.values(), 50_000, number), "{round}: {number}");
+            b.endpoint.answer(b.peer, number).unwrap();
+        }
+        settle(&mut a, &mut b);
+        assert!(a.answered.drain(..).eq(0..COUNT));
+        let sent = (frames(&a) - before.0, frames(&b) - before.1);
+        assert!(round == 0 || sent == (0, 1), "{round}: {sent:?}, with no landing asked for");
+    }
+    for round in 0..2 {
+        let mut offers = Vec::new();
+        for number in 0..COUNT {
+            let place = a.endpoint.memory().allocate(3000).unwrap();
+            let offer = Some(a.endpoint.offer(a.peer, place).unwrap());
+            let (keys, timestamp) = (&[number][..], number);
+            let draft = Draft { keys, timestamp, offer, ..Draft::new(Kind::Request) };
+            a.endpoint.post(a.peer, draft, &mut Coding::plain()).unwrap();
+            offers.extend(offer);
+        }
+        a.endpoint.poll().unwrap();
+        while !b.endpoint.poll().unwrap() {
+            b.endpoint.wait(NAP).unwrap();
+        }
+        assert!(matches!(b.endpoint.take_run(), Some(Taken::Run(_))));
+        assert!(b.endpoint.run().have_offers() && b.endpoint.run().len() == COUNT as usize);
+        for (number, offer) in (0..).zip(offers) {
+            assert_eq!(b.endpoint.run().offer(), Some(offer), "{round}: {number}");
+            match number % 2 {
+                0 => b.endpoint.run_mut().pass(),
+                _ => assert!(
+                    matches!(b.endpoint.take_first(), Some(Arrival::Message { message, .. })
+                    if message.offer() == Some(offer) && message.keys() == [number])
+                ),
+            }
+            let values = filled(&b, 3000, number);
+            b.endpoint.place(b.peer, values, offer).unwrap();
+        }
+        settle(&mut a, &mut b);
+        for (number, (timestamp, memory, len)) in (0..).zip(a.placed.drain(..)) {
+            assert!(timestamp == number && is_filled(&memory[..len], 3000, number));
+        }
+        assert_eq!(a.endpoint.credits(a.peer), 16);
+    }
+}
+
 /// Goal: a lane that goes while messages wait in its open frame is reported once, and takes nothing any more.
 #[test]
 fn a_lane_lost_with_an_open_frame_is_reported_once() {

@@ -7,7 +7,7 @@ use std::slice::from_ref;
 use caravan_van::wire::Record;
 use caravan_van::{Endpoint, PeerId};
 
-use super::answer::{Asker, answer_pull, refuse};
+use super::answer::{Asker, answer_pull, place_pull, refuse};
 use super::{Entry, ServerThread, position};
 use crate::consistency::Admission;
 use crate::op::Op;
@@ -65,7 +65,9 @@ impl ServerThread {
         let (count, value_bytes) = (run.len(), run.value_bytes());
         let (of, shard) = ((peer, table), &mut **shard);
         let (served, answer_bytes) = match Op::from_raw(header.op) {
-            Some(Op::Push) => (serve_pushes(&mut self.endpoint, shard, of, alike), 0),
+            Some(Op::Push) if !run.have_offers() => {
+                (serve_pushes(&mut self.endpoint, shard, of, alike), 0)
+            }
             Some(Op::Pull) => (serve_pulls(&mut self.endpoint, shard, of, alike), spec.row_bytes()),
             _ => return Ok(()),
         };
@@ -110,13 +112,19 @@ fn serve_pulls(
     (peer, table): (PeerId, u32),
     alike: Request<'_>,
 ) -> caravan_van::Result<()> {
+    let have_offers = endpoint.run().have_offers();
     while let Some(Record { timestamp, key, .. }) = endpoint.run().first() {
         let request = Request { keys: from_ref(&key), pulls: true, ..alike };
         if shard.admit(&request) != Admission::Now {
             break;
         }
+        let asker = Asker { peer, table, timestamp };
+        let offer = if have_offers { endpoint.run().offer() } else { None };
         endpoint.run_mut().pass();
-        answer_pull(endpoint, shard, Asker { peer, table, timestamp }, &request)?;
+        match offer {
+            None => answer_pull(endpoint, shard, asker, &request)?,
+            Some(offer) => place_pull(endpoint, shard, (asker, offer), &request)?,
+        }
     }
     Ok(())
 }
