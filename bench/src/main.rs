@@ -1,6 +1,6 @@
 //! The `caravan` program: reads the command line, runs one command, and says by its status how that went.
 //!
-//! Status 0: all that was asked for was done and every verified byte was right. 1: it was not. 2: wrong usage. 130: Ctrl-C.
+//! Status 0: all that was asked for was done and every verified byte was right. 1: it was not. 2: wrong usage. 130: Ctrl-C. 143: SIGTERM.
 
 #![forbid(unsafe_code)]
 
@@ -57,10 +57,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("caravan: {error:#}");
-            ExitCode::from(match () {
-                () if error.is::<Usage>() => 2,
-                () if error.is::<Interrupted>() => interrupt::STATUS as u8,
-                () => 1,
+            ExitCode::from(match error.downcast_ref::<Interrupted>() {
+                Some(interrupted) => interrupted.status as u8,
+                None if error.is::<Usage>() => 2,
+                None => 1,
             })
         }
     }

@@ -14,13 +14,18 @@ impl fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// A run that Ctrl-C has ended, and what has become of its work: status 130.
+/// A run that Ctrl-C, or a plea to end, has ended.
 #[derive(Debug)]
-pub(crate) struct Interrupted(pub(crate) String);
+pub(crate) struct Interrupted {
+    /// What the program ends with: 130 after Ctrl-C.
+    pub(crate) status: i32,
+    /// What has become of its work.
+    pub(crate) saved: String,
+}
 
 impl fmt::Display for Interrupted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "interrupted: {}", self.0)
+        write!(f, "interrupted: {}", self.saved)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Goal: Ctrl-C costs no work: the model is saved and the run can go on from it; a second Ctrl-C ends it at once. A node that
+//! Goal: neither Ctrl-C nor SIGTERM costs work: the model is saved and the run can go on from it; a second Ctrl-C ends it at once. A node that
 //! is killed ends the run, and nothing is left behind.
 //! Method: real processes and real signals.
 
@@ -119,12 +119,12 @@ fn an_interrupted_run_goes_on_from_its_model() {
     let nodes = children(slow.id());
     assert_eq!(nodes.len(), 3);
     assert!(!model.exists(), "nothing is written before");
-    signal("INT", slow.id());
+    signal("TERM", slow.id());
     let interrupted = row(&mut stdout, "result");
     let status = ended(&mut slow, PATIENCE);
     let mut said = String::new();
     slow.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert_eq!(status.code(), Some(130), "{said}");
+    assert_eq!(status.code(), Some(143), "{said}");
     assert!(said.contains("saved.model") && said.contains("--resume"), "{said}");
     assert_eq!(interrupted["converged"], false);
     assert_gone(&nodes);

@@ -28,7 +28,7 @@ const SMOKE_PASSES: u64 = 3;
 /// Runs `caravan train dbpg`.
 ///
 /// # Errors
-/// Names the file or the node; rows that cannot be written; [`Interrupted`] after Ctrl-C.
+/// Names the file or the node; rows that cannot be written; [`Interrupted`] after Ctrl-C or a plea to end.
 pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let lambdas = lambdas(args)?;
     let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
@@ -93,7 +93,8 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     cluster.shutdown()?;
     stopped.map_or(Ok(()), |file| {
         let file = file.display();
-        Err(Interrupted(format!("the model so far is in {file}; --resume {file} goes on")).into())
+        let saved = format!("the model so far is in {file}; --resume {file} goes on");
+        Err(Interrupted { status: interrupt.status(), saved }.into())
     })
 }
 
