@@ -264,14 +264,14 @@ impl Link {
     /// What the other side has against it.
     pub(crate) fn connect(&self, said: &[u8]) -> Result<Vec<u8>> {
         let connection = self.queue.connection();
-        connection.connect(said, RETRIES)?;
+        connection.connect(said, RETRIES).context("cannot ask for a link by RDMA")?;
         Ok(self.events.expect(connection.key(), CmKind::Established)?.private_data)
     }
 
     /// Completes a link that was asked for.
     pub(crate) fn accept(&self, said: &[u8]) -> Result<()> {
         let connection = self.queue.connection();
-        connection.accept(said)?;
+        connection.accept(said).context("cannot accept a link by RDMA")?;
         self.events.expect(connection.key(), CmKind::Established)?;
         Ok(())
     }
