@@ -1,4 +1,4 @@
-//! What the system says of devices and threads in files.
+//! What the system says of devices in files.
 
 use std::fs;
 use std::path::Path;
@@ -12,12 +12,6 @@ pub fn names_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Time that this thread has had a core for so far, in nanoseconds; 0 where the system does not say.
-pub fn thread_cpu_ns() -> u64 {
-    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -27,14 +21,5 @@ mod tests {
         let names = names_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
         assert!(names.is_sorted() && names.iter().any(|name| name == "files.rs"), "{names:?}");
         assert!(names_in(Path::new("/no/such/folder")).is_empty());
-    }
-
-    #[test]
-    fn time_on_a_core_only_grows() {
-        let before = thread_cpu_ns();
-        while before > 0 && thread_cpu_ns() == before {
-            std::hint::spin_loop();
-        }
-        assert!(thread_cpu_ns() >= before);
     }
 }

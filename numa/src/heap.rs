@@ -82,6 +82,10 @@ pub(crate) fn current_pu() -> io::Result<PuId> {
     unsupported()
 }
 
+pub(crate) fn thread_cpu_ns() -> u64 {
+    0
+}
+
 fn unsupported<T>() -> io::Result<T> {
     Err(io::ErrorKind::Unsupported.into())
 }

@@ -52,11 +52,11 @@ mod topology;
 
 #[cfg(feature = "topology")]
 pub use affinity::{Near, Placement, Plan, Seat, pin_current_thread};
-pub use files::{names_in, thread_cpu_ns};
+pub use files::names_in;
 pub use ids::{NumaId, PuId};
 pub use pages::{
     HUGE_PAGE_BYTES, HugePages, PAGE_BYTES, PageSource, Pages, PagesError, current_pu, nodes_of,
-    prefer_node, return_freed_blocks,
+    prefer_node, return_freed_blocks, thread_cpu_ns,
 };
 #[cfg(feature = "topology")]
 pub use topology::{Core, Device, DeviceKind, Error, NumaNode, Topology};

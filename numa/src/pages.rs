@@ -166,6 +166,11 @@ pub fn current_pu() -> io::Result<PuId> {
     sys::current_pu()
 }
 
+/// Time that the calling thread has had a core for so far, in nanoseconds; 0 where the system doesn't tell.
+pub fn thread_cpu_ns() -> u64 {
+    sys::thread_cpu_ns()
+}
+
 type Mapped = (Mapping, Option<MemoryFile>);
 
 /// Huge pages that were set aside; `None`, and a shortfall, when there are too few.
@@ -236,6 +241,15 @@ static NODE: AtomicBool = AtomicBool::new(false);
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
+
+    #[test]
+    #[cfg_attr(any(miri, not(target_os = "linux")), ignore = "the system doesn't tell")]
+    fn time_on_a_core_is_that_of_this_moment() {
+        let mut times: Vec<u64> = (0..100).map(|_| thread_cpu_ns()).collect();
+        assert!(times.is_sorted());
+        times.dedup();
+        assert!(times.len() > 50, "{} different times of 100, not one a tick", times.len());
+    }
 
     #[test]
     fn pages_begin_where_they_should() {
