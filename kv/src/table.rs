@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::filter::Filters;
 
 /// Values of at least this many bytes, if they lie together, are sent by servers from where they have them; fewer are copied into
-/// the message: who stores to what is still being read has to copy all of its chunk first.
+/// the message, but for some of those that a van lends: who stores to what is still being read has to copy all of its chunk first.
 pub(crate) const SHARED_BYTES_MIN: usize = 16 << 10;
 
 /// Element type of a table's values.

@@ -448,6 +448,39 @@ fn answers_that_are_lent_stay_as_they_came() {
     }
 }
 
+/// Goal: a row of a few KiB is lent as well, and when others keep what was lent while it is stored to, which then costs a copy of all
+/// that lies beside it, it is copied into answers for a while.
+/// Method: pull and store, with and without the answer at hand, and see which answers were lent.
+#[test]
+fn a_row_that_is_stored_to_while_it_is_lent_is_copied_for_a_while() {
+    const WIDTH: usize = 1 << 10; // 4 KiB of f32
+    if !vans().contains(&Van::Shm) {
+        return;
+    }
+    let servers = Servers::start(Van::Shm, 1, &config(64, GIB), &handles());
+    let mut worker = servers.worker();
+    let spec = TableSpec::new(1, "rows", ValueType::F32, WIDTH as u32).handle("add");
+    let table = worker.create_table(&spec).unwrap();
+    let mut sum = 0.0;
+    let mut push_and_pull = || {
+        let pushed = worker.push(table, &[7], &[1f32; WIDTH]).unwrap();
+        worker.wait(pushed).unwrap();
+        sum += 1.0;
+        let pulled = worker.pull(table, &[7]).unwrap();
+        let answer = worker.wait(pulled).unwrap();
+        assert!(answer.values::<f32>().iter().all(|&value| value == sum));
+        answer
+    };
+    for _ in 0..100 {
+        assert!(push_and_pull().lent.is_some(), "nobody stores to what is lent");
+    }
+    let kept = push_and_pull();
+    let lent = Vec::from_iter((0..40).map(|_| push_and_pull().lent.is_some()));
+    assert_eq!(lent.iter().position(|lent| *lent), Some(16), "{lent:?}");
+    assert!(lent[16..].iter().all(|lent| *lent), "{lent:?}");
+    assert!(kept.values::<f32>().iter().all(|&value| value == 101.0), "it is as it came");
+}
+
 /// Answers whose length nobody knew before, more at a time than a lane's share of landings.
 #[test]
 fn many_long_answers_without_an_offer() {

@@ -75,7 +75,8 @@ impl Ends {
     fn new(addresses: &[String; 2]) -> Ends {
         let vans = [van(&addresses[0], 1), van(&addresses[1], 2)];
         let events = [Vec::new(), Vec::new()];
-        let mut ends = Ends { vans, peers: [None; 2], events, filled: [0; 2], began: Instant::now() };
+        let mut ends =
+            Ends { vans, peers: [None; 2], events, filled: [0; 2], began: Instant::now() };
         let address = ends.vans[1].address().to_owned();
         ends.vans[0].connect(&address).unwrap();
         while ends.peers.iter().any(Option::is_none) {

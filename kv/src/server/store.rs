@@ -1,8 +1,8 @@
 //! Rows of numbers: the shard behind ordinary tables.
 //!
 //! Rows of equal width lie in chunks of registered memory. A pull whose values lie together in one chunk is answered from
-//! there without a copy; while a van still sends from a chunk, a push to it writes to a fresh copy instead, so that what is
-//! on its way never changes.
+//! there without a copy, if they are long, or not short and a van lends them; while somebody still reads a chunk, a push to it
+//! writes to a fresh copy instead, so that what is on its way never changes.
 
 use std::slice::{from_mut, from_ref};
 
@@ -17,6 +17,13 @@ use crate::table::{SHARED_BYTES_MIN, Store, TableSpec};
 /// Size that chunks of small rows have, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
 
+/// Values from this size on may be lent, if the van does that, ...
+const LENT_BYTES_MIN: usize = 2 << 10;
+
+/// ... and, while they are not long, are copied so many times after a push has met a chunk that was being read: to copy all of that
+/// costs a few microseconds, and a loan spares at most one.
+const COPIES_AFTER_PUSH: u32 = 16;
+
 /// Dense tables take this many bytes a shard at most: their rows exist from the start.
 const DENSE_BYTES_MAX: u128 = 64 << 30;
 
@@ -27,6 +34,8 @@ pub(crate) struct Rows<V, R> {
     /// Rows a chunk holds: 2^this.
     chunk_shift: u32,
     chunks: Vec<Shared>,
+    /// Pulls of less than [`SHARED_BYTES_MIN`] to copy before one is lent again.
+    copies_due: u32,
     rule: R,
     /// Where the rows of the request at hand are, unless they are kept with its keys.
     found: Found,
@@ -60,7 +69,8 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         };
         let (chunks, found) = (Vec::new(), Found::default());
         let values = std::marker::PhantomData;
-        let mut store = Rows { keys, width, chunk_shift, chunks, rule, found, values };
+        let mut store =
+            Rows { keys, width, chunk_shift, chunks, copies_due: 0, rule, found, values };
         if let Keys::Dense(range) = store.keys {
             let bytes = range.count() * row_bytes as u128;
             let most = DENSE_BYTES_MAX.min(share(memory) as u128);
@@ -198,10 +208,8 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     fn push_one(&mut self, key: u64, pushed: &[V], memory: &Pool) -> Result<(), String> {
         let row = self.row_or_insert(key, memory)?;
         let (chunk, at) = self.place(row);
-        let range = at..at + self.row_bytes();
-        let bytes = self.chunks[chunk].make_mut(memory).map_err(|error| error.to_string())?;
-        let stored = V::view_mut(&mut bytes[range]).expect(WHOLE_ROWS);
-        self.rule.apply(key, stored, pushed);
+        let stored = writable(&mut self.chunks[chunk], &mut self.copies_due, memory)?;
+        self.rule.apply(key, &mut stored[at / V::BYTES..][..self.width], pushed);
         Ok(())
     }
 
@@ -215,11 +223,13 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         let (shift, width) = (self.chunk_shift, self.width);
         // All chunks are made writable first, so that a push for which memory is short leaves no half of itself behind.
         for piece in found.pieces(shift) {
-            writable::<V>(&mut self.chunks[piece.row() as usize >> shift], memory)?;
+            let chunk = &mut self.chunks[piece.row() as usize >> shift];
+            writable::<V>(chunk, &mut self.copies_due, memory)?;
         }
         let mut at = 0;
         for piece in found.pieces(shift) {
-            let stored = writable(&mut self.chunks[piece.row() as usize >> shift], memory)?;
+            let chunk = &mut self.chunks[piece.row() as usize >> shift];
+            let stored = writable(chunk, &mut self.copies_due, memory)?;
             let keys = &keys[at..at + piece.len()];
             let pushed = &pushed[at * width..][..keys.len() * width];
             at += keys.len();
@@ -303,10 +313,18 @@ fn view<V: Value>(chunk: &[u8]) -> &[V] {
     V::view(chunk).expect(WHOLE_ROWS)
 }
 
-/// A chunk to write, in a copy if a van still sends from it.
+/// A chunk to write, in a copy if somebody still reads from it.
 #[inline]
-fn writable<'a, V: Value>(chunk: &'a mut Shared, memory: &Pool) -> Result<&'a mut [V], String> {
+fn writable<'a, V: Value>(
+    chunk: &'a mut Shared,
+    copies_due: &mut u32,
+    memory: &Pool,
+) -> Result<&'a mut [V], String> {
+    let read = chunk.as_ptr();
     let bytes = chunk.make_mut(memory).map_err(|error| error.to_string())?;
+    if bytes.as_ptr() != read {
+        *copies_due = COPIES_AFTER_PUSH;
+    }
     Ok(V::view_mut(bytes).expect(WHOLE_ROWS))
 }
 
@@ -357,12 +375,14 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
         };
         let (chunk, at) = self.place(row);
         let (chunk, range) = (&self.chunks[chunk], at..at + bytes);
-        let is_short = bytes < SHARED_BYTES_MIN;
-        Ok(if is_short {
-            Pulled::Stored(&chunk[range])
-        } else {
-            Pulled::Shared(chunk.slice(range))
-        })
+        if bytes < LENT_BYTES_MIN {
+            return Ok(Pulled::Stored(&chunk[range]));
+        }
+        if bytes < SHARED_BYTES_MIN && self.copies_due > 0 {
+            self.copies_due -= 1;
+            return Ok(Pulled::Stored(&chunk[range]));
+        }
+        Ok(Pulled::Shared(chunk.slice(range)))
     }
 
     fn read(&mut self, request: &Request<'_>, into: &mut [u8]) {

@@ -125,10 +125,9 @@ impl Worker {
         if !known.last.range.contains(*first) && !known.turn_to(*first, &self.servers) {
             return false;
         }
-        let needs_place = place < SHARED_BYTES_MIN
-            || *what == What::Push
+        let needs_place = *what == What::Push
             || into.is_some()
-            || !self.endpoint.lends(known.last.peer, place); // or it will be read where the server has it
+            || !is_lent(&self.endpoint, known.last.peer, keys.len(), place);
         needs_place && *last <= known.last.range.last() && slicer::are_ascending(keys)
     }
 
@@ -183,7 +182,7 @@ impl Worker {
         let mut into = match (what, request.into.take()) {
             (What::Push, _) => None,
             (_, Some(into)) => Some(into),
-            (_, None) if place == 0 || self.is_lent(keys, table, place) => None,
+            (_, None) if place == 0 || self.is_lent_whole(keys, table, place) => None,
             (_, None) => Some(self.endpoint.memory().allocate(place)?),
         };
         let timestamp = self.tracker.begin(what)?;
@@ -208,14 +207,12 @@ impl Worker {
         Ok(timestamp)
     }
 
-    /// Whether the answer will be read where the server has it, so that it needs no place: it is long, and of one server.
-    fn is_lent(&self, keys: &[u64], table: Table, place: usize) -> bool {
-        if place < SHARED_BYTES_MIN {
-            return false;
-        }
+    /// Whether the answer is [lent](is_lent), all of it by one server.
+    fn is_lent_whole(&self, keys: &[u64], table: Table, place: usize) -> bool {
         let mut slices = slicer::cut(keys, &self.tables[table.0 as usize].parts);
         slices.next().is_some_and(|(server, slice)| {
-            slice.len() == keys.len() && self.endpoint.lends(self.servers[server].peer, place)
+            let peer = self.servers[server].peer;
+            slice.len() == keys.len() && is_lent(&self.endpoint, peer, keys.len(), place)
         })
     }
 
@@ -401,6 +398,13 @@ impl Worker {
         }
         self.settle(timestamp.0);
     }
+}
+
+/// Whether the answer to a pull of so many `keys`, `place` bytes, is read where the server has it, so that it needs no place: most
+/// single rows are, and what is long.
+#[inline]
+fn is_lent(endpoint: &Endpoint, peer: PeerId, keys: usize, place: usize) -> bool {
+    (keys == 1 || place >= SHARED_BYTES_MIN) && endpoint.lends(peer, place)
 }
 
 /// What is the same in all messages of a request.

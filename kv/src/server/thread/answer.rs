@@ -7,6 +7,7 @@ use caravan_van::{Draft, Endpoint, Message, PeerId, Pool, Shared, Values};
 
 use crate::error::Result;
 use crate::server::shard::{Pulled, Request, Shard};
+use crate::table::SHARED_BYTES_MIN;
 
 /// A reply or failure for `request`, still without values.
 #[inline(always)]
@@ -48,7 +49,10 @@ pub(super) fn answer_pull(
             Err(error) => post_failure(endpoint, asker, error),
         },
         Ok(Pulled::Shared(values)) => {
-            post(endpoint, peer, Draft { values: Values::Apart(values), ..reply() })
+            let bytes = values.len();
+            let is_copied = bytes < SHARED_BYTES_MIN && !endpoint.lends(peer, bytes);
+            let values = if is_copied { Values::Copied(&values) } else { Values::Apart(values) };
+            post(endpoint, peer, Draft { values, ..reply() })
         }
         Ok(Pulled::Bytes(bytes)) => {
             let mut write = |into: &mut [u8]| shard.read(request, into);
