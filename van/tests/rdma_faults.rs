@@ -21,6 +21,9 @@ static LINK: Mutex<()> = Mutex::new(());
 /// How long anything may take. A test that hangs fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Bytes of an offer that is written.
+const OFFERED: usize = 40 << 10;
+
 /// Says which test this process was started for.
 const CHILD: &str = "CARAVAN_TEST_CHILD";
 
@@ -133,27 +136,25 @@ impl Ends {
     /// Memory offered by each side to the other, and written by it, until `count` writes have come both ways, or one side is
     /// lost: then why. Frames that go beside keep the queues busy.
     fn place(&mut self, count: u64) -> Result<(), String> {
-        const BYTES: usize = 40 << 10;
         self.began = Instant::now();
         self.filled = [0; 2];
         let (mut offered, mut written) = ([0; 2], [0; 2]);
         while written != [count; 2] {
-            for from in 0..2 {
-                while offered[from] < count && offered[from] < written[from] + 4 {
-                    offered[from] += 1;
-                    self.offer(from, BYTES);
+            for (from, (offered, written)) in offered.iter_mut().zip(written).enumerate() {
+                while *offered < count && *offered < written + 4 {
+                    *offered += 1;
+                    self.offer(from);
                     self.post(from, u64::MAX);
                 }
             }
             self.turn();
-            for to in 0..2 {
+            for (to, written) in written.iter_mut().enumerate() {
                 for event in std::mem::take(&mut self.events[to]) {
                     match event {
                         Event::Received { frame, .. } => self.fill(to, &frame),
-                        Event::Written { memory, at: 0, len: BYTES, .. } => {
-                            let number = written[to] as u8;
-                            assert!(memory.iter().all(|byte| *byte == number), "{number}, whole");
-                            written[to] += 1;
+                        Event::Written { memory, at: 0, len: OFFERED, .. } => {
+                            assert!(memory.iter().all(|byte| *byte == *written as u8), "whole");
+                            *written += 1;
                         }
                         Event::Lost { error, .. } => return Err(error.to_string()),
                         other => panic!("{other:?}"),
@@ -164,9 +165,10 @@ impl Ends {
         Ok(())
     }
 
-    fn offer(&mut self, from: usize, bytes: usize) {
+    /// Offers memory, and says so in a frame.
+    fn offer(&mut self, from: usize) {
         let (van, peer) = (&mut self.vans[from], self.peers[from].unwrap());
-        let memory = van.memory().allocate(bytes).unwrap();
+        let memory = van.memory().allocate(OFFERED).unwrap();
         let offer = van.offer(peer, memory).unwrap();
         let mut frame = van.memory().allocate(FRAME_PREFIX + size_of::<Offer>()).unwrap();
         frame[FRAME_PREFIX..].copy_from_slice(offer.as_bytes());

@@ -208,8 +208,10 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     fn push_one(&mut self, key: u64, pushed: &[V], memory: &Pool) -> Result<(), String> {
         let row = self.row_or_insert(key, memory)?;
         let (chunk, at) = self.place(row);
-        let stored = writable(&mut self.chunks[chunk], &mut self.copies_due, memory)?;
-        self.rule.apply(key, &mut stored[at / V::BYTES..][..self.width], pushed);
+        let range = at..at + self.row_bytes();
+        let bytes = writable(&mut self.chunks[chunk], &mut self.copies_due, memory)?;
+        let stored = V::view_mut(&mut bytes[range]).expect(WHOLE_ROWS);
+        self.rule.apply(key, stored, pushed);
         Ok(())
     }
 
@@ -224,12 +226,13 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         // All chunks are made writable first, so that a push for which memory is short leaves no half of itself behind.
         for piece in found.pieces(shift) {
             let chunk = &mut self.chunks[piece.row() as usize >> shift];
-            writable::<V>(chunk, &mut self.copies_due, memory)?;
+            writable(chunk, &mut self.copies_due, memory)?;
         }
         let mut at = 0;
         for piece in found.pieces(shift) {
             let chunk = &mut self.chunks[piece.row() as usize >> shift];
-            let stored = writable(chunk, &mut self.copies_due, memory)?;
+            let bytes = writable(chunk, &mut self.copies_due, memory)?;
+            let stored = V::view_mut(bytes).expect(WHOLE_ROWS);
             let keys = &keys[at..at + piece.len()];
             let pushed = &pushed[at * width..][..keys.len() * width];
             at += keys.len();
@@ -315,17 +318,17 @@ fn view<V: Value>(chunk: &[u8]) -> &[V] {
 
 /// A chunk to write, in a copy if somebody still reads from it.
 #[inline]
-fn writable<'a, V: Value>(
+fn writable<'a>(
     chunk: &'a mut Shared,
     copies_due: &mut u32,
     memory: &Pool,
-) -> Result<&'a mut [V], String> {
+) -> Result<&'a mut [u8], String> {
     let read = chunk.as_ptr();
     let bytes = chunk.make_mut(memory).map_err(|error| error.to_string())?;
     if bytes.as_ptr() != read {
         *copies_due = COPIES_AFTER_PUSH;
     }
-    Ok(V::view_mut(bytes).expect(WHOLE_ROWS))
+    Ok(bytes)
 }
 
 impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
