@@ -5,8 +5,8 @@
 //! timestamp, offer, key, values, zeros to 8     each of those behind it: a record
 //! ```
 //!
-//! All have an offer, or none has. Requests are about one key, replies name none. The header's kind says that it is a run, and its `length_bytes`, as there are no
-//! lengths, how long all records are together. They are read in `records.rs`.
+//! All have an offer, or none has. Requests are about one key, replies name none. The header's kind says that it is a run, and its
+//! `length_bytes`, as there are no lengths, how long all records are together. They are read in `records.rs`.
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
