@@ -105,7 +105,10 @@ impl End {
         memory.fill(0);
         let open = self.pair.bind(window, memory).unwrap();
         self.do_now(Work::Probe);
-        assert!(self.done().is_empty());
+        // Soft-RoCE reports what opens a window by itself.
+        while self.pair.room() < SENDS {
+            assert!(self.done().is_empty());
+        }
         open
     }
 
