@@ -1,6 +1,7 @@
 //! The `caravan` program: reads the command line, runs one command, and says by its status how that went.
 //!
-//! Status 0: all that was asked for was done and every verified byte was right. 1: it was not. 2: wrong usage. 130: Ctrl-C. 143: SIGTERM.
+//! Status 0: all that was asked for was done and every verified byte was right. 1: it was not. 2: wrong usage. 130: Ctrl-C.
+//! 143: SIGTERM.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Goal: neither Ctrl-C nor SIGTERM costs work: the model is saved and the run can go on from it; a second Ctrl-C ends it at once. A node that
-//! is killed ends the run, and nothing is left behind.
+//! Goal: neither Ctrl-C nor SIGTERM costs work: the model is saved and the run can go on from it; a second Ctrl-C ends it at once. A
+//! node that is killed ends the run, and nothing is left behind.
 //! Method: real processes and real signals.
 
 #![allow(clippy::unwrap_used, reason = "tests")]

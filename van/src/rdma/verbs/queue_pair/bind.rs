@@ -19,7 +19,8 @@ impl QueuePair {
     ///
     /// Soft-RoCE, where something was lost, goes back to the first work that was not acknowledged and does again all that follows,
     /// windows included; to open one twice is an error that ends the connection. There windows open only while all that was sent
-    /// before is known to be acknowledged, and what opens them reports by itself, by which the device is past it.
+    /// before is known to be acknowledged, for which every ring is reported once this was asked; and what opens them reports by itself,
+    /// by which the device is past it.
     #[inline]
     pub fn can_bind(&mut self) -> bool {
         self.reports_all |= self.binds_again;
