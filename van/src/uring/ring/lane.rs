@@ -35,10 +35,6 @@ pub(super) struct Lane {
     pub(super) misses: Option<u32>,
     /// A send went out, so that a try at the same moment would come too early for the answer.
     pub(super) just_sent: bool,
-    /// To be queued when no send is under way: it takes the place of units that one might be sending.
-    pub(super) refusal: Option<String>,
-    /// A refusal was queued: it is of interest when that has left.
-    pub(super) refusing: bool,
     pub(super) closing: bool,
     send_header: libc::msghdr,
     send_slices: [libc::iovec; SLICES_MAX],
@@ -57,8 +53,6 @@ impl Lane {
             receive: Operation::default(),
             misses: None,
             just_sent: false,
-            refusal: None,
-            refusing: false,
             closing: false,
             send_header: empty_header(),
             send_slices: [NO_SLICE; SLICES_MAX],
@@ -69,7 +63,7 @@ impl Lane {
 
     /// Whether everything posted to it has left.
     pub(super) fn is_flushed(&self) -> bool {
-        self.sender.is_empty() && self.refusal.is_none()
+        self.sender.is_empty()
     }
 
     /// The operation that sends what is queued, as far as one call takes it; none if nothing is.
@@ -110,7 +104,7 @@ impl Lane {
     }
 
     /// Sends what the socket takes of what is queued, without waiting; none if nothing is.
-    pub(super) fn send(&self) -> Option<io::Result<usize>> {
+    pub(super) fn send(&mut self) -> Option<io::Result<usize>> {
         let socket = SockRef::from(&self.socket);
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         if let Some(slice) = self.sender.only_slice() {
