@@ -449,6 +449,9 @@ impl Tcp {
     fn sleep(&mut self, limit: Duration) -> Result<bool> {
         let now = Instant::now();
         self.look_around(now);
+        if !self.seen.is_empty() {
+            return Ok(true);
+        }
         let is_blocked = |&id| self.at(id).is_none_or(Peer::is_blocked);
         if !self.stirring.is_empty() || !self.live.iter().all(is_blocked) {
             return Ok(false); // look again until every socket has said that it has nothing

@@ -269,20 +269,19 @@ fn prefix_of(refused: u8) -> [u8; PREFIX] {
 
 /// What follows the prefix of a call or a welcome.
 fn behind_prefix(message: &[u8]) -> Result<&[u8], Reason> {
-    let Ok((magic, rest)) = U32::read_from_prefix(message) else {
-        return Err(format!("{} bytes are too few for a handshake", message.len()));
-    };
-    let [version, refused, zeros @ ..] = rest else {
-        return Err(format!("{} bytes are too few for a handshake", message.len()));
-    };
-    match (magic.get(), *version, *refused, zeros) {
-        (MAGIC, VERSION, 0, [0, 0, message @ ..]) => Ok(message),
-        (MAGIC, VERSION, 1, _) => Err(REFUSED.to_owned()),
-        (MAGIC, VERSION, ..) => Err("its handshake is malformed".to_owned()),
-        (MAGIC, version, ..) => Err(format!(
+    let short = || format!("{} bytes are too few for a handshake", message.len());
+    let (magic, rest) = U32::read_from_prefix(message).map_err(|_| short())?;
+    if magic.get() != MAGIC {
+        return Err("it does not speak this protocol".to_owned());
+    }
+    match rest {
+        [VERSION, 0, 0, 0, message @ ..] => Ok(message),
+        [VERSION, 1, ..] => Err(REFUSED.to_owned()),
+        [VERSION, ..] => Err("its handshake is malformed".to_owned()),
+        [version, ..] => Err(format!(
             "it speaks version {version} of the protocol, this is {VERSION}: run the same build everywhere"
         )),
-        _ => Err("it does not speak this protocol".to_owned()),
+        [] => Err(short()),
     }
 }
 

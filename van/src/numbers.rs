@@ -58,7 +58,8 @@ mod tests {
         assert_eq!(numbers.free(), a);
         numbers.lose(b);
         assert_ne!(numbers.free(), b, "its loss may not have been heard of");
-        (numbers.forget(b), numbers.forget(b));
+        numbers.forget(b);
+        numbers.forget(b);
         assert_eq!(numbers.free(), b);
         assert_ne!(numbers.free(), b, "it is free once");
     }

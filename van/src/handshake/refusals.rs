@@ -40,7 +40,7 @@ mod tests {
     #[test]
     fn a_flood_takes_one_line_a_second() {
         let mut refusals = Refusals::default();
-        let times = (0..3000).map(|at| Duration::from_millis(at));
+        let times = (0..3000).map(Duration::from_millis);
         let lines: Vec<_> = times.filter_map(|now| refusals.due(now)).collect();
         assert_eq!(lines, [0, 999, 999]);
     }

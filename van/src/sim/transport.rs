@@ -36,6 +36,7 @@ pub struct SimTransport {
     metered: bool,
     /// How long the processor has yet to be busy with messages that were sent and received.
     busy: Duration,
+    /// Empty where nobody can connect.
     address: String,
     /// Shown to peers as they are: nothing can be read on the way, so that no proof is needed.
     credentials: Arc<Credentials>,
@@ -61,6 +62,7 @@ impl SimTransport {
     pub(super) fn new(world: Arc<World>, config: &VanConfig, metered: bool) -> SimTransport {
         let frame_bytes = config.frame_bytes.min(u32::MAX as usize);
         let port = world.lock().open_port();
+        let address = if config.accepts { address_of(port) } else { String::new() };
         let credentials =
             Credentials::new(config, "sim").saying(|hello| hello.transport = U32::new(port));
         SimTransport {
@@ -68,7 +70,7 @@ impl SimTransport {
             port,
             metered,
             busy: Duration::ZERO,
-            address: address_of(port),
+            address,
             credentials: Arc::new(credentials),
             limits: Limits {
                 frame_bytes,
@@ -223,6 +225,9 @@ impl SimTransport {
 
     /// Whether a peer with these credentials belongs here.
     fn admits(&self, theirs: &Credentials) -> std::result::Result<(), String> {
+        if self.address.is_empty() {
+            return Err("nobody can connect to this node".to_owned());
+        }
         self.credentials.is_other(theirs.hello())?;
         let agree = self.credentials.agrees_with(theirs);
         if agree { Ok(()) } else { Err(STRANGE.to_owned()) }

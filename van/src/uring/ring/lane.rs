@@ -36,6 +36,8 @@ pub(super) struct Lane {
     /// A send went out, so that a try at the same moment would come too early for the answer.
     pub(super) just_sent: bool,
     pub(super) closing: bool,
+    /// Frames that have left and are counted: those of an encrypted lane leave when they are sealed.
+    frames_counted: u64,
     send_header: libc::msghdr,
     send_slices: [libc::iovec; SLICES_MAX],
     receive_header: libc::msghdr,
@@ -54,6 +56,7 @@ impl Lane {
             misses: None,
             just_sent: false,
             closing: false,
+            frames_counted: 0,
             send_header: empty_header(),
             send_slices: [NO_SLICE; SLICES_MAX],
             receive_header: empty_header(),
@@ -97,9 +100,9 @@ impl Lane {
 
     /// Takes note that `bytes` bytes have left.
     pub(super) fn left(&mut self, bytes: usize, counters: &mut Counters) {
-        let frames = self.sender.frames_sent();
         self.sender.sent(bytes);
-        counters.frames_sent += self.sender.frames_sent() - frames;
+        let frames = self.sender.frames_sent();
+        counters.frames_sent += frames - std::mem::replace(&mut self.frames_counted, frames);
         counters.bytes_sent += bytes as u64;
     }
 
