@@ -40,6 +40,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use cli::{BenchCommand, Cli, Command, TrainCommand};
 use usage::{Interrupted, Usage};
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         .with_ansi(colours)
         .with_writer(std::io::stderr)
         .init();
+    open_more_files();
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -65,6 +67,13 @@ fn main() -> ExitCode {
             })
         }
     }
+}
+
+/// Raises the number of descriptors to what this process may have: a peer takes one or two, and the soft limit is often 1024.
+fn open_more_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // Whoever may not raise it goes on with what there is; what then does not fit is an error that says so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 fn run(cli: &Cli) -> Result<()> {
