@@ -16,7 +16,6 @@ use crate::handshake::{
     Answering, CALL_BYTES, Calling, REFUSED, WELCOME_BYTES, deserves_answer, refusal,
 };
 use crate::memory::Buffer;
-use crate::metrics::Counters;
 use crate::transport::{Event, PeerId};
 use crate::wire::Hello;
 
@@ -339,8 +338,7 @@ impl Rdma {
         let mut frame = self.pool.allocate(proof.len()).map_err(|error| error.to_string())?;
         frame.copy_from_slice(proof);
         let Some(lane) = lane_to(&mut self.peers, id) else { return Ok(()) };
-        let not_counted = &mut Counters::default(); // it is no frame of the layer above
-        lane.send(frame.share(), not_counted).map_err(|error| error.to_string())?;
+        lane.send_proof(frame.share()).map_err(|error| error.to_string())?;
         if lane.has_to_leave() {
             self.eager.push(id);
         }

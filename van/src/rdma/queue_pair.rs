@@ -164,6 +164,13 @@ impl Lane {
         self.queue_pair.push(Work::Send { data: frame.into(), imm })
     }
 
+    /// Likewise the proof that begins a lane, whose end is reported at once: windows may wait for it.
+    pub(super) fn send_proof(&mut self, proof: Shared) -> Result<()> {
+        self.send(proof, &mut Counters::default())?; // it is no frame of the layer above
+        self.holds = true;
+        Ok(())
+    }
+
     /// Lets `unit` leave at a flush when there is room for it, behind what was posted before.
     ///
     /// # Errors
