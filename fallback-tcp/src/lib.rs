@@ -83,8 +83,8 @@ const LOOK_AROUND: Duration = Duration::from_millis(1);
 /// How long to let it be after a connection could not be accepted, for want of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections accepted at a time.
-const ACCEPTS_MAX: usize = 64;
+/// Connections accepted at a look around, so that a flood of them leaves time for everybody else.
+const ACCEPTS_MAX: usize = 16;
 
 /// Reports taken from the system at a time.
 const REPORTS_MAX: usize = 256;

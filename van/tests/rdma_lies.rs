@@ -34,8 +34,17 @@ struct Liar {
 }
 
 impl Liar {
-    /// One that is connected to `van`, and what that calls it.
+    /// One that has proved itself to `van`, and what that calls it.
     fn connect(van: &mut Rdma) -> (Liar, PeerId) {
+        let liar = Liar::prove(van, |proof| proof);
+        let event = next(van);
+        let Event::Connected { peer, .. } = event else { panic!("{event:?}") };
+        liar.hears(van); // that its proof has left
+        (liar, peer)
+    }
+
+    /// One that knows the secret, was welcomed by `van`, and says what `change` makes of its proof.
+    fn prove(van: &mut Rdma, change: fn(Vec<u8>) -> Vec<u8>) -> Liar {
         let channel = Channel::open().unwrap();
         let connection = Connection::new(&channel).unwrap();
         connection.resolve_address(None, van.address().parse().unwrap(), PATIENCE).unwrap();
@@ -60,12 +69,9 @@ impl Liar {
         let welcome = expect(&channel, van, CmKind::Established);
         let (_, proof) = credentials.prove(calling, &welcome[..WELCOME_BYTES]).unwrap();
         let mut liar = Liar { pair, completions, _receives: receives, pool, _channel: channel };
-        let proof = liar.data(&proof);
+        let proof = liar.data(&change(proof.to_vec()));
         liar.says(vec![Work::Send { data: proof.into(), imm: Some(0) }]);
-        let event = next(van);
-        let Event::Connected { peer, .. } = event else { panic!("{event:?}") };
-        liar.hears(van); // that its proof has left
-        (liar, peer)
+        liar
     }
 
     fn data(&self, bytes: &[u8]) -> Shared {
@@ -197,6 +203,30 @@ fn a_peer_that_lies_is_lost_and_nobody_else() {
     for (reason, lie) in lies() {
         listen_to(reason, lie, &config);
     }
+}
+
+#[test]
+fn who_is_welcomed_and_does_not_prove_himself_is_nobodys_peer() {
+    let Ok(device) = std::env::var("CARAVAN_TEST_DEVICE") else {
+        eprintln!("skipped: CARAVAN_TEST_DEVICE names no RDMA device (`ci/vm` makes one)");
+        return;
+    };
+    let mut van = Rdma::new(&VanConfig { device: Some(device), ..VanConfig::default() }).unwrap();
+    let changes: [fn(Vec<u8>) -> Vec<u8>; 3] = [
+        |proof| proof.into_iter().map(|byte| byte ^ 1).collect(),
+        |proof| proof[1..].to_vec(),
+        |_| b"a frame, as if it were a peer".to_vec(),
+    ];
+    for change in changes {
+        let _liar = Liar::prove(&mut van, change);
+        for _ in 0..50 {
+            let mut events = Vec::new();
+            van.wait(Duration::from_millis(2)).unwrap();
+            van.poll(&mut events).unwrap();
+            assert!(events.is_empty(), "nobody above hears of it: {events:?}");
+        }
+    }
+    Liar::connect(&mut van);
 }
 
 /// One lie, to a van that has an honest peer as well.

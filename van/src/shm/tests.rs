@@ -210,6 +210,37 @@ fn who_does_not_know_the_secret_gets_no_memory() {
     Stranger::peer(&mut node);
 }
 
+#[test]
+fn a_recorded_handshake_gets_nobody_in() {
+    let mut node = node();
+    let credentials = Credentials::new(&VanConfig { node: 9, ..VanConfig::default() }, NAME);
+    let (calling, call) = credentials.call();
+    let (mut old, mut sockets) = (None, Vec::new());
+    for calling in [Some(calling), None] {
+        let socket = Socket::connect(name_in(node.address()).unwrap()).unwrap();
+        send(&socket, Packet::Greeting(&call), None).unwrap();
+        let welcome = loop {
+            match take(&socket).unwrap() {
+                Taken::Greeting(welcome, Some(_)) => break welcome,
+                Taken::Nothing => node.wait(Duration::from_millis(1)).unwrap(),
+                _ => panic!("a call of this job is welcomed"),
+            }
+        };
+        if let Some(calling) = calling {
+            old = Some(credentials.prove(calling, &welcome).unwrap().1);
+        }
+        let own = Own::new(SEGMENT_BYTES).unwrap();
+        send(&socket, Packet::Greeting(&old.unwrap()), Some(own.file())).unwrap();
+        if node.peers.is_empty() {
+            assert!(matches!(next(&mut node), Event::Connected { .. }), "the first is no record");
+        } else {
+            ends(&mut node, &socket);
+        }
+        sockets.push(socket);
+    }
+    assert!(node.ready.is_empty() && node.peers.len() == 1, "the second is nobody's peer");
+}
+
 /// Waits until the node has closed its end.
 fn ends(node: &mut Shm, socket: &Socket) {
     let began = Instant::now();

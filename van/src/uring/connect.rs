@@ -19,6 +19,15 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long to wait before accepting again, after the system could not (no file descriptors left, mostly).
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
+/// Connections taken in at a look around, so that a flood of them leaves time for everybody else.
+const ACCEPTS_MAX: usize = 16;
+
+/// Time between two looks around.
+const LOOK_AROUND: Duration = Duration::from_millis(1);
+
+/// Looks at lanes for one at the clock, while there is anybody to look after.
+const LOOKS_PER_CLOCK: u32 = 16;
+
 /// Callers that have not proved themselves, at most: the oldest goes when one more comes.
 const STRANGERS_MAX: usize = 1024;
 
@@ -66,21 +75,31 @@ impl Uring {
         Err(failed(failure))
     }
 
-    /// Takes in what came of accepting.
+    /// Takes note of what came of accepting.
     pub(super) fn accepted(&mut self, accepted: io::Result<TcpStream>) {
-        let entered = match accepted {
-            Ok(socket) => match socket.peer_addr() {
-                Ok(address) => self.enter(socket, address.to_string(), false).map(drop),
-                Err(_) => return, // it is gone already
-            },
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => return,
+        match accepted {
+            Ok(socket) => self.callers.push_back(socket),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
                 self.accept_at = Some(Instant::now() + ACCEPT_AGAIN);
-                return self.turned_away("a caller", &format!("it cannot be accepted: {error}"));
+                self.turned_away("a caller", &format!("it cannot be accepted: {error}"));
             }
-        };
-        // A socket that cannot be set up was closed by the other side meanwhile.
-        drop(entered);
+        }
+        if self.callers.len() > STRANGERS_MAX {
+            self.callers.pop_front();
+            self.turned_away("a caller", &format!("it was the oldest of {STRANGERS_MAX}"));
+        }
+    }
+
+    /// Takes in some of those who have called.
+    fn admit(&mut self) {
+        for _ in 0..ACCEPTS_MAX.min(self.callers.len()) {
+            let Some(socket) = self.callers.pop_front() else { return };
+            // One that has no peer, or cannot be set up, was closed by the other side meanwhile.
+            if let Ok(address) = socket.peer_addr() {
+                drop(self.enter(socket, address.to_string(), false));
+            }
+        }
     }
 
     fn turned_away(&mut self, address: &str, reason: &str) {
@@ -230,10 +249,26 @@ impl Uring {
         }
     }
 
-    /// Ends connections that took too long, and accepts again when it is time.
-    pub(super) fn look_after_the_young(&mut self) {
+    /// Whether there is anybody to look after, and it may be time to: the clock is read now and then, as whoever calls and says
+    /// nothing should not make every look longer.
+    #[inline]
+    pub(super) fn may_look_around(&mut self) -> bool {
+        let any = self.young > 0 || self.accept_at.is_some() || !self.callers.is_empty();
+        if any {
+            self.looks = (self.looks + 1) % LOOKS_PER_CLOCK;
+        }
+        any && self.looks == 0
+    }
+
+    /// Takes in those who have called, ends connections that took too long, and accepts again when it is time.
+    pub(super) fn look_around(&mut self) {
         let now = Instant::now();
+        if now < self.look_around_at {
+            return;
+        }
+        self.look_around_at = now + LOOK_AROUND;
         self.accept_at = self.accept_at.filter(|&at| now < at);
+        self.admit();
         for slot in 0..self.peers.len() {
             let Some(peer) = &self.peers[slot] else { continue };
             if let Stage::Greeting(until) | Stage::Refused(until) = peer.stage
@@ -249,14 +284,15 @@ impl Uring {
 
     /// How long to sleep at most, so that nobody is looked after too late.
     pub(super) fn patience(&self, timeout: Duration) -> Duration {
-        if self.young == 0 && self.accept_at.is_none() {
+        if self.young == 0 && self.accept_at.is_none() && self.callers.is_empty() {
             return timeout;
         }
+        let admits = (!self.callers.is_empty()).then_some(self.look_around_at);
         let stages = self.peers.iter().flatten().filter_map(|peer| match peer.stage {
             Stage::Greeting(until) | Stage::Refused(until) => Some(until),
             Stage::Up | Stage::Closing(_) => None,
         });
-        let first = stages.chain(self.accept_at).min();
+        let first = stages.chain(self.accept_at).chain(admits).min();
         first.map_or(timeout, |at| timeout.min(at.saturating_duration_since(Instant::now())))
     }
 }

@@ -62,7 +62,8 @@ mod operation;
 mod probe;
 mod ring;
 
-use std::net::TcpListener;
+use std::collections::VecDeque;
+use std::net::{TcpListener, TcpStream};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -112,6 +113,12 @@ pub struct Uring {
     ready: Vec<Event>,
     /// The last poll found nothing, so that to look again at once would find nothing either.
     looked: bool,
+    /// Who has called and was not looked at yet.
+    callers: VecDeque<TcpStream>,
+    /// When to look after them and the young again, ...
+    look_around_at: Instant,
+    /// ... of which the clock is asked after so many looks.
+    looks: u32,
     /// Connections that will not be waited for much longer.
     young: usize,
     /// When to try again to accept, after that has failed.
@@ -152,6 +159,9 @@ impl Uring {
             refusals: Refusals::default(),
             ready: Vec::with_capacity(64),
             looked: false,
+            callers: VecDeque::new(),
+            look_around_at: Instant::now(),
+            looks: 0,
             young: 0,
             accept_at: None,
         })
@@ -169,8 +179,8 @@ impl Uring {
     /// Hands over what there is to do and takes in what has finished, until there is something to report or nothing to do.
     fn turn(&mut self) -> Result<()> {
         for _ in 0..ROUNDS_MAX {
-            if self.young > 0 || self.accept_at.is_some() {
-                self.look_after_the_young();
+            if self.may_look_around() {
+                self.look_around();
             }
             if self.accept_at.is_none() {
                 self.ring.accept();
