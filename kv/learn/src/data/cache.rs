@@ -22,7 +22,7 @@ use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{PackedRows, Shard};
-use crate::replace_file::Replacement;
+use crate::replace_file::{Replacement, open_plain};
 use crate::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"caravanC";
@@ -86,10 +86,10 @@ fn name(paths: &[PathBuf], shard: Shard) -> String {
     format!("{first}-{list:08x}-{}-of-{}.caravan", shard.index, shard.count)
 }
 
-/// None when there is no such file; else why it cannot be used.
+/// None when there is no such file; else why it cannot be used. Whoever may write to the folder may have put anything there.
 fn load(path: &Path, identity: &[u8]) -> Result<Option<PackedRows>, String> {
     let text = |error: std::io::Error| error.to_string();
-    let mut input = match File::open(path) {
+    let mut input = match open_plain(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         opened => Summed {
             len: 0,
