@@ -36,7 +36,8 @@ pub enum Error {
         /// What the decompressor said.
         source: io::Error,
     },
-    /// Writing failed; the destination is unchanged.
+    /// Writing failed; the destination is as it was, or whole where only its folder could not be
+    /// written.
     #[error("cannot write {}", path.display())]
     Write {
         /// The destination.
@@ -44,7 +45,8 @@ pub enum Error {
         /// What the operating system said.
         source: io::Error,
     },
-    /// Something else than a plain file stands where one is to be written: nothing is replaced, and nothing followed.
+    /// Something else than a plain file stands where one is to be written: nothing is replaced, and
+    /// nothing followed.
     #[error(
         "{} is {what}; name {}",
         path.display(),
