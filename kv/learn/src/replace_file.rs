@@ -1,8 +1,8 @@
 //! Writes a file whole or not at all: beside its place first, then renamed into it. Not a log: nobody reads it half way.
 //!
-//! Only a plain file is replaced, and keeps its mode. Whoever else may write to the folder can put a link or a pipe there:
-//! none is followed, and none is waited for. What a process leaves there that is killed while it writes is removed by the next
-//! one that writes the same file.
+//! Only a plain file is replaced, and keeps its mode. Whoever else may write to the folder can put
+//! a link or a pipe there: none is followed, and none is waited for. What a process leaves there
+//! that is killed while it writes is removed by the next one that writes the same file.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, Permissions, TryLockError};
@@ -143,7 +143,8 @@ fn create_partial(destination: &Path, mode: Option<u32>) -> io::Result<NamedTemp
     Err(io::Error::new(ErrorKind::WouldBlock, reason))
 }
 
-/// Makes a rename last. A folder that cannot be opened, or that its file system does not write by itself, is left alone.
+/// Makes a rename last. A folder that cannot be opened, or that its file system does not write by
+/// itself, is left alone.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     let Ok(folder) = File::open(folder) else { return Ok(()) };
     match folder.sync_all() {
@@ -152,7 +153,8 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes what processes that were ended while they wrote the file `name` have left beside it: the files nobody holds a lock
+/// Removes what processes that were ended while they wrote the file `name` have left beside it: the
+/// files nobody holds a lock
 /// on, as the system takes it back from whoever ends.
 fn remove_left_behind(folder: &Path, name: &OsStr) {
     let Ok(entries) = fs::read_dir(folder) else { return };
@@ -235,7 +237,8 @@ mod tests {
         assert_eq!(entries(&folder), others.len() + 1);
     }
 
-    /// A lock that others hold, pipes and links under the names of partial files: none is waited for, followed or removed.
+    /// A lock that others hold, pipes and links under the names of partial files: none is waited
+    /// for, followed or removed.
     #[test]
     fn what_others_put_beside_it_is_left_alone() {
         let folder = Folder::new("planted");
