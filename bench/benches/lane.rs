@@ -8,9 +8,11 @@
 mod wire;
 
 use std::hint::black_box;
+use std::rc::Rc;
 
+use caravan_van::handshake::{Credentials, Greeter};
 use caravan_van::offers::Offers;
-use caravan_van::stream::{Receiver, Sender};
+use caravan_van::stream::{CARRIER, Receiver, Sender};
 use caravan_van::wire::Kind;
 use caravan_van::{
     Arrival, Coding, Draft, Endpoint, FRAME_PREFIX, PeerId, Pool, Shared, Values, VanConfig,
@@ -89,14 +91,50 @@ fn endpoint(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// What one side of a connection sends with, and the other receives with, once both have proved themselves.
+fn halves(config: &VanConfig, peer: PeerId, pool: &Pool) -> (Sender, Receiver) {
+    let credentials = || Rc::new(Credentials::new(config, CARRIER));
+    let (greeter, call) = Greeter::calling(credentials());
+    let mut caller = (Sender::new(peer), Receiver::new(peer, greeter, config.frame_bytes));
+    caller.0.greet(call);
+    let called = Receiver::new(peer, Greeter::called(credentials()), config.frame_bytes);
+    let mut called = (Sender::new(peer), called);
+    for _ in 0..2 {
+        say(&mut caller, &mut called, config, pool);
+        say(&mut called, &mut caller, config, pool);
+    }
+    (caller.0, called.1)
+}
+
+/// Carries what `from` has to say in its handshake to `to`.
+fn say(
+    from: &mut (Sender, Receiver),
+    to: &mut (Sender, Receiver),
+    config: &VanConfig,
+    pool: &Pool,
+) {
+    let said: Vec<u8> =
+        from.0.with_slices(|slices| slices.iter().flat_map(|slice| slice.to_vec()).collect());
+    from.0.sent(said.len());
+    if said.is_empty() {
+        return;
+    }
+    let (sender, receiver) = to;
+    receiver.spaces().staging[..said.len()].copy_from_slice(&said);
+    let mut offers = Offers::default();
+    let heard = receiver.received(said.len(), pool, &mut offers, &mut Vec::new());
+    heard.expect("both know the secret");
+    if let Some(reply) = receiver.take_reply() {
+        sender.reply(reply, config.queue_depth);
+    }
+}
+
 /// Frames queued, listed as slices, copied as a socket would, and cut out again.
 fn stream(criterion: &mut Criterion) {
     let config = VanConfig::default();
     let pool = Pool::new(64 << 20);
     let peer = PeerId(0);
-    let mut sender = Sender::new(peer, config.hello(), config.queue_depth);
-    let mut receiver =
-        Receiver::new(peer, config.cluster, config.frame_bytes, &pool).expect("there is room");
+    let (mut sender, mut receiver) = halves(&config, peer, &pool);
     let (mut offers, mut events) = (Offers::default(), Vec::new());
     let mut carry = |count: usize, bytes: usize| {
         for _ in 0..count {

@@ -56,6 +56,13 @@ pub(crate) struct Common {
     /// Starts no nodes: waits at CARAVAN_SCHEDULER for servers and workers that are started elsewhere
     #[arg(long, global = true, conflicts_with = "in_process")]
     pub(crate) external: bool,
+    /// Encrypts all that goes over sockets: the control plane, and data of uring and tcp [env: CARAVAN_ENCRYPT=1]
+    #[arg(long, global = true)]
+    pub(crate) encrypt: bool,
+    /// Lets nodes that others can reach do without a secret: whoever reaches them can join, read and end the job
+    /// [env: CARAVAN_INSECURE=1]
+    #[arg(long, global = true)]
+    pub(crate) insecure: bool,
     /// What an idle thread does: spin, yield, adaptive or block [default: adaptive] [env: CARAVAN_WAIT]
     #[arg(long, global = true, value_name = "POLICY", value_parser = parse_wait)]
     pub(crate) wait: Option<Wait>,

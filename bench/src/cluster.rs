@@ -26,6 +26,8 @@ pub(crate) fn config(common: &Common) -> Result<ClusterConfig> {
     given(common.workers, &mut config.workers);
     given(common.servers, &mut config.servers);
     given(common.threads, &mut config.threads);
+    config.node.encrypt |= common.encrypt;
+    config.node.insecure |= common.insecure;
     if let Some(wait) = common.wait {
         config.node.wait = wait;
     }

@@ -41,6 +41,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::SIGPIPE;
 
 use cli::{BenchCommand, Cli, Command, TrainCommand};
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .init();
+    open_more_files();
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -74,6 +76,13 @@ fn main() -> ExitCode {
             })
         }
     }
+}
+
+/// Raises the number of descriptors to what this process may have: a peer takes one or two, and the soft limit is often 1024.
+fn open_more_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // Whoever may not raise it goes on with what there is; what then does not fit is an error that says so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 fn run(cli: &Cli) -> Result<()> {

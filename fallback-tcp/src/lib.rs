@@ -47,29 +47,35 @@
 mod connect;
 mod peer;
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use caravan_van::handshake::{Credentials, Refusals};
 use caravan_van::offers::Offers;
-use caravan_van::stream::{Receiver, Sender};
+use caravan_van::stream;
 use caravan_van::wait::{Idle, Next};
 use caravan_van::wire::Offer;
 use caravan_van::{
-    Buffer, Counters, Error, Event, FRAME_PREFIX, Gather, Limits, PeerId, Pool, Result, Transport,
-    VanConfig,
+    Buffer, Counters, Error, Event, FRAME_PREFIX, Gather, Limits, Numbers, PeerId, Pool, Result,
+    Transport, VanConfig,
 };
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 
 use connect::{Dial, listen};
-use peer::{Fault, Leaving, Peer, Stage};
+use peer::{Fault, Leaving, Peer, PeerConfig, Stage};
 
 /// Up to this many peers are read without asking first which of them have something.
 pub const DIRECT_PEERS: usize = 4;
 
-/// How long a connected peer may take to say hello.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a connected peer may take to prove itself.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Callers that have not proved themselves, at most: the oldest goes when one more comes.
+const STRANGERS_MAX: usize = 1024;
 
 /// How often a busy transport looks after its listener and its deadlines.
 const LOOK_AROUND: Duration = Duration::from_millis(1);
@@ -91,22 +97,31 @@ const LISTENER: Token = Token(usize::MAX);
 /// A node's sockets: one to each peer, one to listen.
 #[derive(Debug)]
 pub struct Tcp {
-    config: VanConfig,
+    config: PeerConfig,
+    credentials: Rc<Credentials>,
     idle: Idle,
+    /// Empty where nobody can connect.
     address: String,
     pool: Pool,
     offers: Offers,
     poll: Poll,
     reports: Events,
-    listener: TcpListener,
+    listener: Option<TcpListener>,
     /// Whether somebody may be waiting to be accepted.
     acceptable: bool,
     /// Not to accept before.
     accept_at: Instant,
     /// By [`PeerId`]; `None` once gone.
     peers: Vec<Option<Box<Peer>>>,
-    /// The numbers of those that are not gone.
+    numbers: Numbers,
+    /// The numbers of those that have proved themselves, or that this side has called.
     live: Vec<u32>,
+    /// The numbers of callers that have not proved themselves, the oldest first. Only the system tells when there is something to do
+    /// for them, so that they make no difference to how the others are looked after.
+    strangers: VecDeque<u32>,
+    /// Those of them for which there is.
+    stirring: Vec<u32>,
+    refusals: Refusals,
     leaving: Vec<Leaving>,
     /// What happened while waiting, for the next poll.
     seen: Vec<Event>,
@@ -118,7 +133,6 @@ pub struct Tcp {
     looked: bool,
     /// It has slept since it last looked around.
     slept: bool,
-    hello_timeout: Duration,
     /// Calls and bytes, and what gone peers had counted.
     counters: Counters,
 }
@@ -131,15 +145,24 @@ impl Tcp {
     /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Listen`]; [`Error::Os`].
     pub fn new(config: &VanConfig) -> Result<Tcp> {
         config.check()?;
-        let (mut listener, address) = listen(&config.listen)?;
         let os = |call| move |source| Error::Os { call, source };
         let poll = Poll::new().map_err(os("opening the poller"))?;
-        poll.registry()
-            .register(&mut listener, LISTENER, Interest::READABLE)
-            .map_err(os("watching the listener"))?;
+        let (mut listener, mut address) = (None, String::new());
+        if config.accepts {
+            let (socket, bound) = listen(&config.listen)?;
+            address = bound;
+            poll.registry()
+                .register(listener.insert(socket), LISTENER, Interest::READABLE)
+                .map_err(os("watching the listener"))?;
+        }
         let now = Instant::now();
         Ok(Tcp {
-            config: config.clone(),
+            config: PeerConfig {
+                frame_bytes: config.frame_bytes,
+                queue_depth: config.queue_depth,
+                proof_timeout: PROOF_TIMEOUT,
+            },
+            credentials: Rc::new(Credentials::new(config, stream::CARRIER)),
             idle: Idle::new(config.wait),
             address,
             pool: Pool::from_pages(config.memory_bytes, config.pages, None),
@@ -147,10 +170,14 @@ impl Tcp {
             poll,
             reports: Events::with_capacity(REPORTS_MAX),
             listener,
-            acceptable: true,
+            acceptable: config.accepts,
             accept_at: now,
             peers: Vec::new(),
+            numbers: Numbers::default(),
             live: Vec::new(),
+            strangers: VecDeque::new(),
+            stirring: Vec::new(),
+            refusals: Refusals::default(),
             leaving: Vec::new(),
             seen: Vec::new(),
             began: now,
@@ -158,7 +185,6 @@ impl Tcp {
             looks: 0,
             looked: false,
             slept: false,
-            hello_timeout: HELLO_TIMEOUT,
             counters: Counters::default(),
         })
     }
@@ -191,6 +217,31 @@ impl Tcp {
     fn tries_directly(&self) -> bool {
         self.live.len() <= DIRECT_PEERS
             && self.live.iter().all(|&id| self.at(id).is_some_and(Peer::is_up))
+    }
+
+    /// Goes on with the handshakes of callers for which something has come.
+    fn serve_strangers(&mut self) {
+        for id in std::mem::take(&mut self.stirring) {
+            let serves = |tcp: &Self| tcp.at(id).is_some_and(|peer| peer.is_stranger());
+            if !serves(self) {
+                continue;
+            }
+            let served = self.serve_one(id, false, true); // what comes is answered by the second
+            match served.and_then(|()| self.serve_one(id, false, true)) {
+                Err(fault) => self.lose(id, fault),
+                Ok(()) if !serves(self) => self.befriend(id),
+                Ok(()) if self.at(id).is_some_and(|peer| !peer.is_blocked()) => {
+                    self.stirring.push(id);
+                }
+                Ok(()) => {}
+            }
+        }
+    }
+
+    /// Enters a caller that has proved itself among the peers.
+    fn befriend(&mut self, id: u32) {
+        self.strangers.retain(|&stranger| stranger != id);
+        self.live.push(id);
     }
 
     /// Writes to all peers that have something posted, and reads from all if `reading`.
@@ -255,6 +306,9 @@ impl Tcp {
                 let readable = report.is_readable() || report.is_read_closed() || broken;
                 let writable = report.is_writable() || report.is_write_closed() || broken;
                 peer.is_ready(readable, writable);
+                if peer.is_stranger() {
+                    self.stirring.push(peer.id.0);
+                }
             }
         }
         Ok(!self.reports.is_empty())
@@ -266,29 +320,31 @@ impl Tcp {
         if self.acceptable && now >= self.accept_at {
             self.accept(now);
         }
+        self.serve_strangers();
         let counters = &mut self.counters;
         self.leaving.retain_mut(|leaving| leaving.is_waiting(now, counters));
-        let mut next = 0;
-        while let Some(&id) = self.live.get(next) {
-            if let Some(Stage::Greeting(until)) = self.at(id).map(|peer| &peer.stage)
-                && now >= *until
-            {
-                let seconds = self.hello_timeout.as_secs_f32();
-                self.lose(id, Fault::Gone(format!("it did not say hello within {seconds:.1} s")));
-            } else {
-                next += 1;
-            }
+        let is_late = |peer: &&Peer| matches!(peer.stage, Stage::Greeting(until) if now >= until);
+        let oldest = self.strangers.iter().copied();
+        let late = oldest.take_while(|&id| self.at(id).is_some_and(|peer| is_late(&peer)));
+        let late = late
+            .chain(self.live.iter().copied().filter(|&id| self.at(id).filter(is_late).is_some()));
+        for id in late.collect::<Vec<_>>() {
+            let seconds = self.config.proof_timeout.as_secs_f32();
+            let reason = format!("it did not prove within {seconds:.1} s that it belongs here");
+            self.lose(id, Fault::Gone(reason));
         }
     }
 
     fn accept(&mut self, now: Instant) {
         for _ in 0..ACCEPTS_MAX {
+            let Some(listener) = &self.listener else { return };
             self.counters.system_calls += 1;
-            let error = match self.listener.accept() {
-                Ok((stream, from)) => match self.admit(stream, from) {
-                    Ok(_) => continue,
-                    Err(error) => error.to_string(),
-                },
+            let error = match listener.accept() {
+                // A socket that cannot be set up was closed by the other side meanwhile.
+                Ok((stream, from)) => {
+                    let _ = self.admit(stream, from);
+                    continue;
+                }
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => {
                         self.acceptable = false;
@@ -296,38 +352,67 @@ impl Tcp {
                     }
                     io::ErrorKind::Interrupted
                     | io::ErrorKind::ConnectionAborted
-                    | io::ErrorKind::ConnectionReset => continue,
+                    | io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::NotConnected => continue,
                     _ => error.to_string(),
                 },
             };
-            tracing::warn!(address = self.address, error, "cannot accept a connection");
+            self.refusals.log(
+                self.began.elapsed(),
+                "a caller",
+                &format!("it cannot be accepted: {error}"),
+            );
             self.accept_at = now + ACCEPT_PAUSE;
             return;
         }
     }
 
-    fn admit(&mut self, stream: TcpStream, from: SocketAddr) -> Result<PeerId> {
-        let greeting = Stage::Greeting(Instant::now() + self.hello_timeout);
-        self.enter(greeting, stream, from.to_string())
+    fn admit(&mut self, stream: TcpStream, from: SocketAddr) -> io::Result<()> {
+        if self.strangers.len() >= STRANGERS_MAX
+            && let Some(&oldest) = self.strangers.front()
+        {
+            let reason =
+                format!("it was the oldest of {STRANGERS_MAX} that had not proved themselves");
+            self.lose(oldest, Fault::Gone(reason));
+        }
+        let greeting = Stage::Greeting(Instant::now() + self.config.proof_timeout);
+        let number = self.numbers.free();
+        let peer = Peer::new(
+            PeerId(number),
+            greeting,
+            stream,
+            from.to_string(),
+            &self.credentials,
+            self.config,
+        );
+        let watched = peer.and_then(|mut peer| {
+            peer.watch(true, self.poll.registry(), &mut self.counters)?;
+            Ok(peer)
+        });
+        match watched {
+            Ok(peer) => {
+                self.enter(peer);
+                self.strangers.push_back(number);
+                self.stirring.push(number); // most have called already
+                Ok(())
+            }
+            Err(error) => {
+                self.numbers.give_back(number);
+                Err(error)
+            }
+        }
     }
 
-    /// Gives a connection a number and a place in the table.
-    fn enter(&mut self, stage: Stage, stream: TcpStream, address: String) -> Result<PeerId> {
-        let VanConfig { cluster, frame_bytes, queue_depth, .. } = self.config;
-        let number = u32::try_from(self.peers.len()).expect("4 billion connections take years");
-        let id = PeerId(number);
-        let sender = Sender::new(id, self.config.hello(), queue_depth);
-        let receiver = Receiver::new(id, cluster, frame_bytes, &self.pool)?;
-        let fixed = (id, frame_bytes, self.hello_timeout);
-        let halves = (sender, receiver);
-        let peer = Peer::new(stage, stream, address, halves, fixed)
-            .map_err(|source| Error::Os { call: "setting up a socket", source })?;
-        self.peers.push(Some(Box::new(peer)));
-        self.live.push(number);
-        Ok(id)
+    /// Gives a connection its place in the table.
+    fn enter(&mut self, peer: Peer) {
+        let index = peer.id.0 as usize;
+        if self.peers.len() <= index {
+            self.peers.resize_with(index + 1, || None);
+        }
+        self.peers[index] = Some(Box::new(peer));
     }
 
-    /// Ends a connection because of `fault`. Strangers who called are only told themselves: nobody here knows them.
+    /// Ends a connection because of `fault`. Nobody above hears of callers that have not proved themselves.
     fn lose(&mut self, id: u32, fault: Fault) {
         let Some(peer) = self.remove(id) else { return };
         let misdeed = match &fault {
@@ -335,19 +420,27 @@ impl Tcp {
             _ => None,
         };
         let error = peer.error(fault);
-        if peer.dialled || peer.is_up() {
-            self.seen.push(Event::Lost { peer: peer.id, error });
+        if peer.is_stranger() {
+            self.numbers.give_back(id);
+            self.refusals.log(self.began.elapsed(), &peer.address, &error.to_string());
         } else {
-            tracing::warn!(error = error.to_string(), "turned a caller away");
+            self.numbers.lose(id);
+            self.seen.push(Event::Lost { peer: peer.id, error });
         }
-        if let Some(reason) = misdeed {
+        if let Some(reason) = misdeed
+            && self.leaving.len() < STRANGERS_MAX
+        {
             self.leaving.extend(peer.farewell(&reason, &mut self.counters));
         }
     }
 
     fn remove(&mut self, id: u32) -> Option<Box<Peer>> {
         let peer = self.peers.get_mut(id as usize)?.take()?;
-        self.live.retain(|&live| live != id);
+        if peer.is_stranger() {
+            self.strangers.retain(|&stranger| stranger != id);
+        } else {
+            self.live.retain(|&live| live != id);
+        }
         add(&mut self.counters, &peer);
         Some(peer)
     }
@@ -356,10 +449,15 @@ impl Tcp {
     fn sleep(&mut self, limit: Duration) -> Result<bool> {
         let now = Instant::now();
         self.look_around(now);
-        if !self.live.iter().all(|&id| self.at(id).is_none_or(Peer::is_blocked)) {
+        if !self.seen.is_empty() {
+            return Ok(true);
+        }
+        let is_blocked = |&id| self.at(id).is_none_or(Peer::is_blocked);
+        if !self.stirring.is_empty() || !self.live.iter().all(is_blocked) {
             return Ok(false); // look again until every socket has said that it has nothing
         }
-        let deadlines = self.live.iter().filter_map(|&id| self.at(id)?.deadline());
+        let waited_for = self.live.iter().chain(self.strangers.front());
+        let deadlines = waited_for.filter_map(|&id| self.at(id)?.deadline());
         let deadlines = deadlines.chain(self.leaving.iter().map(|leaving| leaving.until));
         let until = deadlines.chain(self.acceptable.then_some(self.accept_at)).min();
         let limit = until.map_or(limit, |until| limit.min(until.saturating_duration_since(now)));
@@ -389,7 +487,7 @@ impl Transport for Tcp {
     }
 
     fn limits(&self) -> Limits {
-        let VanConfig { frame_bytes, queue_depth, .. } = self.config;
+        let PeerConfig { frame_bytes, queue_depth, .. } = self.config;
         Limits::plain(frame_bytes, queue_depth)
     }
 
@@ -399,13 +497,21 @@ impl Transport for Tcp {
 
     fn connect(&mut self, address: &str) -> Result<PeerId> {
         self.counters.system_calls += 1;
-        let (dial, stream) = Dial::start(address)
-            .map_err(|source| Error::Connect { address: address.to_owned(), source })?;
-        self.enter(Stage::Dialling(dial), stream, address.to_owned())
+        let failed = |source| Error::Connect { address: address.to_owned(), source };
+        let (dial, stream) = Dial::start(address).map_err(failed)?;
+        let id = PeerId(self.numbers.unused());
+        let (credentials, stage) = (&self.credentials, Stage::Dialling(dial));
+        let peer = Peer::new(id, stage, stream, address.to_owned(), credentials, self.config);
+        self.enter(peer.map_err(failed)?);
+        self.live.push(id.0);
+        Ok(id)
     }
 
     fn disconnect(&mut self, peer: PeerId) {
-        drop(self.remove(peer.0));
+        match self.remove(peer.0) {
+            Some(_) => self.numbers.give_back(peer.0),
+            None => self.numbers.forget(peer.0),
+        }
         self.offers.forget(peer);
         self.seen.retain(|event| event.peer() != peer);
     }

@@ -4,8 +4,10 @@
 
 use std::io::{self, IoSliceMut, Read, Write};
 use std::net::Shutdown;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use caravan_van::handshake::{Credentials, Greeter};
 use caravan_van::offers::Offers;
 use caravan_van::stream::{self, Receiver, Sender, Spaces};
 use caravan_van::{Counters, Error, Event, PeerId, Pool};
@@ -26,9 +28,9 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(crate) enum Stage {
     /// The socket is not connected yet.
     Dialling(Dial),
-    /// Connected; to be closed at this time unless the peer has said hello.
+    /// Connected; to be closed at this time unless the peer has proved itself.
     Greeting(Instant),
-    /// The peer has said hello.
+    /// The peer has proved itself.
     Up,
 }
 
@@ -66,37 +68,52 @@ pub(crate) struct Peer {
     pub(crate) wrote_only: bool,
     /// What the system has been asked to report of it.
     watched: Option<Interest>,
-    hello_timeout: Duration,
+    config: PeerConfig,
+}
+
+/// What all connections of a transport have in common.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PeerConfig {
+    pub(crate) frame_bytes: usize,
+    pub(crate) queue_depth: usize,
+    /// How long a connected peer may take to prove itself.
+    pub(crate) proof_timeout: Duration,
 }
 
 impl Peer {
-    /// A connection that nobody watches yet. The halves of the stream are in the state of a fresh connection.
+    /// A connection that nobody watches yet, at the beginning of its handshake.
     pub(crate) fn new(
+        id: PeerId,
         stage: Stage,
         stream: TcpStream,
         address: String,
-        (sender, receiver): (Sender, Receiver),
-        config: (PeerId, usize, Duration),
+        credentials: &Rc<Credentials>,
+        config: PeerConfig,
     ) -> io::Result<Peer> {
-        let (id, frame_bytes, hello_timeout) = config;
         let dialled = matches!(stage, Stage::Dialling(_));
-        if !dialled {
+        let mut sender = Sender::new(id);
+        let greeter = if dialled {
+            let (greeter, call) = Greeter::calling(credentials.clone());
+            sender.greet(call);
+            greeter
+        } else {
             stream::set_up(&SockRef::from(&stream))?;
-        }
+            Greeter::called(credentials.clone())
+        };
         Ok(Peer {
             id,
             address,
             dialled,
             stage,
             sender,
-            receiver,
-            frame_bytes,
+            receiver: Receiver::new(id, greeter, config.frame_bytes),
+            frame_bytes: config.frame_bytes,
             stream,
             readable: !dialled,
             writable: !dialled,
             wrote_only: false,
             watched: None,
-            hello_timeout,
+            config,
         })
     }
 
@@ -117,6 +134,11 @@ impl Peer {
     pub(crate) fn is_ready(&mut self, readable: bool, writable: bool) {
         self.readable |= readable;
         self.writable |= writable;
+    }
+
+    /// Whether it is somebody who has called and not proved himself.
+    pub(crate) fn is_stranger(&self) -> bool {
+        !self.dialled && !self.is_up()
     }
 
     /// Whether nothing can be done for it until the system reports something.
@@ -167,7 +189,7 @@ impl Peer {
         }) {
             Ok(false) => Ok(false),
             Ok(true) => {
-                self.stage = Stage::Greeting(now + self.hello_timeout);
+                self.stage = Stage::Greeting(now + self.config.proof_timeout);
                 (self.readable, self.writable) = (true, true);
                 Ok(true)
             }
@@ -245,7 +267,11 @@ impl Peer {
                     counters.bytes_received += len as u64;
                     taken += len;
                     self.readable = true;
-                    self.receiver.received(len, pool, offers, events).map_err(Fault::Misdeed)?;
+                    let outcome = self.receiver.received(len, pool, offers, events);
+                    if let Some(reply) = self.receiver.take_reply() {
+                        self.sender.reply(reply, self.config.queue_depth);
+                    }
+                    outcome.map_err(Fault::Misdeed)?;
                     if len < room {
                         return Ok(());
                     }

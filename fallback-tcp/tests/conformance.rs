@@ -19,6 +19,23 @@ mod block {
     caravan_van::conformance!(super::waiting(super::Wait::Block));
 }
 
+mod strangers {
+    caravan_van::socket_conformance!(super::waiting(super::Wait::default()));
+}
+
+mod strangers_of_a_node_that_sleeps {
+    caravan_van::socket_conformance!(super::waiting(super::Wait::Block));
+}
+
+mod encrypted {
+    use super::*;
+
+    caravan_van::conformance!(|config| waiting(Wait::default())(VanConfig {
+        encrypt: true,
+        ..config
+    }));
+}
+
 mod over_ipv6 {
     use super::*;
 

@@ -8,7 +8,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use caravan_fallback_tcp::Tcp;
-use caravan_van::wire::{Hello, MAGIC};
+use caravan_van::handshake::{Credentials, refusal};
+use caravan_van::stream::CARRIER;
 use caravan_van::{Buffer, Event, FRAME_PREFIX, PeerId, Transport, VanConfig, Wait};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -185,19 +186,20 @@ fn hear(van: &mut Tcp, socket: &mut TcpStream, events: &mut Vec<Event>) -> Vec<u
 }
 
 #[test]
-fn a_stranger_hears_hello_and_the_reason() {
+fn a_stranger_hears_that_he_is_refused_and_no_more() {
     let mut van = tcp(1, Wait::Block);
-    let mut socket = TcpStream::connect(van.address()).unwrap();
-    // More than a hello, so that hanging up on unread bytes would take the answer back.
-    let mut talk = zerocopy::IntoBytes::as_bytes(&Hello::new(99, 5, 1)).to_vec();
-    talk.resize(100_000, 0);
-    socket.write_all(&talk).unwrap();
-    let mut events = Vec::new();
-    let heard = hear(&mut van, &mut socket, &mut events);
-    assert_eq!(heard[..4], MAGIC.to_le_bytes());
-    let text = String::from_utf8_lossy(&heard[32 + FRAME_PREFIX..]);
-    assert!(text.contains("cluster 63"), "{text}");
-    assert!(events.is_empty(), "nobody here knew it: {events:?}");
+    let other = VanConfig { cluster: 99, ..VanConfig::default() };
+    let of_another_job = Credentials::new(&other, CARRIER).call().1;
+    for (call, answer) in [(&of_another_job[..], &refusal()[..]), (b"GET / HTTP/1.1", &[])] {
+        let mut socket = TcpStream::connect(van.address()).unwrap();
+        // More than a call, so that hanging up on unread bytes would take the answer back.
+        let mut talk = call.to_vec();
+        talk.resize(100_000, 0);
+        socket.write_all(&talk).unwrap();
+        let mut events = Vec::new();
+        assert_eq!(hear(&mut van, &mut socket, &mut events), answer);
+        assert!(events.is_empty(), "nobody here knew it: {events:?}");
+    }
 }
 
 #[test]

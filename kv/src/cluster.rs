@@ -1,6 +1,7 @@
 //! A whole cluster from one call: scheduler, servers and workers as child processes, as threads of this process, or as nodes of
 //! a simulated network.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -8,9 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::config::ClusterConfig;
+use caravan_van::Secret;
+
+use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result};
 use crate::node::{self, Apps, Role, Scheduler, Target, TaskId, Van};
+use crate::secret::SecretSource;
 use crate::server::Handles;
 use crate::worker::Worker;
 
@@ -62,12 +66,21 @@ impl Cluster {
                     "simulated servers have one thread each, not {threads}: take more servers"
                 )));
             }
-            Launch::Simulated(..) => config.node.van = Van::Sim,
-            Launch::Processes(_) | Launch::Threads(..) if config.node.job == 0 => {
-                config.node.job = job_number();
+            Launch::Simulated(..) => {
+                config.node.van = Van::Sim;
+                config.node.secret = SecretSource::Given(Secret::NONE); // nobody else is there
             }
-            _ => {}
+            Launch::Processes(_) | Launch::Threads(..) => {
+                if config.node.job == 0 {
+                    config.node.job = job_number();
+                }
+                if config.node.secret == SecretSource::User {
+                    config.node.secret = SecretSource::Given(Secret::random());
+                }
+            }
+            Launch::External => {}
         }
+        config.node = config.node.secured()?;
         let mut scheduler = Scheduler::bind(&config)?;
         scheduler.take_part()?;
         config.node.scheduler = scheduler.address().to_owned();
@@ -107,13 +120,14 @@ impl Cluster {
                 Launch::Processes(program) => {
                     let mut command = Command::new(program);
                     command.arg(role.to_string()).arg("--rank").arg(rank.to_string());
-                    command.envs(self.config.to_vars()).stdin(Stdio::null()).stdout(Stdio::null());
+                    command.envs(self.config.to_vars()).stdin(Stdio::piped()).stdout(Stdio::null());
                     // A signal from the terminal is for this process, which tells its nodes what to do.
                     #[cfg(unix)]
                     std::os::unix::process::CommandExt::process_group(&mut command, 0);
-                    let run = command
-                        .spawn()
-                        .map_err(|source| Error::Spawn { what: name.clone(), source })?;
+                    let spawned = command.spawn();
+                    let mut run =
+                        spawned.map_err(|source| Error::Spawn { what: name.clone(), source })?;
+                    hand_down(&self.config.node, &mut run);
                     self.children.push(Node { name, run });
                 }
                 Launch::Simulated(handles, apps) => {
@@ -223,6 +237,14 @@ impl Drop for Cluster {
         if !(self.threads.is_empty() && self.simulated.is_empty()) {
             let _ = self.scheduler.end(Some("the cluster was dropped"));
         }
+    }
+}
+
+/// Tells a child the job's secret, by its standard input.
+fn hand_down(config: &NodeConfig, child: &mut Child) {
+    if let (SecretSource::Given(secret), Some(mut input)) = (&config.secret, child.stdin.take()) {
+        // One that does not listen has ended, and is missed when all are to join.
+        let _ = writeln!(input, "{}", secret.to_hex());
     }
 }
 

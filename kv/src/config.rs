@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use caravan_numa::{HugePages, PageSource};
-use caravan_van::{VanConfig, Wait};
+use caravan_van::{Identity, Secret, VanConfig, Wait};
 
 use crate::error::{Error, Result};
 use crate::node::{Numa, Van};
+use crate::secret::SecretSource;
 
 /// Settings of one node; [`Default`] works on one machine.
 #[derive(Debug, Clone)]
@@ -18,6 +19,14 @@ pub struct NodeConfig {
     pub scheduler: String,
     /// The job's number: nodes of other jobs are turned away.
     pub job: u64,
+    /// Where the job's secret comes from, which all its nodes prove that they know.
+    pub secret: SecretSource,
+    /// Whether a node that others can reach may do without a secret.
+    pub insecure: bool,
+    /// Whether all that goes over sockets is encrypted.
+    pub encrypt: bool,
+    /// Who this node is, as it proves to its peers.
+    pub identity: Identity,
     /// Which van carries the data.
     pub van: Van,
     /// Which RDMA device to take, as "mlx5_0"; by default the van chooses.
@@ -54,6 +63,10 @@ impl Default for NodeConfig {
         NodeConfig {
             scheduler: "127.0.0.1:0".to_owned(),
             job: 0,
+            secret: SecretSource::default(),
+            insecure: false,
+            encrypt: false,
+            identity: Identity::default(),
             van: Van::Auto,
             rdma_device: None,
             host: "127.0.0.1".to_owned(),
@@ -118,6 +131,47 @@ pub const VARS: &[Var] = &[
         help: "number of the job, hexadecimal; nodes of other jobs are turned away",
         set: |c, v| u64::from_str_radix(v, 16).ok().map(|n| c.node.job = n),
         show: |c| format!("{:x}", c.node.job),
+    },
+    Var {
+        name: "CARAVAN_SECRET",
+        default: "",
+        help: "secret of the job, 64 hexadecimal digits, or - for the first line of standard input; without one only this user's processes on this host belong together",
+        set: |c, v| {
+            c.node.secret = match v {
+                "" => SecretSource::User,
+                "-" => SecretSource::StandardInput,
+                digits => SecretSource::Given(Secret::from_hex(digits).ok()?),
+            };
+            Some(())
+        },
+        // A secret is handed down by standard input, never where others see it.
+        show: |c| if c.node.secret == SecretSource::User { "" } else { "-" }.to_owned(),
+    },
+    Var {
+        name: "CARAVAN_SECRET_FILE",
+        default: "",
+        help: "file with that secret, which only its owner may read (mode 600)",
+        set: |c, v| {
+            if !v.is_empty() {
+                c.node.secret = SecretSource::File(v.into());
+            }
+            Some(())
+        },
+        show: |_| String::new(),
+    },
+    Var {
+        name: "CARAVAN_INSECURE",
+        default: "0",
+        help: "1 lets a node that others can reach do without a secret: whoever reaches it can join, read and end the job",
+        set: |c, v| flag(v).map(|insecure| c.node.insecure = insecure),
+        show: |c| u8::from(c.node.insecure).to_string(),
+    },
+    Var {
+        name: "CARAVAN_ENCRYPT",
+        default: "0",
+        help: "1 encrypts all that goes over sockets: data of uring and tcp, and the control plane; rdma and shm have no encryption",
+        set: |c, v| flag(v).map(|encrypt| c.node.encrypt = encrypt),
+        show: |c| u8::from(c.node.encrypt).to_string(),
     },
     Var {
         name: "CARAVAN_SERVERS",
@@ -290,8 +344,9 @@ impl ClusterConfig {
                 )));
             };
             (var.set)(&mut config, &value).ok_or_else(|| {
+                let shown = if name == "CARAVAN_SECRET" { "…" } else { &value };
                 Error::Config(format!(
-                    "{name}={value} is not valid: {} (default {})",
+                    "{name}={shown} is not valid: {} (default {})",
                     var.help, var.default
                 ))
             })?;
@@ -318,7 +373,14 @@ impl NodeConfig {
     pub fn van_config(&self, node: u32) -> VanConfig {
         VanConfig {
             cluster: self.job,
+            secret: match &self.secret {
+                SecretSource::Given(secret) => secret.clone(),
+                _ => Secret::NONE,
+            },
             node,
+            identity: self.identity,
+            encrypt: self.encrypt,
+            accepts: true,
             credits: self.credits,
             listen: join_host(&self.host, 0),
             device: self.rdma_device.clone(),
@@ -456,11 +518,28 @@ mod tests {
             ("CARAVAN_NUMA_NODE", "3"),
             ("CARAVAN_HUGE_PAGES", "reserved"),
             ("CARAVAN_RDMA_DEVICE", "mlx5_0"),
+            ("CARAVAN_ENCRYPT", "1"),
+            ("CARAVAN_INSECURE", "1"),
         ]);
         let config = ClusterConfig::from_vars(given).unwrap();
         let copy =
             ClusterConfig::from_vars(config.to_vars().map(|(n, v)| (n.to_owned(), v))).unwrap();
         assert_eq!(format!("{config:?}"), format!("{copy:?}"));
+    }
+
+    #[test]
+    fn a_secret_is_never_shown() {
+        let digits = Secret::random().to_hex();
+        let config = ClusterConfig::from_vars(vars(&[("CARAVAN_SECRET", &digits)])).unwrap();
+        assert_eq!(config.node.secret, SecretSource::Given(Secret::from_hex(&digits).unwrap()));
+        assert!(!format!("{config:?}").contains(&digits));
+        assert!(config.to_vars().all(|(_, value)| !value.contains(&digits)));
+        let wrong = format!("{digits}0");
+        let error = ClusterConfig::from_vars(vars(&[("CARAVAN_SECRET", &wrong)])).unwrap_err();
+        assert!(!error.to_string().contains(&digits), "{error}");
+        let file =
+            ClusterConfig::from_vars(vars(&[("CARAVAN_SECRET_FILE", "job.secret")])).unwrap();
+        assert_eq!(file.node.secret, SecretSource::File("job.secret".into()));
     }
 
     #[test]

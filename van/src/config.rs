@@ -2,20 +2,37 @@
 
 use std::ops::RangeInclusive;
 
-use caravan_numa::PageSource;
-use zerocopy::little_endian::U32;
-
 use crate::error::{Error, Result};
+use crate::handshake::Secret;
 use crate::wait::Wait;
-use crate::wire::Hello;
+use caravan_numa::PageSource;
+
+/// Who a node is, as it proves to its peers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Identity {
+    /// What it is.
+    pub role: u8,
+    /// Its place among those, if it has one.
+    pub rank: Option<u32>,
+    /// Drawn at random when it started.
+    pub incarnation: u64,
+}
 
 /// Settings of one transport.
 #[derive(Debug, Clone)]
 pub struct VanConfig {
     /// Which cluster it belongs to; peers of others are turned away.
     pub cluster: u64,
+    /// What all nodes of the cluster know, and nobody else: whoever does not prove that he knows it is turned away.
+    pub secret: Secret,
     /// This node's id within it.
     pub node: u32,
+    /// What this node is, and which of them; the layers above give it a meaning.
+    pub identity: Identity,
+    /// Whether all that goes over sockets is encrypted; both sides of a lane have to say the same.
+    pub encrypt: bool,
+    /// Whether peers may connect to it; a node that only connects to others listens nowhere.
+    pub accepts: bool,
     /// Requests a peer may have outstanding here, at least 1.
     pub credits: u16,
     /// Where to listen, as `host:port`; port 0 takes a free one. Vans without sockets ignore it, and a van of a device takes
@@ -40,7 +57,11 @@ impl Default for VanConfig {
     fn default() -> Self {
         VanConfig {
             cluster: 0,
+            secret: Secret::NONE,
             node: 0,
+            identity: Identity::default(),
+            encrypt: false,
+            accepts: true,
             credits: 256,
             listen: "127.0.0.1:0".to_owned(),
             device: None,
@@ -82,13 +103,6 @@ impl VanConfig {
                 Err(Error::Setting { name, value, min: *takes.start(), max: *takes.end() })
             }
         }
-    }
-
-    /// What this node says first to each peer.
-    pub fn hello(&self) -> Hello {
-        let mut hello = Hello::new(self.cluster, self.node, self.credits);
-        hello.frame_bytes = U32::new(u32::try_from(self.frame_bytes).unwrap_or(u32::MAX));
-        hello
     }
 }
 

@@ -15,10 +15,12 @@
 mod abuse;
 mod carry;
 mod net;
+mod strangers;
 
 pub use abuse::*;
 pub use carry::*;
 pub use net::{Net, Written, fill};
+pub use strangers::*;
 
 /// Makes a `#[test]` of every part of the contract, for the van that the expression makes from a config.
 #[macro_export]
@@ -26,7 +28,8 @@ macro_rules! conformance {
     ($make:expr) => {
         $crate::conformance_tests! { $make;
             says_hello
-            strangers_are_refused_and_told_why
+            strangers_are_refused
+            a_node_that_does_not_accept_connects
             nobody_there_is_reported
             reconnects_under_a_new_number
             frames_of_all_lengths_arrive_whole
@@ -49,6 +52,18 @@ macro_rules! conformance {
             a_lost_peer_is_reported_once
             what_was_posted_to_a_lost_peer_comes_home
             disconnecting_forgets
+        }
+    };
+}
+
+/// Makes a `#[test]` of what a van over sockets owes besides, for the van that the expression makes from a config.
+#[macro_export]
+macro_rules! socket_conformance {
+    ($make:expr) => {
+        $crate::conformance_tests! { $make;
+            a_recorded_handshake_gets_nobody_in
+            half_open_connections_cost_little
+            a_flood_of_resets_keeps_nobody_out
         }
     };
 }

@@ -123,6 +123,8 @@ pub struct Endpoint {
     open: Vec<PeerId>,
     /// Lanes that this side has closed, to be reported.
     closed: Vec<(PeerId, Error)>,
+    /// Peers whose loss was reported at the last poll. What was offered to them can be taken back until the next.
+    lost: Vec<PeerId>,
     /// Of messages; all else is counted by the transport.
     counted: Counters,
 }
@@ -144,6 +146,7 @@ impl Endpoint {
             starved: false,
             open: Vec::with_capacity(16),
             closed: Vec::new(),
+            lost: Vec::new(),
             counted: Counters::default(),
         }
     }
@@ -228,6 +231,9 @@ impl Endpoint {
             *lane = None;
         }
         self.reading.forget(peer);
+        // Its number may be another's soon.
+        self.events.retain(|event| event.peer() != peer);
+        self.lost.retain(|lost| *lost != peer);
     }
 
     /// Requests that can be posted to `peer` right now.
@@ -272,6 +278,9 @@ impl Endpoint {
         if !self.open.is_empty() {
             self.close_frames();
         }
+        if !self.lost.is_empty() {
+            self.forget_lost();
+        }
         let left = self.events.len();
         let polled = self.transport.poll(&mut self.events);
         if self.events.len() > left.max(1) {
@@ -282,6 +291,14 @@ impl Endpoint {
             self.takes_left = self.takes();
         }
         polled.map(|()| arrived)
+    }
+
+    /// Has the transport forget the peers whose loss was reported.
+    #[cold]
+    fn forget_lost(&mut self) {
+        for peer in std::mem::take(&mut self.lost) {
+            self.transport.disconnect(peer);
+        }
     }
 
     /// Puts the events from `left` on behind those before them: the oldest is last.

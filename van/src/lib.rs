@@ -62,9 +62,11 @@ pub mod config;
 pub mod conformance;
 pub mod endpoint;
 pub mod error;
+pub mod handshake;
 pub mod memory;
 pub mod message;
 pub mod metrics;
+mod numbers;
 pub mod offers;
 #[cfg(all(target_os = "linux", feature = "rdma"))]
 pub mod rdma;
@@ -79,13 +81,15 @@ pub mod value;
 pub mod wait;
 pub mod wire;
 
-pub use config::VanConfig;
+pub use config::{Identity, VanConfig};
 pub use endpoint::{Arrival, Endpoint, Taken};
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
+pub use handshake::Secret;
 pub use memory::{Buffer, Pool, Registrar, Registration, Shared, long};
 pub use message::{Draft, KeyRange, Message, Outgoing, Values};
 pub use metrics::Counters;
+pub use numbers::Numbers;
 pub use transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
 pub use value::Value;
 pub use wait::Wait;

@@ -26,7 +26,8 @@ pub const WRITE_AT_ALIGN: u64 = 8;
 /// Longest write, in bytes.
 pub const WRITE_BYTES_MAX: usize = u32::MAX as usize;
 
-/// A connected peer, as one transport numbers it. Numbers are not reused.
+/// A connected peer, as one transport numbers it. The number of one that has been [disconnected](Transport::disconnect) is given to
+/// a later caller.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u32);
 
@@ -45,7 +46,8 @@ impl fmt::Debug for PeerId {
 /// What happened since the last [`Transport::poll`].
 #[derive(Debug)]
 pub enum Event {
-    /// A connection is up, whichever side asked for it; the peer said `hello`.
+    /// A connection is up, whichever side asked for it, and the peer has proved that it belongs here: see
+    /// [`handshake`](crate::handshake).
     Connected {
         /// The new peer.
         peer: PeerId,
@@ -174,7 +176,7 @@ pub trait Transport {
     /// The van's name: "tcp", "uring", "sim", …
     fn name(&self) -> &'static str;
 
-    /// Where peers connect to, in the form [`Transport::connect`] takes.
+    /// Where peers connect to, in the form [`Transport::connect`] takes; empty where [`VanConfig::accepts`](crate::VanConfig) is not set.
     fn address(&self) -> &str;
 
     /// For a van that does not leave the host, where that is: it connects only those that say the same.
@@ -194,7 +196,8 @@ pub trait Transport {
     /// [`Error::Connect`] when it is already clear that it cannot be made.
     fn connect(&mut self, address: &str) -> Result<PeerId>;
 
-    /// Forgets a peer: closes the connection, drops what was posted and offered to it. No event follows.
+    /// Forgets a peer, also one that was reported lost: closes the connection, drops what was posted and offered to it. No event
+    /// follows.
     fn disconnect(&mut self, peer: PeerId);
 
     /// Eager: sends `frame` into memory the peer keeps ready. The first [`FRAME_PREFIX`] bytes are the van's to overwrite.

@@ -8,13 +8,13 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use caravan_van::handshake::{Credentials, WELCOME_BYTES};
 use caravan_van::rdma::Rdma;
 use caravan_van::rdma::verbs::{
     Batch, Channel, CmKind, CompletionQueue, Connection, Domain, QueuePair, ReceiveQueue, Work,
 };
 use caravan_van::wire::Offer;
 use caravan_van::{Buffer, Error, Event, FRAME_PREFIX, PeerId, Pool, Shared, Transport, VanConfig};
-use zerocopy::IntoBytes;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -53,13 +53,19 @@ impl Liar {
         }
         receives.ring().unwrap();
         let pair = QueuePair::new(connection, &domain, &completions, &receives, 16, 0).unwrap();
-        let mut greeting = VanConfig::default().hello().as_bytes().to_vec();
-        greeting.extend([8, 0, 0, 0, 0, 0, 0, 0]); // receive buffers, and zeros
-        pair.connection().connect(&greeting, 3).unwrap();
-        expect(&channel, van, CmKind::Established);
+        let credentials = Credentials::new(&VanConfig::default(), "rdma")
+            .saying(|hello| hello.receives = 8.into());
+        let (calling, call) = credentials.call();
+        pair.connection().connect(&call, 3).unwrap();
+        let welcome = expect(&channel, van, CmKind::Established);
+        let (_, proof) = credentials.prove(calling, &welcome[..WELCOME_BYTES]).unwrap();
+        let mut liar = Liar { pair, completions, _receives: receives, pool, _channel: channel };
+        let proof = liar.data(&proof);
+        liar.says(vec![Work::Send { data: proof.into(), imm: Some(0) }]);
         let event = next(van);
         let Event::Connected { peer, .. } = event else { panic!("{event:?}") };
-        (Liar { pair, completions, _receives: receives, pool, _channel: channel }, peer)
+        liar.hears(van); // that its proof has left
+        (liar, peer)
     }
 
     fn data(&self, bytes: &[u8]) -> Shared {
@@ -87,11 +93,11 @@ impl Liar {
     }
 }
 
-fn expect(channel: &Rc<Channel>, van: &mut Rdma, kind: CmKind) {
+fn expect(channel: &Rc<Channel>, van: &mut Rdma, kind: CmKind) -> Vec<u8> {
     let began = Instant::now();
     loop {
         match channel.next().unwrap() {
-            Some(event) if event.kind == kind => return,
+            Some(event) if event.kind == kind => return event.private_data,
             Some(event) => panic!("{:?}, not {kind:?}", event.kind),
             None => van.wait(Duration::from_millis(1)).unwrap(), // and keeps what comes
         }

@@ -8,6 +8,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use caravan_van::handshake::{Credentials, refusal};
+use caravan_van::stream::CARRIER;
 use caravan_van::uring::Uring;
 use caravan_van::{Error, Event, PeerId, Transport, VanConfig, Wait};
 use support::{connect, frame};
@@ -26,9 +28,15 @@ fn uring(config: &VanConfig) -> Option<Uring> {
 
 /// What makes transports that wait like this; a test where there are none ends here.
 macro_rules! makes {
-    ($wait:expr) => {{
+    ($wait:expr) => {
+        makes!($wait, false)
+    };
+    ($wait:expr, $encrypt:expr) => {{
         let Some(_) = super::uring(&super::VanConfig::default()) else { return };
-        |config| super::Uring::new(&super::VanConfig { wait: $wait, ..config }).expect("as before")
+        |config| {
+            let config = super::VanConfig { wait: $wait, encrypt: $encrypt, ..config };
+            super::Uring::new(&config).expect("as before")
+        }
     }};
 }
 use makes;
@@ -94,11 +102,12 @@ fn a_connection_can_end_with_operations_under_way() {
 }
 
 #[test]
-fn strangers_are_told_why_and_silent_ones_dropped() {
+fn strangers_are_refused_and_silent_ones_dropped() {
     let Some(mut van) = uring(&config(Wait::default())) else { return };
     let mut stranger = TcpStream::connect(van.address()).unwrap();
     let mut silent = TcpStream::connect(van.address()).unwrap();
-    stranger.write_all(&[b'x'; 32]).unwrap();
+    let other = VanConfig { cluster: 99, ..VanConfig::default() };
+    stranger.write_all(&Credentials::new(&other, CARRIER).call().1).unwrap();
     for socket in [&stranger, &silent] {
         socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
     }
@@ -113,8 +122,8 @@ fn strangers_are_told_why_and_silent_ones_dropped() {
         dropped |= silent.read_to_end(&mut unread).is_ok();
         assert!(began.elapsed() < Duration::from_secs(20), "{told_all} {dropped}");
     }
-    let told = String::from_utf8_lossy(&told);
-    assert!(told.contains("does not speak this protocol"), "{told}");
+    assert_eq!(told, refusal());
+    assert!(unread.is_empty(), "{unread:02x?}");
     assert!(events.is_empty(), "nobody hears of strangers: {events:?}");
 }
 
@@ -224,4 +233,16 @@ mod adaptive {
 
 mod block {
     caravan_van::conformance!(super::makes!(super::Wait::Block));
+}
+
+mod strangers {
+    caravan_van::socket_conformance!(super::makes!(super::Wait::default()));
+}
+
+mod strangers_of_a_node_that_sleeps {
+    caravan_van::socket_conformance!(super::makes!(super::Wait::Block));
+}
+
+mod encrypted {
+    caravan_van::conformance!(super::makes!(super::Wait::default(), true));
 }

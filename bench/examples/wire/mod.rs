@@ -5,9 +5,11 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use caravan_van::wire::{Hello, Offer};
+use caravan_van::handshake::Credentials;
+use caravan_van::wire::Offer;
 use caravan_van::{
     Buffer, Counters, Error, Event, FRAME_PREFIX, Gather, Limits, PeerId, Pool, Result, Transport,
+    VanConfig,
 };
 
 /// As the vans have it.
@@ -83,8 +85,9 @@ impl Transport for Wire {
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
         if !std::mem::replace(&mut self.greeted, true) {
-            let mut hello = Hello::new(0, 1, CREDITS);
-            hello.frame_bytes = (FRAME_BYTES as u32).into();
+            let config =
+                VanConfig { credits: CREDITS, frame_bytes: FRAME_BYTES, ..VanConfig::default() };
+            let hello = *Credentials::new(&config, "queue").hello();
             events.push(Event::Connected { peer: PEER, hello });
         }
         while let Some(frame) = self.into.borrow_mut().pop_front() {

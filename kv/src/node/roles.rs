@@ -85,6 +85,7 @@ pub fn run_worker(
     own_process: bool,
 ) -> Result<()> {
     check_numa(config.numa)?;
+    let config = &config.secured()?;
     let member = Member::join(config, Role::Worker, rank, without_threads(config)?)?;
     let roster = member.roster().clone();
     let config = NodeConfig { van: roster.van, ..config.clone() };
@@ -140,6 +141,7 @@ pub fn run_server(
     own_process: bool,
 ) -> Result<()> {
     let stop = AtomicBool::new(false);
+    let config = &config.secured()?;
     let seating = Seating::here(config, rank.unwrap_or(0), threads)?;
     thread::scope(|scope| {
         let mut started = Vec::new();

@@ -89,13 +89,14 @@ impl Scheduler {
     /// Listens at the address in `config`; port 0 takes a free one.
     ///
     /// # Errors
-    /// When the address cannot be bound.
+    /// When the address cannot be bound; [`Error::Config`] when there is no secret, and others can reach it.
     pub fn bind(config: &ClusterConfig) -> Result<Scheduler> {
+        let mut config = config.clone();
+        config.node = config.node.secured()?;
         let mut van = config.node.van_config(0);
         van.listen = config.node.scheduler.clone();
         (van.wait, van.credits) = (Wait::Block, CREDITS);
         let endpoint = Endpoint::new(backend::open_control(config.node.van, &van)?, 0, CREDITS);
-        let mut config = config.clone();
         config.node.scheduler = endpoint.address().to_owned();
         let looked = endpoint.now();
         Ok(Scheduler {

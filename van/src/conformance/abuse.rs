@@ -5,22 +5,40 @@ use zerocopy::little_endian::U64;
 use super::carry::reclaim;
 use super::net::{Net, UNTOUCHED, check};
 use crate::wire::Offer;
-use crate::{Error, Event, PeerId, Transport, VanConfig};
+use crate::{Error, PeerId, Secret, Transport, VanConfig};
 
-/// Who belongs to another cluster never connects, and is told so; the node that it called goes on.
-pub fn strangers_are_refused_and_told_why<T: Transport>(make: impl Fn(VanConfig) -> T) {
-    let mut net = Net::new(&make, 2);
-    let stranger = net.add(make(VanConfig { cluster: 8, node: 102, ..VanConfig::default() }));
+/// Who belongs to another cluster, or has another secret, is refused, hears no more than that, and is nobody's peer.
+pub fn strangers_are_refused<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let secret = Secret::from([7; 32]);
+    let own = VanConfig { secret: secret.clone(), ..VanConfig::default() };
+    let mut net = Net::with(&make, 2, own);
     let address = net.van(0).address().to_owned();
-    let peer = net.van(stranger).connect(&address).unwrap();
-    let error = net.lost(stranger, peer);
-    assert!(error.to_string().contains("cluster"), "{error}");
-    for event in net.rest(0) {
-        assert!(matches!(event, Event::Lost { .. }), "at the most, it is lost: {event:?}");
+    for other in [
+        VanConfig { cluster: 8, secret, ..VanConfig::default() },
+        VanConfig { cluster: 7, secret: Secret::from([8; 32]), ..VanConfig::default() },
+        VanConfig { cluster: 7, ..VanConfig::default() },
+    ] {
+        let stranger = net.add(make(other));
+        let peer = net.van(stranger).connect(&address).unwrap();
+        let error = net.lost(stranger, peer);
+        assert!(error.to_string().contains("refused this node"), "{error}");
+        assert!(net.rest(0).is_empty(), "nobody above hears of a stranger");
+        assert!(net.rest(stranger).is_empty());
     }
-    assert!(net.rest(stranger).is_empty());
     let (there, back) = net.connect(1, 0);
     net.exchange(1, there, 0, back);
+    assert_eq!(back, PeerId(0), "strangers take no numbers for good");
+}
+
+/// A node that does not accept connects to others, and nobody connects to it.
+pub fn a_node_that_does_not_accept_connects<T: Transport>(make: impl Fn(VanConfig) -> T) {
+    let mut net = Net::new(&make, 1);
+    let client =
+        net.add(make(VanConfig { cluster: 7, node: 101, accepts: false, ..VanConfig::default() }));
+    assert_eq!(net.van(client).address(), "");
+    let (there, back) = net.connect(client, 0);
+    net.exchange(client, there, 0, back);
+    net.exchange(0, back, client, there);
 }
 
 /// Where nobody listens any more, connecting fails at once or soon, and names the address.

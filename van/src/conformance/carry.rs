@@ -6,15 +6,17 @@ use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, Digest};
 
 use super::net::{Net, Written, check, step};
-use crate::{Buffer, Error, Event, Gather, Shared, Transport, VanConfig};
+use crate::{Buffer, Error, Event, Gather, Identity, Shared, Transport, VanConfig};
 
 const MIB: usize = 1 << 20;
 
 /// Both ends learn who the other one is, what it admits and what it takes.
 pub fn says_hello<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let mut net = Net::new(&make, 0);
+    let identity = Identity { role: 3, rank: Some(8), incarnation: 1 << 40 };
     let odd =
         VanConfig { cluster: 7, node: 41, credits: 3, frame_bytes: 1000, ..VanConfig::default() };
+    let odd = VanConfig { identity, ..odd };
     net.add(make(odd.clone()));
     net.add(make(VanConfig { node: 42, credits: 5, frame_bytes: 2000, ..odd }));
     let address = net.van(1).address().to_owned();
@@ -27,7 +29,8 @@ pub fn says_hello<T: Transport>(make: impl Fn(VanConfig) -> T) {
         });
         assert!(node == 1 || id == peer, "connect() told the number");
         assert_eq!((hello.node.get(), hello.credits.get(), hello.frame_bytes.get()), who);
-        assert_eq!(hello.cluster.get(), 7);
+        let said = (hello.role, Some(hello.rank.get()), hello.incarnation.get());
+        assert_eq!(said, (identity.role, identity.rank, identity.incarnation));
     }
     assert!(net.rest(0).is_empty() && net.rest(1).is_empty(), "it is reported once");
     assert_eq!(net.van(0).limits().frame_bytes, 1000);

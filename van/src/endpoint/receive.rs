@@ -280,6 +280,7 @@ impl Endpoint {
             }
             Event::Lost { peer, error } => {
                 self.lanes[peer.0 as usize] = None;
+                self.lost.push(peer);
                 Ok(Some(Arrival::Lost { peer, error }))
             }
         }

@@ -2,8 +2,7 @@
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
-use super::connect::{Peer, Stage, lane_to};
-use super::queue_pair::Lane;
+use super::connect::lane_to;
 use super::verbs::{AsyncKind, Completion, Outcome, ReceiveQueue, TakenBack, Through};
 use super::words::{Credits, Last, Notice};
 use super::{POLL_MAX, Rdma, SILENCE};
@@ -107,26 +106,6 @@ impl Rdma {
         Some(peer)
     }
 
-    /// The lane to `id`, which is up now if it was not: something came through it.
-    fn lane(&mut self, id: u32) -> Option<&mut Lane> {
-        self.rise(id);
-        lane_to(&mut self.peers, id)
-    }
-
-    #[inline]
-    fn rise(&mut self, id: u32) {
-        if self.young > 0 {
-            self.rise_if_answering(id);
-        }
-    }
-
-    #[inline(never)]
-    fn rise_if_answering(&mut self, id: u32) {
-        if let Some(Some(Peer { stage: Stage::Answering(..), .. })) = self.peers.get(id as usize) {
-            self.established(id, &[]);
-        }
-    }
-
     #[inline(always)]
     fn received(
         &mut self,
@@ -137,7 +116,9 @@ impl Rdma {
     ) -> std::result::Result<(), String> {
         let credits = Credits::from_word(word);
         let (len, limit) = (frame.len(), self.frame_bytes);
-        self.rise(id);
+        if self.young > 0 && self.is_answering(id) {
+            return self.received_proof(id, frame, replaced);
+        }
         let Some(lane) = lane_to(&mut self.peers, id) else {
             self.receives_gone(frame);
             return Ok(());
@@ -161,6 +142,22 @@ impl Rdma {
         if replace { self.replace_receives(id) } else { Ok(()) }
     }
 
+    /// Takes in the first message of a peer that was welcomed: nothing of it is read but that.
+    #[cold]
+    fn received_proof(
+        &mut self,
+        id: u32,
+        frame: Buffer,
+        replaced: bool,
+    ) -> std::result::Result<(), String> {
+        self.take_proof(id, frame)?;
+        if let Some(lane) = lane_to(&mut self.peers, id) {
+            lane.hears();
+            lane.use_receive(replaced);
+        }
+        Ok(())
+    }
+
     fn written(
         &mut self,
         id: u32,
@@ -169,7 +166,7 @@ impl Rdma {
         unused: Buffer,
     ) -> std::result::Result<(), String> {
         let (notice, peer) = (Notice::from_word(word), PeerId(id));
-        let Some(lane) = self.lane(id) else {
+        let Some(lane) = lane_to(&mut self.peers, id) else {
             self.receives_gone(unused);
             return Ok(());
         };
@@ -192,7 +189,7 @@ impl Rdma {
         key: TakenBack,
         message: Buffer,
     ) -> std::result::Result<(), String> {
-        let Some(lane) = self.lane(id) else {
+        let Some(lane) = lane_to(&mut self.peers, id) else {
             self.receives_gone(message);
             return Ok(());
         };
@@ -210,7 +207,7 @@ impl Rdma {
     }
 
     fn sent(&mut self, id: u32, through: Through) {
-        if let Some(lane) = self.lane(id) {
+        if let Some(lane) = lane_to(&mut self.peers, id) {
             lane.retire(through);
             if lane.rouse() {
                 self.eager.push(id);

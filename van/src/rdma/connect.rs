@@ -1,20 +1,22 @@
 //! Set-up: connections through the connection manager, and who is let in. Nothing here is on the path.
 //!
-//! Both sides say hello in the connection manager's private data (`greeting.rs`), so that a connection that is up is one between
-//! friends.
+//! The handshake goes in the connection manager's private data: the call in a request, the welcome in the answer, a refusal in a
+//! rejection. The proof is the first message over the connection; before it has come nothing is offered and no other is read.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use zerocopy::IntoBytes;
-
 use super::Rdma;
-use super::greeting::Greeting;
 use super::listen::{RESOLVE_TIMEOUT, no_address};
 use super::queue_pair::{COMPLETIONS, INLINE_BYTES, Lane, RECEIVES, SENDS};
 use super::verbs::{CmEvent, CmKind, Connection, QueuePair};
 use crate::error::{Error, Result};
+use crate::handshake::{
+    Answering, CALL_BYTES, Calling, REFUSED, WELCOME_BYTES, deserves_answer, refusal,
+};
+use crate::memory::Buffer;
+use crate::metrics::Counters;
 use crate::transport::{Event, PeerId};
 use crate::wire::Hello;
 
@@ -52,11 +54,11 @@ pub(super) struct Peer {
 pub(super) enum Stage {
     /// Its address, or the way to it, is looked up.
     Seeking(Connection),
-    /// It is asked.
-    Calling(Lane),
-    /// It asked, and was answered; the connection manager has not confirmed yet that it knows.
-    Answering(Lane, Hello),
-    /// Both have said hello.
+    /// It is asked; none while what it said is read.
+    Calling(Lane, Option<Calling>),
+    /// It asked, and was welcomed; its proof is to come.
+    Answering(Lane, Option<Answering>),
+    /// Both have proved themselves.
     Up(Lane),
 }
 
@@ -103,8 +105,11 @@ impl Rdma {
 
     /// Gives a connection a number and a place in the tables.
     fn enter(&mut self, peer: Peer) -> u32 {
-        let id = u32::try_from(self.peers.len()).expect("4 billion connections take years");
-        self.peers.push(Some(peer));
+        let id = if peer.called { self.numbers.unused() } else { self.numbers.free() };
+        if self.peers.len() <= id as usize {
+            self.peers.resize_with(id as usize + 1, || None);
+        }
+        self.peers[id as usize] = Some(peer);
         self.young += 1;
         self.index(id);
         id
@@ -117,7 +122,7 @@ impl Rdma {
             Stage::Seeking(connection) => {
                 self.by_connection.insert(connection.key(), id);
             }
-            Stage::Calling(lane) | Stage::Answering(lane, _) | Stage::Up(lane) => {
+            Stage::Calling(lane, _) | Stage::Answering(lane, _) | Stage::Up(lane) => {
                 self.by_connection.insert(lane.queue_pair.connection().key(), id);
                 self.by_queue.insert(lane.queue_pair.number(), id);
             }
@@ -205,14 +210,15 @@ impl Rdma {
             self.peers[id as usize] = Some(Peer { address, called, stage, until, others });
             return;
         };
-        let (key, greeting) = (connection.key(), Greeting::of(self));
+        let key = connection.key();
+        let (calling, call) = self.credentials.call();
         let lane = self.lane_over(connection, now).and_then(|lane| {
-            lane.queue_pair.connection().connect(greeting.as_bytes(), RETRIES)?;
+            lane.queue_pair.connection().connect(&call, RETRIES)?;
             Ok(lane)
         });
         match lane {
             Ok(lane) => {
-                let stage = Stage::Calling(lane);
+                let stage = Stage::Calling(lane, Some(calling));
                 self.peers[id as usize] = Some(Peer { address, called, stage, until, others });
                 self.index(id);
             }
@@ -220,6 +226,7 @@ impl Rdma {
                 self.by_connection.remove(&key);
                 self.young -= 1;
                 let error = Error::Connect { address, source };
+                self.numbers.lose(id);
                 self.ready.push(Event::Lost { peer: PeerId(id), error });
             }
         }
@@ -228,39 +235,44 @@ impl Rdma {
     /// Somebody calls: lets it in, or tells it why not.
     fn admit(&mut self, request: Connection, private_data: &[u8], now: Instant) {
         let address = request.peer_address().map_or_else(String::new, |from| from.to_string());
-        let greeting = match Greeting::check(private_data, self.config.cluster) {
-            Ok(greeting) => greeting,
-            Err(reason) => return self.refuse(request, &address, &reason),
-        };
-        if let Err(error) = self.make_room() {
-            return self.refuse(request, &address, &format!("it has no room: {error}"));
-        }
-        let _ = request.set_ack_timeout(ACK_TIMEOUT_EXPONENT);
-        let ours = Greeting::of(self);
-        let lane = match self.lane_over(request, now) {
-            Ok(lane) => lane,
-            Err(error) => {
-                tracing::warn!(address, %error, "cannot accept a connection");
-                return;
+        let call = &private_data[..private_data.len().min(CALL_BYTES)]; // behind it may be padding
+        let (answering, welcome) = match self.credentials.welcome(call) {
+            Ok(answered) => answered,
+            Err(reason) => {
+                let told = refusal();
+                let told = if deserves_answer(call) { &told[..] } else { &[] };
+                return self.refuse(request, &address, &reason, told);
             }
         };
-        let mut lane = lane;
-        self.greet(&mut lane, &greeting);
-        if let Err(error) = lane.queue_pair.connection().accept(ours.as_bytes()) {
-            tracing::warn!(address, %error, "cannot accept a connection");
-            self.receives_wanted -= RECEIVES as usize;
-            return;
+        if let Err(error) = self.make_room() {
+            let reason = format!("it has no room: {error}");
+            let told = &reason.as_bytes()[..reason.floor_char_boundary(REASON_BYTES_MAX)];
+            return self.refuse(request, &address, &reason, told);
         }
+        let _ = request.set_ack_timeout(ACK_TIMEOUT_EXPONENT);
+        let lane = self.lane_over(request, now).and_then(|lane| {
+            if let Err(error) = lane.queue_pair.connection().accept(&welcome) {
+                self.receives_wanted -= RECEIVES as usize;
+                return Err(error);
+            }
+            Ok(lane)
+        });
+        let lane = match lane {
+            Ok(lane) => lane,
+            Err(error) => {
+                let reason = format!("it cannot be accepted: {error}");
+                return self.refusals.log(self.start.elapsed(), &address, &reason);
+            }
+        };
         let _ = lane.queue_pair.set_receiver_not_ready_timer(NOT_READY_TIMER);
-        let (stage, until) = (Stage::Answering(lane, greeting.hello), now + CONNECT_TIMEOUT);
+        let (stage, until) = (Stage::Answering(lane, Some(answering)), now + CONNECT_TIMEOUT);
         self.enter(Peer { address, called: false, stage, until, others: Vec::new() });
     }
 
-    fn refuse(&self, request: Connection, address: &str, reason: &str) {
-        tracing::debug!(address, reason, "turned a connection away");
-        let reason = &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)];
+    fn refuse(&mut self, request: Connection, address: &str, reason: &str, told: &[u8]) {
+        self.refusals.log(self.start.elapsed(), address, reason);
         // If it cannot be told, it will find out by itself.
-        let _ = request.reject(reason.as_bytes());
+        let _ = request.reject(told);
     }
 
     /// Makes room for one more peer in the queues that all share.
@@ -304,42 +316,87 @@ impl Rdma {
         Ok(Lane::new(queue_pair, now))
     }
 
-    fn greet(&self, lane: &mut Lane, greeting: &Greeting) {
-        let frame_bytes = self.frame_bytes.min(greeting.hello.frame_bytes.get() as usize);
-        lane.greet(frame_bytes, greeting.receives.get());
+    /// The connection that this side asked for is up: reads the welcome, and answers it with the proof.
+    fn established(&mut self, id: u32, private_data: &[u8]) {
+        let Some(Some(Peer { stage: Stage::Calling(lane, calling), .. })) =
+            self.peers.get_mut(id as usize)
+        else {
+            return;
+        };
+        let Some(calling) = calling.take() else { return };
+        let _ = lane.queue_pair.set_receiver_not_ready_timer(NOT_READY_TIMER);
+        let welcome = &private_data[..private_data.len().min(WELCOME_BYTES)]; // behind it may be padding
+        let proved = self.credentials.prove(calling, welcome).and_then(|(proved, proof)| {
+            self.rise(id, &proved.hello)?;
+            self.send_proof(id, &proof)
+        });
+        if let Err(reason) = proved {
+            self.lose(id, reason);
+        }
     }
 
-    /// The connection is up; whoever was called says hello only now.
-    pub(super) fn established(&mut self, id: u32, private_data: &[u8]) {
-        let Some(Some(peer)) = self.peers.get_mut(id as usize).map(Option::take) else { return };
+    fn send_proof(&mut self, id: u32, proof: &[u8]) -> Result<(), String> {
+        let mut frame = self.pool.allocate(proof.len()).map_err(|error| error.to_string())?;
+        frame.copy_from_slice(proof);
+        let Some(lane) = lane_to(&mut self.peers, id) else { return Ok(()) };
+        let not_counted = &mut Counters::default(); // it is no frame of the layer above
+        lane.send(frame.share(), not_counted).map_err(|error| error.to_string())?;
+        if lane.has_to_leave() {
+            self.eager.push(id);
+        }
+        Ok(())
+    }
+
+    /// Whether a peer still has to prove itself.
+    pub(super) fn is_answering(&self, id: u32) -> bool {
+        matches!(self.peers.get(id as usize), Some(Some(Peer { stage: Stage::Answering(..), .. })))
+    }
+
+    /// Takes in the first message of a peer that was welcomed.
+    ///
+    /// # Errors
+    /// Says why it is no proof.
+    #[cold]
+    pub(super) fn take_proof(&mut self, id: u32, proof: Buffer) -> Result<(), String> {
+        let Some(Some(Peer { stage: Stage::Answering(_, answering), .. })) =
+            self.peers.get_mut(id as usize)
+        else {
+            return Ok(());
+        };
+        let answering = answering.take().ok_or("it proved itself twice")?;
+        let proved = self.credentials.check(answering, &proof)?;
+        self.rise(id, &proved.hello)
+    }
+
+    /// Makes a peer of a connection whose other side has proved itself.
+    fn rise(&mut self, id: u32, hello: &Hello) -> Result<(), String> {
+        if hello.receives.get() < 2 {
+            return Err("it keeps too few receive buffers".to_owned());
+        }
+        let Some(peer) = self.peers.get_mut(id as usize).and_then(Option::take) else {
+            return Ok(());
+        };
         let Peer { address, called, stage, until, others } = peer;
-        let (stage, outcome) = match stage {
-            Stage::Answering(lane, hello) => (Stage::Up(lane), Ok(Some(hello))),
-            Stage::Calling(mut lane) => match Greeting::check(private_data, self.config.cluster) {
-                Ok(greeting) => {
-                    self.greet(&mut lane, &greeting);
-                    let _ = lane.queue_pair.set_receiver_not_ready_timer(NOT_READY_TIMER);
-                    (Stage::Up(lane), Ok(Some(greeting.hello)))
-                }
-                Err(reason) => (Stage::Calling(lane), Err(reason)),
-            },
-            stage => (stage, Ok(None)),
+        let stage = match stage {
+            Stage::Calling(mut lane, _) | Stage::Answering(mut lane, _) => {
+                let frame_bytes = self.frame_bytes.min(hello.frame_bytes.get() as usize);
+                lane.greet(frame_bytes, hello.receives.get().into());
+                Stage::Up(lane)
+            }
+            stage => stage,
         };
         self.peers[id as usize] = Some(Peer { address, called, stage, until, others });
-        match outcome {
-            Ok(Some(hello)) => {
-                self.young -= 1;
-                self.ready.push(Event::Connected { peer: PeerId(id), hello });
-            }
-            Ok(None) => {}
-            Err(reason) => self.lose(id, reason),
-        }
+        self.young -= 1;
+        self.ready.push(Event::Connected { peer: PeerId(id), hello: *hello });
+        Ok(())
     }
 
     fn rejected(&mut self, id: u32, status: i32, private_data: &[u8]) {
         let end = private_data.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
         let reason = String::from_utf8_lossy(&private_data[..end]);
-        if reason.is_empty() {
+        if private_data.starts_with(&refusal()) {
+            self.lose(id, REFUSED.to_owned());
+        } else if reason.is_empty() {
             let error = format!("nobody listens there (rejected with code {status})");
             self.fail(id, io::Error::new(io::ErrorKind::ConnectionRefused, error));
         } else {
@@ -364,11 +421,15 @@ impl Rdma {
         self.close(id);
         if called {
             let error = Error::Connect { address, source: error };
+            self.numbers.lose(id);
             self.ready.push(Event::Lost { peer: PeerId(id), error });
+        } else {
+            self.numbers.give_back(id);
+            self.refusals.log(self.start.elapsed(), &address, &error.to_string());
         }
     }
 
-    /// Ends a connection because of `reason`. Strangers who called are let go in silence: nobody here knows them.
+    /// Ends a connection because of `reason`. Nobody above hears of callers that have not proved themselves.
     #[cold]
     pub(super) fn lose(&mut self, id: u32, reason: String) {
         let Some(Some(peer)) = self.peers.get(id as usize) else { return };
@@ -377,20 +438,26 @@ impl Rdma {
         self.close(id);
         if is_known {
             let error = Error::PeerLost { peer: peer_id, address, reason };
+            self.numbers.lose(id);
             self.ready.push(Event::Lost { peer: peer_id, error });
+        } else {
+            self.numbers.give_back(id);
+            self.refusals.log(self.start.elapsed(), &address, &reason);
         }
     }
 
     /// Closes a connection and forgets it, but for what was offered over it. Its queue pair does nothing more, and goes once all
-    /// that it has reported is taken in.
-    pub(super) fn close(&mut self, id: u32) {
-        let Some(peer) = self.peers.get_mut(id as usize).and_then(Option::take) else { return };
+    /// that it has reported is taken in. False if there is none.
+    pub(super) fn close(&mut self, id: u32) -> bool {
+        let Some(peer) = self.peers.get_mut(id as usize).and_then(Option::take) else {
+            return false;
+        };
         self.young -= usize::from(!matches!(peer.stage, Stage::Up(_)));
         match peer.stage {
             Stage::Seeking(connection) => {
                 self.by_connection.remove(&connection.key());
             }
-            Stage::Calling(lane) | Stage::Answering(lane, _) | Stage::Up(lane) => {
+            Stage::Calling(lane, _) | Stage::Answering(lane, _) | Stage::Up(lane) => {
                 self.by_connection.remove(&lane.queue_pair.connection().key());
                 self.by_queue.remove(&lane.queue_pair.number());
                 self.last_queue = None;
@@ -401,6 +468,7 @@ impl Rdma {
                 self.closed.push(lane);
             }
         }
+        true
     }
 }
 

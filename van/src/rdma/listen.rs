@@ -40,8 +40,11 @@ pub(super) fn listen(config: &VanConfig) -> Result<(Rc<Channel>, Connection, Dev
             })?
         }
     };
-    listener.listen(BACKLOG).map_err(failed)?;
-    let address = listener.local_address().ok_or_else(|| failed(no_address()))?.to_string();
+    let mut address = String::new();
+    if config.accepts {
+        listener.listen(BACKLOG).map_err(failed)?;
+        address = listener.local_address().ok_or_else(|| failed(no_address()))?.to_string();
+    }
     Ok((channel, listener, device, address))
 }
 

@@ -22,7 +22,6 @@
 //! |---|---|
 //! | `listen.rs` | which device and address, and whether a way leads to a peer |
 //! | `connect.rs` | connections through the connection manager |
-//! | `greeting.rs` | what both sides tell each other while one is made |
 //! | `queue_pair.rs` | one peer's lane: what waits, credits, batches |
 //! | `words.rs` | what lanes tell each other beside frames |
 //! | `completion.rs` | what the device reports, sorted out by peer |
@@ -35,7 +34,6 @@
 mod completion;
 mod connect;
 pub mod devices;
-mod greeting;
 mod listen;
 mod queue_pair;
 pub mod verbs;
@@ -46,10 +44,14 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use zerocopy::little_endian::{U16, U32};
+
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
+use crate::handshake::{Credentials, Refusals};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
+use crate::numbers::Numbers;
 use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
 use crate::wait::{Idle, Next};
 use crate::wire::Offer;
@@ -101,8 +103,12 @@ pub struct Rdma {
     listener: Connection,
     channel: Rc<Channel>,
     config: VanConfig,
+    credentials: Credentials,
+    refusals: Refusals,
+    numbers: Numbers,
     idle: Idle,
     frame_bytes: usize,
+    /// Empty where nobody can connect.
     address: String,
     start: Instant,
     /// Peer by queue pair number.
@@ -143,6 +149,15 @@ impl Rdma {
     /// As [`Rdma::new`], with receive buffers for up to `peers_max` peers, or as many as the device has.
     fn serving(config: &VanConfig, peers_max: usize) -> Result<Rdma> {
         config.check()?;
+        if config.encrypt {
+            let reason = "it has no encryption; take uring or tcp with --encrypt".to_owned();
+            return Err(Error::Unavailable { van: NAME, reason });
+        }
+        let frame_bytes = config.frame_bytes.min(FRAME_BYTES_MAX);
+        let credentials = Credentials::new(config, NAME).saying(|hello| {
+            hello.frame_bytes = U32::new(frame_bytes as u32);
+            hello.receives = U16::new(queue_pair::RECEIVES as u16);
+        });
         let (channel, listener, device, address) = listen::listen(config)?;
         let os = |call| move |source| Error::Os { call, source };
         let limits = device.capabilities().map_err(os("asking the RDMA device for its limits"))?;
@@ -166,8 +181,11 @@ impl Rdma {
             listener,
             channel,
             config: config.clone(),
+            credentials,
+            refusals: Refusals::default(),
+            numbers: Numbers::default(),
             idle: Idle::new(config.wait),
-            frame_bytes: config.frame_bytes.min(FRAME_BYTES_MAX),
+            frame_bytes,
             address,
             start: now,
             by_queue: HashMap::new(),
@@ -302,7 +320,10 @@ impl Transport for Rdma {
     }
 
     fn disconnect(&mut self, peer: PeerId) {
-        self.close(peer.0);
+        match self.close(peer.0) {
+            true => self.numbers.give_back(peer.0),
+            false => self.numbers.forget(peer.0),
+        }
         self.windows.forget(peer);
     }
 

@@ -32,6 +32,7 @@
 
 pub mod bare;
 mod connect;
+mod greeting;
 mod loan;
 mod receive;
 mod ring;
@@ -49,14 +50,17 @@ use caravan_numa::PageSource;
 
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
+use crate::handshake::{Credentials, Refusals};
 use crate::memory::{Buffer, Pool, Shared, Slab};
 use crate::metrics::Counters;
+use crate::numbers::Numbers;
 use crate::offers::Offers;
 use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
 use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
-use connect::{LISTENER, Peer};
+use connect::Peer;
+use greeting::{Greetings, LISTENER};
 use loan::Limbo;
 use receive::Desk;
 use ring::ASLEEP;
@@ -83,7 +87,9 @@ const SLEEP: u64 = 4;
 /// A node's lanes to other processes of its host.
 pub struct Shm {
     config: VanConfig,
+    credentials: Credentials,
     idle: Idle,
+    /// Empty where nobody can connect.
     address: String,
     host: String,
     start: Instant,
@@ -91,11 +97,14 @@ pub struct Shm {
     peers: Vec<Peer>,
     /// Where in `peers` each one is; `None` once it is gone. By peer number.
     places: Vec<Option<usize>>,
+    numbers: Numbers,
+    greetings: Greetings,
+    refusals: Refusals,
     pool: Pool,
     /// Where short frames come to lie.
     slab: Slab,
     offers: Offers,
-    listener: Socket,
+    listener: Option<Socket>,
     epoll: Epoll,
     sockets_ready: Vec<u64>,
     /// Found, and not yet reported.
@@ -110,10 +119,6 @@ pub struct Shm {
     polls_left: u32,
     /// How often it slept, times [`SLEEP`].
     sleeps: u64,
-    /// Connections that have not said hello.
-    young: usize,
-    /// When to try again to accept, after that has failed.
-    accept_at: Option<Instant>,
     /// What is lent on lanes that have ended.
     limbo: Vec<Limbo>,
     counters: Counters,
@@ -131,19 +136,31 @@ impl Shm {
             move |source: io::Error| Error::Unavailable { van: NAME, reason: reason(what, &source) }
         };
         probe().map_err(unavailable("sealed memory files"))?;
-        let (listener, address) = connect::listen().map_err(unavailable("abstract sockets"))?;
+        if config.encrypt {
+            let reason = "it has no encryption; take uring or tcp with --encrypt".to_owned();
+            return Err(Error::Unavailable { van: NAME, reason });
+        }
         let epoll = Epoll::new().map_err(unavailable("epoll"))?;
-        epoll.watch(&listener, LISTENER).map_err(unavailable("epoll"))?;
+        let (mut listener, mut address) = (None, String::new());
+        if config.accepts {
+            let (socket, bound) = connect::listen().map_err(unavailable("abstract sockets"))?;
+            address = bound;
+            epoll.watch(listener.insert(socket), LISTENER).map_err(unavailable("epoll"))?;
+        }
         tracing::debug!(%address, "listening in memory");
         let pages = PageSource { shareable: true, ..config.pages };
         Ok(Shm {
             config: config.clone(),
+            credentials: Credentials::new(config, NAME),
             idle: Idle::new(config.wait),
             address,
             host: host().map_err(unavailable("/proc"))?,
             start: Instant::now(),
             peers: Vec::new(),
             places: Vec::new(),
+            numbers: Numbers::default(),
+            greetings: Greetings::default(),
+            refusals: Refusals::default(),
             pool: Pool::from_pages(config.memory_bytes, pages, None),
             slab: Slab::new(),
             offers: Offers::default(),
@@ -156,17 +173,15 @@ impl Shm {
             looked: false,
             polls_left: 0,
             sleeps: 0,
-            young: 0,
-            accept_at: None,
             limbo: Vec::new(),
             counters: Counters::default(),
         })
     }
 
-    /// Where a peer is that has said hello.
+    /// Where a peer is that has proved itself.
     fn up(&self, peer: PeerId) -> Result<usize> {
         match self.places.get(peer.0 as usize) {
-            Some(&Some(place)) if self.peers[place].greeting.is_none() => Ok(place),
+            Some(&Some(place)) => Ok(place),
             _ => Err(Error::NotConnected { peer }),
         }
     }
@@ -179,10 +194,10 @@ impl Shm {
         for peer in &mut self.peers {
             let posted = std::mem::take(&mut peer.sender.posted);
             let consumed = std::mem::take(&mut peer.receiver.consumed);
-            let Some(foreign) = peer.link.foreign.as_ref().filter(|_| posted | consumed) else {
+            if !(posted | consumed) {
                 continue;
-            };
-            let asleep = foreign.load(ASLEEP, Ordering::Relaxed);
+            }
+            let asleep = peer.link.foreign.load(ASLEEP, Ordering::Relaxed);
             let awaited = (FOR_RECORDS * u64::from(posted)) | (FOR_ROOM * u64::from(consumed));
             if asleep & awaited != 0 && peer.woken != asleep {
                 self.counters.system_calls += 1;

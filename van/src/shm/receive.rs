@@ -11,7 +11,7 @@ use std::sync::atomic::{Ordering, fence};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::connect::{Link, Taken};
+use super::connect::{Link, Taken, take};
 use super::ring::{
     self, CLOSED, CONSUMED, HEAD, Head, Kind, LINE_WORDS, LendRecord, RETURNS_MAX, Reference,
     Stamp, WRITE_LINES, WriteRecord,
@@ -132,7 +132,7 @@ impl Receiver {
     /// is in any way special is left to it.
     #[inline(always)]
     pub(super) fn receive_short(&mut self, link: &Link, desk: Desk<'_>) -> (bool, bool) {
-        let Some(foreign) = &link.foreign else { return (false, false) };
+        let foreign = &link.foreign;
         let (words, before, mut next, mut is_more) =
             (ring::foreign(foreign), self.next, self.next, true);
         for _ in 0..RECORDS_MAX {
@@ -167,7 +167,7 @@ impl Receiver {
 
     /// Takes what has come, as much as is fair; whether there was anything.
     pub(super) fn receive(&mut self, link: &Link, desk: &mut Desk<'_>) -> Result<bool, String> {
-        let Some(foreign) = &link.foreign else { return Ok(false) };
+        let foreign = &link.foreign;
         let (before, mut budget) = (self.next, COPY_BYTES_MAX);
         for _ in 0..RECORDS_MAX {
             let word = ring::stamp(ring::foreign(foreign), self.next);
@@ -395,12 +395,12 @@ impl Receiver {
     /// Takes in announcements until segment `number` is there or there are no more.
     fn fetch_segments(&mut self, link: &Link, number: usize) -> Result<(), String> {
         while self.segments.len() <= number {
-            match link.take()? {
+            match take(&link.socket)? {
                 Taken::Segment(segment) => self.announce(link, segment)?,
                 Taken::Wake => {}
                 Taken::Nothing => return Ok(()),
                 Taken::Ended(reason) => return Err(reason),
-                Taken::Hello(_) | Taken::Refused(_) => {
+                Taken::Greeting(..) => {
                     return Err("it said hello twice".to_owned());
                 }
             }

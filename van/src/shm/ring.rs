@@ -399,7 +399,7 @@ pub(super) struct LendRecord {
 /// Loans that one record returns at most.
 pub(super) const RETURNS_MAX: usize = (LINE_BYTES - STAMP) / 8;
 
-const _: () = assert!(VERSION == 6, "a change of the records above is a new version");
+const _: () = assert!(VERSION == 7, "a change of the records above is a new version");
 const _: () = assert!(LINES.is_power_of_two() && INLINE_BYTES_MAX <= 0xffff);
 const _: () = assert!(size_of::<LendRecord>() <= LINE_BYTES - STAMP);
 const _: () = assert!(size_of::<WriteRecord>() <= WRITE_LINES as usize * LINE_BYTES - STAMP);

@@ -422,7 +422,7 @@ impl Sender {
 
     /// Looks how far the peer has read, and lets go of what it needs no longer.
     fn release(&mut self, link: &Link) {
-        let Some(foreign) = &link.foreign else { return };
+        let foreign = &link.foreign;
         let consumed = foreign.load(CONSUMED, Ordering::Acquire);
         if consumed < self.freed || consumed > self.head {
             self.broken.get_or_insert(format!(

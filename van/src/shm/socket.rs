@@ -75,8 +75,8 @@ impl Socket {
         owned(socket).map(Socket)
     }
 
-    /// The user that runs the other side, as the kernel saw it when it connected or began to listen.
-    pub(super) fn peer_user(&self) -> io::Result<u32> {
+    /// The process at the other side and its user, as the kernel saw them when it connected or began to listen.
+    pub(super) fn peer(&self) -> io::Result<(i32, u32)> {
         let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
         let to = (&raw mut found).cast();
@@ -84,7 +84,7 @@ impl Socket {
         let code = unsafe {
             libc::getsockopt(self.raw(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len)
         };
-        succeeded(code).map(|()| found.uid)
+        succeeded(code).map(|()| (found.pid, found.uid))
     }
 
     /// Sends a packet, and perhaps a descriptor with it.
@@ -112,7 +112,8 @@ impl Socket {
     /// ended, as ours have at least one.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when there is none.
+    /// [`io::ErrorKind::WouldBlock`] when there is none; [`io::ErrorKind::QuotaExceeded`] when this process has too many open to
+    /// take the descriptor.
     pub(super) fn receive(&self, into: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         let mut slice = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         let mut control = Control::new();
@@ -125,6 +126,10 @@ impl Socket {
         let received = unsafe { libc::recvmsg(self.raw(), &raw mut header, flags) };
         if received < 0 {
             return Err(io::Error::last_os_error());
+        }
+        if header.msg_flags & libc::MSG_CTRUNC != 0 && header.msg_controllen < CONTROL_BYTES {
+            let what = "no file descriptor is left here for one that came (raise `ulimit -n`)";
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
         }
         let brought = header.msg_controllen >= CONTROL_BYTES
             && control.header.cmsg_level == libc::SOL_SOCKET
@@ -230,16 +235,6 @@ impl Epoll {
 pub(super) fn user() -> u32 {
     // SAFETY: about no memory; it cannot fail.
     unsafe { libc::geteuid() }
-}
-
-/// Fills `bytes` with what nobody can guess.
-pub(super) fn randomise(bytes: &mut [u8]) -> io::Result<()> {
-    // SAFETY: the kernel writes as many bytes as there is room for.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    match usize::try_from(got) {
-        Ok(got) if got == bytes.len() => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 fn owned(descriptor: RawFd) -> io::Result<OwnedFd> {

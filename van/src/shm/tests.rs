@@ -13,7 +13,7 @@ use caravan_numa::Pages;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use super::connect::{Link, Packet, Taken, name_in};
+use super::connect::{Link, Packet, Taken, name_in, send, take};
 use super::ring::{
     ASLEEP, CLOSED, CONSUMED, FRAME_LINES_MAX, Kind, LINES, LendRecord, Reference, SEGMENT_BYTES,
     Stamp, WriteRecord, line_at, write,
@@ -21,7 +21,7 @@ use super::ring::{
 use super::segment::{Foreign, Own, seal};
 use super::socket::Socket;
 use super::*;
-use crate::wire::Hello;
+use crate::handshake::{Credentials, PROOF_BYTES};
 
 mod pairs;
 
@@ -31,38 +31,55 @@ fn node() -> Shm {
     Shm::new(&VanConfig { memory_bytes: 64 << 20, ..VanConfig::default() }).unwrap()
 }
 
-fn hello() -> Hello {
-    VanConfig { node: 9, ..VanConfig::default() }.hello()
+/// Somebody who knows the secret, and was welcomed.
+struct Caller {
+    socket: Socket,
+    own: Own,
+    foreign: Foreign,
+    proof: [u8; PROOF_BYTES],
 }
 
-/// Somebody who knows the protocol and has no scruples.
+impl Caller {
+    fn welcomed(node: &mut Shm) -> Caller {
+        let socket = Socket::connect(name_in(node.address()).unwrap()).unwrap();
+        let credentials = Credentials::new(&VanConfig { node: 9, ..VanConfig::default() }, NAME);
+        let (calling, call) = credentials.call();
+        send(&socket, Packet::Greeting(&call), None).unwrap();
+        loop {
+            match take(&socket).unwrap() {
+                Taken::Greeting(welcome, Some(file)) => {
+                    let (_, proof) = credentials.prove(calling, &welcome).unwrap();
+                    let foreign = Foreign::map(file.as_fd(), SEGMENT_BYTES).unwrap();
+                    return Caller {
+                        socket,
+                        own: Own::new(SEGMENT_BYTES).unwrap(),
+                        foreign,
+                        proof,
+                    };
+                }
+                Taken::Nothing => node.wait(Duration::from_millis(1)).unwrap(),
+                _ => panic!("the node welcomes who knows the secret"),
+            }
+        }
+    }
+}
+
+/// Somebody who knows the protocol and the secret, and has no scruples.
 struct Stranger {
     link: Link,
     head: u64,
 }
 
 impl Stranger {
-    fn connect(node: &Shm) -> Stranger {
-        let socket = Socket::connect(name_in(node.address()).unwrap()).unwrap();
-        let own = Own::new(SEGMENT_BYTES).unwrap();
-        Stranger { link: Link { own, foreign: None, socket: Rc::new(socket) }, head: 0 }
-    }
-
-    /// One that has said hello, and what the node calls it; it has shared a segment of [`SHARED`] bytes.
+    /// One that has proved itself, and what the node calls it; it has shared a segment of [`SHARED`] bytes.
     fn peer(node: &mut Shm) -> (Stranger, PeerId) {
-        let mut stranger = Stranger::connect(node);
-        stranger.link.send(Packet::Hello(&hello()), Some(stranger.link.own.file())).unwrap();
+        let Caller { socket, own, foreign, proof } = Caller::welcomed(node);
+        send(&socket, Packet::Greeting(&proof), Some(own.file())).unwrap();
+        let link = Link { own, foreign, socket: Rc::new(socket) };
         let Event::Connected { peer, .. } = next(node) else { panic!("it is a peer") };
-        while stranger.link.foreign.is_none() {
-            match stranger.link.take().unwrap() {
-                Taken::Hello(hello) => stranger.link.foreign = Some(hello.1),
-                Taken::Nothing => node.turn().map(drop).unwrap(),
-                _ => panic!("the node says hello first"),
-            }
-        }
         let shared = Own::new(SHARED).unwrap();
-        stranger.link.send(Packet::Segment(SHARED as u64), Some(shared.file())).unwrap();
-        (stranger, peer)
+        link.send(Packet::Segment(SHARED as u64), Some(shared.file())).unwrap();
+        (Stranger { link, head: 0 }, peer)
     }
 
     /// Puts a record into its ring.
@@ -132,8 +149,8 @@ fn is_alone(test: &str) -> bool {
 }
 
 #[test]
-fn hellos_with_a_wrong_descriptor_are_turned_away() {
-    if !is_alone("hellos_with_a_wrong_descriptor_are_turned_away") {
+fn proofs_with_a_wrong_descriptor_are_turned_away() {
+    if !is_alone("proofs_with_a_wrong_descriptor_are_turned_away") {
         return;
     }
     let mut node = node();
@@ -152,23 +169,54 @@ fn hellos_with_a_wrong_descriptor_are_turned_away() {
     let wrong: [Option<&OwnedFd>; 6] =
         [None, Some(&unsealed), Some(&short), Some(&pipe), Some(&zero), Some(&program)];
     for file in wrong {
-        let stranger = Stranger::connect(&node);
+        let caller = Caller::welcomed(&mut node);
         let file: Option<BorrowedFd<'_>> = file.map(AsFd::as_fd);
-        stranger.link.send(Packet::Hello(&hello()), file).unwrap();
-        ends(&mut node, &stranger);
+        send(&caller.socket, Packet::Greeting(&caller.proof), file).unwrap();
+        ends(&mut node, &caller.socket);
         assert!(node.ready.is_empty() && node.peers.is_empty(), "nobody was taken in");
     }
     assert_eq!(belongings(), (before.0 + open, before.1), "nothing is left of them");
     Stranger::peer(&mut node);
 }
 
+#[test]
+fn who_does_not_know_the_secret_gets_no_memory() {
+    if !is_alone("who_does_not_know_the_secret_gets_no_memory") {
+        return;
+    }
+    let mut node = node();
+    let before = belongings();
+    let other = VanConfig { cluster: 1, ..VanConfig::default() };
+    let call = Credentials::new(&other, NAME).call().1;
+    let packets: [&[u8]; 5] = [&[], b"GET /", &call, &[0; 89], &call[..20]];
+    for packet in packets {
+        let socket = Socket::connect(name_in(node.address()).unwrap()).unwrap();
+        send(&socket, Packet::Greeting(packet), None).unwrap();
+        ends(&mut node, &socket);
+    }
+    // Who says nothing costs a descriptor, and goes after a while; the oldest of too many goes at once.
+    let silent = || Socket::connect(name_in(node.address()).unwrap()).unwrap();
+    let sockets = [silent(), silent()];
+    for _ in 0..100 {
+        node.look_at_sockets(Duration::ZERO).unwrap();
+    }
+    assert_eq!(belongings().1, before.1, "no ring was made");
+    drop(sockets);
+    for _ in 0..100 {
+        node.look_at_sockets(Duration::ZERO).unwrap();
+    }
+    assert_eq!(belongings(), before);
+    assert!(node.ready.is_empty() && node.peers.is_empty());
+    Stranger::peer(&mut node);
+}
+
 /// Waits until the node has closed its end.
-fn ends(node: &mut Shm, stranger: &Stranger) {
+fn ends(node: &mut Shm, socket: &Socket) {
     let began = Instant::now();
     loop {
         node.wait(Duration::from_millis(1)).unwrap();
         node.turn().unwrap();
-        match stranger.link.take() {
+        match take(socket) {
             Ok(Taken::Ended(_)) => return,
             Ok(_) => assert!(began.elapsed() < Duration::from_secs(20), "it is still there"),
             Err(reason) => panic!("{reason}"),
@@ -188,7 +236,7 @@ fn packets_that_are_none_lose_their_sender() {
     }
     // A second hello, and a segment whose length is a lie.
     let (stranger, _) = Stranger::peer(&mut node);
-    stranger.link.send(Packet::Hello(&hello()), Some(stranger.link.own.file())).unwrap();
+    stranger.link.send(Packet::Greeting(&[0; 56]), None).unwrap();
     assert!(lost(&mut node).contains("hello twice"));
     for len in [0, SEGMENT_BYTES as u64 + 1, 1 << 40, u64::MAX] {
         let (stranger, _) = Stranger::peer(&mut node);

@@ -1,7 +1,12 @@
 //! What travels on the simulated network, from where to where, and what it weighs: the words that `transport.rs` and `clock.rs`
 //! have in common.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use zerocopy::IntoBytes;
+
+use crate::handshake::Credentials;
 
 /// One side of a connection.
 #[derive(Clone, Copy)]
@@ -14,8 +19,8 @@ pub(super) struct End {
 
 /// What travels.
 pub(super) enum Packet {
-    Connect { from: End, hello: Box<[u8]> },
-    Accept { from: End, hello: Box<[u8]> },
+    Connect { from: End, credentials: Arc<Credentials> },
+    Accept { from: End, credentials: Arc<Credentials> },
     Frame(Box<[u8]>),
     Write { key: u64, at: u64, data: Box<[u8]> },
     Close(String),
@@ -25,8 +30,8 @@ impl Packet {
     /// A number that tells this packet from others.
     pub(super) fn fingerprint(&self) -> (u8, u64, usize, u32) {
         let (kind, place, bytes) = match self {
-            Packet::Connect { hello, .. } => (1, 0, &hello[..]),
-            Packet::Accept { hello, .. } => (2, 0, &hello[..]),
+            Packet::Connect { credentials, .. } => (1, 0, credentials.hello().as_bytes()),
+            Packet::Accept { credentials, .. } => (2, 0, credentials.hello().as_bytes()),
             Packet::Frame(bytes) => (3, 0, &bytes[..]),
             Packet::Write { key, at, data } => (4, key.rotate_left(32) ^ at, &data[..]),
             Packet::Close(reason) => (5, 0, reason.as_bytes()),

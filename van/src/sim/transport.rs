@@ -7,8 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zerocopy::IntoBytes;
-use zerocopy::little_endian::U64;
+use zerocopy::little_endian::{U32, U64};
 
 use super::Stopped;
 use super::clock::{Activity, Core, WAIT_MIN, World};
@@ -16,6 +15,7 @@ use super::lane::{Lane, LaneState, Posted};
 use super::packet::{End, Link, Load, Packet};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
+use crate::handshake::{Credentials, REFUSED, Refusals, STRANGE};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::offers::Offers;
@@ -36,13 +36,16 @@ pub struct SimTransport {
     metered: bool,
     /// How long the processor has yet to be busy with messages that were sent and received.
     busy: Duration,
+    /// Empty where nobody can connect.
     address: String,
-    hello: Hello,
+    /// Shown to peers as they are: nothing can be read on the way, so that no proof is needed.
+    credentials: Arc<Credentials>,
     limits: Limits,
     memory: Pool,
     lanes: BTreeMap<PeerId, Lane>,
     offers: Offers,
     found: VecDeque<(PeerId, Found)>,
+    refusals: Refusals,
     peers_made: u32,
     counters: Counters,
 }
@@ -59,13 +62,16 @@ impl SimTransport {
     pub(super) fn new(world: Arc<World>, config: &VanConfig, metered: bool) -> SimTransport {
         let frame_bytes = config.frame_bytes.min(u32::MAX as usize);
         let port = world.lock().open_port();
+        let address = if config.accepts { address_of(port) } else { String::new() };
+        let credentials =
+            Credentials::new(config, "sim").saying(|hello| hello.transport = U32::new(port));
         SimTransport {
             world,
             port,
             metered,
             busy: Duration::ZERO,
-            address: address_of(port),
-            hello: config.hello(),
+            address,
+            credentials: Arc::new(credentials),
             limits: Limits {
                 frame_bytes,
                 queue_depth: config.queue_depth,
@@ -77,6 +83,7 @@ impl SimTransport {
             lanes: BTreeMap::new(),
             offers: Offers::default(),
             found: VecDeque::new(),
+            refusals: Refusals::default(),
             peers_made: 0,
             counters: Counters::default(),
         }
@@ -167,8 +174,10 @@ impl SimTransport {
         while let Some((peer, packet)) = core.take(self.port) {
             let peer = PeerId(peer);
             match packet {
-                Packet::Connect { from, hello } => self.answer(core, from, &hello),
-                Packet::Accept { from, hello } => self.accepted(core, peer, from, &hello),
+                Packet::Connect { from, credentials } => self.answer(core, from, &credentials),
+                Packet::Accept { from, credentials } => {
+                    self.accepted(core, peer, from, &credentials);
+                }
                 Packet::Frame(bytes) if self.lane_up(peer).is_ok() => {
                     self.handle(core, bytes.len() + FRAME_PREFIX);
                     self.counters.frames_received += 1;
@@ -192,49 +201,48 @@ impl SimTransport {
         }
     }
 
-    /// Accepts a connection, or says why not.
-    fn answer(&mut self, core: &mut Core, from: End, hello: &[u8]) {
-        let here = End { port: self.port, peer: LISTENER };
-        let hello = match Hello::check(hello, self.hello.cluster.get()) {
-            Ok(hello) => hello,
-            Err(reason) => {
-                let close = Packet::Close(format!("refused: {reason}"));
-                core.carry(&mut Link::default(), here, from, self.load(0), close);
-                return;
-            }
-        };
+    /// Accepts a connection, or refuses it.
+    fn answer(&mut self, core: &mut Core, from: End, theirs: &Credentials) {
+        if let Err(reason) = self.admits(theirs) {
+            let now = core.now();
+            self.refusals.log(now, &address_of(from.port), &reason);
+            let here = End { port: self.port, peer: LISTENER };
+            let close = Packet::Close(REFUSED.to_owned());
+            core.carry(&mut Link::default(), here, from, self.load(0), close);
+            return;
+        }
         let peer = self.add_lane(address_of(from.port));
         let here = self.end(peer);
-        let own = self.hello.as_bytes();
-        let (accept, load) =
-            (Packet::Accept { from: here, hello: own.into() }, self.load(own.len()));
+        let credentials = self.credentials.clone();
+        let accept = Packet::Accept { from: here, credentials };
+        let load = self.load(size_of::<Hello>());
         if let Some(lane) = self.lanes.get_mut(&peer) {
-            lane.open(from, &hello);
+            lane.open(from, theirs.hello());
             core.carry(&mut lane.link, here, from, load, accept);
         }
-        self.found.push_back((peer, Found::Connected(hello)));
+        self.found.push_back((peer, Found::Connected(*theirs.hello())));
     }
 
-    fn accepted(&mut self, core: &mut Core, peer: PeerId, from: End, hello: &[u8]) {
+    /// Whether a peer with these credentials belongs here.
+    fn admits(&self, theirs: &Credentials) -> std::result::Result<(), String> {
+        if self.address.is_empty() {
+            return Err("nobody can connect to this node".to_owned());
+        }
+        self.credentials.is_other(theirs.hello())?;
+        let agree = self.credentials.agrees_with(theirs);
+        if agree { Ok(()) } else { Err(STRANGE.to_owned()) }
+    }
+
+    fn accepted(&mut self, core: &mut Core, peer: PeerId, from: End, theirs: &Credentials) {
         let (here, load) = (self.end(peer), self.load(0));
         let Some(lane) = self.lanes.get_mut(&peer) else {
             let close = Packet::Close("it no longer wants the connection".to_owned());
             core.carry(&mut Link::default(), here, from, load, close);
             return;
         };
-        if !matches!(lane.state, LaneState::Connecting) {
-            return;
-        }
-        match Hello::check(hello, self.hello.cluster.get()) {
-            Ok(hello) => {
-                lane.open(from, &hello);
-                self.found.push_back((peer, Found::Connected(hello)));
-            }
-            Err(reason) => {
-                let close = Packet::Close(format!("refused: {reason}"));
-                core.carry(&mut lane.link, here, from, load, close);
-                self.lose(peer, reason);
-            }
+        if matches!(lane.state, LaneState::Connecting) {
+            lane.open(from, theirs.hello());
+            self.found.push_back((peer, Found::Connected(*theirs.hello())));
         }
     }
 
@@ -312,9 +320,8 @@ impl Transport for SimTransport {
         };
         let peer = self.add_lane(address.to_owned());
         let (from, to) = (self.end(peer), End { port, peer: LISTENER });
-        let hello = self.hello.as_bytes();
-        let (connect, load) =
-            (Packet::Connect { from, hello: hello.into() }, self.load(hello.len()));
+        let connect = Packet::Connect { from, credentials: self.credentials.clone() };
+        let load = self.load(size_of::<Hello>());
         if let Some(lane) = self.lanes.get_mut(&peer) {
             self.world.lock().carry(&mut lane.link, from, to, load, connect);
         }

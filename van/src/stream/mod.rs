@@ -1,6 +1,7 @@
 //! How frames and writes travel on a byte stream: framing without I/O, shared by every van over sockets.
 //!
-//! A stream begins with a [`Hello`](crate::wire::Hello) each way; then units follow, each at a multiple of 8 bytes:
+//! A stream begins with a [handshake](crate::handshake); then units follow, each at a multiple of 8 bytes, of an encrypted lane
+//! in sealed messages (`sealed.rs`):
 //!
 //! ```text
 //! frame    [kind 1, 0][0 u16][len u32][0 u64]            frame bytes, zero padding to 8
@@ -31,14 +32,22 @@
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**stream**).
 
 mod receive;
+mod sealed;
 mod send;
 #[cfg(test)]
 mod tests;
 
-pub use receive::{Receiver, Spaces};
+pub use receive::{Receiver, Reply, Spaces};
 pub use send::{SLICES_MAX, Sender};
 
+use std::time::Duration;
+
+use socket2::TcpKeepalive;
+
 use crate::transport::FRAME_PREFIX;
+
+/// What vans over sockets carry by, as their handshakes name it: they all speak alike.
+pub const CARRIER: &str = "socket";
 
 const FRAME: u8 = 1;
 const WRITE: u8 = 2;
@@ -68,11 +77,28 @@ const LOCAL_SEND_BYTES: usize = 512 << 10;
 /// What the system says of a socket that is not connected any more.
 pub fn set_up(socket: &socket2::SockRef<'_>) -> std::io::Result<()> {
     socket.set_tcp_nodelay(true)?;
+    let probes = TcpKeepalive::new().with_time(SILENCE_MAX / 2).with_interval(SILENCE_MAX / 10);
+    socket.set_tcp_keepalive(&probes)?;
+    give_up_after(socket, SILENCE_MAX)?;
     let ip = |address: socket2::SockAddr| address.as_socket().map(|address| address.ip());
     if ip(socket.local_addr()?) == ip(socket.peer_addr()?) {
         socket.set_send_buffer_size(LOCAL_SEND_BYTES)?;
     }
     Ok(())
+}
+
+/// How long a host may not answer before its connections are taken to be broken.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// Bounds how long what was sent may stay unacknowledged; without it the kernel goes on for a quarter of an hour.
+#[cfg(target_os = "linux")]
+fn give_up_after(socket: &socket2::SockRef<'_>, silence: Duration) -> std::io::Result<()> {
+    socket.set_tcp_user_timeout(Some(silence))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn give_up_after(_: &socket2::SockRef<'_>, _: Duration) -> std::io::Result<()> {
+    Ok(()) // only Linux has a bound of this kind
 }
 
 /// Zero bytes that follow `len` bytes of a unit.

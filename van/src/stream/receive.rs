@@ -1,12 +1,14 @@
 //! The receiving half of a stream: says where the next bytes go, and cuts frames out of what came.
 
+use super::sealed::Opener;
 use super::{ALIGN, FRAME, REFUSAL, WRITE, padding, prefix};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
+use crate::handshake::{Cipher, Greeted, Greeter, Proved};
 use crate::memory::{Buffer, Pool};
 use crate::offers::Offers;
 use crate::transport::{Event, FRAME_PREFIX, PeerId};
-use crate::wire::{Hello, VERSION};
+use crate::wire::VERSION;
 
 /// Size of a staging buffer, in bytes: many small frames share one.
 const STAGING: usize = 64 << 10;
@@ -40,9 +42,11 @@ pub struct Spaces<'a> {
 #[derive(Debug)]
 pub struct Receiver {
     peer: PeerId,
-    cluster: u64,
     frame_bytes_max: usize,
-    greeted: bool,
+    /// What comes first, where that is not units: a handshake, or sealed messages.
+    veil: Option<Box<Veil>>,
+    /// What the handshake has this side say.
+    reply: Option<Reply>,
     /// Unparsed bytes, then free room.
     staging: Buffer,
     /// How many unparsed bytes there are.
@@ -58,6 +62,32 @@ pub struct Receiver {
     expected: Option<Expected>,
     frames_received: u64,
     payload_bytes_copied: u64,
+}
+
+/// What bytes pass before they are units.
+#[derive(Debug)]
+enum Veil {
+    Handshake(Greeter),
+    Sealed(Opener),
+}
+
+impl Veil {
+    fn space(&mut self) -> &mut [u8] {
+        match self {
+            Veil::Handshake(greeter) => greeter.space(),
+            Veil::Sealed(opener) => opener.space(),
+        }
+    }
+}
+
+/// What the handshake has this side say; see [`Sender::reply`](super::Sender::reply).
+#[derive(Debug)]
+pub struct Reply {
+    pub(super) message: Option<Box<[u8]>>,
+    /// The peer has proved itself.
+    pub(super) is_proved: bool,
+    /// What seals everything behind the message.
+    pub(super) cipher: Option<Cipher>,
 }
 
 /// A write under way.
@@ -81,17 +111,15 @@ struct Expected {
 }
 
 impl Receiver {
-    /// The receiving half of a new connection with `peer`, for frames of up to `frame_bytes_max` bytes.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`].
-    pub fn new(peer: PeerId, cluster: u64, frame_bytes_max: usize, pool: &Pool) -> Result<Self> {
-        Ok(Receiver {
+    /// The receiving half of a new connection with `peer`, for frames of up to `frame_bytes_max` bytes. It takes no memory of a pool
+    /// until the peer has proved itself.
+    pub fn new(peer: PeerId, greeter: Greeter, frame_bytes_max: usize) -> Self {
+        Receiver {
             peer,
-            cluster,
             frame_bytes_max,
-            greeted: false,
-            staging: pool.allocate(STAGING)?,
+            veil: Some(Box::new(Veil::Handshake(greeter))),
+            reply: None,
+            staging: Buffer::adopt(Vec::<u8>::new()),
             filled: 0,
             writing: None,
             one_by_one: 0,
@@ -100,12 +128,18 @@ impl Receiver {
             expected: None,
             frames_received: 0,
             payload_bytes_copied: 0,
-        })
+        }
     }
 
-    /// Whether the peer's hello has come.
+    /// Whether the peer has proved itself.
     pub fn is_greeted(&self) -> bool {
-        self.greeted
+        !matches!(self.veil.as_deref(), Some(Veil::Handshake(_)))
+    }
+
+    /// What the handshake has this side say, once each: to be asked after every [`Receiver::received`], also where that failed.
+    #[inline]
+    pub fn take_reply(&mut self) -> Option<Reply> {
+        self.reply.take()
     }
 
     /// Frames cut out so far.
@@ -125,7 +159,10 @@ impl Receiver {
     /// The places are valid until `offers` are changed. Where something else comes, what was offered is written over.
     pub fn spaces_ahead<'a>(&'a mut self, offers: &'a mut Offers) -> Spaces<'a> {
         let (begin, len) = self.last;
-        let is_due = self.one_by_one > 0 && self.filled == 0 && self.writing.is_none();
+        let is_due = self.one_by_one > 0
+            && self.filled == 0
+            && self.writing.is_none()
+            && self.veil.is_none();
         if !is_due || !(1..=EXPECTED_MAX).contains(&len) {
             return self.spaces();
         }
@@ -143,6 +180,9 @@ impl Receiver {
     pub fn spaces(&mut self) -> Spaces<'_> {
         self.expected = None;
         let head = &mut [];
+        if let Some(veil) = &mut self.veil {
+            return Spaces { head, place: &mut [], staging: veil.space() };
+        }
         let staging = &mut self.staging[self.filled..];
         match &mut self.writing {
             Some(write) if write.at < write.end => {
@@ -173,6 +213,9 @@ impl Receiver {
         offers: &mut Offers,
         events: &mut Vec<Event>,
     ) -> Result<(), String> {
+        if let Some(veil) = self.veil.take() {
+            return self.received_veiled(veil, bytes, pool, offers, events);
+        }
         let mut bytes = bytes;
         if let Some(expected) = self.expected.take()
             && bytes > FRAME_PREFIX
@@ -221,9 +264,6 @@ impl Receiver {
             self.take(padding);
             events.extend(self.writing.take().map(|write| write.event(self.peer)));
         }
-        if !self.greeted {
-            return self.greet(events);
-        }
         let Some(head) = self.staging[..self.filled].first_chunk::<FRAME_PREFIX>() else {
             return Ok(false);
         };
@@ -242,16 +282,80 @@ impl Receiver {
         }
     }
 
-    fn greet(&mut self, events: &mut Vec<Event>) -> Result<bool, String> {
-        let size = size_of::<Hello>();
-        if self.filled < size {
-            return Ok(false);
+    /// Takes note of `bytes` more bytes in the space of a handshake, or of sealed messages.
+    #[cold]
+    fn received_veiled(
+        &mut self,
+        mut veil: Box<Veil>,
+        bytes: usize,
+        pool: &Pool,
+        offers: &mut Offers,
+        events: &mut Vec<Event>,
+    ) -> Result<(), String> {
+        match &mut *veil {
+            Veil::Sealed(opener) => {
+                opener.received(bytes, |plain| self.opened(plain, pool, offers, events))?;
+            }
+            Veil::Handshake(greeter) => match greeter.received(bytes) {
+                Greeted::NotYet => {}
+                Greeted::Reply(message) => self.say(Some(message)),
+                Greeted::Proved(proved, message) => {
+                    self.say(message);
+                    return self.proved(*proved, pool, events);
+                }
+                Greeted::Refused(reason, message) => {
+                    self.say(message);
+                    self.veil = Some(veil);
+                    return Err(reason);
+                }
+            },
         }
-        let hello = Hello::check(&self.staging[..size], self.cluster)?;
-        self.take(size);
-        self.greeted = true;
-        events.push(Event::Connected { peer: self.peer, hello });
-        Ok(true)
+        self.veil = Some(veil);
+        Ok(())
+    }
+
+    fn say(&mut self, message: Option<Box<[u8]>>) {
+        self.reply = Some(Reply { message, is_proved: false, cipher: None });
+    }
+
+    /// The peer has proved itself: from now on units come.
+    fn proved(
+        &mut self,
+        proved: Proved,
+        pool: &Pool,
+        events: &mut Vec<Event>,
+    ) -> Result<(), String> {
+        self.staging = pool.allocate(STAGING).map_err(|error| error.to_string())?;
+        let (seals, opens) = proved.ciphers.unzip();
+        self.veil = opens.map(|cipher| Box::new(Veil::Sealed(Opener::new(cipher))));
+        if let Some(reply) = &mut self.reply {
+            (reply.is_proved, reply.cipher) = (true, seals);
+        }
+        events.push(Event::Connected { peer: self.peer, hello: proved.hello });
+        Ok(())
+    }
+
+    /// Takes in bytes of the stream that lie elsewhere.
+    fn opened(
+        &mut self,
+        plain: &[u8],
+        pool: &Pool,
+        offers: &mut Offers,
+        events: &mut Vec<Event>,
+    ) -> Result<(), String> {
+        let mut rest = plain;
+        while !rest.is_empty() {
+            let Spaces { place, staging, .. } = self.spaces();
+            let mut taken = 0;
+            for space in [place, staging] {
+                let here;
+                (here, rest) = rest.split_at(rest.len().min(space.len()));
+                space[..here.len()].copy_from_slice(here);
+                taken += here.len();
+            }
+            self.received(taken, pool, offers, events)?;
+        }
+        Ok(())
     }
 
     fn frame(&mut self, len: usize, pool: &Pool, events: &mut Vec<Event>) -> Result<bool, String> {
@@ -385,4 +489,4 @@ fn skew_behind(padding: usize, staging: &[u8]) -> usize {
     (staging.as_ptr() as usize + padding).wrapping_neg() % ALIGN
 }
 
-const _: () = assert!(VERSION == 6, "a change of the units above is a new version");
+const _: () = assert!(VERSION == 7, "a change of the units above is a new version");

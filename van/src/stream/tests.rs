@@ -4,16 +4,20 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use zerocopy::IntoBytes;
+use std::io::IoSlice;
 
 use super::*;
+use std::rc::Rc;
+
+use crate::config::VanConfig;
+use crate::handshake::{Credentials, Greeter, refusal};
 use crate::memory::{Buffer, Pool};
 use crate::offers::Offers;
 use crate::transport::{Event, Gather, PeerId};
-use crate::wire::{Hello, Offer};
+use crate::wire::Offer;
 
-const CLUSTER: u64 = 7;
 const FRAME_BYTES: usize = 16 << 10;
+const DEPTH: usize = 1000;
 const PEER: PeerId = PeerId(3);
 
 /// One thing to send.
@@ -33,20 +37,86 @@ struct Lane {
     events: Vec<Event>,
 }
 
-impl Lane {
-    fn new() -> Self {
-        let pool = Pool::new(64 << 20);
-        let receiver = Receiver::new(PEER, CLUSTER, FRAME_BYTES, &pool).unwrap();
-        let sender = Sender::new(PEER, Hello::new(CLUSTER, 1, 1), 1000);
-        let offers = Offers::default();
-        Lane { pool, offers, sender, receiver, wire: Vec::new(), events: Vec::new() }
+/// One side of a connection that is made.
+struct Side {
+    sender: Sender,
+    receiver: Receiver,
+}
+
+impl Side {
+    fn calling(credentials: &Rc<Credentials>) -> Side {
+        let (greeter, call) = Greeter::calling(credentials.clone());
+        let mut sender = Sender::new(PEER);
+        sender.greet(call);
+        Side { sender, receiver: Receiver::new(PEER, greeter, FRAME_BYTES) }
     }
 
+    fn called(credentials: &Rc<Credentials>) -> Side {
+        let greeter = Greeter::called(credentials.clone());
+        Side { sender: Sender::new(PEER), receiver: Receiver::new(PEER, greeter, FRAME_BYTES) }
+    }
+
+    /// All that is queued.
+    fn said(&mut self) -> Vec<u8> {
+        let mut said = Vec::new();
+        while !self.sender.is_empty() {
+            let before = said.len();
+            let add = |slices: &[IoSlice<'_>]| {
+                slices.iter().for_each(|slice| said.extend_from_slice(slice))
+            };
+            self.sender.with_slices(add);
+            self.sender.sent(said.len() - before);
+        }
+        said
+    }
+
+    /// Takes in `bytes`, byte by byte as long as it is greeted.
+    fn hear(&mut self, bytes: &[u8], pool: &Pool, events: &mut Vec<Event>) -> Result<(), String> {
+        let mut offers = Offers::default();
+        for byte in bytes {
+            self.receiver.spaces().staging[0] = *byte;
+            let outcome = self.receiver.received(1, pool, &mut offers, events);
+            if let Some(reply) = self.receiver.take_reply() {
+                self.sender.reply(reply, DEPTH);
+            }
+            outcome?;
+        }
+        Ok(())
+    }
+}
+
+fn credentials(config: &VanConfig) -> Rc<Credentials> {
+    Rc::new(Credentials::new(config, CARRIER))
+}
+
+/// Two sides that have proved themselves, the one that called first.
+fn friends(config: &VanConfig, pool: &Pool) -> (Side, Side) {
+    let (a, b) = (credentials(config), credentials(config));
+    let (mut a, mut b) = (Side::calling(&a), Side::called(&b));
+    let mut events = Vec::new();
+    for _ in 0..2 {
+        b.hear(&a.said(), pool, &mut events).unwrap();
+        a.hear(&b.said(), pool, &mut events).unwrap();
+    }
+    assert!(a.receiver.is_greeted() && b.receiver.is_greeted());
+    assert!(matches!(events[..], [Event::Connected { .. }, Event::Connected { .. }]), "{events:?}");
+    (a, b)
+}
+
+impl Lane {
     fn greeted() -> Self {
-        let mut lane = Lane::new();
-        lane.carry(|_| usize::MAX).unwrap();
-        assert!(matches!(lane.events.pop(), Some(Event::Connected { peer: PEER, .. })));
-        lane
+        Lane::over(&VanConfig::default())
+    }
+
+    fn encrypted() -> Self {
+        Lane::over(&VanConfig { encrypt: true, ..VanConfig::default() })
+    }
+
+    fn over(config: &VanConfig) -> Self {
+        let pool = Pool::new(64 << 20);
+        let (Side { sender, .. }, Side { receiver, .. }) = friends(config, &pool);
+        let offers = Offers::default();
+        Lane { pool, offers, sender, receiver, wire: Vec::new(), events: Vec::new() }
     }
 
     fn frame(&mut self, bytes: &[u8]) {
@@ -139,8 +209,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn any_sequence_survives_any_cutting(items in vec(item(), 0..30), sizes in chunks()) {
-        let mut lane = Lane::new();
+    fn any_sequence_survives_any_cutting(
+        items in vec(item(), 0..30),
+        sizes in chunks(),
+        encrypt in any::<bool>(),
+    ) {
+        let mut lane = if encrypt { Lane::encrypted() } else { Lane::greeted() };
         let mut keys = Vec::new();
         for (seed, item) in items.iter().enumerate() {
             match *item {
@@ -155,8 +229,6 @@ proptest! {
         let mut next = sizes.iter().copied().cycle();
         lane.carry(|_| next.next().unwrap()).unwrap();
         let (mut events, mut keys) = (lane.events.into_iter(), keys.into_iter());
-        let connected = matches!(events.next(), Some(Event::Connected { peer: PEER, .. }));
-        prop_assert!(connected);
         for (seed, item) in items.iter().enumerate() {
             match (item, events.next()) {
                 (&Item::Frame(len), Some(Event::Received { peer: PEER, frame })) => {
@@ -215,11 +287,11 @@ proptest! {
 
     #[test]
     fn garbage_is_refused_or_waited_for(garbage in vec(any::<u8>(), 0..2000), sizes in chunks()) {
-        let mut stranger = Lane::new();
+        let pool = Pool::new(1 << 20);
+        let mut stranger = Side::called(&credentials(&VanConfig::default()));
+        let outcome = stranger.hear(&garbage, &pool, &mut Vec::new());
+        prop_assert!(outcome.is_err() || garbage.len() < 4);
         let mut next = sizes.iter().copied().cycle();
-        stranger.wire = garbage.clone();
-        let outcome = stranger.deliver(|_| next.next().unwrap());
-        prop_assert!(outcome.is_err() || garbage.len() < size_of::<Hello>());
         let mut peer = Lane::greeted();
         let into = peer.offer(100);
         peer.wire = garbage;
@@ -386,18 +458,53 @@ fn a_frame_over_the_limit_names_the_numbers() {
 }
 
 #[test]
-fn strangers_are_told_apart() {
-    for (hello, word) in [
-        (Hello::new(8, 1, 1), "cluster"),
-        (Hello { version: 9, ..Hello::new(CLUSTER, 1, 1) }, "version 9"),
-        (Hello { magic: 1.into(), ..Hello::new(CLUSTER, 1, 1) }, "protocol"),
-        (Hello::new(CLUSTER, 1, 0), "malformed"),
+fn strangers_take_no_memory_and_are_told_nothing() {
+    let pool = Pool::new(1 << 20);
+    let with = |config: VanConfig| credentials(&config);
+    let mut older = Side::calling(&with(VanConfig::default())).said();
+    older[4] = 6;
+    let other = VanConfig { cluster: 8, ..VanConfig::default() };
+    for (call, word, answer) in [
+        (Side::calling(&with(other)).said(), "could not prove", &refusal()[..]),
+        (older, "version 6", &refusal()[..]),
+        (b"GET / HTTP/1.1\r\n".to_vec(), "does not speak", &[]),
     ] {
-        let mut lane = Lane::new();
-        lane.wire = hello.as_bytes().to_vec();
-        let reason = lane.deliver(|_| usize::MAX).unwrap_err();
+        let mut events = Vec::new();
+        let mut called = Side::called(&with(VanConfig::default()));
+        let reason = called.hear(&call, &pool, &mut events).unwrap_err();
         assert!(reason.contains(word), "{reason}");
-        assert!(lane.events.is_empty());
+        called.sender.refuse(&reason);
+        assert_eq!(called.said(), answer);
+        assert!(events.is_empty() && pool.bytes_reserved() == 0);
+    }
+    // Who is refused says so.
+    let mut caller = Side::calling(&with(VanConfig::default()));
+    let reason = caller.hear(&refusal(), &pool, &mut Vec::new()).unwrap_err();
+    assert!(reason.contains("it refused this node"), "{reason}");
+}
+
+#[test]
+fn an_encrypted_lane_shows_nothing_and_notices_what_is_changed() {
+    let text = b"what nobody else shall read, however long it may be";
+    for turned in [None, Some(0), Some(3), Some(20), Some(70)] {
+        let mut lane = Lane::encrypted();
+        lane.frame(text);
+        lane.sender.with_slices(|slices| lane.wire.extend_from_slice(&slices[0]));
+        lane.sender.sent(lane.wire.len());
+        assert!(!lane.wire.windows(8).any(|bytes| text.starts_with(bytes)));
+        if let Some(at) = turned {
+            lane.wire[at] ^= 1;
+        }
+        let delivered = lane.deliver(|_| usize::MAX);
+        match turned {
+            None => assert!(
+                matches!(&lane.events[..], [Event::Received { frame, .. }] if frame[..] == text[..])
+            ),
+            Some(at) => assert!(
+                delivered.is_err() || lane.events.is_empty(),
+                "byte {at} of a message was changed, and it was taken"
+            ),
+        }
     }
 }
 
@@ -429,8 +536,9 @@ fn a_refusal_waits_for_the_unit_that_is_leaving() {
 #[test]
 fn the_queue_has_a_depth() {
     let pool = Pool::new(1 << 20);
-    let mut sender = Sender::new(PEER, Hello::new(CLUSTER, 1, 1), 2);
-    sender.sent(size_of::<Hello>());
+    let mut sender = Sender::new(PEER);
+    let reply = Reply { message: None, is_proved: true, cipher: None };
+    sender.reply(reply, 2);
     let frame = || pool.allocate(FRAME_PREFIX).unwrap();
     assert!(sender.frame(frame()).is_ok() && sender.frame(frame()).is_ok());
     let error = sender.frame(frame()).unwrap_err();

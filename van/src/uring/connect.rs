@@ -9,14 +9,18 @@ use socket2::SockRef;
 use super::Uring;
 use super::operation::Slot;
 use crate::error::{Error, Result};
+use crate::handshake::Greeter;
 use crate::stream::{self, Receiver, Sender};
 use crate::transport::{Event, PeerId};
 
-/// How long a connection may take to be made, to say hello, or to take note of a refusal.
+/// How long a connection may take to be made, to prove that it belongs here, or to take note of a refusal.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long to wait before accepting again, after the system could not (no file descriptors left, mostly).
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Callers that have not proved themselves, at most: the oldest goes when one more comes.
+const STRANGERS_MAX: usize = 1024;
 
 /// What is known of a connection besides its lane.
 pub(super) struct Peer {
@@ -31,7 +35,7 @@ pub(super) struct Peer {
 
 /// How far a connection is.
 pub(super) enum Stage {
-    /// It may take until then to say hello.
+    /// It may take until then to prove that it belongs here.
     Greeting(Instant),
     /// It is a peer.
     Up,
@@ -41,8 +45,15 @@ pub(super) enum Stage {
     Closing(Option<Error>),
 }
 
+impl Peer {
+    /// Whether it is somebody who has called and not proved himself.
+    fn is_stranger(&self) -> bool {
+        !self.ours && matches!(self.stage, Stage::Greeting(_) | Stage::Refused(_))
+    }
+}
+
 impl Uring {
-    /// Connects, and starts to exchange hellos.
+    /// Connects, and begins the handshake.
     pub(super) fn connect_to(&mut self, address: &str) -> Result<PeerId> {
         let failed = |source| Error::Connect { address: address.to_owned(), source };
         let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
@@ -63,35 +74,67 @@ impl Uring {
                 Err(_) => return, // it is gone already
             },
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => return,
-            Err(source) => {
+            Err(error) => {
                 self.accept_at = Some(Instant::now() + ACCEPT_AGAIN);
-                Err(Error::Os { call: "accept", source })
+                return self.turned_away("a caller", &format!("it cannot be accepted: {error}"));
             }
         };
-        if let Err(error) = entered {
-            let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, "a connection was not taken in");
-        }
+        // A socket that cannot be set up was closed by the other side meanwhile.
+        drop(entered);
     }
 
-    /// Gives a new connection a number and a lane, which begins with a hello.
+    fn turned_away(&mut self, address: &str, reason: &str) {
+        self.refusals.log(self.start.elapsed(), address, reason);
+    }
+
+    /// Gives a new connection a number and a lane, which begins with a handshake.
     fn enter(&mut self, socket: TcpStream, address: String, ours: bool) -> Result<PeerId> {
-        let id = PeerId(u32::try_from(self.slots.len()).expect("fewer connections than 2^32"));
         let failed = |source| Error::Connect { address: address.clone(), source };
         stream::set_up(&SockRef::from(&socket)).map_err(failed)?;
-        let config = &self.config;
-        let receiver = Receiver::new(id, config.cluster, config.frame_bytes, &self.pool)?;
-        let sender = Sender::new(id, config.hello(), config.queue_depth);
-        let slot = self.ring.add(socket, sender, receiver);
+        if !ours {
+            self.make_room();
+        }
+        let number = if ours { self.numbers.unused() } else { self.numbers.free() };
+        let id = PeerId(number);
+        let mut sender = Sender::new(id);
+        let greeter = if ours {
+            let (greeter, call) = Greeter::calling(self.credentials.clone());
+            sender.greet(call);
+            greeter
+        } else {
+            Greeter::called(self.credentials.clone())
+        };
+        let frame_bytes = self.config.frame_bytes;
+        let slot = self.ring.add(socket, sender, Receiver::new(id, greeter, frame_bytes));
         let stage = Stage::Greeting(Instant::now() + PATIENCE);
-        let peer = Peer { id, address, stage, frame_bytes: config.frame_bytes, ours };
+        let peer = Peer { id, address, stage, frame_bytes, ours };
         if self.peers.len() <= slot {
             self.peers.resize_with(slot + 1, || None);
         }
         self.peers[slot] = Some(peer);
-        self.slots.push(Some(slot));
+        if self.slots.len() <= number as usize {
+            self.slots.resize(number as usize + 1, None);
+        }
+        self.slots[number as usize] = Some(slot);
         self.young += 1;
         Ok(id)
+    }
+
+    /// Lets the oldest go of those who have not proved themselves, if there are too many.
+    fn make_room(&mut self) {
+        if self.young < STRANGERS_MAX {
+            return;
+        }
+        let stranger = |(slot, peer): (Slot, &Option<Peer>)| match peer {
+            Some(Peer { stage: Stage::Greeting(until), ours: false, .. }) => Some((*until, slot)),
+            _ => None,
+        };
+        let oldest = self.peers.iter().enumerate().filter_map(stranger).min();
+        if let Some((_, slot)) = oldest {
+            let reason =
+                format!("it was the oldest of {STRANGERS_MAX} that had not proved themselves");
+            self.lose(slot, reason);
+        }
     }
 
     /// Takes in what a lane has received.
@@ -113,10 +156,11 @@ impl Uring {
         }
         match taken {
             Ok(()) => {}
-            Err(reason) if matches!(peer.stage, Stage::Greeting(_)) && !peer.ours => {
-                tracing::warn!(address = %peer.address, reason, "turned a connection away");
-                self.ring.refuse(slot, reason);
+            Err(reason) if peer.is_stranger() => {
                 peer.stage = Stage::Refused(Instant::now() + PATIENCE);
+                let address = peer.address.clone();
+                self.turned_away(&address, &reason);
+                self.sent(slot); // it may have nothing to be told
             }
             Err(reason) => self.lose(slot, reason),
         }
@@ -137,7 +181,7 @@ impl Uring {
         let address = peer.address.clone();
         let report = match peer.stage {
             Stage::Greeting(_) if !peer.ours => {
-                tracing::warn!(address, reason, "a connection ended before it began");
+                self.turned_away(&address, &reason);
                 None
             }
             Stage::Greeting(_) | Stage::Up => {
@@ -153,7 +197,9 @@ impl Uring {
     pub(super) fn forget(&mut self, peer: PeerId) {
         self.offers.forget(peer);
         self.ready.retain(|event| event.peer() != peer);
-        let Some(slot) = self.slots.get(peer.0 as usize).copied().flatten() else { return };
+        let Some(slot) = self.slots.get(peer.0 as usize).copied().flatten() else {
+            return self.numbers.forget(peer.0);
+        };
         match &mut self.peers[slot] {
             Some(Peer { stage: Stage::Closing(report), .. }) => *report = None,
             _ => self.close(slot, None),
@@ -177,7 +223,10 @@ impl Uring {
         self.slots[peer.id.0 as usize] = None;
         self.ring.remove(slot);
         if let Stage::Closing(Some(error)) = peer.stage {
+            self.numbers.lose(peer.id.0);
             self.ready.push(Event::Lost { peer: peer.id, error });
+        } else {
+            self.numbers.give_back(peer.id.0); // nobody above knows it, or it was disconnected
         }
     }
 
@@ -190,7 +239,10 @@ impl Uring {
             if let Stage::Greeting(until) | Stage::Refused(until) = peer.stage
                 && until <= now
             {
-                self.lose(slot, format!("it did not say hello within {PATIENCE:?}"));
+                self.lose(
+                    slot,
+                    format!("it did not prove within {PATIENCE:?} that it belongs here"),
+                );
             }
         }
     }

@@ -63,13 +63,17 @@ mod probe;
 mod ring;
 
 use std::net::TcpListener;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
+use crate::handshake::{Credentials, Refusals};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
+use crate::numbers::Numbers;
 use crate::offers::Offers;
+use crate::stream;
 #[cfg(doc)]
 use crate::stream::Receiver;
 use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
@@ -90,7 +94,9 @@ const ROUNDS_MAX: usize = 16;
 /// A node's TCP connections on one ring.
 pub struct Uring {
     config: VanConfig,
+    credentials: Rc<Credentials>,
     idle: Idle,
+    /// Empty where nobody can connect.
     address: String,
     start: Instant,
     pool: Pool,
@@ -100,6 +106,8 @@ pub struct Uring {
     peers: Vec<Option<Peer>>,
     /// By peer number; `None` once the peer is gone.
     slots: Vec<Option<Slot>>,
+    numbers: Numbers,
+    refusals: Refusals,
     /// Found, and not yet reported.
     ready: Vec<Event>,
     /// The last poll found nothing, so that to look again at once would find nothing either.
@@ -123,12 +131,15 @@ impl Uring {
     fn with_modes(config: &VanConfig, modes: &[Mode]) -> Result<Uring> {
         config.check()?;
         let failed = |source| Error::Listen { address: config.listen.clone(), source };
-        let listener = TcpListener::bind(&config.listen).map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?.to_string();
-        let ring = Ring::new(listener, config.wait, modes)?;
+        let bind = || TcpListener::bind(&config.listen).map_err(failed);
+        let listener = config.accepts.then(bind).transpose()?;
+        let bound = listener.as_ref().map(TcpListener::local_addr).transpose().map_err(failed)?;
+        let address = bound.map_or_else(String::new, |address| address.to_string());
+        let ring = Ring::new(listener, config, modes)?;
         tracing::debug!(%address, mode = ?ring.mode(), "listening with io_uring");
         Ok(Uring {
             config: config.clone(),
+            credentials: Rc::new(Credentials::new(config, stream::CARRIER)),
             idle: Idle::new(config.wait),
             address,
             start: Instant::now(),
@@ -137,6 +148,8 @@ impl Uring {
             ring,
             peers: Vec::new(),
             slots: Vec::new(),
+            numbers: Numbers::default(),
+            refusals: Refusals::default(),
             ready: Vec::with_capacity(64),
             looked: false,
             young: 0,

@@ -23,6 +23,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use self::lane::Lane;
 use super::operation::{Operation, Slot, Tag, cancel, parts, result, tolerate, user_data};
 use super::probe::{self, Mode};
+use crate::config::VanConfig;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
@@ -54,7 +55,8 @@ pub(super) enum Done {
 pub(super) struct Ring {
     io: IoUring,
     mode: Mode,
-    listener: TcpListener,
+    /// None where nobody can connect.
+    listener: Option<TcpListener>,
     accept: Operation,
     /// Whether one submission accepts many connections; older kernels need one for each.
     accept_many: bool,
@@ -72,18 +74,24 @@ pub(super) struct Ring {
     eager_max: usize,
     /// Operations the kernel has, cancellations aside.
     under_way: usize,
+    /// Units that a lane holds once its peer has proved itself.
+    queue_depth: usize,
     /// What plain calls have done, for [`Ring::next`].
     done: VecDeque<Done>,
     counters: Counters,
 }
 
 impl Ring {
-    /// A ring in the first of `modes` that works here, accepting what connects to `listener`, for a thread that waits as
-    /// `wait` says.
+    /// A ring in the first of `modes` that works here, accepting what connects to `listener`, if there is one, for a thread with these
+    /// settings.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
-    pub(super) fn new(listener: TcpListener, wait: Wait, modes: &[Mode]) -> Result<Self> {
+    pub(super) fn new(
+        listener: Option<TcpListener>,
+        config: &VanConfig,
+        modes: &[Mode],
+    ) -> Result<Self> {
         let (io, mode) =
             probe::open(modes).map_err(|reason| Error::Unavailable { van: super::NAME, reason })?;
         Ok(Ring {
@@ -98,8 +106,9 @@ impl Ring {
             receives: Vec::new(),
             tries: Vec::new(),
             eager: 0,
-            eager_max: if wait == Wait::Block { 0 } else { EAGER_LANES_MAX },
+            eager_max: if config.wait == Wait::Block { 0 } else { EAGER_LANES_MAX },
             under_way: 0,
+            queue_depth: config.queue_depth,
             done: VecDeque::new(),
             counters: Counters::default(),
         })
@@ -143,12 +152,6 @@ impl Ring {
         Ok(())
     }
 
-    /// Says why this side is about to close the connection; see [`Sender::refuse`].
-    pub(super) fn refuse(&mut self, slot: Slot, reason: String) {
-        self.lane(slot).refusal = Some(reason);
-        self.list_send(slot);
-    }
-
     fn lane(&mut self, slot: Slot) -> &mut Lane {
         self.lanes[slot].as_mut().expect("a peer's slot holds its lane")
     }
@@ -166,7 +169,8 @@ impl Ring {
         }
     }
 
-    /// Hands `bytes` received bytes to the lane's [`Receiver`]; see [`Receiver::received`].
+    /// Hands `bytes` received bytes to the lane's [`Receiver`]; see [`Receiver::received`]. What its handshake has this side say is
+    /// queued.
     pub(super) fn received(
         &mut self,
         slot: Slot,
@@ -175,6 +179,7 @@ impl Ring {
         offers: &mut Offers,
         events: &mut Vec<Event>,
     ) -> Result<(), String> {
+        let depth = self.queue_depth;
         let lane = self.lanes[slot].as_mut().expect("a peer's slot holds its lane");
         assert!(!lane.receive.under_way, "the kernel still writes where this would cut");
         let (frames, copied) =
@@ -182,6 +187,10 @@ impl Ring {
         let result = lane.receiver.received(bytes, pool, offers, events);
         self.counters.frames_received += lane.receiver.frames_received() - frames;
         self.counters.payload_bytes_copied += lane.receiver.payload_bytes_copied() - copied;
+        if let Some(reply) = lane.receiver.take_reply() {
+            lane.sender.reply(reply, depth);
+            self.list_send(slot);
+        }
         result
     }
 
@@ -213,14 +222,15 @@ impl Ring {
     /// Starts to accept, unless that goes on already.
     #[inline]
     pub(super) fn accept(&mut self) {
-        if !self.accept.under_way {
+        if !self.accept.under_way && self.listener.is_some() {
             self.begin_to_accept();
         }
     }
 
     #[cold]
     fn begin_to_accept(&mut self) {
-        let socket = types::Fd(self.listener.as_raw_fd());
+        let Some(listener) = &self.listener else { return };
+        let socket = types::Fd(listener.as_raw_fd());
         let entry = if self.accept_many {
             opcode::AcceptMulti::new(socket).flags(libc::SOCK_CLOEXEC).build()
         } else {
@@ -320,7 +330,7 @@ impl Ring {
         let lane = self.lanes[slot].as_mut().expect("a lane with an operation stays");
         lane.receive.ended();
         self.under_way -= 1;
-        if lane.misses.is_none() && self.eager < self.eager_max {
+        if lane.misses.is_none() && self.eager < self.eager_max && lane.receiver.is_greeted() {
             self.eager += 1;
             lane.misses = Some(0);
         }
@@ -373,9 +383,10 @@ impl Ring {
         // SAFETY: the memory that `entry` names, slices and headers included, belongs to a boxed lane: its `Sender`'s queued
         // units, its `Receiver`'s spaces, its own arrays. The caller marks the operation as under way, and until its
         // completion is reaped the lane stays (`remove` asserts it, `drop` leaks it), `received` asserts that no receive is
-        // under way before it touches the spaces, `sent` runs only on the completion of the send, and a refusal,
-        // which drops units, waits for it; otherwise the `Sender` is only added to, and its queue has room for its depth from
-        // the start, so that units stay where they are. An accept and a cancellation name no memory. The file descriptors are open as long as
+        // under way before it touches the spaces, `sent` runs only on the completion of the send;
+        // otherwise the `Sender` is only added to: its queue has room for its depth before the
+        // first unit, so that units stay where they are, a message of the handshake lies by itself, and so does what is sealed,
+        // which is replaced once it has left. An accept and a cancellation name no memory. The file descriptors are open as long as
         // their lane or this ring.
         unsafe { self.io.submission().push(&entry) }.is_ok()
     }

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"CRVN");
 
 /// Version of all layouts in this file, and of those of streams and of rings in shared memory.
-pub const VERSION: u8 = 6;
+pub const VERSION: u8 = 7;
 
 /// First 64 bytes of every message: one cache line, no padding.
 ///
@@ -133,67 +133,47 @@ pub struct Offer {
 
 const _: () = assert!(size_of::<Offer>() == 24);
 
-/// What each side of a new connection says first.
+/// What each side of a new connection says of itself, sealed with the job's secret: see `handshake.rs`.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct Hello {
-    /// [`MAGIC`].
-    pub magic: U32,
-    /// [`VERSION`].
-    pub version: u8,
-    /// Zero.
-    pub reserved: u8,
     /// Requests the peer may have outstanding here.
     pub credits: U16,
-    /// Which cluster it belongs to; strangers are turned away.
-    pub cluster: U64,
-    /// The sender's node id.
-    pub node: U32,
+    /// Receive buffers kept for the peer, by a van that has such.
+    pub receives: U16,
     /// Longest frame it takes, in bytes.
     pub frame_bytes: U32,
+    /// The sender's node id.
+    pub node: U32,
+    /// Its place among the nodes of its role, [`Hello::NO_RANK`] if it has none yet.
+    pub rank: U32,
+    /// Drawn at random when the node started: one that was started again has another.
+    pub incarnation: U64,
+    /// Drawn at random for each transport, which does not talk to itself.
+    pub transport: U32,
+    /// What the node is; the van never looks at it.
+    pub role: u8,
     /// Zero.
-    pub reserved_tail: U64,
+    pub reserved: [u8; 3],
 }
 
 const _: () = assert!(size_of::<Hello>() == 32);
 
 impl Hello {
-    /// The hello of `node` in `cluster`; vans fill in `frame_bytes`.
-    pub fn new(cluster: u64, node: u32, credits: u16) -> Hello {
-        Hello {
-            magic: U32::new(MAGIC),
-            version: VERSION,
-            reserved: 0,
-            credits: U16::new(credits),
-            cluster: U64::new(cluster),
-            node: U32::new(node),
-            frame_bytes: U32::new(0),
-            reserved_tail: U64::new(0),
-        }
-    }
+    /// Stands for the rank of a node that has none.
+    pub const NO_RANK: u32 = u32::MAX;
 
-    /// Reads a peer's hello and checks that it speaks to us.
+    /// Reads a peer's hello.
     ///
     /// # Errors
     /// Says in a sentence for the log what is wrong with it.
-    pub fn check(bytes: &[u8], cluster: u64) -> Result<Hello, String> {
-        let hello = Hello::read_from_bytes(bytes)
-            .map_err(|_| format!("a hello has 32 bytes, not {}", bytes.len()))?;
-        if hello.magic.get() != MAGIC {
-            return Err("it does not speak this protocol".to_owned());
-        }
-        if hello.version != VERSION {
-            return Err(format!(
-                "it speaks version {} of the protocol, this is {VERSION}",
-                hello.version
-            ));
-        }
-        if hello.cluster.get() != cluster {
-            return Err(format!("it belongs to cluster {:x}, this is {cluster:x}", hello.cluster));
-        }
-        if hello.reserved != 0 || hello.reserved_tail.get() != 0 || hello.credits.get() == 0 {
+    pub fn read(bytes: &[u8]) -> Result<Hello, String> {
+        let hello = Hello::read_from_bytes(bytes).map_err(|_| {
+            format!("a hello has {} bytes, not {}", size_of::<Hello>(), bytes.len())
+        })?;
+        if hello.reserved != [0; 3] || hello.credits.get() == 0 {
             return Err("its hello is malformed".to_owned());
         }
         Ok(hello)

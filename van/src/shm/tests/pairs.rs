@@ -114,10 +114,20 @@ fn frames_go_on_where_positions_begin_anew() {
 /// Two nodes that are connected, and what the first calls the second and the other way round.
 fn pair() -> (Shm, Shm, PeerId, PeerId) {
     let (mut a, mut b) = (node(), node());
-    let there = a.connect(b.address()).unwrap();
-    let Event::Connected { peer: back, .. } = next(&mut b) else { panic!("it connects") };
-    assert!(matches!(next(&mut a), Event::Connected { .. }));
+    let (there, back) = join(&mut a, &mut b);
     (a, b, there, back)
+}
+
+/// Connects `a` to `b`; what each calls the other.
+fn join(a: &mut Shm, b: &mut Shm) -> (PeerId, PeerId) {
+    let there = a.connect(b.address()).unwrap();
+    while a.ready.is_empty() {
+        b.look_at_sockets(Duration::ZERO).unwrap();
+        a.look_at_sockets(Duration::ZERO).unwrap();
+    }
+    assert!(matches!(next(a), Event::Connected { .. }));
+    let Event::Connected { peer: back, .. } = next(b) else { panic!("it connects") };
+    (there, back)
 }
 
 /// Lends `b` a mebibyte of sevens; what `a` still holds of it and what `b` got.
@@ -200,9 +210,7 @@ fn connections_leave_nothing_behind() {
     }
     let (mut a, mut b) = (node(), node());
     let mut round = |abrupt: bool| {
-        let there = a.connect(b.address()).unwrap();
-        let Event::Connected { peer: back, .. } = next(&mut b) else { panic!("it connects") };
-        assert!(matches!(next(&mut a), Event::Connected { .. }));
+        let (there, back) = join(&mut a, &mut b);
         let frame = a.memory().allocate(FRAME_PREFIX + 9000).unwrap();
         a.post_send(there, frame).unwrap();
         assert!(matches!(next(&mut b), Event::Received { .. }));

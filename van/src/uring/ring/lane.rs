@@ -35,11 +35,9 @@ pub(super) struct Lane {
     pub(super) misses: Option<u32>,
     /// A send went out, so that a try at the same moment would come too early for the answer.
     pub(super) just_sent: bool,
-    /// To be queued when no send is under way: it takes the place of units that one might be sending.
-    pub(super) refusal: Option<String>,
-    /// A refusal was queued: it is of interest when that has left.
-    pub(super) refusing: bool,
     pub(super) closing: bool,
+    /// Frames that have left and are counted: those of an encrypted lane leave when they are sealed.
+    frames_counted: u64,
     send_header: libc::msghdr,
     send_slices: [libc::iovec; SLICES_MAX],
     receive_header: libc::msghdr,
@@ -57,9 +55,8 @@ impl Lane {
             receive: Operation::default(),
             misses: None,
             just_sent: false,
-            refusal: None,
-            refusing: false,
             closing: false,
+            frames_counted: 0,
             send_header: empty_header(),
             send_slices: [NO_SLICE; SLICES_MAX],
             receive_header: empty_header(),
@@ -69,7 +66,7 @@ impl Lane {
 
     /// Whether everything posted to it has left.
     pub(super) fn is_flushed(&self) -> bool {
-        self.sender.is_empty() && self.refusal.is_none()
+        self.sender.is_empty()
     }
 
     /// The operation that sends what is queued, as far as one call takes it; none if nothing is.
@@ -103,14 +100,14 @@ impl Lane {
 
     /// Takes note that `bytes` bytes have left.
     pub(super) fn left(&mut self, bytes: usize, counters: &mut Counters) {
-        let frames = self.sender.frames_sent();
         self.sender.sent(bytes);
-        counters.frames_sent += self.sender.frames_sent() - frames;
+        let frames = self.sender.frames_sent();
+        counters.frames_sent += frames - std::mem::replace(&mut self.frames_counted, frames);
         counters.bytes_sent += bytes as u64;
     }
 
     /// Sends what the socket takes of what is queued, without waiting; none if nothing is.
-    pub(super) fn send(&self) -> Option<io::Result<usize>> {
+    pub(super) fn send(&mut self) -> Option<io::Result<usize>> {
         let socket = SockRef::from(&self.socket);
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         if let Some(slice) = self.sender.only_slice() {

@@ -56,9 +56,6 @@ impl Ring {
             Ok(bytes) => {
                 lane.just_sent = true;
                 lane.left(bytes, &mut self.counters);
-                if lane.refusing {
-                    self.done.push_back(Done::Sent(slot, Ok(())));
-                }
             }
             Err(error) if is_later(&error) => {}
             Err(error) => self.done.push_back(Done::Sent(slot, Err(error))),
@@ -91,10 +88,6 @@ impl Ring {
         lane.send.listed = false;
         let entry = match (lane.closing, lane.send.under_way) {
             (false, false) => {
-                if let Some(reason) = lane.refusal.take() {
-                    lane.sender.refuse(&reason);
-                    lane.refusing = true;
-                }
                 if eager && lane.misses.is_some() {
                     self.try_send(slot);
                 }

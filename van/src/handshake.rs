@@ -1,0 +1,439 @@
+//! Who may connect: both ends of a new lane prove that they know their job's secret before either says anything else.
+//!
+//! The proof is a Noise handshake with a pre-shared key, `Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s` (the Noise Protocol Framework,
+//! revision 34), and the first message that is sealed with the keys it ends in. The side that connects speaks first. A stranger
+//! cannot make a call, so the side that was called tells him nothing but that he is refused; a call that was recorded gets a
+//! welcome, which nobody can read or answer who does not know the secret.
+//!
+//! ```text
+//! call     [magic u32][version u8][0 × 3][ephemeral key 32, tag 16]
+//! welcome  [magic u32][version u8][0 × 3][ephemeral key 32, Hello 32 sealed, tag 16]
+//! refusal  [magic u32][version u8][1][0 × 2]                                          in place of a welcome
+//! proof    [Hello 32 sealed, tag 16]
+//! ```
+//!
+//! The job, the kind of carrier and whether the lane is encrypted are bound to the handshake as its prologue; role, rank and
+//! incarnation travel sealed in each side's [`Hello`]. No I/O, no clock: every van carries these messages in its own way.
+
+mod greeter;
+mod refusals;
+mod secret;
+
+use std::rc::Rc;
+
+use snow::params::NoiseParams;
+use snow::{Builder, HandshakeState, StatelessTransportState};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::config::VanConfig;
+use crate::wire::{Hello, MAGIC, VERSION};
+
+pub use greeter::{Greeted, Greeter};
+pub use refusals::Refusals;
+pub use secret::{Secret, SecretError};
+
+const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+
+/// What a call, a welcome and a refusal begin with: magic, version, and whether it is a refusal.
+const PREFIX: usize = 8;
+
+/// Length of an ephemeral key.
+const KEY: usize = 32;
+
+/// What sealing adds to a message, in bytes.
+pub(crate) const TAG: usize = 16;
+
+/// Length of a call, in bytes.
+pub const CALL_BYTES: usize = PREFIX + KEY + TAG;
+
+/// Length of a welcome, in bytes.
+pub const WELCOME_BYTES: usize = PREFIX + KEY + size_of::<Hello>() + TAG;
+
+/// Length of a refusal, in bytes.
+pub const REFUSAL_BYTES: usize = PREFIX;
+
+/// Length of a proof, in bytes.
+pub const PROOF_BYTES: usize = size_of::<Hello>() + TAG;
+
+/// Why a side ends a handshake, for its own log.
+pub type Reason = String;
+
+/// What one transport proves with, and what it says of itself.
+#[derive(Debug)]
+pub struct Credentials {
+    secret: Secret,
+    prologue: Vec<u8>,
+    hello: Hello,
+    encrypt: bool,
+}
+
+impl Credentials {
+    /// Those of a transport with these settings over that kind of carrier: two that carry alike name the same.
+    ///
+    /// # Panics
+    /// If the system has no random numbers, which Linux has from its start on.
+    pub fn new(config: &VanConfig, carrier: &str) -> Credentials {
+        let mut prologue = format!("caravan {VERSION} {carrier} ").into_bytes();
+        prologue.extend_from_slice(&config.cluster.to_le_bytes());
+        prologue.push(u8::from(config.encrypt));
+        let frame_bytes = u32::try_from(config.frame_bytes).unwrap_or(u32::MAX);
+        let hello = Hello {
+            credits: U16::new(config.credits),
+            receives: U16::new(0),
+            frame_bytes: U32::new(frame_bytes),
+            node: U32::new(config.node),
+            rank: U32::new(config.identity.rank.unwrap_or(Hello::NO_RANK)),
+            incarnation: U64::new(config.identity.incarnation),
+            transport: U32::new(getrandom::u32().expect("the system has random numbers")),
+            role: config.identity.role,
+            reserved: [0; 3],
+        };
+        Credentials { secret: config.secret.clone(), prologue, hello, encrypt: config.encrypt }
+    }
+
+    /// The same with a hello that is changed.
+    pub fn saying(mut self, change: impl FnOnce(&mut Hello)) -> Credentials {
+        change(&mut self.hello);
+        self
+    }
+
+    /// What this side says of itself.
+    pub fn hello(&self) -> &Hello {
+        &self.hello
+    }
+
+    /// Begins a handshake: the message that the side which connects says first.
+    pub fn call(&self) -> (Calling, [u8; CALL_BYTES]) {
+        let mut noise = self.builder().build_initiator().expect("the key and prologue are set");
+        let mut call = [0; CALL_BYTES];
+        let (prefix, message) = call.split_at_mut(PREFIX);
+        prefix.copy_from_slice(&prefix_of(0));
+        noise.write_message(&[], message).expect("a call has room for a key and a tag");
+        (Calling(Box::new(noise)), call)
+    }
+
+    /// Answers a call with a welcome.
+    ///
+    /// # Errors
+    /// Says why it is none of a node that belongs here. The caller gets a [`refusal`] if it spoke this protocol.
+    pub fn welcome(&self, call: &[u8]) -> Result<(Answering, [u8; WELCOME_BYTES]), Reason> {
+        let message = behind_prefix(call)?;
+        let mut noise = self.builder().build_responder().expect("the key and prologue are set");
+        noise.read_message(message, &mut []).map_err(unproved)?;
+        let mut welcome = [0; WELCOME_BYTES];
+        let (prefix, message) = welcome.split_at_mut(PREFIX);
+        prefix.copy_from_slice(&prefix_of(0));
+        noise.write_message(self.hello.as_bytes(), message).expect("a welcome has room for it");
+        let keys = noise.into_stateless_transport_mode().expect("both messages are exchanged");
+        Ok((Answering(Box::new(keys)), welcome))
+    }
+
+    /// Reads a welcome and makes the proof that answers it. What it returns may be used at once: the other side reads the proof
+    /// before anything else.
+    ///
+    /// # Errors
+    /// Says why the other side is not one to talk to: it refused, or could not prove itself.
+    pub fn prove(
+        &self,
+        calling: Calling,
+        welcome: &[u8],
+    ) -> Result<(Proved, [u8; PROOF_BYTES]), Reason> {
+        let message = behind_prefix(welcome)?;
+        let mut noise = calling.0;
+        let mut hello = [0; size_of::<Hello>()];
+        noise.read_message(message, &mut hello).map_err(unproved)?;
+        let keys = noise.into_stateless_transport_mode().expect("both messages are exchanged");
+        let mut proof = [0; PROOF_BYTES];
+        keys.write_message(0, self.hello.as_bytes(), &mut proof).expect("a proof has room for it");
+        Ok((self.proved(&hello, keys, (1, 0))?, proof))
+    }
+
+    /// Checks the proof of a side that was welcomed.
+    ///
+    /// # Errors
+    /// Says why it is none.
+    pub fn check(&self, answering: Answering, proof: &[u8]) -> Result<Proved, Reason> {
+        let mut hello = [0; size_of::<Hello>()];
+        answering.0.read_message(0, proof, &mut hello).map_err(unproved)?;
+        self.proved(&hello, *answering.0, (0, 1))
+    }
+
+    fn proved(
+        &self,
+        hello: &[u8],
+        keys: StatelessTransportState,
+        (sealed, opened): (u64, u64),
+    ) -> Result<Proved, Reason> {
+        let hello = Hello::read(hello)?;
+        self.is_other(&hello)?;
+        let ciphers = self.encrypt.then(|| {
+            let keys = Rc::new(keys);
+            (Cipher { keys: keys.clone(), next: sealed }, Cipher { keys, next: opened })
+        });
+        Ok(Proved { hello, ciphers })
+    }
+
+    /// Whether a hello is another transport's.
+    ///
+    /// # Errors
+    /// Says so when it is this one's own, which somebody has sent back.
+    pub(crate) fn is_other(&self, hello: &Hello) -> Result<(), Reason> {
+        match hello.transport == self.hello.transport {
+            true => Err("it is this very node".to_owned()),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the credentials of another transport of this process would be accepted, and these by it: for a network that is
+    /// simulated, where nothing can be read on the way.
+    pub(crate) fn agrees_with(&self, other: &Credentials) -> bool {
+        self.secret == other.secret && self.prologue == other.prologue
+    }
+
+    fn builder(&self) -> Builder<'_> {
+        let pattern: NoiseParams =
+            PATTERN.parse().expect("snow has this pattern and these primitives");
+        let builder = Builder::new(pattern).psk(0, self.secret.bytes());
+        let builder = builder.and_then(|builder| builder.prologue(&self.prologue));
+        builder.expect("neither was set before")
+    }
+}
+
+/// What the side that connects keeps until it is welcomed.
+#[derive(Debug)]
+pub struct Calling(Box<HandshakeState>);
+
+/// What the side that was called keeps until it has the caller's proof.
+#[derive(Debug)]
+pub struct Answering(Box<StatelessTransportState>);
+
+/// A peer that has proved itself.
+#[derive(Debug)]
+pub struct Proved {
+    /// What it says of itself.
+    pub hello: Hello,
+    /// Where the lane is encrypted, what seals what this side sends and opens what it receives.
+    pub ciphers: Option<(Cipher, Cipher)>,
+}
+
+/// One direction of an encrypted lane.
+#[derive(Debug)]
+pub struct Cipher {
+    keys: Rc<StatelessTransportState>,
+    /// Number of the next message.
+    next: u64,
+}
+
+/// Most bytes that are sealed into one message.
+pub(crate) const SEALED_BYTES_MAX: usize = (32 << 10) - TAG;
+
+impl Cipher {
+    /// Seals up to [`SEALED_BYTES_MAX`] bytes into `sealed`; returns how many bytes that are, [`TAG`] more.
+    pub(crate) fn seal(&mut self, plain: &[u8], sealed: &mut [u8]) -> usize {
+        let len = self.keys.write_message(self.next, plain, sealed);
+        self.next += 1;
+        len.expect("the caller has room for the tag, and seals no more than the most")
+    }
+
+    /// Opens what [`Cipher::seal`] of the other side has made.
+    ///
+    /// # Errors
+    /// Says that it was changed on the way, or is another one's.
+    pub(crate) fn open(&mut self, sealed: &[u8], plain: &mut [u8]) -> Result<usize, Reason> {
+        let len = self.keys.read_message(self.next, sealed, plain);
+        self.next += 1;
+        len.map_err(|_| "what came was not encrypted by it, or changed on the way".to_owned())
+    }
+}
+
+/// What somebody is told who is turned away.
+pub fn refusal() -> [u8; REFUSAL_BYTES] {
+    prefix_of(1)
+}
+
+/// Whether what came in place of a welcome is a refusal.
+fn is_refusal(message: &[u8]) -> bool {
+    message.len() >= PREFIX && message[..4] == MAGIC.to_le_bytes() && message[5] == 1
+}
+
+/// Whether bytes that were no call deserve a [`refusal`]: they are this protocol's, perhaps of another version.
+pub fn deserves_answer(call: &[u8]) -> bool {
+    call.starts_with(&MAGIC.to_le_bytes())
+}
+
+fn prefix_of(refused: u8) -> [u8; PREFIX] {
+    let [a, b, c, d] = MAGIC.to_le_bytes();
+    [a, b, c, d, VERSION, refused, 0, 0]
+}
+
+/// What follows the prefix of a call or a welcome.
+fn behind_prefix(message: &[u8]) -> Result<&[u8], Reason> {
+    let short = || format!("{} bytes are too few for a handshake", message.len());
+    let (magic, rest) = U32::read_from_prefix(message).map_err(|_| short())?;
+    if magic.get() != MAGIC {
+        return Err("it does not speak this protocol".to_owned());
+    }
+    match rest {
+        [VERSION, 0, 0, 0, message @ ..] => Ok(message),
+        [VERSION, 1, ..] => Err(REFUSED.to_owned()),
+        [VERSION, ..] => Err("its handshake is malformed".to_owned()),
+        [version, ..] => Err(format!(
+            "it speaks version {version} of the protocol, this is {VERSION}: run the same build everywhere"
+        )),
+        [] => Err(short()),
+    }
+}
+
+/// What a node says that was refused.
+pub(crate) const REFUSED: &str = "it refused this node (its log says why: most likely another CARAVAN_SECRET or CARAVAN_JOB, or \
+                                  only one of the two with --encrypt)";
+
+/// What a node says of one that it cannot take for one of its own.
+pub(crate) const STRANGE: &str = "it could not prove that it belongs here: it has another secret or job, another kind of van, or \
+                                  only one side encrypts";
+
+fn unproved(_: snow::Error) -> Reason {
+    STRANGE.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::config::Identity;
+
+    fn config(secret: u8) -> VanConfig {
+        let identity = Identity { role: 3, rank: Some(5), incarnation: 77 };
+        VanConfig {
+            secret: Secret::from([secret; 32]),
+            cluster: 7,
+            node: 9,
+            identity,
+            ..VanConfig::default()
+        }
+    }
+
+    /// What both sides make of each other.
+    fn outcome(caller: &Credentials, called: &Credentials) -> Result<(Proved, Proved), Reason> {
+        let (calling, call) = caller.call();
+        let (answering, welcome) = called.welcome(&call)?;
+        let (by_caller, proof) = caller.prove(calling, &welcome)?;
+        Ok((by_caller, called.check(answering, &proof)?))
+    }
+
+    #[test]
+    fn both_sides_learn_who_the_other_is() {
+        let (a, b) = (config(1), VanConfig { node: 10, ..config(1) });
+        let (a, b) = (Credentials::new(&a, "van"), Credentials::new(&b, "van"));
+        let (b_says, a_says) = outcome(&a, &b).unwrap();
+        assert_eq!((a_says.hello.node.get(), b_says.hello.node.get()), (9, 10));
+        assert_eq!((a_says.hello.role, a_says.hello.rank.get()), (3, 5));
+        assert_eq!(a_says.hello.incarnation.get(), 77);
+        assert!(a_says.ciphers.is_none() && b_says.ciphers.is_none());
+    }
+
+    #[test]
+    fn who_has_something_else_is_refused_by_either_side() {
+        let a = Credentials::new(&config(1), "van");
+        for (other, carrier) in [
+            (config(2), "van"),
+            (VanConfig { cluster: 8, ..config(1) }, "van"),
+            (VanConfig { encrypt: true, ..config(1) }, "van"),
+            (config(1), "ship"),
+        ] {
+            let other = Credentials::new(&other, carrier);
+            assert!(outcome(&a, &other).is_err() && outcome(&other, &a).is_err());
+            // A called side that welcomes everybody is no better.
+            let (calling, _) = a.call();
+            let (_, welcome) = other.welcome(&other.call().1).unwrap();
+            assert!(a.prove(calling, &welcome).unwrap_err().contains("could not prove"));
+        }
+    }
+
+    #[test]
+    fn what_was_recorded_proves_nothing() {
+        let (a, b) = (Credentials::new(&config(1), "van"), Credentials::new(&config(1), "van"));
+        let (calling, call) = a.call();
+        let (answering, welcome) = b.welcome(&call).unwrap();
+        let (_, proof) = a.prove(calling, &welcome).unwrap();
+        b.check(answering, &proof).unwrap();
+        // The call is answered anew, with other keys, and the old proof does not fit them.
+        let (answering, other) = b.welcome(&call).unwrap();
+        assert_ne!(other, welcome);
+        assert!(b.check(answering, &proof).is_err());
+        // An old welcome does not answer a new call.
+        let (calling, _) = a.call();
+        assert!(a.prove(calling, &welcome).is_err());
+    }
+
+    #[test]
+    fn nobody_is_made_to_talk_to_itself() {
+        let a = Credentials::new(&config(1), "van");
+        let why = outcome(&a, &a).map(drop).unwrap_err();
+        assert!(why.contains("this very node"), "{why}");
+        let (calling, call) = a.call();
+        assert!(a.prove(calling, &call).is_err(), "a call that is sent back is no welcome");
+    }
+
+    #[test]
+    fn every_changed_byte_is_found() {
+        let (a, b) = (Credentials::new(&config(1), "van"), Credentials::new(&config(1), "van"));
+        let turned = |bytes: &[u8], at: usize| {
+            let mut bytes = bytes.to_vec();
+            bytes[at] ^= 1;
+            bytes
+        };
+        for at in 0..CALL_BYTES {
+            assert!(b.welcome(&turned(&a.call().1, at)).is_err(), "call, byte {at}");
+        }
+        for at in 0..WELCOME_BYTES {
+            let (calling, call) = a.call();
+            let (_, welcome) = b.welcome(&call).unwrap();
+            assert!(a.prove(calling, &turned(&welcome, at)).is_err(), "welcome, byte {at}");
+        }
+        for at in 0..PROOF_BYTES {
+            let (calling, call) = a.call();
+            let (answering, welcome) = b.welcome(&call).unwrap();
+            let (_, proof) = a.prove(calling, &welcome).unwrap();
+            assert!(b.check(answering, &turned(&proof, at)).is_err(), "proof, byte {at}");
+        }
+    }
+
+    #[test]
+    fn messages_cut_short_and_of_others_are_errors() {
+        let a = Credentials::new(&config(1), "van");
+        let call = a.call().1;
+        for len in 0..CALL_BYTES {
+            assert!(a.welcome(&call[..len]).is_err(), "{len} bytes");
+        }
+        let mut older = call;
+        older[4] = 6;
+        assert!(a.welcome(&older).unwrap_err().contains("version 6"));
+        assert!(deserves_answer(&older) && !deserves_answer(b"GET / HTTP/1.1"));
+        assert!(a.welcome(&[0; CALL_BYTES]).unwrap_err().contains("does not speak"));
+        let why = a.prove(a.call().0, &refusal()).unwrap_err();
+        assert!(why.contains("refused"), "{why}");
+    }
+
+    #[test]
+    fn ciphers_carry_both_ways_and_notice_changes() {
+        let config = VanConfig { encrypt: true, ..config(1) };
+        let (a, b) = (Credentials::new(&config, "van"), Credentials::new(&config, "van"));
+        let (at_a, at_b) = outcome(&a, &b).unwrap();
+        let (mut a_seals, mut a_opens) = at_a.ciphers.unwrap();
+        let (mut b_seals, mut b_opens) = at_b.ciphers.unwrap();
+        let (mut sealed, mut plain) = ([0; 100], [0; 100]);
+        for (seals, opens) in [(&mut a_seals, &mut b_opens), (&mut b_seals, &mut a_opens)] {
+            for text in ["one", "two", ""] {
+                let len = seals.seal(text.as_bytes(), &mut sealed);
+                assert_eq!(len, text.len() + TAG);
+                let len = opens.open(&sealed[..len], &mut plain).unwrap();
+                assert_eq!(&plain[..len], text.as_bytes());
+            }
+            let len = seals.seal(b"three", &mut sealed);
+            sealed[0] ^= 1;
+            assert!(opens.open(&sealed[..len], &mut plain).is_err());
+        }
+    }
+}

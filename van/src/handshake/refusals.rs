@@ -1,0 +1,47 @@
+//! What the log says of callers who were turned away: little, however many there are.
+
+use std::time::Duration;
+
+/// The log has one line in so long a time, at most.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// The log of one transport.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    /// When the last line was written, by the transport's clock.
+    told: Option<Duration>,
+    /// Callers turned away since.
+    untold: u64,
+}
+
+impl Refusals {
+    /// Logs that a caller from `address` was turned away, unless another was a moment ago.
+    pub fn log(&mut self, now: Duration, address: &str, reason: &str) {
+        if let Some(others) = self.due(now) {
+            tracing::warn!(address, reason, others, "turned a caller away");
+        }
+    }
+
+    /// Whether a line is due: how many callers it stands for, beside the one that it names.
+    fn due(&mut self, now: Duration) -> Option<u64> {
+        if self.told.is_some_and(|told| now < told + EVERY) {
+            self.untold += 1;
+            return None;
+        }
+        self.told = Some(now);
+        Some(std::mem::take(&mut self.untold))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_takes_one_line_a_second() {
+        let mut refusals = Refusals::default();
+        let times = (0..3000).map(Duration::from_millis);
+        let lines: Vec<_> = times.filter_map(|now| refusals.due(now)).collect();
+        assert_eq!(lines, [0, 999, 999]);
+    }
+}

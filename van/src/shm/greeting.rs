@@ -1,0 +1,320 @@
+//! Connections that have not proved that they belong here: the handshake in packets, and the rings that come with it. Not on the path.
+//!
+//! ```text
+//! call      from who connects
+//! welcome   from who was called, with the descriptor of the segment that its ring is in
+//! proof     from who connects, with the descriptor of its own
+//! ```
+//!
+//! The kernel says which user the other side is, and another user's goes before anything is read.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use super::Shm;
+use super::connect::{Link, Packet, Taken, name_in, send, take};
+use super::ring::SEGMENT_BYTES;
+use super::segment::{Foreign, Own};
+use super::socket::{self, Socket};
+use crate::error::{Error, Result};
+use crate::handshake::{Answering, Calling, Credentials, Proved, deserves_answer, refusal};
+use crate::transport::{Event, PeerId};
+use crate::wire::Hello;
+
+/// How long a connection may take to be made or to prove that it belongs here.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long to wait before asking again where too many wait to be taken in.
+const CONNECT_AGAIN: Duration = Duration::from_millis(1);
+
+/// How long to wait before accepting again, after the system could not (no file descriptors left, mostly).
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Connections that are taken in at one look.
+const ACCEPTS_MAX: usize = 16;
+
+/// Callers that have not proved themselves, at most: the oldest goes when one more comes.
+const STRANGERS_MAX: usize = 1024;
+
+/// The number under which the listening socket is watched; no connection's.
+pub(super) const LISTENER: u64 = u64::MAX;
+
+/// In the numbers under which connections are watched that are not peers yet.
+const NOT_YET: u64 = 1 << 32;
+
+/// Connections on which a handshake is under way, the oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Greetings {
+    list: VecDeque<Greeting>,
+    made: u64,
+    /// When to try again to accept, after that has failed.
+    accept_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Greeting {
+    /// Under which it is watched.
+    number: u64,
+    socket: Socket,
+    address: String,
+    /// The peer that the layer above knows it as, where this side connected.
+    known_as: Option<PeerId>,
+    until: Instant,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// This side connected, and waits for a welcome.
+    Calling(Own, Calling),
+    /// This side was called, and waits for a call.
+    Called,
+    /// It has welcomed the caller, and waits for its proof.
+    Answering(Own, Answering),
+}
+
+/// What comes after a message of a handshake.
+enum Step {
+    /// Another one.
+    Wait(Stage),
+    /// The other side has proved itself.
+    Up { own: Own, foreign: Foreign, proved: Proved },
+}
+
+impl Greetings {
+    /// Whether there is anybody to look after.
+    pub(super) fn is_idle(&self) -> bool {
+        self.list.is_empty() && self.accept_at.is_none()
+    }
+
+    /// When to look after them although nothing happens.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.list.front().map(|oldest| oldest.until).into_iter().chain(self.accept_at).min()
+    }
+
+    fn position(&self, is_it: impl Fn(&Greeting) -> bool) -> Option<usize> {
+        self.list.iter().position(is_it)
+    }
+}
+
+impl Shm {
+    /// Connects, and begins the handshake.
+    pub(super) fn connect_to(&mut self, address: &str) -> Result<PeerId> {
+        let failed = |source| Error::Connect { address: address.to_owned(), source };
+        let name = name_in(address).map_err(failed)?;
+        let began = Instant::now();
+        loop {
+            match Socket::connect(name) {
+                Ok(socket) => return self.call(socket, address.to_owned()).map_err(failed),
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < PATIENCE =>
+                {
+                    std::thread::sleep(CONNECT_AGAIN);
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+    }
+
+    fn call(&mut self, socket: Socket, address: String) -> io::Result<PeerId> {
+        check_user(&socket).map_err(|why| io::Error::new(io::ErrorKind::PermissionDenied, why))?;
+        let own = Own::new(SEGMENT_BYTES)?;
+        let (calling, call) = self.credentials.call();
+        send(&socket, Packet::Greeting(&call), None)?;
+        let id = PeerId(self.numbers.unused());
+        self.begin(socket, address, Some(id), Stage::Calling(own, calling))?;
+        Ok(id)
+    }
+
+    fn begin(
+        &mut self,
+        socket: Socket,
+        address: String,
+        known_as: Option<PeerId>,
+        stage: Stage,
+    ) -> io::Result<()> {
+        let greetings = &mut self.greetings;
+        greetings.made += 1;
+        let number = NOT_YET | greetings.made;
+        self.epoll.watch(&socket, number)?;
+        let until = Instant::now() + PATIENCE;
+        greetings.list.push_back(Greeting { number, socket, address, known_as, until, stage });
+        Ok(())
+    }
+
+    /// Takes in who wants to connect.
+    pub(super) fn accept(&mut self) {
+        for _ in 0..ACCEPTS_MAX {
+            let Some(listener) =
+                self.listener.as_ref().filter(|_| self.greetings.accept_at.is_none())
+            else {
+                return;
+            };
+            match listener.accept() {
+                Ok(socket) => self.accepted(socket),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    // Watched, it would be reported all the time.
+                    self.epoll.forget(listener);
+                    self.greetings.accept_at = Some(Instant::now() + ACCEPT_AGAIN);
+                    return self
+                        .turned_away("a caller", &format!("it cannot be accepted: {error}"));
+                }
+            }
+        }
+    }
+
+    fn accepted(&mut self, socket: Socket) {
+        let address = match socket.peer() {
+            Ok((process, _)) => format!("process {process} of this host"),
+            Err(_) => return, // it is gone already
+        };
+        if let Err(why) = check_user(&socket) {
+            return self.turned_away(&address, &why);
+        }
+        if self.greetings.list.len() >= STRANGERS_MAX
+            && let Some(oldest) = self.greetings.position(|greeting| greeting.known_as.is_none())
+        {
+            let reason =
+                format!("it was the oldest of {STRANGERS_MAX} that had not proved themselves");
+            self.end_greeting(oldest, reason);
+        }
+        if let Err(error) = self.begin(socket, address, None, Stage::Called) {
+            self.turned_away("a caller", &format!("it cannot be watched: {error}"));
+        }
+    }
+
+    pub(super) fn turned_away(&mut self, address: &str, reason: &str) {
+        self.refusals.log(self.start.elapsed(), address, reason);
+    }
+
+    /// Goes on with the handshake that is watched under that number.
+    pub(super) fn greet(&mut self, number: u64) {
+        let Some(at) = self.greetings.position(|greeting| greeting.number == number) else {
+            return;
+        };
+        let (message, file) = match take(&self.greetings.list[at].socket) {
+            Ok(Taken::Nothing) => return,
+            Ok(Taken::Greeting(message, file)) => (message, file),
+            Ok(Taken::Ended(reason)) | Err(reason) => return self.end_greeting(at, reason),
+            Ok(_) => {
+                return self.end_greeting(at, "it sent something else before its proof".to_owned());
+            }
+        };
+        let greeting = &mut self.greetings.list[at];
+        let stage = std::mem::replace(&mut greeting.stage, Stage::Called);
+        match step(&self.credentials, stage, &greeting.socket, &message, file) {
+            Ok(Step::Wait(stage)) => greeting.stage = stage,
+            Ok(Step::Up { own, foreign, proved }) => self.befriend(at, own, foreign, &proved.hello),
+            Err(reason) => self.end_greeting(at, reason),
+        }
+    }
+
+    /// Makes a peer of a connection whose other side has proved itself.
+    fn befriend(&mut self, at: usize, own: Own, foreign: Foreign, hello: &Hello) {
+        let Some(greeting) = self.greetings.list.remove(at) else { return };
+        let Greeting { socket, address, known_as, .. } = greeting;
+        let id = known_as.unwrap_or_else(|| PeerId(self.numbers.free()));
+        self.epoll.forget(&socket);
+        if let Err(error) = self.epoll.watch(&socket, id.0.into()) {
+            return self.report_lost(known_as, address, error.to_string());
+        }
+        self.enter(id, address, Link { own, foreign, socket: Rc::new(socket) }, hello);
+    }
+
+    /// Ends a handshake that came to nothing.
+    fn end_greeting(&mut self, at: usize, reason: String) {
+        let Some(greeting) = self.greetings.list.remove(at) else { return };
+        self.report_lost(greeting.known_as, greeting.address, reason);
+    }
+
+    fn report_lost(&mut self, known_as: Option<PeerId>, address: String, reason: String) {
+        let Some(peer) = known_as else { return self.turned_away(&address, &reason) };
+        self.numbers.lose(peer.0);
+        let error = Error::PeerLost { peer, address, reason };
+        self.ready.push(Event::Lost { peer, error });
+    }
+
+    /// Forgets a peer that is not one yet; whether it was there.
+    pub(super) fn forget_greeting(&mut self, peer: PeerId) -> bool {
+        let at = self.greetings.position(|greeting| greeting.known_as == Some(peer));
+        at.and_then(|at| self.greetings.list.remove(at)).is_some()
+    }
+
+    /// Ends handshakes that took too long, and accepts again when it is time.
+    pub(super) fn look_after_greetings(&mut self) {
+        let now = Instant::now();
+        if self.greetings.accept_at.is_some_and(|at| at <= now)
+            && let Some(listener) = &self.listener
+            && self.epoll.watch(listener, LISTENER).is_ok()
+        {
+            self.greetings.accept_at = None;
+        }
+        while self.greetings.list.front().is_some_and(|oldest| oldest.until <= now) {
+            self.end_greeting(
+                0,
+                format!("it did not prove within {PATIENCE:?} that it belongs here"),
+            );
+        }
+    }
+}
+
+/// Answers one message of a handshake.
+///
+/// # Errors
+/// Says why the other side has to go.
+fn step(
+    credentials: &Credentials,
+    stage: Stage,
+    socket: &Socket,
+    message: &[u8],
+    file: Option<OwnedFd>,
+) -> Result<Step, String> {
+    let say = |message: &[u8], own: &Own| {
+        send(socket, Packet::Greeting(message), Some(own.file())).map_err(|error| error.to_string())
+    };
+    let map = || {
+        let file = file.as_ref().ok_or("it sent no descriptor of its ring")?;
+        Foreign::map(file.as_fd(), SEGMENT_BYTES)
+    };
+    match stage {
+        Stage::Called => {
+            let (answering, welcome) = credentials.welcome(message).inspect_err(|_| {
+                if deserves_answer(message) {
+                    // Who does not take it will see that we are gone.
+                    let _ = send(socket, Packet::Greeting(&refusal()), None);
+                }
+            })?;
+            let own = Own::new(SEGMENT_BYTES)
+                .map_err(|error| format!("there is no room for its ring: {error}"))?;
+            say(&welcome, &own)?;
+            Ok(Step::Wait(Stage::Answering(own, answering)))
+        }
+        Stage::Calling(own, calling) => {
+            let (proved, proof) = credentials.prove(calling, message)?;
+            let foreign = map()?;
+            say(&proof, &own)?;
+            Ok(Step::Up { own, foreign, proved })
+        }
+        Stage::Answering(own, answering) => {
+            let proved = credentials.check(answering, message)?;
+            Ok(Step::Up { own, foreign: map()?, proved })
+        }
+    }
+}
+
+/// Whether the process at the other end is one of this one's user.
+///
+/// # Errors
+/// Says whose it is.
+fn check_user(socket: &Socket) -> Result<(), String> {
+    let (_, user) = socket.peer().map_err(|error| error.to_string())?;
+    match user == socket::user() {
+        true => Ok(()),
+        false => Err(format!("it is a process of user {user}, this is one of {}", socket::user())),
+    }
+}
