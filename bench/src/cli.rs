@@ -4,6 +4,7 @@ mod bench;
 mod learn;
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 
 use caravan_kv::ClusterConfig;
 use caravan_kv::config::is_address;
@@ -129,7 +130,7 @@ pub(crate) enum Command {
     /// Runs one server of a cluster
     Server(Role),
     /// Runs one worker of a cluster
-    Worker(Role),
+    Worker(WorkerRole),
     /// Says which vans work on this machine, and for each that doesn't, why and what to do; draws what runs where
     Doctor(DoctorArgs),
     /// The other process of a floor, or of `bench verbs`
@@ -143,6 +144,9 @@ pub(crate) struct DoctorArgs {
     /// "pack:2 [numa(memory=8GB)] core:4 pu:2"
     #[arg(long, value_name = "FILE|WORDS")]
     pub(crate) topology: Option<String>,
+    /// Only the layout, for another process that libhwloc is not to take with it
+    #[arg(long, hide = true, requires = "topology")]
+    pub(crate) layout_only: bool,
 }
 
 /// What the parent of an answering process tells it.
@@ -171,6 +175,17 @@ pub(crate) struct Role {
     /// Place among the nodes of this role; the scheduler chooses one if not given
     #[arg(long, value_name = "N")]
     pub(crate) rank: Option<usize>,
+}
+
+/// A worker, and what it may read.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct WorkerRole {
+    #[command(flatten)]
+    pub(crate) role: Role,
+    /// Folder below which all files and caches lie that it may be told of [default: the folder it
+    /// is started in] [env: CARAVAN_DATA_ROOT]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_root: Option<PathBuf>,
 }
 
 fn address(text: &str) -> Result<String, String> {
@@ -236,6 +251,7 @@ mod tests {
             "caravan scheduler --host 0.0.0.0",
             "caravan server --scheduler host:7000 --threads 4",
             "caravan worker --rank 0 --job beef",
+            "caravan worker --scheduler host:7000 --data-root /data",
             "caravan doctor --json",
             "caravan doctor --topology two.xml --threads 4 --numa-node 1",
             "caravan bench placement --van tcp --no-pin --smoke",
@@ -306,6 +322,7 @@ mod tests {
             "caravan doctor --wait never",
             "caravan worker --job xyz",
             "caravan worker --scheduler nonsense",
+            "caravan server --data-root /data",
             "caravan server --scheduler host:99999",
             "caravan train dbpg --data a",
             "caravan train dbpg --data a --lambda -1",

@@ -4,10 +4,11 @@ use anyhow::{Context, Result, bail};
 use caravan_kv::node::{Scheduler, run_server, run_worker};
 use caravan_kv::{Apps, Cluster, ClusterConfig, Error, Handles, Launch, Van};
 
-use crate::cli::{Common, Role, VanChoice};
+use crate::cli::{Common, Role, VanChoice, WorkerRole};
 use crate::crowd::Crowded;
 use crate::doctor;
 use crate::measure::Measure;
+use crate::terminal::say;
 use crate::usage::Usage;
 use crate::wait::Waits;
 
@@ -95,9 +96,9 @@ fn told(error: Error) -> anyhow::Error {
 pub(crate) fn schedule(common: &Common, role: &Role) -> Result<()> {
     let config = joined(common, role)?;
     let mut scheduler = Scheduler::bind(&config)?;
-    eprintln!("caravan: nodes can join at {}", scheduler.address());
+    say(format_args!("nodes can join at {}", scheduler.address()));
     scheduler.gather(|| Ok(()))?;
-    eprintln!("caravan: {} servers and {} workers have joined", config.servers, config.workers);
+    say(format_args!("{} servers and {} workers have joined", config.servers, config.workers));
     Ok(scheduler.watch()?)
 }
 
@@ -114,9 +115,12 @@ pub(crate) fn serve(common: &Common, role: &Role) -> Result<()> {
 ///
 /// # Errors
 /// What joining and the lanes report.
-pub(crate) fn work(common: &Common, role: &Role) -> Result<()> {
-    let config = joined(common, role)?;
-    run_worker(&config.node, role.rank, &apps(), true).map_err(told)
+pub(crate) fn work(common: &Common, args: &WorkerRole) -> Result<()> {
+    let mut config = joined(common, &args.role)?;
+    if let Some(root) = &args.data_root {
+        config.node.data_root = Some(root.clone());
+    }
+    run_worker(&config.node, args.role.rank, &apps(), true).map_err(told)
 }
 
 /// The settings of a node that joins a scheduler.

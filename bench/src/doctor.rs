@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::cli::{Common, DoctorArgs, VanChoice};
 use crate::cluster;
-use crate::layout::Layout;
+use crate::layout::{self, Layout};
 use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::report::{Report, Row, Shown};
+use crate::terminal::say;
 use crate::usage::Usage;
 use crate::verbs::doctor::{Found, Obstacle, find};
 
@@ -57,7 +58,12 @@ impl Shown for VanCheck {
 /// # Errors
 /// [`Usage`] for settings and topologies that are none; when standard output cannot be written to.
 pub(crate) fn run(common: &Common, args: &DoctorArgs) -> Result<()> {
-    let layout = Layout::read(&cluster::config(common)?, args.topology.as_deref());
+    let config = cluster::config(common)?;
+    let layout = match args.topology.as_deref() {
+        Some(topology) if args.layout_only => return layout::tell(&config, topology),
+        Some(topology) => layout::ask(topology),
+        None => Layout::read(&config, None),
+    };
     let mut report = Report::new(common.json);
     let quiet = Progress::new(0, true);
     report.row(&Row::Machine(Machine::read()), &quiet)?;
@@ -65,7 +71,7 @@ pub(crate) fn run(common: &Common, args: &DoctorArgs) -> Result<()> {
         Ok(layout) => report.row(&Row::Layout(layout), &quiet)?,
         // Only this machine's own layout may be missing: what was asked for is there, or wrong.
         Err(error) if error.is::<Usage>() => return Err(error),
-        Err(error) => eprintln!("caravan: layout unknown: {error}"),
+        Err(error) => say(format_args!("layout unknown: {error}")),
     }
     let rdma = find();
     for check in checks(&rdma) {

@@ -1,15 +1,14 @@
 //! `caravan generate`: synthetic data as files. What is drawn is caravan-learn's business.
 
-use std::io::{self, Write};
 use std::num::NonZeroUsize;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use caravan_learn::Error;
 use caravan_learn::data::clicks::{self, Format, Part, Summary};
 
 use crate::cli::{Clicks, Common, GenerateCommand, KeyFormat};
-use crate::report::UNWRITTEN;
 use crate::usage::Usage;
+use crate::{interrupt, report};
 
 /// Rows with `--smoke`.
 const SMOKE_ROWS: u64 = 1000;
@@ -22,12 +21,14 @@ pub(crate) fn run(common: &Common, command: &GenerateCommand) -> Result<()> {
     let GenerateCommand::Clicks(args) = command;
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let settings = settings(args, common.smoke);
-    let written = clicks::generate(&settings, &args.out, format(args), threads);
+    let (out, format) = (&args.out, format(args));
+    let written =
+        interrupt::tidily(|stop| clicks::generate(&settings, out, format, threads, stop))?;
     let summary = written.map_err(|error| match error {
         Error::Option { .. } => anyhow::Error::new(Usage(error.to_string())),
         other => other.into(),
     })?;
-    print(&summary, args, common.json).context(UNWRITTEN)
+    print(&summary, args, common.json)
 }
 
 fn settings(args: &Clicks, smoke: bool) -> clicks::Clicks {
@@ -54,24 +55,23 @@ fn format(args: &Clicks) -> Format {
 }
 
 /// One line for each file, and the number of columns.
-fn print(summary: &Summary, args: &Clicks, json: bool) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+fn print(summary: &Summary, args: &Clicks, json: bool) -> Result<()> {
     for (ending, part) in [("train", summary.train), ("test", summary.test)] {
         let Part { rows, positives, nonzeros } = part;
         let file = format!("{}.{ending}", args.out.display());
-        if json {
+        let columns = summary.columns;
+        let line = if json {
             let row = serde_json::json!({
                 "row": "file", "file": file, "rows": rows, "positives": positives,
-                "nonzeros": nonzeros, "columns": summary.columns,
+                "nonzeros": nonzeros, "columns": columns,
             });
-            writeln!(out, "{row}")?;
+            row.to_string()
         } else {
-            writeln!(
-                out,
-                "{file}: {rows} rows, {positives} positive, {nonzeros} nonzeros, {} columns in training",
-                summary.columns
-            )?;
-        }
+            format!(
+                "{file}: {rows} rows, {positives} positive, {nonzeros} nonzeros, {columns} columns in training"
+            )
+        };
+        report::print(&line)?;
     }
     Ok(())
 }

@@ -1,43 +1,38 @@
 //! Ctrl-C, and the plea to end that schedulers of clusters send: it ends the program at once, or, while a run could save its work,
 //! only asks it to. The second one ends it at once.
 
-use std::path::PathBuf;
+use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::{fs, io, process, thread};
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
-use signal_hook::iterator::Signals;
+
+use crate::usage::Interrupted;
 
 /// What asks a program to end.
 const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
 
 /// The status of a program that a signal has ended, as shells have it.
-fn status(signal: i32) -> i32 {
+pub(crate) fn status(signal: i32) -> i32 {
     128 + signal
 }
 
-/// Does `work`. Ctrl-C, or a plea to end, removes `folder` meanwhile, which nobody needs afterwards, and ends the program.
+/// Does `work` that is to remove what it has half done when the flag is set, as Ctrl-C and the plea
+/// to end do: then the program ends, afterwards.
 ///
 /// # Errors
-/// When the system takes no handler; those of `work`.
-pub(crate) fn removing<T>(folder: PathBuf, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let mut signals = Signals::new(SIGNALS).context("cannot watch for Ctrl-C")?;
-    let ending = Arc::new(Mutex::new(()));
-    let held = ending.clone();
-    thread::spawn(move || {
-        if let Some(signal) = signals.forever().next() {
-            let _held = held.lock();
-            let _ = fs::remove_dir_all(&folder); // it ends in any case
-            process::exit(status(signal));
-        }
-    });
-    let outcome = work();
-    // Work that fails for want of the folder does not get any further than here.
-    let _not_ending = ending.lock();
-    outcome
+/// [`Interrupted`]; when the system takes no handler.
+pub(crate) fn tidily<T>(work: impl FnOnce(&AtomicBool) -> T) -> Result<T> {
+    let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
+    interrupt.defer();
+    let outcome = work(&interrupt.at_once);
+    if interrupt.at_once.swap(true, Ordering::Relaxed) {
+        let saved = "files that were not whole are gone".to_owned();
+        return Err(Interrupted { status: interrupt.status(), saved }.into());
+    }
+    Ok(outcome)
 }
 
 /// What such a signal does, and whether one has come.

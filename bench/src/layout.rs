@@ -1,18 +1,20 @@
 //! Where `caravan doctor` draws what goes: NUMA nodes, their cores, the server threads on them, the network devices beside them,
 //! and what huge pages there are. Of this machine, of a file that `lstopo --of xml` wrote, or of one made up.
 
-use std::fs;
 use std::path::Path;
+use std::process::{self, Command, Stdio};
+use std::time::Duration;
+use std::{env, fs, thread};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use caravan_kv::ClusterConfig;
 use caravan_kv::node::{Nic, Seating, nic};
 use caravan_numa::{DeviceKind, NumaId, Topology};
 use serde::{Deserialize, Serialize};
 
-use crate::report::Shown;
+use crate::report::{self, Shown};
 use crate::units;
-use crate::usage::Usage;
+use crate::usage::{NO_THREAD, Usage};
 use crate::verbs::doctor::Memlock;
 
 /// A machine and what would run where on it.
@@ -244,6 +246,55 @@ fn plural(count: usize, word: &str) -> String {
 }
 
 const GIB: f64 = (1_u64 << 30) as f64;
+
+/// The layout of `topology`, as a process of its own with the words of this one reads it: libhwloc
+/// does not survive every damaged file.
+///
+/// # Errors
+/// As [`Layout::read`]; [`Usage`] also for what that process has not survived, or not read in time.
+pub(crate) fn ask(topology: &str) -> Result<Layout> {
+    let program =
+        env::current_exe().context("cannot find this program to read the topology with")?;
+    let mut command = Command::new(program);
+    command.args(env::args_os().skip(1)).arg("--layout-only").stdin(Stdio::null());
+    let output = command.output().context("cannot start the process that reads the topology")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    match output.status.code() {
+        Some(0) => Ok(serde_json::from_slice(&output.stdout)?),
+        // In its last line, behind what libhwloc says by itself.
+        Some(1 | 2) => {
+            let last = said.lines().last().unwrap_or_default();
+            Err(Usage(last.trim_start_matches("caravan: ").to_owned()).into())
+        }
+        _ => {
+            let how = match output.status.code() {
+                Some(SLOW) => format!("it takes longer than {} s", PATIENCE.as_secs()),
+                _ => format!("libhwloc crashes on it: {}", output.status),
+            };
+            let reason =
+                format!("{topology} is no topology ({how}); write one with `lstopo --of xml FILE`");
+            Err(Usage(reason).into())
+        }
+    }
+}
+
+/// That process: answers with the layout, and ends in any case.
+///
+/// # Errors
+/// As [`Layout::read`]; when the system gives no thread, or standard output cannot be written to.
+pub(crate) fn tell(config: &ClusterConfig, topology: &str) -> Result<()> {
+    let end = || {
+        thread::sleep(PATIENCE);
+        process::exit(SLOW)
+    };
+    thread::Builder::new().spawn(end).context(NO_THREAD)?;
+    report::print(&serde_json::to_string(&Layout::read(config, Some(topology))?)?)
+}
+
+/// How long a topology may be read.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The status of a process that has read longer.
+const SLOW: i32 = 3;
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,7 @@
 //! The `caravan` program: reads the command line, runs one command, and says by its status how that went.
 //!
 //! Status 0: all that was asked for was done and every verified byte was right. 1: it was not. 2: wrong usage. 130: Ctrl-C.
-//! 143: SIGTERM.
+//! 141: nobody reads its rows any more. 143: SIGTERM.
 
 #![forbid(unsafe_code)]
 
@@ -29,6 +29,7 @@ mod report;
 mod requests;
 mod scale;
 mod subject;
+mod terminal;
 mod train;
 mod units;
 mod usage;
@@ -41,9 +42,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::SIGPIPE;
 
 use cli::{BenchCommand, Cli, Command, TrainCommand};
-use usage::{Interrupted, Usage};
+use usage::{Interrupted, Unwritten, Usage};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -53,16 +55,23 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(log)
         .with_ansi(colours)
+        // A log that cannot be written is no reason to panic, which saying so on the same place
+        // would be.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .init();
     open_more_files();
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("caravan: {error:#}");
+            let unread = error.downcast_ref::<Unwritten>().is_some_and(Unwritten::is_unread);
+            if !unread {
+                terminal::say(format_args!("{error:#}"));
+            }
             ExitCode::from(match error.downcast_ref::<Interrupted>() {
                 Some(interrupted) => interrupted.status as u8,
                 None if error.is::<Usage>() => 2,
+                None if unread => interrupt::status(SIGPIPE) as u8,
                 None => 1,
             })
         }
@@ -85,7 +94,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench(command) => measure::run(&cli.common, command),
         Command::Doctor(args) => doctor::run(&cli.common, args),
         Command::Server(role) => cluster::serve(&cli.common, role),
-        Command::Worker(role) => cluster::work(&cli.common, role),
+        Command::Worker(args) => cluster::work(&cli.common, args),
         Command::Floor(args) => {
             floor::run(args.answerer, args.host, &cluster::config(&cli.common)?.node)
         }

@@ -16,6 +16,7 @@ use crate::progress::Progress;
 use crate::report::{Report, Row};
 use crate::requests::{Requests, Tables};
 use crate::subject::Subject;
+use crate::terminal::say;
 use crate::{cluster, doctor, place};
 
 /// What a worker answers.
@@ -82,7 +83,7 @@ fn measure_on(
         report.row(&row, progress)?;
         for warning in warnings {
             let what = task.describe(&config.node.van.to_string());
-            progress.hidden(|| eprintln!("caravan: {what}: {warning}"));
+            progress.hidden(|| say(format_args!("{what}: {warning}")));
         }
         progress.step();
     }

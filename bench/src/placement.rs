@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::thread;
+use std::thread::{self, Builder};
 
 use anyhow::{Context, Result, ensure};
 use caravan_kv::node::open;
@@ -21,8 +21,9 @@ use crate::progress::Progress;
 use crate::report::{Report, Row, Shown, columns, decimals};
 use crate::requests::{Requests, Tables};
 use crate::subject::{Batch, Effort, Op, Shape, Subject, timed_stream};
+use crate::terminal::say;
 use crate::units::milli;
-use crate::usage::Usage;
+use crate::usage::{NO_THREAD, Usage};
 use crate::{cluster, latency};
 
 /// One row of `caravan bench placement`.
@@ -136,8 +137,8 @@ pub(crate) fn run(common: &Common) -> Result<()> {
     let progress = Progress::new(0, true);
     report.row(&Row::Machine(Machine::read()), &progress)?;
     if topology.nodes().len() < 2 {
-        eprintln!(
-            "caravan: this machine has one NUMA node: no placement is wrong for its memory, only cores differ"
+        say(
+            "this machine has one NUMA node: no placement is wrong for its memory, only cores differ",
         );
     }
     let (batches, batch) = if common.smoke { (1, 20) } else { (10, 2000) };
@@ -163,11 +164,12 @@ fn measure(
         for case in cases {
             let (say, said) = mpsc::channel();
             let stop = &stop;
-            scope.spawn(move || serve(config, topology, *case, &say, stop));
+            let serve = move || serve(config, topology, *case, &say, stop);
+            Builder::new().spawn_scoped(scope, serve).context(NO_THREAD)?;
             addresses.push(said.recv().context("a server thread ended early")??);
         }
-        let outcome =
-            scope.spawn(move || take_turns(config, topology, worker, cases, &addresses, effort));
+        let work = move || take_turns(config, topology, worker, cases, &addresses, effort);
+        let outcome = Builder::new().spawn_scoped(scope, work).context(NO_THREAD)?;
         let rows = outcome.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the worker panicked")));
         drop(done);
         rows

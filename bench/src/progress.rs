@@ -1,6 +1,7 @@
 //! A progress bar, where a person is there to see it: standard error is a terminal and rows are not JSON.
 
 use std::io::IsTerminal;
+use std::thread;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -19,7 +20,7 @@ impl Progress {
             let style = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos}/{len} {msg}")
                 .expect("the template is well formed");
             let bar = ProgressBar::new(steps as u64).with_style(style.progress_chars("=> "));
-            bar.enable_steady_tick(Duration::from_millis(250));
+            tick(bar.clone());
             bar
         });
         Progress { bar }
@@ -53,6 +54,18 @@ impl Progress {
             None => print(),
         }
     }
+}
+
+/// Moves its clock on. The bar does without where the system gives no thread for it, where its own
+/// would panic.
+fn tick(bar: ProgressBar) {
+    let run = move || {
+        while !bar.is_finished() {
+            bar.tick();
+            thread::sleep(Duration::from_millis(250));
+        }
+    };
+    let _ = thread::Builder::new().spawn(run);
 }
 
 impl Drop for Progress {

@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::bandwidth::Bandwidth;
@@ -15,7 +15,9 @@ use crate::placement::PlacementCost;
 use crate::progress::Progress;
 use crate::rate::Rate;
 use crate::scale::{Calibration, Model, Scale};
+use crate::terminal::harmless;
 use crate::train::{Outcome, Pass, Prediction, Traffic};
+use crate::usage::Unwritten;
 use crate::verbs::doctor::RdmaDevice;
 use crate::verbs::{VerbsBandwidth, VerbsLatency};
 use crate::wait::WaitRow;
@@ -121,9 +123,6 @@ pub(crate) fn decimals(value: &f64) -> String {
     }
 }
 
-/// What is wrong where rows can't go.
-pub(crate) const UNWRITTEN: &str = "cannot write to standard output";
-
 /// Where rows go.
 #[derive(Debug)]
 pub(crate) struct Report {
@@ -141,16 +140,11 @@ impl Report {
     /// Writes one row, past a progress bar if there is one.
     ///
     /// # Errors
-    /// When standard output cannot be written to.
+    /// [`Unwritten`].
     pub(crate) fn row(&mut self, row: &Row, progress: &Progress) -> Result<()> {
         self.wrong += row.shown().wrong();
         let text = self.render(row);
-        let written = progress.hidden(|| {
-            let mut out = io::stdout().lock();
-            writeln!(out, "{text}")?;
-            out.flush()
-        });
-        written.context(UNWRITTEN)
+        progress.hidden(|| print(&text))
     }
 
     /// Wrong answers in all rows so far.
@@ -169,6 +163,16 @@ impl Report {
         let heading = heading.map_or_else(String::new, |heading| heading + "\n");
         heading + &row.text()
     }
+}
+
+/// Writes a line, or several, to standard output, at once and harmless for a terminal.
+///
+/// # Errors
+/// [`Unwritten`].
+pub(crate) fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    let written = writeln!(out, "{}", harmless(text)).and_then(|()| out.flush());
+    written.map_err(|error| Unwritten(error).into())
 }
 
 #[cfg(test)]

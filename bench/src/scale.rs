@@ -8,9 +8,11 @@
 
 mod rows;
 
+use std::fs::File;
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -27,6 +29,7 @@ use crate::interrupt;
 use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::report::{Report, Row};
+use crate::terminal::say;
 use crate::train::Traffic;
 use crate::usage::Usage;
 pub(crate) use rows::{Calibration, Model, Scale};
@@ -44,8 +47,7 @@ const SMOKE_ROWS: u64 = 2000;
 /// # Errors
 /// Settings that make no sense; a run that fails, or ends before the target.
 pub(crate) fn run(common: &Common, args: &ScaleArgs) -> Result<()> {
-    let bench = Bench::new(common, args)?;
-    interrupt::removing(bench.data.folder.clone(), || bench.run(common))
+    Bench::new(common, args)?.run(common)
 }
 
 /// One combination of what the flags list.
@@ -120,7 +122,7 @@ impl<'a> Bench<'a> {
             report.row(&Row::Scale(row.clone()), &bar)?;
             bar.hidden(|| {
                 let (here, there) = (began.elapsed().as_secs_f64(), row.seconds);
-                eprintln!("caravan: {workers} workers, {there:.3} s, simulated in {here:.1} s");
+                say(format_args!("{workers} workers, {there:.3} s, simulated in {here:.1} s"));
             });
             rows.push(row);
             bar.step();
@@ -294,33 +296,26 @@ fn train(config: &ClusterConfig, launch: Launch, job: &Job, target: f64) -> Resu
     Ok(Run { passes, traffic: trained.traffic })
 }
 
-/// Generated clicks in files that go when this does.
+/// Generated clicks in a file without a name, which goes with this process however that ends.
 struct Data {
-    folder: PathBuf,
     train: PathBuf,
+    /// What keeps it.
+    _file: File,
 }
 
 impl Data {
     fn generate(rows: u64, seed: u64) -> Result<Data> {
-        static MADE: AtomicU64 = AtomicU64::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("caravan-scale-{}-{number}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {folder:?}"))?;
-        let data = Data { train: folder.join("clicks.train"), folder };
+        let folder = tempfile::Builder::new().prefix("caravan-scale-").tempdir();
+        let folder =
+            folder.context("cannot make a folder for data; set TMPDIR to another place")?;
         let clicks = Clicks { rows, test_rows: 1, seed, ..Clicks::default() };
         let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        clicks::generate(&clicks, &data.folder.join("clicks"), Format::Compact, threads)?;
-        Ok(data)
-    }
-}
-
-impl Drop for Data {
-    fn drop(&mut self) {
-        let folder: &Path = &self.folder;
-        if let Err(error) = std::fs::remove_dir_all(folder) {
-            tracing::warn!(%error, "cannot remove {folder:?}");
-        }
+        let out = folder.path().join("clicks");
+        interrupt::tidily(|stop| clicks::generate(&clicks, &out, Format::Compact, threads, stop))??;
+        let file = File::open(out.with_extension("train")).context("cannot read generated data")?;
+        folder.close().context("cannot remove a folder for data")?;
+        let train = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        Ok(Data { train, _file: file })
     }
 }
 

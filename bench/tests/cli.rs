@@ -2,25 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod support;
+
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use support::text;
 
 /// Runs `caravan` with a command line, and with only those `CARAVAN_` variables that are given.
 fn caravan(line: &str, variables: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_caravan"));
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("CARAVAN_") {
-            command.env_remove(name);
-        }
-    }
-    command.args(line.split_whitespace()).envs(variables.iter().copied()).stdin(Stdio::null());
-    command.output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+    support::caravan(line).envs(variables.iter().copied()).output().unwrap()
 }
 
 /// The rows of a run that must succeed.

@@ -5,26 +5,15 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
+mod support;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-
-/// As long as any of this may take on a machine with much else to do.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn caravan(line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_caravan"));
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("CARAVAN_") {
-            command.env_remove(name);
-        }
-    }
-    command.args(line.split_whitespace()).stdin(Stdio::null());
-    command
-}
+use support::{PATIENCE, caravan, ended, folder, signal};
 
 fn run(line: &str) -> Output {
     caravan(line).output().unwrap()
@@ -34,15 +23,9 @@ fn start(line: &str) -> Child {
     caravan(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn signal(name: &str, pid: u32) {
-    let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
-    assert!(sent.unwrap().success(), "{name} to {pid}");
-}
-
 /// A folder with a click set that first-order steps take long for, and the words that train on it.
 fn training(test: &str) -> (PathBuf, String) {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(test);
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = folder(test);
     let clicks = folder.join("clicks");
     let made = run(&format!("generate clicks {} --rows 4000 --test-rows 10", clicks.display()));
     assert!(made.status.success(), "{made:?}");
@@ -59,17 +42,6 @@ fn row(output: &mut impl BufRead, kind: &str) -> Value {
         }
     }
     panic!("no {kind} row");
-}
-
-fn ended(child: &mut Child, within: Duration) -> ExitStatus {
-    let began = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status;
-        }
-        assert!(began.elapsed() < within, "it does not end");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// Processes that `parent` has started.
@@ -176,12 +148,42 @@ fn without_a_file_to_save_to_it_ends_at_once() {
     assert_gone(&nodes);
 }
 
-/// What `bench scale` trains on is of no use to anybody afterwards.
+/// Starts what writes into `folder`, and sends it `name` when there are so many entries.
+fn interrupt_at(count: usize, folder: &Path, line: &str, name: &str) -> Option<i32> {
+    let mut command = caravan(line);
+    command.env("TMPDIR", folder).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let began = Instant::now();
+    while entries(folder) < count {
+        assert!(child.try_wait().unwrap().is_none() && began.elapsed() < PATIENCE, "{line}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    signal(name, child.id());
+    ended(&mut child, PATIENCE).code()
+}
+
+fn entries(folder: &Path) -> usize {
+    std::fs::read_dir(folder).unwrap().count()
+}
+
+/// Nobody needs half a file. The rows are so many that it is not whole when the signal comes.
+#[test]
+fn files_that_are_not_whole_go_with_the_run() {
+    let folder = folder("half");
+    let line = "bench scale --nodes 2 --rows 100000000";
+    assert_eq!(interrupt_at(1, &folder, line, "TERM"), Some(143));
+    assert_eq!(entries(&folder), 0);
+    let line = format!("generate clicks {}/c --rows 1 --test-rows 100000000", folder.display());
+    assert_eq!(interrupt_at(2, &folder, &line, "INT"), Some(130));
+    assert_eq!(entries(&folder), 1, "only the training file is whole");
+    assert!(folder.join("c.train").exists());
+}
+
+/// What `bench scale` trains on has no name any more when it trains: however it ends, nothing is
+/// left.
 #[test]
 fn generated_data_goes_with_the_run() {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("scale");
-    std::fs::create_dir_all(&folder).unwrap();
-    let entries = || std::fs::read_dir(&folder).unwrap().count();
+    let folder = folder("scale");
     let mut command = caravan("bench scale --nodes 64 --rows 20000 --target 0 --json");
     let mut child = command
         .env("TMPDIR", &folder)
@@ -191,10 +193,11 @@ fn generated_data_goes_with_the_run() {
         .unwrap();
     let mut rows = BufReader::new(child.stdout.take().unwrap());
     row(&mut rows, "machine");
-    assert_eq!(entries(), 1);
-    signal("INT", child.id());
-    assert_eq!(ended(&mut child, PATIENCE).code(), Some(130));
-    assert_eq!(entries(), 0);
+    assert_eq!(entries(&folder), 0);
+    row(&mut rows, "model");
+    signal("KILL", child.id());
+    ended(&mut child, PATIENCE);
+    assert_eq!(entries(&folder), 0);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! Nothing else in the project reads the environment; the README's table of variables is compared with [`VARS`] by a test.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use caravan_numa::{HugePages, PageSource};
@@ -52,6 +53,9 @@ pub struct NodeConfig {
     pub numa: Numa,
     /// In how large pages registered memory is taken.
     pub huge_pages: HugePages,
+    /// Where the files lie that a worker may be told to read. By default any that a launched worker
+    /// is told of, and what is below the folder that another one was started in.
+    pub data_root: Option<PathBuf>,
 }
 
 impl Default for NodeConfig {
@@ -76,6 +80,7 @@ impl Default for NodeConfig {
             pin: true,
             numa: Numa::NearNic,
             huge_pages: HugePages::Transparent,
+            data_root: None,
         }
     }
 }
@@ -291,6 +296,18 @@ pub const VARS: &[Var] = &[
         set: |c, v| huge_pages_named(v).map(|huge| c.node.huge_pages = huge),
         show: |c| huge_pages_name(c.node.huge_pages).to_owned(),
     },
+    Var {
+        name: "CARAVAN_DATA_ROOT",
+        default: "auto",
+        help: "folder below which all files and caches lie that a worker may be told of; auto is any in workers that a scheduler's process has started, and the folder it was started in for another",
+        set: |c, v| {
+            c.node.data_root = Some(PathBuf::from(v)).filter(|_| !v.is_empty() && v != "auto");
+            Some(())
+        },
+        show: |c| {
+            c.node.data_root.as_ref().map_or("auto".into(), |root| root.display().to_string())
+        },
+    },
 ];
 
 impl ClusterConfig {
@@ -497,6 +514,7 @@ mod tests {
             ("CARAVAN_MEMORY", "64MiB"),
             ("CARAVAN_PIN", "0"),
             ("CARAVAN_LAUNCHED", "1"),
+            ("CARAVAN_DATA_ROOT", "/data"),
             ("CARAVAN_NUMA_NODE", "3"),
             ("CARAVAN_HUGE_PAGES", "reserved"),
             ("CARAVAN_RDMA_DEVICE", "mlx5_0"),

@@ -13,6 +13,7 @@ mod verbs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -21,6 +22,7 @@ use caravan_van::Wait;
 use clap::ValueEnum;
 
 use crate::subject::{Shape, Subject};
+use crate::usage::NO_THREAD;
 use crate::{place, units};
 
 /// Bytes of header in a request and in a reply.
@@ -142,11 +144,15 @@ pub(crate) fn say_address(address: impl std::fmt::Display) -> Result<()> {
 }
 
 /// The answering side: ends this process when the parent closes its input, which it also does by dying.
-pub(crate) fn end_with_input() {
-    std::thread::spawn(|| {
+///
+/// # Errors
+/// When the system gives no thread.
+pub(crate) fn end_with_input() -> Result<()> {
+    let end = || {
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
         std::process::exit(0);
-    });
+    };
+    thread::Builder::new().spawn(end).map(drop).context(NO_THREAD)
 }
 
 /// Bytes of a request and of a reply.

@@ -198,7 +198,7 @@ fn stride(len: usize) -> usize {
 pub(crate) fn run(wait: Wait) -> Result<()> {
     let listener = Listener::new().context("the floor cannot listen")?;
     say_address(listener.address())?;
-    end_with_input();
+    end_with_input()?;
     serve(&listener.accept().context("the floor cannot accept")?, wait)
 }
 

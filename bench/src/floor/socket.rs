@@ -170,7 +170,7 @@ impl Subject for Floor {
 pub(crate) fn run(host: IpAddr, wait: Wait) -> Result<()> {
     let listener = TcpListener::bind((host, 0)).context("the floor cannot listen")?;
     say_address(listener.local_addr().context("the floor cannot listen")?)?;
-    end_with_input();
+    end_with_input()?;
     let (stream, _) = listener.accept().context("the floor cannot accept")?;
     serve(stream, wait)
 }

@@ -365,7 +365,7 @@ impl Subject for Floor {
 pub(crate) fn run(host: IpAddr, wait: Wait) -> Result<()> {
     let listener = Listener::bind((host, 0).into())?;
     say_address(listener.address()?)?;
-    end_with_input();
+    end_with_input()?;
     loop {
         serve(listener.next()?, wait)?;
     }

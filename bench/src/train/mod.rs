@@ -3,9 +3,12 @@
 mod rows;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use caravan_learn::data::Examples;
 use caravan_learn::dbpg::blocks::Order;
 use caravan_learn::dbpg::{self, Driver, Job, Straggle, Trained};
 use caravan_learn::model::{Format, Model};
@@ -20,6 +23,7 @@ use crate::plot::{self, Curve, Point};
 use crate::predict::read;
 use crate::progress::Progress;
 use crate::report::{Report, Row};
+use crate::terminal::say;
 use crate::usage::{Interrupted, Usage};
 
 /// Passes with `--smoke`.
@@ -33,6 +37,9 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let lambdas = lambdas(args)?;
     let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
     let config = cluster::config(common)?;
+    // A wrong name shall not cost a training run: what is to be written is tried, and the test set
+    // read, before it.
+    check_outputs(args, &lambdas)?;
     let mut job = job(common, args, lambdas[lambdas.len() - 1])?;
     job.threads = worker_threads(args, config.workers);
     job.check().map_err(|error| Usage(error.to_string()))?;
@@ -40,62 +47,128 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     if saves {
         job.stop = interrupt.flag();
     }
-    // A wrong name shall not cost a training run: what is to be written is tried, and the test set read, before it.
-    for path in output(args).into_iter().chain(args.outcome.plot.as_deref()) {
-        replace_file::check(path)?;
-    }
     let test = if args.test.is_empty() { None } else { Some(read(&args.test)?) };
     let mut cluster = cluster::launch(&config, common)?;
-    let mut report = Report::new(common.json);
-    let progress = Progress::new(job.passes_max as usize, common.json);
-    progress.doing("loading".to_owned());
+    let mut told = Told::new(common, &job, saves || args.outcome.plot.is_some());
+    told.progress.doing("loading".to_owned());
     let mut driver = Driver::load(&mut cluster, &job)?;
     let lambdas = match args.objective.lambda_path {
         Some(count) => path(driver.lambda_max()?, lambdas[0], count),
         None => lambdas,
     };
+    check_outputs(args, &lambdas)?;
     if saves {
         interrupt.defer();
     }
-    let mut stopped = None;
+    let mut stopped = false;
+    let mut saved = None;
     let mut curves = Vec::new();
     for &lambda in &lambdas {
-        progress.restart();
-        let mut printed = Ok(());
         let mut curve = Curve { name: format!("lambda {lambda}"), points: Vec::new() };
+        told.progress.restart();
         let trained = driver.solve(lambda, |pass| {
-            progress.step();
             curve.points.push(point(pass));
-            progress.doing(format!("lambda {lambda}, objective {:.6e}", pass.objective));
-            if printed.is_ok() {
-                printed = report.row(&Row::Progress(Pass::from(pass)), &progress);
-            }
+            told.pass(pass);
         })?;
-        printed?;
         curves.push(curve);
-        let file = output(args).map(|path| model_file(path, lambda, lambdas.len() > 1));
-        if let Some(file) = &file {
-            write(&trained, args, &job, file)?;
+        // Before all that may fail: nobody trains twice for want of a row or a picture.
+        if let Some(file) = output(args).map(|path| model_file(path, lambda, lambdas.len() > 1)) {
+            write(&trained, args, &job, &file)?;
+            saved = Some(file);
         }
-        progress.hidden(|| remark(&trained, common, args));
-        for traffic in &trained.traffic {
-            report.row(&Row::Traffic(Traffic::from(traffic)), &progress)?;
-        }
-        report.row(&Row::Result(Outcome::of(&trained, test.as_ref())), &progress)?;
-        if trained.stopped {
-            stopped = file;
+        told.progress.hidden(|| remark(&trained, common, args));
+        told.result(&trained, test.as_ref());
+        stopped = trained.stopped;
+        if stopped {
             break;
         }
     }
-    if let Some(path) = &args.outcome.plot {
-        replace(path, plot::svg(&curves).as_bytes())?;
+    let plotted = args.outcome.plot.as_deref();
+    let plotted = plotted.map_or(Ok(()), |path| replace(path, plot::svg(&curves).as_bytes()));
+    let ended = cluster.shutdown();
+    let outcome = told.end().and(plotted.map_err(Into::into)).and(ended.map_err(Into::into));
+    finish(outcome, saved, stopped, &interrupt)
+}
+
+/// What is left to say, whatever else has failed: where the model is.
+fn finish(
+    outcome: Result<()>,
+    saved: Option<PathBuf>,
+    stopped: bool,
+    interrupt: &Interrupt,
+) -> Result<()> {
+    let Some(file) = saved.as_ref().map(|file| file.display()) else { return outcome };
+    if let Err(error) = outcome {
+        say(format_args!("the model is in {file} all the same"));
+        return Err(error);
     }
-    cluster.shutdown()?;
-    stopped.map_or(Ok(()), |file| {
-        let file = file.display();
+    if stopped {
         let saved = format!("the model so far is in {file}; --resume {file} goes on");
-        Err(Interrupted { status: interrupt.status(), saved }.into())
-    })
+        return Err(Interrupted { status: interrupt.status(), saved }.into());
+    }
+    Ok(())
+}
+
+/// Whether all that these lambdas bring can be written.
+fn check_outputs(args: &Dbpg, lambdas: &[f64]) -> Result<()> {
+    let several = lambdas.len() > 1;
+    let models = output(args)
+        .into_iter()
+        .flat_map(|path| lambdas.iter().map(move |&lambda| model_file(path, lambda, several)));
+    for path in models.chain(args.outcome.plot.clone()) {
+        replace_file::check(&path)?;
+    }
+    Ok(())
+}
+
+/// The rows of a run that may have more to bring in: what keeps one from being written is kept
+/// until the end.
+struct Told {
+    report: Report,
+    progress: Progress,
+    outcome: Result<()>,
+    /// Ends a run that has nothing else to bring in.
+    stop: Option<Arc<AtomicBool>>,
+}
+
+impl Told {
+    fn new(common: &Common, job: &Job, brings_more: bool) -> Self {
+        Told {
+            report: Report::new(common.json),
+            progress: Progress::new(job.passes_max as usize, common.json),
+            outcome: Ok(()),
+            stop: (!brings_more).then(|| job.stop.clone()),
+        }
+    }
+
+    fn row(&mut self, row: &Row) {
+        if self.outcome.is_err() {
+            return;
+        }
+        self.outcome = self.report.row(row, &self.progress);
+        if let (Err(_), Some(stop)) = (&self.outcome, &self.stop) {
+            stop.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn pass(&mut self, pass: &dbpg::Progress) {
+        self.progress.step();
+        let (lambda, objective) = (pass.lambda, pass.objective);
+        self.progress.doing(format!("lambda {lambda}, objective {objective:.6e}"));
+        self.row(&Row::Progress(Pass::from(pass)));
+    }
+
+    fn result(&mut self, trained: &Trained, test: Option<&Examples>) {
+        for traffic in &trained.traffic {
+            self.row(&Row::Traffic(Traffic::from(traffic)));
+        }
+        self.row(&Row::Result(Outcome::of(trained, test)));
+    }
+
+    /// Whether all of them have been written. The bar, if there is one, is gone then.
+    fn end(self) -> Result<()> {
+        self.outcome
+    }
 }
 
 fn point(pass: &dbpg::Progress) -> Point {
@@ -234,23 +307,23 @@ fn remark(trained: &Trained, common: &Common, args: &Dbpg) {
     let [columns, dropped] = trained.columns;
     if dropped > 0 {
         let limit = args.method.tail_frequency;
-        eprintln!(
-            "caravan: dropped {dropped} of the {columns} columns of all workers, features of {limit} examples at most"
-        );
+        say(format_args!(
+            "dropped {dropped} of the {columns} columns of all workers, features of {limit} examples at most"
+        ));
     }
     let begun_with = args.method.warm_start.as_ref().or(args.outcome.resume.as_ref());
     if let (Some(file), 1..) = (begun_with, trained.left_out) {
-        eprintln!(
-            "caravan: {} weights of {} were left out: the data does not have their keys, they are too rare, or at this lambda they are 0 in every solution",
+        say(format_args!(
+            "{} weights of {} were left out: the data does not have their keys, they are too rare, or at this lambda they are 0 in every solution",
             trained.left_out,
             file.display()
-        );
+        ));
     }
     if !trained.converged && !trained.stopped && !common.smoke {
         let passes = trained.passes;
-        eprintln!(
-            "caravan: stopped after {passes} passes, before epsilon was reached (see --passes)"
-        );
+        say(format_args!(
+            "stopped after {passes} passes, before epsilon was reached (see --passes)"
+        ));
     }
 }
 

@@ -27,6 +27,7 @@ use crate::floor::{Answerer, Process, end_with_input, say_address};
 use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::report::{Report, Row};
+use crate::terminal::say;
 use crate::{cluster, place, units};
 use address::{Usable, usable, usable_named};
 use link::Listener;
@@ -135,10 +136,10 @@ fn listen(args: &VerbsArgs, host: &str, wait: Wait) -> Result<()> {
         ensure!(usable.address == at, "{device} has the address {}, not {at}", usable.address);
     }
     let listener = Listener::bind(address_at(host)?)?;
-    eprintln!("caravan: bench verbs can connect to {}", listener.address()?);
+    say(format_args!("bench verbs can connect to {}", listener.address()?));
     loop {
         if let Err(error) = serve(&listener, wait) {
-            eprintln!("caravan: {error:#}");
+            say(format_args!("{error:#}"));
         }
     }
 }
@@ -150,7 +151,7 @@ fn listen(args: &VerbsArgs, host: &str, wait: Wait) -> Result<()> {
 pub(crate) fn answer(host: IpAddr, wait: Wait) -> Result<()> {
     let listener = Listener::bind((host, 0).into())?;
     say_address(listener.address()?)?;
-    end_with_input();
+    end_with_input()?;
     loop {
         serve(&listener, wait)?;
     }

@@ -36,13 +36,27 @@ pub enum Error {
         /// What the decompressor said.
         source: io::Error,
     },
-    /// Writing failed; the destination is unchanged.
+    /// Writing failed; the destination is as it was, or whole where only its folder could not be
+    /// written.
     #[error("cannot write {}", path.display())]
     Write {
         /// The destination.
         path: PathBuf,
         /// What the operating system said.
         source: io::Error,
+    },
+    /// Something else than a plain file stands where one is to be written: nothing is replaced, and
+    /// nothing followed.
+    #[error(
+        "{} is {what}; name {}",
+        path.display(),
+        if *what == "a link" { "the file that it leads to" } else { "a plain file, or a new one" }
+    )]
+    NoFile {
+        /// The destination.
+        path: PathBuf,
+        /// What it is: "a link", "a pipe".
+        what: &'static str,
     },
     /// A line is too long to be one row of data.
     #[error("{}:{line}: the line is longer than {bytes_max} bytes; is this a text file with a row a line?", path.display())]
@@ -141,6 +155,17 @@ pub enum Error {
         /// Its range.
         expected: &'static str,
     },
+    /// The system gives no more threads.
+    #[error("cannot start thread {number}: raise the limit (`ulimit -u`), or take fewer threads")]
+    Thread {
+        /// Which one of those that were asked for, from 1.
+        number: usize,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// Whoever started the work wants it no more.
+    #[error("stopped before it was done; nothing is left of files that were not whole")]
+    Stopped,
     /// Training on a cluster ended with an error.
     #[error("training failed: {reason}")]
     Train {

@@ -17,7 +17,8 @@ use caravan_learn::dbpg::{self, FilterTraffic, Filters, Job, Tail, Trained};
 fn data(test: &str, rows: u64) -> PathBuf {
     let out = std::env::temp_dir().join(format!("caravan-filters-{test}-{}", std::process::id()));
     let settings = Clicks { rows, test_rows: 1, slots: 25, ..Clicks::default() };
-    clicks::generate(&settings, &out, Format::Compact, NonZeroUsize::MIN).unwrap();
+    let stop = Default::default();
+    clicks::generate(&settings, &out, Format::Compact, NonZeroUsize::MIN, &stop).unwrap();
     std::fs::remove_file(out.with_extension("test")).unwrap();
     out.with_extension("train")
 }

@@ -22,7 +22,7 @@ use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{PackedRows, Shard};
-use crate::replace_file::Replacement;
+use crate::replace_file::{Replacement, open_plain};
 use crate::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"caravanC";
@@ -86,10 +86,11 @@ fn name(paths: &[PathBuf], shard: Shard) -> String {
     format!("{first}-{list:08x}-{}-of-{}.caravan", shard.index, shard.count)
 }
 
-/// None when there is no such file; else why it cannot be used.
+/// None when there is no such file; else why it cannot be used. Whoever may write to the folder may
+/// have put anything there.
 fn load(path: &Path, identity: &[u8]) -> Result<Option<PackedRows>, String> {
     let text = |error: std::io::Error| error.to_string();
-    let mut input = match File::open(path) {
+    let mut input = match open_plain(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         opened => Summed {
             len: 0,
@@ -281,6 +282,25 @@ mod tests {
             fs::write(&path, changed(at, byte ^ 0x10)).unwrap();
             assert!(load(&path, identity.as_bytes()).is_err(), "byte {at}");
         }
+    }
+
+    /// Neither read, nor waited for, nor written through: training goes on from the text.
+    #[test]
+    fn a_pipe_or_a_link_that_others_put_there_is_no_cache() {
+        let folder = Folder::new("cache-planted");
+        let (cache, victim) = (folder.path().join("cache"), folder.write("victim", b"precious"));
+        fs::create_dir(&cache).unwrap();
+        let paths = [folder.write("t", b"1 3:1\n")];
+        let read = |cache| read_packed(&paths, Shard::ALL, NonZeroUsize::MIN, cache).unwrap();
+        let entry = cache.join(name(&paths, Shard::ALL));
+        let made = std::process::Command::new("mkfifo").arg(&entry).status();
+        assert!(made.unwrap().success());
+        assert_eq!(read(Some(&cache)), read(None));
+        assert_eq!(load(&entry, b""), Err("it is no plain file".to_owned()));
+        fs::remove_file(&entry).unwrap();
+        std::os::unix::fs::symlink(&victim, &entry).unwrap();
+        assert_eq!(read(Some(&cache)), read(None));
+        assert_eq!(fs::read(&victim).unwrap(), b"precious");
     }
 
     #[test]

@@ -7,9 +7,10 @@ use std::io::Write;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::ordered::map_in_order;
-use crate::replace_file::Replacement;
+use crate::replace_file::{self, Replacement};
 use crate::{Error, Result};
 use draws::Draws;
 
@@ -94,23 +95,30 @@ const JOB_ROWS: usize = 4096;
 /// The rows are drawn twice, once to learn which keys there are: memory is that of the distinct keys.
 ///
 /// # Errors
-/// [`Error::Option`] for what is out of range, [`Error::Write`] for what cannot be written.
+/// [`Error::Option`] for what is out of range, [`Error::Write`] for what cannot be written;
+/// [`Error::Stopped`] when `stop` has been set meanwhile.
 pub fn generate(
     clicks: &Clicks,
     out: &Path,
     format: Format,
     threads: NonZeroUsize,
+    stop: &AtomicBool,
 ) -> Result<Summary> {
     let rows_end = clicks.check()?;
     let draws = Draws::new(clicks);
-    let index = KeyIndex::new(distinct_keys(&draws, 0..clicks.rows, threads)?);
-    let write = |rows, ending| {
+    let map = Map { threads, stop };
+    let [train, test] = [".train", ".test"].map(|ending| {
         let mut path = out.as_os_str().to_owned();
         path.push(ending);
-        write_rows(&draws, &index, rows, &PathBuf::from(path), format, threads)
-    };
-    let train = write(0..clicks.rows, ".train")?;
-    let test = write(clicks.rows..rows_end, ".test")?;
+        PathBuf::from(path)
+    });
+    // A name that cannot be written shall not cost the drawing.
+    replace_file::check(&train)?;
+    replace_file::check(&test)?;
+    let index = KeyIndex::new(distinct_keys(&draws, 0..clicks.rows, map)?);
+    let write = |rows, path: &Path| write_rows(&draws, &index, rows, path, format, map);
+    let train = write(0..clicks.rows, &train)?;
+    let test = write(clicks.rows..rows_end, &test)?;
     Ok(Summary { columns: index.keys.len(), train, test })
 }
 
@@ -154,18 +162,35 @@ impl Clicks {
     }
 }
 
-/// `rows` cut into jobs.
-fn jobs(rows: Range<u64>) -> impl Iterator<Item = Result<Range<u64>>> + Send {
-    let end = rows.end;
-    rows.step_by(JOB_ROWS)
-        .map(move |start| Ok(start..end.min(start.saturating_add(JOB_ROWS as u64))))
+/// What goes through the rows.
+#[derive(Clone, Copy)]
+struct Map<'a> {
+    threads: NonZeroUsize,
+    stop: &'a AtomicBool,
+}
+
+impl Map<'_> {
+    /// Hands what `work` makes of each of the jobs that `rows` are cut into to `sink`, in order.
+    fn rows<T: Send>(
+        self,
+        rows: Range<u64>,
+        work: impl Fn(Range<u64>) -> T + Sync,
+        sink: impl FnMut(T) -> Result<()>,
+    ) -> Result<()> {
+        let end = rows.end;
+        let jobs = rows.step_by(JOB_ROWS).map(|start| match self.stop.load(Ordering::Relaxed) {
+            false => Ok(start..end.min(start.saturating_add(JOB_ROWS as u64))),
+            true => Err(Error::Stopped),
+        });
+        map_in_order(self.threads, jobs, |rows| Ok(work(rows)), sink)
+    }
 }
 
 /// New keys that are gathered, at least, before they are merged: merging is linear in all keys.
 const UNMERGED_KEYS_MIN: usize = 1 << 22;
 
 /// The distinct keys of `rows`, ascending.
-fn distinct_keys(draws: &Draws<'_>, rows: Range<u64>, threads: NonZeroUsize) -> Result<Vec<u64>> {
+fn distinct_keys(draws: &Draws<'_>, rows: Range<u64>, map: Map<'_>) -> Result<Vec<u64>> {
     let draw = |rows: Range<u64>| {
         let (mut row_keys, mut keys) = (Vec::new(), Vec::new());
         for row in rows {
@@ -174,11 +199,11 @@ fn distinct_keys(draws: &Draws<'_>, rows: Range<u64>, threads: NonZeroUsize) -> 
         }
         keys.sort_unstable();
         keys.dedup();
-        Ok(keys)
+        keys
     };
     let mut all: Vec<u64> = Vec::new();
     let mut merged = 0;
-    map_in_order(threads, jobs(rows), draw, |keys| {
+    map.rows(rows, draw, |keys: Vec<u64>| {
         all.extend_from_slice(&keys);
         if all.len() - merged > merged.max(UNMERGED_KEYS_MIN) {
             all.sort_unstable();
@@ -229,14 +254,13 @@ fn write_rows(
     rows: Range<u64>,
     path: &Path,
     format: Format,
-    threads: NonZeroUsize,
+    map: Map<'_>,
 ) -> Result<Part> {
     let mut file = Replacement::create(path)?;
     let mut all = Part::default();
-    map_in_order(
-        threads,
-        jobs(rows),
-        |rows| Ok(format_rows(draws, index, rows, format)),
+    map.rows(
+        rows,
+        |rows| format_rows(draws, index, rows, format),
         |(text, part)| {
             all.rows += part.rows;
             all.positives += part.positives;
@@ -289,6 +313,26 @@ mod tests {
 
     fn threads(count: usize) -> NonZeroUsize {
         NonZeroUsize::new(count).unwrap()
+    }
+
+    /// What nobody stops.
+    fn generate(
+        clicks: &Clicks,
+        out: &Path,
+        format: Format,
+        threads: NonZeroUsize,
+    ) -> Result<Summary> {
+        super::generate(clicks, out, format, threads, &AtomicBool::new(false))
+    }
+
+    #[test]
+    fn stopped_it_leaves_nothing() {
+        let folder = Folder::new("clicks-stopped");
+        let (clicks, stop) = (Clicks::default(), AtomicBool::new(true));
+        let stopped =
+            super::generate(&clicks, &folder.path().join("c"), Format::Keys, threads(2), &stop);
+        assert!(matches!(stopped, Err(Error::Stopped)), "{stopped:?}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     /// FNV-1a, 64 bits.

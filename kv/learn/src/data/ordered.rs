@@ -2,9 +2,9 @@
 
 use std::num::NonZeroUsize;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
+use std::thread::{self, Builder};
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// More threads than this only cost memory: one thread cuts the blocks for all.
 const THREADS_MAX: usize = 256;
@@ -19,6 +19,7 @@ const WAITING_MAX: usize = 2;
 ///
 /// # Errors
 /// The first error in the order of the jobs, whatever the timing; nothing after it reaches `sink`.
+/// [`Error::Thread`] before anything does.
 pub(crate) fn map_in_order<J: Send, T: Send>(
     threads: NonZeroUsize,
     jobs: impl Iterator<Item = Result<J>> + Send,
@@ -27,21 +28,24 @@ pub(crate) fn map_in_order<J: Send, T: Send>(
 ) -> Result<()> {
     let threads = threads.get().min(THREADS_MAX);
     thread::scope(|scope| {
+        let failed = |number| move |source| Error::Thread { number, source };
         let mut to_workers = Vec::with_capacity(threads);
         let mut from_workers = Vec::with_capacity(threads);
-        for _ in 0..threads {
+        for number in 1..=threads {
             let (to_worker, job_receiver) = sync_channel(WAITING_MAX);
             let (result_sender, from_worker) = sync_channel(WAITING_MAX);
             to_workers.push(to_worker);
             from_workers.push(from_worker);
             let work = &work;
-            scope.spawn(move || run_worker(&job_receiver, &result_sender, work));
+            let run = move || run_worker(&job_receiver, &result_sender, work);
+            Builder::new().spawn_scoped(scope, run).map_err(failed(number))?;
         }
-        scope.spawn(move || {
+        let feed = move || {
             // A send fails only when the caller has stopped at an error: then nobody wants the rest.
             jobs.zip((0..threads).cycle())
                 .try_for_each(|(job, worker)| to_workers[worker].send(job))
-        });
+        };
+        Builder::new().spawn_scoped(scope, feed).map_err(failed(threads + 1))?;
         for worker in (0..threads).cycle() {
             // A closed channel is the end of the jobs: job k is missing, so all later ones are too.
             let Ok(result) = from_workers[worker].recv() else { break };
@@ -68,7 +72,6 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
-    use crate::Error;
 
     fn bad(value: usize) -> Error {
         Error::Option { name: "job", value: value.to_string(), expected: "another" }

@@ -5,6 +5,9 @@
 //!
 //! Place: pass > worker: gram > driver: minimise (**factor**) > worker: losses > driver: choose > set.
 
+use std::sync::Mutex;
+use std::thread;
+
 /// What is added to the diagonal, against its size: rounding must not make a pivot negative.
 const RIDGE: f64 = 1e-12;
 
@@ -165,22 +168,26 @@ impl Triangle {
             let end = (begin + PANEL * threads).min(n);
             let (above, mut below) = self.entries.split_at_mut(triangle(begin));
             let above = &*above;
-            std::thread::scope(|scope| {
-                let panels = (begin..end).step_by(PANEL).map(|first| {
-                    let end = (first + PANEL).min(end);
-                    let len = triangle(end) - triangle(first);
-                    let (rows, rest) = std::mem::take(&mut below).split_at_mut(len);
-                    below = rest;
-                    Panel { first, rows, done: &done[first..end] }
-                });
-                let mut panels = panels.collect::<Vec<_>>().into_iter();
-                let own = panels.next();
-                for panel in panels {
-                    scope.spawn(move || panel.extend(above));
-                }
-                if let Some(panel) = own {
+            let panels = (begin..end).step_by(PANEL).map(|first| {
+                let end = (first + PANEL).min(end);
+                let len = triangle(end) - triangle(first);
+                let (rows, rest) = std::mem::take(&mut below).split_at_mut(len);
+                below = rest;
+                Panel { first, rows, done: &done[first..end] }
+            });
+            let panels = Mutex::new(panels.collect::<Vec<_>>().into_iter());
+            let next = || panels.lock().ok()?.next();
+            let extend = &|| {
+                while let Some(panel) = next() {
                     panel.extend(above);
                 }
+            };
+            thread::scope(|scope| {
+                for _ in 1..threads {
+                    // Where the system gives no more threads, those that are there do their work.
+                    let _ = thread::Builder::new().spawn_scoped(scope, extend);
+                }
+                extend();
             });
             for column in begin..end {
                 if done[column] <= column {
@@ -337,7 +344,7 @@ impl pulp::NullaryFnOnce for Extend<'_, '_> {
 
 /// Threads for a matrix of that size: each has panels enough to be worth its start.
 fn threads(n: usize) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    let cores = thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     cores.min(n / THREAD_ROWS).clamp(1, THREADS_MAX)
 }
 

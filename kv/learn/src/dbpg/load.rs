@@ -97,6 +97,9 @@ struct Screening {
     named: Vec<u64>,
 }
 
+/// Most threads of a worker.
+const THREADS_MAX: usize = 1024;
+
 const NOT_COUNTED: &str = "columns are dropped for being rare after they have been counted";
 const NOT_NAMED: &str = "columns are screened after they have been named";
 
@@ -111,7 +114,8 @@ impl Loading {
         caravan_numa::return_freed_blocks(); // rows, until there are columns, and whatever screening takes
         let text = |error: crate::Error| with_sources(&error);
         let shard = data::Shard::new(rank as u32, workers as u32).map_err(text)?;
-        let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
+        let threads = NonZeroUsize::new(threads).filter(|threads| threads.get() <= THREADS_MAX);
+        let threads = threads.ok_or_else(|| format!("a worker has 1 to {THREADS_MAX} threads"))?;
         let rows = data::read_packed(files, shard, threads, cache).map_err(text)?;
         let weighted = |&label: &i8| if label > 0 { positive_weight } else { -1.0 };
         Ok(Loading {
@@ -274,8 +278,8 @@ mod tests {
     fn columns_take_a_fifth_more_than_their_entries_at_most() {
         let folder = Folder::new("load");
         let clicks = Clicks { rows: 50_000, test_rows: 0, ..Clicks::default() };
-        let made =
-            clicks::generate(&clicks, &folder.path().join("c"), Format::Compact, NonZeroUsize::MIN);
+        let (out, one, stop) = (folder.path().join("c"), NonZeroUsize::MIN, Default::default());
+        let made = clicks::generate(&clicks, &out, Format::Compact, one, &stop);
         made.expect("there is room for it");
         let file = [folder.path().join("c.train")];
         for workers in 1..=4 {

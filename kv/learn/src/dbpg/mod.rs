@@ -37,6 +37,7 @@ mod cholesky;
 pub mod coordinates;
 mod correlations;
 mod cost;
+mod data_root;
 pub mod example;
 mod filters;
 pub mod gradient;

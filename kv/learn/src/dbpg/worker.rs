@@ -5,18 +5,19 @@ mod pass;
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use caravan_kv::{App, Table, TableSpec, WorkerNode};
 use serde::{Deserialize, Serialize};
 
 use super::blocks::KeyBlock;
+use super::data_root::DataRoot;
 use super::filters::{Counted, Lossy, Sent};
 use super::gradient::{Curvature, TrustRegion, Worker};
 use super::hessian::{self, Wire};
 use super::job::Straggle;
-use super::load::{Data, Dropped, Loading};
+use super::load::{Data, Dropped, Loaded, Loading};
 use super::shard::Options;
 use super::support::Support;
 use pass::Pass;
@@ -172,10 +173,7 @@ impl App for Dbpg {
         let reply = match order {
             Order::Load { files, threads, cache, positive_weight } => {
                 let how = (threads, cache.as_deref());
-                (self.data, self.training) = (None, None);
-                let loading =
-                    Loading::read((node.rank, node.workers), &files, how, positive_weight)?;
-                serde_json::to_value(self.loading.insert(loading).loaded())
+                serde_json::to_value(self.load(node, &files, how, positive_weight)?)
             }
             Order::Count { table } => serde_json::to_value(self.loading()?.count(node, &table)?),
             Order::Frequent { frequency } => {
@@ -236,6 +234,22 @@ impl Dbpg {
     fn training(&mut self) -> Result<(&Data, &mut Training), String> {
         let both = self.data.as_ref().zip(self.training.as_mut());
         both.ok_or_else(|| "there is nothing to train on: load and begin first".to_owned())
+    }
+
+    fn load(
+        &mut self,
+        node: &WorkerNode,
+        files: &[PathBuf],
+        (threads, cache): (usize, Option<&Path>),
+        positive_weight: f64,
+    ) -> Result<Loaded, String> {
+        let root = DataRoot::of(&node.config)?;
+        let files: Result<Vec<_>, _> = files.iter().map(|file| root.allow(file)).collect();
+        let cache = cache.map(|folder| root.allow(folder)).transpose()?;
+        let (place, how) = ((node.rank, node.workers), (threads, cache.as_deref()));
+        (self.data, self.training) = (None, None);
+        let loading = Loading::read(place, &files?, how, positive_weight)?;
+        Ok(self.loading.insert(loading).loaded())
     }
 
     fn loading(&mut self) -> Result<&mut Loading, String> {

@@ -1,0 +1,145 @@
+//! Which files a worker reads for whoever orders it to.
+//!
+//! An order comes from another process, of another machine perhaps, and a worker has the rights of
+//! who started it. A launched worker was started by the very process that orders, and goes by its
+//! word. Any other reads and caches below one folder only.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use caravan_kv::NodeConfig;
+
+/// The folder that orders may name files below; `None` is everywhere.
+#[derive(Debug)]
+pub(super) struct DataRoot(Option<PathBuf>);
+
+impl DataRoot {
+    /// That of a worker with these settings.
+    ///
+    /// # Errors
+    /// There is no such folder.
+    pub(super) fn of(config: &NodeConfig) -> Result<Self, String> {
+        let root = match &config.data_root {
+            Some(root) => root,
+            None if config.launched => return Ok(DataRoot(None)),
+            None => Path::new("."),
+        };
+        let found = fs::canonicalize(root);
+        let found = found.map_err(|error| {
+            let root = root.display();
+            format!("cannot look into the data root {root} ({error}): name a folder (--data-root, CARAVAN_DATA_ROOT)")
+        });
+        found.map(|root| DataRoot(Some(root)))
+    }
+
+    /// Where `path` leads, which is below the root. It need not be there yet.
+    ///
+    /// # Errors
+    /// It leads out of the root, or may once it is there. Whether there is anything outside is not
+    /// said.
+    pub(super) fn allow(&self, path: &Path) -> Result<PathBuf, String> {
+        let Some(root) = &self.0 else { return Ok(path.to_path_buf()) };
+        resolve(&root.join(path)).filter(|found| found.starts_with(root)).ok_or_else(|| {
+            format!(
+                "{} is not below {}, the data root of this worker: move it there, or start the worker with another one (--data-root, CARAVAN_DATA_ROOT)",
+                path.display(),
+                root.display()
+            )
+        })
+    }
+}
+
+/// `path` without links and `..`. What is not there yet has neither.
+fn resolve(path: &Path) -> Option<PathBuf> {
+    let there = path.ancestors().find_map(|at| Some((at, fs::canonicalize(at).ok()?)));
+    let (at, found) = there?;
+    let rest = path.strip_prefix(at).ok()?;
+    let is_plain = rest.components().all(|part| matches!(part, Component::Normal(_)));
+    // A link to what is not there yet leads anywhere.
+    let leads_on = rest.components().next().is_some_and(|first| found.join(first).is_symlink());
+    (is_plain && !leads_on).then(|| match rest.as_os_str().is_empty() {
+        true => found,
+        false => found.join(rest),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::data::testing::Folder;
+
+    fn root(folder: &Path) -> DataRoot {
+        let config = NodeConfig { data_root: Some(folder.to_path_buf()), ..NodeConfig::default() };
+        DataRoot::of(&config).expect("it is there")
+    }
+
+    #[test]
+    fn only_what_is_below_the_root_is_read() {
+        let folder = Folder::new("data-root");
+        let data = folder.path().join("data");
+        fs::create_dir_all(data.join("sub")).expect("there is room");
+        fs::create_dir(folder.path().join("database")).expect("there is room");
+        let at = |name: &str| data.join(name);
+        for name in ["data/a", "data/sub/b", "secret", "database/c"] {
+            folder.write(name, b"1 1:1\n");
+        }
+        symlink(folder.path().join("secret"), at("out")).expect("there is room");
+        symlink(folder.path(), at("up")).expect("there is room");
+        symlink(folder.path().join("later"), at("dangling")).expect("there is room");
+        symlink(at("a"), at("in")).expect("there is room");
+        // The root may be named by a link itself.
+        symlink(&data, folder.path().join("link")).expect("there is room");
+        for root in [root(&data), root(&folder.path().join("link"))] {
+            let real = fs::canonicalize(&data).expect("it is there");
+            for (name, found) in [
+                ("a", "a"),
+                ("sub/b", "sub/b"),
+                ("sub/../a", "a"),
+                ("in", "a"),
+                ("not/yet/there", "not/yet/there"),
+                ("", ""),
+            ] {
+                let found = if found.is_empty() { real.clone() } else { real.join(found) };
+                assert_eq!(root.allow(Path::new(name)), Ok(found.clone()), "{name}");
+                assert_eq!(root.allow(&at(name)), Ok(found), "{name}");
+            }
+            for name in [
+                "out",
+                "up/secret",
+                "up/nothing",
+                "dangling",
+                "dangling/below",
+                "../secret",
+                "../nothing",
+                "sub/../../secret",
+                "not/../../secret",
+                "..",
+                "../database/c",
+                "/etc/passwd",
+                "/no/such/file",
+                "/",
+            ] {
+                let said = root.allow(Path::new(name)).expect_err(name);
+                assert!(said.contains(name) && said.contains("--data-root"), "{said}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_launched_worker_goes_by_the_word_of_its_launcher_unless_it_has_a_root() {
+        let folder = Folder::new("data-root-launched");
+        let launched = NodeConfig { launched: true, ..NodeConfig::default() };
+        let passwd = Path::new("/etc/../etc/passwd");
+        assert_eq!(DataRoot::of(&launched).and_then(|root| root.allow(passwd)), Ok(passwd.into()));
+        let data_root = Some(folder.path().to_path_buf());
+        let both = NodeConfig { data_root, ..launched };
+        assert!(DataRoot::of(&both).and_then(|root| root.allow(passwd)).is_err());
+        let by_hand = DataRoot::of(&NodeConfig::default()).expect("there is a folder");
+        assert!(by_hand.allow(passwd).is_err());
+        assert!(by_hand.allow(Path::new("Cargo.toml")).is_ok_and(|found| found.is_file()));
+        let nowhere = NodeConfig { data_root: Some("/no/such".into()), ..NodeConfig::default() };
+        assert!(DataRoot::of(&nowhere).is_err_and(|said| said.contains("/no/such")));
+    }
+}
