@@ -106,12 +106,13 @@ impl SimulatedNode {
     /// Starts `run` as a node of that name.
     ///
     /// # Errors
-    /// [`Error::Config`] on a thread that is no node of a simulated network.
+    /// [`Error::Config`] on a thread that is no node of a simulated network; [`Error::Spawn`] when the system has no thread.
     pub(crate) fn start<F>(name: &str, run: F) -> Result<Self>
     where
         F: FnOnce() -> Result<()> + Send + 'static,
     {
-        Ok(SimulatedNode(simulated()?.spawn(name, move |_| run())))
+        let node = simulated()?.try_spawn(name, move |_| run());
+        node.map(SimulatedNode).map_err(|source| Error::Spawn { what: name.to_owned(), source })
     }
 
     /// What it has returned, once it has.

@@ -241,6 +241,26 @@ fn a_recorded_handshake_gets_nobody_in() {
     assert!(node.ready.is_empty() && node.peers.len() == 1, "the second is nobody's peer");
 }
 
+#[test]
+fn a_lack_of_descriptors_is_told_and_nobody_elses_fault() {
+    if !is_alone("a_lack_of_descriptors_is_told_and_nobody_elses_fault") {
+        return;
+    }
+    let (mut called, mut caller) = (node(), node());
+    caller.connect(called.address()).unwrap();
+    let held = belongings().0;
+    while belongings().0 < held + 2 {
+        called.look_at_sockets(Duration::ZERO).unwrap(); // accepts, and makes its ring
+    }
+    called.look_at_sockets(Duration::ZERO).unwrap(); // and has sent its welcome
+    let open = || std::fs::File::open("/dev/null").ok();
+    let all_there_are: Vec<_> = std::iter::from_fn(open).collect();
+    let told = lost(&mut caller);
+    drop(all_there_are);
+    assert!(told.contains("ulimit -n"), "{told}");
+    Stranger::peer(&mut called);
+}
+
 /// Waits until the node has closed its end.
 fn ends(node: &mut Shm, socket: &Socket) {
     let began = Instant::now();

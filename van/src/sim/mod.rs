@@ -53,8 +53,9 @@ mod transport;
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -161,19 +162,35 @@ impl Network {
     /// When a node panics, the first panic stops everybody: each is unwound where it waits.
     ///
     /// # Panics
-    /// When the system has no thread to give.
+    /// When the system has no thread to give; see [`Network::try_spawn`].
     pub fn spawn<T, F>(&self, name: &str, body: F) -> Node<T>
     where
         T: Send + 'static,
         F: FnOnce(&Network) -> T + Send + 'static,
     {
-        let id = self.world.lock().add_participant(name);
+        let node = self.try_spawn(name, body);
+        node.expect("the system has a thread for each simulated node")
+    }
+
+    /// As [`Network::spawn`].
+    ///
+    /// # Errors
+    /// When the system has no thread to give; nothing has happened then.
+    pub fn try_spawn<T, F>(&self, name: &str, body: F) -> io::Result<Node<T>>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Network) -> T + Send + 'static,
+    {
         let (world, node) = (self.world.clone(), name.to_owned());
-        let thread = std::thread::Builder::new()
-            .name(node.clone())
-            .spawn(move || live(world, id, &node, body))
-            .expect("the system has a thread for each simulated node");
-        Node { world: self.world.clone(), id, name: name.to_owned(), thread }
+        let (say_id, id) = mpsc::channel();
+        let thread = std::thread::Builder::new().name(node.clone()).spawn(move || {
+            let id = id.recv().ok()?; // it takes part only once it is there
+            live(world, id, &node, body)
+        })?;
+        let id = self.world.lock().add_participant(name);
+        // It waits for that.
+        let _ = say_id.send(id);
+        Ok(Node { world: self.world.clone(), id, name: name.to_owned(), thread })
     }
 
     /// Kills a node where it waits, as if its machine had lost power: it is unwound without a word to anybody, and peers see
