@@ -12,12 +12,8 @@ use super::listen::{RESOLVE_TIMEOUT, no_address};
 use super::queue_pair::{COMPLETIONS, INLINE_BYTES, Lane, RECEIVES, SENDS};
 use super::verbs::{CmEvent, CmKind, Connection, QueuePair};
 use crate::error::{Error, Result};
-use crate::handshake::{
-    Answering, CALL_BYTES, Calling, REFUSED, WELCOME_BYTES, deserves_answer, refusal,
-};
-use crate::memory::Buffer;
+use crate::handshake::{Answering, CALL_BYTES, Calling, REFUSED, deserves_answer, refusal};
 use crate::transport::{Event, PeerId};
-use crate::wire::Hello;
 
 /// How long a connection may take to be made, each address of a name. The connection manager sends what is lost again after 4.3 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -32,7 +28,7 @@ const ACK_TIMEOUT_EXPONENT: u8 = 14;
 const RETRIES: u8 = 6;
 
 /// How long a peer is told to wait that meets no receive buffer, which credits prevent: 0.64 ms. (The default is 655 ms.)
-const NOT_READY_TIMER: u8 = 12;
+pub(super) const NOT_READY_TIMER: u8 = 12;
 
 /// The longest reason that a rejection carries, in bytes.
 const REASON_BYTES_MAX: usize = 148;
@@ -40,14 +36,14 @@ const REASON_BYTES_MAX: usize = 148;
 /// One connection, whatever has become of it.
 pub(super) struct Peer {
     /// Its address as this side knows it.
-    address: String,
+    pub(super) address: String,
     /// Whether this side called, so that somebody waits to hear what comes of it.
-    called: bool,
+    pub(super) called: bool,
     pub(super) stage: Stage,
     /// When to give up while it is not up.
-    until: Instant,
+    pub(super) until: Instant,
     /// Further addresses of the name that was called.
-    others: Vec<SocketAddr>,
+    pub(super) others: Vec<SocketAddr>,
 }
 
 pub(super) enum Stage {
@@ -313,80 +309,6 @@ impl Rdma {
         self.receives.ring()?;
         self.receives_wanted = wanted;
         Ok(Lane::new(queue_pair, now))
-    }
-
-    /// The connection that this side asked for is up: reads the welcome, and answers it with the proof.
-    fn established(&mut self, id: u32, private_data: &[u8]) {
-        let Some(Some(Peer { stage: Stage::Calling(lane, calling), .. })) =
-            self.peers.get_mut(id as usize)
-        else {
-            return;
-        };
-        let Some(calling) = calling.take() else { return };
-        let _ = lane.queue_pair.set_receiver_not_ready_timer(NOT_READY_TIMER);
-        let welcome = &private_data[..private_data.len().min(WELCOME_BYTES)]; // behind it may be padding
-        let proved = self.credentials.prove(calling, welcome).and_then(|(proved, proof)| {
-            self.rise(id, &proved.hello)?;
-            self.send_proof(id, &proof)
-        });
-        if let Err(reason) = proved {
-            self.lose(id, reason);
-        }
-    }
-
-    fn send_proof(&mut self, id: u32, proof: &[u8]) -> Result<(), String> {
-        let mut frame = self.pool.allocate(proof.len()).map_err(|error| error.to_string())?;
-        frame.copy_from_slice(proof);
-        let Some(lane) = lane_to(&mut self.peers, id) else { return Ok(()) };
-        lane.send_proof(frame.share()).map_err(|error| error.to_string())?;
-        if lane.has_to_leave() {
-            self.eager.push(id);
-        }
-        Ok(())
-    }
-
-    /// Whether a peer still has to prove itself.
-    pub(super) fn is_answering(&self, id: u32) -> bool {
-        matches!(self.peers.get(id as usize), Some(Some(Peer { stage: Stage::Answering(..), .. })))
-    }
-
-    /// Takes in the first message of a peer that was welcomed.
-    ///
-    /// # Errors
-    /// Says why it is no proof.
-    #[cold]
-    pub(super) fn take_proof(&mut self, id: u32, proof: Buffer) -> Result<(), String> {
-        let Some(Some(Peer { stage: Stage::Answering(_, answering), .. })) =
-            self.peers.get_mut(id as usize)
-        else {
-            return Ok(());
-        };
-        let answering = answering.take().ok_or("it proved itself twice")?;
-        let proved = self.credentials.check(answering, &proof)?;
-        self.rise(id, &proved.hello)
-    }
-
-    /// Makes a peer of a connection whose other side has proved itself.
-    fn rise(&mut self, id: u32, hello: &Hello) -> Result<(), String> {
-        if hello.receives.get() < 2 {
-            return Err("it keeps too few receive buffers".to_owned());
-        }
-        let Some(peer) = self.peers.get_mut(id as usize).and_then(Option::take) else {
-            return Ok(());
-        };
-        let Peer { address, called, stage, until, others } = peer;
-        let stage = match stage {
-            Stage::Calling(mut lane, _) | Stage::Answering(mut lane, _) => {
-                let frame_bytes = self.frame_bytes.min(hello.frame_bytes.get() as usize);
-                lane.greet(frame_bytes, hello.receives.get().into());
-                Stage::Up(lane)
-            }
-            stage => stage,
-        };
-        self.peers[id as usize] = Some(Peer { address, called, stage, until, others });
-        self.young -= 1;
-        self.ready.push(Event::Connected { peer: PeerId(id), hello: *hello });
-        Ok(())
     }
 
     fn rejected(&mut self, id: u32, status: i32, private_data: &[u8]) {

@@ -22,6 +22,7 @@
 //! |---|---|
 //! | `listen.rs` | which device and address, and whether a way leads to a peer |
 //! | `connect.rs` | connections through the connection manager |
+//! | `greeting.rs` | the proof that both sides belong here |
 //! | `queue_pair.rs` | one peer's lane: what waits, credits, batches |
 //! | `words.rs` | what lanes tell each other beside frames |
 //! | `completion.rs` | what the device reports, sorted out by peer |
@@ -34,6 +35,7 @@
 mod completion;
 mod connect;
 pub mod devices;
+mod greeting;
 mod listen;
 mod queue_pair;
 pub mod verbs;
