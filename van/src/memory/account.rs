@@ -122,7 +122,10 @@ mod tests {
         account.set(6 * MIB).unwrap();
         let error = account.add(2 * MIB).unwrap_err().to_string();
         assert!(error.contains("rows") && error.contains("2097152"), "{error}");
-        assert!(error.contains("1048576 of 8388608") && error.contains("CARAVAN_MEMORY"), "{error}");
+        assert!(
+            error.contains("1048576 of 8388608") && error.contains("CARAVAN_MEMORY"),
+            "{error}"
+        );
         assert_eq!(account.bytes(), 6 * MIB, "what is refused changes nothing");
         assert!(pool.allocate(4 * MIB).is_err(), "the pool has 2 MiB left");
         let buffer = pool.allocate(MIB).unwrap();
