@@ -293,6 +293,9 @@ impl ClusterConfig {
     }
 }
 
+/// Most credits of a lane of the control plane, whatever those of the others are.
+const CONTROL_CREDITS: u16 = 64;
+
 /// Variables that only tests read, as they do all that begin with `CARAVAN_TEST_` (`ci/vm` sets some).
 const FOR_TESTS: &[&str] = &["CARAVAN_DATA", "CARAVAN_SEED", "CARAVAN_FUZZ_MESSAGES"];
 
@@ -308,8 +311,9 @@ impl NodeConfig {
             memory_bytes: self.memory_bytes,
             pages: PageSource { node: self.numa.node(), huge: self.huge_pages, shareable: false },
             frame_bytes: self.eager_bytes,
-            // A request takes up to four entries of its lane's queue: two writes, a notice and a want.
-            queue_depth: 4 * usize::from(self.credits) + 64,
+            // A request takes up to four entries of its lane's queue: two writes, a notice and a want. The control plane is opened
+            // with these settings, too, but for the credits, of which it has its own number.
+            queue_depth: 4 * usize::from(self.credits.max(CONTROL_CREDITS)) + 64,
             wait: self.wait,
         }
     }
