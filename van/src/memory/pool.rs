@@ -143,6 +143,22 @@ impl Pool {
         kept.saturating_sub(self.bytes_cut() + self.0.bytes_accounted.get())
     }
 
+    /// Bytes that could be lent now if they lay together: free ones, and those not yet taken from the system. It looks at every size.
+    pub(crate) fn bytes_free(&self) -> usize {
+        self.room() + self.0.bytes_free()
+    }
+
+    /// Why `wanted` bytes are not lent though they may be free: those that are left are for others.
+    #[cold]
+    pub(crate) fn refusal(&self, wanted: usize) -> Error {
+        self.out_of_memory(wanted, None)
+    }
+
+    /// Bytes that a buffer of `len` bytes takes.
+    pub(crate) fn slot_bytes(len: usize) -> usize {
+        class_of(len).map_or(usize::MAX, |class| SLOT_MIN << class)
+    }
+
     /// So many bytes of ordinary memory more and so many less count against the limit.
     pub(super) fn exchange(&self, less: usize, more: usize) {
         self.0.bytes_accounted.update(|bytes| bytes - less + more);
