@@ -7,6 +7,7 @@ mod support;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -124,8 +125,9 @@ fn while_it_changes(lent: &Shared, at: usize, contents: [Vec<u8>; 2], work: impl
                 }
             }
         });
-        work();
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(work));
         ended.store(true, Ordering::Relaxed);
+        outcome.unwrap();
     });
 }
 
@@ -148,8 +150,8 @@ fn a_block_that_changes_is_decoded_as_it_was_counted() {
     block.resize(bitmap + WIDTH / 8, 0x55);
     block.resize(block.len() + WIDTH / 2 * 8, 0);
     let lent = lane.lendable(&block);
-    let bits = [0xff, 0x55].map(|bits| vec![bits; WIDTH / 8]);
-    while_it_changes(&lent, bitmap, bits, || {
+    let (last, bits) = (bitmap + WIDTH / 8 - 1, [0xff, 0x55].map(|bits| vec![bits]));
+    while_it_changes(&lent, last, bits, || {
         for _ in 0..REQUESTS {
             let values = Values::Apart(lent.clone());
             let draft = Draft { op: PUSH | FILTERED, table: 1, keys: &[1], values, ..request() };
