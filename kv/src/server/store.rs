@@ -244,9 +244,15 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
 
     #[inline]
     fn row_or_insert(&mut self, key: u64, memory: &Pool) -> Result<u32, String> {
-        if let Some(row) = self.row(key) {
-            return Ok(row);
+        match self.row(key) {
+            Some(row) => Ok(row),
+            None => self.insert(key, memory),
         }
+    }
+
+    /// A new row for a key that has none.
+    #[inline(never)] // most keys have one
+    fn insert(&mut self, key: u64, memory: &Pool) -> Result<u32, String> {
         self.make_room(1, memory)?;
         let mut row = [NO_ROW];
         if let Keys::Sparse(index) = &mut self.keys {

@@ -86,6 +86,8 @@ pub(super) struct Landings {
     used: VecDeque<usize>,
     /// Lengths the peer asked for while it held its share.
     wanted: VecDeque<usize>,
+    /// How many are in `landed`, `used` and `wanted`: each message asks whether any is.
+    unsettled: usize,
     /// Most that may be granted or asked for at a time.
     pub(super) count_max: usize,
 }
@@ -110,6 +112,7 @@ impl Landings {
     pub(super) fn use_up(&mut self, key: u64) -> bool {
         let len = self.remove(key);
         self.used.extend(len);
+        self.unsettled += usize::from(len.is_some());
         len.is_some()
     }
 
@@ -117,9 +120,11 @@ impl Landings {
     pub(super) fn keep(&mut self, timestamp: u64, place: Option<u64>, len: usize) {
         self.landed.push(Landed { timestamp, place, len });
         self.held += Pool::slot_bytes(len);
+        self.unsettled += 1;
     }
 
     /// The request with this timestamp is answered by a message.
+    #[inline(never)]
     pub(super) fn answered(&mut self, timestamp: u64) {
         self.let_go(|landed| landed.timestamp == timestamp);
     }
@@ -132,6 +137,7 @@ impl Landings {
     fn let_go(&mut self, is_it: impl Fn(&Landed) -> bool) {
         if let Some(at) = self.landed.iter().position(is_it) {
             self.held -= Pool::slot_bytes(self.landed.swap_remove(at).len);
+            self.unsettled -= 1;
         }
     }
 
@@ -154,6 +160,7 @@ impl Landings {
         let room = self.granted.len() + self.wanted.len() < self.count_max;
         if room {
             self.wanted.push_back(len);
+            self.unsettled += 1;
         }
         room
     }
@@ -161,7 +168,7 @@ impl Landings {
     /// Whether none is to be replaced, the peer waits for none, and no request keeps one.
     #[inline]
     pub(super) fn is_settled(&self) -> bool {
-        self.used.is_empty() && self.wanted.is_empty() && self.landed.is_empty()
+        self.unsettled == 0
     }
 
     /// Whether the peer waits for one.
@@ -176,13 +183,14 @@ impl Landings {
 
     /// That length is about to be granted.
     pub(super) fn serve_next(&mut self) {
-        self.wanted.pop_front();
+        self.unsettled -= usize::from(self.wanted.pop_front().is_some());
     }
 
     /// The next length to replace, leaving out those that a share with so many bytes `free` has no room for, and all while the peer
     /// waits for others.
     pub(super) fn next_replaced(&mut self, free: impl Fn() -> usize) -> Option<usize> {
         while let Some(len) = self.used.pop_front() {
+            self.unsettled -= 1;
             let may = self.granted.len() < self.count_max && !self.is_wanted();
             if may && self.has_room(len, free()) {
                 return Some(len);

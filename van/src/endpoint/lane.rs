@@ -68,7 +68,9 @@ impl Lane {
             true => self.credits -= 1,
             false => {
                 self.unanswered = self.unanswered.saturating_sub(1);
-                self.landings.answered(timestamp);
+                if !self.landings.is_settled() {
+                    self.landings.answered(timestamp);
+                }
             }
         }
         if let Some(offer) = offer {
