@@ -25,7 +25,7 @@ pub struct NodeConfig {
     pub host: String,
     /// What to do while there is nothing to do.
     pub wait: Wait,
-    /// Most bytes of registered memory a thread takes.
+    /// Most bytes of memory a thread takes: registered, and what it keeps because peers asked for it.
     pub memory_bytes: usize,
     /// Messages up to so many bytes go in one frame; 512 B to 32 KiB.
     pub eager_bytes: usize,
@@ -169,7 +169,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_MEMORY",
         default: "8GiB",
-        help: "most bytes of registered memory a thread takes, as 512MiB; 1 MiB or more",
+        help: "most bytes of memory a thread takes, registered or kept because peers asked for it, as 512MiB; 1 MiB or more",
         set: |c, v| {
             parse_bytes(v)
                 .filter(|&n| n >= VanConfig::MEMORY_BYTES_MIN)

@@ -49,8 +49,6 @@ pub(crate) struct Rows<V, R> {
 /// Most bytes of a key's row, and of a run of rows, while they are looked for: lists of them may be twice as long as they need be.
 const FOUND_BYTES: usize = 12;
 
-/// An account of what a table takes, by its name.
-
 /// There is always room to find so many keys: a table that is full goes on serving what it has.
 pub(super) const FOUND_MIN: usize = 1024;
 
