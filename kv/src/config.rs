@@ -35,7 +35,7 @@ pub struct NodeConfig {
     pub host: String,
     /// What to do while there is nothing to do.
     pub wait: Wait,
-    /// Most bytes of registered memory a thread takes.
+    /// Most bytes of memory a thread takes: registered, and what it keeps because peers asked for it.
     pub memory_bytes: usize,
     /// Messages up to so many bytes go in one frame; 512 B to 32 KiB.
     pub eager_bytes: usize,
@@ -228,7 +228,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_MEMORY",
         default: "8GiB",
-        help: "most bytes of registered memory a thread takes, as 512MiB; 1 MiB or more",
+        help: "most bytes of memory a thread takes, registered or kept because peers asked for it, as 512MiB; 1 MiB or more",
         set: |c, v| {
             parse_bytes(v)
                 .filter(|&n| n >= VanConfig::MEMORY_BYTES_MIN)
@@ -251,7 +251,7 @@ pub const VARS: &[Var] = &[
         name: "CARAVAN_CREDITS",
         default: "256",
         help: "requests that may be outstanding on a lane, 1 to 4096",
-        set: |c, v| count(v, 4096).map(|n| c.node.credits = n as u16),
+        set: |c, v| count(v, VanConfig::CREDITS_MAX.into()).map(|n| c.node.credits = n as u16),
         show: |c| c.node.credits.to_string(),
     },
     Var {
@@ -365,6 +365,9 @@ impl ClusterConfig {
     }
 }
 
+/// Most credits of a lane of the control plane, whatever those of the others are.
+const CONTROL_CREDITS: u16 = 64;
+
 /// Variables that only tests read, as they do all that begin with `CARAVAN_TEST_` (`ci/vm` sets some).
 const FOR_TESTS: &[&str] = &["CARAVAN_DATA", "CARAVAN_SEED", "CARAVAN_FUZZ_MESSAGES"];
 
@@ -387,8 +390,9 @@ impl NodeConfig {
             memory_bytes: self.memory_bytes,
             pages: PageSource { node: self.numa.node(), huge: self.huge_pages, shareable: false },
             frame_bytes: self.eager_bytes,
-            // A request takes up to four entries of its lane's queue: two writes, a notice and a want.
-            queue_depth: 4 * usize::from(self.credits) + 64,
+            // A request takes up to four entries of its lane's queue: two writes, a notice and a want. The control plane is opened
+            // with these settings, too, but for the credits, of which it has its own number.
+            queue_depth: 4 * usize::from(self.credits.max(CONTROL_CREDITS)) + 64,
             wait: self.wait,
         }
     }

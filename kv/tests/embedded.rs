@@ -42,7 +42,12 @@ fn apps() -> Apps {
 }
 
 fn run(van: Van, servers: usize, threads: usize, workers: usize) {
-    let config = ClusterConfig { servers, threads, workers, node: node(van) };
+    run_with(node(van), servers, threads, workers);
+}
+
+fn run_with(node: NodeConfig, servers: usize, threads: usize, workers: usize) {
+    let van = node.van;
+    let config = ClusterConfig { servers, threads, workers, node };
     let launch = Launch::Threads(Handles::default(), apps());
     let mut cluster = Cluster::launch(&config, launch).unwrap();
     let taken = cluster.config().node.van;
@@ -63,6 +68,16 @@ fn many_of_each() {
     for van in vans() {
         run(van, 2, 2, 3);
         run(van, 3, 1, 4);
+    }
+}
+
+/// The control plane has credits of its own, for which few of the data plane's leave room.
+#[test]
+fn any_documented_number_of_credits_works() {
+    for van in vans() {
+        for credits in [1, 2, 47, 4096] {
+            run_with(NodeConfig { credits, ..node(van) }, 2, 1, 2);
+        }
     }
 }
 

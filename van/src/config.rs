@@ -78,6 +78,9 @@ impl VanConfig {
     /// What `frame_bytes` may be: 512 bytes to 32 KiB, half a staging buffer of the stream.
     pub const FRAME_BYTES: RangeInclusive<usize> = 512..=32 << 10;
 
+    /// Most requests that are outstanding on a lane, whatever a peer admits: what is kept for each is bounded by it.
+    pub const CREDITS_MAX: u16 = 4096;
+
     /// Each side's requests and answers may all be queued at a time, each behind a frame of what was packed before it.
     pub const QUEUE_PER_CREDIT: usize = 4;
 

@@ -13,17 +13,31 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The pool's limit is reached, or the system's.
     #[error(
-        "cannot allocate {wanted} bytes: {reserved} of {limit} bytes of registered memory are taken {}", remedy(.source)
+        "cannot allocate {wanted} bytes: {reserved} of {limit} bytes are taken {}", remedy(.source)
     )]
     OutOfMemory {
         /// Bytes asked for.
         wanted: usize,
-        /// Bytes reserved so far.
+        /// Bytes taken so far, registered or kept for peers.
         reserved: usize,
         /// The pool's limit.
         limit: usize,
         /// What the system said, if it was the one that had no more.
         source: Option<io::Error>,
+    },
+    /// More than is left for what a thread keeps because a peer asked for it.
+    #[error(
+        "{what} would take {wanted} bytes more, and {left} of {limit} are left on this thread (raise CARAVAN_MEMORY)"
+    )]
+    OverBudget {
+        /// What would take them, as a table's name.
+        what: String,
+        /// Bytes asked for.
+        wanted: usize,
+        /// Bytes left.
+        left: usize,
+        /// The limit of the thread's pool.
+        limit: usize,
     },
     /// Memory that a device could not be told of.
     #[error(

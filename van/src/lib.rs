@@ -86,7 +86,7 @@ pub use endpoint::{Arrival, Endpoint, Taken};
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use handshake::Secret;
-pub use memory::{Buffer, Pool, Registrar, Registration, Shared, long};
+pub use memory::{Account, Buffer, Pool, Registrar, Registration, Shared, long};
 pub use message::{Draft, KeyRange, Message, Outgoing, Values};
 pub use metrics::Counters;
 pub use numbers::Numbers;

@@ -20,6 +20,7 @@ use bytes::Bytes;
 use caravan_numa::{HUGE_PAGE_BYTES, PAGE_BYTES, PageSource, Pages, PagesError};
 
 use crate::error::Result;
+pub use account::Account;
 pub use pool::Pool;
 use pool::Shelf;
 use registration::Registrations;
@@ -29,6 +30,7 @@ pub(crate) use slab::Slab;
 #[cfg(target_os = "linux")]
 pub(crate) use views::Views;
 
+mod account;
 pub mod long;
 mod pool;
 mod registration;

@@ -385,17 +385,39 @@ impl Message {
     }
 
     /// The same message with what the layer above has made of its lengths, if anything, and of its values.
-    pub fn decoded(mut self, lengths: Option<Vec<u32>>, values: Buffer) -> Message {
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`] when `pool` has no room for the lengths.
+    pub fn decoded(
+        mut self,
+        lengths: Option<&[u32]>,
+        values: Buffer,
+        pool: &Pool,
+    ) -> Result<Message> {
         if let Some(lengths) = lengths {
             let (at, bytes) = (self.sections.keys().end, lengths.as_bytes());
-            let mut image = Buffer::adopt(vec![0u64; (at + bytes.len()).div_ceil(8)]);
+            let mut image = pool.allocate(at + bytes.len())?;
             image[..at].copy_from_slice(&self.image[..at]);
-            image[at..at + bytes.len()].copy_from_slice(bytes);
+            image[at..].copy_from_slice(bytes);
             self.sections.length_bytes = bytes.len() as u32;
             self.image = image.share();
         }
         (self.apart, self.is_lent) = (Some(values.share()), false);
-        self
+        Ok(self)
+    }
+
+    /// The same message with a copy of its values, if they are lent: a sender can still write those that it lends, so whoever looks
+    /// at values more than once, or takes more than plain numbers from them, looks at a copy.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`] when `pool` has no room for them.
+    pub fn kept(mut self, pool: &Pool) -> Result<Message> {
+        if let Some(lent) = self.lent() {
+            let mut values = pool.allocate(lent.len())?;
+            values.copy_from_slice(lent);
+            (self.apart, self.is_lent) = (Some(values.share()), false);
+        }
+        Ok(self)
     }
 
     /// Bytes of its keys, lengths and values as they came.

@@ -10,11 +10,11 @@ mod vans;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
+use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, NodeConfig, Van};
 use caravan_learn::dbpg::blocks::Order;
 use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::reference::solve;
-use caravan_learn::dbpg::{self, Job, Progress, Trained};
+use caravan_learn::dbpg::{self, Filters, Job, Progress, Trained};
 use caravan_learn::replace_file::replace;
 use jobs::{published, reference};
 
@@ -34,7 +34,11 @@ fn cluster(servers: usize, workers: usize) -> Cluster {
 }
 
 fn cluster_on(van: Van, servers: usize, workers: usize) -> Cluster {
-    let config = ClusterConfig { servers, workers, threads: 1, node: vans::node(van) };
+    cluster_of(vans::node(van), servers, workers)
+}
+
+fn cluster_of(node: NodeConfig, servers: usize, workers: usize) -> Cluster {
+    let config = ClusterConfig { servers, workers, threads: 1, node };
     let launch = Launch::Threads(dbpg::handles(Handles::default()), dbpg::apps(Apps::default()));
     Cluster::launch(&config, launch).unwrap()
 }
@@ -100,6 +104,21 @@ fn the_published_table() {
 fn the_shape_of_the_cluster_changes_nothing() {
     for (servers, workers) in [(1, 2), (1, 4), (3, 1), (3, 2), (3, 4)] {
         assert_follows(&published(example_file(), 6), servers, workers);
+    }
+}
+
+/// With one request at a time on a lane blocks go one behind the other, and servers that ask for keys they do not know still
+/// get them.
+#[test]
+fn any_documented_number_of_credits_gives_the_same_model() {
+    let filters = Filters { screen: false, .."key-cache".parse().unwrap() };
+    let job = Job { delay: 3, exact_delay: true, filters, ..published(example_file(), 12) };
+    let (expected, _) = train(2, 2, &job);
+    for credits in [1, 2, 47] {
+        let node = NodeConfig { credits, ..vans::node(vans::any()) };
+        let (trained, _) = train_on(cluster_of(node, 2, 2), &job);
+        assert_eq!(trained.converged, expected.converged, "{credits} credits");
+        assert_eq!(trained.model, expected.model, "{credits} credits");
     }
 }
 

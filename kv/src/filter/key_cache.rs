@@ -17,8 +17,8 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use caravan_van::PeerId;
 use caravan_van::wire::Offer;
+use caravan_van::{Account, PeerId, Pool};
 
 use super::lru::Lru;
 use super::signature::Signer;
@@ -36,7 +36,7 @@ const PATIENCE_MAX: u32 = 10;
 
 /// Bytes that a list takes at a server: keys, rows, runs of rows, and itself.
 fn bytes_at_server(keys: usize) -> usize {
-    keys * (size_of::<u64>() + size_of::<u32>() + 2) + 256
+    keys * (size_of::<u64>() + size_of::<u32>() + 4) + 256
 }
 
 /// What key caching did.
@@ -163,30 +163,48 @@ pub(crate) struct List {
     pub(crate) keys: Box<[u64]>,
     /// Where the table's shard has found them.
     pub(crate) rows: FoundRows,
+    /// What they take.
+    _memory: Account,
 }
+
+/// A thread's lists take this share of its memory at most: an eighth.
+const REMEMBERED_SHARE: usize = 8;
 
 /// The lists that a server thread remembers, of all its lanes.
 pub(crate) struct Remembered {
     lists: Lru<Name, Rc<List>>,
+    memory: Pool,
 }
 
 type Name = (PeerId, u32, u64);
 
 impl Remembered {
-    /// None yet, and at most `bytes_max` bytes of them.
-    pub(crate) fn new(bytes_max: usize) -> Remembered {
-        Remembered { lists: Lru::new(bytes_max) }
+    /// None yet, and at most `bytes_max` bytes of them, or an eighth of `memory`.
+    pub(crate) fn new(bytes_max: usize, memory: &Pool) -> Remembered {
+        let bytes_max = bytes_max.min(memory.bytes_max() / REMEMBERED_SHARE);
+        Remembered { lists: Lru::new(bytes_max), memory: memory.clone() }
     }
 
     /// Remembers keys that `peer` has sent with a signature, if they are not more than all that can be remembered.
+    ///
+    /// # Errors
+    /// [`caravan_van::Error::OverBudget`] when there is no memory for them, not even once all others are forgotten.
     pub(crate) fn remember(
         &mut self,
         (peer, table, signature): (PeerId, u32, u64),
         keys: &[u64],
-    ) -> Rc<List> {
-        let list = Rc::new(List { keys: keys.into(), rows: FoundRows::default() });
-        self.lists.insert((peer, table, signature), list.clone(), bytes_at_server(keys.len()));
-        list
+    ) -> caravan_van::Result<Rc<List>> {
+        let bytes = bytes_at_server(keys.len());
+        let mut memory = Account::new(&self.memory, "a list of keys");
+        while let Err(error) = memory.set(bytes) {
+            if !self.lists.remove_oldest() {
+                return Err(error);
+            }
+        }
+        let list = List { keys: keys.into(), rows: FoundRows::default(), _memory: memory };
+        let list = Rc::new(list);
+        self.lists.insert((peer, table, signature), list.clone(), bytes);
+        Ok(list)
     }
 
     /// The keys that `peer` has sent under a signature, if they are remembered.
@@ -244,21 +262,48 @@ mod tests {
 
     #[test]
     fn lists_belong_to_a_lane_and_a_table_and_the_oldest_go_first() {
-        let mut lists = Remembered::new(3 * bytes_at_server(100));
+        let mut lists = Remembered::new(3 * bytes_at_server(100), &Pool::new(1 << 20));
         let keys: Vec<u64> = (0..100).collect();
         let [a, b] = [PeerId(1), PeerId(2)];
-        lists.remember((a, 7, 1), &keys);
+        lists.remember((a, 7, 1), &keys).unwrap();
         assert!(lists.recall(b, 7, 1).is_none() && lists.recall(a, 8, 1).is_none());
         assert_eq!(*lists.recall(a, 7, 1).unwrap().keys, keys);
-        lists.remember((a, 7, 2), &keys);
-        lists.remember((b, 7, 2), &keys);
+        lists.remember((a, 7, 2), &keys).unwrap();
+        lists.remember((b, 7, 2), &keys).unwrap();
         assert!(lists.recall(a, 7, 1).is_some());
-        lists.remember((b, 7, 3), &keys);
+        lists.remember((b, 7, 3), &keys).unwrap();
         assert!(lists.recall(a, 7, 2).is_none() && lists.recall(a, 7, 1).is_some());
         lists.forget(b);
         assert!(lists.recall(b, 7, 2).is_none() && lists.recall(b, 7, 3).is_none());
         let long: Vec<u64> = (0..400).collect();
-        assert_eq!(*lists.remember((a, 7, 9), &long).keys, long);
+        assert_eq!(*lists.remember((a, 7, 9), &long).unwrap().keys, long);
         assert!(lists.recall(a, 7, 9).is_none() && lists.recall(a, 7, 1).is_some());
+    }
+
+    #[test]
+    fn lists_give_way_to_each_other_and_take_no_more_than_there_is() {
+        let memory = Pool::new(1 << 20);
+        let mut lists = Remembered::new(usize::MAX, &memory);
+        let keys: Vec<u64> = (0..1000).collect();
+        for signature in 0..100 {
+            lists.remember((PeerId(1), 7, signature), &keys).unwrap();
+        }
+        let left = memory.bytes_left();
+        assert!(left >= (7 << 17) - (1 << 17), "lists take an eighth: {left} bytes are left");
+        let mut others = Account::new(&memory, "others");
+        others.set(left).unwrap();
+        lists.remember((PeerId(1), 7, 100), &keys).unwrap();
+        assert!(
+            lists.recall(PeerId(1), 7, 100).is_some() && lists.recall(PeerId(1), 7, 50).is_none()
+        );
+        let long: Vec<u64> = (0..20_000).collect();
+        let error = lists.remember((PeerId(1), 7, 101), &long).unwrap_err().to_string();
+        assert!(
+            error.contains("a list of keys would take") && error.contains("CARAVAN_MEMORY"),
+            "{error}"
+        );
+        lists.forget(PeerId(1));
+        drop(others);
+        assert_eq!(memory.bytes_left(), 7 << 17, "nothing is left of them");
     }
 }

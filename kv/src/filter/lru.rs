@@ -64,8 +64,7 @@ impl<K: Hash + Eq + Clone, V> Lru<K, V> {
             return;
         }
         while self.bytes > self.bytes_max - bytes {
-            let oldest = self.entries[self.oldest as usize].key.clone();
-            self.remove(&oldest);
+            self.remove_oldest();
         }
         let entry = Entry { key: key.clone(), value: Some(value), bytes, newer: NONE, older: NONE };
         let at = match self.free.pop() {
@@ -91,6 +90,12 @@ impl<K: Hash + Eq + Clone, V> Lru<K, V> {
         entry.value = None;
         self.bytes -= entry.bytes;
         self.free.push(at);
+    }
+
+    /// Forgets the value that was used least recently; false if there is none.
+    pub(crate) fn remove_oldest(&mut self) -> bool {
+        let oldest = self.entries.get(self.oldest as usize).map(|entry| entry.key.clone());
+        oldest.inspect(|key| self.remove(key)).is_some()
     }
 
     /// Forgets the values whose keys `keep` does not say yes to.

@@ -185,11 +185,16 @@ impl AtWorker {
         message: Message,
         pool: &Pool,
     ) -> Result<Message, String> {
-        let decoded = receive(spec, &message, 0, pool, &mut self.traffic.received)?;
-        Ok(match decoded {
-            None => message,
-            Some(Decoded { lengths, values, .. }) => message.decoded(lengths, values),
-        })
+        let said = |error: caravan_van::Error| error.to_string();
+        let is_block = message.op() & FILTERED != 0;
+        let message = if is_block { message.kept(pool).map_err(said)? } else { message };
+        match receive(spec, &message, 0, pool, &mut self.traffic.received)? {
+            None => Ok(message),
+            Some(decoded) => {
+                let Decoded { ref lengths, values, .. } = decoded;
+                message.decoded(lengths.as_deref(), values, pool).map_err(said)
+            }
+        }
     }
 }
 

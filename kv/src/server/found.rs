@@ -99,11 +99,19 @@ impl Found {
         self.find_runs(shift);
     }
 
-    /// Enters rows in place of those that were missing, by `insert`.
-    pub(super) fn complete(&mut self, shift: u32, insert: impl FnOnce(&mut [u32])) {
-        insert(&mut self.rows);
+    /// Enters rows in place of those that were missing, so many, by `insert`.
+    ///
+    /// # Errors
+    /// Those of `insert`; the rows are missing as before then.
+    pub(super) fn complete<E>(
+        &mut self,
+        shift: u32,
+        insert: impl FnOnce(&mut [u32], usize) -> Result<(), E>,
+    ) -> Result<(), E> {
+        insert(&mut self.rows, self.missing)?;
         self.missing = 0;
         self.find_runs(shift);
+        Ok(())
     }
 
     fn find_runs(&mut self, shift: u32) {

@@ -10,7 +10,8 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::shard::Shard;
-use super::store::{Rows, VaryingRows};
+use super::store::Rows;
+use super::varying::VaryingRows;
 use crate::table::{TableSpec, ValueType, with_type};
 
 /// How a push changes a row. Closures `FnMut(key, stored, pushed)` are rules.
@@ -18,6 +19,10 @@ pub trait Rule<V>: 'static {
     /// Whether a push replaces the row by what is pushed, whatever the row was: it may then change its length, and large
     /// rows are not even copied.
     const REPLACES: bool = false;
+
+    /// Whether it looks at each of the pushed values once, and only adds or copies it. Then values may be read where their sender
+    /// has lent them, and can still write; for other rules they are copied first.
+    const READS_ONCE: bool = false;
 
     /// Applies `pushed` to `stored`, which has as many values and was zero at first.
     fn apply(&mut self, key: u64, stored: &mut [V], pushed: &[V]);
@@ -36,6 +41,8 @@ pub trait Rule<V>: 'static {
 pub struct Add;
 
 impl<V: Sum> Rule<V> for Add {
+    const READS_ONCE: bool = true;
+
     #[inline]
     fn apply(&mut self, _key: u64, stored: &mut [V], pushed: &[V]) {
         V::add_up(stored, pushed);
@@ -108,6 +115,7 @@ pub struct Assign;
 
 impl<V: Value> Rule<V> for Assign {
     const REPLACES: bool = true;
+    const READS_ONCE: bool = true;
 
     #[inline]
     fn apply(&mut self, _key: u64, stored: &mut [V], pushed: &[V]) {
@@ -218,7 +226,7 @@ fn rows<V: Value, R: Rule<V>>(
     memory: &Pool,
 ) -> Result<Box<dyn Shard>, String> {
     Ok(match spec.width {
-        0 => Box::new(VaryingRows::<V, R>::new(rule)),
+        0 => Box::new(VaryingRows::<V, R>::new(spec, rule, memory)?),
         _ => Box::new(Rows::<V, R>::new(spec, range, rule, memory)?),
     })
 }

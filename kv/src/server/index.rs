@@ -5,6 +5,8 @@
 //! that were inserted does, it is compared by blocks and the rows are copied. New keys are collected in a short sorted list, which is
 //! merged into the long one when it has grown to a fraction of it: inserting costs amortised logarithmic time.
 
+use caravan_van::Account;
+
 /// The short list may always hold this many keys.
 const RECENT_MIN: usize = 1024;
 
@@ -17,11 +19,15 @@ pub(crate) const NO_ROW: u32 = u32::MAX;
 /// Keys that are compared at a time where a request follows the index key by key.
 const BLOCK: usize = 8;
 
+/// Bytes of a key and its row.
+const ENTRY_BYTES: usize = size_of::<u64>() + size_of::<u32>();
+
 /// Sorted keys and their rows.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Index {
     settled: Sorted,
     recent: Sorted,
+    memory: Account,
 }
 
 #[derive(Debug, Default)]
@@ -53,6 +59,11 @@ impl Sorted {
 }
 
 impl Index {
+    /// No keys yet; `memory` is charged for those that come.
+    pub(crate) fn new(memory: Account) -> Index {
+        Index { settled: Sorted::default(), recent: Sorted::default(), memory }
+    }
+
     /// Number of keys.
     pub(crate) fn len(&self) -> usize {
         self.settled.keys.len() + self.recent.keys.len()
@@ -85,10 +96,20 @@ impl Index {
     }
 
     /// Gives rows, numbered from the current [`Index::len`] on, to those of the sorted `keys` that [`Index::find`] found none
-    /// for, and enters them into `rows`.
-    pub(crate) fn insert(&mut self, keys: &[u64], rows: &mut [u32]) {
+    /// for, `missing` of them, and enters them into `rows`.
+    ///
+    /// # Errors
+    /// When there is no memory for so many; nothing has changed then.
+    pub(crate) fn insert(
+        &mut self,
+        keys: &[u64],
+        rows: &mut [u32],
+        missing: usize,
+    ) -> caravan_van::Result<()> {
+        let bytes = (self.len() + missing) * ENTRY_BYTES;
+        self.memory.set(2 * bytes)?; // the lists that are merged, and what becomes of them
         let first = self.len() as u32;
-        let mut new = Vec::new();
+        let mut new = Vec::with_capacity(missing);
         for (&key, row) in keys.iter().zip(rows).filter(|(_, row)| **row == NO_ROW) {
             *row = first + new.len() as u32;
             new.push(key);
@@ -99,6 +120,7 @@ impl Index {
             self.settled =
                 merge(std::mem::take(&mut self.settled), std::mem::take(&mut self.recent));
         }
+        self.memory.set(bytes)
     }
 }
 
@@ -139,11 +161,16 @@ fn merge(a: Sorted, b: Sorted) -> Sorted {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
+    use caravan_van::Pool;
     use std::collections::BTreeMap;
+
+    fn index(memory_bytes: usize) -> Index {
+        Index::new(Account::new(&Pool::new(memory_bytes), "keys"))
+    }
 
     #[test]
     fn equals_a_map_whatever_the_order_of_batches() {
-        let mut index = Index::default();
+        let mut index = index(1 << 20);
         let mut map = BTreeMap::new();
         let mut state = 1u64;
         for round in 0..200 {
@@ -161,8 +188,8 @@ mod tests {
                 map.entry(key).or_insert(row);
             }
             let mut rows = Vec::new();
-            index.find(&keys, &mut rows);
-            index.insert(&keys, &mut rows);
+            let missing = index.find(&keys, &mut rows);
+            index.insert(&keys, &mut rows, missing).unwrap();
             assert!(keys.iter().zip(rows).all(|(key, row)| map[key] == row));
             assert_eq!(index.len(), map.len());
         }
@@ -178,11 +205,28 @@ mod tests {
 
     #[test]
     fn the_last_key_is_a_key() {
-        let mut index = Index::default();
-        index.insert(&[0, u64::MAX], &mut [NO_ROW; 2]);
+        let mut index = index(1 << 20);
+        index.insert(&[0, u64::MAX], &mut [NO_ROW; 2], 2).unwrap();
         let mut rows = Vec::new();
         assert_eq!(index.find(&[0, 1, u64::MAX], &mut rows), 1);
         assert_eq!(rows, [0, NO_ROW, 1]);
         assert_eq!(index.row(u64::MAX), Some(1));
+    }
+
+    #[test]
+    fn what_there_is_no_memory_for_changes_nothing() {
+        let mut index = index(1 << 20);
+        let keys: Vec<u64> = (0..30_000).collect();
+        let (first, rest) = keys.split_at(10_000);
+        index.insert(first, &mut vec![NO_ROW; 10_000], 10_000).unwrap();
+        assert_eq!(index.memory.bytes(), 120_000, "what is merged is there no more");
+        for _ in 0..3 {
+            let mut rows = Vec::new();
+            let missing = index.find(rest, &mut rows) + index.find(rest, &mut rows);
+            let error = index.insert(rest, &mut rows, missing).unwrap_err().to_string();
+            assert!(error.contains("keys would take"), "{error}");
+            assert!(rows.iter().all(|row| *row == NO_ROW));
+            assert_eq!((index.len(), index.memory.bytes()), (10_000, 120_000));
+        }
     }
 }

@@ -6,6 +6,7 @@ mod index;
 mod shard;
 mod store;
 mod thread;
+mod varying;
 
 pub use found::FoundRows;
 pub use handle::{Add, Assign, Handles, Rule, Sum};

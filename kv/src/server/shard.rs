@@ -78,6 +78,12 @@ pub trait Shard {
         0
     }
 
+    /// Whether a push looks at each of its values once, and nothing but numbers depends on them. Then they may be read from memory
+    /// that their sender can still write; others are copied first.
+    fn reads_once(&self) -> bool {
+        false
+    }
+
     /// Applies pushed values.
     ///
     /// # Errors

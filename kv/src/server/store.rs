@@ -6,7 +6,7 @@
 
 use std::slice::{from_mut, from_ref};
 
-use caravan_van::{Buffer, KeyRange, Pool, Shared, Value, long};
+use caravan_van::{Account, Buffer, KeyRange, Pool, Shared, Value, long};
 
 use super::found::{Found, Piece};
 use super::handle::Rule;
@@ -39,12 +39,40 @@ pub(crate) struct Rows<V, R> {
     rule: R,
     /// Where the rows of the request at hand are, unless they are kept with its keys.
     found: Found,
+    /// What the lists of chunks and of found rows take.
+    memory: Account,
+    /// Keys that `found` may hold.
+    found_max: usize,
     values: std::marker::PhantomData<V>,
 }
 
-/// Bytes of a thread's memory that tables may take: the rest is for messages, without which no lane lives.
-fn share(memory: &Pool) -> usize {
-    memory.bytes_max() - memory.bytes_max() / 8
+/// Most bytes of a key's row, and of a run of rows, while they are looked for: lists of them may be twice as long as they need be.
+const FOUND_BYTES: usize = 12;
+
+/// There is always room to find so many keys: a table that is full goes on serving what it has.
+pub(super) const FOUND_MIN: usize = 1024;
+
+/// An account of what a table takes, by its name.
+fn account(spec: &TableSpec, memory: &Pool) -> Account {
+    Account::new(memory, format!("table {}", spec.name))
+}
+
+/// Accounts of a table's index, and of all else of it that is not registered: lists, and room to find [`FOUND_MIN`] keys.
+pub(super) fn accounts(spec: &TableSpec, memory: &Pool) -> Result<[Account; 2], String> {
+    let mut others = account(spec, memory);
+    others.set(FOUND_MIN * FOUND_BYTES).map_err(|error| error.to_string())?;
+    Ok([account(spec, memory), others])
+}
+
+#[cold]
+pub(super) fn make_room_to_find(
+    memory: &mut Account,
+    room: &mut usize,
+    keys: usize,
+) -> Result<(), String> {
+    memory.add((keys - *room) * FOUND_BYTES).map_err(|error| error.to_string())?;
+    *room = keys;
+    Ok(())
 }
 
 enum Keys {
@@ -63,17 +91,26 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         let width = spec.width as usize;
         let row_bytes = width * V::BYTES;
         let chunk_shift = (CHUNK_BYTES / row_bytes).max(1).ilog2();
+        let [index, others] = accounts(spec, memory)?;
         let keys = match (spec.store, range) {
             (Store::Dense, Some(range)) => Keys::Dense(range),
-            _ => Keys::Sparse(Index::default()),
+            _ => Keys::Sparse(Index::new(index)),
         };
-        let (chunks, found) = (Vec::new(), Found::default());
-        let values = std::marker::PhantomData;
-        let mut store =
-            Rows { keys, width, chunk_shift, chunks, copies_due: 0, rule, found, values };
+        let mut store = Rows {
+            keys,
+            width,
+            chunk_shift,
+            chunks: Vec::new(),
+            copies_due: 0,
+            rule,
+            found: Found::default(),
+            memory: others,
+            found_max: FOUND_MIN,
+            values: std::marker::PhantomData,
+        };
         if let Keys::Dense(range) = store.keys {
             let bytes = range.count() * row_bytes as u128;
-            let most = DENSE_BYTES_MAX.min(share(memory) as u128);
+            let most = DENSE_BYTES_MAX.min(memory.bytes_left() as u128);
             if bytes > most || range.count() >= u128::from(NO_ROW) {
                 return Err(format!(
                     "a dense shard of {} rows with {row_bytes} bytes each is over {most} bytes (make it sparse, or raise CARAVAN_MEMORY)",
@@ -89,15 +126,28 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     fn grow(&mut self, count: usize, memory: &Pool) -> Result<(), String> {
         let chunk_bytes = (self.width * V::BYTES) << self.chunk_shift;
         while self.chunks.len() << self.chunk_shift < count {
-            let (taken, most) = (memory.bytes_cut(), share(memory));
-            if chunk_bytes > most.saturating_sub(taken) {
+            let (left, limit) = (memory.bytes_left(), memory.bytes_max());
+            if chunk_bytes > left {
                 return Err(format!(
-                    "no room for {chunk_bytes} more bytes of rows: {taken} bytes of registered memory are taken, of which tables may take {most} (raise CARAVAN_MEMORY)"
+                    "no room for {chunk_bytes} more bytes of rows: {left} of {limit} are left for tables (raise CARAVAN_MEMORY)"
                 ));
             }
+            self.memory.reserve(&mut self.chunks, 1).map_err(|error| error.to_string())?;
             let mut chunk = memory.allocate(chunk_bytes).map_err(|error| error.to_string())?;
             chunk.fill(0);
             self.chunks.push(chunk.share());
+        }
+        Ok(())
+    }
+
+    /// Forgets what was found for the request before, and sees that there is memory for what is found for this one, unless that
+    /// is kept with its keys.
+    #[inline]
+    fn begin_to_find(&mut self, request: &Request<'_>) -> Result<(), String> {
+        self.found.forget();
+        let keys = request.keys.len();
+        if keys > self.found_max && request.rows.is_none() {
+            make_room_to_find(&mut self.memory, &mut self.found_max, keys)?;
         }
         Ok(())
     }
@@ -144,12 +194,12 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
 
     /// Finds the rows of a pull; returns the first if they all lie one behind the other.
     #[inline(never)]
-    fn find_run(&mut self, request: &Request<'_>) -> Option<u32> {
-        self.found.forget();
-        self.with_found(request, |rows, found| {
+    fn find_run(&mut self, request: &Request<'_>) -> Result<Option<u32>, String> {
+        self.begin_to_find(request)?;
+        Ok(self.with_found(request, |rows, found| {
             rows.find(request.keys, found);
             found.only_run()
-        })
+        }))
     }
 
     /// As [`Rows::find`], with new rows for keys that have none.
@@ -164,10 +214,10 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
             return Ok(());
         }
         self.make_room(found.missing(), memory)?;
-        if let Keys::Sparse(index) = &mut self.keys {
-            found.complete(self.chunk_shift, |rows| index.insert(keys, rows));
-        }
-        Ok(())
+        let Keys::Sparse(index) = &mut self.keys else { return Ok(()) };
+        let inserted =
+            found.complete(self.chunk_shift, |rows, missing| index.insert(keys, rows, missing));
+        inserted.map_err(|error| error.to_string())
     }
 
     /// Makes room for so many more rows. That comes first, then the keys: with the keys alone, rows would be found that do not
@@ -192,13 +242,19 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
 
     #[inline]
     fn row_or_insert(&mut self, key: u64, memory: &Pool) -> Result<u32, String> {
-        if let Some(row) = self.row(key) {
-            return Ok(row);
+        match self.row(key) {
+            Some(row) => Ok(row),
+            None => self.insert(key, memory),
         }
+    }
+
+    /// A new row for a key that has none.
+    #[inline(never)] // most keys have one
+    fn insert(&mut self, key: u64, memory: &Pool) -> Result<u32, String> {
         self.make_room(1, memory)?;
         let mut row = [NO_ROW];
         if let Keys::Sparse(index) = &mut self.keys {
-            index.insert(&[key], &mut row);
+            index.insert(&[key], &mut row, 1).map_err(|error| error.to_string())?;
         }
         Ok(row[0])
     }
@@ -346,11 +402,15 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
         if let [key] = keys {
             return self.push_one(*key, pushed, memory);
         }
-        self.found.forget();
+        self.begin_to_find(request)?;
         self.with_found(request, |rows, found| {
             rows.find_or_insert(keys, found, memory)?;
             rows.push_all((keys, found), pushed, memory)
         })
+    }
+
+    fn reads_once(&self) -> bool {
+        R::READS_ONCE
     }
 
     /// One large row, which is a chunk by itself, can be exchanged as a whole.
@@ -373,9 +433,11 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
             [key] => self.row(key),
             _ => None,
         };
-        let Some(row) = row.or_else(|| self.find_run(request)) else {
-            return Ok(Pulled::Bytes(bytes));
+        let row = match row {
+            Some(row) => Some(row),
+            None => self.find_run(request)?,
         };
+        let Some(row) = row else { return Ok(Pulled::Bytes(bytes)) };
         let (chunk, at) = self.place(row);
         let (chunk, range) = (&self.chunks[chunk], at..at + bytes);
         if bytes < LENT_BYTES_MIN {
@@ -391,94 +453,5 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
     fn read(&mut self, request: &Request<'_>, into: &mut [u8]) {
         let into = V::view_mut(into).expect("it is as aligned and as long as `pull` asked for");
         self.with_found(request, |rows, found| rows.read_all(found, into));
-    }
-}
-
-/// Rows whose keys have their own number of values.
-pub(crate) struct VaryingRows<V, R> {
-    index: Index,
-    stored: Vec<Vec<V>>,
-    rule: R,
-    /// Of the request at hand.
-    rows: Vec<u32>,
-    lengths: Vec<u32>,
-}
-
-impl<V: Value, R: Rule<V>> VaryingRows<V, R> {
-    pub(crate) fn new(rule: R) -> Self {
-        let index = Index::default();
-        VaryingRows { index, stored: Vec::new(), rule, rows: Vec::new(), lengths: Vec::new() }
-    }
-
-    /// Finds the rows of `keys`, into `self.rows`; returns how many have none.
-    fn find(&mut self, keys: &[u64]) -> usize {
-        self.rows.clear();
-        self.index.find(keys, &mut self.rows)
-    }
-
-    /// What a row holds, nothing if there is none.
-    fn stored(&self, row: u32) -> &[V] {
-        self.stored.get(row as usize).map_or(&[], |values| values)
-    }
-}
-
-impl<V: Value, R: Rule<V>> Shard for VaryingRows<V, R> {
-    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
-        let total: usize = request.lengths.iter().map(|&n| n as usize).sum();
-        let mut pushed = V::view(request.values).ok_or("the values do not fit the table's type")?;
-        if request.lengths.len() != request.keys.len() || pushed.len() != total {
-            return Err(format!(
-                "a push of {} keys came with {} lengths, which add up to {total}, and {} values",
-                request.keys.len(),
-                request.lengths.len(),
-                pushed.len()
-            ));
-        }
-        let missing = self.find(request.keys);
-        for (at, &row) in self.rows.iter().enumerate() {
-            let stored = self.stored(row).len();
-            let length = request.lengths[at] as usize;
-            if stored != 0 && stored != length && !R::REPLACES {
-                return Err(format!(
-                    "key {} holds {stored} values, so {length} cannot be combined with them",
-                    request.keys[at]
-                ));
-            }
-        }
-        if missing > 0 {
-            self.index.insert(request.keys, &mut self.rows);
-            self.stored.resize_with(self.index.len(), Vec::new);
-        }
-        for (at, row) in self.rows.iter().enumerate() {
-            let (mine, rest) = pushed.split_at(request.lengths[at] as usize);
-            let stored = &mut self.stored[*row as usize];
-            stored.resize(mine.len(), V::default());
-            self.rule.apply(request.keys[at], stored, mine);
-            pushed = rest;
-        }
-        Ok(())
-    }
-
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
-        self.find(request.keys);
-        let mut lengths = std::mem::take(&mut self.lengths);
-        lengths.clear();
-        lengths.extend(self.rows.iter().map(|&row| self.stored(row).len() as u32));
-        self.lengths = lengths;
-        let total: usize = self.lengths.iter().map(|&n| n as usize).sum();
-        Ok(Pulled::Varying(total * V::BYTES))
-    }
-
-    fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
-        let mut at = 0;
-        for &row in &self.rows {
-            let bytes = V::bytes(self.stored(row));
-            into[at..at + bytes.len()].copy_from_slice(bytes);
-            at += bytes.len();
-        }
-    }
-
-    fn lengths(&self) -> &[u32] {
-        &self.lengths
     }
 }

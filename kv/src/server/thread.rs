@@ -6,6 +6,7 @@
 mod answer;
 mod filtered;
 mod run;
+mod table;
 
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
@@ -13,17 +14,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Arrival, Counters, Draft, Endpoint, KeyRange, Message, PeerId, Taken, Values};
+use caravan_van::{Arrival, Counters, Draft, Endpoint, Message, PeerId, Taken, Values};
 
 use self::answer::{Asker, answer, answer_pull, place_pull, post, refuse};
+use self::table::{Entry, Wanted, check_keys, find, position, unknown};
 use super::handle::Handles;
-use super::shard::{Request, Shard};
+use super::shard::Request;
 use crate::consistency::Admission;
 use crate::error::Result;
-use crate::filter::{AtServer, List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
+use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
 use crate::op::Op;
 use crate::spent::Spent;
-use crate::table::TableSpec;
 
 /// One sleep while idle: how long it takes at most to notice that the server shall stop.
 const NAP: Duration = Duration::from_millis(100);
@@ -43,14 +44,6 @@ pub struct ServerThread {
     lists: Remembered,
     /// Lanes that were asked for keys.
     asked: HashMap<PeerId, Asked>,
-}
-
-struct Entry {
-    spec: TableSpec,
-    /// `None` when there are fewer keys than threads, and none is left for this one.
-    range: Option<KeyRange>,
-    shard: Box<dyn Shard>,
-    filters: Option<Box<AtServer>>,
 }
 
 /// A request that waits for its shard's clock.
@@ -80,6 +73,7 @@ enum Left {
 impl ServerThread {
     /// Thread `index` of `count` in the whole cluster, answering over `endpoint`.
     pub fn new(endpoint: Endpoint, index: usize, count: usize, handles: Handles) -> Self {
+        let lists = Remembered::new(REMEMBERED_BYTES_MAX, endpoint.memory());
         ServerThread {
             endpoint,
             index,
@@ -88,14 +82,14 @@ impl ServerThread {
             tables: Vec::new(),
             last: 0,
             parked: Vec::new(),
-            lists: Remembered::new(REMEMBERED_BYTES_MAX),
+            lists,
             asked: HashMap::new(),
         }
     }
 
-    /// Remembers at most so many bytes of lists of keys for the workers that name them.
+    /// Remembers at most so many bytes of lists of keys for the workers that name them, or an eighth of its memory.
     pub fn remember_bytes(mut self, bytes_max: usize) -> Self {
-        self.lists = Remembered::new(bytes_max);
+        self.lists = Remembered::new(bytes_max, self.endpoint.memory());
         self
     }
 
@@ -185,11 +179,17 @@ impl ServerThread {
         if !self.asked.is_empty() && self.asked.contains_key(&peer) {
             return self.hold(peer, message);
         }
+        if message.lent().is_some() && !self.reads_once(&message) {
+            return self.keep(peer, message);
+        }
         let Some(signature) = message.signature() else { return self.admit(peer, message, None) };
         let table = message.table();
         let list = match message.keys() {
             [] => self.lists.recall(peer, table, signature),
-            keys => Some(self.lists.remember((peer, table, signature), keys)),
+            keys => match self.lists.remember((peer, table, signature), keys) {
+                Ok(list) => Some(list),
+                Err(error) => return self.turn_down(peer, &message, &error.to_string()),
+            },
         };
         match list {
             Some(list) => self.admit(peer, message, Some(list)),
@@ -197,6 +197,28 @@ impl ServerThread {
                 let asks = Draft { op: Op::Keys as u8, ..answer(Kind::Failure, &message) };
                 self.asked.insert(peer, Asked { message, held: VecDeque::new() });
                 self.post(peer, asks);
+            }
+        }
+    }
+
+    /// Whether values that are lent may be read where they are, though their sender can still write there: they are plain
+    /// numbers, each looked at once.
+    #[cold]
+    fn reads_once(&self, message: &Message) -> bool {
+        let is_plain = Op::from_raw(message.op()).is_some_and(Op::pushes);
+        let table = position(&self.tables, message.table()).map(|at| &self.tables[at]);
+        is_plain && table.is_ok_and(|table| table.shard.reads_once())
+    }
+
+    /// Handles a request with values that it has copied from where they were lent.
+    #[cold]
+    fn keep(&mut self, peer: PeerId, message: Message) {
+        let asker = Asker::of(peer, &message);
+        match message.kept(self.endpoint.memory()) {
+            Ok(message) => self.handle(peer, message),
+            Err(error) => {
+                let refused = refuse(&mut self.endpoint, asker, &error.to_string());
+                self.check(peer, refused);
             }
         }
     }
@@ -215,8 +237,18 @@ impl ServerThread {
         let Some(asked) = self.asked.remove(&peer) else { return };
         let list = self.lists.remember((peer, message.table(), signature), message.keys());
         drop(message);
-        self.admit(peer, asked.message, Some(list));
+        match list {
+            Ok(list) => self.admit(peer, asked.message, Some(list)),
+            Err(error) => self.turn_down(peer, &asked.message, &error.to_string()),
+        }
         asked.held.into_iter().for_each(|message| self.handle(peer, message));
+    }
+
+    /// Answers a request with the reason why it can't be executed.
+    #[cold]
+    fn turn_down(&mut self, peer: PeerId, message: &Message, reason: &str) {
+        let refused = refuse(&mut self.endpoint, Asker::of(peer, message), reason);
+        self.check(peer, refused);
     }
 
     /// Executes one request, or parks it, and then those that waited for it.
@@ -292,8 +324,7 @@ impl ServerThread {
             Some(op) => self.serve(peer, message, list, op),
         };
         left.unwrap_or_else(|reason| {
-            let refused = refuse(&mut self.endpoint, Asker::of(peer, message), &reason);
-            self.check(peer, refused);
+            self.turn_down(peer, message, &reason);
             Left::Nothing
         })
     }
@@ -323,7 +354,7 @@ impl ServerThread {
         if self.tables.get(self.last).is_none_or(|entry| entry.spec.id != table) {
             self.last = position(&self.tables, table).map_err(|_| unknown(table))?;
         }
-        let Entry { range, shard, spec, filters } = &mut self.tables[self.last];
+        let Entry { range, shard, spec, filters, .. } = &mut self.tables[self.last];
         let request = Request::of(message, list, (op.pushes(), op.pulls()));
         check_keys(request.keys, *range, &spec.name)?;
         if let Admission::AfterClock(clock) = shard.admit(&request) {
@@ -360,24 +391,13 @@ impl ServerThread {
 
     #[inline(never)]
     fn create(&mut self, peer: PeerId, message: &Message) -> Result<(), String> {
-        let spec: TableSpec =
-            serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
-        match position(&self.tables, spec.id) {
-            Ok(at) if self.tables[at].spec == spec => {}
-            Ok(at) => {
-                return Err(format!(
-                    "table {} exists and is another one: {:?}",
-                    spec.id, self.tables[at].spec
-                ));
-            }
+        let wanted = Wanted::read(message.values(), self.endpoint.memory())?;
+        match position(&self.tables, wanted.spec.id) {
+            Ok(at) => self.tables[at].check_same(&wanted)?,
             Err(at) => {
-                let whole = spec.range().map_err(|error| error.to_string())?;
-                let range = whole.cut(self.count).nth(self.index);
-                spec.filters.check(&spec).map_err(|error| error.to_string())?;
-                // A thread without keys builds its shard all the same: commands go to every thread.
-                let shard = self.handles.build(&spec, range, self.endpoint.memory())?;
-                let filters = AtServer::new(&spec);
-                self.tables.insert(at, Entry { spec, range, shard, filters });
+                let place = (self.index, self.count);
+                let entry = wanted.build(place, &self.handles, self.endpoint.memory())?;
+                self.tables.insert(at, entry);
             }
         }
         self.answer(peer, message.timestamp());
@@ -425,36 +445,5 @@ impl ServerThread {
         tracing::warn!(%error, "an answer could not be sent; closing the lane");
         self.endpoint.disconnect(peer);
         self.forget(peer);
-    }
-}
-
-/// Where a table is among `tables`, or where it belongs.
-fn position(tables: &[Entry], id: u32) -> Result<usize, usize> {
-    tables.binary_search_by_key(&id, |entry| entry.spec.id)
-}
-
-fn find(tables: &mut [Entry], id: u32) -> Result<&mut Entry, String> {
-    match position(tables, id) {
-        Ok(at) => Ok(&mut tables[at]),
-        Err(_) => Err(unknown(id)),
-    }
-}
-
-#[cold]
-fn unknown(table: u32) -> String {
-    format!("table {table} is unknown here (create it first)")
-}
-
-/// The decoder has seen to the order of the keys; this sees to their range.
-fn check_keys(keys: &[u64], range: Option<KeyRange>, table: &str) -> Result<(), String> {
-    let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(()) };
-    let outside = |key: &&u64| range.is_none_or(|range| !range.contains(**key));
-    match [first, last].into_iter().find(outside) {
-        None => Ok(()),
-        Some(key) => {
-            let here = range
-                .map_or("no keys".to_owned(), |r| format!("keys {} to {}", r.begin(), r.last()));
-            Err(format!("key {key} of table {table} is not this thread's, which has {here}"))
-        }
     }
 }

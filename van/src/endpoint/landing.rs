@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 
+use crate::memory::Pool;
 use crate::wire::Offer;
 
 /// Landings granted to one peer and not used yet hold at most this many bytes, unless a single message is longer.
@@ -77,18 +78,33 @@ impl Grants {
 pub(super) struct Landings {
     /// Key and length of those that are not used yet.
     granted: Vec<(u64, usize)>,
+    /// Requests that came in one and are not answered.
+    landed: Vec<Landed>,
+    /// Bytes of memory that those two take.
+    held: usize,
     /// Lengths of used ones that are to be replaced.
     used: VecDeque<usize>,
     /// Lengths the peer asked for while it held its share.
     wanted: VecDeque<usize>,
+    /// How many are in `landed`, `used` and `wanted`: each message asks whether any is.
+    unsettled: usize,
     /// Most that may be granted or asked for at a time.
     pub(super) count_max: usize,
+}
+
+/// A request that keeps the landing it came in.
+struct Landed {
+    timestamp: u64,
+    /// Key of the offer for its answer, which may be all that its answer names.
+    place: Option<u64>,
+    len: usize,
 }
 
 impl Landings {
     /// Enters a grant.
     pub(super) fn enter(&mut self, key: u64, len: usize) {
         self.granted.push((key, len));
+        self.held += Pool::slot_bytes(len);
     }
 
     /// A message came through this one, which is to be replaced; false if it was not granted.
@@ -96,7 +112,33 @@ impl Landings {
     pub(super) fn use_up(&mut self, key: u64) -> bool {
         let len = self.remove(key);
         self.used.extend(len);
+        self.unsettled += usize::from(len.is_some());
         len.is_some()
+    }
+
+    /// The message was a request: its landing counts until it is answered.
+    pub(super) fn keep(&mut self, timestamp: u64, place: Option<u64>, len: usize) {
+        self.landed.push(Landed { timestamp, place, len });
+        self.held += Pool::slot_bytes(len);
+        self.unsettled += 1;
+    }
+
+    /// The request with this timestamp is answered by a message.
+    #[inline(never)]
+    pub(super) fn answered(&mut self, timestamp: u64) {
+        self.let_go(|landed| landed.timestamp == timestamp);
+    }
+
+    /// The request that offered this place is answered there.
+    pub(super) fn placed(&mut self, place: u64) {
+        self.let_go(|landed| landed.place == Some(place));
+    }
+
+    fn let_go(&mut self, is_it: impl Fn(&Landed) -> bool) {
+        if let Some(at) = self.landed.iter().position(is_it) {
+            self.held -= Pool::slot_bytes(self.landed.swap_remove(at).len);
+            self.unsettled -= 1;
+        }
     }
 
     /// The peer does not need this one; false if it was not granted.
@@ -107,7 +149,9 @@ impl Landings {
 
     fn remove(&mut self, key: u64) -> Option<usize> {
         let at = self.granted.iter().position(|(granted, _)| *granted == key)?;
-        Some(self.granted.swap_remove(at).1)
+        let (_, len) = self.granted.swap_remove(at);
+        self.held -= Pool::slot_bytes(len);
+        Some(len)
     }
 
     /// The peer asks for one of `len` bytes; false if it asks for too many.
@@ -116,13 +160,15 @@ impl Landings {
         let room = self.granted.len() + self.wanted.len() < self.count_max;
         if room {
             self.wanted.push_back(len);
+            self.unsettled += 1;
         }
         room
     }
 
-    /// Whether none is to be replaced and the peer waits for none.
+    /// Whether none is to be replaced, the peer waits for none, and no request keeps one.
+    #[inline]
     pub(super) fn is_settled(&self) -> bool {
-        self.used.is_empty() && self.wanted.is_empty()
+        self.unsettled == 0
     }
 
     /// Whether the peer waits for one.
@@ -130,21 +176,23 @@ impl Landings {
         !self.wanted.is_empty()
     }
 
-    /// The length that the peer has waited for longest, if its share has room for it.
+    /// The length that the peer has waited for longest.
     pub(super) fn next_wanted(&self) -> Option<usize> {
-        self.wanted.front().copied().filter(|&len| self.has_room(len))
+        self.wanted.front().copied()
     }
 
     /// That length is about to be granted.
     pub(super) fn serve_next(&mut self) {
-        self.wanted.pop_front();
+        self.unsettled -= usize::from(self.wanted.pop_front().is_some());
     }
 
-    /// The next length to replace, leaving out those that the share has no room for, and all while the peer waits for others.
-    pub(super) fn next_replaced(&mut self) -> Option<usize> {
+    /// The next length to replace, leaving out those that a share with so many bytes `free` has no room for, and all while the peer
+    /// waits for others.
+    pub(super) fn next_replaced(&mut self, free: impl Fn() -> usize) -> Option<usize> {
         while let Some(len) = self.used.pop_front() {
-            let room = self.granted.len() < self.count_max && self.has_room(len);
-            if room && !self.is_wanted() {
+            self.unsettled -= 1;
+            let may = self.granted.len() < self.count_max && !self.is_wanted();
+            if may && self.has_room(len, free()) {
                 return Some(len);
             }
         }
@@ -156,10 +204,19 @@ impl Landings {
         self.granted.iter().map(|(_, len)| len).sum()
     }
 
-    fn has_room(&self, len: usize) -> bool {
-        let held = self.bytes();
-        held == 0 || held + len <= LANDING_BYTES_MAX
+    /// Whether one of `len` bytes more is within the share of the lane while so many bytes are `free`.
+    pub(super) fn has_room(&self, len: usize, free: usize) -> bool {
+        let granted = self.bytes();
+        let held = self.held.saturating_add(Pool::slot_bytes(len));
+        (granted == 0 || granted + len <= LANDING_BYTES_MAX)
+            && is_within_share(held, free.saturating_add(self.held))
     }
+}
+
+/// Whether a lane may hold `held` bytes of memory of which `free` bytes would be free without it: three quarters, so that however
+/// much other lanes hold, there is some for one more.
+pub(super) fn is_within_share(held: usize, free: usize) -> bool {
+    held <= free / 4 * 3
 }
 
 /// Where requests that are not answered yet want their answers: keys of offers, and timestamps.
@@ -241,8 +298,12 @@ mod tests {
         assert!(landings.use_up(7) && !landings.use_up(7) && !landings.return_unused(7));
         assert!(landings.return_unused(8));
         assert_eq!(landings.bytes(), 0);
-        assert_eq!(landings.next_replaced(), Some(100), "what was returned is not replaced");
-        assert_eq!(landings.next_replaced(), None);
+        assert_eq!(
+            landings.next_replaced(|| usize::MAX),
+            Some(100),
+            "what was returned is not replaced"
+        );
+        assert_eq!(landings.next_replaced(|| usize::MAX), None);
     }
 
     #[test]
@@ -263,14 +324,39 @@ mod tests {
         let mut landings = Landings { count_max: 3, ..Landings::default() };
         let long = LANDING_BYTES_MAX + 1;
         assert!(landings.want(long) && landings.want(1));
-        assert_eq!(landings.next_wanted(), Some(long), "a single one may be longer");
+        assert_eq!(landings.next_wanted(), Some(long));
+        assert!(landings.has_room(long, usize::MAX), "a single one may be longer");
         landings.serve_next();
         landings.enter(1, long);
         assert!(landings.is_wanted());
-        assert_eq!(landings.next_wanted(), None);
+        assert!(!landings.has_room(1, usize::MAX));
         assert!(landings.want(1) && !landings.want(1), "one granted and two wanted are enough");
         assert!(landings.use_up(1));
-        assert_eq!(landings.next_wanted(), Some(1));
+        assert!(landings.has_room(1, usize::MAX));
+    }
+
+    /// Each lane may hold three quarters of what would be free without it, so that the next finds some.
+    #[test]
+    fn a_share_leaves_some_for_others_until_requests_are_answered() {
+        const MIB: usize = 1 << 20;
+        let mut landings = Landings { count_max: 9, ..Landings::default() };
+        assert!(!landings.has_room(33 * MIB, 64 * MIB), "it would take 64");
+        assert!(landings.has_room(32 * MIB, 63 * MIB));
+        landings.enter(1, 32 * MIB);
+        assert!(landings.has_room(8 * MIB, 31 * MIB) && !landings.has_room(16 * MIB, 31 * MIB));
+        assert!(landings.use_up(1));
+        assert_eq!(landings.held, 0, "what came in it was an answer");
+        landings.enter(2, 32 * MIB);
+        assert!(landings.use_up(2));
+        landings.keep(70, None, 32 * MIB);
+        landings.keep(71, Some(5), 1000);
+        landings.answered(99);
+        landings.placed(6);
+        assert!(!landings.has_room(16 * MIB, 31 * MIB), "a request keeps its landing");
+        landings.answered(70);
+        assert_eq!(landings.held, 1024);
+        landings.placed(5);
+        assert_eq!(landings.held, 0);
     }
 
     #[test]
@@ -278,12 +364,12 @@ mod tests {
         let mut landings = Landings { count_max: 3, ..Landings::default() };
         (1..=3).for_each(|key| landings.enter(key, 10));
         assert!(landings.use_up(1) && landings.want(20));
-        assert_eq!(landings.next_replaced(), None, "the peer waits for another");
+        assert_eq!(landings.next_replaced(|| usize::MAX), None, "the peer waits for another");
         landings.serve_next();
         assert!(landings.use_up(2) && landings.use_up(3));
         landings.enter(4, LANDING_BYTES_MAX - 10);
-        assert_eq!(landings.next_replaced(), Some(10));
+        assert_eq!(landings.next_replaced(|| usize::MAX), Some(10));
         landings.enter(5, 10);
-        assert_eq!(landings.next_replaced(), None, "the share is full");
+        assert_eq!(landings.next_replaced(|| usize::MAX), None, "the share is full");
     }
 }

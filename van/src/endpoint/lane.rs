@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use super::landing::{Grants, Landings, Places};
+use super::landing::{Grants, Landings, Places, is_within_share};
 use super::packing::{PACKED_BYTES_MAX, Packer};
 use super::rendezvous::landed_bytes;
 use crate::error::{Error, Result};
@@ -31,6 +31,8 @@ pub(super) struct Lane {
     pub(super) is_listed: bool,
     /// What waits for a landing, and what must not overtake it.
     pub(super) outbox: VecDeque<Item>,
+    /// Bytes of all of that.
+    pub(super) outbox_bytes: usize,
     pub(super) grants: Grants,
     pub(super) landings: Landings,
     pub(super) places: Places,
@@ -64,12 +66,44 @@ impl Lane {
         let is_request = kind == Kind::Request;
         match is_request {
             true => self.credits -= 1,
-            false => self.unanswered = self.unanswered.saturating_sub(1),
+            false => {
+                self.unanswered = self.unanswered.saturating_sub(1);
+                if !self.landings.is_settled() {
+                    self.landings.answered(timestamp);
+                }
+            }
         }
         if let Some(offer) = offer {
             assert!(is_request, "only a request can offer memory");
             self.places.enter(offer.key.get(), timestamp, self.credits_max.into());
         }
+    }
+
+    /// Puts an item behind those that wait.
+    ///
+    /// # Errors
+    /// Hands back an answer with which the lane would hold more than its share of the memory, of which so many bytes are `free`.
+    pub(super) fn hold(&mut self, item: Item, free: Option<usize>) -> Result<(), Item> {
+        let bytes = self.outbox_bytes + item.bytes();
+        if free.is_some_and(|free| !is_within_share(bytes, free + bytes)) {
+            return Err(item);
+        }
+        self.outbox_bytes = bytes;
+        self.outbox.push_back(item);
+        Ok(())
+    }
+
+    /// Takes out the item that has waited longest.
+    pub(super) fn release(&mut self) -> Option<Item> {
+        let item = self.outbox.pop_front()?;
+        self.outbox_bytes -= item.bytes();
+        Some(item)
+    }
+
+    /// Puts that item back.
+    pub(super) fn put_back(&mut self, item: Item) {
+        self.outbox_bytes += item.bytes();
+        self.outbox.push_front(item);
     }
 
     /// Whether what is posted now leaves at once, with nothing else to be said.
@@ -109,6 +143,15 @@ pub(super) enum Item {
 }
 
 impl Item {
+    /// Bytes of memory that it holds.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Item::Image(outgoing) => outgoing.image_bytes(),
+            Item::Place { data, .. } => data.len(),
+            Item::Loan { frame, values } => frame.len() + values.len(),
+        }
+    }
+
     /// How long a landing it needs at a peer that takes frames of `frame_bytes`; 0 for none.
     pub(super) fn landing_bytes(&self, frame_bytes: usize) -> usize {
         match self {

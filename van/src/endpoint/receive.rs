@@ -6,6 +6,7 @@ use std::ops::ControlFlow::{self, Break, Continue};
 
 use super::lane::lane;
 use super::{Arrival, Endpoint};
+use crate::config::VanConfig;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Shared};
 use crate::message::Message;
@@ -292,7 +293,8 @@ impl Endpoint {
         if lane.name.is_empty() {
             lane.name = format!("node {}, which called", hello.node);
         }
-        (lane.credits, lane.credits_max) = (hello.credits.get(), hello.credits.get());
+        let admitted = hello.credits.get().min(VanConfig::CREDITS_MAX);
+        (lane.credits, lane.credits_max) = (admitted, admitted);
         // An honest peer has one landing for each message under way, and one more while those of the wrong size are
         // on their way back.
         let landings_max = 4 * (usize::from(credits) + usize::from(lane.credits_max));

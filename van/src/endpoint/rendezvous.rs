@@ -75,6 +75,7 @@ impl Endpoint {
         landing: Buffer,
         (at, len): (usize, usize),
     ) -> Result<Message> {
+        let taken = landing.len();
         let mut image = landing;
         image.advance(at);
         image.truncate(len);
@@ -83,6 +84,10 @@ impl Endpoint {
             VALUES_FIRST => decode_landed(image, checked, memory)?,
             _ => decode(image, checked, memory)?,
         };
+        if message.kind() == Kind::Request {
+            let place = message.offer().map(|offer| offer.key.get());
+            lane(&mut self.lanes, peer)?.landings.keep(message.timestamp(), place, taken);
+        }
         // Others may have waited for this landing to be used. It must not wait for an answer to this message, which may in
         // turn wait for one of them.
         self.serve_wants(peer, true)?;
@@ -138,7 +143,7 @@ impl Endpoint {
         self.open_frame(peer, bytes)?;
         let (open, memory) = (lane(&mut self.lanes, peer)?, &self.memory);
         open.packer.reserve(bytes, memory)?;
-        let replaced = open.landings.next_replaced();
+        let replaced = open.landings.next_replaced(|| memory.bytes_free());
         let landing = replaced.and_then(|len| memory.allocate(len).ok());
         draft.offer = landing.map(|landing| self.open_landing(peer, landing)).transpose()?;
         let packed = self.pack(peer, draft, bytes, coding);
@@ -152,7 +157,9 @@ impl Endpoint {
 
     /// Replaces the landings that the peer has used, unless it waits for others, or memory is short: then it will ask.
     pub(super) fn replace_landings(&mut self, peer: PeerId) -> Result<()> {
-        while let Some(len) = lane(&mut self.lanes, peer)?.landings.next_replaced() {
+        loop {
+            let landings = &mut lane(&mut self.lanes, peer)?.landings;
+            let Some(len) = landings.next_replaced(|| self.memory.bytes_free()) else { break };
             if let Ok(landing) = self.memory.allocate(len) {
                 self.grant(peer, landing)?;
             }
@@ -160,13 +167,17 @@ impl Endpoint {
         self.serve_wants(peer, true)
     }
 
-    /// Grants what the peer waits for, as far as its share and memory go. With no memory, and none to come back from the peer,
+    /// Grants what the peer waits for, as far as its share and memory go. With no room there, and none to come back from the peer,
     /// that is an error unless the caller is `patient`: it is tried again at the next poll.
     fn serve_wants(&mut self, peer: PeerId, patient: bool) -> Result<()> {
         loop {
             let lane = lane(&mut self.lanes, peer)?;
             let Some(len) = lane.landings.next_wanted() else { return Ok(()) };
-            let landing = match self.memory.allocate(len) {
+            let landing = match lane.landings.has_room(len, self.memory.bytes_free()) {
+                true => self.memory.allocate(len),
+                false => Err(self.memory.refusal(len)),
+            };
+            let landing = match landing {
                 Ok(landing) => landing,
                 Err(_) if patient || lane.landings.bytes() > 0 || lane.unanswered > 0 => {
                     self.starved = true;

@@ -106,9 +106,10 @@ impl Endpoint {
     pub fn place(&mut self, peer: PeerId, data: Shared, into: Offer) -> Result<()> {
         check_write(into.key.get(), 0, data.len() as u64, into.len.get())?;
         self.counted.messages_sent += 1;
-        self.enqueue(peer, Item::Place { data, into })?;
+        self.enqueue(peer, Item::Place { data, into }, false)?;
         let open = lane(&mut self.lanes, peer)?;
         open.unanswered = open.unanswered.saturating_sub(1);
+        open.landings.placed(into.key.get());
         // Behind the values, where it costs a van that reads ahead nothing to look for more.
         self.replace_landings(peer)
     }
@@ -183,6 +184,7 @@ impl Endpoint {
     /// Posts a message that has a frame to itself, or none.
     fn post_alone(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
         coding.carrier_checks = self.limits.checks_bytes;
+        let is_request = draft.kind == Kind::Request;
         let outgoing = encode(self.node, draft, coding, &self.memory)?;
         let frame_bytes = lane(&mut self.lanes, peer)?.frame_bytes;
         let item = match outgoing {
@@ -196,24 +198,27 @@ impl Endpoint {
             }
             outgoing => Item::Image(outgoing),
         };
-        self.enqueue(peer, item)
+        self.enqueue(peer, item, is_request)
     }
 
-    fn enqueue(&mut self, peer: PeerId, item: Item) -> Result<()> {
+    fn enqueue(&mut self, peer: PeerId, item: Item, is_request: bool) -> Result<()> {
         let lane = lane(&mut self.lanes, peer)?;
         if lane.outbox.is_empty()
             && let Ok(landing) = lane.landing_for(&item)
         {
             return self.send(peer, item, landing);
         }
-        self.hold(peer, item)
+        self.hold(peer, item, is_request)
     }
 
-    /// Keeps an item back until a landing is there, and asks for one if it needs it.
-    fn hold(&mut self, peer: PeerId, item: Item) -> Result<()> {
+    /// Keeps an item back until a landing is there, and asks for one if it needs it. How many requests wait is up to this side; how
+    /// many answers, to a peer that grants no landing for them.
+    fn hold(&mut self, peer: PeerId, item: Item, is_request: bool) -> Result<()> {
         let lane = lane(&mut self.lanes, peer)?;
         let bytes = item.landing_bytes(lane.frame_bytes);
-        lane.outbox.push_back(item);
+        let free = (!is_request).then(|| self.memory.bytes_free());
+        let held = lane.hold(item, free);
+        held.map_err(|item| self.memory.refusal(item.bytes()))?;
         if bytes == 0 {
             return Ok(());
         }
@@ -225,11 +230,11 @@ impl Endpoint {
     pub(super) fn flush(&mut self, peer: PeerId) -> Result<()> {
         loop {
             let lane = lane(&mut self.lanes, peer)?;
-            let Some(item) = lane.outbox.pop_front() else { return Ok(()) };
+            let Some(item) = lane.release() else { return Ok(()) };
             match lane.landing_for(&item) {
                 Ok(landing) => self.send(peer, item, landing)?,
                 Err(bytes) => {
-                    lane.outbox.push_front(item);
+                    lane.put_back(item);
                     // What was granted is too short. It goes back, and this one is asked for again if that was the last to
                     // come.
                     return match lane.grants.ask_again(bytes) {

@@ -55,6 +55,8 @@ pub(super) struct Shelf {
     uncut: RefCell<Vec<Span>>,
     bytes_cut: Cell<usize>,
     bytes_reserved: Cell<usize>,
+    /// Ordinary memory that counts against the limit.
+    bytes_accounted: Cell<usize>,
     bytes_max: usize,
     /// How many bytes may still be merged before the next arena is taken.
     bytes_mergeable: Cell<usize>,
@@ -94,6 +96,7 @@ impl Pool {
             uncut: RefCell::default(),
             bytes_cut: Cell::new(0),
             bytes_reserved: Cell::new(0),
+            bytes_accounted: Cell::new(0),
             bytes_max,
             bytes_mergeable: Cell::new(0),
             pages,
@@ -133,6 +136,39 @@ impl Pool {
         self.0.bytes_max
     }
 
+    /// Bytes that tables may still take, registered or not, and all else that is kept for peers: an eighth of the limit is for
+    /// messages, without which no lane lives.
+    pub fn bytes_left(&self) -> usize {
+        let kept = self.bytes_max() - self.bytes_max() / 8;
+        kept.saturating_sub(self.bytes_cut() + self.0.bytes_accounted.get())
+    }
+
+    /// Bytes that could be lent now if they lay together: free ones, and those not yet taken from the system. It looks at every size.
+    pub(crate) fn bytes_free(&self) -> usize {
+        self.room() + self.0.bytes_free()
+    }
+
+    /// Why `wanted` bytes are not lent though they may be free: those that are left are for others.
+    #[cold]
+    pub(crate) fn refusal(&self, wanted: usize) -> Error {
+        self.out_of_memory(wanted, None)
+    }
+
+    /// Bytes that a buffer of `len` bytes takes.
+    pub(crate) fn slot_bytes(len: usize) -> usize {
+        class_of(len).map_or(usize::MAX, |class| SLOT_MIN << class)
+    }
+
+    /// So many bytes of ordinary memory more and so many less count against the limit.
+    pub(super) fn exchange(&self, less: usize, more: usize) {
+        self.0.bytes_accounted.update(|bytes| bytes - less + more);
+    }
+
+    /// Bytes that may still be taken from the system.
+    pub(super) fn room(&self) -> usize {
+        self.bytes_max() - self.bytes_reserved() - self.0.bytes_accounted.get()
+    }
+
     /// Whether a slot that is to come home to `shelf` is one of this pool's.
     pub(super) fn is_home_of(&self, shelf: &Weak<Shelf>) -> bool {
         std::ptr::eq(shelf.as_ptr(), Rc::as_ptr(&self.0))
@@ -152,7 +188,7 @@ impl Pool {
         if let Some(slot) = self.cut(class) {
             return Ok(slot);
         }
-        let (size, room) = (SLOT_MIN << class, self.bytes_max() - self.bytes_reserved());
+        let (size, room) = (SLOT_MIN << class, self.room());
         let mergeable = self.0.bytes_mergeable.get();
         if size > room || size <= mergeable {
             self.0.bytes_mergeable.set(mergeable.saturating_sub(size));
@@ -190,8 +226,7 @@ impl Pool {
 
     /// Takes another arena from the system, of at least `size` bytes; there is room for those.
     fn grow(&self, size: usize) -> Result<()> {
-        let reserved = self.bytes_reserved();
-        let room = self.bytes_max() - reserved;
+        let (reserved, room) = (self.bytes_reserved(), self.room());
         let most = (self.bytes_max() / 8).clamp(ARENA_MIN, ARENA_MAX);
         let bytes = size.max(reserved.clamp(ARENA_MIN, most).min(room));
         let len = bytes - bytes % SLOT_MIN;
@@ -207,8 +242,9 @@ impl Pool {
     }
 
     #[cold]
-    fn out_of_memory(&self, wanted: usize, system: Option<io::Error>) -> Error {
-        let (reserved, limit) = (self.bytes_reserved(), self.bytes_max());
+    pub(super) fn out_of_memory(&self, wanted: usize, system: Option<io::Error>) -> Error {
+        let reserved = self.bytes_reserved() + self.0.bytes_accounted.get();
+        let limit = self.bytes_max();
         Error::OutOfMemory { wanted, reserved, limit, source: system }
     }
 }

@@ -20,6 +20,17 @@ impl Hostile {
         self.transport.post_send(self.peer, frame).unwrap();
     }
 
+    /// Sends a request that fills the landing it was granted.
+    fn request_into(&mut self, grant: Offer, timestamp: u64) {
+        let values = vec![0; grant.len.get() as usize - 200];
+        let draft =
+            Draft { timestamp, values: Values::Copied(&values), ..Draft::new(Kind::Request) };
+        let memory = self.transport.memory();
+        let mut outgoing = encode(9, draft, &mut Coding::plain(), memory).unwrap();
+        let image = outgoing.head.split_off(FRAME_PREFIX).share();
+        self.transport.post_write(self.peer, image.into(), &grant, 8).unwrap();
+    }
+
     fn events(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         self.transport.wait(NAP).unwrap();
@@ -239,4 +250,135 @@ fn keys_of_other_offers_cannot_be_given_back() {
     worker.endpoint.wait(NAP).unwrap();
     worker.poll();
     assert!(worker.lost.is_some());
+}
+
+/// An honest lane and two hostile ones to the same endpoint, which has 64 MiB.
+struct Crowd {
+    honest: Side,
+    victim: Side,
+    /// The honest lane, as the victim knows it.
+    lane: PeerId,
+    hostile: Vec<Hostile>,
+}
+
+impl Crowd {
+    fn new() -> Crowd {
+        let network = Network::new(1, Faults::none());
+        let config = config(2048, 8, 64 * MIB);
+        let (mut honest, mut victim) = pair(&network, &config);
+        let lane = victim.peer;
+        let connect = |_| {
+            let mut hostile = Hostile { transport: network.transport(&config), peer: PeerId(0) };
+            hostile.peer = hostile.transport.connect(victim.endpoint.address()).unwrap();
+            hostile
+        };
+        let mut hostile: Vec<_> = (0..2).map(connect).collect();
+        settle(&mut honest, &mut victim);
+        for one in &mut hostile {
+            assert!(matches!(one.events()[..], [Event::Connected { .. }]));
+        }
+        Crowd { honest, victim, lane, hostile }
+    }
+
+    /// The honest lane still carries long messages both ways.
+    fn honest_lane_is_served(mut self) {
+        let Crowd { honest, victim, lane, .. } = &mut self;
+        victim.peer = *lane;
+        const BYTES: usize = 400 << 10;
+        for number in 0..20 {
+            victim.came.clear();
+            let values = filled(honest, BYTES, number);
+            honest.post(Kind::Request, number, Values::Apart(values)).unwrap();
+            settle(honest, victim);
+            assert!(is_filled(victim.came[0].values(), BYTES, number), "request {number}");
+            let values = filled(victim, BYTES, !number);
+            victim.post(Kind::Reply, number, Values::Apart(values)).unwrap();
+            settle(honest, victim);
+            assert!(is_filled(honest.came.pop_front().unwrap().values(), BYTES, !number));
+        }
+        assert!(victim.lost.is_none() && honest.lost.is_none(), "{:?}", victim.lost);
+    }
+}
+
+/// Lanes that ask for all the landings they can get, to keep them or to send what is never answered, leave some to others.
+#[test]
+fn greedy_lanes_leave_landings_to_others() {
+    for uses in [false, true] {
+        let mut crowd = Crowd::new();
+        let mut kept = VecDeque::new();
+        for round in 0..2 {
+            for hostile in &mut crowd.hostile {
+                for at in 0..30 {
+                    let timestamp = if at < 20 { 3 << 20 } else { 500 << 10 };
+                    hostile.frame(Draft { timestamp, ..Draft::new(Kind::Want) }).unwrap();
+                }
+                hostile.events();
+                settle(&mut crowd.honest, &mut crowd.victim);
+                let mut grants = Vec::new();
+                for event in hostile.events() {
+                    let Event::Received { frame, .. } = event else { panic!("{event:?}") };
+                    grants.extend(offers(frame, hostile.transport.memory()));
+                }
+                assert!(round > 0 || !grants.is_empty(), "it is served, too, as far as it goes");
+                for (number, grant) in grants.into_iter().filter(|_| uses).enumerate().take(4) {
+                    hostile.request_into(grant, 4 * round + number as u64);
+                }
+                hostile.events();
+                settle(&mut crowd.honest, &mut crowd.victim);
+            }
+            kept.append(&mut crowd.victim.came); // as requests that are parked
+        }
+        assert!(uses != kept.is_empty());
+        crowd.honest_lane_is_served();
+    }
+}
+
+/// Offers of the grants in a frame.
+fn offers(frame: Buffer, memory: &caravan_van::Pool) -> Vec<Offer> {
+    let bytes = 64 + size_of::<Offer>();
+    let images = frame.chunks_exact(bytes).map(|image| {
+        let mut copy = memory.allocate(bytes).unwrap();
+        copy.copy_from_slice(image);
+        copy
+    });
+    let grants = images.enumerate().map(|(at, image)| {
+        let mut image = image;
+        if at > 0 || frame.len() > bytes {
+            // The checksum of all lies in the first.
+            image[60..64].fill(0);
+            let sum = crc_fast::crc32_iscsi(&image);
+            image[60..64].copy_from_slice(&sum.to_le_bytes());
+        }
+        Message::decode(image, memory).unwrap().offer().unwrap()
+    });
+    grants.collect()
+}
+
+/// Answers that wait for a peer to grant a landing, which it never does, leave memory for others.
+#[test]
+fn answers_that_are_not_fetched_leave_memory_to_others() {
+    let mut crowd = Crowd::new();
+    let mut refused = 0;
+    for peer in [1, 2] {
+        for timestamp in 0..8 {
+            let hostile = &mut crowd.hostile[peer - 1];
+            hostile.frame(Draft { timestamp, ..Draft::new(Kind::Request) }).unwrap();
+            hostile.events();
+            settle(&mut crowd.honest, &mut crowd.victim);
+            crowd.victim.came.pop_front().expect("the request came");
+            crowd.victim.peer = PeerId(peer as u32);
+            let victim = &mut crowd.victim;
+            let Ok(values) = victim.endpoint.memory().allocate(4 * MIB) else { continue };
+            match victim.post(Kind::Reply, timestamp, Values::Apart(values.share())) {
+                Ok(()) => {}
+                Err(Error::OutOfMemory { .. }) => {
+                    victim.post(Kind::Failure, timestamp, Values::Copied(b"no memory")).unwrap();
+                    refused += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    assert!(refused > 0);
+    crowd.honest_lane_is_served();
 }

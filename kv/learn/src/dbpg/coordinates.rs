@@ -30,6 +30,9 @@ enum Parts {
 }
 
 impl BlockSum {
+    /// Memory that one coordinate takes.
+    pub(super) const BYTES: usize = 2 * size_of::<f64>() + size_of::<Parts>();
+
     /// Nothing pushed yet, for a block of `len` coordinates of the server.
     pub fn new(len: usize) -> Self {
         Self { gradient: vec![0.0; len], curvature: vec![0.0; len], parts: vec![Parts::All; len] }
@@ -93,6 +96,9 @@ pub struct Coordinates {
 }
 
 impl Coordinates {
+    /// Memory that one of them takes.
+    pub(super) const BYTES: usize = size_of::<u64>() + 2 * size_of::<f64>() + size_of::<bool>();
+
     /// No coordinates yet.
     pub fn new(rule: Proximal) -> Self {
         Self {
@@ -121,6 +127,11 @@ impl Coordinates {
         assert!(keys.is_sorted_by(|a, b| a < b), "keys must be sorted and unique");
         let old = std::mem::replace(self, Self::new(self.rule).narrow(self.narrow));
         self.steepest = old.steepest;
+        let most = old.keys.len() + keys.len();
+        self.keys.reserve_exact(most);
+        self.weights.reserve_exact(most);
+        self.deltas.reserve_exact(most);
+        self.active.reserve_exact(most);
         let (mut i, mut j) = (0, 0);
         while i < old.keys.len() || j < keys.len() {
             let kept = i < old.keys.len() && (j == keys.len() || old.keys[i] <= keys[j]);
@@ -133,6 +144,11 @@ impl Coordinates {
                 j += 1;
             }
         }
+        drop(old);
+        self.keys.shrink_to_fit();
+        self.weights.shrink_to_fit();
+        self.deltas.shrink_to_fit();
+        self.active.shrink_to_fit();
     }
 
     fn append(&mut self, key: u64, weight: f64, delta: f64, active: bool) {

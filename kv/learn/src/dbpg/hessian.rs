@@ -12,7 +12,7 @@ use std::ops::Range;
 use caravan_kv::filter::Filters;
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Store, Table, TableSpec, ValueType, Worker};
-use caravan_van::{KeyRange, Pool, Value};
+use caravan_van::{Account, KeyRange, Pool, Value};
 use serde::{Deserialize, Serialize};
 
 use super::cholesky::triangle;
@@ -179,16 +179,26 @@ fn pull<V: Value>(
 /// Bytes of a number, of either type.
 const NUMBER_BYTES: usize = 4;
 
+/// What a row takes besides its numbers, in the map and in lists of those that are answered, in bytes.
+const ROW_BYTES: usize = 128;
+
 /// A server thread's rows that have not been pulled.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Parts {
     rows: BTreeMap<u64, Vec<u8>>,
+    /// What rows take, those of the request at hand among them.
+    memory: Account,
     /// Of the request at hand.
     answer: Vec<Vec<u8>>,
     lengths: Vec<u32>,
 }
 
 impl Parts {
+    pub(super) fn new(memory: &Pool) -> Self {
+        let memory = Account::new(memory, "rows of a Hessian");
+        Parts { rows: BTreeMap::new(), memory, answer: Vec::new(), lengths: Vec::new() }
+    }
+
     /// `lengths`: numbers of each of `rows`; `values`: all of them, as bytes.
     fn put(&mut self, rows: &[u64], lengths: &[u32], mut values: &[u8]) -> Result<(), String> {
         let bytes = lengths.iter().map(|&length| length as usize * NUMBER_BYTES);
@@ -201,20 +211,37 @@ impl Parts {
                 values.len()
             ));
         }
+        let taken = self.memory.add(total + rows.len() * ROW_BYTES);
+        taken.map_err(|error| error.to_string())?;
         for (&row, bytes) in rows.iter().zip(bytes) {
             let (own, rest) = values.split_at(bytes);
-            self.rows.insert(row, own.to_vec());
+            if let Some(replaced) = self.rows.insert(row, own.to_vec()) {
+                self.memory.release(replaced.len() + ROW_BYTES);
+            }
             values = rest;
         }
         Ok(())
     }
 
     /// Takes rows out, to be answered with; those that are not there have no numbers.
-    fn take(&mut self, rows: &[u64]) {
+    fn take(&mut self, rows: &[u64]) -> Result<(), String> {
+        self.forget_answer();
+        self.memory.add(rows.len() * ROW_BYTES).map_err(|error| error.to_string())?;
+        let there = rows.iter().filter(|row| self.rows.contains_key(row)).count();
+        self.memory.release(there * ROW_BYTES); // they leave the map
         let taken = rows.iter().map(|row| self.rows.remove(row).unwrap_or_default());
         self.answer = taken.collect();
         let lengths = self.answer.iter().map(|row| (row.len() / NUMBER_BYTES) as u32);
         self.lengths = lengths.collect();
+        Ok(())
+    }
+
+    /// Lets go of what was answered with.
+    fn forget_answer(&mut self) {
+        let bytes: usize = self.answer.iter().map(Vec::len).sum();
+        self.memory.release(bytes + self.lengths.len() * ROW_BYTES);
+        self.answer.clear();
+        self.lengths.clear();
     }
 }
 
@@ -223,8 +250,12 @@ impl caravan_kv::Shard for Parts {
         self.put(request.keys, request.lengths, request.values)
     }
 
+    fn reads_once(&self) -> bool {
+        true
+    }
+
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
-        self.take(request.keys);
+        self.take(request.keys)?;
         Ok(Pulled::Varying(self.answer.iter().map(Vec::len).sum()))
     }
 
@@ -234,6 +265,7 @@ impl caravan_kv::Shard for Parts {
             let (own, behind) = rest.split_at_mut(row.len());
             own.copy_from_slice(&row);
             rest = behind;
+            self.memory.release(row.len());
         }
     }
 
@@ -250,11 +282,12 @@ mod tests {
 
     #[test]
     fn rows_are_answered_once() {
-        let mut parts = Parts::default();
+        let memory = Pool::new(1 << 20);
+        let mut parts = Parts::new(&memory);
         parts.put(&[2, 5], &[1, 2], &[1; 12]).unwrap();
         parts.put(&[5], &[1], &[7; 4]).unwrap();
         for expected in [vec![vec![1; 4], vec![], vec![7; 4]], vec![Vec::new(); 3]] {
-            parts.take(&[2, 3, 5]);
+            parts.take(&[2, 3, 5]).unwrap();
             assert_eq!(parts.answer, expected);
             let lengths: Vec<u32> = expected.iter().map(|row| row.len() as u32 / 4).collect();
             assert_eq!(parts.lengths, lengths);
@@ -263,5 +296,12 @@ mod tests {
             let error = parts.put(&[2], lengths, &vec![0; bytes]).unwrap_err();
             assert!(error.contains("a push of 1 rows came with"), "{error}");
         }
+        parts.take(&[]).unwrap();
+        assert_eq!(parts.memory.bytes(), 0, "what was answered takes nothing");
+        parts.put(&[1], &[180_000], &vec![0; 720_000]).unwrap();
+        let error = parts.put(&[2], &[80_000], &vec![0; 320_000]).unwrap_err();
+        assert!(error.contains("rows of a Hessian would take 320128 bytes more"), "{error}");
+        parts.put(&[1], &[1], &[0; 4]).unwrap();
+        assert_eq!(parts.memory.bytes(), 4 + ROW_BYTES, "nor what was replaced");
     }
 }

@@ -47,6 +47,7 @@ mod job;
 mod load;
 mod logistic;
 mod newton;
+mod orders;
 mod pace;
 mod polish;
 pub mod pool;

@@ -9,8 +9,8 @@ use caravan_kv::{Cluster, Table, Worker};
 
 use super::hessian::{self, Wire};
 use super::newton::{self, Model};
+use super::orders::Command;
 use super::proximal::Proximal;
-use super::shard::Command;
 use super::train::{ask_workers, tell_servers};
 use super::worker::Order;
 

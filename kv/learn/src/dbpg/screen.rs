@@ -27,7 +27,7 @@
 use caravan_kv::filter::Filters;
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{TableSpec, ValueType};
-use caravan_van::{KeyRange, Pool, Value};
+use caravan_van::{Account, KeyRange, Pool, Value};
 use serde::{Deserialize, Serialize};
 
 use crate::data::{ByKey, PackedRows, pack_keys, unpack_keys};
@@ -107,19 +107,33 @@ fn round_up(x: f64) -> f32 {
     if x == x.trunc() && x < f64::from(1 << 24) { near } else { near.next_up() }
 }
 
+/// Bytes of a key and its bounds, ...
+const ENTRY_BYTES: usize = size_of::<u64>() + size_of::<[f32; 2]>();
+
+/// ... and most that a key takes in an answer, with what its list has grown to.
+const ANSWER_BYTES: usize = 20;
+
 /// A server thread's sums, in the order of its keys.
-#[derive(Default)]
 pub(super) struct Sums {
     keys: Vec<u64>,
     bounds: Vec<[f32; 2]>,
+    memory: Account,
 }
 
 impl Sums {
+    pub(super) fn new(memory: &Pool) -> Self {
+        let memory = Account::new(memory, "bounds of columns");
+        Sums { keys: Vec::new(), bounds: Vec::new(), memory }
+    }
+
     /// Adds one worker's part: `keys` sorted, `bounds: [keys]`.
-    fn add(&mut self, keys: &[u64], bounds: &[[f32; 2]]) {
-        let mut sum = Sums::default();
-        sum.keys.reserve(self.keys.len().max(keys.len()));
-        sum.bounds.reserve(self.keys.len().max(keys.len()));
+    ///
+    /// # Errors
+    /// When there is no memory for the sums beside those there are; nothing has changed then.
+    fn add(&mut self, keys: &[u64], bounds: &[[f32; 2]]) -> caravan_van::Result<()> {
+        let most = self.keys.len() + keys.len();
+        self.memory.add(most * ENTRY_BYTES)?;
+        let (mut sum_keys, mut sum_bounds) = (Vec::with_capacity(most), Vec::with_capacity(most));
         let (mut i, mut j) = (0, 0);
         while i < self.keys.len() || j < keys.len() {
             let own = self.keys.get(i).copied();
@@ -133,10 +147,13 @@ impl Sums {
                     *at += 1;
                 }
             }
-            sum.keys.push(key);
-            sum.bounds.push(both.map(round_up));
+            sum_keys.push(key);
+            sum_bounds.push(both.map(round_up));
         }
-        *self = sum;
+        sum_keys.shrink_to_fit();
+        sum_bounds.shrink_to_fit();
+        (self.keys, self.bounds) = (sum_keys, sum_bounds);
+        self.memory.set(self.keys.len() * ENTRY_BYTES)
     }
 }
 
@@ -152,8 +169,7 @@ impl caravan_kv::Shard for Sums {
         if !pairs.as_flattened().iter().all(|bound| *bound >= 0.0) {
             return Err("a bound must be 0 or more".to_owned());
         }
-        self.add(request.keys, pairs);
-        Ok(())
+        self.add(request.keys, pairs).map_err(|error| error.to_string())
     }
 
     fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, String> {
@@ -165,6 +181,8 @@ impl caravan_kv::Shard for Sums {
     }
 
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
+        let room = self.memory.check(self.keys.len() * ANSWER_BYTES);
+        room.map_err(|error| error.to_string())?;
         match serde_json::from_slice(body).map_err(|error| error.to_string())? {
             Command::Named => Ok(pack_keys(self.keys.iter().copied())),
             Command::Above { lambda } => {
@@ -173,7 +191,8 @@ impl caravan_kv::Shard for Sums {
                 Ok(pack_keys(above.map(|(&key, _)| key)))
             }
             Command::End => {
-                *self = Self::default();
+                (self.keys, self.bounds) = (Vec::new(), Vec::new());
+                self.memory.release(usize::MAX);
                 Ok(Vec::new())
             }
         }
@@ -224,10 +243,13 @@ mod tests {
 
     #[test]
     fn parts_of_all_workers_add_up() {
-        let mut sums = Sums::default();
-        sums.add(&[1, 4, u64::MAX], &[[1.0, 2.0], [3.0, 0.0], [5.0, 5.0]]);
-        sums.add(&[0, 4], &[[7.0, 0.0], [1.0, 1.0]]);
-        sums.add(&[], &[]);
+        let mut sums = Sums::new(&Pool::new(1 << 20));
+        sums.add(&[1, 4, u64::MAX], &[[1.0, 2.0], [3.0, 0.0], [5.0, 5.0]]).unwrap();
+        sums.add(&[0, 4], &[[7.0, 0.0], [1.0, 1.0]]).unwrap();
+        sums.add(&[], &[]).unwrap();
+        let many: Vec<u64> = (0..60_000).collect();
+        let error = sums.add(&many, &vec![[1.0; 2]; 60_000]).unwrap_err().to_string();
+        assert!(error.contains("bounds of columns would take"), "{error}");
         assert_eq!(sums.keys, [0, 1, 4, u64::MAX]);
         assert_eq!(sums.bounds, [[7.0, 0.0], [1.0, 2.0], [4.0, 1.0], [5.0, 5.0]]);
         let mut ask = |command: Command| {

@@ -19,81 +19,35 @@ use std::time::{Duration, Instant};
 
 use caravan_kv::consistency::Admission;
 use caravan_kv::server::{Pulled, Request};
-use caravan_van::{Pool, Value};
-use serde::{Deserialize, Serialize};
+use caravan_van::{Account, Pool, Value};
 
 use super::blocks::KeyBlock;
 use super::coordinates::{BlockSum, Coordinates};
 use super::filters::Lossy;
 use super::gradient::TrustRegion;
+use super::orders::{Command, Options, Report};
 use super::proximal::{self, Proximal};
 
 /// Name under which servers build this shard.
 pub const HANDLE: &str = "dbpg";
 
-/// What the table's options say.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Options {
-    pub(crate) lambda: f64,
-    pub(crate) l2: f64,
-    /// Key of the intercept.
-    pub(crate) free: Option<u64>,
-    pub(crate) learning_rate: f64,
-    pub(crate) delta_init: f64,
-    pub(crate) delta_max: f64,
-    pub(crate) workers: usize,
-    /// Whether weights are kept to single precision.
-    pub(crate) narrow: bool,
-    /// Whether pushes are rounded, and curvatures come as logarithms for that.
-    pub(crate) rounds: bool,
-    /// First and last key of each block.
-    pub(crate) blocks: Vec<(u64, u64)>,
-}
+/// What a block takes in all lists of blocks, in bytes.
+const BLOCK_BYTES: usize = 64;
 
-/// What the driver tells every server thread.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Command {
-    /// A pass begins: its tasks are numbered from `first`, in the order of `blocks`.
-    /// With `all`, requests name filtered columns too.
-    Pass {
-        first: u64,
-        blocks: Vec<usize>,
-        threshold: f64,
-        reset: bool,
-        all: bool,
-        lossy: Option<Lossy>,
-    },
-    /// Go on with this λ. The next pass begins with a reset, if there was one before.
-    Lambda { lambda: f64 },
-    /// How far it has got, with the gains of blocks if they are wanted. Answered with a [`Report`].
-    Report { gains: bool },
-    /// The non-zero weights. Answered with pairs of key and weight, as JSON.
-    Weights,
-    /// The weights of the coordinates that the filter leaves in, 0 or not. After a pass that began with all of them and moved
-    /// none, those are the ones with |g| = λ or hardly less. Answered as [`Command::Weights`].
-    Border,
-    /// Set these weights, sorted by key, between passes. Answered with the number of them that are this thread's.
-    Set { weights: Vec<(u64, f64)> },
-}
+/// What a key of a worker takes until all have named theirs, while keys become positions, and what it takes from then on.
+const HELD_BYTES: [usize; 2] = [2 * size_of::<u64>() + size_of::<u32>(), size_of::<u32>()];
 
-/// One server thread's share of the progress columns.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Report {
-    /// λ‖w‖₁ + ½ λ₂‖w‖².
-    pub(crate) penalty: f64,
-    pub(crate) nonzeros: usize,
-    pub(crate) active: usize,
-    /// Largest |g| at a weight of 0.
-    pub(crate) steepest: f64,
-    pub(crate) coordinates: usize,
-    /// Spent on the pushes and pulls of the pass.
-    pub(crate) busy_seconds: f64,
-    pub(crate) peak_rss_mib: f64,
-    pub(crate) process: u32,
-    /// What each block has gained in the pass, as [`Coordinates::update`] says: `[blocks]`, or nothing.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) gains: Vec<f64>,
-}
+/// What a task takes without its sums, twice while it is made, and what each of its workers adds.
+const TASK_BYTES: [usize; 2] = [2 * size_of::<Task>(), 8];
+
+/// Most that a key of a push takes in all lists that are made of it.
+const PUSHED_BYTES: usize = 64;
+
+/// Most that a byte of a command takes once it is read, ...
+const COMMAND_BYTES: usize = 24;
+
+/// ... and most that a weight takes in an answer, with what its text has grown to.
+const ANSWER_BYTES: usize = 128;
 
 /// A server thread's coordinates.
 pub struct Shard {
@@ -119,6 +73,10 @@ pub struct Shard {
     busy: Duration,
     lengths: Vec<u32>,
     answer: Vec<f64>,
+    /// What all of it takes.
+    memory: Account,
+    /// Keys that a request has had at most.
+    keys_max: usize,
 }
 
 /// What a worker holds: keys until all workers have named theirs, then positions.
@@ -145,7 +103,7 @@ struct Task {
 }
 
 impl Shard {
-    pub(crate) fn new(options: &Options) -> Result<Self, String> {
+    pub(crate) fn new(options: &Options, memory: &Pool) -> Result<Self, String> {
         let Options { lambda, l2, free, learning_rate, delta_init, delta_max, workers, .. } =
             *options;
         let sane = lambda >= 0.0
@@ -157,6 +115,8 @@ impl Shard {
         if !sane {
             return Err(format!("settings of DBPG make no sense: {options:?}"));
         }
+        let mut memory = Account::new(memory, "the coordinates of DBPG");
+        charge(memory.add(options.blocks.len() * BLOCK_BYTES))?;
         let trust = TrustRegion { init: delta_init, max: delta_max };
         let blocks: Vec<_> =
             options.blocks.iter().map(|&(first, last)| KeyBlock { first, last }).collect();
@@ -177,6 +137,8 @@ impl Shard {
             busy: Duration::ZERO,
             lengths: Vec::new(),
             answer: Vec::new(),
+            memory,
+            keys_max: 0,
         })
     }
 
@@ -188,8 +150,18 @@ impl Shard {
                 "worker node {sender} has named its keys before, or training has begun"
             ));
         }
+        if self.announced.len() == self.workers {
+            let workers = self.workers;
+            return Err(format!("{workers} workers have named keys, and there are no more"));
+        }
+        // Both the coordinates that there were and those that there will be.
+        let before = self.state.keys().len();
+        let most = before + keys.len();
+        charge(self.memory.add(keys.len() * HELD_BYTES[0] + most * Coordinates::BYTES))?;
         self.announced.push((sender, Held::Keys(keys.to_vec())));
         self.state.insert_keys(keys);
+        let less = before + most - self.state.keys().len();
+        self.memory.release(less * Coordinates::BYTES);
         Ok(())
     }
 
@@ -200,6 +172,7 @@ impl Shard {
             let Held::Keys(keys) = held else { continue };
             let places = self.state.positions(all.clone(), keys);
             let places = places.expect("they were inserted when they were named");
+            self.memory.release(keys.len() * (HELD_BYTES[0] - HELD_BYTES[1]));
             *held = Held::Positions(places.into_iter().map(|k| k as u32).collect());
         }
         self.ranges = self.blocks.iter().map(|block| self.state.locate(block)).collect();
@@ -225,10 +198,13 @@ impl Shard {
         if self.ranges.is_empty() {
             self.settle();
         }
+        let kept = if lossy.sends_changes() { self.state.keys().len() } else { 0 };
+        let more = kept.saturating_sub(self.kept.len()) * size_of::<[f64; 2]>();
+        charge(self.memory.add(more + blocks.len() * self.task_bytes()))?;
         self.threshold = threshold;
         self.lossy = lossy;
-        if lossy.sends_changes() {
-            self.kept.resize(self.state.keys().len(), [0.0; 2]);
+        if kept > self.kept.len() {
+            self.kept = vec![[0.0; 2]; kept];
         }
         self.busy = Duration::ZERO;
         self.gains = vec![0.0; self.blocks.len()];
@@ -259,9 +235,6 @@ impl Shard {
                 values.len()
             ));
         }
-        if !values.iter().all(|value| value.is_finite()) {
-            return Err("a gradient is not a finite number: values or weights of rows are too large for f64, scale them down".to_owned());
-        }
         let range = self.ranges[self.tasks[task].block].clone();
         let positions = self.state.positions(range.clone(), request.keys);
         let positions =
@@ -273,20 +246,43 @@ impl Shard {
                 request.sender, request.clock
             ));
         }
-        let mut next = values.chunks_exact(2);
-        let mut pairs =
-            request.lengths.iter().map(|&length| if length == 0 { None } else { next.next() });
+        let mut next = values.as_chunks::<2>().0.iter();
         let (mut g, mut u, mut active) = (Vec::new(), Vec::new(), Vec::new());
-        for pair in &mut pairs {
-            g.push(pair.map_or(0.0, |pair| pair[0]));
-            let curvature = |u: f64| if self.rounds { proximal::from_logarithm(u) } else { u };
-            u.push(pair.map_or(0.0, |pair| curvature(pair[1])));
+        // The values may be lent: what is looked at here is not looked at again.
+        for &length in request.lengths {
+            let pair = if length == 0 { None } else { next.next().copied() };
+            let [gradient, curvature] = pair.unwrap_or_default();
+            if !gradient.is_finite() || !curvature.is_finite() {
+                return Err("a gradient is not a finite number: values or weights of rows are too large for f64, scale them down".to_owned());
+            }
+            let is_rounded = self.rounds && pair.is_some();
+            g.push(gradient);
+            u.push(if is_rounded { proximal::from_logarithm(curvature) } else { curvature });
             active.push(pair.is_some() || self.lossy.sends_changes());
+        }
+        if sum.is_none() {
+            charge(self.memory.add(range.len() * BlockSum::BYTES))?;
         }
         sum.get_or_insert_with(|| BlockSum::new(range.len())).add(&positions, &g, &u, &active);
         pushed.push(request.sender);
         *missing -= 1;
         self.step();
+        Ok(())
+    }
+
+    /// What a task takes, without its sums.
+    fn task_bytes(&self) -> usize {
+        let [task, worker] = TASK_BYTES;
+        task + self.announced.len() * worker
+    }
+
+    /// Sees that there is memory for all that a request about so many keys needs.
+    fn make_room(&mut self, keys: usize) -> Result<(), String> {
+        let more = keys.saturating_sub(self.keys_max);
+        if more > 0 {
+            charge(self.memory.add(more * PUSHED_BYTES))?;
+            self.keys_max = keys;
+        }
         Ok(())
     }
 
@@ -303,6 +299,7 @@ impl Shard {
     fn step(&mut self) {
         while let Some(task) = self.tasks.pop_front_if(|task| task.missing == 0) {
             self.clock += 1;
+            self.memory.release(self.task_bytes());
             let Some(mut sum) = task.sum else { continue };
             let range = self.ranges[task.block].clone();
             if self.lossy.sends_changes() {
@@ -311,6 +308,7 @@ impl Shard {
             let skips = self.lossy.skips(self.clock);
             let keys = self.state.keys()[range.clone()].iter().enumerate();
             keys.filter(|(_, key)| skips(**key)).for_each(|(k, _)| sum.skip(k));
+            self.memory.release(range.len() * BlockSum::BYTES);
             self.gains[task.block] += self.state.update(range, &sum, self.threshold);
         }
     }
@@ -363,6 +361,11 @@ impl Shard {
     }
 }
 
+/// The outcome of asking for memory, as shards say it.
+fn charge(outcome: caravan_van::Result<()>) -> Result<(), String> {
+    outcome.map_err(|error| error.to_string())
+}
+
 impl caravan_kv::Shard for Shard {
     fn admit(&self, request: &Request<'_>) -> Admission {
         if request.pulls && request.clock > self.clock {
@@ -378,6 +381,7 @@ impl caravan_kv::Shard for Shard {
 
     fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
         let began = Instant::now();
+        self.make_room(request.keys.len())?;
         let done = match request.clock {
             0 => self.announce(request.sender, request.keys),
             _ => self.add(request),
@@ -386,8 +390,13 @@ impl caravan_kv::Shard for Shard {
         done
     }
 
+    fn reads_once(&self) -> bool {
+        true
+    }
+
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
         let began = Instant::now();
+        self.make_room(request.keys.len())?;
         let all = 0..self.state.keys().len();
         let positions =
             self.state.positions(all, request.keys).ok_or("it pulls a key that no worker named")?;
@@ -413,25 +422,23 @@ impl caravan_kv::Shard for Shard {
 
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
         let text = |error: serde_json::Error| error.to_string();
+        charge(self.memory.check(body.len() * COMMAND_BYTES))?;
         match serde_json::from_slice(body).map_err(text)? {
             Command::Pass { first, blocks, threshold, reset, all, lossy } => {
-                if self.announced.len() > self.workers {
-                    return Err(format!(
-                        "{} workers have named keys, not {}",
-                        self.announced.len(),
-                        self.workers
-                    ));
-                }
                 let how = (threshold, lossy.unwrap_or(Lossy::NONE));
                 self.begin_pass(first, &blocks, how, (reset, all)).map(|()| Vec::new())
             }
             Command::Lambda { lambda } => self.set_lambda(lambda).map(|()| Vec::new()),
             Command::Report { gains } => serde_json::to_vec(&self.report(gains)).map_err(text),
             Command::Weights => {
+                charge(self.memory.check(self.state.held().count() * ANSWER_BYTES))?;
                 let weights: Vec<(u64, f64)> = self.state.held().collect();
                 serde_json::to_vec(&weights).map_err(text)
             }
-            Command::Border => serde_json::to_vec(&self.border()).map_err(text),
+            Command::Border => {
+                charge(self.memory.check(self.state.active_count() * ANSWER_BYTES))?;
+                serde_json::to_vec(&self.border()).map_err(text)
+            }
             Command::Set { weights } => serde_json::to_vec(&self.set(&weights)?).map_err(text),
         }
     }

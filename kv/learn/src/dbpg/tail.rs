@@ -19,7 +19,7 @@
 use caravan_kv::filter::Filters;
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Table, TableSpec, ValueType, Worker};
-use caravan_van::{KeyRange, Pool};
+use caravan_van::{Account, KeyRange, Pool};
 use serde::{Deserialize, Serialize};
 
 use crate::sketch::CountMin;
@@ -138,17 +138,21 @@ pub(super) fn frequent(
 pub(super) struct Counts {
     sketch: CountMin,
     answer: Vec<u8>,
+    /// What both take.
+    memory: Account,
 }
 
 impl Counts {
-    pub(super) fn new(options: &Options) -> Result<Self, String> {
+    pub(super) fn new(options: &Options, memory: &Pool) -> Result<Self, String> {
         let Options { cells, hashes } = *options;
         if cells as f64 > CELLS_MAX || !(1..=HASHES_MAX).contains(&hashes) {
             return Err(format!("settings of a sketch make no sense: {options:?}"));
         }
+        let mut memory = Account::new(memory, "a sketch");
+        memory.set(cells as usize).map_err(|error| error.to_string())?;
         let sketch = CountMin::new(cells as usize, hashes);
         let sketch = sketch.map_err(|error| format!("no memory for {cells} cells: {error}"))?;
-        Ok(Counts { sketch, answer: Vec::new() })
+        Ok(Counts { sketch, answer: Vec::new(), memory })
     }
 }
 
@@ -162,21 +166,27 @@ impl caravan_kv::Shard for Counts {
         Ok(())
     }
 
+    fn reads_once(&self) -> bool {
+        true
+    }
+
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
-        let counts = request.keys.iter().map(|&key| self.sketch.estimate(key));
         self.answer.clear();
-        self.answer.extend(counts);
+        let reserved = self.memory.reserve(&mut self.answer, request.keys.len());
+        reserved.map_err(|error| error.to_string())?;
+        self.answer.extend(request.keys.iter().map(|&key| self.sketch.estimate(key)));
         Ok(Pulled::Bytes(self.answer.len()))
     }
 
     fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
         into.copy_from_slice(&self.answer);
-        self.answer = Vec::new();
     }
 
     /// Whatever is said ends the counting: lets go of the sketch.
     fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, String> {
         self.sketch = CountMin::new(1, 1).map_err(|error| error.to_string())?;
+        self.answer = Vec::new();
+        self.memory.release(usize::MAX);
         Ok(Vec::new())
     }
 }
@@ -201,7 +211,11 @@ mod tests {
         let huge = Tail { ratio: 1e9, ..Tail::new(4) };
         let said = huge.table(KeyRange::ALL, (2, 1000), 1, Filters::NONE).unwrap_err().to_string();
         assert!(said.contains("fewer cells"), "{said}");
-        assert!(Counts::new(&Options { cells: u64::MAX, hashes: 2 }).is_err());
+        let memory = Pool::new(64 << 20);
+        assert!(Counts::new(&Options { cells: u64::MAX, hashes: 2 }, &memory).is_err());
+        let said = Counts::new(&Options { cells: 4 << 30, hashes: 2 }, &memory).err().unwrap();
+        assert!(said.contains("4294967296 bytes") && said.contains("CARAVAN_MEMORY"), "{said}");
+        assert_eq!(memory.bytes_left(), 56 << 20, "nothing is taken for it");
     }
 
     #[test]

@@ -13,12 +13,13 @@ use super::blocks::{KeyBlock, Order};
 use super::filters::{Counted, LOSSLESS_FROM, Lossy};
 use super::hessian;
 use super::job::{Job, PRIOR_ROUNDS, Progress, Times, Trained};
+use super::orders::{Command, Options, Report};
 use super::pace::Pace;
 use super::polish::{Polish, Polished};
 use super::proximal::Proximal;
 use super::schedule::{self, FILTER_OFF, Stop, StopRule};
 use super::screen;
-use super::shard::{self, Command, HANDLE, Options, Report};
+use super::shard::{self, HANDLE};
 use super::tail;
 use super::worker::{self, APP, Dbpg, Passed};
 use crate::model::Model;
@@ -35,17 +36,17 @@ const LAMBDA_MAX_PASSES: u64 = 50;
 /// What servers need to know to train.
 pub fn handles(handles: Handles) -> Handles {
     let handles = handles
-        .with(tail::HANDLE, |spec, _range, _memory| {
+        .with(tail::HANDLE, |spec, _range, memory| {
             let options = serde_json::from_value(spec.options.clone());
-            Ok(Box::new(tail::Counts::new(&options.map_err(|error| error.to_string())?)?))
+            Ok(Box::new(tail::Counts::new(&options.map_err(|error| error.to_string())?, memory)?))
         })
-        .with(screen::HANDLE, |_, _, _| Ok(Box::new(screen::Sums::default())))
-        .with(hessian::HANDLE, |_, _, _| Ok(Box::new(hessian::Parts::default())));
-    handles.with(HANDLE, |spec, _range, _memory| {
+        .with(screen::HANDLE, |_, _, memory| Ok(Box::new(screen::Sums::new(memory))))
+        .with(hessian::HANDLE, |_, _, memory| Ok(Box::new(hessian::Parts::new(memory))));
+    handles.with(HANDLE, |spec, _range, memory| {
         caravan_numa::return_freed_blocks();
         let options: Options =
             serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
-        Ok(Box::new(shard::Shard::new(&options)?))
+        Ok(Box::new(shard::Shard::new(&options, memory)?))
     })
 }
 

@@ -18,7 +18,7 @@ use super::gradient::{Curvature, TrustRegion, Worker};
 use super::hessian::{self, Wire};
 use super::job::Straggle;
 use super::load::{Data, Dropped, Loaded, Loading};
-use super::shard::Options;
+use super::orders::Options;
 use super::support::Support;
 use pass::Pass;
 pub(crate) use pass::Passed;

@@ -2,7 +2,7 @@
 //!
 //! Path: endpoint > codec > **filter** > server or worker.
 
-use caravan_van::{Buffer, Pool};
+use caravan_van::{Account, Buffer, Pool};
 
 use super::{ALL, HEAD_BYTES, LENGTHS, MASK, NARROW, Number, QUANTIZE, Sizes, ZERO};
 use crate::filter::bits::{self, Bitmap};
@@ -18,6 +18,8 @@ pub(crate) struct Decoded {
     /// Bytes of the numbers of values, and of the values of rows that carry any.
     pub(in crate::filter) raw_bytes: usize,
     pub(in crate::filter) sizes: Sizes,
+    /// What the numbers of values take.
+    _memory: Account,
 }
 
 /// A received block, cut into its parts; what each stands for has been counted, and adds up.
@@ -167,7 +169,8 @@ pub fn decode_block(
     decode(spec, block, pool).map(|decoded| (decoded.lengths, decoded.values))
 }
 
-/// Undoes [`encode`] for a message of a table whose operation says that its values are a block.
+/// Undoes [`encode`] for a message of a table whose operation says that its values are a block. The block is looked at more than
+/// once, so nobody else may be able to write it.
 ///
 /// # Errors
 /// Says what is wrong with the block; memory is asked for only once it is known that its bytes can stand for so much.
@@ -179,11 +182,13 @@ pub(in crate::filter) fn decode(
     let parts = Parts::cut(block, spec)?;
     let whole = if spec.width > 0 { parts.rows * parts.width } else { parts.values };
     let bytes = whole * spec.value.bytes();
+    let sizes = parts.sizes(spec.value.bytes());
+    let mut memory = Account::new(pool, "a block's numbers of values");
+    memory.set(sizes.lengths).map_err(|error| error.to_string())?;
     let mut values = pool.allocate(bytes).map_err(|error| error.to_string())?;
     with_type!(spec.value, V => unpack::<V>(&parts, &mut values))?;
-    let sizes = parts.sizes(spec.value.bytes());
     let raw_bytes = parts.values * spec.value.bytes() + sizes.lengths;
-    Ok(Decoded { lengths: parts.lengths(), values, raw_bytes, sizes })
+    Ok(Decoded { lengths: parts.lengths(), values, raw_bytes, sizes, _memory: memory })
 }
 
 /// Writes the values of all rows; those that are masked hold zeros.

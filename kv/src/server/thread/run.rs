@@ -43,7 +43,7 @@ impl ServerThread {
             let Ok(at) = position(&self.tables, table) else { return Ok(()) };
             self.last = at;
         }
-        let Entry { range: own, shard, spec, filters } = &mut self.tables[self.last];
+        let Entry { range: own, shard, spec, filters, .. } = &mut self.tables[self.last];
         if !own.is_some_and(|own| own.contains(range.begin()) && own.contains(range.last()))
             || filters.as_ref().is_some_and(|filters| !filters.passes_runs())
         {

@@ -1,0 +1,308 @@
+//! Goal: nothing that a peer says makes a server thread take more than `CARAVAN_MEMORY`, whatever a short message asks for.
+//! Method: a server thread with 64 MiB and a peer that sends what it likes, in a process by itself; the peak of its resident memory is
+//! read beside what the server answers.
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![cfg(target_os = "linux")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use caravan_kv::node::open;
+use caravan_kv::{Handles, ServerThread, Store, TableSpec, ValueType, Van};
+use caravan_learn::dbpg;
+use caravan_van::wire::{Coding, Kind};
+use caravan_van::{Arrival, Draft, Endpoint, PeerId, Value, Values, VanConfig};
+use serde_json::json;
+
+const MIB: usize = 1 << 20;
+
+/// What a server thread may take.
+const MEMORY: usize = 64 * MIB;
+
+/// What the attacker takes for its own messages, and the process for threads and freed blocks.
+const BESIDES: usize = 32 * MIB;
+
+const PUSH: u8 = 1;
+const PULL: u8 = 2;
+const CREATE: u8 = 4;
+const COMMAND: u8 = 5;
+const FILTERED: u8 = 0x80;
+
+fn endpoint(node: u32) -> Endpoint {
+    let config = VanConfig { node, memory_bytes: MEMORY, ..VanConfig::default() };
+    Endpoint::new(open(Van::Tcp, &config).unwrap(), node, config.credits)
+}
+
+/// A server thread, and a lane to it on which anything can be said.
+struct Attack {
+    endpoint: Endpoint,
+    peer: PeerId,
+    timestamp: u64,
+    /// Resident bytes of the process before.
+    before: usize,
+    stop: Arc<AtomicBool>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl Attack {
+    fn begin() -> Attack {
+        std::fs::write("/proc/self/clear_refs", "5").unwrap(); // the peak begins anew
+        let before = resident_peak();
+        let (say, hear) = std::sync::mpsc::channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let server = std::thread::spawn(move || {
+            let handles = dbpg::handles(Handles::default());
+            let mut server = ServerThread::new(endpoint(0), 0, 1, handles);
+            say.send(server.address().to_owned()).unwrap();
+            server.run(&stopped).unwrap();
+        });
+        let mut endpoint = endpoint(1);
+        let peer = endpoint.connect(&hear.recv().unwrap()).unwrap();
+        while endpoint.credits(peer) == 0 {
+            endpoint.wait(Duration::from_millis(10)).unwrap();
+            endpoint.poll().unwrap();
+            while endpoint.take().is_some() {}
+        }
+        Attack { endpoint, peer, timestamp: 0, before, stop, server: Some(server) }
+    }
+
+    /// What the server answers: nothing, or why it refuses.
+    fn ask(&mut self, draft: Draft<'_>) -> Result<(), String> {
+        self.timestamp += 1;
+        let draft = Draft { timestamp: self.timestamp, ..draft };
+        self.endpoint.post(self.peer, draft, &mut Coding::compact()).unwrap();
+        loop {
+            self.endpoint.poll().unwrap();
+            match self.endpoint.take() {
+                Some(Arrival::Answered { .. }) => return Ok(()),
+                Some(Arrival::Message { message, .. }) if message.kind() == Kind::Failure => {
+                    return Err(String::from_utf8_lossy(message.values()).into_owned());
+                }
+                Some(Arrival::Message { .. }) => return Ok(()),
+                Some(other) => panic!("{other:?}"),
+                None => self.endpoint.wait(Duration::from_millis(100)).unwrap(),
+            }
+        }
+    }
+
+    fn create(&mut self, spec: &TableSpec) -> Result<(), String> {
+        self.create_by(&serde_json::to_string(spec).unwrap())
+    }
+
+    fn create_by(&mut self, text: &str) -> Result<(), String> {
+        self.ask(Draft { op: CREATE, values: Values::Copied(text.as_bytes()), ..request() })
+    }
+
+    fn push(&mut self, table: u32, keys: &[u64], values: &[u8]) -> Result<(), String> {
+        self.ask(Draft { op: PUSH, table, keys, values: Values::Copied(values), ..request() })
+    }
+
+    /// Goes on with what `step` does until it is refused, and a few times more: the server must have stayed within its memory, and
+    /// say so.
+    fn until_refused(
+        mut self,
+        what: &str,
+        mut step: impl FnMut(&mut Attack, u64) -> Result<(), String>,
+    ) {
+        let mut refused = 0;
+        for number in 0..50_000 {
+            if let Err(why) = step(&mut self, number) {
+                assert!(why.contains("CARAVAN_MEMORY"), "{what}: {why}");
+                assert!(why.bytes().any(|byte| byte.is_ascii_digit()), "{what}: {why}");
+                refused += 1;
+            }
+            if refused == 5 {
+                return self.end(what);
+            }
+        }
+        panic!("{what}: never refused");
+    }
+
+    /// The server is still there, and has not taken too much.
+    fn end(mut self, what: &str) {
+        let taken = resident_peak().saturating_sub(self.before);
+        assert!(taken < MEMORY + BESIDES, "{what}: {taken} bytes");
+        assert!(!self.server.as_ref().unwrap().is_finished(), "{what}");
+        let unknown = self.push(u32::MAX, &[1], &[]).unwrap_err();
+        assert!(unknown.contains("is unknown here"), "{what}: {unknown}");
+    }
+}
+
+impl Drop for Attack {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.server.take().unwrap().join();
+        assert!(ended.is_ok() || std::thread::panicking(), "the server has panicked");
+        caravan_numa::return_freed_blocks();
+    }
+}
+
+fn request<'a>() -> Draft<'a> {
+    Draft::new(Kind::Request)
+}
+
+/// Most resident bytes of the process since the attack began.
+fn resident_peak() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+/// A table of DBPG: any of its shards.
+fn shard(id: u32, handle: &str, value: ValueType, width: u32) -> TableSpec {
+    TableSpec::new(id, "t", value, width).handle(handle)
+}
+
+fn coordinates() -> TableSpec {
+    let options = json!({
+        "lambda": 1.0, "l2": 0.0, "free": null, "learning_rate": 1.0, "delta_init": 1.0,
+        "delta_max": 1.0, "workers": 1_000_000, "narrow": false, "rounds": false,
+        "blocks": [[0, u64::MAX]],
+    });
+    shard(1, "dbpg", ValueType::F64, 0).options(options)
+}
+
+/// `count` keys from `from` on, `step` apart.
+fn keys(from: u64, count: u64, step: u64) -> Vec<u64> {
+    (0..count).map(|n| from + n * step).collect()
+}
+
+/// One by one: the process's memory is that of all.
+#[test]
+fn nothing_that_a_peer_says_takes_more_than_there_is() {
+    a_sketch_or_a_dense_table();
+    tables_and_their_options();
+    rows_and_their_keys();
+    lists_of_keys();
+    blocks_of_few_bytes();
+    coordinates_and_passes();
+    parts_and_bounds();
+}
+
+fn a_sketch_or_a_dense_table() {
+    Attack::begin().until_refused("a sketch", |attack, number| {
+        let options = json!({ "cells": 4_u64 << 30, "hashes": 2 });
+        attack.create(&shard(number as u32, "count-min", ValueType::U8, 1).options(options))
+    });
+    Attack::begin().until_refused("small sketches", |attack, number| {
+        let options = json!({ "cells": 5 * MIB, "hashes": 2 });
+        attack.create(&shard(number as u32, "count-min", ValueType::U8, 1).options(options))
+    });
+    for (end, width) in [(1 << 28, 1), (1, u32::MAX), (1 << 31, u32::MAX)] {
+        Attack::begin().until_refused("a dense table", |attack, number| {
+            let mut spec = TableSpec::new(number as u32, "t", ValueType::F64, width);
+            (spec.end, spec.store) = (end, Store::Dense);
+            attack.create(&spec)
+        });
+    }
+}
+
+fn tables_and_their_options() {
+    Attack::begin().until_refused("many tables", |attack, number| {
+        let options = json!("x".repeat(4000));
+        attack.create(&TableSpec::new(number as u32, "t", ValueType::F32, 1).options(options))
+    });
+    Attack::begin().until_refused("options", |attack, number| {
+        // What reads it takes some hundred bytes for each of these seven.
+        let options = format!("[{}0]", r#"{"":0},"#.repeat(300_000));
+        let text = serde_json::to_string(&TableSpec::new(number as u32, "t", ValueType::F32, 1));
+        attack.create_by(&text.unwrap().replace("null", &options))
+    });
+}
+
+fn rows_and_their_keys() {
+    for (width, lengths) in [(1, None), (0, Some(1)), (0, Some(0)), (0, Some(40))] {
+        Attack::begin().until_refused("rows", |attack, number| {
+            if number == 0 {
+                attack.create(&TableSpec::new(1, "t", ValueType::F64, width))?;
+            }
+            let keys = keys(number * 1_000_003, 20_000, 37);
+            let values = vec![1.0; keys.len() * lengths.unwrap_or(1)];
+            let lengths: Vec<u32> = lengths.map_or(vec![], |one| vec![one as u32; keys.len()]);
+            let (lengths, values) = (&lengths[..], Values::Copied(f64::bytes(&values)));
+            attack.ask(Draft { op: PUSH, table: 1, keys: &keys, lengths, values, ..request() })
+        });
+    }
+    // Each table keeps room to find as many rows as it has been asked for.
+    Attack::begin().until_refused("room to find rows", |attack, number| {
+        let table = number as u32;
+        attack.create(&TableSpec::new(table, "t", ValueType::U8, 1))?;
+        let keys = keys(0, 500_000, 3);
+        attack.ask(Draft { op: PULL, table, keys: &keys, ..request() })
+    });
+}
+
+/// Lists that a lane names give way to each other, so none is refused.
+fn lists_of_keys() {
+    let mut attack = Attack::begin();
+    attack.create(&TableSpec::new(1, "t", ValueType::U8, 1)).unwrap();
+    let keys = keys(0, 250_000, 3);
+    for signature in 0..100 {
+        let signature = Some(signature);
+        attack.ask(Draft { op: PULL, table: 1, signature, keys: &keys, ..request() }).unwrap();
+    }
+    attack.end("lists of keys");
+}
+
+/// A bit stands for a row: its length, or its zeros.
+fn blocks_of_few_bytes() {
+    for (width, wide) in [(0, 1_u32), (1 << 16, 1 << 16)] {
+        Attack::begin().until_refused("a block", |attack, number| {
+            if number == 0 {
+                let filters = "mask".parse().unwrap();
+                let spec = TableSpec::new(1, "t", ValueType::F64, width);
+                attack.create(&spec.filters(filters))?;
+            }
+            let (stages, rows) = if width == 0 { (1 | 16, 100_u32 << 20) } else { (1, 1 << 20) };
+            let mut block = vec![stages, 0, 0, 0];
+            block.extend(rows.to_le_bytes());
+            block.extend(wide.to_le_bytes());
+            block.resize(block.len() + rows as usize / 8, 0);
+            let values = Values::Copied(&block);
+            attack.ask(Draft { op: PUSH | FILTERED, table: 1, keys: &[1], values, ..request() })
+        });
+    }
+}
+
+fn coordinates_and_passes() {
+    Attack::begin().until_refused("keys of workers", |attack, number| {
+        if number == 0 {
+            attack.create(&coordinates())?;
+        }
+        attack.endpoint.set_node(number as u32);
+        let keys = keys(number, 100_000, 100);
+        attack.ask(Draft { op: PUSH, table: 1, keys: &keys, ..request() })
+    });
+    Attack::begin().until_refused("tasks", |attack, number| {
+        if number == 0 {
+            attack.create(&coordinates())?;
+        }
+        let blocks = vec![0; 500_000];
+        let pass = json!({ "Pass": {
+            "first": 1, "blocks": blocks, "threshold": 0.0, "reset": true, "all": true, "lossy": null,
+        } });
+        let values = &serde_json::to_vec(&pass).unwrap()[..];
+        attack.ask(Draft { op: COMMAND, table: 1, values: Values::Copied(values), ..request() })
+    });
+}
+
+fn parts_and_bounds() {
+    Attack::begin().until_refused("rows of a Hessian", |attack, number| {
+        if number == 0 {
+            attack.create(&shard(1, "dbpg-hessian", ValueType::F32, 0))?;
+        }
+        let keys = keys(number * 50_000, 50_000, 1);
+        let lengths = &vec![0; keys.len()][..];
+        attack.ask(Draft { op: PUSH, table: 1, keys: &keys, lengths, ..request() })
+    });
+    Attack::begin().until_refused("bounds", |attack, number| {
+        if number == 0 {
+            attack.create(&shard(1, "dbpg-screen", ValueType::F32, 2))?;
+        }
+        let keys = keys(number, 100_000, 1000);
+        attack.push(1, &keys, f32::bytes(&vec![1.0; 2 * keys.len()]))
+    });
+}

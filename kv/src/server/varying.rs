@@ -1,0 +1,155 @@
+//! Rows whose keys have their own number of values: the shard behind tables of width 0.
+//!
+//! Rows lie in ordinary memory, each by itself, which an account bounds; answers gather them.
+
+use caravan_van::{Account, Pool, Value};
+
+use super::handle::Rule;
+use super::index::Index;
+use super::shard::{Pulled, Request, Shard};
+use super::store::{FOUND_MIN, accounts, make_room_to_find};
+use crate::table::TableSpec;
+
+/// What the allocator takes besides a row's values, in bytes.
+const BLOCK_BYTES: usize = 16;
+
+/// Rows whose keys have their own number of values.
+pub(crate) struct VaryingRows<V, R> {
+    index: Index,
+    stored: Vec<Vec<V>>,
+    rule: R,
+    /// What rows and lists of them take.
+    memory: Account,
+    /// Of the request at hand.
+    rows: Vec<u32>,
+    lengths: Vec<u32>,
+    /// Keys that those two may hold.
+    found_max: usize,
+}
+
+impl<V: Value, R: Rule<V>> VaryingRows<V, R> {
+    pub(crate) fn new(spec: &TableSpec, rule: R, memory: &Pool) -> Result<Self, String> {
+        let [index, others] = accounts(spec, memory)?;
+        Ok(VaryingRows {
+            index: Index::new(index),
+            stored: Vec::new(),
+            rule,
+            memory: others,
+            rows: Vec::new(),
+            lengths: Vec::new(),
+            found_max: FOUND_MIN,
+        })
+    }
+
+    /// Finds the rows of `keys`, into `self.rows`; returns how many have none.
+    fn find(&mut self, keys: &[u64]) -> Result<usize, String> {
+        if keys.len() > self.found_max {
+            make_room_to_find(&mut self.memory, &mut self.found_max, keys.len())?;
+        }
+        self.rows.clear();
+        Ok(self.index.find(keys, &mut self.rows))
+    }
+
+    /// What a row holds, nothing if there is none.
+    fn stored(&self, row: u32) -> &[V] {
+        self.stored.get(row as usize).map_or(&[], |values| values)
+    }
+
+    /// Checks that rows can have the lengths that are pushed; returns how many bytes they grow by.
+    fn growth(&self, request: &Request<'_>) -> Result<usize, String> {
+        let mut growth: usize = 0;
+        for ((&row, &key), &length) in self.rows.iter().zip(request.keys).zip(request.lengths) {
+            let (stored, length) = (self.stored(row).len(), length as usize);
+            if stored == length {
+                continue;
+            }
+            if stored != 0 && !R::REPLACES {
+                return Err(format!(
+                    "key {key} holds {stored} values, so {length} cannot be combined with them"
+                ));
+            }
+            let room = self.stored.get(row as usize).map_or(0, Vec::capacity);
+            growth = growth.saturating_add(row_bytes::<V>(length.max(room)) - row_bytes::<V>(room));
+        }
+        Ok(growth)
+    }
+
+    /// Makes room for `missing` rows more, and `growth` bytes of values.
+    fn make_room(
+        &mut self,
+        keys: &[u64],
+        missing: usize,
+        growth: usize,
+    ) -> caravan_van::Result<()> {
+        self.memory.reserve(&mut self.stored, missing)?;
+        self.memory.add(growth)?;
+        let inserted = self.index.insert(keys, &mut self.rows, missing);
+        match inserted {
+            Ok(()) => self.stored.resize_with(self.index.len(), Vec::new),
+            Err(_) => self.memory.release(growth),
+        }
+        inserted
+    }
+}
+
+/// Bytes that a row with room for `values` takes, besides its place in the list.
+fn row_bytes<V: Value>(values: usize) -> usize {
+    if values == 0 { 0 } else { BLOCK_BYTES + (values * V::BYTES).next_multiple_of(BLOCK_BYTES) }
+}
+
+impl<V: Value, R: Rule<V>> Shard for VaryingRows<V, R> {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+        let total: usize = request.lengths.iter().map(|&n| n as usize).sum();
+        let mut pushed = V::view(request.values).ok_or("the values do not fit the table's type")?;
+        if request.lengths.len() != request.keys.len() || pushed.len() != total {
+            return Err(format!(
+                "a push of {} keys came with {} lengths, which add up to {total}, and {} values",
+                request.keys.len(),
+                request.lengths.len(),
+                pushed.len()
+            ));
+        }
+        let missing = self.find(request.keys)?;
+        let growth = self.growth(request)?;
+        if missing > 0 || growth > 0 {
+            let made = self.make_room(request.keys, missing, growth);
+            made.map_err(|error| error.to_string())?;
+        }
+        for (at, row) in self.rows.iter().enumerate() {
+            let (mine, rest) = pushed.split_at(request.lengths[at] as usize);
+            let stored = &mut self.stored[*row as usize];
+            stored.reserve_exact(mine.len().saturating_sub(stored.len()));
+            stored.resize(mine.len(), V::default());
+            self.rule.apply(request.keys[at], stored, mine);
+            pushed = rest;
+        }
+        Ok(())
+    }
+
+    fn reads_once(&self) -> bool {
+        R::READS_ONCE
+    }
+
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+        self.find(request.keys)?;
+        let mut lengths = std::mem::take(&mut self.lengths);
+        lengths.clear();
+        lengths.extend(self.rows.iter().map(|&row| self.stored(row).len() as u32));
+        self.lengths = lengths;
+        let total: usize = self.lengths.iter().map(|&n| n as usize).sum();
+        Ok(Pulled::Varying(total * V::BYTES))
+    }
+
+    fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
+        let mut at = 0;
+        for &row in &self.rows {
+            let bytes = V::bytes(self.stored(row));
+            into[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        }
+    }
+
+    fn lengths(&self) -> &[u32] {
+        &self.lengths
+    }
+}

@@ -1,0 +1,180 @@
+//! Goal: a peer that changes values while they are lent harms nobody: what is looked at more than once is a copy.
+//! Method: a server thread on shared memory and a peer whose other thread goes on writing what it has lent.
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use caravan_kv::server::{Pulled, Request};
+use caravan_kv::{Handles, Shard, TableSpec, ValueType, Van};
+use caravan_van::wire::{Coding, Kind};
+use caravan_van::{Arrival, Draft, Endpoint, PeerId, Pool, Shared, Values};
+use support::{Servers, config, endpoint};
+
+const PUSH: u8 = 1;
+const CREATE: u8 = 4;
+const COMMAND: u8 = 5;
+const FILTERED: u8 = 0x80;
+
+/// Values of a row.
+const WIDTH: usize = 1 << 16;
+
+/// Requests about what changes.
+const REQUESTS: u64 = 200;
+
+/// A shard that looks at values twice, and an answer that says whether they were the same.
+struct Twice;
+
+impl Twice {
+    fn look(values: &[u8]) -> Result<(), String> {
+        let sum = || values.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+        let first = std::hint::black_box(sum());
+        std::thread::yield_now();
+        if first == std::hint::black_box(sum()) { Ok(()) } else { Err("it changed".to_owned()) }
+    }
+}
+
+impl Shard for Twice {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+        Twice::look(request.values)
+    }
+
+    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, String> {
+        Ok(Pulled::Bytes(0))
+    }
+
+    fn read(&mut self, _request: &Request<'_>, _into: &mut [u8]) {}
+
+    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
+        Twice::look(body).map(|()| Vec::new())
+    }
+}
+
+/// A lane on which anything can be said.
+struct Lane {
+    endpoint: Endpoint,
+    peer: PeerId,
+    timestamp: u64,
+}
+
+impl Lane {
+    fn to(servers: &Servers) -> Lane {
+        let mut endpoint = endpoint(Van::Shm, &config(16, 1 << 28));
+        let peer = endpoint.connect(&servers.addresses[0].address).unwrap();
+        while endpoint.credits(peer) == 0 {
+            endpoint.wait(Duration::from_millis(10)).unwrap();
+            endpoint.poll().unwrap();
+            while endpoint.take().is_some() {}
+        }
+        Lane { endpoint, peer, timestamp: 0 }
+    }
+
+    /// What the server answers: nothing, or why it refuses.
+    fn ask(&mut self, draft: Draft<'_>) -> Result<(), String> {
+        self.timestamp += 1;
+        let draft = Draft { timestamp: self.timestamp, ..draft };
+        self.endpoint.post(self.peer, draft, &mut Coding::plain()).unwrap();
+        loop {
+            self.endpoint.poll().unwrap();
+            match self.endpoint.take() {
+                Some(Arrival::Message { message, .. }) if message.kind() == Kind::Failure => {
+                    return Err(String::from_utf8_lossy(message.values()).into_owned());
+                }
+                Some(Arrival::Message { .. } | Arrival::Answered { .. }) => return Ok(()),
+                Some(other) => panic!("{other:?}"),
+                None => self.endpoint.wait(Duration::from_millis(100)).unwrap(),
+            }
+        }
+    }
+
+    fn create(&mut self, spec: &TableSpec) {
+        let text = serde_json::to_vec(spec).unwrap();
+        self.ask(Draft { op: CREATE, values: Values::Copied(&text), ..request() }).unwrap();
+    }
+
+    /// Memory that is lent when it is sent.
+    fn lendable(&self, bytes: &[u8]) -> Shared {
+        let mut buffer = self.endpoint.memory().allocate(bytes.len()).unwrap();
+        buffer.copy_from_slice(bytes);
+        assert!(self.endpoint.lends(self.peer, bytes.len()), "so long values are lent");
+        buffer.share()
+    }
+}
+
+fn request<'a>() -> Draft<'a> {
+    Draft::new(Kind::Request)
+}
+
+/// Runs `work` while another thread writes one of `contents` after the other to the byte at `at` of what is lent, and those behind
+/// it: past the types, as a peer with the same memory can.
+fn while_it_changes(lent: &Shared, at: usize, contents: [Vec<u8>; 2], work: impl FnOnce()) {
+    let address = lent[at..].as_ptr().addr() as u64;
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let memory = OpenOptions::new().write(true).open("/proc/self/mem").unwrap();
+            while !ended.load(Ordering::Relaxed) {
+                for content in &contents {
+                    memory.write_all_at(content, address).unwrap();
+                }
+            }
+        });
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(work));
+        ended.store(true, Ordering::Relaxed);
+        outcome.unwrap();
+    });
+}
+
+fn servers() -> Servers {
+    let twice = |_: &_, _: Option<_>, _: &_| Ok(Box::new(Twice) as Box<dyn Shard>);
+    Servers::start(Van::Shm, 1, &config(16, 1 << 28), &Handles::default().with("twice", twice))
+}
+
+#[test]
+fn a_block_that_changes_is_decoded_as_it_was_counted() {
+    let servers = servers();
+    let mut lane = Lane::to(&servers);
+    let spec = TableSpec::new(1, "t", ValueType::F64, WIDTH as u32);
+    lane.create(&spec.filters("zero".parse().unwrap()));
+    // A row with a bit for each value; every other one is there, and so many numbers follow.
+    let mut block = vec![2, 0, 0, 0];
+    block.extend(1_u32.to_le_bytes());
+    block.extend((WIDTH as u32).to_le_bytes());
+    let bitmap = block.len();
+    block.resize(bitmap + WIDTH / 8, 0x55);
+    block.resize(block.len() + WIDTH / 2 * 8, 0);
+    let lent = lane.lendable(&block);
+    let (last, bits) = (bitmap + WIDTH / 8 - 1, [0xff, 0x55].map(|bits| vec![bits]));
+    while_it_changes(&lent, last, bits, || {
+        for _ in 0..REQUESTS {
+            let values = Values::Apart(lent.clone());
+            let draft = Draft { op: PUSH | FILTERED, table: 1, keys: &[1], values, ..request() };
+            if let Err(why) = lane.ask(draft) {
+                assert!(why.contains("its numbers take"), "{why}");
+            }
+        }
+    });
+    lane.ask(Draft { op: PUSH, table: 1, ..request() }).unwrap();
+}
+
+#[test]
+fn who_looks_twice_sees_the_same() {
+    let servers = servers();
+    let mut lane = Lane::to(&servers);
+    lane.create(&TableSpec::new(1, "t", ValueType::U8, WIDTH as u32).handle("twice"));
+    let lent = lane.lendable(&[0; WIDTH]);
+    let contents = [1, 0].map(|byte| vec![byte; 4096]);
+    while_it_changes(&lent, WIDTH / 2, contents, || {
+        for number in 0..REQUESTS {
+            let (op, keys) = if number % 2 == 0 { (PUSH, &[1][..]) } else { (COMMAND, &[][..]) };
+            let values = Values::Apart(lent.clone());
+            lane.ask(Draft { op, table: 1, keys, values, ..request() }).unwrap();
+        }
+    });
+}
