@@ -11,6 +11,8 @@
 //!                          \_ stream/ (framing on sockets), offers, wait _/
 //! ```
 //!
+//! Every lane begins with a handshake, in which both ends prove that they know their job's secret ([`handshake`]).
+//!
 //! The van carries keys and ranges as numbers and never learns what a push means.
 //!
 //! # Thread rules

@@ -25,7 +25,7 @@
 //! and say when a peer is gone; while there is no sleep they are looked at now and then.
 //!
 //! # Trust
-//! Peers are processes of the same user and the same cluster. A peer that misbehaves can make this node read other bytes than it
+//! Peers are processes of the same user that know the cluster's secret (`greeting.rs`). A peer that misbehaves can make this node read other bytes than it
 //! meant, never outside of what it shared, and never wait: see `segment.rs` and `receive.rs`.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
