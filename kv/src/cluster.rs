@@ -206,7 +206,7 @@ impl Cluster {
     pub fn client(&self) -> Result<Worker> {
         let scheduler = Rc::downgrade(&self.scheduler);
         let watch = move || match scheduler.upgrade() {
-            Some(scheduler) => scheduler.borrow_mut().look().map(drop),
+            Some(scheduler) => scheduler.borrow_mut().glance(),
             None => Ok(()),
         };
         // On a simulated network nobody gives signs of life, and what is lost is seen on its lanes.

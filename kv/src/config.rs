@@ -281,6 +281,18 @@ pub const VARS: &[Var] = &[
         show: |c| c.node.heartbeat.as_millis().to_string(),
     },
     Var {
+        name: "CARAVAN_HEARTBEAT_S",
+        default: "",
+        help: "the same in whole seconds, 1 to 3600",
+        set: |c, v| {
+            if !v.is_empty() {
+                c.node.heartbeat = Duration::from_secs(count(v, 3600)? as u64);
+            }
+            Some(())
+        },
+        show: |_| String::new(),
+    },
+    Var {
         name: "CARAVAN_REQUEST_TIMEOUT_S",
         default: "600",
         help: "seconds after which a request is given up when no server answers anything meanwhile, 1 to 86400; more where workers wait for each other longer",
@@ -499,6 +511,8 @@ mod tests {
             ("CARAVAN_WROKERS", "1"),
             ("CARAVAN_NUMA_NODE", "nearby"),
             ("CARAVAN_HUGE_PAGES", "1"),
+            ("CARAVAN_HEARTBEAT_MS", "9"),
+            ("CARAVAN_HEARTBEAT_S", "0"),
             ("CARAVAN_SCHEDULER", "nonsense"),
             ("CARAVAN_SCHEDULER", "host:99999"),
             ("CARAVAN_SCHEDULER", ":7000"),
@@ -516,6 +530,8 @@ mod tests {
             ("CARAVAN_MEMORY", "64MiB"),
             ("CARAVAN_PIN", "0"),
             ("CARAVAN_LAUNCHED", "1"),
+            ("CARAVAN_HEARTBEAT_S", "3"),
+            ("CARAVAN_REQUEST_TIMEOUT_S", "7"),
             ("CARAVAN_NUMA_NODE", "3"),
             ("CARAVAN_HUGE_PAGES", "reserved"),
             ("CARAVAN_RDMA_DEVICE", "mlx5_0"),

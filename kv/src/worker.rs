@@ -26,9 +26,6 @@ use crate::filter::Outstanding;
 use crate::spent::Spent;
 use crate::tracker::{Answer, Callback, Timestamp, Tracker, What};
 
-/// One sleep while waiting; whoever waits looks around at least this often.
-const NAP: Duration = Duration::from_millis(100);
-
 /// Where a server thread listens.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ServerAddress {
@@ -71,8 +68,7 @@ impl Worker {
         servers: &[ServerAddress],
         timeout: Duration,
     ) -> Result<Worker> {
-        let waits = Waits { watch: None, silence_max: REQUEST_TIMEOUT };
-        Self::connect_watched(endpoint, servers, timeout, waits)
+        Self::connect_watched(endpoint, servers, timeout, Waits::up_to(REQUEST_TIMEOUT))
     }
 
     /// As [`Worker::connect`], with a say in when to stop waiting.
@@ -137,7 +133,7 @@ impl Worker {
                     missing: missing.join(", "),
                 });
             }
-            self.endpoint.wait(NAP.min(timeout))?;
+            self.endpoint.wait(self.waits.nap.min(timeout))?;
         }
         Ok(())
     }

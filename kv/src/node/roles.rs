@@ -165,7 +165,10 @@ pub(crate) fn watched_client(
 ) -> Result<Worker> {
     let van = VanConfig { accepts: false, ..config.van_config(node) };
     let endpoint = Endpoint::new(backend::open(config.van, &van)?, node, config.credits);
-    let waits = Waits { watch, silence_max: config.request_timeout };
+    let mut waits = Waits::up_to(config.request_timeout);
+    if let Some(watch) = watch {
+        waits = waits.watching(watch, config.heartbeat);
+    }
     Worker::connect_watched(endpoint, servers, config.join_timeout, waits)
 }
 

@@ -245,6 +245,16 @@ impl Scheduler {
         Ok(any)
     }
 
+    /// As [`Scheduler::look`], by somebody who waits for something else.
+    ///
+    /// # Errors
+    /// As [`Scheduler::check_members`].
+    pub(crate) fn glance(&mut self) -> Result<()> {
+        // A transport asks the system for new connections when it sleeps, and hardly ever when it is polled.
+        self.endpoint.wait(Duration::from_micros(1))?;
+        self.look().map(drop)
+    }
+
     /// Whether all that joined are alive.
     ///
     /// # Errors

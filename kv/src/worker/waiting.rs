@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{NAP, ServerAddress, Worker};
+use super::{ServerAddress, Worker};
 use crate::error::{Error, Result};
 use crate::tracker::Timestamp;
 
@@ -13,12 +13,29 @@ const SAY_AFTER: Duration = Duration::from_secs(10);
 /// What is looked at while nothing comes: an error ends the wait.
 pub(crate) type Watch = Box<dyn FnMut() -> Result<()>>;
 
+/// One sleep while waiting; whoever waits looks around at least this often.
+const NAP: Duration = Duration::from_millis(100);
+
 /// When a worker stops waiting for an answer that does not come.
 pub(crate) struct Waits {
     /// Knows which nodes are lost.
     pub(crate) watch: Option<Watch>,
+    /// How long it may sleep between two looks.
+    pub(crate) nap: Duration,
     /// How long no server may answer anything.
     pub(crate) silence_max: Duration,
+}
+
+impl Waits {
+    /// Gives up after so long without any answer.
+    pub(crate) fn up_to(silence_max: Duration) -> Waits {
+        Waits { watch: None, nap: NAP, silence_max }
+    }
+
+    /// With a watch over nodes that give signs of life every `heartbeat`: it hears some ten times as often.
+    pub(crate) fn watching(self, watch: Watch, heartbeat: Duration) -> Waits {
+        Waits { watch: Some(watch), nap: NAP.min(heartbeat / 10), ..self }
+    }
 }
 
 /// A wait in which nothing has come so far.
@@ -56,7 +73,7 @@ impl Worker {
         if std::mem::replace(&mut silence.napped, true) {
             self.look_around(silence, what)?;
         }
-        Ok(self.endpoint.wait(NAP)?)
+        Ok(self.endpoint.wait(self.waits.nap)?)
     }
 
     /// Ends a wait that is in vain, and says now and then what is waited for.
