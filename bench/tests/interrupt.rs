@@ -227,3 +227,41 @@ fn a_killed_node_ends_the_run_and_is_named() {
         assert_gone(&nodes);
     }
 }
+
+/// Nobody waits for ever for a server that stands still, whatever the driver is at.
+#[test]
+fn a_stopped_server_ends_the_training_and_is_named() {
+    let (_, train) = training("stopped");
+    let endless = format!("{train} --no-newton --epsilon 0 --passes 1000000 --servers 2");
+    // In the middle of loading, and of passes: neither is sure, and either has to end.
+    for passes in [0, 2] {
+        let mut command = caravan(&endless);
+        let command = command.env("CARAVAN_HEARTBEAT_MS", "200");
+        let mut run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(run.stdout.take().unwrap());
+        row(&mut stdout, "machine");
+        (0..passes).for_each(|_| drop(row(&mut stdout, "progress")));
+        let nodes = nodes_of(&mut run, 4);
+        let server = children_as("server", run.id())[1];
+        signal("STOP", server);
+        let status = ended(&mut run, PATIENCE);
+        let mut said = String::new();
+        run.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(said.contains(&server.to_string()) && said.contains("server 1"), "{said}");
+        assert_gone(&nodes);
+    }
+}
+
+/// The nodes of a run, once there are that many.
+fn nodes_of(run: &mut Child, count: usize) -> Vec<u32> {
+    let began = Instant::now();
+    loop {
+        let nodes = children(run.id());
+        if nodes.len() == count {
+            return nodes;
+        }
+        assert!(began.elapsed() < PATIENCE, "the nodes do not come up: {nodes:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

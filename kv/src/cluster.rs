@@ -1,9 +1,11 @@
 //! A whole cluster from one call: scheduler, servers and workers as child processes, as threads of this process, or as nodes of
 //! a simulated network.
 
+use std::cell::RefCell;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -12,11 +14,11 @@ use std::time::{Duration, Instant};
 use caravan_van::Secret;
 
 use crate::config::{ClusterConfig, NodeConfig};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, panicked};
 use crate::node::{self, Apps, Role, Scheduler, Target, TaskId, Van};
 use crate::secret::SecretSource;
 use crate::server::Handles;
-use crate::worker::Worker;
+use crate::worker::{Watch, Worker};
 
 /// How nodes are started.
 pub enum Launch {
@@ -33,7 +35,8 @@ pub enum Launch {
 
 /// A running cluster, and the scheduler that drives it. Dropping it stops everything.
 pub struct Cluster {
-    scheduler: Scheduler,
+    /// Clients of the driver look at it, too, while they wait.
+    scheduler: Rc<RefCell<Scheduler>>,
     config: ClusterConfig,
     children: Vec<Node<Child>>,
     threads: Vec<Node<JoinHandle<Result<()>>>>,
@@ -84,8 +87,9 @@ impl Cluster {
         let mut scheduler = Scheduler::bind(&config)?;
         scheduler.take_part()?;
         config.node.scheduler = scheduler.address().to_owned();
+        config.node.identity = node::identity(node::DRIVER, None);
         let mut cluster = Cluster {
-            scheduler,
+            scheduler: Rc::new(RefCell::new(scheduler)),
             config,
             children: Vec::new(),
             threads: Vec::new(),
@@ -94,7 +98,7 @@ impl Cluster {
         };
         cluster.start(&launch)?;
         let Cluster { scheduler, children, threads, .. } = &mut cluster;
-        let van = scheduler.gather(|| {
+        let van = scheduler.borrow_mut().gather(|| {
             for child in children.iter_mut() {
                 if let Ok(Some(status)) = child.run.try_wait() {
                     let reason = format!("it ended before it joined: {status}");
@@ -183,7 +187,7 @@ impl Cluster {
         app: &str,
         body: &serde_json::Value,
     ) -> Result<TaskId> {
-        self.scheduler.submit(target, app, body)
+        self.scheduler.borrow_mut().submit(target, app, body)
     }
 
     /// Waits for a task and returns what the nodes answered, in order of rank.
@@ -191,15 +195,24 @@ impl Cluster {
     /// # Errors
     /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node.
     pub fn wait(&mut self, task: TaskId) -> Result<Vec<serde_json::Value>> {
-        self.scheduler.wait(task)
+        self.scheduler.borrow_mut().wait(task)
     }
 
-    /// A client of the servers for the calling thread.
+    /// A client of the servers for the calling thread. While it waits it looks at who is lost: a request ends with
+    /// [`Error::NodeLost`] within five heartbeats after any node has stopped.
     ///
     /// # Errors
     /// As [`Worker::connect`].
     pub fn client(&self) -> Result<Worker> {
-        node::client(&self.config.node, 0, &self.scheduler.servers())
+        let scheduler = Rc::downgrade(&self.scheduler);
+        let watch = move || match scheduler.upgrade() {
+            Some(scheduler) => scheduler.borrow_mut().glance(),
+            None => Ok(()),
+        };
+        // On a simulated network nobody gives signs of life, and what is lost is seen on its lanes.
+        let watch = (!node::is_simulated()).then(|| Box::new(watch) as Watch);
+        let servers = self.scheduler.borrow().servers();
+        node::watched_client(&self.config.node, 0, &servers, watch)
     }
 
     /// Ends the job: tells all nodes and waits for them.
@@ -208,14 +221,15 @@ impl Cluster {
     /// Names the first node that did not end well.
     pub fn shutdown(mut self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
-        self.scheduler.end(None)?;
+        self.scheduler.borrow_mut().end(None)?;
         let mut outcome = Ok(());
+        let until = Instant::now() + END_WITHIN;
         for mut child in self.children.drain(..) {
-            let ended = end_child(&mut child);
+            let ended = end_child(&mut child, until);
             outcome = outcome.and(ended);
         }
         for thread in self.threads.drain(..) {
-            if let Err(error) = thread.run.join().unwrap_or_else(|_| Err(panicked(&thread.name))) {
+            if let Err(error) = joined(thread) {
                 outcome = outcome.and(Err(error));
             }
         }
@@ -235,23 +249,25 @@ impl Drop for Cluster {
         }
         self.stop.store(true, Ordering::Relaxed);
         if !(self.threads.is_empty() && self.simulated.is_empty()) {
-            let _ = self.scheduler.end(Some("the cluster was dropped"));
+            let _ = self.scheduler.borrow_mut().end(Some("the cluster was dropped"));
         }
     }
 }
 
-/// Tells a child the job's secret, by its standard input.
+/// How long nodes have that were told to end.
+const END_WITHIN: Duration = Duration::from_secs(5);
+
+/// Tells a child the job's secret, by its standard input; that stays open as long as this process lives, and the child ends with it.
 fn hand_down(config: &NodeConfig, child: &mut Child) {
-    if let (SecretSource::Given(secret), Some(mut input)) = (&config.secret, child.stdin.take()) {
+    if let (SecretSource::Given(secret), Some(input)) = (&config.secret, &mut child.stdin) {
         // One that does not listen has ended, and is missed when all are to join.
         let _ = writeln!(input, "{}", secret.to_hex());
     }
 }
 
 /// Waits for a child that was told to end, and makes it if it does not.
-fn end_child(child: &mut Node<Child>) -> Result<()> {
+fn end_child(child: &mut Node<Child>, until: Instant) -> Result<()> {
     let lost = |reason| Error::NodeLost { node: child.name.clone(), reason };
-    let until = Instant::now() + Duration::from_secs(5);
     loop {
         match child.run.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
@@ -268,17 +284,13 @@ fn end_child(child: &mut Node<Child>) -> Result<()> {
 }
 
 fn thread_error(thread: Node<JoinHandle<Result<()>>>) -> Error {
-    match thread.run.join() {
-        Ok(Err(error)) => error,
-        Ok(Ok(())) => {
-            Error::NodeLost { node: thread.name, reason: "it ended before it joined".to_owned() }
-        }
-        Err(_) => panicked(&thread.name),
-    }
+    let node = thread.name.clone();
+    let ended = || Error::NodeLost { node, reason: "it ended before it joined".to_owned() };
+    joined(thread).err().unwrap_or_else(ended)
 }
 
-fn panicked(node: &str) -> Error {
-    Error::NodeLost { node: node.to_owned(), reason: "it panicked".to_owned() }
+fn joined(thread: Node<JoinHandle<Result<()>>>) -> Result<()> {
+    thread.run.join().unwrap_or_else(|panic| Err(panicked(&thread.name, panic.as_ref())))
 }
 
 /// A number that no other job on this machine has: the process and the time of its start.

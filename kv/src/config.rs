@@ -47,6 +47,8 @@ pub struct NodeConfig {
     pub launched: bool,
     /// How often a node tells the scheduler that it lives; it counts as lost after five times as long.
     pub heartbeat: Duration,
+    /// How long a client of the servers waits without any answer before it gives a request up.
+    pub request_timeout: Duration,
     /// Whether server threads are pinned to cores.
     pub pin: bool,
     /// On which NUMA node server threads and their memory are placed.
@@ -77,6 +79,7 @@ impl Default for NodeConfig {
             join_timeout: Duration::from_secs(60),
             launched: false,
             heartbeat: Duration::from_secs(1),
+            request_timeout: REQUEST_TIMEOUT,
             pin: true,
             numa: Numa::NearNic,
             huge_pages: HugePages::Transparent,
@@ -84,6 +87,9 @@ impl Default for NodeConfig {
         }
     }
 }
+
+/// A request that no server answers for so long is given up.
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The shape of a cluster.
 #[derive(Debug, Clone)]
@@ -269,11 +275,36 @@ pub const VARS: &[Var] = &[
         show: |c| u8::from(c.node.launched).to_string(),
     },
     Var {
+        name: "CARAVAN_HEARTBEAT_MS",
+        default: "1000",
+        help: "milliseconds between two signs of life, 10 to 3600000; a node counts as lost after five times as long",
+        set: |c, v| {
+            count(v, 3_600_000)
+                .filter(|n| *n >= 10)
+                .map(|n| c.node.heartbeat = Duration::from_millis(n as u64))
+        },
+        show: |c| c.node.heartbeat.as_millis().to_string(),
+    },
+    Var {
         name: "CARAVAN_HEARTBEAT_S",
-        default: "1",
-        help: "seconds between two signs of life, 1 to 3600; a node counts as lost after five times as long",
-        set: |c, v| count(v, 3600).map(|n| c.node.heartbeat = Duration::from_secs(n as u64)),
-        show: |c| whole_seconds(c.node.heartbeat),
+        default: "",
+        help: "the same in whole seconds, 1 to 3600",
+        set: |c, v| {
+            if !v.is_empty() {
+                c.node.heartbeat = Duration::from_secs(count(v, 3600)? as u64);
+            }
+            Some(())
+        },
+        show: |_| String::new(),
+    },
+    Var {
+        name: "CARAVAN_REQUEST_TIMEOUT_S",
+        default: "600",
+        help: "seconds after which a request is given up when no server answers anything meanwhile, 1 to 86400; more where workers wait for each other longer",
+        set: |c, v| {
+            count(v, 86_400).map(|n| c.node.request_timeout = Duration::from_secs(n as u64))
+        },
+        show: |c| whole_seconds(c.node.request_timeout),
     },
     Var {
         name: "CARAVAN_PIN",
@@ -501,6 +532,8 @@ mod tests {
             ("CARAVAN_WROKERS", "1"),
             ("CARAVAN_NUMA_NODE", "nearby"),
             ("CARAVAN_HUGE_PAGES", "1"),
+            ("CARAVAN_HEARTBEAT_MS", "9"),
+            ("CARAVAN_HEARTBEAT_S", "0"),
             ("CARAVAN_SCHEDULER", "nonsense"),
             ("CARAVAN_SCHEDULER", "host:99999"),
             ("CARAVAN_SCHEDULER", ":7000"),
@@ -519,6 +552,8 @@ mod tests {
             ("CARAVAN_PIN", "0"),
             ("CARAVAN_LAUNCHED", "1"),
             ("CARAVAN_DATA_ROOT", "/data"),
+            ("CARAVAN_HEARTBEAT_S", "3"),
+            ("CARAVAN_REQUEST_TIMEOUT_S", "7"),
             ("CARAVAN_NUMA_NODE", "3"),
             ("CARAVAN_HUGE_PAGES", "reserved"),
             ("CARAVAN_RDMA_DEVICE", "mlx5_0"),

@@ -157,3 +157,10 @@ pub fn with_sources(error: &dyn std::error::Error) -> String {
     let sources = std::iter::successors(error.source(), |error| error.source());
     sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
 }
+
+/// A node, or a part of one, that has panicked, with what it said.
+pub(crate) fn panicked(node: &str, panic: &(dyn std::any::Any + Send)) -> Error {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+    Error::NodeLost { node: node.to_owned(), reason: format!("it panicked: {text}") }
+}

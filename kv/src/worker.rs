@@ -7,6 +7,7 @@
 mod answer;
 mod request;
 mod table;
+mod waiting;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,16 +18,13 @@ use self::answer::run;
 use self::request::{Load, Request};
 use self::table::Known;
 pub use self::table::Table;
+use self::waiting::{Awaited, Silence};
+pub(crate) use self::waiting::{Waits, Watch};
+use crate::config::REQUEST_TIMEOUT;
 use crate::error::{Error, Result, with_sources};
 use crate::filter::Outstanding;
 use crate::spent::Spent;
 use crate::tracker::{Answer, Callback, Timestamp, Tracker, What};
-
-/// One sleep while waiting; whoever waits looks around at least this often.
-const NAP: Duration = Duration::from_millis(100);
-
-/// After so long a wait it is said what is waited for.
-const SAY_AFTER: Duration = Duration::from_secs(10);
 
 /// Where a server thread listens.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -50,6 +48,7 @@ pub struct Worker {
     clock: u64,
     /// Whether a table has any.
     has_filters: bool,
+    waits: Waits,
 }
 
 struct Server {
@@ -65,9 +64,19 @@ impl Worker {
     /// # Errors
     /// [`Error::Timeout`] names the servers that could not be reached, with their addresses.
     pub fn connect(
+        endpoint: Endpoint,
+        servers: &[ServerAddress],
+        timeout: Duration,
+    ) -> Result<Worker> {
+        Self::connect_watched(endpoint, servers, timeout, Waits::up_to(REQUEST_TIMEOUT))
+    }
+
+    /// As [`Worker::connect`], with a say in when to stop waiting.
+    pub(crate) fn connect_watched(
         mut endpoint: Endpoint,
         servers: &[ServerAddress],
         timeout: Duration,
+        waits: Waits,
     ) -> Result<Worker> {
         if servers.is_empty() {
             return Err(Error::Config(
@@ -92,6 +101,7 @@ impl Worker {
             named: HashMap::new(),
             clock: 0,
             has_filters: false,
+            waits,
         };
         for (index, server) in worker.servers.iter().enumerate() {
             let peer = server.peer.0 as usize;
@@ -111,6 +121,7 @@ impl Worker {
             if let Some(lost) = self.servers.iter().find(|server| server.lost.is_some()) {
                 return Err(lost.error());
             }
+            self.look_at_the_lost()?;
             let waited = self.endpoint.now() - began;
             if waited > timeout {
                 let missing = self.servers.iter().filter(|server| !server.up);
@@ -122,7 +133,7 @@ impl Worker {
                     missing: missing.join(", "),
                 });
             }
-            self.endpoint.wait(NAP.min(timeout))?;
+            self.endpoint.wait(self.waits.nap.min(timeout))?;
         }
         Ok(())
     }
@@ -303,7 +314,9 @@ impl Worker {
     /// without waiting for servers that have not answered yet.
     ///
     /// # Errors
-    /// [`Error::Refused`] and [`Error::ServerLost`] name the server; [`Error::UnknownTimestamp`].
+    /// [`Error::Refused`] and [`Error::ServerLost`] name the server; [`Error::UnknownTimestamp`]. [`Error::Timeout`] when no
+    /// server has answered anything for `CARAVAN_REQUEST_TIMEOUT_S`: the request can be waited for again. A client of
+    /// [`Cluster::client`](crate::Cluster::client) reports a node that is lost meanwhile as [`Error::NodeLost`].
     #[inline]
     pub fn wait(&mut self, timestamp: Timestamp) -> Result<Answer> {
         loop {
@@ -316,20 +329,12 @@ impl Worker {
 
     #[inline(never)]
     fn wait_until_settled(&mut self, timestamp: Timestamp) -> Result<()> {
-        let (mut napped, mut said) = (false, None);
+        let mut silence = Silence::default();
         let mut done = self.is_done(timestamp)?;
         while !done {
-            if !self.poll()? {
-                // Most answers come during the first nap: until then nobody asks for the time.
-                if napped {
-                    let now = self.endpoint.now();
-                    if now > *said.get_or_insert(now) + SAY_AFTER {
-                        said = Some(now);
-                        self.say_what_is_waited_for(timestamp);
-                    }
-                }
-                self.endpoint.wait(NAP)?;
-                napped = true;
+            match self.poll()? {
+                true => silence.began = None,
+                false => self.nap(&mut silence, Awaited::Answer(timestamp))?,
             }
             done = self.tracker.is_settled(timestamp.0);
         }
@@ -364,18 +369,10 @@ impl Worker {
     /// Sleeps until a poll may find something, or `timeout` has passed.
     ///
     /// # Errors
-    /// Only when the van itself is broken.
+    /// As [`Worker::wait`] for a node that is lost.
     pub fn sleep(&mut self, timeout: Duration) -> Result<()> {
+        self.look_at_the_lost()?;
         Ok(self.endpoint.wait(timeout)?)
-    }
-
-    fn say_what_is_waited_for(&mut self, timestamp: Timestamp) {
-        let Some(progress) = self.tracker.progress(timestamp.0) else { return };
-        for part in progress.parts.iter().filter(|part| !part.answered) {
-            let Server { at, .. } = &self.servers[part.server];
-            tracing::warn!(request = %timestamp, what = progress.what.name(), server = at.name, address = at.address,
-                "still waiting for an answer");
-        }
     }
 }
 

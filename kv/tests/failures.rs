@@ -8,11 +8,15 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use caravan_kv::node::open;
-use caravan_kv::{Error, Handles, ServerAddress, ServerThread, TableSpec, ValueType, Van, Worker};
+use caravan_kv::node::{client, open};
+use caravan_kv::{
+    Error, Handles, NodeConfig, SecretSource, ServerAddress, ServerThread, TableSpec, ValueType,
+    Van, Worker,
+};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{
-    Arrival, Buffer, Draft, Endpoint, Event, FRAME_PREFIX, KeyRange, Message, PeerId, Values,
+    Arrival, Buffer, Draft, Endpoint, Event, FRAME_PREFIX, KeyRange, Message, PeerId, Secret,
+    Values,
 };
 use support::{Servers, TIMEOUT, config, endpoint, handles, vans};
 
@@ -266,6 +270,41 @@ fn answers_that_do_not_fit_are_errors() {
             thread.join().unwrap();
         }
     }
+}
+
+/// A server that gives signs of life on its lane and answers nothing: a wait for it ends, and names it and the request.
+#[test]
+fn a_request_that_nobody_answers_is_given_up() {
+    const CREATE: u8 = 4;
+    let (address, thread) = Played::serve(Van::Tcp, |server, request| {
+        if request.op() == CREATE {
+            server.post(Kind::Reply, request.timestamp(), Values::None, &[]);
+        }
+    });
+    let config = NodeConfig {
+        van: Van::Tcp,
+        secret: SecretSource::Given(Secret::NONE),
+        request_timeout: Duration::from_millis(300),
+        credits: 64,
+        ..NodeConfig::default()
+    };
+    let mut worker = client(&config, 1, std::slice::from_ref(&address)).unwrap();
+    let table = worker.create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap();
+    let pulled = worker.pull(table, &[1]).unwrap();
+    for _ in 0..2 {
+        // It may still be answered, and can be waited for again.
+        let error = worker.wait(pulled).unwrap_err();
+        let Error::Timeout { what, missing, .. } = &error else { panic!("{error}") };
+        assert_eq!(what, &format!("request {pulled}"));
+        assert_eq!(missing, &format!("{} at {}", address.name, address.address));
+    }
+    // So does a wait for room on its lane.
+    let pushes = (0..config.credits).map(|_| worker.push(table, &[1], &[1i64]).unwrap());
+    let last = pushes.last().unwrap();
+    let full = worker.wait(last).unwrap_err().to_string();
+    assert!(full.contains("an earlier request") && full.contains("liar at"), "{full}");
+    drop(worker);
+    thread.join().unwrap();
 }
 
 /// Values that a server placed, but not all of them.

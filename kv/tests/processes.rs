@@ -2,23 +2,23 @@
 //! Method: this program starts itself again in the roles of servers and workers, which then are killed, kept out or left alone.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/processes.rs"]
+mod processes;
 mod support;
 
-use std::io::Read;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use caravan_kv::node::{Scheduler, run_server, run_worker};
+use caravan_kv::node::{Scheduler, run_worker};
 use caravan_kv::{
-    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, TableSpec, Target, ValueType, Van,
+    App, Apps, Cluster, Error, Handles, Launch, SecretSource, TableSpec, Target, ValueType, Van,
     WorkerNode,
 };
+use caravan_van::Secret;
+use processes::{SOON, config, ends_within, launch, lives, pid_of, pids, signal, this_program};
 use serde_json::{Value, json};
 use support::vans;
-
-const SOON: Duration = Duration::from_secs(5);
 
 /// What workers can be asked to do.
 enum Job {
@@ -28,6 +28,8 @@ enum Job {
     Barrier,
     /// Fails.
     Fail,
+    /// Makes a thread of a server panic.
+    Panic,
 }
 
 impl App for Job {
@@ -35,6 +37,12 @@ impl App for Job {
         let text = |error: Error| error.to_string();
         match self {
             Job::Fail => Err("as it was told".to_owned()),
+            Job::Panic => {
+                let spec = TableSpec::new(2, "p", ValueType::F64, 1).handle("panics");
+                let table = node.worker.create_table(&spec).map_err(text)?;
+                let pushed = node.worker.push(table, &[1], &[1f64]).map_err(text)?;
+                node.worker.wait(pushed).map(|_| Value::Null).map_err(text)
+            }
             Job::Barrier => {
                 node.config.join_timeout =
                     Duration::from_millis(body["timeout_ms"].as_u64().unwrap());
@@ -60,40 +68,13 @@ fn apps() -> Apps {
         .with("forever", || Box::new(Job::Forever))
         .with("barrier", || Box::new(Job::Barrier))
         .with("fail", || Box::new(Job::Fail))
+        .with("panic", || Box::new(Job::Panic))
 }
 
-fn this_program() -> PathBuf {
-    std::env::current_exe().unwrap()
-}
-
-fn config(servers: usize, workers: usize) -> ClusterConfig {
-    let node = support::node(support::any());
-    let mut config = ClusterConfig { servers, workers, node, ..ClusterConfig::default() };
-    config.node.pin = false;
-    config.node.join_timeout = Duration::from_secs(20);
-    config
-}
-
-fn launch(config: &ClusterConfig) -> Cluster {
-    Cluster::launch(config, Launch::Processes(this_program())).unwrap()
-}
-
-fn kill(pid: u32) {
-    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
-}
-
-/// Whether a process is there, and no zombie.
-fn lives(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
-}
-
-fn ends_soon(pids: &[u32]) {
-    let began = Instant::now();
-    while let Some(pid) = pids.iter().find(|pid| lives(**pid)) {
-        assert!(began.elapsed() < SOON, "process {pid} is left behind");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+/// Handles with one that panics at the first push.
+fn handles() -> Handles {
+    let panics = |_: &_| |_key: u64, _: &mut [f64], _: &[f64]| panic!("as the test wants it");
+    Handles::default().with_rule::<f64, _>("panics", panics)
 }
 
 /// Kills the node called `name` in the middle of a run, which must end with an error that names it, and leave nothing.
@@ -102,19 +83,17 @@ fn a_killed_node_ends_the_run(name: &str, van: Van) {
     config.node.van = van;
     let mut cluster = launch(&config);
     assert_eq!(cluster.config().node.van, van);
-    let processes = cluster.processes();
-    assert_eq!(processes.len(), 4);
+    let pids = pids(&cluster);
+    assert_eq!(pids.len(), 4);
     let task = cluster.submit(Target::Workers, "forever", &Value::Null).unwrap();
     std::thread::sleep(Duration::from_millis(300));
-    let (_, pid) = processes.iter().find(|(node, _)| node == name).unwrap();
-    kill(*pid);
+    signal("KILL", pid_of(&cluster, name));
     let began = Instant::now();
     let error = cluster.wait(task).unwrap_err().to_string();
     println!("  {van}, after {:.3} s: {error}", began.elapsed().as_secs_f64());
     assert!(error.contains(name), "{error}");
     drop(cluster);
-    let pids: Vec<_> = processes.iter().map(|(_, pid)| *pid).collect();
-    ends_soon(&pids);
+    ends_within(SOON, &pids);
     assert!(began.elapsed() < SOON);
 }
 
@@ -144,13 +123,13 @@ fn nodes_end_with_their_scheduler() {
     assert!(pids.len() == 2 && pids.iter().all(|pid| lives(*pid)));
     driver.kill().unwrap();
     driver.wait().unwrap();
-    ends_soon(&pids);
+    ends_within(SOON, &pids);
 }
 
 /// The role of a driver that is killed: says who its nodes are, and then does nothing.
 fn drive() {
     let cluster = launch(&config(1, 1));
-    let pids: Vec<_> = cluster.processes().iter().map(|(_, pid)| *pid).collect();
+    let pids = pids(&cluster);
     println!("{}", json!(pids));
     std::thread::sleep(Duration::from_secs(60));
 }
@@ -209,6 +188,73 @@ fn a_launched_node_does_not_outlive_its_scheduler() {
     assert!(began.elapsed() < SOON && SOON < config.join_timeout);
 }
 
+/// Its scheduler can be reached, and never says a word: only its launcher could tell that this node is not needed any more.
+fn a_launched_node_does_not_outlive_its_launcher() {
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut config = config(1, 1);
+    config.node.scheduler = mute.local_addr().unwrap().to_string();
+    config.node.secret = SecretSource::Given(Secret::random());
+    config.node.launched = true;
+    for role in ["server", "worker"] {
+        let mut node = Command::new(this_program());
+        let node = node.args([role, "--rank", "0"]).envs(config.to_vars()).stdin(Stdio::piped());
+        let mut node = node.spawn().unwrap();
+        writeln!(node.stdin.as_mut().unwrap(), "{}", Secret::random().to_hex()).unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(lives(node.id()), "it waits");
+        let began = Instant::now();
+        drop(node.stdin.take());
+        assert_eq!(node.wait().unwrap().code(), Some(3));
+        assert!(began.elapsed() < config.node.join_timeout);
+    }
+}
+
+/// A server that cannot serve does not go on saying that it lives.
+fn a_server_whose_thread_panicked_ends() {
+    let mut config = config(1, 1);
+    config.threads = 2;
+    let mut cluster = launch(&config);
+    let server = pid_of(&cluster, "server 0");
+    let task = cluster.submit(Target::Workers, "panic", &Value::Null).unwrap();
+    let error = cluster.wait(task).unwrap_err().to_string();
+    assert!(error.contains("server 0"), "{error}");
+    ends_within(SOON, &[server]);
+}
+
+/// The sockets that a process listens on.
+fn listens(pid: u32) -> usize {
+    let table = |name: &str, at: usize| -> Vec<String> {
+        let table = std::fs::read_to_string(format!("/proc/net/{name}")).unwrap_or_default();
+        let rows = table.lines().map(|row| row.split_whitespace().collect::<Vec<_>>());
+        let is_open = |row: &Vec<&str>| match name {
+            "unix" => row.get(3) == Some(&"00010000"),
+            _ => row.get(3) == Some(&"0A"),
+        };
+        rows.filter(is_open).map(|row| format!("socket:[{}]", row[at])).collect()
+    };
+    let listening = [table("tcp", 9), table("tcp6", 9), table("unix", 6)].concat();
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let open = open.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+    open.filter(|at| listening.iter().any(|socket| at.as_os_str() == socket.as_str())).count()
+}
+
+/// Who listens nowhere cannot be made to run an order, or to end.
+fn only_server_threads_and_the_scheduler_listen() {
+    for van in vans().into_iter().filter(|van| *van != Van::Rdma) {
+        let mut config = config(1, 2);
+        (config.node.van, config.threads) = (van, 2);
+        let cluster = launch(&config);
+        let listening =
+            ["server 0", "worker 0", "worker 1"].map(|node| listens(pid_of(&cluster, node)));
+        assert_eq!(listening, [2, 0, 0], "{van}");
+        let own = listens(std::process::id());
+        let client = cluster.client().unwrap();
+        assert_eq!((own, listens(std::process::id())), (1, 1), "{van}");
+        drop(client);
+        cluster.shutdown().unwrap();
+    }
+}
+
 /// Serves a scheduler until `node` returns, and hands out what it returned.
 fn beside<T: Send>(scheduler: &mut Scheduler, node: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
@@ -229,9 +275,14 @@ fn strangers_and_surplus_nodes_are_refused_and_told_why() {
     config.node.join_timeout = Duration::from_secs(1);
     let mut stranger = config.node.clone();
     stranger.job = 0xdead;
-    let error = beside(&mut scheduler, || run_worker(&stranger, None, &apps(), false)).unwrap_err();
-    let error = error.to_string();
-    assert!(error.contains("dead") && error.contains("beef"), "{error}");
+    for launched in [false, true] {
+        // It may come too early, as long as nobody has launched it: the one that it belongs to may still come.
+        stranger.launched = launched;
+        let error = beside(&mut scheduler, || run_worker(&stranger, None, &apps(), false));
+        let error = error.unwrap_err();
+        assert_eq!(matches!(&error, Error::NodeLost { .. }), launched, "{error}");
+        assert!(error.to_string().contains("it refused this node"), "{error}");
+    }
     for (rank, words) in [(Some(1), "no place for worker 1"), (Some(7), "no place for worker 7")] {
         let error = beside(&mut scheduler, || run_worker(&config.node, rank, &apps(), false));
         let error = error.unwrap_err().to_string();
@@ -284,7 +335,7 @@ fn barriers_name_who_is_missing_and_are_not_confused_by_it() {
         cluster.submit(Target::Worker(3), "fail", &Value::Null),
         Err(Error::Config(_))
     ));
-    let pids: Vec<_> = cluster.processes().iter().map(|(_, pid)| *pid).collect();
+    let pids = pids(&cluster);
     cluster.shutdown().unwrap();
     assert!(!pids.iter().any(|pid| lives(*pid)), "nothing is left");
 }
@@ -316,34 +367,7 @@ fn an_idle_cluster_costs_nothing_and_stays_together() {
 }
 
 fn main() -> ExitCode {
-    let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let role = arguments.first().map_or("", String::as_str);
-    let rank = arguments.get(2).and_then(|rank| rank.parse().ok());
-    let node = || ClusterConfig::from_env().unwrap();
-    let ended = match role {
-        "server" => run_server(&node().node, rank, node().threads, &Handles::default(), true),
-        "worker" => run_worker(&node().node, rank, &apps(), true),
-        "driver" => {
-            drive();
-            Ok(())
-        }
-        _ => return run_tests(&arguments),
-    };
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{role} {rank:?}: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Runs the tests whose names contain one of the arguments, all if there is none.
-fn run_tests(arguments: &[String]) -> ExitCode {
-    macro_rules! tests {
-        ($($name:ident),* $(,)?) => { [$((stringify!($name), $name as fn())),*] };
-    }
-    let tests = tests![
+    let tests: &[(&str, fn())] = processes::tests![
         a_killed_server_ends_the_run,
         a_killed_worker_ends_the_run,
         nodes_end_with_their_scheduler,
@@ -351,21 +375,12 @@ fn run_tests(arguments: &[String]) -> ExitCode {
         children_that_end_early_are_named,
         an_unreachable_scheduler_is_named,
         a_launched_node_does_not_outlive_its_scheduler,
+        a_launched_node_does_not_outlive_its_launcher,
+        a_server_whose_thread_panicked_ends,
+        only_server_threads_and_the_scheduler_listen,
         strangers_and_surplus_nodes_are_refused_and_told_why,
         barriers_name_who_is_missing_and_are_not_confused_by_it,
         an_idle_cluster_costs_nothing_and_stays_together,
     ];
-    let filters: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
-    let (mut passed, mut failed) = (0, 0);
-    for (name, test) in tests {
-        if !filters.is_empty() && !filters.iter().any(|filter| name.contains(filter.as_str())) {
-            continue;
-        }
-        let outcome = catch_unwind(AssertUnwindSafe(test));
-        println!("test {name} ... {}", if outcome.is_ok() { "ok" } else { "FAILED" });
-        *if outcome.is_ok() { &mut passed } else { &mut failed } += 1;
-    }
-    let result = if failed == 0 { "ok" } else { "FAILED" };
-    println!("test result: {result}. {passed} passed; {failed} failed");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    processes::main(tests, &handles(), &apps(), drive)
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::handshake::{REFUSED, STRANGE};
 use crate::transport::{PeerId, WRITE_AT_ALIGN, WRITE_AT_END, WRITE_BYTES_MAX};
 
 /// The van's result.
@@ -182,6 +183,13 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+}
+
+impl Error {
+    /// Whether a peer was found and there can be no lane to it: one of the two could not prove that it belongs to the other's job.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Error::PeerLost { reason, .. } if [REFUSED, STRANGE].contains(&&reason[..]))
+    }
 }
 
 fn remedy(system: &Option<io::Error>) -> &'static str {

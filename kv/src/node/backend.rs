@@ -130,12 +130,12 @@ impl SimulatedNode {
 pub(crate) type Opened = (Van, Result<Box<dyn Transport>>);
 
 /// Opens every van that this node's settings allow, in order; which one is taken, all nodes decide together. A van that fails is
-/// there with its error.
+/// there with its error. Whether it `accepts` peers, or connects to them.
 ///
 /// # Errors
 /// When a van was named and does not work here.
-pub(crate) fn open_all(config: &NodeConfig) -> Result<Vec<Opened>> {
-    let van_config = config.van_config(0);
+pub(crate) fn open_all(config: &NodeConfig, accepts: bool) -> Result<Vec<Opened>> {
+    let van_config = VanConfig { accepts, ..config.van_config(0) };
     if config.van != Van::Auto {
         return Ok(vec![(config.van, Ok(open(config.van, &van_config)?))]);
     }
@@ -263,11 +263,11 @@ mod tests {
     #[test]
     fn a_named_van_is_tried_alone_and_auto_tries_all() {
         let named = NodeConfig { van: Van::Tcp, ..NodeConfig::default() };
-        let opened = open_all(&named).unwrap();
+        let opened = open_all(&named, true).unwrap();
         assert!(matches!(&opened[..], [(Van::Tcp, Ok(_))]));
         let nowhere = NodeConfig { host: "192.0.2.1".to_owned(), ..named };
-        assert!(open_all(&nowhere).is_err(), "nobody has this address");
-        let opened = open_all(&NodeConfig { van: Van::Auto, ..nowhere }).unwrap();
+        assert!(open_all(&nowhere, true).is_err(), "nobody has this address");
+        let opened = open_all(&NodeConfig { van: Van::Auto, ..nowhere }, true).unwrap();
         assert_eq!(opened.iter().map(|(van, _)| *van).collect::<Vec<_>>(), VANS);
         assert!(opened.iter().any(|(van, outcome)| *van == Van::Tcp && outcome.is_err()));
     }

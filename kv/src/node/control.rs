@@ -1,11 +1,11 @@
 //! What nodes and the scheduler say to each other: requests and replies of the van whose values are JSON.
 
-use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Draft, Endpoint, Message, PeerId, Values};
+use caravan_van::wire::{Coding, Hello, Kind};
+use caravan_van::{Draft, Endpoint, Identity, Message, PeerId, Values};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::backend::Van;
+use super::backend::{Van, is_simulated};
 use super::choice::Candidate;
 use crate::error::Result;
 use crate::worker::ServerAddress;
@@ -28,24 +28,60 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// What a node asks of the scheduler.
+/// What a process is, as its lanes prove it in [`Hello::role`].
+pub(crate) const SCHEDULER: u8 = 1;
+const SERVER: u8 = 2;
+const WORKER: u8 = 3;
+/// Whoever drives the job, as a client of the servers.
+pub(crate) const DRIVER: u8 = 4;
+
+impl Role {
+    /// As it stands in a hello.
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            Role::Server => SERVER,
+            Role::Worker => WORKER,
+        }
+    }
+
+    /// The role of a node whose lane has proved this number.
+    pub(crate) fn of(number: u8) -> Option<Role> {
+        [Role::Server, Role::Worker].into_iter().find(|role| role.number() == number)
+    }
+}
+
+/// Who a process is from its start on: its role, its rank where that is known, and an incarnation that no other start has. On a
+/// simulated network nothing is drawn: a run is repeated exactly.
+pub(crate) fn identity(role: u8, rank: Option<usize>) -> Identity {
+    let rank = rank.and_then(|rank| u32::try_from(rank).ok());
+    let incarnation = match is_simulated() {
+        true => u64::from(role) << 32 | u64::from(rank.unwrap_or(Hello::NO_RANK)),
+        false => getrandom::u64().expect("the system has random numbers"),
+    };
+    Identity { role, rank, incarnation }
+}
+
+/// What a node asks of the scheduler. Who asks is what the lane has proved: role, rank and incarnation are never said again.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Ask {
     /// Take me in. Answered with a [`Roster`] when the cluster is complete.
-    Join {
-        role: Role,
-        /// The rank it wants, if any.
-        rank: Option<usize>,
-        pid: u32,
-        /// Which vans it can take.
-        vans: Vec<Candidate>,
-    },
+    Join(Join),
     /// Tell me when all nodes of my role have asked this.
     Barrier { name: String },
     /// Whom does this barrier wait for? I have waited long enough. Answered with their names.
     Missing { name: String },
-    /// I am alive. Answered with [`Pulse`].
-    Alive { role: Role, rank: usize },
+    /// The member that this lane has proved to be is alive. Answered with [`Pulse`].
+    Alive,
+}
+
+/// What a node says of itself when it joins.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Join {
+    pub(crate) pid: u32,
+    /// Whether it will give signs of life: it is lost when it gives none.
+    pub(crate) beats: bool,
+    /// Which vans it can take.
+    pub(crate) vans: Vec<Candidate>,
 }
 
 /// The scheduler's answer to a sign of life.

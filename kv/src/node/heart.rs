@@ -1,33 +1,52 @@
-//! Signs of life: a small thread beside the main one, with a control lane of its own.
+//! Signs of life: a small thread beside the main one, with a control lane of its own; and one that sees to it that a node which was
+//! launched does not outlive its launcher.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use caravan_van::Arrival;
 
 use super::control::{self, Ask, Pulse, Role};
 use super::member::reach;
+use super::members::HEARTBEATS;
 use crate::config::NodeConfig;
 use crate::error::Result;
+
+/// The main thread normally notices the end by itself, and ends the process before this does.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Sends signs of life from now on. When the cluster ends without this node having noticed, or the scheduler is gone, the
 /// whole process ends: its main thread may be computing, or waiting for a peer that will never answer.
 pub(crate) fn start(config: NodeConfig, role: Role, rank: usize) {
     std::thread::spawn(move || {
-        let why = beat(&config, role, rank).unwrap_or_else(|error| error.to_string());
-        // The main thread normally notices the end by itself, and ends the process before this does.
-        std::thread::sleep(Duration::from_secs(1));
-        tracing::error!(why, "{role} {rank} ends");
-        std::process::exit(3);
+        let why = beat(&config).unwrap_or_else(|error| error.to_string());
+        end_process(&format!("{role} {rank}"), &why);
     });
 }
 
+/// Ends this process when its launcher is gone, which holds the other end of standard input open as long as it lives.
+pub(crate) fn end_with_launcher(role: Role) {
+    std::thread::spawn(move || {
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        end_process(&role.to_string(), "the process that launched it is gone");
+    });
+}
+
+fn end_process(node: &str, why: &str) {
+    std::thread::sleep(GRACE);
+    tracing::error!(why, "{node} ends");
+    std::process::exit(3);
+}
+
 /// Beats until the cluster has ended; returns why it has.
-fn beat(config: &NodeConfig, role: Role, rank: usize) -> Result<String> {
+fn beat(config: &NodeConfig) -> Result<String> {
     let (mut endpoint, scheduler) = reach(config)?;
+    let (mut answered, mut said) = (Instant::now(), false);
     for count in 1.. {
-        // A scheduler that is busy with something else answers later; as long as its lane stands it is not gone.
+        // A scheduler that is busy with something else, or stopped for a while, answers later; as long as its lane stands it is
+        // not gone.
         if endpoint.credits(scheduler) > 0 {
-            control::ask(&mut endpoint, scheduler, count, &Ask::Alive { role, rank })?;
+            control::ask(&mut endpoint, scheduler, count, &Ask::Alive)?;
         }
         let until = Instant::now() + config.heartbeat;
         while Instant::now() < until {
@@ -43,10 +62,20 @@ fn beat(config: &NodeConfig, role: Role, rank: usize) -> Result<String> {
                         if let Some(why) = control::read::<Pulse>(&message)?.ended {
                             return Ok(why);
                         }
+                        (answered, said) = (Instant::now(), false);
                     }
                 }
             }
             endpoint.wait(until.saturating_duration_since(Instant::now()))?;
+        }
+        if !said && answered.elapsed() > config.heartbeat * HEARTBEATS {
+            said = true;
+            let seconds = answered.elapsed().as_secs_f64();
+            tracing::warn!(
+                scheduler = config.scheduler,
+                seconds,
+                "the scheduler does not answer: it computes, or was stopped; this node goes on when it does"
+            );
         }
     }
     Ok("counted to the end".to_owned())

@@ -7,8 +7,7 @@ use caravan_van::wire::Kind;
 use caravan_van::{Arrival, Endpoint, PeerId, Wait};
 
 use super::backend;
-use super::choice::Candidate;
-use super::control::{self, Ask, Order, Report, Role, Roster};
+use super::control::{self, Ask, Join, Order, Report, Role, Roster};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result, with_sources};
 
@@ -45,16 +44,11 @@ pub struct Member {
 }
 
 impl Member {
-    /// Joins the cluster with the vans that work for this node; returns when all nodes are in.
+    /// Joins the cluster as whom `config` has this node prove to be; returns when all nodes are in.
     ///
     /// # Errors
     /// [`Error::Timeout`] names the scheduler's address and how often it was tried; [`Error::NodeLost`] says why it refused.
-    pub(crate) fn join(
-        config: &NodeConfig,
-        role: Role,
-        rank: Option<usize>,
-        vans: Vec<Candidate>,
-    ) -> Result<Member> {
+    pub(crate) fn join(config: &NodeConfig, role: Role, said: Join) -> Result<Member> {
         let (endpoint, scheduler) = reach(config)?;
         let address = config.scheduler.clone();
         let roster = Roster {
@@ -77,7 +71,7 @@ impl Member {
             answered: None,
             ended: false,
         };
-        let join = Ask::Join { role, rank, pid: std::process::id(), vans };
+        let join = Ask::Join(said);
         let roster = member.ask(&join, config.join_timeout, "joining the cluster: other nodes")?;
         member.roster = serde_json::from_slice(&roster)?;
         Ok(member)
@@ -88,17 +82,17 @@ impl Member {
         &self.roster
     }
 
-    /// Waits for the next task; `None` when the job is over.
+    /// Waits for the next task; `None` when the job is over, or `goes_on` says that this node cannot go on.
     ///
     /// # Errors
     /// [`Error::NodeLost`] when the scheduler is gone.
-    pub fn next_task(&mut self) -> Result<Option<Task>> {
+    pub(crate) fn next_task(&mut self, goes_on: impl Fn() -> bool) -> Result<Option<Task>> {
         loop {
             self.poll(&mut None)?;
             if let Some(task) = self.tasks.pop_front() {
                 return Ok(Some(task));
             }
-            if self.ended {
+            if self.ended || !goes_on() {
                 return Ok(None);
             }
             self.endpoint.wait(NAP)?;
@@ -202,10 +196,10 @@ impl Member {
     }
 }
 
-/// Connects to the scheduler, which may not be up yet.
+/// Connects to the scheduler, which may not be up yet. Nobody connects to this node's side.
 pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
     let mut van = config.van_config(0);
-    (van.wait, van.credits) = (Wait::Block, 64);
+    (van.wait, van.credits, van.accepts) = (Wait::Block, 64, false);
     let mut endpoint = Endpoint::new(backend::open_control(config.van, &van)?, 0, van.credits);
     let began = Instant::now();
     let mut said = began;
@@ -219,11 +213,12 @@ pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
             },
             Err(why) => why,
         };
-        let gone = config.launched && is_refused(&why);
+        // The scheduler was there before a node that it has launched: what it says then is final.
+        let is_final = config.launched && (is_refused(&why) || why.is_refusal());
         let why = with_sources(&why);
-        if gone {
+        if is_final {
             let node = format!("the scheduler at {}", config.scheduler);
-            let reason = format!("it ended before this node had joined: {why}");
+            let reason = format!("this node cannot join it: {why}");
             return Err(Error::NodeLost { node, reason });
         }
         if began.elapsed() > config.join_timeout {
@@ -272,7 +267,15 @@ fn greeted(
         endpoint.poll()?;
         while let Some(arrival) = endpoint.take() {
             match arrival {
-                Arrival::Connected { peer: up, .. } if up == peer => return Ok(Ok(())),
+                Arrival::Connected { peer: up, hello } if up == peer => {
+                    return match hello.role {
+                        control::SCHEDULER => Ok(Ok(())),
+                        _ => Err(Error::Config(
+                            "CARAVAN_SCHEDULER is the address of another node of this job"
+                                .to_owned(),
+                        )),
+                    };
+                }
                 Arrival::Lost { peer: lost, error } if lost == peer => return Ok(Err(error)),
                 _ => {}
             }

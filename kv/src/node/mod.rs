@@ -6,20 +6,23 @@
 //! node opens what works for it and says so at joining, and the roster names the one that all have.
 
 mod backend;
+mod barriers;
 mod choice;
 mod control;
 mod heart;
 mod member;
+mod members;
 mod placement;
 mod roles;
 mod scheduler;
 
 pub(crate) use backend::SimulatedNode;
 pub use backend::{Nic, VANS, Van, is_simulated, nic, open};
+pub(crate) use control::{DRIVER, identity};
 pub use control::{Role, Roster};
 pub use member::{Member, Task};
 pub(crate) use placement::check_numa;
 pub use placement::{Numa, Seating};
-pub(crate) use roles::run_simulated_server;
 pub use roles::{App, Apps, WorkerNode, client, run_server, run_worker};
+pub(crate) use roles::{run_simulated_server, watched_client};
 pub use scheduler::{Scheduler, Target, TaskId};

@@ -6,18 +6,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use caravan_van::Endpoint;
+use caravan_van::{Endpoint, Identity, VanConfig};
 
 use super::backend::{self, Van};
 use super::choice::{self, Candidate};
-use super::control::{Role, Roster};
+use super::control::{Join, Role, Roster, identity};
 use super::heart;
 use super::member::Member;
 use super::placement::{Seating, check_numa};
 use crate::config::NodeConfig;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, panicked};
+use crate::secret::SecretSource;
 use crate::server::{Handles, ServerThread};
-use crate::worker::{ServerAddress, Worker};
+use crate::worker::{ServerAddress, Waits, Watch, Worker};
 
 /// Something workers can run when the scheduler sends a task of its name.
 pub trait App {
@@ -85,10 +86,10 @@ pub fn run_worker(
     own_process: bool,
 ) -> Result<()> {
     check_numa(config.numa)?;
-    let config = &config.secured()?;
-    let member = Member::join(config, Role::Worker, rank, without_threads(config)?)?;
+    let config = begin(config, Role::Worker, rank, own_process)?;
+    let member = Member::join(&config, Role::Worker, said(without_threads(&config)?, own_process))?;
     let roster = member.roster().clone();
-    let config = NodeConfig { van: roster.van, ..config.clone() };
+    let config = NodeConfig { van: roster.van, ..ranked(&config, &roster) };
     if own_process {
         heart::start(config.clone(), Role::Worker, roster.rank);
     }
@@ -96,7 +97,7 @@ pub fn run_worker(
     let mut node =
         WorkerNode { worker, config, rank: roster.rank, workers: roster.workers, member };
     let mut running: HashMap<String, Box<dyn App>> = HashMap::new();
-    while let Some(mut task) = node.member.next_task()? {
+    while let Some(mut task) = node.member.next_task(|| true)? {
         let app = match running.entry(task.app.clone()) {
             std::collections::hash_map::Entry::Occupied(app) => Some(app.into_mut()),
             std::collections::hash_map::Entry::Vacant(place) => {
@@ -113,20 +114,62 @@ pub fn run_worker(
     Ok(())
 }
 
+/// What a node starts from: its secret, and who it is. One that was launched ends with its launcher.
+fn begin(
+    config: &NodeConfig,
+    role: Role,
+    rank: Option<usize>,
+    own_process: bool,
+) -> Result<NodeConfig> {
+    let is_held = config.launched && config.secret == SecretSource::StandardInput;
+    let identity = identity(role.number(), rank);
+    let config = NodeConfig { identity, ..config.secured()? };
+    if own_process && is_held {
+        heart::end_with_launcher(role);
+    }
+    Ok(config)
+}
+
+/// The same, with the rank that it got.
+fn ranked(config: &NodeConfig, roster: &Roster) -> NodeConfig {
+    let rank = u32::try_from(roster.rank).ok();
+    NodeConfig { identity: Identity { rank, ..config.identity }, ..config.clone() }
+}
+
+/// What a node says of itself when it joins.
+fn said(vans: Vec<Candidate>, own_process: bool) -> Join {
+    Join { pid: std::process::id(), beats: own_process, vans }
+}
+
 /// The vans that a node without server threads can take. It opens the chosen one later, when it knows which node it is.
 pub(super) fn without_threads(config: &NodeConfig) -> Result<Vec<Candidate>> {
-    let mut candidates = choice::candidates(&backend::open_all(config)?);
+    let mut candidates = choice::candidates(&backend::open_all(config, false)?);
     candidates.iter_mut().filter_map(|one| one.threads.as_mut().ok()).for_each(Vec::clear);
     Ok(candidates)
 }
 
-/// Connects to the servers as node `node`.
+/// Connects to the servers as node `node`; nobody connects to it.
 ///
 /// # Errors
 /// As [`Worker::connect`].
 pub fn client(config: &NodeConfig, node: u32, servers: &[ServerAddress]) -> Result<Worker> {
-    let transport = backend::open(config.van, &config.van_config(node))?;
-    Worker::connect(Endpoint::new(transport, node, config.credits), servers, config.join_timeout)
+    watched_client(config, node, servers, None)
+}
+
+/// As [`client`], of somebody whose waits look at who is lost.
+pub(crate) fn watched_client(
+    config: &NodeConfig,
+    node: u32,
+    servers: &[ServerAddress],
+    watch: Option<Watch>,
+) -> Result<Worker> {
+    let van = VanConfig { accepts: false, ..config.van_config(node) };
+    let endpoint = Endpoint::new(backend::open(config.van, &van)?, node, config.credits);
+    let mut waits = Waits::up_to(config.request_timeout);
+    if let Some(watch) = watch {
+        waits = waits.watching(watch, config.heartbeat);
+    }
+    Worker::connect_watched(endpoint, servers, config.join_timeout, waits)
 }
 
 /// Joins as a server with `threads` threads and serves until the job is over.
@@ -141,7 +184,7 @@ pub fn run_server(
     own_process: bool,
 ) -> Result<()> {
     let stop = AtomicBool::new(false);
-    let config = &config.secured()?;
+    let config = &begin(config, Role::Server, rank, own_process)?;
     let seating = Seating::here(config, rank.unwrap_or(0), threads)?;
     thread::scope(|scope| {
         let mut started = Vec::new();
@@ -153,7 +196,7 @@ pub fn run_server(
                 // Before any memory is touched.
                 let own = seating.as_ref().map(|seating| seating.take(index, config));
                 let config = own.as_ref().unwrap_or(config);
-                let opened = backend::open_all(config)?;
+                let opened = backend::open_all(config, true)?;
                 // Whoever does not listen any more has failed, and says so itself.
                 let _ = say_vans.send(choice::candidates(&opened));
                 let Ok(place) = place.recv() else { return Ok(()) };
@@ -168,14 +211,14 @@ pub fn run_server(
             })?;
             started.push((thread, vans, say_place));
         }
-        let served = serve_until_end(config, rank, &started, own_process);
+        let served = serve_until_end(config, &started, own_process);
         stop.store(true, Ordering::Relaxed);
         let mut outcome = served;
         for (thread, vans, say_place) in started {
             drop((vans, say_place));
             let ended = thread
                 .join()
-                .unwrap_or_else(|_| Err(Error::Config("a server thread panicked".to_owned())));
+                .unwrap_or_else(|panic| Err(panicked("a server thread", panic.as_ref())));
             outcome = ended.and(outcome);
         }
         outcome
@@ -193,9 +236,10 @@ pub(crate) fn run_simulated_server(
     handles: &Handles,
     stop: &AtomicBool,
 ) -> Result<()> {
-    let opened = backend::open_all(config)?;
-    let vans = choice::candidates(&opened);
-    let member = Member::join(config, Role::Server, Some(rank), vans)?;
+    let config = &begin(config, Role::Server, Some(rank), false)?;
+    let opened = backend::open_all(config, true)?;
+    let said = said(choice::candidates(&opened), false);
+    let member = Member::join(config, Role::Server, said)?;
     let Roster { node, van, first_thread, ref servers, .. } = *member.roster();
     let endpoint = Endpoint::new(choice::take(opened, van)?, node, config.credits);
     ServerThread::new(endpoint, first_thread, servers.len(), handles.clone()).run(stop)
@@ -216,26 +260,24 @@ struct Place {
     count: usize,
 }
 
-fn serve_until_end(
-    config: &NodeConfig,
-    rank: Option<usize>,
-    started: &[Started<'_>],
-    own_process: bool,
-) -> Result<()> {
+/// Joins, and takes part until the job is over or a thread has ended, whose error is reported by whoever joins it.
+fn serve_until_end(config: &NodeConfig, started: &[Started<'_>], own_process: bool) -> Result<()> {
     let vans = started.iter().map(|(_, vans, _)| vans.recv());
     let Ok(vans) = vans.collect::<Result<Vec<_>, _>>() else {
-        return Ok(()); // a thread ended before it listened; its error is reported by whoever joins it
+        return Ok(()); // a thread ended before it listened
     };
-    let mut member = Member::join(config, Role::Server, rank, choice::of_all(&vans))?;
+    let said = said(choice::of_all(&vans), own_process);
+    let mut member = Member::join(config, Role::Server, said)?;
     let roster = member.roster().clone();
     if own_process {
-        heart::start(config.clone(), Role::Server, roster.rank);
+        heart::start(ranked(config, &roster), Role::Server, roster.rank);
     }
     for (index, (_, _, place)) in started.iter().enumerate() {
         let (node, van, count) = (roster.node, roster.van, roster.servers.len());
         let _ = place.send(Place { van, node, index: roster.first_thread + index, count });
     }
-    while let Some(task) = member.next_task()? {
+    let all_serve = || !started.iter().any(|(thread, ..)| thread.is_finished());
+    while let Some(task) = member.next_task(all_serve)? {
         member.report(&task, &Err("servers run no tasks".to_owned()))?;
     }
     Ok(())

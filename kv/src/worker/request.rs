@@ -9,7 +9,8 @@ use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Buffer, Draft, Endpoint, KeyRange, PeerId, Shared, Value, Values};
 
 use super::table::{Known, Last, unknown};
-use super::{NAP, Server, Table, Worker};
+use super::waiting::{Awaited, Silence};
+use super::{Server, Table, Worker};
 use crate::error::{Error, Result};
 use crate::filter::{Outstanding, Signed};
 use crate::op::Op;
@@ -374,6 +375,7 @@ impl Worker {
     /// Takes in answers until the lane to `server` has room for a request.
     #[cold]
     fn wait_for_room(&mut self, server: usize) -> Result<PeerId> {
+        let mut silence = Silence::default();
         loop {
             let Server { peer, lost, .. } = &self.servers[server];
             if lost.is_some() {
@@ -383,8 +385,9 @@ impl Worker {
             if self.endpoint.credits(peer) > 0 {
                 return Ok(peer);
             }
-            if !self.poll()? {
-                self.endpoint.wait(NAP)?;
+            match self.poll()? {
+                true => silence.began = None,
+                false => self.nap(&mut silence, Awaited::Room(server))?,
             }
         }
     }

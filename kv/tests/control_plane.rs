@@ -1,0 +1,423 @@
+//! Goal: nobody gets a word in at the scheduler but whom a lane has proved to be, and nobody's word counts for another.
+//! Method: a scheduler that is asked by hand: by strangers without the secret, and by nodes of the job that lie.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use caravan_kv::node::{Scheduler, open, run_worker};
+use caravan_kv::{
+    Apps, Cluster, ClusterConfig, Error, Launch, NodeConfig, SecretSource, Target, Van,
+};
+use caravan_van::wire::{Coding, Kind};
+use caravan_van::{Arrival, Draft, Endpoint, Identity, PeerId, Secret, Values, VanConfig};
+use serde_json::{Value, json};
+use support::{TIMEOUT, handles};
+
+const SCHEDULER: u8 = 1;
+const SERVER: u8 = 2;
+const WORKER: u8 = 3;
+const DRIVER: u8 = 4;
+
+/// Settings of a job with a secret, whose nodes are soon missed.
+fn config(servers: usize, workers: usize) -> ClusterConfig {
+    let mut config = ClusterConfig { servers, workers, ..ClusterConfig::default() };
+    config.node.secret = SecretSource::Given(Secret::random());
+    config.node.job = 7;
+    config.node.heartbeat = Duration::from_millis(50);
+    config.node.join_timeout = Duration::from_millis(300);
+    config
+}
+
+/// What a lane hears.
+#[derive(Debug, PartialEq)]
+enum Heard {
+    Answer(Value),
+    Refused(String),
+    /// The lane was closed.
+    Closed,
+}
+
+/// A lane to the scheduler that says what it likes.
+struct Lane {
+    endpoint: Endpoint,
+    scheduler: PeerId,
+    asked: u64,
+}
+
+impl Lane {
+    /// Connects as `role` and `rank`; `None` if the lane is closed at once.
+    fn open(scheduler: &mut Scheduler, node: &NodeConfig, identity: Identity) -> Option<Lane> {
+        let van = VanConfig { identity, accepts: false, ..node.van_config(0) };
+        let mut endpoint = Endpoint::new(open(Van::Tcp, &van).unwrap(), 0, van.credits);
+        let peer = endpoint.connect(scheduler.address()).unwrap();
+        let mut lane = Lane { endpoint, scheduler: peer, asked: 0 };
+        lane.hear(scheduler, |arrival| match arrival {
+            Arrival::Connected { .. } => Some(true),
+            Arrival::Lost { .. } => Some(false),
+            _ => None,
+        })
+        .then_some(lane)
+    }
+
+    fn hear<T>(&mut self, scheduler: &mut Scheduler, is_it: impl Fn(&Arrival) -> Option<T>) -> T {
+        let began = Instant::now();
+        loop {
+            scheduler.poll().unwrap();
+            self.endpoint.poll().unwrap();
+            while let Some(arrival) = self.endpoint.take() {
+                if let Some(it) = is_it(&arrival) {
+                    return it;
+                }
+            }
+            assert!(began.elapsed() < TIMEOUT, "nothing is heard");
+            self.endpoint.wait(Duration::from_millis(1)).unwrap();
+        }
+    }
+
+    fn say(&mut self, kind: Kind, timestamp: u64, what: &Value) {
+        let text = what.to_string();
+        let values = Values::Copied(text.as_bytes());
+        let draft = Draft { timestamp, values, ..Draft::new(kind) };
+        self.endpoint.post(self.scheduler, draft, &mut Coding::plain()).unwrap();
+        self.endpoint.wait(Duration::ZERO).unwrap(); // it leaves
+    }
+
+    /// Asks without waiting for the answer; returns the number of the request.
+    fn begin(&mut self, what: &Value) -> u64 {
+        self.asked += 1;
+        self.say(Kind::Request, self.asked, what);
+        self.asked
+    }
+
+    fn ask(&mut self, scheduler: &mut Scheduler, what: &Value) -> Heard {
+        let asked = self.begin(what);
+        self.answer(scheduler, asked)
+    }
+
+    /// What the scheduler says to a request.
+    fn answer(&mut self, scheduler: &mut Scheduler, asked: u64) -> Heard {
+        self.hear(scheduler, |arrival| match arrival {
+            Arrival::Message { message, .. } if message.timestamp() == asked => {
+                let text = String::from_utf8_lossy(message.values()).into_owned();
+                Some(match message.kind() {
+                    Kind::Failure => Heard::Refused(text),
+                    _ => Heard::Answer(serde_json::from_str(&text).unwrap()),
+                })
+            }
+            Arrival::Lost { .. } => Some(Heard::Closed),
+            _ => None,
+        })
+    }
+
+    /// The number of the next task that the scheduler sends.
+    fn task(&mut self, scheduler: &mut Scheduler) -> u64 {
+        self.hear(scheduler, |arrival| match arrival {
+            Arrival::Message { message, .. } if message.kind() == Kind::Request => {
+                Some(message.timestamp())
+            }
+            _ => None,
+        })
+    }
+}
+
+/// A node that was just started.
+fn node(role: u8, rank: Option<u32>) -> Identity {
+    static STARTED: AtomicU64 = AtomicU64::new(1);
+    Identity { role, rank, incarnation: STARTED.fetch_add(1, Ordering::Relaxed) }
+}
+
+fn join() -> Value {
+    let vans = json!([{ "van": "tcp", "threads": { "Ok": ["127.0.0.1:1"] } }]);
+    json!({ "Join": { "pid": 1, "beats": true, "vans": vans } })
+}
+
+/// A scheduler with one server and `workers` workers, all played, with their identities.
+fn complete(workers: u32) -> (Scheduler, ClusterConfig, Vec<(Lane, Identity)>) {
+    let mut config = config(1, workers as usize);
+    config.node.heartbeat = Duration::from_millis(500);
+    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let workers = (0..workers).map(|rank| node(WORKER, Some(rank)));
+    let mut lanes = Vec::new();
+    for identity in [node(SERVER, Some(0))].into_iter().chain(workers) {
+        let mut lane = Lane::open(&mut scheduler, &config.node, identity).unwrap();
+        lane.begin(&join());
+        lanes.push((lane, identity));
+    }
+    for (lane, _) in &mut lanes {
+        let heard = lane.answer(&mut scheduler, 1);
+        assert!(matches!(&heard, Heard::Answer(roster) if roster["van"] == "tcp"), "{heard:?}");
+    }
+    (scheduler, config, lanes)
+}
+
+/// Whom the scheduler still waits for.
+fn missing(scheduler: &mut Scheduler) -> String {
+    match scheduler.gather(|| Ok(())) {
+        Err(Error::Timeout { missing, .. }) => missing,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn only_nodes_of_the_job_get_a_lane() {
+    let config = config(1, 1);
+    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let with = |secret| NodeConfig { secret: SecretSource::Given(secret), ..config.node.clone() };
+    for stranger in [
+        with(Secret::random()),
+        with(Secret::NONE),
+        NodeConfig { job: 8, ..config.node.clone() },
+        NodeConfig { encrypt: true, ..config.node.clone() },
+    ] {
+        let lane = Lane::open(&mut scheduler, &stranger, node(WORKER, Some(0)));
+        assert!(lane.is_none(), "{stranger:?}");
+    }
+    for role in [0, SCHEDULER, DRIVER, 5, 255] {
+        // It knows the secret, and is nobody who joins: its lane comes up, and nothing that it says is heard.
+        let lane = Lane::open(&mut scheduler, &config.node, node(role, None));
+        let heard = lane.map(|mut lane| lane.ask(&mut scheduler, &join()));
+        assert!(matches!(heard, None | Some(Heard::Closed)), "{role}: {heard:?}");
+    }
+    assert_eq!(missing(&mut scheduler), "server 0, worker 0");
+}
+
+#[test]
+fn a_lane_has_one_seat_and_leaves_no_ghost() {
+    let config = config(1, 2);
+    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut twice = Lane::open(&mut scheduler, &config.node, node(WORKER, None)).unwrap();
+    twice.begin(&join());
+    assert_eq!(twice.ask(&mut scheduler, &join()), Heard::Closed);
+    assert_eq!(missing(&mut scheduler), "server 0, worker 0, worker 1");
+}
+
+#[test]
+fn a_seat_is_the_one_that_a_lane_has_proved() {
+    let config = config(1, 2);
+    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut first = Lane::open(&mut scheduler, &config.node, node(WORKER, Some(1))).unwrap();
+    first.begin(&join());
+    for (role, rank) in [(WORKER, 1), (WORKER, 2), (WORKER, u32::MAX - 1), (SERVER, 1)] {
+        let mut other = Lane::open(&mut scheduler, &config.node, node(role, Some(rank))).unwrap();
+        let heard = other.ask(&mut scheduler, &join());
+        let Heard::Refused(why) = heard else { panic!("{heard:?}") };
+        assert!(why.contains("no place for") && why.contains(&rank.to_string()), "{why}");
+    }
+    assert_eq!(missing(&mut scheduler), "server 0, worker 0");
+}
+
+#[test]
+fn what_is_asked_too_early_or_makes_no_sense_closes_the_lane() {
+    let config = config(1, 1);
+    let mut scheduler = Scheduler::bind(&config).unwrap();
+    for words in [
+        json!({ "Barrier": { "name": "early" } }),
+        json!({ "Missing": { "name": "early" } }),
+        json!("Alive"),
+        json!("End"),
+        json!({ "Run": { "app": "dbpg", "body": null } }),
+        json!({ "Alive": { "role": "worker", "rank": 0 } }),
+        json!(null),
+    ] {
+        for joins in [false, true] {
+            let identity = node(WORKER, Some(0));
+            let mut lane = Lane::open(&mut scheduler, &config.node, identity).unwrap();
+            if joins {
+                lane.begin(&join());
+            }
+            assert_eq!(lane.ask(&mut scheduler, &words), Heard::Closed, "{words}, {joins}");
+        }
+    }
+    for kind in [Kind::Reply, Kind::Failure] {
+        let mut lane = Lane::open(&mut scheduler, &config.node, node(WORKER, Some(0))).unwrap();
+        lane.say(kind, 1, &json!({ "Ok": 1 }));
+        assert_eq!(lane.answer(&mut scheduler, 1), Heard::Closed);
+    }
+    assert_eq!(missing(&mut scheduler), "server 0, worker 0");
+}
+
+#[test]
+fn barriers_have_bounds() {
+    let (mut scheduler, _, mut lanes) = complete(2);
+    let scheduler = &mut scheduler;
+    let (mut worker, _) = lanes.remove(1);
+    // It waits at one at a time, so that names do not pile up; whom it waited with goes on.
+    for name in ["a", "b"] {
+        worker.begin(&json!({ "Barrier": { "name": name } }));
+    }
+    let heard = worker.ask(scheduler, &json!({ "Missing": { "name": "a" } }));
+    assert!(matches!(&heard, Heard::Refused(why) if why.contains("does not wait")), "{heard:?}");
+    let heard = worker.ask(scheduler, &json!({ "Missing": { "name": "b" } }));
+    assert_eq!(heard, Heard::Answer(json!("worker 1")));
+    let heard = worker.ask(scheduler, &json!({ "Missing": { "name": "nobody's" } }));
+    assert!(matches!(heard, Heard::Refused(_)), "{heard:?}");
+    let waits = worker.begin(&json!({ "Barrier": { "name": "c" } }));
+    let (mut other, _) = lanes.remove(1);
+    assert_eq!(
+        other.ask(scheduler, &json!({ "Barrier": { "name": "c" } })),
+        Heard::Answer(json!(null))
+    );
+    assert_eq!(worker.answer(scheduler, waits), Heard::Answer(json!(null)));
+    // A server meets servers.
+    let (server, _) = &mut lanes[0];
+    assert_eq!(
+        server.ask(scheduler, &json!({ "Barrier": { "name": "c" } })),
+        Heard::Answer(json!(null))
+    );
+    let long = json!({ "Barrier": { "name": "x".repeat(257) } });
+    assert_eq!(other.ask(scheduler, &long), Heard::Closed);
+    let error = scheduler.check_members().unwrap_err().to_string();
+    assert!(error.contains("worker 1") && error.contains("257 bytes"), "{error}");
+}
+
+#[test]
+fn a_sign_of_life_counts_for_who_proved_it_alone() {
+    let (mut scheduler, config, mut lanes) = complete(2);
+    let (scheduler, node_config) = (&mut scheduler, &config.node);
+    let alive = json!("Alive");
+    let identities: Vec<_> = lanes.iter().map(|(_, identity)| *identity).collect();
+    // Another start of worker 0, a node of another rank or role, and one of none; then the lane of the member itself.
+    for liar in [
+        node(WORKER, Some(0)),
+        Identity { rank: Some(1), ..identities[1] },
+        Identity { role: SERVER, ..identities[1] },
+        Identity { rank: None, ..identities[1] },
+    ] {
+        let mut lane = Lane::open(scheduler, node_config, liar).unwrap();
+        assert_eq!(lane.ask(scheduler, &alive), Heard::Closed, "{liar:?}");
+        scheduler.check_members().unwrap(); // who leaves takes nobody along
+    }
+    let mut hearts: Vec<_> = [identities[0], identities[2]]
+        .map(|identity| Lane::open(scheduler, node_config, identity).unwrap())
+        .into();
+    let pulse = Heard::Answer(json!({ "ended": null }));
+    // A heart that stops beating on one lane may go on on another.
+    let mut brief = Lane::open(scheduler, node_config, identities[2]).unwrap();
+    assert_eq!(brief.ask(scheduler, &alive), pulse);
+    drop(brief);
+    let began = Instant::now();
+    let error = loop {
+        for heart in &mut hearts {
+            assert_eq!(heart.ask(scheduler, &alive), pulse);
+        }
+        if let Err(error) = scheduler.check_members() {
+            break error.to_string();
+        }
+        assert!(began.elapsed() < TIMEOUT, "nobody misses worker 0");
+    };
+    assert!(error.contains("worker 0") && error.contains("no sign of life"), "{error}");
+    // A member's own lane is not for that.
+    assert_eq!(lanes[2].0.ask(scheduler, &alive), Heard::Closed);
+}
+
+/// One that did not listen itself takes nobody for silent.
+#[test]
+fn a_scheduler_that_stood_still_misses_nobody() {
+    let (mut scheduler, config, lanes) = complete(1);
+    std::thread::sleep(config.node.heartbeat * 6);
+    scheduler.poll().unwrap();
+    scheduler.check_members().unwrap();
+    drop(lanes);
+}
+
+#[test]
+fn reports_count_from_who_runs_the_task_and_once() {
+    let (mut scheduler, _, mut lanes) = complete(2);
+    let task = scheduler.submit(Target::Worker(0), "app", &Value::Null).unwrap();
+    let number = lanes[1].0.task(&mut scheduler);
+    for (at, says) in [(2, "another's"), (0, "a server's"), (1, "its own"), (1, "its second")] {
+        lanes[at].0.say(Kind::Reply, number, &json!({ "Ok": says }));
+        lanes[at].0.say(Kind::Reply, number + 1, &json!({ "Ok": "nobody's task" }));
+        for _ in 0..20 {
+            lanes[at].0.endpoint.poll().unwrap();
+            scheduler.poll().unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(scheduler.wait(task).unwrap(), [json!("its own")]);
+}
+
+#[test]
+fn a_lane_that_says_nothing_is_closed() {
+    let config = config(1, 1);
+    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut silent = Lane::open(&mut scheduler, &config.node, node(WORKER, Some(0))).unwrap();
+    let began = Instant::now();
+    loop {
+        scheduler.poll().unwrap();
+        scheduler.check_members().unwrap();
+        silent.endpoint.poll().unwrap();
+        let arrivals = std::iter::from_fn(|| silent.endpoint.take());
+        if arrivals.into_iter().any(|arrival| matches!(arrival, Arrival::Lost { .. })) {
+            break;
+        }
+        assert!(began.elapsed() < TIMEOUT, "it is kept for ever");
+        silent.endpoint.wait(Duration::from_millis(5)).unwrap();
+    }
+}
+
+/// A node of the job that is no scheduler gets nobody to obey it.
+#[test]
+fn members_obey_a_scheduler_only() {
+    let mut config = config(1, 1).node;
+    let van = VanConfig { identity: node(SERVER, Some(0)), ..config.van_config(0) };
+    let mut server = Endpoint::new(open(Van::Tcp, &van).unwrap(), 0, van.credits);
+    config.scheduler = server.address().to_owned();
+    let ended = AtomicBool::new(false);
+    let error = std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let outcome = run_worker(&config, None, &Apps::default(), false);
+            ended.store(true, Ordering::Relaxed);
+            outcome
+        });
+        while !ended.load(Ordering::Relaxed) {
+            server.poll().unwrap();
+            while server.take().is_some() {}
+            server.wait(Duration::from_millis(5)).unwrap();
+        }
+        worker.join().unwrap()
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("another node of this job"), "{error}");
+}
+
+#[test]
+fn resets_do_not_keep_a_cluster_apart() {
+    let mut config = config(2, 2);
+    config.node.join_timeout = TIMEOUT;
+    config.node.van = Van::Tcp;
+    // The port is known before the scheduler is there, as on a cluster.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    config.node.scheduler = free.local_addr().unwrap().to_string();
+    drop(free);
+    let stop = Arc::new(AtomicBool::new(false));
+    let vandals: Vec<_> = (0..2)
+        .map(|_| {
+            let (stop, address) = (stop.clone(), config.node.scheduler.clone());
+            std::thread::spawn(move || {
+                let mut resets = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    match TcpStream::connect(&address) {
+                        Ok(lane) => {
+                            let lane = socket2::Socket::from(lane);
+                            lane.set_linger(Some(Duration::ZERO)).unwrap();
+                            resets += 1;
+                        }
+                        Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                    }
+                }
+                resets
+            })
+        })
+        .collect();
+    let cluster = Cluster::launch(&config, Launch::Threads(handles(), Apps::default()));
+    stop.store(true, Ordering::Relaxed);
+    let resets: u32 = vandals.into_iter().map(|vandal| vandal.join().unwrap()).sum();
+    cluster.unwrap().shutdown().unwrap();
+    assert!(resets > 0, "the scheduler was never found");
+}

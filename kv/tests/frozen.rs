@@ -1,0 +1,274 @@
+//! Goal: a node that stands still is named by whoever waits, whatever the job is at; a driver that stood still goes on.
+//! Method: real processes that are stopped by SIGSTOP while nodes join, tables are made, values are pushed, workers meet, or a
+//! task runs.
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![cfg(target_os = "linux")]
+
+#[path = "support/processes.rs"]
+mod processes;
+mod support;
+
+use std::fs::Permissions;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use caravan_kv::{
+    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, TableSpec, Target, ValueType, Van,
+    WorkerNode,
+};
+use processes::{config, ends_within, launch, pid_of, pids, signal, this_program};
+use serde_json::{Value, json};
+use support::vans;
+
+/// As long as any of this may take on a machine with much else to do.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A job that notices early what stands still.
+fn quick(servers: usize, workers: usize) -> ClusterConfig {
+    let mut config = config(servers, workers);
+    config.node.heartbeat = Duration::from_millis(200);
+    config.node.join_timeout = PATIENCE;
+    config
+}
+
+/// What workers do.
+enum Job {
+    /// Pushes and pulls until that fails.
+    Push,
+    /// Waits at a barrier that one of them never comes to.
+    Meet,
+    /// Computes, and says nothing.
+    Compute,
+}
+
+impl App for Job {
+    fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
+        match self {
+            Job::Push => push_on(node).map(|()| Value::Null).map_err(|error| error.to_string()),
+            Job::Meet if body["stays"] == node.rank => Err("it was to be stopped".to_owned()),
+            Job::Meet => {
+                node.barrier("here").map(|()| Value::Null).map_err(|error| error.to_string())
+            }
+            Job::Compute => {
+                let seconds = body["seconds"].as_f64().unwrap();
+                std::thread::sleep(Duration::from_secs_f64(seconds));
+                Ok(json!(node.rank))
+            }
+        }
+    }
+}
+
+fn push_on(node: &mut WorkerNode) -> Result<(), Error> {
+    let table = node.worker.create_table(&spec())?;
+    loop {
+        let pushed = node.worker.push_pull(table, &keys(), &values())?;
+        node.worker.wait(pushed)?;
+    }
+}
+
+fn apps() -> Apps {
+    Apps::default()
+        .with("push", || Box::new(Job::Push))
+        .with("meet", || Box::new(Job::Meet))
+        .with("compute", || Box::new(Job::Compute))
+}
+
+fn spec() -> TableSpec {
+    TableSpec::new(1, "t", ValueType::F32, 100)
+}
+
+/// Some for every server.
+fn keys() -> Vec<u64> {
+    (0..16).map(|i| i * (u64::MAX / 15)).collect()
+}
+
+fn values() -> Vec<f32> {
+    vec![1.0; 1600]
+}
+
+/// Stops `name` and expects what waits for it to end with an error that names it, and leave nothing.
+fn is_named<T>(
+    mut cluster: Cluster,
+    name: &str,
+    wait: impl FnOnce(&mut Cluster) -> Result<T, Error>,
+) {
+    let pids = pids(&cluster);
+    let began = Instant::now();
+    signal("STOP", pid_of(&cluster, name));
+    let error = wait(&mut cluster).err().expect("it stands still").to_string();
+    println!("  after {:.3} s: {error}", began.elapsed().as_secs_f64());
+    assert!(error.contains(name) && error.contains("no sign of life"), "{error}");
+    drop(cluster);
+    ends_within(PATIENCE, &pids);
+    assert!(began.elapsed() < PATIENCE);
+}
+
+/// A node that stands still before it has joined.
+fn while_nodes_join() {
+    let mut config = quick(1, 2);
+    config.node.join_timeout = Duration::from_secs(3);
+    let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("still.sh");
+    let this = this_program();
+    let script = format!(
+        "#!/bin/sh\n[ \"$1 $3\" = \"worker 1\" ] && kill -STOP $$\nexec '{}' \"$@\"\n",
+        this.display()
+    );
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let error = Cluster::launch(&config, Launch::Processes(program.clone())).err().unwrap();
+    let error = error.to_string();
+    assert!(error.contains("missing: worker 1"), "{error}");
+    std::fs::remove_file(program).unwrap();
+}
+
+fn while_the_driver_connects() {
+    for van in vans() {
+        let mut config = quick(2, 1);
+        config.node.van = van;
+        is_named(launch(&config), "server 1", |cluster| cluster.client().map(drop));
+    }
+}
+
+fn while_tables_are_made() {
+    let cluster = launch(&quick(2, 1));
+    let mut client = cluster.client().unwrap();
+    is_named(cluster, "server 0", |_| client.create_table(&spec()).map(drop));
+}
+
+fn while_the_driver_pushes() {
+    for van in vans() {
+        let mut config = quick(2, 1);
+        (config.node.van, config.node.credits) = (van, 48);
+        let cluster = launch(&config);
+        let mut client = cluster.client().unwrap();
+        let table = client.create_table(&spec()).unwrap();
+        // It waits for room, and for answers.
+        is_named(cluster, "server 1", |_| {
+            let pushes = (0..1000).map(|_| client.push(table, &keys(), &values()));
+            let pushes = pushes.collect::<Result<Vec<_>, _>>()?;
+            pushes.into_iter().try_for_each(|pushed| client.wait(pushed).map(drop))
+        });
+    }
+}
+
+fn while_workers_push() {
+    for (at, van) in vans().into_iter().enumerate() {
+        let mut config = quick(2, 2);
+        config.node.van = van;
+        let mut cluster = launch(&config);
+        let task = cluster.submit(Target::Workers, "push", &Value::Null).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        let name = ["server 1", "worker 0"][at % 2];
+        is_named(cluster, name, |cluster| cluster.wait(task));
+    }
+}
+
+fn while_workers_meet() {
+    let mut cluster = launch(&quick(1, 3));
+    signal("STOP", pid_of(&cluster, "worker 1"));
+    let task = cluster.submit(Target::Workers, "meet", &json!({ "stays": 1 })).unwrap();
+    is_named(cluster, "worker 1", |cluster| cluster.wait(task));
+}
+
+fn while_a_task_runs() {
+    for name in ["server 0", "worker 1"] {
+        let mut cluster = launch(&quick(1, 2));
+        let body = json!({ "seconds": 2.0 * PATIENCE.as_secs_f64() });
+        let task = cluster.submit(Target::Workers, "compute", &body).unwrap();
+        is_named(cluster, name, |cluster| cluster.wait(task));
+    }
+}
+
+/// One that stood still for less than five heartbeats is none the worse for it.
+fn a_short_stop_costs_nothing() {
+    let mut config = quick(1, 1);
+    config.node.heartbeat = Duration::from_secs(2);
+    let mut cluster = launch(&config);
+    let task = cluster.submit(Target::Workers, "compute", &json!({ "seconds": 1.0 })).unwrap();
+    for name in ["server 0", "worker 0"] {
+        let pid = pid_of(&cluster, name);
+        signal("STOP", pid);
+        std::thread::sleep(Duration::from_millis(300));
+        signal("CONT", pid);
+    }
+    assert_eq!(cluster.wait(task).unwrap(), [json!(0)]);
+    cluster.shutdown().unwrap();
+}
+
+/// The role of a driver that is stopped: says who its nodes are, then runs a task that takes a second.
+fn drive() {
+    let mut config = quick(1, 2);
+    config.node.van =
+        std::env::var("CARAVAN_TEST_VAN").map_or(Van::Auto, |van| van.parse().unwrap());
+    let mut cluster = launch(&config);
+    let mut client = cluster.client().unwrap();
+    let table = client.create_table(&spec()).unwrap();
+    println!("{}", json!(pids(&cluster)));
+    let task = cluster.submit(Target::Workers, "compute", &json!({ "seconds": 1.0 })).unwrap();
+    println!("{}", json!(cluster.wait(task).unwrap()));
+    let pushed = client.push_pull(table, &keys(), &values()).unwrap();
+    assert_eq!(client.wait(pushed).unwrap().values::<f32>(), values());
+    cluster.shutdown().unwrap();
+    println!("\"done\"");
+}
+
+/// A driver in a process of its own, what it says, and its nodes.
+fn driver() -> (Child, impl Iterator<Item = Value>, Vec<u32>) {
+    let mut driver =
+        Command::new(this_program()).arg("driver").stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(driver.stdout.take().unwrap()).lines();
+    let mut said = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let nodes = serde_json::from_value(said.next().unwrap()).unwrap();
+    (driver, said, nodes)
+}
+
+/// Nodes wait for a driver that was stopped, as by Ctrl-Z; nobody is taken for lost because it did not listen.
+fn a_driver_that_stood_still_goes_on() {
+    let (mut driver, said, nodes) = driver();
+    signal("STOP", driver.id());
+    std::thread::sleep(Duration::from_secs(3)); // fifteen heartbeats
+    assert!(nodes.iter().all(|pid| processes::lives(*pid)));
+    signal("CONT", driver.id());
+    assert_eq!(said.collect::<Vec<_>>(), [json!([0, 1]), json!("done")]);
+    assert!(driver.wait().unwrap().success());
+    ends_within(PATIENCE, &nodes);
+}
+
+/// One that is killed while it stands still leaves nobody behind.
+fn a_driver_that_dies_standing_takes_its_nodes_along() {
+    let (mut driver, _, nodes) = driver();
+    signal("STOP", driver.id());
+    driver.kill().unwrap();
+    driver.wait().unwrap();
+    ends_within(PATIENCE, &nodes);
+}
+
+/// Ending a job does not wait for those that stand still.
+fn the_end_of_a_job() {
+    let cluster = launch(&quick(2, 2));
+    let nodes = pids(&cluster);
+    nodes.iter().for_each(|pid| signal("STOP", *pid));
+    let error = cluster.shutdown().unwrap_err().to_string();
+    assert!(error.contains("server 0") && error.contains("killed"), "{error}");
+    ends_within(PATIENCE, &nodes);
+}
+
+fn main() -> ExitCode {
+    let tests: &[(&str, fn())] = processes::tests![
+        while_nodes_join,
+        while_the_driver_connects,
+        while_tables_are_made,
+        while_the_driver_pushes,
+        while_workers_push,
+        while_workers_meet,
+        while_a_task_runs,
+        a_short_stop_costs_nothing,
+        a_driver_that_stood_still_goes_on,
+        a_driver_that_dies_standing_takes_its_nodes_along,
+        the_end_of_a_job,
+    ];
+    processes::main(tests, &Handles::default(), &apps(), drive)
+}
