@@ -10,26 +10,38 @@ use super::control::{self, Ask, Pulse, Role};
 use super::member::reach;
 use super::members::HEARTBEATS;
 use crate::config::NodeConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The main thread normally notices the end by itself, and ends the process before this does.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Sends signs of life from now on. When the cluster ends without this node having noticed, or the scheduler is gone, the
 /// whole process ends: its main thread may be computing, or waiting for a peer that will never answer.
-pub(crate) fn start(config: NodeConfig, role: Role, rank: usize) {
-    std::thread::spawn(move || {
+///
+/// # Errors
+/// [`Error::Spawn`] when the system has no thread to give.
+pub(crate) fn start(config: NodeConfig, role: Role, rank: usize) -> Result<()> {
+    spawn("signs of life", move || {
         let why = beat(&config).unwrap_or_else(|error| error.to_string());
         end_process(&format!("{role} {rank}"), &why);
-    });
+    })
 }
 
 /// Ends this process when its launcher is gone, which holds the other end of standard input open as long as it lives.
-pub(crate) fn end_with_launcher(role: Role) {
-    std::thread::spawn(move || {
+///
+/// # Errors
+/// [`Error::Spawn`] when the system has no thread to give.
+pub(crate) fn end_with_launcher(role: Role) -> Result<()> {
+    spawn("end with the launcher", move || {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         end_process(&role.to_string(), "the process that launched it is gone");
-    });
+    })
+}
+
+fn spawn(what: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+    let spawned = std::thread::Builder::new().name(what.to_owned()).spawn(run);
+    let failed = |source| Error::Spawn { what: format!("the thread for {what}"), source };
+    spawned.map(drop).map_err(failed)
 }
 
 fn end_process(node: &str, why: &str) {
