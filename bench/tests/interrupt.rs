@@ -255,7 +255,7 @@ fn nodes_of(run: &Child) -> (Vec<u32>, u32) {
     let began = Instant::now();
     loop {
         let (nodes, servers) = (children(run.id()), children_as("server", run.id()));
-        let second = servers.into_iter().find(|pid| words(*pid).contains("--rank\01\0"));
+        let second = servers.into_iter().find(|pid| words(*pid).contains("--rank\u{0}1\u{0}"));
         if let Some(second) = second.filter(|_| nodes.len() == 4) {
             return (nodes, second);
         }
