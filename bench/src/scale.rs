@@ -275,6 +275,7 @@ fn simulate(network: &Network, shape: (usize, usize), job: Job, target: f64) -> 
         huge_pages: caravan_numa::HugePages::AsSystem,
         numa: Numa::Any,
         join_timeout: Duration::from_secs(3600),
+        request_timeout: Duration::from_secs(86_400), // simulated, while workers compute
         ..NodeConfig::default()
     };
     let config = ClusterConfig { servers, threads: 1, workers, node };

@@ -19,6 +19,14 @@
 //! A [`Worker`] and what it hands out belong to one thread. A [`ServerThread`] owns its shards. The scheduler is driven by
 //! whoever calls it. Only the sign-of-life thread (`node/heart.rs`) runs beside them.
 //!
+//! # Who is lost
+//! Servers and workers of their own processes tell the scheduler every `CARAVAN_HEARTBEAT_MS` that they live. Whoever drives the
+//! job looks at that wherever it waits: in [`Cluster::wait`], and in every wait of a client of [`Cluster::client`], which end with
+//! [`Error::NodeLost`] after five heartbeats without a sign. A driver that computes, or was stopped as by Ctrl-Z, listens to
+//! nobody meanwhile, and nobody counts as silent for that; its nodes wait as long as its lane stands, say so after five heartbeats,
+//! and go on when it does. A node that lives and answers nothing is given up after `CARAVAN_REQUEST_TIMEOUT_S`. Launched nodes end
+//! with their launcher, and all nodes with their scheduler.
+//!
 //! # Glossary
 //! | here | ps-lite | papers |
 //! |---|---|---|
