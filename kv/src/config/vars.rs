@@ -1,0 +1,271 @@
+//! The environment variables: one row each, which says how it is read and how it is handed down to a child.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use caravan_numa::HugePages;
+use caravan_van::{Secret, VanConfig, Wait};
+
+use super::{ClusterConfig, huge_pages_named, is_address, parse_bytes, wait_named};
+use crate::secret::SecretSource;
+
+/// One environment variable.
+pub struct Var {
+    /// `CARAVAN_…`.
+    pub name: &'static str,
+    /// As text, with its unit.
+    pub default: &'static str,
+    /// What it does.
+    pub help: &'static str,
+    pub(super) set: fn(&mut ClusterConfig, &str) -> Option<()>,
+    pub(super) show: fn(&ClusterConfig) -> String,
+}
+
+/// All of them.
+pub const VARS: &[Var] = &[
+    Var {
+        name: "CARAVAN_SCHEDULER",
+        default: "127.0.0.1:0",
+        help: "address of the scheduler, `host:port`",
+        set: |c, v| is_address(v).then(|| c.node.scheduler = v.to_owned()),
+        show: |c| c.node.scheduler.clone(),
+    },
+    Var {
+        name: "CARAVAN_JOB",
+        default: "0",
+        help: "number of the job, hexadecimal; nodes of other jobs are turned away",
+        set: |c, v| u64::from_str_radix(v, 16).ok().map(|n| c.node.job = n),
+        show: |c| format!("{:x}", c.node.job),
+    },
+    Var {
+        name: "CARAVAN_SECRET",
+        default: "",
+        help: "secret of the job, 64 hexadecimal digits, or - for the first line of standard input; without one only this user's processes on this host belong together",
+        set: |c, v| {
+            c.node.secret = match v {
+                "" => SecretSource::User,
+                "-" => SecretSource::StandardInput,
+                digits => SecretSource::Given(Secret::from_hex(digits).ok()?),
+            };
+            Some(())
+        },
+        // A secret is handed down by standard input, never where others see it.
+        show: |c| if c.node.secret == SecretSource::User { "" } else { "-" }.to_owned(),
+    },
+    Var {
+        name: "CARAVAN_SECRET_FILE",
+        default: "",
+        help: "file with that secret, which only its owner may read (mode 600)",
+        set: |c, v| {
+            if !v.is_empty() {
+                c.node.secret = SecretSource::File(v.into());
+            }
+            Some(())
+        },
+        show: |_| String::new(),
+    },
+    Var {
+        name: "CARAVAN_INSECURE",
+        default: "0",
+        help: "1 lets a node that others can reach do without a secret: whoever reaches it can join, read and end the job",
+        set: |c, v| flag(v).map(|insecure| c.node.insecure = insecure),
+        show: |c| u8::from(c.node.insecure).to_string(),
+    },
+    Var {
+        name: "CARAVAN_ENCRYPT",
+        default: "0",
+        help: "1 encrypts all that goes over sockets: data of uring and tcp, and the control plane; rdma and shm have no encryption",
+        set: |c, v| flag(v).map(|encrypt| c.node.encrypt = encrypt),
+        show: |c| u8::from(c.node.encrypt).to_string(),
+    },
+    Var {
+        name: "CARAVAN_SERVERS",
+        default: "1",
+        help: "server processes, 1 to 10000",
+        set: |c, v| count(v, ClusterConfig::NODES_MAX).map(|n| c.servers = n),
+        show: |c| c.servers.to_string(),
+    },
+    Var {
+        name: "CARAVAN_THREADS",
+        default: "1",
+        help: "threads of each server, every one with a shard of its own, 1 to 1024",
+        set: |c, v| count(v, ClusterConfig::THREADS_MAX).map(|n| c.threads = n),
+        show: |c| c.threads.to_string(),
+    },
+    Var {
+        name: "CARAVAN_WORKERS",
+        default: "1",
+        help: "worker processes, 1 to 10000",
+        set: |c, v| count(v, ClusterConfig::NODES_MAX).map(|n| c.workers = n),
+        show: |c| c.workers.to_string(),
+    },
+    Var {
+        name: "CARAVAN_VAN",
+        default: "auto",
+        help: "which van carries the data: shm, rdma, uring, tcp, or auto, the first of them that works for all nodes",
+        set: |c, v| v.parse().ok().map(|van| c.node.van = van),
+        show: |c| c.node.van.to_string(),
+    },
+    Var {
+        name: "CARAVAN_RDMA_DEVICE",
+        default: "auto",
+        help: "which RDMA device to take, as `mlx5_0`; auto takes the one that has `CARAVAN_HOST`, else the first with an active port",
+        set: |c, v| {
+            c.node.rdma_device = Some(v.to_owned()).filter(|v| !v.is_empty() && v != "auto");
+            Some(())
+        },
+        show: |c| c.node.rdma_device.clone().unwrap_or_else(|| "auto".to_owned()),
+    },
+    Var {
+        name: "CARAVAN_HOST",
+        default: "127.0.0.1",
+        help: "address to listen on, which peers can reach",
+        set: |c, v| (!v.is_empty()).then(|| c.node.host = v.to_owned()),
+        show: |c| c.node.host.clone(),
+    },
+    Var {
+        name: "CARAVAN_WAIT",
+        default: "adaptive",
+        help: "what a thread does with nothing to do: spin, yield, adaptive (spin while that pays, yield, then sleep), block",
+        set: |c, v| wait_named(v).map(|wait| c.node.wait = wait),
+        show: |c| wait_name(c.node.wait).to_owned(),
+    },
+    Var {
+        name: "CARAVAN_MEMORY",
+        default: "8GiB",
+        help: "most bytes of memory a thread takes, registered or kept because peers asked for it, as 512MiB; 1 MiB or more",
+        set: |c, v| {
+            parse_bytes(v)
+                .filter(|&n| n >= VanConfig::MEMORY_BYTES_MIN)
+                .map(|n| c.node.memory_bytes = n)
+        },
+        show: |c| c.node.memory_bytes.to_string(),
+    },
+    Var {
+        name: "CARAVAN_EAGER_LIMIT",
+        default: "24KiB",
+        help: "longer messages go by rendezvous; 512 B to 32 KiB, of which the rdma van takes up to 8 KiB; the shm van lends shared values from 2 KiB on",
+        set: |c, v| {
+            parse_bytes(v)
+                .filter(|n| VanConfig::FRAME_BYTES.contains(n))
+                .map(|n| c.node.eager_bytes = n)
+        },
+        show: |c| c.node.eager_bytes.to_string(),
+    },
+    Var {
+        name: "CARAVAN_CREDITS",
+        default: "256",
+        help: "requests that may be outstanding on a lane, 1 to 4096",
+        set: |c, v| count(v, VanConfig::CREDITS_MAX.into()).map(|n| c.node.credits = n as u16),
+        show: |c| c.node.credits.to_string(),
+    },
+    Var {
+        name: "CARAVAN_JOIN_TIMEOUT_S",
+        default: "60",
+        help: "seconds to wait for all nodes to join, 1 to 86400",
+        set: |c, v| count(v, 86_400).map(|n| c.node.join_timeout = Duration::from_secs(n as u64)),
+        show: |c| whole_seconds(c.node.join_timeout),
+    },
+    Var {
+        name: "CARAVAN_LAUNCHED",
+        default: "0",
+        help: "1 in nodes that a scheduler's process has started: they end when nothing listens there any more; 0 waits for it to come",
+        set: |c, v| flag(v).map(|launched| c.node.launched = launched),
+        show: |c| u8::from(c.node.launched).to_string(),
+    },
+    Var {
+        name: "CARAVAN_HEARTBEAT_MS",
+        default: "1000",
+        help: "milliseconds between two signs of life, 10 to 3600000; a node counts as lost after five times as long",
+        set: |c, v| {
+            count(v, 3_600_000)
+                .filter(|n| *n >= 10)
+                .map(|n| c.node.heartbeat = Duration::from_millis(n as u64))
+        },
+        show: |c| c.node.heartbeat.as_millis().to_string(),
+    },
+    Var {
+        name: "CARAVAN_HEARTBEAT_S",
+        default: "",
+        help: "the same in whole seconds, 1 to 3600",
+        set: |c, v| {
+            if !v.is_empty() {
+                c.node.heartbeat = Duration::from_secs(count(v, 3600)? as u64);
+            }
+            Some(())
+        },
+        show: |_| String::new(),
+    },
+    Var {
+        name: "CARAVAN_REQUEST_TIMEOUT_S",
+        default: "600",
+        help: "seconds after which a request is given up when no server answers anything meanwhile, 1 to 86400; more where workers wait for each other longer",
+        set: |c, v| {
+            count(v, 86_400).map(|n| c.node.request_timeout = Duration::from_secs(n as u64))
+        },
+        show: |c| whole_seconds(c.node.request_timeout),
+    },
+    Var {
+        name: "CARAVAN_PIN",
+        default: "1",
+        help: "1 pins server threads to cores, 0 leaves them to the kernel",
+        set: |c, v| flag(v).map(|pin| c.node.pin = pin),
+        show: |c| u8::from(c.node.pin).to_string(),
+    },
+    Var {
+        name: "CARAVAN_NUMA_NODE",
+        default: "near-nic",
+        help: "NUMA node of server threads and their memory: a number, near-nic, or any (all in turn)",
+        set: |c, v| v.parse().ok().map(|numa| c.node.numa = numa),
+        show: |c| c.node.numa.to_string(),
+    },
+    Var {
+        name: "CARAVAN_HUGE_PAGES",
+        default: "transparent",
+        help: "pages of registered memory: transparent huge ones where the system has them, reserved ones (`vm.nr_hugepages`), or system, as that does by itself",
+        set: |c, v| huge_pages_named(v).map(|huge| c.node.huge_pages = huge),
+        show: |c| huge_pages_name(c.node.huge_pages).to_owned(),
+    },
+    Var {
+        name: "CARAVAN_DATA_ROOT",
+        default: "auto",
+        help: "folder below which all files and caches lie that a worker may be told of; auto is any in workers that a scheduler's process has started, and the folder it was started in for another",
+        set: |c, v| {
+            c.node.data_root = Some(PathBuf::from(v)).filter(|_| !v.is_empty() && v != "auto");
+            Some(())
+        },
+        show: |c| {
+            c.node.data_root.as_ref().map_or("auto".into(), |root| root.display().to_string())
+        },
+    },
+];
+
+/// Rounded up: the variables take no fractions.
+fn whole_seconds(time: Duration) -> String {
+    (time.as_secs() + u64::from(time.subsec_nanos() > 0)).to_string()
+}
+
+fn count(text: &str, max: usize) -> Option<usize> {
+    text.parse().ok().filter(|n| (1..=max).contains(n))
+}
+
+fn flag(text: &str) -> Option<bool> {
+    ["0", "1"].contains(&text).then(|| text == "1")
+}
+
+fn wait_name(wait: Wait) -> &'static str {
+    match wait {
+        Wait::Spin => "spin",
+        Wait::Yield => "yield",
+        Wait::Adaptive(_) => "adaptive",
+        Wait::Block => "block",
+    }
+}
+
+fn huge_pages_name(huge: HugePages) -> &'static str {
+    match huge {
+        HugePages::Transparent => "transparent",
+        HugePages::Reserved => "reserved",
+        HugePages::AsSystem => "system",
+    }
+}
