@@ -418,6 +418,10 @@ fn resets_do_not_keep_a_cluster_apart() {
     let cluster = Cluster::launch(&config, Launch::Threads(handles(), Apps::default()));
     stop.store(true, Ordering::Relaxed);
     let resets: u32 = vandals.into_iter().map(|vandal| vandal.join().unwrap()).sum();
-    cluster.unwrap().shutdown().unwrap();
+    let mut cluster = cluster.unwrap();
+    let task = cluster.submit(Target::Workers, "none", &Value::Null).unwrap();
+    let outcome = cluster.wait(task); // all workers have found their servers by then
+    assert!(matches!(&outcome, Err(Error::TaskFailed { .. })), "{outcome:?}");
+    cluster.shutdown().unwrap();
     assert!(resets > 0, "the scheduler was never found");
 }

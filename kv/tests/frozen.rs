@@ -120,7 +120,8 @@ fn while_nodes_join() {
     std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let error = Cluster::launch(&config, Launch::Processes(program.clone())).err().unwrap();
     let error = error.to_string();
-    assert!(error.contains("missing: worker 1"), "{error}");
+    // Others may have given up by then, too.
+    assert!(error.contains("missing: ") && error.ends_with("worker 1"), "{error}");
     std::fs::remove_file(program).unwrap();
 }
 

@@ -19,17 +19,19 @@ const NAP: Duration = Duration::from_millis(100);
 /// When a worker stops waiting for an answer that does not come.
 pub(crate) struct Waits {
     /// Knows which nodes are lost.
-    pub(crate) watch: Option<Watch>,
+    watch: Option<Watch>,
     /// How long it may sleep between two looks.
-    pub(crate) nap: Duration,
+    pub(super) nap: Duration,
+    /// Whether it has ended a wait: the next ones need not sleep first to find out the same.
+    in_vain: bool,
     /// How long no server may answer anything.
-    pub(crate) silence_max: Duration,
+    silence_max: Duration,
 }
 
 impl Waits {
     /// Gives up after so long without any answer.
     pub(crate) fn up_to(silence_max: Duration) -> Waits {
-        Waits { watch: None, nap: NAP, silence_max }
+        Waits { watch: None, nap: NAP, in_vain: false, silence_max }
     }
 
     /// With a watch over nodes that give signs of life every `heartbeat`: it hears some ten times as often.
@@ -70,7 +72,7 @@ impl Worker {
     /// Sleeps a while, and looks around first if it has slept already: most answers come during the first nap, and until then
     /// nobody asks for the time.
     pub(super) fn nap(&mut self, silence: &mut Silence, what: Awaited) -> Result<()> {
-        if std::mem::replace(&mut silence.napped, true) {
+        if std::mem::replace(&mut silence.napped, true) || self.waits.in_vain {
             self.look_around(silence, what)?;
         }
         Ok(self.endpoint.wait(self.waits.nap)?)
@@ -96,7 +98,9 @@ impl Worker {
 
     /// Ends a wait when a node is lost that this process watches over.
     pub(super) fn look_at_the_lost(&mut self) -> Result<()> {
-        self.waits.watch.as_mut().map_or(Ok(()), |watch| watch())
+        let looked = self.waits.watch.as_mut().map_or(Ok(()), |watch| watch());
+        self.waits.in_vain = looked.is_err();
+        looked
     }
 
     /// The servers that have not answered yet.
