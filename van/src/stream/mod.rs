@@ -77,7 +77,7 @@ const LOCAL_SEND_BYTES: usize = 512 << 10;
 /// What the system says of a socket that is not connected any more.
 pub fn set_up(socket: &socket2::SockRef<'_>) -> std::io::Result<()> {
     socket.set_tcp_nodelay(true)?;
-    let probes = TcpKeepalive::new().with_time(SILENCE_MAX / 2).with_interval(SILENCE_MAX / 10);
+    let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_AFTER);
     socket.set_tcp_keepalive(&probes)?;
     give_up_after(socket, SILENCE_MAX)?;
     let ip = |address: socket2::SockAddr| address.as_socket().map(|address| address.ip());
@@ -87,10 +87,14 @@ pub fn set_up(socket: &socket2::SockRef<'_>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// How long a host may not answer before its connections are taken to be broken.
-const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// A connection on which nothing comes for so long is probed, and then as often.
+const PROBE_AFTER: Duration = Duration::from_secs(10);
 
-/// Bounds how long what was sent may stay unacknowledged; without it the kernel goes on for a quarter of an hour.
+/// How long a host may not answer before its connections are taken to be broken. The kernel counts the time as well in which a
+/// process reads nothing and the window is full: one that is stopped for a while, or computes, shall not lose its lanes.
+const SILENCE_MAX: Duration = Duration::from_secs(120);
+
+/// Bounds how long what was sent, or a probe, may stay unanswered; without it the kernel goes on for a quarter of an hour.
 #[cfg(target_os = "linux")]
 fn give_up_after(socket: &socket2::SockRef<'_>, silence: Duration) -> std::io::Result<()> {
     socket.set_tcp_user_timeout(Some(silence))
