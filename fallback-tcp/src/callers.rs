@@ -16,6 +16,9 @@ pub(crate) const STRANGERS_MAX: usize = 1024;
 /// How long to let it be after a connection could not be accepted, for want of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Callers looked at then, most of which are gone already if there are so many.
+const LOOKS_MAX: usize = 256;
+
 /// Connections accepted at a look around, so that a flood of them leaves time for everybody else.
 const ACCEPTS_MAX: usize = 16;
 
@@ -67,13 +70,17 @@ impl Tcp {
     }
 
     fn accept(&mut self, now: Instant) {
-        for _ in 0..ACCEPTS_MAX {
+        let mut admitted = 0;
+        for _ in 0..LOOKS_MAX {
+            if admitted == ACCEPTS_MAX {
+                return;
+            }
             let Some(listener) = &self.listener else { return };
             self.counters.system_calls += 1;
             let error = match listener.accept() {
-                // A socket that cannot be set up was closed by the other side meanwhile.
+                // A socket that cannot be set up was closed by the other side meanwhile, and takes next to no time.
                 Ok((stream, from)) => {
-                    let _ = self.admit(stream, from);
+                    admitted += usize::from(self.admit(stream, from).is_ok());
                     continue;
                 }
                 Err(error) => match error.kind() {

@@ -314,11 +314,9 @@ impl Tcp {
 
     fn remove(&mut self, id: u32) -> Option<Box<Peer>> {
         let peer = self.peers.get_mut(id as usize)?.take()?;
-        if peer.is_stranger() {
-            self.strangers.retain(|&stranger| stranger != id);
-        } else {
-            self.live.retain(|&live| live != id);
-        }
+        // One that proved itself and failed in one breath is a stranger's number and a peer.
+        self.strangers.retain(|&stranger| stranger != id);
+        self.live.retain(|&live| live != id);
         add(&mut self.counters, &peer);
         Some(peer)
     }

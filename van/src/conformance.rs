@@ -62,6 +62,7 @@ macro_rules! socket_conformance {
     ($make:expr) => {
         $crate::conformance_tests! { $make;
             a_recorded_handshake_gets_nobody_in
+            who_proves_himself_and_misbehaves_at_once_is_lost
             half_open_connections_cost_little
             a_flood_of_resets_keeps_nobody_out
         }

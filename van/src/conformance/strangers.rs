@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::net::Net;
 use crate::handshake::{CALL_BYTES, Credentials, PROOF_BYTES, WELCOME_BYTES, refusal};
 use crate::stream::CARRIER;
-use crate::{Secret, Transport, VanConfig};
+use crate::{Event, Secret, Transport, VanConfig};
 
 /// Silent connections that are open at a time.
 const SILENT: usize = 300;
@@ -80,6 +80,25 @@ pub fn a_recorded_handshake_gets_nobody_in<T: Transport>(make: impl Fn(VanConfig
     assert!(net.rest(0).is_empty(), "nobody above hears of it");
     let (there, back) = net.connect(1, 0);
     net.exchange(1, there, 0, back);
+}
+
+/// Who proves himself and breaks the rules in the same breath is a peer that is lost, and nobody after him is forgotten.
+pub fn who_proves_himself_and_misbehaves_at_once_is_lost<T: Transport>(
+    make: impl Fn(VanConfig) -> T,
+) {
+    let mut net = Net::with(&make, 1, config());
+    let credentials = Credentials::new(&config(), CARRIER);
+    let (calling, call) = credentials.call();
+    let mut socket = dial(&mut net, 0);
+    socket.write_all(&call).unwrap();
+    let welcome = hear(&mut net, &mut socket, WELCOME_BYTES);
+    let (_, proof) = credentials.prove(calling, &welcome).unwrap();
+    socket.write_all(&[&proof[..], &[0xff; 64]].concat()).unwrap();
+    let up = |event: &Event| matches!(event, Event::Connected { .. });
+    let peer = net.event(0, "a peer", up, |event| event.peer());
+    net.lost(0, peer);
+    let mut silent = dial(&mut net, 0);
+    assert!(hear(&mut net, &mut silent, 1).is_empty(), "it is hung up on in time");
 }
 
 /// Who connects and says nothing, or half a call, takes no memory of the pool and keeps nobody else out.

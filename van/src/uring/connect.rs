@@ -22,6 +22,9 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// Connections taken in at a look around, so that a flood of them leaves time for everybody else.
 const ACCEPTS_MAX: usize = 16;
 
+/// Callers looked at then, most of which are gone already if there are so many.
+const LOOKS_MAX: usize = 256;
+
 /// Time between two looks around.
 const LOOK_AROUND: Duration = Duration::from_millis(1);
 
@@ -86,6 +89,9 @@ impl Uring {
             }
         }
         if self.callers.len() > STRANGERS_MAX {
+            self.callers.retain(|caller| caller.peer_addr().is_ok()); // of a flood most are gone already
+        }
+        if self.callers.len() > STRANGERS_MAX {
             self.callers.pop_front();
             self.turned_away("a caller", &format!("it was the oldest of {STRANGERS_MAX}"));
         }
@@ -93,11 +99,15 @@ impl Uring {
 
     /// Takes in some of those who have called.
     fn admit(&mut self) {
-        for _ in 0..ACCEPTS_MAX.min(self.callers.len()) {
+        let mut admitted = 0;
+        for _ in 0..LOOKS_MAX {
+            if admitted == ACCEPTS_MAX {
+                return;
+            }
             let Some(socket) = self.callers.pop_front() else { return };
-            // One that has no peer, or cannot be set up, was closed by the other side meanwhile.
+            // One that has no peer, or cannot be set up, was closed by the other side meanwhile, and takes next to no time.
             if let Ok(address) = socket.peer_addr() {
-                drop(self.enter(socket, address.to_string(), false));
+                admitted += usize::from(self.enter(socket, address.to_string(), false).is_ok());
             }
         }
     }
