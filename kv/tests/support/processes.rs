@@ -30,10 +30,24 @@ pub(crate) fn launch(config: &ClusterConfig) -> Cluster {
     Cluster::launch(config, Launch::Processes(this_program())).unwrap()
 }
 
-/// Sends a signal, as "KILL".
+/// Sends a signal, as "KILL". Who is sent "STOP" stands still when this returns.
 pub(crate) fn signal(name: &str, pid: u32) {
     let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
     assert!(sent.unwrap().success(), "{name} to {pid}");
+    while name == "STOP" && !stands_still(pid) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether every thread of a process is stopped, or it is gone.
+fn stands_still(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut states = threads.map(|thread| std::fs::read_to_string(thread.path().join("stat")));
+    // What stands behind the name, which is in brackets, is the state.
+    states.all(|state| {
+        state
+            .is_ok_and(|line| line.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+    })
 }
 
 /// The process id of the node called `name`.
