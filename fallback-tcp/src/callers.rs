@@ -16,11 +16,11 @@ pub(crate) const STRANGERS_MAX: usize = 1024;
 /// How long to let it be after a connection could not be accepted, for want of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Callers looked at then, most of which are gone already if there are so many.
-const LOOKS_MAX: usize = 256;
-
 /// Connections accepted at a look around, so that a flood of them leaves time for everybody else.
 const ACCEPTS_MAX: usize = 16;
+
+/// Callers looked at in one look around; of a flood most are gone already.
+const LOOKS_MAX: usize = 256;
 
 impl Tcp {
     /// Goes on with the handshakes of callers for which something has come.
@@ -78,7 +78,7 @@ impl Tcp {
             let Some(listener) = &self.listener else { return };
             self.counters.system_calls += 1;
             let error = match listener.accept() {
-                // A socket that cannot be set up was closed by the other side meanwhile, and takes next to no time.
+                // A socket that cannot be set up was closed by the other side meanwhile.
                 Ok((stream, from)) => {
                     admitted += usize::from(self.admit(stream, from).is_ok());
                     continue;

@@ -236,7 +236,7 @@ impl Shm {
         self.ready.push(Event::Connected { peer: id, hello: *hello });
     }
 
-    /// Looks at sockets, for up to `timeout`: new connections, hellos, and who is gone.
+    /// Looks at sockets, for up to `timeout`: new connections, handshakes, and who is gone.
     pub(super) fn look_at_sockets(&mut self, timeout: Duration) -> Result<()> {
         let failed = |source| Error::Os { call: "epoll_wait", source };
         let mut ready = std::mem::take(&mut self.sockets_ready);

@@ -1,4 +1,4 @@
-//! How peers come and go: connecting and accepting, the exchange of hellos, refusals, loss. Not on the path.
+//! How peers come and go: connecting, accepting, handshakes, refusals, loss. Not on the path.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -22,7 +22,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// Connections taken in at a look around, so that a flood of them leaves time for everybody else.
 const ACCEPTS_MAX: usize = 16;
 
-/// Callers looked at then, most of which are gone already if there are so many.
+/// Callers looked at in one look around; of a flood most are gone already.
 const LOOKS_MAX: usize = 256;
 
 /// Time between two looks around.
