@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use caravan_van::handshake::{Credentials, Greeter};
 use caravan_van::offers::Offers;
-use caravan_van::stream::{CARRIER, Receiver, Sender};
+use caravan_van::socket::{CARRIER, Receiver, Sender};
 use caravan_van::wire::Kind;
 use caravan_van::{
     Arrival, Coding, Draft, Endpoint, FRAME_PREFIX, PeerId, Pool, Shared, Values, VanConfig,

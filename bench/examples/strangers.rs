@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use caravan_van::handshake::Credentials;
-use caravan_van::stream::CARRIER;
+use caravan_van::socket::CARRIER;
 use caravan_van::{Secret, VanConfig};
 
 /// Connections that are held open at a time.

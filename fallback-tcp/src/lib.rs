@@ -1,7 +1,7 @@
 //! The portable van: plain non-blocking sockets, for machines where nothing faster works, and for the control plane.
 //!
 //! No unsafe code and nothing that only one operating system has: it builds wherever sockets do. It frames with
-//! [`caravan_van::stream`], so frames and the data of writes leave from where they lie, and writes land where they belong.
+//! [`caravan_van::socket`], so frames and the data of writes leave from where they lie, and writes land where they belong.
 //!
 //! ```
 //! use std::time::Duration;
@@ -55,7 +55,7 @@ use std::time::{Duration, Instant};
 
 use caravan_van::handshake::{Credentials, Refusals};
 use caravan_van::offers::Offers;
-use caravan_van::stream;
+use caravan_van::socket;
 use caravan_van::wait::{Idle, Next};
 use caravan_van::wire::Offer;
 use caravan_van::{
@@ -154,7 +154,7 @@ impl Tcp {
                 queue_depth: config.queue_depth,
                 proof_timeout: PROOF_TIMEOUT,
             },
-            credentials: Rc::new(Credentials::new(config, stream::CARRIER)),
+            credentials: Rc::new(Credentials::new(config, socket::CARRIER)),
             idle: Idle::new(config.wait),
             address,
             pool: Pool::from_pages(config.memory_bytes, config.pages, None),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use caravan_van::handshake::{Credentials, Greeter};
 use caravan_van::offers::Offers;
-use caravan_van::stream::{self, Receiver, Sender, Spaces};
+use caravan_van::socket::{self, Receiver, Sender, Spaces};
 use caravan_van::{Counters, Error, Event, PeerId, Pool};
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
@@ -97,7 +97,7 @@ impl Peer {
             sender.greet(call);
             greeter
         } else {
-            stream::set_up(&SockRef::from(&stream))?;
+            socket::set_up(&SockRef::from(&stream))?;
             Greeter::called(credentials.clone())
         };
         Ok(Peer {
@@ -182,7 +182,7 @@ impl Peer {
         let outcome = if late { Err(dial.timed_out()) } else { is_connected(&self.stream) };
         match outcome.and_then(|done| {
             if done {
-                stream::set_up(&SockRef::from(&self.stream)).map(|()| true)
+                socket::set_up(&SockRef::from(&self.stream)).map(|()| true)
             } else {
                 Ok(false)
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use caravan_fallback_tcp::Tcp;
 use caravan_van::handshake::{Credentials, refusal};
-use caravan_van::stream::CARRIER;
+use caravan_van::socket::CARRIER;
 use caravan_van::{Buffer, Event, FRAME_PREFIX, PeerId, Transport, VanConfig, Wait};
 
 const LONG: Duration = Duration::from_secs(60);

@@ -8,7 +8,7 @@
 //!                      transport (the contract; `conformance` holds every backend to it)
 //!            /             |               |                \
 //!   rdma/ (verbs)  shm/ (memory)  uring/ (io_uring)  sim/ (simulated)  caravan-fallback-tcp (plain sockets)
-//!                          \_ stream/ (framing on sockets), offers, wait _/
+//!                          \_ socket/ (what vans over sockets share), offers, wait _/
 //! ```
 //!
 //! Every lane begins with a handshake, in which both ends prove that they know their job's secret ([`handshake`]).
@@ -75,7 +75,7 @@ pub mod rdma;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 pub mod shm;
 pub mod sim;
-pub mod stream;
+pub mod socket;
 pub mod transport;
 #[cfg(all(target_os = "linux", feature = "uring"))]
 pub mod uring;

@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use caravan_van::handshake::{Credentials, refusal};
-use caravan_van::stream::CARRIER;
+use caravan_van::socket::CARRIER;
 use caravan_van::uring::Uring;
 use caravan_van::{Error, Event, PeerId, Transport, VanConfig, Wait};
 use support::{connect, frame};

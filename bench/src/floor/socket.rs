@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use caravan_van::wait::{Idle, Next};
-use caravan_van::{Wait, stream};
+use caravan_van::{Wait, socket};
 use socket2::SockRef;
 
 use crate::floor::{
@@ -254,7 +254,7 @@ struct Lane {
 
 impl Lane {
     fn new(stream: TcpStream, wait: Wait) -> Result<Self> {
-        stream::set_up(&SockRef::from(&stream)).context("the floor cannot set its socket up")?;
+        socket::set_up(&SockRef::from(&stream)).context("the floor cannot set its socket up")?;
         // So that a blocking read looks at the time now and then.
         stream.set_read_timeout(Some(PATIENCE)).context("the floor cannot set a time limit")?;
         Ok(Lane { stream, wait, idle: Idle::new(wait), blocking: true })

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::net::Net;
 use crate::handshake::{CALL_BYTES, Credentials, PROOF_BYTES, WELCOME_BYTES, refusal};
-use crate::stream::CARRIER;
+use crate::socket::CARRIER;
 use crate::{Event, Secret, Transport, VanConfig};
 
 /// Silent connections that are open at a time.

@@ -10,7 +10,7 @@ use super::Uring;
 use super::operation::Slot;
 use crate::error::{Error, Result};
 use crate::handshake::Greeter;
-use crate::stream::{self, Receiver, Sender};
+use crate::socket::{self, Receiver, Sender};
 use crate::transport::{Event, PeerId};
 
 /// How long a connection may take to be made, to prove that it belongs here, or to take note of a refusal.
@@ -119,7 +119,7 @@ impl Uring {
     /// Gives a new connection a number and a lane, which begins with a handshake.
     fn enter(&mut self, socket: TcpStream, address: String, ours: bool) -> Result<PeerId> {
         let failed = |source| Error::Connect { address: address.clone(), source };
-        stream::set_up(&SockRef::from(&socket)).map_err(failed)?;
+        socket::set_up(&SockRef::from(&socket)).map_err(failed)?;
         if !ours {
             self.make_room();
         }

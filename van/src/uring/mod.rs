@@ -74,9 +74,9 @@ use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::numbers::Numbers;
 use crate::offers::Offers;
-use crate::stream;
+use crate::socket;
 #[cfg(doc)]
-use crate::stream::Receiver;
+use crate::socket::Receiver;
 use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
 use crate::wait::{Idle, Next};
 use crate::wire::Offer;
@@ -146,7 +146,7 @@ impl Uring {
         tracing::debug!(%address, mode = ?ring.mode(), "listening with io_uring");
         Ok(Uring {
             config: config.clone(),
-            credentials: Rc::new(Credentials::new(config, stream::CARRIER)),
+            credentials: Rc::new(Credentials::new(config, socket::CARRIER)),
             idle: Idle::new(config.wait),
             address,
             start: Instant::now(),

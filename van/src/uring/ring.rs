@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::offers::Offers;
-use crate::stream::{Receiver, Sender};
+use crate::socket::{Receiver, Sender};
 use crate::transport::{Event, Gather};
 use crate::wait::Wait;
 use crate::wire::Offer;

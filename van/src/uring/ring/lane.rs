@@ -14,7 +14,7 @@ use socket2::SockRef;
 use super::super::operation::Operation;
 use crate::metrics::Counters;
 use crate::offers::Offers;
-use crate::stream::{Receiver, SLICES_MAX, Sender, Spaces};
+use crate::socket::{Receiver, SLICES_MAX, Sender, Spaces};
 
 /// A write with at least this many bytes to come is, when left to the kernel, received in one operation, all but the last
 /// [`TAIL`] bytes.

@@ -13,6 +13,7 @@ use crate::config::VanConfig;
 use crate::handshake::{Credentials, Greeter, refusal};
 use crate::memory::{Buffer, Pool};
 use crate::offers::Offers;
+use crate::socket::CARRIER;
 use crate::transport::{Event, Gather, PeerId};
 use crate::wire::Offer;
 

@@ -21,8 +21,8 @@ const ROOM_MIN: usize = 2 << 10;
 /// its payload has passed through staging. More than one, since a frame between two writes does not end a series of them.
 const ONE_BY_ONE: u8 = 2;
 
-/// A write is expected if it would be at most so long, in bytes: where something else comes, that has to be copied. Longer ones gain
-/// nothing by it, with place for their first 256 KiB: 256 KiB and a header took 1 to 3 % longer, and 1 MiB as long as before.
+/// Longest write that is expected, in bytes: whatever else comes in its place has to be copied, and longer
+/// writes gain nothing (`van/docs/decisions/send-buffer.md`).
 const EXPECTED_MAX: usize = 256 << 10;
 
 /// Where the next bytes of the stream go: first into `head`, then into `place`, what is more into `staging`.
@@ -152,9 +152,8 @@ impl Receiver {
         self.payload_bytes_copied
     }
 
-    /// As [`Receiver::spaces`], for a call that returns at once, with place for a write where one is expected: behind a write, if the
-    /// peer may write to one place only, one like that. It is read in one call with its prefix, which by itself took 2 of the 19 µs
-    /// of a round trip of 64 KiB (it waits for the kernel, which queues the rest meanwhile).
+    /// As [`Receiver::spaces`], with place for a write where one is expected: behind a write, if the peer
+    /// may write to one place only, another like it. Both it and its prefix are then read in one call.
     ///
     /// The places are valid until `offers` are changed. Where something else comes, what was offered is written over.
     pub fn spaces_ahead<'a>(&'a mut self, offers: &'a mut Offers) -> Spaces<'a> {
