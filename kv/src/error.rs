@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::node::Van;
+
 /// The key-value layer's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -136,6 +138,14 @@ pub enum Error {
     /// A setting that makes no sense.
     #[error("{0}")]
     Config(String),
+    /// A van that this build does not have.
+    #[error(
+        "the {van} van was left out of this build: take another van, or build on Linux with `--features {van}`"
+    )]
+    VanLeftOut {
+        /// Which van.
+        van: Van,
+    },
     /// A message of the control plane that cannot be read.
     #[error("control message refused: {0}")]
     Control(#[from] serde_json::Error),

@@ -1,7 +1,7 @@
 //! Goal: a peer that changes values while they are lent harms nobody: what is looked at more than once is a copy.
 //! Method: a server thread on shared memory and a peer whose other thread goes on writing what it has lent.
 #![allow(clippy::unwrap_used, reason = "tests")]
-#![cfg(target_os = "linux")]
+#![cfg(all(target_os = "linux", feature = "shm"))]
 
 mod support;
 

@@ -287,6 +287,7 @@ impl fmt::Display for Plan {
 const MASK_PUS: usize = 1024;
 
 #[cfg(test)]
+#[cfg(feature = "hwloc")]
 mod tests {
     use std::path::Path;
     use std::thread;

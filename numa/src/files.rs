@@ -1,7 +1,11 @@
-//! What the system says of devices in files.
+//! What the system says of devices: folders of its files, and the addresses of network interfaces.
 
 use std::fs;
+use std::io;
+use std::net::IpAddr;
 use std::path::Path;
+
+use crate::sys;
 
 /// The names of what lies in a folder, sorted; none if there is no such folder.
 pub fn names_in(folder: &Path) -> Vec<String> {
@@ -10,6 +14,14 @@ pub fn names_in(folder: &Path) -> Vec<String> {
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     names
+}
+
+/// The addresses of a network interface, in the system's order; none if there is no such interface.
+///
+/// # Errors
+/// Where the system doesn't tell.
+pub fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
+    sys::interface_addresses(interface)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! could be asked for. Stands in for `sys.rs` on systems that aren't Linux, and under Miri.
 
 use std::io;
+use std::net::IpAddr;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -84,6 +85,10 @@ pub(crate) fn current_pu() -> io::Result<PuId> {
 
 pub(crate) fn thread_cpu_ns() -> u64 {
     0
+}
+
+pub(crate) fn interface_addresses(_: &str) -> io::Result<Vec<IpAddr>> {
+    unsupported()
 }
 
 fn unsupported<T>() -> io::Result<T> {

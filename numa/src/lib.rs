@@ -30,7 +30,8 @@
 //! # Ok::<(), caravan_numa::Error>(())
 //! ```
 //!
-//! Features: `topology` (on by default) is everything that needs libhwloc; without it there are [`Pages`] alone.
+//! Features: `hwloc` (on by default) reads the layout by libhwloc. `topology` alone takes the machine for one NUMA node and
+//! needs no library. With neither there are [`Pages`] alone.
 //!
 //! `hwloc` here is the crate `hwlocality`: the crate published as `hwloc` was written for the
 //! binary interface of libhwloc 1.11 and reads a libhwloc 2 wrongly.
@@ -52,7 +53,7 @@ mod topology;
 
 #[cfg(feature = "topology")]
 pub use affinity::{Near, Placement, Plan, Seat, pin_current_thread};
-pub use files::names_in;
+pub use files::{interface_addresses, names_in};
 pub use ids::{NumaId, PuId};
 pub use pages::{
     HUGE_PAGE_BYTES, HugePages, PAGE_BYTES, PageSource, Pages, PagesError, current_pu, nodes_of,

@@ -3,9 +3,10 @@
 //! A [`Mapping`] is an address range that is this process's own until it is dropped. Nothing here reads or writes what is in
 //! memory; some of it asks where that lies.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_int, c_void};
 use std::fs::File;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
@@ -270,6 +271,52 @@ pub(crate) fn thread_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// The addresses of a network interface, in the system's order; none if there is no such interface.
+pub(crate) fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
+    let mut list = ptr::null_mut();
+    // SAFETY: `list` has room for a pointer.
+    let outcome = unsafe { libc::getifaddrs(&raw mut list) };
+    succeeded(outcome.into())?;
+    let mut addresses = Vec::new();
+    let mut next = list;
+    while !next.is_null() {
+        // SAFETY: an entry of the list, which is there until it is freed below.
+        let entry = unsafe { &*next };
+        next = entry.ifa_next;
+        // SAFETY: every entry has the name of its interface.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+        if name.to_bytes() == interface.as_bytes() && !entry.ifa_addr.is_null() {
+            // SAFETY: not null, so it is an address of its family.
+            addresses.extend(unsafe { ip_address(entry.ifa_addr) });
+        }
+    }
+    // SAFETY: the list came from `getifaddrs`, and nothing refers to it any more.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(addresses)
+}
+
+/// None for an address that is no IP address.
+///
+/// # Safety
+/// `address` points to an address as long as its family says.
+unsafe fn ip_address(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: every address begins with its family.
+    let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
+    match c_int::from(family) {
+        libc::AF_INET => {
+            // SAFETY: the family says which address it is.
+            let raw = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(Ipv4Addr::from_bits(u32::from_be(raw.sin_addr.s_addr)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says which address it is.
+            let raw = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(Ipv6Addr::from(raw.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}
+
 /// A set of NUMA nodes as the kernel reads it.
 struct NodeMask([u64; NodeMask::WORDS]);
 
@@ -310,6 +357,13 @@ mod tests {
 
     use super::*;
     use crate::pages::{HugePages, PageSource};
+
+    #[test]
+    fn interfaces_have_their_addresses() {
+        let loopback = interface_addresses("lo").unwrap();
+        assert!(loopback.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)), "{loopback:?}");
+        assert_eq!(interface_addresses("no such interface").unwrap(), Vec::<IpAddr>::new());
+    }
 
     #[test]
     #[cfg(target_env = "gnu")]
@@ -395,7 +449,7 @@ mod tests {
 
     /// The thread writes from the one node, the pages are bound to the other.
     #[test]
-    #[cfg(feature = "topology")]
+    #[cfg(feature = "hwloc")]
     #[ignore = "needs two NUMA nodes: ci/numa"]
     fn pages_lie_on_the_node_they_are_bound_to() {
         use crate::pages::HugePages::{AsSystem, Reserved, Transparent};
@@ -423,6 +477,7 @@ mod tests {
     }
 
     /// The kernel's line on this mapping.
+    #[cfg(feature = "hwloc")]
     fn policy(pages: &Pages) -> String {
         let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
         let lines = maps.lines().filter_map(|line| {

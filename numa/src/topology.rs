@@ -3,21 +3,22 @@
 //! [`Topology`] is a plain snapshot, cheap to clone and to send; libhwloc is only open while one
 //! is made. It describes this machine, an XML file written by `lstopo --of xml` (which may be
 //! another machine, with NICs), or a synthetic description (which never has devices). It doesn't
-//! pin anything: see `affinity.rs`. `topology/discover.rs` asks libhwloc.
+//! pin anything: see `affinity.rs`. `topology/discover.rs` asks libhwloc; `topology/flat.rs`
+//! stands in for it in a build without the feature `hwloc`.
 
+#[cfg(feature = "hwloc")]
+mod discover;
+#[cfg(not(feature = "hwloc"))]
+#[path = "topology/flat.rs"]
 mod discover;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use hwloc::topology::Topology as HwlocTopology;
-use hwloc::topology::builder::TopologyBuilder;
-
-use self::discover::{
-    check_synthetic, cores, devices, distances, load, nodes, quiet_builder, read_text,
-};
+use self::discover::Found;
 use crate::ids::{NumaId, PuId};
 
 /// Memory with one distance to the PUs beside it.
@@ -101,6 +102,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// This build has no libhwloc, which reads files and descriptions.
+    #[error(
+        "this build cannot read {what}: libhwloc was left out of it (build with `--features hwloc`)"
+    )]
+    LeftOut {
+        /// The file or description asked for.
+        what: String,
+    },
 }
 
 /// The layout of a machine, as it was when this was made.
@@ -128,9 +137,8 @@ impl Topology {
     ///
     /// [`Error::Discover`] where libhwloc finds nothing it can read.
     pub fn this_machine() -> Result<Self, Error> {
-        let discover = |reason: String| Error::Discover { reason };
-        let found = load(quiet_builder()).map_err(discover)?;
-        Ok(Self::snapshot(&found, "this machine".to_owned(), found.is_this_system()))
+        let found = discover::this_machine()?;
+        Ok(Self::snapshot(found, "this machine".to_owned()))
     }
 
     /// Reads a topology from a file that `lstopo --of xml` wrote.
@@ -138,7 +146,7 @@ impl Topology {
     /// # Errors
     ///
     /// [`Error::XmlFile`] where the file can't be read, [`Error::Xml`] where it is no topology
-    /// or larger than 64 MiB.
+    /// or larger than 64 MiB, [`Error::LeftOut`] in a build without libhwloc.
     pub fn from_xml_file(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let xml_error = |reason: String| Error::Xml { path: path.to_owned(), reason };
@@ -146,10 +154,8 @@ impl Topology {
         let text = read_text(path, XML_BYTES_MAX)
             .map_err(|source| Error::XmlFile { path: path.to_owned(), source })?
             .ok_or_else(|| xml_error(format!("larger than {XML_BYTES_MAX} bytes")))?;
-        let builder =
-            TopologyBuilder::new().from_xml(&text).map_err(|e| xml_error(e.to_string()))?;
-        let found = load(builder).map_err(xml_error)?;
-        Ok(Self::snapshot(&found, path.display().to_string(), false))
+        let found = discover::xml(path, &text)?;
+        Ok(Self::snapshot(found, path.display().to_string()))
     }
 
     /// Makes up a machine from hwloc's synthetic notation, outermost level first, such as
@@ -158,18 +164,11 @@ impl Topology {
     ///
     /// # Errors
     ///
-    /// [`Error::Synthetic`] for what hwloc doesn't understand and for over 8192 PUs.
+    /// [`Error::Synthetic`] for what hwloc doesn't understand and for over 8192 PUs,
+    /// [`Error::LeftOut`] in a build without libhwloc.
     pub fn from_synthetic(description: &str) -> Result<Self, Error> {
-        let synthetic_error = |reason: String| Error::Synthetic {
-            description: description.chars().take(80).collect(),
-            reason,
-        };
-        check_synthetic(description).map_err(synthetic_error)?;
-        let builder = TopologyBuilder::new()
-            .from_synthetic(description)
-            .map_err(|e| synthetic_error(e.to_string()))?;
-        let found = load(builder).map_err(synthetic_error)?;
-        Ok(Self::snapshot(&found, format!("synthetic \"{description}\""), false))
+        let found = discover::synthetic(description)?;
+        Ok(Self::snapshot(found, format!("synthetic \"{description}\"")))
     }
 
     /// Whether this is the machine the program runs on. If not, pinning is a dry run.
@@ -267,27 +266,34 @@ impl Topology {
         }
     }
 
-    fn snapshot(found: &HwlocTopology, origin: String, is_this_machine: bool) -> Self {
-        let mut usable: BTreeSet<PuId> =
-            found.allowed_cpuset().iter_set().map(|pu| PuId(usize::from(pu))).collect();
+    fn snapshot(found: Found, origin: String) -> Self {
+        let mut usable = found.allowed;
         // libhwloc honours cgroups but not `taskset`. A mask that can't be read hides nothing.
-        if is_this_machine && let Some(mask) = thread_mask() {
+        if found.is_this_machine
+            && let Some(mask) = thread_mask()
+        {
             usable.retain(|pu| mask.contains(pu));
         }
-        let cores = cores(found);
         // A file may call PUs allowed that it doesn't list.
-        usable.retain(|pu| cores.iter().any(|core| core.pus.contains(pu)));
+        usable.retain(|pu| found.cores.iter().any(|core| core.pus.contains(pu)));
         Self {
             origin,
-            is_this_machine,
-            nodes: nodes(found),
-            cores,
-            devices: devices(found),
-            distances: distances(found),
+            is_this_machine: found.is_this_machine,
+            nodes: found.nodes,
+            cores: found.cores,
+            devices: found.devices,
+            distances: found.distances,
             usable,
-            pus_present: found.complete_cpuset().weight().unwrap_or(0),
+            pus_present: found.pus_present,
         }
     }
+}
+
+/// The file's text, or `None` if it has more than `bytes_max` bytes.
+fn read_text(path: &Path, bytes_max: u64) -> io::Result<Option<String>> {
+    let mut text = String::new();
+    let read = File::open(path)?.take(bytes_max + 1).read_to_string(&mut text)? as u64;
+    Ok((read <= bytes_max).then_some(text))
 }
 
 /// PUs in the calling thread's affinity mask, if the system tells.
@@ -334,6 +340,7 @@ const GIB: f64 = (1_u64 << 30) as f64;
 const STRING_WRITE: &str = "a String takes every write";
 
 #[cfg(test)]
+#[cfg(feature = "hwloc")]
 mod tests {
     use super::*;
 

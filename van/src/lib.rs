@@ -59,6 +59,11 @@
 //! # Ok::<(), caravan_van::Error>(())
 //! ```
 
+#![cfg_attr(
+    not(all(target_os = "linux", feature = "rdma", feature = "shm", feature = "uring")),
+    allow(dead_code, unused_imports, reason = "some of it serves the vans that are left out")
+)]
+
 pub mod config;
 #[cfg(feature = "conformance")]
 pub mod conformance;

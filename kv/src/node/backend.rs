@@ -7,12 +7,8 @@ use std::path::Path;
 use std::str::FromStr;
 
 use caravan_fallback_tcp::Tcp;
-use caravan_numa::{NumaId, names_in};
-use caravan_van::rdma::devices::DeviceInfo;
-use caravan_van::rdma::{self, Rdma};
-use caravan_van::shm::Shm;
+use caravan_numa::{NumaId, interface_addresses, names_in};
 use caravan_van::sim::{self, Network};
-use caravan_van::uring::Uring;
 use caravan_van::{Transport, VanConfig};
 use serde::{Deserialize, Serialize};
 
@@ -66,15 +62,25 @@ impl FromStr for Van {
     }
 }
 
+/// Whether this build has the van.
+pub fn is_built(van: Van) -> bool {
+    match van {
+        Van::Shm => shm::OPENER.is_some(),
+        Van::Rdma => rdma::OPENER.is_some(),
+        Van::Uring => uring::OPENER.is_some(),
+        Van::Tcp | Van::Sim | Van::Auto => true,
+    }
+}
+
 /// Opens a transport: the named van, or the first that opens for [`Van::Auto`].
 ///
 /// # Errors
-/// Why the van does not work here.
+/// Why the van does not work here; [`Error::VanLeftOut`] when this build does not have it.
 pub fn open(van: Van, config: &VanConfig) -> Result<Box<dyn Transport>> {
     Ok(match van {
-        Van::Shm => Box::new(Shm::new(config)?),
-        Van::Rdma => Box::new(Rdma::new(config)?),
-        Van::Uring => Box::new(Uring::new(config)?),
+        Van::Shm => opener(van, shm::OPENER)?(config)?,
+        Van::Rdma => opener(van, rdma::OPENER)?(config)?,
+        Van::Uring => opener(van, uring::OPENER)?(config)?,
         Van::Tcp => Box::new(Tcp::new(config)?),
         Van::Sim => Box::new(simulated()?.transport(config)),
         Van::Auto => {
@@ -82,6 +88,83 @@ pub fn open(van: Van, config: &VanConfig) -> Result<Box<dyn Transport>> {
             opens.map_or_else(|| open(Van::Tcp, config), Ok)?
         }
     })
+}
+
+type Opener = fn(&VanConfig) -> caravan_van::Result<Box<dyn Transport>>;
+
+fn opener(van: Van, opener: Option<Opener>) -> Result<Opener> {
+    opener.ok_or(Error::VanLeftOut { van })
+}
+
+#[cfg(all(target_os = "linux", feature = "shm"))]
+mod shm {
+    use caravan_van::shm::Shm;
+
+    pub(super) const OPENER: Option<super::Opener> = Some(|config| Ok(Box::new(Shm::new(config)?)));
+}
+
+#[cfg(not(all(target_os = "linux", feature = "shm")))]
+mod shm {
+    pub(super) const OPENER: Option<super::Opener> = None;
+}
+
+#[cfg(all(target_os = "linux", feature = "uring"))]
+mod uring {
+    use caravan_van::uring::Uring;
+
+    pub(super) const OPENER: Option<super::Opener> =
+        Some(|config| Ok(Box::new(Uring::new(config)?)));
+}
+
+#[cfg(not(all(target_os = "linux", feature = "uring")))]
+mod uring {
+    pub(super) const OPENER: Option<super::Opener> = None;
+}
+
+#[cfg(not(all(target_os = "linux", feature = "rdma")))]
+mod rdma {
+    use super::*;
+
+    pub(super) const OPENER: Option<Opener> = None;
+
+    pub(super) fn reaches(_: &VanConfig, _: &str) -> caravan_van::Result<()> {
+        Ok(())
+    }
+
+    pub(super) fn nic(_: &NodeConfig, _: &[IpAddr], _: &Path) -> Option<Nic> {
+        None
+    }
+}
+
+#[cfg(all(target_os = "linux", feature = "rdma"))]
+mod rdma {
+    use caravan_van::rdma::Rdma;
+    use caravan_van::rdma::devices::{DeviceInfo, devices};
+    pub(super) use caravan_van::rdma::reaches;
+
+    use super::*;
+
+    pub(super) const OPENER: Option<Opener> = Some(|config| Ok(Box::new(Rdma::new(config)?)));
+
+    /// Chosen as the van does: the one that is named or has the node's address, else the first with an active port.
+    pub(super) fn nic(config: &NodeConfig, own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
+        let devices = devices(sysfs);
+        let has_address = |device: &&DeviceInfo| {
+            let mut addresses = device.ports.iter().filter_map(|port| port.address());
+            addresses.any(|address| own.contains(&address))
+        };
+        let is_active = |device: &&DeviceInfo| device.ports.iter().any(|port| port.is_active());
+        let device = match &config.rdma_device {
+            Some(name) => devices.iter().find(|device| device.name == *name),
+            None => devices.iter().find(has_address).or_else(|| devices.iter().find(is_active)),
+        }?;
+        // A device of software is as near as the interface that it uses.
+        let interfaces = device.ports.iter().flat_map(|port| &port.gids);
+        let mut interfaces = interfaces.filter_map(|gid| gid.interface.as_deref());
+        let node = device.numa_node.map(|node| NumaId(node as usize));
+        let node = node.or_else(|| interfaces.find_map(|name| interface_node(name, sysfs)));
+        Some(Nic { name: device.name.clone(), node })
+    }
 }
 
 /// Whether the calling thread is a node of a simulated network. It has no process of its own then, and what it sends must not
@@ -175,28 +258,9 @@ pub struct Nic {
 pub fn nic(config: &NodeConfig, sysfs: &Path) -> Option<Nic> {
     let own = (config.host.as_str(), 0).to_socket_addrs().into_iter().flatten();
     let own: Vec<IpAddr> = own.map(|address| address.ip()).collect();
-    let device = matches!(config.van, Van::Rdma | Van::Auto).then(|| rdma_nic(config, &own, sysfs));
+    let device =
+        matches!(config.van, Van::Rdma | Van::Auto).then(|| rdma::nic(config, &own, sysfs));
     device.flatten().or_else(|| interface_nic(&own, sysfs))
-}
-
-/// Chosen as the van does: the one that is named or has the node's address, else the first with an active port.
-fn rdma_nic(config: &NodeConfig, own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
-    let devices = rdma::devices::devices(sysfs);
-    let has_address = |device: &&DeviceInfo| {
-        let mut addresses = device.ports.iter().filter_map(|port| port.address());
-        addresses.any(|address| own.contains(&address))
-    };
-    let is_active = |device: &&DeviceInfo| device.ports.iter().any(|port| port.is_active());
-    let device = match &config.rdma_device {
-        Some(name) => devices.iter().find(|device| device.name == *name),
-        None => devices.iter().find(has_address).or_else(|| devices.iter().find(is_active)),
-    }?;
-    // A device of software is as near as the interface that it uses.
-    let interfaces = device.ports.iter().flat_map(|port| &port.gids);
-    let mut interfaces = interfaces.filter_map(|gid| gid.interface.as_deref());
-    let node = device.numa_node.map(|node| NumaId(node as usize));
-    let node = node.or_else(|| interfaces.find_map(|name| interface_node(name, sysfs)));
-    Some(Nic { name: device.name.clone(), node })
 }
 
 fn interface_nic(own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
@@ -207,7 +271,7 @@ fn interface_nic(own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
     }
     let names = names_in(&sysfs.join("class/net")).into_iter();
     let name = names.into_iter().find(|name| {
-        let addresses = rdma::verbs::interface_addresses(name).unwrap_or_default();
+        let addresses = interface_addresses(name).unwrap_or_default();
         addresses.iter().any(|address| own.contains(&address))
     })?;
     Some(Nic { node: interface_node(&name, sysfs), name })
@@ -272,6 +336,18 @@ mod tests {
         assert!(opened.iter().any(|(van, outcome)| *van == Van::Tcp && outcome.is_err()));
     }
 
+    #[test]
+    fn a_van_that_was_left_out_says_how_to_get_it() {
+        for van in VANS.into_iter().filter(|van| !is_built(*van)) {
+            let Err(error) = open(van, &VanConfig::default()) else { panic!("{van} opens") };
+            assert!(matches!(error, Error::VanLeftOut { van: left_out } if left_out == van));
+            assert!(error.to_string().contains(&format!("--features {van}")), "{error}");
+        }
+        let all = cfg!(all(feature = "rdma", feature = "shm", feature = "uring"));
+        let is_whole = VANS.into_iter().all(is_built);
+        assert_eq!(is_whole, all && cfg!(target_os = "linux"));
+    }
+
     /// A folder like `/sys` with these files, and links where the text begins with `->`.
     fn sysfs(name: &str, files: &[(&str, &str)]) -> std::path::PathBuf {
         let root = std::env::temp_dir().join(format!("caravan-kv-{name}-{}", std::process::id()));
@@ -311,6 +387,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(all(target_os = "linux", feature = "rdma"))]
     fn the_nic_is_the_device_that_the_van_takes() {
         let port = |device: &str, state: &str, interface: &str, address: &str| {
             let at = format!("class/infiniband/{device}/ports/1");

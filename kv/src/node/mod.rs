@@ -17,7 +17,7 @@ mod roles;
 mod scheduler;
 
 pub(crate) use backend::SimulatedNode;
-pub use backend::{Nic, VANS, Van, is_simulated, nic, open};
+pub use backend::{Nic, VANS, Van, is_built, is_simulated, nic, open};
 pub(crate) use control::{DRIVER, identity};
 pub use control::{Role, Roster};
 pub use member::{Member, Task};

@@ -180,6 +180,7 @@ fn unknown(node: NumaId, topology: &Topology) -> Error {
 }
 
 #[cfg(test)]
+#[cfg(feature = "hwloc")]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;

@@ -3,7 +3,7 @@
 
 use std::sync::Once;
 
-use caravan_kv::node::VANS;
+use caravan_kv::node::{VANS, is_built};
 use caravan_kv::{NodeConfig, Van};
 
 /// The RDMA device to test on, if there is one.
@@ -11,7 +11,7 @@ pub(crate) fn device() -> Option<String> {
     std::env::var("CARAVAN_TEST_DEVICE").ok().filter(|device| !device.is_empty())
 }
 
-/// All vans, fastest first; those that do without a device when there is none to test on, which is said once. Only the one that
+/// All vans of this build, fastest first; those that do without a device when there is none to test on, which is said once. Only the one that
 /// `CARAVAN_TEST_VAN` names, if it names one.
 pub(crate) fn vans() -> Vec<Van> {
     static SAID: Once = Once::new();
@@ -20,7 +20,8 @@ pub(crate) fn vans() -> Vec<Van> {
     if device.is_none() {
         SAID.call_once(|| eprintln!("skipped: the rdma van (set CARAVAN_TEST_DEVICE to a device)"));
     }
-    let here = VANS.into_iter().filter(|van| *van != Van::Rdma || device.is_some());
+    let built = VANS.into_iter().filter(|van| is_built(*van));
+    let here = built.filter(|van| *van != Van::Rdma || device.is_some());
     here.filter(|van| only.is_none_or(|only: Van| only == *van)).collect()
 }
 

@@ -2,9 +2,7 @@
 //!
 //! Beside `topology.rs`, which makes its snapshots of these.
 
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use hwloc::object::TopologyObject;
@@ -13,15 +11,66 @@ use hwloc::object::types::{OSDeviceType, ObjectType};
 use hwloc::topology::Topology as HwlocTopology;
 use hwloc::topology::builder::{TopologyBuilder, TypeFilter};
 
-use super::{Core, Device, DeviceKind, NumaNode};
+use super::{Core, Device, DeviceKind, Error, NumaNode};
 use crate::ids::{NumaId, PuId};
 
 /// What Linux can be built for at most (`NR_CPUS`).
 const SYNTHETIC_PUS_MAX: u64 = 8192;
 
+/// What libhwloc says of a machine.
+pub(super) struct Found {
+    /// Whether it is the machine that this process runs on.
+    pub(super) is_this_machine: bool,
+    pub(super) nodes: Vec<NumaNode>,
+    pub(super) cores: Vec<Core>,
+    pub(super) devices: Vec<Device>,
+    pub(super) distances: BTreeMap<(NumaId, NumaId), u64>,
+    /// PUs that the cgroup allows.
+    pub(super) allowed: BTreeSet<PuId>,
+    pub(super) pus_present: usize,
+}
+
+pub(super) fn this_machine() -> Result<Found, Error> {
+    let found = load(quiet_builder()).map_err(|reason| Error::Discover { reason })?;
+    let is_this_machine = found.is_this_system();
+    Ok(Found { is_this_machine, ..take_out(&found) })
+}
+
+pub(super) fn xml(path: &Path, text: &str) -> Result<Found, Error> {
+    let built = TopologyBuilder::new().from_xml(text).map_err(|error| error.to_string());
+    let found = built.and_then(load);
+    found
+        .map(|found| take_out(&found))
+        .map_err(|reason| Error::Xml { path: path.to_owned(), reason })
+}
+
+pub(super) fn synthetic(description: &str) -> Result<Found, Error> {
+    let build = || {
+        check_synthetic(description)?;
+        let builder = TopologyBuilder::new().from_synthetic(description);
+        load(builder.map_err(|error| error.to_string())?)
+    };
+    build().map(|found| take_out(&found)).map_err(|reason| Error::Synthetic {
+        description: description.chars().take(80).collect(),
+        reason,
+    })
+}
+
+fn take_out(found: &HwlocTopology) -> Found {
+    Found {
+        is_this_machine: false,
+        nodes: nodes(found),
+        cores: cores(found),
+        devices: devices(found),
+        distances: distances(found),
+        allowed: found.allowed_cpuset().iter_set().map(|pu| PuId(usize::from(pu))).collect(),
+        pus_present: found.complete_cpuset().weight().unwrap_or(0),
+    }
+}
+
 /// A builder for this machine that doesn't start GPU runtimes: those take seconds and hold
 /// memory, and nothing here asks about GPUs.
-pub(super) fn quiet_builder() -> TopologyBuilder {
+fn quiet_builder() -> TopologyBuilder {
     ["opencl", "cuda", "nvml", "rsmi", "levelzero", "gl"].into_iter().fold(
         TopologyBuilder::new(),
         |builder, component| {
@@ -36,20 +85,13 @@ pub(super) fn quiet_builder() -> TopologyBuilder {
 
 /// Runs the discovery. With all I/O objects, as the important ones leave out virtual devices,
 /// Soft-RoCE among them.
-pub(super) fn load(builder: TopologyBuilder) -> Result<HwlocTopology, String> {
+fn load(builder: TopologyBuilder) -> Result<HwlocTopology, String> {
     let builder = builder.with_io_type_filter(TypeFilter::KeepAll).map_err(|e| e.to_string())?;
     builder.build().map_err(|e| e.to_string())
 }
 
-/// The file's text, or `None` if it has more than `bytes_max` bytes.
-pub(super) fn read_text(path: &Path, bytes_max: u64) -> io::Result<Option<String>> {
-    let mut text = String::new();
-    let read = File::open(path)?.take(bytes_max + 1).read_to_string(&mut text)? as u64;
-    Ok((read <= bytes_max).then_some(text))
-}
-
 /// Refuses descriptions of more PUs than Linux can run, which libhwloc would try to build.
-pub(super) fn check_synthetic(description: &str) -> Result<(), String> {
+fn check_synthetic(description: &str) -> Result<(), String> {
     let mut outside = String::new();
     let mut depth = 0_usize;
     for c in description.chars() {
@@ -76,7 +118,7 @@ pub(super) fn check_synthetic(description: &str) -> Result<(), String> {
     Ok(())
 }
 
-pub(super) fn nodes(found: &HwlocTopology) -> Vec<NumaNode> {
+fn nodes(found: &HwlocTopology) -> Vec<NumaNode> {
     let mut nodes: Vec<NumaNode> = found
         .objects_with_type(ObjectType::NUMANode)
         .filter_map(|object| {
@@ -96,7 +138,7 @@ pub(super) fn nodes(found: &HwlocTopology) -> Vec<NumaNode> {
     nodes
 }
 
-pub(super) fn cores(found: &HwlocTopology) -> Vec<Core> {
+fn cores(found: &HwlocTopology) -> Vec<Core> {
     let mut cores: Vec<Core> = Vec::new();
     let mut index_of_core: BTreeMap<usize, usize> = BTreeMap::new();
     for object in found.objects_with_type(ObjectType::PU) {
@@ -125,7 +167,7 @@ fn nearest_node(pu: &TopologyObject) -> Option<NumaId> {
 }
 
 /// What the firmware says of latencies between nodes.
-pub(super) fn distances(found: &HwlocTopology) -> BTreeMap<(NumaId, NumaId), u64> {
+fn distances(found: &HwlocTopology) -> BTreeMap<(NumaId, NumaId), u64> {
     let mut known = BTreeMap::new();
     let Ok(matrices) = found.distances_with_name("NUMALatency") else { return known };
     let Some(matrix) = matrices.first() else { return known };
@@ -139,7 +181,7 @@ pub(super) fn distances(found: &HwlocTopology) -> BTreeMap<(NumaId, NumaId), u64
     known
 }
 
-pub(super) fn devices(found: &HwlocTopology) -> Vec<Device> {
+fn devices(found: &HwlocTopology) -> Vec<Device> {
     let mut devices: Vec<Device> = found
         .objects_with_type(ObjectType::OSDevice)
         .filter_map(|object| {

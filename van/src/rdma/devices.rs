@@ -8,9 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::str::FromStr;
 
-use caravan_numa::names_in;
-
-use super::verbs::interface_addresses;
+use caravan_numa::{interface_addresses, names_in};
 
 /// An RDMA device.
 #[derive(Debug, Clone, PartialEq, Eq)]

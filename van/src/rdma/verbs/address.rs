@@ -1,10 +1,7 @@
-//! Addresses as the C libraries have them, and those of an interface.
+//! Addresses as the C libraries have them.
 
-use std::ffi::{CStr, c_int};
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-
-use super::library::check;
+use std::ffi::c_int;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 /// An address as C has it.
 pub(super) enum RawAddress {
@@ -66,31 +63,6 @@ pub(super) unsafe fn from_raw(address: *const libc::sockaddr) -> Option<SocketAd
     }
 }
 
-/// The addresses of a network interface, in the system's order; none if there is no such interface.
-///
-/// # Errors
-/// What the system said.
-pub fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
-    let mut list = std::ptr::null_mut();
-    // SAFETY: `list` has room for a pointer.
-    check(unsafe { libc::getifaddrs(&raw mut list) })?;
-    let (mut addresses, mut next) = (Vec::new(), list);
-    while !next.is_null() {
-        // SAFETY: an entry of the list, which is there until it is freed below.
-        let entry = unsafe { &*next };
-        next = entry.ifa_next;
-        // SAFETY: every entry has the name of its interface.
-        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
-        if name.to_bytes() == interface.as_bytes() && !entry.ifa_addr.is_null() {
-            // SAFETY: not null, so it is an address of its family.
-            addresses.extend(unsafe { from_raw(entry.ifa_addr) }.map(|address| address.ip()));
-        }
-    }
-    // SAFETY: the list came from `getifaddrs`, and nothing refers to it any more.
-    unsafe { libc::freeifaddrs(list) };
-    Ok(addresses)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
@@ -107,12 +79,5 @@ mod tests {
         let other = libc::sockaddr { sa_family: 27, sa_data: [0; 14] };
         // SAFETY: `other` is an address of a family that is not looked into.
         assert_eq!(unsafe { from_raw(&raw const other) }, None);
-    }
-
-    #[test]
-    fn interfaces_have_their_addresses() {
-        let loopback = interface_addresses("lo").unwrap();
-        assert!(loopback.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)), "{loopback:?}");
-        assert_eq!(interface_addresses("no such interface").unwrap(), Vec::<IpAddr>::new());
     }
 }

@@ -28,7 +28,6 @@ mod queue_pair;
 mod receive;
 mod work;
 
-pub use address::interface_addresses;
 pub use completion::{
     Batch, Completion, CompletionQueue, Outcome, POLL_MAX, Slot, Status, TakenBack, Through,
 };
