@@ -107,21 +107,8 @@ fn doctor_names_every_van_and_what_to_do() {
     assert_eq!(caravan("doctor --numa-node 4000", &[]).status.code(), Some(2));
 }
 
-/// The fields of a row, in order, as design.md §7 has them.
-const LATENCY: &str = "row van op keys bytes count min_us p50_us p90_us p99_us p999_us max_us floor_p50_us floor_p99_us ratio_p50 wrong";
-const BANDWIDTH: &str = "row van op keys bytes window seconds gb_per_s floor_gb_per_s ratio wrong";
-const RATE: &str = "row van op bytes window mmsg_per_s floor_mmsg_per_s ratio syscalls_per_msg bytes_copied_per_msg cpu_us_per_msg server_syscalls_per_msg server_bytes_copied_per_msg server_cpu_us_per_msg wrong";
-const MACHINE: &str = "row cpu cores numa_nodes kernel nic commit caravan";
-
-/// The names before each colon of a flat object, in the order they are written in.
-fn fields(row: &str) -> String {
-    let quoted: Vec<&str> = row.split('"').collect();
-    let names = quoted.windows(2).skip(1).step_by(2).filter(|pair| pair[1].starts_with(':'));
-    names.map(|pair| pair[0]).collect::<Vec<_>>().join(" ")
-}
-
 #[test]
-fn benches_print_the_rows_of_the_contract_and_nothing_wrong() {
+fn benches_print_rows_of_each_kind_and_nothing_wrong() {
     let output = caravan("bench all --smoke --van tcp --op push,pull,push-pull --json", &[]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let stdout = text(&output.stdout);
@@ -129,14 +116,6 @@ fn benches_print_the_rows_of_the_contract_and_nothing_wrong() {
     for line in stdout.lines() {
         let row: Value = serde_json::from_str(line).expect(line);
         let kind = row["row"].as_str().unwrap().to_owned();
-        let expected = match kind.as_str() {
-            "machine" => MACHINE,
-            "latency" => LATENCY,
-            "bandwidth" => BANDWIDTH,
-            "rate" => RATE,
-            other => panic!("{other}"),
-        };
-        assert_eq!(fields(line), expected);
         if kind != "machine" {
             assert_eq!(row["wrong"], 0, "{line}");
             assert_eq!(row["van"], "tcp", "{line}");
@@ -242,12 +221,6 @@ fn generated_clicks_are_the_same_twice() {
     assert!(text(&output.stderr).contains("rows"));
 }
 
-/// Fields of the training rows, in order: a contract with scripts and dashboards.
-const PROGRESS: &str = "row pass seconds objective relative nnz active violation worker_busy worker_bytes_sent server_bytes_sent lambda delay threshold worker_seconds_min worker_seconds_max server_seconds polish_seconds other_seconds pass_seconds tail_dropped";
-const TRAFFIC: &str =
-    "row filter worker_bytes_in worker_bytes_out server_bytes_in server_bytes_out";
-const RESULT: &str = "row algorithm objective nnz passes seconds load_seconds peak_rss_mib test_logloss test_auc test_accuracy test_pr_auc lambda intercept converged";
-
 #[test]
 fn a_trained_model_predicts() {
     let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("trained");
@@ -263,9 +236,7 @@ fn a_trained_model_predicts() {
     let (last, lines) = lines.split_last().unwrap();
     let (filters, passes): (Vec<_>, Vec<_>) =
         lines.iter().partition(|line| line.contains("\"traffic\""));
-    assert!(passes.len() > 2 && passes.iter().all(|line| fields(line) == PROGRESS), "{passes:?}");
-    assert!(filters.len() > 2 && filters.iter().all(|line| fields(line) == TRAFFIC), "{filters:?}");
-    assert_eq!(fields(last), RESULT);
+    assert!(passes.len() > 2 && filters.len() > 2, "{passes:?}, {filters:?}");
     let result: Value = serde_json::from_str(last).unwrap();
     let first: Value = serde_json::from_str(passes[0]).unwrap();
     assert!(result["objective"].as_f64() < first["objective"].as_f64(), "{result}");

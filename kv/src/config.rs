@@ -1,6 +1,6 @@
 //! Settings: what all nodes of a cluster agree on, what may differ, and the environment variables that set them.
 //!
-//! Nothing else in the project reads the environment; the README's table of variables is compared with [`VARS`] by a test.
+//! Nothing else in the project reads the environment. A test compares the table in README.md with [`VARS`].
 
 mod vars;
 

@@ -7,7 +7,7 @@ use socket2::{SockRef, TcpKeepalive};
 
 /// Unsent bytes that the kernel may hold for a connection within one host; Linux doubles it. Without a
 /// bound it grows to megabytes, and a long message leaves the processor's caches between the kernel's
-/// two copies (`van/docs/decisions/send-buffer.md`).
+/// two copies (`van/docs/decisions/0002-send-buffers.md`).
 const LOCAL_SEND_BYTES: usize = 512 << 10;
 
 /// A silent connection is probed after this long, and then as often.

@@ -22,7 +22,7 @@ const ROOM_MIN: usize = 2 << 10;
 const ONE_BY_ONE: u8 = 2;
 
 /// Longest write that is expected, in bytes: whatever else comes in its place has to be copied, and longer
-/// writes gain nothing (`van/docs/decisions/send-buffer.md`).
+/// writes gain nothing (`van/docs/decisions/0003-long-pushes-over-sockets.md`).
 const EXPECTED_MAX: usize = 256 << 10;
 
 /// Where the next bytes of the stream go: first into `head`, then into `place`, what is more into `staging`.

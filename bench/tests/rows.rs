@@ -1,0 +1,120 @@
+//! Goal: scripts find the rows that bench/docs/rows.md promises.
+//! Method: the program prints rows of each kind; their fields, in order, are those of the page.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+use support::text;
+
+/// The rows of the page, by kind: their fields in order.
+fn documented() -> BTreeMap<String, Vec<String>> {
+    let page = include_str!("../docs/rows.md");
+    let rows = page.lines().filter(|line| line.starts_with('{'));
+    rows.map(|row| (kind(row), fields(row))).collect()
+}
+
+/// What a row says of itself, which must be JSON.
+fn kind(row: &str) -> String {
+    let row: Value = serde_json::from_str(row).expect(row);
+    row["row"].as_str().unwrap().to_owned()
+}
+
+/// The names of an object's own fields, in the order they are written in.
+fn fields(row: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut depth = 0;
+    let mut parts = row.split('"');
+    // Every other part stands between quotes; no row has an escaped quote.
+    while let Some(outside) = parts.next() {
+        depth += outside.matches(['{', '[']).count();
+        depth -= outside.matches(['}', ']']).count();
+        let Some(quoted) = parts.next() else { break };
+        let is_name = parts.clone().next().is_some_and(|rest| rest.starts_with(':'));
+        if depth == 1 && is_name {
+            names.push(quoted.to_owned());
+        }
+    }
+    names
+}
+
+/// Runs `caravan` and holds every row against the page; returns the kinds that came.
+fn held(line: &str) -> BTreeSet<String> {
+    let documented = documented();
+    let output = support::caravan(line).output().unwrap();
+    assert!(output.status.code() == Some(0), "{line}: {}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    for row in stdout.lines() {
+        assert_eq!(Some(&fields(row)), documented.get(&kind(row)), "bench/docs/rows.md: {row}");
+    }
+    stdout.lines().map(kind).collect()
+}
+
+fn set(kinds: &str) -> BTreeSet<String> {
+    kinds.split(' ').map(str::to_owned).collect()
+}
+
+#[test]
+fn the_names_of_fields_are_read_in_order() {
+    let row = r#"{"row":"a","b":[{"c":1,"d":"e"}],"f":{"g":[1,2]},"h":"i: j"}"#;
+    assert_eq!(fields(row), ["row", "b", "f", "h"]);
+}
+
+#[test]
+fn the_page_has_every_kind_of_row_once() {
+    let page = include_str!("../docs/rows.md");
+    let rows = page.lines().filter(|line| line.starts_with('{')).count();
+    let kinds = "bandwidth calibration file latency layout machine model placement predict progress \
+                 rate rdma-device result scale traffic van verbs-bandwidth verbs-latency wait";
+    assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
+    assert_eq!(rows, documented().len());
+}
+
+#[test]
+fn benches_and_doctor_print_the_rows_of_the_page() {
+    let bench = held("bench all --smoke --van tcp --op push,pull --json");
+    assert_eq!(bench, set("machine latency bandwidth rate"));
+    let placement = held("bench placement --smoke --van tcp --json");
+    assert_eq!(placement, set("machine placement"));
+    assert!(held("doctor --json").is_superset(&set("machine layout van")));
+}
+
+#[test]
+fn the_bench_of_waiting_prints_the_rows_of_the_page() {
+    assert_eq!(held("bench wait --smoke --van tcp --rounds 1 --json"), set("machine wait"));
+}
+
+#[test]
+fn simulated_clusters_print_the_rows_of_the_page() {
+    // So few rows do not come near the optimum, and need not.
+    let scale = "bench scale --smoke --nodes 4 --target 1 --json";
+    assert_eq!(held(scale), set("machine model scale"));
+    let calibration = held("bench scale --smoke --nodes 4 --calibrate --json");
+    assert!(calibration.contains("calibration"), "{calibration:?}");
+}
+
+#[test]
+fn training_and_predicting_print_the_rows_of_the_page() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let clicks = folder.join("rows-of-the-page").display().to_string();
+    assert_eq!(held(&format!("generate clicks {clicks} --smoke --json")), set("file"));
+    let data = format!("--data {clicks}.train --test {clicks}.test");
+    let train = format!("train dbpg {data} --lambda 1 --model {clicks}.model --json");
+    assert_eq!(held(&train), set("progress traffic result"));
+    let predict = format!("predict --model {clicks}.model --data {clicks}.test --json");
+    assert_eq!(held(&predict), set("predict"));
+}
+
+#[test]
+fn a_device_prints_the_rows_of_the_page() {
+    let Ok(device) = std::env::var("CARAVAN_TEST_DEVICE") else {
+        eprintln!("skipped: needs an RDMA device, named by CARAVAN_TEST_DEVICE");
+        return;
+    };
+    let verbs = held(&format!("bench verbs --device {device} --smoke --json --sizes 8"));
+    assert_eq!(verbs, set("machine verbs-latency verbs-bandwidth"));
+    assert!(held("doctor --json").contains("rdma-device"));
+}
