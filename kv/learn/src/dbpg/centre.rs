@@ -7,10 +7,7 @@
 //! chance. Its *centre* is unique: the point where Σ log |v_j| is largest. There equal columns have equal weights, and every
 //! weight is non-zero that is so at any optimum: the number of weights is the largest there is.
 //!
-//! Other rules make other numbers. On criteo_tiny with λ 0.1, agaricus with 0.1 and 1, and a9a with 1 the centre has 1778, 26,
-//! 24 and 99 weights, the point of least 2-norm 1776, 24, 22 and 95, a corner 789, 24, 22 and 92 at most, LIBLINEAR at
-//! `-e 1e-7` 1723, 24, 22 and 97, proximal Newton with coordinate descent from 0 in the order of keys 1468, 24, 23 and 95, in a
-//! drawn order 1779, 24, 22 and 97. The table of optima that `ci/optima` reads says 1577, 24, 24 and 98: no rule has these four.
+//! Other rules give other numbers of weights; kv/learn/docs/decisions/0001-central-optimum.md lists them.
 //!
 //! [`Model::centre`] finds it from the Hessian on E, in one factorisation: a column whose pivot vanishes is a combination of
 //! those before it, which is a direction z to move along. Equal columns are put together exactly; along the other directions,

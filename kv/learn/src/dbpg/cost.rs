@@ -1,9 +1,8 @@
 //! What a worker's computing costs on one core, for networks whose time is simulated: counts times constants, so that a run is
 //! the same on every machine. Real time needs none of this.
 //!
-//! The constants are medians of what an Intel Xeon of 2023 took, one core, whose speed varies by 1.4 from minute to minute:
-//! `caravan bench scale --calibrate` holds what they say of a run against what the same run takes where it is called. What a column
-//! costs in messages, at the worker as at the server, is no part of them: that goes by bytes.
+//! kv/learn/docs/decisions/0007-simulated-computing.md says where the constants come from. `caravan bench scale --calibrate`
+//! compares them with this machine. They leave out what a column costs in messages: that goes by bytes.
 
 use std::time::Duration;
 

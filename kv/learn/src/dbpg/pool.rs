@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Non-zeros that make another thread worth waking: some 50 µs of work.
+/// Non-zeros from which on waking another thread pays.
 const THREAD_NONZEROS: usize = 32 << 10;
 
 /// Threads; by default the calling one alone.

@@ -38,9 +38,8 @@ pub fn wait_list(task: u64, first: u64, delay: u64) -> Range<u64> {
 /// True when `delay` is so long against the number of blocks that full steps may diverge: from an eighth of the blocks on.
 /// Worth a warning, and a learning rate below 1.
 ///
-/// On generated clicks in 100 blocks, every update as late as it may be, full steps converge with a delay of 8 and go astray
-/// with 16; half steps converge with 16 and go astray with 32, under either curvature bound. Where updates are seldom so late,
-/// a long delay may do for all that; in how many passes is chance.
+/// Where updates are seldom so late, a longer delay may work. The bound comes from
+/// kv/learn/docs/decisions/0004-delay.md.
 pub fn delay_risks_divergence(delay: u64, blocks: usize) -> bool {
     delay > 0 && delay.saturating_mul(8) >= blocks as u64
 }
