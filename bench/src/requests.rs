@@ -12,7 +12,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Add;
 
 use anyhow::{Context, Result, ensure};
-use caravan_kv::{Answer, Spent, Table, TableSpec, Timestamp, ValueType, Worker};
+use caravan_kv::{Answer, Cost, Table, TableSpec, Timestamp, ValueType, Worker};
 use caravan_van::{Buffer, KeyRange, Pool, Shared, Value};
 
 use crate::pattern;
@@ -212,8 +212,8 @@ impl<'a> Requests<'a> {
 
 impl Subject for Requests<'_> {
     fn work(&mut self) -> Result<Work> {
-        let servers = self.worker.servers_spent()?.into_iter().fold(Spent::default(), Add::add);
-        Ok(Work { worker: self.worker.spent(), servers })
+        let servers = self.worker.server_costs()?.into_iter().fold(Cost::default(), Add::add);
+        Ok(Work { worker: self.worker.cost(), servers })
     }
 
     fn prepare(&mut self, shape: Shape) -> Result<()> {

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use caravan_kv::Spent;
+use caravan_kv::Cost;
 use serde::{Deserialize, Serialize};
 
 /// What a request does.
@@ -62,9 +62,9 @@ pub(crate) struct Shape {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Work {
     /// The thread that measures.
-    pub(crate) worker: Spent,
+    pub(crate) worker: Cost,
     /// All server threads together.
-    pub(crate) servers: Spent,
+    pub(crate) servers: Cost,
 }
 
 impl Work {

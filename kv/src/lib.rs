@@ -17,7 +17,7 @@
 //!
 //! # Thread rules
 //! A [`Worker`] and what it hands out belong to one thread. A [`ServerThread`] owns its shards. The scheduler is driven by
-//! whoever calls it. Only the sign-of-life thread (`node/heart.rs`) runs beside them.
+//! whoever calls it. Only the sign-of-life thread (`node/heartbeat.rs`) runs beside them.
 //!
 //! # Who is lost
 //! Servers and workers of their own processes tell the scheduler every `CARAVAN_HEARTBEAT_MS` that they live. Whoever drives the
@@ -44,6 +44,7 @@
 pub mod cluster;
 pub mod config;
 pub mod consistency;
+pub mod cost;
 pub mod error;
 pub mod filter;
 pub mod node;
@@ -51,18 +52,17 @@ mod op;
 pub mod secret;
 pub mod server;
 pub mod slicer;
-pub mod spent;
 pub mod table;
 mod tracker;
 pub mod worker;
 
 pub use cluster::{Cluster, Launch};
 pub use config::{ClusterConfig, NodeConfig};
+pub use cost::Cost;
 pub use error::{Error, Result};
 pub use node::{App, Apps, Target, Van, WorkerNode};
 pub use secret::SecretSource;
 pub use server::{Handles, ServerThread, Shard};
-pub use spent::Spent;
 pub use table::{Store, TableSpec, ValueType};
 pub use tracker::{Answer, Callback, Timestamp};
 pub use worker::{ServerAddress, Table, Worker};

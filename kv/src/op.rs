@@ -16,8 +16,8 @@ pub(crate) enum Op {
     /// The keys that an earlier request, with this timestamp, has named by a signature that the server did not know. The
     /// server asks for them by a failure with this operation.
     Keys = 6,
-    /// The answer's values are what the thread has [spent](crate::Spent), as JSON.
-    Spent = 7,
+    /// The answer's values are the thread's [`Cost`](crate::Cost) so far, as JSON.
+    Cost = 7,
 }
 
 impl Op {
@@ -29,7 +29,7 @@ impl Op {
             4 => Op::Create,
             5 => Op::Command,
             6 => Op::Keys,
-            7 => Op::Spent,
+            7 => Op::Cost,
             _ => return None,
         })
     }
@@ -51,7 +51,7 @@ impl From<What> for Op {
             What::PushPull => Op::PushPull,
             What::Create => Op::Create,
             What::Command => Op::Command,
-            What::Spent => Op::Spent,
+            What::Cost => Op::Cost,
         }
     }
 }

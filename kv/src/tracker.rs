@@ -40,7 +40,7 @@ pub(crate) enum What {
     PushPull,
     Create,
     Command,
-    Spent,
+    Cost,
 }
 
 impl What {
@@ -51,7 +51,7 @@ impl What {
             What::PushPull => "a push-pull",
             What::Create => "to create a table",
             What::Command => "a command",
-            What::Spent => "what it has spent",
+            What::Cost => "its cost",
         }
     }
 }

@@ -21,9 +21,9 @@ pub use self::table::Table;
 use self::waiting::{Awaited, Silence};
 pub(crate) use self::waiting::{Waits, Watch};
 use crate::config::REQUEST_TIMEOUT;
+use crate::cost::Cost;
 use crate::error::{Error, Result, with_sources};
 use crate::filter::Outstanding;
-use crate::spent::Spent;
 use crate::tracker::{Answer, Callback, Timestamp, Tracker, What};
 
 /// Where a server thread listens.
@@ -278,17 +278,17 @@ impl Worker {
         self.broadcast(What::Command, id, body)
     }
 
-    /// What this thread has spent so far.
-    pub fn spent(&self) -> Spent {
-        Spent::of_this_thread(&self.counters())
+    /// Cost of this thread so far.
+    pub fn cost(&self) -> Cost {
+        Cost::of_this_thread(&self.counters())
     }
 
-    /// Asks every server thread what it has spent so far, and waits for them.
+    /// Asks every server thread for its cost so far, and waits for the answers.
     ///
     /// # Errors
     /// [`Error::ServerLost`].
-    pub fn servers_spent(&mut self) -> Result<Vec<Spent>> {
-        let timestamp = self.broadcast(What::Spent, 0, &[])?;
+    pub fn server_costs(&mut self) -> Result<Vec<Cost>> {
+        let timestamp = self.broadcast(What::Cost, 0, &[])?;
         let replies = self.wait(timestamp)?.replies;
         Ok(replies.iter().map(|reply| serde_json::from_slice(reply)).collect::<Result<_, _>>()?)
     }

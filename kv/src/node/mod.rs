@@ -9,7 +9,7 @@ mod backend;
 mod barriers;
 mod choice;
 mod control;
-mod heart;
+mod heartbeat;
 mod member;
 mod members;
 mod placement;

@@ -11,7 +11,7 @@ use caravan_van::{Endpoint, Identity, VanConfig};
 use super::backend::{self, Van};
 use super::choice::{self, Candidate};
 use super::control::{Join, Role, Roster, identity};
-use super::heart;
+use super::heartbeat;
 use super::member::Member;
 use super::placement::{Seating, check_numa};
 use crate::config::NodeConfig;
@@ -91,7 +91,7 @@ pub fn run_worker(
     let roster = member.roster().clone();
     let config = NodeConfig { van: roster.van, ..ranked(&config, &roster) };
     if own_process {
-        heart::start(config.clone(), Role::Worker, roster.rank)?;
+        heartbeat::start(config.clone(), Role::Worker, roster.rank)?;
     }
     let worker = client(&config, roster.node, &roster.servers)?;
     let mut node =
@@ -125,7 +125,7 @@ fn begin(
     let identity = identity(role.number(), rank);
     let config = NodeConfig { identity, ..config.secured()? };
     if own_process && is_held {
-        heart::end_with_launcher(role)?;
+        heartbeat::end_with_launcher(role)?;
     }
     Ok(config)
 }
@@ -270,7 +270,7 @@ fn serve_until_end(config: &NodeConfig, started: &[Started<'_>], own_process: bo
     let mut member = Member::join(config, Role::Server, said)?;
     let roster = member.roster().clone();
     if own_process {
-        heart::start(ranked(config, &roster), Role::Server, roster.rank)?;
+        heartbeat::start(ranked(config, &roster), Role::Server, roster.rank)?;
     }
     for (index, (_, _, place)) in started.iter().enumerate() {
         let (node, van, count) = (roster.node, roster.van, roster.servers.len());

@@ -21,10 +21,10 @@ use self::table::{Entry, Wanted, check_keys, find, position, unknown};
 use super::handle::Handles;
 use super::shard::Request;
 use crate::consistency::Admission;
+use crate::cost::Cost;
 use crate::error::Result;
 use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
 use crate::op::Op;
-use crate::spent::Spent;
 
 /// One sleep while idle: how long it takes at most to notice that the server shall stop.
 const NAP: Duration = Duration::from_millis(100);
@@ -319,7 +319,7 @@ impl ServerThread {
             None => self.serve_block(peer, message, list),
             Some(Op::Create) => self.create(peer, message).map(|()| Left::Nothing),
             Some(Op::Command) => self.command(peer, message).map(|()| Left::Nothing),
-            Some(Op::Spent) => self.say_spent(peer, message).map(|()| Left::Nothing),
+            Some(Op::Cost) => self.answer_cost(peer, message).map(|()| Left::Nothing),
             Some(Op::Keys) => Err("nobody asked for these keys".to_owned()),
             Some(op) => self.serve(peer, message, list, op),
         };
@@ -413,9 +413,9 @@ impl ServerThread {
     }
 
     #[inline(never)]
-    fn say_spent(&mut self, peer: PeerId, message: &Message) -> Result<(), String> {
-        let spent = Spent::of_this_thread(&self.endpoint.counters());
-        let reply = serde_json::to_vec(&spent).map_err(|error| error.to_string())?;
+    fn answer_cost(&mut self, peer: PeerId, message: &Message) -> Result<(), String> {
+        let cost = Cost::of_this_thread(&self.endpoint.counters());
+        let reply = serde_json::to_vec(&cost).map_err(|error| error.to_string())?;
         self.post(peer, Draft { values: Values::Copied(&reply), ..answer(Kind::Reply, message) });
         Ok(())
     }

@@ -108,7 +108,7 @@ impl Worker {
             let _ = self.endpoint.withdraw(self.servers[server].peer, key);
         }
         let outcome = match progress.what {
-            What::Push | What::Create | What::Command | What::Spent => Ok(()),
+            What::Push | What::Create | What::Command | What::Cost => Ok(()),
             What::Pull | What::PushPull => {
                 Err("it answered with nothing, and was asked for values".to_owned())
             }
@@ -281,7 +281,7 @@ fn keep(progress: &mut Progress, at: usize, message: Message) -> Result<(), Stri
     if bytes > 0 && found != bytes {
         return Err(wrong_bytes(found, bytes));
     }
-    if bytes == 0 && !matches!(progress.what, What::Command | What::Spent) && lengths != keys {
+    if bytes == 0 && !matches!(progress.what, What::Command | What::Cost) && lengths != keys {
         return Err(format!(
             "it answered with lengths for {lengths} keys where {keys} were asked for"
         ));
@@ -316,7 +316,7 @@ fn assemble(progress: &mut Progress, memory: &Pool) -> Result<()> {
     let answer = &mut progress.answer;
     match progress.what {
         What::Push | What::Create => {}
-        What::Command | What::Spent => {
+        What::Command | What::Cost => {
             progress.messages.resize_with(progress.parts.len(), || None); // those who said nothing
             let said = |message: &Option<Message>| message.as_ref().map(|it| it.values().to_vec());
             answer.replies =

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// What one or several threads have spent so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spent {
+pub struct Cost {
     /// System calls of the van.
     pub system_calls: u64,
     /// Bytes copied in user space so as to be sent, or on their way into place.
@@ -16,10 +16,10 @@ pub struct Spent {
     pub cpu_ns: u64,
 }
 
-impl Spent {
+impl Cost {
     /// This thread's, with what its endpoint has counted.
-    pub(crate) fn of_this_thread(counted: &Counters) -> Spent {
-        Spent {
+    pub(crate) fn of_this_thread(counted: &Counters) -> Cost {
+        Cost {
             system_calls: counted.system_calls,
             bytes_copied: counted.message_bytes_copied + counted.payload_bytes_copied,
             cpu_ns: caravan_numa::thread_cpu_ns(),
@@ -27,11 +27,11 @@ impl Spent {
     }
 }
 
-impl Add for Spent {
-    type Output = Spent;
+impl Add for Cost {
+    type Output = Cost;
 
-    fn add(self, other: Spent) -> Spent {
-        Spent {
+    fn add(self, other: Cost) -> Cost {
+        Cost {
             system_calls: self.system_calls + other.system_calls,
             bytes_copied: self.bytes_copied + other.bytes_copied,
             cpu_ns: self.cpu_ns + other.cpu_ns,
@@ -39,12 +39,12 @@ impl Add for Spent {
     }
 }
 
-impl Sub for Spent {
-    type Output = Spent;
+impl Sub for Cost {
+    type Output = Cost;
 
     /// What was spent since `before`.
-    fn sub(self, before: Spent) -> Spent {
-        Spent {
+    fn sub(self, before: Cost) -> Cost {
+        Cost {
             system_calls: self.system_calls.saturating_sub(before.system_calls),
             bytes_copied: self.bytes_copied.saturating_sub(before.bytes_copied),
             cpu_ns: self.cpu_ns.saturating_sub(before.cpu_ns),
