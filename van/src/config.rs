@@ -1,4 +1,4 @@
-//! What a transport is made from: one plain struct, checked once.
+//! Settings of a transport: one plain struct, checked once.
 
 use std::ops::RangeInclusive;
 
@@ -7,49 +7,50 @@ use crate::handshake::Secret;
 use crate::wait::Wait;
 use caravan_numa::PageSource;
 
-/// Who a node is, as it proves to its peers.
+/// A node's identity, which it proves to its peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Identity {
-    /// What it is.
+    /// Its role; the layer above gives it a meaning.
     pub role: u8,
-    /// Its place among those, if it has one.
+    /// Its rank within the role, if it has one.
     pub rank: Option<u32>,
-    /// Drawn at random when it started.
+    /// Drawn at random when the node starts.
     pub incarnation: u64,
 }
 
 /// Settings of one transport.
 #[derive(Debug, Clone)]
 pub struct VanConfig {
-    /// Which cluster it belongs to; peers of others are turned away.
+    /// The cluster it belongs to; peers of other clusters are refused.
     pub cluster: u64,
-    /// What all nodes of the cluster know, and nobody else: whoever does not prove that he knows it is turned away.
+    /// The cluster's secret. A peer that does not prove it knows the secret is refused.
     pub secret: Secret,
-    /// This node's id within it.
+    /// This node's id within the cluster.
     pub node: u32,
-    /// What this node is, and which of them; the layers above give it a meaning.
+    /// This node's identity.
     pub identity: Identity,
-    /// Whether all that goes over sockets is encrypted; both sides of a lane have to say the same.
+    /// Whether everything sent over sockets is encrypted; both sides of a lane must agree.
     pub encrypt: bool,
-    /// Whether peers may connect to it; a node that only connects to others listens nowhere.
+    /// Whether peers may connect to it; a node that only connects to others does not listen.
     pub accepts: bool,
-    /// Requests a peer may have outstanding here, at least 1.
+    /// Requests that a peer may have outstanding here, at least 1.
     pub credits: u16,
-    /// Where to listen, as `host:port`; port 0 takes a free one. Vans without sockets ignore it, and a van of a device takes
-    /// the device's own address where this is not one.
+    /// Address to listen on, as `host:port`; port 0 selects a free one. Vans without sockets ignore
+    /// it. A device's van takes the device's own address if this one does not belong to the device.
     pub listen: String,
-    /// Which device to take, as "mlx5_0"; `None` leaves it to the van. Vans without devices ignore it.
+    /// The device to use, as "mlx5_0"; `None` leaves it to the van. Vans without devices ignore it.
     pub device: Option<String>,
-    /// Most bytes of registered memory; at least [`VanConfig::MEMORY_BYTES_MIN`].
+    /// Limit of registered memory in bytes, at least [`VanConfig::MEMORY_BYTES_MIN`].
     pub memory_bytes: usize,
-    /// Where that memory comes from. Vans whose peers must map it make it shareable themselves.
+    /// Source of that memory. Vans whose peers map it make it shareable themselves.
     pub pages: PageSource,
-    /// Longest frame, in bytes: what is longer goes by rendezvous. Within [`VanConfig::FRAME_BYTES`].
+    /// Longest eager frame, in bytes; longer messages go by rendezvous. Within
+    /// [`VanConfig::FRAME_BYTES`].
     pub frame_bytes: usize,
-    /// Sends and writes that may be queued to one peer, at least [`VanConfig::QUEUE_PER_CREDIT`] for each credit: with fewer a
-    /// lane could be full while its credits still say that there is room.
+    /// Sends and writes that may be queued to one peer, at least [`VanConfig::QUEUE_PER_CREDIT`]
+    /// per credit; otherwise a lane could be full although it has credits left.
     pub queue_depth: usize,
-    /// What to do while there is nothing to do.
+    /// How a thread waits for work.
     pub wait: Wait,
 }
 
@@ -75,22 +76,24 @@ impl Default for VanConfig {
 }
 
 impl VanConfig {
-    /// What `frame_bytes` may be: 512 bytes to 32 KiB, half a staging buffer of the stream.
+    /// Range of `frame_bytes`: 512 bytes to 32 KiB, half a staging buffer of the stream.
     pub const FRAME_BYTES: RangeInclusive<usize> = 512..=32 << 10;
 
-    /// Most requests that are outstanding on a lane, whatever a peer admits: what is kept for each is bounded by it.
+    /// Most requests outstanding on a lane, whatever the peer admits. It bounds the state kept for
+    /// them.
     pub const CREDITS_MAX: u16 = 4096;
 
-    /// Each side's requests and answers may all be queued at a time, each behind a frame of what was packed before it.
+    /// Each side's requests and answers may all be queued at once, each behind a frame of messages
+    /// packed before it.
     pub const QUEUE_PER_CREDIT: usize = 4;
 
-    /// What `memory_bytes` is at least: 1 MiB, a pool's first arena.
+    /// Lower bound of `memory_bytes`: 1 MiB, a pool's first arena.
     pub const MEMORY_BYTES_MIN: usize = 1 << 20;
 
-    /// Whether a van over sockets can work with these settings.
+    /// Checks these settings for a van over sockets.
     ///
     /// # Errors
-    /// [`Error::Setting`] for the first that is out of its range.
+    /// [`Error::Setting`] for the first that is out of range.
     pub fn check(&self) -> Result<()> {
         let at_least = |min| min..=usize::MAX;
         let queue = Self::QUEUE_PER_CREDIT * usize::from(self.credits.max(1));

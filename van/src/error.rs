@@ -1,4 +1,4 @@
-//! What can go wrong in the van, with the numbers a caller needs to act on it.
+//! Errors of the van, with the numbers a caller needs to act on them.
 
 use std::io;
 
@@ -12,7 +12,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The pool's limit is reached, or the system's.
+    /// The pool's or the system's limit is reached.
     #[error(
         "cannot allocate {wanted} bytes: {reserved} of {limit} bytes are taken {}", remedy(.source)
     )]
@@ -23,15 +23,15 @@ pub enum Error {
         reserved: usize,
         /// The pool's limit.
         limit: usize,
-        /// What the system said, if it was the one that had no more.
+        /// The system's error, if the system refused.
         source: Option<io::Error>,
     },
-    /// More than is left for what a thread keeps because a peer asked for it.
+    /// State that a thread would keep for a peer exceeds what is left.
     #[error(
         "{what} would take {wanted} bytes more, and {left} of {limit} are left on this thread (raise CARAVAN_MEMORY)"
     )]
     OverBudget {
-        /// What would take them, as a table's name.
+        /// What needs the bytes, for example a table.
         what: String,
         /// Bytes asked for.
         wanted: usize,
@@ -40,7 +40,7 @@ pub enum Error {
         /// The limit of the thread's pool.
         limit: usize,
     },
-    /// Memory that a device could not be told of.
+    /// A device could not register memory.
     #[error(
         "cannot register {len} bytes with {device}: this process may lock {locked} (see `ulimit -l`; raise it with `ulimit -l unlimited`, LimitMEMLOCK=infinity for a service, or --ulimit memlock=-1 for a container)"
     )]
@@ -49,80 +49,80 @@ pub enum Error {
         len: usize,
         /// The device's name.
         device: String,
-        /// How much the process may lock, in words.
+        /// How much the process may lock, as text.
         locked: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A setting that no van over sockets can work with.
+    /// A setting is outside its range.
     #[error("{name} is {value}; it takes {min} {}", up_to(*.max))]
     Setting {
         /// Which field of the [`VanConfig`](crate::config::VanConfig).
         name: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: usize,
-        /// The least it takes.
+        /// Smallest value allowed.
         min: usize,
-        /// The most it takes; `usize::MAX` where nothing bounds it.
+        /// Largest value allowed; `usize::MAX` if unbounded.
         max: usize,
     },
-    /// More is queued for a peer than its lane holds.
+    /// A lane's queue is full.
     #[error("the lane to {peer} is full at {depth} messages; poll before posting more")]
     QueueFull {
-        /// Whose lane.
+        /// The lane's peer.
         peer: PeerId,
-        /// Messages it holds.
+        /// Messages the lane holds.
         depth: usize,
     },
-    /// A peer that breaks the rules of a lane.
+    /// A peer violates the protocol of a lane.
     #[error("{peer} sent {what} that nobody asked for")]
     Unasked {
-        /// Who.
+        /// The peer.
         peer: PeerId,
-        /// What.
+        /// What it sent.
         what: &'static str,
     },
-    /// A peer that is not connected, or no longer.
+    /// The peer is not connected, or no longer.
     #[error("{peer} is not connected")]
     NotConnected {
-        /// Who.
+        /// The peer.
         peer: PeerId,
     },
     /// The connection to a peer ended.
     #[error("{peer} ({address}) was lost: {reason}")]
     PeerLost {
-        /// Who.
+        /// The peer.
         peer: PeerId,
         /// Its address as this side knows it.
         address: String,
-        /// What was seen.
+        /// The reason.
         reason: String,
     },
     /// A connection could not be made.
     #[error("cannot connect to {address}")]
     Connect {
-        /// Where to.
+        /// The peer's address.
         address: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The own address could not be bound.
+    /// The node's own address could not be bound.
     #[error("cannot listen on {address} (is it in use, or not this machine's?)")]
     Listen {
-        /// Where.
+        /// The address.
         address: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A van that this machine does not offer.
+    /// This machine does not support a van.
     #[error("the {van} van does not work here: {reason}")]
     Unavailable {
         /// Which van.
         van: &'static str,
-        /// Why, and what to do.
+        /// The reason, and the remedy.
         reason: String,
     },
-    /// A frame longer than the van carries in one piece.
+    /// A frame exceeds the van's limit.
     #[error("a frame of {len} bytes is over this van's {limit}; send it by rendezvous")]
     FrameTooLong {
         /// Its length.
@@ -130,7 +130,7 @@ pub enum Error {
         /// The van's limit.
         limit: usize,
     },
-    /// A write outside of the memory that was offered.
+    /// A write lies outside the memory that was offered.
     #[error(
         "a write of {len} bytes at {at} lies outside the {offered} bytes offered under key {key}"
     )]
@@ -141,18 +141,18 @@ pub enum Error {
         at: u64,
         /// Length of the write.
         len: u64,
-        /// Length of the offer; 0 when there is no such offer.
+        /// Length of the offer; 0 if there is no such offer.
         offered: u64,
     },
-    /// A write that begins where none may.
+    /// A write begins at an offset that is not allowed.
     #[error(
         "a write cannot begin at {at}: only at multiples of {WRITE_AT_ALIGN} below {WRITE_AT_END}"
     )]
     WriteAt {
-        /// Where.
+        /// The offset.
         at: u64,
     },
-    /// A write longer than any van carries in one piece.
+    /// A write is longer than any van carries in one piece.
     #[error(
         "a write of {len} bytes is over the {WRITE_BYTES_MAX} that one can have; cut it into several"
     )]
@@ -160,7 +160,7 @@ pub enum Error {
         /// Its length.
         len: u64,
     },
-    /// More in one message than its header can count.
+    /// A section of a message is longer than its header can count.
     #[error(
         "{bytes} bytes of {section} are over a message's {limit}; cut the key range into smaller messages"
     )]
@@ -169,10 +169,10 @@ pub enum Error {
         section: crate::wire::Section,
         /// Its length.
         bytes: usize,
-        /// The longest that it can be beside the others.
+        /// Its limit beside the other sections.
         limit: usize,
     },
-    /// Bytes that are no message of ours.
+    /// The bytes are no valid message.
     #[error("message refused: {0}")]
     Decode(#[from] crate::wire::DecodeError),
     /// The operating system failed a call.
@@ -180,13 +180,14 @@ pub enum Error {
     Os {
         /// The call.
         call: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Whether a peer was found and there can be no lane to it: one of the two could not prove that it belongs to the other's job.
+    /// Whether a lane to a reachable peer was refused because one of the two could not prove that
+    /// it belongs to the other's cluster.
     pub fn is_refusal(&self) -> bool {
         matches!(self, Error::PeerLost { reason, .. } if [REFUSED, STRANGE].contains(&&reason[..]))
     }

@@ -1,19 +1,21 @@
-//! Who may connect: both ends of a new lane prove that they know their job's secret before either says anything else.
+//! The handshake: both ends of a new lane prove that they know their cluster's secret before they
+//! exchange anything else.
 //!
-//! The proof is a Noise handshake with a pre-shared key, `Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s` (the Noise Protocol Framework,
-//! revision 34), and the first message that is sealed with the keys it ends in. The side that connects speaks first. A stranger
-//! cannot make a call, so the side that was called tells him nothing but that he is refused; a call that was recorded gets a
-//! welcome, which nobody can read or answer who does not know the secret.
+//! The proof is a Noise handshake with a pre-shared key, `Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s`
+//! (the Noise Protocol Framework, revision 34), and the first message sealed with its keys. The
+//! connecting side speaks first. A stranger cannot make a call, so the called side only refuses it;
+//! a replayed call gets a welcome, which nobody without the secret can read or answer.
 //!
 //! ```text
 //! call     [magic u32][version u8][0 × 3][ephemeral key 32, tag 16]
 //! welcome  [magic u32][version u8][0 × 3][ephemeral key 32, Hello 32 sealed, tag 16]
-//! refusal  [magic u32][version u8][1][0 × 2]                                          in place of a welcome
+//! refusal  [magic u32][version u8][1][0 × 2]                (in place of a welcome)
 //! proof    [Hello 32 sealed, tag 16]
 //! ```
 //!
-//! The job, the kind of carrier and whether the lane is encrypted are bound to the handshake as its prologue; role, rank and
-//! incarnation travel sealed in each side's [`Hello`]. No I/O, no clock: every van carries these messages in its own way.
+//! The handshake's prologue binds the cluster, the kind of carrier and whether the lane is
+//! encrypted; role, rank and incarnation travel sealed in each side's [`Hello`]. No I/O and no
+//! clock: every van carries these messages in its own way.
 
 mod greeter;
 mod refusals;
@@ -35,13 +37,13 @@ pub use secret::{Secret, SecretError};
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 
-/// What a call, a welcome and a refusal begin with: magic, version, and whether it is a refusal.
+/// Bytes that precede a call, a welcome or a refusal: magic, version, and whether it is a refusal.
 const PREFIX: usize = 8;
 
 /// Length of an ephemeral key.
 const KEY: usize = 32;
 
-/// What sealing adds to a message, in bytes.
+/// Bytes that sealing adds to a message.
 pub(crate) const TAG: usize = 16;
 
 /// Length of a call, in bytes.
@@ -59,7 +61,7 @@ pub const PROOF_BYTES: usize = size_of::<Hello>() + TAG;
 /// Why a side ends a handshake, for its own log.
 pub type Reason = String;
 
-/// What one transport proves with, and what it says of itself.
+/// A transport's secret and its hello.
 #[derive(Debug)]
 pub struct Credentials {
     secret: Secret,
@@ -69,10 +71,11 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Those of a transport with these settings over that kind of carrier: two that carry alike name the same.
+    /// Credentials of a transport with these settings. Vans that can talk to each other name the
+    /// same `carrier`.
     ///
     /// # Panics
-    /// If the system has no random numbers, which Linux has from its start on.
+    /// If the system has no random numbers; Linux has them from boot on.
     pub fn new(config: &VanConfig, carrier: &str) -> Credentials {
         let mut prologue = format!("caravan {VERSION} {carrier} ").into_bytes();
         prologue.extend_from_slice(&config.cluster.to_le_bytes());
@@ -92,18 +95,18 @@ impl Credentials {
         Credentials { secret: config.secret.clone(), prologue, hello, encrypt: config.encrypt }
     }
 
-    /// The same with a hello that is changed.
+    /// The same credentials with a changed hello.
     pub fn saying(mut self, change: impl FnOnce(&mut Hello)) -> Credentials {
         change(&mut self.hello);
         self
     }
 
-    /// What this side says of itself.
+    /// This side's hello.
     pub fn hello(&self) -> &Hello {
         &self.hello
     }
 
-    /// Begins a handshake: the message that the side which connects says first.
+    /// Begins a handshake: the first message of the connecting side.
     pub fn call(&self) -> (Calling, [u8; CALL_BYTES]) {
         let mut noise = self.builder().build_initiator().expect("the key and prologue are set");
         let mut call = [0; CALL_BYTES];
@@ -116,7 +119,8 @@ impl Credentials {
     /// Answers a call with a welcome.
     ///
     /// # Errors
-    /// Says why it is none of a node that belongs here. The caller gets a [`refusal`] if it spoke this protocol.
+    /// Why the call is not from a node of this cluster. The caller gets a [`refusal`] if it spoke
+    /// this protocol.
     pub fn welcome(&self, call: &[u8]) -> Result<(Answering, [u8; WELCOME_BYTES]), Reason> {
         let message = behind_prefix(call)?;
         let mut noise = self.builder().build_responder().expect("the key and prologue are set");
@@ -129,11 +133,11 @@ impl Credentials {
         Ok((Answering(Box::new(keys)), welcome))
     }
 
-    /// Reads a welcome and makes the proof that answers it. What it returns may be used at once: the other side reads the proof
-    /// before anything else.
+    /// Reads a welcome and creates the proof that answers it. The result may be used at once,
+    /// because the other side reads the proof before anything else.
     ///
     /// # Errors
-    /// Says why the other side is not one to talk to: it refused, or could not prove itself.
+    /// Why the other side is not accepted: it refused, or could not prove itself.
     pub fn prove(
         &self,
         calling: Calling,
@@ -149,10 +153,10 @@ impl Credentials {
         Ok((self.proved(&hello, keys, (1, 0))?, proof))
     }
 
-    /// Checks the proof of a side that was welcomed.
+    /// Checks the proof of a welcomed side.
     ///
     /// # Errors
-    /// Says why it is none.
+    /// Why it is not valid.
     pub fn check(&self, answering: Answering, proof: &[u8]) -> Result<Proved, Reason> {
         let mut hello = [0; size_of::<Hello>()];
         answering.0.read_message(0, proof, &mut hello).map_err(unproved)?;
@@ -174,10 +178,10 @@ impl Credentials {
         Ok(Proved { hello, ciphers })
     }
 
-    /// Whether a hello is another transport's.
+    /// Checks that a hello is another transport's.
     ///
     /// # Errors
-    /// Says so when it is this one's own, which somebody has sent back.
+    /// If it is this transport's own, sent back by somebody.
     pub(crate) fn is_other(&self, hello: &Hello) -> Result<(), Reason> {
         match hello.transport == self.hello.transport {
             true => Err("it is this very node".to_owned()),
@@ -185,8 +189,8 @@ impl Credentials {
         }
     }
 
-    /// Whether the credentials of another transport of this process would be accepted, and these by it: for a network that is
-    /// simulated, where nothing can be read on the way.
+    /// Whether the two accept each other's credentials, for a simulated network, where nothing can
+    /// be read on the way.
     pub(crate) fn agrees_with(&self, other: &Credentials) -> bool {
         self.secret == other.secret && self.prologue == other.prologue
     }
@@ -200,20 +204,20 @@ impl Credentials {
     }
 }
 
-/// What the side that connects keeps until it is welcomed.
+/// The connecting side's state until it is welcomed.
 #[derive(Debug)]
 pub struct Calling(Box<HandshakeState>);
 
-/// What the side that was called keeps until it has the caller's proof.
+/// The called side's state until it has the caller's proof.
 #[derive(Debug)]
 pub struct Answering(Box<StatelessTransportState>);
 
 /// A peer that has proved itself.
 #[derive(Debug)]
 pub struct Proved {
-    /// What it says of itself.
+    /// Its hello.
     pub hello: Hello,
-    /// Where the lane is encrypted, what seals what this side sends and opens what it receives.
+    /// For an encrypted lane, the ciphers of what this side sends and of what it receives.
     pub ciphers: Option<(Cipher, Cipher)>,
 }
 
@@ -225,21 +229,22 @@ pub struct Cipher {
     next: u64,
 }
 
-/// Most bytes that are sealed into one message.
+/// Most bytes sealed into one message.
 pub(crate) const SEALED_BYTES_MAX: usize = (32 << 10) - TAG;
 
 impl Cipher {
-    /// Seals up to [`SEALED_BYTES_MAX`] bytes into `sealed`; returns how many bytes that are, [`TAG`] more.
+    /// Seals up to [`SEALED_BYTES_MAX`] bytes into `sealed`; returns the sealed length, which is
+    /// [`TAG`] more.
     pub(crate) fn seal(&mut self, plain: &[u8], sealed: &mut [u8]) -> usize {
         let len = self.keys.write_message(self.next, plain, sealed);
         self.next += 1;
         len.expect("the caller has room for the tag, and seals no more than the most")
     }
 
-    /// Opens what [`Cipher::seal`] of the other side has made.
+    /// Opens a message that the other side's [`Cipher::seal`] made.
     ///
     /// # Errors
-    /// Says that it was changed on the way, or is another one's.
+    /// If it was changed on the way, or sealed with other keys.
     pub(crate) fn open(&mut self, sealed: &[u8], plain: &mut [u8]) -> Result<usize, Reason> {
         let len = self.keys.read_message(self.next, sealed, plain);
         self.next += 1;
@@ -247,17 +252,17 @@ impl Cipher {
     }
 }
 
-/// What somebody is told who is turned away.
+/// The message to a refused caller.
 pub fn refusal() -> [u8; REFUSAL_BYTES] {
     prefix_of(1)
 }
 
-/// Whether what came in place of a welcome is a refusal.
+/// Whether a message in place of a welcome is a refusal.
 fn is_refusal(message: &[u8]) -> bool {
     message.len() >= PREFIX && message[..4] == MAGIC.to_le_bytes() && message[5] == 1
 }
 
-/// Whether bytes that were no call deserve a [`refusal`]: they are this protocol's, perhaps of another version.
+/// Whether an invalid call gets a [`refusal`]: it is of this protocol, perhaps of another version.
 pub fn deserves_answer(call: &[u8]) -> bool {
     call.starts_with(&MAGIC.to_le_bytes())
 }
@@ -267,7 +272,7 @@ fn prefix_of(refused: u8) -> [u8; PREFIX] {
     [a, b, c, d, VERSION, refused, 0, 0]
 }
 
-/// What follows the prefix of a call or a welcome.
+/// The bytes after the prefix of a call or a welcome.
 fn behind_prefix(message: &[u8]) -> Result<&[u8], Reason> {
     let short = || format!("{} bytes are too few for a handshake", message.len());
     let (magic, rest) = U32::read_from_prefix(message).map_err(|_| short())?;
@@ -285,11 +290,11 @@ fn behind_prefix(message: &[u8]) -> Result<&[u8], Reason> {
     }
 }
 
-/// What a node says that was refused.
+/// The reason that a refused node reports.
 pub(crate) const REFUSED: &str = "it refused this node (its log says why: most likely another CARAVAN_SECRET or CARAVAN_JOB, or \
                                   only one of the two with --encrypt)";
 
-/// What a node says of one that it cannot take for one of its own.
+/// The reason that a node reports for a peer that does not belong to its cluster.
 pub(crate) const STRANGE: &str = "it could not prove that it belongs here: it has another secret or job, another kind of van, or \
                                   only one side encrypts";
 
@@ -314,7 +319,7 @@ mod tests {
         }
     }
 
-    /// What both sides make of each other.
+    /// What each side learns of the other.
     fn outcome(caller: &Credentials, called: &Credentials) -> Result<(Proved, Proved), Reason> {
         let (calling, call) = caller.call();
         let (answering, welcome) = called.welcome(&call)?;
@@ -344,7 +349,7 @@ mod tests {
         ] {
             let other = Credentials::new(&other, carrier);
             assert!(outcome(&a, &other).is_err() && outcome(&other, &a).is_err());
-            // A called side that welcomes everybody is no better.
+            // A called side that welcomes everybody is not accepted either.
             let (calling, _) = a.call();
             let (_, welcome) = other.welcome(&other.call().1).unwrap();
             assert!(a.prove(calling, &welcome).unwrap_err().contains("could not prove"));
@@ -358,7 +363,7 @@ mod tests {
         let (answering, welcome) = b.welcome(&call).unwrap();
         let (_, proof) = a.prove(calling, &welcome).unwrap();
         b.check(answering, &proof).unwrap();
-        // The call is answered anew, with other keys, and the old proof does not fit them.
+        // The repeated call is answered with other keys, and the old proof does not fit them.
         let (answering, other) = b.welcome(&call).unwrap();
         assert_ne!(other, welcome);
         assert!(b.check(answering, &proof).is_err());

@@ -1,13 +1,15 @@
 //! Registered memory: pools of slots, and owned parts of them.
 //!
-//! A [`Pool`] belongs to one thread. It hands out [`Buffer`]s, parts of slots that exactly one owner may write. A `Buffer`
-//! can be split into disjoint `Buffer`s, or turned into a [`Shared`], which many may read. When the last part of a slot is
-//! dropped the slot goes back to its pool: nothing is freed, and nothing is allocated the next time. Vans take buffers by
-//! value and drop them when the bytes have left, so nobody waits for a buffer to "come back". Memory of the user's own makes a
-//! slot, too: a vector, which is taken over, or a `Bytes`, which is only read.
+//! A [`Pool`] belongs to one thread. It hands out [`Buffer`]s: parts of slots with exactly one
+//! owner, who may write them. A `Buffer` can be split into disjoint `Buffer`s, or turned into a
+//! [`Shared`], which many may read. When the last part of a slot is dropped, the slot returns to
+//! its pool: nothing is freed, and the next use allocates nothing. Vans take buffers by value and
+//! drop them when the bytes have left, so nobody waits for a buffer to "come back". A user's own
+//! memory makes a slot too: a vector is taken over, a `Bytes` is only read.
 //!
-//! Slots lie in regions, the arenas of a pool or what a user brought. A device gets to know a region once, as a whole, when
-//! its pool makes it or when it is first needed, and for as long as it lives: see [`Registrar`] and [`Buffer::local_key`].
+//! Slots lie in regions: the arenas of a pool, or a user's memory. A device registers a region
+//! once, as a whole, when the pool creates it or when the device first needs it. The registration
+//! lasts as long as the region: see [`Registrar`] and [`Buffer::local_key`].
 //!
 //! Path: worker > slicer > filter > message > **memory** > endpoint > transport.
 
@@ -39,29 +41,31 @@ mod slab;
 #[cfg(target_os = "linux")]
 mod views;
 
-/// Slots of this many bytes or more start at a multiple of it: a page, as NICs and the kernel like it.
+/// Slots of at least this size start at a multiple of it. It is a page, which NICs and the kernel
+/// handle best.
 pub const SLOT_ALIGN: usize = PAGE_BYTES;
 
-/// Begins to fetch the line of the cache that `address` is in: for loops over memory that comes from far, where the processor's
-/// own guesses end with the page. A hint: nothing is read, wherever it points.
+/// Prefetches the cache line of `address`, for loops over distant memory, where the hardware
+/// prefetcher stops at the end of a page. It is only a hint and reads nothing, so any address is
+/// allowed.
 #[inline(always)]
 pub(crate) fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint: no access, and no fault wherever it points to.
+        // SAFETY: a prefetch is a hint: it makes no access and cannot fault, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
 }
 
-/// Memory that stays in one place: an arena, from which a pool cuts slots, or what a user brought.
+/// Memory that stays in one place: an arena, from which a pool cuts slots, or a user's memory.
 struct Region {
-    registrations: Registrations, // gone before the memory is: fields drop from the top
+    registrations: Registrations, // dropped before the memory: fields drop in order
     base: NonNull<u8>,
     len: usize,
-    /// Whether it may be written once no other part of it is out; not if the user may read it still.
+    /// Whether its sole owner may write it; false if the user may still read it.
     writable: bool,
     /// Owns the memory and keeps it in place.
     owner: Box<dyn std::any::Any>,
@@ -72,29 +76,31 @@ impl Region {
         Region { registrations: Registrations::default(), base, len, writable, owner }
     }
 
-    /// An arena of `len` bytes, all zero.
+    /// Creates a zeroed arena of `len` bytes.
     fn arena(len: usize, source: &PageSource) -> std::result::Result<Self, PagesError> {
         let pages = Pages::new(len, source)?;
-        // The pages stay mapped, and where they are, as long as their owner lives, wherever that is moved to.
+        // The pages stay mapped at the same address while their owner lives, even if the owner
+        // moves.
         Ok(Region::new(pages.base(), len, true, Box::new(pages)))
     }
 
     #[inline]
     fn local_key(&self, registrar: &dyn Registrar) -> Result<u32> {
-        self.registrations.local_key(registrar, (self.base, self.len), self.writable)
+        self.registrations.local_key(registrar, self.base, self.len, self.writable)
     }
 }
 
-/// Memory of somebody else, pieces of which can be viewed.
+/// Foreign memory, pieces of which can be viewed.
 #[cfg(target_os = "linux")]
 pub(crate) struct Lendable(Rc<Region>);
 
 #[cfg(target_os = "linux")]
 impl Lendable {
-    /// `len` bytes from `base`. They are there as long as `owner`, which is kept as long as any view of them.
+    /// Makes `len` bytes from `base` viewable. `owner` keeps them alive and is itself kept until
+    /// the last view is dropped.
     ///
     /// # Safety
-    /// They are readable until `owner` is dropped, and nobody of this process writes them.
+    /// The bytes are readable until `owner` is dropped, and nobody in this process writes them.
     pub(crate) unsafe fn new(
         base: NonNull<u8>,
         len: usize,
@@ -110,7 +116,8 @@ enum Memory {
     User(Region),
 }
 
-/// A piece of memory that is lent as a whole; its reference count says whether any part of it is out.
+/// A piece of memory that is lent as a whole. Its reference count tells whether any part of it is
+/// in use.
 struct Slot {
     memory: Memory,
     base: NonNull<u8>,
@@ -118,36 +125,37 @@ struct Slot {
     home: Home,
 }
 
-/// Where a slot goes when nothing else is left of it.
+/// Where a slot returns when no part of it is left.
 enum Home {
     /// To its pool, on the free list of this class.
     Pool(Weak<Shelf>, usize),
-    /// To the views of somebody else's memory, which know it by this number.
+    /// To the views of foreign memory, where it has this number.
     #[cfg(target_os = "linux")]
     Views(Weak<views::Slots>, u64),
-    /// It ends.
+    /// Nowhere: it is freed.
     Nowhere,
 }
 
 impl Slot {
-    /// `capacity` bytes of an arena from `offset`.
+    /// Cuts `capacity` bytes of an arena from `offset`.
     ///
     /// # Panics
-    /// If they reach past its end.
-    fn cut(arena: Rc<Region>, (offset, capacity): (usize, usize), home: Home) -> Slot {
+    /// If they reach past the arena's end.
+    fn cut(arena: Rc<Region>, offset: usize, capacity: usize, home: Home) -> Slot {
         assert!(offset <= arena.len && capacity <= arena.len - offset, "a slot lies in its arena");
-        // SAFETY: `offset` is at most the region's length, as was just checked.
+        // SAFETY: `offset` is at most the region's length, as just checked.
         let base = unsafe { arena.base.add(offset) };
         Slot { memory: Memory::Arena(arena), base, capacity, home }
     }
 
-    /// All of a region that a user brought.
+    /// Makes one slot of a user's whole region.
     fn whole(region: Region) -> Slot {
-        let (base, capacity) = (region.base, region.len);
+        let base = region.base;
+        let capacity = region.len;
         Slot { memory: Memory::User(region), base, capacity, home: Home::Nowhere }
     }
 
-    /// Takes the huge pages that end within its first `len` bytes, if it lies in an arena: see [`Pages::make_huge`].
+    /// Uses huge pages for its first `len` bytes if it lies in an arena: see [`Pages::make_huge`].
     fn make_huge(&self, len: usize) {
         let region = self.region();
         if let Some(pages) = region.owner.downcast_ref::<Pages>() {
@@ -166,7 +174,8 @@ impl Slot {
     }
 }
 
-/// `len` bytes of a slot from `start`. Whether others may overlap is decided by the wrapper: [`Buffer`] or [`Shared`].
+/// `len` bytes of a slot from `start`. The wrapper decides whether parts may overlap: a [`Buffer`]
+/// must not, a [`Shared`] may.
 struct Part {
     slot: Rc<Slot>,
     start: NonNull<u8>,
@@ -177,7 +186,7 @@ impl Part {
     /// The first `len` bytes of a slot.
     ///
     /// # Panics
-    /// If it has fewer.
+    /// If the slot is shorter.
     #[inline]
     fn new(slot: Rc<Slot>, len: usize) -> Part {
         assert!(len <= slot.capacity, "a part lies in its slot");
@@ -186,10 +195,10 @@ impl Part {
 
     #[inline]
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the range lies in a live, initialised allocation: `new` begins inside of the slot, which keeps it, and
-        // `advance` and `truncate` only narrow it. Nobody writes it while the borrow lasts: a `Buffer`'s range belongs to it
-        // alone, a `Shared`'s range is never written, and what a `Bytes` holds cannot change while a handle to it lives,
-        // which the slot keeps.
+        // SAFETY: the range lies in a live, initialised allocation: `new` starts inside the slot,
+        // which keeps the memory, and `advance` and `truncate` only narrow the range. Nobody writes
+        // it during the borrow: a `Buffer`'s range belongs to it alone, a `Shared`'s range is never
+        // written, and the memory of a `Bytes` cannot change while the slot holds a handle to it.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -211,14 +220,15 @@ impl Part {
         self.len = self.len.min(len);
     }
 
-    /// The pages of the pool that it lies in, and where in them it begins.
+    /// The pool's pages it lies in, and its offset in them.
     fn pages(&self) -> Option<(&Pages, usize)> {
         let region = self.slot.region();
         let pages = region.owner.downcast_ref::<Pages>()?;
         Some((pages, self.start.addr().get() - region.base.addr().get()))
     }
 
-    /// Whether its owner may write it: no other part of the slot is out, here or, for a user's memory, with the user.
+    /// Whether its owner may write it: no other part of the slot is in use, neither here nor, for a
+    /// user's memory, by the user.
     #[inline]
     fn is_exclusive(&self) -> bool {
         Rc::strong_count(&self.slot) == 1 && self.slot.region().writable
@@ -234,8 +244,8 @@ impl Drop for Part {
     }
 }
 
-/// Gives a slot that nothing else is left of back to where it came from, if that is still there.
-#[inline(never)] // a part among others is dropped without a call
+/// Returns a slot without remaining parts to its origin, if that still exists.
+#[inline(never)] // a part that is not the last is dropped without a call
 fn send_home(slot: &Rc<Slot>) {
     match &slot.home {
         Home::Pool(pool, class) => {
@@ -253,25 +263,27 @@ fn send_home(slot: &Rc<Slot>) {
     }
 }
 
-/// An owned part of registered memory that nobody else can read or write.
+/// An owned part of registered memory that nobody else reads or writes.
 pub struct Buffer(Part);
 
 impl Buffer {
-    /// Takes over a vector of plain numbers without copying it, so that messages can be sent from it or land in it.
+    /// Takes over a vector of plain numbers without a copy; messages can be sent from it or
+    /// received into it.
     pub fn adopt<V>(values: Vec<V>) -> Buffer
     where
         V: zerocopy::IntoBytes + zerocopy::FromBytes + zerocopy::Immutable + 'static,
     {
         let mut values = values;
         let bytes = values.as_mut_slice();
-        let (base, len) = (bytes.as_mut_ptr(), std::mem::size_of_val(bytes));
-        let base = NonNull::new(base.cast::<u8>()).expect("a vector's pointer is never null");
-        // The vector's heap block does not move when the vector itself is boxed.
+        let len = std::mem::size_of_val(bytes);
+        let base = bytes.as_mut_ptr().cast::<u8>();
+        let base = NonNull::new(base).expect("a vector's pointer is never null");
+        // The vector's heap block does not move when the vector is boxed.
         let slot = Slot::whole(Region::new(base, len, true, Box::new(values)));
         Buffer(Part::new(Rc::new(slot), len))
     }
 
-    /// Cuts off and returns the first `at` bytes; `self` keeps the rest.
+    /// Splits off and returns the first `at` bytes; `self` keeps the rest.
     ///
     /// # Panics
     /// If `at` is past the end.
@@ -283,7 +295,7 @@ impl Buffer {
         Buffer(head)
     }
 
-    /// Cuts off and returns what follows the first `at` bytes; `self` keeps those.
+    /// Splits off and returns the bytes after the first `at`; `self` keeps those before.
     ///
     /// # Panics
     /// If `at` is past the end.
@@ -294,7 +306,7 @@ impl Buffer {
         Buffer(tail)
     }
 
-    /// Gives up the first `count` bytes: `split_to` without the part that is cut off.
+    /// Gives up the first `count` bytes, like `split_to` without a result.
     ///
     /// # Panics
     /// If it has fewer.
@@ -303,16 +315,16 @@ impl Buffer {
         self.0.advance(count);
     }
 
-    /// Gives up everything past the first `len` bytes; no effect when it is no longer than that.
+    /// Gives up everything past the first `len` bytes; does nothing if it is not longer.
     #[inline]
     pub fn truncate(&mut self, len: usize) {
         self.0.truncate(len);
     }
 
-    /// Puts `tail` back behind `self`, of which it was split off.
+    /// Appends `tail`, which was split off the end of `self`.
     ///
     /// # Errors
-    /// Hands `tail` back when it is not what follows `self` in the same slot.
+    /// Returns `tail` if it does not follow `self` in the same slot.
     pub fn join(&mut self, tail: Buffer) -> std::result::Result<(), Buffer> {
         let follows = Rc::ptr_eq(&self.0.slot, &tail.0.slot)
             && self.0.bytes().as_ptr_range().end == tail.0.start.as_ptr();
@@ -323,25 +335,26 @@ impl Buffer {
         Ok(())
     }
 
-    /// The key under which `registrar` knows the region this lies in: an arena, or memory that a user brought.
+    /// The key under which `registrar` knows this memory's region: an arena or a user's memory.
     ///
-    /// A region that it does not know yet, for example a user's or an arena of a plain pool, is registered now and stays so as
-    /// long as it lives: a vector or a [`Bytes`] until its last part goes. Empty memory needs no key; it is 0.
+    /// An unknown region, for example a user's or an arena of an unregistered pool, is registered
+    /// now and stays registered while it lives: a vector or a [`Bytes`] until its last part is
+    /// dropped. Empty memory needs no registration; its key is 0.
     ///
     /// # Errors
-    /// The registrar's; nothing has changed then.
+    /// The registrar's. Nothing has changed then.
     #[inline]
     pub fn local_key(&self, registrar: &dyn Registrar) -> Result<u32> {
         self.0.slot.region().local_key(registrar)
     }
 
-    /// The pages that this lies in and the byte of them with which it begins, so that another process can be shown the place in
-    /// a [shareable](PageSource::shareable) pool's memory; `None` for memory that a user brought.
+    /// The pages it lies in and its offset in them, to show another process the place in a
+    /// [shareable](PageSource::shareable) pool's memory. `None` for a user's memory.
     pub fn pages(&self) -> Option<(&Pages, usize)> {
         self.0.pages()
     }
 
-    /// From now on anybody may read it and nobody write it.
+    /// Makes it readable by many and writable by nobody.
     #[inline]
     pub fn share(self) -> Shared {
         Shared(self.0)
@@ -359,9 +372,10 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the range lies in a live, initialised allocation, and no other part overlaps it: a `Buffer` begins as the
-        // only part of its slot and is only ever cut into disjoint ones. The memory is not read-only: `allocate` and `adopt`
-        // take none that is, and `reclaim` refuses it.
+        // SAFETY: the range lies in a live, initialised allocation, and no other part overlaps it:
+        // a `Buffer` starts as the only part of its slot and is only ever cut into disjoint ones.
+        // The memory is writable: `allocate` and `adopt` take no read-only memory, and `reclaim`
+        // refuses it.
         unsafe { std::slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.len) }
     }
 }
@@ -384,7 +398,7 @@ impl Clone for Part {
 }
 
 impl Shared {
-    /// The bytes in `range`, without copying them.
+    /// The bytes in `range`, without a copy.
     ///
     /// # Panics
     /// If `range` reaches past the end.
@@ -406,48 +420,47 @@ impl Shared {
         Shared(part)
     }
 
-    /// The key under which `registrar` knows the region this lies in: an arena, or memory that a user brought.
+    /// The key under which `registrar` knows this memory's region.
     ///
-    /// As [`Buffer::local_key`]; memory of a [`Bytes`] is registered for reading only.
+    /// As [`Buffer::local_key`]; the memory of a [`Bytes`] is registered for reading only.
     ///
     /// # Errors
-    /// The registrar's; nothing has changed then.
+    /// The registrar's. Nothing has changed then.
     #[inline]
     pub fn local_key(&self, registrar: &dyn Registrar) -> Result<u32> {
         self.0.slot.region().local_key(registrar)
     }
 
-    /// The pages that this lies in and the byte of them with which it begins, so that another process can be shown the place in
-    /// a [shareable](PageSource::shareable) pool's memory; `None` for memory that a user brought.
+    /// As [`Buffer::pages`].
     pub fn pages(&self) -> Option<(&Pages, usize)> {
         self.0.pages()
     }
 
-    /// Whether this lies in an arena of `pool`, which keeps it mapped for as long as the pool lives.
+    /// Whether it lies in an arena of `pool`, which keeps the arena mapped while the pool lives.
     pub(crate) fn is_from(&self, pool: &Pool) -> bool {
         matches!(&self.0.slot.home, Home::Pool(home, _) if pool.is_home_of(home))
     }
 
-    /// Whether [`Shared::reclaim`] would give it back.
+    /// Whether [`Shared::reclaim`] would succeed.
     #[inline]
     pub(crate) fn is_exclusive(&self) -> bool {
         self.0.is_exclusive()
     }
 
-    /// Takes it back for writing.
+    /// Turns it back into a writable [`Buffer`].
     ///
     /// # Errors
-    /// Hands it back while any other part of its slot is out, a van that still sends from it included; always when it came
-    /// from a [`Bytes`], which nobody may write.
+    /// Returns `self` while any other part of its slot is in use, for example by a van that still
+    /// sends it, and always if it came from a [`Bytes`], which nobody may write.
     pub fn reclaim(self) -> std::result::Result<Buffer, Shared> {
         if self.0.is_exclusive() { Ok(Buffer(self.0)) } else { Err(self) }
     }
 
-    /// The bytes for writing: in place when nobody else holds them, else in a fresh copy, so that readers keep what they saw.
-    /// Those of a [`Bytes`] are always copied.
+    /// The bytes for writing: in place if nobody else holds them, else in a fresh copy, so that
+    /// readers keep what they saw. The memory of a [`Bytes`] is always copied.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) when a copy is needed and `pool` has no room for it.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if `pool` has no room for a needed copy.
     #[inline]
     pub fn make_mut(&mut self, pool: &Pool) -> Result<&mut [u8]> {
         if !self.0.is_exclusive() {
@@ -455,21 +468,24 @@ impl Shared {
             copy.copy_from_slice(self);
             self.0 = copy.share().0;
         }
-        // SAFETY: as in `Buffer::deref_mut`; this is the only part of a slot that is not read-only, as was just asked or
-        // because it is a new one of `pool`.
+        // SAFETY: as in `Buffer::deref_mut`: it is the only part of a writable slot, either by the
+        // check above or because `pool` just allocated it.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.len) })
     }
 }
 
-/// Sends from memory that the user holds as a [`Bytes`] and goes on reading, without a copy.
+/// Sends from a [`Bytes`], which the user may keep reading, without a copy.
 ///
-/// It is read-only: [`Shared::reclaim`] never gives it back, and [`Shared::make_mut`] copies it. It may start at any address,
-/// aligned or not: the receiver's memory is what values are viewed in. The `Bytes` lives as long as any part of this does.
+/// The result is read-only: [`Shared::reclaim`] never returns it, and [`Shared::make_mut`] copies
+/// it. It may start at any address, because values are viewed in the receiver's memory. The `Bytes`
+/// lives as long as any part of the result.
 impl From<Bytes> for Shared {
     fn from(bytes: Bytes) -> Shared {
-        let (base, len) = (NonNull::from(&bytes[..]).cast::<u8>(), bytes.len());
-        // A `Bytes` points to its memory, which stays where it is when the `Bytes` itself moves into the box. It cannot turn
-        // into a `BytesMut` there, and other handles cannot while this one lives.
+        let base = NonNull::from(&bytes[..]).cast::<u8>();
+        let len = bytes.len();
+        // A `Bytes` points to its memory, which does not move when the `Bytes` moves into the box.
+        // The boxed `Bytes` is never turned into a `BytesMut`, and other handles cannot be while it
+        // lives.
         let slot = Slot::whole(Region::new(base, len, false, Box::new(bytes)));
         Shared(Part::new(Rc::new(slot), len))
     }

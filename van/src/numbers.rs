@@ -1,17 +1,19 @@
-//! The numbers that a transport gives to its peers: used again, so that tables by number stay as small as there are peers.
+//! Peer numbers of a transport. Numbers are reused, so that tables indexed by them stay as small as
+//! the number of peers.
 
-/// Who has which number. Numbers of peers that this side connects to are new ones: the layer above learns such a number before it
-/// has heard all that there is to say of one that had it before.
+/// Allocates peer numbers. A peer that this side connects to always gets a new number: the layer
+/// above learns it at once, possibly before it has heard of the loss of a former peer with a reused
+/// one.
 #[derive(Debug, Default)]
 pub struct Numbers {
     next: u32,
     free: Vec<u32>,
-    /// Of peers that were reported lost, and that the layer above has not forgotten yet.
+    /// Numbers of peers that were reported lost and that the layer above has not forgotten yet.
     lost: Vec<u32>,
 }
 
 impl Numbers {
-    /// One that nobody has had.
+    /// A number that was never used.
     ///
     /// # Panics
     /// After 2^32 of them, which takes years.
@@ -21,23 +23,23 @@ impl Numbers {
         number
     }
 
-    /// One that nobody has.
+    /// A number that is not in use.
     pub fn free(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| self.unused())
     }
 
-    /// Takes back the number of a connection that nobody above has heard of, or of a peer that this side has disconnected while
-    /// it was there.
+    /// Frees the number of a connection that the layer above has not heard of, or of a peer that
+    /// this side disconnected.
     pub fn give_back(&mut self, number: u32) {
         self.free.push(number);
     }
 
-    /// Keeps the number of a peer that is reported lost until that is forgotten.
+    /// Keeps the number of a lost peer until the peer is forgotten.
     pub fn lose(&mut self, number: u32) {
         self.lost.push(number);
     }
 
-    /// Takes back the number of a lost peer that is forgotten; others are left alone.
+    /// Frees the number of a lost peer that is now forgotten; ignores other numbers.
     pub fn forget(&mut self, number: u32) {
         if let Some(at) = self.lost.iter().position(|&lost| lost == number) {
             self.free.push(self.lost.swap_remove(at));

@@ -1,4 +1,4 @@
-//! The memory a transport has offered to its peers: what may be written, by whom, until when.
+//! Memory that a transport has offered to its peers: each offer admits one write by one peer.
 
 use zerocopy::little_endian::U64;
 
@@ -7,7 +7,8 @@ use crate::memory::Buffer;
 use crate::transport::{PeerId, check_write};
 use crate::wire::Offer;
 
-/// All open offers of one transport. Keys are an index and a generation, so that a stale key never names newer memory.
+/// All open offers of one transport. A key is an index and a generation, so that a stale key never
+/// names newer memory.
 #[derive(Debug, Default)]
 pub struct Offers {
     entries: Vec<Entry>,
@@ -16,11 +17,11 @@ pub struct Offers {
     tallies: Vec<Tally>,
 }
 
-/// What is open to one peer.
+/// The open offers to one peer.
 #[derive(Debug, Default, Clone, Copy)]
 struct Tally {
     count: u32,
-    /// The sum of the keys: where one is open, that one's.
+    /// Sum of their keys. If one offer is open, it is that offer's key.
     keys: u64,
 }
 
@@ -46,42 +47,45 @@ impl Offers {
         if self.tallies.len() <= number {
             self.tallies.resize(number + 1, Tally::default());
         }
-        let Tally { count, keys } = &mut self.tallies[number];
-        (*count, *keys) = (*count + 1, keys.wrapping_add(key));
+        let tally = &mut self.tallies[number];
+        tally.count += 1;
+        tally.keys = tally.keys.wrapping_add(key);
         Offer { key: U64::new(key), address: U64::new(address), len: U64::new(len) }
     }
 
     /// Ends an offer and returns its memory.
     ///
     /// # Errors
-    /// [`Error::OutsideOffer`] when nothing is offered to `peer` under `key`, also because it has been written.
+    /// [`Error::OutsideOffer`] if `peer` has no open offer under `key`, for example because it has
+    /// been written.
     pub fn close(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
         self.take(peer, key, 0, 0)
     }
 
-    /// Ends an offer because `peer` writes `len` bytes at `at` of it; returns its memory, all of it.
+    /// Ends an offer because `peer` writes `len` bytes at `at` in it. Returns all its memory.
     ///
     /// # Errors
-    /// What [`check_write`] says; the offer stays then.
+    /// As [`check_write`]; the offer stays open then.
     pub fn take(&mut self, peer: PeerId, key: u64, at: u64, len: u64) -> Result<Buffer> {
         let index = index_of(key);
         let missing = Error::OutsideOffer { key, at, len, offered: 0 };
         let Some(entry) = self.entries.get_mut(index) else { return Err(missing) };
         let generation = entry.generation;
-        let is_it = |(to, _): &(PeerId, Buffer)| *to == peer && generation == generation_of(key);
-        let Some((_, memory)) = entry.open.as_ref().filter(|open| is_it(open)) else {
+        let is_open = |(to, _): &(PeerId, Buffer)| *to == peer && generation == generation_of(key);
+        let Some((_, memory)) = entry.open.as_ref().filter(|open| is_open(open)) else {
             return Err(missing);
         };
         check_write(key, at, len, memory.len() as u64)?;
         let (_, memory) = entry.open.take().ok_or(missing)?;
         entry.generation = entry.generation.wrapping_add(1);
         self.free.push(index as u32);
-        let Tally { count, keys } = &mut self.tallies[peer.0 as usize];
-        (*count, *keys) = (*count - 1, keys.wrapping_sub(key));
+        let tally = &mut self.tallies[peer.0 as usize];
+        tally.count -= 1;
+        tally.keys = tally.keys.wrapping_sub(key);
         Ok(memory)
     }
 
-    /// The only memory that is offered to `peer`, and its key; none if nothing is, or more.
+    /// The memory and key of the only offer to `peer`; `None` if it has no offer or several.
     #[inline]
     pub fn only(&mut self, peer: PeerId) -> Option<(u64, &mut Buffer)> {
         let Tally { count: 1, keys: key } = *self.tallies.get(peer.0 as usize)? else {
@@ -91,7 +95,7 @@ impl Offers {
         Some((key, memory))
     }
 
-    /// Drops all that was offered to `peer`.
+    /// Drops all offers to `peer`.
     pub fn forget(&mut self, peer: PeerId) {
         for (index, entry) in self.entries.iter_mut().enumerate() {
             if entry.open.as_ref().is_some_and(|(to, _)| *to == peer) {

@@ -1,11 +1,12 @@
-//! The plain numbers that tables hold, and their views of message bytes. Not their arithmetic.
+//! The number types of tables, and views of message bytes as slices of them.
 
 use std::fmt::Debug;
 
 use half::{bf16, f16};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A number that messages carry: 8-byte aligned sections are read and written as slices of it, in place.
+/// A number that messages carry: 8-byte aligned sections are read and written as slices of it, in
+/// place.
 pub trait Value:
     FromBytes
     + IntoBytes
@@ -19,24 +20,25 @@ pub trait Value:
     + Sync
     + 'static
 {
-    /// What stands for the type on the wire.
+    /// The type's code on the wire.
     const CODE: u8;
 
-    /// What it is called in options and messages.
+    /// Its name in options and messages.
     const NAME: &'static str;
 
     /// Its size in bytes.
     const BYTES: usize = size_of::<Self>();
 
-    /// `bytes` as numbers; `None` when their count is not whole or they are not aligned for it.
+    /// Views `bytes` as numbers; `None` if their length is no multiple of the size or they are not
+    /// aligned.
     fn view(bytes: &[u8]) -> Option<&[Self]> {
         if bytes.is_empty() {
-            return Some(&[]); // wherever it stands
+            return Some(&[]); // whatever its address
         }
         <[Self]>::ref_from_bytes(bytes).ok()
     }
 
-    /// As [`Value::view`], to write.
+    /// As [`Value::view`], for writing.
     fn view_mut(bytes: &mut [u8]) -> Option<&mut [Self]> {
         if bytes.is_empty() {
             return Some(&mut []);
@@ -44,12 +46,12 @@ pub trait Value:
         <[Self]>::mut_from_bytes(bytes).ok()
     }
 
-    /// The bytes of `values`, as they travel.
+    /// The bytes of `values`, as on the wire.
     fn bytes(values: &[Self]) -> &[u8] {
         values.as_bytes()
     }
 
-    /// As [`Value::bytes`], to write.
+    /// As [`Value::bytes`], for writing.
     fn bytes_mut(values: &mut [Self]) -> &mut [u8] {
         values.as_mut_bytes()
     }

@@ -1,22 +1,24 @@
-//! What a thread does while there is nothing to do: spin, yield, sleep.
+//! How a thread waits for work: spin, yield, sleep.
 //!
-//! A wake-up from the kernel costs tens of microseconds, so a thread that has a core looks again and again; a thread that
-//! shares its core must let the other one run. Giving the core away after every empty look is nearly right in both cases: with a
-//! core of its own the thread comes straight back, later by a system call. So it looks without that at first where this has paid
-//! of late, and where it has not tries it again ever more rarely. After a bounded time it sleeps, so that an idle process costs nothing.
+//! A wake-up from the kernel takes long, so a thread with a core of its own polls repeatedly; a
+//! thread that shares its core must let the other one run. A yield after every empty poll suits
+//! both cases almost, at the price of a system call. So a thread first polls without yielding where
+//! this has paid recently, and retries it ever more rarely where it has not. After a bounded time
+//! it sleeps, so that an idle process costs nothing.
 
 use std::time::{Duration, Instant};
 
 /// How a transport waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Look again at once, never sleep. Only for a thread with a core of its own.
+    /// Polls again at once and never sleeps. Only for a thread with a core of its own.
     Spin,
-    /// Yield after each empty look, never sleep.
+    /// Yields after each empty poll and never sleeps.
     Yield,
-    /// Look again at once while that pays, then yield after each empty look, and sleep after this long without anything.
+    /// Polls again at once while that pays, then yields after each empty poll, and sleeps after
+    /// this long without work.
     Adaptive(Duration),
-    /// Sleep at once.
+    /// Sleeps at once.
     Block,
 }
 
@@ -27,7 +29,7 @@ impl Default for Wait {
 }
 
 impl Wait {
-    /// What to do between two looks that follow each other at once.
+    /// Spins or yields between two polls.
     #[inline]
     pub fn give_way(self) {
         match self {
@@ -37,33 +39,34 @@ impl Wait {
     }
 }
 
-/// Empty looks before a stretch of waiting reads the clock: most are shorter, and reading it can take longer than looking.
+/// Empty polls before a wait reads the clock. Most waits are shorter, and reading the clock can
+/// take longer than a poll.
 const LOOKS_UNTIMED: u32 = 16;
 
-/// Adaptive waiting looks again at once for about so long: some round trips of a socket between two cores.
+/// How long an adaptive wait spins: some socket round trips between two cores.
 const SPIN_MAX: Duration = Duration::from_micros(20);
 
-/// How many stretches that spinning has ended count, at most; one that it has not counts for two of them.
+/// Upper bound of `trust`: successful spins remembered. A failed one counts as two.
 const TRUST_MAX: u32 = 8;
 
-/// Where spinning does not pay, it is tried in one of so many stretches at last.
+/// Upper bound of `rests`: where spinning does not pay, one wait in this many tries it again.
 const REST_MAX: u32 = 1024;
 
-/// How a thread waits, one stretch after the other, and what it has learned from them.
+/// How a thread waits, and what it has learned from earlier waits.
 #[derive(Debug)]
 pub struct Idle {
     wait: Wait,
-    /// How often spinning has paid of late; it is done while it has.
+    /// How often spinning has paid recently; a thread spins while this is above 0.
     trust: u32,
-    /// Stretches until it is tried again nevertheless, ...
+    /// Waits left until spinning is tried again.
     rest: u32,
-    /// ... and from how many on that was counted down last.
+    /// The number from which `rest` was last counted down.
     rests: u32,
-    /// Where this stretch is; `None` when its time is up, and before the first.
+    /// Current stage of this wait; `None` when its time is up, and before the first.
     stage: Option<Stage>,
     timeout: Duration,
     looks: u32,
-    /// When it had looked so often, from where on its time is counted.
+    /// When the clock was first read; the time of this wait counts from here.
     began: Option<Instant>,
 }
 
@@ -71,7 +74,7 @@ pub struct Idle {
 enum Stage {
     Spinning,
     Yielding,
-    /// It has begun with this, without spinning.
+    /// Yields from the start, without spinning first.
     YieldingAtOnce,
     Sleeping,
 }
@@ -79,7 +82,7 @@ enum Stage {
 /// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// Look once more.
+    /// Poll once more.
     Look,
     /// Sleep in the kernel for at most this long.
     Sleep(Duration),
@@ -88,13 +91,22 @@ pub enum Next {
 }
 
 impl Idle {
-    /// A thread that waits like this, and has a core of its own for all it knows.
+    /// A thread that waits by this policy and is assumed to have a core of its own.
     pub fn new(wait: Wait) -> Self {
-        let (timeout, stage) = (Duration::ZERO, None);
-        Idle { wait, trust: TRUST_MAX, rest: 0, rests: 1, stage, timeout, looks: 0, began: None }
+        Idle {
+            wait,
+            trust: TRUST_MAX,
+            rest: 0,
+            rests: 1,
+            stage: None,
+            timeout: Duration::ZERO,
+            looks: 0,
+            began: None,
+        }
     }
 
-    /// Begins to wait, for at most `timeout` and a few looks. The stretch before has ended as it was: something was found.
+    /// Begins a wait of at most `timeout` and a few polls. The previous wait has ended by finding
+    /// work.
     #[inline]
     pub fn begin(&mut self, timeout: Duration) {
         self.stage = Some(match self.wait {
@@ -103,15 +115,18 @@ impl Idle {
             Wait::Block => Stage::Sleeping,
             Wait::Adaptive(_) => self.learn(),
         });
-        (self.timeout, self.looks, self.began) = (timeout, 0, None);
+        self.timeout = timeout;
+        self.looks = 0;
+        self.began = None;
     }
 
-    /// How to begin, after what came of the stretch before.
+    /// The first stage, after the outcome of the previous wait.
     #[inline]
     fn learn(&mut self) -> Stage {
         match self.stage {
             Some(Stage::Spinning) if self.looks > 0 => {
-                (self.trust, self.rests) = (TRUST_MAX.min(self.trust + 1), 1);
+                self.trust = TRUST_MAX.min(self.trust + 1);
+                self.rests = 1;
             }
             Some(Stage::Yielding) => {
                 self.trust = self.trust.saturating_sub(2);
@@ -120,7 +135,7 @@ impl Idle {
                     self.rests = REST_MAX.min(2 * self.rests);
                 }
             }
-            _ => {} // that says nothing
+            _ => {} // neither paid nor failed
         }
         if self.trust > 0 || self.rest == 0 {
             return Stage::Spinning;
@@ -129,7 +144,7 @@ impl Idle {
         Stage::YieldingAtOnce
     }
 
-    /// What to do after an empty look; yields the core by itself where the policy says so.
+    /// What to do after an empty poll; spins or yields itself where the policy says so.
     #[inline]
     pub fn after_empty_look(&mut self) -> Next {
         self.looks = self.looks.wrapping_add(1);
@@ -180,7 +195,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// What comes of looks that all find nothing, until it is no longer to look again at once; and how many those were.
+    /// The outcome of polls that all find nothing, and how many there were.
     fn outcome(wait: Wait, timeout: Duration) -> (Next, u32) {
         let mut idle = Idle::new(wait);
         idle.begin(timeout);
@@ -193,8 +208,8 @@ mod tests {
         }
     }
 
-    /// Whether each of `count` stretches spins first, of which every one finds something at the second look, or when it spins no
-    /// longer.
+    /// Whether each of `count` waits begins by spinning. Each finds work at the second poll or, if
+    /// `late`, when it no longer spins.
     fn spins(idle: &mut Idle, count: usize, late: bool) -> Vec<bool> {
         let stretch = |_| {
             idle.begin(LONG);

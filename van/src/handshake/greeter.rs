@@ -1,4 +1,4 @@
-//! The handshake of one connection of a byte stream: which bytes go next, and where those go that come.
+//! The handshake over a byte stream: splits incoming bytes into messages and answers them.
 
 use std::rc::Rc;
 
@@ -10,14 +10,14 @@ use super::{
 /// Longest message of a handshake.
 const MESSAGE_MAX: usize = WELCOME_BYTES;
 
-/// One side of a handshake that is under way. It reads exactly its messages, and nothing behind them.
+/// One side of a handshake in progress. It reads exactly its own messages, and nothing behind them.
 #[derive(Debug)]
 pub struct Greeter {
     credentials: Rc<Credentials>,
     stage: Stage,
-    /// The message that is coming.
+    /// The incoming message.
     message: [u8; MESSAGE_MAX],
-    /// How many bytes of it have come.
+    /// Bytes of it received so far.
     filled: usize,
 }
 
@@ -25,35 +25,35 @@ pub struct Greeter {
 enum Stage {
     /// This side connected, and waits for a welcome.
     Calling(Calling),
-    /// This side was called, and waits for a call.
+    /// This side was called, and waits for the call.
     Called,
-    /// It has welcomed the caller, and waits for its proof.
+    /// It has welcomed the caller, and waits for the proof.
     Answering(Answering),
     /// It is over.
     Over,
 }
 
-/// What came of a message.
+/// Result of received bytes.
 #[derive(Debug)]
 pub enum Greeted {
-    /// More has to come first.
+    /// More bytes are needed.
     NotYet,
-    /// This is to be sent, and more will come.
+    /// Send this; more bytes will come.
     Reply(Box<[u8]>),
-    /// The peer has proved itself; what this side has left to say, if anything, goes before all else.
+    /// The peer has proved itself; send this first, if anything.
     Proved(Box<Proved>, Option<Box<[u8]>>),
-    /// The peer is to be turned away, and told so by these bytes, if any.
+    /// Refuse the peer; send this to tell it, if anything.
     Refused(Reason, Option<Box<[u8]>>),
 }
 
 impl Greeter {
-    /// The side that connected, and what it sends first.
+    /// The connecting side, and its first message.
     pub fn calling(credentials: Rc<Credentials>) -> (Greeter, Box<[u8]>) {
         let (calling, call) = credentials.call();
         (Greeter::at(credentials, Stage::Calling(calling)), call.into())
     }
 
-    /// The side that was called.
+    /// The called side.
     pub fn called(credentials: Rc<Credentials>) -> Greeter {
         Greeter::at(credentials, Stage::Called)
     }
@@ -62,7 +62,7 @@ impl Greeter {
         Greeter { credentials, stage, message: [0; MESSAGE_MAX], filled: 0 }
     }
 
-    /// Where the next bytes go; never empty while the handshake is under way.
+    /// Where the next bytes go; never empty while the handshake is in progress.
     pub fn space(&mut self) -> &mut [u8] {
         let len = match self.stage {
             // A refusal is shorter than a welcome, and nothing follows it.
@@ -75,7 +75,7 @@ impl Greeter {
         &mut self.message[self.filled..len]
     }
 
-    /// Takes note of `bytes` more bytes in the [`Greeter::space`].
+    /// Handles `bytes` more bytes in [`Greeter::space`].
     pub fn received(&mut self, bytes: usize) -> Greeted {
         self.filled += bytes;
         let message = &self.message[..self.filled];

@@ -1,28 +1,28 @@
-//! What the log says of callers who were turned away: little, however many there are.
+//! The log of refused callers, limited so that a flood of them does not fill it.
 
 use std::time::Duration;
 
-/// The log has one line in so long a time, at most.
+/// Shortest time between two lines.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The log of one transport.
+/// The limiter of one transport.
 #[derive(Debug, Default)]
 pub struct Refusals {
     /// When the last line was written, by the transport's clock.
     told: Option<Duration>,
-    /// Callers turned away since.
+    /// Refused callers since then.
     untold: u64,
 }
 
 impl Refusals {
-    /// Logs that a caller from `address` was turned away, unless another was a moment ago.
+    /// Logs that a caller from `address` was refused, unless another was a moment ago.
     pub fn log(&mut self, now: Duration, address: &str, reason: &str) {
         if let Some(others) = self.due(now) {
             tracing::warn!(address, reason, others, "turned a caller away");
         }
     }
 
-    /// Whether a line is due: how many callers it stands for, beside the one that it names.
+    /// Whether a line is due: the number of callers it stands for besides the one it names.
     fn due(&mut self, now: Duration) -> Option<u64> {
         if self.told.is_some_and(|told| now < told + EVERY) {
             self.untold += 1;

@@ -1,18 +1,18 @@
-//! The secret of a job: 256 random bits that all its nodes know, and nobody else.
+//! The secret of a cluster: 256 random bits that its nodes know, and nobody else.
 
 use std::fmt;
 
-/// What the nodes of one job prove to each other that they know.
+/// A secret that nodes prove to each other.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; Secret::BYTES]);
 
-/// Why text is no secret.
+/// Why a text is not a secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a secret is {} hexadecimal digits, and this has {digits} characters{}", 2 * Secret::BYTES, other(.strange))]
 pub struct SecretError {
-    /// How many characters the text has.
+    /// Characters of the text.
     digits: usize,
-    /// Whether some of them are no hexadecimal digits.
+    /// Whether some are not hexadecimal digits.
     strange: bool,
 }
 
@@ -27,17 +27,17 @@ impl Secret {
     /// No secret: everybody knows it.
     pub const NONE: Secret = Secret([0; Secret::BYTES]);
 
-    /// A new one.
+    /// A new random secret.
     ///
     /// # Panics
-    /// If the system has no random numbers, which Linux has from its start on.
+    /// If the system has no random numbers; Linux has them from boot on.
     pub fn random() -> Secret {
         let mut bytes = [0; Secret::BYTES];
         getrandom::fill(&mut bytes).expect("the system has random numbers");
         Secret(bytes)
     }
 
-    /// Reads what [`Secret::to_hex`] writes; white space around it does not count.
+    /// Parses the output of [`Secret::to_hex`], ignoring white space around it.
     ///
     /// # Errors
     /// [`SecretError`], which does not quote the text.
@@ -56,7 +56,7 @@ impl Secret {
         Ok(Secret(bytes))
     }
 
-    /// As 64 hexadecimal digits.
+    /// The secret as 64 hexadecimal digits.
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
@@ -72,7 +72,7 @@ impl From<[u8; Secret::BYTES]> for Secret {
     }
 }
 
-/// Shows nothing of it.
+/// Hides the secret.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if *self == Secret::NONE { "Secret(none)" } else { "Secret(…)" })

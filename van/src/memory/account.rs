@@ -1,8 +1,9 @@
-//! Ordinary memory under a pool's limit: what a thread keeps because a peer asked for it, and no device has to know.
+//! Ordinary memory under a pool's limit: what a thread keeps because a peer asked for it, and no
+//! device has to register.
 //!
-//! A peer's message may name a number of keys, cells or rows that has little to do with its own length. Whoever takes memory
-//! for them asks an [`Account`] first, so that a thread's registered and ordinary memory stay under one limit. It is asked
-//! when something grows, never for a request that fits into what is there.
+//! A peer's message may name far more keys, cells or rows than its own length suggests. Code that
+//! allocates for them asks an [`Account`] first, so that a thread's registered and ordinary memory
+//! share one limit. It asks only when something grows, not for every request.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,7 +12,7 @@ use std::io;
 use super::Pool;
 use crate::error::{Error, Result};
 
-/// Bytes of ordinary memory that count against a pool's limit as long as this lives.
+/// Bytes of ordinary memory that count against a pool's limit while this lives.
 pub struct Account {
     pool: Pool,
     what: Cow<'static, str>,
@@ -19,24 +20,26 @@ pub struct Account {
 }
 
 impl Account {
-    /// An account of nothing yet; errors say that `what` would take more than is left.
+    /// An empty account. Its errors say that `what` would exceed the limit.
     pub fn new(pool: &Pool, what: impl Into<Cow<'static, str>>) -> Self {
         Account { pool: pool.clone(), what: what.into(), bytes: 0 }
     }
 
-    /// Bytes it stands for.
+    /// Bytes it accounts for.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Stands for `bytes` bytes from now on.
+    /// Accounts for `bytes` bytes from now on.
     ///
     /// # Errors
-    /// [`Error::OverBudget`] when they are more than before and more than what is left; nothing has changed then.
+    /// [`Error::OverBudget`] if that is an increase by more than what is left. Nothing has changed
+    /// then.
     pub fn set(&mut self, bytes: usize) -> Result<()> {
         let left = self.pool.bytes_left().min(self.pool.room());
         if bytes > self.bytes && bytes - self.bytes > left {
-            let (what, limit) = (self.what.clone().into_owned(), self.pool.bytes_max());
+            let what = self.what.clone().into_owned();
+            let limit = self.pool.bytes_max();
             return Err(Error::OverBudget { what, wanted: bytes - self.bytes, left, limit });
         }
         self.pool.exchange(self.bytes, bytes);
@@ -44,7 +47,7 @@ impl Account {
         Ok(())
     }
 
-    /// Stands for `bytes` bytes more.
+    /// Accounts for `bytes` more bytes.
     ///
     /// # Errors
     /// As [`Account::set`].
@@ -52,14 +55,14 @@ impl Account {
         self.set(self.bytes.saturating_add(bytes))
     }
 
-    /// Stands for `bytes` bytes less, or for none if it stood for fewer.
+    /// Accounts for `bytes` fewer bytes, at least 0.
     pub fn release(&mut self, bytes: usize) {
         let left = self.bytes.saturating_sub(bytes);
         self.pool.exchange(self.bytes, left);
         self.bytes = left;
     }
 
-    /// Checks that there is room for `bytes` bytes more for a moment, which this does not stand for afterwards.
+    /// Checks that `bytes` more bytes fit for a moment, without keeping them.
     ///
     /// # Errors
     /// As [`Account::set`].
@@ -69,11 +72,11 @@ impl Account {
         Ok(())
     }
 
-    /// Makes room in `list` for so many items more. It grows by a share of itself, so that this costs little in the
-    /// long run.
+    /// Reserves room in `list` for `more` items. The list grows by a share of its size, so that the
+    /// cost per item stays small.
     ///
     /// # Errors
-    /// As [`Account::set`]; [`Error::OutOfMemory`] when the system has no more.
+    /// As [`Account::set`]; [`Error::OutOfMemory`] if the system has no more.
     #[inline]
     pub fn reserve<T>(&mut self, list: &mut Vec<T>, more: usize) -> Result<()> {
         if more <= list.capacity() - list.len() { Ok(()) } else { self.grow(list, more) }
@@ -81,10 +84,11 @@ impl Account {
 
     #[cold]
     fn grow<T>(&mut self, list: &mut Vec<T>, more: usize) -> Result<()> {
-        let (had, need) = (list.capacity(), list.len().saturating_add(more));
+        let had = list.capacity();
+        let need = list.len().saturating_add(more);
         let bytes = |items: usize| items.saturating_mul(size_of::<T>());
         let [ample, scant] = [2, 16].map(|share| need.max(had + had / share).max(8));
-        // The old place and the new are there at the same time.
+        // The old and the new allocation exist at the same time.
         let room = match self.add(bytes(ample)) {
             Ok(()) => ample,
             Err(_) => self.add(bytes(scant)).map(|()| scant)?,

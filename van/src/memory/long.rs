@@ -1,26 +1,26 @@
-//! Loops over long values, which lie further from a core than its own cache.
+//! Loops over long values, which lie outside a core's own cache.
 //!
-//! One loop from begin to end has one row of loads under way, and the processor's guesses of what comes next end with every
-//! page: it waits for most of the lines that come from far. Here four places are worked on in turn, and the lines of each are
-//! asked for ahead.
+//! One loop from start to end has a single stream of loads, and the hardware prefetcher stops at
+//! each page, so it waits for most cache lines. These loops work at four places in turn and
+//! prefetch the lines of each.
 //!
-//! Place: beside the path, for values from 256 KiB on that are copied where they belong, or summed up there.
+//! Place: beside the path, for values of 256 KiB or more that are copied or summed into place.
 
 use super::prefetch;
 
-/// Values of fewer bytes are near enough for a plain loop.
+/// Shorter values are near enough for a plain loop.
 pub const LONG_BYTES: usize = 256 << 10;
 
-/// How far ahead of each place lines are asked for.
+/// Distance ahead of each place at which lines are prefetched.
 const AHEAD_BYTES: usize = 512;
 
-/// A line of the cache.
+/// Bytes of a cache line.
 pub const LINE_BYTES: usize = 64;
 
-/// Copies `from` to `to`, which is as long.
+/// Copies `from` to `to`.
 ///
 /// # Panics
-/// If it is not.
+/// If their lengths differ.
 #[inline]
 pub fn copy(to: &mut [u8], from: &[u8]) {
     if from.len() < LONG_BYTES {
@@ -33,10 +33,11 @@ pub fn copy(to: &mut [u8], from: &[u8]) {
     to_rest.copy_from_slice(from_rest);
 }
 
-/// Does `each(&mut to[i], &from[i])` for every `i`, in no particular order: for long slices of whole lines of the cache.
+/// Calls `each(&mut to[i], &from[i])` for every `i`, in no particular order, for long slices of
+/// whole cache lines.
 ///
 /// # Panics
-/// If one is longer than the other.
+/// If their lengths differ.
 #[inline]
 pub fn in_four_places<T, const N: usize>(
     to: &mut [[T; N]],
@@ -61,13 +62,13 @@ pub fn in_four_places<T, const N: usize>(
     }
 }
 
-/// Asks for the line that follows `place` after a while.
+/// Prefetches the line that the loop reaches shortly after `place`.
 #[inline(always)]
 pub(crate) fn fetch_ahead<T>(place: *const T) {
     prefetch(place.wrapping_byte_add(AHEAD_BYTES));
 }
 
-/// Both in step.
+/// Zips the two halves of a split.
 fn two<I: IntoIterator>((a, b): (I, I)) -> impl Iterator<Item = (I::Item, I::Item)> {
     a.into_iter().zip(b)
 }

@@ -1,14 +1,16 @@
 //! A thread's pool: arenas taken from the system, and slots cut from them.
 //!
-//! A slot that comes home goes on the free list of its size, and leaves it for the next buffer of that size: the path is a pop
-//! and a push. Only when a list is empty is there more to do, in this order:
-//! 1. cut a few more slots from memory that is uncut, the tail of some arena;
-//! 2. merge: free slots of other sizes that lie side by side are made uncut memory, as many as it takes;
-//! 3. take another arena from the system, as large as all before it together, so that a device gets to know few regions.
+//! A slot that returns goes on the free list of its size, and the next buffer of that size takes
+//! it: the usual path is a pop and a push. If a free list is empty, the pool goes through these
+//! steps until it has a slot:
+//! 1. cut a few more slots from uncut memory, the tail of some arena;
+//! 2. merge adjacent free slots of other sizes into uncut memory, as many as needed;
+//! 3. take another arena from the system, as large as all earlier ones together, so that a device
+//!    registers few regions.
 //!
-//! Merging takes from other sizes what they may soon want back. So between two arenas no more bytes are merged than there are,
-//! enough for sizes out of use to give all they had to those that took their place. There is no such bound where the limit
-//! leaves no room for another arena.
+//! A merge takes from other sizes what they may soon need again. So the pool merges, between two
+//! arenas, no more bytes than it holds: enough for sizes out of use to hand all their memory to
+//! their successors. This bound does not apply once the limit leaves no room for another arena.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -24,20 +26,21 @@ use crate::error::{Error, Result};
 /// Smallest slot, in bytes. A power of two.
 const SLOT_MIN: usize = 512;
 
-/// No slot can be larger, in bytes: the largest power of two that an allocation can have.
+/// Largest slot, in bytes: the largest power of two that an allocation can have.
 const SLOT_MAX: usize = 1 << (usize::BITS - 2);
 
-/// The first arena, in bytes: what a pool takes at least, where its limit lets it.
+/// First arena, in bytes: the least a pool takes, if its limit allows.
 const ARENA_MIN: usize = 1 << 20;
 
-/// Arenas grow up to this many bytes, or an eighth of the limit, as the end of one may be too small for a large slot; only a
-/// slot larger than that has a larger one.
+/// Arenas grow up to this many bytes or an eighth of the limit, because the end of one may be too
+/// small for a large slot. Only a larger slot gets a larger arena.
 const ARENA_MAX: usize = 256 << 20;
 
-/// Most bytes cut into slots at a time, but for a slot that is larger: 2048 of the smallest, a moment's work.
+/// Most bytes cut into slots at a time, except for a single larger slot. It bounds the time that
+/// one allocation takes.
 const BATCH_MAX: usize = 1 << 20;
 
-/// Slots from this size on lie in huge pages, a single one or two in each, where the system has them.
+/// Slots of at least this size lie in huge pages, one or two in each, if the system has them.
 const LARGE_BYTES: usize = HUGE_PAGE_BYTES / 2;
 
 /// Number of size classes: powers of two from [`SLOT_MIN`] up to the address space.
@@ -58,11 +61,11 @@ pub(super) struct Shelf {
     /// Ordinary memory that counts against the limit.
     bytes_accounted: Cell<usize>,
     bytes_max: usize,
-    /// How many bytes may still be merged before the next arena is taken.
+    /// Bytes that may still be merged before the pool takes another arena.
     bytes_mergeable: Cell<usize>,
     /// Where arenas come from.
     pages: PageSource,
-    /// Whom every arena is registered with.
+    /// Registers every arena.
     registrar: Option<Rc<dyn Registrar>>,
 }
 
@@ -70,22 +73,22 @@ pub(super) struct Shelf {
 #[derive(Default)]
 struct Class {
     free: RefCell<Vec<Rc<Slot>>>,
-    /// How many there are, free or lent: `free` has room for all of them.
+    /// Slots of this size, free or lent: `free` has capacity for all of them.
     count: Cell<usize>,
 }
 
 impl Pool {
-    /// A pool that reserves at most `bytes_max` bytes, none of them yet.
+    /// A pool that reserves at most `bytes_max` bytes, and none yet.
     pub fn new(bytes_max: usize) -> Self {
         Pool::from_pages(bytes_max, PageSource::default(), None)
     }
 
-    /// Likewise, and every arena is registered with `registrar` as it is made.
+    /// As [`Pool::new`]; `registrar` registers every arena when it is created.
     pub fn registered(bytes_max: usize, registrar: Rc<dyn Registrar>) -> Self {
         Pool::from_pages(bytes_max, PageSource::default(), Some(registrar))
     }
 
-    /// Likewise, with arenas that come from `pages`.
+    /// As [`Pool::new`], with arenas from `pages`; `registrar`, if any, registers each.
     pub fn from_pages(
         bytes_max: usize,
         pages: PageSource,
@@ -104,12 +107,12 @@ impl Pool {
         }))
     }
 
-    /// Lends `len` bytes, 8-byte aligned or better; a reused slot keeps its former contents.
+    /// Lends `len` bytes with an alignment of at least 8; a reused slot keeps its former contents.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the pool would outgrow its limit or the system has no more; the registrar's when it
-    /// refuses another arena.
-    #[inline(always)] // what it makes would go through memory, and be read again at once
+    /// [`Error::OutOfMemory`] if the pool would exceed its limit or the system has no more; the
+    /// registrar's if it refuses another arena.
+    #[inline(always)] // a call would pass the result through memory
     pub fn allocate(&self, len: usize) -> Result<Buffer> {
         let class = class_of(len).ok_or_else(|| self.out_of_memory(len, None))?;
         let free = self.0.classes[class].free.borrow_mut().pop();
@@ -120,13 +123,13 @@ impl Pool {
         Ok(Buffer(Part::new(slot, len)))
     }
 
-    /// Bytes taken from the system so far, cut into slots or not. At most a fixed number more of them lie before the arenas,
-    /// never touched, so that those begin where they should.
+    /// Bytes taken from the system so far, cut into slots or not. It leaves out a small, untouched
+    /// prefix that aligns each arena.
     pub fn bytes_reserved(&self) -> usize {
         self.0.bytes_reserved.get()
     }
 
-    /// Bytes of [`Pool::bytes_reserved`] that are cut into slots, each of them lent or kept for the next buffer of its size.
+    /// Bytes of [`Pool::bytes_reserved`] that are cut into slots, lent or free.
     pub fn bytes_cut(&self) -> usize {
         self.0.bytes_cut.get()
     }
@@ -136,30 +139,31 @@ impl Pool {
         self.0.bytes_max
     }
 
-    /// Bytes that tables may still take, registered or not, and all else that is kept for peers: an eighth of the limit is for
-    /// messages, without which no lane lives.
+    /// Bytes that tables and other state kept for peers may still take, registered or not. An
+    /// eighth of the limit is reserved for messages, without which no lane works.
     pub fn bytes_left(&self) -> usize {
         let kept = self.bytes_max() - self.bytes_max() / 8;
         kept.saturating_sub(self.bytes_cut() + self.0.bytes_accounted.get())
     }
 
-    /// Bytes that could be lent now if they lay together: free ones, and those not yet taken from the system. It looks at every size.
+    /// Bytes that could be lent if they were contiguous: the free ones and those not yet taken from
+    /// the system. It visits every size class.
     pub(crate) fn bytes_free(&self) -> usize {
         self.room() + self.0.bytes_free()
     }
 
-    /// Why `wanted` bytes are not lent though they may be free: those that are left are for others.
+    /// The error for `wanted` bytes that may be free but are reserved for others.
     #[cold]
     pub(crate) fn refusal(&self, wanted: usize) -> Error {
         self.out_of_memory(wanted, None)
     }
 
-    /// Bytes that a buffer of `len` bytes takes.
+    /// Size of the slot that a buffer of `len` bytes takes.
     pub(crate) fn slot_bytes(len: usize) -> usize {
         class_of(len).map_or(usize::MAX, |class| SLOT_MIN << class)
     }
 
-    /// So many bytes of ordinary memory more and so many less count against the limit.
+    /// Replaces `less` bytes of ordinary memory that count against the limit by `more`.
     pub(super) fn exchange(&self, less: usize, more: usize) {
         self.0.bytes_accounted.update(|bytes| bytes - less + more);
     }
@@ -169,12 +173,13 @@ impl Pool {
         self.bytes_max() - self.bytes_reserved() - self.0.bytes_accounted.get()
     }
 
-    /// Whether a slot that is to come home to `shelf` is one of this pool's.
+    /// Whether slots of `shelf` belong to this pool.
     pub(super) fn is_home_of(&self, shelf: &Weak<Shelf>) -> bool {
         std::ptr::eq(shelf.as_ptr(), Rc::as_ptr(&self.0))
     }
 
-    /// A slot for a class that has none free, in huge pages as far as `wanted` bytes of it and what lies before it fill them.
+    /// Finds a slot for a class without free ones. Huge pages back it as far as `wanted` bytes fill
+    /// them.
     #[cold]
     fn supply(&self, class: usize, wanted: usize) -> Result<Rc<Slot>> {
         let slot = self.find_slot(class, wanted)?;
@@ -188,7 +193,8 @@ impl Pool {
         if let Some(slot) = self.cut(class) {
             return Ok(slot);
         }
-        let (size, room) = (SLOT_MIN << class, self.room());
+        let size = SLOT_MIN << class;
+        let room = self.room();
         let mergeable = self.0.bytes_mergeable.get();
         if size > room || size <= mergeable {
             self.0.bytes_mergeable.set(mergeable.saturating_sub(size));
@@ -204,9 +210,11 @@ impl Pool {
         Ok(self.cut(class).expect("an arena is at least as large as the slot it is made for"))
     }
 
-    /// Cuts slots of `class` from the smallest piece of uncut memory that holds one, and returns the first; `None` if none does.
+    /// Cuts slots of `class` from the smallest piece of uncut memory that holds one, and returns
+    /// the first; `None` if no piece does.
     fn cut(&self, class: usize) -> Option<Rc<Slot>> {
-        let (shelf, size) = (&*self.0, SLOT_MIN << class);
+        let shelf = &*self.0;
+        let size = SLOT_MIN << class;
         let mut uncut = shelf.uncut.borrow_mut();
         let fitting = uncut.iter().enumerate().filter(|(_, span)| span.holds(size));
         let (at, _) = fitting.min_by_key(|(_, span)| span.len)?;
@@ -218,15 +226,16 @@ impl Pool {
         uncut.extend([before, after].into_iter().filter(|rest| rest.len > 0));
         shelf.bytes_cut.update(|bytes| bytes + span.len);
         shelf.classes[class].add((0..count).rev().map(|n| {
-            let place = (span.start + n * size, size);
             let home = Home::Pool(Rc::downgrade(&self.0), class);
-            Rc::new(Slot::cut(span.arena.clone(), place, home))
+            Rc::new(Slot::cut(span.arena.clone(), span.start + n * size, size, home))
         }))
     }
 
-    /// Takes another arena from the system, of at least `size` bytes; there is room for those.
+    /// Takes another arena of at least `size` bytes from the system. The caller has checked the
+    /// room.
     fn grow(&self, size: usize) -> Result<()> {
-        let (reserved, room) = (self.bytes_reserved(), self.room());
+        let reserved = self.bytes_reserved();
+        let room = self.room();
         let most = (self.bytes_max() / 8).clamp(ARENA_MIN, ARENA_MAX);
         let bytes = size.max(reserved.clamp(ARENA_MIN, most).min(room));
         let len = bytes - bytes % SLOT_MIN;
@@ -250,22 +259,23 @@ impl Pool {
 }
 
 impl Shelf {
-    /// Puts a slot that nothing is left of on the free list of its class.
+    /// Puts a slot without remaining parts on the free list of its class.
     #[inline]
     pub(super) fn put_back(&self, slot: Rc<Slot>, class: usize) {
         self.classes[class].free.borrow_mut().push(slot);
     }
 
-    /// How much is cut at a time: a part of all there is, so that a size seldom has to ask and never takes all.
+    /// Bytes cut at a time: a share of all memory, so that a size seldom runs out and never takes
+    /// everything.
     fn batch_bytes(&self) -> usize {
         (self.bytes_reserved.get() / 4).min(BATCH_MAX)
     }
 
-    /// Makes uncut memory of the free slots in the smallest run of free memory that a slot of `size` fits into, as many as it
-    /// takes; all others stay as they are. Does nothing if there is no such run.
+    /// Turns the free slots in the smallest run of free memory that can hold `size` bytes into
+    /// uncut memory, only as many as needed. Does nothing if there is no such run.
     fn merge(&self, size: usize) {
         if self.bytes_free() < size {
-            return; // the common refusal costs no search
+            return; // spares the common refusal a search
         }
         let Some(place) = self.find_run(size) else { return };
         let mut uncut = self.uncut.borrow_mut();
@@ -281,7 +291,8 @@ impl Shelf {
         uncut.extend(join(pieces));
     }
 
-    /// Where a slot of `size` would lie in the smallest run of free slots and uncut memory that holds one.
+    /// The place of a slot of `size` in the smallest run of free slots and uncut memory that holds
+    /// one.
     fn find_run(&self, size: usize) -> Option<Span> {
         let fitting = join(self.pieces()).into_iter().filter(|run| run.holds(size));
         let run = fitting.min_by_key(|run| run.len)?;
@@ -305,7 +316,7 @@ impl Shelf {
     }
 }
 
-/// The same memory in as few pieces as can be.
+/// Joins adjacent pieces.
 fn join(mut pieces: Vec<Span>) -> Vec<Span> {
     pieces.sort_unstable_by_key(|span| (Rc::as_ptr(&span.arena).addr(), span.start));
     pieces.dedup_by(|next, span| span.append(next));
@@ -313,7 +324,8 @@ fn join(mut pieces: Vec<Span>) -> Vec<Span> {
 }
 
 impl Class {
-    /// Takes in new slots and lends the last of them. None will have to wait for room when it comes home.
+    /// Adds new slots and lends the last. Reserves room on the free list for all of them, so that a
+    /// return never allocates.
     fn add(&self, slots: impl ExactSizeIterator<Item = Rc<Slot>>) -> Option<Rc<Slot>> {
         let count = self.count.get() + slots.len();
         self.count.set(count);
@@ -331,7 +343,7 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// The class of the smallest slots that hold `len` bytes; `None` when no address space has room for one.
+/// The smallest class whose slots hold `len` bytes; `None` if that exceeds the address space.
 #[inline]
 fn class_of(len: usize) -> Option<usize> {
     let len = len.max(SLOT_MIN);
@@ -348,7 +360,7 @@ struct Span {
 }
 
 impl Span {
-    /// The memory of one of a pool's slots.
+    /// The memory of a pool's slot.
     fn of(slot: &Slot) -> Span {
         let Memory::Arena(arena) = &slot.memory else {
             unreachable!("a user's memory comes home to no pool")
@@ -363,8 +375,9 @@ impl Span {
             && other.start < self.start + self.len
     }
 
-    /// Bytes to skip before a slot of `size`: slots begin at a page, large ones at a huge one or its half, and those smaller than a
-    /// page at a multiple of their size, so that none reaches into a page that it does not fill.
+    /// Bytes to skip before a slot of `size`. Slots start at a page, large ones at a huge page or
+    /// its half, and those smaller than a page at a multiple of their size, so that each lies on as
+    /// few pages as possible.
     fn padding(&self, size: usize) -> usize {
         let page = if size < LARGE_BYTES { SLOT_ALIGN } else { HUGE_PAGE_BYTES };
         self.start.next_multiple_of(size.min(page)) - self.start
@@ -379,7 +392,7 @@ impl Span {
         (head, Span { start: self.start + at, len: self.len - at, ..self })
     }
 
-    /// Takes `next` in if it begins where this ends; else does nothing and says so.
+    /// Extends it by `next` if that begins where it ends; returns whether it did.
     fn append(&mut self, next: &Span) -> bool {
         let follows = Rc::ptr_eq(&self.arena, &next.arena) && self.start + self.len == next.start;
         if follows {

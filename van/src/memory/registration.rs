@@ -1,25 +1,27 @@
-//! Which devices know a piece of memory, and under which key.
+//! The devices that have registered a piece of memory, and their keys for it.
 //!
-//! A device reads and writes only memory that was registered with it. Registering is slow (the system pins every page), so it
-//! is done once for a whole region, an arena of a pool or memory that a user brought, and lasts as long as the region: what is
-//! sent again from the same memory costs a look-up. The device itself is behind [`Registrar`]; nothing here knows any.
+//! A device reads and writes only memory registered with it. Registration is slow (the system pins
+//! every page), so it is done once for a whole region, an arena of a pool or a user's memory, and
+//! lasts as long as the region: another send from the same memory costs a look-up. [`Registrar`]
+//! stands for the device.
 
 use std::cell::OnceCell;
 use std::ptr::NonNull;
 
 use crate::error::Result;
 
-/// Makes memory known to a device. One per device and protection domain.
+/// Registers memory with a device. One per device and protection domain.
 pub trait Registrar {
-    /// Its number, unique within the process and never given out again.
+    /// Its number, unique within the process and never reused.
     fn id(&self) -> u64;
 
-    /// Registers `[base, base + len)`, never empty; `writable` unless it is read-only memory.
+    /// Registers `[base, base + len)`, never empty; `writable` is false for read-only memory.
     ///
-    /// Whoever calls keeps the memory in place until the result is dropped. The registration may outlive the registrar.
+    /// The caller keeps the memory in place until the result is dropped. The registration may
+    /// outlive the registrar.
     ///
     /// # Errors
-    /// What the system said, for example that no more pages may be pinned. Nothing is registered then.
+    /// The system's, for example that no more pages may be pinned. Nothing is registered then.
     fn register(
         &self,
         base: NonNull<u8>,
@@ -28,13 +30,14 @@ pub trait Registrar {
     ) -> Result<Box<dyn Registration>>;
 }
 
-/// Memory that a device knows. Dropped: deregistered.
+/// Registered memory. Dropping it deregisters.
 pub trait Registration {
-    /// What names the memory in work given to the device. The same as long as this lives.
+    /// The key that names the memory in work requests; constant while this lives.
     fn local_key(&self) -> u32;
 }
 
-/// The registrations of one region, at most one a registrar; a list, as there is hardly ever more than one.
+/// The registrations of one region, at most one per registrar. A linked list, because there is
+/// rarely more than one.
 #[derive(Default)]
 pub(super) struct Registrations(OnceCell<Box<Entry>>);
 
@@ -46,18 +49,19 @@ struct Entry {
 }
 
 impl Registrations {
-    /// The key under which `registrar` knows the `len` bytes from `base`, always those of the same region; registers them if
-    /// it does not know them yet. Empty memory, of which a device reads nothing, is not registered and has the key 0.
+    /// The key under which `registrar` knows the `len` bytes from `base`, which are the same for
+    /// every call. Registers them if necessary. Empty memory is not registered and has the key 0.
     #[inline]
     pub(super) fn local_key(
         &self,
         registrar: &dyn Registrar,
-        memory: (NonNull<u8>, usize),
+        base: NonNull<u8>,
+        len: usize,
         writable: bool,
     ) -> Result<u32> {
         match self.0.get() {
             Some(entry) if entry.registrar == registrar.id() => Ok(entry.key),
-            _ => self.find_or_register(registrar, memory, writable),
+            _ => self.find_or_register(registrar, base, len, writable),
         }
     }
 
@@ -65,10 +69,12 @@ impl Registrations {
     fn find_or_register(
         &self,
         registrar: &dyn Registrar,
-        (base, len): (NonNull<u8>, usize),
+        base: NonNull<u8>,
+        len: usize,
         writable: bool,
     ) -> Result<u32> {
-        let (id, mut list) = (registrar.id(), self);
+        let id = registrar.id();
+        let mut list = self;
         while let Some(entry) = list.0.get() {
             if entry.registrar == id {
                 return Ok(entry.key);
@@ -103,7 +109,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// What a device was told.
+    /// One call to the fake device.
     #[derive(Debug, Clone, Copy, PartialEq)]
     enum Told {
         Register { key: u32, base: usize, len: usize, writable: bool },
@@ -111,7 +117,7 @@ mod tests {
     }
     use Told::{Deregister, Register};
 
-    /// A device that knows nothing but what it is told.
+    /// A device that records its calls.
     struct Fake {
         id: u64,
         told: Rc<RefCell<Vec<Told>>>,
@@ -132,7 +138,7 @@ mod tests {
             Rc::new(Fake { id, told, refuses, gone })
         }
 
-        /// What it was told since it was last asked.
+        /// Takes the recorded calls.
         fn told(&self) -> Vec<Told> {
             self.told.take()
         }
@@ -238,7 +244,7 @@ mod tests {
         assert_eq!(device.told(), [Deregister { key }]);
     }
 
-    /// Says when it is let go.
+    /// Records that it was dropped.
     struct Owner(Vec<u8>, Arc<AtomicBool>);
 
     impl AsRef<[u8]> for Owner {

@@ -1,4 +1,4 @@
-//! Short frames of one slot: what many of them share is taken from its pool, and goes back there, once.
+//! Short frames that share one slot, so that the pool is asked once for many of them.
 //!
 //! Path: worker > slicer > filter > message > **memory** > endpoint > transport.
 
@@ -6,7 +6,8 @@ use std::rc::Rc;
 
 use super::{Buffer, Part, Pool};
 
-/// Bytes of such a slot. Who keeps one of its frames keeps all of it, so it is not much longer than they are.
+/// Bytes of the shared slot. A single frame in use keeps all of it, so it is not much longer than a
+/// frame.
 const SLAB_BYTES: usize = 1 << 10;
 
 /// The slot that frames are cut from.
@@ -14,12 +15,12 @@ const SLAB_BYTES: usize = 1 << 10;
 pub(crate) struct Slab(Buffer);
 
 impl Slab {
-    /// Without memory yet.
+    /// A slab without memory yet.
     pub(crate) fn new() -> Slab {
         Slab(Buffer::adopt(Vec::<u8>::new()))
     }
 
-    /// Where the next frame comes to lie; nothing if `pool` has no room.
+    /// The place of the next frame; `None` if `pool` has no room.
     #[inline(always)]
     pub(crate) fn place<const LEN: usize>(&mut self, pool: &Pool) -> Option<&mut [u8; LEN]> {
         const { assert!(LEN <= SLAB_BYTES && LEN.is_multiple_of(8)) };
@@ -29,11 +30,11 @@ impl Slab {
         self.0.first_chunk_mut()
     }
 
-    /// Cuts off the place of a frame, of which it takes the first `len` bytes.
+    /// Cuts off the place of a frame and returns its first `len` bytes.
     ///
     /// # Panics
     /// If there is no such place, or it is shorter.
-    #[inline(always)] // as the pool's
+    #[inline(always)] // like `Pool::allocate`
     pub(crate) fn cut<const LEN: usize>(&mut self, len: usize) -> Buffer {
         let rest = &mut self.0.0;
         let (slot, start) = (rest.slot.clone(), rest.start);
@@ -42,7 +43,7 @@ impl Slab {
         Buffer(Part { slot, start, len })
     }
 
-    /// Begins the slot anew if nobody has any of it, and another one if somebody does; false if there is none.
+    /// Reuses the slot if no frame of it is left, else takes another; false if the pool has none.
     #[inline(never)]
     fn renew(&mut self, pool: &Pool) -> bool {
         let rest = &mut self.0.0;

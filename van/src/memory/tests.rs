@@ -1,4 +1,4 @@
-//! What buffers and shared parts promise, whoever owns their memory.
+//! Guarantees of buffers and shared parts, whoever owns their memory.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -134,7 +134,7 @@ fn copying_bytes_for_writing_needs_room() {
 
 #[test]
 fn bytes_live_until_their_last_part_goes() {
-    /// Says when it is let go.
+    /// Records that it was dropped.
     struct Owner(Vec<u8>, Arc<AtomicBool>);
     impl AsRef<[u8]> for Owner {
         fn as_ref(&self) -> &[u8] {

@@ -1,5 +1,5 @@
-//! Views of memory that somebody else has. Each has a number, which comes back when the last part of it is dropped; its slot is the
-//! next view's, so that to borrow allocates nothing.
+//! Views of foreign memory. Each has a number, which is returned when its last part is dropped. The
+//! next view reuses its slot, so that a borrow allocates nothing.
 //!
 //! Path: worker > slicer > filter > message > **memory** > endpoint > transport.
 
@@ -12,12 +12,12 @@ use super::{Home, Lendable, Part, Shared, Slot};
 #[derive(Default)]
 pub(crate) struct Views(Rc<Slots>);
 
-/// The slots of views, ...
+/// Slots of ended views.
 #[derive(Default)]
 pub(super) struct Slots {
-    /// of which nothing is left, ...
+    /// Those whose numbers have not been taken yet.
     back: RefCell<Vec<Rc<Slot>>>,
-    /// and whose numbers have been taken, too.
+    /// Those whose numbers have been taken, ready for reuse.
     spare: RefCell<Vec<Rc<Slot>>>,
 }
 
@@ -28,14 +28,14 @@ impl Slots {
 }
 
 impl Views {
-    /// The `len` bytes at `offset`, as view `number`.
+    /// View `number`: the `len` bytes at `offset`.
     ///
     /// # Panics
     /// If they reach past the end.
     pub(crate) fn view(&self, of: &Lendable, (offset, len): (usize, usize), number: u64) -> Shared {
         let spare = self.0.spare.borrow_mut().pop();
         let home = Home::Views(Rc::downgrade(&self.0), number);
-        let view = Slot::cut(of.0.clone(), (offset, len), home);
+        let view = Slot::cut(of.0.clone(), offset, len, home);
         let slot = match spare {
             Some(mut slot) => {
                 *Rc::get_mut(&mut slot).expect("nothing else is left of it") = view;
@@ -46,13 +46,13 @@ impl Views {
         Shared(Part::new(slot, len))
     }
 
-    /// Whether the number of a view has come back.
+    /// Whether the number of an ended view can be taken.
     #[inline]
     pub(crate) fn has_returned(&self) -> bool {
         !self.0.back.borrow().is_empty()
     }
 
-    /// The number of a view of which nothing is left, each once.
+    /// Takes the number of an ended view, each once.
     pub(crate) fn take_returned(&self) -> Option<u64> {
         let slot = self.0.back.borrow_mut().pop()?;
         let Home::Views(_, number) = slot.home else {
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use crate::memory::Region;
 
-    /// `len` bytes that count up, and what says whether they are still kept.
+    /// `len` ascending bytes, and a handle that tells whether they are still kept.
     fn lendable(len: u8) -> (Lendable, Weak<Vec<u8>>) {
         let bytes = Rc::new((0..len).collect::<Vec<u8>>());
         let (base, kept) = (NonNull::from(&bytes[..]).cast(), Rc::downgrade(&bytes));

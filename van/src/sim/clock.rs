@@ -1,8 +1,8 @@
-//! Virtual time: who sleeps until when, and whose turn it is. What is under way meanwhile is in `clock/flights.rs`.
+//! Virtual time and turns. Packets in flight are in `clock/flights.rs`.
 //!
-//! Nodes are threads, but exactly one of them runs at any moment: the one that holds the turn. It gives the turn away only
-//! when it waits; then time jumps to the next thing that happens, and whoever that concerns runs next. So the whole
-//! simulation is one sequence of steps, the same for the same seed.
+//! Nodes are threads, but exactly one runs at any moment: the one that holds the turn. It gives the
+//! turn away only when it waits; then time jumps to the next event, and the node of that event runs
+//! next. So the whole simulation is one sequence of steps, the same for the same seed.
 
 use std::collections::{BTreeSet, BinaryHeap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,16 +21,17 @@ mod flights;
 /// The thread that made the network: the first participant.
 pub(super) const MAIN: usize = 0;
 
-/// Shortest wait, so that a node that spins on `wait(0)` lets time pass.
+/// Shortest wait, so that time passes even for a node that spins on `wait(0)`.
 pub(super) const WAIT_MIN: Duration = Duration::from_micros(1);
 
-/// Polls in a row without a find or a wait after which a node is taken to spin for ever: time does not pass meanwhile.
+/// Empty polls in a row, without a wait, after which a node is assumed to spin forever: polls take
+/// no simulated time.
 const IDLE_POLLS_MAX: u64 = 10_000_000;
 
-/// The simulation, as its threads share it.
+/// The simulation, shared by its threads.
 pub(super) struct World(Mutex<Core>);
 
-/// Everything that is simulated.
+/// The state of the simulation.
 pub(super) struct Core {
     now: Duration,
     seed: u64,
@@ -43,15 +44,15 @@ pub(super) struct Core {
     flights: u64,
     ports: Vec<Port>,
     participants: Vec<Participant>,
-    /// Who wakes up by himself: when, a drawn number that orders those of the same instant, who.
+    /// Pending wake-ups: time, a random number that orders those of the same instant, participant.
     alarms: BTreeSet<(Duration, u64, usize)>,
     running: usize,
     cuts: Vec<Cut>,
-    /// Set while everybody but [`MAIN`] is being stopped.
+    /// True while all participants but [`MAIN`] are being stopped.
     stopping: bool,
 }
 
-/// A node's thread, and its machine.
+/// A node's thread and machine.
 struct Participant {
     name: String,
     pace: Pace,
@@ -62,20 +63,20 @@ struct Participant {
     /// Its entry in `alarms`.
     alarm: Option<(Duration, u64, usize)>,
     idle_polls: u64,
-    /// Why it must not go on.
+    /// Why it must stop.
     stop: Option<Stopped>,
 }
 
-/// What a participant does.
+/// What a participant is doing.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Activity {
     /// Holds the turn, or has not had it yet.
     Running,
     /// In [`Transport::wait`](crate::Transport::wait): an arrival ends it.
     Waiting,
-    /// Lets time pass.
+    /// Lets time pass; nothing wakes it early.
     Sleeping,
-    /// Waits for another's end.
+    /// Waits until this participant ends.
     Joining(usize),
     /// Has ended.
     Done,
@@ -104,16 +105,17 @@ impl World {
         World(Mutex::new(core))
     }
 
-    /// The core. A node may panic while it looks at it (a stuck simulation does), never while it changes it.
+    /// Locks the state. A poisoned lock is fine: a node may panic while it reads the state (a stuck
+    /// simulation does), never while it changes it.
     pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets others run until `activity` is over: until `timeout` has passed, or what it waits for has come. Who spins must
-    /// give at least [`WAIT_MIN`].
+    /// Lets others run until `activity` is over: after `timeout`, or when what it waits for has
+    /// come. A caller that spins must pass at least [`WAIT_MIN`].
     ///
     /// # Errors
-    /// Says why the caller must not go on, if it has to stop.
+    /// The reason, if the caller must stop.
     pub(super) fn pause(
         &self,
         mut core: MutexGuard<'_, Core>,
@@ -135,10 +137,10 @@ impl World {
         core.participants[me].stop.clone().map_or(Ok(()), Err)
     }
 
-    /// Ends the calling participant: unwinds a node, panics on [`MAIN`].
+    /// Stops the calling participant: unwinds a node, panics on [`MAIN`].
     ///
     /// # Errors
-    /// The reason again when it unwinds already.
+    /// The reason again if it already unwinds.
     pub(super) fn stop_here(&self, stopped: Stopped) -> Result<(), Stopped> {
         let me = self.lock().running();
         match stopped {
@@ -158,17 +160,17 @@ impl World {
         core
     }
 
-    /// The first turn of a new participant, in its thread.
+    /// Waits for the first turn of a new participant, in its thread.
     ///
     /// # Errors
-    /// Says why it must not even start.
+    /// The reason, if it must not start.
     pub(super) fn first_turn(&self, me: usize) -> Result<(), Stopped> {
         let mut core = self.await_turn(self.lock(), me);
         core.participants[me].thread = Some(std::thread::current().id());
         core.participants[me].stop.clone().map_or(Ok(()), Err)
     }
 
-    /// The last act of a participant: `stopped` says why when it did not end by itself.
+    /// Ends a participant; `stopped` is the reason if it did not end by itself.
     pub(super) fn last_turn(&self, me: usize, stopped: Option<Stopped>) {
         let mut core = self.lock();
         if let Some(Stopped::Panicked { .. }) = &stopped {
@@ -187,7 +189,8 @@ impl World {
         core.hand_to(next);
     }
 
-    /// Stops everybody else and returns when they have ended. For the end of the network, on its own thread.
+    /// Stops all other participants and returns when they have ended. Called at the end of the
+    /// network, on its own thread.
     pub(super) fn end(&self) {
         let mut core = self.lock();
         if core.running != MAIN {
@@ -210,7 +213,7 @@ impl Core {
         self.trace.finish()
     }
 
-    /// Who holds the turn, which must be the calling thread.
+    /// The participant that holds the turn, which must be the calling thread.
     pub(super) fn running(&self) -> usize {
         let participant = &self.participants[self.running];
         assert!(
@@ -221,7 +224,7 @@ impl Core {
         self.running
     }
 
-    /// Why the running participant must not go on.
+    /// Why the running participant must stop.
     pub(super) fn stop(&self) -> Option<&Stopped> {
         self.participants[self.running()].stop.as_ref()
     }
@@ -235,7 +238,7 @@ impl Core {
         self.participants[id].activity == Activity::Done
     }
 
-    /// Adds a participant that runs as soon as the turn comes to it.
+    /// Adds a participant that runs once it gets the turn.
     pub(super) fn add_participant(&mut self, name: &str) -> usize {
         let stop = self.stop().cloned();
         let id = self.enter(name, stop);
@@ -250,9 +253,10 @@ impl Core {
         id
     }
 
-    /// How long the running participant takes to compute what `work` would take a node at full speed.
+    /// How long `work`, given at full speed, takes the running participant.
     pub(super) fn takes(&mut self, work: Duration) -> Duration {
-        let (me, now) = (self.running(), self.now);
+        let me = self.running();
+        let now = self.now;
         self.participants[me].pace.takes(&self.hosts, now, work)
     }
 
@@ -267,7 +271,7 @@ impl Core {
         (!self.is_done(id)).then_some(id)
     }
 
-    /// Makes the node called `name` stop where it waits. False when there is no such node.
+    /// Stops the node called `name` where it waits. False if there is no such node.
     pub(super) fn crash(&mut self, name: &str) -> bool {
         let Some(id) = self.living(name).filter(|&id| id != MAIN) else { return false };
         self.participants[id].stop = Some(Stopped::Crashed { node: name.to_owned() });
@@ -275,10 +279,10 @@ impl Core {
         true
     }
 
-    /// Counts a poll that found nothing.
+    /// Counts an empty poll.
     ///
     /// # Panics
-    /// When that has become a habit.
+    /// After too many without a wait.
     pub(super) fn polled_in_vain(&mut self) {
         let participant = &mut self.participants[self.running];
         participant.idle_polls += 1;
@@ -289,7 +293,7 @@ impl Core {
         );
     }
 
-    /// How long until a silent peer is reported.
+    /// Time until a silent peer is reported lost.
     pub(super) fn detection(&self) -> Duration {
         self.faults.detection
     }
@@ -313,7 +317,7 @@ impl Core {
         self.participants[id].turn.notify_one();
     }
 
-    /// Lets time pass until somebody can go on: who.
+    /// Advances time to the next event and returns the participant that runs next.
     fn next(&mut self) -> usize {
         while !self.stopping {
             let arrival = self.under_way.peek().map(|flight| (flight.at, flight.tie));
@@ -353,7 +357,8 @@ impl Core {
         Stopped::Stuck { now: self.now, waiting: waiting.join(", ") }
     }
 
-    /// From now on everybody who gets the turn stops, [`MAIN`] last and only if there is a reason.
+    /// Stops every participant when it next gets the turn: [`MAIN`] last, and only if there is a
+    /// reason.
     fn stop_all(&mut self, reason: Option<&Stopped>) {
         self.stopping = true;
         for (id, participant) in self.participants.iter_mut().enumerate() {

@@ -1,29 +1,30 @@
-//! What the simulated network does to messages, and the generator that decides when. Not what nodes do: crashes and cuts
-//! are asked for by name, see [`Network`](super::Network).
+//! Faults of the simulated network, and the random generator that decides when they happen. Crashes
+//! and cuts are requested by name: see [`Network`](super::Network).
 
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// How a simulated network treats messages. Every draw comes from the network's seed.
+/// How a simulated network treats messages. Every draw depends on the network's seed.
 ///
-/// Messages of one connection never overtake each other; those of different connections do whenever their latencies say so.
+/// Messages of one connection never overtake each other; those of different connections may,
+/// according to their latencies.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Faults {
-    /// One-way latency of a message, drawn evenly for each.
+    /// One-way latency of a message, drawn uniformly for each.
     pub latency: RangeInclusive<Duration>,
-    /// Bytes a second that one direction of one connection carries; `None` takes no time for any length.
+    /// Bandwidth of each direction of a connection; `None` is unlimited.
     pub bytes_per_second: Option<NonZeroU64>,
-    /// Share of messages that are held up, and with them all behind them in the same direction: 0 to 1.
+    /// Share of messages that stall, with all behind them in the same direction: 0 to 1.
     pub stall_probability: f64,
-    /// How long those are held up on top of the latency, drawn evenly for each.
+    /// Duration of a stall on top of the latency, drawn uniformly for each.
     pub stall: RangeInclusive<Duration>,
-    /// How long it takes until a peer that crashed or was cut off is reported lost.
+    /// Time until a peer that crashed or was cut off is reported lost.
     pub detection: Duration,
 }
 
 impl Faults {
-    /// A network without faults: 10 µs one way, whatever the length; a dead peer is noticed after 10 ms.
+    /// No faults: 10 µs one way for any length; a dead peer is reported after 10 ms.
     pub fn none() -> Faults {
         let latency = Duration::from_micros(10);
         Faults {
@@ -44,8 +45,8 @@ impl Faults {
         }
     }
 
-    /// A network to be afraid of: 1 µs to 5 ms one way, 50 MB/s, one message in 50 held up for 10 to 200 ms; a dead peer is
-    /// noticed after 100 ms.
+    /// Many faults: 1 µs to 5 ms one way, 50 MB/s, one message in 50 stalled for 10 to 200 ms; a
+    /// dead peer is reported after 100 ms.
     pub fn harsh() -> Faults {
         Faults {
             latency: Duration::from_micros(1)..=Duration::from_millis(5),
@@ -56,7 +57,7 @@ impl Faults {
         }
     }
 
-    /// How long one message is under way.
+    /// Draws the one-way time of a message.
     pub(super) fn flight(&self, random: &mut Random) -> Duration {
         let latency = random.between(&self.latency);
         if random.chance(self.stall_probability) {
@@ -66,13 +67,13 @@ impl Faults {
         }
     }
 
-    /// How long a connection is busy putting `bytes` on the wire.
+    /// How long a connection is busy sending `bytes`.
     pub(super) fn sending(&self, bytes: usize) -> Duration {
         self.bytes_per_second.map_or(Duration::ZERO, |rate| time_on_wire(bytes, rate))
     }
 }
 
-/// How long `bytes` take at so many a second.
+/// How long `bytes` take at this rate.
 pub(super) fn time_on_wire(bytes: usize, bytes_per_second: NonZeroU64) -> Duration {
     let nanos = (bytes as u128 * 1_000_000_000).div_ceil(u128::from(bytes_per_second.get()));
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
@@ -93,13 +94,13 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// True with `probability`; draws only when that is not settled already.
+    /// True with `probability`. Draws nothing for probability 0.
     pub(super) fn chance(&mut self, probability: f64) -> bool {
         const UNIT: f64 = 1.0 / (1u64 << 53) as f64;
         probability > 0.0 && ((self.next() >> 11) as f64 * UNIT) < probability
     }
 
-    /// Evenly from `range`; its start when it is empty.
+    /// Draws uniformly from `range`; returns its start if it is empty.
     pub(super) fn between(&mut self, range: &RangeInclusive<Duration>) -> Duration {
         let spread = range.end().saturating_sub(*range.start()).as_nanos();
         if spread == 0 {

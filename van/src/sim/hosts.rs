@@ -1,79 +1,82 @@
-//! What simulated machines are like: how fast their cards, how much of their processors a message takes, and which of them
-//! straggle. What happens between machines is in `faults.rs`.
+//! Simulated machines: the rate of their network cards, the processor time of a message, and
+//! stragglers. `faults.rs` holds what happens between machines.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
 
 use super::faults::{Random, time_on_wire};
 
-/// The machines of a simulated network, all alike but for those that straggle. The parameters are those of LogGP (Alexandrov,
-/// Ionescu, Schauser and Scheiman, "LogGP: incorporating long messages into the LogP model", 1995), its latency apart, which
-/// is [`Faults::latency`](super::Faults::latency).
+/// The machines of a simulated network, all alike except for stragglers. The parameters are those
+/// of LogGP (Alexandrov, Ionescu, Schauser and Scheiman, "LogGP: incorporating long messages into
+/// the LogP model", 1995), without the latency, which is
+/// [`Faults::latency`](super::Faults::latency).
 ///
-/// The default takes no time at all: only the network does.
+/// By default machines take no time at all; only the network does.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Hosts {
-    /// Bytes a second that a node's card sends over all its connections together, and as many that it receives (1/G); `None`
-    /// for a card that no load slows down. A message passes the sender's card as a whole, then the receiver's as soon as that
-    /// has nothing before it.
+    /// Bytes per second that a node's card sends over all its connections together, and that it
+    /// receives (1/G); `None` is unlimited. A message passes the sender's card as a whole, then the
+    /// receiver's once that has finished earlier ones.
     pub card_bytes_per_second: Option<NonZeroU64>,
-    /// How long a processor is busy with each frame or write, on either side (o).
+    /// Processor time of each frame or write, on either side (o).
     pub overhead: Duration,
-    /// And with each byte of it, in nanoseconds.
+    /// Processor time per byte, in nanoseconds.
     pub overhead_nanos_per_byte: f64,
-    /// What [`Transport::charge`](crate::Transport::charge) is multiplied with: 1 for machines as fast as the charge says.
-    /// Takes 0 for 1.
+    /// Factor of [`Transport::charge`](crate::Transport::charge): 1 for machines as fast as the
+    /// charge assumes. 0 means 1.
     pub slower: f64,
-    /// Whose computing takes longer than that, and when.
+    /// The nodes that compute more slowly, and when.
     pub stragglers: Stragglers,
 }
 
-/// Nodes whose computing takes `factor` times as long: some of them always, and all of them now and then.
+/// Nodes whose computation takes `factor` times as long: some nodes always, and all nodes now and
+/// then.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Stragglers {
-    /// How many times as long; below 1 counts as 1.
+    /// The slowdown; below 1 counts as 1.
     pub factor: f64,
-    /// Share of nodes that are always slow: each is drawn, 0 to 1.
+    /// Share of nodes that are always slow, drawn for each: 0 to 1.
     pub always: f64,
-    /// Mean time between two slow spells of a node, drawn evenly from 0 to twice that. Zero for no spells.
+    /// Mean time between two slow spells of a node, drawn uniformly from 0 to twice that. Zero for
+    /// no spells.
     pub every: Duration,
-    /// Mean length of a spell, drawn likewise.
+    /// Mean length of a spell, drawn in the same way.
     pub spell: Duration,
 }
 
 impl Hosts {
-    /// How long a card is busy with `bytes`: at least a nanosecond, so that what passes it stays in order.
+    /// How long a card is busy with `bytes`: at least a nanosecond, so that messages stay in order.
     pub(super) fn passing(&self, bytes: usize) -> Option<Duration> {
         let rate = self.card_bytes_per_second?;
         Some(time_on_wire(bytes, rate).max(Duration::from_nanos(1)))
     }
 
-    /// How long a processor is busy with a message of `bytes`.
+    /// Processor time of a message of `bytes`.
     pub(super) fn handling(&self, bytes: usize) -> Duration {
         self.overhead + Duration::from_nanos((self.overhead_nanos_per_byte * bytes as f64) as u64)
     }
 }
 
-/// The pace at which one node computes.
+/// The speed at which one node computes.
 pub(super) struct Pace {
     random: Random,
     always_slow: bool,
     in_spell: bool,
-    /// When this spell, or the time without one, ends.
+    /// End of this spell, or of the time without one.
     until: Duration,
 }
 
 impl Pace {
-    /// Drawn from a stream of its own, so that a node's spells do not depend on what others do.
+    /// Draws from a stream of its own, so that a node's spells do not depend on other nodes.
     pub(super) fn new(seed: u64, node: usize, stragglers: &Stragglers) -> Pace {
         let stream = Random::new(seed).next() ^ node as u64;
         let mut random = Random::new(Random::new(stream).next());
         let always_slow = random.chance(stragglers.always);
-        // A spell of no length ends now, and the first stretch without one begins.
+        // A spell of no length ends at once, and the first time without one begins.
         Pace { random, always_slow, in_spell: true, until: Duration::ZERO }
     }
 
-    /// How long `work` takes a node that starts at `now`; to be asked in the order of time.
+    /// How long `work` takes a node that starts at `now`. Calls must be in order of time.
     pub(super) fn takes(&mut self, hosts: &Hosts, now: Duration, work: Duration) -> Duration {
         let Hosts { slower, stragglers, .. } = hosts;
         let work = if *slower > 0.0 { work.mul_f64(*slower) } else { work };
@@ -84,13 +87,15 @@ impl Pace {
         if stragglers.every.is_zero() {
             return work;
         }
-        let (mut at, mut left) = (now, work);
+        let mut at = now;
+        let mut left = work;
         loop {
             while self.until <= at {
                 self.turn(stragglers);
             }
             let pace = if self.in_spell { factor } else { 1.0 };
-            let (needs, room) = (left.mul_f64(pace), self.until - at);
+            let needs = left.mul_f64(pace);
+            let room = self.until - at;
             if needs <= room {
                 return at + needs - now;
             }
@@ -99,7 +104,7 @@ impl Pace {
         }
     }
 
-    /// A spell begins or ends.
+    /// Begins or ends a spell.
     fn turn(&mut self, stragglers: &Stragglers) {
         self.in_spell = !self.in_spell;
         let mean = if self.in_spell { stragglers.spell } else { stragglers.every };
@@ -149,7 +154,7 @@ mod tests {
         assert_ne!(all, (0..1000).map(|node| takes(8, node)).collect::<Vec<_>>());
     }
 
-    /// Spells of a third of the time make everything last 1 + (factor - 1) / 3 times as long, however it is cut.
+    /// Spells of a third of the time stretch everything by 1 + (factor - 1) / 3, however it is cut.
     #[test]
     fn spells_slow_down_by_their_share() {
         let (every, spell) = (2 * MILLI, MILLI);
@@ -163,7 +168,8 @@ mod tests {
             }
             now.as_secs_f64()
         };
-        // Work is done at full speed in two thirds of the time and at a quarter of it in the rest: 3/4 on average.
+        // Work proceeds at full speed in two thirds of the time and at a quarter of it in the rest:
+        // 3/4 on average.
         let whole = end_of(20_000 * MILLI, 1);
         assert!((whole / 20.0 * 0.75 - 1.0).abs() < 0.05, "{whole}");
         let pieces = end_of(MILLI / 10, 200_000);

@@ -1,4 +1,4 @@
-//! The way to one peer of a simulated transport, and what is under way on it.
+//! A simulated transport's lane to one peer, with its queues.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use crate::memory::Buffer;
 use crate::transport::{FRAME_PREFIX, Gather};
 use crate::wire::Hello;
 
-/// The way to one peer.
+/// The lane to one peer.
 pub(super) struct Lane {
     pub(super) address: String,
     pub(super) state: LaneState,
-    /// Longest frame the peer takes.
+    /// Longest frame the peer accepts.
     pub(super) frame_bytes: usize,
     pub(super) link: Link,
-    /// Leaves at the next poll or wait.
+    /// Sent at the next poll or wait.
     pub(super) posted: VecDeque<Posted>,
-    /// Handed over, and kept until it has left.
+    /// Handed to the network, and kept until the last byte has left.
     pub(super) leaving: VecDeque<(Duration, Posted)>,
 }
 
@@ -43,7 +43,7 @@ impl Lane {
         self.posted.len() + self.leaving.len()
     }
 
-    /// When a full lane has room again, or one that is sending has sent everything.
+    /// When a full lane has room again, or a lane that is sending has sent everything.
     pub(super) fn room_at(&self, depth: usize) -> Option<Duration> {
         let full = self.queued() >= depth;
         let next = if full { self.leaving.front() } else { self.leaving.back() };
@@ -52,7 +52,7 @@ impl Lane {
 }
 
 impl Posted {
-    /// A copy of what is sent, and the bytes it takes on the wire.
+    /// A copy of what is sent, and its bytes on the wire.
     pub(super) fn packet(&self) -> (Packet, usize) {
         match self {
             Posted::Frame(frame) => (Packet::Frame(frame[FRAME_PREFIX..].into()), frame.len()),

@@ -1,18 +1,20 @@
-//! A simulated network: a full van in virtual time, the same to the bit for the same seed.
+//! A simulated network: a full van in virtual time, bit for bit the same for the same seed.
 //!
-//! [`Network::transport`] gives a [`Transport`](crate::Transport) like any other. Driven from one thread, both ends of a
-//! connection can be played by hand. [`Network::spawn`] runs the real, blocking code of whole clusters: each node is a
-//! thread, but only one of them runs at any moment, and control passes from one to another only where a node waits (in
-//! [`Transport::wait`](crate::Transport::wait), [`Network::sleep`], [`Node::join`]) or ends. A wait takes at least a
-//! microsecond of simulated time. Computing takes what the node is charged with
-//! ([`Transport::charge`](crate::Transport::charge)) and a message what [`Hosts`] says: nothing, unless told otherwise.
+//! [`Network::transport`] returns a [`Transport`](crate::Transport) like any other. One thread may
+//! drive both ends of a connection by hand. [`Network::spawn`] runs the real, blocking code of
+//! whole clusters: each node is a thread, but only one runs at any moment, and the turn passes to
+//! another only where a node waits (in [`Transport::wait`](crate::Transport::wait),
+//! [`Network::sleep`], [`Node::join`]) or ends. A wait takes at least a microsecond of simulated
+//! time. Computation takes the time that the node is charged with
+//! ([`Transport::charge`](crate::Transport::charge)), and messages take what [`Hosts`] says:
+//! nothing by default.
 //!
-//! A run repeats exactly as long as the nodes' own code does: it must not look at the real clock, draw from a global
-//! generator, depend on the order of a `HashMap`, put addresses of memory into messages, or wait for each other by other
-//! means than these (that would be for ever: only one runs).
+//! A run repeats exactly if the nodes' own code does: it must not read the real clock, use a global
+//! random generator, depend on the order of a `HashMap` or send memory addresses. Nodes must wait
+//! for each other only through these calls: any other wait never ends, because only one node runs.
 //!
-//! Not here: what a connection means (`transport.rs`, `lane.rs`), when things happen (`clock.rs`), how messages fare between machines
-//! (`faults.rs`) and on them (`hosts.rs`).
+//! Connections are in `transport.rs` and `lane.rs`, virtual time in `clock.rs`, faults between
+//! machines in `faults.rs`, and the machines' own time in `hosts.rs`.
 //!
 //! ```
 //! use caravan_van::sim::{Faults, Network};
@@ -67,13 +69,13 @@ use crate::config::VanConfig;
 use crate::error::Error;
 use clock::{Activity, MAIN, WAIT_MIN, World};
 
-/// Names the one seed that [`for_each_seed`] is to run.
+/// Selects the only seed that [`for_each_seed`] runs.
 const SEED_VARIABLE: &str = "CARAVAN_SEED";
 
-/// A simulated network, and the clock of everybody on it.
+/// A simulated network and its clock.
 ///
-/// Clones are the same network. The one that [`Network::new`] returned belongs to the thread that made it, whose name here
-/// is "main"; when it is dropped, nodes that still run are stopped.
+/// Clones are the same network. The one that [`Network::new`] returned belongs to the thread that
+/// made it, which is the node "main"; dropping it stops all nodes that still run.
 pub struct Network {
     world: Arc<World>,
     ends_it: bool,
@@ -89,20 +91,20 @@ pub enum Stopped {
         /// The node.
         node: String,
     },
-    /// A node panicked, this or another: the first panic stops the whole network.
+    /// This or another node panicked: the first panic stops the whole network.
     #[error("{node} panicked: {message}")]
     Panicked {
-        /// Which.
+        /// The node that panicked.
         node: String,
-        /// What it said.
+        /// The panic message.
         message: String,
     },
-    /// Nothing can happen any more: everybody waits, without a timeout.
+    /// Nothing can happen any more: every node waits without a timeout.
     #[error("nothing can happen any more at {now:?}: {waiting}")]
     Stuck {
-        /// Since when.
+        /// The simulated time.
         now: Duration,
-        /// Who waits for what.
+        /// Each waiting node and what it waits for.
         waiting: String,
     },
     /// The network was dropped before the node had ended.
@@ -113,7 +115,7 @@ pub enum Stopped {
     },
 }
 
-/// A node started by [`Network::spawn`]. It runs on when this is dropped.
+/// A node started by [`Network::spawn`]. Dropping this does not stop it.
 pub struct Node<T> {
     world: Arc<World>,
     id: usize,
@@ -122,11 +124,11 @@ pub struct Node<T> {
 }
 
 thread_local! {
-    /// Which network this thread is a node of.
+    /// The network that this thread is a node of.
     static HERE: RefCell<Option<Arc<World>>> = const { RefCell::new(None) };
 }
 
-/// What unwinds a node that has to stop: not a panic, no message is printed.
+/// The payload that unwinds a stopped node. It is not a panic and prints no message.
 struct Unwind;
 
 impl Network {
@@ -135,7 +137,7 @@ impl Network {
         Network::of_hosts(seed, faults, Hosts::default())
     }
 
-    /// Likewise, of machines that take time themselves.
+    /// As [`Network::new`], with machines that take time themselves.
     pub fn of_hosts(seed: u64, faults: Faults, hosts: Hosts) -> Network {
         Network { world: Arc::new(World::new(seed, faults, hosts)), ends_it: true }
     }
@@ -145,24 +147,26 @@ impl Network {
         HERE.with_borrow(|world| world.clone().map(|world| Network { world, ends_it: false }))
     }
 
-    /// A transport for the calling node. Addresses look like "sim:3", counted from 0 in the order of these calls.
+    /// Creates a transport for the calling node. Addresses are "sim:0", "sim:1", … in the order of
+    /// these calls.
     pub fn transport(&self, config: &VanConfig) -> SimTransport {
         SimTransport::new(self.world.clone(), config, true)
     }
 
-    /// Likewise, for a control plane beside the data: few messages, which take neither bandwidth nor the time of cards and
-    /// processors, so that their lengths (of process numbers written out, say) make no difference.
+    /// As [`Network::transport`], for a control plane beside the data: its few messages take
+    /// neither bandwidth nor time of cards and processors, so that their lengths (which vary with
+    /// process numbers, for example) make no difference.
     pub fn control_transport(&self, config: &VanConfig) -> SimTransport {
         SimTransport::new(self.world.clone(), config, false)
     }
 
-    /// Starts a node: `body` runs in a thread of its own, from when the caller waits for the first time. In which order nodes
-    /// start that were spawned at the same instant is drawn.
+    /// Starts a node: `body` runs in a thread of its own, from the caller's first wait on. The
+    /// order of nodes spawned at the same instant is random.
     ///
-    /// When a node panics, the first panic stops everybody: each is unwound where it waits.
+    /// The first panic of any node stops all nodes: each is unwound where it waits.
     ///
     /// # Panics
-    /// When the system has no thread to give; see [`Network::try_spawn`].
+    /// If the system cannot create a thread; see [`Network::try_spawn`].
     pub fn spawn<T, F>(&self, name: &str, body: F) -> Node<T>
     where
         T: Send + 'static,
@@ -175,29 +179,31 @@ impl Network {
     /// As [`Network::spawn`].
     ///
     /// # Errors
-    /// When the system has no thread to give; nothing has happened then.
+    /// If the system cannot create a thread. Nothing has happened then.
     pub fn try_spawn<T, F>(&self, name: &str, body: F) -> io::Result<Node<T>>
     where
         T: Send + 'static,
         F: FnOnce(&Network) -> T + Send + 'static,
     {
-        let (world, node) = (self.world.clone(), name.to_owned());
+        let world = self.world.clone();
+        let node = name.to_owned();
         let (say_id, id) = mpsc::channel();
         let thread = std::thread::Builder::new().name(node.clone()).spawn(move || {
-            let id = id.recv().ok()?; // it takes part only once it is there
+            let id = id.recv().ok()?; // takes part only once it is registered
             live(world, id, &node, body)
         })?;
         let id = self.world.lock().add_participant(name);
-        // It waits for that.
+        // The thread waits for this message.
         let _ = say_id.send(id);
         Ok(Node { world: self.world.clone(), id, name: name.to_owned(), thread })
     }
 
-    /// Kills a node where it waits, as if its machine had lost power: it is unwound without a word to anybody, and peers see
-    /// it lost after [`Faults::detection`]. What it has sent before still arrives.
+    /// Kills a node where it waits, as if its machine lost power: it is unwound without a last
+    /// message, and its peers see it lost after [`Faults::detection`]. Messages it sent before
+    /// still arrive.
     ///
     /// # Panics
-    /// When no node of that name runs; "main" cannot be crashed.
+    /// If no node of that name runs; "main" cannot be crashed.
     pub fn crash(&self, name: &str) {
         let mut core = self.world.lock();
         assert!(core.crash(name), "cannot crash {name}: no such node runs");
@@ -208,9 +214,9 @@ impl Network {
         }
     }
 
-    /// Cuts two nodes off from each other for `duration`. What one sends to the other meanwhile arrives afterwards; when it
-    /// would have to wait longer than [`Faults::detection`], both see each other lost instead. Nodes that do not send notice
-    /// nothing.
+    /// Cuts two nodes off from each other for `duration`. Messages sent meanwhile arrive
+    /// afterwards; if they would wait longer than [`Faults::detection`], both nodes see each other
+    /// lost instead. Nodes that do not send notice nothing.
     pub fn cut(&self, one: &str, other: &str, duration: Duration) {
         self.world.lock().cut(one, other, duration);
     }
@@ -227,14 +233,15 @@ impl Network {
         self.world.lock().now()
     }
 
-    /// A fingerprint of all that has happened so far: every arrival with its bytes, and who ran when. Equal for equal seeds.
+    /// A fingerprint of everything so far: every arrival with its bytes, and the order of turns.
+    /// Equal for equal seeds.
     pub fn trace(&self) -> u64 {
         self.world.lock().trace()
     }
 
     fn carry_on(&self, went: Result<(), Stopped>) {
         if let Err(stopped) = went {
-            // An error here means that the caller unwinds already, and has no time to sleep.
+            // An error means that the caller is already unwinding, so there is nobody to stop.
             let _ = self.world.stop_here(stopped);
         }
     }
@@ -260,10 +267,10 @@ impl<T> Node<T> {
         &self.name
     }
 
-    /// Waits for its end and returns what it returned.
+    /// Waits for the node's end and returns its result.
     ///
     /// # Errors
-    /// Why it did not get that far.
+    /// The reason why it did not end by itself.
     pub fn join(self) -> Result<T, Stopped> {
         loop {
             let core = self.world.lock();
@@ -277,7 +284,8 @@ impl<T> Node<T> {
                 drop(core);
                 self.world.stop_here(stopped)?;
             }
-            // Main stops last and for the same reason as the node, which is what the caller wants to know.
+            // Main stops last, for the same reason as the node; the caller wants to know that
+            // reason.
         }
         let returned = self.thread.join().ok().flatten();
         let ended = Stopped::Ended { node: self.name };
@@ -286,13 +294,13 @@ impl<T> Node<T> {
 }
 
 impl Stopped {
-    /// What a transport says that is used after its node has stopped.
+    /// The error of a transport that is used after its node was stopped.
     fn as_error(&self) -> Error {
         Error::Unavailable { van: "sim", reason: self.to_string() }
     }
 }
 
-/// A node's thread, from its first turn to its last.
+/// Runs a node's thread, from its first turn to its last.
 fn live<T>(
     world: Arc<World>,
     id: usize,
@@ -326,11 +334,11 @@ fn message_of(payload: &(dyn Any + Send)) -> String {
     text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message").to_owned()
 }
 
-/// Runs `body` with the seeds 0 to `count - 1`, or only with the one that `CARAVAN_SEED` names. The seed of a run that
-/// panics is printed.
+/// Runs `body` with the seeds 0 to `count - 1`, or only with the seed in `CARAVAN_SEED`. Prints the
+/// seed of a run that panics.
 ///
 /// # Panics
-/// When `body` does, or `CARAVAN_SEED` is not a number.
+/// If `body` does, or if `CARAVAN_SEED` is not a number.
 pub fn for_each_seed(count: u64, mut body: impl FnMut(u64)) {
     let only = std::env::var(SEED_VARIABLE).ok();
     for seed in seeds(count, only.as_deref()) {
@@ -346,7 +354,7 @@ fn seeds(count: u64, only: Option<&str>) -> std::ops::Range<u64> {
     seed..seed + 1
 }
 
-/// Says which seed it was when its run panics.
+/// Prints the seed when its run panics.
 struct Failing(u64);
 
 impl Drop for Failing {

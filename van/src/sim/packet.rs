@@ -1,5 +1,5 @@
-//! What travels on the simulated network, from where to where, and what it weighs: the words that `transport.rs` and `clock.rs`
-//! have in common.
+//! Packets of the simulated network, their ends and their weight: the types that `transport.rs` and
+//! `clock.rs` share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::handshake::Credentials;
 /// One side of a connection.
 #[derive(Clone, Copy)]
 pub(super) struct End {
-    /// Whose transport.
+    /// Port of the transport.
     pub(super) port: u32,
     /// That transport's number for the peer.
     pub(super) peer: u32,
 }
 
-/// What travels.
+/// A packet.
 pub(super) enum Packet {
     Connect { from: End, credentials: Arc<Credentials> },
     Accept { from: End, credentials: Arc<Credentials> },
@@ -27,7 +27,7 @@ pub(super) enum Packet {
 }
 
 impl Packet {
-    /// A number that tells this packet from others.
+    /// A value that differs between packets.
     pub(super) fn fingerprint(&self) -> (u8, u64, usize, u32) {
         let (kind, place, bytes) = match self {
             Packet::Connect { credentials, .. } => (1, 0, credentials.hello().as_bytes()),
@@ -40,29 +40,29 @@ impl Packet {
     }
 }
 
-/// What a packet weighs.
+/// The size of a packet and its sender's delay.
 #[derive(Clone, Copy)]
 pub(super) struct Load {
     pub(super) bytes: usize,
-    /// How long its sender's processor takes until it is ready to leave.
+    /// Processor time before it is ready to leave.
     pub(super) after: Duration,
-    /// Whether cards are kept busy by it.
+    /// Whether it occupies network cards.
     pub(super) metered: bool,
 }
 
-/// One direction of a connection, as its sender keeps it.
+/// One direction of a connection, kept by its sender.
 #[derive(Default)]
 pub(super) struct Link {
-    /// When it has sent off all it was given.
+    /// When it has sent everything it was given.
     pub(super) free_at: Duration,
-    /// When the last of that arrives.
+    /// When the last packet arrives.
     pub(super) last_arrival: Duration,
-    /// Nothing passes any more.
+    /// True once nothing passes any more.
     pub(super) broken: bool,
 }
 
 impl Link {
-    /// The first instant that is behind everything sent so far.
+    /// The first instant after everything sent so far.
     pub(super) fn after_last(&self) -> Duration {
         self.last_arrival.saturating_add(Duration::from_nanos(1))
     }

@@ -1,4 +1,4 @@
-//! The simulated van against its promises: order, time, and that a seed says it all.
+//! Guarantees of the simulated van: order, time, and that the seed determines everything.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod faults;
@@ -48,7 +48,7 @@ fn next(van: &mut SimTransport) -> Event {
     events.remove(0)
 }
 
-/// All that happens to `van` within a simulated second.
+/// Everything that happens to `van` within a simulated second.
 fn settle(van: &mut SimTransport) -> Vec<Event> {
     let until = van.now() + SECOND;
     let mut events = Vec::new();
@@ -80,12 +80,13 @@ fn lost(event: &Event) -> String {
     }
 }
 
-/// Plays `rounds` of ping-pong between pairs of nodes and returns the trace and the end of time.
+/// Plays `rounds` of ping-pong between pairs of nodes; returns the trace and the final time.
 fn ping_pong(seed: u64, faults: Faults, pairs: u32, rounds: u8) -> (u64, Duration) {
     let network = Network::new(seed, faults);
     let mut nodes = Vec::new();
     for pair in 0..pairs {
-        // The transport's number is not known before it is made, so the first of the pair makes both nodes' addresses.
+        // The transport's number is known only once it is made, so the first of the pair makes both
+        // nodes' addresses.
         nodes.push(network.spawn(&format!("pong {pair}"), move |network| {
             let mut van = van(network, pair);
             let address = van.address().to_owned();
@@ -126,7 +127,8 @@ fn the_same_seed_is_the_same_run_and_another_seed_another() {
 
 #[test]
 fn virtual_time_is_the_modelled_latency() {
-    // Connect and accept, ten rounds of two messages, and the last pong's sender learns of the end: all 10 µs one way.
+    // Connect and accept, ten rounds of two messages, and the loss that the last sender sees: each
+    // takes 10 µs one way.
     let (_, end) = ping_pong(3, Faults::none(), 1, 10);
     assert_eq!(end, MICRO * 10 * (2 + 20 + 1));
 }
@@ -175,7 +177,7 @@ fn echo(seed: u64, lengths: &'static [usize]) -> u64 {
         }
     });
     let worker = network.spawn("worker", move |network| {
-        // Who starts first is drawn; the server is to be sim:0.
+        // Spawned nodes start in random order; the server must be sim:0.
         network.sleep(MICRO);
         let mut endpoint = Endpoint::new(Box::new(van(network, 1)), 1, 16);
         let peer = endpoint.connect("sim:0").unwrap();
@@ -403,7 +405,8 @@ fn seeds_are_counted_or_named() {
     assert!(catch_unwind(|| seeds(3, Some("forty"))).is_err());
 }
 
-/// Machines whose card takes a microsecond for 100 bytes of payload, and whose processor takes none.
+/// Machines whose card takes a microsecond for 100 bytes of payload, and whose processor takes no
+/// time.
 #[test]
 fn nodes_know_their_network() {
     let network = Network::new(1, Faults::none());

@@ -1,4 +1,5 @@
-//! The simulated van's [`Transport`]: connections, offers and queues. When things arrive is decided in `clock.rs`.
+//! The simulated van's [`Transport`]: connections, offers and queues. `clock.rs` decides when
+//! things arrive.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
@@ -22,23 +23,25 @@ use crate::offers::Offers;
 use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport, check_write};
 use crate::wire::{Hello, Offer};
 
-/// Stands for a transport itself where packets name one of its peers: connections are asked for there.
+/// Stands for the transport itself where a packet names one of its peers: connection requests go
+/// there.
 const LISTENER: u32 = u32::MAX;
 
-/// A node's transport on a simulated network, made by [`Network::transport`](super::Network::transport).
+/// A node's transport on a simulated network, created by
+/// [`Network::transport`](super::Network::transport).
 ///
-/// A posted buffer is kept until its last byte has left at the simulated bandwidth. Payload is counted as never copied: the
-/// network stands for a card that places it.
+/// A posted buffer is kept until its last byte has left at the simulated bandwidth. Payload counts
+/// as never copied: the network stands for a card that places it.
 pub struct SimTransport {
     world: Arc<World>,
     port: u32,
-    /// Whether messages take the time of cards and processors.
+    /// Whether messages take time of cards and processors.
     metered: bool,
-    /// How long the processor has yet to be busy with messages that were sent and received.
+    /// Processor time of messages sent and received that has not passed yet.
     busy: Duration,
-    /// Empty where nobody can connect.
+    /// Empty if nobody can connect.
     address: String,
-    /// Shown to peers as they are: nothing can be read on the way, so that no proof is needed.
+    /// Shown to peers in the clear: nothing can be read on the way, so that no proof is needed.
     credentials: Arc<Credentials>,
     limits: Limits,
     memory: Pool,
@@ -50,7 +53,7 @@ pub struct SimTransport {
     counters: Counters,
 }
 
-/// An event that the next poll reports. Frames get their memory only then.
+/// An event for the next poll to report. Frames get their memory only then.
 enum Found {
     Connected(Hello),
     Frame(Box<[u8]>),
@@ -93,20 +96,20 @@ impl SimTransport {
         End { port: self.port, peer: peer.0 }
     }
 
-    /// What a packet weighs that leaves as soon as all before it.
+    /// The weight of a packet that leaves right after all earlier ones.
     fn load(&self, bytes: usize) -> Load {
         let metered = self.metered;
         Load { bytes: if metered { bytes } else { 0 }, after: self.busy, metered }
     }
 
-    /// Enters a message that the processor is busy with.
+    /// Adds the processor time of a message.
     fn handle(&mut self, core: &Core, bytes: usize) {
         if self.metered {
             self.busy += core.handling(bytes);
         }
     }
 
-    /// Lets the time pass that messages have taken since the last time.
+    /// Lets the processor time of recent messages pass.
     fn catch_up(&mut self) -> Result<()> {
         match std::mem::take(&mut self.busy) {
             Duration::ZERO => Ok(()),
@@ -148,7 +151,7 @@ impl SimTransport {
         }
     }
 
-    /// Hands over what was posted, and drops what has left.
+    /// Hands posted messages to the network, and drops those that have left.
     fn hand_over(&mut self, core: &mut Core) {
         let mut lanes = std::mem::take(&mut self.lanes);
         for (&peer, lane) in &mut lanes {
@@ -169,7 +172,7 @@ impl SimTransport {
         self.lanes = lanes;
     }
 
-    /// Handles everything that has arrived: what there is to report is in `found` afterwards.
+    /// Handles everything that has arrived, and adds what there is to report to `found`.
     fn take_in(&mut self, core: &mut Core) {
         while let Some((peer, packet)) = core.take(self.port) {
             let peer = PeerId(peer);
@@ -201,7 +204,7 @@ impl SimTransport {
         }
     }
 
-    /// Accepts a connection, or refuses it.
+    /// Accepts or refuses a connection.
     fn answer(&mut self, core: &mut Core, from: End, theirs: &Credentials) {
         if let Err(reason) = self.admits(theirs) {
             let now = core.now();
@@ -223,7 +226,7 @@ impl SimTransport {
         self.found.push_back((peer, Found::Connected(*theirs.hello())));
     }
 
-    /// Whether a peer with these credentials belongs here.
+    /// Checks whether a peer with these credentials may connect.
     fn admits(&self, theirs: &Credentials) -> std::result::Result<(), String> {
         if self.address.is_empty() {
             return Err("nobody can connect to this node".to_owned());
@@ -253,7 +256,7 @@ impl SimTransport {
         Ok(Found::Written { key, memory, at, len })
     }
 
-    /// Tells a connected peer that this side is done with it.
+    /// Tells a connected peer that this side closes the lane.
     fn hang_up(&mut self, core: &mut Core, peer: PeerId, reason: String) {
         let (here, load) = (self.end(peer), self.load(0));
         if let Some(lane) = self.lanes.get_mut(&peer)
@@ -263,7 +266,7 @@ impl SimTransport {
         }
     }
 
-    /// Notes that a peer is gone, once.
+    /// Reports a peer as lost, once.
     fn lose(&mut self, peer: PeerId, reason: String) {
         let Some(lane) = self.lanes.get_mut(&peer) else { return };
         let address = lane.address.clone();
@@ -347,7 +350,7 @@ impl Transport for SimTransport {
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
         self.lane_up(peer)?;
-        // No address: where memory lies differs from run to run, and what is sent must not.
+        // No address: memory addresses differ from run to run, and what is sent must not.
         Ok(Offer { address: U64::new(0), ..self.offers.open(peer, into) })
     }
 

@@ -1,4 +1,4 @@
-//! What pools promise: alignment, the limit, who gets whose memory, and what it costs.
+//! Guarantees of pools: alignment, the limit, which size gets whose memory, and the cost of a loan.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 use allocation_counter::measure;
@@ -166,7 +166,7 @@ fn what_is_lent_outlives_the_pool() {
     assert!(last.iter().all(|&byte| byte == 3));
 }
 
-/// One step of a random life; numbers choose among what is held.
+/// One step of a random sequence; numbers select among the held parts.
 #[derive(Debug, Clone)]
 enum Step {
     Allocate(usize),
@@ -203,7 +203,7 @@ struct Held {
     fill: u8,
 }
 
-/// Takes one of `all` out, if there is any.
+/// Removes one of `all`, if there is any.
 fn pick<T>(all: &mut Vec<T>, which: usize) -> Option<T> {
     (!all.is_empty()).then(|| all.swap_remove(which % all.len()))
 }
@@ -258,7 +258,7 @@ impl Held {
         }
     }
 
-    /// Nobody else has written what is held, so nothing overlaps what is written.
+    /// Nobody else has written the held parts, so none overlaps another.
     fn check(&self) {
         let whole = |bytes: &[u8], fill: u8| bytes.iter().all(|&byte| byte == fill);
         assert!(self.buffers.iter().all(|(buffer, fill)| whole(buffer, *fill)));
@@ -271,7 +271,8 @@ impl Held {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is lent, split, shared and dropped: parts never overlap, the limit holds, and in the end all of it is home.
+    /// Whatever is lent, split, shared and dropped: parts never overlap, the limit holds, and in
+    /// the end all memory is back.
     #[test]
     fn parts_never_overlap_and_all_come_home(limit in 0..8 * MIB, steps in vec(step(), 0..200)) {
         let (buffers, shared, pool) = (Vec::new(), Vec::new(), Pool::new(limit));

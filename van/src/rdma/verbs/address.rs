@@ -1,16 +1,16 @@
-//! Addresses as the C libraries have them.
+//! Socket addresses in C form.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// An address as C has it.
+/// A socket address in C form.
 pub(super) enum RawAddress {
     V4(libc::sockaddr_in),
     V6(libc::sockaddr_in6),
 }
 
 impl RawAddress {
-    /// Valid as long as `self` stays where it is.
+    /// Valid while `self` does not move.
     pub(super) fn as_ptr(&self) -> *const libc::sockaddr {
         match self {
             RawAddress::V4(address) => (&raw const *address).cast(),
@@ -39,24 +39,25 @@ impl From<SocketAddr> for RawAddress {
     }
 }
 
-/// None for an address that is no IP address.
+/// Converts a C address; `None` if it is not an IP address.
 ///
 /// # Safety
-/// `address` points to an address as long as its family says.
+/// `address` points to an address as long as its family requires.
 pub(super) unsafe fn from_raw(address: *const libc::sockaddr) -> Option<SocketAddr> {
     // SAFETY: every address begins with its family.
     let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
     match c_int::from(family) {
         libc::AF_INET => {
-            // SAFETY: the family says which address it is.
+            // SAFETY: the family tells the address's type.
             let raw = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from_bits(u32::from_be(raw.sin_addr.s_addr));
             Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: the family says which address it is.
+            // SAFETY: the family tells the address's type.
             let raw = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
-            let (ip, port) = (Ipv6Addr::from(raw.sin6_addr.s6_addr), u16::from_be(raw.sin6_port));
+            let ip = Ipv6Addr::from(raw.sin6_addr.s6_addr);
+            let port = u16::from_be(raw.sin6_port);
             Some(SocketAddrV6::new(ip, port, raw.sin6_flowinfo, raw.sin6_scope_id).into())
         }
         _ => None,
@@ -77,7 +78,7 @@ mod tests {
             assert_eq!(unsafe { from_raw(raw.as_ptr()) }, Some(address));
         }
         let other = libc::sockaddr { sa_family: 27, sa_data: [0; 14] };
-        // SAFETY: `other` is an address of a family that is not looked into.
+        // SAFETY: `other` is an address of a family that is not read further.
         assert_eq!(unsafe { from_raw(&raw const other) }, None);
     }
 }

@@ -1,17 +1,18 @@
-//! The chain of work requests that a queue pair hands over in one call: laid out once, so that a push writes what differs.
+//! The chain of work requests that a queue pair posts in one call. Its constant parts are written
+//! once, so that a push writes only what differs.
 
 use std::cell::UnsafeCell;
 
 use rdma_sys as ffi;
 
-/// Most work that one ring gives to the device.
+/// Most requests posted in one call.
 pub(super) const CHAIN_MAX: usize = 16;
 
-/// Most parts of memory that one piece of work names.
+/// Most memory parts of one request.
 pub(super) const PARTS_MAX: usize = 2;
 
-/// Requests, each linked to the next and with its own parts of memory. Cells, as the library reads them by address, but only within
-/// the call that posts them.
+/// Linked requests, each with its own parts of memory. They are cells because the library reads
+/// them by address, but only during the call that posts them.
 pub(super) struct Chain {
     work: Vec<UnsafeCell<ffi::ibv_send_wr>>,
     parts: Vec<UnsafeCell<ffi::ibv_sge>>,
@@ -22,7 +23,7 @@ impl Chain {
         let part = ffi::ibv_sge { addr: 0, length: 0, lkey: 0 };
         let parts: Vec<_> = (0..CHAIN_MAX * PARTS_MAX).map(|_| UnsafeCell::new(part)).collect();
         let request = |at: usize| {
-            // SAFETY: numbers and pointers only, for which zeros are a request that names nothing.
+            // SAFETY: only numbers and pointers, for which zeros are a request without memory.
             let mut request: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
             request.sg_list = parts[at * PARTS_MAX].get();
             UnsafeCell::new(request)
@@ -35,7 +36,7 @@ impl Chain {
         Chain { work, parts }
     }
 
-    /// Where it begins, for posting it. Stays there as long as `self` lives.
+    /// The first request, for posting. It does not move while `self` lives.
     pub(super) fn first(&self) -> *mut ffi::ibv_send_wr {
         self.work[0].get()
     }
@@ -43,27 +44,22 @@ impl Chain {
     /// Request number `at`.
     #[inline]
     pub(super) fn request(&mut self, at: usize) -> &mut ffi::ibv_send_wr {
-        // SAFETY: the result borrows `self` for writing, so there is no other reference, and no call that posts it is under way.
+        // SAFETY: the result borrows `self` mutably, so there is no other reference, and no call
+        // that posts it is in progress.
         unsafe { &mut *self.work[at].get() }
     }
 
-    /// Lets part `part` of request number `at` be the `len` bytes from `address`. C holds a length in 32 bits.
+    /// Sets part `part` of request `at` to `len` bytes from `address`. C holds lengths in 32 bits.
     #[inline]
-    pub(super) fn name(
-        &mut self,
-        at: usize,
-        part: usize,
-        (address, len): (*const u8, u32),
-        key: u32,
-    ) {
+    pub(super) fn name(&mut self, at: usize, part: usize, address: *const u8, len: u32, key: u32) {
         let named = ffi::ibv_sge { addr: address as u64, length: len, lkey: key };
         let cell = self.parts[at * PARTS_MAX + part].get();
-        // SAFETY: as for a request; a part is not referred to at all.
+        // SAFETY: as for a request; nothing ever borrows a part.
         unsafe { *cell = named };
     }
 }
 
-/// Lets a request name nothing: as a write, that is one that a peer's device only acknowledges.
+/// Makes a request carry no data. As a write, the peer's device only acknowledges it.
 pub(super) fn make_plain(request: &mut ffi::ibv_send_wr) {
     request.num_sge = 0;
     request.imm_data_invalidated_rkey_union = immediate(0);

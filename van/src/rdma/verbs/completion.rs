@@ -1,4 +1,4 @@
-//! The queue where work of many queue pairs is reported when it has ended, and the numbers that work goes by.
+//! The completion queue of many queue pairs, and the ids that work requests have in it.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -16,12 +16,12 @@ use rdma_sys::{ibv_wc_opcode as opcode, ibv_wc_status as status};
 use super::device::Device;
 use super::library::{Library, check, library, refused, set_non_blocking};
 
-/// Most completions that one look takes.
+/// Most completions taken by one poll.
 pub const POLL_MAX: usize = 16;
 
-/// The number that work goes by while the device has it: what it is (bit 63, set for a receive), its queue's serial number
-/// (31 bits), and its place there (32 bits). Serial numbers are unique within the process, so that what is said of a queue
-/// long gone is never taken for news of another.
+/// Id of a work request while the device has it: whether it is a receive (bit 63), its queue's
+/// serial number (31 bits) and its place there (32 bits). Serial numbers are unique within the
+/// process, so that a completion for a former queue is never taken for another's.
 #[derive(Clone, Copy)]
 pub(super) struct WorkId(pub(super) u64);
 
@@ -47,7 +47,7 @@ impl WorkId {
 
 const SERIAL_MAX: u32 = (1 << 31) - 1;
 
-/// A number for a queue: from 1 on, never the same twice.
+/// A new serial number for a queue: starts at 1 and is never reused.
 pub(super) fn next_serial() -> io::Result<u32> {
     static LAST: AtomicU32 = AtomicU32::new(0);
     let next = |last: u32| (last < SERIAL_MAX).then_some(last + 1);
@@ -55,56 +55,59 @@ pub(super) fn next_serial() -> io::Result<u32> {
     last.map(|last| last + 1).map_err(|_| refused("this process has made 2^31 queues"))
 }
 
-/// Where work of any number of queue pairs is reported when it has ended, with a descriptor to wait on.
+/// Collects completions of any number of queue pairs, with a descriptor to wait on.
 pub struct CompletionQueue {
     library: &'static Library,
     queue: NonNull<ffi::ibv_cq>,
     channel: NonNull<ffi::ibv_comp_channel>,
     device: Device,
-    /// The flag of a completion that says that a key was taken back.
+    /// The flag of a completion that reports an invalidated key.
     taken_back: u32,
     entries: Cell<usize>,
 }
 
-/// One piece of work that has ended.
+/// The end of one work request.
 #[derive(Debug)]
 pub struct Completion {
     /// The number of its queue pair.
     pub queue: u32,
-    /// What it was.
+    /// What ended.
     pub outcome: Outcome,
-    /// Whether it did what it should.
+    /// Whether it succeeded.
     pub status: Status,
 }
 
-/// What has ended.
+/// What ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Work of a queue pair, with all that was pushed before it: for [`QueuePair::retire`](super::QueuePair::retire).
+    /// A queue pair's work, with everything pushed before it: for
+    /// [`QueuePair::retire`](super::QueuePair::retire).
     Sent(Through),
     /// A receive.
     Received {
-        /// Which: for [`ReceiveQueue::take`](super::ReceiveQueue::take).
+        /// The slot: for [`ReceiveQueue::take`](super::ReceiveQueue::take).
         slot: Slot,
-        /// Bytes received, or written by the peer where `written`.
+        /// Bytes received, or written by the peer if `written`.
         bytes: u32,
-        /// What the peer sent along.
+        /// The peer's immediate value.
         imm: Option<u32>,
-        /// The peer wrote elsewhere; the buffer is as it was.
+        /// The peer wrote elsewhere; the buffer is unchanged.
         written: bool,
-        /// A key that the peer has made useless by it: for [`QueuePair::taken_back`](super::QueuePair::taken_back).
+        /// A key that the message invalidated: for
+        /// [`QueuePair::taken_back`](super::QueuePair::taken_back).
         taken_back: Option<TakenBack>,
     },
 }
 
-/// A remote key that the peer's message made useless as it came. Only completions make one.
+/// A remote key that a peer's message invalidated. Only completions create one.
 #[derive(Debug)]
 pub struct TakenBack {
     pub(super) key: u32,
     pub(super) queue: u32,
 }
 
-/// How far a queue pair's work is done. Only completions make one, so that memory is let go when the device is done with it.
+/// How far a queue pair's work is done. Only completions create one, so that memory is released
+/// only once the device is done with it.
 #[derive(Debug)]
 pub struct Through {
     pub(super) queue_pair: u32,
@@ -112,30 +115,30 @@ pub struct Through {
     pub(super) is_ok: bool,
 }
 
-/// A receive that has ended. Only completions make one, likewise.
+/// The slot of a receive that has ended. Only completions create one.
 #[derive(Debug)]
 pub struct Slot {
     pub(super) queue: u32,
     pub(super) index: u32,
 }
 
-/// Whether work did what it should, as the device tells it.
+/// Whether work succeeded, as the device reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Status(u32);
 
-/// Completions that were taken together and go one by one; each is read where it lies.
+/// Completions of one poll, iterated in place.
 pub struct Batch {
     raw: [MaybeUninit<ffi::ibv_wc>; POLL_MAX],
-    /// Entries that the device has filled in,
+    /// Entries that the device has filled.
     count: usize,
-    /// and of those, the next to go.
+    /// Next entry to return.
     at: usize,
-    /// As the queue has it that they are from.
+    /// The flag of the queue they came from.
     taken_back: u32,
 }
 
 impl Batch {
-    /// One that holds none.
+    /// An empty batch.
     pub const fn new() -> Self {
         Batch { raw: [const { MaybeUninit::uninit() }; POLL_MAX], count: 0, at: 0, taken_back: 0 }
     }
@@ -147,7 +150,7 @@ impl Default for Batch {
     }
 }
 
-/// An error is that the device names work that does not exist: the queue is broken.
+/// An error means that the device names work that does not exist: the queue is broken.
 impl Iterator for Batch {
     type Item = io::Result<Completion>;
 
@@ -158,7 +161,8 @@ impl Iterator for Batch {
         }
         let entry = self.raw[self.at].as_ptr();
         self.at += 1;
-        // SAFETY: the device filled the first `count` entries (`poll`); what it leaves out are numbers, of which none is read.
+        // SAFETY: the device filled the first `count` entries (`poll`); fields it leaves out are
+        // numbers, and none of them is read.
         Some(completion(unsafe { &*entry }, self.taken_back))
     }
 }
@@ -170,28 +174,32 @@ impl fmt::Debug for Batch {
 }
 
 impl CompletionQueue {
-    /// A queue of at least `entries`. It must have room for all that can be in hand at a time: a queue that overflows is broken.
+    /// Creates a queue of at least `entries`. It must hold all work that can be outstanding: a
+    /// queue that overflows is broken.
     ///
     /// # Errors
-    /// What the system said, for example that the device has no queue that long.
+    /// The system's, for example if the device's queues are shorter.
     pub fn new(device: Device, entries: usize) -> io::Result<Rc<CompletionQueue>> {
-        let (library, context) = (library()?, device.context().as_ptr());
+        let library = library()?;
+        let context = device.context().as_ptr();
         let asked = entry_count(entries)?;
         let taken_back = match device.capabilities()?.is_soft_roce {
-            // The kernel's own value, which is that of a checked checksum to programs; no reliable connection reports those.
+            // Soft-RoCE passes on the kernel's value, which user space defines as a verified
+            // checksum; reliable connections report none of those.
             true => ffi::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0,
             false => ffi::ibv_wc_flags::IBV_WC_WITH_INV.0,
         };
         // SAFETY: the device's context is open.
         let channel = unsafe { (library.ibv_create_comp_channel)(context) };
         let channel = NonNull::new(channel).ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: context and channel are live; nobody follows the null pointer, which is the owner's.
+        // SAFETY: context and channel are live; nobody follows the null pointer, which is the
+        // user's context.
         let queue = unsafe {
             (library.ibv_create_cq)(context, asked, std::ptr::null_mut(), channel.as_ptr(), 0)
         };
         let Some(queue) = NonNull::new(queue) else {
             let error = io::Error::last_os_error();
-            // SAFETY: the channel was just made, and no queue uses it.
+            // SAFETY: the channel was just created, and no queue uses it.
             unsafe { (library.ibv_destroy_comp_channel)(channel.as_ptr()) };
             return Err(error);
         };
@@ -202,10 +210,10 @@ impl CompletionQueue {
         Ok(Rc::new(made))
     }
 
-    /// Makes it longer or shorter, but not shorter than what is in it.
+    /// Changes its length, to no less than it holds.
     ///
     /// # Errors
-    /// What the system said; it is as it was then.
+    /// The system's; nothing has changed then.
     pub fn resize(&self, entries: usize) -> io::Result<()> {
         let entries = entry_count(entries)?;
         // SAFETY: the queue lives.
@@ -220,7 +228,7 @@ impl CompletionQueue {
         self.entries.set(usize::try_from(entries).unwrap_or(0));
     }
 
-    /// How many entries it has, at least as many as asked for.
+    /// Its length, at least as many entries as requested.
     pub fn entries(&self) -> usize {
         self.entries.get()
     }
@@ -233,10 +241,11 @@ impl CompletionQueue {
         self.device
     }
 
-    /// Takes up to 16 completions into `batch`, unless some are left there; returns how many there are.
+    /// Takes up to 16 completions into `batch`, unless it still holds some; returns how many it
+    /// holds.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     #[inline]
     pub fn poll(&self, batch: &mut Batch) -> io::Result<usize> {
         if batch.at == batch.count {
@@ -249,29 +258,32 @@ impl CompletionQueue {
         Ok(batch.count - batch.at)
     }
 
-    /// Asks for a notice, once, of the next completion. What came before that gives none: poll again before sleeping.
+    /// Requests one notification, for the next completion. Earlier completions cause none: poll
+    /// again before sleeping.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn arm(&self) -> io::Result<()> {
         // SAFETY: the queue lives.
         check(unsafe { ffi::ibv_req_notify_cq(self.queue.as_ptr(), 0) })
     }
 
-    /// Can be read when the notice that was asked for is there.
+    /// Readable once the requested notification is there.
     pub fn fd(&self) -> RawFd {
         // SAFETY: the channel lives, and this field is only written when it is made.
         unsafe { (*self.channel.as_ptr()).fd }
     }
 
-    /// Takes all notices there are. After that, [`CompletionQueue::arm`] asks for the next.
+    /// Takes all pending notifications. Afterwards, [`CompletionQueue::arm`] requests the next.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn take_notices(&self) -> io::Result<()> {
         loop {
-            let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
-            let (queue, context) = (&raw mut queue, &raw mut context);
+            let mut queue = std::ptr::null_mut();
+            let mut context = std::ptr::null_mut();
+            let queue = &raw mut queue;
+            let context = &raw mut context;
             // SAFETY: the channel lives, and there is room for two pointers.
             let code =
                 unsafe { (self.library.ibv_get_cq_event)(self.channel.as_ptr(), queue, context) };
@@ -279,7 +291,8 @@ impl CompletionQueue {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 result => result?,
             }
-            // SAFETY: one notice of this queue was taken, the only one on its channel, and is acknowledged once.
+            // SAFETY: one notification of this queue, the only one on its channel, was taken, and
+            // is acknowledged once.
             unsafe { (self.library.ibv_ack_cq_events)(self.queue.as_ptr(), 1) };
         }
     }
@@ -287,7 +300,8 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: this runs once. Queue pairs hold their queue, so none uses it; no notice is unacknowledged.
+        // SAFETY: this runs once. Queue pairs hold their queue, so none uses it; no notification is
+        // unacknowledged.
         let code = unsafe { (self.library.ibv_destroy_cq)(self.queue.as_ptr()) };
         debug_assert_eq!(code, 0, "ibv_destroy_cq");
         // SAFETY: this runs once, and the only queue on the channel is gone.
@@ -316,17 +330,23 @@ fn mistaken() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the device mistakes receives for other work")
 }
 
-/// Reads only what the device fills in for every entry, and the rest where the status says that it is there.
+/// Converts an entry. It reads only fields that the device fills for every entry, and others if the
+/// status says that they are valid.
 #[inline]
 fn completion(entry: &ffi::ibv_wc, taken_back_flag: u32) -> io::Result<Completion> {
-    let (id, status) = (WorkId(entry.wr_id), Status(entry.status));
+    let id = WorkId(entry.wr_id);
+    let status = Status(entry.status);
     let is_receive = id.0 & WorkId::RECEIVE != 0;
     if status.is_ok() && is_receive != (entry.opcode & opcode::IBV_WC_RECV != 0) {
         return Err(mistaken());
     }
-    let (serial, place) = (id.serial(), id.place());
+    let serial = id.serial();
+    let place = id.place();
     let outcome = if is_receive {
-        let (mut bytes, mut imm, mut written, mut taken_back) = (0, None, false, None);
+        let mut bytes = 0;
+        let mut imm = None;
+        let mut written = false;
+        let mut taken_back = None;
         if status.is_ok() {
             bytes = entry.byte_len;
             written = entry.opcode == opcode::IBV_WC_RECV_RDMA_WITH_IMM;
@@ -348,17 +368,17 @@ fn completion(entry: &ffi::ibv_wc, taken_back_flag: u32) -> io::Result<Completio
 }
 
 impl Status {
-    /// Whether all went well.
+    /// Whether the work succeeded.
     pub fn is_ok(self) -> bool {
         self.0 == status::IBV_WC_SUCCESS
     }
 
-    /// Whether it was given up because the queue pair had failed before.
+    /// Whether the work was cancelled because its queue pair had failed before.
     pub fn is_flushed(self) -> bool {
         self.0 == status::IBV_WC_WR_FLUSH_ERR
     }
 
-    /// The number it has in the verbs.
+    /// Its number in the verbs API.
     pub fn code(self) -> u32 {
         self.0
     }
@@ -447,7 +467,7 @@ mod tests {
         ));
     }
 
-    /// Soft-RoCE says it by another flag, which says nothing elsewhere.
+    /// Soft-RoCE reports it by another flag, which has no such meaning on other devices.
     #[test]
     fn a_key_is_taken_back_where_the_device_says_so() {
         let soft = ffi::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0;

@@ -1,7 +1,8 @@
-//! The connection manager: addresses, connections, and what happens to them.
+//! The connection manager: addresses, connections and their events.
 //!
-//! A [`Channel`] tells what happened to the [`Connection`]s made on it. Nothing here waits: what takes time is asked for, and
-//! an event follows. Data goes through a [`QueuePair`](super::QueuePair), which takes over its connection.
+//! A [`Channel`] reports the events of its [`Connection`]s. Nothing here blocks: slow steps are
+//! requested, and an event follows. Data goes through a [`QueuePair`](super::QueuePair), which
+//! takes over its connection.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -20,58 +21,60 @@ use super::address::{RawAddress, from_raw};
 use super::device::Device;
 use super::library::{Library, check, library, refused, set_non_blocking};
 
-/// Sets the exponent of the time that an acknowledgement may take; of `rdma_set_option`, since rdma-core 24.
+/// Option of `rdma_set_option`, since rdma-core 24: the exponent of the acknowledgement timeout.
 const OPTION_ACK_TIMEOUT: c_int = 3;
 
-/// As many reads at a time as both devices can do; `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH` of the header.
+/// As many concurrent reads as both devices support: `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`
+/// of the header.
 const READS_MAX: u8 = 0xff;
 
-/// Try for ever while the peer has no receive posted. Credits see to it that it always has.
+/// Retry forever while the peer has no receive posted; its credits ensure that it always has one.
 const RECEIVER_NOT_READY_RETRIES: u8 = 7;
 
-/// Tells what happened to connections, without waiting.
+/// Reports events of connections, without blocking.
 pub struct Channel {
     library: &'static Library,
     channel: NonNull<ffi::rdma_event_channel>,
 }
 
-/// A connection's number, unique within the process. Not reused.
+/// A connection's number, unique within the process and never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ConnectionKey(usize);
 
-/// Something that happened to a connection.
+/// An event of a connection.
 #[derive(Debug)]
 pub struct CmEvent {
-    /// Which connection; of a request, the one that listens.
+    /// The connection; for a request, the listening one.
     pub key: ConnectionKey,
     /// What happened.
     pub kind: CmKind,
-    /// More about it: 0, a negative error number, or for [`CmKind::Rejected`] the reason's number in the protocol.
+    /// Details: 0, a negative error number, or for [`CmKind::Rejected`] the reason's number in the
+    /// protocol.
     pub status: i32,
-    /// What the peer said with it, with zeros behind.
+    /// The peer's private data, padded with zeros.
     pub private_data: Vec<u8>,
-    /// The connection that a [`CmKind::ConnectRequest`] asks for. Dropped: rejected.
+    /// The connection that a [`CmKind::ConnectRequest`] asks for. Dropping it rejects the request.
     pub request: Option<Connection>,
 }
 
-/// What can happen to a connection.
+/// Kinds of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CmKind {
-    /// [`Connection::resolve_address`] is done.
+    /// [`Connection::resolve_address`] succeeded.
     AddressResolved,
     /// It failed.
     AddressError,
-    /// [`Connection::resolve_route`] is done.
+    /// [`Connection::resolve_route`] succeeded.
     RouteResolved,
     /// It failed.
     RouteError,
-    /// A peer wants to connect.
+    /// A peer asks to connect.
     ConnectRequest,
     /// Connecting failed.
     ConnectError,
     /// The peer does not answer.
     Unreachable,
-    /// The peer does not want to, or nobody listens there.
+    /// The peer refuses, or nobody listens there.
     Rejected,
     /// Both sides can send.
     Established,
@@ -81,20 +84,20 @@ pub enum CmKind {
     DeviceRemoved,
     /// The network interface's address moved to another device.
     AddressChanged,
-    /// The numbers of a closed connection may be used again.
+    /// The numbers of a closed connection may be reused.
     TimewaitExit,
-    /// Anything else, as the connection manager numbers it.
+    /// Any other, by its number in the connection manager.
     Other(u32),
 }
 
 impl Channel {
-    /// A channel without connections.
+    /// Creates a channel without connections.
     ///
     /// # Errors
-    /// What the system said: that there is no RDMA here, for example.
+    /// The system's, for example that there is no RDMA here.
     pub fn open() -> io::Result<Rc<Channel>> {
         let library = library()?;
-        // SAFETY: takes nothing.
+        // SAFETY: takes no arguments.
         let channel = unsafe { (library.rdma_create_event_channel)() };
         let channel = NonNull::new(channel).ok_or_else(io::Error::last_os_error)?;
         let channel = Channel { library, channel };
@@ -102,16 +105,16 @@ impl Channel {
         Ok(Rc::new(channel))
     }
 
-    /// Can be read when [`Channel::next`] has something.
+    /// Readable when [`Channel::next`] has an event.
     pub fn fd(&self) -> RawFd {
-        // SAFETY: the channel lives until `drop`, and this field is only written when it is made.
+        // SAFETY: the channel lives until `drop`, and only its creation writes this field.
         unsafe { (*self.channel.as_ptr()).fd }
     }
 
     /// The next event, if any.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn next(self: &Rc<Self>) -> io::Result<Option<CmEvent>> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the channel is open, and `raw` has room for a pointer.
@@ -120,15 +123,17 @@ impl Channel {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             result => result?,
         }
-        // SAFETY: the call succeeded, so it set `raw` to an event, which is there until it is acknowledged below.
-        let told = self.told(unsafe { &*raw });
-        // SAFETY: the event came from `rdma_get_cm_event` and is acknowledged once; `told` holds copies.
+        // SAFETY: the call succeeded, so it set `raw` to an event, which lives until it is
+        // acknowledged below.
+        let event = self.event(unsafe { &*raw });
+        // SAFETY: the event came from `rdma_get_cm_event` and is acknowledged once; `event` holds
+        // copies.
         check(unsafe { (self.library.rdma_ack_cm_event)(raw) })?;
-        Ok(Some(told))
+        Ok(Some(event))
     }
 
-    /// Copies what an event says, and takes over the connection that a request brings.
-    fn told(self: &Rc<Self>, raw: &ffi::rdma_cm_event) -> CmEvent {
+    /// Copies an event, and takes over the connection of a request.
+    fn event(self: &Rc<Self>, raw: &ffi::rdma_cm_event) -> CmEvent {
         let kind = CmKind::from(raw.event);
         let request = (kind == CmKind::ConnectRequest).then(|| NonNull::new(raw.id)).flatten();
         let request = request.map(|id| {
@@ -138,17 +143,19 @@ impl Channel {
             connection
         });
         let about = if kind == CmKind::ConnectRequest { raw.listen_id } else { raw.id };
-        // SAFETY: an event names a connection of this channel that has not been destroyed: destroying one takes its events
-        // back from the channel, and nobody else can do so during this call, as both belong to this thread.
+        // SAFETY: an event names a connection of this channel that has not been destroyed: its
+        // destruction removes its events from the channel, and cannot happen during this call,
+        // because both belong to this thread.
         let key = ConnectionKey(unsafe { (*about).context } as usize);
-        // SAFETY: all connections here are of the kind whose events hold this variant, and the library zeroes both.
-        let said = unsafe { raw.param.conn };
-        let private_data = if said.private_data.is_null() || said.private_data_len == 0 {
+        // SAFETY: events of all connections here hold this variant, and the library zeroes the
+        // union.
+        let conn = unsafe { raw.param.conn };
+        let private_data = if conn.private_data.is_null() || conn.private_data_len == 0 {
             Vec::new()
         } else {
-            let len = usize::from(said.private_data_len);
+            let len = usize::from(conn.private_data_len);
             // SAFETY: the library points to as many bytes as it says, within the event.
-            unsafe { std::slice::from_raw_parts(said.private_data.cast::<u8>(), len) }.to_vec()
+            unsafe { std::slice::from_raw_parts(conn.private_data.cast::<u8>(), len) }.to_vec()
         };
         CmEvent { key, kind, status: raw.status, private_data, request }
     }
@@ -156,7 +163,8 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: this runs once. Every connection holds its channel, so none is left on it, and no event is unacknowledged.
+        // SAFETY: this runs once. Every connection holds its channel, so none is left on it, and no
+        // event is unacknowledged.
         unsafe { (self.library.rdma_destroy_event_channel)(self.channel.as_ptr()) }
     }
 }
@@ -193,30 +201,34 @@ fn next_key() -> ConnectionKey {
     ConnectionKey(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// One end of a connection, or a place where peers connect to. Dropped: destroyed; the peer is told.
+/// One end of a connection, or a listener. Dropping it closes it and tells the peer.
 pub struct Connection {
     /// Its `context` is `key`.
     id: NonNull<ffi::rdma_cm_id>,
-    channel: Rc<Channel>, // lives longer than `id`: fields drop after `Drop::drop` has run
+    channel: Rc<Channel>, // outlives `id`: fields drop after `Drop::drop`
     key: ConnectionKey,
 }
 
 impl Connection {
-    /// A connection to nobody yet.
+    /// Creates a connection without a peer.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn new(channel: &Rc<Channel>) -> io::Result<Connection> {
-        let (library, key, mut id) = (channel.library, next_key(), std::ptr::null_mut());
-        let (events, context) = (channel.channel.as_ptr(), key.0 as *mut c_void);
+        let library = channel.library;
+        let key = next_key();
+        let mut id = std::ptr::null_mut();
+        let events = channel.channel.as_ptr();
+        let context = key.0 as *mut c_void;
         let space = ffi::rdma_port_space::RDMA_PS_TCP;
-        // SAFETY: the channel is open, `id` has room for a pointer, and `context` is a number that nobody follows.
+        // SAFETY: the channel is open, `id` has room for a pointer, and `context` is a number that
+        // nobody follows.
         check(unsafe { (library.rdma_create_id)(events, &raw mut id, context, space) })?;
         let id = NonNull::new(id).ok_or_else(io::Error::last_os_error)?;
         Ok(Connection { id, channel: channel.clone(), key })
     }
 
-    /// What events call it.
+    /// The number that its events carry.
     pub fn key(&self) -> ConnectionKey {
         self.key
     }
@@ -230,34 +242,36 @@ impl Connection {
         self.channel.library
     }
 
-    /// Gives it a local address, and with it a device, unless the address is that of all interfaces.
+    /// Binds it to a local address, and to that address's device unless it is the address of all
+    /// interfaces.
     ///
     /// # Errors
-    /// What the system said: that no RDMA device has this address, for example.
+    /// The system's, for example that no RDMA device has this address.
     pub fn bind(&self, address: SocketAddr) -> io::Result<()> {
         let address = RawAddress::from(address);
-        // SAFETY: the connection lives, and `address` is one that outlives the call.
+        // SAFETY: the connection lives, and `address` outlives the call.
         check(unsafe { (self.library().rdma_bind_addr)(self.id.as_ptr(), address.as_ptr()) })
     }
 
-    /// Lets peers connect to the address it is bound to; `backlog` requests may wait.
+    /// Lets peers connect to the bound address; `backlog` requests may wait.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn listen(&self, backlog: i32) -> io::Result<()> {
         // SAFETY: the connection lives.
         check(unsafe { (self.library().rdma_listen)(self.id.as_ptr(), backlog) })
     }
 
-    /// Its own address, once it has one.
+    /// Its own address, if known.
     pub fn local_address(&self) -> Option<SocketAddr> {
         // SAFETY: the connection lives; the address is within it.
         let address = unsafe { &raw const (*self.id.as_ptr()).route.addr.src_addr_union };
-        // SAFETY: the library keeps room for any address there, zeroed to begin with, which is of no family.
+        // SAFETY: the library reserves room for any address there, initially zeroed, which is of no
+        // family.
         unsafe { from_raw(address.cast()) }
     }
 
-    /// The peer's address, once it has one.
+    /// The peer's address, if known.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: the connection lives; the address is within it.
         let address = unsafe { &raw const (*self.id.as_ptr()).route.addr.dst_addr_union };
@@ -265,50 +279,55 @@ impl Connection {
         unsafe { from_raw(address.cast()) }
     }
 
-    /// Looks for the device through which `to` is reached, from `from` if given; [`CmKind::AddressResolved`] or
+    /// Resolves `to`, from the address `from` if given, to a device. [`CmKind::AddressResolved`] or
     /// [`CmKind::AddressError`] follows.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn resolve_address(
         &self,
         from: Option<SocketAddr>,
         to: SocketAddr,
         timeout: Duration,
     ) -> io::Result<()> {
-        let (from, to) = (from.map(RawAddress::from), RawAddress::from(to));
+        let from = from.map(RawAddress::from);
         let from = from.as_ref().map_or(std::ptr::null(), RawAddress::as_ptr);
-        let (to, timeout_ms) = (to.as_ptr(), milliseconds(timeout));
+        let to = RawAddress::from(to);
+        let to = to.as_ptr();
+        let timeout_ms = milliseconds(timeout);
         // SAFETY: the connection lives; the addresses outlive the call, and `from` may be null.
         check(unsafe { (self.library().rdma_resolve_addr)(self.id.as_ptr(), from, to, timeout_ms) })
     }
 
-    /// Looks for the way to the resolved address; [`CmKind::RouteResolved`] or [`CmKind::RouteError`] follows.
+    /// Resolves the route to the resolved address. [`CmKind::RouteResolved`] or
+    /// [`CmKind::RouteError`] follows.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn resolve_route(&self, timeout: Duration) -> io::Result<()> {
         let timeout_ms = milliseconds(timeout);
         self.check_device()?;
-        // SAFETY: the connection lives, and has a device, which the library does not ask.
+        // SAFETY: the connection lives and has a device, which the library does not check.
         check(unsafe { (self.library().rdma_resolve_route)(self.id.as_ptr(), timeout_ms) })
     }
 
-    /// Sets how long the device waits for an acknowledgement before it sends again: 4.096 µs times 2 to the power of
-    /// `exponent`. Before connecting or accepting.
+    /// Sets the acknowledgement timeout after which the device sends again: 4.096 µs times 2 to the
+    /// power of `exponent`. To be called before connecting or accepting.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn set_ack_timeout(&self, exponent: u8) -> io::Result<()> {
         let mut exponent = exponent;
-        let (value, len) = ((&raw mut exponent).cast::<c_void>(), size_of::<u8>());
-        // SAFETY: the connection lives, and the option (of level 0, connections) is one byte, which is read during the call.
+        let value = (&raw mut exponent).cast::<c_void>();
+        let len = size_of::<u8>();
+        // SAFETY: the connection lives, and the option (of level 0, connections) is one byte, which
+        // is read during the call.
         check(unsafe {
             (self.library().rdma_set_option)(self.id.as_ptr(), 0, OPTION_ACK_TIMEOUT, value, len)
         })
     }
 
-    /// Its device, once it is bound to one, resolved, or asked for by a peer.
+    /// Its device, once it is bound, resolved, or requested by a peer.
     pub fn device(&self) -> Option<Device> {
         // SAFETY: the connection lives; only calls write this field.
         let context = NonNull::new(unsafe { (*self.id.as_ptr()).verbs })?;
@@ -318,24 +337,25 @@ impl Connection {
         unsafe { Device::new(self.library(), context, port) }
     }
 
-    /// Connects over the resolved route, once it has its queue pair. The peer gets `private_data` (56 bytes at most) with the
-    /// request. The device sends `retries` times (7 at most) before it gives up. [`CmKind::Established`] or one of the errors follows.
+    /// Connects over the resolved route; needs its queue pair. The request carries `private_data`
+    /// (at most 56 bytes). The device sends up to `retries` times (at most 7).
+    /// [`CmKind::Established`] or an error event follows.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn connect(&self, private_data: &[u8], retries: u8) -> io::Result<()> {
         let mut parameters = parameters(private_data, retries)?;
         self.check_device()?;
-        // SAFETY: the connection lives, and has a device, which the library does not ask; `parameters` and the data it names
-        // outlive the call.
+        // SAFETY: the connection lives and has a device, which the library does not check;
+        // `parameters` and the data it names outlive the call.
         check(unsafe { (self.library().rdma_connect)(self.id.as_ptr(), &raw mut parameters) })
     }
 
-    /// Accepts a peer's request, once it has its queue pair. The peer gets `private_data` (196 bytes at most) with the answer.
-    /// [`CmKind::Established`] follows.
+    /// Accepts a peer's request; needs its queue pair. The answer carries `private_data` (at most
+    /// 196 bytes). [`CmKind::Established`] follows.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn accept(&self, private_data: &[u8]) -> io::Result<()> {
         let mut parameters = parameters(private_data, 0)?;
         self.check_device()?;
@@ -343,21 +363,23 @@ impl Connection {
         check(unsafe { (self.library().rdma_accept)(self.id.as_ptr(), &raw mut parameters) })
     }
 
-    /// Says no to a peer's request, with a reason of 148 bytes at most.
+    /// Rejects a peer's request, with a reason of at most 148 bytes.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn reject(self, private_data: &[u8]) -> io::Result<()> {
-        let (data, len) = (private_data.as_ptr().cast(), data_len(private_data)?);
+        let data = private_data.as_ptr().cast();
+        let len = data_len(private_data)?;
         // SAFETY: the connection lives; `data` outlives the call.
         check(unsafe { (self.library().rdma_reject)(self.id.as_ptr(), data, len) })
     }
 
-    /// Closes it, and says yes to a peer that did. This side's queue pair goes to the error state. [`CmKind::Disconnected`] follows
-    /// on the other side, and on this one when the other has said yes by this call or by being dropped.
+    /// Closes it, or confirms that the peer did. This side's queue pair goes to the error state.
+    /// [`CmKind::Disconnected`] follows on the other side, and on this side once the other has
+    /// confirmed by this call or by a drop.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn disconnect(&self) -> io::Result<()> {
         // SAFETY: the connection lives.
         check(unsafe { (self.library().rdma_disconnect)(self.id.as_ptr()) })
@@ -372,8 +394,9 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // SAFETY: this runs once. Its queue pair, if it ever had one, owned this and was destroyed before (`QueuePair::drop`);
-        // no event of it is unacknowledged (`Channel::next`), for which this would wait.
+        // SAFETY: this runs once. Its queue pair, if any, owned this and was destroyed before
+        // (`QueuePair::drop`). No event of it is unacknowledged (`Channel::next`); the call would
+        // wait for that.
         let code = unsafe { (self.library().rdma_destroy_id)(self.id.as_ptr()) };
         debug_assert_eq!(code, 0, "rdma_destroy_id");
     }
@@ -393,7 +416,7 @@ fn data_len(private_data: &[u8]) -> io::Result<u8> {
     u8::try_from(private_data.len()).map_err(|_| refused("private data is 255 bytes at most"))
 }
 
-/// Names `private_data` by address: to be used while that lives.
+/// Parameters that name `private_data` by address, so they must not outlive it.
 fn parameters(private_data: &[u8], retries: u8) -> io::Result<ffi::rdma_conn_param> {
     Ok(ffi::rdma_conn_param {
         private_data: private_data.as_ptr().cast(),
@@ -403,8 +426,8 @@ fn parameters(private_data: &[u8], retries: u8) -> io::Result<ffi::rdma_conn_par
         flow_control: 1,
         retry_count: retries.min(7),
         rnr_retry_count: RECEIVER_NOT_READY_RETRIES,
-        srq: 0,    // taken from the queue pair
-        qp_num: 0, // likewise
+        srq: 0,    // from the queue pair
+        qp_num: 0, // from the queue pair
     })
 }
 

@@ -1,4 +1,4 @@
-//! A device: what it can do, and what it says by itself.
+//! An RDMA device: its capabilities and its asynchronous events.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_int};
@@ -14,44 +14,45 @@ use rdma_sys::ibv_event_type as event;
 
 use super::library::{Library, check, library, set_non_blocking};
 
-/// One port of a device that the connection manager has opened. Open as long as the process lives.
+/// One port of a device that the connection manager has opened. It stays open while the process
+/// lives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Device {
     context: NonNull<ffi::ibv_context>,
     port: u8,
-    /// Handles are used by the thread that asked for them, as everything made from them.
+    /// A handle belongs to the thread that created it, like everything created from it.
     _single_threaded: PhantomData<*mut ()>,
 }
 
-/// The vendor of Soft-RoCE, where others have a number of their own.
+/// Vendor number of Soft-RoCE; other devices have a number of their own.
 const SOFT_ROCE: u32 = 0xff_ffff;
 
-/// What a device and its port can do.
+/// Capabilities of a device and its port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Most work that a queue pair may have in hand.
+    /// Most outstanding requests of a queue pair.
     pub queue_depth_max: usize,
-    /// Most parts of memory that one piece of work may name.
+    /// Most memory parts of one request.
     pub gather_max: usize,
     /// Most entries of a completion queue.
     pub completions_max: usize,
-    /// Most receives that a shared receive queue may hold.
+    /// Most receives of a shared receive queue.
     pub receives_max: usize,
     /// Largest region that can be registered.
     pub region_bytes_max: u64,
     /// Most memory windows at a time.
     pub windows_max: usize,
-    /// Whether there are memory windows of type 2, which open and close by work of a queue pair.
+    /// Whether it has memory windows of type 2, which a queue pair's work opens and closes.
     pub windows: bool,
-    /// It is Soft-RoCE, which hands programs the kernel's flags with a completion.
+    /// Whether it is Soft-RoCE, which passes the kernel's completion flags to programs.
     pub(super) is_soft_roce: bool,
     /// Longest message or write.
     pub message_bytes_max: usize,
-    /// Bytes of a packet's payload at most.
+    /// Largest payload of a packet.
     pub mtu_bytes: usize,
     /// The port's number, from 1.
     pub port: u8,
-    /// Whether it is up.
+    /// State of the port.
     pub port_state: PortState,
 }
 
@@ -66,20 +67,20 @@ pub enum PortState {
     Armed,
     /// Up.
     Active,
-    /// Anything else, as the verbs number it.
+    /// Any other, by its number in the verbs API.
     Other(u32),
 }
 
-/// Something a device said by itself.
+/// An asynchronous event of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// What.
+    /// What happened.
     pub kind: AsyncKind,
-    /// Of which port, where it is about one.
+    /// The port, if the event is about one.
     pub port: Option<u8>,
 }
 
-/// What a device says by itself.
+/// Kinds of asynchronous events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AsyncKind {
     /// A port lost its link.
@@ -90,11 +91,12 @@ pub enum AsyncKind {
     DeviceFatal,
     /// The queue pair of this number is broken.
     QueuePairFatal(u32),
-    /// Anything else, as the verbs number it.
+    /// Any other, by its number in the verbs API.
     Other(u32),
 }
 
-/// `struct ibv_async_event`, with the kind as a plain number: newer libraries may know kinds that the bindings' enum does not.
+/// `struct ibv_async_event` with the kind as a plain number: newer libraries may have kinds that
+/// the bindings' enum does not.
 #[repr(C)]
 pub(super) struct RawAsyncEvent {
     element: Element,
@@ -109,7 +111,8 @@ union Element {
 }
 
 impl Device {
-    /// The device behind a context that the connection manager opened; none if it cannot be kept open.
+    /// The device of a context that the connection manager opened; `None` if it cannot be kept
+    /// open.
     ///
     /// # Safety
     /// `context` is the `verbs` of a live `rdma_cm_id`.
@@ -122,34 +125,35 @@ impl Device {
         keep_open(library, context).then_some(device)
     }
 
-    /// For calls that take the device. Valid as long as the process lives.
+    /// For calls that take the device. Valid while the process lives.
     pub(super) fn context(self) -> NonNull<ffi::ibv_context> {
         self.context
     }
 
     /// Its name, for example `mlx5_0`.
     pub fn name(&self) -> String {
-        // SAFETY: the context stays open (`keep_open`), and is only written when it is opened.
+        // SAFETY: the context stays open (`keep_open`), and only its opening writes the field.
         let device = unsafe { (*self.context.as_ptr()).device };
-        // SAFETY: an open context's device lives as long as it does.
+        // SAFETY: the device of an open context lives as long as the context.
         let name = unsafe { &raw const (*device).name };
-        // SAFETY: the libraries end the name with a 0 within its array.
+        // SAFETY: the libraries terminate the name with a 0 within its array.
         unsafe { CStr::from_ptr(name.cast()) }.to_string_lossy().into_owned()
     }
 
-    /// What it can do.
+    /// Queries its capabilities.
     ///
     /// # Errors
-    /// What the system said: the device is gone, for example.
+    /// The system's, for example that the device is gone.
     pub fn capabilities(&self) -> io::Result<Capabilities> {
         let library = library()?;
         let mut device = MaybeUninit::<ffi::ibv_device_attr>::zeroed();
         // SAFETY: the context is open, and `device` has room for what is written.
         check(unsafe { (library.ibv_query_device)(self.context.as_ptr(), device.as_mut_ptr()) })?;
-        // SAFETY: numbers only, for which all zeros were fine to begin with.
+        // SAFETY: only numbers, which were initialised to zero.
         let device = unsafe { device.assume_init() };
         let mut port = MaybeUninit::<ffi::ibv_port_attr>::zeroed();
-        // SAFETY: the context is open. The function fills the first fields of `port`; the rest stays zero.
+        // SAFETY: the context is open. The function fills the first fields of `port`; the rest
+        // stays zero.
         check(unsafe {
             (library.ibv_query_port)(self.context.as_ptr(), self.port, port.as_mut_ptr())
         })?;
@@ -180,40 +184,43 @@ impl Device {
         })
     }
 
-    /// Can be read when [`Device::next_async_event`] has something. It is the process's: whoever asks first gets an event,
-    /// also one about another thread's queue pair.
+    /// Readable when [`Device::next_async_event`] has an event. It belongs to the process: the
+    /// first caller gets an event, even if it is about another thread's queue pair.
     pub fn async_fd(&self) -> RawFd {
-        // SAFETY: the context stays open, and is only written when it is opened.
+        // SAFETY: the context stays open, and only its opening writes the field.
         unsafe { (*self.context.as_ptr()).async_fd }
     }
 
-    /// The next thing it has said, if any.
+    /// The next asynchronous event, if any.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn next_async_event(&self) -> io::Result<Option<AsyncEvent>> {
         let library = library()?;
         set_non_blocking(self.async_fd())?;
         let mut raw = MaybeUninit::<RawAsyncEvent>::zeroed();
-        // SAFETY: the context is open, and `raw` has the layout and the room of an `ibv_async_event`.
+        // SAFETY: the context is open, and `raw` has the layout and the room of an
+        // `ibv_async_event`.
         let code =
             unsafe { (library.ibv_get_async_event)(self.context.as_ptr(), raw.as_mut_ptr()) };
         match check(code) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             result => result?,
         }
-        // SAFETY: it was filled, and is numbers and pointers, for which zeros were fine as well.
+        // SAFETY: the call filled it, and it is numbers and pointers, which were initialised to
+        // zero.
         let mut raw = unsafe { raw.assume_init() };
-        let told = raw.told();
+        let event = raw.event();
         // SAFETY: the event came from `ibv_get_async_event` and is acknowledged once.
         unsafe { (library.ibv_ack_async_event)(&raw mut raw) };
-        Ok(Some(told))
+        Ok(Some(event))
     }
 }
 
 impl RawAsyncEvent {
-    /// What it says. Its queue pair, if it has one, is there until it is acknowledged: destroying one waits for that.
-    fn told(&self) -> AsyncEvent {
+    /// Converts the event. Its queue pair, if any, lives until the event is acknowledged, because
+    /// its destruction waits for that.
+    fn event(&self) -> AsyncEvent {
         let is = |kind: event| self.kind == kind as c_int;
         let other = AsyncKind::Other(self.kind as u32);
         if is(event::IBV_EVENT_QP_FATAL)
@@ -232,28 +239,30 @@ impl RawAsyncEvent {
             _ if is(event::IBV_EVENT_DEVICE_FATAL) => AsyncKind::DeviceFatal,
             _ => return AsyncEvent { kind: other, port: None },
         };
-        // SAFETY: any bits are a number; those of the device's event mean nothing and are dropped.
+        // SAFETY: any bits are a valid number; the number is dropped for device events, which have
+        // no port.
         let port = unsafe { self.element.port };
         let is_of_port = kind != AsyncKind::DeviceFatal;
         AsyncEvent { kind, port: u8::try_from(port).ok().filter(|_| is_of_port) }
     }
 }
 
-/// A number that C holds with a sign.
+/// A count that C declares as signed.
 fn count(number: c_int) -> usize {
     usize::try_from(number).unwrap_or(0)
 }
 
-/// Sees to it that the connection manager never closes `context`, which it would when a device was unplugged and the last
-/// connection over it is destroyed; false if it could not be done.
+/// Keeps `context` open for good; false on failure. The connection manager would close it when the
+/// device is unplugged and the last connection over it is destroyed.
 fn keep_open(library: &Library, context: NonNull<ffi::ibv_context>) -> bool {
     static KEPT: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     if kept.contains(&(context.as_ptr() as usize)) {
         return true;
     }
-    // SAFETY: a null pointer means that nobody wants the number. The list counts as a use of every device on it, and is never
-    // given back, on purpose; it holds the caller's, whose connection lives.
+    // SAFETY: a null pointer means that the count is not wanted. The list counts as a use of every
+    // device on it and is deliberately never freed; it includes the caller's device, whose
+    // connection lives.
     let list = unsafe { (library.rdma_get_devices)(std::ptr::null_mut()) };
     !list.is_null() && kept.insert(context.as_ptr() as usize)
 }
@@ -263,10 +272,10 @@ mod tests {
     use super::*;
 
     fn told(kind: c_int, port: c_int) -> AsyncEvent {
-        // The pointer's bytes first, so that none of the union is left undefined.
+        // The pointer first, so that no byte of the union stays uninitialised.
         let mut raw = RawAsyncEvent { element: Element { queue_pair: std::ptr::null_mut() }, kind };
         raw.element.port = port;
-        raw.told()
+        raw.event()
     }
 
     #[test]

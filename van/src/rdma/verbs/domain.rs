@@ -1,7 +1,9 @@
-//! Memory that a device may touch: protection domains, registered regions, memory windows, exposed buffers.
+//! Memory that a device may access: protection domains, registered regions, memory windows, exposed
+//! buffers.
 //!
-//! Registering ([`Registrar`]) lets the device use memory for work that this process gives it. A peer gets at memory only
-//! through an [`OpenWindow`] or an [`Exposed`], and each owns its memory until the device has taken the peer's access back.
+//! A registration ([`Registrar`]) lets the device use memory for this process's work requests. A
+//! peer reaches memory only through an [`OpenWindow`] or an [`Exposed`]; each owns its memory until
+//! the device has ended the peer's access.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -20,7 +22,7 @@ use super::library::{Library, library};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Registrar, Registration};
 
-/// Keeps apart who may use which memory: queue pairs and regions work together within one domain.
+/// A protection domain: queue pairs can use only regions of their own domain.
 pub struct Domain {
     id: u64,
     protection: Rc<Protection>,
@@ -31,34 +33,40 @@ struct Protection {
     library: &'static Library,
     device: Device,
     domain: NonNull<ffi::ibv_pd>,
-    /// The regions registered now, by local key: binding a window names one by address.
+    /// Registered regions by local key; binding a window needs a region's address.
     regions: RefCell<HashMap<u32, NonNull<ffi::ibv_mr>>>,
-    /// Windows that were given back while their binding might not have been done; see [`Window::new`].
+    /// Windows that were deallocated while their binding might still be pending; see
+    /// [`Window::new`].
     unsettled: RefCell<Vec<Weak<WindowHandle>>>,
 }
 
 impl Domain {
-    /// A domain of `device` with nothing in it.
+    /// Creates an empty domain on `device`.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn new(device: Device) -> io::Result<Rc<Domain>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let library = library()?;
-        // SAFETY: a device's context is open as long as the process lives.
+        // SAFETY: a device's context stays open while the process lives.
         let domain = unsafe { (library.ibv_alloc_pd)(device.context().as_ptr()) };
         let domain = NonNull::new(domain).ok_or_else(io::Error::last_os_error)?;
-        let (regions, unsettled) = Default::default();
-        let protection = Rc::new(Protection { library, device, domain, regions, unsettled });
+        let protection = Rc::new(Protection {
+            library,
+            device,
+            domain,
+            regions: RefCell::default(),
+            unsettled: RefCell::default(),
+        });
         Ok(Rc::new(Domain { id: NEXT.fetch_add(1, Ordering::Relaxed), protection }))
     }
 
-    /// The device it was made on.
+    /// The device it was created on.
     pub fn device(&self) -> Device {
         self.protection.device
     }
 
-    /// For calls that take the domain. Valid as long as `self` is kept.
+    /// For calls that take the domain. Valid while `self` is kept.
     pub(super) fn raw(&self) -> NonNull<ffi::ibv_pd> {
         self.protection.domain
     }
@@ -67,7 +75,7 @@ impl Domain {
         self.protection.library
     }
 
-    /// The region registered under `key`. Valid as long as the memory that `key` was asked for is kept.
+    /// The region registered under `key`. Valid while the memory of `key` is kept.
     pub(super) fn region(&self, key: u32) -> Option<NonNull<ffi::ibv_mr>> {
         self.protection.regions.borrow().get(&key).copied()
     }
@@ -81,7 +89,8 @@ impl fmt::Debug for Domain {
 
 impl Drop for Protection {
     fn drop(&mut self) {
-        // SAFETY: this runs once. Regions, windows, receive queues and queue pairs hold the domain, so none is left in it.
+        // SAFETY: this runs once. Regions, windows, receive queues and queue pairs hold the domain,
+        // so none is left in it.
         let code = unsafe { (self.library.ibv_dealloc_pd)(self.domain.as_ptr()) };
         debug_assert_eq!(code, 0, "ibv_dealloc_pd");
     }
@@ -110,10 +119,10 @@ impl Registrar for Domain {
     }
 }
 
-/// Memory that the device knows, until this is dropped. Whoever made it keeps the memory so long.
+/// Memory registered with the device until this is dropped. Its creator keeps the memory that long.
 struct Region {
     region: NonNull<ffi::ibv_mr>,
-    protection: Rc<Protection>, // lives longer than `region`: fields drop after `Drop::drop` has run
+    protection: Rc<Protection>, // outlives `region`: fields drop after `Drop::drop`
 }
 
 impl Region {
@@ -123,9 +132,11 @@ impl Region {
         len: usize,
         access: Access,
     ) -> Result<Region> {
-        let (domain, base) = (protection.domain.as_ptr(), base.as_ptr().cast());
-        // SAFETY: the domain lives. The device may now write the memory, but only for work given to it: what gives work owns
-        // the memory meanwhile, as each place where a key is used says. Addresses that are not mapped are an error.
+        let domain = protection.domain.as_ptr();
+        let base = base.as_ptr().cast();
+        // SAFETY: the domain lives. The device may now write the memory, but only for work
+        // requests, and whoever posts one owns the memory meanwhile, as each use of a key argues.
+        // Unmapped addresses are an error.
         let region =
             unsafe { (protection.library.ibv_reg_mr)(domain, base, len, access.0 as c_int) };
         match NonNull::new(region) {
@@ -139,7 +150,7 @@ impl Region {
     }
 
     fn remote_key(&self) -> u32 {
-        // SAFETY: the region lives until `drop`, and the key is only written when it is made.
+        // SAFETY: the region lives until `drop`, and only its creation writes the key.
         unsafe { (*self.region.as_ptr()).rkey }
     }
 }
@@ -158,14 +169,14 @@ impl Drop for Region {
         if regions.get(&key) == Some(&self.region) {
             regions.remove(&key);
         }
-        // SAFETY: this runs once. Work and windows in it own a part of its memory, which holds this registration; so none is
-        // left, whether given to the device or about to be.
+        // SAFETY: this runs once. Work requests and windows in it own a part of its memory, which
+        // holds this registration; so none is left, neither with the device nor about to be posted.
         let code = unsafe { (self.protection.library.ibv_dereg_mr)(self.region.as_ptr()) };
         debug_assert_eq!(code, 0, "ibv_dereg_mr");
     }
 }
 
-/// How much memory this process may lock, in words.
+/// How much memory this process may lock, as text.
 fn locked_limit() -> String {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` has room for what is written.
@@ -177,48 +188,49 @@ fn locked_limit() -> String {
     }
 }
 
-/// A window of type 2: the device's, until it is given back.
+/// A window of type 2, allocated until it is given back.
 pub(super) struct WindowHandle {
-    /// None when the device has it back.
+    /// `None` once the device has it back.
     window: Cell<Option<NonNull<ffi::ibv_mw>>>,
-    /// Its number in the device; the upper bits of all of its keys.
+    /// Its number in the device: the upper bits of all its keys.
     number: u32,
     /// The queue pair whose work opened it, 0 while closed.
     opened_by: Cell<u32>,
-    /// The last queue pair that took it on its list.
+    /// The last queue pair that listed it.
     listed_by: Cell<u32>,
-    protection: Rc<Protection>, // lives longer than `window`: fields drop after `Drop::drop` has run
+    protection: Rc<Protection>, // outlives `window`: fields drop after `Drop::drop`
 }
 
-/// Low bits of a key, which the owner chooses anew for each binding; the rest numbers the window.
+/// Low bits of a key, which the owner changes for each binding; the others are the window's number.
 const KEY_BITS: u32 = 8;
 
 impl WindowHandle {
-    /// For binding it; none if it was given back.
+    /// For binding it; `None` if it was given back.
     pub(super) fn raw(&self) -> Option<NonNull<ffi::ibv_mw>> {
         self.window.get()
     }
 
-    /// Whether `queue_pair`, one of [`OpenWindow`]s, is to be told now that it lists this window; not if it does already.
+    /// Whether `queue_pair` has to add it to its list of windows; false if it is there already.
     pub(super) fn list(&self, queue_pair: u32) -> bool {
         self.listed_by.replace(queue_pair) != queue_pair
     }
 
-    /// Ends the access of the peer of `queue_pair`, if its work opened it.
+    /// Ends the access of the peer of `queue_pair`, if that queue pair's work opened it.
     pub(super) fn give_back_if_open(&self, queue_pair: u32) {
         if self.opened_by.get() == queue_pair {
             self.give_back();
         }
     }
 
-    /// Ends all access at once. No effect when it was done before.
+    /// Ends all access at once. Does nothing the second time.
     fn give_back(&self) {
         let Some(window) = self.window.take() else { return };
         // SAFETY: a window's context is its domain's, which lives.
         let give_back = unsafe { (*self.protection.device.context().as_ptr()).ops.dealloc_mw };
         let give_back = give_back.expect("a device that gives out windows takes them back");
-        // SAFETY: the window came from `alloc_mw` and was not given back: it was still there to take. Work that binds it and
-        // is not with the device yet asks `raw` before it goes there; what is there names the window by number.
+        // SAFETY: the window came from `alloc_mw` and was not given back: it was still there to
+        // take. A work request that binds it and is not posted yet calls `raw` before that; a
+        // posted one names the window by number.
         let code = unsafe { give_back(window.as_ptr()) };
         debug_assert_eq!(code, 0, "ibv_dealloc_mw");
     }
@@ -230,19 +242,21 @@ impl Drop for WindowHandle {
     }
 }
 
-/// A memory window of type 2 that is closed.
+/// A closed memory window of type 2.
 pub struct Window(Rc<WindowHandle>);
 
 impl Window {
-    /// A window of the domain's device.
+    /// Allocates a window of the domain's device.
     ///
     /// # Errors
-    /// What the system said, [`io::ErrorKind::Unsupported`] where the device has none. [`io::ErrorKind::WouldBlock`] when a
-    /// window was revoked before the work that opened it was known to be done: try again after retiring that.
+    /// The system's; [`io::ErrorKind::Unsupported`] if the device has no windows;
+    /// [`io::ErrorKind::WouldBlock`] if a window was revoked before the work that opened it was
+    /// known to be done: retry once that work is retired.
     pub fn new(domain: &Rc<Domain>) -> io::Result<Window> {
         let protection = &domain.protection;
-        // The late binding of a window that is no more would open a new one of the same number, over memory that is
-        // somebody else's by now. So there is none until all such work is retired.
+        // The late binding of a deallocated window could open a new window of the same number, over
+        // memory that belongs to somebody else by now. So no window is allocated until all such
+        // work is retired.
         let mut unsettled = protection.unsettled.borrow_mut();
         unsettled.retain(|handle| handle.strong_count() > 0);
         if !unsettled.is_empty() {
@@ -258,7 +272,7 @@ impl Window {
         let window =
             unsafe { allocate(protection.domain.as_ptr(), ffi::ibv_mw_type::IBV_MW_TYPE_2) };
         let window = NonNull::new(window).ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: the window was just made.
+        // SAFETY: the window was just created.
         let key = unsafe { (*window.as_ptr()).rkey };
         Ok(Window(Rc::new(WindowHandle {
             window: Cell::new(Some(window)),
@@ -277,14 +291,14 @@ impl Window {
         Rc::ptr_eq(&self.0.protection, &domain.protection)
     }
 
-    /// The key it will have when it is opened the next time; none if the device has it back.
+    /// Its key when it is next opened; `None` if the device has it back.
     pub(super) fn next_key(&self) -> Option<u32> {
         // SAFETY: the window was not given back, and only `OpenWindow::close` writes its key.
         let key = unsafe { (*self.0.raw()?.as_ptr()).rkey };
         Some(self.0.number << KEY_BITS | key.wrapping_add(1) & ((1 << KEY_BITS) - 1))
     }
 
-    /// What becomes of it when work of `queue_pair`, its `sequence`th, opens it over `memory` under `key`.
+    /// Marks it as opened over `memory` under `key` by the `sequence`th request of `queue_pair`.
     pub(super) fn open(
         self,
         memory: Buffer,
@@ -293,7 +307,8 @@ impl Window {
         sequence: u64,
     ) -> OpenWindow {
         self.0.opened_by.set(queue_pair);
-        let (address, len) = (memory.as_ptr() as u64, memory.len());
+        let address = memory.as_ptr() as u64;
+        let len = memory.len();
         OpenWindow { window: self.0, memory: Some(memory), address, len, key, queue_pair, sequence }
     }
 }
@@ -304,26 +319,27 @@ impl fmt::Debug for Window {
     }
 }
 
-/// A window through which one peer writes memory, which it owns. Dropped: the access ends, and the memory is let go.
+/// A window through which one peer writes the memory it owns. Dropping it ends the access and
+/// releases the memory.
 pub struct OpenWindow {
     window: Rc<WindowHandle>,
-    /// There until it is handed back. Not looked at meanwhile: the peer writes it.
+    /// `Some` until it is handed back. Not read meanwhile, because the peer writes it.
     memory: Option<Buffer>,
     address: u64,
     len: usize,
     key: u32,
-    /// Whose work opened it,
+    /// The queue pair whose work opened it.
     queue_pair: u32,
-    /// and which of it.
+    /// That work's sequence number.
     sequence: u64,
 }
 
-/// Proof that a remote key was taken back by a message to the queue pair that gave it out.
+/// Proof that a message to the queue pair that opened a window invalidated its remote key.
 #[derive(Debug)]
 pub struct Invalidated {
     pub(super) key: u32,
     pub(super) queue_pair: u32,
-    /// Of the work that was pushed after it: it tells of none that is later.
+    /// Number of work requests pushed before the proof: it proves nothing about later ones.
     pub(super) sequence: u64,
 }
 
@@ -335,46 +351,49 @@ impl Invalidated {
 }
 
 impl OpenWindow {
-    /// What the peer names it by.
+    /// The key that the peer uses.
     pub fn remote_key(&self) -> u32 {
         self.key
     }
 
-    /// The address of its first byte, as the peer names it.
+    /// The address of its first byte, as the peer uses it.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Bytes of its memory.
+    /// Length of its memory in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether its memory is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Ends the peer's access at once, by a system call, and hands the memory back; the window is gone.
+    /// Ends the peer's access at once, by a system call, and returns the memory; the window is
+    /// gone.
     ///
-    /// When the peer writes after that, or the window was not open yet, the connection breaks.
+    /// If the peer writes afterwards, or the window was not open yet, the connection breaks.
     pub fn revoke(mut self) -> Buffer {
         self.end();
         self.memory.take().expect("the memory is there until it is handed back")
     }
 
-    /// Takes window and memory back after the peer's access has ended.
+    /// Returns window and memory after the peer's access has ended.
     ///
     /// # Panics
-    /// If `proof` is about another key: a bug of the caller, who would write memory together with the peer.
+    /// If `proof` is about another key: a bug of the caller, who would write memory together with
+    /// the peer.
     pub fn close(mut self, proof: Invalidated) -> (Window, Buffer) {
         let proves = proof.key == self.key
             && proof.queue_pair == self.queue_pair
             && proof.sequence > self.sequence;
         assert!(proves, "{proof:?} does not close a window of key {:#x}", self.key);
         if let Some(window) = self.window.raw() {
-            // SAFETY: the window was not given back. The device is done with the work that names it: the key that it gave the
-            // window was good when the peer took it back. The libraries leave it to the owner to note the key of the last binding.
+            // SAFETY: the window was not given back. The device is done with the work that names
+            // it, because the window's key was valid when the peer invalidated it. The library
+            // requires the owner to record the key of the last binding.
             unsafe { (*window.as_ptr()).rkey = self.key };
         }
         self.window.opened_by.set(0);
@@ -385,7 +404,7 @@ impl OpenWindow {
     fn end(&self) {
         self.window.give_back();
         if Rc::strong_count(&self.window) > 1 {
-            // The queue pair holds it as well: its work may be under way.
+            // The queue pair holds it as well: its work may be pending.
             let protection = &self.window.protection;
             protection.unsettled.borrow_mut().push(Rc::downgrade(&self.window));
         }
@@ -394,7 +413,7 @@ impl OpenWindow {
 
 impl Drop for OpenWindow {
     fn drop(&mut self) {
-        // The memory is there unless `close` or `revoke` saw to the end of access.
+        // The memory is there unless `close` or `revoke` has ended the access.
         if self.memory.is_some() {
             self.end();
         }
@@ -407,16 +426,16 @@ impl fmt::Debug for OpenWindow {
     }
 }
 
-/// Memory that any peer in the domain may write, and read where asked, as long as this lives.
+/// Memory that any peer in the domain may write, and read if permitted, while this lives.
 pub struct Exposed {
-    region: Region, // gone before the memory is: fields drop from the top
+    region: Region, // dropped before the memory: fields drop in order
     base: NonNull<u8>,
     len: usize,
-    memory: Buffer, // not looked at meanwhile: peers write it
+    memory: Buffer, // not read meanwhile: peers write it
 }
 
 impl Exposed {
-    /// Registers `memory` of its own, with remote write access, and remote read access if `readable`.
+    /// Registers `memory` with remote write access, and with remote read access if `readable`.
     ///
     /// # Errors
     /// [`Error::Register`].
@@ -426,50 +445,52 @@ impl Exposed {
             access |= Access::IBV_ACCESS_REMOTE_READ;
         }
         let mut memory = memory;
-        let (base, len) = (NonNull::from(&mut memory[..]).cast::<u8>(), memory.len());
+        let base = NonNull::from(&mut memory[..]).cast::<u8>();
+        let len = memory.len();
         let region = Region::new(&domain.protection, base, len, access)?;
         Ok(Exposed { region, base, len, memory })
     }
 
-    /// What peers name it by.
+    /// The key that peers use.
     pub fn remote_key(&self) -> u32 {
         self.region.remote_key()
     }
 
-    /// The address of its first byte, as peers name it.
+    /// The address of its first byte, as peers use it.
     pub fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }
 
-    /// Its bytes.
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The word at byte `at`, a multiple of 8, as it is at this moment: a peer may be writing it.
+    /// The current word at byte `at`, a multiple of 8. A peer may be writing it.
     ///
     /// # Panics
-    /// If it is not within the memory, or not at a multiple of 8.
+    /// If it lies outside the memory, or `at` is not a multiple of 8.
     pub fn word(&self, at: usize) -> u64 {
         assert!(
             at.is_multiple_of(8) && at < self.len && self.len - at >= 8,
             "no word at {at} of {} bytes",
             self.len
         );
-        // SAFETY: `at` is within the memory, as was just asked.
+        // SAFETY: `at` is within the memory, as just checked.
         let word = unsafe { self.base.add(at) }.cast::<u64>();
         assert!(word.is_aligned(), "the memory starts at a multiple of 8");
-        // SAFETY: the word lies within the memory and is aligned, as was just asked; the memory is initialised and this
-        // value's own. The device may be writing it, hence volatile: any bits are a number.
+        // SAFETY: the word lies within the memory and is aligned, as just checked; the memory is
+        // initialised and owned by `self`. The device may be writing it, hence volatile: any bits
+        // are a valid number.
         unsafe { word.read_volatile() }
     }
 
-    /// Ends all access and hands the memory back.
+    /// Ends all access and returns the memory.
     pub fn close(self) -> Buffer {
         drop(self.region);
         self.memory

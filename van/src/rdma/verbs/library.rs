@@ -1,18 +1,21 @@
-//! The user-space libraries of RDMA, loaded when they are there: the table of their entry points.
+//! The user-space libraries of RDMA, loaded at run time if present: the table of their functions.
 //!
-//! `rdma-sys` gives the types, and the calls of the path that the headers define in place; they jump through the device's own
-//! table of functions. Every function that lives in `libibverbs.so.1` or `librdmacm.so.1` is looked up here instead, so that a
-//! program starts where they are missing (`van/tests/verbs.rs` reads the test program's own list of libraries). `dlopen` comes
-//! from `libc`, which this crate has anyway; a crate around it would own a handle that is never to be closed.
+//! `rdma-sys` provides the types, and the data-path calls that the headers define inline; those go
+//! through the device's own function table. Functions of `libibverbs.so.1` and `librdmacm.so.1` are
+//! looked up here instead, so that a program starts without the libraries (`van/tests/verbs.rs`
+//! checks the test program's list of libraries). `dlopen` comes from `libc`, a dependency anyway; a
+//! wrapper crate would own a handle that must never be closed.
 //!
-//! A plain look-up finds a symbol's default version, here that of rdma-core 15 and later (`IBVERBS_1.1`, `RDMACM_1.0`). Three
-//! names are more than functions in the headers: `ibv_reg_mr` is a macro that takes another function only for optional access
-//! flags, which are not used here; `ibv_query_port` is one that fills fields newer than the function knows, none of them used;
-//! `ibv_alloc_mw` and `ibv_dealloc_mw` are no symbols at all and go through the device's table.
+//! A plain look-up finds a symbol's default version, here that of rdma-core 15 and later
+//! (`IBVERBS_1.1`, `RDMACM_1.0`). Three names are more than functions in the headers: `ibv_reg_mr`
+//! is a macro that calls another function only for optional access flags, which are not used here;
+//! `ibv_query_port` also fills fields newer than the function, none of them used; `ibv_alloc_mw`
+//! and `ibv_dealloc_mw` are no symbols and go through the device's table.
 //!
-//! The layout of every struct that crosses over was compared once with what C sees: 148 sizes and offsets, of all fields touched
-//! here, for rdma-sys 0.3.0 and rdma-core 44.0 on x86-64. All were equal. Most bindings are made anew by each build, from the
-//! headers it finds; those of structs with unions (`ibv_wc`, `ibv_send_wr`, `rdma_cm_event`) are written out in rdma-sys.
+//! Each build generates most bindings from the headers it finds; those of structs with unions
+//! (`ibv_wc`, `ibv_send_wr`, `rdma_cm_event`) are written by hand in rdma-sys. The layout of every
+//! struct in use was compared once with C's for rdma-sys 0.3.0 and rdma-core 44.0 on x86-64: sizes
+//! and offsets of all fields used here are equal.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::io;
@@ -28,10 +31,10 @@ use super::device::RawAsyncEvent;
 
 const REMEDY: &str = "install them: apt-get install libibverbs1 librdmacm1 ibverbs-providers";
 
-/// Declares the table and how it is filled, so that each function is named once.
+/// Declares the table and its loader, so that each function is named once.
 macro_rules! table {
     ($( $library:ident { $( $name:ident($($argument:ty),*) $(-> $result:ty)?; )* } )*) => {
-        /// What is called in the libraries, by the names it has there.
+        /// Functions of the libraries, by their names there.
         pub(super) struct Library {
             $($( pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*)*
         }
@@ -42,8 +45,9 @@ macro_rules! table {
                 Ok(Library {
                     $($( $name: {
                         let symbol = look_up($library, concat!(stringify!($name), "\0"))?;
-                        // SAFETY: a function pointer has the size of a pointer, `look_up` gives none that is null, and the
-                        // signature is the one in the headers of rdma-core, whose libraries keep it under this name.
+                        // SAFETY: a function pointer has the size of a pointer, `look_up` returns
+                        // no null, and the signature is that of rdma-core's headers, whose
+                        // libraries keep it under this name.
                         unsafe {
                             std::mem::transmute::<
                                 *mut c_void,
@@ -104,7 +108,7 @@ table! {
 
 fn open(name: &'static str) -> Result<*mut c_void, String> {
     let file = CStr::from_bytes_with_nul(name.as_bytes()).expect("the table ends names with a 0");
-    // SAFETY: `file` is a C string. What runs when the library is loaded is rdma-core's.
+    // SAFETY: `file` is a C string. The code that runs at loading is rdma-core's.
     let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
         return Err(format!("the RDMA libraries cannot be loaded ({}); {REMEDY}", dl_error()));
@@ -124,30 +128,31 @@ fn look_up(handle: *mut c_void, name: &'static str) -> Result<*mut c_void, Strin
 
 /// Why the last `dlopen` or `dlsym` of this thread failed.
 fn dl_error() -> String {
-    // SAFETY: takes nothing; what it returns is this thread's until the next of these calls.
+    // SAFETY: takes no arguments; the result belongs to this thread until its next such call.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "no reason given".to_owned();
     }
-    // SAFETY: not null, so it is a C string, and it is copied before any other of these calls.
+    // SAFETY: not null, so it is a C string, which is copied before any other such call.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// The libraries, loaded at the first call and for good: devices keep threads and handlers in them.
+/// The libraries, loaded by the first call and never unloaded: devices keep threads and handlers in
+/// them.
 fn loaded() -> Result<&'static Library, &'static str> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
     LIBRARY.get_or_init(Library::load).as_ref().map_err(String::as_str)
 }
 
-/// As [`loaded`], for what makes the first object of its kind.
+/// As [`loaded`], with an I/O error.
 pub(super) fn library() -> io::Result<&'static Library> {
     loaded().map_err(|reason| io::Error::new(io::ErrorKind::Unsupported, reason))
 }
 
-/// Whether verbs work on this machine.
+/// Checks that verbs work on this machine.
 ///
 /// # Errors
-/// Why not, and what to do.
+/// The reason they do not, and the remedy.
 pub fn available() -> Result<(), String> {
     let library = loaded()?;
     let mut count = 0;
@@ -169,8 +174,8 @@ pub fn available() -> Result<(), String> {
     Ok(())
 }
 
-/// What the C library says of the call that has just failed; `code` is what it returned, in the verbs either an error number
-/// or -1, in the connection manager always -1.
+/// The C library's error for the call that returned `code`: the verbs return an error number or -1,
+/// the connection manager always -1.
 pub(super) fn check(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),
@@ -179,14 +184,14 @@ pub(super) fn check(code: c_int) -> io::Result<()> {
     }
 }
 
-/// An error of ours, about arguments that do not fit together.
+/// Our own error about invalid arguments.
 pub(super) fn refused(reason: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, reason)
 }
 
-/// Makes reading from `fd` return at once when there is nothing.
+/// Makes `fd` non-blocking.
 pub(super) fn set_non_blocking(fd: RawFd) -> io::Result<()> {
-    // SAFETY: names no memory; on a descriptor that is not open it fails.
+    // SAFETY: takes no memory; fails on a descriptor that is not open.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     if flags < 0 {
         return Err(io::Error::last_os_error());
@@ -195,14 +200,14 @@ pub(super) fn set_non_blocking(fd: RawFd) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) })
 }
 
-/// Most descriptors that [`sleep`] looks at.
+/// Most descriptors of one [`sleep`].
 const SLEEP_FDS_MAX: usize = 8;
 
-/// Sleeps until one of `fds` (8 at most) can be read, a signal comes, or `timeout` has passed. Returns which can be read, the
-/// first one as bit 0.
+/// Sleeps until one of `fds` (at most 8) is readable, a signal arrives, or `timeout` has passed.
+/// Returns a bit for each readable one, the first as bit 0.
 ///
 /// # Errors
-/// What ppoll(2) says.
+/// Those of ppoll(2).
 pub fn sleep(fds: &[RawFd], timeout: Duration) -> io::Result<u32> {
     if fds.len() > SLEEP_FDS_MAX {
         return Err(refused("sleep looks at 8 descriptors at most"));
@@ -213,9 +218,10 @@ pub fn sleep(fds: &[RawFd], timeout: Duration) -> io::Result<u32> {
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    let (entries, count) = (polled.as_mut_ptr(), polled.len() as libc::nfds_t);
-    // SAFETY: `entries` are `count` initialised entries, those past `fds` with -1, which is looked over; they and `timeout`
-    // outlive the call. No signal mask is given.
+    let entries = polled.as_mut_ptr();
+    let count = polled.len() as libc::nfds_t;
+    // SAFETY: `entries` are `count` initialised entries, those past `fds` with -1, which the call
+    // ignores; they and `timeout` outlive the call. No signal mask is passed.
     let ready = unsafe { libc::ppoll(entries, count, &raw const timeout, std::ptr::null()) };
     match check(ready.min(0)) {
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),

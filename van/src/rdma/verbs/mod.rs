@@ -1,19 +1,23 @@
-//! RDMA verbs: a safe surface over the user-space libraries, which owns all that the device has in hand.
+//! RDMA verbs: a safe interface to the user-space libraries, which owns everything the device is
+//! using.
 //!
-//! All unsafe code of the RDMA van is in this folder; what is above names no address. The device reads and writes memory by
-//! itself, while work is in hand or a peer has been let in, so everything it may touch has an owner here that nobody outside can
-//! change or drop meanwhile: the ledger of a [`QueuePair`], the slots of a [`ReceiveQueue`], an [`OpenWindow`], an [`Exposed`].
-//! They let go when a [`Completion`] says so, which only the device's queue makes, or when the object that the device uses is
-//! destroyed. What connections, credits and offers mean is not decided here, and nothing here waits but [`sleep`].
+//! All unsafe code of the RDMA van is in this folder; the code above passes no addresses. The
+//! device accesses memory on its own while work is outstanding or a peer has access. So all such
+//! memory has an owner here, and nobody outside can change or drop it meanwhile: the ledger of a
+//! [`QueuePair`], the slots of a [`ReceiveQueue`], an [`OpenWindow`], an [`Exposed`]. An owner
+//! releases memory when a [`Completion`], which only the device's queue creates, reports the end of
+//! the work, or when the device's object is destroyed. This folder does not decide what
+//! connections, credits and offers mean, and only [`sleep`] blocks.
 //!
 //! ```text
-//!   Channel > Connection > Device        who is connected, over what       (connection, address, device)
-//!   Domain > Window, OpenWindow, Exposed what memory the device may touch  (domain)
-//!   CompletionQueue, ReceiveQueue        shared by all connections         (completion, receive)
-//!   QueuePair                            one connection's work             (queue_pair, chain, work)
+//!   Channel > Connection > Device         connections, their devices   (connection, address, device)
+//!   Domain > Window, OpenWindow, Exposed  memory the device may access (domain)
+//!   CompletionQueue, ReceiveQueue         shared by all connections    (completion, receive)
+//!   QueuePair                             one connection's work        (queue_pair, chain, work)
 //! ```
 //!
-//! Everything belongs to the thread that made it. The libraries are loaded when they are there (`library`): [`available`].
+//! Everything belongs to the thread that created it. The libraries are loaded at run time
+//! (`library`): [`available`].
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**verbs**).
 

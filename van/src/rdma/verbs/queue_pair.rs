@@ -1,7 +1,9 @@
-//! A queue pair: work is pushed onto a chain, rung in one call, and owned here until it is retired.
+//! A queue pair: work is pushed onto a chain, posted in one call, and owned here until it is
+//! retired.
 //!
-//! What a request on the chain (`chain`) names by address is kept in the ledger, one entry a request, from the push until a
-//! completion says that the device is done with it, or until the queue pair is no more.
+//! The ledger keeps the memory that each request on the chain (`chain`) names by address, one entry
+//! per request, from the push until a completion reports that the device is done with it, or until
+//! the queue pair is destroyed.
 
 mod bind;
 
@@ -27,49 +29,58 @@ use crate::error::{Error, Result};
 use crate::memory::{Buffer, Shared};
 use crate::transport::Gather;
 
-/// Smallest inline size worth asking for, in bytes.
+/// Smallest inline size to ask for, in bytes.
 const INLINE_MIN: usize = 16;
 
 const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
 const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
 
+/// A place in the peer's memory.
+#[derive(Clone, Copy)]
+struct Remote {
+    address: u64,
+    key: u32,
+}
+
 /// One end of a reliable connection.
 ///
-/// Dropped: gone at once, with what is in hand. Completions that were not polled by then may come or not; a receive whose
-/// completion does not come keeps its place in the receive queue for good. So [`QueuePair::fail`] it, and poll until what is in
-/// hand has come back, before dropping one that shares its receive queue.
+/// Dropping it destroys it at once, with its outstanding work. Completions not polled by then may
+/// or may not come; a receive without completion keeps its place in the receive queue for good. So
+/// call [`QueuePair::fail`] and poll until all outstanding work has come back before dropping one
+/// that shares its receive queue.
 pub struct QueuePair {
-    /// Destroyed in `Drop::drop`, before anything below is dropped.
+    /// Destroyed in `Drop::drop`, before any field below is dropped.
     queue_pair: NonNull<ffi::ibv_qp>,
     serial: u32,
     number: u32,
     inline_bytes: usize,
     message_bytes_max: usize,
     chain: Chain,
-    /// How many of its requests are pushed and not rung.
+    /// Requests pushed and not posted yet.
     chained: usize,
-    /// Which of them, one bit each, go inline,
+    /// Those of them that are sent inline, one bit each.
     inlined: u32,
-    /// and which open windows.
+    /// Those of them that open windows, one bit each.
     binds: u32,
-    /// By sequence number, modulo its length, a power of two.
+    /// Indexed by sequence number modulo its length, a power of two.
     ledger: Vec<Held>,
     depth: usize,
-    /// Sequence numbers: of the next push, ...
+    /// Sequence number of the next push.
     pushed: u64,
-    /// ... of the first request that the device does not have, ...
+    /// Sequence number of the first request not posted.
     rung: u64,
-    /// ... and of the first that is not known to be done.
+    /// Sequence number of the first request not known to be done.
     retired: u64,
-    /// Of the first behind the last that the peer's device acknowledges, as it does all but what opens windows.
+    /// Sequence number after the last request that the peer's device acknowledges: any but those
+    /// that open windows.
     sent: u64,
-    /// Whether the device opens windows again with what it sends again; see [`QueuePair::can_bind`].
+    /// Whether the device opens windows again when it resends; see [`QueuePair::can_bind`].
     binds_again: bool,
-    /// Whether each ring is reported, as it then has to be.
+    /// Whether every post is reported, which resends of windows require.
     reports_all: bool,
-    /// Posting failed once: nobody knows what the device has.
+    /// Whether a post failed: the device's state is unknown then.
     is_broken: bool,
-    /// Windows that this opened, once each.
+    /// Windows that it opened, each once.
     windows: Vec<Weak<WindowHandle>>,
     domain: Rc<Domain>,
     _completions: Rc<CompletionQueue>,
@@ -78,11 +89,12 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// Gives `connection`, which is not connected yet, a queue pair that has up to `sends` pieces of work in hand and carries
-    /// up to `inline_bytes` within the request itself, or as many as the device can.
+    /// Gives `connection`, which must not be connected yet, a queue pair with up to `sends`
+    /// outstanding requests and up to `inline_bytes` of data within a request, or as many as the
+    /// device supports.
     ///
     /// # Errors
-    /// What the system said, for example that the device has no queue that long.
+    /// The system's, for example if the device's queues are shorter.
     pub fn new(
         connection: Connection,
         domain: &Rc<Domain>,
@@ -137,17 +149,18 @@ impl QueuePair {
         &self.connection
     }
 
-    /// Its number, by which completions name it. The device gives it to another one some time after this was dropped.
+    /// Its number, which completions carry. The device reuses it some time after a drop.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Sends and writes of up to so many bytes travel within the request, and let their memory go when it is rung.
+    /// Sends and writes of up to this many bytes travel within the request; their memory is
+    /// released when it is posted.
     pub fn inline_bytes(&self) -> usize {
         self.inline_bytes
     }
 
-    /// How much work can still be pushed before some is retired.
+    /// How many requests can still be pushed before some are retired.
     #[inline]
     pub fn room(&self) -> usize {
         self.depth - self.in_hand()
@@ -158,36 +171,38 @@ impl QueuePair {
         (self.pushed - self.retired) as usize
     }
 
-    /// Puts work on the chain; rings by itself when the chain is full. What fails is always reported when it ends; what does well
-    /// is by the work behind it that [`QueuePair::ring`] wants reported.
+    /// Adds work to the chain, and posts a full chain. Failed work is always reported; successful
+    /// work is reported by a later request that [`QueuePair::ring`] has reported.
     ///
     /// # Errors
-    /// [`Error::Os`] when there is no room, the data is too long, or ringing fails; [`Error::Register`]. The work is dropped.
-    #[inline(always)] // callers know which work it is
+    /// [`Error::Os`] if there is no room, the data is too long, or the post fails;
+    /// [`Error::Register`]. The work is dropped.
+    #[inline(always)] // callers know the kind of work at compile time
     pub fn push(&mut self, work: Work) -> Result<()> {
-        let (operation, data, imm, place) = match work {
-            Work::Send { data, imm: None } => (opcode::IBV_WR_SEND, data, 0, (0, 0)),
+        let nowhere = Remote { address: 0, key: 0 };
+        let (operation, data, imm, to) = match work {
+            Work::Send { data, imm: None } => (opcode::IBV_WR_SEND, data, 0, nowhere),
             Work::Send { data, imm: Some(imm) } => {
-                (opcode::IBV_WR_SEND_WITH_IMM, data, imm, (0, 0))
+                (opcode::IBV_WR_SEND_WITH_IMM, data, imm, nowhere)
             }
             Work::Write { data, address, key, imm: None } => {
-                (opcode::IBV_WR_RDMA_WRITE, data, 0, (address, key))
+                (opcode::IBV_WR_RDMA_WRITE, data, 0, Remote { address, key })
             }
             Work::Write { data, address, key, imm: Some(imm) } => {
-                (opcode::IBV_WR_RDMA_WRITE_WITH_IMM, data, imm, (address, key))
+                (opcode::IBV_WR_RDMA_WRITE_WITH_IMM, data, imm, Remote { address, key })
             }
-            // Where `imm` lies, but not in the network's order.
+            // The key shares the place of `imm`, but not its byte order.
             Work::SendLast { data, key } => {
-                (opcode::IBV_WR_SEND_WITH_INV, data, key.to_be(), (0, 0))
+                (opcode::IBV_WR_SEND_WITH_INV, data, key.to_be(), nowhere)
             }
-            Work::Read { into, address, key } => return self.read(into, (address, key)),
+            Work::Read { into, address, key } => return self.read(into, Remote { address, key }),
             Work::Notice { imm } => return self.push_bare(opcode::IBV_WR_SEND_WITH_IMM, imm),
             Work::Probe => return self.push_bare(opcode::IBV_WR_RDMA_WRITE, 0),
         };
-        self.carry(operation, data, imm, place)
+        self.carry(operation, data, imm, to)
     }
 
-    /// Pushes what takes no data to the peer.
+    /// Pushes a request without data.
     fn push_bare(&mut self, operation: u32, imm: u32) -> Result<()> {
         self.make_room()?;
         let request = self.chain.request(self.chained);
@@ -197,17 +212,12 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Pushes what takes data to the peer, to `(address, key)` where it is a write.
-    #[inline(always)] // as above
-    fn carry(
-        &mut self,
-        operation: u32,
-        data: Gather,
-        imm: u32,
-        (address, key): (u64, u32),
-    ) -> Result<()> {
+    /// Pushes a request with data, to `address` and `key` if it is a write.
+    #[inline(always)] // part of `push`
+    fn carry(&mut self, operation: u32, data: Gather, imm: u32, to: Remote) -> Result<()> {
         self.make_room()?;
-        let (at, len) = (self.chained, data.len());
+        let at = self.chained;
+        let len = data.len();
         self.check_len(len)?;
         let is_inline = len <= self.inline_bytes;
         let mut count = 0;
@@ -224,57 +234,64 @@ impl QueuePair {
         let request = self.chain.request(at);
         request.num_sge = count as c_int;
         request.imm_data_invalidated_rkey_union = immediate(imm);
-        request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
+        request.wr.rdma = ffi::rdma_t { remote_addr: to.address, rkey: to.key };
         let flags = if is_inline { INLINE } else { 0 };
         self.enter(operation, flags, data.into());
         Ok(())
     }
 
-    fn read(&mut self, into: Buffer, (address, key): (u64, u32)) -> Result<()> {
+    fn read(&mut self, into: Buffer, from: Remote) -> Result<()> {
         self.make_room()?;
         let at = self.chained;
         self.check_len(into.len())?;
         let local_key = into.local_key(&*self.domain)?;
-        self.chain.name(at, 0, (into.as_ptr(), into.len() as u32), local_key);
+        self.chain.name(at, 0, into.as_ptr(), into.len() as u32, local_key);
         let request = self.chain.request(at);
         request.num_sge = c_int::from(!into.is_empty());
-        request.wr.rdma = ffi::rdma_t { remote_addr: address, rkey: key };
+        request.wr.rdma = ffi::rdma_t { remote_addr: from.address, rkey: from.key };
         self.enter(opcode::IBV_WR_RDMA_READ, 0, Other::Read(into).into());
         Ok(())
     }
 
-    /// How much is pushed and not rung.
+    /// Requests pushed and not posted.
     #[inline]
     pub fn chained(&self) -> usize {
         self.chained
     }
 
-    /// Gives the device what was pushed since the last time, in one call. With `report`, or when there is no room for more, the
-    /// last of it is reported when it has ended, and with it all before it.
+    /// Posts everything pushed since the last time, in one call. With `report`, or when there is no
+    /// room for more, a completion reports the end of the last request, and with it of all before.
     ///
     /// # Errors
-    /// What the system said. The queue pair takes no more work then; its memory comes back when it is dropped.
+    /// The system's. The queue pair accepts no more work then; its memory is released when it is
+    /// dropped.
     pub fn ring(&mut self, report: bool) -> io::Result<()> {
         if self.chained == 0 {
             return Ok(());
         }
         self.check_broken()?;
         self.skip_windows_gone();
-        let (last, is_full) = (self.chained - 1, self.room() == 0);
+        let last = self.chained - 1;
+        let is_full = self.room() == 0;
         let request = self.chain.request(last);
         let report = report || is_full || self.reports_all;
         request.send_flags |= if report { SIGNALED } else { 0 };
         let follows = std::mem::replace(&mut request.next, std::ptr::null_mut());
-        let (first, mut bad) = (self.chain.first(), std::ptr::null_mut());
-        // SAFETY: the queue pair lives, and no reference into the chain is held. The requests are linked from the first to the
-        // last. Memory they name belongs to the ledger, which keeps it until the device is done with it (`retire`) or gone
-        // (`drop`), or was copied by this call (`INLINE`). The windows they open are there (`skip_windows_gone`), and so is
-        // the memory, and with it the region, that an open window owns.
+        let first = self.chain.first();
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair lives, and no reference into the chain is held. The requests are
+        // linked from the first to the last. The ledger owns the memory they name until the device
+        // is done with it (`retire`) or the queue pair is destroyed (`drop`), or this call copies
+        // it (`INLINE`). The windows they open still exist (`skip_windows_gone`), and so does the
+        // memory, and with it the region, that an open window owns.
         let code = unsafe { ffi::ibv_post_send(self.queue_pair.as_ptr(), first, &raw mut bad) };
         self.chain.request(last).next = follows;
-        self.is_broken = code != 0; // it may have taken some of it, or all
-        let (mut inlined, begin) = (std::mem::take(&mut self.inlined), self.rung);
-        (self.chained, self.binds, self.rung) = (0, 0, self.pushed);
+        self.is_broken = code != 0; // the device may have accepted some or all of it
+        let mut inlined = std::mem::take(&mut self.inlined);
+        let begin = self.rung;
+        self.chained = 0;
+        self.binds = 0;
+        self.rung = self.pushed;
         check(code)?;
         while inlined != 0 {
             self.entry(begin + u64::from(inlined.trailing_zeros())).data = None;
@@ -283,9 +300,9 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Lets go of everything up to what a completion says is done, and appends to `read` what reads have filled, in the order
-    /// in which they were pushed; none have when it failed. False, and no effect, if the completion is of another queue pair,
-    /// one that had its number before.
+    /// Releases everything up to what a completion reports as done. Appends to `read` the buffers
+    /// that reads have filled, in order of their push; none if the work failed. False, without
+    /// effect, if the completion is of a former queue pair of the same number.
     pub fn retire(&mut self, through: Through, read: &mut Vec<Buffer>) -> bool {
         let count = through.sequence.wrapping_sub(self.retired as u32).wrapping_add(1);
         if through.queue_pair != self.serial || u64::from(count) > self.rung - self.retired {
@@ -294,7 +311,7 @@ impl QueuePair {
         for _ in 0..count {
             let held = self.entry(self.retired);
             if held.data.is_some() {
-                held.data = None; // where it lies: taken, it would be moved first
+                held.data = None; // dropped in place; `take` would move it first
             }
             if held.other.is_some()
                 && let Some(Other::Read(into)) = held.other.take()
@@ -307,21 +324,22 @@ impl QueuePair {
         true
     }
 
-    /// Sets how long a peer waits that sent while no receive was posted here, by the code that InfiniBand has for it: 12 is
-    /// 0.64 ms, 0 is 655.36 ms. Once connected.
+    /// Sets how long a peer waits that sent while no receive was posted here, by InfiniBand's code:
+    /// 12 is 0.64 ms, 0 is 655.36 ms. Needs an established connection.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn set_receiver_not_ready_timer(&self, code: u8) -> io::Result<()> {
         let mut attributes = no_attributes();
         attributes.min_rnr_timer = code;
         self.modify(attributes, ffi::ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER)
     }
 
-    /// Breaks the connection from this side: what is in hand comes back as failed, and the peer's work fails, too.
+    /// Breaks the connection from this side: outstanding work comes back as failed, and so does the
+    /// peer's.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system's.
     pub fn fail(&self) -> io::Result<()> {
         let mut attributes = no_attributes();
         attributes.qp_state = ffi::ibv_qp_state::IBV_QPS_ERR;
@@ -329,13 +347,15 @@ impl QueuePair {
     }
 
     fn modify(&self, attributes: ffi::ibv_qp_attr, mask: ffi::ibv_qp_attr_mask) -> io::Result<()> {
-        let (library, mut attributes) = (self.domain.library(), attributes);
-        let (to, mask) = (&raw mut attributes, mask.0 as c_int);
+        let library = self.domain.library();
+        let mut attributes = attributes;
+        let to = &raw mut attributes;
+        let mask = mask.0 as c_int;
         // SAFETY: the queue pair lives, and the attributes outlive the call.
         check(unsafe { (library.ibv_modify_qp)(self.queue_pair.as_ptr(), to, mask) })
     }
 
-    /// Makes room on the chain, and sees that there is some in the queue.
+    /// Ensures room on the chain and in the queue.
     #[inline]
     fn make_room(&mut self) -> Result<()> {
         if self.chained < CHAIN_MAX && self.room() > 0 && !self.is_broken {
@@ -368,11 +388,12 @@ impl QueuePair {
         &mut self.ledger[sequence as usize & mask]
     }
 
-    /// Names `data`, whose length was checked, as a part of the next request; the library itself reads what goes inline.
+    /// Sets `data`, whose length was checked, as a part of the next request. The library itself
+    /// reads inline data.
     #[inline(always)] // part of `push`
     fn name(&mut self, part: usize, data: &Shared, is_inline: bool) -> Result<()> {
         let key = if is_inline { 0 } else { data.local_key(&*self.domain)? };
-        self.chain.name(self.chained, part, (data.as_ptr(), data.len() as u32), key);
+        self.chain.name(self.chained, part, data.as_ptr(), data.len() as u32, key);
         Ok(())
     }
 
@@ -382,10 +403,11 @@ impl QueuePair {
         if len > limit { Err(Error::FrameTooLong { len, limit }) } else { Ok(()) }
     }
 
-    /// Completes the chain's next request and enters what it holds.
+    /// Completes the chain's next request and records what it holds.
     #[inline(always)] // part of `push`
     fn enter(&mut self, operation: u32, flags: u32, held: Held) {
-        let (at, sequence) = (self.chained, self.pushed);
+        let at = self.chained;
+        let sequence = self.pushed;
         let id = WorkId::sent(self.serial, sequence).0;
         let request = self.chain.request(at);
         request.wr_id = id;
@@ -393,7 +415,7 @@ impl QueuePair {
         request.send_flags = flags;
         let before = std::mem::replace(self.entry(sequence), held);
         debug_assert!(before.data.is_none() && before.other.is_none(), "a retired one holds none");
-        std::mem::forget(before); // holds nothing, which need not be asked
+        std::mem::forget(before); // holds nothing, so no drop is needed
         self.chained += 1;
         self.pushed += 1;
         self.sent = self.pushed;
@@ -402,12 +424,14 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // Peers get at windows through the queue pair that opened them, and Soft-RoCE waits for open ones when it destroys it.
+        // Peers access windows through the queue pair that opened them, and Soft-RoCE waits for
+        // open ones when it destroys it.
         for window in self.windows.drain(..).filter_map(|window| window.upgrade()) {
             window.give_back_if_open(self.serial);
         }
-        // SAFETY: this runs once, and the connection lives. Nobody else uses the queue pair. After that the device is done
-        // with all that the ledger holds and with the queues, which drop later.
+        // SAFETY: this runs once, and the connection lives. Nobody else uses the queue pair.
+        // Afterwards the device is done with everything in the ledger and with the queues, which
+        // drop later.
         unsafe { (self.domain.library().rdma_destroy_qp)(self.connection.id().as_ptr()) }
     }
 }
@@ -418,8 +442,8 @@ impl fmt::Debug for QueuePair {
     }
 }
 
-/// Creates a connection's queue pair with as many bytes inline as the device gives, at most `inline_bytes`, and returns how many
-/// those are.
+/// Creates a connection's queue pair with as much inline data as the device supports, at most
+/// `inline_bytes`, and returns that size.
 fn create(
     connection: &Connection,
     domain: &Domain,
@@ -446,13 +470,14 @@ fn create(
             qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        let (id, raw) = (connection.id().as_ptr(), domain.raw().as_ptr());
-        // SAFETY: connection, domain and queues live, are of one device, and will live as long as the queue pair, which is to
-        // hold them. The attributes outlive the call.
+        let id = connection.id().as_ptr();
+        let raw = domain.raw().as_ptr();
+        // SAFETY: connection, domain and queues live, are of one device, and will outlive the queue
+        // pair, which holds them. The attributes outlive the call.
         let code = unsafe { (connection.library().rdma_create_qp)(id, raw, &raw mut attributes) };
         match check(code) {
             Ok(()) => return Ok(attributes.cap.max_inline_data as usize),
-            // Devices do not say what they can do inline, other than so.
+            // Devices report their inline limit only by such an error.
             Err(_) if inline_bytes >= INLINE_MIN => inline_bytes /= 2,
             Err(_) if inline_bytes > 0 => inline_bytes = 0,
             Err(error) => return Err(error),
@@ -461,6 +486,6 @@ fn create(
 }
 
 fn no_attributes() -> ffi::ibv_qp_attr {
-    // SAFETY: numbers only, for which zeros are fine; a mask says which of them count.
+    // SAFETY: only numbers, for which zeros are valid; a mask selects those that count.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }

@@ -1,4 +1,4 @@
-//! The queue of buffers in which messages to many queue pairs are received.
+//! The shared receive queue: buffers for messages to many queue pairs.
 
 use std::cell::{Ref, RefCell, UnsafeCell};
 use std::fmt;
@@ -15,34 +15,35 @@ use super::library::{Library, check, refused};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 
-/// Where messages to any of its queue pairs are received. Owns the buffers that are waiting for them.
+/// Buffers in which messages to any of its queue pairs are received, owned while they wait.
 pub struct ReceiveQueue(Rc<Receives>);
 
-/// What the device holds on to: lives as long as a queue pair uses it.
+/// The part that the device uses. It lives as long as any queue pair that uses it.
 pub(super) struct Receives {
     library: &'static Library,
     queue: NonNull<ffi::ibv_srq>,
     serial: u32,
-    /// A template for each slot, which names the slot's part of memory. Cells, as the library reads them by address.
+    /// A request template for each slot, which names the slot's part of memory. They are cells
+    /// because the library reads them by address.
     work: Vec<UnsafeCell<ffi::ibv_recv_wr>>,
     parts: Vec<UnsafeCell<ffi::ibv_sge>>,
     state: RefCell<ReceiveState>,
-    domain: Rc<Domain>, // lives longer than `queue`: fields drop after `Drop::drop` has run
+    domain: Rc<Domain>, // outlives `queue`: fields drop after `Drop::drop`
 }
 
 struct ReceiveState {
-    /// The buffer of each slot, while the device has it or is about to.
+    /// Each slot's buffer, while the device has it or is about to.
     buffers: Vec<Option<Buffer>>,
     free: Vec<u32>,
-    /// First and last of the slots that are linked and not rung.
+    /// First and last of the linked slots that are not posted yet.
     chain: Option<(u32, u32)>,
 }
 
 impl ReceiveQueue {
-    /// A queue with room for `entries` buffers.
+    /// Creates a queue with room for `entries` buffers.
     ///
     /// # Errors
-    /// What the system said, for example that the device has no queue that long.
+    /// The system's, for example if the device's queues are shorter.
     pub fn new(domain: &Rc<Domain>, entries: usize) -> io::Result<ReceiveQueue> {
         let count = u32::try_from(entry_count(entries)?).map_err(|_| refused("too long"))?;
         let serial = next_serial()?;
@@ -50,7 +51,8 @@ impl ReceiveQueue {
             srq_context: std::ptr::null_mut(),
             attr: ffi::ibv_srq_attr { max_wr: count, max_sge: 1, srq_limit: 0 },
         };
-        let (library, raw) = (domain.library(), domain.raw().as_ptr());
+        let library = domain.library();
+        let raw = domain.raw().as_ptr();
         // SAFETY: the domain lives, and the attributes outlive the call.
         let queue = unsafe { (library.ibv_create_srq)(raw, &raw mut attributes) };
         let queue = NonNull::new(queue).ok_or_else(io::Error::last_os_error)?;
@@ -76,10 +78,10 @@ impl ReceiveQueue {
         &self.0
     }
 
-    /// Takes a buffer to receive one message into; it is with the device after [`ReceiveQueue::ring`].
+    /// Adds a buffer for one message; [`ReceiveQueue::ring`] posts it.
     ///
     /// # Errors
-    /// [`Error::Register`] if it is of memory that the device does not know yet, [`Error::Os`] when the queue is full.
+    /// [`Error::Register`] if its memory cannot be registered, [`Error::Os`] if the queue is full.
     #[inline]
     pub fn supply(&mut self, buffer: Buffer) -> Result<()> {
         let receives = &*self.0;
@@ -90,12 +92,13 @@ impl ReceiveQueue {
         let part = ffi::ibv_sge { addr: buffer.as_ptr() as u64, length, lkey: key };
         let before = receives.fill(&mut state, slot, part, buffer);
         debug_assert!(before.is_none(), "a free slot has no buffer");
-        std::mem::forget(before); // is none, which need not be asked
+        std::mem::forget(before); // is `None`, so no drop is needed
         Ok(())
     }
 
-    /// Hands back the buffer in which a message was received, as [`ReceiveQueue::take`] does, and lets `fresh` take its place, as
-    /// [`ReceiveQueue::supply`] does; says whether it did. One that the device cannot get to know is dropped, and the place is free.
+    /// Returns the buffer in which a message was received, like [`ReceiveQueue::take`], and puts
+    /// `fresh` into its slot, like [`ReceiveQueue::supply`]; also returns whether it could. A
+    /// `fresh` that cannot be registered is dropped, and the slot is free.
     #[inline]
     pub fn exchange(&mut self, slot: Slot, bytes: u32, fresh: Buffer) -> (Option<Buffer>, bool) {
         let receives = &*self.0;
@@ -116,8 +119,8 @@ impl ReceiveQueue {
         (buffer, true)
     }
 
-    /// The message of `bytes` bytes, or as many as its buffer has, that was received in `slot`, where it lies. None if the slot is
-    /// another queue's.
+    /// The received message in `slot`, in place: `bytes` bytes, at most its buffer's length. `None`
+    /// if the slot is another queue's.
     #[inline]
     pub fn message(&self, slot: &Slot, bytes: u32) -> Option<Ref<'_, [u8]>> {
         if slot.queue != self.0.serial {
@@ -132,8 +135,8 @@ impl ReceiveQueue {
         buffer(self.0.state.borrow()).ok()
     }
 
-    /// Takes the buffer in which a message was received for one more, as it is: [`ReceiveQueue::take`] and
-    /// [`ReceiveQueue::supply`] in one. No effect if the slot is another queue's.
+    /// Reuses the slot and buffer of a received message: [`ReceiveQueue::take`] and
+    /// [`ReceiveQueue::supply`] in one. Does nothing if the slot is another queue's.
     #[inline]
     pub fn again(&mut self, slot: Slot) {
         let mut state = self.0.state.borrow_mut();
@@ -144,23 +147,25 @@ impl ReceiveQueue {
         }
     }
 
-    /// Gives the device what was supplied since the last time, in one call.
+    /// Posts the buffers supplied since the last time, in one call.
     ///
     /// # Errors
-    /// What the system said. The buffers stay with the queue: the device may have some of them.
+    /// The system's. The buffers stay with the queue, because the device may have some of them.
     pub fn ring(&mut self) -> io::Result<()> {
         let Some((first, last)) = self.0.state.borrow_mut().chain.take() else { return Ok(()) };
-        // SAFETY: the slot is linked and not rung, so nobody else refers to its cell.
+        // SAFETY: the slot is linked and not posted, so nobody else refers to its cell.
         unsafe { (*self.0.work[last as usize].get()).next = std::ptr::null_mut() };
-        let (work, mut bad) = (self.0.work[first as usize].get(), std::ptr::null_mut());
-        // SAFETY: the queue lives. The chain leads from `first` to `last` (`supply`), over cells that stay where they are, each
-        // naming the memory of a buffer that its slot owns (`ReceiveState::buffers`) until a completion says that the device
-        // is done with it (`take`), or the queue is no more, for which `Receives` outlives all queue pairs on it.
+        let work = self.0.work[first as usize].get();
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue lives. The chain leads from `first` to `last` (`supply`), over cells
+        // that do not move. Each names the memory of a buffer that its slot owns
+        // (`ReceiveState::buffers`) until a completion reports that the device is done with it
+        // (`take`), or until the queue is destroyed; `Receives` outlives all queue pairs on it.
         check(unsafe { ffi::ibv_post_srq_recv(self.0.queue.as_ptr(), work, &raw mut bad) })
     }
 
-    /// Hands back a buffer, `bytes` long unless it is shorter, in which a message was received, or none that was to come. None
-    /// if the slot is another queue's.
+    /// Returns the buffer of a received message, truncated to `bytes`, or of a cancelled receive.
+    /// `None` if the slot is another queue's.
     #[inline]
     pub fn take(&mut self, slot: Slot, bytes: u32) -> Option<Buffer> {
         if slot.queue != self.0.serial {
@@ -173,12 +178,12 @@ impl ReceiveQueue {
         Some(buffer)
     }
 
-    /// How many buffers it holds.
+    /// Buffers it holds.
     pub fn posted(&self) -> usize {
         self.0.work.len() - self.room()
     }
 
-    /// How many more it takes.
+    /// Further buffers it can take.
     pub fn room(&self) -> usize {
         self.0.state.borrow().free.len()
     }
@@ -196,7 +201,8 @@ fn too_long() -> Error {
 }
 
 impl Receives {
-    /// Lets a slot, which the device does not have, hold `buffer`, that is `part`, and links it. Returns what it held before.
+    /// Puts `buffer`, described by `part`, into a slot that the device does not have, and links the
+    /// slot. Returns its former buffer.
     #[inline(always)] // a few moves
     fn fill(
         &self,
@@ -207,18 +213,19 @@ impl Receives {
     ) -> Option<Buffer> {
         let at = slot as usize;
         let before = state.buffers[at].replace(buffer);
-        // SAFETY: the device does not have the slot and only `self` refers to its cell; the library reads it only within `ring`.
+        // SAFETY: the device does not have the slot and only `self` refers to its cell; the library
+        // reads it only within `ring`.
         unsafe { *self.parts[at].get() = part };
         self.link(state, slot);
         before
     }
 
-    /// Links a slot, whose buffer the device does not have, behind those that are to be rung.
+    /// Links a slot that the device does not have to the end of those to be posted.
     #[inline]
     fn link(&self, state: &mut ReceiveState, slot: u32) {
         let (first, last) = state.chain.unwrap_or((slot, slot));
         if last != slot {
-            // SAFETY: slots that are linked and not rung are nobody else's to refer to.
+            // SAFETY: nobody else refers to slots that are linked and not posted.
             unsafe { (*self.work[last as usize].get()).next = self.work[slot as usize].get() };
         }
         state.chain = Some((first, slot));
@@ -235,7 +242,8 @@ impl Receives {
 
 impl Drop for Receives {
     fn drop(&mut self) {
-        // SAFETY: this runs once. Queue pairs hold their receives, so none uses them; the buffers drop after this.
+        // SAFETY: this runs once. Queue pairs hold their `Receives`, so none uses it; the buffers
+        // drop after this.
         let code = unsafe { (self.library.ibv_destroy_srq)(self.queue.as_ptr()) };
         debug_assert_eq!(code, 0, "ibv_destroy_srq");
     }

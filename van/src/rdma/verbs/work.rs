@@ -1,4 +1,4 @@
-//! What a queue pair is given to do, and what it holds meanwhile.
+//! Work of a queue pair, and the memory it holds meanwhile.
 
 use std::rc::Rc;
 
@@ -6,54 +6,55 @@ use super::domain::WindowHandle;
 use crate::memory::Buffer;
 use crate::transport::Gather;
 
-/// What a queue pair is to do.
+/// Work for a queue pair.
 #[derive(Debug)]
 pub enum Work {
     /// Sends into the next buffer of the peer's receive queue.
     Send {
-        /// What.
+        /// The data.
         data: Gather,
-        /// If given, comes with it.
+        /// An immediate value to send with it.
         imm: Option<u32>,
     },
     /// Writes into the peer's memory.
     Write {
-        /// What.
+        /// The data.
         data: Gather,
-        /// Where.
+        /// The address there.
         address: u64,
-        /// The remote key of the memory there.
+        /// The remote key of that memory.
         key: u32,
-        /// If given, comes after it, and takes up one of the peer's receives.
+        /// An immediate value to deliver afterwards; it uses up one of the peer's receives.
         imm: Option<u32>,
     },
-    /// Sends into the next buffer of the peer's receive queue, and makes a key that the peer gave out useless before the peer
-    /// hears of it. What was written by that key before has arrived then.
+    /// Sends into the next buffer of the peer's receive queue, and invalidates a key of the peer
+    /// before the peer sees the message. Everything written under that key before has arrived then.
     SendLast {
-        /// What.
+        /// The data.
         data: Gather,
-        /// The remote key of an open window of the peer's.
+        /// The remote key of a window that the peer has open.
         key: u32,
     },
     /// Fills `into` from the peer's memory.
     Read {
-        /// Where to, the whole of it.
+        /// The destination, filled entirely.
         into: Buffer,
-        /// Where from.
+        /// The address there.
         address: u64,
-        /// The remote key of the memory there.
+        /// The remote key of that memory.
         key: u32,
     },
-    /// Sends nothing but a number; takes up one of the peer's receives.
+    /// Sends only an immediate value; uses up one of the peer's receives.
     Notice {
-        /// The number.
+        /// The value.
         imm: u32,
     },
-    /// Writes nothing, so as to see whether the peer's device answers. The peer notices nothing.
+    /// Writes nothing, to learn whether the peer's device answers. The peer does not notice it.
     Probe,
 }
 
-/// What the device may use because of one request, from push to retirement: at most one of these.
+/// The memory that the device may use for one request, from push to retirement: at most one of the
+/// two.
 #[derive(Default)]
 pub(super) struct Held {
     /// What it reads.

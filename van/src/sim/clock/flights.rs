@@ -1,5 +1,5 @@
-//! What is under way: packets from port to port, on cards that carry one after the other, past cuts. Knows nothing of
-//! connections beyond the port a packet goes to.
+//! Packets in flight: from port to port, over cards that carry one after the other, past cuts. This
+//! module knows nothing of connections beyond the port a packet goes to.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Activity, Core};
 use crate::sim::packet::{End, Link, Load, Packet};
 
-/// Where packets for one transport pile up.
+/// Packets that have arrived for one transport.
 pub(super) struct Port {
     owner: usize,
     state: PortState,
@@ -23,26 +23,26 @@ enum PortState {
     Crashed,
 }
 
-/// A node's network card: when each direction has nothing left to do.
+/// A node's network card: when each direction is free again.
 #[derive(Default)]
 pub(super) struct Card {
     sends_until: Duration,
     receives_until: Duration,
 }
 
-/// A packet under way.
+/// A packet in flight.
 pub(super) struct Flight {
     pub(super) at: Duration,
-    /// Drawn: orders arrivals of the same instant.
+    /// A random number that orders arrivals of the same instant.
     pub(super) tie: u64,
     number: u64,
     to: End,
     packet: Packet,
-    /// How long it will keep the receiver's card busy, before that has begun with it.
+    /// How long it will occupy the receiver's card, until that has begun.
     card: Option<Duration>,
 }
 
-/// No packets between two nodes until an instant.
+/// No packets pass between two nodes until an instant.
 pub(super) struct Cut {
     between: [String; 2],
     until: Duration,
@@ -63,7 +63,8 @@ impl Core {
         number
     }
 
-    /// Closes a port; packets to it, also those it has not taken yet, come back. True when its node has crashed.
+    /// Closes a port and bounces packets to it, including those not taken yet. True if its node has
+    /// crashed.
     pub(in crate::sim) fn close_port(&mut self, number: u32) -> bool {
         let port = &mut self.ports[number as usize];
         let crashed = self.participants[port.owner].stop.is_some();
@@ -74,7 +75,7 @@ impl Core {
         crashed
     }
 
-    /// What has arrived at a port: the peer it is for, and the packet.
+    /// Takes an arrival from a port: the peer it is for, and the packet.
     pub(in crate::sim) fn take(&mut self, port: u32) -> Option<(u32, Packet)> {
         self.ports[port as usize].inbox.pop_front()
     }
@@ -84,7 +85,7 @@ impl Core {
         !self.ports[port as usize].inbox.is_empty()
     }
 
-    /// Puts a packet of `load` on its way behind those before it on `link`; returns when it has left.
+    /// Sends a packet of `load` behind those before it on `link`; returns when it has left.
     pub(in crate::sim) fn carry(
         &mut self,
         link: &mut Link,
@@ -124,7 +125,7 @@ impl Core {
         left_at
     }
 
-    /// When the last cut between two ports' owners ends; the start of time when there is none.
+    /// When the last cut between two ports' owners ends; time zero if there is none.
     fn cut_until(&mut self, from: End, to: End) -> Duration {
         let now = self.now;
         self.cuts.retain(|cut| cut.until > now);
@@ -137,11 +138,12 @@ impl Core {
 
     fn launch(&mut self, at: Duration, to: End, packet: Packet, card: Option<Duration>) {
         self.flights += 1;
-        let (tie, number) = (self.random.next(), self.flights);
+        let tie = self.random.next();
+        let number = self.flights;
         self.under_way.push(Flight { at, tie, number, to, packet, card });
     }
 
-    /// Answers a packet for a port that is gone, if its sender expects one.
+    /// Answers a packet for a closed port, if its sender expects an answer.
     fn bounce(&mut self, to: End, packet: Packet) {
         let (Packet::Connect { from, .. } | Packet::Accept { from, .. }) = packet else { return };
         let crashed =
@@ -152,12 +154,12 @@ impl Core {
         self.launch(at, from, Packet::Close(format!("nobody is at sim:{}", to.port)), None);
     }
 
-    /// Puts the next arrival into its port; returns whom that wakes.
+    /// Puts the next arrival into its port; returns the participant it wakes.
     pub(super) fn arrive(&mut self) -> Option<usize> {
         let Flight { at, to, packet, card, .. } = self.under_way.pop()?;
         self.now = self.now.max(at);
         if let (Some(card), Some(port)) = (card, self.ports.get(to.port as usize)) {
-            // Its last byte would be here now if the card had nothing else to do.
+            // The last byte would be here now if the card were idle.
             let receives_until = &mut self.participants[port.owner].card.receives_until;
             *receives_until = at.max(receives_until.saturating_add(card));
             let placed_at = *receives_until;
@@ -199,7 +201,7 @@ impl PartialOrd for Flight {
     }
 }
 
-/// The next to arrive is the greatest: a [`BinaryHeap`] gives the greatest first.
+/// Reversed: a [`BinaryHeap`] pops its greatest item, which must be the next to arrive.
 impl Ord for Flight {
     fn cmp(&self, other: &Flight) -> Ordering {
         other.key().cmp(&self.key())

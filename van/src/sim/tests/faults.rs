@@ -1,4 +1,4 @@
-//! Nodes that crash, panic, wait for ever or are cut off, and who learns of it.
+//! Nodes that crash, panic, wait forever or are cut off, and which nodes learn of it.
 
 use super::*;
 
@@ -29,7 +29,8 @@ fn a_crashed_node_is_lost_after_the_detection_delay() {
     assert!(network.now() - start > Faults::none().detection);
 }
 
-/// "talker" says something every millisecond; returns when each arrived at main's side, and how that ended.
+/// "talker" sends a message every millisecond; returns when each arrived at main, and whether the
+/// lane was lost.
 fn cut_for(duration: Duration) -> (Vec<Duration>, bool) {
     let network = Network::new(1, Faults::none());
     let mut a = van(&network, 0);

@@ -1,4 +1,4 @@
-//! What cards and processors take.
+//! The time of cards and processors.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn cards() -> Hosts {
     Hosts { card_bytes_per_second: rate, ..Hosts::default() }
 }
 
-/// Nodes that each take `count` frames; returns when they got them.
+/// Nodes that each take `count` frames; returns when they received them.
 fn takers(network: &Network, nodes: u32, count: usize) -> Vec<Node<Vec<Duration>>> {
     let taker = |node| {
         network.spawn(&format!("taker {node}"), move |network| {

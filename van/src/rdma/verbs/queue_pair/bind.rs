@@ -1,4 +1,5 @@
-//! Windows that a queue pair opens for its peer: bound by work on its chain, given back with it.
+//! Memory windows that a queue pair opens for its peer: bound by work on its chain, deallocated
+//! with it.
 
 use std::rc::Rc;
 
@@ -15,23 +16,26 @@ use crate::error::{Error, Result};
 use crate::memory::Buffer;
 
 impl QueuePair {
-    /// Whether a window that is opened now will open, and once only.
+    /// Whether a window can be opened now, and only once.
     ///
-    /// Soft-RoCE, where something was lost, goes back to the first work that was not acknowledged and does again all that follows,
-    /// windows included; to open one twice is an error that ends the connection. There windows open only while all that was sent
-    /// before is known to be acknowledged, for which every ring is reported once this was asked; and what opens them reports by itself,
-    /// by which the device is past it.
+    /// When Soft-RoCE loses a packet, it goes back to the first unacknowledged request and repeats
+    /// all that follow, windows included; a window opened twice is an error that ends the
+    /// connection. There, windows open only while everything sent before is known to be
+    /// acknowledged. For this, every post is reported after the first call, and a request that
+    /// opens a window reports its own end, so that the device never repeats it.
     #[inline]
     pub fn can_bind(&mut self) -> bool {
         self.reports_all |= self.binds_again;
         self.room() > 0 && (!self.binds_again || self.sent <= self.retired)
     }
 
-    /// Puts on the chain that the peer may write `memory` through `window`, from then on until the result is closed, revoked
-    /// or dropped. The peer may be told of it by work that is pushed after this. [`QueuePair::can_bind`] says when.
+    /// Pushes work that lets the peer write `memory` through `window` until the result is closed,
+    /// revoked or dropped. Work pushed later may tell the peer of it. Requires
+    /// [`QueuePair::can_bind`].
     ///
     /// # Errors
-    /// As [`QueuePair::push`]; or the window is of another domain, or gone with a queue pair that had it open.
+    /// As [`QueuePair::push`]; also if the window is of another domain, or was deallocated with a
+    /// queue pair that had it open.
     pub fn bind(&mut self, window: Window, memory: Buffer) -> Result<OpenWindow> {
         self.make_room()?;
         let os = |reason| Error::Os { call: "ibv_post_send", source: refused(reason) };
@@ -45,7 +49,7 @@ impl QueuePair {
         let region = region.ok_or_else(|| os("no window opens over empty memory"))?;
         let request = self.chain.request(self.chained);
         request.num_sge = 0;
-        request.imm_data_invalidated_rkey_union = immediate(0); // or Soft-RoCE refuses it
+        request.imm_data_invalidated_rkey_union = immediate(0); // Soft-RoCE refuses other values
         request.bind_mw_tso_union.bind_mw = ffi::bind_mw_t {
             mw: raw.as_ptr(),
             rkey: key,
@@ -58,21 +62,27 @@ impl QueuePair {
         };
         self.list(window.handle());
         self.binds |= 1 << self.chained;
-        let (handle, sequence, sent) = (window.handle().clone(), self.pushed, self.sent);
+        let handle = window.handle().clone();
+        let sequence = self.pushed;
+        let sent = self.sent;
         let flags = if self.binds_again { SIGNALED } else { 0 };
         self.enter(opcode::IBV_WR_BIND_MW, flags, Other::Bind(handle).into());
         self.sent = sent;
         Ok(window.open(memory, key, self.serial, sequence))
     }
 
-    /// What a peer took back by a message to this queue pair; none if it went to another one. It was good when the message came,
-    /// so that the work that opened the window is done.
+    /// The proof that a peer's message to this queue pair invalidated a key; `None` if it went to
+    /// another one. The key was valid when the message came, so the work that opened the window is
+    /// done.
     pub fn taken_back(&self, what: TakenBack) -> Option<Invalidated> {
-        let (key, queue_pair, sequence) = (what.key, self.serial, self.pushed);
-        (what.queue == self.number).then_some(Invalidated { key, queue_pair, sequence })
+        (what.queue == self.number).then_some(Invalidated {
+            key: what.key,
+            queue_pair: self.serial,
+            sequence: self.pushed,
+        })
     }
 
-    /// Takes a window on the list of those to be given back with this queue pair.
+    /// Adds a window to the list of those to be deallocated with this queue pair.
     fn list(&mut self, window: &Rc<WindowHandle>) {
         if window.list(self.serial) {
             if self.windows.len() == self.windows.capacity() {
@@ -82,7 +92,7 @@ impl QueuePair {
         }
     }
 
-    /// Turns requests on the chain that were to open a window that is gone into ones that do nothing.
+    /// Replaces requests on the chain that would open a deallocated window by ones that do nothing.
     pub(super) fn skip_windows_gone(&mut self) {
         let mut binds = self.binds;
         while binds != 0 {
