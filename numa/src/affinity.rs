@@ -1,9 +1,9 @@
-//! Which thread runs on which processing unit (PU), and pinning it there.
+//! Assigns threads to processing units (PUs), and pins them there.
 //!
-//! [`Plan`] is a pure function of a [`Topology`]; pinning is one system call for the calling
-//! thread. Nothing here fails: a thread that can't be pinned runs unpinned, and [`Placement`]
-//! says why. It doesn't start threads and doesn't bind memory: Linux takes pages from the node
-//! of the thread that first writes them.
+//! [`Plan`] is a pure function of a [`Topology`]; pinning is one system call of the calling thread.
+//! Nothing here fails: a thread that cannot be pinned runs unpinned, and [`Placement`] gives the
+//! reason. This module starts no threads and binds no memory: Linux takes pages from the node of
+//! the thread that first writes them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::topology::{Topology, count, ranges, thread_mask};
 /// What threads should run close to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Near<'a> {
-    /// Nothing: spread over all nodes, for the memory bandwidth of all of them.
+    /// Nothing: spread over all nodes, to use all their memory bandwidth.
     Anywhere,
     /// A NUMA node.
     Node(NumaId),
@@ -41,11 +41,11 @@ pub struct Plan {
     note: Option<String>,
 }
 
-/// What became of pinning one thread.
+/// The outcome of pinning one thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Placement {
-    /// The thread runs on `pu` alone from now on.
+    /// The thread now runs on `pu` only.
     Pinned {
         /// Where it runs.
         pu: PuId,
@@ -59,19 +59,19 @@ pub enum Placement {
         /// The node whose memory would be local there.
         node: Option<NumaId>,
     },
-    /// There are more threads than PUs; this one is left to the kernel.
+    /// There are more threads than PUs; the kernel places this one.
     NoSeat {
-        /// Which thread of the plan.
+        /// Index of the thread in the plan.
         thread: usize,
-        /// How many the plan has seats for.
+        /// Number of seats in the plan.
         seats: usize,
     },
-    /// The process may not use this PU, or the machine hasn't got it.
+    /// The process may not use this PU, or the machine does not have it.
     NotUsable {
         /// The PU asked for.
         pu: PuId,
     },
-    /// The system didn't let it.
+    /// The system refused.
     Refused {
         /// The PU asked for.
         pu: PuId,
@@ -82,13 +82,15 @@ pub enum Placement {
 
 impl Plan {
     /// Gives seats to the threads numbered `threads` among all that share this machine: a process
-    /// that is the only one here plans for `0..n`, the second of two with `n` each for `n..2 * n`.
+    /// alone on a machine plans for `0..n`, the second of two processes with `n` threads each for
+    /// `n..2 * n`.
     ///
-    /// Order of seats: one PU of each core before any core's second one; within that the node
-    /// asked for first; then the nodes in turn. Threads past the last PU get no seat, as two
-    /// that poll on one PU are worse off than two that the kernel may move.
+    /// Order of seats: one PU of each core before any core's second one; within that, the preferred
+    /// node first; then the nodes in turn. Threads past the last PU get no seat: two threads that
+    /// poll on one PU are worse off than two that the kernel may move.
     ///
-    /// Never fails. What could not be honoured is in [`note`](Self::note) and logged once.
+    /// Never fails. [`note`](Self::note) tells what could not be honoured, which is also logged
+    /// once.
     pub fn new(topology: &Topology, near: Near<'_>, threads: Range<usize>) -> Self {
         let (node, complaint) = match resolve(topology, near) {
             Ok(node) => (node, None),
@@ -124,7 +126,7 @@ impl Plan {
         Self { seats, dry_run: !topology.is_this_machine(), note }
     }
 
-    /// The seats in the order of the threads; fewer than asked for where PUs ran out.
+    /// The seats in thread order; fewer than requested if there are too few PUs.
     pub fn seats(&self) -> &[Seat] {
         &self.seats
     }
@@ -156,7 +158,7 @@ pub fn pin_current_thread(topology: &Topology, pu: PuId) -> Placement {
     }
 }
 
-/// The node to start from, or what is wrong with the wish.
+/// The node to start from, or why the wish cannot be met.
 fn resolve(topology: &Topology, near: Near<'_>) -> Result<Option<NumaId>, String> {
     let node = match near {
         Near::Anywhere => return Ok(None),
@@ -206,7 +208,7 @@ fn order(topology: &Topology, near: Option<NumaId>) -> Vec<Seat> {
     ranked.into_iter().map(|(_, seat)| seat).collect()
 }
 
-/// Asks the system, then looks whether it did as asked: a sandbox may say yes and do nothing.
+/// Pins the thread, then checks the result: a sandbox may agree and do nothing.
 fn pin(Seat { pu, node }: Seat) -> Placement {
     let refused = |reason: String| {
         tracing::warn!(pu = pu.0, reason, "thread stays unpinned");

@@ -1,4 +1,4 @@
-//! What the system says of devices: folders of its files, and the addresses of network interfaces.
+//! Information about devices: directory listings, and the addresses of network interfaces.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::sys;
 
-/// The names of what lies in a folder, sorted; none if there is no such folder.
+/// The sorted names in a folder; empty if there is no such folder.
 pub fn names_in(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> =

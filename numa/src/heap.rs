@@ -1,5 +1,5 @@
-//! Pages where there is no `mmap` to take them from: zeroed memory of the allocator, and nothing that a node or a huge page
-//! could be asked for. Stands in for `sys.rs` on systems that aren't Linux, and under Miri.
+//! Replaces `sys.rs` where there is no `mmap`, on systems other than Linux and under Miri: zeroed
+//! memory of the allocator, without nodes or huge pages.
 
 use std::io;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ pub(crate) struct Mapping {
 impl Mapping {
     pub(crate) fn new(len: usize, align: usize, _: Option<&MemoryFile>) -> io::Result<Self> {
         let size = len.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
-        // Asked first: what isn't there would end the process below.
+        // Tried first, because a failed allocation below would end the process.
         Vec::<u8>::new().try_reserve_exact(size).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let mut block = vec![0; size];
         let first = block.as_mut_ptr().map_addr(|address| address.next_multiple_of(align));
@@ -59,7 +59,7 @@ impl Mapping {
     }
 }
 
-/// There is none.
+/// Does not exist here.
 #[derive(Debug)]
 pub(crate) enum MemoryFile {}
 

@@ -1,4 +1,4 @@
-//! The kernel's numbers for what threads run on and memory lies on.
+//! The kernel's numbers of processing units and NUMA nodes.
 
 use std::fmt;
 

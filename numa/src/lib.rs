@@ -1,8 +1,9 @@
-//! Where threads run and memory lies: the machine's layout, pinning threads to it, and pages on its nodes.
+//! Placement of threads and memory: the machine's layout, thread pinning, and pages on a NUMA node.
 //!
-//! A server process runs one thread per core it was given, each pinned, near the NIC it serves, its memory on its own node.
-//! This crate reads the layout with libhwloc, decides which thread gets which processing unit, pins, and takes pages from
-//! the system. It is not a scheduler and starts no threads. On the path of a push it does nothing: all of it is set-up.
+//! A server process runs one thread per core it was given, pinned near the NIC it serves, with its
+//! memory on its own node. This crate reads the layout with libhwloc, assigns processing units to
+//! threads, pins them, and takes pages from the system. It is not a scheduler and starts no
+//! threads. All of it is set-up: nothing here is on the path of a push.
 //!
 //! ```text
 //! libhwloc (this machine | XML | synthetic)          the thread's affinity mask
@@ -14,8 +15,8 @@
 //!             Pages::new(len, on that node, in huge pages) ──►  Pages: what could not be honoured
 //! ```
 //!
-//! Placement is an improvement, never a condition: where a container forbids it, or the topology
-//! is not of this machine, threads run unpinned and [`Placement`] and [`Plan::note`] say why.
+//! Placement is an improvement, never a condition: if a container forbids it, or the topology is
+//! not this machine's, threads run unpinned, and [`Placement`] and [`Plan::note`] give the reason.
 //!
 //! ```
 //! use caravan_numa::{Near, Placement, Plan, Topology};
@@ -30,12 +31,12 @@
 //! # Ok::<(), caravan_numa::Error>(())
 //! ```
 //!
-//! Features: `hwloc` (on by default) reads the layout by libhwloc. `topology` alone takes the machine for one NUMA node and
-//! needs no library. With neither there are [`Pages`] alone.
+//! Features: `hwloc` (on by default) reads the layout with libhwloc. `topology` alone treats the
+//! machine as one NUMA node and needs no library. Without both, only [`Pages`] are available.
 //!
 //! `hwloc` here is the crate `hwlocality`: the crate published as `hwloc` was written for the
 //! binary interface of libhwloc 1.11 and reads a libhwloc 2 wrongly.
-#![deny(unsafe_code)] // but for `sys.rs`
+#![deny(unsafe_code)] // except in `sys.rs`
 
 #[cfg(feature = "topology")]
 mod affinity;

@@ -1,9 +1,10 @@
-//! Pages taken from the system in one piece: zeroed, aligned, and on the node that is asked for.
+//! Pages taken from the system in one piece: zeroed, aligned, and on the requested node.
 //!
-//! What can't be honoured is no error: memory on another node, or in smaller pages, works as well and only more slowly. Such
-//! things are in [`Pages::shortfalls`], and each kind is logged once a process. Only memory that isn't there is an error.
+//! A wish that cannot be honoured is no error: memory on another node or in smaller pages works as
+//! well, only more slowly. [`Pages::shortfalls`] lists such wishes, and each kind is logged once
+//! per process. Only missing memory is an error.
 //!
-//! Set-up: a pool takes an arena from here when it has to grow, and a push takes nothing.
+//! Pools take arenas from here when they grow; nothing here is on the path of a push.
 
 use std::fmt;
 use std::io;
@@ -13,63 +14,68 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::ids::{NumaId, PuId};
 use crate::sys::{self, Mapping, MemoryFile};
 
-/// Pages begin at a multiple of this: the system's small page, or less where that is larger.
+/// Pages start at a multiple of this: the system's small page, or less where that is larger.
 pub const PAGE_BYTES: usize = 4096;
 
-/// From this length on they begin at a multiple of it, so that the system and a device can map them in pages this large.
+/// Pages of at least this length start at a multiple of it, so that the system and devices can map
+/// them in pages this large.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Where pages come from. The default is memory of this process alone, each page on the node of the thread that first
-/// writes it, in pages as large as the system sees fit.
+/// Where pages come from. By default, memory is private to the process, each page is on the node of
+/// the thread that first writes it, and the system selects the page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PageSource {
-    /// The node they lie on while it has room; `None` for that of the thread that first writes them.
+    /// The node they lie on while it has room; `None` for the node of the thread that first writes
+    /// them.
     pub node: Option<NumaId>,
-    /// In how large pages.
+    /// Their page size.
     pub huge: HugePages,
-    /// Whether another process can map them, too, by the descriptor that `Pages::file` lends (on Linux).
+    /// Whether another process can map them, by the descriptor that `Pages::file` lends (on Linux).
     pub shareable: bool,
 }
 
-/// How large the pages are that a mapping of at least [`HUGE_PAGE_BYTES`] is made of.
+/// Page size of a mapping of at least [`HUGE_PAGE_BYTES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HugePages {
-    /// As the system does by itself.
+    /// The system's default.
     #[default]
     AsSystem,
-    /// The kernel is asked for transparent huge pages: it takes them where it finds them.
+    /// Requests transparent huge pages, which the kernel uses where it has them.
     Transparent,
-    /// From those that were set aside (`vm.nr_hugepages`), all of them at once; transparent ones where too few are left.
+    /// Reserved huge pages (`vm.nr_hugepages`), all of them at once; transparent ones if too few
+    /// are left.
     Reserved,
 }
 
-/// Memory that the system did not give.
+/// The system has no memory left.
 #[derive(Debug, thiserror::Error)]
 #[error("the system gives no {len} bytes of memory")]
 pub struct PagesError {
-    /// Bytes asked for.
+    /// Bytes requested.
     pub len: usize,
     /// The system's reason.
     pub source: io::Error,
 }
 
-/// `len` bytes of memory in one piece, all zero and unused until they are written. Dropped: given back.
+/// `len` contiguous bytes of memory, zeroed, and unused until they are written. Dropping it returns
+/// them.
 ///
-/// It lends out an address and no bytes: whoever asks for those decides who may write them.
+/// It lends an address and no bytes: its users decide who may write them.
 pub struct Pages {
     mapping: Mapping,
     file: Option<MemoryFile>,
-    /// Whether huge pages are wanted that the system may have to be asked for one by one.
+    /// Whether transparent huge pages are wanted that the kernel creates only on request.
     collapses: bool,
     shortfalls: Vec<String>,
 }
 
 impl Pages {
-    /// Takes `len` bytes, more than none, from `source`.
+    /// Takes `len` bytes from `source`.
     ///
     /// # Errors
-    /// [`PagesError`] when the system has no room for them. Memory that it promises and then hasn't got ends the process,
-    /// as always; a [`shareable`](PageSource::shareable) mapping is promised without a look at what there is.
+    /// [`PagesError`] if the system has no room for them. The kernel may promise memory it does not
+    /// have, and then ends the process that uses it; a [`shareable`](PageSource::shareable) mapping
+    /// is promised without any check.
     ///
     /// # Panics
     /// If `len` is 0.
@@ -90,12 +96,12 @@ impl Pages {
         Ok(Pages { mapping, file, collapses, shortfalls })
     }
 
-    /// Its first byte, at a multiple of [`PAGE_BYTES`] or [`HUGE_PAGE_BYTES`].
+    /// Its first byte, aligned to [`PAGE_BYTES`] or [`HUGE_PAGE_BYTES`].
     pub fn base(&self) -> NonNull<u8> {
         self.mapping.base()
     }
 
-    /// Bytes from [`Pages::base`] that belong to it.
+    /// Its length in bytes from [`Pages::base`].
     #[expect(clippy::len_without_is_empty, reason = "it never is")]
     pub fn len(&self) -> usize {
         self.mapping.len()
@@ -105,16 +111,18 @@ impl Pages {
         self.file.as_ref()
     }
 
-    /// [`Pages::len`] in whole pages: the length of the file behind [shareable](PageSource::shareable) ones.
+    /// [`Pages::len`] rounded up to whole pages: the length of the file behind
+    /// [shareable](PageSource::shareable) pages.
     pub fn file_bytes(&self) -> usize {
         self.mapping.whole_len()
     }
 
-    /// Takes the huge pages that lie within `len` bytes from `offset` as a whole, with what is there already; whether it could.
+    /// Combines the pages of each huge page within `len` bytes from `offset`, with their
+    /// contents, into real huge pages; returns whether it could.
     ///
-    /// That is for [shareable](PageSource::shareable) memory of which transparent ones were wanted: unless its setting is
-    /// changed, the kernel makes that of small pages alone, but puts them together when it is told to (Linux 6.1, unless `deny`
-    /// is set). To others nothing happens.
+    /// It applies to [shareable](PageSource::shareable) memory for which transparent huge pages
+    /// were requested: by default, the kernel makes that of small pages, but combines them on
+    /// request (Linux 6.1, unless its setting is `deny`). It does nothing to other memory.
     pub fn make_huge(&self, offset: usize, len: usize) -> bool {
         let end = offset.saturating_add(len).min(self.len());
         let start = offset.min(end).next_multiple_of(HUGE_PAGE_BYTES);
@@ -135,45 +143,47 @@ impl fmt::Debug for Pages {
     }
 }
 
-/// The node of each page that `bytes` touches, in order; `None` for a page that nobody has used yet.
+/// The node of each page that `bytes` touches, in order; `None` for a page that was never used.
 ///
 /// # Errors
-/// Where the system doesn't tell: a container may forbid `move_pages`, by which it is asked.
+/// If the system does not tell: a container may forbid `move_pages`.
 pub fn nodes_of(bytes: &[u8]) -> io::Result<Vec<Option<NumaId>>> {
     sys::nodes_of(bytes)
 }
 
-/// Has all memory that the calling thread is the first to use from now on come from `node` while it has any left; `None`: from
-/// the node it then runs on, as is the rule. Pages bound to another node stay so.
+/// Makes memory that the calling thread is the first to use come from `node`, while it has any
+/// left; `None` restores the default, the node that the thread runs on. Does not affect pages bound
+/// to another node.
 ///
 /// # Errors
-/// Where the system doesn't let it, or there is no such node.
+/// If the system refuses, or there is no such node.
 pub fn prefer_node(node: Option<NumaId>) -> io::Result<()> {
     sys::prefer_node_here(node)
 }
 
-/// Has the allocator give blocks of 1 MiB and more back to the system whenever they are freed. By itself glibc's keeps some tens
-/// of MiB once one of 32 MiB or less has been freed. Holds for the process, from now on; other allocators stay as they are.
+/// Makes the allocator return blocks of 1 MiB or more to the system when they are freed. By
+/// default, glibc's keeps some tens of MiB once it has freed one of 32 MiB or less. Applies to the
+/// process from now on; other allocators are unaffected.
 pub fn return_freed_blocks() {
     sys::return_freed_blocks();
 }
 
-/// The processing unit that the calling thread runs on at this moment.
+/// The processing unit that the calling thread is running on.
 ///
 /// # Errors
-/// Where the system doesn't tell.
+/// If the system does not tell.
 pub fn current_pu() -> io::Result<PuId> {
     sys::current_pu()
 }
 
-/// Time that the calling thread has had a core for so far, in nanoseconds; 0 where the system doesn't tell.
+/// CPU time of the calling thread in nanoseconds; 0 if the system does not tell.
 pub fn thread_cpu_ns() -> u64 {
     sys::thread_cpu_ns()
 }
 
 type Mapped = (Mapping, Option<MemoryFile>);
 
-/// Huge pages that were set aside; `None`, and a shortfall, when there are too few.
+/// Takes reserved huge pages; `None`, and a shortfall, if there are too few.
 fn reserved(len: usize, source: &PageSource, shortfalls: &mut Vec<String>) -> Option<Mapped> {
     let take = || -> io::Result<Mapped> {
         let file = source.shareable.then(|| MemoryFile::new(len, true)).transpose()?;
@@ -182,7 +192,8 @@ fn reserved(len: usize, source: &PageSource, shortfalls: &mut Vec<String>) -> Op
     };
     let taken = take().and_then(|mapped| {
         bind(&mapped.0, source, shortfalls);
-        // Now: a page that is promised and missing later (another node's, a control group's limit) would end the process.
+        // Populated now, because a page that is promised and missing later (another node's, or
+        // beyond a control group's limit) would end the process.
         mapped.0.populate()?;
         Ok(mapped)
     });
@@ -224,10 +235,10 @@ fn bind(mapping: &Mapping, source: &PageSource, shortfalls: &mut Vec<String>) {
     }
 }
 
-/// Notes what could not be honoured, and logs it if it is the first of its kind.
-fn fall_short(said: &AtomicBool, shortfalls: &mut Vec<String>, line: impl FnOnce() -> String) {
+/// Records a wish that could not be honoured, and logs the first of its kind.
+fn fall_short(logged: &AtomicBool, shortfalls: &mut Vec<String>, line: impl FnOnce() -> String) {
     let line = line();
-    if !said.swap(true, Ordering::Relaxed) {
+    if !logged.swap(true, Ordering::Relaxed) {
         tracing::warn!("memory: {line}");
     }
     shortfalls.push(line);
@@ -270,7 +281,7 @@ mod tests {
         }
     }
 
-    /// `None`, and a line, where the system shares no memory by a descriptor.
+    /// `None`, and a message, if the system shares no memory by a descriptor.
     fn taken(len: usize, source: &PageSource) -> Option<Pages> {
         match Pages::new(len, source) {
             Ok(pages) => Some(pages),

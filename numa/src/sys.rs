@@ -1,7 +1,7 @@
-//! The calls of Linux that pages are made by; the only file of this crate in which `unsafe` may stand.
+//! Linux system calls for pages; the only file of this crate that may contain `unsafe`.
 //!
-//! A [`Mapping`] is an address range that is this process's own until it is dropped. Nothing here reads or writes what is in
-//! memory; some of it asks where that lies.
+//! A [`Mapping`] is an address range that belongs to this process until it is dropped. Nothing here
+//! accesses the contents of memory; some calls ask where it lies.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fs::File;
@@ -14,7 +14,7 @@ use std::ptr::{self, NonNull};
 use crate::ids::{NumaId, PuId};
 use crate::pages::{HUGE_PAGE_BYTES, PAGE_BYTES, Pages};
 
-/// A mapped range, and the larger one that it was cut from to begin where it should.
+/// A mapped range, cut from a larger one for its alignment.
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
@@ -22,25 +22,28 @@ pub(crate) struct Mapping {
     _block: Block,
 }
 
-// SAFETY: an address range belongs to the process, not to a thread, and `munmap` may be called from any.
+// SAFETY: an address range belongs to the process, not to a thread, and `munmap` may be called from
+// any.
 unsafe impl Send for Mapping {}
-// SAFETY: what takes `&self` reads the fields, which never change, or asks the kernel about the range, which locks it itself.
+// SAFETY: methods on `&self` read fields, which never change, or query the kernel about the range,
+// which does its own locking.
 unsafe impl Sync for Mapping {}
 
-/// A file that lives in memory and has no name.
+/// An anonymous file in memory.
 pub(crate) struct MemoryFile(OwnedFd);
 
-/// Addresses that `mmap` gave.
+/// Addresses from `mmap`.
 struct Block {
     start: *mut c_void,
     len: usize,
 }
 
 impl Mapping {
-    /// `len` bytes from a multiple of `align`, a power of two: of `file` from its beginning, or of this process alone.
+    /// Maps `len` bytes at a multiple of `align`, a power of two: the start of `file`, or private
+    /// memory.
     pub(crate) fn new(len: usize, align: usize, file: Option<&MemoryFile>) -> io::Result<Mapping> {
         let whole_len = whole(len, system_page())?;
-        // The system aligns to its page; what is skipped to begin at a multiple of more is never touched.
+        // The system aligns to its page; bytes skipped for a larger alignment are never touched.
         let slack = if align > PAGE_BYTES { align } else { 0 };
         let block_len = whole_len.checked_add(slack).ok_or(io::ErrorKind::OutOfMemory)?;
         let access = if file.is_some() { libc::PROT_NONE } else { READ_WRITE };
@@ -54,22 +57,25 @@ impl Mapping {
         }
     }
 
-    /// Puts `file` into the range, in place of what only kept the addresses free.
+    /// Maps `file` over the range, which so far only reserved the addresses.
     fn lay_over(self, file: &MemoryFile) -> io::Result<Mapping> {
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-        let (at, fd) = (self.base.as_ptr().cast(), file.0.as_raw_fd());
-        // SAFETY: `MAP_FIXED` replaces `whole_len` bytes from `base`, all of them in `_block`, which is this mapping's own.
+        let at = self.base.as_ptr().cast();
+        let fd = file.0.as_raw_fd();
+        // SAFETY: `MAP_FIXED` replaces `whole_len` bytes from `base`, all within `_block`, which
+        // this mapping owns.
         let there = unsafe { libc::mmap(at, self.whole_len, READ_WRITE, flags, fd, 0) };
         if there == libc::MAP_FAILED {
             let error = io::Error::last_os_error();
-            // Some kernels have taken the old pages away by now, and others may have got these addresses since: never unmapped.
+            // Never unmapped: some kernels have removed the old pages by now, and others may have
+            // got these addresses since.
             std::mem::forget(self);
             return Err(error);
         }
         Ok(self)
     }
 
-    /// `len` bytes in huge pages that were set aside.
+    /// Maps `len` bytes in reserved huge pages.
     pub(crate) fn reserved_huge(len: usize, file: Option<&MemoryFile>) -> io::Result<Mapping> {
         let whole_len = whole(len, HUGE_PAGE_BYTES)?;
         let flags = match file {
@@ -91,49 +97,52 @@ impl Mapping {
         self.len
     }
 
-    /// With what fills the last page.
+    /// Length rounded up to whole pages.
     pub(crate) fn whole_len(&self) -> usize {
         self.whole_len
     }
 
-    /// Has pages that are not there yet come from `node` while it has any left.
+    /// Makes pages that are not there yet come from `node` while it has any left.
     pub(crate) fn prefer_node(&self, node: NumaId) -> io::Result<()> {
         let mask = NodeMask::of(node)?;
-        let (start, mode) = (self.base.as_ptr(), libc::MPOL_PREFERRED);
-        // SAFETY: it changes where the pages of this mapping come from, not what is in them, and reads the mask's words only.
+        let start = self.base.as_ptr();
+        let mode = libc::MPOL_PREFERRED;
+        // SAFETY: the call changes where this mapping's pages come from, not their contents, and
+        // only reads the mask.
         let outcome = unsafe {
             libc::syscall(libc::SYS_mbind, start, self.whole_len, mode, &mask.0, NodeMask::BITS, 0)
         };
         succeeded(outcome)
     }
 
-    /// Asks for transparent huge pages.
+    /// Requests transparent huge pages.
     pub(crate) fn advise_huge(&self) -> io::Result<()> {
         self.advise(0..self.whole_len, libc::MADV_HUGEPAGE)
     }
 
-    /// Has all pages there at once, or says why that can't be.
+    /// Populates all pages, or returns the reason it cannot.
     pub(crate) fn populate(&self) -> io::Result<()> {
         self.advise(0..self.whole_len, libc::MADV_POPULATE_WRITE)
     }
 
-    /// Has `range`, which begins and ends at a huge page, be of huge pages with what is in it now, or says why that can't be.
+    /// Combines `range`, which is aligned to huge pages, into huge pages with its contents, or
+    /// returns the reason it cannot.
     pub(crate) fn collapse(&self, range: Range<usize>) -> io::Result<()> {
-        // The kernel puts nothing together where there is nothing yet.
+        // The kernel combines nothing where there is no page yet.
         for at in range.clone().step_by(HUGE_PAGE_BYTES) {
             self.advise(at..at + PAGE_BYTES, libc::MADV_POPULATE_WRITE)?;
         }
         self.advise(range, libc::MADV_COLLAPSE)
     }
 
-    /// `advice` is one that leaves the contents as they are.
+    /// Applies `advice`, which must leave the contents unchanged.
     ///
     /// # Panics
     /// If `range` reaches past the end.
     fn advise(&self, range: Range<usize>, advice: i32) -> io::Result<()> {
         assert!(range.start <= range.end && range.end <= self.whole_len, "of this mapping");
         let start = self.base.as_ptr().wrapping_add(range.start).cast();
-        // SAFETY: the range is this mapping's own, and no advice that is given here changes what is in it.
+        // SAFETY: this mapping owns the range, and no advice given here changes its contents.
         succeeded(unsafe { libc::madvise(start, range.len(), advice) }.into())
     }
 }
@@ -141,7 +150,7 @@ impl Mapping {
 impl Block {
     fn new(len: usize, access: i32, flags: i32, file: Option<&MemoryFile>) -> io::Result<Block> {
         let fd: RawFd = file.map_or(-1, |file| file.0.as_raw_fd());
-        // SAFETY: without `MAP_FIXED` it takes addresses that nothing else has.
+        // SAFETY: without `MAP_FIXED` the call uses only free addresses.
         let start = unsafe { libc::mmap(ptr::null_mut(), len, access, flags, fd, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -152,22 +161,23 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: `mmap` gave this very range, nothing has taken a part of it away since (`Mapping::lay_over` replaces one), and
-        // this runs once. Whoever was lent the address has given it up by the contract of `Pages`.
+        // SAFETY: `mmap` returned this very range, no part of it was unmapped since
+        // (`Mapping::lay_over` replaces one), and this runs once. By the contract of `Pages`,
+        // nobody uses the address any more.
         let outcome = unsafe { libc::munmap(self.start, self.len) };
         debug_assert_eq!(outcome, 0, "munmap: {}", io::Error::last_os_error());
     }
 }
 
 impl MemoryFile {
-    /// A file of `len` bytes in whole pages that can be neither cut nor made longer.
+    /// Creates a file of `len` bytes, rounded up to whole pages, whose length is sealed.
     pub(crate) fn new(len: usize, is_huge: bool) -> io::Result<MemoryFile> {
         let (page, huge) = match is_huge {
             true => (HUGE_PAGE_BYTES, libc::MFD_HUGETLB | libc::MFD_HUGE_2MB),
             false => (system_page(), 0),
         };
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | huge;
-        // SAFETY: the name is a C string; nothing else is pointed to.
+        // SAFETY: the name is a C string; the call takes no other pointer.
         let fd = unsafe { libc::memfd_create(c"caravan".as_ptr(), flags) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -183,45 +193,47 @@ impl MemoryFile {
 }
 
 impl Pages {
-    /// The file behind [shareable](crate::PageSource::shareable) pages: [`Pages::base`] is its first byte, and its length,
-    /// [`Pages::file_bytes`], is sealed (`F_SEAL_SHRINK`, `F_SEAL_GROW`). A process that is given it can map it, and read and
-    /// write all of it.
+    /// The file behind [shareable](crate::PageSource::shareable) pages: [`Pages::base`] is its
+    /// first byte, and its length, [`Pages::file_bytes`], is sealed (`F_SEAL_SHRINK`,
+    /// `F_SEAL_GROW`). A process that receives it can map, read and write all of it.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.memory_file().map(|file| file.0.as_fd())
     }
 }
 
-/// Blocks of so many bytes are mapped one by one.
+/// Blocks of at least this size are mapped one by one.
 #[cfg(target_env = "gnu")]
 const MAPPED_BYTES: libc::c_int = 1 << 20;
 
-/// What may stay at the end of a heap: enough for smaller blocks that come and go.
+/// Most free bytes kept at the end of a heap: enough for smaller blocks that come and go.
 #[cfg(target_env = "gnu")]
 const HEAP_END_BYTES: libc::c_int = 4 << 20;
 
-/// Fixes both thresholds, which otherwise grow with every larger block that is freed.
+/// Fixes both thresholds, which would otherwise grow with every larger block that is freed.
 pub(crate) fn return_freed_blocks() {
     #[cfg(target_env = "gnu")]
     for (name, bytes) in
         [(libc::M_MMAP_THRESHOLD, MAPPED_BYTES), (libc::M_TRIM_THRESHOLD, HEAP_END_BYTES)]
     {
-        // SAFETY: it takes two numbers, by which later calls of the allocator go, and locks what it changes. A refusal
-        // leaves the threshold as it was.
+        // SAFETY: the call takes two numbers, which configure the allocator, and does its own
+        // locking. A refusal leaves the threshold unchanged.
         unsafe { libc::mallopt(name, bytes) };
     }
 }
 
-/// Has the calling thread take memory from `node` while it has any left, or again from wherever it runs.
+/// Makes the calling thread take memory from `node` while it has any left, or from wherever it
+/// runs.
 pub(crate) fn prefer_node_here(node: Option<NumaId>) -> io::Result<()> {
     let outcome = match node {
         Some(node) => {
-            let (mask, mode) = (NodeMask::of(node)?, libc::MPOL_PREFERRED);
-            // SAFETY: it reads the mask's words, and changes no memory that is there already.
+            let mask = NodeMask::of(node)?;
+            let mode = libc::MPOL_PREFERRED;
+            // SAFETY: the call only reads the mask, and changes no existing memory.
             unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, &mask.0, NodeMask::BITS) }
         }
         None => {
             let nothing = ptr::null::<u64>();
-            // SAFETY: no mask is read, as it is told of none.
+            // SAFETY: the call reads no mask, because its size is 0.
             unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_DEFAULT, nothing, 0) }
         }
     };
@@ -234,11 +246,14 @@ pub(crate) fn nodes_of(bytes: &[u8]) -> io::Result<Vec<Option<NumaId>>> {
         return Ok(Vec::new());
     }
     let page = system_page();
-    let (first, end) = (bytes.as_ptr().addr() & !(page - 1), bytes.as_ptr_range().end.addr());
+    let first = bytes.as_ptr().addr() & !(page - 1);
+    let end = bytes.as_ptr_range().end.addr();
     let addresses: Vec<usize> = (first..end).step_by(page).collect();
     let mut nodes = vec![0_i32; addresses.len()];
-    let (count, nowhere) = (addresses.len(), ptr::null::<i32>());
-    // SAFETY: told no nodes to move to it moves nothing: it reads `count` addresses and writes as many numbers into `nodes`.
+    let count = addresses.len();
+    let nowhere = ptr::null::<i32>();
+    // SAFETY: without nodes to move to, the call moves nothing: it reads `count` addresses and
+    // writes as many numbers into `nodes`.
     let outcome = unsafe {
         libc::syscall(
             libc::SYS_move_pages,
@@ -254,15 +269,15 @@ pub(crate) fn nodes_of(bytes: &[u8]) -> io::Result<Vec<Option<NumaId>>> {
     Ok(nodes.into_iter().map(|node| usize::try_from(node).ok().map(NumaId)).collect())
 }
 
-/// The processing unit that the calling thread runs on at this moment.
+/// The processing unit that the calling thread is running on.
 pub(crate) fn current_pu() -> io::Result<PuId> {
-    // SAFETY: it takes nothing and returns a number.
+    // SAFETY: takes no arguments and returns a number.
     let pu = unsafe { libc::sched_getcpu() };
     usize::try_from(pu).map(PuId).map_err(|_| io::Error::last_os_error())
 }
 
-/// Time that this thread has had a core for so far, to this moment, in nanoseconds. (What `/proc` has of it is that of the last
-/// tick, up to 4 ms ago.)
+/// CPU time of this thread up to now, in nanoseconds. `/proc` only has the time up to the last
+/// tick.
 pub(crate) fn thread_cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` has room for what is written.
@@ -322,7 +337,7 @@ struct NodeMask([u64; NodeMask::WORDS]);
 
 impl NodeMask {
     const WORDS: usize = 16;
-    /// The kernel reads one bit less than it is told.
+    /// The kernel reads one bit less than this number.
     const BITS: usize = NodeMask::WORDS * 64 + 1;
 
     fn of(node: NumaId) -> io::Result<NodeMask> {
@@ -333,13 +348,13 @@ impl NodeMask {
     }
 }
 
-/// `len` in whole pages.
+/// `len` rounded up to whole pages.
 fn whole(len: usize, page: usize) -> io::Result<usize> {
     Ok(len.checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?)
 }
 
 fn system_page() -> usize {
-    // SAFETY: it reads a number that the kernel gave the process.
+    // SAFETY: the call only returns a number.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(bytes).unwrap_or(PAGE_BYTES)
 }
@@ -391,7 +406,7 @@ mod tests {
             for len in [1, 70_000, 3 << 20] {
                 let source = PageSource { shareable, ..PageSource::default() };
                 let pages = Pages::new(len, &source).unwrap();
-                // SAFETY: all of it is mapped, zeroed by the kernel, and lent to nobody else.
+                // SAFETY: all of it is mapped, zeroed by the kernel, and used by nobody else.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(pages.base().as_ptr(), len) };
                 assert!(bytes.iter().all(|byte| *byte == 0));
                 bytes.fill(7);
@@ -402,7 +417,7 @@ mod tests {
     #[test]
     fn what_is_dropped_is_given_back() {
         let source = PageSource { shareable: true, ..PageSource::default() };
-        // Untouched, so that only addresses are taken; those of a process are 128 TiB at most.
+        // Untouched, so that it takes only addresses, of which a process has at most 128 TiB.
         for round in 0..20 {
             let pages = Pages::new(16 << 40, &source);
             assert!(pages.is_ok(), "{round}: {:?}", pages.map_err(|error| error.source));
@@ -415,7 +430,7 @@ mod tests {
         let source = PageSource { huge: HugePages::Transparent, shareable: true, node: None };
         let pages = Pages::new(6 * MIB, &source).unwrap();
         let marks = [0, 5000, 2 * MIB - 1, 2 * MIB, 6 * MIB - 1];
-        // SAFETY: all of it is mapped, zeroed by the kernel, and lent to nobody else.
+        // SAFETY: all of it is mapped, zeroed by the kernel, and used by nobody else.
         let bytes = unsafe { std::slice::from_raw_parts_mut(pages.base().as_ptr(), 6 * MIB) };
         marks.into_iter().zip(1..).for_each(|(at, mark)| bytes[at] = mark);
         if !pages.make_huge(0, 6 * MIB) {
@@ -440,14 +455,14 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), pages.file_bytes() as u64);
         assert!(pages.file_bytes() >= 5000 && pages.file_bytes().is_multiple_of(PAGE_BYTES));
         file.write_all_at(b"from afar", 4321).unwrap();
-        // SAFETY: 5000 mapped bytes; nobody writes them any more.
+        // SAFETY: 5000 mapped bytes, which nobody writes any more.
         let seen = unsafe { std::slice::from_raw_parts(pages.base().as_ptr(), 5000) };
         assert_eq!(&seen[4321..4330], b"from afar");
         assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err(), "its length is sealed");
         assert!(file.write_all_at(b"x", pages.file_bytes() as u64).is_err());
     }
 
-    /// The thread writes from the one node, the pages are bound to the other.
+    /// The thread writes from one node; the pages are bound to the other.
     #[test]
     #[cfg(feature = "hwloc")]
     #[ignore = "needs two NUMA nodes: ci/numa"]
@@ -464,7 +479,7 @@ mod tests {
                 let source = PageSource { node: Some(NumaId(node)), huge, shareable };
                 let pages = Pages::new(4 << 20, &source).unwrap();
                 assert!(pages.shortfalls().is_empty(), "{:?}", pages.shortfalls());
-                // SAFETY: all of it is mapped, zeroed by the kernel, and lent to nobody else.
+                // SAFETY: all of it is mapped, zeroed by the kernel, and used by nobody else.
                 let bytes =
                     unsafe { std::slice::from_raw_parts_mut(pages.base().as_ptr(), 4 << 20) };
                 bytes.fill(1);
@@ -476,7 +491,7 @@ mod tests {
         }
     }
 
-    /// The kernel's line on this mapping.
+    /// The kernel's line about this mapping.
     #[cfg(feature = "hwloc")]
     fn policy(pages: &Pages) -> String {
         let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();

@@ -1,10 +1,10 @@
 //! The layout of a machine: NUMA nodes, cores, processing units (PUs) and network devices.
 //!
-//! [`Topology`] is a plain snapshot, cheap to clone and to send; libhwloc is only open while one
-//! is made. It describes this machine, an XML file written by `lstopo --of xml` (which may be
-//! another machine, with NICs), or a synthetic description (which never has devices). It doesn't
-//! pin anything: see `affinity.rs`. `topology/discover.rs` asks libhwloc; `topology/flat.rs`
-//! stands in for it in a build without the feature `hwloc`.
+//! [`Topology`] is a plain snapshot, cheap to clone and to send; libhwloc is open only while one is
+//! created. It describes this machine, an XML file written by `lstopo --of xml` (possibly of
+//! another machine, with NICs), or a synthetic description (which never has devices). It pins
+//! nothing: see `affinity.rs`. `topology/discover.rs` queries libhwloc; `topology/flat.rs` replaces
+//! it in a build without the feature `hwloc`.
 
 #[cfg(feature = "hwloc")]
 mod discover;
@@ -21,15 +21,15 @@ use std::path::{Path, PathBuf};
 use self::discover::Found;
 use crate::ids::{NumaId, PuId};
 
-/// Memory with one distance to the PUs beside it.
+/// Memory with the same distance from the PUs beside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumaNode {
     /// The kernel's number.
     pub id: NumaId,
     /// PUs this memory is local to, ascending; empty for memory without processors.
     pub pus: Vec<PuId>,
-    /// Local memory as hwloc knows it. Memory added while the machine runs may be missing, so
-    /// the nodes' sum is not the machine's memory.
+    /// Local memory as hwloc reports it. Memory added at run time may be missing, so the nodes' sum
+    /// is not the machine's memory.
     pub memory_bytes: Option<u64>,
 }
 
@@ -38,11 +38,11 @@ pub struct NumaNode {
 pub struct Core {
     /// PUs of this core, ascending, never empty.
     pub pus: Vec<PuId>,
-    /// The node whose memory is local; the lowest where several are (HBM beside DRAM).
+    /// The node whose memory is local; the lowest if there are several (HBM beside DRAM).
     pub node: Option<NumaId>,
 }
 
-/// What kind of network device it is.
+/// Kind of a network device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
     /// A network interface, such as `eth0`.
@@ -58,7 +58,7 @@ pub struct Device {
     pub name: String,
     /// RDMA device or network interface.
     pub kind: DeviceKind,
-    /// The nearest node; `None` where the device is equally far from several.
+    /// The nearest node; `None` if the device is equally far from several.
     pub node: Option<NumaId>,
 }
 
@@ -66,38 +66,38 @@ pub struct Device {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// libhwloc could not look at this machine.
+    /// libhwloc could not read this machine.
     #[error("cannot read this machine's topology ({reason}); is /sys mounted?")]
     Discover {
-        /// What libhwloc said.
+        /// libhwloc's reason.
         reason: String,
     },
     /// The XML file could not be read.
     #[error("cannot read the topology file {}", path.display())]
     XmlFile {
-        /// The file asked for.
+        /// The file.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
-    /// The XML file is not a topology, or larger than is believable.
+    /// The XML file is not a topology, or is implausibly large.
     #[error(
         "{} is no hwloc topology ({reason}); write one with `lstopo --of xml FILE`",
         path.display()
     )]
     Xml {
-        /// The file asked for.
+        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
     },
-    /// The synthetic description is not one.
+    /// The synthetic description is invalid.
     #[error(
         "{description:?} is no synthetic topology ({reason}); an example: \
          \"pack:2 [numa(memory=8GB)] core:4 pu:2\""
     )]
     Synthetic {
-        /// The description asked for, cut to a readable length.
+        /// The description, cut to a readable length.
         description: String,
         /// What is wrong with it.
         reason: String,
@@ -107,12 +107,12 @@ pub enum Error {
         "this build cannot read {what}: libhwloc was left out of it (build with `--features hwloc`)"
     )]
     LeftOut {
-        /// The file or description asked for.
+        /// The file or description.
         what: String,
     },
 }
 
-/// The layout of a machine, as it was when this was made.
+/// The layout of a machine at the time of its creation.
 #[derive(Debug, Clone)]
 pub struct Topology {
     origin: String,
@@ -120,7 +120,7 @@ pub struct Topology {
     nodes: Vec<NumaNode>,
     cores: Vec<Core>,
     devices: Vec<Device>,
-    /// How far memory of the second node is from the PUs of the first, where the machine says so.
+    /// Distance from the first node's PUs to the second node's memory, if the machine reports it.
     distances: BTreeMap<(NumaId, NumaId), u64>,
     usable: BTreeSet<PuId>,
     pus_present: usize,
@@ -129,28 +129,28 @@ pub struct Topology {
 impl Topology {
     /// Reads this machine and the calling thread's affinity mask.
     ///
-    /// Call it before any pinning: a pinned thread finds one usable PU. The variables of
-    /// libhwloc (`HWLOC_XMLFILE`, `HWLOC_SYNTHETIC`) still apply and make it a dry run, unless
-    /// `HWLOC_THISSYSTEM=1` vouches that what they give is this machine.
+    /// Call it before any pinning: a pinned thread finds one usable PU. The variables of libhwloc
+    /// (`HWLOC_XMLFILE`, `HWLOC_SYNTHETIC`) still apply and make it a dry run, unless
+    /// `HWLOC_THISSYSTEM=1` vouches that they describe this machine.
     ///
     /// # Errors
     ///
-    /// [`Error::Discover`] where libhwloc finds nothing it can read.
+    /// [`Error::Discover`] if libhwloc cannot read the machine.
     pub fn this_machine() -> Result<Self, Error> {
         let found = discover::this_machine()?;
         Ok(Self::snapshot(found, "this machine".to_owned()))
     }
 
-    /// Reads a topology from a file that `lstopo --of xml` wrote.
+    /// Reads a topology from a file written by `lstopo --of xml`.
     ///
     /// # Errors
     ///
-    /// [`Error::XmlFile`] where the file can't be read, [`Error::Xml`] where it is no topology
-    /// or larger than 64 MiB, [`Error::LeftOut`] in a build without libhwloc.
+    /// [`Error::XmlFile`] if the file cannot be read, [`Error::Xml`] if it is not a topology or is
+    /// larger than 64 MiB, [`Error::LeftOut`] in a build without libhwloc.
     pub fn from_xml_file(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let xml_error = |reason: String| Error::Xml { path: path.to_owned(), reason };
-        // Read here and not by libhwloc, whose binding panics on a file that isn't there.
+        // Read here and not by libhwloc, whose binding panics if the file does not exist.
         let text = read_text(path, XML_BYTES_MAX)
             .map_err(|source| Error::XmlFile { path: path.to_owned(), source })?
             .ok_or_else(|| xml_error(format!("larger than {XML_BYTES_MAX} bytes")))?;
@@ -158,13 +158,13 @@ impl Topology {
         Ok(Self::snapshot(found, path.display().to_string()))
     }
 
-    /// Makes up a machine from hwloc's synthetic notation, outermost level first, such as
-    /// `"pack:2 [numa(memory=8GB)] l3:1 core:4 pu:2"`: 2 packages with a node each, 8 cores,
-    /// 16 PUs. It has no devices.
+    /// Creates a machine from hwloc's synthetic notation, outermost level first, such as `"pack:2
+    /// [numa(memory=8GB)] l3:1 core:4 pu:2"`: 2 packages with a node each, 8 cores, 16 PUs. It has
+    /// no devices.
     ///
     /// # Errors
     ///
-    /// [`Error::Synthetic`] for what hwloc doesn't understand and for over 8192 PUs,
+    /// [`Error::Synthetic`] if hwloc does not understand it, or for more than 8192 PUs;
     /// [`Error::LeftOut`] in a build without libhwloc.
     pub fn from_synthetic(description: &str) -> Result<Self, Error> {
         let found = discover::synthetic(description)?;
@@ -176,19 +176,19 @@ impl Topology {
         self.is_this_machine
     }
 
-    /// NUMA nodes by number. At least one, also where the machine has no NUMA.
+    /// NUMA nodes by number. At least one, even if the machine has no NUMA.
     pub fn nodes(&self) -> &[NumaNode] {
         &self.nodes
     }
 
     /// Cores with a PU this process may use under its cgroup, in hwloc's order (close ones are
-    /// close). Where the machine doesn't tell its cores, every PU counts as one.
+    /// adjacent). If the machine does not report cores, every PU counts as one.
     pub fn cores(&self) -> &[Core] {
         &self.cores
     }
 
-    /// PUs a thread may be pinned to: those the cgroup allows and, on this machine, those in the
-    /// affinity mask that the thread had which made this topology.
+    /// PUs a thread may be pinned to: those that the cgroup allows and, on this machine, those in
+    /// the affinity mask of the thread that created this topology.
     pub fn usable_pus(&self) -> &BTreeSet<PuId> {
         &self.usable
     }
@@ -213,13 +213,13 @@ impl Topology {
         self.cores.iter().find(|core| core.pus.contains(&pu))?.node
     }
 
-    /// How far memory on `to` is from the PUs of `from`, in tenths of the way to their own memory (10 is local, 21 twice as
-    /// far); `None` where the machine doesn't say.
+    /// Distance from the PUs of `from` to the memory of `to`, in tenths of the local distance (10
+    /// is local, 21 about twice as far); `None` if the machine does not report it.
     pub fn distance(&self, from: NumaId, to: NumaId) -> Option<u64> {
         self.distances.get(&(from, to)).copied()
     }
 
-    /// Where it was read: this machine, a file, a description.
+    /// What it was read from: this machine, a file, a description.
     pub fn origin(&self) -> &str {
         &self.origin
     }
@@ -268,13 +268,13 @@ impl Topology {
 
     fn snapshot(found: Found, origin: String) -> Self {
         let mut usable = found.allowed;
-        // libhwloc honours cgroups but not `taskset`. A mask that can't be read hides nothing.
+        // libhwloc honours cgroups but not `taskset`. A mask that cannot be read hides nothing.
         if found.is_this_machine
             && let Some(mask) = thread_mask()
         {
             usable.retain(|pu| mask.contains(pu));
         }
-        // A file may call PUs allowed that it doesn't list.
+        // A file may allow PUs that it does not list.
         usable.retain(|pu| found.cores.iter().any(|core| core.pus.contains(pu)));
         Self {
             origin,
@@ -289,14 +289,14 @@ impl Topology {
     }
 }
 
-/// The file's text, or `None` if it has more than `bytes_max` bytes.
+/// The file's text, or `None` if it is longer than `bytes_max`.
 fn read_text(path: &Path, bytes_max: u64) -> io::Result<Option<String>> {
     let mut text = String::new();
     let read = File::open(path)?.take(bytes_max + 1).read_to_string(&mut text)? as u64;
     Ok((read <= bytes_max).then_some(text))
 }
 
-/// PUs in the calling thread's affinity mask, if the system tells.
+/// PUs in the calling thread's affinity mask, if the system reports it.
 pub(crate) fn thread_mask() -> Option<BTreeSet<PuId>> {
     let ids = core_affinity::get_core_ids()?;
     Some(ids.into_iter().map(|core| PuId(core.id)).collect())
@@ -334,7 +334,7 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// Topologies of the largest machines take a few MiB.
+/// Topologies of the largest machines have a few MiB.
 const XML_BYTES_MAX: u64 = 64 << 20;
 const GIB: f64 = (1_u64 << 30) as f64;
 const STRING_WRITE: &str = "a String takes every write";

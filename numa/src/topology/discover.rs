@@ -1,6 +1,5 @@
-//! What libhwloc finds, taken out of its own objects: nodes, cores, distances and devices of a machine, a file or a description.
-//!
-//! Beside `topology.rs`, which makes its snapshots of these.
+//! Converts libhwloc's objects to plain values: nodes, cores, distances and devices of a machine, a
+//! file or a description. `topology.rs` makes its snapshots of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,12 +13,12 @@ use hwloc::topology::builder::{TopologyBuilder, TypeFilter};
 use super::{Core, Device, DeviceKind, Error, NumaNode};
 use crate::ids::{NumaId, PuId};
 
-/// What Linux can be built for at most (`NR_CPUS`).
+/// Linux's largest `NR_CPUS`.
 const SYNTHETIC_PUS_MAX: u64 = 8192;
 
-/// What libhwloc says of a machine.
+/// A machine as libhwloc reports it.
 pub(super) struct Found {
-    /// Whether it is the machine that this process runs on.
+    /// Whether this process runs on it.
     pub(super) is_this_machine: bool,
     pub(super) nodes: Vec<NumaNode>,
     pub(super) cores: Vec<Core>,
@@ -68,13 +67,13 @@ fn take_out(found: &HwlocTopology) -> Found {
     }
 }
 
-/// A builder for this machine that doesn't start GPU runtimes: those take seconds and hold
-/// memory, and nothing here asks about GPUs.
+/// A builder for this machine that starts no GPU runtimes: those take seconds and hold memory, and
+/// nothing here concerns GPUs.
 fn quiet_builder() -> TopologyBuilder {
     ["opencl", "cuda", "nvml", "rsmi", "levelzero", "gl"].into_iter().fold(
         TopologyBuilder::new(),
         |builder, component| {
-            // Refused where the component isn't installed, and the refused builder is lost.
+            // Refused if the component is not installed, and a refused builder is lost.
             match TopologyBuilder::new().without_component(component) {
                 Ok(_) => builder.without_component(component).expect("accepted a line above"),
                 Err(_) => builder,
@@ -83,14 +82,14 @@ fn quiet_builder() -> TopologyBuilder {
     )
 }
 
-/// Runs the discovery. With all I/O objects, as the important ones leave out virtual devices,
-/// Soft-RoCE among them.
+/// Runs the discovery. Keeps all I/O objects, because the filter for important ones omits virtual
+/// devices, Soft-RoCE among them.
 fn load(builder: TopologyBuilder) -> Result<HwlocTopology, String> {
     let builder = builder.with_io_type_filter(TypeFilter::KeepAll).map_err(|e| e.to_string())?;
     builder.build().map_err(|e| e.to_string())
 }
 
-/// Refuses descriptions of more PUs than Linux can run, which libhwloc would try to build.
+/// Refuses descriptions of more PUs than Linux supports, which libhwloc would try to build.
 fn check_synthetic(description: &str) -> Result<(), String> {
     let mut outside = String::new();
     let mut depth = 0_usize;
@@ -161,12 +160,12 @@ fn cores(found: &HwlocTopology) -> Vec<Core> {
     cores
 }
 
-/// The lowest node local to a PU: where there are several, the first is the plain memory.
+/// The lowest node local to a PU: if there are several, the first is the plain memory.
 fn nearest_node(pu: &TopologyObject) -> Option<NumaId> {
     Some(NumaId(pu.nodeset()?.first_set()?.into()))
 }
 
-/// What the firmware says of latencies between nodes.
+/// The firmware's latencies between nodes.
 fn distances(found: &HwlocTopology) -> BTreeMap<(NumaId, NumaId), u64> {
     let mut known = BTreeMap::new();
     let Ok(matrices) = found.distances_with_name("NUMALatency") else { return known };
