@@ -1,5 +1,5 @@
-//! A whole cluster from one call: scheduler, servers and workers as child processes, as threads of this process, or as nodes of
-//! a simulated network.
+//! A whole cluster from one call: scheduler, servers and workers as child processes, as threads of
+//! this process, or as nodes of a simulated network.
 
 use std::cell::RefCell;
 use std::io::Write;
@@ -26,22 +26,23 @@ pub enum Launch {
     Processes(PathBuf),
     /// As threads of this process.
     Threads(Handles, Apps),
-    /// As nodes of the simulated network that the calling thread is a node of, which becomes the scheduler. Time is the
-    /// network's for all of them; servers have one thread each. Its settings but for the van are those of the cluster.
+    /// As nodes of the simulated network that the calling thread belongs to; this thread becomes
+    /// the scheduler. All use the network's time, and servers have one thread each. The settings
+    /// are those of the cluster, except for the van.
     Simulated(Handles, Apps),
-    /// Not from here: they are started elsewhere, and join at the scheduler's address.
+    /// Not by this process: they are started elsewhere, and join at the scheduler's address.
     External,
 }
 
-/// A running cluster, and the scheduler that drives it. Dropping it stops everything.
+/// A running cluster and the scheduler that drives it. Dropping it stops everything.
 pub struct Cluster {
-    /// Clients of the driver look at it, too, while they wait.
+    /// Shared with the driver's clients, which check it while they wait.
     scheduler: Rc<RefCell<Scheduler>>,
     config: ClusterConfig,
     children: Vec<Node<Child>>,
     threads: Vec<Node<JoinHandle<Result<()>>>>,
     simulated: Vec<node::SimulatedNode>,
-    /// Ends simulated servers.
+    /// Stops simulated servers.
     stop: Arc<AtomicBool>,
 }
 
@@ -54,8 +55,8 @@ impl Cluster {
     /// Starts all nodes and returns when they have joined.
     ///
     /// # Errors
-    /// Names the node that could not be started, ended early, or did not join; [`Error::Config`] for a NUMA node that this
-    /// machine hasn't got.
+    /// The node that could not be started, ended early, or did not join; [`Error::Config`] for a
+    /// NUMA node that this machine does not have.
     pub fn launch(config: &ClusterConfig, launch: Launch) -> Result<Cluster> {
         let mut config = config.clone();
         config.node.launched = !matches!(launch, Launch::External);
@@ -71,7 +72,8 @@ impl Cluster {
             }
             Launch::Simulated(..) => {
                 config.node.van = Van::Sim;
-                config.node.secret = SecretSource::Given(Secret::NONE); // nobody else is there
+                // Nobody else is on this network.
+                config.node.secret = SecretSource::Given(Secret::NONE);
             }
             Launch::Processes(_) | Launch::Threads(..) => {
                 if config.node.job == 0 {
@@ -125,7 +127,8 @@ impl Cluster {
                     let mut command = Command::new(program);
                     command.arg(role.to_string()).arg("--rank").arg(rank.to_string());
                     command.envs(self.config.to_vars()).stdin(Stdio::piped()).stdout(Stdio::null());
-                    // A signal from the terminal is for this process, which tells its nodes what to do.
+                    // A signal from the terminal is for this process only, which ends its nodes
+                    // itself.
                     #[cfg(unix)]
                     std::os::unix::process::CommandExt::process_group(&mut command, 0);
                     let spawned = command.spawn();
@@ -135,8 +138,10 @@ impl Cluster {
                     self.children.push(Node { name, run });
                 }
                 Launch::Simulated(handles, apps) => {
-                    let (config, stop) = (self.config.node.clone(), self.stop.clone());
-                    let (handles, apps) = (handles.clone(), apps.clone());
+                    let config = self.config.node.clone();
+                    let stop = self.stop.clone();
+                    let handles = handles.clone();
+                    let apps = apps.clone();
                     let run = move || match role {
                         Role::Server => node::run_simulated_server(&config, rank, &handles, &stop),
                         Role::Worker => node::run_worker(&config, Some(rank), &apps, false),
@@ -144,8 +149,9 @@ impl Cluster {
                     self.simulated.push(node::SimulatedNode::start(&name, run)?);
                 }
                 Launch::Threads(handles, apps) => {
-                    let (config, handles, apps) =
-                        (self.config.clone(), handles.clone(), apps.clone());
+                    let config = self.config.clone();
+                    let handles = handles.clone();
+                    let apps = apps.clone();
                     let run = move || match role {
                         Role::Server => node::run_server(
                             &config.node,
@@ -167,17 +173,17 @@ impl Cluster {
         Ok(())
     }
 
-    /// Its settings, with the scheduler's address, the job's number and the van that all nodes take filled in.
+    /// Its settings, completed by the scheduler's address, the job's number and the common van.
     pub fn config(&self) -> &ClusterConfig {
         &self.config
     }
 
-    /// Process ids of the nodes that are processes, with their names.
+    /// Names and process ids of the nodes that are child processes.
     pub fn processes(&self) -> Vec<(String, u32)> {
         self.children.iter().map(|child| (child.name.clone(), child.run.id())).collect()
     }
 
-    /// Has `app` run with `body` at the target.
+    /// Starts `app` with input `body` at the target.
     ///
     /// # Errors
     /// [`Error::NodeLost`].
@@ -190,7 +196,7 @@ impl Cluster {
         self.scheduler.borrow_mut().submit(target, app, body)
     }
 
-    /// Waits for a task and returns what the nodes answered, in order of rank.
+    /// Waits for a task and returns the workers' results, in order of rank.
     ///
     /// # Errors
     /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node.
@@ -198,8 +204,8 @@ impl Cluster {
         self.scheduler.borrow_mut().wait(task)
     }
 
-    /// A client of the servers for the calling thread. While it waits it looks at who is lost: a request ends with
-    /// [`Error::NodeLost`] within five heartbeats after any node has stopped.
+    /// A client of the servers for the calling thread. It checks for lost nodes while it waits: a
+    /// request ends with [`Error::NodeLost`] within five heartbeats after any node has stopped.
     ///
     /// # Errors
     /// As [`Worker::connect`].
@@ -209,7 +215,7 @@ impl Cluster {
             Some(scheduler) => scheduler.borrow_mut().glance(),
             None => Ok(()),
         };
-        // On a simulated network nobody gives signs of life, and what is lost is seen on its lanes.
+        // Simulated nodes send no heartbeats; their loss shows on their lanes.
         let watch = (!node::is_simulated()).then(|| Box::new(watch) as Watch);
         let servers = self.scheduler.borrow().servers();
         node::watched_client(&self.config.node, 0, &servers, watch)
@@ -218,7 +224,7 @@ impl Cluster {
     /// Ends the job: tells all nodes and waits for them.
     ///
     /// # Errors
-    /// Names the first node that did not end well.
+    /// The first node that failed or did not end.
     pub fn shutdown(mut self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         self.scheduler.borrow_mut().end(None)?;
@@ -243,7 +249,8 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // It may have ended already; either way it is waited for, so that no process is left behind.
+            // It may have ended already; it is waited for in any case, so that no process is left
+            // behind.
             let _ = child.run.kill();
             let _ = child.run.wait();
         }
@@ -254,18 +261,20 @@ impl Drop for Cluster {
     }
 }
 
-/// How long nodes have that were told to end.
+/// How long nodes may take to end.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// Tells a child the job's secret, by its standard input; that stays open as long as this process lives, and the child ends with it.
+/// Passes the job's secret to a child by standard input. The pipe stays open while this process
+/// lives; when it closes, the child ends.
 fn hand_down(config: &NodeConfig, child: &mut Child) {
     if let (SecretSource::Given(secret), Some(input)) = (&config.secret, &mut child.stdin) {
-        // One that does not listen has ended, and is missed when all are to join.
+        // A failed write means that the child has ended, which is noticed when all nodes are to
+        // join.
         let _ = writeln!(input, "{}", secret.to_hex());
     }
 }
 
-/// Waits for a child that was told to end, and makes it if it does not.
+/// Waits for a child that was told to end, and kills it if it does not.
 fn end_child(child: &mut Node<Child>, until: Instant) -> Result<()> {
     let lost = |reason| Error::NodeLost { node: child.name.clone(), reason };
     loop {
@@ -293,7 +302,7 @@ fn joined(thread: Node<JoinHandle<Result<()>>>) -> Result<()> {
     thread.run.join().unwrap_or_else(|panic| Err(panicked(&thread.name, panic.as_ref())))
 }
 
-/// A number that no other job on this machine has: the process and the time of its start.
+/// A number unique to this job on this machine, from the process id and the start time.
 fn job_number() -> u64 {
     let now =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

@@ -1,6 +1,8 @@
-//! Settings: what all nodes of a cluster agree on, what may differ, and the environment variables that set them.
+//! Settings: those that all nodes of a cluster share, those that may differ, and the environment
+//! variables that set them.
 //!
-//! Nothing else in the project reads the environment. A test compares the table in README.md with [`VARS`].
+//! Nothing else in the project reads the environment; a test compares the table in README.md with
+//! [`VARS`].
 
 mod vars;
 
@@ -21,46 +23,47 @@ pub use vars::{VARS, Var};
 pub struct NodeConfig {
     /// Address of the scheduler, `host:port`.
     pub scheduler: String,
-    /// The job's number: nodes of other jobs are turned away.
+    /// The job's number: nodes of other jobs are refused.
     pub job: u64,
-    /// Where the job's secret comes from, which all its nodes prove that they know.
+    /// Source of the job's secret, which all its nodes prove to know.
     pub secret: SecretSource,
-    /// Whether a node that others can reach may do without a secret.
+    /// Whether a node that others can reach may run without a secret.
     pub insecure: bool,
-    /// Whether all that goes over sockets is encrypted.
+    /// Whether everything sent over sockets is encrypted.
     pub encrypt: bool,
-    /// Who this node is, as it proves to its peers.
+    /// This node's identity, which it proves to its peers.
     pub identity: Identity,
-    /// Which van carries the data.
+    /// The van that carries the data.
     pub van: Van,
-    /// Which RDMA device to take, as "mlx5_0"; by default the van chooses.
+    /// The RDMA device to use, as "mlx5_0"; by default the van selects one.
     pub rdma_device: Option<String>,
-    /// Host name or address to listen on, and for peers to connect to.
+    /// Host name or address to listen on, which peers connect to.
     pub host: String,
-    /// What to do while there is nothing to do.
+    /// How a thread waits for work.
     pub wait: Wait,
-    /// Most bytes of memory a thread takes: registered, and what it keeps because peers asked for it.
+    /// Limit of a thread's memory in bytes: registered memory, and what it keeps for peers.
     pub memory_bytes: usize,
-    /// Messages up to so many bytes go in one frame; 512 B to 32 KiB.
+    /// Messages up to this many bytes go in one frame; 512 B to 32 KiB.
     pub eager_bytes: usize,
     /// Requests that may be outstanding on a lane; 1 to 4096.
     pub credits: u16,
-    /// How long to wait for the cluster to come together.
+    /// How long to wait for all nodes to join.
     pub join_timeout: Duration,
-    /// Whether the scheduler was there before this node, which then ends when nothing listens there any more.
+    /// Whether the scheduler was there before this node, which then ends once nothing listens there
+    /// any more.
     pub launched: bool,
-    /// How often a node tells the scheduler that it lives; it counts as lost after five times as long.
+    /// Time between two heartbeats; a node counts as lost after five times as long.
     pub heartbeat: Duration,
-    /// How long a client of the servers waits without any answer before it gives a request up.
+    /// How long a client of the servers waits without any answer before it gives up a request.
     pub request_timeout: Duration,
     /// Whether server threads are pinned to cores.
     pub pin: bool,
-    /// On which NUMA node server threads and their memory are placed.
+    /// NUMA node of server threads and their memory.
     pub numa: Numa,
-    /// In how large pages registered memory is taken.
+    /// Page size of registered memory.
     pub huge_pages: HugePages,
-    /// Where the files lie that a worker may be told to read. By default any that a launched worker
-    /// is told of, and what is below the folder that another one was started in.
+    /// Folder of the files that a worker may be told to read. By default, a launched worker may
+    /// read any file it is told to, and another one those below the folder it was started in.
     pub data_root: Option<PathBuf>,
 }
 
@@ -92,7 +95,7 @@ impl Default for NodeConfig {
     }
 }
 
-/// A request that no server answers for so long is given up.
+/// A request without any answer for this long is given up.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The shape of a cluster.
@@ -100,11 +103,11 @@ pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 pub struct ClusterConfig {
     /// Server processes.
     pub servers: usize,
-    /// Threads of each, every one with a shard of its own.
+    /// Threads of each server, each with its own shard.
     pub threads: usize,
     /// Worker processes.
     pub workers: usize,
-    /// What its nodes start from.
+    /// Settings of its nodes.
     pub node: NodeConfig,
 }
 
@@ -120,17 +123,18 @@ impl ClusterConfig {
     /// Most threads of a server.
     pub const THREADS_MAX: usize = 1024;
 
-    /// The defaults, changed by the environment.
+    /// The defaults, overridden by the environment.
     ///
     /// # Errors
-    /// [`Error::Config`] names the variable, its value, and what it takes; also a `CARAVAN_` variable that does not exist.
+    /// [`Error::Config`] names the variable, its value, and its valid values; also for a `CARAVAN_`
+    /// variable that does not exist.
     pub fn from_env() -> Result<Self> {
         Self::from_vars(std::env::vars_os().filter_map(|(name, value)| {
             Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
         }))
     }
 
-    /// The defaults, changed by `vars`.
+    /// The defaults, overridden by `vars`.
     ///
     /// # Errors
     /// As [`ClusterConfig::from_env`].
@@ -158,7 +162,7 @@ impl ClusterConfig {
         Ok(config)
     }
 
-    /// The variables that make another process start from these settings.
+    /// The variables that start another process with these settings.
     pub fn to_vars(&self) -> impl Iterator<Item = (&'static str, String)> {
         VARS.iter().map(|var| (var.name, (var.show)(self)))
     }
@@ -169,14 +173,14 @@ impl ClusterConfig {
     }
 }
 
-/// Most credits of a lane of the control plane, whatever those of the others are.
+/// Most credits of a lane of the control plane, whatever the setting for data lanes.
 const CONTROL_CREDITS: u16 = 64;
 
-/// Variables that only tests read, as they do all that begin with `CARAVAN_TEST_` (`ci/vm` sets some).
+/// Variables that only tests read, like all that begin with `CARAVAN_TEST_` (`ci/vm` sets some).
 const FOR_TESTS: &[&str] = &["CARAVAN_DATA", "CARAVAN_SEED", "CARAVAN_FUZZ_MESSAGES"];
 
 impl NodeConfig {
-    /// What a transport of this node is made from.
+    /// Settings for a transport of this node.
     pub fn van_config(&self, node: u32) -> VanConfig {
         VanConfig {
             cluster: self.job,
@@ -194,15 +198,15 @@ impl NodeConfig {
             memory_bytes: self.memory_bytes,
             pages: PageSource { node: self.numa.node(), huge: self.huge_pages, shareable: false },
             frame_bytes: self.eager_bytes,
-            // A request takes up to four entries of its lane's queue: two writes, a notice and a want. The control plane is opened
-            // with these settings, too, but for the credits, of which it has its own number.
+            // A request takes up to four entries of its lane's queue: two writes, a notice and a
+            // want. The control plane uses these settings too, with its own number of credits.
             queue_depth: 4 * usize::from(self.credits.max(CONTROL_CREDITS)) + 64,
             wait: self.wait,
         }
     }
 }
 
-/// Whether `text` is `host:port`; what the host is shows when it is looked up.
+/// Whether `text` is `host:port`; the host is not looked up.
 pub fn is_address(text: &str) -> bool {
     text.rsplit_once(':')
         .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
@@ -217,7 +221,7 @@ pub(crate) fn join_host(host: &str, port: u16) -> String {
     }
 }
 
-/// A number of bytes: `8`, `64KiB`, `1MiB`, `2GiB`, `1e6`-style is not taken.
+/// Parses a number of bytes: `8`, `64KiB`, `1MiB`, `2GiB`; no exponents.
 pub fn parse_bytes(text: &str) -> Option<usize> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
@@ -241,7 +245,7 @@ pub fn wait_named(name: &str) -> Option<Wait> {
     }
 }
 
-/// The huge pages called `name`, if there are such.
+/// The page size called `name`, if there is one.
 pub fn huge_pages_named(name: &str) -> Option<HugePages> {
     match name {
         "transparent" => Some(HugePages::Transparent),

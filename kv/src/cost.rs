@@ -1,23 +1,23 @@
-//! What requests cost the threads that make and serve them.
+//! The cost of requests to the threads that make and serve them.
 
 use std::ops::{Add, Sub};
 
 use caravan_van::Counters;
 use serde::{Deserialize, Serialize};
 
-/// What one or several threads have spent so far.
+/// Cost of one or several threads so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
     /// System calls of the van.
     pub system_calls: u64,
-    /// Bytes copied in user space so as to be sent, or on their way into place.
+    /// Bytes copied in user space to send them, or to put them in place.
     pub bytes_copied: u64,
-    /// Time on a core, in nanoseconds; 0 where the system does not say.
+    /// CPU time in nanoseconds; 0 if the system does not report it.
     pub cpu_ns: u64,
 }
 
 impl Cost {
-    /// This thread's, with what its endpoint has counted.
+    /// The cost of this thread, with the counters of its endpoint.
     pub(crate) fn of_this_thread(counted: &Counters) -> Cost {
         Cost {
             system_calls: counted.system_calls,
@@ -42,7 +42,7 @@ impl Add for Cost {
 impl Sub for Cost {
     type Output = Cost;
 
-    /// What was spent since `before`.
+    /// The cost since `before`.
     fn sub(self, before: Cost) -> Cost {
         Cost {
             system_calls: self.system_calls.saturating_sub(before.system_calls),

@@ -1,4 +1,4 @@
-//! What can go wrong in push and pull, with the position or the node it concerns.
+//! Errors of push and pull, with the position or the node they concern.
 
 use std::io;
 
@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Keys that are not sorted, or twice the same.
+    /// Keys are not sorted, or repeat.
     #[error(
         "keys must be strictly ascending: key {key} at position {position} follows {previous} (sort them, and merge equal ones)"
     )]
@@ -23,7 +23,7 @@ pub enum Error {
         /// The key before it.
         previous: u64,
     },
-    /// A key that the table does not have.
+    /// A key is outside the table.
     #[error(
         "key {key} at position {position} lies outside table {table}, which has keys {begin} to {last}"
     )]
@@ -39,19 +39,19 @@ pub enum Error {
         /// Its last key.
         last: u64,
     },
-    /// A slice or buffer of the wrong size.
+    /// A slice or buffer has the wrong size.
     #[error("{what} of table {table} must hold {expected}, not {found}")]
     WrongLength {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
         /// The table's name.
         table: String,
-        /// What it must hold.
+        /// The length it must have.
         expected: usize,
-        /// What it holds.
+        /// Its length.
         found: usize,
     },
-    /// Values of another type than the table's.
+    /// Values are of another type than the table's.
     #[error("table {table} holds {expected} values, not {found}")]
     WrongType {
         /// The table's name.
@@ -61,100 +61,100 @@ pub enum Error {
         /// The type used.
         found: &'static str,
     },
-    /// A table that this worker did not create or join.
+    /// The worker did not create or join this table.
     #[error(
         "this worker knows no table {table} (a table belongs to the worker whose create_table returned it)"
     )]
     UnknownTable {
-        /// Its place among the worker's tables.
+        /// Its index among the worker's tables.
         table: u32,
     },
-    /// Something a table with rows of varying length does not offer.
+    /// A table with rows of varying length does not offer this call.
     #[error(
         "{what} needs to know the number of values beforehand, and the keys of table {table} have their own (use {instead})"
     )]
     VaryingTable {
-        /// What was called.
+        /// The call.
         what: &'static str,
         /// The table's name.
         table: String,
-        /// What to call.
+        /// The call to use instead.
         instead: &'static str,
     },
     /// A server answered a request with an error.
     #[error("{server} refused {what}: {reason}")]
     Refused {
-        /// Which server.
+        /// The server.
         server: String,
-        /// What was asked of it.
+        /// The request.
         what: &'static str,
-        /// What it said.
+        /// Its reason.
         reason: String,
     },
     /// A server's connection ended while requests were outstanding, or before they were made.
     #[error("{server} at {address} was lost: {reason}")]
     ServerLost {
-        /// Which server.
+        /// The server.
         server: String,
         /// Its address.
         address: String,
-        /// What was seen.
+        /// The reason.
         reason: String,
     },
     /// A node of the cluster is gone.
     #[error("{node} was lost: {reason}")]
     NodeLost {
-        /// Which node, with its address.
+        /// The node, with its address.
         node: String,
-        /// What was seen.
+        /// The reason.
         reason: String,
     },
     /// Something did not happen in time.
     #[error("{what} is not complete after {seconds:.1} s; missing: {missing}")]
     Timeout {
-        /// What was waited for.
+        /// What the caller waited for.
         what: String,
-        /// How long.
+        /// How long it waited.
         seconds: f64,
-        /// Whom or what it waits for, with addresses.
+        /// The nodes or things missing, with addresses.
         missing: String,
     },
-    /// A request number that was not given out.
+    /// A timestamp that was never assigned.
     #[error("request {timestamp} was never made here")]
     UnknownTimestamp {
-        /// The number.
+        /// The timestamp.
         timestamp: u64,
     },
     /// A task ended with an error at the node that ran it.
     #[error("{node} failed at {app}: {reason}")]
     TaskFailed {
-        /// Which node.
+        /// The node.
         node: String,
-        /// What it ran.
+        /// The app it ran.
         app: String,
-        /// What it said.
+        /// The app's reason.
         reason: String,
     },
-    /// A setting that makes no sense.
+    /// A setting is invalid.
     #[error("{0}")]
     Config(String),
-    /// A van that this build does not have.
+    /// This build does not have the van.
     #[error(
         "the {van} van was left out of this build: take another van, or build on Linux with `--features {van}`"
     )]
     VanLeftOut {
-        /// Which van.
+        /// The van.
         van: Van,
     },
-    /// A message of the control plane that cannot be read.
+    /// A message of the control plane cannot be parsed.
     #[error("control message refused: {0}")]
     Control(#[from] serde_json::Error),
     /// A process could not be started.
     #[error("cannot start {what}")]
     Spawn {
-        /// What.
+        /// The process or thread.
         what: String,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// The van failed.
@@ -162,13 +162,13 @@ pub enum Error {
     Van(#[from] caravan_van::Error),
 }
 
-/// An error and what it came from, in one line.
+/// An error and its sources, in one line.
 pub fn with_sources(error: &dyn std::error::Error) -> String {
     let sources = std::iter::successors(error.source(), |error| error.source());
     sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
 }
 
-/// A node, or a part of one, that has panicked, with what it said.
+/// The error for a panic of a node or a part of it.
 pub(crate) fn panicked(node: &str, panic: &(dyn std::any::Any + Send)) -> Error {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");

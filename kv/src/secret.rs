@@ -1,9 +1,10 @@
-//! Where a node has the secret of its job from, and when it may do without one.
+//! The secret of a node's job: its source, and when none is needed.
 //!
-//! All nodes of a job prove to each other that they know its secret (`caravan_van::handshake`). Who starts nodes here makes one and
-//! hands it down by their standard input. Nodes that are started elsewhere read it from a file that nobody else may read, or from
-//! the environment. Where there is none only this user's processes on this host belong together: they share a secret in a folder
-//! that only this user can enter, and nothing may be reachable from elsewhere.
+//! All nodes of a job prove to each other that they know its secret (`caravan_van::handshake`). A
+//! launcher creates one and passes it to its nodes by standard input. Nodes started elsewhere read
+//! it from a file that nobody else may read, or from the environment. Without a source, only this
+//! user's processes on this host belong together: they share a secret in a folder that only this
+//! user can enter, and no node may be reachable from elsewhere.
 
 use std::fs;
 use std::io::{self, BufRead, Read, Write};
@@ -16,13 +17,13 @@ use caravan_van::Secret;
 use crate::config::{NodeConfig, join_host};
 use crate::error::{Error, Result};
 
-/// Where a secret comes from.
+/// Source of a secret.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum SecretSource {
-    /// Nobody has said: the user's own, within this host.
+    /// None given: the user's own, within this host.
     #[default]
     User,
-    /// It is this one.
+    /// This secret.
     Given(Secret),
     /// The first line of standard input.
     StandardInput,
@@ -30,21 +31,21 @@ pub enum SecretSource {
     File(PathBuf),
 }
 
-/// Longest text that a secret is looked for in, in bytes.
+/// Longest text that may hold a secret, in bytes.
 const TEXT_MAX: u64 = 4096;
 
-/// A pipe that nobody writes to is not waited for.
+/// Avoids waiting for a pipe without a writer.
 const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
 
-/// Bits of a file's mode that let others than its owner in.
+/// Mode bits of a file that give access to others than its owner.
 const OTHERS: u32 = 0o077;
 
 impl NodeConfig {
-    /// The same with its secret at hand; to be called once, before anything connects.
+    /// The settings with the secret itself, to be called once before anything connects.
     ///
     /// # Errors
-    /// [`Error::Config`] when the secret cannot be read, others may read it, or there is none though others can reach this node;
-    /// with the remedy.
+    /// [`Error::Config`], with the remedy, if the secret cannot be read, others may read it, or
+    /// there is none although others can reach this node.
     pub(crate) fn secured(&self) -> Result<NodeConfig> {
         let secret = match &self.secret {
             SecretSource::Given(secret) => secret.clone(),
@@ -66,11 +67,11 @@ impl NodeConfig {
         Ok(NodeConfig { secret: SecretSource::Given(secret), ..self.clone() })
     }
 
-    /// Whether only this host reaches this node.
+    /// Checks that only this host can reach this node.
     fn check_local(&self) -> Result<()> {
         let host = join_host(&self.host, 0);
         for (name, address) in [("CARAVAN_SCHEDULER", &self.scheduler), ("CARAVAN_HOST", &host)] {
-            // What cannot be looked up is an error of whoever needs it.
+            // A failed look-up is reported by the code that needs the address.
             let found = address.to_socket_addrs().into_iter().flatten();
             if let Some(reachable) = found.map(|at| at.ip()).find(|ip| !ip.is_loopback()) {
                 return Err(Error::Config(format!(
@@ -84,7 +85,7 @@ impl NodeConfig {
     }
 }
 
-/// The secret in the first line of what another process writes.
+/// Reads the secret from the first line of another process's output.
 fn from_input(input: &mut impl BufRead) -> Result<Secret> {
     let mut line = String::new();
     let read = input.take(TEXT_MAX).read_line(&mut line);
@@ -116,12 +117,12 @@ fn wrong(place: impl std::fmt::Display, why: impl std::fmt::Display) -> Error {
     Error::Config(format!("no secret in {place}: {why}"))
 }
 
-/// Where this user's processes share a secret.
+/// The folder of the secret that this user's processes share.
 fn user_folder() -> PathBuf {
     std::env::temp_dir().join(format!("caravan-{}", rustix::process::geteuid().as_raw()))
 }
 
-/// The secret that this user's processes share in `folder`, made by the first of them.
+/// The secret that this user's processes share in `folder`; the first of them creates it.
 fn of_user(folder: &Path) -> Result<Secret> {
     let shown = folder.display();
     match fs::DirBuilder::new().mode(0o700).create(folder) {
@@ -142,7 +143,7 @@ fn of_user(folder: &Path) -> Result<Secret> {
     from_file(&path)
 }
 
-/// Writes a new secret to `path`, whole or not at all, unless another process is first.
+/// Writes a new secret to `path`, whole or not at all, unless another process was first.
 fn make(folder: &Path, path: &Path) -> io::Result<()> {
     let partial =
         folder.join(format!("secret.{}.{}", std::process::id(), Secret::random().to_hex()));
@@ -163,7 +164,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
-    /// A folder of this test's own.
+    /// A folder for one test.
     fn folder(name: &str) -> PathBuf {
         let at = std::env::temp_dir().join(format!("caravan-kv-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&at);
@@ -204,7 +205,7 @@ mod tests {
         let found: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert!(found.iter().all(|secret| *secret == found[0] && *secret != Secret::NONE));
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left there");
-        // Somebody who was first, or a folder that others may enter, is not trusted.
+        // Another user's file, or a folder that others may enter, is not trusted.
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
         assert!(of_user(&folder).unwrap_err().to_string().contains("nobody else may enter"));
         let parent = folder.parent().unwrap();

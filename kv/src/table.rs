@@ -1,4 +1,5 @@
-//! What a table is: its keys, its values, and the rule by which servers apply pushes to it.
+//! The specification of a table: its keys, its values, and the rule by which servers apply pushes
+//! to it.
 
 use caravan_van::{KeyRange, Value};
 use serde::{Deserialize, Serialize};
@@ -6,8 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::filter::Filters;
 
-/// Values of at least this many bytes, if they lie together, are sent by servers from where they have them; fewer are copied into
-/// the message, but for some of those that a van lends: who stores to what is still being read has to copy all of its chunk first.
+/// Contiguous values of at least this many bytes are sent from where the server stores them; fewer
+/// are copied into the message, unless the van lends them. A later update of values that are still
+/// being read must first copy their chunk.
 pub(crate) const SHARED_BYTES_MIN: usize = 16 << 10;
 
 /// Element type of a table's values.
@@ -24,7 +26,7 @@ pub enum ValueType {
     BF16,
 }
 
-/// An expression in which a name stands for the Rust type of a table's values.
+/// Evaluates an expression with a name bound to the Rust type of a table's values.
 macro_rules! with_type {
     ($value:expr, $of:ident => $body:expr) => {
         $crate::table::with_type!(
@@ -44,7 +46,7 @@ macro_rules! with_type {
 pub(crate) use with_type;
 
 impl ValueType {
-    /// All there are, by their codes.
+    /// All types, in order of their codes.
     pub const ALL: [ValueType; 7] = [
         ValueType::F32,
         ValueType::F64,
@@ -55,7 +57,7 @@ impl ValueType {
         ValueType::BF16,
     ];
 
-    /// The type that stands for `V`.
+    /// The type for `V`.
     #[inline]
     pub fn of<V: Value>() -> Option<ValueType> {
         Self::ALL.get(usize::from(V::CODE).wrapping_sub(1)).copied()
@@ -67,34 +69,35 @@ impl ValueType {
         with_type!(self, V => V::BYTES)
     }
 
-    /// What stands for the type on the wire.
+    /// The type's code on the wire.
     #[inline]
     pub fn code(self) -> u8 {
         with_type!(self, V => V::CODE)
     }
 
-    /// As in Rust, or in the crate `half`.
+    /// Its name in Rust, or in the crate `half`.
     pub fn name(self) -> &'static str {
         with_type!(self, V => V::NAME)
     }
 }
 
-/// How a shard keeps its rows.
+/// How a shard stores its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Store {
-    /// A row for every key of the range, zero at first.
+    /// A row for every key of the range, initially zero.
     Dense,
-    /// Rows for the keys that were pushed; others read as zero.
+    /// Rows only for keys that were pushed; others read as zero.
     Sparse,
 }
 
-/// All that nodes must agree on about a table. Whoever creates it first decides; others must ask for the same.
+/// Everything that nodes must agree on about a table. Its first creator decides; others must
+/// request the same.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TableSpec {
     /// Its number in messages.
     pub id: u32,
-    /// For people.
+    /// Its name in messages to people.
     pub name: String,
     /// First key.
     pub begin: u64,
@@ -102,21 +105,22 @@ pub struct TableSpec {
     pub end: u64,
     /// Element type.
     pub value: ValueType,
-    /// Values a key; 0 when every key has its own number of them.
+    /// Values per key; 0 if every key has its own number of them.
     pub width: u32,
-    /// How rows are kept.
+    /// How rows are stored.
     pub store: Store,
-    /// Name of the update rule: `add`, `assign`, or one that the servers registered.
+    /// Name of the update rule: `add`, `assign`, or one registered at the servers.
     pub handle: String,
     /// Settings of the update rule.
     pub options: serde_json::Value,
-    /// What makes its messages smaller.
+    /// Filters that make its messages smaller.
     #[serde(default, skip_serializing_if = "Filters::is_none")]
     pub filters: Filters,
 }
 
 impl TableSpec {
-    /// A sparse table over all keys with `width` values of type `value` a key, to which pushes are added.
+    /// A sparse table over all keys with `width` values of type `value` per key, to which pushes
+    /// are added.
     pub fn new(id: u32, name: &str, value: ValueType, width: u32) -> Self {
         TableSpec {
             id,
@@ -134,7 +138,8 @@ impl TableSpec {
 
     /// The same table with keys `[begin, end)` only.
     pub fn keys(mut self, range: KeyRange) -> Self {
-        (self.begin, self.end) = (range.begin(), range.end());
+        self.begin = range.begin();
+        self.end = range.end();
         self
     }
 
@@ -156,7 +161,7 @@ impl TableSpec {
         self
     }
 
-    /// The same table with filters; [`Filters::check`] says which it can have.
+    /// The same table with filters; [`Filters::check`] tells which it can have.
     pub fn filters(mut self, filters: Filters) -> Self {
         self.filters = filters;
         self
@@ -165,7 +170,7 @@ impl TableSpec {
     /// The key range.
     ///
     /// # Errors
-    /// [`Error::Config`] when it is empty.
+    /// [`Error::Config`] if it is empty.
     pub fn range(&self) -> Result<KeyRange> {
         KeyRange::new(self.begin, self.end).ok_or_else(|| {
             Error::Config(format!(
@@ -175,7 +180,7 @@ impl TableSpec {
         })
     }
 
-    /// Bytes of one row; 0 when rows have their own lengths.
+    /// Bytes of one row; 0 if rows have their own lengths.
     pub fn row_bytes(&self) -> usize {
         self.width as usize * self.value.bytes()
     }

@@ -310,7 +310,7 @@ fn a_sign_of_life_counts_for_who_proved_it_alone() {
         }
         assert!(began.elapsed() < TIMEOUT, "nobody misses worker 0");
     };
-    assert!(error.contains("worker 0") && error.contains("no sign of life"), "{error}");
+    assert!(error.contains("worker 0") && error.contains("no heartbeat"), "{error}");
     // A member's own lane is not for that.
     assert_eq!(lanes[2].0.ask(scheduler, &alive), Heard::Closed);
 }

@@ -100,7 +100,7 @@ fn is_named<T>(
     signal("STOP", pid_of(&cluster, name));
     let error = wait(&mut cluster).err().expect("it stands still").to_string();
     println!("  after {:.3} s: {error}", began.elapsed().as_secs_f64());
-    assert!(error.contains(name) && error.contains("no sign of life"), "{error}");
+    assert!(error.contains(name) && error.contains("no heartbeat"), "{error}");
     drop(cluster);
     ends_within(PATIENCE, &pids);
     assert!(began.elapsed() < PATIENCE);

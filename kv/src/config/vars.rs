@@ -1,4 +1,5 @@
-//! The environment variables: one row each, which says how it is read and how it is handed down to a child.
+//! The environment variables: a row for each, with its parser and the text that hands it down to a
+//! child process.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::secret::SecretSource;
 pub struct Var {
     /// `CARAVAN_…`.
     pub name: &'static str,
-    /// As text, with its unit.
+    /// Text of the default, with its unit.
     pub default: &'static str,
     /// What it does.
     pub help: &'static str,
@@ -49,7 +50,7 @@ pub const VARS: &[Var] = &[
             };
             Some(())
         },
-        // A secret is handed down by standard input, never where others see it.
+        // A secret is handed down by standard input, where others cannot see it.
         show: |c| if c.node.secret == SecretSource::User { "" } else { "-" }.to_owned(),
     },
     Var {
@@ -240,7 +241,7 @@ pub const VARS: &[Var] = &[
     },
 ];
 
-/// Rounded up: the variables take no fractions.
+/// Rounded up, because the variables take no fractions.
 fn whole_seconds(time: Duration) -> String {
     (time.as_secs() + u64::from(time.subsec_nanos() > 0)).to_string()
 }

@@ -1,19 +1,22 @@
-//! The mask: an explicit bit for each row, or each value, that says whether it is there.
+//! The mask: a bit for each row or value tells whether it is present.
 //!
-//! The published system marks what the KKT filter has put out by values that are no numbers; those don't survive rounding,
-//! and a receiver that adds to them keeps them for ever. Bits are apart from values, and cost an eighth of a byte.
+//! The published system marks what the KKT filter has removed by NaN values. Those do not survive
+//! rounding, and a receiver that adds to them keeps them forever. Bits are separate from values and
+//! cost an eighth of a byte.
 
 /// Bytes of a bitmap.
 pub(super) fn bytes(count: usize) -> usize {
     count.div_ceil(8)
 }
 
-/// Writes a bitmap of what `bits` says, in order, from the lowest bit of the first byte on; returns how many are set.
+/// Writes `bits` as a bitmap, from the lowest bit of the first byte on; returns how many are set.
 ///
 /// # Panics
 /// If `into` is too short.
 pub(super) fn write(bits: impl Iterator<Item = bool>, into: &mut [u8]) -> usize {
-    let (mut set, mut byte, mut count) = (0, 0_u8, 0);
+    let mut set = 0;
+    let mut byte = 0_u8;
+    let mut count = 0;
     for bit in bits {
         byte |= u8::from(bit) << (count % 8);
         set += usize::from(bit);
@@ -29,7 +32,7 @@ pub(super) fn write(bits: impl Iterator<Item = bool>, into: &mut [u8]) -> usize 
     set
 }
 
-/// A bitmap as it was received.
+/// A received bitmap.
 #[derive(Clone, Copy)]
 pub(super) struct Bitmap<'a> {
     bytes: &'a [u8],
@@ -37,10 +40,10 @@ pub(super) struct Bitmap<'a> {
 }
 
 impl<'a> Bitmap<'a> {
-    /// The bits of `bytes`, of which there are `count`.
+    /// The first `count` bits of `bytes`.
     ///
     /// # Errors
-    /// When bits are set behind the last.
+    /// If a bit past the last is set.
     pub(super) fn read(bytes: &'a [u8], count: usize) -> Result<Self, String> {
         assert_eq!(bytes.len(), self::bytes(count), "the caller cuts it out");
         match (count % 8, bytes.last()) {
@@ -51,12 +54,12 @@ impl<'a> Bitmap<'a> {
         }
     }
 
-    /// How many are set.
+    /// Number of set bits.
     pub(super) fn set(self) -> usize {
         self.bytes.iter().map(|byte| byte.count_ones() as usize).sum()
     }
 
-    /// One of them.
+    /// Whether bit `at` is set.
     pub(super) fn is_set(self, at: usize) -> bool {
         self.bytes[at / 8] >> (at % 8) & 1 == 1
     }

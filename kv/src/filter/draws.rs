@@ -1,7 +1,7 @@
-//! Random numbers by count: the n-th of a stream is a function of the stream and n, so that the same seed gives the same
-//! bytes whatever else the program draws.
+//! Random numbers by count: the n-th draw of a stream depends only on the stream and n, so that the
+//! same seed gives the same bytes whatever else the program draws.
 
-/// What a count is multiplied by, so that neighbours differ in all bits.
+/// Multiplies counts, so that neighbours differ in all bits.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A stream of draws.
@@ -12,19 +12,19 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// The stream of `seed` with that number: other numbers give streams that have nothing to do with it.
+    /// Stream `number` of `seed`, independent of other numbers' streams.
     pub fn new(seed: u64, number: u64) -> Draws {
         Draws { stream: mix(seed ^ mix(number.wrapping_add(GOLDEN))), count: 0 }
     }
 
-    /// The next draw, evenly from [0, 1).
+    /// The next draw, uniform in [0, 1).
     #[inline]
     pub fn next_unit(&mut self) -> f64 {
         self.count += 1;
         unit(mix(self.stream.wrapping_add(self.count.wrapping_mul(GOLDEN))))
     }
 
-    /// The draw for `key`, the same whenever and wherever it is asked for.
+    /// The draw for `key`, which never changes.
     #[inline]
     pub fn of(&self, key: u64) -> f64 {
         unit(mix(self.stream ^ mix(key.wrapping_add(GOLDEN))))
@@ -35,7 +35,8 @@ fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 * (1.0 / (1_u64 << 53) as f64)
 }
 
-/// Stafford's mixer of 64 bits, number 13, as SplitMix64 has it: every bit of the input moves half of the output's.
+/// Stafford's 64-bit mixer number 13, as in SplitMix64: every input bit flips half of the output
+/// bits on average.
 fn mix(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

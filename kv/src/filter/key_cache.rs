@@ -1,18 +1,21 @@
-//! Key caching: a list of keys that was sent before is not sent again, but named by its signature.
+//! Key caching: a list of keys that was sent before is named by its signature.
 //!
-//! * The first message with a list carries the keys and their signature: "remember them under this". Later ones carry the
-//!   signature alone, whether they push or pull; answers to pulls hold values only in any case.
-//! * The server remembers lists by lane and table, up to a number of bytes in all, and forgets those that were used least
-//!   recently; a lane's lists go with the lane. Beside a list it notes where the rows of its keys are.
-//! * If it does not know a signature, it asks for the keys: a failure with the operation `Keys`. It keeps the request that it
-//!   could not execute, and holds back what comes after it on that lane, until a request with that operation and the
-//!   timestamp of the first brings the keys. So nothing is applied twice, or out of order, and values travel once.
+//! * The first message with a list carries the keys and their signature, which tells the server to
+//!   remember them. Later pushes and pulls carry only the signature; answers to pulls hold only
+//!   values in any case.
+//! * The server remembers lists per lane and table, up to a total of bytes, and evicts the least
+//!   recently used; a lane's lists go with the lane. It stores with a list where the rows of its
+//!   keys are.
+//! * A server that does not know a signature asks for the keys: a failure with the operation
+//!   `Keys`. It keeps the request that it could not execute, and holds back what follows on that
+//!   lane, until a request with that operation and the first one's timestamp brings the keys. So
+//!   nothing is applied twice or out of order, and values are sent once.
 //!
-//! Signatures are the worker's: it makes them (`signature.rs`), and gives each list a copy of its own to answer with when
-//! it is asked. The server takes them for names, and never looks one up for another lane.
+//! The worker makes the signatures (`signature.rs`), and keeps a copy of each list to answer such a
+//! request. To the server they are opaque names, looked up only for the lane that sent them.
 //!
-//! Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014, section 5.1. There the signature
-//! covers the first keys only, and a server that does not know one gives up.
+//! Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014, section
+//! 5.1. There the signature covers the first keys only, and a server that does not know one fails.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -25,32 +28,32 @@ use super::signature::Signer;
 use crate::error::Result;
 use crate::server::FoundRows;
 
-/// Shorter lists are sent as they are.
+/// Shorter lists are always sent in full.
 pub(super) const KEYS_MIN: usize = 32;
 
-/// Bytes of lists that a worker keeps a table, and a server thread in all unless told otherwise.
+/// Bytes of lists that a worker keeps per table, and by default a server thread in total.
 pub const REMEMBERED_BYTES_MAX: usize = 64 << 20;
 
-/// After the server has asked for a list for the n-th time, 2^n messages go with it, up to two to this.
+/// After a server has asked for a list n times, 2^n messages carry it, with n limited to this.
 const PATIENCE_MAX: u32 = 10;
 
-/// Bytes that a list takes at a server: keys, rows, runs of rows, and itself.
+/// Bytes that a list takes at a server: keys, rows, runs of rows, and the entry itself.
 fn bytes_at_server(keys: usize) -> usize {
     keys * (size_of::<u64>() + size_of::<u32>() + 4) + 256
 }
 
-/// What key caching did.
+/// Counters of key caching.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct KeyCacheCounters {
-    /// Messages that named their keys instead of carrying them.
+    /// Messages that carried a signature in place of their keys.
     pub messages_named: u64,
-    /// How often a server did not know a name, and asked for the keys.
+    /// Messages for whose keys a server asked.
     pub messages_asked: u64,
-    /// Bytes of keys that were not sent, less those of the signatures.
+    /// Bytes of keys that were not sent, less the signatures.
     pub bytes_saved: u64,
 }
 
-/// A worker's lists for one table.
+/// A worker's lists of one table.
 pub(crate) struct Sent {
     signer: Signer,
     lists: Lru<u64, SentList>,
@@ -59,18 +62,18 @@ pub(crate) struct Sent {
 
 struct SentList {
     keys: Rc<[u64]>,
-    /// By number of the server.
+    /// Indexed by server.
     at: Vec<AtServer>,
 }
 
-/// What is known of a list at one server.
+/// State of a list at one server.
 #[derive(Clone, Copy, Default)]
 struct AtServer {
-    /// Whether the server was sent it.
+    /// Whether the server has received it.
     knows: bool,
-    /// How often it has asked.
+    /// How often the server has asked for it.
     asked: u32,
-    /// Messages that still carry the keys.
+    /// Further messages that carry the keys.
     wait: u32,
 }
 
@@ -82,16 +85,16 @@ pub(crate) struct Signed {
 }
 
 impl Sent {
-    /// Lists of up to [`REMEMBERED_BYTES_MAX`] bytes, to be sent to any number of servers.
+    /// Creates an empty store of up to [`REMEMBERED_BYTES_MAX`] bytes, for any number of servers.
     pub(crate) fn new() -> Sent {
         let lists = Lru::new(REMEMBERED_BYTES_MAX);
         Sent { signer: Signer::new(0), lists, counters: KeyCacheCounters::default() }
     }
 
-    /// Signs `keys`, unless they are few; those that are new are given to `check` first.
+    /// Signs `keys`, unless they are few. Calls `check` for new ones first.
     ///
     /// # Errors
-    /// What `check` says.
+    /// Those of `check`.
     pub(crate) fn sign(
         &mut self,
         keys: &[u64],
@@ -113,9 +116,9 @@ impl Sent {
         Ok(Some(Signed { signature, keys: copy }))
     }
 
-    /// Whether the message to `server` that is made now can do without its `keys` keys.
+    /// Whether the next message to `server` can omit its `keys` keys.
     pub(crate) fn omits(&mut self, signature: u64, server: usize, keys: usize) -> bool {
-        // A list too long to be kept is sent every time.
+        // A list too long to be kept is always sent.
         let Some(list) = self.lists.peek(&signature) else { return false };
         if list.at.len() <= server {
             list.at.resize(server + 1, AtServer::default());
@@ -131,7 +134,7 @@ impl Sent {
         false
     }
 
-    /// `server` did not know a list, and is being sent it.
+    /// Records that `server` asked for a list, which is now sent to it.
     pub(crate) fn asked(&mut self, signature: u64, server: usize, keys: usize) {
         self.counters.messages_asked += 1;
         let again = (keys * size_of::<u64>()) as u64;
@@ -139,21 +142,21 @@ impl Sent {
         let Some(list) = self.lists.peek(&signature) else { return };
         let Some(at) = list.at.get_mut(server) else { return };
         at.asked = (at.asked + 1).min(PATIENCE_MAX);
-        // What asks for keys comes with them as well, so the next may go without.
+        // The request that brings the keys counts, so after the first the next may omit them.
         at.wait = (1 << at.asked) - 2;
         at.knows = at.wait == 0;
     }
 }
 
-/// A message that named its keys, until it is answered.
+/// A message without its keys, until it is answered.
 pub(crate) struct Outstanding {
-    /// Of all servers.
+    /// The keys for all servers.
     pub(crate) list: Signed,
-    /// Those of this server.
+    /// The range of them for this server.
     pub(crate) keys: Range<usize>,
-    /// The worker's number of the table.
+    /// The worker's index of the table.
     pub(crate) table: usize,
-    /// Where the answer is wanted.
+    /// Memory offered for the answer.
     pub(crate) offer: Option<Offer>,
 }
 
@@ -163,11 +166,11 @@ pub(crate) struct List {
     pub(crate) keys: Box<[u64]>,
     /// Where the table's shard has found them.
     pub(crate) rows: FoundRows,
-    /// What they take.
+    /// Accounts for the list's memory.
     _memory: Account,
 }
 
-/// A thread's lists take this share of its memory at most: an eighth.
+/// Share of a thread's memory for its lists: an eighth at most.
 const REMEMBERED_SHARE: usize = 8;
 
 /// The lists that a server thread remembers, of all its lanes.
@@ -179,16 +182,18 @@ pub(crate) struct Remembered {
 type Name = (PeerId, u32, u64);
 
 impl Remembered {
-    /// None yet, and at most `bytes_max` bytes of them, or an eighth of `memory`.
+    /// Creates an empty store of at most `bytes_max` bytes and an eighth of `memory`.
     pub(crate) fn new(bytes_max: usize, memory: &Pool) -> Remembered {
         let bytes_max = bytes_max.min(memory.bytes_max() / REMEMBERED_SHARE);
         Remembered { lists: Lru::new(bytes_max), memory: memory.clone() }
     }
 
-    /// Remembers keys that `peer` has sent with a signature, if they are not more than all that can be remembered.
+    /// Remembers keys that `peer` sent with a signature, if they are not larger than the whole
+    /// store.
     ///
     /// # Errors
-    /// [`caravan_van::Error::OverBudget`] when there is no memory for them, not even once all others are forgotten.
+    /// [`caravan_van::Error::OverBudget`] if there is no memory for them, even after all others are
+    /// evicted.
     pub(crate) fn remember(
         &mut self,
         (peer, table, signature): (PeerId, u32, u64),
@@ -207,12 +212,12 @@ impl Remembered {
         Ok(list)
     }
 
-    /// The keys that `peer` has sent under a signature, if they are remembered.
+    /// The keys that `peer` sent with this signature, if they are remembered.
     pub(crate) fn recall(&mut self, peer: PeerId, table: u32, signature: u64) -> Option<Rc<List>> {
         self.lists.touch(&(peer, table, signature)).map(|list| list.clone())
     }
 
-    /// A lane is gone.
+    /// Forgets the lists of a lost lane.
     pub(crate) fn forget(&mut self, peer: PeerId) {
         self.lists.retain(|(of, ..)| *of != peer);
     }

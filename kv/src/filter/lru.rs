@@ -1,17 +1,18 @@
-//! A bounded store that forgets what was used least recently. Bounded in bytes, which whoever stores something states.
+//! A store that evicts the least recently used values. It is bounded in bytes, which the caller
+//! states for each value.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Stands for no entry.
+/// No entry.
 const NONE: u32 = u32::MAX;
 
-/// Values by key, of at most `bytes_max` bytes together.
+/// Values by key, of at most `bytes_max` bytes in total.
 pub(crate) struct Lru<K, V> {
     places: HashMap<K, u32>,
     entries: Vec<Entry<K, V>>,
     free: Vec<u32>,
-    /// The ends of the chain from the entry that was used last to the one that will be forgotten first.
+    /// Ends of the list from the most to the least recently used entry.
     newest: u32,
     oldest: u32,
     bytes: usize,
@@ -40,7 +41,7 @@ impl<K: Hash + Eq + Clone, V> Lru<K, V> {
         }
     }
 
-    /// The value of `key`, which becomes the one that was used last.
+    /// The value of `key`, which becomes the most recently used.
     pub(crate) fn touch(&mut self, key: &K) -> Option<&mut V> {
         let at = *self.places.get(key)?;
         if self.newest != at {
@@ -50,14 +51,14 @@ impl<K: Hash + Eq + Clone, V> Lru<K, V> {
         self.entries[at as usize].value.as_mut()
     }
 
-    /// The value of `key`, and nothing else changes.
+    /// The value of `key`, without marking it as used.
     pub(crate) fn peek(&mut self, key: &K) -> Option<&mut V> {
         let at = *self.places.get(key)?;
         self.entries[at as usize].value.as_mut()
     }
 
-    /// Stores a value of `bytes` bytes, in place of one with the same key, and forgets others until there is room; one that
-    /// is larger than all the room is not stored.
+    /// Stores a value of `bytes` bytes in place of any with the same key, and evicts others until
+    /// it fits. A value larger than the whole store is not stored.
     pub(crate) fn insert(&mut self, key: K, value: V, bytes: usize) {
         self.remove(&key);
         if bytes > self.bytes_max {
@@ -82,7 +83,7 @@ impl<K: Hash + Eq + Clone, V> Lru<K, V> {
         self.link(at);
     }
 
-    /// Forgets a value.
+    /// Removes a value.
     pub(crate) fn remove(&mut self, key: &K) {
         let Some(at) = self.places.remove(key) else { return };
         self.unlink(at);
@@ -92,13 +93,13 @@ impl<K: Hash + Eq + Clone, V> Lru<K, V> {
         self.free.push(at);
     }
 
-    /// Forgets the value that was used least recently; false if there is none.
+    /// Evicts the least recently used value; false if there is none.
     pub(crate) fn remove_oldest(&mut self) -> bool {
         let oldest = self.entries.get(self.oldest as usize).map(|entry| entry.key.clone());
         oldest.inspect(|key| self.remove(key)).is_some()
     }
 
-    /// Forgets the values whose keys `keep` does not say yes to.
+    /// Removes the values whose keys `keep` rejects.
     pub(crate) fn retain(&mut self, keep: impl Fn(&K) -> bool) {
         let gone: Vec<K> = self.places.keys().filter(|key| !keep(key)).cloned().collect();
         gone.iter().for_each(|key| self.remove(key));
@@ -113,7 +114,8 @@ impl<K: Hash + Eq + Clone, V> Lru<K, V> {
     fn link(&mut self, at: u32) {
         let older = std::mem::replace(&mut self.newest, at);
         let entry = &mut self.entries[at as usize];
-        (entry.newer, entry.older) = (NONE, older);
+        entry.newer = NONE;
+        entry.older = older;
         match older {
             NONE => self.oldest = at,
             _ => self.entries[older as usize].newer = at,

@@ -1,39 +1,41 @@
-//! What makes messages smaller: one filter a file, its decoder beside its encoder.
+//! Filters make messages smaller: one per file, with its decoder beside its encoder.
 //!
-//! Path: worker > slicer > **filter** > message > codec > endpoint > transport. A table says which of them it has
-//! ([`Filters`] in its specification), so that both ends know; one without any takes the path as if there were none.
+//! Path: worker > slicer > **filter** > message > codec > endpoint > transport. A table's
+//! specification lists its filters ([`Filters`]), so that both ends know them.
 //!
-//! Stages of a request, in this order; an answer takes those marked with `<`:
+//! Stages of a request, in this order; an answer passes those marked with `<`:
 //!
-//! | stage | leaves out | lossy | file |
+//! | stage | omits | lossy | file |
 //! |---|---|---|---|
-//! | `skip` | rows, each with a probability; the others are scaled up | yes | `skip.rs` |
-//! | `significant` | rows that have changed little so far; they are kept, and added to the next push | until then | `significant.rs` |
-//! | `mask` `<` | the numbers of values: a bit a row says whether it carries any | no | `bits.rs` |
+//! | `skip` | rows, at random; the others are scaled up | yes | `skip.rs` |
+//! | `significant` | rows with small changes, which join the next push | no, delayed | `significant.rs` |
+//! | `mask` `<` | numbers of values: a bit a row says whether it has any | no | `bits.rs` |
 //! | `zero` `<` | values that are 0, for a bit each | no | `zero.rs` |
-//! | `narrow` `<` | half of each f64, where all are f32 | no | `narrow.rs` |
-//! | `quantize` | all but 1 to 3 bytes of each value, rounded at random without bias | yes | `quantize.rs` |
-//! | `key-cache` | keys that the server was sent before | no | `key_cache.rs` |
-//! | `snappy` `<` | what repeats; differences stand for keys | no | the codec, `caravan_van::wire` |
+//! | `narrow` `<` | half of each f64, if all are f32 | no | `narrow.rs` |
+//! | `quantize` | all but 1 to 3 bytes of each value, rounded without bias | yes | `quantize.rs` |
+//! | `key-cache` | keys that the server received before | no | `key_cache.rs` |
+//! | `snappy` `<` | repetitions; keys become differences | no | `caravan_van::wire` |
 //!
-//! The first six make one block of bytes of a message's values (`stack` has its layout), which the operation's highest
-//! bit announces. It says what was done to it, so a decoder needs to know no more than the table; and it believes nothing:
-//! sizes come first, and what doesn't add up is refused with a reason. Where a block would not be shorter than the values,
-//! they go as they are.
+//! The first six turn a message's values into one block of bytes (`stack` has its layout), which
+//! the operation's highest bit announces. The block lists its stages, so a decoder needs only the
+//! table's specification. It trusts nothing: it checks sizes first and refuses inconsistent blocks
+//! with a reason. If a block would not be shorter, the values are sent unchanged.
 //!
-//! Which rows carry nothing is up to whoever pushes and to the table's handle: of a KKT filter the bits are here, its threshold
-//! and its reset are the algorithm's (`caravan_learn::dbpg`).
+//! The pusher and the table's handle decide which rows carry no values: of a KKT filter, only the
+//! bits are here; its threshold and reset belong to the algorithm (`caravan_learn::dbpg`).
 //!
-//! What is pulled is state, and workers that were told different roundings of it would go separate ways: so nothing lossy is done to answers.
-//! What is pushed to a table that replaces rows is state, too; what is pushed to one that adds is a contribution, of which the
-//! sum counts. So lossy stages need rows to which floating-point numbers are added ([`Filters::check`] has the rules).
-//! [`crate::Worker::set_lossless`] suspends them, and [`crate::Worker::flush`] sends what is still kept back.
+//! Pulled values are state, and workers with different roundings of it would diverge, so answers
+//! are never lossy. A push to a table that replaces rows is state, too; a push to one that adds is
+//! a contribution to a sum. So lossy stages need rows of floating-point numbers that are added to
+//! ([`Filters::check`] has the rules). [`crate::Worker::set_lossless`] suspends them, and
+//! [`crate::Worker::flush`] sends what is still held back.
 //!
-//! Every stage counts the bytes of a message's keys, numbers of values and values before and behind it ([`Traffic`]), at the
-//! end that encodes and at the end that decodes.
+//! Every stage counts a message's bytes (keys, numbers of values and values) before and after it
+//! ([`Traffic`]), at the encoding and the decoding end.
 //!
-//! Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014, section 5.1; Li, Andersen, Smola,
-//! Yu, "Communication Efficient Distributed Machine Learning with the Parameter Server", NIPS 2014, section 3.
+//! Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014, section
+//! 5.1; Li, Andersen, Smola, Yu, "Communication Efficient Distributed Machine Learning with the
+//! Parameter Server", NIPS 2014, section 3.
 
 mod bits;
 mod draws;

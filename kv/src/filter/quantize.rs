@@ -1,18 +1,19 @@
-//! Fixed-point quantisation: a value v of an array goes as a whole number of n bytes, ⌊t + U⌋ with t = (v - low) / step and U
-//! drawn evenly from [0, 1), and comes back as low + step × that. So it is v on average, and never further off than a step,
-//! which is the array's range over 2^8n - 1. An array of equal values has step 0, and comes back exactly.
+//! Fixed-point quantisation: a value v of an array is sent as an integer of n bytes, ⌊t + U⌋ with t
+//! = (v - low) / step and U uniform in [0, 1), and received as low + step × that. Its mean is v,
+//! and its error is at most one step, which is the array's range over 2^8n - 1. An array of equal
+//! values has step 0 and is received exactly.
 //!
-//! A coin flip instead of U, as the published system has it, is off by half a step on average.
+//! A coin flip instead of U, as in the published system, is biased by half a step.
 
 use super::draws::Draws;
 
-/// Bytes of a number, at most.
+/// Most bytes of an integer.
 pub(super) const BYTES_MAX: u8 = 3;
 
-/// Rows of up to so many values have a range for each place; all values of longer ones share one.
+/// Rows of up to this many values have a range for each place; longer rows share one.
 const PLACES_MAX: usize = 16;
 
-/// Ranges of rows of `width` values.
+/// Number of ranges for rows of `width` values.
 pub(super) fn places(width: usize) -> usize {
     if width <= PLACES_MAX { width } else { 1 }
 }
@@ -20,27 +21,27 @@ pub(super) fn places(width: usize) -> usize {
 /// Bytes of a range in a block.
 pub(super) const RANGE_BYTES: usize = 16;
 
-/// What the numbers of an array stand for.
+/// The values that an array's integers stand for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Range {
     low: f64,
     step: f64,
 }
 
-/// The largest whole number of that many bytes.
+/// The largest integer of that many bytes.
 fn most(bytes: u8) -> u32 {
     (1 << (8 * bytes)) - 1
 }
 
 impl Range {
-    /// Of no value yet.
+    /// Bounds of no values.
     pub(super) const EMPTY: (f64, f64) = (f64::INFINITY, f64::NEG_INFINITY);
 
-    /// From the least and the greatest value.
+    /// Creates the range from the smallest to the largest value.
     ///
     /// # Errors
-    /// When their difference is no finite number.
-    pub(super) fn new((low, high): (f64, f64), bytes: u8) -> Result<Range, String> {
+    /// If their difference is not finite.
+    pub(super) fn new(low: f64, high: f64, bytes: u8) -> Result<Range, String> {
         if low > high {
             return Ok(Range { low: 0.0, step: 0.0 }); // of no values
         }
@@ -51,17 +52,17 @@ impl Range {
         Ok(Range { low, step: span / f64::from(most(bytes)) })
     }
 
-    /// The number that stands for `value`, which is within the range.
+    /// The integer for `value`, which lies within the range.
     #[inline]
     pub(super) fn encode(self, value: f64, bytes: u8, draws: &mut Draws) -> u32 {
         if self.step == 0.0 {
             return 0;
         }
         let number = ((value - self.low) / self.step + draws.next_unit()).floor();
-        (number as u32).min(most(bytes)) // rounding may carry the greatest value a little too far
+        (number as u32).min(most(bytes)) // rounding may push the largest value past the end
     }
 
-    /// The value that a number stands for.
+    /// The value of an integer.
     #[inline]
     pub(super) fn decode(self, number: u32) -> f64 {
         self.low + self.step * f64::from(number)
@@ -74,11 +75,14 @@ impl Range {
         bytes
     }
 
+    /// Reads a range.
+    ///
     /// # Errors
-    /// When it is none that [`Range::new`] makes: what it stands for must be finite.
+    /// If it would yield values that are not finite.
     pub(super) fn from_bytes(bytes: &[u8; RANGE_BYTES]) -> Result<Range, String> {
         let number = |at: usize| f64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let (low, step) = (number(0), number(8));
+        let low = number(0);
+        let step = number(8);
         let high = low + step * f64::from(most(BYTES_MAX));
         if !(low.is_finite() && step >= 0.0 && high.is_finite()) {
             return Err(format!("its values begin at {low} and go by steps of {step}"));
@@ -94,10 +98,11 @@ mod tests {
 
     #[test]
     fn rounding_has_no_bias() {
-        // U is even, so the error of one is within a step, with a standard deviation of half a step at most.
+        // U is uniform, so an error is within a step, with a standard deviation of at most half a
+        // step.
         let draws_of_each = 40_000;
         for bytes in 1..=BYTES_MAX {
-            let range = Range::new((-1.0, 1.0), bytes).unwrap();
+            let range = Range::new(-1.0, 1.0, bytes).unwrap();
             for value in [-1.0, -0.999, -0.3, 0.0, 0.123_456, 0.777, 1.0] {
                 let mut draws = Draws::new(9, u64::from(bytes));
                 let mut sum = 0.0;
@@ -118,15 +123,15 @@ mod tests {
 
     #[test]
     fn equal_values_come_back_exactly() {
-        let range = Range::new((0.1, 0.1), 1).unwrap();
+        let range = Range::new(0.1, 0.1, 1).unwrap();
         assert_eq!(range.decode(range.encode(0.1, 1, &mut Draws::new(0, 0))), 0.1);
     }
 
     #[test]
     fn ranges_are_finite_or_refused() {
-        assert!(Range::new((-f64::MAX, f64::MAX), 2).is_err());
-        assert!(Range::new((f64::NEG_INFINITY, 0.0), 2).is_err());
-        assert!(Range::new(Range::EMPTY, 2).is_ok());
+        assert!(Range::new(-f64::MAX, f64::MAX, 2).is_err());
+        assert!(Range::new(f64::NEG_INFINITY, 0.0, 2).is_err());
+        assert!(Range::new(Range::EMPTY.0, Range::EMPTY.1, 2).is_ok());
         let bytes = |low, step| Range { low, step }.to_bytes();
         assert!(Range::from_bytes(&bytes(-3.0, 0.5)).is_ok());
         for (low, step) in [(f64::NAN, 1.0), (0.0, f64::NAN), (0.0, -1.0), (f64::MAX, f64::MAX)] {

@@ -1,20 +1,23 @@
 //! Short names for long lists of keys.
 //!
-//! Two different lists have the same name with a probability of at most 2^-61 over the choice of the random words behind it,
-//! whatever the lists are: the sums of products over blocks (NH) tell two blocks apart but for 2^-62, the polynomial over
-//! blocks modulo 2^127 - 1 (up to 2^57 keys) tells two lists of sums apart but for 2^-70, and the last step to 64 bits adds
-//! 2^-64. So among a million lists any two share a name with a probability below 2^-22; among the hundred that a table
-//! usually has, below 2^-48. The words come from a fixed seed: who makes lists to collide, as an attacker could who has read
-//! this, gets what he pushed himself applied to wrong keys, as he could have in the first place.
+//! Two different lists have the same name with a probability of at most 2^-61 over the random words
+//! of the signer, whatever the lists are: the sums of products over blocks (NH) distinguish two
+//! blocks except with probability 2^-62, the polynomial over blocks modulo 2^127 - 1 (up to 2^57
+//! keys) distinguishes two lists of sums except with 2^-70, and the last step to 64 bits adds
+//! 2^-64. So the probability of any collision is below 2^-22 among a million lists, and below 2^-48
+//! among the hundred that a table usually has. The words come from a fixed seed. An attacker who
+//! constructs colliding lists only gets its own pushes applied to wrong keys, which it could do
+//! anyway.
 //!
-//! Black, Halevi, Krawczyk, Krovetz, Rogaway, "UMAC: Fast and Secure Message Authentication", CRYPTO 1999 (NH); Krovetz,
-//! "Message Authentication on 64-Bit Architectures", SAC 2006 (the polynomial over it); Dietzfelbinger, "Universal Hashing
-//! and k-Wise Independent Random Variables via Integer Arithmetic without Primes", STACS 1996 (the last step).
+//! Black, Halevi, Krawczyk, Krovetz, Rogaway, "UMAC: Fast and Secure Message Authentication",
+//! CRYPTO 1999 (NH); Krovetz, "Message Authentication on 64-Bit Architectures", SAC 2006 (the
+//! polynomial over it); Dietzfelbinger, "Universal Hashing and k-Wise Independent Random Variables
+//! via Integer Arithmetic without Primes", STACS 1996 (the last step).
 
 /// Keys of a block.
 const BLOCK: usize = 64;
 
-/// Sums of products are cut to so many bits, so that they are below [`PRIME`].
+/// Sums of products keep this many bits, so that they are below [`PRIME`].
 const SUM_BITS: u32 = 126;
 
 const PRIME: u128 = (1 << 127) - 1;
@@ -27,7 +30,7 @@ pub struct Signer {
 }
 
 impl Signer {
-    /// The signer whose random words come from `seed`: the same seed gives the same signatures.
+    /// A signer whose random words come from `seed`: the same seed gives the same signatures.
     pub fn new(seed: u64) -> Signer {
         let mut state = seed;
         let mut word = || {
@@ -51,20 +54,21 @@ impl Signer {
         let mut last = [0; BLOCK];
         last[..rest.len()].copy_from_slice(rest);
         sum = append(sum, self.point, self.block(&last));
-        // Zeros at the end make a difference only here.
+        // Lists that differ only in trailing zeros get different names here.
         sum = append(sum, self.point, keys.len() as u128);
         let [a, b, c] = self.last;
         let (low, high) = (sum & u128::from(u64::MAX), sum >> 64);
         (a.wrapping_mul(low).wrapping_add(b.wrapping_mul(high)).wrapping_add(c) >> 64) as u64
     }
 
-    /// The sum of products of pairs, each number with a random word added.
+    /// The sum of products of pairs of keys, each with a random word added.
     #[inline]
     fn block(&self, keys: &[u64; BLOCK]) -> u128 {
         let pairs = keys.as_chunks::<2>().0.iter().zip(self.words.as_chunks::<2>().0);
         let sum = pairs.fold(0u128, |sum, ([a, b], [x, y])| {
-            let (a, b) = (a.wrapping_add(*x), b.wrapping_add(*y));
-            sum.wrapping_add(u128::from(a) * u128::from(b))
+            let a = u128::from(a.wrapping_add(*x));
+            let b = u128::from(b.wrapping_add(*y));
+            sum.wrapping_add(a * b)
         });
         sum & ((1 << SUM_BITS) - 1)
     }
@@ -76,7 +80,8 @@ fn append(sum: u128, point: u128, next: u128) -> u128 {
     fold(product + next)
 }
 
-/// The product of two numbers below 2^127, modulo [`PRIME`] but for one fold: 2^127 counts as 1.
+/// The product of two numbers below 2^127 modulo [`PRIME`], up to a last fold, because 2^127 is 1
+/// there.
 fn multiply(a: u128, b: u128) -> u128 {
     let half = |n: u128| (n >> 64, n & u128::from(u64::MAX));
     let ((a1, a0), (b1, b0)) = (half(a), half(b));
@@ -87,7 +92,7 @@ fn multiply(a: u128, b: u128) -> u128 {
     fold(low + middle) + high
 }
 
-/// The same number modulo [`PRIME`], at most that.
+/// Reduces modulo [`PRIME`], to at most that.
 fn fold(n: u128) -> u128 {
     (n & PRIME) + (n >> 127)
 }

@@ -1,12 +1,13 @@
-//! Significantly modified: a row is sent once what was pushed to it since it was last sent is large enough. What isn't sent
-//! stays with the sender, and is added to the next push of that key: nothing is lost, it comes later.
+//! Significantly modified: a row is sent once the changes since its last push are large enough.
+//! Smaller changes stay with the sender and are added to the next push of that key, so they are
+//! delayed, not lost.
 //!
-//! Large enough is a threshold that falls as 1/t, t being the worker's clock: by NIPS 2014, theorem 2, a method that
-//! tolerates delays converges under that, and it says how.
+//! The threshold falls as 1/t, where t is the worker's clock: by NIPS 2014, theorem 2,
+//! delay-tolerant methods converge with it.
 
 use std::collections::HashMap;
 
-/// What one worker keeps back of one table, for all servers.
+/// Changes that one worker holds back for one table, for all servers.
 pub(super) struct Kept {
     threshold: f64,
     width: usize,
@@ -16,7 +17,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Nothing yet, of rows of `width` values; `threshold` is that of clock 1.
+    /// An empty store for rows of `width` values; `threshold` is that of clock 1.
     pub(super) fn new(threshold: f64, width: usize) -> Kept {
         Kept { threshold, width, rows: HashMap::new(), values: Vec::new() }
     }
@@ -26,8 +27,8 @@ impl Kept {
         self.threshold / clock.max(1) as f64
     }
 
-    /// Adds to `row`, a row of `key` that is about to be pushed, what was kept of it. Whether it is to be sent: if not, it is
-    /// kept, and is not to be sent.
+    /// Adds to `row`, a row of `key` to be pushed, what was held back of it, and returns whether to
+    /// send it. If not, it is held back.
     pub(super) fn take_or_keep(&mut self, key: u64, row: &mut [f64], threshold: f64) -> bool {
         let place = self.rows.get(&key).map(|&at| at as usize * self.width);
         if let Some(at) = place {
@@ -48,12 +49,13 @@ impl Kept {
         sent
     }
 
-    /// Everything that is kept, sorted by key; nothing is kept after that.
+    /// Takes everything held back, sorted by key.
     pub(super) fn drain(&mut self) -> (Vec<u64>, Vec<f64>) {
         let mut rows: Vec<(u64, u32)> = self.rows.drain().collect();
         rows.sort_unstable();
         let all = std::mem::take(&mut self.values);
-        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        let mut keys = Vec::new();
+        let mut values = Vec::new();
         for (key, at) in rows {
             let row = &all[at as usize * self.width..][..self.width];
             if row.iter().any(|value| *value != 0.0) {

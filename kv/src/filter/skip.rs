@@ -1,4 +1,5 @@
-//! Random skip: a row is pushed with probability q, as its value over q, else not at all. On average that is its value.
+//! Random skip: a row is pushed with probability q, scaled by 1/q, else not at all. Its mean is the
+//! row.
 
 use super::draws::Draws;
 
@@ -9,12 +10,12 @@ pub(super) struct Skip {
 }
 
 impl Skip {
-    /// Rows are sent with probability `share`, in (0, 1].
+    /// Sends rows with probability `share`, in (0, 1].
     pub(super) fn new(share: f64, draws: Draws) -> Skip {
         Skip { share, draws }
     }
 
-    /// What the next row's values are multiplied by; `None` if it is skipped.
+    /// The factor of the next row's values; `None` if it is skipped.
     #[inline]
     pub(super) fn next(&mut self) -> Option<f64> {
         (self.draws.next_unit() < self.share).then_some(1.0 / self.share)

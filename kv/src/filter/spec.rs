@@ -1,4 +1,5 @@
-//! Which filters a table has, as its specification and command lines say it, and which of them it can have.
+//! The filters of a table, their text form in specifications and command lines, and the checks of
+//! what a table can have.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -10,30 +11,33 @@ use super::quantize;
 use crate::error::{Error, Result};
 use crate::table::{TableSpec, ValueType};
 
-/// The filters of a table; by default none. Written as a list: `mask,zero,quantize=2,key-cache,snappy`.
+/// The filters of a table; none by default. Written as a list:
+/// `mask,zero,quantize=2,key-cache,snappy`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Filters {
-    /// Send each row of a push with this probability, in (0, 1], and scaled up; all if `None`.
+    /// Send each row of a push with this probability, in (0, 1], scaled up; all if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skip: Option<f64>,
-    /// Keep a row back until one of its values has changed by this much over the clock, above 0.
+    /// Hold a row back until one of its values has changed by this threshold, above 0, over the
+    /// clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub significant: Option<f64>,
-    /// A bit a row in place of its number of values, where that is 0 or the same for all; comes with the four below as well.
+    /// A bit per row in place of its number of values, if that is 0 or the same for all. The four
+    /// below imply it.
     pub mask: bool,
-    /// A bit a value in place of values that are 0.
+    /// A bit per value in place of values that are 0.
     pub zero: bool,
-    /// Four bytes in place of eight where all values are f32s.
+    /// Four bytes in place of eight if all values are f32s.
     pub narrow: bool,
-    /// Push values in so many bytes, 1 to 3.
+    /// Push values in this many bytes, 1 to 3.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quantize: Option<u8>,
     /// Send each list of keys once.
     pub key_cache: bool,
-    /// Send differences of keys, and compress what that makes shorter.
+    /// Send differences of keys, and compress sections that get shorter.
     pub snappy: bool,
-    /// Of what `skip` and `quantize` draw; workers draw from streams of their own.
+    /// Seed of the random draws of `skip` and `quantize`; workers draw from streams of their own.
     pub seed: u64,
 }
 
@@ -51,30 +55,30 @@ impl Filters {
         seed: 0,
     };
 
-    /// Whether there is none, whatever the seed.
+    /// Whether there are no filters, whatever the seed.
     pub fn is_none(&self) -> bool {
         Filters { seed: 0, ..*self } == Filters::NONE
     }
 
-    /// Whether values are made into a block, on the way there at least.
+    /// Whether pushed values become a block.
     pub(crate) fn makes_blocks(&self) -> bool {
         self.is_lossy() || self.mask || self.zero || self.narrow
     }
 
-    /// Whether answers' values are made into a block.
+    /// Whether answered values become a block.
     pub(crate) fn makes_answer_blocks(&self) -> bool {
         self.mask || self.zero || self.narrow
     }
 
-    /// Whether any of them changes values, or withholds them.
+    /// Whether any of them changes or withholds values.
     pub fn is_lossy(&self) -> bool {
         self.skip.is_some() || self.significant.is_some() || self.quantize.is_some()
     }
 
-    /// Whether that table can have these.
+    /// Checks that a table can have these filters.
     ///
     /// # Errors
-    /// [`Error::Config`] says which it can't, and why.
+    /// [`Error::Config`] names the one it cannot have, and why.
     pub fn check(&self, spec: &TableSpec) -> Result<()> {
         let refuse = |what: &str, why: &str| {
             Err(Error::Config(format!("table {} cannot have {what}: {why}", spec.name)))
@@ -118,7 +122,7 @@ impl Filters {
 impl FromStr for Filters {
     type Err = Error;
 
-    /// Reads a list of names, some with a number behind `=`; `none` stands for an empty one.
+    /// Parses a list of names, some followed by `=` and a number; `none` is an empty list.
     fn from_str(text: &str) -> Result<Filters> {
         let mut filters = Filters::NONE;
         for item in
@@ -135,10 +139,10 @@ impl FromStr for Filters {
 }
 
 impl Filters {
-    /// What quantize leaves of a number.
+    /// Bytes of a quantized value.
     pub const QUANTIZE_BYTES: RangeInclusive<u8> = 1..=quantize::BYTES_MAX;
 
-    /// What lists of filters are made of.
+    /// Items of a list, as help texts show them.
     pub const NAMES: &[&str] = &[
         "skip=Q",
         "significant=T",
@@ -151,7 +155,7 @@ impl Filters {
         "seed=N",
     ];
 
-    /// Whether an item of a list is, by its name, one for [`FromStr`].
+    /// Whether [`FromStr`] accepts the name of this item.
     pub fn knows(item: &str) -> bool {
         let name = |item: &str| item.split('=').next().unwrap_or_default().to_owned();
         ["", "none"].contains(&item) || Self::NAMES.iter().any(|known| name(known) == name(item))
@@ -186,7 +190,7 @@ impl Filters {
     }
 }
 
-/// The number of a filter.
+/// Parses the number of a filter.
 fn parse<T: FromStr>(name: &str, number: &str) -> Result<T> {
     number.parse().map_err(|_| Error::Config(format!("{name} takes another number than {number}")))
 }

@@ -1,17 +1,18 @@
-//! The stages that make one block of bytes of a message's values, and back.
+//! Encodes a message's values as one block of bytes, and back.
 //!
 //! ```text
-//!  0 stages u8: MASK, ZERO, NARROW, QUANTIZE, LENGTHS     1 bytes of a number, of QUANTIZE     2 zero u16
-//!  4 rows u32     8 values of a row u32
-//! 12 MASK: a bit a row, set where it carries values
-//!    ZERO: a bit a value of those rows, set where it is not 0
-//!    QUANTIZE: least value and step, f64 each, for each place in a row (or one for all, where rows are long)
-//!    the values that are left: numbers of 1 to 3 bytes, f32s under NARROW, or as they were
+//!  0 stages u8: MASK, ZERO, NARROW, QUANTIZE, LENGTHS     1 bytes of an integer, of QUANTIZE
+//!  2 zero u16     4 rows u32     8 values of a row u32
+//! 12 MASK: a bit a row, set if it carries values
+//!    ZERO: a bit a value of those rows, set if it is not 0
+//!    QUANTIZE: smallest value and step, f64 each, per place in a row (or one for all in long rows)
+//!    the remaining values: integers of 1 to 3 bytes, f32s under NARROW, or unchanged
 //! ```
 //!
-//! All numbers are little-endian. Under LENGTHS the block stands for the numbers of values as well: a row has either none or
-//! as many as it says. Else they are in the message, if the table's rows have their own, and all values count as one row.
-//! In a table whose rows are equally long, one without values holds zeros.
+//! All numbers are little-endian. Under LENGTHS the block also holds the numbers of values: a row
+//! has either none or the common number. Otherwise they are in the message, if the table's rows
+//! have their own, and all values count as one row. In a table of equally long rows, a row without
+//! values holds zeros.
 //!
 //! Path: worker > slicer > **filter** > message > codec > endpoint > transport.
 
@@ -27,7 +28,7 @@ pub(super) use encode::encode;
 
 use super::traffic::{Passage, Stage};
 
-/// Of the operation: the values are a block.
+/// Bit of the operation: the values are a block.
 pub(crate) const FILTERED: u8 = 0x80;
 
 const HEAD_BYTES: usize = 12;
@@ -43,7 +44,7 @@ const ALL: u8 = 31;
 pub(super) trait Number: Value {
     fn to_f64(self) -> f64;
     fn from_f64(value: f64) -> Self;
-    /// From as many bytes as it has.
+    /// Reads a number from exactly its bytes.
     fn from_le(bytes: &[u8]) -> Self;
 }
 
@@ -92,18 +93,19 @@ half!(f16, bf16);
 pub(super) struct Rows<'a> {
     /// Values of each row; 0 if rows have their own numbers of them.
     pub(super) width: usize,
-    /// Those numbers, then.
+    /// Those numbers, if `width` is 0.
     pub(super) lengths: &'a [u32],
-    /// Of rows equally long: which carry values; all if `None`.
+    /// For rows of equal width, which of them carry values; all if `None`.
     pub(super) carrying: Option<&'a [bool]>,
-    /// How many there are.
+    /// Number of rows.
     pub(super) count: usize,
     /// The values of the rows that carry any.
     pub(super) values: &'a [u8],
 }
 
 impl Rows<'_> {
-    /// The number of values that every row has which has any, if it is the same for all: a row of none counts as masked.
+    /// The common number of values of all rows that have any, if there is one; a row without values
+    /// counts as masked.
     fn equal_width(&self) -> Option<usize> {
         let width = self.lengths.iter().copied().find(|&length| length > 0).unwrap_or(0);
         let equal = self.lengths.iter().all(|&length| length == 0 || length == width);
@@ -111,20 +113,20 @@ impl Rows<'_> {
     }
 }
 
-/// Values as a block.
+/// Encoded values.
 pub(crate) struct Block {
     pub(crate) bytes: Buffer,
-    /// Whether it stands for the numbers of values as well.
+    /// Whether the block also holds the numbers of values.
     pub(crate) holds_lengths: bool,
 }
 
-/// What each stage does to the length of a message, in bytes.
+/// Change of a message's length by each stage, in bytes.
 #[derive(Debug, Default)]
 pub(super) struct Sizes {
     head: usize,
     lengths: usize,
     mask: Option<usize>,
-    /// Longer and shorter by.
+    /// Bytes added and removed.
     zero: Option<(usize, usize)>,
     narrow: Option<usize>,
     quantize: Option<(usize, usize)>,
@@ -193,7 +195,7 @@ mod tests {
         let mut values = vec![0.0; 800];
         (0..800).step_by(10).for_each(|i| values[i] = i as f64 / 4.0);
         let (block, _) = make::<f64>(&filters("zero,narrow"), fixed(1, &values)).unwrap();
-        // Of the 80 in tens the first is 0 as well.
+        // Of the 80 values in tens the first is 0 as well.
         assert_eq!(block.bytes.len(), HEAD_BYTES + 100 + 79 * 4);
         let back = decode(&table(ValueType::F64, 1), &block.bytes, &pool()).unwrap();
         assert_eq!(f64::view(&back.values).unwrap(), values);
@@ -288,7 +290,7 @@ mod tests {
         )
     }
 
-    /// Zeros, singles and doubles.
+    /// Zeros, f32s and f64s.
     fn number() -> impl Strategy<Value = f64> {
         prop_oneof![Just(0.0), (-1e6_f32..1e6).prop_map(f64::from), -1e6..1e6]
     }

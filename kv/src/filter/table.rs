@@ -1,4 +1,4 @@
-//! The filters of one table at one end: what they remember, and what they have counted.
+//! The filters of one table at one end: their state and their counters.
 
 use caravan_van::wire::Coding;
 use caravan_van::{Buffer, Draft, Message, Pool, Values};
@@ -13,10 +13,10 @@ use super::traffic::{Flows, Passage, Passed, Stage, Traffic};
 use crate::error::{Error, Result};
 use crate::table::{TableSpec, with_type};
 
-/// Bytes of the name of a list of keys.
+/// Bytes of a signature.
 const SIGNATURE_BYTES: usize = 8;
 
-/// At a worker.
+/// The filters at a worker.
 pub(crate) struct AtWorker {
     filters: Filters,
     lossless: bool,
@@ -27,13 +27,13 @@ pub(crate) struct AtWorker {
     carrying: Vec<bool>,
     keys: Vec<u64>,
     traffic: Traffic,
-    /// No stage has anything to do with a request about fewer keys than these, nor with its answer.
+    /// No stage changes a request for fewer keys than this, nor its answer.
     pass_keys: usize,
     pub(crate) passed: Passed,
 }
 
 impl AtWorker {
-    /// At worker `node`, whose draws are its own.
+    /// The filters at worker `node`, which has random streams of its own.
     pub(crate) fn new(spec: &TableSpec, node: u32) -> AtWorker {
         let filters = spec.filters;
         let stream = |number| {
@@ -56,26 +56,28 @@ impl AtWorker {
         }
     }
 
-    /// Whether a request about so many keys goes as if there were no filters.
+    /// Whether a request for this many keys bypasses the filters.
     #[inline]
     pub(crate) fn pass(&self, keys: usize) -> bool {
         keys < self.pass_keys
     }
 
-    /// All that was counted.
+    /// Everything counted so far.
     pub(crate) fn traffic(&self) -> Traffic {
         self.traffic.and(self.passed)
     }
 
-    /// Suspends what loses anything, or resumes it; returns how it was.
+    /// Suspends lossy stages, or resumes them; returns the previous state.
     pub(crate) fn set_lossless(&mut self, lossless: bool) -> bool {
         std::mem::replace(&mut self.lossless, lossless)
     }
 
-    /// Checks a request's keys and the values that it pushes; returns the keys with their signature if they are to be cached.
+    /// Checks a request's keys and pushed values; returns the keys with their signature if they are
+    /// to be cached.
     ///
     /// # Errors
-    /// What `check` says of keys that are new; [`Error::Config`] for values that are not finite, if any are to be rounded or kept.
+    /// Those of `check` for new keys; [`Error::Config`] for values that are not finite, if any
+    /// filter rounds or holds back.
     pub(crate) fn sign(
         &mut self,
         spec: &TableSpec,
@@ -91,21 +93,23 @@ impl AtWorker {
         }
     }
 
-    /// Whether the lengths of answers can't be known before they have come.
+    /// Whether the lengths of answers are unknown until they arrive.
     pub(crate) fn shortens_answers(&self) -> bool {
         self.filters.makes_answer_blocks() || self.filters.snappy
     }
 
-    /// Everything that was kept back: keys in order, and their rows.
+    /// Takes everything held back: sorted keys and their rows.
     pub(crate) fn drain(&mut self) -> (Vec<u64>, Vec<f64>) {
         self.significant.as_mut().map(Kept::drain).unwrap_or_default()
     }
 
-    /// Does to `draft`, one server's part of a request, all that comes before key caching. Values that it pushes are `pushed`;
-    /// what they become lies in `block`. With `drops_keys` keys of rows that are left out are, too.
+    /// Applies all stages before key caching to `draft`, one server's part of a request that pushes
+    /// `pushed`; `block` holds the result. With `drops_keys`, the keys of omitted rows are dropped
+    /// as well.
     ///
     /// # Errors
-    /// [`Error::Config`] when values span more than can be rounded; [`Error::Van`] when memory is short.
+    /// [`Error::Config`] if values span more than can be rounded; [`Error::Van`] if memory is
+    /// short.
     pub(crate) fn encode<'a>(
         &'a mut self,
         spec: &TableSpec,
@@ -122,9 +126,10 @@ impl AtWorker {
         let selects = self.skip.is_some() || self.significant.is_some();
         let selected = match selects {
             true => {
-                let part = (draft.keys, pushed, draft.clock, drops_keys);
+                let push =
+                    Push { keys: draft.keys, values: pushed, clock: draft.clock, drops_keys };
                 Some(
-                    with_type!(spec.value, V => select::<V>(self, spec, part, pool, &mut passage))?,
+                    with_type!(spec.value, V => select::<V>(self, spec, push, pool, &mut passage))?,
                 )
             }
             false => None,
@@ -162,7 +167,8 @@ impl AtWorker {
         Ok(passage)
     }
 
-    /// Counts a part that was sent: with its keys, or with their name alone, and with so many bytes less for what the codec did.
+    /// Counts a sent part: whether it was signed and whether it omitted its keys, and the bytes
+    /// that the codec saved.
     pub(crate) fn count_sent(
         &mut self,
         mut passage: Passage,
@@ -170,15 +176,15 @@ impl AtWorker {
         keys: usize,
         saved: u64,
     ) {
-        count_keys(&mut passage, (signed, named), keys);
+        count_keys(&mut passage, signed, named, keys);
         passage.through(Stage::Snappy, 0, saved as usize);
         passage.end(&mut self.traffic.sent);
     }
 
-    /// Undoes what the server did to an answer.
+    /// Decodes an answer.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The reason why it is invalid.
     pub(crate) fn receive(
         &mut self,
         spec: &TableSpec,
@@ -198,19 +204,19 @@ impl AtWorker {
     }
 }
 
-/// At a server thread.
+/// The filters at a server thread.
 pub(crate) struct AtServer {
-    /// Those that answers take.
+    /// Those that apply to answers.
     filters: Filters,
     coding: Coding,
     traffic: Traffic,
-    /// No stage has anything to do with a request that came with its keys.
+    /// No stage changes a request that carries its keys.
     only_names_keys: bool,
     pub(crate) passed: Passed,
 }
 
 impl AtServer {
-    /// Of a table with that specification, if it has filters.
+    /// The filters of a table with this specification, if it has any.
     pub(crate) fn new(spec: &TableSpec) -> Option<Box<AtServer>> {
         let Filters { mask, zero, narrow, snappy, .. } = spec.filters;
         let filters = Filters { mask, zero, narrow, snappy, ..Filters::NONE };
@@ -226,13 +232,14 @@ impl AtServer {
         })
     }
 
-    /// Whether requests that came as a run, which have neither a signature nor a block nor an offer, go as if there were no filters.
+    /// Whether requests that came as a run, which have no signature, block or offer, bypass the
+    /// filters.
     #[inline]
     pub(crate) fn passes_runs(&self) -> bool {
         self.only_names_keys
     }
 
-    /// Whether a request goes as if there were no filters, and so does its answer; counts it if it does.
+    /// Whether a request and its answer bypass the filters; counts it if so.
     #[inline]
     pub(crate) fn pass(&mut self, message: &Message) -> bool {
         let bytes = size_of_val(message.keys()) + message.values().len();
@@ -244,15 +251,15 @@ impl AtServer {
         passes
     }
 
-    /// All that was counted.
+    /// Everything counted so far.
     pub(crate) fn traffic(&self) -> Traffic {
         self.traffic.and(self.passed)
     }
 
-    /// Undoes what the worker did to a request about `keys` keys, unless it came as it is.
+    /// Decodes a request for `keys` keys; `None` if it came unchanged.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The reason why it is invalid.
     pub(crate) fn receive(
         &mut self,
         spec: &TableSpec,
@@ -263,11 +270,11 @@ impl AtServer {
         receive(spec, message, keys, pool, &mut self.traffic.received)
     }
 
-    /// Makes an answer of values and their numbers shorter, and hands it to `post` as it goes: whether values are a block,
-    /// the numbers, the values.
+    /// Encodes an answer's values and their numbers, and passes the result to `post`: whether the
+    /// values are a block, the numbers, the values.
     ///
     /// # Errors
-    /// When memory is short.
+    /// If memory is short.
     pub(crate) fn answer<T>(
         &mut self,
         spec: &TableSpec,
@@ -279,7 +286,7 @@ impl AtServer {
         let count = values.len().checked_div(spec.row_bytes()).unwrap_or(lengths.len());
         let width = spec.width as usize;
         let rows = Rows { width, lengths, carrying: None, count, values };
-        let mut draws = Draws::new(0, 0); // nothing is drawn
+        let mut draws = Draws::new(0, 0); // never drawn from
         let block = match self.filters.makes_answer_blocks() {
             true => {
                 let filters = &self.filters;
@@ -301,12 +308,12 @@ impl AtServer {
     }
 }
 
-/// Whether key caching is all that they do.
+/// Whether key caching is the only filter.
 fn only_names_keys(filters: &Filters) -> bool {
     Filters { key_cache: false, ..*filters }.is_none()
 }
 
-/// Undoes what was done to a message about `keys` keys, and counts it.
+/// Decodes a message for `keys` keys, and counts it.
 fn receive(
     spec: &TableSpec,
     message: &Message,
@@ -314,7 +321,8 @@ fn receive(
     pool: &Pool,
     flows: &mut Flows,
 ) -> Result<Option<Decoded>, String> {
-    let (lengths, values) = (size_of_val(message.lengths()), message.values().len());
+    let lengths = size_of_val(message.lengths());
+    let values = message.values().len();
     let key_bytes = keys * size_of::<u64>();
     let mut passage = Passage::new(key_bytes + lengths + values);
     let decoded = match message.op() & FILTERED {
@@ -330,20 +338,22 @@ fn receive(
         }
     };
     let named = keys > 0 && message.keys().is_empty();
-    count_keys(&mut passage, (message.signature().is_some(), named), keys);
+    count_keys(&mut passage, message.signature().is_some(), named, keys);
     let sections = size_of_val(message.keys()) + lengths + values;
     passage.through(Stage::Snappy, 0, sections.saturating_sub(message.wire_bytes()));
     passage.end(flows);
     Ok(decoded)
 }
 
-fn count_keys(passage: &mut Passage, (signed, named): (bool, bool), keys: usize) {
+fn count_keys(passage: &mut Passage, signed: bool, named: bool, keys: usize) {
     let longer = if signed { SIGNATURE_BYTES } else { 0 };
     passage.through(Stage::KeyCache, longer, if named { keys * size_of::<u64>() } else { 0 });
 }
 
+/// Checks that all values are finite.
+///
 /// # Errors
-/// [`Error::Config`] names the first value that is no finite number.
+/// [`Error::Config`] names the first value that is not.
 fn check_finite(spec: &TableSpec, values: &[u8]) -> Result<()> {
     let wrong = with_type!(spec.value, V => first_infinite::<V>(values));
     wrong.map_or(Ok(()), |at| {
@@ -358,15 +368,25 @@ fn first_infinite<V: Number>(values: &[u8]) -> Option<usize> {
     V::view(values)?.iter().position(|value| !value.to_f64().is_finite())
 }
 
-/// Takes out the rows that are skipped, and those that are not significant; leaves in `filters` which rows go, and the keys of
-/// those, and returns their values.
+/// One server's part of a push.
+struct Push<'a> {
+    keys: &'a [u64],
+    values: &'a [u8],
+    clock: u64,
+    /// Whether the keys of omitted rows are dropped.
+    drops_keys: bool,
+}
+
+/// Removes rows that are skipped or not significant. Stores which rows remain, and their keys, in
+/// `filters`; returns their values.
 fn select<V: Number>(
     filters: &mut AtWorker,
     spec: &TableSpec,
-    (all_keys, pushed, clock, drops_keys): (&[u64], &[u8], u64, bool),
+    push: Push<'_>,
     pool: &Pool,
     passage: &mut Passage,
 ) -> Result<Buffer> {
+    let Push { keys: all_keys, values: pushed, clock, drops_keys } = push;
     let AtWorker { skip, significant, lossless, carrying, keys, .. } = filters;
     let width = spec.width as usize;
     let values = V::view(pushed).expect("what is pushed came as numbers");
@@ -378,7 +398,8 @@ fn select<V: Number>(
     let out = V::view_mut(&mut buffer).expect("memory of the pool is aligned");
     carrying.clear();
     keys.clear();
-    let (mut row, mut skipped) = (vec![0.0; width], 0);
+    let mut row = vec![0.0; width];
+    let mut skipped = 0;
     for (&key, values) in all_keys.iter().zip(values.chunks_exact(width)) {
         let scale = match skip {
             Some(skip) if !*lossless => skip.next(),
@@ -400,7 +421,7 @@ fn select<V: Number>(
     }
     let row_bytes = spec.row_bytes() + if drops_keys { size_of::<u64>() } else { 0 };
     let left_out = all_keys.len() - keys.len();
-    // A skipped row that goes nevertheless takes along what was kept of it.
+    // A skipped row that is sent nevertheless carries what was held back of it.
     let (first, second) = match significant {
         None => (left_out, 0),
         Some(_) => (skipped.min(left_out), left_out - skipped.min(left_out)),

@@ -1,8 +1,8 @@
-//! Bytes before and behind each stage.
+//! Bytes before and after each stage.
 
 use serde::{Deserialize, Serialize};
 
-/// A stage, in the order in which requests go through them.
+/// A stage, in the order in which requests pass them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the module's table says what each does")]
 pub enum Stage {
@@ -17,7 +17,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// All of them.
+    /// All stages.
     pub const ALL: [Stage; 8] = [
         Stage::Skip,
         Stage::Significant,
@@ -29,7 +29,7 @@ impl Stage {
         Stage::Snappy,
     ];
 
-    /// As [`super::Filters`] are written.
+    /// Its name in the text form of [`super::Filters`].
     pub fn name(self) -> &'static str {
         match self {
             Stage::Skip => "skip",
@@ -44,38 +44,38 @@ impl Stage {
     }
 }
 
-/// What went through a stage: bytes of keys, numbers of values, and values.
+/// Bytes of keys, numbers of values and values at a stage.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
-    /// As the stage found them.
+    /// Before the stage.
     pub bytes_in: u64,
-    /// As it left them.
+    /// After the stage.
     pub bytes_out: u64,
 }
 
-/// Of all stages, in their order.
+/// One per stage, in order.
 pub(super) type Flows = [Flow; Stage::ALL.len()];
 
-/// What went through the stages of a table at one end, headers not counted. `bytes_in` is the longer side in both
-/// directions: what came goes through the stages backwards, and is counted as its sender did. Only a sender can tell what
-/// `skip` and `significant` have left out.
+/// Traffic through the stages of a table at one end, without headers. `bytes_in` is the longer side
+/// in both directions: received messages pass the stages backwards and are counted as their sender
+/// did. Only a sender can count what `skip` and `significant` omit.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// What this end has sent, by [`Stage`].
+    /// Traffic sent, by [`Stage`].
     pub sent: [Flow; Stage::ALL.len()],
-    /// What it was sent, likewise.
+    /// Traffic received, by [`Stage`].
     pub received: [Flow; Stage::ALL.len()],
 }
 
 impl Traffic {
-    /// The same with what no stage has changed.
+    /// Adds messages that bypassed all stages.
     pub(super) fn and(&self, passed: Passed) -> Traffic {
         let Passed { sent, received } = passed;
         let same = |bytes| [Flow { bytes_in: bytes, bytes_out: bytes }; Stage::ALL.len()];
         self.plus(&Traffic { sent: same(sent), received: same(received) })
     }
 
-    /// The sum of what two ends have counted, or one end of two tables.
+    /// The sum of two ends, or of two tables at one end.
     pub fn plus(mut self, other: &Traffic) -> Traffic {
         let ours = self.sent.iter_mut().chain(&mut self.received);
         for (flow, other) in ours.zip(other.sent.iter().chain(&other.received)) {
@@ -86,7 +86,7 @@ impl Traffic {
     }
 }
 
-/// Bytes of messages that went as if there were no filters.
+/// Bytes of messages that bypassed the filters.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Passed {
     pub(crate) sent: u64,
@@ -102,12 +102,13 @@ pub(crate) struct Passage {
 }
 
 impl Passage {
-    /// Of that many bytes before the first stage.
+    /// A message of `bytes` bytes before the first stage.
     pub(super) fn new(bytes: usize) -> Passage {
         Passage { bytes: bytes as u64, flows: [Flow::default(); Stage::ALL.len()], next: 0 }
     }
 
-    /// `stage` has made the message so much shorter, or longer. Stages between this one and the last are passed.
+    /// Records that `stage` added and removed these bytes. Stages since the last recorded one
+    /// changed nothing.
     pub(super) fn through(&mut self, stage: Stage, longer: usize, shorter: usize) {
         self.pass_until(stage as usize);
         let bytes_in = self.bytes;
@@ -122,7 +123,7 @@ impl Passage {
         }
     }
 
-    /// The message is through: adds it to what went before.
+    /// Ends the way of the message and adds it to a table's traffic.
     pub(super) fn end(mut self, to: &mut Flows) {
         self.pass_until(Stage::ALL.len());
         for (flow, passed) in to.iter_mut().zip(&self.flows) {

@@ -1,4 +1,4 @@
-//! The one place that names concrete vans, and knows what each needs.
+//! The only file that names concrete vans, and knows what each needs.
 
 use std::fmt;
 use std::fs;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
 
-/// Which van to take.
+/// A van to select.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Van {
@@ -33,7 +33,7 @@ pub enum Van {
     Sim,
 }
 
-/// All vans there are between processes, fastest first.
+/// All vans between processes, fastest first.
 pub const VANS: [Van; 4] = [Van::Shm, Van::Rdma, Van::Uring, Van::Tcp];
 
 impl fmt::Display for Van {
@@ -72,10 +72,10 @@ pub fn is_built(van: Van) -> bool {
     }
 }
 
-/// Opens a transport: the named van, or the first that opens for [`Van::Auto`].
+/// Opens a transport of the named van, or of the first that opens for [`Van::Auto`].
 ///
 /// # Errors
-/// Why the van does not work here; [`Error::VanLeftOut`] when this build does not have it.
+/// Why the van does not work here; [`Error::VanLeftOut`] if this build does not have it.
 pub fn open(van: Van, config: &VanConfig) -> Result<Box<dyn Transport>> {
     Ok(match van {
         Van::Shm => opener(van, shm::OPENER)?(config)?,
@@ -146,7 +146,8 @@ mod rdma {
 
     pub(super) const OPENER: Option<Opener> = Some(|config| Ok(Box::new(Rdma::new(config)?)));
 
-    /// Chosen as the van does: the one that is named or has the node's address, else the first with an active port.
+    /// Selected like the van does: the device that is named or has the node's address, else the
+    /// first with an active port.
     pub(super) fn nic(config: &NodeConfig, own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
         let devices = devices(sysfs);
         let has_address = |device: &&DeviceInfo| {
@@ -158,7 +159,7 @@ mod rdma {
             Some(name) => devices.iter().find(|device| device.name == *name),
             None => devices.iter().find(has_address).or_else(|| devices.iter().find(is_active)),
         }?;
-        // A device of software is as near as the interface that it uses.
+        // A software device is attached where its interface is.
         let interfaces = device.ports.iter().flat_map(|port| &port.gids);
         let mut interfaces = interfaces.filter_map(|gid| gid.interface.as_deref());
         let node = device.numa_node.map(|node| NumaId(node as usize));
@@ -167,14 +168,16 @@ mod rdma {
     }
 }
 
-/// Whether the calling thread is a node of a simulated network. It has no process of its own then, and what it sends must not
-/// depend on real time.
+/// Whether the calling thread is a node of a simulated network. Such a node has no process of its
+/// own, and its messages must not depend on real time.
 pub fn is_simulated() -> bool {
     Network::here().is_some()
 }
 
+/// The simulated network of the calling thread.
+///
 /// # Errors
-/// [`Error::Config`] on a thread that is no node of one.
+/// [`Error::Config`] if the thread is not a node of one.
 fn simulated() -> Result<Network> {
     Network::here().ok_or_else(|| {
         let what = "the sim van works on nodes of a simulated network, started by Network::spawn";
@@ -182,14 +185,15 @@ fn simulated() -> Result<Network> {
     })
 }
 
-/// A node that was started on the simulated network that this thread is a node of. It runs on when this is dropped.
+/// A node on the simulated network of the thread that started it. Dropping this does not stop it.
 pub(crate) struct SimulatedNode(sim::Node<Result<()>>);
 
 impl SimulatedNode {
-    /// Starts `run` as a node of that name.
+    /// Starts `run` as a node called `name`.
     ///
     /// # Errors
-    /// [`Error::Config`] on a thread that is no node of a simulated network; [`Error::Spawn`] when the system has no thread.
+    /// [`Error::Config`] if the calling thread is not a node of a simulated network;
+    /// [`Error::Spawn`] if the system has no thread.
     pub(crate) fn start<F>(name: &str, run: F) -> Result<Self>
     where
         F: FnOnce() -> Result<()> + Send + 'static,
@@ -198,10 +202,10 @@ impl SimulatedNode {
         node.map(SimulatedNode).map_err(|source| Error::Spawn { what: name.to_owned(), source })
     }
 
-    /// What it has returned, once it has.
+    /// Waits for the node and returns its result.
     ///
     /// # Errors
-    /// That, or [`Error::NodeLost`] when it was stopped or has panicked.
+    /// The node's, or [`Error::NodeLost`] if it was stopped or panicked.
     pub(crate) fn join(self) -> Result<()> {
         let node = self.0.name().to_owned();
         let lost = |stopped: sim::Stopped| Error::NodeLost { node, reason: stopped.to_string() };
@@ -209,14 +213,14 @@ impl SimulatedNode {
     }
 }
 
-/// A van that was opened before it is known whether it is the one, or why it could not be.
+/// A van opened before the cluster has chosen one, or why it could not be opened.
 pub(crate) type Opened = (Van, Result<Box<dyn Transport>>);
 
-/// Opens every van that this node's settings allow, in order; which one is taken, all nodes decide together. A van that fails is
-/// there with its error. Whether it `accepts` peers, or connects to them.
+/// Opens every van that this node's settings allow, in order; all nodes choose one together. A van
+/// that fails is listed with its error. `accepts` tells whether peers may connect to this node.
 ///
 /// # Errors
-/// When a van was named and does not work here.
+/// If a van was named and does not work here.
 pub(crate) fn open_all(config: &NodeConfig, accepts: bool) -> Result<Vec<Opened>> {
     let van_config = VanConfig { accepts, ..config.van_config(0) };
     if config.van != Van::Auto {
@@ -229,7 +233,7 @@ pub(crate) fn open_all(config: &NodeConfig, accepts: bool) -> Result<Vec<Opened>
     Ok(VANS.into_iter().map(|van| (van, try_out(van))).collect())
 }
 
-/// Whether there is a way by this van to where the scheduler is; the nodes are taken to be where it is.
+/// Checks that this van reaches the scheduler's host; the other nodes are assumed to be there.
 fn reaches(van: Van, config: &VanConfig, scheduler: &str) -> Result<()> {
     if van == Van::Rdma && !is_local(scheduler) {
         rdma::reaches(config, scheduler)?;
@@ -237,7 +241,7 @@ fn reaches(van: Van, config: &VanConfig, scheduler: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether only this machine can reach that address, so that the whole cluster is here.
+/// Whether only this machine can reach this address, so that the whole cluster is here.
 fn is_local(address: &str) -> bool {
     let local = |ip: std::net::IpAddr| ip.is_loopback() || ip.is_unspecified();
     address.to_socket_addrs().is_ok_and(|mut found| found.all(|address| local(address.ip())))
@@ -246,15 +250,15 @@ fn is_local(address: &str) -> bool {
 /// A network device that carries this node's messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Nic {
-    /// The kernel's name: `mlx5_0`, `eth0`.
+    /// The kernel's name, for example `mlx5_0` or `eth0`.
     pub name: String,
-    /// The NUMA node it is attached to, where the machine has several and says which.
+    /// The NUMA node it is attached to, if the machine has several and reports it.
     pub node: Option<NumaId>,
 }
 
-/// The device that messages of this node come and go by, as far as that can be told before any van is open: the RDMA device that
-/// the van takes, else the network interface that has the node's address. `sysfs` is `/sys`. None for a node that is only
-/// reached from its own machine.
+/// The device that this node's messages use, as far as it is known before any van is open: the RDMA
+/// device that the van would select, else the network interface with the node's address. `sysfs` is
+/// `/sys`. `None` if only its own machine reaches the node.
 pub fn nic(config: &NodeConfig, sysfs: &Path) -> Option<Nic> {
     let own = (config.host.as_str(), 0).to_socket_addrs().into_iter().flatten();
     let own: Vec<IpAddr> = own.map(|address| address.ip()).collect();
@@ -277,7 +281,8 @@ fn interface_nic(own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
     Some(Nic { node: interface_node(&name, sysfs), name })
 }
 
-/// The node of a network interface, or of the first below it that has one: a bond or a VLAN is where its members are.
+/// The node of a network interface, or of the first below it that has one: a bond or a VLAN is
+/// attached where its members are.
 fn interface_node(name: &str, sysfs: &Path) -> Option<NumaId> {
     let mut level = vec![name.to_owned()];
     for _ in 0..STACKED_MAX {
@@ -290,17 +295,17 @@ fn interface_node(name: &str, sysfs: &Path) -> Option<NumaId> {
     None
 }
 
-/// Interfaces that can stand on each other, as the kernel has it (`MAX_NEST_DEV`).
+/// The kernel's limit of stacked interfaces (`MAX_NEST_DEV`).
 const STACKED_MAX: usize = 8;
 
 fn own_node(interface: &str, sysfs: &Path) -> Option<NumaId> {
     let device = fs::canonicalize(sysfs.join("class/net").join(interface).join("device")).ok()?;
-    // A paravirtual device says nothing itself: it is where the device is that it hangs on.
-    let said = device.ancestors().find_map(|at| fs::read_to_string(at.join("numa_node")).ok())?;
-    said.trim().parse().ok().map(NumaId) // one that belongs to no node has -1
+    // A paravirtual device has no entry itself; the device it is attached to has.
+    let text = device.ancestors().find_map(|at| fs::read_to_string(at.join("numa_node")).ok())?;
+    text.trim().parse().ok().map(NumaId) // -1 means no node
 }
 
-/// Opens the transport of the control plane beside `van`, which sleeps rather than spins.
+/// Opens the transport of the control plane beside `van`; it sleeps rather than spins.
 pub(crate) fn open_control(van: Van, config: &VanConfig) -> Result<Box<dyn Transport>> {
     Ok(match van {
         Van::Sim => Box::new(simulated()?.control_transport(config)),
@@ -348,7 +353,7 @@ mod tests {
         assert_eq!(is_whole, all && cfg!(target_os = "linux"));
     }
 
-    /// A folder like `/sys` with these files, and links where the text begins with `->`.
+    /// A folder like `/sys` with these files; text that begins with `->` makes a link.
     fn sysfs(name: &str, files: &[(&str, &str)]) -> std::path::PathBuf {
         let root = std::env::temp_dir().join(format!("caravan-kv-{name}-{}", std::process::id()));
         for (file, text) in files {

@@ -1,41 +1,42 @@
-//! Who waits at which barrier. A member waits at one at a time, so there are never more barriers than members.
+//! Members waiting at barriers. A member waits at one at a time, so there are never more barriers
+//! than members.
 
 use std::collections::BTreeMap;
 
 use caravan_van::PeerId;
 
 use super::control::Role;
-use super::members::{Misdeed, Seat};
+use super::members::{Seat, Violation};
 
 /// Longest name of a barrier, in bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 256;
 
-/// A member at a barrier, and where to answer what.
+/// A member at a barrier, and where to send the answer.
 pub(crate) struct Waiting {
     pub(crate) seat: Seat,
     pub(crate) peer: PeerId,
     pub(crate) timestamp: u64,
 }
 
-/// All barriers that somebody waits at.
+/// All barriers with waiting members.
 #[derive(Default)]
 pub(crate) struct Barriers(BTreeMap<(Role, String), Vec<Waiting>>);
 
 impl Barriers {
-    /// A member has come to the barrier called `name`. Returns all that wait there when they are as many as `size`.
+    /// Adds a member to the barrier called `name`. Returns all its members once there are `size`.
     ///
     /// # Errors
-    /// When the name is too long.
-    pub(crate) fn come(
+    /// If the name is too long.
+    pub(crate) fn arrive(
         &mut self,
         name: String,
         waiting: Waiting,
         size: usize,
-    ) -> Result<Vec<Waiting>, Misdeed> {
+    ) -> Result<Vec<Waiting>, Violation> {
         if name.len() > NAME_BYTES_MAX {
-            return Err(Misdeed::LongName(name.len()));
+            return Err(Violation::LongName(name.len()));
         }
-        // Whoever asks again has given up waiting for the first answer.
+        // A member that asks again has given up its earlier wait.
         self.forget(waiting.seat);
         let key = (waiting.seat.role, name);
         let all = self.0.entry(key.clone()).or_default();
@@ -44,7 +45,8 @@ impl Barriers {
         Ok(is_full.then(|| self.0.remove(&key)).flatten().unwrap_or_default())
     }
 
-    /// The ranks of those that wait where a member waits, which waits there no more; none if it did not.
+    /// Ends a member's wait and returns the ranks of all that waited there; `None` if it did not
+    /// wait.
     pub(crate) fn give_up(&mut self, name: String, seat: Seat) -> Option<Vec<usize>> {
         let all = self.0.get(&(seat.role, name))?;
         let ranks: Vec<_> = all.iter().map(|waiting| waiting.seat.rank).collect();
@@ -52,7 +54,7 @@ impl Barriers {
         ranks.contains(&seat.rank).then_some(ranks)
     }
 
-    /// A member waits nowhere any more.
+    /// Ends any wait of a member.
     pub(crate) fn forget(&mut self, seat: Seat) {
         self.0.retain(|_, all| {
             all.retain(|waiting| waiting.seat != seat);

@@ -1,4 +1,5 @@
-//! Which van a cluster takes: each node says at joining what works for it, and the scheduler takes the first that all have.
+//! Choice of the cluster's van: each node lists its vans when it joins, and the scheduler chooses
+//! the first that all nodes have.
 
 use caravan_van::Transport;
 use serde::{Deserialize, Serialize};
@@ -6,18 +7,18 @@ use serde::{Deserialize, Serialize};
 use super::backend::{Opened, VANS, Van};
 use crate::error::{Error, Result, with_sources};
 
-/// What a node says of one van.
+/// A node's entry for one van.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Candidate {
     pub(crate) van: Van,
-    /// Where the node's threads listen, in order, if it is a server; or why the van does not work there.
+    /// Addresses of a server's threads, in order; or why the van does not work there.
     pub(crate) threads: Result<Vec<String>, String>,
-    /// Where the node is, for a van that does not leave the host.
+    /// The node's host, for a van that does not leave the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) host: Option<String>,
 }
 
-/// What there is to say of what one thread has opened.
+/// The entries for the transports that one thread has opened.
 pub(crate) fn candidates(opened: &[Opened]) -> Vec<Candidate> {
     let candidate = |(van, transport): &Opened| Candidate {
         van: *van,
@@ -30,7 +31,8 @@ pub(crate) fn candidates(opened: &[Opened]) -> Vec<Candidate> {
     opened.iter().map(candidate).collect()
 }
 
-/// What all threads of a node have: a van works for the node if it does for each of them.
+/// The entries of a node with several threads: a van works for the node if it works for each of
+/// them.
 pub(crate) fn of_all(threads: &[Vec<Candidate>]) -> Vec<Candidate> {
     let vans = threads.first().into_iter().flatten().map(|candidate| candidate.van);
     let of_each = |van| {
@@ -49,7 +51,8 @@ pub(crate) fn of_all(threads: &[Vec<Candidate>]) -> Vec<Candidate> {
     .collect()
 }
 
-/// The first van that all nodes have; and for each that was passed over, a line that says who lacks it and why.
+/// The first van that all nodes have, and a line for each van passed over that names who lacks it
+/// and why.
 pub(crate) fn choose(nodes: &[(String, &[Candidate])]) -> (Option<Van>, Vec<String>) {
     let is_known = |van: &Van| {
         nodes.iter().any(|(_, candidates)| candidates.iter().any(|known| known.van == *van))
@@ -64,7 +67,7 @@ pub(crate) fn choose(nodes: &[(String, &[Candidate])]) -> (Option<Van>, Vec<Stri
     (None, passed_over)
 }
 
-/// Who lacks a van, and why the first of them does.
+/// Which node lacks a van, and why.
 fn lacks(van: Van, nodes: &[(String, &[Candidate])]) -> Option<String> {
     let of =
         |candidates: &[Candidate]| candidates.iter().position(|candidate| candidate.van == van);
@@ -94,7 +97,7 @@ fn lacks(van: Van, nodes: &[(String, &[Candidate])]) -> Option<String> {
     Some(format!("{van}: not for {node}{more}: {why}"))
 }
 
-/// Why a van that does not leave the host is nothing for a node that another is not beside.
+/// Why a van that does not leave the host cannot connect a node to `other`.
 fn apart(other: &str) -> String {
     format!(
         "it is not where {other} is: another host or user, or a container with a network of its own"
@@ -139,13 +142,13 @@ mod tests {
     #[test]
     fn a_van_that_one_lacks_is_passed_over_and_the_node_named() {
         let all = VANS.map(works);
-        let all = &all[1..]; // as if there were no shm
+        let all = &all[1..]; // as without shm
         let mut some = all.to_vec();
         some[0] = fails(Van::Rdma, "no device");
         let (van, said) = chosen(&[all, &some, all, &some, &some]);
         assert_eq!(van, Some(Van::Uring));
         assert_eq!(said, ["rdma: not for node 1 and 2 more: no device"]);
-        // One was told which to take.
+        // One node was told which van to use.
         let (van, said) = chosen(&[&some, &[works(Van::Tcp)], all]);
         assert_eq!(van, Some(Van::Tcp));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What nodes and the scheduler say to each other: requests and replies of the van whose values are JSON.
+//! Messages between nodes and the scheduler: requests and replies of the van with JSON values.
 
 use caravan_van::wire::{Coding, Hello, Kind};
 use caravan_van::{Draft, Endpoint, Identity, Message, PeerId, Values};
@@ -10,7 +10,7 @@ use super::choice::Candidate;
 use crate::error::Result;
 use crate::worker::ServerAddress;
 
-/// What a node does.
+/// The role of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "the names say it")]
@@ -28,15 +28,15 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// What a process is, as its lanes prove it in [`Hello::role`].
+/// Role numbers of processes, as their lanes prove them in [`Hello::role`].
 pub(crate) const SCHEDULER: u8 = 1;
 const SERVER: u8 = 2;
 const WORKER: u8 = 3;
-/// Whoever drives the job, as a client of the servers.
+/// The driver of the job, as a client of the servers.
 pub(crate) const DRIVER: u8 = 4;
 
 impl Role {
-    /// As it stands in a hello.
+    /// Its number in a hello.
     pub(crate) fn number(self) -> u8 {
         match self {
             Role::Server => SERVER,
@@ -44,14 +44,14 @@ impl Role {
         }
     }
 
-    /// The role of a node whose lane has proved this number.
+    /// The role with this number, if it is a node's.
     pub(crate) fn of(number: u8) -> Option<Role> {
         [Role::Server, Role::Worker].into_iter().find(|role| role.number() == number)
     }
 }
 
-/// Who a process is from its start on: its role, its rank where that is known, and an incarnation that no other start has. On a
-/// simulated network nothing is drawn: a run is repeated exactly.
+/// A new identity of this process: its role, its rank if known, and an incarnation that differs for
+/// each start. On a simulated network the incarnation is not random, so that runs repeat exactly.
 pub(crate) fn identity(role: u8, rank: Option<usize>) -> Identity {
     let rank = rank.and_then(|rank| u32::try_from(rank).ok());
     let incarnation = match is_simulated() {
@@ -61,60 +61,61 @@ pub(crate) fn identity(role: u8, rank: Option<usize>) -> Identity {
     Identity { role, rank, incarnation }
 }
 
-/// What a node asks of the scheduler. Who asks is what the lane has proved: role, rank and incarnation are never said again.
+/// A node's request to the scheduler. The lane has proved who asks: role, rank and incarnation are
+/// never repeated.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Ask {
-    /// Take me in. Answered with a [`Roster`] when the cluster is complete.
+    /// Join the cluster. Answered with a [`Roster`] when the cluster is complete.
     Join(Join),
-    /// Tell me when all nodes of my role have asked this.
+    /// Answered when all nodes of the sender's role have asked this.
     Barrier { name: String },
-    /// Whom does this barrier wait for? I have waited long enough. Answered with their names.
+    /// Give up waiting at this barrier. Answered with the names of those that did not come.
     Missing { name: String },
     /// The member that this lane has proved to be is alive. Answered with [`Pulse`].
     Alive,
 }
 
-/// What a node says of itself when it joins.
+/// What a node tells about itself when it joins.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Join {
     pub(crate) pid: u32,
-    /// Whether it will give signs of life: it is lost when it gives none.
+    /// Whether it will send heartbeats: it counts as lost without them.
     pub(crate) beats: bool,
-    /// Which vans it can take.
+    /// The vans it can use.
     pub(crate) vans: Vec<Candidate>,
 }
 
-/// The scheduler's answer to a sign of life.
+/// The scheduler's answer to a heartbeat.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pulse {
     /// Why the cluster has ended, if it has.
     pub(crate) ended: Option<String>,
 }
 
-/// What the scheduler asks of a node.
+/// The scheduler's request to a node.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Run this; answered with a [`Report`].
+    /// Run this task; answered with a [`Report`].
     Run { app: String, body: serde_json::Value },
     /// The job is over.
     End,
 }
 
-/// What came of a task.
+/// Result of a task.
 pub(crate) type Report = std::result::Result<serde_json::Value, String>;
 
-/// Who is who, once all are in.
+/// The complete cluster, from one node's view.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Roster {
     /// This node's id in messages.
     pub node: u32,
-    /// This node's place among those of its role.
+    /// This node's rank in its role.
     pub rank: usize,
-    /// The van that all nodes take.
+    /// The van that all nodes use.
     pub van: Van,
-    /// All server threads, in the order of key ranges.
+    /// All server threads, in order of key ranges.
     pub servers: Vec<ServerAddress>,
-    /// Place of this server's first thread among them; 0 for workers.
+    /// Index of this server's first thread among them; 0 for workers.
     pub first_thread: usize,
     /// Number of workers.
     pub workers: usize,
@@ -130,7 +131,7 @@ pub(crate) fn ask<T: Serialize>(
     say(endpoint, peer, Kind::Request, timestamp, what)
 }
 
-/// Answers the request with that timestamp.
+/// Answers the request with this timestamp.
 pub(crate) fn answer<T: Serialize>(
     endpoint: &mut Endpoint,
     peer: PeerId,
@@ -140,7 +141,7 @@ pub(crate) fn answer<T: Serialize>(
     say(endpoint, peer, Kind::Reply, timestamp, what)
 }
 
-/// Refuses the request with that timestamp.
+/// Refuses the request with this timestamp.
 pub(crate) fn refuse(
     endpoint: &mut Endpoint,
     peer: PeerId,
@@ -164,7 +165,7 @@ fn say<T: Serialize>(
     Ok(endpoint.post(peer, draft, &mut Coding::plain())?)
 }
 
-/// What a control message says.
+/// Parses a control message.
 pub(crate) fn read<T: DeserializeOwned>(message: &Message) -> Result<T> {
     Ok(serde_json::from_slice(message.values())?)
 }

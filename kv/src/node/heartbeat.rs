@@ -1,5 +1,5 @@
-//! Signs of life: a small thread beside the main one, with a control lane of its own; and one that sees to it that a node which was
-//! launched does not outlive its launcher.
+//! Heartbeats: a small thread beside the main one, with a control lane of its own; and a thread
+//! that ends a launched node with its launcher.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,25 +12,27 @@ use super::members::HEARTBEATS;
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
 
-/// The main thread normally notices the end by itself, and ends the process before this does.
+/// The main thread normally notices the end by itself, and ends the process within this time.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Sends signs of life from now on. When the cluster ends without this node having noticed, or the scheduler is gone, the
-/// whole process ends: its main thread may be computing, or waiting for a peer that will never answer.
+/// Sends heartbeats from now on. When the cluster has ended or the scheduler is gone and this node
+/// has not noticed, the whole process ends: its main thread may be computing, or waiting for a peer
+/// that will never answer.
 ///
 /// # Errors
-/// [`Error::Spawn`] when the system has no thread to give.
+/// [`Error::Spawn`] if the system has no thread.
 pub(crate) fn start(config: NodeConfig, role: Role, rank: usize) -> Result<()> {
-    spawn("signs of life", move || {
+    spawn("heartbeats", move || {
         let why = beat(&config).unwrap_or_else(|error| error.to_string());
         end_process(&format!("{role} {rank}"), &why);
     })
 }
 
-/// Ends this process when its launcher is gone, which holds the other end of standard input open as long as it lives.
+/// Ends this process when its launcher is gone. The launcher holds the other end of standard input
+/// open while it lives.
 ///
 /// # Errors
-/// [`Error::Spawn`] when the system has no thread to give.
+/// [`Error::Spawn`] if the system has no thread.
 pub(crate) fn end_with_launcher(role: Role) -> Result<()> {
     spawn("end with the launcher", move || {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
@@ -50,13 +52,14 @@ fn end_process(node: &str, why: &str) {
     std::process::exit(3);
 }
 
-/// Beats until the cluster has ended; returns why it has.
+/// Sends heartbeats until the cluster has ended; returns the reason of the end.
 fn beat(config: &NodeConfig) -> Result<String> {
     let (mut endpoint, scheduler) = reach(config)?;
-    let (mut answered, mut said) = (Instant::now(), false);
+    let mut answered = Instant::now();
+    let mut warned = false;
     for count in 1.. {
-        // A scheduler that is busy with something else, or stopped for a while, answers later; as long as its lane stands it is
-        // not gone.
+        // A scheduler that is busy or stopped for a while answers later; it is not gone while its
+        // lane stands.
         if endpoint.credits(scheduler) > 0 {
             control::ask(&mut endpoint, scheduler, count, &Ask::Alive)?;
         }
@@ -65,7 +68,7 @@ fn beat(config: &NodeConfig) -> Result<String> {
             endpoint.poll()?;
             while let Some(arrival) = endpoint.take() {
                 match arrival {
-                    // Nothing is offered here, and every answer says something.
+                    // This node makes no offers, and every answer has a body.
                     Arrival::Connected { .. }
                     | Arrival::Placed { .. }
                     | Arrival::Answered { .. } => {}
@@ -74,19 +77,20 @@ fn beat(config: &NodeConfig) -> Result<String> {
                         if let Some(why) = control::read::<Pulse>(&message)?.ended {
                             return Ok(why);
                         }
-                        (answered, said) = (Instant::now(), false);
+                        answered = Instant::now();
+                        warned = false;
                     }
                 }
             }
             endpoint.wait(until.saturating_duration_since(Instant::now()))?;
         }
-        if !said && answered.elapsed() > config.heartbeat * HEARTBEATS {
-            said = true;
+        if !warned && answered.elapsed() > config.heartbeat * HEARTBEATS {
+            warned = true;
             let seconds = answered.elapsed().as_secs_f64();
             tracing::warn!(
                 scheduler = config.scheduler,
                 seconds,
-                "the scheduler does not answer: it computes, or was stopped; this node goes on when it does"
+                "the scheduler does not answer: it is busy or stopped; this node waits for it"
             );
         }
     }

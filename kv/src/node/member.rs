@@ -1,4 +1,4 @@
-//! A node that has joined: takes tasks from the scheduler and reports on them.
+//! A node that has joined: receives tasks from the scheduler and reports their results.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,21 +11,21 @@ use super::control::{self, Ask, Join, Order, Report, Role, Roster};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result, with_sources};
 
-/// One sleep while waiting.
+/// Longest sleep while waiting.
 const NAP: Duration = Duration::from_millis(100);
 
-/// How long the scheduler may take to say who is missing at a barrier.
+/// How long the scheduler may take to name the nodes missing at a barrier.
 const SAY_WHO: Duration = Duration::from_secs(2);
 
 /// Time between two attempts to reach the scheduler.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Something the scheduler wants done.
+/// A task from the scheduler.
 #[derive(Debug)]
 pub struct Task {
-    /// Which app shall run it.
+    /// Name of the app that runs it.
     pub app: String,
-    /// What it is told.
+    /// Its input.
     pub body: serde_json::Value,
     number: u64,
 }
@@ -44,11 +44,12 @@ pub struct Member {
 }
 
 impl Member {
-    /// Joins the cluster as whom `config` has this node prove to be; returns when all nodes are in.
+    /// Joins the cluster with the identity in `config`; returns when all nodes have joined.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the scheduler's address and how often it was tried; [`Error::NodeLost`] says why it refused.
-    pub(crate) fn join(config: &NodeConfig, role: Role, said: Join) -> Result<Member> {
+    /// [`Error::Timeout`] names the scheduler's address and the number of attempts;
+    /// [`Error::NodeLost`] says why it refused.
+    pub(crate) fn join(config: &NodeConfig, role: Role, join: Join) -> Result<Member> {
         let (endpoint, scheduler) = reach(config)?;
         let address = config.scheduler.clone();
         let roster = Roster {
@@ -71,21 +72,22 @@ impl Member {
             answered: None,
             ended: false,
         };
-        let join = Ask::Join(said);
+        let join = Ask::Join(join);
         let roster = member.ask(&join, config.join_timeout, "joining the cluster: other nodes")?;
         member.roster = serde_json::from_slice(&roster)?;
         Ok(member)
     }
 
-    /// Who is who.
+    /// The cluster's nodes.
     pub fn roster(&self) -> &Roster {
         &self.roster
     }
 
-    /// Waits for the next task; `None` when the job is over, or `goes_on` says that this node cannot go on.
+    /// Waits for the next task; `None` when the job is over, or when `goes_on` returns false
+    /// because this node cannot go on.
     ///
     /// # Errors
-    /// [`Error::NodeLost`] when the scheduler is gone.
+    /// [`Error::NodeLost`] if the scheduler is gone.
     pub(crate) fn next_task(&mut self, goes_on: impl Fn() -> bool) -> Result<Option<Task>> {
         loop {
             self.poll(&mut None)?;
@@ -99,16 +101,16 @@ impl Member {
         }
     }
 
-    /// Says what came of a task.
+    /// Sends the result of a task.
     ///
     /// # Errors
-    /// [`Error::NodeLost`] when the scheduler is gone.
+    /// [`Error::NodeLost`] if the scheduler is gone.
     pub fn report(&mut self, task: &Task, report: &Report) -> Result<()> {
         control::answer(&mut self.endpoint, self.scheduler, task.number, report)?;
         self.poll(&mut None)
     }
 
-    /// Waits until all nodes of this role have come to the barrier called `name`.
+    /// Waits until all nodes of this role have reached the barrier called `name`.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::NodeLost`].
@@ -124,12 +126,12 @@ impl Member {
         Err(Error::Timeout { what, seconds, missing: serde_json::from_slice(&missing)? })
     }
 
-    /// Asks the scheduler something and waits for the answer.
+    /// Sends a request to the scheduler and waits for the answer.
     fn ask(&mut self, what: &Ask, timeout: Duration, missing: &str) -> Result<Vec<u8>> {
         self.asked += 1;
         control::ask(&mut self.endpoint, self.scheduler, self.asked, what)?;
         let began = self.endpoint.now();
-        let mut said = began;
+        let mut warned = began;
         loop {
             let mut answer = None;
             self.poll(&mut answer)?;
@@ -149,8 +151,8 @@ impl Member {
                     missing,
                 });
             }
-            if now - said > Duration::from_secs(10) {
-                said = now;
+            if now - warned > Duration::from_secs(10) {
+                warned = now;
                 tracing::warn!(scheduler = self.address, "still waiting for {missing}");
             }
             self.endpoint.wait(NAP)?;
@@ -161,12 +163,12 @@ impl Member {
         Error::NodeLost { node: format!("the scheduler at {}", self.address), reason }
     }
 
-    /// Takes in what the scheduler sent; an answer goes to `answer`.
+    /// Handles messages of the scheduler; stores an answer in `answer`.
     fn poll(&mut self, answer: &mut Option<Vec<u8>>) -> Result<()> {
         self.endpoint.poll()?;
         while let Some(arrival) = self.endpoint.take() {
             match arrival {
-                // Nothing is offered here, and every answer says something.
+                // This node makes no offers, and every answer has a body.
                 Arrival::Connected { .. } | Arrival::Placed { .. } | Arrival::Answered { .. } => {}
                 Arrival::Lost { .. } if self.ended => {}
                 Arrival::Lost { error, .. } => {
@@ -196,13 +198,15 @@ impl Member {
     }
 }
 
-/// Connects to the scheduler, which may not be up yet. Nobody connects to this node's side.
+/// Connects to the scheduler, which may not be up yet. Nobody connects to this node.
 pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
     let mut van = config.van_config(0);
-    (van.wait, van.credits, van.accepts) = (Wait::Block, 64, false);
+    van.wait = Wait::Block;
+    van.credits = 64;
+    van.accepts = false;
     let mut endpoint = Endpoint::new(backend::open_control(config.van, &van)?, 0, van.credits);
     let began = Instant::now();
-    let mut said = began;
+    let mut warned = began;
     let mut attempts = 0;
     loop {
         attempts += 1;
@@ -213,7 +217,7 @@ pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
             },
             Err(why) => why,
         };
-        // The scheduler was there before a node that it has launched: what it says then is final.
+        // The scheduler was there before a node that it has launched, so its refusal is final.
         let is_final = config.launched && (is_refused(&why) || why.is_refusal());
         let why = with_sources(&why);
         if is_final {
@@ -234,8 +238,8 @@ pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
                 missing,
             });
         }
-        if said.elapsed() > Duration::from_secs(5) {
-            said = Instant::now();
+        if warned.elapsed() > Duration::from_secs(5) {
+            warned = Instant::now();
             tracing::warn!(
                 scheduler = config.scheduler,
                 attempts,

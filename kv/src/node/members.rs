@@ -1,4 +1,5 @@
-//! Who is in the cluster: which lane has proved to be whose, who has which seat, and who was not heard of for too long.
+//! The members of the cluster: which lane belongs to whom, who has which seat, and who has been
+//! silent for too long.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -11,7 +12,7 @@ use super::control::{Join, Role};
 use crate::config::ClusterConfig;
 use crate::error::{Error, Result};
 
-/// A node counts as lost after so many heartbeats without a sign of life.
+/// A node counts as lost after this many heartbeats without a sign.
 pub(crate) const HEARTBEATS: u32 = 5;
 
 /// A place in the cluster.
@@ -27,61 +28,61 @@ impl fmt::Display for Seat {
     }
 }
 
-/// Why a lane of the control plane is closed by the scheduler.
+/// Why the scheduler closes a lane of the control plane.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Misdeed {
-    /// Neither server nor worker.
+pub(crate) enum Violation {
+    /// Neither a server nor a worker.
     #[error("role {0} has no business with the scheduler")]
     Role(u8),
-    /// More than one seat for one lane.
+    /// A second request to join on one lane.
     #[error("it asked to join on a lane that is {0}'s already")]
     SecondJoin(Seat),
-    /// Something only a member may ask, when all are in.
+    /// A request that only members may make, once all have joined.
     #[error("it asked for {0} before all had joined")]
     NotJoined(&'static str),
-    /// A sign of life on a lane that does not belong to a member.
-    #[error("it gave signs of life for a node that it is not")]
-    NotAlive,
-    /// A name nobody would give.
+    /// A heartbeat on a lane that does not belong to a member.
+    #[error("it sent heartbeats for a node that it is not")]
+    StrayHeartbeat,
+    /// A barrier's name is too long.
     #[error("a barrier's name has {0} bytes; it may have {NAME_BYTES_MAX}", NAME_BYTES_MAX = super::barriers::NAME_BYTES_MAX)]
     LongName(usize),
-    /// An answer that says neither yes nor no.
-    #[error("it sent a failure, and members report")]
+    /// A failure, although members answer with reports.
+    #[error("it sent a failure where members send reports")]
     Failure,
-    /// A lane that is used for nothing.
+    /// A lane without any request.
     #[error("it said nothing for {:.1} s", .0.as_secs_f64())]
     Silent(Duration),
-    /// What cannot be read.
+    /// A message that cannot be parsed.
     #[error(transparent)]
     Control(#[from] serde_json::Error),
-    /// What cannot be answered.
+    /// A request that cannot be answered.
     #[error(transparent)]
     Answer(#[from] Error),
 }
 
-/// A node that has a seat.
+/// A node with a seat.
 pub(crate) struct Member {
-    /// Its lane, as long as it is not lost.
+    /// Its lane, while it is not lost.
     pub(crate) peer: PeerId,
-    /// Which request asked for the seat.
+    /// Timestamp of its request to join.
     pub(crate) joined_as: u64,
-    /// What it said of itself; of the vans only the chosen one when that is known.
-    pub(crate) said: Join,
+    /// Its request to join; of its vans, only the chosen one once that is known.
+    pub(crate) join: Join,
     pub(crate) lost: Option<String>,
     incarnation: u64,
-    /// When it last gave a sign of life, in time listened.
+    /// Time of its last heartbeat, in time listened.
     seen: Duration,
 }
 
 impl Member {
-    /// Where its threads listen, for the first of its vans that works.
+    /// Addresses of its threads, for the first of its vans that works.
     pub(crate) fn threads(&self) -> &[String] {
-        let mut vans = self.said.vans.iter();
+        let mut vans = self.join.vans.iter();
         vans.find_map(|van| van.threads.as_deref().ok()).unwrap_or_default()
     }
 }
 
-/// A connection, and what it is used for.
+/// A connection and its use.
 struct Lane {
     role: Role,
     rank: Option<usize>,
@@ -93,10 +94,10 @@ struct Lane {
 #[derive(Clone, Copy)]
 enum Used {
     Nothing,
-    /// It is this member's.
+    /// The member's main lane.
     Member(Seat),
-    /// This member gives signs of life on it.
-    Heart(Seat),
+    /// The member's heartbeat lane.
+    Heartbeat(Seat),
 }
 
 /// All members and lanes.
@@ -105,17 +106,17 @@ pub(crate) struct Members {
     heartbeat: Duration,
     seats: BTreeMap<Seat, Member>,
     lanes: HashMap<PeerId, Lane>,
-    /// Whether all have joined; before that, who leaves makes room for another.
+    /// Whether all have joined; before that, a node that leaves makes room for another.
     complete: bool,
     /// How long the scheduler has listened, and when it last did.
     listened: Duration,
     looked: Duration,
-    /// When it last looked for those that are lost, in time listened.
+    /// When it last looked for lost members, in time listened.
     checked: Duration,
 }
 
 impl Members {
-    /// Nobody yet, at this time.
+    /// No members yet, at time `now`.
     pub(crate) fn new(config: &ClusterConfig, now: Duration) -> Members {
         Members {
             sizes: [(Role::Server, config.servers), (Role::Worker, config.workers)],
@@ -129,18 +130,19 @@ impl Members {
         }
     }
 
-    /// Takes note that the scheduler listens. A pause in which it did not counts as one heartbeat: nobody is silent for that.
+    /// Records that the scheduler is listening. A pause in which it did not counts as at most one
+    /// heartbeat, so that nobody seems silent because of it.
     pub(crate) fn listen(&mut self, now: Duration) {
         self.listened += now.saturating_sub(self.looked).min(self.heartbeat);
         self.looked = now;
     }
 
-    /// Enters a lane and who it has proved to be.
+    /// Adds a lane with the identity it has proved.
     ///
     /// # Errors
-    /// When that is nobody who belongs here.
-    pub(crate) fn connected(&mut self, peer: PeerId, hello: &Hello) -> Result<(), Misdeed> {
-        let role = Role::of(hello.role).ok_or(Misdeed::Role(hello.role))?;
+    /// If it is not a node's.
+    pub(crate) fn connected(&mut self, peer: PeerId, hello: &Hello) -> Result<(), Violation> {
+        let role = Role::of(hello.role).ok_or(Violation::Role(hello.role))?;
         let rank = Some(hello.rank.get()).filter(|rank| *rank != Hello::NO_RANK);
         let lane = Lane {
             role,
@@ -153,19 +155,20 @@ impl Members {
         Ok(())
     }
 
-    /// Gives a node the seat that its lane has proved it wants, or the first that is free; the inner error says why there is none.
+    /// Gives a node the seat of its proved rank, or the first free one; the inner error says why
+    /// there is none.
     ///
     /// # Errors
-    /// When the lane has one already, or gives signs of life.
+    /// If the lane already has a seat or is a heartbeat lane.
     pub(crate) fn join(
         &mut self,
         peer: PeerId,
         joined_as: u64,
-        said: Join,
-    ) -> Result<Result<Seat>, Misdeed> {
-        let lane = self.lanes.get_mut(&peer).ok_or(Misdeed::NotJoined("a seat"))?;
-        if let Used::Member(seat) | Used::Heart(seat) = lane.used {
-            return Err(Misdeed::SecondJoin(seat));
+        join: Join,
+    ) -> Result<Result<Seat>, Violation> {
+        let lane = self.lanes.get_mut(&peer).ok_or(Violation::NotJoined("a seat"))?;
+        if let Used::Member(seat) | Used::Heartbeat(seat) = lane.used {
+            return Err(Violation::SecondJoin(seat));
         }
         let Lane { role, rank, incarnation, .. } = *lane;
         let Some(seat) = self.free_seat(role, rank) else {
@@ -175,7 +178,7 @@ impl Members {
             return Ok(Err(Error::Config(why)));
         };
         let seen = self.listened;
-        let member = Member { peer, joined_as, said, lost: None, incarnation, seen };
+        let member = Member { peer, joined_as, join, lost: None, incarnation, seen };
         tracing::info!(node = describe(seat, &member), "joined");
         self.seats.insert(seat, member);
         self.lanes.entry(peer).and_modify(|lane| lane.used = Used::Member(seat));
@@ -189,37 +192,37 @@ impl Members {
         Some(Seat { role, rank })
     }
 
-    /// Takes note of a sign of life of the member that a lane has proved to be.
+    /// Records a heartbeat of the member that a lane has proved to be.
     ///
     /// # Errors
-    /// When it is no member, or this is a member's lane for other things.
-    pub(crate) fn alive(&mut self, peer: PeerId) -> Result<(), Misdeed> {
-        let lane = self.lanes.get_mut(&peer).ok_or(Misdeed::NotAlive)?;
+    /// If it is no member, or the lane is a member's main lane.
+    pub(crate) fn alive(&mut self, peer: PeerId) -> Result<(), Violation> {
+        let lane = self.lanes.get_mut(&peer).ok_or(Violation::StrayHeartbeat)?;
         let Lane { role, rank: Some(rank), incarnation, .. } = *lane else {
-            return Err(Misdeed::NotAlive);
+            return Err(Violation::StrayHeartbeat);
         };
         let seat = Seat { role, rank };
         let member = self.seats.get_mut(&seat).filter(|member| member.incarnation == incarnation);
-        let (Some(member), Used::Nothing | Used::Heart(_)) = (member, lane.used) else {
-            return Err(Misdeed::NotAlive);
+        let (Some(member), Used::Nothing | Used::Heartbeat(_)) = (member, lane.used) else {
+            return Err(Violation::StrayHeartbeat);
         };
-        lane.used = Used::Heart(seat);
+        lane.used = Used::Heartbeat(seat);
         member.seen = self.listened;
         Ok(())
     }
 
-    /// The member that a lane is, when all are in.
+    /// The member of a lane, once all have joined.
     ///
     /// # Errors
-    /// When it is none: it may not ask for `what`.
-    pub(crate) fn of(&self, peer: PeerId, what: &'static str) -> Result<Seat, Misdeed> {
+    /// If it has none, so that it may not ask for `what`.
+    pub(crate) fn of(&self, peer: PeerId, what: &'static str) -> Result<Seat, Violation> {
         match self.lanes.get(&peer).map(|lane| lane.used) {
             Some(Used::Member(seat)) if self.complete => Ok(seat),
-            _ => Err(Misdeed::NotJoined(what)),
+            _ => Err(Violation::NotJoined(what)),
         }
     }
 
-    /// Forgets a lane that is gone. Who has its seat by it loses that, and is returned; nobody else loses anything.
+    /// Removes a lost lane. A member that it belongs to is lost as well and is returned.
     pub(crate) fn leave(&mut self, peer: PeerId, reason: &str) -> Option<Seat> {
         let Used::Member(seat) = self.lanes.remove(&peer)?.used else { return None };
         if self.complete {
@@ -232,17 +235,18 @@ impl Members {
         Some(seat)
     }
 
-    /// Lanes that were used for nothing longer than a member may be silent.
-    pub(crate) fn idle_lanes(&self) -> Vec<(PeerId, Misdeed)> {
+    /// Lanes that stayed unused for longer than a member may be silent.
+    pub(crate) fn idle_lanes(&self) -> Vec<(PeerId, Violation)> {
         let idle = |(peer, lane): (&PeerId, &Lane)| {
             let silent = self.listened - lane.opened;
             let idle = matches!(lane.used, Used::Nothing) && silent > self.patience();
-            idle.then_some((*peer, Misdeed::Silent(silent)))
+            idle.then_some((*peer, Violation::Silent(silent)))
         };
         self.lanes.iter().filter_map(idle).collect()
     }
 
-    /// Takes note that all have joined, of which each says what is left to say; signs of life are waited for from now on.
+    /// Records that all have joined and calls `each` for every member; from now on heartbeats are
+    /// expected.
     pub(crate) fn complete(&mut self, mut each: impl FnMut(&mut Member)) {
         self.complete = true;
         let seen = self.listened;
@@ -262,17 +266,17 @@ impl Members {
         self.seats.values().all(|member| member.lost.is_some())
     }
 
-    /// How many of a role there are to be.
+    /// Number of nodes of a role.
     pub(crate) fn size(&self, role: Role) -> usize {
         self.sizes.iter().filter(|(of, _)| *of == role).map(|(_, size)| size).sum()
     }
 
-    /// All that have a seat, servers first, in the order of ranks.
+    /// All members, servers first, in order of ranks.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Seat, &Member)> {
         self.seats.iter().map(|(seat, member)| (*seat, member))
     }
 
-    /// The worker of that rank, to send it something.
+    /// The worker of this rank, to send it something.
     ///
     /// # Errors
     /// [`Error::NodeLost`].
@@ -289,12 +293,12 @@ impl Members {
         }
     }
 
-    /// Whether nobody has looked for the lost for a heartbeat.
+    /// Whether the last look for lost members is at least a heartbeat ago.
     pub(crate) fn check_is_due(&self) -> bool {
         self.listened - self.checked >= self.heartbeat
     }
 
-    /// Whether all that joined are alive.
+    /// Checks that all members are alive.
     ///
     /// # Errors
     /// [`Error::NodeLost`] names the first that is not.
@@ -304,8 +308,8 @@ impl Members {
             let silent = self.listened - member.seen;
             let reason = match &member.lost {
                 Some(reason) => reason.clone(),
-                None if self.complete && member.said.beats && silent > self.patience() => {
-                    format!("no sign of life for {:.1} s", silent.as_secs_f64())
+                None if self.complete && member.join.beats && silent > self.patience() => {
+                    format!("no heartbeat for {:.1} s", silent.as_secs_f64())
                 }
                 None => continue,
             };
@@ -318,7 +322,7 @@ impl Members {
         self.heartbeat * HEARTBEATS
     }
 
-    /// Names those that have not joined.
+    /// Names the nodes that have not joined.
     pub(crate) fn missing(&self) -> String {
         let seats = self.sizes.iter();
         let seats = seats.flat_map(|&(role, size)| (0..size).map(move |rank| Seat { role, rank }));
@@ -327,10 +331,10 @@ impl Members {
     }
 }
 
-/// A member as a person can find it.
+/// A member's name for people, with its process and address.
 pub(crate) fn describe(seat: Seat, member: &Member) -> String {
     match member.threads().first() {
-        Some(address) => format!("{seat} (process {} at {address})", member.said.pid),
-        None => format!("{seat} (process {})", member.said.pid),
+        Some(address) => format!("{seat} (process {} at {address})", member.join.pid),
+        None => format!("{seat} (process {})", member.join.pid),
     }
 }

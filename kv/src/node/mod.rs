@@ -1,9 +1,11 @@
-//! Roles and membership: who belongs to the cluster, where they are, and that they are alive.
+//! Roles and membership: which nodes belong to the cluster, where they are, and whether they are
+//! alive.
 //!
-//! The control plane travels over plain TCP, apart from the data: nodes join the [`Scheduler`], which sends them tasks and
-//! keeps barriers. A node has one control lane on its main thread, and a second one on a small thread for signs of life, so
-//! that a worker which computes for a minute is still alive. Which van carries the data is decided for the whole cluster: each
-//! node opens what works for it and says so at joining, and the roster names the one that all have.
+//! The control plane uses plain TCP, apart from the data: nodes join the [`Scheduler`], which sends
+//! them tasks and keeps barriers. A node has one control lane on its main thread and another on a
+//! small thread for heartbeats, so that a worker that computes for a minute still counts as alive.
+//! The whole cluster uses one van for data: each node opens those that work for it and lists them
+//! when it joins, and the roster names the one that all have.
 
 mod backend;
 mod barriers;

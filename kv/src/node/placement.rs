@@ -1,7 +1,8 @@
-//! Where a server's threads run and their memory lies: which NUMA node, which core, and what could not be had.
+//! Placement of a server's threads and memory: NUMA node, core, and what could not be honoured.
 //!
-//! Set-up: decided once before the threads start, and taken by each of them before it touches any memory. A wish that a
-//! restricted container doesn't grant is a line in the log; only a node that isn't there is an error.
+//! It is decided once before the threads start, and each applies it before it touches any memory. A
+//! wish that a restricted container does not grant is logged; only a node that does not exist is an
+//! error.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,16 +18,16 @@ use crate::error::{Error, Result};
 /// A wish for a NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Numa {
-    /// That of the network device which carries the messages; any where that has none.
+    /// The node of the network device that carries the messages; any if it has none.
     NearNic,
-    /// All of them in turn.
+    /// All nodes in turn.
     Any,
-    /// That one.
+    /// This node.
     Node(NumaId),
 }
 
 impl Numa {
-    /// The node that memory is bound to; `None` where it lies by the thread that first uses it.
+    /// The node that memory is bound to; `None` if it is placed by first use.
     pub fn node(self) -> Option<NumaId> {
         match self {
             Numa::Node(node) => Some(node),
@@ -64,20 +65,20 @@ impl FromStr for Numa {
 /// The places of a server's threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seating {
-    /// The device that the messages go by, if there is one and it matters.
+    /// The device that carries the messages, if there is one and it matters.
     pub nic: Option<Nic>,
-    /// The node to start from; `None` for all of them in turn.
+    /// The node to start from; `None` for all in turn.
     pub node: Option<NumaId>,
-    /// Which thread gets which core; `None` when threads aren't pinned.
+    /// The core of each thread; `None` if threads are not pinned.
     pub plan: Option<Plan>,
 }
 
 impl Seating {
-    /// Seats for the server threads numbered `threads` among all that share the machine, on `topology`, where `nic` carries
-    /// the messages.
+    /// Seats for the server threads numbered `threads` among all that share the machine, on
+    /// `topology`, where `nic` carries the messages.
     ///
     /// # Errors
-    /// [`Error::Config`] for a node that the machine hasn't got.
+    /// [`Error::Config`] for a node that the machine does not have.
     pub fn new(
         config: &NodeConfig,
         topology: &Topology,
@@ -97,8 +98,8 @@ impl Seating {
         Ok(Seating { nic, node, plan })
     }
 
-    /// Seats on this machine for the `threads` threads of the server of that rank; `None`, and a line, where the machine
-    /// can't be read.
+    /// Seats on this machine for the `threads` threads of the server of this rank; `None`, with a
+    /// log line, if the machine cannot be read.
     ///
     /// # Errors
     /// As [`Seating::new`].
@@ -114,37 +115,37 @@ impl Seating {
                 Seating::new(config, &topology, nic, threads).map(Some)
             }
             Err(error) => {
-                tracing::warn!(%error, "server threads run, and their memory lies, where the system puts them");
+                tracing::warn!(%error, "the system places server threads and their memory");
                 Ok(None)
             }
         }
     }
 
-    /// The seat of this server's `thread`, counted from 0; `None` when it isn't pinned.
+    /// The seat of this server's `thread`, counted from 0; `None` if it is not pinned.
     pub fn seat(&self, thread: usize) -> Option<Seat> {
         self.plan.as_ref()?.seats().get(thread).copied()
     }
 
-    /// Where the memory of this server's `thread` lies: on the node of its seat, else on the one to start from; `None` where
-    /// the thread first touches it.
+    /// The node of the memory of this server's `thread`: that of its seat, else the one to start
+    /// from; `None` for placement by first use.
     pub fn memory_node(&self, thread: usize) -> Option<NumaId> {
         self.seat(thread).map_or(self.node, |seat| seat.node)
     }
 
-    /// Pins the calling thread, which is this server's `thread`, and returns the settings by which its memory comes to lie
-    /// beside it.
+    /// Pins the calling thread, which is this server's `thread`, and returns settings that place
+    /// its memory beside it.
     pub(super) fn take(&self, thread: usize, config: &NodeConfig) -> NodeConfig {
         let placement = self.plan.as_ref().map(|plan| plan.pin_current_thread(thread));
         let node = match &placement {
             Some(placement) if placement.is_pinned() => placement.node(),
             _ => self.node,
         };
-        // A pinned thread's memory is local by itself, all but what others touch first.
+        // A pinned thread's memory is local by itself, except what other threads touch first.
         if placement.as_ref().is_none_or(|placement| !placement.is_pinned())
             && let Some(node) = node
             && let Err(error) = caravan_numa::prefer_node(Some(node))
         {
-            tracing::warn!(%error, %node, "shards lie where the thread runs that first writes them");
+            tracing::warn!(%error, %node, "shards are placed by the thread that first writes them");
         }
         let placed =
             placement.map_or("unpinned, as asked for".to_owned(), |placed| placed.to_string());
@@ -155,10 +156,10 @@ impl Seating {
     }
 }
 
-/// Refuses a wish for a node that this machine hasn't got, before anything is started for it.
+/// Refuses a wish for a node that this machine does not have, before anything is started for it.
 ///
 /// # Errors
-/// [`Error::Config`]; nothing where the machine can't be read.
+/// [`Error::Config`]; none if the machine cannot be read.
 pub(crate) fn check_numa(numa: Numa) -> Result<()> {
     let Some(node) = numa.node() else { return Ok(()) };
     match Topology::this_machine() {

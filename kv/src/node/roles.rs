@@ -1,4 +1,4 @@
-//! What servers and workers do from joining to the end.
+//! The life of servers and workers, from joining to the end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::secret::SecretSource;
 use crate::server::{Handles, ServerThread};
 use crate::worker::{ServerAddress, Waits, Watch, Worker};
 
-/// Something workers can run when the scheduler sends a task of its name.
+/// Runs tasks that the scheduler sends to workers under its name.
 pub trait App {
-    /// Runs one task. What it keeps in `self` is there at the next one.
+    /// Runs one task. State in `self` is kept for the next one.
     ///
     /// # Errors
-    /// Text that the scheduler shows together with this node's name.
+    /// Text that the scheduler shows with this node's name.
     fn run(
         &mut self,
         node: &mut WorkerNode,
@@ -40,7 +40,7 @@ type MakeApp = dyn Fn() -> Box<dyn App> + Send + Sync;
 pub struct Apps(HashMap<String, Arc<MakeApp>>);
 
 impl Apps {
-    /// Adds one; `make` is called by each worker at its first task.
+    /// Adds an app; each worker calls `make` at its first task.
     pub fn with(
         mut self,
         name: &str,
@@ -51,21 +51,21 @@ impl Apps {
     }
 }
 
-/// A worker at work.
+/// A joined worker.
 pub struct WorkerNode {
     /// Its lanes to the servers.
     pub worker: Worker,
-    /// Its settings, with the van that all nodes take.
+    /// Its settings, with the van that all nodes use.
     pub config: NodeConfig,
-    /// Its place among the workers.
+    /// Its rank.
     pub rank: usize,
-    /// Their number.
+    /// Number of workers.
     pub workers: usize,
     member: Member,
 }
 
 impl WorkerNode {
-    /// Waits until all workers have come to the barrier called `name`.
+    /// Waits until all workers have reached the barrier called `name`.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::NodeLost`].
@@ -77,8 +77,8 @@ impl WorkerNode {
 /// Joins as a worker and runs tasks until the job is over.
 ///
 /// # Errors
-/// What joining and the lanes report; [`Error::Config`] for a NUMA node that this machine hasn't got. A task's own error goes
-/// to the scheduler instead.
+/// Those of joining and of the lanes; [`Error::Config`] for a NUMA node that this machine does not
+/// have. A task's own error goes to the scheduler instead.
 pub fn run_worker(
     config: &NodeConfig,
     rank: Option<usize>,
@@ -87,7 +87,8 @@ pub fn run_worker(
 ) -> Result<()> {
     check_numa(config.numa)?;
     let config = begin(config, Role::Worker, rank, own_process)?;
-    let member = Member::join(&config, Role::Worker, said(without_threads(&config)?, own_process))?;
+    let join = join_request(without_threads(&config)?, own_process);
+    let member = Member::join(&config, Role::Worker, join)?;
     let roster = member.roster().clone();
     let config = NodeConfig { van: roster.van, ..ranked(&config, &roster) };
     if own_process {
@@ -114,7 +115,8 @@ pub fn run_worker(
     Ok(())
 }
 
-/// What a node starts from: its secret, and who it is. One that was launched ends with its launcher.
+/// Completes a node's settings with its secret and identity. Makes a launched node end with its
+/// launcher.
 fn begin(
     config: &NodeConfig,
     role: Role,
@@ -130,18 +132,19 @@ fn begin(
     Ok(config)
 }
 
-/// The same, with the rank that it got.
+/// The settings with the assigned rank.
 fn ranked(config: &NodeConfig, roster: &Roster) -> NodeConfig {
     let rank = u32::try_from(roster.rank).ok();
     NodeConfig { identity: Identity { rank, ..config.identity }, ..config.clone() }
 }
 
-/// What a node says of itself when it joins.
-fn said(vans: Vec<Candidate>, own_process: bool) -> Join {
+/// The request to join.
+fn join_request(vans: Vec<Candidate>, own_process: bool) -> Join {
     Join { pid: std::process::id(), beats: own_process, vans }
 }
 
-/// The vans that a node without server threads can take. It opens the chosen one later, when it knows which node it is.
+/// The vans that a node without server threads can use. It opens the chosen one later, when it
+/// knows its id.
 pub(super) fn without_threads(config: &NodeConfig) -> Result<Vec<Candidate>> {
     let mut candidates = choice::candidates(&backend::open_all(config, false)?);
     candidates.iter_mut().filter_map(|one| one.threads.as_mut().ok()).for_each(Vec::clear);
@@ -156,7 +159,7 @@ pub fn client(config: &NodeConfig, node: u32, servers: &[ServerAddress]) -> Resu
     watched_client(config, node, servers, None)
 }
 
-/// As [`client`], of somebody whose waits look at who is lost.
+/// As [`client`], with a watch for lost nodes during its waits.
 pub(crate) fn watched_client(
     config: &NodeConfig,
     node: u32,
@@ -175,7 +178,8 @@ pub(crate) fn watched_client(
 /// Joins as a server with `threads` threads and serves until the job is over.
 ///
 /// # Errors
-/// What joining and the vans report; [`Error::Config`] for a NUMA node that this machine hasn't got.
+/// Those of joining and of the vans; [`Error::Config`] for a NUMA node that this machine does not
+/// have.
 pub fn run_server(
     config: &NodeConfig,
     rank: Option<usize>,
@@ -191,13 +195,14 @@ pub fn run_server(
         for index in 0..threads {
             let (say_vans, vans) = mpsc::channel();
             let (say_place, place) = mpsc::channel::<Place>();
-            let (stop, seating) = (&stop, &seating);
+            let stop = &stop;
+            let seating = &seating;
             let serve = move || -> Result<()> {
-                // Before any memory is touched.
+                // Before it touches any memory.
                 let own = seating.as_ref().map(|seating| seating.take(index, config));
                 let config = own.as_ref().unwrap_or(config);
                 let opened = backend::open_all(config, true)?;
-                // Whoever does not listen any more has failed, and says so itself.
+                // A failed send or receive means that the node has failed, and reports that itself.
                 let _ = say_vans.send(choice::candidates(&opened));
                 let Ok(place) = place.recv() else { return Ok(()) };
                 let transport = choice::take(opened, place.van)?;
@@ -225,8 +230,8 @@ pub fn run_server(
     })
 }
 
-/// Joins as a server of one thread on a simulated network, where threads must not wait for each other by other means than
-/// the network's, and serves until `stop` is set.
+/// Joins as a server of one thread on a simulated network, and serves until `stop` is set. Nodes
+/// there may wait for each other only through the network.
 ///
 /// # Errors
 /// As [`run_server`].
@@ -238,8 +243,8 @@ pub(crate) fn run_simulated_server(
 ) -> Result<()> {
     let config = &begin(config, Role::Server, Some(rank), false)?;
     let opened = backend::open_all(config, true)?;
-    let said = said(choice::candidates(&opened), false);
-    let member = Member::join(config, Role::Server, said)?;
+    let join = join_request(choice::candidates(&opened), false);
+    let member = Member::join(config, Role::Server, join)?;
     let Roster { node, van, first_thread, ref servers, .. } = *member.roster();
     let endpoint = Endpoint::new(choice::take(opened, van)?, node, config.credits);
     ServerThread::new(endpoint, first_thread, servers.len(), handles.clone()).run(stop)
@@ -255,26 +260,31 @@ type Started<'scope> = (
 struct Place {
     van: Van,
     node: u32,
-    /// Its place among all server threads, and their number.
+    /// Its index among all server threads, and their number.
     index: usize,
     count: usize,
 }
 
-/// Joins, and takes part until the job is over or a thread has ended, whose error is reported by whoever joins it.
+/// Joins, and takes part until the job is over or a thread has ended; joining that thread reports
+/// its error.
 fn serve_until_end(config: &NodeConfig, started: &[Started<'_>], own_process: bool) -> Result<()> {
     let vans = started.iter().map(|(_, vans, _)| vans.recv());
     let Ok(vans) = vans.collect::<Result<Vec<_>, _>>() else {
         return Ok(()); // a thread ended before it listened
     };
-    let said = said(choice::of_all(&vans), own_process);
-    let mut member = Member::join(config, Role::Server, said)?;
+    let join = join_request(choice::of_all(&vans), own_process);
+    let mut member = Member::join(config, Role::Server, join)?;
     let roster = member.roster().clone();
     if own_process {
         heartbeat::start(ranked(config, &roster), Role::Server, roster.rank)?;
     }
     for (index, (_, _, place)) in started.iter().enumerate() {
-        let (node, van, count) = (roster.node, roster.van, roster.servers.len());
-        let _ = place.send(Place { van, node, index: roster.first_thread + index, count });
+        let _ = place.send(Place {
+            van: roster.van,
+            node: roster.node,
+            index: roster.first_thread + index,
+            count: roster.servers.len(),
+        });
     }
     let all_serve = || !started.iter().any(|(thread, ..)| thread.is_finished());
     while let Some(task) = member.next_task(all_serve)? {

@@ -1,6 +1,8 @@
-//! The scheduler: takes nodes in, gives out ranks and key ranges, sends tasks, keeps barriers, notices who is gone.
+//! The scheduler: admits nodes, assigns ranks and key ranges, sends tasks, keeps barriers, detects
+//! lost nodes.
 //!
-//! It has no thread of its own: whoever drives the job calls it, and while it waits for something it serves everybody.
+//! It has no thread of its own: the driver of the job calls it, and while a call waits it serves
+//! all nodes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,31 +14,31 @@ use super::backend::{self, Van};
 use super::barriers::{Barriers, Waiting};
 use super::choice::{self, Candidate};
 use super::control::{self, Ask, Join, Order, Pulse, Report, Role, Roster};
-use super::members::{Members, Misdeed, describe};
+use super::members::{Members, Violation, describe};
 use super::roles::without_threads;
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result};
 use crate::worker::ServerAddress;
 
-/// One sleep while waiting.
+/// Longest sleep while waiting.
 const NAP: Duration = Duration::from_millis(20);
 
-/// Whoever waits says so this often.
-const SAY_EVERY: Duration = Duration::from_secs(5);
+/// Time between two warnings of a wait.
+const WARN_EVERY: Duration = Duration::from_secs(5);
 
-/// Lanes to the scheduler have this many credits: one node asks few things at a time.
+/// Credits of lanes to the scheduler; a node makes few requests at a time.
 const CREDITS: u16 = 64;
 
 /// Number of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskId(u64);
 
-/// Who runs a task.
+/// The workers that run a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// Every worker.
     Workers,
-    /// The worker of that rank.
+    /// The worker of this rank.
     Worker(usize),
 }
 
@@ -44,13 +46,13 @@ pub enum Target {
 pub struct Scheduler {
     endpoint: Endpoint,
     config: ClusterConfig,
-    /// Which vans this process can take, if it is a client of the servers, too.
+    /// The vans that this process can use, if it is a client of the servers as well.
     own: Option<Vec<Candidate>>,
     members: Members,
     barriers: Barriers,
     tasks: BTreeMap<TaskId, Running>,
     task_count: u64,
-    /// Once all have joined: the van that all take, or why there is none.
+    /// Once all have joined: the common van, or why there is none.
     chosen: Option<Result<Van, String>>,
     ended: Option<String>,
 }
@@ -62,17 +64,19 @@ struct Running {
 }
 
 impl Scheduler {
-    /// Listens at the address in `config`; port 0 takes a free one.
+    /// Listens at the address in `config`; port 0 selects a free one.
     ///
     /// # Errors
-    /// When the address cannot be bound; [`Error::Config`] when there is no secret, and others can reach it.
+    /// If the address cannot be bound; [`Error::Config`] if others can reach it and there is no
+    /// secret.
     pub fn bind(config: &ClusterConfig) -> Result<Scheduler> {
         let mut config = config.clone();
         let identity = control::identity(control::SCHEDULER, None);
         config.node = NodeConfig { identity, ..config.node.secured()? };
         let mut van = config.node.van_config(0);
         van.listen = config.node.scheduler.clone();
-        (van.wait, van.credits) = (Wait::Block, CREDITS);
+        van.wait = Wait::Block;
+        van.credits = CREDITS;
         let endpoint = Endpoint::new(backend::open_control(config.node.van, &van)?, 0, CREDITS);
         config.node.scheduler = endpoint.address().to_owned();
         let members = Members::new(&config, endpoint.now());
@@ -89,29 +93,30 @@ impl Scheduler {
         })
     }
 
-    /// Where nodes join.
+    /// The address where nodes join.
     pub fn address(&self) -> &str {
         self.endpoint.address()
     }
 
-    /// Has this process count when the van is chosen: it wants to push and pull, too.
+    /// Includes this process in the choice of the van, because it will push and pull as well.
     ///
     /// # Errors
-    /// When a van was named and does not work here.
+    /// If a van was named and does not work here.
     pub(crate) fn take_part(&mut self) -> Result<()> {
         self.own = Some(without_threads(&self.config.node)?);
         Ok(())
     }
 
-    /// Waits until all servers and workers have joined, and returns the van that all take. `check` is called now and then: it may know that one never will.
+    /// Waits until all servers and workers have joined, and returns their common van. Calls `check`
+    /// now and then, which may know that a node will never join.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the missing nodes; [`Error::Config`] says which node lacks which van when none works for all;
-    /// what `check` says.
+    /// [`Error::Timeout`] names the missing nodes; [`Error::Config`] says which node lacks which
+    /// van if none works for all; those of `check`.
     pub fn gather(&mut self, mut check: impl FnMut() -> Result<()>) -> Result<Van> {
         let timeout = self.config.node.join_timeout;
         let began = self.endpoint.now();
-        let mut said = began;
+        let mut warned = began;
         loop {
             if let Some(chosen) = &self.chosen {
                 return chosen.clone().map_err(Error::Config);
@@ -127,8 +132,8 @@ impl Scheduler {
                     missing: self.members.missing(),
                 });
             }
-            if now - said > SAY_EVERY {
-                said = now;
+            if now - warned > WARN_EVERY {
+                warned = now;
                 tracing::warn!(
                     missing = self.members.missing(),
                     scheduler = self.address(),
@@ -139,7 +144,7 @@ impl Scheduler {
         }
     }
 
-    /// All server threads, in the order of key ranges; empty before the cluster is complete.
+    /// All server threads, in order of key ranges; empty before the cluster is complete.
     pub fn servers(&self) -> Vec<ServerAddress> {
         let complete = matches!(self.chosen, Some(Ok(_)));
         let servers = self.members.iter().filter(|(seat, _)| complete && seat.role == Role::Server);
@@ -152,7 +157,7 @@ impl Scheduler {
         threads.collect()
     }
 
-    /// Has `app` run with `body` at the target.
+    /// Starts `app` with input `body` at the target.
     ///
     /// # Errors
     /// [`Error::NodeLost`].
@@ -187,7 +192,7 @@ impl Scheduler {
         Ok(task)
     }
 
-    /// Waits for a task and returns what the nodes answered, in order of rank.
+    /// Waits for a task and returns the workers' results, in order of rank.
     ///
     /// # Errors
     /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node.
@@ -207,17 +212,17 @@ impl Scheduler {
         running.reports.into_iter().map(report).collect()
     }
 
-    /// Serves whoever asked for something, without blocking; true if anybody did.
+    /// Serves pending requests without blocking; returns whether there were any.
     ///
     /// # Errors
-    /// Only when the control van itself is broken.
+    /// Only if the control van itself is broken.
     pub fn poll(&mut self) -> Result<bool> {
         self.members.listen(self.endpoint.now());
         let any = self.endpoint.poll()?;
         while let Some(arrival) = self.endpoint.take() {
             let peer = arrival.peer();
             let outcome = match arrival {
-                // Nothing is offered here, and every answer says something.
+                // The scheduler makes no offers, and every answer has a body.
                 Arrival::Placed { .. } | Arrival::Answered { .. } => Ok(()),
                 Arrival::Connected { hello, .. } => self.members.connected(peer, &hello),
                 Arrival::Lost { error, .. } => {
@@ -226,14 +231,14 @@ impl Scheduler {
                 }
                 Arrival::Message { message, .. } => self.serve(peer, &message),
             };
-            if let Err(misdeed) = outcome {
-                self.turn_away(peer, &misdeed);
+            if let Err(violation) = outcome {
+                self.reject(peer, &violation);
             }
         }
         Ok(any)
     }
 
-    /// As [`Scheduler::poll`], with a look at who is lost: everybody who waits does this now and then.
+    /// As [`Scheduler::poll`], and checks for lost members now and then. Used by every wait.
     ///
     /// # Errors
     /// As [`Scheduler::check_members`].
@@ -245,36 +250,36 @@ impl Scheduler {
         Ok(any)
     }
 
-    /// As [`Scheduler::look`], by somebody who waits for something else.
+    /// As [`Scheduler::look`], for a caller that waits for something else.
     ///
     /// # Errors
     /// As [`Scheduler::check_members`].
     pub(crate) fn glance(&mut self) -> Result<()> {
-        // A transport asks the system for new connections when it sleeps, and hardly ever when it is polled.
+        // A transport accepts new connections when it sleeps, and rarely when it is polled.
         self.endpoint.wait(Duration::from_micros(1))?;
         self.look().map(drop)
     }
 
-    /// Whether all that joined are alive.
+    /// Checks that all members are alive.
     ///
     /// # Errors
     /// [`Error::NodeLost`] names the first that is not.
     pub fn check_members(&mut self) -> Result<()> {
-        for (peer, misdeed) in self.members.idle_lanes() {
-            self.turn_away(peer, &misdeed);
+        for (peer, violation) in self.members.idle_lanes() {
+            self.reject(peer, &violation);
         }
         self.members.check()
     }
 
-    /// Tells all nodes that the job is over, and waits a moment for them to take note.
+    /// Tells all nodes that the job is over, and waits briefly for them to end.
     ///
     /// # Errors
-    /// Only when the control van itself is broken.
+    /// Only if the control van itself is broken.
     pub fn end(&mut self, reason: Option<&str>) -> Result<()> {
         self.ended = Some(reason.unwrap_or("the job is over").to_owned());
         self.task_count += 1;
         for (_, member) in self.members.iter().filter(|(_, member)| member.lost.is_none()) {
-            // A lane that breaks now belongs to a node that has ended, too.
+            // A lane that breaks now belongs to a node that has ended.
             let _ = control::ask(&mut self.endpoint, member.peer, self.task_count, &Order::End);
         }
         let until = self.endpoint.now() + Duration::from_secs(2);
@@ -297,9 +302,9 @@ impl Scheduler {
         }
     }
 
-    /// Closes the lane of somebody who may not do what he did.
-    fn turn_away(&mut self, peer: PeerId, misdeed: &Misdeed) {
-        let why = misdeed.to_string();
+    /// Closes a lane that broke the rules.
+    fn reject(&mut self, peer: PeerId, violation: &Violation) {
+        let why = violation.to_string();
         tracing::warn!(%peer, why, "closing a lane");
         self.endpoint.disconnect(peer);
         self.lose(peer, &why);
@@ -311,11 +316,11 @@ impl Scheduler {
         }
     }
 
-    fn serve(&mut self, peer: PeerId, message: &Message) -> Result<(), Misdeed> {
+    fn serve(&mut self, peer: PeerId, message: &Message) -> Result<(), Violation> {
         let timestamp = message.timestamp();
         match message.kind() {
             Kind::Request => {}
-            Kind::Failure => return Err(Misdeed::Failure),
+            Kind::Failure => return Err(Violation::Failure),
             _ => return self.report(peer, message),
         }
         match control::read::<Ask>(message)? {
@@ -324,8 +329,8 @@ impl Scheduler {
                 let seat = self.members.of(peer, "a barrier")?;
                 let size = self.members.size(seat.role);
                 let waiting = Waiting { seat, peer, timestamp };
-                for Waiting { peer, timestamp, .. } in self.barriers.come(name, waiting, size)? {
-                    // A lane that breaks now is reported as such; the others are not kept waiting for it.
+                for Waiting { peer, timestamp, .. } in self.barriers.arrive(name, waiting, size)? {
+                    // A lane that breaks now is reported separately; the others do not wait for it.
                     let _ = control::answer(&mut self.endpoint, peer, timestamp, &());
                 }
                 Ok(())
@@ -348,12 +353,12 @@ impl Scheduler {
         }
     }
 
-    /// Takes a node in; the last one has the van chosen, and all told.
-    fn join(&mut self, peer: PeerId, timestamp: u64, join: Join) -> Result<(), Misdeed> {
+    /// Admits a node; the last one triggers the choice of the van and its announcement.
+    fn join(&mut self, peer: PeerId, timestamp: u64, join: Join) -> Result<(), Violation> {
         let pid = join.pid;
         if let Err(error) = self.members.join(peer, timestamp, join)? {
             let why = error.to_string();
-            tracing::warn!(why, pid, "turning a node away");
+            tracing::warn!(why, pid, "refusing a node");
             return Ok(control::refuse(&mut self.endpoint, peer, timestamp, &why)?);
         }
         if self.members.all_are_in() && self.chosen.is_none() {
@@ -363,11 +368,11 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The van for the whole cluster; what nodes have said of others is forgotten.
+    /// Chooses the van of the whole cluster; other vans are forgotten.
     fn choose_van(&mut self) -> Result<Van, String> {
         let own = self.own.iter().map(|own| ("the scheduler".to_owned(), &own[..]));
         let nodes = self.members.iter();
-        let nodes = nodes.map(|(seat, member)| (describe(seat, member), &member.said.vans[..]));
+        let nodes = nodes.map(|(seat, member)| (describe(seat, member), &member.join.vans[..]));
         let (van, passed_over) = choice::choose(&nodes.chain(own).collect::<Vec<_>>());
         passed_over.iter().for_each(|line| tracing::info!("{line}"));
         let chosen =
@@ -375,23 +380,29 @@ impl Scheduler {
         if let Ok(van) = &chosen {
             tracing::info!(%van, "all nodes take it");
         }
-        self.members.complete(|member| member.said.vans.retain(|known| Some(known.van) == van));
+        self.members.complete(|member| member.join.vans.retain(|known| Some(known.van) == van));
         chosen
     }
 
-    /// Tells every node who is who, or why they cannot work together.
+    /// Sends every node the roster, or why there is no common van.
     fn announce(&mut self) {
         let servers = self.servers();
         let mut first_thread = 0;
         for (node, (seat, member)) in (1..).zip(self.members.iter()) {
-            // A lane that breaks now is reported as such; the others must hear all the same.
-            let (peer, joined_as) = (member.peer, member.joined_as);
+            // A lane that breaks now is reported separately; the others still get their answer.
+            let peer = member.peer;
+            let joined_as = member.joined_as;
             let _ = match &self.chosen {
                 Some(Err(why)) => control::refuse(&mut self.endpoint, peer, joined_as, why),
                 Some(Ok(van)) => {
-                    let (van, servers, workers) = (*van, servers.clone(), self.config.workers);
-                    let rank = seat.rank;
-                    let roster = Roster { node, rank, van, servers, first_thread, workers };
+                    let roster = Roster {
+                        node,
+                        rank: seat.rank,
+                        van: *van,
+                        servers: servers.clone(),
+                        first_thread,
+                        workers: self.config.workers,
+                    };
                     control::answer(&mut self.endpoint, peer, joined_as, &roster)
                 }
                 None => return,
@@ -402,14 +413,14 @@ impl Scheduler {
         }
     }
 
-    /// Enters what a worker says of a task; what was not asked of it, or was answered, does not count.
-    fn report(&mut self, peer: PeerId, message: &Message) -> Result<(), Misdeed> {
+    /// Records a worker's result of a task; ignores results that were not requested or came before.
+    fn report(&mut self, peer: PeerId, message: &Message) -> Result<(), Violation> {
         let seat = self.members.of(peer, "a report")?;
         let asked = self.tasks.get_mut(&TaskId(message.timestamp()));
         let asked = asked
             .filter(|running| seat.role == Role::Worker && running.missing.contains(&seat.rank));
         let Some(running) = asked else {
-            tracing::warn!(node = %seat, "it reported on a task that it does not run");
+            tracing::warn!(node = %seat, "a report on a task that the node does not run");
             return Ok(());
         };
         running.reports.insert(seat.rank, control::read(message)?);

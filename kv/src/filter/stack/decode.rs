@@ -1,4 +1,5 @@
-//! A received block of bytes -> a message's values. What each part claims is checked before memory is asked for.
+//! Decodes a received block to a message's values. Each claimed size is checked before memory is
+//! allocated.
 //!
 //! Path: endpoint > codec > **filter** > server or worker.
 
@@ -9,20 +10,20 @@ use crate::filter::bits::{self, Bitmap};
 use crate::filter::quantize::{self, RANGE_BYTES, Range};
 use crate::table::{TableSpec, ValueType, with_type};
 
-/// What a block stood for.
+/// A decoded block.
 #[derive(Debug)]
 pub(crate) struct Decoded {
-    /// Numbers of values, if they were in it.
+    /// Numbers of values, if the block held them.
     pub(crate) lengths: Option<Vec<u32>>,
     pub(crate) values: Buffer,
     /// Bytes of the numbers of values, and of the values of rows that carry any.
     pub(in crate::filter) raw_bytes: usize,
     pub(in crate::filter) sizes: Sizes,
-    /// What the numbers of values take.
+    /// Accounts for the numbers of values.
     _memory: Account,
 }
 
-/// A received block, cut into its parts; what each stands for has been counted, and adds up.
+/// A received block, cut into its parts, whose sizes were checked to be consistent.
 struct Parts<'a> {
     stages: u8,
     rows: usize,
@@ -30,10 +31,10 @@ struct Parts<'a> {
     carrying: Option<Bitmap<'a>>,
     left: Option<Bitmap<'a>>,
     ranges: &'a [[u8; RANGE_BYTES]],
-    /// Bytes of one of the numbers.
+    /// Bytes of one number.
     unit: usize,
     numbers: &'a [u8],
-    /// Values of the rows that carry any.
+    /// Number of values in rows that carry any.
     values: usize,
 }
 
@@ -47,7 +48,8 @@ impl<'a> Parts<'a> {
         let is_set = |stage| stages & stage != 0;
         let number =
             |at: usize| u32::from_le_bytes(std::array::from_fn(|i| numbers[at + i])) as usize;
-        let (rows, width) = (number(0), number(4));
+        let rows = number(0);
+        let width = number(4);
         let rounds = is_set(QUANTIZE);
         let floats = matches!(spec.value, ValueType::F32 | ValueType::F64);
         let sane = stages & !ALL == 0
@@ -58,7 +60,8 @@ impl<'a> Parts<'a> {
             && (rounds || bytes == 0)
             && (!rounds || floats)
             && (!is_set(NARROW) || (spec.value == ValueType::F64 && !rounds))
-            // Without a mask every row has to show for itself.
+            // Without a mask, each row must have values, so that the block's length bounds the
+            // rows.
             && (width > 0 || is_set(MASK) || rows <= 1);
         if !sane {
             return Err(format!(
@@ -98,7 +101,7 @@ impl<'a> Parts<'a> {
         self.stages & LENGTHS != 0
     }
 
-    /// What its sender has counted.
+    /// The sizes that its sender has counted.
     fn sizes(&self, value_bytes: usize) -> Sizes {
         let left = self.numbers.len() / self.unit;
         let narrower = left * (value_bytes - self.unit.min(value_bytes));
@@ -143,7 +146,7 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// Puts what `next` returns where values were left, and zeros elsewhere.
+    /// Puts the results of `next` where values remain, and zeros elsewhere.
     fn spread<V: Number>(&self, into: &mut [V], mut next: impl FnMut(usize) -> V) {
         match self.left {
             None => into.iter_mut().enumerate().for_each(|(at, value)| *value = next(at)),
@@ -156,11 +159,11 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The numbers of values, if it stands for them, and the values of a block of a message to or from that table: what both ends do
-/// with what they receive.
+/// Decodes a block of a message to or from this table, for either end: the numbers of values, if it
+/// holds them, and the values.
 ///
 /// # Errors
-/// Says what is wrong with it.
+/// The reason why the block is invalid.
 pub fn decode_block(
     spec: &TableSpec,
     block: &[u8],
@@ -169,11 +172,12 @@ pub fn decode_block(
     decode(spec, block, pool).map(|decoded| (decoded.lengths, decoded.values))
 }
 
-/// Undoes [`encode`] for a message of a table whose operation says that its values are a block. The block is looked at more than
+/// Undoes [`encode`] for a message whose operation announces a block. It reads the block more than
 /// once, so nobody else may be able to write it.
 ///
 /// # Errors
-/// Says what is wrong with the block; memory is asked for only once it is known that its bytes can stand for so much.
+/// The reason why the block is invalid. Memory is allocated only once the block's bytes are known
+/// to justify it.
 pub(in crate::filter) fn decode(
     spec: &TableSpec,
     block: &[u8],
@@ -191,7 +195,7 @@ pub(in crate::filter) fn decode(
     Ok(Decoded { lengths: parts.lengths(), values, raw_bytes, sizes, _memory: memory })
 }
 
-/// Writes the values of all rows; those that are masked hold zeros.
+/// Writes the values of all rows; masked rows hold zeros.
 fn unpack<V: Number>(parts: &Parts<'_>, into: &mut [u8]) -> Result<(), String> {
     let into = V::view_mut(into).expect("memory of the pool is aligned");
     parts.write(&mut into[..parts.values])?;

@@ -1,4 +1,4 @@
-//! A message's values -> one block of bytes.
+//! Encodes a message's values as one block of bytes.
 //!
 //! Path: worker > slicer > **filter** > message > codec > endpoint > transport.
 
@@ -12,10 +12,10 @@ use crate::filter::spec::Filters;
 use crate::filter::traffic::Passage;
 use crate::filter::{narrow, zero};
 
-/// Makes a block of the values of `rows`, unless that would be no shorter.
+/// Encodes the values of `rows` as a block; `None` if that would not be shorter.
 ///
 /// # Errors
-/// When values that are to be rounded span more than a number can say; when `pool` has no room.
+/// If values to be rounded span more than a number can hold, or `pool` has no room.
 pub(in crate::filter) fn encode<V: Number>(
     filters: &Filters,
     draws: &mut Draws,
@@ -71,13 +71,13 @@ pub(in crate::filter) fn encode<V: Number>(
         at += place.len();
     }
     let left = Left { values, count: values.len() - if drops { zeros } else { 0 }, drops };
-    let (stage, bytes_a_number, end) =
-        left.write((filters, places), draws, &mut sizes, (&mut out, at))?;
-    (stages, at) = (stages | stage, end);
+    let written = left.write(filters, places, draws, &mut sizes, &mut out, at)?;
+    stages |= written.stage;
+    at = written.end;
     if at >= raw_bytes && rows.carrying.is_none() {
         return Ok(None);
     }
-    out[..4].copy_from_slice(&[stages, bytes_a_number, 0, 0]);
+    out[..4].copy_from_slice(&[stages, written.bytes_a_number, 0, 0]);
     out[4..8].copy_from_slice(&rows_u32.to_le_bytes());
     out[8..12].copy_from_slice(&width_u32.to_le_bytes());
     out.truncate(at);
@@ -85,11 +85,20 @@ pub(in crate::filter) fn encode<V: Number>(
     Ok(Some(Block { bytes: out, holds_lengths }))
 }
 
-/// The values that are left when zeros have been dropped, if they are.
+/// The values that remain after zero suppression, if it applies.
 struct Left<'a, V> {
     values: &'a [V],
     count: usize,
     drops: bool,
+}
+
+/// The form in which remaining values were written.
+struct Written {
+    stage: u8,
+    /// Bytes of a rounded number, else 0.
+    bytes_a_number: u8,
+    /// Where they end in the block.
+    end: usize,
 }
 
 impl<'a, V: Number> Left<'a, V> {
@@ -101,19 +110,20 @@ impl<'a, V: Number> Left<'a, V> {
         self.values.iter().filter(|value| self.is_left(value))
     }
 
-    /// Writes them from `at` on: rounded, as singles or as they are. Returns the stage that is, the bytes of a rounded number,
-    /// and where they end.
+    /// Writes the values into `out` from byte `at` on: rounded, as f32s or unchanged.
     fn write(
         &self,
-        (filters, places): (&Filters, usize),
+        filters: &Filters,
+        places: usize,
         draws: &mut Draws,
         sizes: &mut Sizes,
-        (out, at): (&mut [u8], usize),
-    ) -> Result<(u8, u8, usize), String> {
+        out: &mut [u8],
+        at: usize,
+    ) -> Result<Written, String> {
         if let Some(bytes) = filters.quantize.filter(|_| self.count > 0) {
-            let end = self.write_rounded((places, bytes), draws, (out, at))?;
+            let end = self.write_rounded(places, bytes, draws, out, at)?;
             sizes.quantize = Some((end - at, self.count * V::BYTES));
-            return Ok((QUANTIZE, bytes, end));
+            return Ok(Written { stage: QUANTIZE, bytes_a_number: bytes, end });
         }
         let is_single = |value: &V| narrow::fits(value.to_f64());
         if filters.narrow && self.count > 0 && self.values.iter().all(is_single) {
@@ -122,7 +132,8 @@ impl<'a, V: Number> Left<'a, V> {
                 *place = (value.to_f64() as f32).to_le_bytes();
             }
             sizes.narrow = Some(self.count * (V::BYTES - 4));
-            return Ok((NARROW, 0, at + 4 * self.count));
+            let end = at + 4 * self.count;
+            return Ok(Written { stage: NARROW, bytes_a_number: 0, end });
         }
         let end = at + self.count * V::BYTES;
         let place = &mut out[at..end];
@@ -133,26 +144,31 @@ impl<'a, V: Number> Left<'a, V> {
         } else {
             place.copy_from_slice(V::bytes(self.values));
         }
-        Ok((0, 0, end))
+        Ok(Written { stage: 0, bytes_a_number: 0, end })
     }
 
-    /// Writes the ranges of them, all finite, and their numbers, from `at` on; returns where they end.
+    /// Writes their ranges, all finite, and their integers into `out` from byte `at` on; returns
+    /// the end.
     fn write_rounded(
         &self,
-        (places, bytes): (usize, u8),
+        places: usize,
+        bytes: u8,
         draws: &mut Draws,
-        (out, at): (&mut [u8], usize),
+        out: &mut [u8],
+        at: usize,
     ) -> Result<usize, String> {
         let mut spans = vec![Range::EMPTY; places];
         let placed = self.values.iter().zip((0..places).cycle());
         for (value, place) in placed.filter(|(value, _)| self.is_left(value)) {
-            let (value, (low, high)) = (value.to_f64(), &mut spans[place]);
-            (*low, *high) = (low.min(value), high.max(value));
+            let value = value.to_f64();
+            let (low, high) = &mut spans[place];
+            *low = low.min(value);
+            *high = high.max(value);
         }
         let mut end = at;
         let mut ranges = Vec::with_capacity(places);
-        for span in spans {
-            let range = Range::new(span, bytes)?;
+        for (low, high) in spans {
+            let range = Range::new(low, high, bytes)?;
             out[end..end + RANGE_BYTES].copy_from_slice(&range.to_bytes());
             end += RANGE_BYTES;
             ranges.push(range);
