@@ -96,7 +96,7 @@ impl Tcp {
                 },
             };
             self.refusals.log(
-                self.began.elapsed(),
+                self.about.clock.now(),
                 "a caller",
                 &format!("it cannot be accepted: {error}"),
             );

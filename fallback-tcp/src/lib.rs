@@ -11,14 +11,14 @@
 //! # fn main() -> caravan_van::Result<()> {
 //! let mut server = Tcp::new(&VanConfig { node: 1, ..VanConfig::default() })?;
 //! let mut worker = Tcp::new(&VanConfig { node: 2, ..VanConfig::default() })?;
-//! worker.connect(server.address())?;
+//! worker.connect(&server.about().address)?;
 //! let mut events = Vec::new();
 //! loop {
 //!     worker.poll(&mut events)?;
 //!     if let Some(Event::Connected { peer, .. }) = events.pop() {
-//!         let mut frame = worker.memory().allocate(FRAME_PREFIX + 5)?;
+//!         let mut frame = worker.about().memory.allocate(FRAME_PREFIX + 5)?;
 //!         frame[FRAME_PREFIX..].copy_from_slice(b"hello");
-//!         worker.post_send(peer, frame)?;
+//!         worker.post_send(peer, frame.into())?;
 //!     }
 //!     server.poll(&mut events)?;
 //!     if let Some(Event::Received { frame, .. }) = events.pop() {
@@ -56,11 +56,12 @@ use std::time::{Duration, Instant};
 use caravan_van::handshake::{Credentials, Refusals};
 use caravan_van::offers::Offers;
 use caravan_van::socket;
+use caravan_van::transport::check_frame;
 use caravan_van::wait::{Idle, Next};
 use caravan_van::wire::Offer;
 use caravan_van::{
-    Buffer, Counters, Error, Event, FRAME_PREFIX, Gather, Limits, Numbers, PeerId, Pool, Result,
-    Transport, VanConfig,
+    About, Buffer, Clock, Counters, Error, Event, Frame, Gather, Limits, Numbers, PeerId, Pool,
+    Result, Transport, VanConfig,
 };
 use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token};
@@ -92,9 +93,7 @@ pub struct Tcp {
     config: PeerConfig,
     credentials: Rc<Credentials>,
     idle: Idle,
-    /// Empty where nobody can connect.
-    address: String,
-    pool: Pool,
+    about: About,
     offers: Offers,
     poll: Poll,
     reports: Events,
@@ -117,7 +116,6 @@ pub struct Tcp {
     leaving: Vec<Leaving>,
     /// What happened while waiting, for the next poll.
     seen: Vec<Event>,
-    began: Instant,
     look_around_at: Instant,
     /// Looks since the clock was read.
     looks: u32,
@@ -130,7 +128,7 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Listens on `config.listen`. Peers connect to [`Transport::address`], which names what was listened on: give an address
+    /// Listens on `config.listen`. Peers connect to [`About::address`], which names what was listened on: give an address
     /// that they can reach, not a wildcard.
     ///
     /// # Errors
@@ -156,8 +154,14 @@ impl Tcp {
             },
             credentials: Rc::new(Credentials::new(config, socket::CARRIER)),
             idle: Idle::new(config.wait),
-            address,
-            pool: Pool::from_pages(config.memory_bytes, config.pages, None),
+            about: About {
+                name: "tcp",
+                address,
+                host: None,
+                limits: Limits::plain(config.frame_bytes, config.queue_depth),
+                memory: Pool::from_pages(config.memory_bytes, config.pages, None),
+                clock: Clock::start(),
+            },
             offers: Offers::default(),
             poll,
             reports: Events::with_capacity(REPORTS_MAX),
@@ -172,7 +176,6 @@ impl Tcp {
             refusals: Refusals::default(),
             leaving: Vec::new(),
             seen: Vec::new(),
-            began: now,
             look_around_at: now,
             looks: 0,
             looked: false,
@@ -234,7 +237,8 @@ impl Tcp {
         // Who cannot be written to any more may have said why.
         if (reading && peer.may_read(directly) && !peer.wrote_only) || written.is_err() {
             let before = self.seen.len();
-            let read = peer.read(&self.pool, &mut self.offers, &mut self.seen, &mut self.counters);
+            let read =
+                peer.read(&self.about.memory, &mut self.offers, &mut self.seen, &mut self.counters);
             if !peer.is_up()
                 && let Some(Event::Connected { hello, .. }) = self.seen.get(before)
             {
@@ -300,7 +304,7 @@ impl Tcp {
         let error = peer.error(fault);
         if peer.is_stranger() {
             self.numbers.give_back(id);
-            self.refusals.log(self.began.elapsed(), &peer.address, &error.to_string());
+            self.refusals.log(self.about.clock.now(), &peer.address, &error.to_string());
         } else {
             self.numbers.lose(id);
             self.seen.push(Event::Lost { peer: peer.id, error });
@@ -354,21 +358,8 @@ impl Tcp {
 }
 
 impl Transport for Tcp {
-    fn name(&self) -> &'static str {
-        "tcp"
-    }
-
-    fn address(&self) -> &str {
-        &self.address
-    }
-
-    fn limits(&self) -> Limits {
-        let PeerConfig { frame_bytes, queue_depth, .. } = self.config;
-        Limits::plain(frame_bytes, queue_depth)
-    }
-
-    fn memory(&self) -> &Pool {
-        &self.pool
+    fn about(&self) -> &About {
+        &self.about
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId> {
@@ -392,15 +383,13 @@ impl Transport for Tcp {
         self.seen.retain(|event| event.peer() != peer);
     }
 
-    fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {
+    fn post_send<'a>(&mut self, peer: PeerId, frame: Frame<'a>) -> Result<Option<Frame<'a>>> {
         let to = self.connected(peer)?;
-        let len = frame.len().checked_sub(FRAME_PREFIX).expect("a frame begins with its prefix");
-        if len > to.frame_bytes {
-            return Err(Error::FrameTooLong { len, limit: to.frame_bytes });
-        }
+        let Frame::Owned(frame) = frame else { return Ok(Some(frame)) };
+        check_frame(&frame, to.frame_bytes)?;
         to.sender.frame(frame)?;
         self.looked = false;
-        Ok(())
+        Ok(None)
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
@@ -456,10 +445,6 @@ impl Transport for Tcp {
                 }
             }
         }
-    }
-
-    fn now(&self) -> Duration {
-        self.began.elapsed()
     }
 
     fn counters(&self) -> Counters {

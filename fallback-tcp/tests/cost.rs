@@ -22,8 +22,8 @@ fn receive(van: &mut Tcp, events: &mut Vec<Event>) -> u64 {
 }
 
 fn post(van: &mut Tcp, peer: PeerId, len: usize) {
-    let frame = van.memory().allocate(FRAME_PREFIX + len).unwrap();
-    van.post_send(peer, frame).unwrap();
+    let frame = van.about().memory.allocate(FRAME_PREFIX + len).unwrap();
+    van.post_send(peer, frame.into()).unwrap();
 }
 
 /// Sends a frame there and back `rounds` times; returns how many polls of the caller found nothing.
@@ -51,9 +51,9 @@ fn pair() -> (Net<Tcp>, (PeerId, PeerId)) {
 #[test]
 fn a_round_trip_takes_one_write_and_two_reads() {
     let (mut net, links) = pair();
-    let (began, before) = (net.van(0).now(), net.van(0).counters());
+    let (began, before) = (net.van(0).about().clock.now(), net.van(0).counters());
     let empty = ping_pong(&mut net, links, ROUNDS);
-    let (passed, after) = (net.van(0).now() - began, net.van(0).counters());
+    let (passed, after) = (net.van(0).about().clock.now() - began, net.van(0).counters());
     let calls = after.system_calls - before.system_calls;
     // The read behind the write finds nothing yet. Once a millisecond at most, the listener is looked after by a call; once,
     // the socket is taken from the system's watch.

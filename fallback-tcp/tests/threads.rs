@@ -41,9 +41,10 @@ fn serve(van: &mut Tcp) -> u64 {
         match next(van, &mut events) {
             Event::Received { frame, .. } => {
                 count += 1;
-                let mut reply = van.memory().allocate(FRAME_PREFIX + frame.len() + 1).unwrap();
+                let mut reply =
+                    van.about().memory.allocate(FRAME_PREFIX + frame.len() + 1).unwrap();
                 reply[FRAME_PREFIX..FRAME_PREFIX + frame.len()].copy_from_slice(&frame);
-                van.post_send(peer, reply).unwrap();
+                van.post_send(peer, reply.into()).unwrap();
             }
             Event::Lost { .. } => return count,
             event => panic!("{event:?}"),
@@ -56,7 +57,7 @@ fn ping_pong(wait: Wait, count: u64) -> caravan_van::Counters {
     let (tell, told) = mpsc::channel();
     let server = std::thread::spawn(move || {
         let mut van = tcp(1, wait);
-        tell.send(van.address().to_owned()).unwrap();
+        tell.send(van.about().address.clone()).unwrap();
         assert_eq!(serve(&mut van), count);
     });
     let mut van = tcp(2, wait);
@@ -65,9 +66,9 @@ fn ping_pong(wait: Wait, count: u64) -> caravan_van::Counters {
     assert_eq!(connected(next(&mut van, &mut events)), peer);
     let before = van.counters();
     for round in 0..count {
-        let mut frame = van.memory().allocate(FRAME_PREFIX + 8).unwrap();
+        let mut frame = van.about().memory.allocate(FRAME_PREFIX + 8).unwrap();
         frame[FRAME_PREFIX..].copy_from_slice(&round.to_le_bytes());
-        van.post_send(peer, frame).unwrap();
+        van.post_send(peer, frame.into()).unwrap();
         let Event::Received { frame, .. } = next(&mut van, &mut events) else { panic!("lost") };
         assert_eq!((frame.len(), &frame[..8]), (9, &round.to_le_bytes()[..]));
     }
@@ -103,7 +104,7 @@ fn who_sleeps_after_a_busy_time_is_woken() {
     let (tell, told) = mpsc::channel();
     let server = std::thread::spawn(move || {
         let mut van = tcp(1, Wait::default());
-        tell.send(van.address().to_owned()).unwrap();
+        tell.send(van.about().address.clone()).unwrap();
         serve(&mut van)
     });
     let mut van = tcp(2, Wait::default());
@@ -112,20 +113,20 @@ fn who_sleeps_after_a_busy_time_is_woken() {
     connected(next(&mut van, &mut events));
     let mut count = 0;
     for _ in 0..3 {
-        let busy = van.now() + Duration::from_millis(10);
-        while van.now() < busy {
-            let frame = van.memory().allocate(FRAME_PREFIX + 8).unwrap();
-            van.post_send(peer, frame).unwrap();
+        let busy = van.about().clock.now() + Duration::from_millis(10);
+        while van.about().clock.now() < busy {
+            let frame = van.about().memory.allocate(FRAME_PREFIX + 8).unwrap();
+            van.post_send(peer, frame.into()).unwrap();
             count += 1;
             assert!(matches!(next(&mut van, &mut events), Event::Received { .. }));
         }
         std::thread::sleep(Duration::from_millis(20)); // by now the server sleeps
-        let began = van.now();
-        let frame = van.memory().allocate(FRAME_PREFIX + 8).unwrap();
-        van.post_send(peer, frame).unwrap();
+        let began = van.about().clock.now();
+        let frame = van.about().memory.allocate(FRAME_PREFIX + 8).unwrap();
+        van.post_send(peer, frame.into()).unwrap();
         count += 1;
         assert!(matches!(next(&mut van, &mut events), Event::Received { .. }));
-        assert!(van.now() - began < LONG / 2, "the server slept its time out");
+        assert!(van.about().clock.now() - began < LONG / 2, "the server slept its time out");
     }
     drop(van);
     assert_eq!(server.join().unwrap(), count);
@@ -137,14 +138,14 @@ fn large_writes_between_threads_are_not_copied() {
     let (tell, told) = mpsc::channel();
     let server = std::thread::spawn(move || {
         let mut van = tcp(1, Wait::Block);
-        tell.send(van.address().to_owned()).unwrap();
+        tell.send(van.about().address.clone()).unwrap();
         let mut events = Vec::new();
         let peer = connected(next(&mut van, &mut events));
         for _ in 0..rounds {
             let offer = van.offer(peer, Buffer::adopt(vec![0u8; len])).unwrap();
-            let mut frame = van.memory().allocate(FRAME_PREFIX + 24).unwrap();
+            let mut frame = van.about().memory.allocate(FRAME_PREFIX + 24).unwrap();
             frame[FRAME_PREFIX..].copy_from_slice(zerocopy::IntoBytes::as_bytes(&offer));
-            van.post_send(peer, frame).unwrap();
+            van.post_send(peer, frame.into()).unwrap();
         }
         let mut first = 0;
         for round in 0..rounds {
@@ -191,7 +192,7 @@ fn a_stranger_hears_that_he_is_refused_and_no_more() {
     let other = VanConfig { cluster: 99, ..VanConfig::default() };
     let of_another_job = Credentials::new(&other, CARRIER).call().1;
     for (call, answer) in [(&of_another_job[..], &refusal()[..]), (b"GET / HTTP/1.1", &[])] {
-        let mut socket = TcpStream::connect(van.address()).unwrap();
+        let mut socket = TcpStream::connect(&van.about().address).unwrap();
         // More than a call, so that hanging up on unread bytes would take the answer back.
         let mut talk = call.to_vec();
         talk.resize(100_000, 0);
@@ -205,7 +206,7 @@ fn a_stranger_hears_that_he_is_refused_and_no_more() {
 #[test]
 fn who_says_nothing_is_hung_up_on() {
     let mut van = tcp(1, Wait::Block);
-    let mut socket = TcpStream::connect(van.address()).unwrap();
+    let mut socket = TcpStream::connect(&van.about().address).unwrap();
     let mut events = Vec::new();
     hear(&mut van, &mut socket, &mut events);
     assert!(events.is_empty());
@@ -231,7 +232,7 @@ fn what_cannot_work_is_refused_with_the_reason() {
     assert!(bad(VanConfig { frame_bytes: 40_000, ..VanConfig::default() }).contains("40000"));
     assert!(bad(VanConfig { credits: 0, ..VanConfig::default() }).contains("credits is 0"));
     let taken = tcp(1, Wait::Block);
-    let listen = taken.address().to_owned();
+    let listen = taken.about().address.clone();
     assert!(bad(VanConfig { listen: listen.clone(), ..VanConfig::default() }).contains(&listen));
     assert!(
         bad(VanConfig { listen: "nonsense".into(), ..VanConfig::default() }).contains("nonsense")

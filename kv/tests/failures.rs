@@ -362,13 +362,14 @@ fn servers_outlive_their_peers() {
                     _ => Draft::new(Kind::Grant),
                 };
                 let outgoing =
-                    caravan_van::encode(9, draft, &mut Coding::plain(), raw.memory()).unwrap();
-                raw.post_send(peer, outgoing.head).unwrap();
+                    caravan_van::encode(9, draft, &mut Coding::plain(), &raw.about().memory)
+                        .unwrap();
+                raw.post_send(peer, outgoing.head.into()).unwrap();
             }
             if misdeed == 3 {
-                let mut garbage = raw.memory().allocate(FRAME_PREFIX + 64).unwrap();
+                let mut garbage = raw.about().memory.allocate(FRAME_PREFIX + 64).unwrap();
                 garbage.fill(0x5a);
-                raw.post_send(peer, garbage).unwrap();
+                raw.post_send(peer, garbage.into()).unwrap();
             }
             let began = Instant::now();
             while misdeed > 0 && !events.iter().any(|event| matches!(event, Event::Lost { .. })) {

@@ -14,11 +14,13 @@
 
 mod abuse;
 mod carry;
+mod frames;
 mod net;
 mod strangers;
 
 pub use abuse::*;
 pub use carry::*;
+pub use frames::*;
 pub use net::{Net, Written, fill};
 pub use strangers::*;
 
@@ -41,6 +43,13 @@ macro_rules! conformance {
             both_directions_at_once_do_not_block_each_other
             random_sizes_add_up
             memory_comes_home
+            copies_leave_their_memory_to_the_caller
+            a_copy_is_handed_back_and_nothing_has_happened
+            all_that_is_posted_arrives_in_the_order_of_posting
+            lent_values_are_read_where_they_lie
+            so_much_is_lent_and_no_more
+            loans_outlive_the_lane_while_they_are_read
+            loans_to_a_lost_peer_come_home
             many_peers_are_served_alike
             waiting_for_nothing_ends
             waiting_ends_with_an_event

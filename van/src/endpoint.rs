@@ -33,7 +33,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};
 use crate::message::Message;
 use crate::metrics::Counters;
-use crate::transport::{Event, Limits, PeerId, Transport};
+use crate::transport::{Clock, Event, Limits, PeerId, Transport};
 use crate::wire::{Hello, Offer};
 
 /// Messages that a side takes between two polls at most, which answers them or waits for few: what it sends leaves while it looks
@@ -107,6 +107,7 @@ pub struct Endpoint {
     transport: Box<dyn Transport>,
     memory: Pool,
     limits: Limits,
+    clock: Clock,
     node: u32,
     credits: u16,
     /// By peer number; `None` once the peer is gone.
@@ -132,11 +133,13 @@ pub struct Endpoint {
 impl Endpoint {
     /// Lanes over `transport` for node `node`, whose peers may each have `credits` requests outstanding here.
     pub fn new(transport: Box<dyn Transport>, node: u32, credits: u16) -> Self {
-        let (limits, memory) = (transport.limits(), transport.memory().clone());
+        let about = transport.about();
+        let (limits, memory, clock) = (about.limits, about.memory.clone(), about.clock.clone());
         Endpoint {
             transport,
             memory,
             limits,
+            clock,
             node,
             credits,
             lanes: Vec::new(),
@@ -153,12 +156,12 @@ impl Endpoint {
 
     /// The van's name.
     pub fn van(&self) -> &'static str {
-        self.transport.name()
+        self.transport.about().name
     }
 
     /// Where peers connect to.
     pub fn address(&self) -> &str {
-        self.transport.address()
+        &self.transport.about().address
     }
 
     /// The id this node puts into its messages.
@@ -178,10 +181,11 @@ impl Endpoint {
         self.limits.frame_bytes
     }
 
-    /// Whether `bytes` bytes of values that are sent from where they lie are read there by `peer`, and need no memory of its own.
+    /// Whether a peer reads `bytes` bytes of values that are sent from where they lie right there,
+    /// with no memory of its own for them. When too much is on loan to it, it gets a copy.
     #[inline]
-    pub fn lends(&self, peer: PeerId, bytes: usize) -> bool {
-        bytes >= self.limits.lent_bytes_min && self.transport.lends(peer)
+    pub fn lends(&self, bytes: usize) -> bool {
+        bytes >= self.limits.lent_bytes_min
     }
 
     /// The memory messages are built in and values land in.
@@ -192,15 +196,15 @@ impl Endpoint {
 
     /// The transport's clock.
     pub fn now(&self) -> Duration {
-        self.transport.now()
+        self.clock.now()
     }
 
-    /// Says what computing has just been done here; see [`Transport::charge`].
+    /// Says what computing has just been done here; see [`Clock::charge`].
     ///
     /// # Errors
-    /// As [`Transport::poll`].
+    /// As [`Clock::charge`].
     pub fn charge(&mut self, work: Duration) -> Result<()> {
-        self.transport.charge(work)
+        self.clock.charge(work)
     }
 
     /// What the transport has done so far, and what was made of it here.

@@ -32,16 +32,16 @@
 //!
 //! let network = Network::new(1, Faults::none());
 //! let (mut a, mut b) = (network.transport(&VanConfig::default()), network.transport(&VanConfig::default()));
-//! let peer = a.connect(b.address())?;
+//! let peer = a.connect(&b.about().address)?;
 //! let mut events = Vec::new();
 //! while !events.iter().any(|event| matches!(event, Event::Connected { .. })) {
 //!     a.wait(Duration::from_millis(1))?;
 //!     a.poll(&mut events)?;
 //!     b.poll(&mut Vec::new())?;
 //! }
-//! let mut frame = a.memory().allocate(FRAME_PREFIX + 5)?;
+//! let mut frame = a.about().memory.allocate(FRAME_PREFIX + 5)?;
 //! frame[FRAME_PREFIX..].copy_from_slice(b"hello");
-//! a.post_send(peer, frame)?;
+//! a.post_send(peer, frame.into())?;
 //! a.poll(&mut events)?;
 //! let received = loop {
 //!     b.wait(Duration::from_millis(1))?;
@@ -97,7 +97,9 @@ pub use memory::{Account, Buffer, Pool, Registrar, Registration, Shared, long};
 pub use message::{Draft, KeyRange, Message, Outgoing, Values};
 pub use metrics::Counters;
 pub use numbers::Numbers;
-pub use transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
+pub use transport::{
+    About, Clock, Event, FRAME_PREFIX, Frame, Gather, Limits, PeerId, SimulatedTime, Transport,
+};
 pub use value::Value;
 pub use wait::Wait;
 pub use wire::{Coding, encode};

@@ -198,6 +198,16 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
+    /// A message that is a frame and values which were to be lent, as one whose values are apart.
+    pub(crate) fn with_trailer(frame: &Buffer, values: Shared, pool: &Pool) -> Result<Outgoing> {
+        let mut head = pool.allocate(frame.len() + TRAILER)?;
+        let (image, trailer) = head.split_at_mut(frame.len());
+        image.copy_from_slice(frame);
+        let image_bytes = (frame.len() - FRAME_PREFIX) as u64;
+        trailer.copy_from_slice(&image_bytes.to_le_bytes());
+        Ok(Outgoing { head, values: Some(values) })
+    }
+
     /// Length of the whole message, without the prefix, values that are apart included.
     pub fn image_bytes(&self) -> usize {
         let head = self.head.len() - FRAME_PREFIX;

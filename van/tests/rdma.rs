@@ -112,8 +112,8 @@ fn a_flood_waits_for_credits() {
     let before = hardware_counter("rcvd_rnr_err");
     const COUNT: u32 = 3000;
     for number in 0..COUNT {
-        a.post_send(to_b, frame(&a, &number.to_le_bytes())).unwrap();
-        b.post_send(to_a, frame(&b, &number.to_le_bytes())).unwrap();
+        a.post_send(to_b, frame(&a, &number.to_le_bytes()).into()).unwrap();
+        b.post_send(to_a, frame(&b, &number.to_le_bytes()).into()).unwrap();
     }
     // One side does not look at all for a while: the other one must stop.
     let mut events = Vec::new();
@@ -204,15 +204,15 @@ fn a_round_trip_allocates_nothing() {
     const ROUNDS: u64 = 200;
     let Some(_) = device() else { return };
     let (mut a, mut b, to_b, to_a) = pair(&config(Wait::default()));
-    let data = a.memory().allocate(MIB).unwrap().share();
-    let mut place = Some(b.memory().allocate(MIB).unwrap());
+    let data = a.about().memory.allocate(MIB).unwrap().share();
+    let mut place = Some(b.about().memory.allocate(MIB).unwrap());
     let mut events = Vec::with_capacity(8);
     let mut round_trips = |len: usize| {
         for _ in 0..ROUNDS {
             if len > 0 {
                 let offer = b.offer(to_a, place.take().unwrap()).unwrap();
                 // The offer holds from when something that follows it has arrived.
-                b.post_send(to_a, frame(&b, b"offer")).unwrap();
+                b.post_send(to_a, frame(&b, b"offer").into()).unwrap();
                 while events.is_empty() {
                     b.poll(&mut Vec::new()).unwrap();
                     a.poll(&mut events).unwrap();
@@ -221,7 +221,7 @@ fn a_round_trip_allocates_nothing() {
                 events.clear();
                 a.post_write(to_b, data.slice(..len).into(), &offer, 0).unwrap();
             }
-            a.post_send(to_b, frame(&a, b"request")).unwrap();
+            a.post_send(to_b, frame(&a, b"request").into()).unwrap();
             let mut came = false;
             while !came {
                 a.poll(&mut events).unwrap();
@@ -235,7 +235,7 @@ fn a_round_trip_allocates_nothing() {
                 }
                 std::thread::yield_now();
             }
-            b.post_send(to_a, frame(&b, b"answer")).unwrap();
+            b.post_send(to_a, frame(&b, b"answer").into()).unwrap();
             while events.is_empty() {
                 b.poll(&mut Vec::new()).unwrap();
                 a.poll(&mut events).unwrap();
@@ -276,7 +276,7 @@ fn what_cannot_be_used_is_named() {
 fn routes_are_found() {
     let Some(_) = device() else { return };
     let van = Rdma::new(&config(Wait::default())).unwrap();
-    caravan_van::rdma::reaches(&config(Wait::default()), van.address()).unwrap();
+    caravan_van::rdma::reaches(&config(Wait::default()), &van.about().address).unwrap();
     let error = caravan_van::rdma::reaches(&config(Wait::default()), "203.0.113.9:1").unwrap_err();
     assert!(error.to_string().contains("203.0.113.9:1"), "{error}");
 }

@@ -80,7 +80,7 @@ impl Ends {
         let events = [Vec::new(), Vec::new()];
         let mut ends =
             Ends { vans, peers: [None; 2], events, filled: [0; 2], began: Instant::now() };
-        let address = ends.vans[1].address().to_owned();
+        let address = ends.vans[1].about().address.clone();
         ends.vans[0].connect(&address).unwrap();
         while ends.peers.iter().any(Option::is_none) {
             ends.turn();
@@ -103,9 +103,9 @@ impl Ends {
     }
 
     fn post(&mut self, from: usize, number: u64) {
-        let mut frame = self.vans[from].memory().allocate(FRAME_PREFIX + 2000).unwrap();
+        let mut frame = self.vans[from].about().memory.allocate(FRAME_PREFIX + 2000).unwrap();
         frame[FRAME_PREFIX..][..8].copy_from_slice(&number.to_le_bytes());
-        self.vans[from].post_send(self.peers[from].unwrap(), frame).unwrap();
+        self.vans[from].post_send(self.peers[from].unwrap(), frame.into()).unwrap();
     }
 
     /// Numbers sent from each side to the other until `count` have come both ways, or one is lost: then `None`.
@@ -168,18 +168,18 @@ impl Ends {
     /// Offers memory, and says so in a frame.
     fn offer(&mut self, from: usize) {
         let (van, peer) = (&mut self.vans[from], self.peers[from].unwrap());
-        let memory = van.memory().allocate(OFFERED).unwrap();
+        let memory = van.about().memory.allocate(OFFERED).unwrap();
         let offer = van.offer(peer, memory).unwrap();
-        let mut frame = van.memory().allocate(FRAME_PREFIX + size_of::<Offer>()).unwrap();
+        let mut frame = van.about().memory.allocate(FRAME_PREFIX + size_of::<Offer>()).unwrap();
         frame[FRAME_PREFIX..].copy_from_slice(offer.as_bytes());
-        van.post_send(peer, frame).unwrap();
+        van.post_send(peer, frame.into()).unwrap();
     }
 
     /// Writes where `frame` says, if it is an offer: the number of the write, all over.
     fn fill(&mut self, to: usize, frame: &[u8]) {
         let Ok(offer) = Offer::read_from_bytes(frame) else { return };
         let (van, peer) = (&mut self.vans[to], self.peers[to].unwrap());
-        let mut values = van.memory().allocate(offer.len.get() as usize).unwrap();
+        let mut values = van.about().memory.allocate(offer.len.get() as usize).unwrap();
         values.fill(self.filled[to]);
         self.filled[to] = self.filled[to].wrapping_add(1);
         van.post_write(peer, values.share().into(), &offer, 0).unwrap();
@@ -317,7 +317,7 @@ fn resources_are_few_and_given_back() {
         let (regions, pairs) = (count("mr"), count("qp"));
         let mut ends = Ends::new(addresses);
         for _ in 0..5 {
-            let memory = ends.vans[0].memory();
+            let memory = &ends.vans[0].about().memory;
             let held: Vec<_> =
                 (0..200).map(|size| memory.allocate(100 << (size % 16)).unwrap()).collect();
             drop(held);

@@ -47,7 +47,7 @@ impl Liar {
     fn prove(van: &mut Rdma, change: fn(Vec<u8>) -> Vec<u8>) -> Liar {
         let channel = Channel::open().unwrap();
         let connection = Connection::new(&channel).unwrap();
-        connection.resolve_address(None, van.address().parse().unwrap(), PATIENCE).unwrap();
+        connection.resolve_address(None, van.about().address.parse().unwrap(), PATIENCE).unwrap();
         expect(&channel, van, CmKind::AddressResolved);
         connection.resolve_route(PATIENCE).unwrap();
         expect(&channel, van, CmKind::RouteResolved);
@@ -123,12 +123,12 @@ fn next(van: &mut Rdma) -> Event {
 }
 
 fn frame(van: &Rdma) -> Buffer {
-    van.memory().allocate(FRAME_PREFIX + 8).unwrap()
+    van.about().memory.allocate(FRAME_PREFIX + 8).unwrap()
 }
 
 /// Memory of zeros for `peer` to write.
 fn offer(van: &mut Rdma, peer: PeerId) -> Offer {
-    let mut memory = van.memory().allocate(OFFERED).unwrap();
+    let mut memory = van.about().memory.allocate(OFFERED).unwrap();
     memory.fill(0);
     van.offer(peer, memory).unwrap()
 }
@@ -233,7 +233,7 @@ fn who_is_welcomed_and_does_not_prove_himself_is_nobodys_peer() {
 fn listen_to(reason: &str, lie: Lie, config: &VanConfig) {
     let (mut van, mut other) = (Rdma::new(config).unwrap(), Rdma::new(config).unwrap());
     // The honest one calls: on Soft-RoCE windows open only where all that was sent before, a proof, say, is acknowledged.
-    let to_van = other.connect(van.address()).unwrap();
+    let to_van = other.connect(&van.about().address).unwrap();
     let mut events = Vec::new();
     while events.is_empty() {
         other.wait(Duration::from_millis(1)).unwrap();
@@ -251,7 +251,7 @@ fn listen_to(reason: &str, lie: Lie, config: &VanConfig) {
     // What is offered holds from when something that follows it has arrived.
     let frames = [(peer, frame(&van)), (honest, frame(&van))];
     for (to, frame) in frames {
-        van.post_send(to, frame).unwrap();
+        van.post_send(to, frame.into()).unwrap();
     }
     liar.hears(&mut van);
     let event = next(&mut other);

@@ -75,10 +75,10 @@ fn pair(wait: Wait) -> Option<(Uring, Uring, PeerId, PeerId)> {
 fn a_connection_can_end_with_operations_under_way() {
     for drop_sender in [true, false] {
         let Some((mut a, mut b, to_b, to_a)) = pair(Wait::default()) else { return };
-        let place = b.memory().allocate(32 << 20).unwrap();
+        let place = b.about().memory.allocate(32 << 20).unwrap();
         let address = place.as_ptr();
         let offer = b.offer(to_a, place).unwrap();
-        let data = a.memory().allocate(32 << 20).unwrap().share();
+        let data = a.about().memory.allocate(32 << 20).unwrap().share();
         a.post_write(to_b, data.clone().into(), &offer, 0).unwrap();
         let mut events = Vec::new();
         a.poll(&mut events).unwrap();
@@ -91,7 +91,11 @@ fn a_connection_can_end_with_operations_under_way() {
             let event = next(&mut [&mut b], 0);
             assert!(matches!(event, Event::Lost { peer, .. } if peer == to_a), "{event:?}");
             assert!(b.withdraw(to_a, offer.key.get()).is_err(), "its write has begun");
-            assert_eq!(b.memory().allocate(32 << 20).unwrap().as_ptr(), address, "dropped with it");
+            assert_eq!(
+                b.about().memory.allocate(32 << 20).unwrap().as_ptr(),
+                address,
+                "dropped with it"
+            );
         } else {
             drop(b);
             let event = next(&mut [&mut a], 0);
@@ -104,8 +108,8 @@ fn a_connection_can_end_with_operations_under_way() {
 #[test]
 fn strangers_are_refused_and_silent_ones_dropped() {
     let Some(mut van) = uring(&config(Wait::default())) else { return };
-    let mut stranger = TcpStream::connect(van.address()).unwrap();
-    let mut silent = TcpStream::connect(van.address()).unwrap();
+    let mut stranger = TcpStream::connect(&van.about().address).unwrap();
+    let mut silent = TcpStream::connect(&van.about().address).unwrap();
     let other = VanConfig { cluster: 99, ..VanConfig::default() };
     stranger.write_all(&Credentials::new(&other, CARRIER).call().1).unwrap();
     for socket in [&stranger, &silent] {
@@ -133,13 +137,13 @@ fn a_hundred_peers_are_served_by_one_ring() {
     let mut clients = Vec::new();
     for _ in 0..100 {
         let mut client = uring(&config(Wait::default())).unwrap();
-        let to_server = client.connect(server.address()).unwrap();
+        let to_server = client.connect(&server.about().address).unwrap();
         let event = next(&mut [&mut client, &mut server], 0);
         assert!(matches!(event, Event::Connected { .. }), "{event:?}");
         clients.push((client, to_server));
     }
     for (client, to_server) in &mut clients {
-        client.post_send(*to_server, frame(client, b"request")).unwrap();
+        client.post_send(*to_server, frame(client, b"request").into()).unwrap();
         client.poll(&mut Vec::new()).unwrap();
     }
     let (mut received, began) = (0, Instant::now());
@@ -150,7 +154,7 @@ fn a_hundred_peers_are_served_by_one_ring() {
         for event in events.drain(..) {
             if let Event::Received { peer, frame: request } = event {
                 assert_eq!(&request[..], b"request");
-                server.post_send(peer, frame(&server, b"answer")).unwrap();
+                server.post_send(peer, frame(&server, b"answer").into()).unwrap();
                 received += 1;
             }
         }
@@ -180,8 +184,8 @@ fn an_idle_transport_sleeps() {
 fn a_round_trip_is_counted() {
     const ROUNDS: u64 = 300;
     let Some((mut a, mut b, to_b, to_a)) = pair(Wait::default()) else { return };
-    let mut place = Some(b.memory().allocate(1 << 20).unwrap());
-    let data = a.memory().allocate(1 << 20).unwrap().share();
+    let mut place = Some(b.about().memory.allocate(1 << 20).unwrap());
+    let data = a.about().memory.allocate(1 << 20).unwrap().share();
     let mut events = Vec::with_capacity(8);
     let mut receive = |van: &mut Uring, other: &mut Uring| {
         let mut looks = 0;
@@ -203,12 +207,12 @@ fn a_round_trip_is_counted() {
                 let offer = b.offer(to_a, place.take().unwrap()).unwrap();
                 a.post_write(to_b, data.slice(..len).into(), &offer, 0).unwrap();
             } else {
-                a.post_send(to_b, frame(&a, b"request")).unwrap();
+                a.post_send(to_b, frame(&a, b"request").into()).unwrap();
             }
             a.poll(&mut Vec::new()).unwrap();
             let (_, memory) = receive(&mut b, &mut a);
             place = memory.or(place.take());
-            b.post_send(to_a, frame(&b, b"answer")).unwrap();
+            b.post_send(to_a, frame(&b, b"answer").into()).unwrap();
             b.poll(&mut Vec::new()).unwrap();
             looks += receive(&mut a, &mut b).0;
         }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use caravan_van::handshake::Credentials;
 use caravan_van::wire::Offer;
 use caravan_van::{
-    Buffer, Counters, Error, Event, FRAME_PREFIX, Gather, Limits, PeerId, Pool, Result, Transport,
-    VanConfig,
+    About, Buffer, Clock, Counters, Error, Event, FRAME_PREFIX, Frame, Gather, Limits, PeerId,
+    Pool, Result, SimulatedTime, Transport, VanConfig,
 };
 
 /// As the vans have it.
@@ -23,7 +23,7 @@ pub(crate) type Frames = Rc<RefCell<VecDeque<Buffer>>>;
 
 /// One end of a wire that costs next to nothing.
 pub(crate) struct Wire {
-    pool: Pool,
+    about: About,
     out: Frames,
     into: Frames,
     greeted: bool,
@@ -35,7 +35,28 @@ impl Wire {
     /// Sends to `out` what the other end finds in its `into`; runs `other` while waiting.
     pub(crate) fn new(out: &Frames, into: &Frames, other: impl FnMut() + 'static) -> Box<Wire> {
         let (out, into, other) = (out.clone(), into.clone(), Box::new(other));
-        Box::new(Wire { pool: Pool::new(64 << 20), out, into, greeted: false, other })
+        let about = About {
+            name: "wire",
+            address: "here".to_owned(),
+            host: None,
+            limits: Limits::plain(FRAME_BYTES, 1024),
+            memory: Pool::new(64 << 20),
+            clock: Clock::simulated(Stopped),
+        };
+        Box::new(Wire { about, out, into, greeted: false, other })
+    }
+}
+
+/// Time that does not pass, and costs nothing to read.
+struct Stopped;
+
+impl SimulatedTime for Stopped {
+    fn now(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn charge(&self, _: Duration) -> Result<()> {
+        Ok(())
     }
 }
 
@@ -43,20 +64,8 @@ impl Wire {
 pub(crate) const PEER: PeerId = PeerId(0);
 
 impl Transport for Wire {
-    fn name(&self) -> &'static str {
-        "wire"
-    }
-
-    fn address(&self) -> &str {
-        "here"
-    }
-
-    fn limits(&self) -> Limits {
-        Limits::plain(FRAME_BYTES, 1024)
-    }
-
-    fn memory(&self) -> &Pool {
-        &self.pool
+    fn about(&self) -> &About {
+        &self.about
     }
 
     fn connect(&mut self, _: &str) -> Result<PeerId> {
@@ -65,10 +74,11 @@ impl Transport for Wire {
 
     fn disconnect(&mut self, _: PeerId) {}
 
-    fn post_send(&mut self, _: PeerId, mut frame: Buffer) -> Result<()> {
+    fn post_send<'a>(&mut self, _: PeerId, frame: Frame<'a>) -> Result<Option<Frame<'a>>> {
+        let Frame::Owned(mut frame) = frame else { return Ok(Some(frame)) };
         frame.advance(FRAME_PREFIX);
         self.out.borrow_mut().push_back(frame);
-        Ok(())
+        Ok(None)
     }
 
     fn offer(&mut self, peer: PeerId, _: Buffer) -> Result<Offer> {
@@ -99,10 +109,6 @@ impl Transport for Wire {
     fn wait(&mut self, _: Duration) -> Result<()> {
         (self.other)();
         Ok(())
-    }
-
-    fn now(&self) -> Duration {
-        Duration::ZERO
     }
 
     fn counters(&self) -> Counters {

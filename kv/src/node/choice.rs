@@ -23,10 +23,10 @@ pub(crate) fn candidates(opened: &[Opened]) -> Vec<Candidate> {
     let candidate = |(van, transport): &Opened| Candidate {
         van: *van,
         threads: match transport {
-            Ok(transport) => Ok(vec![transport.address().to_owned()]),
+            Ok(transport) => Ok(vec![transport.about().address.clone()]),
             Err(error) => Err(with_sources(error)),
         },
-        host: transport.as_ref().ok().and_then(|van| van.host()).map(str::to_owned),
+        host: transport.as_ref().ok().and_then(|van| van.about().host.clone()),
     };
     opened.iter().map(candidate).collect()
 }

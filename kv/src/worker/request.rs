@@ -69,14 +69,14 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// The bytes at `range`, for `peer`; shared ones stay where they lie if they are too long for a frame, or are to be lent.
+    /// The bytes at `range`; shared ones stay where they lie if they are too long for a frame, or are to be lent.
     #[inline(always)]
-    fn part(&self, range: Range<usize>, endpoint: &Endpoint, peer: PeerId) -> Values<'a> {
+    fn part(&self, range: Range<usize>, endpoint: &Endpoint) -> Values<'a> {
         match *self {
             Load::Nothing => Values::None,
             Load::Values(bytes, ..) => Values::Copied(&bytes[range]),
             Load::Shared(shared)
-                if range.len() > endpoint.eager_bytes() || endpoint.lends(peer, range.len()) =>
+                if range.len() > endpoint.eager_bytes() || endpoint.lends(range.len()) =>
             {
                 Values::Apart(shared.slice(range))
             }
@@ -126,9 +126,8 @@ impl Worker {
         if !known.last.range.contains(*first) && !known.turn_to(*first, &self.servers) {
             return false;
         }
-        let needs_place = *what == What::Push
-            || into.is_some()
-            || !is_lent(&self.endpoint, known.last.peer, keys.len(), place);
+        let needs_place =
+            *what == What::Push || into.is_some() || !is_lent(&self.endpoint, keys.len(), place);
         needs_place && *last <= known.last.range.last() && slicer::are_ascending(keys)
     }
 
@@ -166,7 +165,7 @@ impl Worker {
             signature: None,
             keys,
             lengths: &[],
-            values: load.part(0..load.all().len(), &self.endpoint, peer),
+            values: load.part(0..load.all().len(), &self.endpoint),
         };
         match self.endpoint.post(peer, draft, coding) {
             Ok(()) => Ok(timestamp),
@@ -211,10 +210,8 @@ impl Worker {
     /// Whether the answer is [lent](is_lent), all of it by one server.
     fn is_lent_whole(&self, keys: &[u64], table: Table, place: usize) -> bool {
         let mut slices = slicer::cut(keys, &self.tables[table.0 as usize].parts);
-        slices.next().is_some_and(|(server, slice)| {
-            let peer = self.servers[server].peer;
-            slice.len() == keys.len() && is_lent(&self.endpoint, peer, keys.len(), place)
-        })
+        slices.next().is_some_and(|(_, slice)| slice.len() == keys.len())
+            && is_lent(&self.endpoint, keys.len(), place)
     }
 
     /// Checks a request as a whole; returns the bytes that its answer will hold, 0 when that is not known, and the keys with
@@ -298,7 +295,7 @@ impl Worker {
             signature: list.map(|list| list.signature),
             keys: &request.keys[slice.clone()],
             lengths,
-            values: request.load.part(load.clone(), &self.endpoint, peer),
+            values: request.load.part(load.clone(), &self.endpoint),
             ..draft(timestamp, request.what, spec.id, self.clock)
         };
         let (mut block, mut passage) = (None, None);
@@ -406,8 +403,8 @@ impl Worker {
 /// Whether the answer to a pull of so many `keys`, `place` bytes, is read where the server has it, so that it needs no place: most
 /// single rows are, and what is long.
 #[inline]
-fn is_lent(endpoint: &Endpoint, peer: PeerId, keys: usize, place: usize) -> bool {
-    (keys == 1 || place >= SHARED_BYTES_MIN) && endpoint.lends(peer, place)
+fn is_lent(endpoint: &Endpoint, keys: usize, place: usize) -> bool {
+    (keys == 1 || place >= SHARED_BYTES_MIN) && endpoint.lends(place)
 }
 
 /// What is the same in all messages of a request.

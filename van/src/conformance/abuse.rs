@@ -5,14 +5,14 @@ use zerocopy::little_endian::U64;
 use super::carry::reclaim;
 use super::net::{Net, UNTOUCHED, check};
 use crate::wire::Offer;
-use crate::{Error, PeerId, Secret, Transport, VanConfig};
+use crate::{Error, Frame, PeerId, Secret, Transport, VanConfig};
 
 /// Who belongs to another cluster, or has another secret, is refused, hears no more than that, and is nobody's peer.
 pub fn strangers_are_refused<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let secret = Secret::from([7; 32]);
     let own = VanConfig { secret: secret.clone(), ..VanConfig::default() };
     let mut net = Net::with(&make, 2, own);
-    let address = net.van(0).address().to_owned();
+    let address = net.van(0).about().address.clone();
     for other in [
         VanConfig { cluster: 8, secret, ..VanConfig::default() },
         VanConfig { cluster: 7, secret: Secret::from([8; 32]), ..VanConfig::default() },
@@ -35,7 +35,7 @@ pub fn a_node_that_does_not_accept_connects<T: Transport>(make: impl Fn(VanConfi
     let mut net = Net::new(&make, 1);
     let client =
         net.add(make(VanConfig { cluster: 7, node: 101, accepts: false, ..VanConfig::default() }));
-    assert_eq!(net.van(client).address(), "");
+    assert_eq!(net.van(client).about().address, "");
     let (there, back) = net.connect(client, 0);
     net.exchange(client, there, 0, back);
     net.exchange(0, back, client, there);
@@ -44,7 +44,7 @@ pub fn a_node_that_does_not_accept_connects<T: Transport>(make: impl Fn(VanConfi
 /// Where nobody listens any more, connecting fails at once or soon, and names the address.
 pub fn nobody_there_is_reported<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let mut net = Net::new(&make, 2);
-    let address = net.van(1).address().to_owned();
+    let address = net.van(1).about().address.clone();
     net.vans[1] = None;
     let error = match net.van(0).connect(&address) {
         Ok(peer) => net.lost(0, peer),
@@ -72,7 +72,7 @@ pub fn reconnects_under_a_new_number<T: Transport>(make: impl Fn(VanConfig) -> T
 pub fn withdrawn_memory_is_out_of_reach<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let mut net = Net::new(&make, 3);
     let ((there, back), (friend, friend_back)) = (net.connect(1, 0), net.connect(2, 0));
-    let memory = net.van(0).memory().allocate(1000).unwrap();
+    let memory = net.van(0).about().memory.allocate(1000).unwrap();
     let address = memory.as_ptr();
     let old = net.offer_memory(0, back, memory);
     let other = net.van(0).withdraw(friend_back, old.key.get()).unwrap_err();
@@ -134,7 +134,7 @@ pub fn a_second_write_to_an_offer_loses_the_writer<T: Transport>(make: impl Fn(V
 pub fn a_write_past_an_offer_loses_the_writer<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let mut net = Net::new(&make, 3);
     let ((there, back), (friend, friend_back)) = (net.connect(1, 0), net.connect(2, 0));
-    let into = net.van(0).memory().allocate(1000).unwrap();
+    let into = net.van(0).about().memory.allocate(1000).unwrap();
     let offer = net.offer_memory(0, back, into);
     misdeed(&mut net, (there, back), &Offer { len: U64::new(1001), ..offer });
     assert!(net.van(0).withdraw(back, offer.key.get()).is_ok());
@@ -147,7 +147,7 @@ pub fn a_write_into_somebody_elses_offer_loses_the_writer<T: Transport>(
 ) {
     let mut net = Net::new(&make, 3);
     let ((there, back), (friend, friend_back)) = (net.connect(1, 0), net.connect(2, 0));
-    let mut into = net.van(0).memory().allocate(1000).unwrap();
+    let mut into = net.van(0).about().memory.allocate(1000).unwrap();
     into.fill(0xee);
     let offer = net.offer_memory(0, friend_back, into);
     misdeed(&mut net, (there, back), &offer);
@@ -174,9 +174,9 @@ fn misdeed<T: Transport>(net: &mut Net<T>, (there, back): (PeerId, PeerId), offe
 /// When a transport is dropped its peers hear of it once; what it had been offered can be withdrawn then.
 pub fn a_lost_peer_is_reported_once<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
-    let into = net.van(0).memory().allocate(1000).unwrap();
+    let into = net.van(0).about().memory.allocate(1000).unwrap();
     let offer = net.offer_memory(0, there, into);
-    let late = net.van(0).memory().allocate(1000).unwrap();
+    let late = net.van(0).about().memory.allocate(1000).unwrap();
     let forgotten = net.offer_memory(0, there, late);
     net.send(1, back, 8, 77);
     net.turn();
@@ -207,7 +207,7 @@ pub fn what_was_posted_to_a_lost_peer_comes_home<T: Transport>(make: impl Fn(Van
     let data = reclaim(&mut net, data).share();
     let other = net.add(make(VanConfig { cluster: 7, node: 102, ..VanConfig::default() }));
     let (other_back, again) = net.connect(other, 0);
-    let into = net.van(other).memory().allocate(data.len()).unwrap();
+    let into = net.van(other).about().memory.allocate(data.len()).unwrap();
     let address = into.as_ptr();
     let offer = net.offer_memory(other, other_back, into);
     net.van(0).post_write(again, data.clone().into(), &offer, 0).unwrap();
@@ -219,14 +219,14 @@ pub fn what_was_posted_to_a_lost_peer_comes_home<T: Transport>(make: impl Fn(Van
     // Wherever the memory is: with an event, with an offer that was not used, or dropped in the middle of its write.
     net.rest(other);
     drop(net.van(other).withdraw(other_back, offer.key.get()));
-    let again = net.van(other).memory().allocate(32 << 20).unwrap();
+    let again = net.van(other).about().memory.allocate(32 << 20).unwrap();
     assert_eq!(again.as_ptr(), address, "it comes home");
 }
 
 /// Disconnecting is silent here, a loss there, and takes back what was offered.
 pub fn disconnecting_forgets<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
-    let into = net.van(0).memory().allocate(1000).unwrap();
+    let into = net.van(0).about().memory.allocate(1000).unwrap();
     let offer = net.offer_memory(0, there, into);
     net.van(0).disconnect(there);
     net.lost(1, back);
@@ -242,10 +242,13 @@ fn is_dead<T: Transport>(net: &mut Net<T>, node: usize, peer: PeerId) {
     let nobody = |error: &Error| matches!(error, Error::NotConnected { peer: of } if *of == peer);
     let frame = net.framed(node, 1, 8);
     let data = net.bytes(node, 1, 8);
-    let into = net.van(node).memory().allocate(8).unwrap();
+    let into = net.van(node).about().memory.allocate(8).unwrap();
     let offer = Offer { key: U64::new(0), address: U64::new(0), len: U64::new(8) };
-    let error = net.van(node).post_send(peer, frame).unwrap_err();
-    assert!(nobody(&error), "{error}");
+    let lent = Frame::Lent { frame: net.framed(node, 1, 8), values: data.clone() };
+    for frame in [frame.into(), Frame::Borrowed(&[1; 8]), lent] {
+        let error = net.van(node).post_send(peer, frame).unwrap_err();
+        assert!(nobody(&error), "{error}");
+    }
     let error = net.van(node).post_write(peer, data.into(), &offer, 0).unwrap_err();
     assert!(nobody(&error), "{error}");
     let error = net.van(node).offer(peer, into).unwrap_err();

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, Digest};
 
 use super::net::{Net, Written, check, step};
-use crate::{Buffer, Error, Event, Gather, Identity, Shared, Transport, VanConfig};
+use crate::{Buffer, Error, Event, Frame, Gather, Identity, Shared, Transport, VanConfig};
 
 const MIB: usize = 1 << 20;
 
@@ -19,7 +19,7 @@ pub fn says_hello<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let odd = VanConfig { identity, ..odd };
     net.add(make(odd.clone()));
     net.add(make(VanConfig { node: 42, credits: 5, frame_bytes: 2000, ..odd }));
-    let address = net.van(1).address().to_owned();
+    let address = net.van(1).about().address.clone();
     let peer = net.van(0).connect(&address).unwrap();
     for (node, who) in [(0, (42, 5, 2000)), (1, (41, 3, 1000))] {
         let is_up = |event: &Event| matches!(event, Event::Connected { .. });
@@ -33,14 +33,14 @@ pub fn says_hello<T: Transport>(make: impl Fn(VanConfig) -> T) {
         assert_eq!(said, (identity.role, identity.rank, identity.incarnation));
     }
     assert!(net.rest(0).is_empty() && net.rest(1).is_empty(), "it is reported once");
-    assert_eq!(net.van(0).limits().frame_bytes, 1000);
-    assert!(!net.van(0).name().is_empty());
+    assert_eq!(net.van(0).about().limits.frame_bytes, 1000);
+    assert!(!net.van(0).about().name.is_empty());
 }
 
 /// Frames of no bytes, of odd lengths and of the longest arrive whole, in order, at aligned addresses.
 pub fn frames_of_all_lengths_arrive_whole<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
-    let limit = net.van(0).limits().frame_bytes.min(net.van(1).limits().frame_bytes);
+    let limit = net.van(0).about().limits.frame_bytes.min(net.van(1).about().limits.frame_bytes);
     let lengths: Vec<usize> =
         (0..=200).chain((200..limit).step_by(997)).chain(limit - 9..=limit).collect();
     for (seed, &len) in (0..).zip(&lengths) {
@@ -67,8 +67,13 @@ pub fn too_long_a_frame_is_refused<T: Transport>(make: impl Fn(VanConfig) -> T) 
     let (there, back) = net.connect(0, 1);
     for (node, peer) in [(0, there), (1, back)] {
         let frame = net.framed(node, 1, 1001);
-        let error = net.van(node).post_send(peer, frame).unwrap_err();
+        let error = net.van(node).post_send(peer, frame.into()).unwrap_err();
         assert!(matches!(error, Error::FrameTooLong { len: 1001, limit: 1000 }), "{error}");
+        let (frame, values) = (net.framed(node, 1, 1001), net.bytes(node, 1, 5000));
+        match net.van(node).post_send(peer, Frame::Lent { frame, values }) {
+            Err(Error::FrameTooLong { len: 1001, limit: 1000 }) | Ok(Some(_)) => {}
+            other => panic!("{other:?}"),
+        }
     }
     net.send(0, there, 5, 1000);
     check(&net.frame(1, back), 5, 1000);
@@ -79,13 +84,13 @@ pub fn a_full_queue_is_an_error_and_recovers<T: Transport>(make: impl Fn(VanConf
     let config = VanConfig { credits: 1, queue_depth: 4, ..VanConfig::default() };
     let mut net = Net::with(&make, 2, config);
     let (there, back) = net.connect(0, 1);
-    let len = net.van(0).limits().frame_bytes;
+    let len = net.van(0).about().limits.frame_bytes;
     for round in 0..3 {
         let mut posted = 0;
         let error = loop {
             let frame = net.framed(0, posted, len);
-            match net.van(0).post_send(there, frame) {
-                Ok(()) => posted += 1,
+            match net.van(0).post_send(there, frame.into()) {
+                Ok(_) => posted += 1,
                 Err(error) => break error,
             }
             assert!(posted < 10_000, "the queue is bounded");
@@ -138,7 +143,7 @@ pub fn frames_and_writes_arrive_in_the_order_of_posting<T: Transport>(
 pub fn writes_land_in_the_memory_that_was_offered<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     for len in [8, 4096, MIB + 8] {
-        let pooled = net.van(1).memory().allocate(len).unwrap();
+        let pooled = net.van(1).about().memory.allocate(len).unwrap();
         for into in [pooled, Buffer::adopt(vec![0u64; len / 8])] {
             let address = into.as_ptr();
             let offer = net.offer_memory(1, back, into);
@@ -190,7 +195,7 @@ pub fn both_directions_at_once_do_not_block_each_other<T: Transport>(
         for (round, offer) in (0..).zip(&offers[1 - node]) {
             net.van(node).post_write(peer, data.clone().into(), offer, 0).unwrap();
             let frame = net.framed(node, round, 100);
-            net.van(node).post_send(peer, frame).unwrap();
+            net.van(node).post_send(peer, frame.into()).unwrap();
         }
     }
     for (node, peer) in ends {
@@ -204,7 +209,7 @@ pub fn both_directions_at_once_do_not_block_each_other<T: Transport>(
 /// Frames and writes of random sizes, a window of them at a time: a checksum over all tells whether a byte is wrong.
 pub fn random_sizes_add_up<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
-    let limit = net.van(0).limits().frame_bytes;
+    let limit = net.van(0).about().limits.frame_bytes;
     let mut word = 2024;
     let mut next = |below: usize| {
         word = step(word);
@@ -218,7 +223,7 @@ pub fn random_sizes_add_up<T: Transport>(make: impl Fn(VanConfig) -> T) {
             if next(2) == 0 {
                 let frame = net.framed(0, seed, next(limit + 1));
                 posted.update(&frame[crate::FRAME_PREFIX..]);
-                net.van(0).post_send(there, frame).unwrap();
+                net.van(0).post_send(there, frame.into()).unwrap();
             } else {
                 let (at, longest) = (8 * next(512), 1 << next(21));
                 let data = net.bytes(0, seed, next(longest + 1));
@@ -252,7 +257,7 @@ pub fn memory_comes_home<T: Transport>(make: impl Fn(VanConfig) -> T) {
         drop(net.written(1, back));
         drop(net.van(1).withdraw(back, unused.key.get()).unwrap());
         reclaim(&mut net, data);
-        let now = [0, 1].map(|node| net.van(node).memory().bytes_reserved());
+        let now = [0, 1].map(|node| net.van(node).about().memory.bytes_reserved());
         if round == 20 {
             reserved = Some(now);
         }
@@ -296,7 +301,7 @@ pub fn many_peers_are_served_alike<T: Transport>(make: impl Fn(VanConfig) -> T) 
             check(&net.frame(node, there), round, 32 + node);
         }
     }
-    let error = net.van(1).post_send(flood, Buffer::adopt(vec![0u8; 16])).err();
+    let error = net.van(1).post_send(flood, Buffer::adopt(vec![0u8; 16]).into()).err();
     assert!(
         error.is_none_or(|error| matches!(error, Error::QueueFull { .. })),
         "it is still there"
@@ -308,8 +313,8 @@ pub fn waiting_for_nothing_ends<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, ..) = Net::pair(&make);
     net.rest(0);
     let van = net.van(0);
-    let until = van.now() + Duration::from_millis(20);
-    while van.now() < until {
+    let until = van.about().clock.now() + Duration::from_millis(20);
+    while van.about().clock.now() < until {
         van.wait(Duration::from_millis(5)).unwrap();
     }
     van.wait(Duration::ZERO).unwrap();
@@ -325,12 +330,12 @@ pub fn waiting_ends_with_an_event<T: Transport>(make: impl Fn(VanConfig) -> T) {
         net.send(0, there, round, 100);
         let mut events = Vec::new();
         net.van(0).poll(&mut events).unwrap();
-        let began = net.van(1).now();
+        let began = net.van(1).about().clock.now();
         while events.is_empty() {
             net.van(1).wait(far).unwrap();
             net.van(1).poll(&mut events).unwrap();
         }
-        assert!(net.van(1).now() - began < far);
+        assert!(net.van(1).about().clock.now() - began < far);
         let [Event::Received { peer, frame }] = &events[..] else { panic!("{events:?}") };
         assert_eq!(*peer, back);
         check(frame, round, 100);

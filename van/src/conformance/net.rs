@@ -131,7 +131,7 @@ impl<T: Transport> Net<T> {
 
     /// Connects `a` to `b`; returns each one's number for the other.
     pub fn connect(&mut self, a: usize, b: usize) -> (PeerId, PeerId) {
-        let address = self.van(b).address().to_owned();
+        let address = self.van(b).about().address.clone();
         let peer = self.van(a).connect(&address).expect("b listens there");
         let is_up =
             |event: &Event| matches!(event, Event::Connected { peer: up, .. } if *up == peer);
@@ -168,7 +168,7 @@ impl<T: Transport> Net<T> {
 
     /// Offers `len` bytes of `node` to `peer`, 0xee all of them.
     pub fn offer(&mut self, node: usize, peer: PeerId, len: usize) -> Offer {
-        let mut into = self.van(node).memory().allocate(len).expect("memory is left");
+        let mut into = self.van(node).about().memory.allocate(len).expect("memory is left");
         into.fill(UNTOUCHED);
         self.offer_memory(node, peer, into)
     }
@@ -180,7 +180,7 @@ impl<T: Transport> Net<T> {
         assert_eq!(offer.len.get(), len);
         let mut frame = self.framed(node, 0, size_of::<Offer>());
         frame[FRAME_PREFIX..].copy_from_slice(offer.as_bytes());
-        self.van(node).post_send(peer, frame).expect("there is room in the queue");
+        self.van(node).post_send(peer, frame.into()).expect("there is room in the queue");
         let ends = self.links.iter().flat_map(|&[a, b]| [(a, b), (b, a)]);
         let (_, (other, back)) =
             ends.into_iter().find(|(end, _)| *end == (node, peer)).expect("they are connected");
@@ -210,6 +210,11 @@ impl<T: Transport> Net<T> {
         self.event(node, "a frame or a write", is_it, |event| event)
     }
 
+    /// Drops the events of `node` that no test has asked for.
+    pub(super) fn forget(&mut self, node: usize) {
+        self.events[node].clear();
+    }
+
     /// Why `node` lost `peer`.
     pub fn lost(&mut self, node: usize, peer: PeerId) -> Error {
         let is_it = |event: &Event| matches!(event, Event::Lost { peer: of, .. } if *of == peer);
@@ -229,14 +234,14 @@ impl<T: Transport> Net<T> {
 
     /// Registered memory of `node` with `len` bytes that `seed` decides.
     pub fn bytes(&mut self, node: usize, seed: u64, len: usize) -> Shared {
-        let mut data = self.van(node).memory().allocate(len).expect("memory is left");
+        let mut data = self.van(node).about().memory.allocate(len).expect("memory is left");
         fill(&mut data, seed);
         data.share()
     }
 
     /// A frame of `len` bytes that `seed` decides, with its prefix.
     pub fn framed(&mut self, node: usize, seed: u64, len: usize) -> Buffer {
-        let memory = self.van(node).memory();
+        let memory = &self.van(node).about().memory;
         let mut frame = memory.allocate(FRAME_PREFIX + len).expect("memory is left");
         fill(&mut frame[FRAME_PREFIX..], seed);
         frame
@@ -246,8 +251,8 @@ impl<T: Transport> Net<T> {
     pub fn send(&mut self, node: usize, peer: PeerId, seed: u64, len: usize) {
         self.until("room in the queue", |net| {
             let frame = net.framed(node, seed, len);
-            match net.van(node).post_send(peer, frame) {
-                Ok(()) => Some(()),
+            match net.van(node).post_send(peer, frame.into()) {
+                Ok(_) => Some(()),
                 Err(Error::QueueFull { .. }) => None,
                 Err(error) => panic!("{error}"),
             }
@@ -262,7 +267,7 @@ impl<T: Transport> Net<T> {
 
     fn now(&self) -> Duration {
         let van = self.vans.iter().flatten().next().expect("a node is left");
-        van.now()
+        van.about().clock.now()
     }
 }
 

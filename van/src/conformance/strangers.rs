@@ -22,7 +22,7 @@ fn config() -> VanConfig {
 
 /// Connects to `node` by hand.
 fn dial<T: Transport>(net: &mut Net<T>, node: usize) -> TcpStream {
-    let socket = TcpStream::connect(net.van(node).address()).unwrap();
+    let socket = TcpStream::connect(&net.van(node).about().address).unwrap();
     socket.set_nonblocking(true).unwrap();
     socket
 }
@@ -106,7 +106,7 @@ pub fn half_open_connections_cost_little<T: Transport>(make: impl Fn(VanConfig) 
     let mut net = Net::with(&make, 2, config());
     let (there, back) = net.connect(1, 0);
     net.exchange(1, there, 0, back);
-    let reserved = net.van(0).memory().bytes_reserved();
+    let reserved = net.van(0).about().memory.bytes_reserved();
     let half = &Credentials::new(&config(), CARRIER).call().1[..20];
     let sockets = Vec::from_iter((0..SILENT).map(|number| {
         let mut socket = dial(&mut net, 0);
@@ -117,7 +117,7 @@ pub fn half_open_connections_cost_little<T: Transport>(make: impl Fn(VanConfig) 
         socket
     }));
     assert!(net.rest(0).is_empty(), "nobody above hears of them");
-    assert_eq!(net.van(0).memory().bytes_reserved(), reserved);
+    assert_eq!(net.van(0).about().memory.bytes_reserved(), reserved);
     net.exchange(1, there, 0, back);
     let (there, back) = net.connect(1, 0);
     net.exchange(1, there, 0, back);
@@ -128,7 +128,7 @@ pub fn half_open_connections_cost_little<T: Transport>(make: impl Fn(VanConfig) 
 /// Who connects and resets the connection, over and over, keeps nobody out.
 pub fn a_flood_of_resets_keeps_nobody_out<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let mut net = Net::with(&make, 2, config());
-    let address = net.van(0).address().to_owned();
+    let address = net.van(0).about().address.clone();
     let resets = std::thread::spawn(move || {
         for _ in 0..RESETS {
             let Ok(socket) = TcpStream::connect(&address) else { continue };

@@ -135,9 +135,6 @@ impl Endpoint {
         if !are_due {
             return self.refuse_undue(is_request);
         }
-        if is_request {
-            self.transport.prepare(peer); // its answer will follow
-        }
         if !is_request && !open.places.is_empty() {
             run.timestamps().for_each(|timestamp| open.places.answered(timestamp));
         }

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::message::{Draft, Outgoing, Values};
 use crate::metrics::Counters;
-use crate::transport::{FRAME_PREFIX, Limits, PeerId, Transport, check_write};
+use crate::transport::{FRAME_PREFIX, Frame, Limits, PeerId, Transport, check_write};
 use crate::wire::{Coding, Kind, Offer, TRAILER, encode};
 
 impl Endpoint {
@@ -27,9 +27,6 @@ impl Endpoint {
         coding: &mut Coding,
     ) -> Result<()> {
         let open = lane(&mut self.lanes, peer)?;
-        if !open.is_listed {
-            self.transport.prepare(peer);
-        }
         if draft.kind == Kind::Request && open.credits == 0 {
             return Err(Error::QueueFull { peer, depth: open.credits_max.into() });
         }
@@ -50,8 +47,7 @@ impl Endpoint {
         let (kind, timestamp, offer) = (draft.kind, draft.timestamp, draft.offer);
         let is_request = kind == Kind::Request;
         let bytes = draft.image_bytes_max();
-        let stays =
-            matches!(&draft.values, Values::Apart(values) if self.lends(peer, values.len()));
+        let stays = matches!(&draft.values, Values::Apart(values) if self.lends(values.len()));
         let open = lane(&mut self.lanes, peer)?;
         let packs = open.outbox.is_empty() && !stays;
         let room = open.packed_bytes().checked_sub(bytes).filter(|_| packs);
@@ -190,7 +186,7 @@ impl Endpoint {
         let item = match outgoing {
             Outgoing { head, values: Some(values) }
                 if head.len() - TRAILER <= FRAME_PREFIX + frame_bytes
-                    && self.lends(peer, values.len()) =>
+                    && self.lends(values.len()) =>
             {
                 let mut frame = head;
                 frame.truncate(frame.len() - TRAILER);
@@ -253,12 +249,32 @@ impl Endpoint {
             (Item::Place { data, into }, _) => {
                 self.transport.post_write(peer, data.into(), &into, 0)
             }
-            (Item::Loan { frame, values }, _) => self.transport.post_loan(peer, frame, values),
+            (Item::Loan { frame, values }, _) => {
+                let declined = self.transport.post_send(peer, Frame::Lent { frame, values })?;
+                let Some(Frame::Lent { frame, values }) = declined else { return Ok(()) };
+                let outgoing = Outgoing::with_trailer(&frame, values, &self.memory)?;
+                self.send_first(peer, Item::Image(outgoing))
+            }
             (Item::Image(outgoing), None) => {
                 let frame = whole(outgoing, &self.memory)?;
-                self.transport.post_send(peer, frame)
+                self.transport.post_send(peer, frame.into())?;
+                Ok(())
             }
             (Item::Image(outgoing), Some(landing)) => self.land(peer, outgoing, landing),
+        }
+    }
+
+    /// Sends an item before all that is held back, or holds it back as the first.
+    #[cold]
+    fn send_first(&mut self, peer: PeerId, item: Item) -> Result<()> {
+        let lane = lane(&mut self.lanes, peer)?;
+        match lane.landing_for(&item) {
+            Ok(landing) => self.send(peer, item, landing),
+            Err(bytes) => {
+                lane.put_back(item);
+                lane.grants.ask();
+                self.want(peer, bytes)
+            }
         }
     }
 }
@@ -275,11 +291,12 @@ fn post_frame(
     let Some(frame) = packer.close(limits.checks_bytes) else { return Ok(()) };
     let bytes = frame.len();
     counted.message_bytes_copied += bytes as u64;
-    if bytes <= limits.copy_bytes && transport.post_copy(peer, frame)? {
+    if bytes <= limits.copy_bytes && transport.post_send(peer, Frame::Borrowed(frame))?.is_none() {
         return Ok(());
     }
     let Some(frame) = packer.take(bytes) else { return Ok(()) };
-    transport.post_send(peer, frame)
+    transport.post_send(peer, Frame::Owned(frame))?;
+    Ok(())
 }
 
 /// One frame that holds the whole image; short values that lay apart are copied behind the head.

@@ -44,7 +44,7 @@ impl Rdma {
             Outcome::Received { slot, bytes, imm: Some(word), written: false, .. }
                 if report.status.is_ok() =>
             {
-                let fresh = self.pool.allocate(self.frame_bytes);
+                let fresh = self.about.memory.allocate(self.about.limits.frame_bytes);
                 let (frame, replaced) = match fresh {
                     Ok(fresh) => self.receives.exchange(slot, bytes, fresh),
                     Err(_) => (self.receives.take(slot, bytes), false), // tried again later
@@ -115,7 +115,7 @@ impl Rdma {
         replaced: bool,
     ) -> std::result::Result<(), String> {
         let credits = Credits::from_word(word);
-        let (len, limit) = (frame.len(), self.frame_bytes);
+        let (len, limit) = (frame.len(), self.about.limits.frame_bytes);
         if self.young > 0 && self.is_answering(id) {
             return self.received_proof(id, frame, replaced);
         }
@@ -222,7 +222,7 @@ impl Rdma {
         while lane.used > 0 {
             // Those of peers that are gone are left over.
             if self.receives.posted() < self.receives_wanted
-                && !supply(&mut self.receives, &self.pool, self.frame_bytes)
+                && !supply(&mut self.receives, &self.about.memory, self.about.limits.frame_bytes)
             {
                 break; // tried again when the transport looks around
             }
@@ -242,7 +242,7 @@ impl Rdma {
     fn receives_gone(&mut self, buffer: Buffer) {
         drop(buffer);
         if self.receives.posted() < self.receives_wanted {
-            supply(&mut self.receives, &self.pool, self.frame_bytes);
+            supply(&mut self.receives, &self.about.memory, self.about.limits.frame_bytes);
         }
     }
 

@@ -256,7 +256,7 @@ impl Rdma {
             Ok(lane) => lane,
             Err(error) => {
                 let reason = format!("it cannot be accepted: {error}");
-                return self.refusals.log(self.start.elapsed(), &address, &reason);
+                return self.refusals.log(self.about.clock.now(), &address, &reason);
             }
         };
         let _ = lane.queue_pair.set_receiver_not_ready_timer(NOT_READY_TIMER);
@@ -265,7 +265,7 @@ impl Rdma {
     }
 
     fn refuse(&mut self, request: Connection, address: &str, reason: &str, told: &[u8]) {
-        self.refusals.log(self.start.elapsed(), address, reason);
+        self.refusals.log(self.about.clock.now(), address, reason);
         // If it cannot be told, it will find out by itself.
         let _ = request.reject(told);
     }
@@ -303,7 +303,11 @@ impl Rdma {
             INLINE_BYTES,
         )?;
         while self.receives.posted() < wanted {
-            let buffer = self.pool.allocate(self.frame_bytes).map_err(io::Error::other)?;
+            let buffer = self
+                .about
+                .memory
+                .allocate(self.about.limits.frame_bytes)
+                .map_err(io::Error::other)?;
             self.receives.supply(buffer).map_err(io::Error::other)?;
         }
         self.receives.ring()?;
@@ -345,7 +349,7 @@ impl Rdma {
             self.ready.push(Event::Lost { peer: PeerId(id), error });
         } else {
             self.numbers.give_back(id);
-            self.refusals.log(self.start.elapsed(), &address, &error.to_string());
+            self.refusals.log(self.about.clock.now(), &address, &error.to_string());
         }
     }
 
@@ -362,7 +366,7 @@ impl Rdma {
             self.ready.push(Event::Lost { peer: peer_id, error });
         } else {
             self.numbers.give_back(id);
-            self.refusals.log(self.start.elapsed(), &address, &reason);
+            self.refusals.log(self.about.clock.now(), &address, &reason);
         }
     }
 
@@ -412,7 +416,7 @@ mod tests {
 
     /// What `caller` hears of its call to `van`.
     fn outcome(van: &mut Rdma, caller: &mut Rdma) -> Event {
-        caller.connect(van.address()).unwrap();
+        caller.connect(&van.about().address).unwrap();
         let (mut events, began) = (Vec::new(), Instant::now());
         while events.is_empty() {
             van.wait(Duration::from_millis(1)).unwrap();

@@ -28,7 +28,8 @@ impl Rdma {
     }
 
     fn send_proof(&mut self, id: u32, proof: &[u8]) -> Result<(), String> {
-        let mut frame = self.pool.allocate(proof.len()).map_err(|error| error.to_string())?;
+        let mut frame =
+            self.about.memory.allocate(proof.len()).map_err(|error| error.to_string())?;
         frame.copy_from_slice(proof);
         let Some(lane) = lane_to(&mut self.peers, id) else { return Ok(()) };
         lane.send_proof(frame.share()).map_err(|error| error.to_string())?;
@@ -70,7 +71,8 @@ impl Rdma {
         let Peer { address, called, stage, until, others } = peer;
         let stage = match stage {
             Stage::Calling(mut lane, _) | Stage::Answering(mut lane, _) => {
-                let frame_bytes = self.frame_bytes.min(hello.frame_bytes.get() as usize);
+                let frame_bytes =
+                    self.about.limits.frame_bytes.min(hello.frame_bytes.get() as usize);
                 lane.greet(frame_bytes, hello.receives.get().into());
                 Stage::Up(lane)
             }

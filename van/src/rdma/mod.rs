@@ -1,22 +1,27 @@
 //! The van over RDMA verbs: reliable connections, on which the device itself places what arrives.
 //!
-//! * **Frames** are sent into receive buffers that the peer keeps posted, one shared queue of them for all peers of a transport.
-//!   Short ones travel inside the work request. Each message carries, as its immediate word, how many buffers the sender has made
-//!   free for its peer since the last one: a peer that has none left holds its frames back, so that the device never meets a
+//! * **Frames** are sent into receive buffers that the peer keeps posted, one shared queue of them
+//!   for all peers of a transport. Short ones travel inside the work request. Each message carries,
+//!   as its immediate word, how many buffers the sender has made free for its peer since the last
+//!   one: a peer that has none left holds its frames back, so that the device never meets a
 //!   receiver that is not ready (its timer for that is up to 655 ms long).
-//! * **Writes** go straight from where the data lies to where it shall lie, by `RDMA WRITE`: nothing is copied on either side, but
-//!   for what is short and comes last. That follows in a message of its own, with the same doorbell, which says which offer was used.
-//! * **Offers** are memory windows, each bound for one peer to just the bytes that it was offered. The message behind a write asks
-//!   the device to close the window (`SEND` with invalidate), so that nobody can write any more what the layer above sees, and
-//!   no work request of the receiver's is needed for it. `window.rs` says what a peer gains that does otherwise: nothing.
+//! * **Writes** go straight from where the data lies to where it shall lie, by `RDMA WRITE`:
+//!   nothing is copied on either side, but for what is short and comes last. That follows in a
+//!   message of its own, with the same doorbell, which says which offer was used.
+//! * **Offers** are memory windows, each bound for one peer to just the bytes that it was offered.
+//!   The message behind a write asks the device to close the window (`SEND` with invalidate), so
+//!   that nobody can write any more what the layer above sees, and no work request of the
+//!   receiver's is needed for it. `window.rs` says what a peer gains that does otherwise: nothing.
 //!
-//! Nothing is read from a peer. An `RDMA READ` would spare the side that has the data its work request, and is the better direction
-//! where that side is to do nothing at all; but the reader would have to know where the data lies and that nobody changes it
-//! meanwhile, a device has few reads under way at a time, and a pull would take a second round trip to learn both. `caravan bench
-//! verbs --op read` measures it.
+//! Nothing is read from a peer. An `RDMA READ` would spare the side that has the data its work
+//! request, and is the better direction where that side is to do nothing at all; but the reader
+//! would have to know where the data lies and that nobody changes it meanwhile, a device has few
+//! reads under way at a time, and a pull would take a second round trip to learn both. `caravan
+//! bench verbs --op read` measures it.
 //!
-//! What is posted between two polls leaves with one doorbell for up to 16 work requests, of which the last alone reports its
-//! completion. A transport owns its completion queue, and so belongs to one thread. It polls, then sleeps on the completion channel.
+//! What is posted between two polls leaves with one doorbell for up to 16 work requests, of which
+//! the last alone reports its completion. A transport owns its completion queue, and so belongs to
+//! one thread. It polls, then sleeps on the completion channel.
 //!
 //! | file | what it does |
 //! |---|---|
@@ -54,7 +59,9 @@ use crate::handshake::{Credentials, Refusals};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::numbers::Numbers;
-use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
+use crate::transport::{
+    About, Clock, Event, FRAME_PREFIX, Frame, Gather, Limits, PeerId, Transport, check_frame,
+};
 use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
@@ -70,7 +77,8 @@ use window::Windows;
 /// The van's name.
 const NAME: &str = "rdma";
 
-/// Longest frame, in bytes: what is longer goes by rendezvous, which costs no message more than a frame does.
+/// Longest frame, in bytes: what is longer goes by rendezvous, which costs no message more than a
+/// frame does.
 const FRAME_BYTES_MAX: usize = 8 << 10;
 
 /// How often a busy transport looks after connections, deadlines and silent peers.
@@ -99,7 +107,8 @@ pub struct Rdma {
     windows: Windows,
     receives: ReceiveQueue,
     completions: Rc<CompletionQueue>,
-    pool: Pool,
+    /// Its pool is registered with the domain.
+    about: About,
     domain: Rc<Domain>,
     device: Device,
     listener: Connection,
@@ -109,10 +118,6 @@ pub struct Rdma {
     refusals: Refusals,
     numbers: Numbers,
     idle: Idle,
-    frame_bytes: usize,
-    /// Empty where nobody can connect.
-    address: String,
-    start: Instant,
     /// Peer by queue pair number.
     by_queue: HashMap<u32, u32>,
     /// The last one that was looked up.
@@ -138,17 +143,18 @@ pub struct Rdma {
 }
 
 impl Rdma {
-    /// A transport that listens on an address of an RDMA device: that of `config.listen` if it is one, else the first of the
-    /// device `config.device`, or of the first one with an active port.
+    /// A transport that listens on an address of an RDMA device: that of `config.listen` if it is
+    /// one, else the first of the device `config.device`, or of the first one with an active port.
     ///
     /// # Errors
-    /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Unavailable`] when this machine has no such device, with what
-    /// to do about it; [`Error::Listen`]; [`Error::Os`].
+    /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Unavailable`] when this machine
+    /// has no such device, with what to do about it; [`Error::Listen`]; [`Error::Os`].
     pub fn new(config: &VanConfig) -> Result<Rdma> {
         Rdma::serving(config, connect::PEERS_MAX)
     }
 
-    /// As [`Rdma::new`], with receive buffers for up to `peers_max` peers, or as many as the device has.
+    /// As [`Rdma::new`], with receive buffers for up to `peers_max` peers, or as many as the device
+    /// has.
     fn serving(config: &VanConfig, peers_max: usize) -> Result<Rdma> {
         config.check()?;
         if config.encrypt {
@@ -177,7 +183,17 @@ impl Rdma {
             windows: Windows::new(&domain, limits.windows),
             receives,
             completions,
-            pool: Pool::from_pages(config.memory_bytes, config.pages, Some(domain.clone())),
+            about: About {
+                name: NAME,
+                address,
+                host: None,
+                limits: Limits {
+                    checks_bytes: true, // the invariant checksum: CRC-32, from device to device
+                    ..Limits::plain(frame_bytes, config.queue_depth)
+                },
+                memory: Pool::from_pages(config.memory_bytes, config.pages, Some(domain.clone())),
+                clock: Clock::start(),
+            },
             domain,
             device,
             listener,
@@ -187,9 +203,6 @@ impl Rdma {
             refusals: Refusals::default(),
             numbers: Numbers::default(),
             idle: Idle::new(config.wait),
-            frame_bytes,
-            address,
-            start: now,
             by_queue: HashMap::new(),
             last_queue: None,
             by_connection: HashMap::new(),
@@ -241,14 +254,15 @@ impl Rdma {
     fn flush_eager(&mut self) {
         while let Some(id) = self.eager.pop() {
             let Some(lane) = lane_to(&mut self.peers, id) else { continue };
-            if let Err(error) = lane.flush(&self.pool, &mut self.counters) {
+            if let Err(error) = lane.flush(&self.about.memory, &mut self.counters) {
                 self.lose_mute(id, &error);
             }
         }
     }
 
-    /// Drops lanes that are closed, with what the device had in hand for them. What they still had to report is taken first:
-    /// devices forget it with the queue pair, and the receive buffers that it tells of.
+    /// Drops lanes that are closed, with what the device had in hand for them. What they still had
+    /// to report is taken first: devices forget it with the queue pair, and the receive buffers
+    /// that it tells of.
     fn bury(&mut self) -> Result<()> {
         let closed = std::mem::take(&mut self.closed);
         self.take_completions()?;
@@ -256,7 +270,8 @@ impl Rdma {
         Ok(())
     }
 
-    /// What is not looked at in every turn: connections, the device's own events, deadlines, silence.
+    /// What is not looked at in every turn: connections, the device's own events, deadlines,
+    /// silence.
     fn look_around(&mut self, now: Instant) -> Result<()> {
         self.look_around_at = now + LOOK_AROUND;
         self.look_after_connections(now)?;
@@ -295,26 +310,8 @@ impl Rdma {
 }
 
 impl Transport for Rdma {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn address(&self) -> &str {
-        &self.address
-    }
-
-    fn limits(&self) -> Limits {
-        Limits {
-            frame_bytes: self.frame_bytes,
-            queue_depth: self.config.queue_depth,
-            checks_bytes: true, // the invariant checksum: CRC-32, from device to device
-            copy_bytes: 0,
-            lent_bytes_min: usize::MAX,
-        }
-    }
-
-    fn memory(&self) -> &Pool {
-        &self.pool
+    fn about(&self) -> &About {
+        &self.about
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId> {
@@ -329,26 +326,23 @@ impl Transport for Rdma {
         self.windows.forget(peer);
     }
 
-    fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {
+    fn post_send<'a>(&mut self, peer: PeerId, frame: Frame<'a>) -> Result<Option<Frame<'a>>> {
         let Some(lane) = lane_to(&mut self.peers, peer.0) else {
             return Err(Error::NotConnected { peer });
         };
-        let mut frame = frame;
+        let Frame::Owned(mut frame) = frame else { return Ok(Some(frame)) };
+        check_frame(&frame, lane.frame_bytes)?;
         frame.advance(FRAME_PREFIX);
-        let (len, limit) = (frame.len(), lane.frame_bytes);
-        if len > limit {
-            return Err(Error::FrameTooLong { len, limit });
-        }
         if !lane.is_free() {
             lane.enqueue(peer, Unit::Frame(frame.share()), self.config.queue_depth)?;
         } else if let Err(error) = lane.send(frame.share(), &mut self.counters) {
             self.lose_mute(peer.0, &error);
-            return Ok(()); // the peer's end is reported as any
+            return Ok(None); // the peer's end is reported as any
         }
         if lane.has_to_leave() {
             self.eager.push(peer.0);
         }
-        Ok(())
+        Ok(None)
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
@@ -401,16 +395,13 @@ impl Transport for Rdma {
         }
     }
 
-    fn now(&self) -> Duration {
-        self.start.elapsed()
-    }
-
     fn counters(&self) -> Counters {
         self.counters
     }
 }
 
-/// What has been posted to the device is given time to leave, as a socket would; what has not is dropped.
+/// What has been posted to the device is given time to leave, as a socket would; what has not is
+/// dropped.
 impl Drop for Rdma {
     fn drop(&mut self) {
         let until = Instant::now() + LINGER;

@@ -1,8 +1,9 @@
 //! How peers come and go: listening, what they say beside memory, loss. Not on the path.
 //!
-//! Who has proved that it belongs here (`greeting.rs`) has a ring in memory that both ends see. Whoever sends memory that could be
-//! pulled from under us is turned away. A connection ends with its socket, which the kernel closes when a process dies, however it
-//! does; mapped memory stays with who has mapped it.
+//! Who has proved that it belongs here (`greeting.rs`) has a ring in memory that both ends see.
+//! Whoever sends memory that could be pulled from under us is turned away. A connection ends with
+//! its socket, which the kernel closes when a process dies, however it does; mapped memory stays
+//! with who has mapped it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,13 +23,16 @@ use super::send::Sender;
 use super::socket::Socket;
 use crate::error::{Error, Result};
 use crate::handshake::WELCOME_BYTES;
-use crate::transport::{Event, PeerId};
+use crate::memory::Pool;
+use crate::metrics::Counters;
+use crate::transport::{Event, Frame, PeerId, check_frame};
 use crate::wire::Hello;
 
 /// What addresses of this van begin with; an abstract socket's name follows.
 const SCHEME: &str = "shm:";
 
-/// Packets that are taken from one socket at a look, so that a flood of them keeps nobody else waiting.
+/// Packets that are taken from one socket at a look, so that a flood of them keeps nobody else
+/// waiting.
 const PACKETS_MAX: usize = 64;
 
 /// Longest packet behind its first byte.
@@ -129,8 +133,8 @@ impl Link {
         send(&self.socket, packet, file)
     }
 
-    /// Says that memory which was referred to may hold something else from now on, before it does. Who copies from it looks here
-    /// when it has done so.
+    /// Says that memory which was referred to may hold something else from now on, before it does.
+    /// Who copies from it looks here when it has done so.
     pub(super) fn close(&self) {
         self.own.store(CLOSED, 1, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -175,19 +179,49 @@ impl Peer {
 }
 
 impl Peer {
-    /// Gives back what this side has borrowed and is done with: before what says that it is, so that who has that answer has the
-    /// memory, too.
+    /// Gives back what this side has borrowed and is done with: before what says that it is, so
+    /// that who has that answer has the memory, too.
     #[inline]
     pub(super) fn give_back(&mut self) {
         let Peer { link, sender, receiver, .. } = self;
         sender.give_back(link, &receiver.views);
     }
 
+    /// Sends a frame, behind what goes back; hands it back if it cannot go in that form now.
+    #[inline]
+    pub(super) fn send<'a>(
+        &mut self,
+        frame: Frame<'a>,
+        pool: &Pool,
+        counters: &mut Counters,
+    ) -> Result<Option<Frame<'a>>> {
+        self.give_back();
+        let Peer { link, sender, frame_bytes, .. } = self;
+        match frame {
+            Frame::Borrowed(frame) => {
+                let is_sent = frame.len() <= *frame_bytes && sender.copy(link, frame, counters);
+                Ok(if is_sent { None } else { Some(Frame::Borrowed(frame)) })
+            }
+            Frame::Owned(frame) => {
+                check_frame(&frame, *frame_bytes)?;
+                sender.frame(link, frame, pool, counters).map(|()| None)
+            }
+            Frame::Lent { frame, values } => {
+                check_frame(&frame, *frame_bytes)?;
+                if sender.lent.is_full() {
+                    return Ok(Some(Frame::Lent { frame, values }));
+                }
+                sender.lend(link, frame, values, pool, counters).map(|()| None)
+            }
+        }
+    }
+
     /// Wakes it from the sleep that it says it is in.
     #[cold]
     pub(super) fn wake(&mut self, asleep: u64) {
         self.woken = asleep;
-        // A full socket has enough in it to wake anybody; a closed one is found out when it is read.
+        // A full socket has enough in it to wake anybody; a closed one is found out when it is
+        // read.
         let _ = self.link.send(Packet::Wake, None);
     }
 }
@@ -195,6 +229,8 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         self.link.close(); // before the sender lets go of what it refers to: fields drop after this
+        // The socket may stay open as long as somebody reads what is lent.
+        let _ = self.link.send(Packet::Bye, None);
     }
 }
 
@@ -283,10 +319,11 @@ impl Shm {
 
     /// Takes what is left in the ring of a peer that has gone.
     fn take_the_rest(&mut self, place: usize) {
-        let Shm { peers, pool, slab, offers, ready: events, counters, .. } = self;
+        let Shm { peers, about, slab, offers, ready: events, counters, .. } = self;
         let peer = &mut peers[place];
-        let mut desk = Desk { pool, slab, offers, events, counters };
-        // As often as an honest one may need; who is not gone may go on writing, and is not listened to for ever.
+        let mut desk = Desk { pool: &about.memory, slab, offers, events, counters };
+        // As often as an honest one may need; who is not gone may go on writing, and is not
+        // listened to for ever.
         for _ in 0..2 * LINES {
             match peer.receiver.receive(&peer.link, &mut desk) {
                 Ok(true) => {}
@@ -322,7 +359,6 @@ impl Shm {
         let mut peer = self.peers.swap_remove(place);
         if !peer.sender.lent.is_empty() || Rc::strong_count(&peer.link.socket) > 1 {
             // Somebody can still read what is lent, and says so by keeping the socket open.
-            let _ = peer.link.send(Packet::Bye, None);
             self.epoll.forget(&peer.link.socket);
             let (socket, lent) = (peer.link.socket.clone(), std::mem::take(&mut peer.sender.lent));
             self.limbo.extend((!lent.is_empty()).then_some(Limbo { socket, lent }));

@@ -189,7 +189,7 @@ impl Shm {
     }
 
     pub(super) fn turned_away(&mut self, address: &str, reason: &str) {
-        self.refusals.log(self.start.elapsed(), address, reason);
+        self.refusals.log(self.about.clock.now(), address, reason);
     }
 
     /// Goes on with the handshake that is watched under that number.

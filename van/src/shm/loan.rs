@@ -1,12 +1,15 @@
 //! Memory that one side reads where the other has it, and how it goes back.
 //!
-//! The lender keeps what it has lent until the borrower says that it is done: at the first poll after the last view of it was dropped,
-//! and before any frame that leaves then, so that who is told that something is done with has it back. A lane can end before that. The borrower's views keep its end of the socket open then; the lender keeps
-//! what is lent until that end is closed, by the last view or by the kernel when the process ends: see [`Limbo`]. So nobody
-//! reads memory that is in use for something else already.
+//! The lender keeps what it has lent until the borrower says that it is done: at the first poll
+//! after the last view of it was dropped, and before any frame that leaves then, so that who is
+//! told that something is done with has it back. A lane can end before that. The borrower's views
+//! keep its end of the socket open then; the lender keeps what is lent until that end is closed, by
+//! the last view or by the kernel when the process ends: see [`Limbo`]. So nobody reads memory that
+//! is in use for something else already.
 //!
-//! A borrower that returns nothing costs its lender what it has borrowed: at most [`LOANS_MAX`] loans, in memory within the limit of
-//! the lender's pool. What is lent to nobody else's knowledge stays as it was: who stores to it copies it first.
+//! A borrower that returns nothing costs its lender what it has borrowed: at most [`LOANS_MAX`]
+//! loans, in memory within the limit of the lender's pool. What is lent to nobody else's knowledge
+//! stays as it was: who stores to it copies it first.
 
 use std::rc::Rc;
 
@@ -51,8 +54,8 @@ impl Lent {
 }
 
 impl Drop for Lent {
-    /// What may still be read by others must not be used for anything else, so it is never given back: it lasts as long as the
-    /// process, as the transport ends with it as a rule.
+    /// What may still be read by others must not be used for anything else, so it is never given
+    /// back: it lasts as long as the process, as the transport ends with it as a rule.
     fn drop(&mut self) {
         self.open.drain(..).for_each(std::mem::forget);
     }

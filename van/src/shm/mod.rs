@@ -1,32 +1,37 @@
-//! The van between processes of one host: rings in memory that both see, and large data copied once, from where it lies.
+//! The van between processes of one host: rings in memory that both see, and large data copied
+//! once, from where it lies.
 //!
-//! Each end of a lane has a segment that it alone writes and the other end reads (`segment.rs`): its ring (`ring.rs`), how far it
-//! has read the other's, and whether it sleeps. To post is to write a record and its stamp; to poll is to read the line where the
-//! next stamp will stand, one for each peer. Short frames stand in the ring. Longer ones and writes lie in the sender's pool,
-//! whose arenas its peers can read: the ring says where, and the receiver copies them, into the offered memory for a write. Values
-//! that are lent are not copied at all (`loan.rs`): the receiver reads them there, and says when it is done. Values that do not fit
-//! into the ring are lent where they may stay: a push of them takes 1.2 to 1.4 µs from 2 to 16 KiB, and took 1.5 to 4.2 when its
+//! Each end of a lane has a segment that it alone writes and the other end reads (`segment.rs`):
+//! its ring (`ring.rs`), how far it has read the other's, and whether it sleeps. To post is to
+//! write a record and its stamp; to poll is to read the line where the next stamp will stand, one
+//! for each peer. Short frames stand in the ring. Longer ones and writes lie in the sender's pool,
+//! whose arenas its peers can read: the ring says where, and the receiver copies them, into the
+//! offered memory for a write. Values that are lent are not copied at all (`loan.rs`): the receiver
+//! reads them there, and says when it is done. Values that do not fit into the ring are lent where
+//! they may stay: a push of them takes 1.2 to 1.4 µs from 2 to 16 KiB, and took 1.5 to 4.2 when its
 //! frame was copied; a pull of 2 to 8 KiB takes 0.97, and took 1.3 to 2.4.
 //!
 //! # Lines between two cores
-//! A line that one core writes and another looks at travels twice: the writer first takes it from the reader's cache, then the
-//! reader fetches it back, and each takes as long as all that is computed for a short message at one end. So the first journey
-//! begins early: [`Transport::prepare`] is called when a request arrives, as its answer will follow, and when a message is begun,
-//! and takes the lines of the next record while that is being made. The reader looks there all the time and may fetch them back
-//! too soon, but then it has asked for them already when they are written. For the same reason all that is written to a record's first
-//! line is written at once, after its other lines. Round trips on two cores, medians of the ratios of 12 to 30 rounds in turn: 8 B 0.91
-//! with the requests' lines taken early, 0.95 with the answers', 0.8 with both; pushes of 1 KiB 0.90, pulls 0.90 and, with the
-//! first line last, 0.84; pulls of 64 B 1.0 and 0.90 to 0.92, pushes 1.0.
+//! A line that one core writes and another looks at travels twice: the writer first takes it from
+//! the reader's cache, then the reader fetches it back, and each takes as long as all that is
+//! computed for a short message at one end. So the first journey begins early: when a frame has
+//! come, the lines of the next record to its sender are taken, as an answer or the next request
+//! will follow, while that is being made. The reader looks there all the time and may fetch them
+//! back too soon, but then it has asked for them already when they are written. For the same reason
+//! all that is written to a record's first line is written at once, after its other lines.
 //!
 //! # Sleeping
-//! Who sleeps says so in its segment, looks once more, and waits for its sockets; who has posted looks there, once for all that was
-//! posted since the last poll, and sends a packet if need be. Between the store and the load of each side stands a fence, so that
-//! one of them sees the other's (Dekker's argument): `tests/shm.rs` has both sides race for it. The same sockets bring connections
-//! and say when a peer is gone; while there is no sleep they are looked at now and then.
+//! Who sleeps says so in its segment, looks once more, and waits for its sockets; who has posted
+//! looks there, once for all that was posted since the last poll, and sends a packet if need be.
+//! Between the store and the load of each side stands a fence, so that one of them sees the other's
+//! (Dekker's argument): `tests/shm.rs` has both sides race for it. The same sockets bring
+//! connections and say when a peer is gone; while there is no sleep they are looked at now and
+//! then.
 //!
 //! # Trust
-//! Peers are processes of the same user that know the cluster's secret (`greeting.rs`). A peer that misbehaves can make this node read other bytes than it
-//! meant, never outside of what it shared, and never wait: see `segment.rs` and `receive.rs`.
+//! Peers are processes of the same user that know the cluster's secret (`greeting.rs`). A peer that
+//! misbehaves can make this node read other bytes than it meant, never outside of what it shared,
+//! and never wait: see `segment.rs` and `receive.rs`.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
@@ -44,18 +49,18 @@ mod tests;
 
 use std::io;
 use std::sync::atomic::{Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use caravan_numa::PageSource;
 
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
 use crate::handshake::{Credentials, Refusals};
-use crate::memory::{Buffer, Pool, Shared, Slab};
+use crate::memory::{Buffer, Pool, Slab};
 use crate::metrics::Counters;
 use crate::numbers::Numbers;
 use crate::offers::Offers;
-use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
+use crate::transport::{About, Clock, Event, Frame, Gather, Limits, PeerId, Transport};
 use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
@@ -89,10 +94,7 @@ pub struct Shm {
     config: VanConfig,
     credentials: Credentials,
     idle: Idle,
-    /// Empty where nobody can connect.
-    address: String,
-    host: String,
-    start: Instant,
+    about: About,
     /// In which order they connected, but for those that took the place of one that is gone.
     peers: Vec<Peer>,
     /// Where in `peers` each one is; `None` once it is gone. By peer number.
@@ -100,7 +102,6 @@ pub struct Shm {
     numbers: Numbers,
     greetings: Greetings,
     refusals: Refusals,
-    pool: Pool,
     /// Where short frames come to lie.
     slab: Slab,
     offers: Offers,
@@ -125,11 +126,12 @@ pub struct Shm {
 }
 
 impl Shm {
-    /// A transport that other processes of this host can connect to; `config.listen` does not matter.
+    /// A transport that other processes of this host can connect to; `config.listen` does not
+    /// matter.
     ///
     /// # Errors
-    /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Unavailable`] when this machine does not let processes share
-    /// memory like this.
+    /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Unavailable`] when this machine
+    /// does not let processes share memory like this.
     pub fn new(config: &VanConfig) -> Result<Shm> {
         config.check()?;
         let unavailable = |what: &'static str| {
@@ -153,15 +155,25 @@ impl Shm {
             config: config.clone(),
             credentials: Credentials::new(config, NAME),
             idle: Idle::new(config.wait),
-            address,
-            host: host().map_err(unavailable("/proc"))?,
-            start: Instant::now(),
+            about: About {
+                name: NAME,
+                address,
+                host: Some(host().map_err(unavailable("/proc"))?),
+                limits: Limits {
+                    frame_bytes: config.frame_bytes,
+                    queue_depth: config.queue_depth,
+                    checks_bytes: true, // memory does not lose bytes on the way
+                    copy_bytes: ring::INLINE_BYTES_MAX,
+                    lent_bytes_min: ring::INLINE_BYTES_MAX + 1,
+                },
+                memory: Pool::from_pages(config.memory_bytes, pages, None),
+                clock: Clock::start(),
+            },
             peers: Vec::new(),
             places: Vec::new(),
             numbers: Numbers::default(),
             greetings: Greetings::default(),
             refusals: Refusals::default(),
-            pool: Pool::from_pages(config.memory_bytes, pages, None),
             slab: Slab::new(),
             offers: Offers::default(),
             listener,
@@ -215,10 +227,13 @@ impl Shm {
         let mut moved = self.polls_left == 0 && self.look_now()?;
         // From the last one on: who takes the place of one that is lost has had its turn.
         for place in (0..self.peers.len()).rev() {
-            let Shm { peers, pool, slab, offers, ready: events, counters, .. } = self;
+            let Shm { peers, about, slab, offers, ready: events, counters, .. } = self;
             let Peer { link, sender, receiver, .. } = &mut peers[place];
-            let desk = Desk { pool, slab, offers, events, counters };
+            let desk = Desk { pool: &about.memory, slab, offers, events, counters };
             let (has_received, is_more) = receiver.receive_short(link, desk);
+            if has_received {
+                sender.prepare(link); // an answer follows, or the next request
+            }
             (moved, self.touched) = (moved | has_received, self.touched | has_received);
             if is_more || receiver.has_work() || sender.has_work() {
                 moved |= self.attend(place);
@@ -240,9 +255,9 @@ impl Shm {
     /// Looks after a lane that has something else to do; whether anything moved.
     #[inline(never)]
     fn attend(&mut self, place: usize) -> bool {
-        let Shm { peers, pool, slab, offers, ready: events, counters, .. } = self;
+        let Shm { peers, about, slab, offers, ready: events, counters, .. } = self;
         let peer = &mut peers[place];
-        let outcome = peer.turn(Desk { pool, slab, offers, events, counters });
+        let outcome = peer.turn(Desk { pool: &about.memory, slab, offers, events, counters });
         self.touched |= peer.sender.posted | peer.receiver.consumed;
         outcome.unwrap_or_else(|reason| {
             self.lose(place, reason);
@@ -273,8 +288,8 @@ impl Shm {
     }
 }
 
-/// What processes have in common that can reach each other here: the system since it was started, the namespaces of abstract
-/// sockets and of users, and the user.
+/// What processes have in common that can reach each other here: the system since it was started,
+/// the namespaces of abstract sockets and of users, and the user.
 fn host() -> io::Result<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let net = std::fs::read_link("/proc/self/ns/net")?;
@@ -304,33 +319,8 @@ fn reason(what: &str, error: &io::Error) -> String {
 }
 
 impl Transport for Shm {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn address(&self) -> &str {
-        &self.address
-    }
-
-    fn host(&self) -> Option<&str> {
-        Some(&self.host)
-    }
-
-    fn limits(&self) -> Limits {
-        let VanConfig { frame_bytes, queue_depth, .. } = self.config;
-        // Memory does not lose bytes on the way.
-        let copy_bytes = ring::INLINE_BYTES_MAX;
-        Limits {
-            frame_bytes,
-            queue_depth,
-            checks_bytes: true,
-            copy_bytes,
-            lent_bytes_min: copy_bytes + 1,
-        }
-    }
-
-    fn memory(&self) -> &Pool {
-        &self.pool
+    fn about(&self) -> &About {
+        &self.about
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId> {
@@ -341,37 +331,11 @@ impl Transport for Shm {
         self.forget(peer);
     }
 
-    fn prepare(&mut self, peer: PeerId) {
-        if let Ok(place) = self.up(peer) {
-            let Peer { link, sender, .. } = &self.peers[place];
-            sender.prepare(link);
-        }
-    }
-
-    fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {
-        let place = self.up(peer)?;
-        let peer = &mut self.peers[place];
-        let (len, limit) = (frame.len().saturating_sub(FRAME_PREFIX), peer.frame_bytes);
-        if len > limit {
-            return Err(Error::FrameTooLong { len, limit });
-        }
-        (self.touched, self.posted) = (true, true);
-        peer.give_back();
-        peer.sender.frame(&mut peer.link, frame, &self.pool, &mut self.counters)
-    }
-
     #[inline]
-    fn post_copy(&mut self, peer: PeerId, frame: &[u8]) -> Result<bool> {
+    fn post_send<'a>(&mut self, peer: PeerId, frame: Frame<'a>) -> Result<Option<Frame<'a>>> {
         let place = self.up(peer)?;
-        let peer = &mut self.peers[place];
-        peer.give_back();
-        if frame.len() > peer.frame_bytes
-            || !peer.sender.copy(&mut peer.link, frame, &mut self.counters)
-        {
-            return Ok(false);
-        }
         (self.touched, self.posted) = (true, true);
-        Ok(true)
+        self.peers[place].send(frame, &self.about.memory, &mut self.counters)
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
@@ -387,22 +351,7 @@ impl Transport for Shm {
         let place = self.up(peer)?;
         let peer = &mut self.peers[place];
         (self.touched, self.posted) = (true, true);
-        peer.sender.write(&mut peer.link, data, (into, at), &self.pool, &mut self.counters)
-    }
-
-    fn lends(&self, peer: PeerId) -> bool {
-        self.up(peer).is_ok_and(|place| !self.peers[place].sender.lent.is_full())
-    }
-
-    fn post_loan(&mut self, peer: PeerId, frame: Buffer, values: Shared) -> Result<()> {
-        let place = self.up(peer)?;
-        let peer = &mut self.peers[place];
-        let (len, limit) = (frame.len().saturating_sub(FRAME_PREFIX), peer.frame_bytes);
-        if len > limit {
-            return Err(Error::FrameTooLong { len, limit });
-        }
-        (self.touched, self.posted) = (true, true);
-        peer.sender.lend(&mut peer.link, frame, values, &self.pool, &mut self.counters)
+        peer.sender.write(&mut peer.link, data, (into, at), &self.about.memory, &mut self.counters)
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
@@ -431,10 +380,6 @@ impl Transport for Shm {
                 Next::Sleep(left) => self.sleep(left)?,
             }
         }
-    }
-
-    fn now(&self) -> Duration {
-        self.start.elapsed()
     }
 
     fn counters(&self) -> Counters {

@@ -1,7 +1,8 @@
 //! The receiving half of a lane: records out of the peer's ring, checked as they are read.
 //!
-//! The peer can change its ring and all it refers to at any time. So a record is copied out before anything in it is looked at,
-//! what it refers to must lie in a segment as it was mapped, and a frame is handed on as a copy of our own.
+//! The peer can change its ring and all it refers to at any time. So a record is copied out before
+//! anything in it is looked at, what it refers to must lie in a segment as it was mapped, and a
+//! frame is handed on as a copy of our own.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**shm**).
 
@@ -126,10 +127,11 @@ impl Receiver {
         self.writing.is_some() || self.views.has_returned()
     }
 
-    /// Takes short frames that stand in the ring; whether there was one, and whether something else stands there then.
+    /// Takes short frames that stand in the ring; whether there was one, and whether something else
+    /// stands there then.
     ///
-    /// Most of what comes by far is that, and needs none of the questions that [`Receiver::receive`] asks, nor its answers: what
-    /// is in any way special is left to it.
+    /// Most of what comes by far is that, and needs none of the questions that
+    /// [`Receiver::receive`] asks, nor its answers: what is in any way special is left to it.
     #[inline(always)]
     pub(super) fn receive_short(&mut self, link: &Link, desk: Desk<'_>) -> (bool, bool) {
         let foreign = &link.foreign;
@@ -365,7 +367,8 @@ impl Receiver {
         }
         let (segment, (offset, _)) = self.find(link, reference)?;
         self.segments[segment].memory.read(offset, into);
-        // Had the peer given the memory to somebody else while we read, it would have said so before: see `Link::close`.
+        // Had the peer given the memory to somebody else while we read, it would have said so
+        // before: see `Link::close`.
         fence(Ordering::SeqCst);
         if foreign.load(CLOSED, Ordering::Relaxed) != 0 {
             return Err("it closed the connection".to_owned());

@@ -1,7 +1,8 @@
-//! What lies in a lane's segment: who writes which word, and how a record stands in the lines of its ring. No I/O.
+//! What lies in a lane's segment: who writes which word, and how a record stands in the lines of
+//! its ring. No I/O.
 //!
-//! A lane has a segment for each direction, written by the sender of that direction. It holds that sender's ring, and words about
-//! the other ring, which it reads:
+//! A lane has a segment for each direction, written by the sender of that direction. It holds that
+//! sender's ring, and words about the other ring, which it reads:
 //!
 //! ```text
 //!     0  consumed   how many lines of the other side's ring have been read
@@ -10,14 +11,17 @@
 //!  4096  ring       LINES of LINE_BYTES
 //! ```
 //!
-//! A record begins with its stamp at a line and takes as many lines as its bytes need; the one behind the last of the ring is the
-//! first. The stamp is stored last: it says that the record is there, of which kind it is and how long. It holds the position of
-//! its line, so that a reader waits on the very line that brings the record. What stood in that line before is not mistaken for news:
-//! before a record is there to be read, its sender sees to it that no stamp stands behind it that would be the next.
+//! A record begins with its stamp at a line and takes as many lines as its bytes need; the one
+//! behind the last of the ring is the first. The stamp is stored last: it says that the record is
+//! there, of which kind it is and how long. It holds the position of its line, so that a reader
+//! waits on the very line that brings the record. What stood in that line before is not mistaken
+//! for news: before a record is there to be read, its sender sees to it that no stamp stands behind
+//! it that would be the next.
 //!
-//! What moves between two cores moves by lines, and that takes most of a short message's time. So of a frame's first 64 bytes,
-//! which with messages are a header, the ring has only those words that are not as in the last frame that stood in it: a message of up
-//! to 40 bytes that is like the one before takes one line.
+//! What moves between two cores moves by lines, and that takes most of a short message's time. So
+//! of a frame's first 64 bytes, which with messages are a header, the ring has only those words
+//! that are not as in the last frame that stood in it: a message of up to 40 bytes that is like the
+//! one before takes one line.
 //!
 //! ```text
 //!   stamp     [words of the head that follow: a bit each 8][kind 8][length of the frame 16][position + 1 32]
@@ -133,7 +137,8 @@ impl Stamp {
         word >> 32 == turn(position)
     }
 
-    /// The length of the frame and the words of its head, if the word is the stamp of one that stands in the ring.
+    /// The length of the frame and the words of its head, if the word is the stamp of one that
+    /// stands in the ring.
     #[inline]
     pub(super) fn inline(word: u64) -> Option<(usize, u8)> {
         // Of another kind, so long that it is too long.
@@ -207,8 +212,8 @@ pub(super) fn stamp(words: &Words, position: u64) -> u64 {
     word(words, position, 0).load(Ordering::Acquire)
 }
 
-/// Writes what follows the stamp of a record, its first line last: the peer looks there, and would fetch it back before the stamp
-/// is in it.
+/// Writes what follows the stamp of a record, its first line last: the peer looks there, and would
+/// fetch it back before the stamp is in it.
 pub(super) fn write(own: &mut Own, position: u64, bytes: &[u8]) {
     let (first, behind) = bytes.split_at(bytes.len().min(LINE_BYTES - STAMP));
     if !behind.is_empty() {
@@ -220,14 +225,16 @@ pub(super) fn write(own: &mut Own, position: u64, bytes: &[u8]) {
     own.write(line_at(position) + STAMP, first);
 }
 
-/// Moves `count` lines from that of `position` on out of this core's cache, to where the peer finds them sooner.
+/// Moves `count` lines from that of `position` on out of this core's cache, to where the peer finds
+/// them sooner.
 pub(super) fn hand_over(own: &Own, position: u64, count: u64) {
     let here = count.min(LINES - position % LINES);
     own.hand_over(line_at(position), here as usize);
     own.hand_over(RING_AT, (count - here) as usize);
 }
 
-/// Begins to take `count` lines from that of `position` on from the peer, which looks at them, to write there soon.
+/// Begins to take `count` lines from that of `position` on from the peer, which looks at them, to
+/// write there soon.
 #[inline(always)]
 pub(super) fn claim(own: &Own, position: u64, count: u64) {
     (position..position + count).for_each(|position| own.claim(line_at(position)));
@@ -242,7 +249,8 @@ pub(super) fn read(foreign: &Foreign, position: u64, into: &mut [u8]) {
     }
 }
 
-/// Where in the segment `len` bytes behind a stamp begin, and how many of them stand before the end of the ring.
+/// Where in the segment `len` bytes behind a stamp begin, and how many of them stand before the end
+/// of the ring.
 fn place(position: u64, len: usize) -> (usize, usize) {
     let at = line_at(position) + STAMP;
     (at, len.min(SEGMENT_BYTES - at))
@@ -272,9 +280,11 @@ pub(super) fn is_next(head: &HeadBytes, last: &Head) -> bool {
     differ == 0
 }
 
-/// Writes the words of `head` that are not as in `last`, which it then is, behind so many others; returns which they are and how many.
+/// Writes the words of `head` that are not as in `last`, which it then is, behind so many others;
+/// returns which they are and how many.
 ///
-/// They are looked at one by one, as they were written: what has just been stored in parts is slow to read as a whole.
+/// They are looked at one by one, as they were written: what has just been stored in parts is slow
+/// to read as a whole.
 #[inline]
 pub(super) fn write_head(
     words: &Words,
@@ -294,8 +304,8 @@ pub(super) fn write_head(
     (changed, count)
 }
 
-/// Reads likewise; returns how many there were. `head` is `last` as a whole before words of both are stored: what has just been
-/// stored in parts is slow to read as a whole.
+/// Reads likewise; returns how many there were. `head` is `last` as a whole before words of both
+/// are stored: what has just been stored in parts is slow to read as a whole.
 #[inline(always)]
 pub(super) fn read_head(
     words: &Words,

@@ -1,8 +1,10 @@
-//! The sending half of a lane: records into the own ring, and what they refer to until it has been read.
+//! The sending half of a lane: records into the own ring, and what they refer to until it has been
+//! read.
 //!
-//! Short frames are copied into the ring. Of longer ones, and of writes, the ring holds references into memory that this node
-//! shares: the receiver copies from where it lies. Memory that is not shared, a user's own, passes through a few chunks that are.
-//! What the ring has no room for waits in a bounded queue.
+//! Short frames are copied into the ring. Of longer ones, and of writes, the ring holds references
+//! into memory that this node shares: the receiver copies from where it lies. Memory that is not
+//! shared, a user's own, passes through a few chunks that are. What the ring has no room for waits
+//! in a bounded queue.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**shm**).
 
@@ -47,7 +49,8 @@ pub(super) struct Sender {
     pub(super) head: u64,
     /// Lines that the peer had read when we last looked.
     pub(super) freed: u64,
-    /// From this line on nothing stands in the ring but what began at its line: no middle of a frame that looks like a stamp.
+    /// From this line on nothing stands in the ring but what began at its line: no middle of a
+    /// frame that looks like a stamp.
     clear_from: u64,
     /// How the last frame began that stands in the ring, ...
     last: Head,
@@ -59,7 +62,8 @@ pub(super) struct Sender {
     chunks: usize,
     /// What the ring had no room for.
     outbox: VecDeque<Unit>,
-    /// Where the arenas begin that the peer was told of, by their number on this lane. They are the pool's, so they stay.
+    /// Where the arenas begin that the peer was told of, by their number on this lane. They are the
+    /// pool's, so they stay.
     announced: Vec<usize>,
     /// What the peer has borrowed.
     pub(super) lent: Lent,
@@ -165,8 +169,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes a frame with its prefix, and values that go with it without being copied; those that the peer cannot see are copied
-    /// to where it can.
+    /// Takes a frame with its prefix, and values that go with it without being copied; those that
+    /// the peer cannot see are copied to where it can.
     pub(super) fn lend(
         &mut self,
         link: &mut Link,
@@ -222,7 +226,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Lets go of what the peer has read, and moves what waits into the ring; whether anything moved.
+    /// Lets go of what the peer has read, and moves what waits into the ring; whether anything
+    /// moved.
     ///
     /// # Errors
     /// Says what is wrong with the peer, once something is.
@@ -372,7 +377,8 @@ impl Sender {
         self.held.push_back(Held { end: self.head, is_chunk, _data: data });
     }
 
-    /// Where the peer finds `data`, which is from the pool that is shared; nothing if it cannot be told now.
+    /// Where the peer finds `data`, which is from the pool that is shared; nothing if it cannot be
+    /// told now.
     fn refer(&mut self, link: &mut Link, data: &Shared) -> Option<Reference> {
         let (pages, offset) = data.pages()?;
         let id = pages.base().addr().get();
@@ -410,7 +416,8 @@ impl Sender {
         }
     }
 
-    /// Whether the ring takes `lines` more; the one behind them stays free, too, for what the peer waits on.
+    /// Whether the ring takes `lines` more; the one behind them stays free, too, for what the peer
+    /// waits on.
     #[inline]
     fn has_room(&mut self, link: &Link, lines: u64) -> bool {
         if self.head + lines < self.freed + LINES {

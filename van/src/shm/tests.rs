@@ -21,6 +21,7 @@ use super::ring::{
 use super::segment::{Foreign, Own, seal};
 use super::socket::Socket;
 use super::*;
+use crate::FRAME_PREFIX;
 use crate::handshake::{Credentials, PROOF_BYTES};
 
 mod pairs;
@@ -41,7 +42,7 @@ struct Caller {
 
 impl Caller {
     fn welcomed(node: &mut Shm) -> Caller {
-        let socket = Socket::connect(name_in(node.address()).unwrap()).unwrap();
+        let socket = Socket::connect(name_in(&node.about().address).unwrap()).unwrap();
         let credentials = Credentials::new(&VanConfig { node: 9, ..VanConfig::default() }, NAME);
         let (calling, call) = credentials.call();
         send(&socket, Packet::Greeting(&call), None).unwrap();
@@ -190,12 +191,12 @@ fn who_does_not_know_the_secret_gets_no_memory() {
     let call = Credentials::new(&other, NAME).call().1;
     let packets: [&[u8]; 5] = [&[], b"GET /", &call, &[0; 89], &call[..20]];
     for packet in packets {
-        let socket = Socket::connect(name_in(node.address()).unwrap()).unwrap();
+        let socket = Socket::connect(name_in(&node.about().address).unwrap()).unwrap();
         send(&socket, Packet::Greeting(packet), None).unwrap();
         ends(&mut node, &socket);
     }
     // Who says nothing costs a descriptor, and goes after a while; the oldest of too many goes at once.
-    let silent = || Socket::connect(name_in(node.address()).unwrap()).unwrap();
+    let silent = || Socket::connect(name_in(&node.about().address).unwrap()).unwrap();
     let sockets = [silent(), silent()];
     for _ in 0..100 {
         node.look_at_sockets(Duration::ZERO).unwrap();
@@ -217,7 +218,7 @@ fn a_recorded_handshake_gets_nobody_in() {
     let (calling, call) = credentials.call();
     let (mut old, mut sockets) = (None, Vec::new());
     for calling in [Some(calling), None] {
-        let socket = Socket::connect(name_in(node.address()).unwrap()).unwrap();
+        let socket = Socket::connect(name_in(&node.about().address).unwrap()).unwrap();
         send(&socket, Packet::Greeting(&call), None).unwrap();
         let welcome = loop {
             match take(&socket).unwrap() {
@@ -247,7 +248,7 @@ fn a_lack_of_descriptors_is_told_and_nobody_elses_fault() {
         return;
     }
     let (mut called, mut caller) = (node(), node());
-    caller.connect(called.address()).unwrap();
+    caller.connect(&called.about().address).unwrap();
     let held = belongings().0;
     while belongings().0 < held + 2 {
         called.look_at_sockets(Duration::ZERO).unwrap(); // accepts, and makes its ring
@@ -337,7 +338,7 @@ fn writes_that_lie_lose_their_sender_and_change_nothing_beside() {
         (0, 0, 100, [reference(0, SHARED as u64, 100), Reference::default()], "refers to 100"),
     ] {
         let (mut stranger, peer) = Stranger::peer(&mut node);
-        let mut memory = node.memory().allocate(4096).unwrap();
+        let mut memory = node.about().memory.allocate(4096).unwrap();
         memory.fill(0xee);
         let place = memory.split_to(100);
         let offer = node.offer(peer, place).unwrap();
@@ -350,7 +351,7 @@ fn writes_that_lie_lose_their_sender_and_change_nothing_beside() {
     }
     // Something else while pieces are due.
     let (mut stranger, peer) = Stranger::peer(&mut node);
-    let offer = node.offer(peer, node.memory().allocate(200).unwrap()).unwrap();
+    let offer = node.offer(peer, node.about().memory.allocate(200).unwrap()).unwrap();
     let (at, len) = (U64::new(0), U64::new(200));
     stranger.put(Kind::Write, WriteRecord { key: offer.key, at, len, parts: whole }.as_bytes());
     stranger.put(Kind::Frame, reference(0, 0, 8).as_bytes());
@@ -362,15 +363,15 @@ fn a_count_of_what_was_read_that_cannot_be_loses_its_sender() {
     let mut node = node();
     for consumed in [u64::MAX, 2, 1 << 40] {
         let (stranger, peer) = Stranger::peer(&mut node);
-        let frame = node.memory().allocate(FRAME_PREFIX + 8000).unwrap();
-        node.post_send(peer, frame).unwrap(); // by reference, so that the node waits for it to be read
+        let frame = node.about().memory.allocate(FRAME_PREFIX + 8000).unwrap();
+        node.post_send(peer, frame.into()).unwrap(); // by reference, so that the node waits for it to be read
         stranger.link.own.store(CONSUMED, consumed, Ordering::Release);
         assert!(lost(&mut node).contains("it says it has read"));
     }
     let (stranger, peer) = Stranger::peer(&mut node);
     for consumed in [1, 0] {
-        let frame = node.memory().allocate(FRAME_PREFIX + 8000).unwrap();
-        node.post_send(peer, frame).unwrap();
+        let frame = node.about().memory.allocate(FRAME_PREFIX + 8000).unwrap();
+        node.post_send(peer, frame.into()).unwrap();
         stranger.link.own.store(CONSUMED, consumed, Ordering::Release);
         node.turn().unwrap();
     }
@@ -383,10 +384,10 @@ fn a_peer_that_reads_nothing_fills_its_queue_and_nobody_elses() {
     let (_stranger, peer) = Stranger::peer(&mut node);
     let mut posted = 0u64;
     let error = loop {
-        let mut frame = node.memory().allocate(FRAME_PREFIX + 100).unwrap();
+        let mut frame = node.about().memory.allocate(FRAME_PREFIX + 100).unwrap();
         frame.fill(0); // one line each
-        match node.post_send(peer, frame) {
-            Ok(()) => posted += 1,
+        match node.post_send(peer, frame.into()) {
+            Ok(_) => posted += 1,
             Err(error) => break error,
         }
         node.turn().unwrap();
@@ -414,7 +415,7 @@ fn a_ring_of_noise_is_no_harm() {
     };
     for _ in 0..300 {
         let (mut stranger, peer) = Stranger::peer(&mut node);
-        node.offer(peer, node.memory().allocate(1000).unwrap()).unwrap();
+        node.offer(peer, node.about().memory.allocate(1000).unwrap()).unwrap();
         for _ in 0..40 {
             let kind = Kind::ALL[random() as usize % Kind::ALL.len()];
             let (len, words) = match kind {
@@ -444,11 +445,14 @@ fn a_ring_of_noise_is_no_harm() {
 fn a_borrower_that_returns_nothing_is_lent_so_much_and_no_more() {
     let mut node = node();
     let (stranger, peer) = Stranger::peer(&mut node);
-    let row = node.memory().allocate(4096).unwrap().share();
+    let row = node.about().memory.allocate(4096).unwrap().share();
     let mut lent = 0;
-    while node.lends(peer) {
-        let frame = node.memory().allocate(FRAME_PREFIX + 8).unwrap();
-        node.post_loan(peer, frame, row.clone()).unwrap();
+    loop {
+        let frame = node.about().memory.allocate(FRAME_PREFIX + 8).unwrap();
+        let loan = Frame::Lent { frame, values: row.clone() };
+        if node.post_send(peer, loan).unwrap().is_some() {
+            break;
+        }
         lent += 1;
         // It reads everything, and gives nothing back.
         stranger.link.own.store(CONSUMED, 2 * lent, Ordering::Release);

@@ -189,6 +189,22 @@ impl World {
         core.hand_to(next);
     }
 
+    /// Lets time pass for the calling node, whatever arrives meanwhile.
+    ///
+    /// # Errors
+    /// As [`World::carry_on`].
+    pub(super) fn sleep(&self, time: Duration) -> crate::Result<()> {
+        self.carry_on(self.pause(self.lock(), Activity::Sleeping, time))
+    }
+
+    /// Goes on after a pause.
+    ///
+    /// # Errors
+    /// Why the node must not, if its thread unwinds already.
+    pub(super) fn carry_on(&self, went: Result<(), Stopped>) -> crate::Result<()> {
+        went.or_else(|stopped| self.stop_here(stopped)).map_err(|stopped| stopped.as_error())
+    }
+
     /// Stops all other participants and returns when they have ended. Called at the end of the
     /// network, on its own thread.
     pub(super) fn end(&self) {

@@ -22,7 +22,7 @@ pub struct Hosts {
     pub overhead: Duration,
     /// Processor time per byte, in nanoseconds.
     pub overhead_nanos_per_byte: f64,
-    /// Factor of [`Transport::charge`](crate::Transport::charge): 1 for machines as fast as the
+    /// Factor of [`Clock::charge`](crate::Clock::charge): 1 for machines as fast as the
     /// charge assumes. 0 means 1.
     pub slower: f64,
     /// The nodes that compute more slowly, and when.

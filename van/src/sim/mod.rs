@@ -6,7 +6,7 @@
 //! another only where a node waits (in [`Transport::wait`](crate::Transport::wait),
 //! [`Network::sleep`], [`Node::join`]) or ends. A wait takes at least a microsecond of simulated
 //! time. Computation takes the time that the node is charged with
-//! ([`Transport::charge`](crate::Transport::charge)), and messages take what [`Hosts`] says:
+//! ([`Clock::charge`](crate::Clock::charge)), and messages take what [`Hosts`] says:
 //! nothing by default.
 //!
 //! A run repeats exactly if the nodes' own code does: it must not read the real clock, use a global
@@ -23,7 +23,7 @@
 //!
 //! let network = Network::new(1, Faults::none());
 //! let mut server = network.transport(&VanConfig::default());
-//! let address = server.address().to_owned();
+//! let address = server.about().address.clone();
 //! let worker = network.spawn("worker", move |network| {
 //!     let mut van = network.transport(&VanConfig { node: 1, ..VanConfig::default() });
 //!     van.connect(&address).unwrap();
@@ -33,7 +33,7 @@
 //!         van.poll(&mut events).unwrap();
 //!     }
 //!     assert!(matches!(events[0], Event::Connected { .. }));
-//!     van.now()
+//!     van.about().clock.now()
 //! });
 //! let mut events = Vec::new();
 //! while events.is_empty() {
@@ -210,7 +210,7 @@ impl Network {
         let own = core.stop().cloned();
         drop(core);
         if let Some(stopped) = own {
-            self.carry_on(Err(stopped));
+            let _ = self.world.carry_on(Err(stopped)); // an error means that it unwinds already
         }
     }
 
@@ -224,8 +224,7 @@ impl Network {
     /// Lets simulated time pass for the calling node.
     pub fn sleep(&self, duration: Duration) {
         let duration = duration.max(WAIT_MIN);
-        let slept = self.world.pause(self.world.lock(), Activity::Sleeping, duration);
-        self.carry_on(slept);
+        let _ = self.world.sleep(duration); // an error means that it unwinds already: it has no time
     }
 
     /// The simulated time.
@@ -237,13 +236,6 @@ impl Network {
     /// Equal for equal seeds.
     pub fn trace(&self) -> u64 {
         self.world.lock().trace()
-    }
-
-    fn carry_on(&self, went: Result<(), Stopped>) {
-        if let Err(stopped) = went {
-            // An error means that the caller is already unwinding, so there is nobody to stop.
-            let _ = self.world.stop_here(stopped);
-        }
     }
 }
 

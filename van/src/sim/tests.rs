@@ -21,14 +21,14 @@ fn van(network: &Network, node: u32) -> SimTransport {
 }
 
 fn frame(van: &SimTransport, payload: &[u8]) -> crate::Buffer {
-    let mut frame = van.memory().allocate(FRAME_PREFIX + payload.len()).unwrap();
+    let mut frame = van.about().memory.allocate(FRAME_PREFIX + payload.len()).unwrap();
     frame[FRAME_PREFIX..].copy_from_slice(payload);
     frame
 }
 
 fn send(van: &mut SimTransport, peer: PeerId, payload: &[u8]) {
     let frame = frame(van, payload);
-    van.post_send(peer, frame).unwrap();
+    van.post_send(peer, frame.into()).unwrap();
 }
 
 fn poll(van: &mut SimTransport) -> Vec<Event> {
@@ -50,20 +50,20 @@ fn next(van: &mut SimTransport) -> Event {
 
 /// Everything that happens to `van` within a simulated second.
 fn settle(van: &mut SimTransport) -> Vec<Event> {
-    let until = van.now() + SECOND;
+    let until = van.about().clock.now() + SECOND;
     let mut events = Vec::new();
-    while van.now() < until {
+    while van.about().clock.now() < until {
         van.poll(&mut events).unwrap();
-        van.wait(until - van.now()).unwrap();
+        van.wait(until - van.about().clock.now()).unwrap();
     }
     events
 }
 
 fn connect(a: &mut SimTransport, b: &mut SimTransport) -> (PeerId, PeerId) {
-    let to_b = a.connect(b.address()).unwrap();
+    let to_b = a.connect(&b.about().address).unwrap();
     let Event::Connected { peer: to_a, .. } = next(b) else { panic!("no connection") };
     let Event::Connected { peer, hello } = next(a) else { panic!("no connection") };
-    assert_eq!((peer, hello.frame_bytes.get() as usize), (to_b, b.limits().frame_bytes));
+    assert_eq!((peer, hello.frame_bytes.get() as usize), (to_b, b.about().limits.frame_bytes));
     (to_b, to_a)
 }
 
@@ -89,7 +89,7 @@ fn ping_pong(seed: u64, faults: Faults, pairs: u32, rounds: u8) -> (u64, Duratio
         // nodes' addresses.
         nodes.push(network.spawn(&format!("pong {pair}"), move |network| {
             let mut van = van(network, pair);
-            let address = van.address().to_owned();
+            let address = van.about().address.clone();
             let ping = network.spawn(&format!("ping {pair}"), move |network| {
                 ping(network, &address, rounds);
             });
@@ -255,8 +255,8 @@ fn writes_and_frames_keep_their_order() {
         let (mut a, mut b) = (van(&network, 0), van(&network, 1));
         let (to_b, to_a) = connect(&mut a, &mut b);
         for part in 0..10u8 {
-            let offer = b.offer(to_a, b.memory().allocate(100).unwrap()).unwrap();
-            let mut data = a.memory().allocate(10).unwrap();
+            let offer = b.offer(to_a, b.about().memory.allocate(100).unwrap()).unwrap();
+            let mut data = a.about().memory.allocate(10).unwrap();
             data.fill(part);
             a.post_write(to_b, data.share().into(), &offer, u64::from(part) * 8).unwrap();
             send(&mut a, to_b, &[part]);
@@ -282,8 +282,8 @@ fn a_write_outside_an_offer_loses_the_peer_at_both_ends() {
     for (wrong_key, at) in [(1, 0), (0, 8), (0, 4088)] {
         let (mut a, mut b) = (van(&network, 0), van(&network, 1));
         let (to_b, to_a) = connect(&mut a, &mut b);
-        let mut offer = b.offer(to_a, b.memory().allocate(8).unwrap()).unwrap();
-        let data = a.memory().allocate(8).unwrap().share();
+        let mut offer = b.offer(to_a, b.about().memory.allocate(8).unwrap()).unwrap();
+        let data = a.about().memory.allocate(8).unwrap().share();
         assert!(a.post_write(to_b, data.clone().into(), &offer, 8).is_err());
         assert!(a.post_write(to_b, data.clone().into(), &offer, u64::MAX).is_err());
         offer.len = 5000.into();
@@ -305,21 +305,21 @@ fn a_full_queue_is_an_error_until_it_has_drained() {
     let network = Network::new(1, Faults { bytes_per_second: rate, ..Faults::none() });
     let (mut a, mut b) = (van(&network, 0), van(&network, 1));
     let (to_b, _) = connect(&mut a, &mut b);
-    let depth = a.limits().queue_depth;
+    let depth = a.about().limits.queue_depth;
     for i in 0..depth {
         send(&mut a, to_b, &[i as u8]);
     }
     poll(&mut a);
     let extra = frame(&a, &[0]);
-    let error = a.post_send(to_b, extra).unwrap_err();
+    let error = a.post_send(to_b, extra.into()).unwrap_err();
     assert!(matches!(error, Error::QueueFull { depth: d, .. } if d == depth), "{error}");
     a.wait(SECOND).unwrap();
     poll(&mut a);
     send(&mut a, to_b, &[0]);
     poll(&mut a);
     assert_eq!(settle(&mut b).len(), depth + 1);
-    let long = a.memory().allocate(FRAME_PREFIX + a.limits().frame_bytes + 1).unwrap();
-    assert!(matches!(a.post_send(to_b, long), Err(Error::FrameTooLong { .. })));
+    let long = a.about().memory.allocate(FRAME_PREFIX + a.about().limits.frame_bytes + 1).unwrap();
+    assert!(matches!(a.post_send(to_b, long.into()), Err(Error::FrameTooLong { .. })));
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn what_was_sent_arrives_before_the_loss() {
     assert_eq!(events.len(), 2);
     assert!(lost(&events[1]).contains("closed the connection"));
     let extra = frame(&b, &[0]);
-    assert!(matches!(b.post_send(to_a, extra), Err(Error::NotConnected { .. })));
+    assert!(matches!(b.post_send(to_a, extra.into()), Err(Error::NotConnected { .. })));
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn strangers_and_empty_addresses_are_refused() {
     let network = Network::new(1, Faults::none());
     let mut a = van(&network, 0);
     let mut stranger = network.transport(&VanConfig { cluster: 8, ..VanConfig::default() });
-    a.connect(stranger.address()).unwrap();
+    a.connect(&stranger.about().address).unwrap();
     while network.now() < MICRO * 10 {
         stranger.wait(SECOND).unwrap();
     }
@@ -370,7 +370,7 @@ fn strangers_and_empty_addresses_are_refused() {
     assert!(lost(&next(&mut a)).contains("refused this node"));
     a.connect("sim:99").unwrap();
     assert!(lost(&next(&mut a)).contains("nobody is at sim:99"));
-    let gone = stranger.address().to_owned();
+    let gone = stranger.about().address.clone();
     a.connect(&gone).unwrap();
     a.wait(SECOND).unwrap();
     drop(stranger);
@@ -388,7 +388,7 @@ fn memory_that_runs_out_loses_no_frame() {
     let mut a = van(&network, 0);
     let mut b = network.transport(&VanConfig { memory_bytes: 4096, ..VanConfig::default() });
     let (to_b, _) = connect(&mut a, &mut b);
-    let held: Vec<_> = (0..8).map(|_| b.memory().allocate(8).unwrap()).collect();
+    let held: Vec<_> = (0..8).map(|_| b.about().memory.allocate(8).unwrap()).collect();
     send(&mut a, to_b, b"patience");
     poll(&mut a);
     b.wait(SECOND).unwrap();

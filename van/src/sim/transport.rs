@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use zerocopy::little_endian::{U32, U64};
 
-use super::Stopped;
 use super::clock::{Activity, Core, WAIT_MIN, World};
 use super::lane::{Lane, LaneState, Posted};
 use super::packet::{End, Link, Load, Packet};
@@ -20,7 +19,10 @@ use crate::handshake::{Credentials, REFUSED, Refusals, STRANGE};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::offers::Offers;
-use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport, check_write};
+use crate::transport::{
+    About, Clock, Event, FRAME_PREFIX, Frame, Gather, Limits, PeerId, SimulatedTime, Transport,
+    check_frame, check_write,
+};
 use crate::wire::{Hello, Offer};
 
 /// Stands for the transport itself where a packet names one of its peers: connection requests go
@@ -39,12 +41,9 @@ pub struct SimTransport {
     metered: bool,
     /// Processor time of messages sent and received that has not passed yet.
     busy: Duration,
-    /// Empty if nobody can connect.
-    address: String,
+    about: About,
     /// Shown to peers in the clear: nothing can be read on the way, so that no proof is needed.
     credentials: Arc<Credentials>,
-    limits: Limits,
-    memory: Pool,
     lanes: BTreeMap<PeerId, Lane>,
     offers: Offers,
     found: VecDeque<(PeerId, Found)>,
@@ -61,6 +60,23 @@ enum Found {
     Lost(Error),
 }
 
+/// The time of a node, which is the network's.
+struct NodeTime(Arc<World>);
+
+impl SimulatedTime for NodeTime {
+    fn now(&self) -> Duration {
+        self.0.lock().now()
+    }
+
+    fn charge(&self, work: Duration) -> Result<()> {
+        if work.is_zero() {
+            return Ok(());
+        }
+        let takes = self.0.lock().takes(work);
+        self.0.sleep(takes)
+    }
+}
+
 impl SimTransport {
     pub(super) fn new(world: Arc<World>, config: &VanConfig, metered: bool) -> SimTransport {
         let frame_bytes = config.frame_bytes.min(u32::MAX as usize);
@@ -68,21 +84,21 @@ impl SimTransport {
         let address = if config.accepts { address_of(port) } else { String::new() };
         let credentials =
             Credentials::new(config, "sim").saying(|hello| hello.transport = U32::new(port));
+        let clock = Clock::simulated(NodeTime(world.clone()));
         SimTransport {
             world,
             port,
             metered,
             busy: Duration::ZERO,
-            address,
-            credentials: Arc::new(credentials),
-            limits: Limits {
-                frame_bytes,
-                queue_depth: config.queue_depth,
-                checks_bytes: false,
-                copy_bytes: 0,
-                lent_bytes_min: usize::MAX,
+            about: About {
+                name: "sim",
+                address,
+                host: None,
+                limits: Limits::plain(frame_bytes, config.queue_depth),
+                memory: Pool::from_pages(config.memory_bytes, config.pages, None),
+                clock,
             },
-            memory: Pool::from_pages(config.memory_bytes, config.pages, None),
+            credentials: Arc::new(credentials),
             lanes: BTreeMap::new(),
             offers: Offers::default(),
             found: VecDeque::new(),
@@ -113,18 +129,8 @@ impl SimTransport {
     fn catch_up(&mut self) -> Result<()> {
         match std::mem::take(&mut self.busy) {
             Duration::ZERO => Ok(()),
-            busy => self.sleep(busy),
+            busy => self.world.sleep(busy),
         }
-    }
-
-    /// Lets time pass, whatever arrives meanwhile.
-    fn sleep(&self, time: Duration) -> Result<()> {
-        let slept = self.world.pause(self.world.lock(), Activity::Sleeping, time);
-        self.carry_on(slept)
-    }
-
-    fn carry_on(&self, went: std::result::Result<(), Stopped>) -> Result<()> {
-        went.or_else(|stopped| self.world.stop_here(stopped)).map_err(|stopped| stopped.as_error())
     }
 
     fn add_lane(&mut self, address: String) -> PeerId {
@@ -228,7 +234,7 @@ impl SimTransport {
 
     /// Checks whether a peer with these credentials may connect.
     fn admits(&self, theirs: &Credentials) -> std::result::Result<(), String> {
-        if self.address.is_empty() {
+        if self.about.address.is_empty() {
             return Err("nobody can connect to this node".to_owned());
         }
         self.credentials.is_other(theirs.hello())?;
@@ -285,7 +291,7 @@ impl SimTransport {
     }
 
     fn post(&mut self, peer: PeerId, posted: Posted) -> Result<()> {
-        let depth = self.limits.queue_depth;
+        let depth = self.about.limits.queue_depth;
         let lane = self.lane_up(peer)?;
         if lane.queued() >= depth {
             return Err(Error::QueueFull { peer, depth });
@@ -296,20 +302,8 @@ impl SimTransport {
 }
 
 impl Transport for SimTransport {
-    fn name(&self) -> &'static str {
-        "sim"
-    }
-
-    fn address(&self) -> &str {
-        &self.address
-    }
-
-    fn limits(&self) -> Limits {
-        self.limits
-    }
-
-    fn memory(&self) -> &Pool {
-        &self.memory
+    fn about(&self) -> &About {
+        &self.about
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId> {
@@ -339,13 +333,12 @@ impl Transport for SimTransport {
         self.found.retain(|&(of, _)| of != peer);
     }
 
-    fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {
-        let len = frame.len().checked_sub(FRAME_PREFIX).expect("a frame begins with the prefix");
-        let limit = self.limits.frame_bytes.min(self.lane_up(peer)?.frame_bytes);
-        if len > limit {
-            return Err(Error::FrameTooLong { len, limit });
-        }
-        self.post(peer, Posted::Frame(frame))
+    fn post_send<'a>(&mut self, peer: PeerId, frame: Frame<'a>) -> Result<Option<Frame<'a>>> {
+        let limit = self.about.limits.frame_bytes.min(self.lane_up(peer)?.frame_bytes);
+        let Frame::Owned(frame) = frame else { return Ok(Some(frame)) };
+        check_frame(&frame, limit)?;
+        self.post(peer, Posted::Frame(frame))?;
+        Ok(None)
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
@@ -385,7 +378,7 @@ impl Transport for SimTransport {
                 Found::Written { key, memory, at, len } => {
                     Event::Written { peer, key, memory, at, len }
                 }
-                Found::Frame(bytes) => match self.memory.allocate(bytes.len()) {
+                Found::Frame(bytes) => match self.about.memory.allocate(bytes.len()) {
                     Ok(mut frame) => {
                         frame.copy_from_slice(&bytes);
                         Event::Received { peer, frame }
@@ -411,24 +404,12 @@ impl Transport for SimTransport {
         if core.has_arrivals(self.port) || !self.found.is_empty() {
             return Ok(());
         }
-        let depth = self.limits.queue_depth;
+        let depth = self.about.limits.queue_depth;
         let room_at = self.lanes.values().filter_map(|lane| lane.room_at(depth)).min();
         let until_room = room_at.map_or(timeout, |at| at.saturating_sub(core.now()));
         self.counters.sleeps += 1;
         let timeout = timeout.min(until_room).max(WAIT_MIN);
-        self.carry_on(world.pause(core, Activity::Waiting, timeout))
-    }
-
-    fn charge(&mut self, work: Duration) -> Result<()> {
-        if work.is_zero() {
-            return Ok(());
-        }
-        let takes = self.world.lock().takes(work);
-        self.sleep(takes)
-    }
-
-    fn now(&self) -> Duration {
-        self.world.lock().now()
+        world.carry_on(world.pause(core, Activity::Waiting, timeout))
     }
 
     fn counters(&self) -> Counters {

@@ -144,11 +144,11 @@ impl Link {
         let server = std::thread::spawn(move || {
             pin(core);
             let mut van = Uring::with_modes(&server_config, &[mode]).unwrap();
-            tell_address.send(van.address().to_owned()).unwrap();
+            tell_address.send(van.about().address.clone()).unwrap();
             let mut events = Vec::new();
             let Event::Connected { peer, .. } = next(&mut van, &mut events) else { panic!() };
             for _ in 0..WINDOW {
-                let place = van.memory().allocate(LARGE).unwrap();
+                let place = van.about().memory.allocate(LARGE).unwrap();
                 tell_offer.send(van.offer(peer, place).unwrap()).unwrap();
             }
             loop {
@@ -166,7 +166,7 @@ impl Link {
         let peer = van.connect(&address.recv().unwrap()).unwrap();
         let mut events = Vec::new();
         assert!(matches!(next(&mut van, &mut events), Event::Connected { .. }));
-        let data = van.memory().allocate(LARGE).unwrap().share();
+        let data = van.about().memory.allocate(LARGE).unwrap().share();
         Link { van, peer, events, offers, data, server }
     }
 
@@ -247,8 +247,8 @@ fn stream_ring(mode: Mode, wait: Wait, core: usize, count: usize) -> f64 {
 }
 
 fn post(van: &mut Uring, peer: PeerId) {
-    let frame = van.memory().allocate(FRAME_PREFIX + SMALL).unwrap();
-    van.post_send(peer, frame).unwrap();
+    let frame = van.about().memory.allocate(FRAME_PREFIX + SMALL).unwrap();
+    van.post_send(peer, frame.into()).unwrap();
 }
 
 fn compare(core: usize, send: usize, count: usize) {

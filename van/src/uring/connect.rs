@@ -113,7 +113,7 @@ impl Uring {
     }
 
     fn turned_away(&mut self, address: &str, reason: &str) {
-        self.refusals.log(self.start.elapsed(), address, reason);
+        self.refusals.log(self.about.clock.now(), address, reason);
     }
 
     /// Gives a new connection a number and a lane, which begins with a handshake.
@@ -175,7 +175,8 @@ impl Uring {
             Stage::Closing(_) => return self.bury(slot),
         }
         let first = self.ready.len();
-        let taken = self.ring.received(slot, bytes, &self.pool, &mut self.offers, &mut self.ready);
+        let taken =
+            self.ring.received(slot, bytes, &self.about.memory, &mut self.offers, &mut self.ready);
         if matches!(peer.stage, Stage::Greeting(_))
             && let Some(Event::Connected { hello, .. }) = self.ready.get(first)
         {

@@ -77,7 +77,9 @@ use crate::offers::Offers;
 use crate::socket;
 #[cfg(doc)]
 use crate::socket::Receiver;
-use crate::transport::{Event, FRAME_PREFIX, Gather, Limits, PeerId, Transport};
+use crate::transport::{
+    About, Clock, Event, Frame, Gather, Limits, PeerId, Transport, check_frame,
+};
 use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
@@ -97,10 +99,7 @@ pub struct Uring {
     config: VanConfig,
     credentials: Rc<Credentials>,
     idle: Idle,
-    /// Empty where nobody can connect.
-    address: String,
-    start: Instant,
-    pool: Pool,
+    about: About,
     offers: Offers,
     ring: Ring,
     /// By slot of the ring.
@@ -148,9 +147,14 @@ impl Uring {
             config: config.clone(),
             credentials: Rc::new(Credentials::new(config, socket::CARRIER)),
             idle: Idle::new(config.wait),
-            address,
-            start: Instant::now(),
-            pool: Pool::from_pages(config.memory_bytes, config.pages, None),
+            about: About {
+                name: NAME,
+                address,
+                host: None,
+                limits: Limits::plain(config.frame_bytes, config.queue_depth),
+                memory: Pool::from_pages(config.memory_bytes, config.pages, None),
+                clock: Clock::start(),
+            },
             offers: Offers::default(),
             ring,
             peers: Vec::new(),
@@ -210,21 +214,8 @@ impl Uring {
 }
 
 impl Transport for Uring {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn address(&self) -> &str {
-        &self.address
-    }
-
-    fn limits(&self) -> Limits {
-        let VanConfig { frame_bytes, queue_depth, .. } = self.config;
-        Limits::plain(frame_bytes, queue_depth)
-    }
-
-    fn memory(&self) -> &Pool {
-        &self.pool
+    fn about(&self) -> &About {
+        &self.about
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId> {
@@ -235,13 +226,12 @@ impl Transport for Uring {
         self.forget(peer);
     }
 
-    fn post_send(&mut self, peer: PeerId, frame: Buffer) -> Result<()> {
+    fn post_send<'a>(&mut self, peer: PeerId, frame: Frame<'a>) -> Result<Option<Frame<'a>>> {
         let (slot, entry) = self.up(peer)?;
-        let (len, limit) = (frame.len().saturating_sub(FRAME_PREFIX), entry.frame_bytes);
-        if len > limit {
-            return Err(Error::FrameTooLong { len, limit });
-        }
-        self.ring.frame(slot, frame)
+        let Frame::Owned(frame) = frame else { return Ok(Some(frame)) };
+        check_frame(&frame, entry.frame_bytes)?;
+        self.ring.frame(slot, frame)?;
+        Ok(None)
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
@@ -286,10 +276,6 @@ impl Transport for Uring {
         }
     }
 
-    fn now(&self) -> Duration {
-        self.start.elapsed()
-    }
-
     fn counters(&self) -> Counters {
         self.ring.counters()
     }
@@ -299,6 +285,7 @@ impl Transport for Uring {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
+    use crate::FRAME_PREFIX;
     use crate::wait::Wait;
 
     /// Waits until `van` has something to report while `other` goes on as well.
@@ -324,13 +311,15 @@ mod tests {
                     eprintln!("skipped: this kernel does not offer {mode:?}");
                     continue;
                 };
-                let to_b = a.connect(b.address()).unwrap();
+                let to_b = a.connect(&b.about.address).unwrap();
                 assert!(matches!(next(&mut a, &mut b), Event::Connected { .. }));
                 let Event::Connected { peer: to_a, .. } = next(&mut b, &mut a) else { panic!() };
                 for _ in 0..100 {
-                    a.post_send(to_b, a.pool.allocate(FRAME_PREFIX + 8).unwrap()).unwrap();
+                    a.post_send(to_b, a.about.memory.allocate(FRAME_PREFIX + 8).unwrap().into())
+                        .unwrap();
                     assert!(matches!(next(&mut b, &mut a), Event::Received { .. }), "{mode:?}");
-                    b.post_send(to_a, b.pool.allocate(FRAME_PREFIX + 8).unwrap()).unwrap();
+                    b.post_send(to_a, b.about.memory.allocate(FRAME_PREFIX + 8).unwrap().into())
+                        .unwrap();
                     assert!(matches!(next(&mut a, &mut b), Event::Received { .. }), "{mode:?}");
                 }
             }
@@ -346,7 +335,7 @@ mod tests {
         van.ring.accept_one_at_a_time();
         let mut others = [(); 3].map(|()| Uring::new(&VanConfig::default()).unwrap());
         for other in &mut others {
-            other.connect(van.address()).unwrap();
+            other.connect(&van.about.address).unwrap();
             assert!(matches!(next(&mut van, other), Event::Connected { .. }));
         }
     }

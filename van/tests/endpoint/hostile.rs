@@ -10,14 +10,14 @@ struct Hostile {
 
 impl Hostile {
     fn frame(&mut self, draft: Draft<'_>) -> Result<(), Error> {
-        let outgoing = encode(9, draft, &mut Coding::plain(), self.transport.memory())?;
-        self.transport.post_send(self.peer, outgoing.head)
+        let outgoing = encode(9, draft, &mut Coding::plain(), &self.transport.about().memory)?;
+        self.transport.post_send(self.peer, outgoing.head.into()).map(drop)
     }
 
     fn garbage(&mut self, bytes: &[u8]) {
-        let mut frame = self.transport.memory().allocate(FRAME_PREFIX + bytes.len()).unwrap();
+        let mut frame = self.transport.about().memory.allocate(FRAME_PREFIX + bytes.len()).unwrap();
         frame[FRAME_PREFIX..].copy_from_slice(bytes);
-        self.transport.post_send(self.peer, frame).unwrap();
+        self.transport.post_send(self.peer, frame.into()).unwrap();
     }
 
     /// Sends a request that fills the landing it was granted.
@@ -25,7 +25,7 @@ impl Hostile {
         let values = vec![0; grant.len.get() as usize - 200];
         let draft =
             Draft { timestamp, values: Values::Copied(&values), ..Draft::new(Kind::Request) };
-        let memory = self.transport.memory();
+        let memory = &self.transport.about().memory;
         let mut outgoing = encode(9, draft, &mut Coding::plain(), memory).unwrap();
         let image = outgoing.head.split_off(FRAME_PREFIX).share();
         self.transport.post_write(self.peer, image.into(), &grant, 8).unwrap();
@@ -141,7 +141,7 @@ fn hostile_peers_lose_only_their_own_lane() {
         });
     }
     only_its_own_lane_is_lost("0 bytes offered", |hostile| {
-        let data = hostile.transport.memory().allocate(100).unwrap().share();
+        let data = hostile.transport.about().memory.allocate(100).unwrap().share();
         hostile.transport.post_write(hostile.peer, data.into(), &mine(3, 100), 0).unwrap();
     });
     for bytes in [u64::MAX, 5 << 30, 513 << 20] {
@@ -208,14 +208,14 @@ fn what_lands_is_checked() {
                         asked = true;
                     }
                     Event::Received { frame, .. } => {
-                        let memory = hostile.transport.memory();
+                        let memory = &hostile.transport.about().memory;
                         grant = Message::decode(frame, memory).unwrap().offer();
                     }
                     other => panic!("{other:?}"),
                 }
             }
         }
-        let data = make(hostile.transport.memory()).share();
+        let data = make(&hostile.transport.about().memory).share();
         hostile.transport.post_write(hostile.peer, data.into(), &grant.unwrap(), 8).unwrap();
         hostile.events();
         victim.endpoint.wait(NAP).unwrap();
@@ -232,7 +232,7 @@ fn keys_of_other_offers_cannot_be_given_back() {
     let config = config(2048, 4, 64 * MIB);
     let mut server = network.transport(&config);
     let mut worker = Side::new(&network, &config);
-    worker.endpoint.connect(server.address()).unwrap();
+    worker.endpoint.connect(&server.about().address).unwrap();
     let mut events = Vec::new();
     for _ in 0..3 {
         server.wait(NAP).unwrap();
@@ -317,7 +317,7 @@ fn greedy_lanes_leave_landings_to_others() {
                 let mut grants = Vec::new();
                 for event in hostile.events() {
                     let Event::Received { frame, .. } = event else { panic!("{event:?}") };
-                    grants.extend(offers(frame, hostile.transport.memory()));
+                    grants.extend(offers(frame, &hostile.transport.about().memory));
                 }
                 assert!(round > 0 || !grants.is_empty(), "it is served, too, as far as it goes");
                 for (number, grant) in grants.into_iter().filter(|_| uses).enumerate().take(4) {

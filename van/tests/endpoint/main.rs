@@ -1,9 +1,12 @@
-//! Goal: lanes keep their promises (order, credits, landings within bounds) to honest peers, and lose hostile ones alone.
-//! Method: both ends of a lane on the simulated network, driven by hand from one thread. Hostile peers are in `hostile.rs`, frames
-//! and images that messages share in `packed.rs`.
+//! Goal: lanes keep their promises (order, credits, landings within bounds) to honest peers, and
+//! lose hostile ones alone. Method: both ends of a lane on the simulated network, driven by hand
+//! from one thread. Hostile peers are in `hostile.rs`, lent values in `lent.rs`, frames and images
+//! that messages share in `packed.rs`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod hostile;
+#[cfg(all(target_os = "linux", feature = "shm"))]
+mod lent;
 mod packed;
 mod side;
 
@@ -128,14 +131,16 @@ fn what_cannot_be_encoded_spends_nothing() {
     assert_eq!((a.came[0].kind(), a.endpoint.credits(a.peer)), (Kind::Failure, 3));
 }
 
-/// Goal: a long message is one write, and nothing else is sent for it; a used landing is replaced in the answer, by a notice
-/// of its own only where the answer is placed. Method: counts frames, once the first messages have asked for landings.
+/// Goal: a long message is one write, and nothing else is sent for it; a used landing is replaced
+/// in the answer, by a notice of its own only where the answer is placed. Method: counts frames,
+/// once the first messages have asked for landings.
 #[test]
 fn nothing_is_sent_beside_long_messages() {
     let network = Network::new(1, Faults::none());
     let (mut a, mut b) = pair(&network, &config(2048, 4, 256 * MIB));
     let frames = |side: &Side| side.endpoint.counters().frames_sent;
-    // Whether the request is long, and whether its answer is placed; the frames that each side sends.
+    // Whether the request is long, and whether its answer is placed; the frames that each side
+    // sends.
     for (long, placed, expected) in
         [(true, false, (0, 1)), (false, true, (1, 0)), (true, true, (0, 1)), (false, false, (1, 1))]
     {
@@ -208,7 +213,8 @@ fn placed_answers_keep_their_order_behind_what_waits_for_a_landing() {
     assert_eq!(a.endpoint.credits(a.peer), 4);
 }
 
-/// Who answers otherwise has answered: the offer is the requester's again, and to write it after that loses the lane.
+/// Who answers otherwise has answered: the offer is the requester's again, and to write it after
+/// that loses the lane.
 #[test]
 fn an_offer_ends_with_whichever_answer_comes() {
     for withdrawn in [true, false] {
@@ -279,7 +285,8 @@ fn landings_of_the_wrong_size_go_back_however_many() {
             b.post(Kind::Reply, number, Values::None).unwrap();
         }
         settle(&mut a, &mut b);
-        // Now a holds 90 landings of 1.2 MiB, and needs one of 100 MiB, which is more than its share has left.
+        // Now a holds 90 landings of 1.2 MiB, and needs one of 100 MiB, which is more than its
+        // share has left.
         let values = filled(&a, 100 * MIB, 5);
         a.post(Kind::Request, 90, Values::Apart(values)).unwrap();
         a.post(Kind::Request, 91, Values::Copied(b"behind it")).unwrap();

@@ -16,7 +16,12 @@ pub(super) struct Side {
 
 impl Side {
     pub(super) fn new(network: &Network, config: &VanConfig) -> Side {
-        let endpoint = Endpoint::new(Box::new(network.transport(config)), 7, config.credits);
+        Side::over(Box::new(network.transport(config)), config)
+    }
+
+    /// An end of a lane over any transport.
+    pub(super) fn over(transport: Box<dyn Transport>, config: &VanConfig) -> Side {
+        let endpoint = Endpoint::new(transport, 7, config.credits);
         let (came, placed) = (VecDeque::new(), VecDeque::new());
         Side { endpoint, peer: PeerId(0), came, answered: Vec::new(), placed, lost: None }
     }

@@ -6,7 +6,7 @@ use caravan_van::{Buffer, Event, FRAME_PREFIX, PeerId, Transport};
 
 /// Connects `a` to `b`; returns what each calls the other.
 pub(crate) fn connect(a: &mut impl Transport, b: &mut impl Transport) -> (PeerId, PeerId) {
-    let to_b = a.connect(b.address()).unwrap();
+    let to_b = a.connect(&b.about().address).unwrap();
     let mut seen = [None, None];
     let began = Instant::now();
     while seen.iter().any(Option::is_none) {
@@ -26,7 +26,7 @@ pub(crate) fn connect(a: &mut impl Transport, b: &mut impl Transport) -> (PeerId
 
 /// A frame with that payload.
 pub(crate) fn frame(van: &impl Transport, payload: &[u8]) -> Buffer {
-    let mut frame = van.memory().allocate(FRAME_PREFIX + payload.len()).unwrap();
+    let mut frame = van.about().memory.allocate(FRAME_PREFIX + payload.len()).unwrap();
     frame[FRAME_PREFIX..].copy_from_slice(payload);
     frame
 }

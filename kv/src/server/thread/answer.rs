@@ -50,7 +50,7 @@ pub(super) fn answer_pull(
         },
         Ok(Pulled::Shared(values)) => {
             let bytes = values.len();
-            let is_copied = bytes < SHARED_BYTES_MIN && !endpoint.lends(peer, bytes);
+            let is_copied = bytes < SHARED_BYTES_MIN && !endpoint.lends(bytes);
             let values = if is_copied { Values::Copied(&values) } else { Values::Apart(values) };
             post(endpoint, peer, Draft { values, ..reply() })
         }

@@ -12,17 +12,20 @@ use crate::shm::ring::{
 };
 use crate::transport::FRAME_PREFIX;
 
-/// Frames that take so many lines of the ring, or more, are moved out of this core's cache: the peer then finds them sooner.
+/// Frames that take so many lines of the ring, or more, are moved out of this core's cache: the
+/// peer then finds them sooner.
 const LINES_HANDED_OVER: u64 = 8;
 
 impl Sender {
-    /// Begins to fetch the lines where the next record will stand, if it is as long as the last one.
+    /// Begins to fetch the lines where the next record will stand, if it is as long as the last
+    /// one.
     #[inline(always)]
     pub(in crate::shm) fn prepare(&self, link: &Link) {
         ring::claim(&link.own, self.head, self.lines);
     }
 
-    /// Copies a frame without its prefix into the ring; false if it does not stand there, or not now.
+    /// Copies a frame without its prefix into the ring; false if it does not stand there, or not
+    /// now.
     #[inline(always)]
     pub(in crate::shm) fn copy(
         &mut self,
@@ -40,7 +43,8 @@ impl Sender {
         true
     }
 
-    /// Does so with a short frame that is like the last one, as most by far are; false if it is another one.
+    /// Does so with a short frame that is like the last one, as most by far are; false if it is
+    /// another one.
     #[inline(always)]
     fn copy_short(&mut self, link: &Link, frame: &[u8]) -> bool {
         let Some((head, rest)) = frame.split_first_chunk::<HEAD>() else { return false };

@@ -6,23 +6,26 @@ use std::time::{Duration, Instant};
 
 use super::super::ring::{CONSUMED, HEAD, INLINE_BYTES_MAX, Kind, LINE_BYTES, LINES, Stamp};
 use super::super::*;
+use crate::FRAME_PREFIX;
+use crate::memory::Shared;
+
 use super::{belongings, is_alone, lost, next, node};
 
 #[test]
 fn a_frame_that_is_copied_overtakes_none_that_waits() {
     let (mut a, mut b, there, _) = pair();
-    assert!(matches!(a.post_copy(PeerId(7), &[]), Err(Error::NotConnected { .. })));
-    assert!(!a.post_copy(there, &[0; INLINE_BYTES_MAX + 1]).unwrap(), "it is lent to be read");
     let mut number = 0u64;
-    while a.post_copy(there, &number.to_le_bytes()).unwrap() {
+    let copy =
+        |a: &mut Shm, frame: &[u8]| a.post_send(there, Frame::Borrowed(frame)).unwrap().is_none();
+    while copy(&mut a, &number.to_le_bytes()) {
         number += 1;
     }
-    let mut frame = a.memory().allocate(FRAME_PREFIX + 8).unwrap();
+    let mut frame = a.about().memory.allocate(FRAME_PREFIX + 8).unwrap();
     frame[FRAME_PREFIX..].copy_from_slice(&number.to_le_bytes());
-    a.post_send(there, frame).unwrap();
+    a.post_send(there, frame.into()).unwrap();
     let (mut expected, mut copies) = (0..=number, 0);
     while !expected.is_empty() {
-        copies += u64::from(a.post_copy(there, &[0]).unwrap());
+        copies += u64::from(copy(&mut a, &[0]));
         a.turn().unwrap();
         let mut events = Vec::new();
         b.poll(&mut events).unwrap();
@@ -42,7 +45,7 @@ fn frames_of_every_length_arrive_and_stay_as_they_are() {
     let (mut kept, mut number) = (Vec::new(), 0u64);
     for len in (0..300).chain([INLINE_BYTES_MAX, 0, INLINE_BYTES_MAX + 1]) {
         for changed in [0, 1 << ring::NUMBER, 1, 0xff, 0x81] {
-            let mut frame = a.memory().allocate(FRAME_PREFIX + len).unwrap();
+            let mut frame = a.about().memory.allocate(FRAME_PREFIX + len).unwrap();
             number += 1;
             for (at, word) in frame[FRAME_PREFIX..].chunks_mut(8).enumerate() {
                 let is_new = at >= 8 || changed >> at & 1 != 0;
@@ -50,7 +53,7 @@ fn frames_of_every_length_arrive_and_stay_as_they_are() {
                 word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
             }
             kept.push((frame[FRAME_PREFIX..].to_vec(), None));
-            a.post_send(there, frame).unwrap();
+            a.post_send(there, frame.into()).unwrap();
         }
         let (count, mut events) = (kept.len(), Vec::new());
         b.poll(&mut events).unwrap();
@@ -73,7 +76,7 @@ fn frames_arrive_as_they_are_whatever_they_hold() {
     let short = Stamp { kind: Kind::Inline, len: 8, words: 0 };
     for _ in 0..1000 {
         for len in [HEAD + 8 * LINE_BYTES - 8, short.len] {
-            let mut frame = a.memory().allocate(FRAME_PREFIX + len).unwrap();
+            let mut frame = a.about().memory.allocate(FRAME_PREFIX + len).unwrap();
             frame.fill(0);
             let middle = frame[FRAME_PREFIX..].chunks_exact_mut(8).skip(8);
             for (word, place) in middle.enumerate().skip(7).step_by(8) {
@@ -81,7 +84,7 @@ fn frames_arrive_as_they_are_whatever_they_hold() {
                 place.copy_from_slice(&short.word(position).to_le_bytes());
             }
             let sent = frame[FRAME_PREFIX..].to_vec();
-            a.post_send(there, frame).unwrap();
+            a.post_send(there, frame.into()).unwrap();
             let Event::Received { frame, .. } = next(&mut b) else { panic!("it is a frame") };
             assert_eq!(&frame[..], sent);
             b.turn().unwrap();
@@ -99,11 +102,11 @@ fn frames_go_on_where_positions_begin_anew() {
     (sender.head, sender.freed, reader.receiver.next) = (begin, begin, begin);
     reader.link.own.store(CONSUMED, begin, Ordering::Release);
     for number in 1..1000u64 {
-        let mut frame = a.memory().allocate(FRAME_PREFIX + HEAD + 2 * LINE_BYTES).unwrap();
+        let mut frame = a.about().memory.allocate(FRAME_PREFIX + HEAD + 2 * LINE_BYTES).unwrap();
         frame.fill(0);
         frame[FRAME_PREFIX..][..8].copy_from_slice(&number.to_le_bytes());
         let sent = frame[FRAME_PREFIX..].to_vec();
-        a.post_send(there, frame).unwrap();
+        a.post_send(there, frame.into()).unwrap();
         let Event::Received { peer, frame } = next(&mut b) else { panic!("it is a frame") };
         assert_eq!((peer, &frame[..]), (back, &sent[..]));
         b.turn().unwrap();
@@ -120,7 +123,7 @@ fn pair() -> (Shm, Shm, PeerId, PeerId) {
 
 /// Connects `a` to `b`; what each calls the other.
 fn join(a: &mut Shm, b: &mut Shm) -> (PeerId, PeerId) {
-    let there = a.connect(b.address()).unwrap();
+    let there = a.connect(&b.about().address).unwrap();
     while a.ready.is_empty() {
         b.look_at_sockets(Duration::ZERO).unwrap();
         a.look_at_sockets(Duration::ZERO).unwrap();
@@ -132,11 +135,12 @@ fn join(a: &mut Shm, b: &mut Shm) -> (PeerId, PeerId) {
 
 /// Lends `b` a mebibyte of sevens; what `a` still holds of it and what `b` got.
 fn lend(a: &mut Shm, there: PeerId, b: &mut Shm) -> (*const u8, Shared) {
-    let mut values = a.memory().allocate(1 << 20).unwrap();
+    let mut values = a.about().memory.allocate(1 << 20).unwrap();
     values.fill(7);
     let address = values.as_ptr();
-    let frame = a.memory().allocate(FRAME_PREFIX + 100).unwrap();
-    a.post_loan(there, frame, values.share()).unwrap();
+    let frame = a.about().memory.allocate(FRAME_PREFIX + 100).unwrap();
+    let loan = Frame::Lent { frame, values: values.share() };
+    assert!(a.post_send(there, loan).unwrap().is_none());
     let Event::Lent { frame, values, .. } = next(b) else { panic!("values are lent") };
     assert_eq!((frame.len(), values.len()), (100, 1 << 20));
     assert!(values.iter().all(|&byte| byte == 7));
@@ -148,7 +152,7 @@ fn is_home(a: &Shm, address: *const u8) -> bool {
     let mut held = Vec::new();
     loop {
         // The pool is small: all of it is looked at.
-        let Ok(memory) = a.memory().allocate(1 << 20) else { return false };
+        let Ok(memory) = a.about().memory.allocate(1 << 20) else { return false };
         if memory.as_ptr() == address {
             return true;
         }
@@ -194,7 +198,7 @@ fn what_is_lent_outlives_the_lane_while_it_is_read() {
     // The lender goes altogether, and what it lent stays.
     let (mut a, mut b, there, _) = pair();
     let (_, values) = lend(&mut a, there, &mut b);
-    let pool = a.memory().clone();
+    let pool = a.about().memory.clone();
     drop(a);
     while let Ok(mut memory) = pool.allocate(1 << 20) {
         memory.fill(9);
@@ -211,8 +215,8 @@ fn connections_leave_nothing_behind() {
     let (mut a, mut b) = (node(), node());
     let mut round = |abrupt: bool| {
         let (there, back) = join(&mut a, &mut b);
-        let frame = a.memory().allocate(FRAME_PREFIX + 9000).unwrap();
-        a.post_send(there, frame).unwrap();
+        let frame = a.about().memory.allocate(FRAME_PREFIX + 9000).unwrap();
+        a.post_send(there, frame.into()).unwrap();
         assert!(matches!(next(&mut b), Event::Received { .. }));
         let (one, other, gone) =
             if abrupt { (&mut b, &mut a, back) } else { (&mut a, &mut b, there) };
@@ -248,12 +252,12 @@ fn no_wake_up_is_lost() {
     let (say, hear) = std::sync::mpsc::channel();
     let answering = std::thread::spawn(move || {
         let (mut van, mut events) = (make().unwrap(), Vec::new());
-        say.send(van.address().to_owned()).unwrap();
+        say.send(van.about().address.clone()).unwrap();
         loop {
             match awaited(&mut van, &mut events) {
                 Event::Received { peer, .. } => {
-                    let frame = van.memory().allocate(FRAME_PREFIX + 8).unwrap();
-                    van.post_send(peer, frame).unwrap();
+                    let frame = van.about().memory.allocate(FRAME_PREFIX + 8).unwrap();
+                    van.post_send(peer, frame.into()).unwrap();
                 }
                 Event::Connected { .. } => {}
                 _ => return,
@@ -264,8 +268,8 @@ fn no_wake_up_is_lost() {
     let peer = van.connect(&hear.recv().unwrap()).unwrap();
     assert!(matches!(awaited(&mut van, &mut events), Event::Connected { .. }));
     for _ in 0..ROUNDS {
-        let frame = van.memory().allocate(FRAME_PREFIX + 8).unwrap();
-        van.post_send(peer, frame).unwrap();
+        let frame = van.about().memory.allocate(FRAME_PREFIX + 8).unwrap();
+        van.post_send(peer, frame.into()).unwrap();
         assert!(matches!(awaited(&mut van, &mut events), Event::Received { .. }));
     }
     assert!(van.counters().sleeps > 0);

@@ -40,7 +40,7 @@ fn cut_for(duration: Duration) -> (Vec<Duration>, bool) {
         next(&mut van);
         for i in 0..20 {
             let extra = frame(&van, &[i]);
-            if van.post_send(peer, extra).is_err() {
+            if van.post_send(peer, extra.into()).is_err() {
                 return;
             }
             poll(&mut van);

@@ -112,9 +112,9 @@ fn computing_takes_the_time_it_is_charged_with_whatever_arrives() {
     send(&mut a, to_b, b"while you work");
     poll(&mut a);
     let start = network.now();
-    b.charge(Duration::ZERO).unwrap();
+    b.about().clock.charge(Duration::ZERO).unwrap();
     assert_eq!(network.now(), start);
-    b.charge(SECOND).unwrap();
+    b.about().clock.charge(SECOND).unwrap();
     assert_eq!(network.now() - start, SECOND * 6);
     assert_eq!(received(next(&mut b)).1, b"while you work");
 }
