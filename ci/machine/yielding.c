@@ -1,8 +1,10 @@
-/* Preloaded into a perftest program that polls without end, so that it gives the processor away when there is nothing: on a
- * machine of one processor the peer and the software device get to run at once instead of at the end of a time slice.
+/* Preloaded into a perftest program that polls without end: yields the processor after an empty poll. On
+ * a machine of one processor the peer and the software device then run at once, not at the end of a time
+ * slice.
  *
- * ib_write_lat polls its memory too, by a loop that calls nothing. It asks for the completion of its own write just before, so
- * that answer is held back, yielding, until the peer's write is there; the loop then finds it at the first look. */
+ * ib_write_lat also polls its memory, in a loop that calls nothing. It asks for the completion of its own
+ * write just before. That answer is held back, yielding, until the peer's write has come, so the loop
+ * finds it at the first look. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -14,7 +16,7 @@
 
 #undef ibv_reg_mr
 
-/* After the last exchange nothing more comes: so many yields last far longer than a round trip. */
+/* After the last exchange nothing more comes. So many yields last far longer than a round trip. */
 enum { MOST_YIELDS = 10000 };
 
 static int (*device_poll)(struct ibv_cq *, int, struct ibv_wc *);
