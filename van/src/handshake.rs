@@ -150,7 +150,7 @@ impl Credentials {
         let keys = noise.into_stateless_transport_mode().expect("both messages are exchanged");
         let mut proof = [0; PROOF_BYTES];
         keys.write_message(0, self.hello.as_bytes(), &mut proof).expect("a proof has room for it");
-        Ok((self.proved(&hello, keys, (1, 0))?, proof))
+        Ok((self.proved(&hello, keys, 1, 0)?, proof))
     }
 
     /// Checks the proof of a welcomed side.
@@ -160,14 +160,15 @@ impl Credentials {
     pub fn check(&self, answering: Answering, proof: &[u8]) -> Result<Proved, Reason> {
         let mut hello = [0; size_of::<Hello>()];
         answering.0.read_message(0, proof, &mut hello).map_err(unproved)?;
-        self.proved(&hello, *answering.0, (0, 1))
+        self.proved(&hello, *answering.0, 0, 1)
     }
 
     fn proved(
         &self,
         hello: &[u8],
         keys: StatelessTransportState,
-        (sealed, opened): (u64, u64),
+        sealed: u64,
+        opened: u64,
     ) -> Result<Proved, Reason> {
         let hello = Hello::read(hello)?;
         self.is_other(&hello)?;

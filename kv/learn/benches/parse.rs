@@ -1,6 +1,8 @@
-//! How fast text becomes rows on one core: MB (10^6 bytes) a second, best of 50. `cargo bench -p caravan-learn`
+//! Speed of parsing on one core in MB (10^6 bytes) per second, best of 50: `cargo bench -p
+//! caravan-learn`.
 //!
-//! Text is parsed in blocks as the reader cuts them, from memory: disks and decompression are not in it.
+//! Text is parsed in blocks, like the reader's, from memory: disks and decompression are not
+//! included.
 
 use std::fmt::Write;
 use std::path::Path;

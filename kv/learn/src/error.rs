@@ -1,4 +1,5 @@
-//! The crate's one error type. A variant for each thing a caller can act on; what only a bug of ours can cause is an assert.
+//! The crate's error type, with a variant for each thing a caller can act on. Our own bugs are
+//! asserts.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +7,8 @@ use std::path::PathBuf;
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a file, an option or the machine can do wrong. Lines and columns count from 1; columns count bytes.
+/// An error of a file, an option or the machine. Lines and columns count from 1; columns count
+/// bytes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,15 +17,15 @@ pub enum Error {
     Open {
         /// The file as given.
         path: PathBuf,
-        /// What the operating system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Reading failed part way.
+    /// A read failed part way.
     #[error("cannot read {}", path.display())]
     Read {
         /// The file as given.
         path: PathBuf,
-        /// What the operating system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A compressed file ends too early or is damaged.
@@ -33,20 +35,19 @@ pub enum Error {
         path: PathBuf,
         /// The format its first bytes name: gzip, zstd or xz.
         format: &'static str,
-        /// What the decompressor said.
+        /// The decompressor's error.
         source: io::Error,
     },
-    /// Writing failed; the destination is as it was, or whole where only its folder could not be
+    /// A write failed. The destination is unchanged, or complete if only its folder could not be
     /// written.
     #[error("cannot write {}", path.display())]
     Write {
         /// The destination.
         path: PathBuf,
-        /// What the operating system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Something else than a plain file stands where one is to be written: nothing is replaced, and
-    /// nothing followed.
+    /// The destination exists and is no plain file: nothing is replaced, and no link is followed.
     #[error(
         "{} is {what}; name {}",
         path.display(),
@@ -63,26 +64,26 @@ pub enum Error {
     LineTooLong {
         /// The file as given.
         path: PathBuf,
-        /// Where.
+        /// The line.
         line: u64,
         /// The longest line read.
         bytes_max: usize,
     },
-    /// The text is not what its format asks for.
+    /// The text does not match its format.
     #[error("{}:{line}:{column}: found {found}, expected {expected}", path.display())]
     Syntax {
         /// The file as given.
         path: PathBuf,
-        /// Where.
+        /// The line.
         line: u64,
-        /// Where in the line.
+        /// The column.
         column: usize,
         /// The offending text, shortened and escaped.
         found: String,
-        /// What may stand there.
+        /// What is allowed there.
         expected: &'static str,
     },
-    /// One row names a key twice.
+    /// A row names a key twice.
     #[error(
         "{}:{line}:{column}: key {key} was already given in column {first_column}; a row may name a key once",
         path.display()
@@ -90,11 +91,11 @@ pub enum Error {
     DuplicateKey {
         /// The file as given.
         path: PathBuf,
-        /// Where.
+        /// The line.
         line: u64,
-        /// Where the second one stands.
+        /// The column of the second one.
         column: usize,
-        /// Where the first one stands.
+        /// The column of the first one.
         first_column: usize,
         /// The key.
         key: u64,
@@ -104,28 +105,28 @@ pub enum Error {
     DuplicateWeight {
         /// The file as given.
         path: PathBuf,
-        /// Where the second one stands.
+        /// The line of the second one.
         line: u64,
-        /// Where the first one stands.
+        /// The line of the first one.
         first_line: u64,
-        /// Which one.
+        /// The key.
         key: String,
     },
-    /// A model file is not what was once written.
+    /// A model file was changed or cut off.
     #[error("{} is a damaged model: {reason}; copy it again, or train anew", path.display())]
     DamagedModel {
         /// The file as given.
         path: PathBuf,
-        /// What does not fit.
+        /// What does not match.
         reason: String,
     },
-    /// An intercept that cannot be a model's: training has diverged.
+    /// The intercept is not finite: training has diverged.
     #[error("the intercept {intercept} is not finite; nothing was written")]
     BadIntercept {
-        /// What it is.
+        /// The intercept.
         intercept: f64,
     },
-    /// Weights that cannot be a model: training has diverged, or two parts overlap.
+    /// A weight is invalid: training has diverged, or two parts overlap.
     #[error(
         "weight {weight} of key {key} is not finite or its key occurs twice; nothing was written"
     )]
@@ -135,14 +136,14 @@ pub enum Error {
         /// Its weight.
         weight: f64,
     },
-    /// More than the column-major matrix can number.
+    /// More rows or columns than the column-major matrix can index.
     #[error("{count} {what} in one worker, at most {count_max} fit; use more workers")]
     TooMany {
         /// "rows" or "columns".
         what: &'static str,
-        /// How many there are.
+        /// Their number.
         count: u64,
-        /// How many fit.
+        /// The largest number allowed.
         count_max: u64,
     },
     /// An option is outside its range.

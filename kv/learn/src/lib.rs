@@ -1,11 +1,12 @@
-//! What runs on `kv`: data readers and learning algorithms.
+//! Data readers and learning algorithms on top of `kv`.
 //!
 //! ```text
-//! files -> data::source (lines) -> data::read (rows) -> Examples -> columns -> an algorithm -> Model -> predict, metrics
+//! files -> data::source (lines) -> data::read (rows) -> Examples
+//!       -> columns -> an algorithm -> Model -> predict, metrics
 //! ```
 //!
-//! Everything in [`data`], [`model`], [`metrics`] and [`sketch`] is plain single-machine code that knows nothing of servers: it can be
-//! used, and is tested, without a cluster.
+//! [`data`], [`model`], [`metrics`] and [`sketch`] are plain single-machine code without servers:
+//! they can be used, and are tested, without a cluster.
 //!
 //! ```
 //! use caravan_learn::data;

@@ -1,13 +1,13 @@
-//! How good margins are against labels: log loss, areas under the ROC and the precision-recall curve, accuracy. Plain means, on
-//! one thread.
+//! Quality of margins: log loss, areas under the ROC and the precision-recall curve, accuracy.
+//! Plain means, on one thread.
 //!
-//! `labels: [n]`, each +1 or -1, and `margins: [n]`; another length is a bug of the caller and panics. Where a number has no
-//! meaning, without rows or with a margin that is not a number, the answer is None.
+//! `labels: [n]`, each +1 or -1, and `margins: [n]`; different lengths are a bug of the caller and
+//! panic. The result is `None` where it has no meaning: without rows, or with a NaN margin.
 
 /// Mean of `log(1 + exp(-label * margin))`, in nats. Exact to rounding for margins of any size.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn log_loss(labels: &[i8], margins: &[f64]) -> Option<f64> {
     check(labels, margins)?;
     let losses = labels.iter().zip(margins).map(|(&label, &margin)| {
@@ -17,15 +17,18 @@ pub fn log_loss(labels: &[i8], margins: &[f64]) -> Option<f64> {
     Some(losses.sum::<f64>() / labels.len() as f64)
 }
 
-/// The probability that a random positive row has a larger margin than a random negative one, ties counting half.
+/// The probability that a random positive row has a larger margin than a random negative one; a tie
+/// counts half.
 ///
-/// Exact: pairs are counted in whole numbers. None also when one of the classes is missing.
+/// Exact: pairs are counted in integers. Also `None` if one of the classes is missing.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn auc(labels: &[i8], margins: &[f64]) -> Option<f64> {
     check(labels, margins)?;
-    let (mut positives, mut negatives, mut half_wins) = (0_u128, 0_u128, 0_u128);
+    let mut positives = 0_u128;
+    let mut negatives = 0_u128;
+    let mut half_wins = 0_u128;
     for (tied_positives, tied_negatives) in ties(labels, margins) {
         // Every positive so far has a larger margin than these negatives.
         half_wins += tied_negatives * (2 * positives + tied_positives);
@@ -36,17 +39,21 @@ pub fn auc(labels: &[i8], margins: &[f64]) -> Option<f64> {
     (pairs > 0).then(|| half_wins as f64 / (2 * pairs) as f64)
 }
 
-/// The area under the precision-recall curve as average precision: Σ (R_n - R_{n-1}) P_n over all distinct margins, largest first,
-/// where P_n is the share of positives among the rows with at least that margin and R_n the share of all positives they make.
+/// The area under the precision-recall curve as average precision: Σ (R_n - R_{n-1}) P_n over all
+/// distinct margins, largest first, where P_n is the share of positives among the rows with at
+/// least that margin and R_n is those positives' share of all positives.
 ///
-/// No line is drawn between the points, since precision between them is not linear in recall (Davis and Goadrich, ICML 2006).
-/// Rows with equal margins count together, whatever their order. None also when there are no positives.
+/// Points are not joined by lines, because precision between them is not linear in recall (Davis
+/// and Goadrich, ICML 2006). Rows with equal margins count together, whatever their order. Also
+/// `None` without positives.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn pr_auc(labels: &[i8], margins: &[f64]) -> Option<f64> {
     check(labels, margins)?;
-    let (mut positives, mut rows, mut sum) = (0, 0, 0.0);
+    let mut positives = 0;
+    let mut rows = 0;
+    let mut sum = 0.0;
     for (tied_positives, tied_negatives) in ties(labels, margins) {
         positives += tied_positives;
         rows += tied_positives + tied_negatives;
@@ -71,7 +78,7 @@ fn ties(labels: &[i8], margins: &[f64]) -> Vec<(u128, u128)> {
 /// The share of rows whose margin has the sign of the label; a margin of 0 predicts -1.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn accuracy(labels: &[i8], margins: &[f64]) -> Option<f64> {
     check(labels, margins)?;
     let right =
@@ -79,7 +86,7 @@ pub fn accuracy(labels: &[i8], margins: &[f64]) -> Option<f64> {
     Some(right.count() as f64 / labels.len() as f64)
 }
 
-/// None when there is nothing to measure.
+/// `None` if there is nothing to measure.
 fn check(labels: &[i8], margins: &[f64]) -> Option<()> {
     assert_eq!(labels.len(), margins.len(), "one margin a label");
     (!labels.is_empty() && !margins.iter().any(|margin| margin.is_nan())).then_some(())
@@ -110,7 +117,8 @@ mod tests {
         assert_eq!(auc(&[-1, 1, -1, 1], &[0.1, 0.35, 0.4, 0.8]), Some(0.75));
     }
 
-    /// By hand, and the first as scikit-learn's documentation of `average_precision_score` has it.
+    /// Computed by hand, and the first as in scikit-learn's documentation of
+    /// `average_precision_score`.
     #[test]
     fn pr_auc_of_known_orders() {
         let near = |labels: &[i8], margins: &[f64], expected: f64| {
@@ -120,7 +128,7 @@ mod tests {
         near(&[-1, -1, 1, 1], &[0.1, 0.4, 0.35, 0.8], 1.0 / 2.0 + 1.0 / 2.0 * 2.0 / 3.0);
         near(&[-1, -1, 1, 1], &[1.0, 2.0, 3.0, 4.0], 1.0);
         near(&[1, -1, -1, -1], &[1.0, 2.0, 3.0, 4.0], 1.0 / 4.0);
-        // All tied: whatever threshold is taken, precision is the share of positives.
+        // All tied: at any threshold, precision is the share of positives.
         near(&[1, -1, -1, 1, -1], &[5.0; 5], 2.0 / 5.0);
         // At 3: 1 positive of 1 row; down to 2: 3 of 4; to 0, which -0 ties with: 4 of 7.
         let labels = [1, 1, -1, 1, -1, 1, -1, -1];

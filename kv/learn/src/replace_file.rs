@@ -1,8 +1,10 @@
-//! Writes a file whole or not at all: beside its place first, then renamed into it. Not a log: nobody reads it half way.
+//! Writes a file whole or not at all: to a partial file beside it, which is then renamed. Not for
+//! logs: nobody can read it half way.
 //!
-//! Only a plain file is replaced, and keeps its mode. Whoever else may write to the folder can put
-//! a link or a pipe there: none is followed, and none is waited for. What a process leaves there
-//! that is killed while it writes is removed by the next one that writes the same file.
+//! Only a plain file is replaced, and its mode is kept. Others who may write to the folder can put
+//! a link or a pipe there: no link is followed, and no pipe is waited for. A process that is killed
+//! while it writes leaves its partial file behind; the next one that writes the same file removes
+//! it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, Permissions, TryLockError};
@@ -16,37 +18,37 @@ use crate::{Error, Result};
 
 const BUFFER_BYTES: usize = 1 << 18;
 
-/// How the names of files that are being written end.
+/// Suffix of partial files.
 const PARTIAL: &str = ".partial";
 
-/// Letters and digits before that, drawn for each file.
+/// Random letters and digits before the suffix.
 const DRAWN: usize = 12;
 
-/// Files that are begun, at most, while other processes take each for left behind.
+/// Most partial files to begin while other processes take each for left behind.
 const ATTEMPTS: usize = 8;
 
-/// What a new file may be used for, before the process's mask.
+/// Mode of a new file, before the process's mask.
 const MODE: u32 = 0o666;
 
 /// Writes `bytes` to `path`, whole or not at all.
 ///
 /// # Errors
-/// [`Error::Write`] and [`Error::NoFile`]; then the file is as it was.
+/// [`Error::Write`] and [`Error::NoFile`]; then the file is unchanged.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = Replacement::create(path)?;
     file.write(bytes)?;
     file.commit()
 }
 
-/// Whether `path` can be written, before the work that is to fill it.
+/// Checks that `path` can be written, before the work that will fill it.
 ///
 /// # Errors
-/// As [`replace`]; the file is as it was in any case.
+/// As [`replace`]; the file is unchanged in any case.
 pub fn check(path: &Path) -> Result<()> {
     Replacement::create(path).map(drop)
 }
 
-/// Opens a plain file to read it. A pipe is refused, not waited for, and a link is not followed.
+/// Opens a plain file for reading. A pipe is refused without waiting, and a link is not followed.
 pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = File::options().read(true).custom_flags(flags).open(path)?;
@@ -56,7 +58,8 @@ pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
     }
 }
 
-/// A file being written beside `destination`. Dropped without [`commit`](Self::commit), it leaves no trace.
+/// A file being written beside `destination`. Dropping it without [`commit`](Self::commit) leaves
+/// no trace.
 pub(crate) struct Replacement {
     destination: PathBuf,
     writer: BufWriter<NamedTempFile>,
@@ -82,7 +85,7 @@ impl Replacement {
         written.map_err(|source| Error::Write { path: self.destination.clone(), source })
     }
 
-    /// Puts what was written into place, where it is after a loss of power, too.
+    /// Moves the file into place, so that it survives a loss of power.
     pub(crate) fn commit(self) -> Result<()> {
         let Self { destination, writer } = self;
         let put = || -> io::Result<()> {
@@ -95,7 +98,7 @@ impl Replacement {
     }
 }
 
-/// The mode of what is replaced, if it is a plain file.
+/// The mode of an existing file, if it is a plain file.
 fn mode_of(path: &Path, found: &Metadata) -> Result<u32> {
     let kind = found.file_type();
     let what = match () {
@@ -113,8 +116,8 @@ fn folder_of(path: &Path) -> &Path {
     folder.unwrap_or(Path::new("."))
 }
 
-/// Creates the file beside `destination`, locked for as long as it is written. Its name is never used twice: who takes an
-/// older one for left behind does not remove this one.
+/// Creates the partial file beside `destination`, and locks it while it is written. Names are never
+/// reused: a process that takes an older one for left behind does not remove this one.
 fn create_partial(destination: &Path, mode: Option<u32>) -> io::Result<NamedTempFile> {
     let name = destination.file_name().ok_or(ErrorKind::InvalidInput)?;
     let folder = folder_of(destination);
@@ -143,8 +146,8 @@ fn create_partial(destination: &Path, mode: Option<u32>) -> io::Result<NamedTemp
     Err(io::Error::new(ErrorKind::WouldBlock, reason))
 }
 
-/// Makes a rename last. A folder that cannot be opened, or that its file system does not write by
-/// itself, is left alone.
+/// Makes a rename durable. Ignores a folder that cannot be opened, or that its file system does not
+/// sync separately.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     let Ok(folder) = File::open(folder) else { return Ok(()) };
     match folder.sync_all() {
@@ -153,22 +156,21 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes what processes that were ended while they wrote the file `name` have left beside it: the
-/// files nobody holds a lock
-/// on, as the system takes it back from whoever ends.
+/// Removes partial files of `name` left by killed processes: those that nobody locks, because the
+/// system releases the locks of a process that ends.
 fn remove_left_behind(folder: &Path, name: &OsStr) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let is_left = is_partial(&entry.file_name(), name)
             && open_plain(&entry.path()).is_ok_and(|file| file.try_lock().is_ok());
         if is_left {
-            // Tidying up is no reason to write nothing.
+            // A failed clean-up is no reason to write nothing.
             let _ = fs::remove_file(entry.path());
         }
     }
 }
 
-/// Whether a file beside `name` is called as [`create_partial`] calls its own.
+/// Whether a file has the name of one of [`create_partial`]'s for `name`.
 fn is_partial(beside: &OsStr, name: &OsStr) -> bool {
     let drawn = beside.as_encoded_bytes().strip_prefix(name.as_encoded_bytes());
     let drawn = drawn.and_then(|rest| rest.strip_prefix(b"."));
@@ -237,8 +239,8 @@ mod tests {
         assert_eq!(entries(&folder), others.len() + 1);
     }
 
-    /// A lock that others hold, pipes and links under the names of partial files: none is waited
-    /// for, followed or removed.
+    /// Locks of others, pipes and links under the names of partial files: no wait, no link
+    /// followed, nothing removed.
     #[test]
     fn what_others_put_beside_it_is_left_alone() {
         let folder = Folder::new("planted");

@@ -1,20 +1,21 @@
-//! Counting many keys in little memory, not quite exactly.
+//! Approximate counts of many keys in little memory.
 //!
-//! Cormode and Muthukrishnan, "An improved data stream summary: the count-min sketch", 2005, with all hash functions on one
-//! table, as in Li et al., OSDI 2014, section 5.3. Places come by double hashing (Kirsch and Mitzenmacher, 2006): the j-th is
-//! h(key) + j h'(key), modulo the size of the table.
+//! Cormode and Muthukrishnan, "An improved data stream summary: the count-min sketch", 2005, with
+//! all hash functions on one table, as in Li et al., OSDI 2014, section 5.3. Cells are found by
+//! double hashing (Kirsch and Mitzenmacher, 2006): the j-th is h(key) + j h'(key), modulo the size
+//! of the table.
 
 use std::collections::TryReserveError;
 
 use caravan_kv::filter::Draws;
 
-/// Where the two hash functions come from.
+/// Seed of the two hash functions.
 const SEED: u64 = 0;
 
-/// How often each key was counted, or more: never less, up to 255, where counts end.
+/// Counts of keys, never too small, up to 255, where they saturate.
 ///
-/// With n cells, k hash functions and N counted in all, a key is overestimated by more than e k N / n with a probability of
-/// at most e^-k. The order in which keys are counted makes no difference.
+/// With n cells, k hash functions and a total count N, a key is overestimated by more than e k N /
+/// n with a probability of at most e^-k. The order of counting makes no difference.
 ///
 /// ```
 /// let mut sketch = caravan_learn::sketch::CountMin::new(64, 2)?;
@@ -30,10 +31,10 @@ pub struct CountMin {
 }
 
 impl CountMin {
-    /// A sketch of `cells` bytes, at least one, with so many hash functions, at least one.
+    /// A sketch of `cells` bytes with `hashes` hash functions, at least one of each.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// If there is no memory for it.
     pub fn new(cells: usize, hashes: u8) -> Result<Self, TryReserveError> {
         let mut memory = Vec::new();
         memory.try_reserve_exact(cells.max(1))?;
@@ -42,21 +43,21 @@ impl CountMin {
         Ok(CountMin { cells: memory, hashes: hashes.max(1), draws })
     }
 
-    /// Cells for what `workers` workers count, of whom the one with most has so many keys, where one finds many of the others'
-    /// keys again: `ratio` W / ln(W + 1) times its number.
+    /// Cells for the counts of `workers` workers, of which none has more than `keys` keys, if
+    /// workers share many of them: `ratio` W / ln(W + 1) times `keys`.
     pub fn cells_for(workers: usize, keys: u64, ratio: f64) -> f64 {
         let workers = workers as f64;
         ratio * workers / workers.ln_1p() * keys as f64
     }
 
-    /// Counts `key` so many times.
+    /// Adds `count` to the count of `key`.
     pub fn add(&mut self, key: u64, count: u8) {
         for at in self.places(key) {
             self.cells[at] = self.cells[at].saturating_add(count);
         }
     }
 
-    /// How often `key` was counted, at most.
+    /// The count of `key`, or more.
     pub fn estimate(&self, key: u64) -> u8 {
         self.places(key).map(|at| self.cells[at]).min().unwrap_or(0)
     }
@@ -104,7 +105,7 @@ mod tests {
         }
     }
 
-    /// Keys by a power law, of which most come once: those overestimated by more than the bound are as few as it says.
+    /// Keys by a power law, most of which occur once: no more keys exceed the bound than it allows.
     #[test]
     fn few_are_overestimated_by_much() {
         let keys = 20_000_u64;

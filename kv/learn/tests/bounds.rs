@@ -1,6 +1,7 @@
-//! Goal: nothing that a peer says makes a server thread take more than `CARAVAN_MEMORY`, whatever a short message asks for.
-//! Method: a server thread with 64 MiB and a peer that sends what it likes, in a process by itself; the peak of its resident memory is
-//! read beside what the server answers.
+//! Goal: no message makes a server thread take more than `CARAVAN_MEMORY`, however much a short one
+//! asks for.
+//! Method: a server thread with 64 MiB and a peer that sends anything, in a process of their own;
+//! the peak of its resident memory is compared with the server's answers.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
@@ -18,10 +19,10 @@ use serde_json::json;
 
 const MIB: usize = 1 << 20;
 
-/// What a server thread may take.
+/// Memory of the server thread.
 const MEMORY: usize = 64 * MIB;
 
-/// What the attacker takes for its own messages, and the process for threads and freed blocks.
+/// Further memory: the attacker's messages, threads and freed blocks.
 const BESIDES: usize = 32 * MIB;
 
 const PUSH: u8 = 1;
@@ -35,12 +36,12 @@ fn endpoint(node: u32) -> Endpoint {
     Endpoint::new(open(Van::Tcp, &config).unwrap(), node, config.credits)
 }
 
-/// A server thread, and a lane to it on which anything can be said.
+/// A server thread, and a lane to it for arbitrary messages.
 struct Attack {
     endpoint: Endpoint,
     peer: PeerId,
     timestamp: u64,
-    /// Resident bytes of the process before.
+    /// Resident bytes of the process at the start.
     before: usize,
     stop: Arc<AtomicBool>,
     server: Option<JoinHandle<()>>,
@@ -48,7 +49,7 @@ struct Attack {
 
 impl Attack {
     fn begin() -> Attack {
-        std::fs::write("/proc/self/clear_refs", "5").unwrap(); // the peak begins anew
+        std::fs::write("/proc/self/clear_refs", "5").unwrap(); // resets the peak
         let before = resident_peak();
         let (say, hear) = std::sync::mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
@@ -69,7 +70,7 @@ impl Attack {
         Attack { endpoint, peer, timestamp: 0, before, stop, server: Some(server) }
     }
 
-    /// What the server answers: nothing, or why it refuses.
+    /// Sends a request; returns the server's answer: nothing, or why it refuses.
     fn ask(&mut self, draft: Draft<'_>) -> Result<(), String> {
         self.timestamp += 1;
         let draft = Draft { timestamp: self.timestamp, ..draft };
@@ -100,8 +101,8 @@ impl Attack {
         self.ask(Draft { op: PUSH, table, keys, values: Values::Copied(values), ..request() })
     }
 
-    /// Goes on with what `step` does until it is refused, and a few times more: the server must have stayed within its memory, and
-    /// say so.
+    /// Repeats `step` until it is refused, and a few times more: the server must have stayed within
+    /// its memory, and say so.
     fn until_refused(
         mut self,
         what: &str,
@@ -121,7 +122,7 @@ impl Attack {
         panic!("{what}: never refused");
     }
 
-    /// The server is still there, and has not taken too much.
+    /// Checks that the server still works, and has not taken too much.
     fn end(mut self, what: &str) {
         let taken = resident_peak().saturating_sub(self.before);
         assert!(taken < MEMORY + BESIDES, "{what}: {taken} bytes");
@@ -151,7 +152,7 @@ fn resident_peak() -> usize {
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// A table of DBPG: any of its shards.
+/// A table of any of DBPG's shards.
 fn shard(id: u32, handle: &str, value: ValueType, width: u32) -> TableSpec {
     TableSpec::new(id, "t", value, width).handle(handle)
 }
@@ -170,7 +171,7 @@ fn keys(from: u64, count: u64, step: u64) -> Vec<u64> {
     (0..count).map(|n| from + n * step).collect()
 }
 
-/// One by one: the process's memory is that of all.
+/// One after the other, because they share the process's memory.
 #[test]
 fn nothing_that_a_peer_says_takes_more_than_there_is() {
     a_sketch_or_a_dense_table();
@@ -206,7 +207,7 @@ fn tables_and_their_options() {
         attack.create(&TableSpec::new(number as u32, "t", ValueType::F32, 1).options(options))
     });
     Attack::begin().until_refused("options", |attack, number| {
-        // What reads it takes some hundred bytes for each of these seven.
+        // Parsing takes hundreds of bytes for each of these seven.
         let options = format!("[{}0]", r#"{"":0},"#.repeat(300_000));
         let text = serde_json::to_string(&TableSpec::new(number as u32, "t", ValueType::F32, 1));
         attack.create_by(&text.unwrap().replace("null", &options))
@@ -226,7 +227,7 @@ fn rows_and_their_keys() {
             attack.ask(Draft { op: PUSH, table: 1, keys: &keys, lengths, values, ..request() })
         });
     }
-    // Each table keeps room to find as many rows as it has been asked for.
+    // Each table keeps room to find as many rows as any request had.
     Attack::begin().until_refused("room to find rows", |attack, number| {
         let table = number as u32;
         attack.create(&TableSpec::new(table, "t", ValueType::U8, 1))?;
@@ -235,7 +236,7 @@ fn rows_and_their_keys() {
     });
 }
 
-/// Lists that a lane names give way to each other, so none is refused.
+/// A lane's lists evict each other, so none is refused.
 fn lists_of_keys() {
     let mut attack = Attack::begin();
     attack.create(&TableSpec::new(1, "t", ValueType::U8, 1)).unwrap();

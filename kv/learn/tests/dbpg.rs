@@ -1,5 +1,6 @@
-//! Goal: DBPG on a cluster is the method, not something like it: pass by pass what the single-threaded reference does.
-//! Method: an embedded cluster of threads over real sockets, against `dbpg::reference` and the published figures.
+//! Goal: DBPG on a cluster does exactly what the single-threaded reference does, pass by pass.
+//! Method: an embedded cluster of threads over real sockets, against `dbpg::reference` and the
+//! published figures.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/jobs.rs"]
@@ -18,7 +19,7 @@ use caravan_learn::dbpg::{self, Filters, Job, Progress, Trained};
 use caravan_learn::replace_file::replace;
 use jobs::{published, reference};
 
-/// The example set as a file. It is written once, and whole: other tests may be reading it.
+/// The example set as a file, written once and whole, because other tests may be reading it.
 fn example_file() -> PathBuf {
     static WRITTEN: OnceLock<PathBuf> = OnceLock::new();
     let write = || {
@@ -107,8 +108,8 @@ fn the_shape_of_the_cluster_changes_nothing() {
     }
 }
 
-/// With one request at a time on a lane blocks go one behind the other, and servers that ask for keys they do not know still
-/// get them.
+/// With one request at a time on a lane, blocks follow each other, and servers that ask for unknown
+/// keys still get them.
 #[test]
 fn any_documented_number_of_credits_gives_the_same_model() {
     let filters = Filters { screen: false, .."key-cache".parse().unwrap() };
@@ -176,7 +177,8 @@ fn any_freshness_reaches_the_optimum() {
     }
 }
 
-/// The published grid has no answer within 300 passes for these; a delay that adapts itself finds the optimum.
+/// The published grid has no result within 300 passes for these; an adapting delay finds the
+/// optimum.
 #[test]
 fn a_delay_that_diverges_is_halved_until_it_does_not() {
     for (blocks, delay) in [(6, 8), (6, 4), (12, 8)] {
@@ -203,7 +205,7 @@ fn a_delay_that_diverges_is_halved_until_it_does_not() {
     }
 }
 
-/// With safe steps and the timing of a real cluster, on as few blocks as there can be.
+/// With safe steps and the timing of a real cluster, on as few blocks as possible.
 #[test]
 fn an_adapting_delay_reaches_the_optimum() {
     for delay in [1, 5, 100] {
@@ -221,7 +223,7 @@ fn an_adapting_delay_reaches_the_optimum() {
     }
 }
 
-/// Rounds over prior groups are passes without filter and delay over their blocks.
+/// Rounds over prior groups are passes over their blocks without filter and delay.
 #[test]
 fn prior_groups_are_visited_before_the_first_pass() {
     let example = Example::new();
@@ -255,7 +257,8 @@ fn a_polish_saves_passes_and_changes_no_answer() {
     }
 }
 
-/// With delay 0 nothing depends on who is faster: the sum of two workers' pushes has no order, either.
+/// With delay 0 nothing depends on timing: the sum of two workers' pushes does not depend on their
+/// order.
 #[test]
 fn every_van_trains_the_same_model_to_the_bit() {
     for (servers, workers) in [(1, 1), (3, 2)] {

@@ -1,5 +1,6 @@
-//! Goal: filters take most of the bytes of a training run, and nothing of its result.
-//! Method: a small click set, trained with none and with all of them on an embedded cluster over sockets, whose transport counts bytes.
+//! Goal: filters save most of the bytes of a training run, and change nothing in its result.
+//! Method: a small click set, trained without filters and with all of them on an embedded cluster
+//! over sockets, whose transport counts bytes.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "../../tests/support/vans.rs"]
@@ -23,7 +24,7 @@ fn data(test: &str, rows: u64) -> PathBuf {
     out.with_extension("train")
 }
 
-/// On sockets, where all that is sent is counted: in shared memory long values are read where they lie.
+/// On sockets, where all traffic is counted: in shared memory long values are read in place.
 fn train(file: &Path, list: &str, change: impl FnOnce(&mut Job)) -> Trained {
     let config = ClusterConfig { servers: 2, workers: 2, threads: 1, node: vans::node(Van::Tcp) };
     let launch = Launch::Threads(dbpg::handles(Handles::default()), dbpg::apps(Apps::default()));
@@ -70,7 +71,8 @@ fn all_filters_leave_a_tenth_of_the_bytes_and_all_of_the_objective() {
             }
         }
     }
-    // Without a polish passes alone lead there, by gradients that are rounded first; a delay of any kind changes nothing.
+    // Without a polish, passes alone must reach the optimum, with rounded gradients at first; a
+    // delay changes nothing.
     let plain = train(&file, "all,quantize=1", |job| {
         (job.newton, job.delay, job.epsilon) = (None, 2, 1e-8);
     });
@@ -79,7 +81,7 @@ fn all_filters_leave_a_tenth_of_the_bytes_and_all_of_the_objective() {
     std::fs::remove_file(file).unwrap();
 }
 
-/// What loses something is off in the end: the same optimum, whatever was left out on the way there.
+/// Lossy filters are off at the end: the same optimum, whatever was omitted before.
 #[test]
 fn what_is_skipped_or_not_significant_moves_no_optimum() {
     let file = data("lossy", 4_000);
@@ -107,7 +109,7 @@ fn what_is_skipped_or_not_significant_moves_no_optimum() {
     std::fs::remove_file(file).unwrap();
 }
 
-/// Now and then a pass skips everything, and so changes nothing: which is no reason to end.
+/// Now and then a pass skips everything, and so changes nothing; that must not end the run.
 #[test]
 fn no_run_ends_with_a_pass_that_left_something_out() {
     let file = std::env::temp_dir().join(format!("caravan-skips-{}.train", std::process::id()));
@@ -122,7 +124,7 @@ fn no_run_ends_with_a_pass_that_left_something_out() {
     std::fs::remove_file(file).unwrap();
 }
 
-/// The rows of a file without the features that so many of them have, or fewer.
+/// The rows of a file without the features that at most `frequency` of them have.
 fn without_tail(file: &Path, frequency: u8) -> PathBuf {
     let text = std::fs::read_to_string(file).unwrap();
     let mut counts: HashMap<&str, usize> = HashMap::new();
@@ -142,13 +144,14 @@ fn rare_features_are_dropped_as_if_they_had_never_been() {
     let with = |tail| move |job: &mut Job| job.tail = Some(tail);
     let all = train(&file, "screen,kkt", |_| {});
     assert_eq!(all.columns[1], 0);
-    // Features of no more than lambda rows are 0 in every solution.
+    // Features of at most lambda rows are 0 in every solution.
     let rare = train(&file, "screen,kkt", with(Tail::new(9)));
     assert!((rare.objective / all.objective - 1.0).abs() < 1e-8, "{rare:?}");
     assert!(rare.columns[1] > rare.columns[0] / 2, "most are rare: {:?}", rare.columns);
     let row = row(&rare, "tail");
     assert!(row.worker_bytes_in > 2 * row.worker_bytes_out, "{row:?}");
-    // With room enough nothing is counted too often, and the features left are those that the file has without the others.
+    // With enough cells no count is too large, and the remaining features are exactly those of the
+    // reduced file.
     let exactly = Tail { hashes: 4, ratio: 100.0, ..Tail::new(100) };
     let few = train(&file, "all", with(exactly));
     let cut = without_tail(&file, 100);
@@ -157,7 +160,7 @@ fn rare_features_are_dropped_as_if_they_had_never_been() {
     assert_eq!(few.columns[0] - few.columns[1], expected.columns[0]);
     let rise = few.objective / all.objective - 1.0;
     assert!(rise > 1e-6, "features that count are gone as well: {rise}");
-    // With hardly any room, features are counted too often but never too rarely.
+    // With very few cells, features are counted too often but never too rarely.
     let rough = train(&file, "all,key-cache", with(Tail { ratio: 1e-6, ..exactly }));
     assert!(rough.columns[1] <= few.columns[1], "{:?} and {:?}", rough.columns, few.columns);
     assert!(rough.objective <= few.objective * (1.0 + 1e-9), "{rough:?}");

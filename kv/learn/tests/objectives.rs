@@ -1,7 +1,7 @@
-//! Goal: every variant of the objective is minimised, by all parts of the method: an elastic net, an intercept, weights of rows, a
-//! path of λ, a start elsewhere than at 0.
-//! Method: clusters of threads against the single-threaded reference pass by pass, and against the optimality conditions, which
-//! are computed here from the rows themselves.
+//! Goal: every variant of the objective is minimised, by all parts of the method: an elastic net,
+//! an intercept, row weights, a path of λ, a start other than 0.
+//! Method: clusters of threads against the single-threaded reference pass by pass, and against the
+//! optimality conditions, computed here from the rows themselves.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -38,7 +38,7 @@ fn train(servers: usize, workers: usize, job: &Job) -> Trained {
     trained
 }
 
-/// The example set as a file of its own for each test.
+/// The example set as a separate file for each test.
 fn example_file(test: &str) -> PathBuf {
     let name = format!("caravan-objectives-{test}-{}.train", std::process::id());
     let path = std::env::temp_dir().join(name);
@@ -56,7 +56,7 @@ fn examples(file: &Path) -> Examples {
     data::read(&[file.to_path_buf()], data::Shard::ALL, 1.try_into().unwrap()).unwrap()
 }
 
-/// How far a model is from the optimality conditions, and F there: from the rows, without anything of the method.
+/// How far a model is from the optimality conditions, and F there, computed from the rows alone.
 fn residual(examples: &Examples, job: &Job, lambda: f64, model: &Model) -> (f64, f64) {
     let mut gradient = std::collections::BTreeMap::<u64, f64>::new();
     let (mut objective, mut pull_of_all) = (0.0, 0.0);
@@ -84,7 +84,7 @@ fn residual(examples: &Examples, job: &Job, lambda: f64, model: &Model) -> (f64,
     (worst, objective + model.iter().map(|(_, weight)| penalty(weight)).sum::<f64>())
 }
 
-/// Rows in Criteo's format, whose fields hold few values each.
+/// Rows in Criteo's format, whose fields have few values each.
 fn fields_file() -> PathBuf {
     let row = |n: u64| {
         let field = |field: u64| match n.wrapping_mul(2 * field + 1) >> 2 & 7 {
@@ -116,7 +116,7 @@ fn fields_that_are_a_block_each_have_the_optimum_of_the_others() {
         let other = train(servers, workers, &Job { group_bits: 0, ..job });
         assert!((other.objective - trained.objective).abs() < 1e-8 * objective);
     }
-    // More groups than there are keys, and nothing left of them.
+    // More groups than keys, and nothing left of them.
     let job = Job { group_bits: 16, ..job(&file, 1e6, VARIANTS[2]) };
     assert_eq!(train(1, 2, &job).model.iter().count(), 0);
     std::fs::remove_file(file).unwrap();
@@ -129,7 +129,7 @@ fn every_variant_meets_its_optimality_conditions() {
     for variant in VARIANTS {
         for (lambda, newton) in [(1.0, true), (4.0, true), (1.0, false), (0.0, true)] {
             if lambda == 0.0 && variant.0 == 0.0 {
-                continue; // separable or nearly: no minimum to speak of
+                continue; // separable or nearly so: no useful minimum
             }
             let mut job = job(&file, lambda, variant);
             job.newton = job.newton.filter(|_| newton);
@@ -144,7 +144,8 @@ fn every_variant_meets_its_optimality_conditions() {
     }
 }
 
-/// The example with weights of rows, and with a column of ones after the others if there is an intercept.
+/// The example with row weights, and with a column of ones after the others if there is an
+/// intercept.
 fn with_reference(variant: (f64, bool, f64), servers: usize, workers: usize, file: &Path) {
     let (l2, intercept, positive_weight) = variant;
     let example = Example::new();
@@ -287,7 +288,7 @@ fn a_warm_start_goes_on_where_another_run_has_ended() {
     }
 }
 
-/// A weight that the data knows nothing of would be penalised for nothing.
+/// A weight whose key is not in the data would be penalised for nothing.
 #[test]
 fn weights_of_unknown_keys_are_left_out_and_counted() {
     let file = example_file("unknown");

@@ -1,7 +1,9 @@
 //! Goal: DBPG reaches the known optimum of every reference set, whatever the shape of the cluster.
-//! Method: defaults, clusters of threads over TCP, against optima that another solver found and proved.
+//! Method: defaults, clusters of threads over TCP, against optima that another solver found and
+//! proved.
 //!
-//! The sets lie in `CARAVAN_DATA`, or in `shared/data` beside the workspace; without them these tests skip.
+//! The sets are in `CARAVAN_DATA`, or in `shared/data` beside the workspace; without them these
+//! tests skip.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -47,12 +49,12 @@ fn train(folder: &Path, optimum: &Optimum, (servers, workers): (usize, usize)) -
     trained
 }
 
-/// Weights that the table counts.
+/// Weights as the table counts them.
 fn nonzeros(trained: &Trained) -> usize {
     trained.model.iter().filter(|(_, weight)| weight.abs() > 1e-9).count()
 }
 
-/// Trains with the defaults on a cluster of that shape and holds the result against the table.
+/// Trains with the defaults on a cluster of this shape and compares the result with the table.
 fn check(folder: &Path, optimum: &Optimum, shape: (usize, usize)) -> Trained {
     let Optimum { set, lambda, objective, .. } = optimum;
     let trained = train(folder, optimum, shape);
@@ -67,8 +69,8 @@ fn check(folder: &Path, optimum: &Optimum, shape: (usize, usize)) -> Trained {
     );
     assert!(trained.converged, "{optimum:?} {shape:?}: {} passes", trained.passes);
     assert!((-1e-9..=1e-6).contains(&gap), "{optimum:?} {shape:?}: {gap:e}");
-    // Of several optima ours is the central one, which has the most weights; the table has some optimum, of two lambdas one
-    // with far fewer.
+    // Of several optima, ours is the central one, which has the most weights; the table has any
+    // optimum, for two lambdas one with far fewer.
     let (found, expected) = (nonzeros(&trained), optimum.nonzeros);
     let near = found.abs_diff(expected) <= (expected / 50).max(1);
     let several = match (&set[..], *lambda) {

@@ -1,6 +1,7 @@
-//! Goal: the reader sees in the real data sets exactly what their reference table says is there.
+//! Goal: the reader finds in the real data sets exactly what their reference table says.
 //!
-//! The sets lie in `CARAVAN_DATA`, or in `shared/data` beside the workspace; without them these tests skip.
+//! The sets are in `CARAVAN_DATA`, or in `shared/data` beside the workspace; without them these
+//! tests skip.
 
 mod support;
 
@@ -11,9 +12,9 @@ use std::path::{Path, PathBuf};
 use caravan_learn::data::{self, Shard};
 use support::data_folder;
 
-/// The name, rows, columns and nonzeros of each set in the table that has a file.
+/// Name, rows, columns and nonzeros of each set in the table that has a file.
 ///
-/// These columns are key numbers up to the largest of the training and test part, used or not.
+/// Columns are key numbers up to the largest of the training and test part, used or not.
 fn table(folder: &Path) -> Vec<(String, [u64; 3])> {
     let text = std::fs::read_to_string(folder.join("optima.csv")).expect("it was seen to exist");
     let rows = text.lines().skip(1).map(|line| line.split(',').collect::<Vec<_>>());
@@ -63,7 +64,7 @@ fn small_sets_have_the_size_in_the_table() {
     check(|rows| rows < 20_000);
 }
 
-/// Some 30 s without optimisation; run it with `--release -- --ignored`.
+/// Slow without optimisation; run it with `--release -- --ignored`.
 #[test]
 #[ignore = "large"]
 fn large_sets_have_the_size_in_the_table() {

@@ -1,5 +1,7 @@
-//! Goal: DBPG on a simulated cluster is the method, takes the time that the model says, and is the same for the same seed.
-//! Method: the real driver, workers and servers as nodes of a simulated network, against `dbpg::reference`.
+//! Goal: DBPG on a simulated cluster does what the reference does, takes the time of the model, and
+//! is the same for the same seed.
+//! Method: the real driver, workers and servers as nodes of a simulated network, against
+//! `dbpg::reference`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/jobs.rs"]
@@ -24,7 +26,7 @@ fn example_file(name: &str) -> PathBuf {
     path
 }
 
-/// The passes of a run on 2 servers and 3 workers, and the fingerprint of all that happened.
+/// The passes of a run on 2 servers and 3 workers, and the fingerprint of all events.
 fn train(seed: u64, job: &Job) -> (Vec<Progress>, u64) {
     let hosts = Hosts {
         card_bytes_per_second: NonZeroU64::new(1_250_000_000),
@@ -61,7 +63,7 @@ fn it_follows_the_reference_pass_by_pass() {
     std::fs::remove_file(&job.files[0]).unwrap();
 }
 
-/// With a delay the order of arrivals shows in the numbers, and with a polish much more is said between nodes.
+/// With a delay the order of arrivals changes the numbers, and a polish adds many messages.
 #[test]
 fn the_same_seed_is_the_same_run() {
     let plain = Job { delay: 2, ..published(example_file("seed"), 6) };

@@ -8,7 +8,7 @@
 //! | stage | omits | lossy | file |
 //! |---|---|---|---|
 //! | `skip` | rows, at random; the others are scaled up | yes | `skip.rs` |
-//! | `significant` | rows with small changes, which join the next push | no, delayed | `significant.rs` |
+//! | `significant` | small changes, which join the next push | no, delayed | `significant.rs` |
 //! | `mask` `<` | numbers of values: a bit a row says whether it has any | no | `bits.rs` |
 //! | `zero` `<` | values that are 0, for a bit each | no | `zero.rs` |
 //! | `narrow` `<` | half of each f64, if all are f32 | no | `narrow.rs` |

@@ -1,22 +1,25 @@
-//! Ascending numbers in few bits, each of them reachable at once.
+//! Ascending numbers in few bits, with random access.
 //!
-//! Keys of columns and the places where these begin take 8 bytes each as they are: more than the entries of a rare feature,
-//! and most features are rare. Here 64 of them make a frame, which holds the first and what each is above it, all in as many
-//! bits as the last takes (frame of reference: Goldstein, Ramakrishnan and Shaft, ICDE 1998). That is one byte or two where they
-//! lie near each other, and never more than 8 and a quarter.
+//! Keys of columns and the positions where they begin take 8 bytes each uncompressed: more than the
+//! entries of a rare feature, and most features are rare. Here 64 numbers make a frame, which
+//! stores the first and the others' differences from it, all in as many bits as the last difference
+//! needs (frame of reference: Goldstein, Ramakrishnan and Shaft, ICDE 1998). That is one byte or
+//! two for close numbers, and never more than 8 and a quarter.
 
 use std::ops::Range;
 
-/// Numbers of a frame: as many as bits of a word, so that a frame takes as many words as each of its numbers takes bits.
+/// Numbers of a frame: as many as bits of a word, so that a frame has as many words as each
+/// difference has bits.
 const FRAME: usize = u64::BITS as usize;
 
-/// Numbers in ascending order, some maybe equal.
+/// Numbers in ascending order, possibly with repetitions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ascending {
     len: usize,
-    /// And one more, for where the last one ends; none at all for no numbers.
+    /// Also one after the last, for its end; empty without numbers.
     frames: Vec<Frame>,
-    /// What numbers are above the first of their frame; two more words, so that two can be read anywhere.
+    /// Differences from the first number of each frame, and two more words, so that two words can
+    /// be read anywhere.
     words: Vec<u64>,
 }
 
@@ -28,20 +31,20 @@ struct Frame {
 }
 
 impl Ascending {
-    /// How many there are.
+    /// How many numbers there are.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no numbers.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Number `at`, from 0.
+    /// Number `at`, counted from 0.
     ///
     /// # Panics
-    /// When there are too few.
+    /// If there are too few.
     pub fn get(&self, at: usize) -> u64 {
         assert!(at < self.len, "there is no number {at} among {}", self.len);
         let [frame, next] = [self.frames[at / FRAME], self.frames[at / FRAME + 1]];
@@ -53,27 +56,28 @@ impl Ascending {
         frame.first + ((both >> (bit % FRAME)) as u64 & mask)
     }
 
-    /// Those numbered `range`.
+    /// The numbers `range`.
     ///
     /// # Panics
-    /// When there are too few.
+    /// If there are too few.
     pub fn range(&self, range: Range<usize>) -> impl DoubleEndedIterator<Item = u64> + '_ {
         range.map(|at| self.get(at))
     }
 
-    /// All of them.
+    /// All numbers.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = u64> + '_ {
         self.range(0..self.len)
     }
 
-    /// How many are below `number`.
+    /// How many numbers are below `number`.
     pub fn below(&self, number: u64) -> usize {
         let frames = &self.frames[..self.len.div_ceil(FRAME)];
         let Some(frame) = frames.partition_point(|frame| frame.first < number).checked_sub(1)
         else {
             return 0;
         };
-        let (mut begin, mut end) = (frame * FRAME + 1, self.len.min((frame + 1) * FRAME));
+        let mut begin = frame * FRAME + 1;
+        let mut end = self.len.min((frame + 1) * FRAME);
         while begin < end {
             let middle = begin.midpoint(end);
             if self.get(middle) < number {
@@ -85,25 +89,27 @@ impl Ascending {
         begin
     }
 
-    /// Where `number` is, if it is here.
+    /// The index of `number`, if it is here.
     pub fn find(&self, number: u64) -> Option<usize> {
         Some(self.below(number)).filter(|&at| at < self.len && self.get(at) == number)
     }
 
-    /// Bytes that they take.
+    /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         size_of_val(&self.frames[..]) + size_of_val(&self.words[..])
     }
 
-    /// Appends up to [`FRAME`] numbers; all frames before are full.
+    /// Appends up to [`FRAME`] numbers; all earlier frames must be full.
     fn push_frame(&mut self, numbers: &[u64]) {
-        let (first, last) = (numbers[0], numbers[numbers.len() - 1]);
+        let first = numbers[0];
+        let last = numbers[numbers.len() - 1];
         assert!(numbers.is_sorted(), "numbers ascend");
         let width = (u64::BITS - (last - first).leading_zeros()) as usize;
         let begin = self.words.len();
         self.words.resize(begin + width, 0);
         for (at, number) in numbers.iter().enumerate().filter(|_| width > 0) {
-            let (word, shift) = (begin + at * width / FRAME, at * width % FRAME);
+            let word = begin + at * width / FRAME;
+            let shift = at * width % FRAME;
             let both = u128::from(number - first) << shift;
             self.words[word] |= both as u64;
             if shift + width > FRAME {
@@ -117,9 +123,10 @@ impl Ascending {
 
 impl FromIterator<u64> for Ascending {
     /// # Panics
-    /// When a number is below the one before it.
+    /// If a number is below the one before it.
     fn from_iter<I: IntoIterator<Item = u64>>(numbers: I) -> Self {
-        let (mut list, mut frame) = (Self::default(), Vec::with_capacity(FRAME));
+        let mut list = Self::default();
+        let mut frame = Vec::with_capacity(FRAME);
         let mut numbers = numbers.into_iter().fuse();
         let mut last = 0;
         loop {
@@ -146,7 +153,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// From all equal to as far apart as can be, with and without a full last frame.
+        /// From all equal to as far apart as possible, with and without a full last frame.
         #[test]
         fn is_as_good_as_a_plain_list(
             mut plain in prop::collection::vec(any::<u64>(), 0..300),

@@ -1,15 +1,15 @@
-//! Numbers by key. Keys that are about as dense as the entries are many are looked up in a plain array, others in a hash table.
+//! Values by key, in an array if the keys are about as dense as the entries, else in a hash table.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Keys up to so many times the number of entries are looked up in an array.
+/// Keys up to this multiple of the number of entries use an array.
 const ARRAY_PER_ENTRY: u64 = 1;
 
-/// Keys up to this one are in any case.
+/// Keys up to this one always use an array.
 const ARRAY_MIN: u64 = 1 << 16;
 
-/// A number or two for each key of some rows; [`Default`] for those that have none yet.
+/// A small value for each key of some rows; [`Default`] for keys without one.
 #[derive(Debug)]
 pub(crate) enum ByKey<T> {
     Array(Vec<T>),
@@ -24,7 +24,7 @@ impl<T> Default for ByKey<T> {
 }
 
 impl<T: Copy + Default> ByKey<T> {
-    /// For keys within `range`, of so many entries.
+    /// For keys within `range`, of `nonzeros` entries.
     pub(crate) fn new(range: Option<(u64, u64)>, nonzeros: usize) -> Self {
         let last = range.map_or(0, |(_, last)| last);
         if last <= ARRAY_MIN.max(ARRAY_PER_ENTRY * nonzeros as u64) {
@@ -34,7 +34,7 @@ impl<T: Copy + Default> ByKey<T> {
         }
     }
 
-    /// That of `key`, which lies within the range.
+    /// The value of `key`, which lies within the range.
     pub(crate) fn entry(&mut self, key: u64) -> &mut T {
         match self {
             Self::Array(of) => &mut of[key as usize],
@@ -42,7 +42,7 @@ impl<T: Copy + Default> ByKey<T> {
         }
     }
 
-    /// That of any key.
+    /// The value of any key.
     pub(crate) fn get(&self, key: u64) -> T {
         let found = match self {
             Self::Array(of) => usize::try_from(key).ok().and_then(|key| of.get(key)),
@@ -51,7 +51,7 @@ impl<T: Copy + Default> ByKey<T> {
         found.copied().unwrap_or_default()
     }
 
-    /// How many there are of which `wanted` holds.
+    /// How many values satisfy `wanted`.
     pub(crate) fn count(&self, wanted: impl Fn(T) -> bool) -> usize {
         match self {
             Self::Array(of) => of.iter().filter(|of| wanted(**of)).count(),
@@ -59,7 +59,7 @@ impl<T: Copy + Default> ByKey<T> {
         }
     }
 
-    /// The keys of which `wanted` holds, sorted, with what they have.
+    /// The sorted keys whose values satisfy `wanted`, with those values.
     pub(crate) fn sorted(&self, wanted: impl Fn(T) -> bool) -> Vec<(u64, T)> {
         match self {
             Self::Array(of) => {
@@ -76,7 +76,8 @@ impl<T: Copy + Default> ByKey<T> {
     }
 }
 
-/// A fast hash of one `u64`: a 128-bit product folded. Seeded at random, so that no file can be made to collide.
+/// A fast hash of one `u64`: a folded 128-bit product. The seed is random, so that no file can be
+/// made to collide.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyHash {
     seed: u64,

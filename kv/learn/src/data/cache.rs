@@ -1,15 +1,16 @@
 //! A worker's packed rows as arrays on disk, so that later runs parse no text.
 //!
-//! A folder holds one file for each list of text files and shard. It is valid for exactly these: their paths, lengths and
-//! times of change, the shard, and [`VERSION`]. What does not fit, or is damaged, is said in one line of the log, and made
-//! again from the text. Files are written whole or not at all.
+//! A folder holds one file for each list of text files and shard. It is valid only for their paths,
+//! lengths and modification times, the shard, and [`VERSION`]. A stale or damaged file is logged
+//! and made again from the text. Files are written whole or not at all.
 //!
-//! Arrays are read straight into the memory that training uses, not mapped: that memory goes back when columns have been made
-//! of them, and a mapping is at the mercy of whoever writes to the file meanwhile.
+//! Arrays are read into the memory that training uses, not mapped: that memory is freed once
+//! columns are built, and a mapping would depend on other writers of the file.
 //!
 //! ```text
-//! 8 bytes magic | u64 order: 1, as this machine writes it | u64 version | u64 bytes of the identity
-//! u64 rows | u64 nonzeros | u64 bytes of deltas | u64 1 if there are values | u64 smallest key | u64 largest key
+//! 8 bytes magic | u64 order: 1, as this machine writes it | u64 version | u64 bytes of identity
+//! u64 rows | u64 nonzeros | u64 bytes of deltas | u64 1 if there are values
+//! u64 smallest key | u64 largest key
 //! identity | lengths u32 | deltas u8 | values f64 | labels i8 | CRC32C of all that, u32
 //! ```
 
@@ -27,17 +28,20 @@ use crate::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"caravanC";
 
-/// Of the layout, of keys, and of what counts as a value: one more when any of them changes.
+/// Version of the layout, of keys, and of what counts as a value; incremented when any of them
+/// changes.
 const VERSION: u64 = 2;
 
 /// Numbers after the magic.
 const HEAD: usize = 9;
 const CHECKSUM_BYTES: usize = 4;
 
-/// What the cache in `folder` holds for these files, or else what `make` reads, which is then kept there.
+/// Returns the cached rows of these files from `folder`, or else those that `make` reads, which are
+/// then cached.
 ///
 /// # Errors
-/// Those of `make`; [`Error::Read`] when a text file cannot be looked at. That the cache cannot be read or written is logged.
+/// Those of `make`; [`Error::Read`] if a text file cannot be examined. A failure to read or write
+/// the cache is only logged.
 pub(super) fn read_or_make(
     folder: &Path,
     paths: &[PathBuf],
@@ -61,7 +65,7 @@ pub(super) fn read_or_make(
     Ok(data)
 }
 
-/// What the data depends on, as text.
+/// Everything the data depends on, as text.
 fn identity(paths: &[PathBuf], shard: Shard) -> Result<String> {
     let mut text = format!("shard {} of {}\n", shard.index, shard.count);
     for path in paths {
@@ -77,17 +81,18 @@ fn identity(paths: &[PathBuf], shard: Shard) -> Result<String> {
     Ok(text)
 }
 
-/// The same for the same paths and shard, so that a stale file is replaced.
+/// Depends only on paths and shard, so that a stale file is replaced.
 fn name(paths: &[PathBuf], shard: Shard) -> String {
     let full = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone());
     let listed = paths.iter().map(|path| format!("{:?}\n", full(path))).collect::<String>();
     let first = paths.first().and_then(|path| path.file_name()).unwrap_or_default();
-    let (first, list) = (first.to_string_lossy(), crc32_iscsi(listed.as_bytes()));
+    let first = first.to_string_lossy();
+    let list = crc32_iscsi(listed.as_bytes());
     format!("{first}-{list:08x}-{}-of-{}.caravan", shard.index, shard.count)
 }
 
-/// None when there is no such file; else why it cannot be used. Whoever may write to the folder may
-/// have put anything there.
+/// `None` if there is no such file; else why it cannot be used. Anyone who may write to the folder
+/// may have put anything there.
 fn load(path: &Path, identity: &[u8]) -> Result<Option<PackedRows>, String> {
     let text = |error: std::io::Error| error.to_string();
     let mut input = match open_plain(path) {
@@ -99,13 +104,14 @@ fn load(path: &Path, identity: &[u8]) -> Result<Option<PackedRows>, String> {
         },
     };
     input.len = input.file.metadata().map_err(text)?.len();
-    let (mut magic, mut head) = ([0; 8], [0_u64; HEAD]);
+    let mut magic = [0; 8];
+    let mut head = [0_u64; HEAD];
     input.fill(&mut magic).and_then(|()| input.fill(&mut head)).map_err(text)?;
     let [order, version, identity_len, rows, nonzeros, deltas, has_values, first, last] = head;
     if magic != *MAGIC || order != 1 || version != VERSION {
         return Err(format!("it is no cache of version {VERSION} from a machine like this"));
     }
-    // In u128: the numbers are not to be trusted yet, but no more is allocated than the file holds.
+    // In u128, because the numbers are not trusted yet; no more is allocated than the file holds.
     let expected = (size_of_val(&magic) + size_of_val(&head) + CHECKSUM_BYTES) as u128
         + u128::from(identity_len)
         + u128::from(rows) * 5
@@ -128,7 +134,8 @@ fn load(path: &Path, identity: &[u8]) -> Result<Option<PackedRows>, String> {
         range: (nonzeros > 0).then_some((first, last)),
     };
     input.fill_rows(&mut data).map_err(text)?;
-    let (summed, mut stored) = (input.crc.finalize() as u32, 0_u32);
+    let summed = input.crc.finalize() as u32;
+    let mut stored = 0_u32;
     input.fill(std::slice::from_mut(&mut stored)).map_err(text)?;
     if stored != summed {
         return Err("it is damaged: its checksum does not fit".to_owned());
@@ -139,7 +146,7 @@ fn load(path: &Path, identity: &[u8]) -> Result<Option<PackedRows>, String> {
     Ok(Some(data))
 }
 
-/// A file being read, and the checksum of what has been.
+/// A file being read, and the checksum of what was read.
 struct Summed {
     file: File,
     len: u64,
@@ -164,7 +171,7 @@ impl Summed {
     }
 }
 
-/// Whether training can do with these arrays whatever they hold.
+/// Whether training can use these arrays, whatever they hold.
 fn is_sane(rows: &PackedRows) -> bool {
     rows.is_sound()
         && rows.labels.iter().all(|&label| label == 1 || label == -1)
@@ -212,7 +219,7 @@ mod tests {
         panic!("the text is read");
     }
 
-    /// The one file in the cache.
+    /// The only file in the cache.
     fn file(cache: &Path) -> PathBuf {
         let mut files = fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path());
         let file = files.next().unwrap();
@@ -284,7 +291,7 @@ mod tests {
         }
     }
 
-    /// Neither read, nor waited for, nor written through: training goes on from the text.
+    /// Neither read, nor waited for, nor written through: training continues from the text.
     #[test]
     fn a_pipe_or_a_link_that_others_put_there_is_no_cache() {
         let folder = Folder::new("cache-planted");

@@ -1,5 +1,5 @@
-//! Writes synthetic ad clicks as files: sparse one-hot rows with power-law keys. Which keys and label a row has is drawn in
-//! `clicks/draws.rs`.
+//! Writes synthetic ad clicks as files: sparse one-hot rows with power-law keys. `clicks/draws.rs`
+//! draws the keys and label of a row.
 
 mod draws;
 
@@ -14,24 +14,24 @@ use crate::replace_file::{self, Replacement};
 use crate::{Error, Result};
 use draws::Draws;
 
-/// What to draw. The defaults are those of the reference set.
+/// Parameters of the clicks. The defaults are those of the reference set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Clicks {
     /// Training rows, at least 1.
     pub rows: u64,
     /// Test rows, drawn after the training rows.
     pub test_rows: u64,
-    /// Everything follows from this.
+    /// Determines everything.
     pub seed: u64,
-    /// Draws a row, 1 to 1024.
+    /// Draws per row, 1 to 1024.
     pub slots: u32,
-    /// How many of them go to the bag slot.
+    /// How many of the draws go to the bag slot.
     pub bag: u32,
-    /// The first categorical slot has `2^k_min` keys or so.
+    /// The first categorical slot has about `2^k_min` keys.
     pub k_min: u32,
-    /// The last one has `2^k_max`, `k_min` to 47.
+    /// The last one has about `2^k_max`; `k_min` to 47.
     pub k_max: u32,
-    /// The bag has `2^k_bag`, at most 47.
+    /// The bag has about `2^k_bag`; at most 47.
     pub k_bag: u32,
     /// The margin of a row without relevant keys.
     pub bias: f64,
@@ -72,31 +72,31 @@ pub struct Summary {
     pub columns: usize,
     /// The training file.
     pub train: Part,
-    /// The test file; keys that no training row has are left out of it.
+    /// The test file, without keys that no training row has.
     pub test: Part,
 }
 
-/// What is in one of the two files.
+/// Contents of one of the two files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
     /// Lines.
     pub rows: u64,
-    /// Of these, labelled +1.
+    /// Lines labelled +1.
     pub positives: u64,
     /// `key:1` pairs.
     pub nonzeros: u64,
 }
 
-/// Rows to a job: some 200,000 draws by default.
+/// Rows of a job: enough to outweigh its overhead.
 const JOB_ROWS: usize = 4096;
 
 /// Writes `OUT.train` and `OUT.test` as LIBSVM text; the bytes do not depend on `threads`.
 ///
-/// The rows are drawn twice, once to learn which keys there are: memory is that of the distinct keys.
+/// Rows are drawn twice, first to collect the keys, so that memory holds only the distinct keys.
 ///
 /// # Errors
-/// [`Error::Option`] for what is out of range, [`Error::Write`] for what cannot be written;
-/// [`Error::Stopped`] when `stop` has been set meanwhile.
+/// [`Error::Option`] for a value out of range, [`Error::Write`] if a file cannot be written;
+/// [`Error::Stopped`] if `stop` was set meanwhile.
 pub fn generate(
     clicks: &Clicks,
     out: &Path,
@@ -112,7 +112,7 @@ pub fn generate(
         path.push(ending);
         PathBuf::from(path)
     });
-    // A name that cannot be written shall not cost the drawing.
+    // Checked first, so that a bad name does not waste the drawing.
     replace_file::check(&train)?;
     replace_file::check(&test)?;
     let index = KeyIndex::new(distinct_keys(&draws, 0..clicks.rows, map)?);
@@ -122,7 +122,7 @@ pub fn generate(
     Ok(Summary { columns: index.keys.len(), train, test })
 }
 
-/// The largest vocabulary for which rank and slot share a key's 64 bits.
+/// The largest vocabulary for which rank and slot fit into a key's 64 bits.
 const K_MAX: u32 = 47;
 const SLOTS_MAX: u32 = 1024;
 
@@ -162,7 +162,7 @@ impl Clicks {
     }
 }
 
-/// What goes through the rows.
+/// How to go through the rows.
 #[derive(Clone, Copy)]
 struct Map<'a> {
     threads: NonZeroUsize,
@@ -170,7 +170,7 @@ struct Map<'a> {
 }
 
 impl Map<'_> {
-    /// Hands what `work` makes of each of the jobs that `rows` are cut into to `sink`, in order.
+    /// Cuts `rows` into jobs and hands the results of `work` to `sink`, in order.
     fn rows<T: Send>(
         self,
         rows: Range<u64>,
@@ -186,13 +186,14 @@ impl Map<'_> {
     }
 }
 
-/// New keys that are gathered, at least, before they are merged: merging is linear in all keys.
+/// Fewest new keys to gather before a merge, because a merge is linear in all keys.
 const UNMERGED_KEYS_MIN: usize = 1 << 22;
 
 /// The distinct keys of `rows`, ascending.
 fn distinct_keys(draws: &Draws<'_>, rows: Range<u64>, map: Map<'_>) -> Result<Vec<u64>> {
     let draw = |rows: Range<u64>| {
-        let (mut row_keys, mut keys) = (Vec::new(), Vec::new());
+        let mut row_keys = Vec::new();
+        let mut keys = Vec::new();
         for row in rows {
             draws.row(row, &mut row_keys);
             keys.extend_from_slice(&row_keys);
@@ -217,7 +218,7 @@ fn distinct_keys(draws: &Draws<'_>, rows: Range<u64>, map: Map<'_>) -> Result<Ve
     Ok(all)
 }
 
-/// Finds a key's place among sorted, evenly spread ones: about one key to a bucket of leading bits.
+/// Finds a key's index among sorted, evenly spread ones: about one key per bucket of leading bits.
 struct KeyIndex {
     keys: Vec<u64>,
     starts: Vec<usize>,
@@ -238,7 +239,7 @@ impl KeyIndex {
         Self { keys, starts, shift }
     }
 
-    /// The place of `key`, from 0.
+    /// The index of `key`, from 0.
     fn find(&self, key: u64) -> Option<usize> {
         let bucket = (key >> self.shift) as usize;
         let start = self.starts[bucket];
@@ -278,11 +279,13 @@ fn format_rows(
     rows: Range<u64>,
     format: Format,
 ) -> (Vec<u8>, Part) {
-    let (mut text, mut part) = (Vec::new(), Part::default());
-    let (mut keys, mut places) = (Vec::new(), Vec::new());
+    let mut text = Vec::new();
+    let mut part = Part::default();
+    let mut keys = Vec::new();
+    let mut places = Vec::new();
     for row in rows {
         let label = draws.row(row, &mut keys);
-        // All look-ups of a row before its text: their cache misses overlap.
+        // All look-ups of a row come before its text, so that their cache misses overlap.
         places.clear();
         places.extend(keys.iter().filter_map(|&key| index.find(key)));
         part.rows += 1;
@@ -315,7 +318,7 @@ mod tests {
         NonZeroUsize::new(count).unwrap()
     }
 
-    /// What nobody stops.
+    /// Never stopped.
     fn generate(
         clicks: &Clicks,
         out: &Path,

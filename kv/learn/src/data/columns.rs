@@ -1,8 +1,9 @@
-//! The column-major matrix that training computes on.
+//! The column-major matrix of training.
 
 use super::ascending::Ascending;
 
-/// A sparse matrix, compact by column: 4 bytes an entry, 12 with values, and two or three a column where keys are dense.
+/// A sparse matrix, compact by column: 4 bytes an entry, 12 with values, and two or three bytes a
+/// column if keys are dense.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Columns {
     keys: Ascending,
@@ -13,21 +14,23 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// `keys: [columns]`, strictly ascending; `ends: [columns]`, how many of the entries are those of a column or one before it;
-    /// `rows: [nonzeros]`, strictly ascending within a column; `values: [nonzeros]`, none when all are exactly 1.
+    /// `keys: [columns]`, strictly ascending; `ends: [columns]`, the number of entries up to the
+    /// end of each column; `rows: [nonzeros]`, strictly ascending within a column; `values:
+    /// [nonzeros]`, `None` if all are exactly 1.
     ///
     /// # Panics
-    /// When the lengths don't fit, or numbers that ascend do not.
+    /// If lengths differ, or keys or ends are not ascending.
     pub fn new(keys: &[u64], ends: &[usize], rows: Vec<u32>, values: Option<Vec<f64>>) -> Self {
         assert!(keys.is_sorted_by(|a, b| a < b), "keys ascend");
         assert_eq!(keys.len(), ends.len(), "one end a column");
         assert_eq!(ends.last().copied().unwrap_or(0), rows.len(), "columns end with the entries");
         assert!(values.as_ref().is_none_or(|values| values.len() == rows.len()), "one value each");
-        let (keys, ends) = (keys.iter().copied(), ends.iter().map(|&end| end as u64));
-        Self { keys: keys.collect(), ends: ends.collect(), rows, values }
+        let keys = keys.iter().copied().collect();
+        let ends = ends.iter().map(|&end| end as u64).collect();
+        Self { keys, ends, rows, values }
     }
 
-    /// How many columns there are.
+    /// Number of columns.
     pub fn columns(&self) -> usize {
         self.keys.len()
     }
@@ -37,7 +40,7 @@ impl Columns {
         &self.keys
     }
 
-    /// How many entries are stored.
+    /// Number of stored entries.
     pub fn nonzeros(&self) -> usize {
         self.rows.len()
     }
@@ -47,7 +50,7 @@ impl Columns {
         self.values.is_some()
     }
 
-    /// Bytes that they take.
+    /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         let values = self.values.as_deref().map_or(0, size_of_val);
         self.keys.bytes() + self.ends.bytes() + size_of_val(&self.rows[..]) + values
@@ -56,7 +59,7 @@ impl Columns {
     /// Appends a column that is 1 in each of `rows` rows.
     ///
     /// # Panics
-    /// When `key` is not above all others.
+    /// If `key` is not above all others.
     pub fn push_ones(&mut self, key: u64, rows: usize) {
         assert!(self.keys.iter().next_back().is_none_or(|last| last < key), "keys ascend");
         self.rows.extend(0..rows as u32);
@@ -67,23 +70,24 @@ impl Columns {
         self.ends = self.ends.iter().chain([self.rows.len() as u64]).collect();
     }
 
-    /// How many entries are before those of column `column`, from 0; of all columns for their number.
+    /// Number of entries before those of column `column`, counted from 0; `column` may be the
+    /// number of columns.
     ///
     /// # Panics
-    /// When there is no such column.
+    /// If there is no such column.
     pub fn before(&self, column: usize) -> usize {
         column.checked_sub(1).map_or(0, |last| self.ends.get(last) as usize)
     }
 
-    /// The column that entry `entry` is of: how many columns end before it.
+    /// The column of entry `entry`: the number of columns that end before it.
     pub fn column_of(&self, entry: usize) -> usize {
         self.ends.below(entry as u64 + 1)
     }
 
-    /// The rows and values of column `column`, from 0.
+    /// The rows and values of column `column`, counted from 0.
     ///
     /// # Panics
-    /// When there is no such column.
+    /// If there is no such column.
     pub fn column(&self, column: usize) -> (&[u32], Option<&[f64]>) {
         let range = self.before(column)..self.before(column + 1);
         (&self.rows[range.clone()], self.values.as_ref().map(|values| &values[range]))
@@ -92,7 +96,7 @@ impl Columns {
     /// Calls `visit(row, value)` for each entry of column `column`.
     ///
     /// # Panics
-    /// When there is no such column.
+    /// If there is no such column.
     pub fn for_each(&self, column: usize, visit: impl FnMut(usize, f64)) {
         for_each(self.column(column), visit);
     }

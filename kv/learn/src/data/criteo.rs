@@ -1,16 +1,18 @@
-//! Criteo's click logs: `label <tab> 13 integers <tab> 26 categories` a line, any field but the label possibly empty.
+//! Criteo's click logs: `label <tab> 13 integers <tab> 26 categories` a line; any field but the
+//! label may be empty.
 //!
-//! Path: source > **criteo** > `Examples`. A field is a group of one-hot columns: what it holds is hashed to a key, an empty
-//! one gives none, and all values are 1. Keys are 64 bits:
+//! Path: source > **criteo** > `Examples`. A field is a group of one-hot columns: its content is
+//! hashed to a key, an empty field has none, and all values are 1. Keys are 64 bits:
 //!
 //! ```text
-//! 6 bits field, 1 to 39 | 58 bits: integers 2 × bucket(|n|), + 1 if n < 0; categories a hash of the text
+//! 6 bits field, 1 to 39 | 58 bits: integers 2 × bucket(|n|), + 1 if n < 0; categories a hash
 //! ```
 //!
-//! An integer's bucket is the number itself up to 7, and from there on one of four in each octave: 8..9, 10..11, 12..13,
-//! 14..15, 16..19 and so on; counts differ by shares, and rare large ones must not each have a column. Two categories of a
-//! field meet with probability 2^-58. As the field comes first, an even slice of the key space lies in one field or few, and
-//! columns of a field never share a row; `Job::group_bits` of 6 makes each field a block.
+//! An integer's bucket is the number itself up to 7, and then one of four per octave: 8..9, 10..11,
+//! 12..13, 14..15, 16..19 and so on, because counts differ by proportions, and rare large ones must
+//! not each have a column. Two categories of a field collide with probability 2^-58. Because the
+//! field comes first, an even slice of the key space lies in one field or few, and columns of a
+//! field never share a row; `Job::group_bits` of 6 makes each field a block.
 
 use memchr::memchr_iter;
 
@@ -31,15 +33,17 @@ const LABEL: &str = "a label: 0 or 1";
 const SEPARATED: &str = "39 fields behind the label, each after a tab";
 const INTEGER: &str = "a whole number of at most 18 digits, or nothing";
 
-/// Whether a row is one of these, and not LIBSVM text: it has as many tabs, and no colon.
+/// Whether a row is of this format and not LIBSVM text: it has as many tabs, and no colon.
 pub(super) fn is_row(text: &[u8]) -> bool {
     memchr_iter(b'\t', text).count() == FIELDS && !text.contains(&b':')
 }
 
-/// Appends one row to `part`; after a fault `part` is of no use.
+/// Appends one row to `part`; after a fault `part` is invalid.
 pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
     let text = text.strip_suffix(b"\r").unwrap_or(text);
-    let (mut start, mut label, mut fields) = (0, 0, 0);
+    let mut start = 0;
+    let mut label = 0;
+    let mut fields = 0;
     for (field, word) in text.split(|&byte| byte == b'\t').enumerate() {
         let fault = |expected| Fault::Syntax { column: start, expected };
         match field {
@@ -54,7 +58,8 @@ pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
             }
             _ => return Err(fault(SEPARATED)),
         }
-        (start, fields) = (start + word.len() + 1, field);
+        start += word.len() + 1;
+        fields = field;
     }
     if fields != FIELDS {
         return Err(Fault::Syntax { column: text.len(), expected: SEPARATED });
@@ -75,7 +80,7 @@ fn parse_label(word: &[u8]) -> Option<i8> {
     }
 }
 
-/// Digits that an `i64` surely holds.
+/// Digits that always fit an `i64`.
 const DIGITS_MAX: usize = 18;
 
 fn parse_integer(word: &[u8]) -> Option<i64> {
@@ -87,7 +92,7 @@ fn parse_integer(word: &[u8]) -> Option<i64> {
     Some(if digits.len() < word.len() { -number } else { number })
 }
 
-/// What of an integer goes into its key.
+/// The part of the key for an integer.
 fn integer(number: i64) -> u64 {
     2 * bucket(number.unsigned_abs()) + u64::from(number < 0)
 }
@@ -100,7 +105,8 @@ fn bucket(size: u64) -> u64 {
     }
 }
 
-/// A hash of 64 bits, the same on every machine: products of 8 bytes at a time, folded, and SplitMix64's last steps.
+/// A 64-bit hash, the same on every machine: folded products of 8 bytes at a time, then
+/// SplitMix64's last steps.
 fn hash(text: &[u8]) -> u64 {
     let mut hash = 0x9e37_79b9_7f4a_7c15 ^ text.len() as u64;
     let mut take = |bytes: [u8; 8]| {
@@ -128,7 +134,7 @@ mod tests {
     use super::*;
     use crate::data::{Shard, read, testing::Folder};
 
-    /// A row with these fields, from 1, and all others empty.
+    /// A row with these fields, counted from 1, and all others empty.
     fn line(label: &str, fields: &[(usize, &str)]) -> String {
         let mut words = vec![""; FIELDS + 1];
         words[0] = label;

@@ -1,7 +1,8 @@
-//! LIBSVM text: `label key:value ...` a line. Parses and writes it. Not for ranking data (`qid:`).
+//! Parses and writes LIBSVM text: `label key:value ...` a line. Not for ranking data (`qid:`).
 //!
-//! Path: source > read > **libsvm** > `Examples`. Keys reach 2^64 - 1, values are finite, a row may list its keys in any order, and
-//! an error names file, line and column. Blank lines and what follows a `#` are skipped; lines may end in `\r\n`.
+//! Path: source > read > **libsvm** > `Examples`. Keys go up to 2^64 - 1, values are finite, a row
+//! may list its keys in any order, and an error names file, line and column. Blank lines and text
+//! after a `#` are skipped; lines may end in `\r\n`.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,7 +13,7 @@ use super::number::{leading_digits, leading_value};
 use super::{Examples, Row, parse_key, parse_value};
 use crate::{Error, Result};
 
-/// Appends `row` to `out` as one line, values as plain decimals that read back the same.
+/// Appends `row` to `out` as one line, with values as plain decimals that read back the same.
 pub fn write_row(out: &mut Vec<u8>, row: Row<'_>) {
     use std::io::Write;
     out.extend_from_slice(if row.label > 0 { b"+1" } else { b"-1" });
@@ -29,14 +30,14 @@ const NO_QID: &str = "`key:value`; ranking data is not supported, remove the `qi
 const KEY: &str = "a key: a whole number from 0 to 18446744073709551615";
 const VALUE: &str = "a finite number";
 
-/// What is wrong with a line, where it is told apart from the right ones; columns here count from 0.
+/// What is wrong with a line, before its place is known; columns here count from 0.
 pub(super) enum Fault {
     Syntax { column: usize, expected: &'static str },
     DuplicateKey,
 }
 
 impl Fault {
-    /// `text` is the whole line.
+    /// The error for this fault; `text` is the whole line.
     pub(super) fn at(self, path: &Path, line: u64, text: &[u8]) -> Error {
         let path = path.to_path_buf();
         match self {
@@ -55,10 +56,10 @@ impl Fault {
     }
 }
 
-/// Bytes of the offending text that an error shows.
+/// Bytes of the offending text in an error.
 const SHOWN_BYTES: usize = 32;
 
-/// The word that `text` starts with, fit for one line of a message.
+/// The first word of `text`, shortened to fit a message.
 pub(crate) fn shorten(text: &[u8]) -> String {
     let word = &text[..word_end(text, 0)];
     match word.len() {
@@ -77,12 +78,12 @@ fn without_comment(text: &[u8]) -> &[u8] {
     memchr(b'#', text).map_or(text, |comment| &text[..comment])
 }
 
-/// Where the word at `start` ends.
+/// The end of the word at `start`.
 fn word_end(text: &[u8], start: usize) -> usize {
     text[start..].iter().position(|&byte| is_blank(byte)).map_or(text.len(), |len| start + len)
 }
 
-/// The words of a line with their columns, from 0.
+/// The words of a line with their columns, counted from 0.
 fn words(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -92,13 +93,14 @@ fn words(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     })
 }
 
-/// Appends one row to `part`; after a fault `part` is of no use.
+/// Appends one row to `part`; after a fault `part` is invalid.
 pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
     let text = without_comment(text);
     let (column, word) = words(text).next().expect("a row is a line that is not blank");
     let label = parse_label(word).ok_or(Fault::Syntax { column, expected: LABEL })?;
     let start = part.keys.len();
-    let (mut ascending, mut zeros) = (true, false);
+    let mut ascending = true;
+    let mut zeros = false;
     let mut last = None;
     let mut at = column + word.len();
     while let Some(blanks) = text[at..].iter().position(|&byte| !is_blank(byte)) {
@@ -124,7 +126,8 @@ pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Key and value of a word at `at`, as most are written, and where it ends. None: look closer.
+/// Key and value of a word at `at` in the usual form, and its end. `None` if it needs the full
+/// parser.
 fn short_pair(text: &[u8], at: usize) -> Option<(u64, f64, usize)> {
     let word = &text[at..];
     let (key, digits) = leading_digits(word);
@@ -140,7 +143,7 @@ fn short_pair(text: &[u8], at: usize) -> Option<(u64, f64, usize)> {
     word.get(end).is_none_or(|&after| is_blank(after)).then_some((key, value, at + end))
 }
 
-/// +1 for 1, -1 for -1 and 0, however the number is spelt.
+/// +1 for 1, -1 for -1 and 0, in any spelling.
 fn parse_label(word: &[u8]) -> Option<i8> {
     match word {
         b"+1" | b"1" => Some(1),
@@ -184,7 +187,7 @@ fn tidy_row(part: &mut Examples, start: usize) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The first key of a well-formed line that an earlier one equals, and the columns of both, from 0.
+/// The first repeated key of a well-formed line, and the columns of both, counted from 0.
 fn find_duplicate(text: &[u8]) -> (u64, usize, usize) {
     let mut columns = HashMap::new();
     for (column, word) in words(without_comment(text)).skip(1) {
@@ -272,7 +275,7 @@ mod tests {
         );
     }
 
-    /// Some 4 MB, so that several blocks are read.
+    /// About 4 MB, so that several blocks are read.
     fn many_rows() -> String {
         let mut text = String::new();
         for row in 0..100_000_u64 {

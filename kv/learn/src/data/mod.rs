@@ -1,7 +1,8 @@
-//! Training data in memory: rows as read or packed, and the column-major matrix made from them. The readers are below this.
+//! Training data in memory: rows as read or packed, and the column-major matrix made from them. The
+//! readers are submodules.
 //!
-//! Values are `f64`: they come from decimal text, the reference optima were computed on them as written, and most data sets
-//! have none at all, since values that are all exactly 1 are not stored.
+//! Values are `f64`: they come from decimal text, and the reference optima were computed with that
+//! precision. Most data sets store none, because values that are all exactly 1 are omitted.
 
 mod ascending;
 mod by_key;
@@ -27,7 +28,7 @@ pub use read::{listed, parse, read, read_packed};
 
 use crate::{Error, Result};
 
-/// Consecutive rows that go to the same shard: few enough to spread small files, enough to skip in runs.
+/// Consecutive rows of the same shard: few enough to spread small files, enough to skip in runs.
 pub const SHARD_ROWS: u64 = 16;
 
 /// One worker's part of the rows: row `r` belongs to shard `(r / 16) % count`.
@@ -41,7 +42,7 @@ impl Shard {
     /// All rows.
     pub const ALL: Self = Self { index: 0, count: 1 };
 
-    /// Part `index`, from 0, of `count`.
+    /// Part `index`, counted from 0, of `count`.
     ///
     /// # Errors
     /// [`Error::Option`] unless `index < count`.
@@ -68,13 +69,14 @@ impl Shard {
 pub struct Examples {
     /// `[rows]`, each +1 or -1.
     pub labels: Vec<i8>,
-    /// `[rows + 1]` (or empty when there are none): row `r` is `row_starts[r]..row_starts[r + 1]` of the next two.
+    /// `[rows + 1]`, or empty without rows: row `r` is `row_starts[r]..row_starts[r + 1]` of the
+    /// next two.
     pub row_starts: Vec<usize>,
     /// `[nonzeros]`, strictly ascending within a row.
     pub keys: Vec<u64>,
-    /// `[nonzeros]`, finite and not 0; None when all are exactly 1.
+    /// `[nonzeros]`, finite and not 0; `None` if all are exactly 1.
     pub values: Option<Vec<f64>>,
-    /// Rows in the files: those of other shards are counted, but not here.
+    /// Rows in the files, including those of other shards.
     pub rows_in_all_shards: u64,
 }
 
@@ -85,25 +87,25 @@ pub struct Row<'a> {
     pub label: i8,
     /// Strictly ascending.
     pub keys: &'a [u64],
-    /// As many as keys; None when all are exactly 1.
+    /// One per key; `None` if all are exactly 1.
     pub values: Option<&'a [f64]>,
 }
 
 impl Examples {
-    /// How many rows are here.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.labels.len()
     }
 
-    /// How many entries are stored.
+    /// Number of stored entries.
     pub fn nonzeros(&self) -> usize {
         self.keys.len()
     }
 
-    /// Row `row`, from 0.
+    /// Row `row`, counted from 0.
     ///
     /// # Panics
-    /// When there is no such row.
+    /// If there is no such row.
     pub fn row(&self, row: usize) -> Row<'_> {
         let range = self.row_starts[row]..self.row_starts[row + 1];
         let values = self.values.as_ref().map(|values| &values[range.clone()]);
@@ -126,7 +128,7 @@ impl Examples {
         }
     }
 
-    /// Ends the row being built: all that was pushed since the last one.
+    /// Ends the row being built: everything pushed since the last one.
     fn end_row(&mut self, label: i8) {
         if self.row_starts.is_empty() {
             self.row_starts.push(0);
@@ -166,7 +168,7 @@ impl Examples {
     }
 }
 
-/// `count` as u32, which is how rows and columns are numbered.
+/// `count` as u32, the type of row and column numbers.
 fn check_count(what: &'static str, count: usize) -> Result<u32> {
     let count_max = u64::from(u32::MAX);
     u32::try_from(count).map_err(|_| Error::TooMany { what, count: count as u64, count_max })
@@ -174,14 +176,14 @@ fn check_count(what: &'static str, count: usize) -> Result<u32> {
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! What the readers' tests share: a folder that goes away, compressors, and a fingerprint.
+    //! Shared by the readers' tests: a temporary folder and compressors.
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use std::fs;
     use std::io::Write;
     use std::path::{Path, PathBuf};
 
-    /// A folder of its own for one test, removed at the end.
+    /// A folder for one test, removed at the end.
     pub(crate) struct Folder(PathBuf);
 
     impl Folder {
@@ -236,7 +238,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// Rows of entries as maps: the obvious form.
+    /// Rows from maps of entries: the plain form.
     fn build(rows: &[BTreeMap<u64, f64>]) -> Examples {
         let mut examples = Examples::default();
         for row in rows {

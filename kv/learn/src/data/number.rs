@@ -1,13 +1,14 @@
-//! Decimal numbers from bytes: keys and values. Not a general parser: no sign on keys, no infinities.
+//! Parses decimal numbers from bytes: keys and values. Not a general parser: no sign on keys, no
+//! infinities.
 
-/// Most digits a mantissa may have and still be exact in an `f64` (10^15 < 2^53).
+/// Most digits of a mantissa that is exact in an `f64` (10^15 < 2^53).
 const EXACT_DIGITS: usize = 15;
 
-/// 10^0 to 10^15: all exact, so one division by one of them rounds once, as the exact parse does.
+/// 10^0 to 10^15: all exact, so a division by one of them rounds once, like the exact parse.
 const POWERS_OF_TEN: [f64; EXACT_DIGITS + 1] =
     [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15];
 
-/// The same as whole numbers.
+/// The same as integers.
 const TENS: [u64; EXACT_DIGITS + 1] = {
     let mut tens = [1; EXACT_DIGITS + 1];
     let mut power = 1;
@@ -18,7 +19,7 @@ const TENS: [u64; EXACT_DIGITS + 1] = {
     tens
 };
 
-/// The key that all of `text` spells: decimal digits, at most 2^64 - 1.
+/// The key that `text` spells: decimal digits, at most 2^64 - 1.
 pub(crate) fn parse_key(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
@@ -34,7 +35,7 @@ pub(crate) fn parse_key(text: &[u8]) -> Option<u64> {
     Some(key)
 }
 
-/// The finite number that all of `text` spells, correctly rounded. What overflows is refused, what underflows is 0.
+/// The finite number that `text` spells, correctly rounded. Overflow is refused, underflow is 0.
 pub(crate) fn parse_value(text: &[u8]) -> Option<f64> {
     if let Some(value) = parse_short(text) {
         return Some(value);
@@ -43,21 +44,25 @@ pub(crate) fn parse_value(text: &[u8]) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// Integers and decimals of up to 15 digits, which are nearly all values in practice. None: not one of these.
+/// Parses integers and decimals of up to 15 digits, which are nearly all values in practice; `None`
+/// for others.
 fn parse_short(text: &[u8]) -> Option<f64> {
     leading_value(text).filter(|&(_, len)| len == text.len()).map(|(value, _)| value)
 }
 
-/// The value that `text` begins with and its length, if it is an integer or decimal of up to 15 digits. What follows is not
-/// looked at: it may make another number of it.
+/// The value at the start of `text` and its length, if it is an integer or decimal of up to 15
+/// digits. Ignores what follows, which may turn it into another number.
 pub(crate) fn leading_value(text: &[u8]) -> Option<(f64, usize)> {
     let negative = text.first() == Some(&b'-');
     let signed = usize::from(negative || text.first() == Some(&b'+'));
     let (mut mantissa, mut digits) = leading_digits(&text[signed..]);
-    let (mut len, mut decimals) = (signed + digits, 0);
+    let mut len = signed + digits;
+    let mut decimals = 0;
     if text.get(len) == Some(&b'.') {
         let (fraction, found) = leading_digits(&text[len + 1..]);
-        (len, digits, decimals) = (len + 1 + found, digits + found, found);
+        len += 1 + found;
+        digits += found;
+        decimals = found;
         if digits <= EXACT_DIGITS {
             mantissa = mantissa * TENS[found] + fraction;
         }
@@ -69,7 +74,7 @@ pub(crate) fn leading_value(text: &[u8]) -> Option<(f64, usize)> {
     Some((if negative { -value } else { value }, len))
 }
 
-/// What the first digits of `text` make, and how many they are: all, or the first 16.
+/// The number that the first digits of `text` form, and how many they are: all, or the first 16.
 pub(super) fn leading_digits(text: &[u8]) -> (u64, usize) {
     let (high, len) = eight_digits(text);
     if len < 8 {
@@ -79,8 +84,8 @@ pub(super) fn leading_digits(text: &[u8]) -> (u64, usize) {
     (high * TENS[more] + low, 8 + more)
 }
 
-/// What the first digits of `text` make, at most 8 of them, and how many they are. All are looked at together, so that their
-/// number, which is hard to foresee, decides no branch.
+/// The number that the first digits of `text` form, at most 8, and how many they are. All are
+/// handled together, so that their unpredictable count decides no branch.
 fn eight_digits(text: &[u8]) -> (u64, usize) {
     const LOW_HALVES: u64 = 0x0000_00FF_0000_00FF;
     let mut bytes = [0; 8];
@@ -88,11 +93,13 @@ fn eight_digits(text: &[u8]) -> (u64, usize) {
         Some(chunk) => bytes = *chunk,
         None => bytes.iter_mut().zip(text).for_each(|(to, from)| *to = *from),
     }
-    // 0 to 9 where there is a digit; of others the highest bit is set below, perhaps also of what is behind the first.
+    // 0 to 9 for digits; below, the highest bit is set for other bytes, possibly also for some
+    // after the first of them.
     let values = u64::from_le_bytes(bytes) ^ 0x3030_3030_3030_3030;
     let others = (values.wrapping_add(0x7676_7676_7676_7676) | values) & 0x8080_8080_8080_8080;
     let len = others.trailing_zeros() / 8;
-    // The digits go to the end, zeros before them; then neighbours become pairs, fours, and all eight.
+    // Shifts the digits to the end, with zeros before them; then neighbours become pairs, fours,
+    // and all eight.
     let aligned = values.checked_shl(u64::BITS - 8 * len).unwrap_or(0);
     let pairs = aligned.wrapping_mul(10).wrapping_add(aligned >> 8);
     let high = (pairs & LOW_HALVES).wrapping_mul(100 + (1_000_000 << 32));

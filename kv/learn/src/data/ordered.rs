@@ -1,4 +1,5 @@
-//! Maps jobs on several threads and hands the results on in order. Bounded: a few jobs a thread are in flight, no more.
+//! Maps jobs on several threads and returns the results in order. Only a few jobs per thread are in
+//! flight.
 
 use std::num::NonZeroUsize;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -6,16 +7,17 @@ use std::thread::{self, Builder};
 
 use crate::{Error, Result};
 
-/// More threads than this only cost memory: one thread cuts the blocks for all.
+/// More threads than this only cost memory, because one thread cuts the blocks for all.
 const THREADS_MAX: usize = 256;
 
-/// Jobs, and results, that may wait for each thread.
+/// Jobs and results that may wait for each thread.
 const WAITING_MAX: usize = 2;
 
-/// Calls `work` on each of `jobs`, on up to `threads` threads besides the one that runs the iterator, and `sink` with the
-/// results in the order of the jobs, on the calling thread.
+/// Calls `work` on each of `jobs`, on up to `threads` threads besides the one that runs the
+/// iterator, and `sink` with the results in the order of the jobs, on the calling thread.
 ///
-/// Job `k` goes to thread `k % threads`, and its result is taken from there: order without a reorder buffer.
+/// Job `k` goes to thread `k % threads`, and its result is received from there, so no reorder
+/// buffer is needed.
 ///
 /// # Errors
 /// The first error in the order of the jobs, whatever the timing; nothing after it reaches `sink`.
@@ -41,13 +43,14 @@ pub(crate) fn map_in_order<J: Send, T: Send>(
             Builder::new().spawn_scoped(scope, run).map_err(failed(number))?;
         }
         let feed = move || {
-            // A send fails only when the caller has stopped at an error: then nobody wants the rest.
+            // A send fails only if the caller has stopped at an error and needs no more results.
             jobs.zip((0..threads).cycle())
                 .try_for_each(|(job, worker)| to_workers[worker].send(job))
         };
         Builder::new().spawn_scoped(scope, feed).map_err(failed(threads + 1))?;
         for worker in (0..threads).cycle() {
-            // A closed channel is the end of the jobs: job k is missing, so all later ones are too.
+            // A closed channel is the end of the jobs: job k is missing, so all later ones are,
+            // too.
             let Ok(result) = from_workers[worker].recv() else { break };
             sink(result?)?;
         }

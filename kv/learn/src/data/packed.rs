@@ -1,15 +1,17 @@
-//! Rows as training holds them from reading on until it knows which columns it needs.
+//! Packed rows, which training holds from reading until it knows the columns it needs.
 //!
-//! [`Examples`] suit whoever wants rows. Training wants columns, and only those that screening leaves, but before that the keys
-//! of all of them: here a key is what it is above the one before it in its row, in as many bytes as that takes, most often two
-//! or three. [`PackedRows::into_columns`] then makes the columns that are wanted, and no others.
+//! [`Examples`] suit users of rows. Training needs columns, and only those that screening leaves,
+//! but before that the keys of all. Here a key is stored as its difference from the previous one in
+//! its row, in as few bytes as possible, usually two or three. [`PackedRows::into_columns`] then
+//! builds only the wanted columns.
 //!
 //! Path: source > libsvm > **packed** > screening > `Columns`.
 
 use super::{ByKey, Columns, Examples, check_count};
 use crate::Result;
 
-/// Bits of a delta in each byte of it, the lowest first; the bit above them says that another byte follows.
+/// Bits of a delta in each of its bytes, lowest first; the bit above them means that another byte
+/// follows.
 const DELTA_BITS: u32 = 7;
 const FOLLOWED: u8 = 1 << DELTA_BITS;
 
@@ -18,14 +20,14 @@ const FOLLOWED: u8 = 1 << DELTA_BITS;
 pub struct PackedRows {
     /// `[rows]`, each +1 or -1.
     pub(super) labels: Vec<i8>,
-    /// Entries of each row.
+    /// Number of entries of each row.
     pub(super) lengths: Vec<u32>,
-    /// What each key is above the one before it in its row, the first above 0.
+    /// Difference of each key from the previous one in its row, of the first from 0.
     pub(super) deltas: Vec<u8>,
-    /// `[nonzeros]`, finite and not 0; None when all are exactly 1.
+    /// `[nonzeros]`, finite and not 0; `None` if all are exactly 1.
     pub(super) values: Option<Vec<f64>>,
     pub(super) nonzeros: usize,
-    /// The smallest key and the largest.
+    /// Smallest and largest key.
     pub(super) range: Option<(u64, u64)>,
 }
 
@@ -52,7 +54,7 @@ impl From<&Examples> for PackedRows {
 }
 
 impl PackedRows {
-    /// How many entries there are.
+    /// Number of entries.
     pub fn nonzeros(&self) -> usize {
         self.nonzeros
     }
@@ -62,12 +64,12 @@ impl PackedRows {
         &self.labels
     }
 
-    /// The smallest key and the largest.
+    /// Smallest and largest key.
     pub fn key_range(&self) -> Option<(u64, u64)> {
         self.range
     }
 
-    /// Bytes that the rows take.
+    /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         self.labels.len()
             + size_of_val(&self.lengths[..])
@@ -80,7 +82,7 @@ impl PackedRows {
         self.range = both.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)));
     }
 
-    /// Adds rows after those that are here.
+    /// Appends rows.
     pub(super) fn append(&mut self, part: &Self) {
         match (&mut self.values, &part.values) {
             (None, None) => {}
@@ -113,7 +115,7 @@ impl PackedRows {
         }
     }
 
-    /// In how many rows each key is, up to 255.
+    /// Number of rows of each key, up to 255.
     pub(crate) fn counts(&self) -> ByKey<u8> {
         let mut counts = ByKey::<u8>::new(self.range, self.nonzeros);
         self.for_each(|_, key, _| {
@@ -128,7 +130,7 @@ impl PackedRows {
         self.counts().sorted(|count| count > 0).into_iter().map(|(key, _)| key).collect()
     }
 
-    /// Drops all entries but those of `keys`.
+    /// Drops all entries except those of `keys`.
     pub(crate) fn retain(&mut self, keys: &[u64]) {
         let mut wanted = ByKey::new(self.range, self.nonzeros);
         keys.iter().for_each(|&key| *wanted.entry(key) = true);
@@ -138,12 +140,14 @@ impl PackedRows {
             values: self.values.as_ref().map(|_| Vec::new()),
             ..Self::default()
         };
-        let (mut row_of_last, mut last) = (0, 0);
+        let mut row_of_last = 0;
+        let mut last = 0;
         self.for_each(|row, key, value| {
             if wanted.get(key) {
                 let above = if row == row_of_last { last } else { 0 };
                 push_delta(&mut kept.deltas, key - above);
-                (row_of_last, last) = (row, key);
+                row_of_last = row;
+                last = key;
                 kept.lengths[row] += 1;
                 kept.nonzeros += 1;
                 kept.values.iter_mut().for_each(|values| values.push(value));
@@ -153,8 +157,8 @@ impl PackedRows {
         *self = kept;
     }
 
-    /// The entries of the columns `keys`, column by column; the others are let go of. `keys`: sorted, unique. Linear in the
-    /// entries.
+    /// The entries of the columns `keys`, column by column; drops the others. `keys`: sorted,
+    /// unique. Linear in the entries.
     ///
     /// # Errors
     /// [`crate::Error::TooMany`] from 2^32 rows or columns on.
@@ -162,9 +166,10 @@ impl PackedRows {
         check_count("rows", self.labels.len())?;
         let mut number = ByKey::new(self.range, self.nonzeros);
         for (column, &key) in keys.iter().enumerate() {
-            *number.entry(key) = check_count("columns", column + 1)?; // 0 for those not wanted
+            *number.entry(key) = check_count("columns", column + 1)?; // 0 for unwanted ones
         }
-        // While columns are filled, `starts[c + 1]` is where the next entry of column c goes: at first where it begins.
+        // While columns are filled, `starts[c + 1]` is the place of column c's next entry,
+        // initially its first.
         let mut starts = vec![0; keys.len() + 1];
         self.for_each(|_, key, _| starts[number.get(key) as usize] += 1);
         let mut end = 0;
@@ -188,13 +193,15 @@ impl PackedRows {
         Ok(Columns::new(&keys, &starts[1..], rows, values))
     }
 
-    /// Whether `deltas` are as many keys as `lengths` say, each row's ascending, and `range` and `nonzeros` fit; all else is
-    /// sound whatever it holds.
+    /// Whether `deltas` hold as many keys as `lengths` say, each row's keys ascend, and `range` and
+    /// `nonzeros` match. The rest is valid with any content.
     pub(super) fn is_sound(&self) -> bool {
-        let (mut bytes, mut sound) = (&self.deltas[..], true);
+        let mut bytes = &self.deltas[..];
+        let mut sound = true;
         let mut found = Self::default();
         for &length in &self.lengths {
-            let (mut first, mut last) = (None, None);
+            let mut first = None;
+            let mut last = None;
             for _ in 0..length {
                 let Some((delta, rest)) = checked_delta(bytes) else { return false };
                 bytes = rest;
@@ -210,16 +217,17 @@ impl PackedRows {
     }
 }
 
-/// Ascending keys, each as what it is above the one before it.
+/// Packs ascending keys as differences.
 pub(crate) fn pack_keys(keys: impl Iterator<Item = u64>) -> Vec<u8> {
-    let (mut bytes, mut last) = (Vec::new(), 0);
+    let mut bytes = Vec::new();
+    let mut last = 0;
     for key in keys {
         push_delta(&mut bytes, key - std::mem::replace(&mut last, key));
     }
     bytes
 }
 
-/// Appends the keys that [`pack_keys`] has made `bytes` of; None when it can't have.
+/// Appends the keys that [`pack_keys`] packed into `bytes`; `None` if they are not such bytes.
 pub(crate) fn unpack_keys(mut bytes: &[u8], keys: &mut Vec<u64>) -> Option<()> {
     let mut last = 0_u64;
     while !bytes.is_empty() {
@@ -240,18 +248,19 @@ fn push_delta(to: &mut Vec<u8>, mut delta: u64) {
 }
 
 fn next_delta<'a>(bytes: &mut impl Iterator<Item = &'a u8>) -> u64 {
-    let (mut delta, mut shift) = (0, 0);
+    let mut delta = 0;
+    let mut shift = 0;
     for &byte in bytes {
         delta |= u64::from(byte & !FOLLOWED) << shift;
         if byte < FOLLOWED {
             break;
         }
-        shift = (shift + DELTA_BITS) % u64::BITS; // no more than so in sound rows
+        shift = (shift + DELTA_BITS) % u64::BITS; // at most this in valid rows
     }
     delta
 }
 
-/// The delta that `bytes` begin with and what is behind it; None when it is cut off or no u64.
+/// The delta at the start of `bytes` and the bytes after it; `None` if it is cut off or no u64.
 fn checked_delta(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let len = 1 + bytes.iter().position(|&byte| byte < FOLLOWED)?;
     let mut delta = 0_u128;
@@ -272,7 +281,8 @@ mod tests {
     use std::fmt::Write;
 
     proptest! {
-        /// Short and long keys, dense and sparse, with and without values, in parts; all columns, and every other one.
+        /// Short and long keys, dense and sparse, with and without values, in parts; all columns,
+        /// and every other one.
         #[test]
         fn columns_are_those_of_the_examples(
             rows in prop::collection::vec(

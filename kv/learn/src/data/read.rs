@@ -1,4 +1,5 @@
-//! Reads text files of any known format in parallel, as they are or packed. What a row looks like is not here.
+//! Reads text files of any known format in parallel, as rows or packed. The formats themselves are
+//! elsewhere.
 //!
 //! Path: source > **read** (libsvm, criteo) > `Examples` or `PackedRows`.
 
@@ -11,32 +12,33 @@ use super::source::{Block, Blocks};
 use super::{Examples, PackedRows, Shard, cache, criteo, libsvm};
 use crate::Result;
 
-/// Reads the rows of `shard` from `paths`, plain or compressed, in order; row numbers run on from file to file.
+/// Reads the rows of `shard` from `paths`, plain or compressed, in order; row numbers continue from
+/// file to file.
 ///
-/// Each is LIBSVM text or one of Criteo's click logs, which its rows tell. `threads` parse while one more reads and decompresses; the
-/// result does not depend on them. Rows of other shards are skipped unparsed. An explicit value of 0 is checked like any
-/// other, and then dropped.
+/// Each file is LIBSVM text or a Criteo click log, as its rows tell. `threads` parse while one more
+/// reads and decompresses; the result does not depend on them. Rows of other shards are skipped
+/// unparsed. An explicit value of 0 is checked like any other, and then dropped.
 ///
 /// # Errors
-/// The first one in the order of the files: what cannot be read ([`crate::Error::Open`], [`crate::Error::Read`],
-/// [`crate::Error::Decompress`], [`crate::Error::LineTooLong`]) or is not such text ([`crate::Error::Syntax`],
-/// [`crate::Error::DuplicateKey`]).
+/// The first one in the order of the files: a file that cannot be read ([`crate::Error::Open`],
+/// [`crate::Error::Read`], [`crate::Error::Decompress`], [`crate::Error::LineTooLong`]) or parsed
+/// ([`crate::Error::Syntax`], [`crate::Error::DuplicateKey`]).
 pub fn read(paths: &[PathBuf], shard: Shard, threads: NonZeroUsize) -> Result<Examples> {
     let mut all = Examples::default();
     read_parts(paths, shard, threads, |part| part, |part| all.append(&part))?;
     Ok(all)
 }
 
-/// The names of files, for an error.
+/// The names of files, for an error message.
 pub fn listed(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Reads as [`read`] does, but into packed rows, in a fraction of the memory. With a folder `cache` what was read is
-/// kept there, and read from there as long as the files are the same.
+/// As [`read`], but into packed rows, which take a fraction of the memory. With a folder `cache`,
+/// the rows are cached there, and read from there while the files are the same.
 ///
 /// # Errors
-/// As for [`read`].
+/// As [`read`].
 pub fn read_packed(
     paths: &[PathBuf],
     shard: Shard,
@@ -55,10 +57,10 @@ pub fn read_packed(
     }
 }
 
-/// Parses `text` whole; `path` is only named in errors.
+/// Parses all of `text`; `path` only appears in errors.
 ///
 /// # Errors
-/// As for [`read`], of its text.
+/// As [`read`], for its text.
 pub fn parse(path: &Path, text: &[u8]) -> Result<Examples> {
     let mut block =
         Block { path: path.into(), first_line: 1, first_row: 0, rows: 0, text: text.to_vec() };
@@ -66,7 +68,8 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Examples> {
     parse_block(&block, Shard::ALL)
 }
 
-/// Hands the rows of a shard to `sink` in order, block by block, each as `make` made it on the thread that parsed it.
+/// Hands the rows of a shard to `sink` in order, block by block, each converted by `make` on the
+/// thread that parsed it.
 fn read_parts<T: Send>(
     paths: &[PathBuf],
     shard: Shard,
@@ -82,10 +85,10 @@ fn read_parts<T: Send>(
     })
 }
 
-/// Appends one row to what has been read of a block.
+/// Appends one row to the rows of a block.
 type ParseRow = fn(&[u8], &mut Examples) -> Result<(), Fault>;
 
-/// Parses the rows of a shard. The block's first row tells the format: rows are as in the rest of its file.
+/// Parses the rows of a shard. The block's first row tells the format of its file.
 fn parse_block(block: &Block, shard: Shard) -> Result<Examples> {
     let mut part = Examples { rows_in_all_shards: block.rows, ..Examples::default() };
     let is_criteo = block.numbered_rows().next().is_some_and(|(_, _, text)| criteo::is_row(text));

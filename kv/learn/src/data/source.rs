@@ -1,6 +1,8 @@
-//! Text files, plain or compressed, as blocks of whole lines. Knows lines and rows, not what is in them.
+//! Reads text files, plain or compressed, as blocks of whole lines. Knows lines and rows, not their
+//! contents.
 //!
-//! Path: **source** > libsvm > `Examples`. A file is streamed: memory is a few blocks, whatever its size.
+//! Path: **source** > libsvm > `Examples`. A file is streamed: memory is a few blocks, whatever its
+//! size.
 
 use std::fs::File;
 use std::io::{BufReader, Cursor, Read};
@@ -11,14 +13,14 @@ use memchr::{memchr, memchr_iter, memrchr};
 
 use crate::{Error, Result};
 
-/// Text read at a time: short enough that the memory of one block serves the next.
+/// Text read at a time: short enough that one block's memory is reused for the next.
 const BLOCK_BYTES: usize = 256 << 10;
 
-/// Longest line read: 64 MiB, some five million `key:value` pairs.
+/// Longest line: 64 MiB, about five million `key:value` pairs.
 const LINE_BYTES_MAX: usize = 64 << 20;
 const _: () = assert!(BLOCK_BYTES <= LINE_BYTES_MAX, "see `check_line_length`");
 
-/// Most memory an xz file may ask for; the highest preset asks for 65 MiB.
+/// Most memory an xz file may request; the highest preset requests 65 MiB.
 const XZ_MEMORY_BYTES_MAX: u64 = 512 << 20;
 
 /// Some whole lines of one file.
@@ -28,11 +30,11 @@ pub struct Block {
     pub path: Arc<Path>,
     /// The number of the first line, from 1, in this file.
     pub first_line: u64,
-    /// The number of the first row, from 0, in all files together.
+    /// Number of the first row, from 0, over all files.
     pub first_row: u64,
-    /// How many rows there are: lines that are not blank or a comment.
+    /// Number of rows: lines that are neither blank nor a comment.
     pub rows: u64,
-    /// The lines, each with its `\n`, except maybe the file's last.
+    /// The lines, each with its `\n`, except possibly the file's last.
     pub text: Vec<u8>,
 }
 
@@ -69,7 +71,7 @@ fn is_row(line: &[u8]) -> bool {
     line.iter().find(|byte| !matches!(byte, b' ' | b'\t' | b'\r')).is_some_and(|&byte| byte != b'#')
 }
 
-/// The blocks of several files in the order given; row numbers run on from one to the next.
+/// The blocks of several files in the given order; row numbers continue from one file to the next.
 pub struct Blocks {
     paths: std::vec::IntoIter<PathBuf>,
     current: Option<Lines>,
@@ -77,7 +79,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Reads `paths` one after the other; each is opened when its turn comes.
+    /// Reads `paths` one after the other, and opens each when it is due.
     pub fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths: paths.into_iter(), current: None, next_row: 0 }
     }
@@ -106,7 +108,7 @@ impl Blocks {
 impl Iterator for Blocks {
     type Item = Result<Block>;
 
-    /// The next block. After an error there is nothing more to be had.
+    /// The next block. After an error the iterator ends.
     fn next(&mut self) -> Option<Self::Item> {
         let next = self.next_block();
         if next.is_err() {
@@ -116,12 +118,12 @@ impl Iterator for Blocks {
     }
 }
 
-/// One file's lines, decompressed as they are asked for.
+/// One file's lines, decompressed on demand.
 struct Lines {
     path: Arc<Path>,
     format: Option<&'static str>,
     input: Box<dyn Read + Send>,
-    /// The start of a line whose end has not been read.
+    /// The start of a line whose end was not read yet.
     carry: Vec<u8>,
     next_line: u64,
     block_bytes: usize,
@@ -148,7 +150,7 @@ impl Lines {
         })
     }
 
-    /// The next whole lines and the number of the first; None at the end.
+    /// The next whole lines and the number of the first; `None` at the end.
     fn next_lines(&mut self) -> Result<Option<(u64, Vec<u8>)>> {
         let mut text = std::mem::take(&mut self.carry);
         loop {
@@ -180,7 +182,8 @@ impl Lines {
         })
     }
 
-    /// Only the first line of `text` can be longer than a block, and so too long: it grew while its end was looked for.
+    /// Only the first line of `text` can be longer than a block, and so too long: its end was not
+    /// in earlier blocks.
     fn check_line_length(&self, text: &[u8]) -> Result<()> {
         let bytes_max = self.line_bytes_max;
         if text.len() > bytes_max && memchr(b'\n', text).unwrap_or(text.len()) > bytes_max {
@@ -194,10 +197,10 @@ impl Lines {
     }
 }
 
-/// First bytes needed to tell the formats apart.
+/// First bytes needed to distinguish the formats.
 const HEAD_BYTES: usize = 6;
 
-/// The compression that the first bytes of a file name; its ending is not looked at.
+/// The compression of a file by its first bytes; its extension is ignored.
 fn detect(head: &[u8]) -> Option<&'static str> {
     match head {
         [0x1f, 0x8b, ..] => Some("gzip"),
@@ -207,7 +210,7 @@ fn detect(head: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Every format may hold several members one after the other, as `cat a.gz b.gz` makes them.
+/// Every format may have several members in a row, as `cat a.gz b.gz` makes them.
 fn decompress(
     format: Option<&str>,
     input: impl Read + Send + 'static,

@@ -1,14 +1,14 @@
-//! Feature blocks: how the key space is cut, and in which order a pass visits the pieces.
+//! Feature blocks: the cut of the key space, and the order in which a pass visits the blocks.
 //!
-//! A block is an even slice of the *key space*, not of the list of columns, so that every node
-//! can name it by two numbers without knowing which keys exist. Which columns of a node fall into
-//! a block is found by binary search where the columns are ([`KeyBlock::locate`]).
+//! A block is an even slice of the *key space*, not of the list of columns, so that two numbers
+//! name it on every node, whatever keys exist. Each node finds its columns of a block by binary
+//! search ([`KeyBlock::locate`]).
 
 use std::ops::Range;
 
 use crate::data::Ascending;
 
-/// Blocks a pass gets for each non-zero of an average row, unless told otherwise.
+/// Default number of blocks for each non-zero of an average row.
 pub const BLOCK_RATIO: f64 = 4.0;
 
 /// One slice of the key space, both ends included, so that `u64::MAX` is a key like any other.
@@ -21,14 +21,14 @@ pub struct KeyBlock {
 }
 
 impl KeyBlock {
-    /// Where this block lies in `keys` (sorted, unique): positions, half-open, possibly empty.
+    /// Positions of this block in `keys` (sorted, unique): half-open, possibly empty.
     pub fn locate(&self, keys: &[u64]) -> Range<usize> {
         let begin = keys.partition_point(|&key| key < self.first);
         let len = keys[begin..].partition_point(|&key| key <= self.last);
         begin..begin + len
     }
 
-    /// [`KeyBlock::locate`] in keys that are packed.
+    /// [`KeyBlock::locate`] in packed keys.
     pub fn locate_in(&self, keys: &Ascending) -> Range<usize> {
         let end = self.last.checked_add(1).map_or(keys.len(), |end| keys.below(end));
         keys.below(self.first)..end
@@ -37,10 +37,9 @@ impl KeyBlock {
 
 /// Cuts `min_key..=max_key` into `count` even slices, in key order.
 ///
-/// Slices are as long as each other up to one key. Where there are fewer keys than slices the
-/// empty ones are dropped, so fewer than `count` come back. Returns none when `min_key > max_key`
-/// (no data) or `count` is 0. Never makes more than `count` blocks, so bound `count` first if it
-/// comes from outside.
+/// Slice lengths differ by at most one key. If there are fewer keys than slices, empty ones are
+/// dropped, so fewer than `count` are returned; none if `min_key > max_key` (no data) or `count` is
+/// 0. Never makes more than `count` blocks, so bound a `count` from outside first.
 pub fn even_blocks(min_key: u64, max_key: u64, count: usize) -> Vec<KeyBlock> {
     if min_key > max_key {
         return Vec::new();
@@ -55,11 +54,11 @@ pub fn even_blocks(min_key: u64, max_key: u64, count: usize) -> Vec<KeyBlock> {
         .collect()
 }
 
-/// Number of blocks for rows of `nonzeros / rows` features: that average times `ratio`, rounded
-/// up, at least 1.
+/// Number of blocks for rows of `nonzeros / rows` features: that average times `ratio`, rounded up,
+/// at least 1.
 ///
-/// One block when no row has more than one feature on average: columns that never share a row do
-/// not disturb each other, so they can all step at once.
+/// It is 1 if no row has more than one feature on average: columns that share no row do not
+/// interact, so they can all step at once.
 pub fn default_block_count(nonzeros: u64, rows: u64, ratio: f64) -> usize {
     let per_row = nonzeros as f64 / rows.max(1) as f64;
     if per_row <= 1.0 + 1e-6 {
@@ -68,23 +67,24 @@ pub fn default_block_count(nonzeros: u64, rows: u64, ratio: f64) -> usize {
     ((per_row * ratio).ceil() as usize).max(1)
 }
 
-/// In which order a pass visits its blocks.
+/// The order in which a pass visits its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// By key, every pass the same.
+    /// By key, the same in every pass.
     Key,
     /// Reshuffled for every pass; the same seed and pass give the same order on every node.
     Shuffled {
         /// Any number.
         seed: u64,
     },
-    /// First those that gained most in the pass before, by [`Coordinates::update`](super::coordinates::Coordinates::update); the first pass by key.
+    /// Blocks with the largest gain in the previous pass first, by
+    /// [`Coordinates::update`](super::coordinates::Coordinates::update); the first pass by key.
     Importance,
 }
 
 impl Order {
-    /// The order of pass number `pass` over as many blocks as there are `gains`, each exactly once: `[blocks]`. The gains are
-    /// those of the pass before, 0 before the first.
+    /// The order of pass number `pass` over as many blocks as there are `gains`, each exactly once:
+    /// `[blocks]`. The gains are those of the previous pass, 0 before the first.
     pub fn of_pass(self, pass: u64, gains: &[f64]) -> Vec<usize> {
         let mut order: Vec<usize> = (0..gains.len()).collect();
         match self {
@@ -131,7 +131,8 @@ impl SplitMix64 {
     }
 }
 
-/// As `binary_search`, in few steps where the key lies near the front: sorted keys are looked up one after the other.
+/// As `binary_search`, in few steps if the key is near the front: sorted keys are looked up one
+/// after the other.
 pub(super) fn gallop(keys: &[u64], key: &u64) -> Result<usize, usize> {
     let mut end = 1;
     while end < keys.len() && keys[end - 1] < *key {

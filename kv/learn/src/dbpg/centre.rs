@@ -1,49 +1,53 @@
-//! Which optimum a run ends at, where there are many.
+//! The choice of the optimum, if there are several.
 //!
-//! The loss bends strictly along every margin, so all optima have the same margins, and with them the same gradient g. Weights
-//! that are not 0 anywhere among them lie in the border E = { j : |g_j| = λ }, with the sign of -g_j; there X_E z = 0 leaves the
-//! margins and, as 0 = g·z = -λ Σ s_j z_j, the penalty. So where columns of E equal each other or depend on each other the
-//! optimum is a polytope { w + z ≥ 0 in the signs s }, and which of its points a solver stops at, with how many weights, is
-//! chance. Its *centre* is unique: the point where Σ log |v_j| is largest. There equal columns have equal weights, and every
-//! weight is non-zero that is so at any optimum: the number of weights is the largest there is.
+//! The loss is strictly convex in every margin, so all optima have the same margins and the same
+//! gradient g. Weights that are non-zero at any of them lie in the border E = { j : |g_j| = λ },
+//! with the sign of -g_j; there X_E z = 0 keeps the margins and, because 0 = g·z = -λ Σ s_j z_j,
+//! the penalty. So if columns of E are equal or dependent, the optima are a polytope { w + z ≥ 0 in
+//! the signs s }, and the point where a solver stops, with its number of weights, is arbitrary. Its
+//! *centre* is unique: the point with the largest Σ log |v_j|. There, equal columns have equal
+//! weights, and every weight that is non-zero at any optimum is non-zero, so the number of weights
+//! is the largest possible.
 //!
-//! Other rules give other numbers of weights; kv/learn/docs/decisions/0001-central-optimum.md lists them.
+//! kv/learn/docs/decisions/0001-central-optimum.md compares it with other rules.
 //!
-//! [`Model::centre`] finds it from the Hessian on E, in one factorisation: a column whose pivot vanishes is a combination of
-//! those before it, which is a direction z to move along. Equal columns are put together exactly; along the other directions,
-//! if there are any, the sum of logarithms is maximised one after the other. F is as before to second order in the rounding
-//! of an exact Hessian, and the caller measures it.
+//! [`Model::centre`] computes it from the Hessian on E in one factorisation: a column whose pivot
+//! vanishes is a combination of those before it, which gives a direction z. Equal columns are
+//! merged exactly; the sum of logarithms is then maximised along the other directions, if any, one
+//! after the other. F changes only to second order in the rounding of an exact Hessian, and the
+//! caller measures it.
 //!
 //! Place: last pass > worker: gram > driver: **centre** > worker: losses > set.
 
 use super::cholesky::dependents;
 use super::newton::Model;
 
-/// A column whose pivot is this share of its diagonal or less depends on those before it.
+/// A column depends on those before it if its pivot is at most this share of its diagonal.
 const DEPENDENT: f64 = 1e-9;
 
-/// A coefficient of a combination is taken for 0, or for 1, when it is this near.
+/// A coefficient of a combination counts as 0 or 1 within this distance.
 const NEAR: f64 = 1e-4;
 
 /// How often the room below 0 is halved: to 1e-12 of the largest weight.
 const SHIFTS: usize = 40;
 
-/// Times that all directions are gone along for each, and when there is no room below 0 any more.
+/// Rounds over all directions for each room, and when there is none below 0 any more.
 const ROUNDS: usize = 3;
 const LAST_ROUNDS: usize = 20;
 
-/// A weight of no more than so many times the last room is 0 at every optimum.
+/// A weight of at most this many times the last room is 0 at every optimum.
 const ZERO_ROOMS: f64 = 1e3;
 
 /// Halvings of an interval: to the last bit.
 const HALVINGS: usize = 60;
 
-/// A direction in which the margins stay: which columns move, and how far each.
+/// A direction that keeps the margins: the columns that move, and how far.
 type Direction = Vec<(usize, f64)>;
 
 impl Model {
-    /// The central optimum, if this is one and another: `[n]`. The weights of the model are those of the border, 0 or not.
-    /// Also the rank of the border's columns: some optimum, a corner of the polytope, has no more weights than that.
+    /// The central optimum, if this is an optimum and not the only one: `[n]`. The weights of the
+    /// model are those of the border, 0 or not. Also returns the rank of the border's columns: some
+    /// optimum, a corner of the polytope, has no more weights than that.
     pub(super) fn centre(&self) -> Option<(Vec<f64>, usize)> {
         let n = self.weights.len();
         let signs: Vec<f64> = (0..n).map(|k| self.sign(k)).collect();
@@ -71,7 +75,8 @@ impl Model {
         (central != self.weights).then_some((central, rank))
     }
 
-    /// The sign of a weight on the border at every optimum where it is not 0; 0 for one without penalty, which may have any.
+    /// The sign of a weight on the border at every optimum where it is not 0; 0 for a weight
+    /// without penalty, which may have either.
     fn sign(&self, k: usize) -> f64 {
         match (self.lambda[k], self.weights[k]) {
             (0.0, _) => 0.0,
@@ -81,29 +86,30 @@ impl Model {
     }
 }
 
-/// Columns that equal each other.
+/// Groups of equal columns.
 struct Groups {
-    /// The first of each column's group: `[n]`.
+    /// The first column of each column's group: `[n]`.
     first: Vec<usize>,
-    /// How many there are in the group of each first: `[n]`.
+    /// The size of the group of each first column: `[n]`.
     sizes: Vec<f64>,
 }
 
 impl Groups {
-    /// `other` is a first: it does not depend on columns before it.
+    /// Adds `column` to the group of `other`, a first column, because it does not depend on those
+    /// before it.
     fn join(&mut self, column: usize, other: usize) {
         self.first[column] = other;
         self.sizes[other] += 1.0;
     }
 }
 
-/// Whether ‖w‖₁ stays along a direction within the signs, as it does on the border.
+/// Whether ‖w‖₁ stays the same along a direction within the signs, as it does on the border.
 fn keeps_norm(direction: &Direction, signs: &[f64]) -> bool {
     let moves = || direction.iter().map(|&(k, share)| share * signs[k]);
     moves().sum::<f64>().abs() <= NEAR * moves().map(f64::abs).sum::<f64>()
 }
 
-/// Where Σ log |v| is largest, each |v| as often as there are columns in its group.
+/// The search for the largest Σ log |v|, with each |v| counted once per column of its group.
 struct Middle<'a> {
     directions: &'a [Direction],
     signs: &'a [f64],
@@ -113,8 +119,9 @@ struct Middle<'a> {
 impl Middle<'_> {
     /// Moves there from any optimum, one direction after the other.
     ///
-    /// Weights at 0 may block every direction that some combination of them would leave: so all may lie a bit on the other
-    /// side of 0 at first, and the room for that shrinks. Half the way back to the start is always within half the room.
+    /// Weights at 0 may block every single direction although some combination of them would lead
+    /// away. So all weights may first lie slightly on the other side of 0, by a room that shrinks.
+    /// Halfway back to the start is always within half the room.
     fn find(&self, totals: &mut [f64]) {
         let start = totals.to_vec();
         let scale = start.iter().fold(0.0_f64, |largest, total| largest.max(total.abs()));
@@ -142,7 +149,7 @@ impl Middle<'_> {
         self.directions.iter().for_each(|direction| self.go(totals, direction, room));
     }
 
-    /// Goes along one direction to where the sum of logarithms is largest.
+    /// Moves along one direction to the largest sum of logarithms.
     fn go(&self, totals: &mut [f64], direction: &Direction, room: f64) {
         let moves: Vec<[f64; 3]> = direction
             .iter()
@@ -207,8 +214,8 @@ mod tests {
         assert_eq!(again, None, "it is at the centre");
     }
 
-    /// Two one-hot codes: their columns add up to the same, all ones. Along (1, 1, -1, -1) the weights 0, 2, 3, 1 go on to
-    /// where 1/a + 1/(2+a) = 1/(3-a) + 1/(1-a).
+    /// Two one-hot codes: the columns of each sum to all ones. Along (1, 1, -1, -1) the weights 0,
+    /// 2, 3, 1 move to where 1/a + 1/(2+a) = 1/(3-a) + 1/(1-a).
     #[test]
     fn dependent_columns_meet_in_the_middle() {
         let columns = [
@@ -253,7 +260,7 @@ mod tests {
     fn a_single_optimum_stays() {
         let columns = [vec![1.0, 0.0, 2.0], vec![0.0, 1.0, 1.0]];
         assert_eq!(model(&columns, vec![0.5, 0.0], &[1.0, 1.0]).centre(), None);
-        // The second is the first twice over: any weight on it would change the norm.
+        // The second column is twice the first: any weight on it would change the norm.
         let columns = [vec![1.0, 2.0], vec![2.0, 4.0]];
         assert_eq!(model(&columns, vec![0.0, 0.5], &[1.0, 1.0]).centre(), None);
     }

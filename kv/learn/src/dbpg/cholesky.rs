@@ -1,43 +1,49 @@
-//! Dense algebra of the Newton step: a symmetric matrix H, and solutions of H d = b on chosen rows and columns of it.
+//! Dense linear algebra of the Newton step: a symmetric matrix H, and solutions of H d = b on
+//! chosen rows and columns of it.
 //!
-//! Faces follow each other with few changes, so [`Factor`] keeps what still holds of the factor before. What H and the faces
-//! mean is `newton`'s business.
+//! Successive faces differ little, so [`Factor`] keeps the valid part of the previous factor.
+//! `newton` gives H and the faces their meaning.
 //!
-//! Place: pass > worker: gram > driver: minimise (**factor**) > worker: losses > driver: choose > set.
+//! Place: pass > worker: gram > driver: minimise (**factor**) > worker: losses > driver: choose >
+//! set.
 
 use std::sync::Mutex;
 use std::thread;
 
-/// What is added to the diagonal, against its size: rounding must not make a pivot negative.
+/// Added to the diagonal, relative to its size, so that rounding makes no pivot negative.
 const RIDGE: f64 = 1e-12;
 
 /// A pivot below this share of its diagonal is rounding.
 const PIVOT_MIN: f64 = 1e-14;
 
-/// Rows of the factor that are computed together: they stay in the second cache while all rows above go by.
+/// Rows of the factor computed together: they stay in the second-level cache while all rows above
+/// are streamed.
 const PANEL: usize = 16;
 
-/// Rows above that go by together, and how much of them at a time: what stays in the first cache while the panel's rows go by.
-/// So many sums under way do not wait for each other's additions.
+/// Rows above that are streamed together, and how much of them at a time, so that it stays in the
+/// first-level cache while the panel's rows are used. With this many sums in progress none waits
+/// for another's additions.
 const LINES: usize = 4;
 const RUN: usize = 512;
 
-/// Sums side by side in a product of two lines: as wide as registers are, and the same number where they are not.
+/// Partial sums of a dot product: as many as the widest vector registers hold, and the same number
+/// on other machines.
 const LANES: usize = 8;
 
-/// Rows of a matrix that make another thread worth its start.
+/// Rows of a matrix that justify another thread.
 const THREAD_ROWS: usize = 256;
 
 /// More threads than this wait for memory.
 const THREADS_MAX: usize = 8;
 
-/// Entries of the lower triangle of an n × n matrix; where its row n begins in a larger one.
+/// Entries of the lower triangle of an n × n matrix, which is also where row n begins in a larger
+/// one.
 pub(super) const fn triangle(n: usize) -> usize {
     n * (n + 1) / 2
 }
 
-/// The Cholesky factor of H on one face, the rows and columns that it keeps, from which that of the next is made, in the same
-/// memory.
+/// The Cholesky factor of H on one face, the rows and columns it covers. The next face's factor is
+/// computed from it, in the same memory.
 #[derive(Default)]
 pub(super) struct Factor {
     face: Vec<usize>,
@@ -49,8 +55,8 @@ pub(super) struct Factor {
 }
 
 impl Factor {
-    /// Solves H d = b on the rows and columns `face`, with a little on the diagonal, more where H is singular. None when H is
-    /// 0 or not a number.
+    /// Solves H d = b on the rows and columns `face`, with a small addition to the diagonal, larger
+    /// if H is singular. `None` if H is 0 or not a number.
     pub(super) fn solve(
         &mut self,
         hessian: &Triangle,
@@ -81,19 +87,21 @@ impl Factor {
         None
     }
 
-    /// Whether any column of any face was, up to this share of its diagonal, a combination of others.
+    /// Whether any column of any face was a combination of others, up to this share of its
+    /// diagonal.
     pub(super) fn met_dependence(&self, share: f64) -> bool {
         self.pivot_min.is_some_and(|pivot| pivot <= share)
     }
 
-    /// Leaves in a matrix for `face` what holds of the last factor, whose face is forgotten: the rows before the first change,
-    /// and so many columns of the others. Returns how many columns of each row that makes.
+    /// Keeps the valid part of the last factor for `face`: the rows before the first change, and
+    /// that many columns of the others. Returns how many columns of each row are valid.
     fn reuse(&mut self, face: &[usize]) -> Vec<usize> {
         let last = std::mem::take(&mut self.face);
         let same = face.iter().zip(&last).take_while(|(new, old)| new == old).count();
         let mut old = last.iter().enumerate();
         let done = face.iter().enumerate().map(|(row, k)| {
-            // Faces keep their order: the old place is further on, or this one and all after it are new.
+            // Faces keep their order: the old row is further on, or this row and all after it are
+            // new.
             let Some((from, _)) = old.find(|(_, old)| *old == k) else { return 0 };
             if row < same {
                 return row + 1;
@@ -115,10 +123,10 @@ pub(super) struct Triangle {
 }
 
 impl Triangle {
-    /// From the lower triangle of an n × n matrix, row by row.
+    /// Creates it from the lower triangle of an n × n matrix, row by row.
     ///
     /// # Panics
-    /// If there are more or fewer than [`triangle`] entries.
+    /// If there are not [`triangle`] entries.
     pub(super) fn new(n: usize, entries: Vec<f64>) -> Self {
         assert_eq!(entries.len(), triangle(n), "the triangle of {n} rows");
         Triangle { n, entries }
@@ -143,7 +151,7 @@ impl Triangle {
         &mut self.entries[triangle(row)..=triangle(row) + row]
     }
 
-    /// The product with `x`, of a symmetric matrix: `[n]`.
+    /// The product of a symmetric matrix with `x`: `[n]`.
     pub(super) fn times(&self, x: &[f64]) -> Vec<f64> {
         let mut product = vec![0.0; self.n];
         for (row, &x_row) in x.iter().enumerate() {
@@ -156,10 +164,12 @@ impl Triangle {
         product
     }
 
-    /// Replaces the matrix by L, L Lᵀ being it; None when it is not positive definite, else the smallest of the
-    /// new pivots as a share of its diagonal. `done` says how many columns of each row are L's already: `[n]`.
+    /// Replaces the matrix by its factor L, with L Lᵀ equal to it. `None` if it is not positive
+    /// definite, else the smallest of the new pivots as a share of its diagonal. `done` tells how
+    /// many columns of each row are L's already: `[n]`.
     ///
-    /// Rows of a panel only read those above it, and so can be shared out, up to the triangle where they meet.
+    /// Rows of a panel only read those above it, so panels can be computed in parallel, except for
+    /// the triangle where they meet.
     fn factor(&mut self, done: &[usize]) -> Option<f64> {
         let n = self.n;
         let mut pivot_min = f64::INFINITY;
@@ -184,7 +194,7 @@ impl Triangle {
             };
             thread::scope(|scope| {
                 for _ in 1..threads {
-                    // Where the system gives no more threads, those that are there do their work.
+                    // If the system gives no more threads, the existing ones do the work.
                     let _ = thread::Builder::new().spawn_scoped(scope, extend);
                 }
                 extend();
@@ -202,7 +212,7 @@ impl Triangle {
         Some(pivot_min)
     }
 
-    /// Its share of the diagonal, if that is more than rounding.
+    /// The pivot's share of the diagonal, if it is more than rounding.
     fn factor_pivot(&mut self, column: usize) -> Option<f64> {
         let (left, pivot) = self.row_mut(column).split_at_mut(column);
         let rest = pivot[0] - dot(left, left);
@@ -226,10 +236,12 @@ impl Triangle {
     }
 }
 
-/// The rows and columns of H, taken in the order of `face`, that are combinations of those taken before: each with the
-/// combination's non-zero shares. `face`: places in H. Those combined are of no combination themselves.
+/// The rows and columns of H, taken in the order of `face`, that are combinations of earlier ones:
+/// each with the non-zero coefficients of its combination. `face`: indices into H. Only rows that
+/// are no combinations themselves are combined.
 ///
-/// A pivot at or below `share` of its diagonal is taken for 0. One factorisation, of the rows that are no combinations.
+/// A pivot of at most `share` of its diagonal counts as 0. One factorisation, of the rows that are
+/// no combinations.
 pub(super) fn dependents(
     hessian: &Triangle,
     face: &[usize],
@@ -267,17 +279,18 @@ pub(super) fn dependents(
 struct Panel<'a> {
     first: usize,
     rows: &'a mut [f64],
-    /// How many columns of each are L's already.
+    /// How many columns of each row are L's already.
     done: &'a [usize],
 }
 
 impl Panel<'_> {
-    /// The columns of L whose own rows are `above`, with what vectors this machine has: the same to the bit on any.
+    /// Computes the columns of L whose own rows are `above`, with the vector instructions of this
+    /// machine; the result is the same to the bit on any.
     fn extend(self, above: &[f64]) {
         pulp::Arch::new().dispatch(Extend { panel: self, above });
     }
 
-    /// [`Panel::fill`] for lines that follow each other, the first at a multiple of their number.
+    /// [`Panel::fill`] for adjacent lines, the first at a multiple of their number.
     #[inline(always)]
     fn fill_all(&mut self, lines: [&[f64]; LINES]) {
         let whole = (lines[0].len() - 1) / LANES * LANES;
@@ -307,7 +320,7 @@ impl Panel<'_> {
         }
     }
 
-    /// The column of L whose own row is `line`.
+    /// Computes the column of L whose own row is `line`.
     fn fill(&mut self, line: &[f64]) {
         let column = line.len() - 1;
         let mut begin = 0;
@@ -322,7 +335,8 @@ impl Panel<'_> {
     }
 }
 
-/// [`Panel::extend`] as what `pulp` compiles for each width of vectors: all of it is inlined there.
+/// [`Panel::extend`] in the form that `pulp` compiles for each vector width: everything in it is
+/// inlined.
 struct Extend<'a, 'b> {
     panel: Panel<'a>,
     above: &'b [f64],
@@ -342,18 +356,18 @@ impl pulp::NullaryFnOnce for Extend<'_, '_> {
     }
 }
 
-/// Threads for a matrix of that size: each has panels enough to be worth its start.
+/// Threads for a matrix of this size: each has enough panels to justify it.
 fn threads(n: usize) -> usize {
     let cores = thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     cores.min(n / THREAD_ROWS).clamp(1, THREADS_MAX)
 }
 
-/// Adds `share` times `line` to `sums`, as far as both go.
+/// Adds `share` times `line` to `sums`, up to the shorter length.
 pub(super) fn add(sums: &mut [f64], share: f64, line: &[f64]) {
     sums.iter_mut().zip(line).for_each(|(sum, x)| *sum += share * x);
 }
 
-/// The product of two lines.
+/// The dot product of two lines.
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut sums = [0.0; LANES];
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
@@ -365,7 +379,7 @@ pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     total(&sums, a_rest, b_rest)
 }
 
-/// Adds to `sums` what [`dot`] does, for the products of `own` with several lines.
+/// Adds to `sums` as [`dot`] does, for the products of `own` with several lines.
 #[inline(always)]
 fn add_products(
     sums: &mut [[f64; LANES]; LINES],
@@ -384,7 +398,7 @@ fn add_products(
     *sums = local;
 }
 
-/// A product: the sums of its whole lanes, and what is behind them.
+/// A dot product from the sums of its whole lanes and the rest.
 #[inline(always)]
 fn total(sums: &[f64; LANES], a_rest: &[f64], b_rest: &[f64]) -> f64 {
     let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();

@@ -1,17 +1,18 @@
-//! A server's coordinates: sum the workers' pushes of a block, step, filter.
+//! A server's coordinates: sums the workers' pushes of a block, steps, filters.
 //!
-//! Place: gradient > push > **coordinates** > pull > apply. Nothing is sent from here; the step itself is [`super::proximal`]'s.
+//! Place: gradient > push > **coordinates** > pull > apply. Nothing is sent here; the step itself
+//! is in [`super::proximal`].
 
 use std::ops::Range;
 
 use super::blocks::{KeyBlock, gallop};
 use super::proximal::Proximal;
 
-/// How far inside ±λ a gradient may lie, as a share of λ, and be on the border. Where F is within 1e-14 of its minimum, which
-/// is as near as a run can tell, gradients are still some 1e-4 off.
+/// How far inside ±λ a gradient may be, as a share of λ, and still count as on the border. Near the
+/// minimum F is exact to rounding long before its gradients are.
 const BORDER: f64 = 1e-3;
 
-/// The workers' pushes for one block, added up in the order of the server's own keys.
+/// The workers' pushes for one block, summed in the order of the server's own keys.
 #[derive(Debug, Clone)]
 pub struct BlockSum {
     gradient: Vec<f64>,
@@ -19,7 +20,7 @@ pub struct BlockSum {
     parts: Vec<Parts>,
 }
 
-/// Which of the workers' parts are in the sums of a coordinate.
+/// Whether all workers' parts are in the sums of a coordinate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parts {
     All,
@@ -30,17 +31,17 @@ enum Parts {
 }
 
 impl BlockSum {
-    /// Memory that one coordinate takes.
+    /// Bytes of one coordinate.
     pub(super) const BYTES: usize = 2 * size_of::<f64>() + size_of::<Parts>();
 
-    /// Nothing pushed yet, for a block of `len` coordinates of the server.
+    /// Empty sums for a block of `len` coordinates of the server.
     pub fn new(len: usize) -> Self {
         Self { gradient: vec![0.0; len], curvature: vec![0.0; len], parts: vec![Parts::All; len] }
     }
 
-    /// Adds one worker's push. `positions: [n]` says where in the block each of its columns lies
-    /// (see [`Coordinates::positions`]); `gradient`, `curvature`, `active`: `[n]`. Coordinates that the
-    /// worker lacks gain nothing; those it holds but had filtered are marked incomplete.
+    /// Adds one worker's push. `positions: [n]` are the positions of its columns in the block (see
+    /// [`Coordinates::positions`]); `gradient`, `curvature`, `active`: `[n]`. Coordinates that the
+    /// worker lacks are unchanged; those it has but had filtered are marked incomplete.
     ///
     /// # Panics
     /// If lengths do not match or a position is outside the block.
@@ -62,7 +63,7 @@ impl BlockSum {
         }
     }
 
-    /// Leaves coordinate `k` of the block out of the step.
+    /// Excludes coordinate `k` of the block from the step.
     ///
     /// # Panics
     /// If it is outside the block.
@@ -70,7 +71,8 @@ impl BlockSum {
         self.parts[k] = Parts::None;
     }
 
-    /// Takes these sums for changes, of what was `kept` of the block before: `[block]`; from then on both are what they come to.
+    /// Treats these sums as changes of `kept`, the block's former sums: `[block]`. Both become the
+    /// new sums.
     ///
     /// # Panics
     /// If lengths do not match.
@@ -96,7 +98,7 @@ pub struct Coordinates {
 }
 
 impl Coordinates {
-    /// Memory that one of them takes.
+    /// Bytes of one coordinate.
     pub(super) const BYTES: usize = size_of::<u64>() + 2 * size_of::<f64>() + size_of::<bool>();
 
     /// No coordinates yet.
@@ -112,14 +114,14 @@ impl Coordinates {
         }
     }
 
-    /// The same coordinates, which keep their weights to single precision.
+    /// The same coordinates with weights rounded to single precision.
     pub fn narrow(mut self, narrow: bool) -> Self {
         self.narrow = narrow;
         self
     }
 
-    /// Adds the coordinates among `keys` (sorted, unique) that are new: weight 0, active. The
-    /// others keep their state.
+    /// Adds the coordinates of new `keys` (sorted, unique): weight 0, active. The others keep their
+    /// state.
     ///
     /// # Panics
     /// If `keys` is not sorted and unique.
@@ -163,19 +165,19 @@ impl Coordinates {
         &self.keys
     }
 
-    /// Weights, in the order of the keys: `[n]`. Those of filtered coordinates are 0.
+    /// Weights, in order of the keys: `[n]`. Filtered coordinates have 0.
     pub fn weights(&self) -> &[f64] {
         &self.weights
     }
 
     /// Which coordinates the KKT filter leaves in: `[n]`. A pull carries the block's part beside
-    /// the weights: explicit bits, never a special value among the weights.
+    /// the weights, as explicit bits and never as a special weight.
     pub fn active(&self) -> &[bool] {
         &self.active
     }
 
-    /// Where in `range` (of positions here) each of `keys` (sorted) lies, from the
-    /// range's start. `None` when a key is missing there: the worker never announced it.
+    /// The positions of `keys` (sorted) within `range`, from the range's start. `None` if a key is
+    /// missing there, so that the worker never announced it.
     pub fn positions(&self, range: Range<usize>, keys: &[u64]) -> Option<Vec<usize>> {
         let own = &self.keys[range];
         let mut from = 0;
@@ -187,19 +189,19 @@ impl Coordinates {
         Some(positions)
     }
 
-    /// Positions here in a block: half-open, possibly empty.
+    /// The positions of a block here: half-open, possibly empty.
     pub fn locate(&self, block: &KeyBlock) -> Range<usize> {
         block.locate(&self.keys)
     }
 
-    /// Goes on with another λ, from the weights that are here. The next pass is to begin with a reset, since the filter's bits
-    /// are those of the old one.
+    /// Continues with another λ from the current weights. The next pass must begin with a reset,
+    /// because the filter's bits are those of the old λ.
     pub fn set_lambda(&mut self, lambda: f64) {
         self.rule.lambda = lambda;
     }
 
-    /// Starts a pass: forgets the last one's violation, and with `reset` puts every coordinate
-    /// back in. Weights of filtered coordinates were 0 all along, so nothing else is to restore.
+    /// Starts a pass: forgets the last one's violation, and with `reset` reactivates every
+    /// coordinate. Filtered coordinates have weight 0, so there is nothing else to restore.
     pub fn begin_pass(&mut self, reset: bool) {
         self.steepest = 0.0;
         if reset {
@@ -207,16 +209,16 @@ impl Coordinates {
         }
     }
 
-    /// One step of the block at positions `range`, from the sum of all workers' pushes. Returns by how much F falls, at least,
-    /// as far as curvatures are bounds.
+    /// Takes one step of the block at positions `range`, with the sums of all workers' pushes.
+    /// Returns a lower bound of the decrease of F, if the curvatures are bounds.
     ///
-    /// A coordinate at 0 whose gradient is further than `threshold` inside ±λ is filtered: it
-    /// stays at 0 and leaves the block until a reset. One on the border, |g| = λ, may be non-zero at another optimum and
-    /// stays. One that some worker had filtered already
-    /// keeps its weight, since its sums lack rows; one that is skipped is not even looked at.
+    /// A coordinate at 0 whose gradient is more than `threshold` inside ±λ is filtered: it stays at
+    /// 0 and leaves the block until a reset. One on the border, |g| = λ, may be non-zero at another
+    /// optimum and stays. One that some worker had filtered keeps its weight, because its sums lack
+    /// rows; one that is skipped is ignored.
     ///
     /// # Panics
-    /// If `range` is outside the coordinates or `sum` is of another length.
+    /// If `range` is outside the coordinates or `sum` has another length.
     pub fn update(&mut self, range: Range<usize>, sum: &BlockSum, threshold: f64) -> f64 {
         assert_eq!(sum.gradient.len(), range.len(), "one sum a coordinate");
         let mut gain = 0.0;
@@ -224,21 +226,21 @@ impl Coordinates {
             if !self.active[k] || sum.parts[i] == Parts::None {
                 continue;
             }
+            let gradient = sum.gradient[i];
+            let curvature = sum.curvature[i];
             let step = if sum.parts[i] == Parts::Some {
                 0.0
-            } else if self.weights[k] == 0.0 && self.filter(k, sum.gradient[i], threshold) {
+            } else if self.weights[k] == 0.0 && self.filter(k, gradient, threshold) {
                 continue;
             } else {
-                let slope = (sum.gradient[i], sum.curvature[i]);
-                self.rule.step(self.keys[k], self.weights[k], slope, self.deltas[k])
+                self.rule.step(self.keys[k], self.weights[k], gradient, curvature, self.deltas[k])
             };
             let weight = self.weights[k] + step;
-            // Workers see the step that was made, and follow δ by that.
+            // Workers see the rounded step and derive δ from it.
             let rounded = if self.narrow { f64::from(weight as f32) } else { weight };
             let step = if self.narrow { rounded - self.weights[k] } else { step };
             if step != 0.0 {
-                let slope = (sum.gradient[i], sum.curvature[i]);
-                gain += self.rule.gain(self.keys[k], self.weights[k], slope, step);
+                gain += self.rule.gain(self.keys[k], self.weights[k], gradient, curvature, step);
             }
             self.deltas[k] = self.rule.trust.after(step);
             self.weights[k] = rounded;
@@ -246,10 +248,11 @@ impl Coordinates {
         gain
     }
 
-    /// Sets weights to what was found otherwise, as if by a step: `to` names keys that are here, each active.
+    /// Sets weights that were found in another way, as if by a step. `to` names active keys of
+    /// these coordinates.
     ///
     /// # Errors
-    /// The first key that is not here, or filtered; nothing has been set then.
+    /// The first key that is missing or filtered. Nothing has been set then.
     pub fn set(&mut self, to: &[(u64, f64)]) -> Result<(), u64> {
         let find = |&(key, _): &(u64, f64)| {
             self.keys.binary_search(&key).ok().filter(|&k| self.active[k]).ok_or(key)
@@ -262,10 +265,10 @@ impl Coordinates {
         Ok(())
     }
 
-    /// Takes a zero coordinate's gradient down; filters it where it is safely inside ±λ.
+    /// Records the gradient of a coordinate at 0, and filters it if it is safely inside ±λ.
     fn filter(&mut self, k: usize, gradient: f64, threshold: f64) -> bool {
         if self.rule.free == Some(self.keys[k]) {
-            return false; // 0 is a weight like any other
+            return false; // its weight 0 is not special
         }
         self.steepest = self.steepest.max(gradient.abs());
         let inside = self.rule.lambda - gradient.abs();
@@ -279,23 +282,24 @@ impl Coordinates {
         (self.steepest - self.rule.lambda).max(0.0)
     }
 
-    /// The pass's largest |g_k| so far over those coordinates: the smallest λ at which none would move.
+    /// The pass's largest |g_k| so far, over those coordinates: the smallest λ at which none of
+    /// them would move.
     pub fn steepest(&self) -> f64 {
         self.steepest
     }
 
-    /// Keys and weights that are not 0.
+    /// The non-zero weights with their keys.
     pub fn held(&self) -> impl Iterator<Item = (u64, f64)> {
         let pairs = self.keys.iter().copied().zip(self.weights.iter().copied());
         pairs.filter(|&(_, weight)| weight != 0.0)
     }
 
-    /// Number of non-zero weights, the intercept apart.
+    /// Number of non-zero weights, without the intercept.
     pub fn nonzeros(&self) -> usize {
         self.held().filter(|&(key, _)| self.rule.free != Some(key)).count()
     }
 
-    /// λ‖w‖₁ + ½ λ₂‖w‖² of these.
+    /// λ‖w‖₁ + ½ λ₂‖w‖² of these coordinates.
     pub fn penalty(&self) -> f64 {
         self.held().map(|(key, weight)| self.rule.penalty(key, weight)).sum()
     }
@@ -363,7 +367,7 @@ mod tests {
         assert_eq!(coordinates.active(), [false, true, true, true]);
         assert_eq!(coordinates.violation(), 0.25);
         assert_eq!(coordinates.active_count(), 3);
-        // Filtered: neither moves nor counts, whatever is pushed.
+        // Filtered: it neither moves nor counts, whatever is pushed.
         coordinates.begin_pass(false);
         coordinates.update(0..1, &pushed(&[9.0], &[1.0]), 0.1);
         assert_eq!((coordinates.weights()[0], coordinates.violation()), (0.0, 0.0));

@@ -1,25 +1,29 @@
 //! A worker's part of a Hessian in two bytes a number, for jobs that quantise.
 //!
-//! H is a sum of x xᵀ over the worker's rows, so |H_ij| ≤ d_i d_j with d_i² = H_ii: its correlations H_ij / (d_i d_j) lie in
-//! [-1, 1], and go as whole numbers of 16 bits, each off by 2⁻¹⁶ at most. That changes the Newton step a little, not where it leads to: only
-//! the gradient says where the minimum is, and its numbers go as two f32s each, the second what the first leaves.
+//! H is a sum of x xᵀ over the worker's rows, so |H_ij| ≤ d_i d_j with d_i² = H_ii: its
+//! correlations H_ij / (d_i d_j) lie in [-1, 1] and are sent as integers of 16 bits, each with an
+//! error of at most 2⁻¹⁶. That changes the Newton step slightly, but not where it converges: only
+//! the gradient determines the minimum, and each of its numbers is sent as two f32s, the second
+//! being the remainder of the first.
 //!
 //! ```text
-//! correlations of the lower triangle, row by row, two a number | gradient | the rest of the gradient | d      all of 32 bits
+//! correlations of the lower triangle by rows, two a number | gradient | its remainder | d
 //! ```
+//!
+//! All numbers have 32 bits.
 
 use super::cholesky::triangle;
 use super::support::packed_len;
 
-/// The whole number that stands for 1.
+/// The integer for 1.
 const ONE: f64 = 32767.0;
 
-/// Numbers of a support of n weights.
+/// Numbers on the wire for a support of n weights.
 pub(super) fn wire_len(n: usize) -> usize {
     triangle(n).div_ceil(2) + 3 * n
 }
 
-/// What [`super::support::Gram`] gives for n weights, as numbers: `[wire_len(n)]`.
+/// Packs the output of [`super::support::Gram`] for n weights: `[wire_len(n)]`.
 pub(super) fn pack(n: usize, packed: &[f64]) -> Vec<i32> {
     let (hessian, gradient) = packed.split_at(triangle(n));
     let bits = |number: f64| (number as f32).to_bits().cast_signed();
@@ -43,7 +47,7 @@ pub(super) fn pack(n: usize, packed: &[f64]) -> Vec<i32> {
     correlations.chunks(2).map(pair).chain(head).chain(scale).collect()
 }
 
-/// Adds what `wire` stands for to `sum`, in the order of [`super::support::Gram`].
+/// Adds the numbers of `wire` to `sum`, in the order of [`super::support::Gram`].
 ///
 /// # Panics
 /// If lengths do not match.
@@ -74,7 +78,7 @@ mod tests {
 
     #[test]
     fn entries_are_off_by_little_of_their_diagonals() {
-        // Of rows (1, a), for a from -2 to 2, and a column that no row has.
+        // Rows (1, a), for a from -2 to 2, and a column that no row has.
         let n = 3;
         let rows = [-2.0, -0.5, 0.1, 2.0];
         let products = |f: fn(f64) -> f64| rows.iter().copied().map(f).sum::<f64>();

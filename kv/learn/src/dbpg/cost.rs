@@ -1,21 +1,22 @@
-//! What a worker's computing costs on one core, for networks whose time is simulated: counts times constants, so that a run is
-//! the same on every machine. Real time needs none of this.
+//! The cost of a worker's computation on one core, for simulated networks: counts times constants,
+//! so that a run is the same on every machine. Real time needs none of this.
 //!
-//! kv/learn/docs/decisions/0007-simulated-computing.md says where the constants come from. `caravan bench scale --calibrate`
-//! compares them with this machine. They leave out what a column costs in messages: that goes by bytes.
+//! The constants are those of kv/learn/docs/decisions/0007-simulated-computing.md; `caravan bench
+//! scale --calibrate` compares them with the machine it runs on. A column's cost in messages, at the
+//! worker and the server, is not included: it depends on bytes.
 
 use std::time::Duration;
 
 use crate::data::Columns;
 
-/// For each column whose gradient and curvature are computed, and for each of its non-zeros.
+/// Per column whose gradient and curvature are computed, and per non-zero of it.
 const COLUMN_NANOS: f64 = 18.0;
 const GRADIENT_NANOS: f64 = 10.0;
 
-/// For each non-zero of a column whose weight changes.
+/// Per non-zero of a column whose weight changes.
 const UPDATE_NANOS: f64 = 20.0;
 
-/// For each row, when the loss is summed up.
+/// Per row, when the loss is summed.
 const ROW_NANOS: f64 = 11.0;
 
 /// Gradients and curvatures of `computed`.
@@ -34,7 +35,7 @@ pub(super) fn loss(rows: usize) -> Duration {
     nanos(ROW_NANOS, rows)
 }
 
-/// How many columns, and how many non-zeros they have.
+/// Number of columns, and of their non-zeros.
 fn count(columns: &Columns, some: impl Iterator<Item = usize>) -> (usize, usize) {
     let length = |j: usize| columns.before(j + 1) - columns.before(j);
     some.fold((0, 0), |(count, nonzeros), j| (count + 1, nonzeros + length(j)))

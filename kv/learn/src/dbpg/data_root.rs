@@ -1,23 +1,23 @@
-//! Which files a worker reads for whoever orders it to.
+//! The files that a worker reads on an order.
 //!
-//! An order comes from another process, of another machine perhaps, and a worker has the rights of
-//! who started it. A launched worker was started by the very process that orders, and goes by its
-//! word. Any other reads and caches below one folder only.
+//! An order comes from another process, perhaps on another machine, and a worker has its user's
+//! rights. A launched worker was started by the very process that gives the orders, and may read
+//! any file. Any other worker reads and caches below one folder only.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use caravan_kv::NodeConfig;
 
-/// The folder that orders may name files below; `None` is everywhere.
+/// The folder that contains all files of orders; `None` is everywhere.
 #[derive(Debug)]
 pub(super) struct DataRoot(Option<PathBuf>);
 
 impl DataRoot {
-    /// That of a worker with these settings.
+    /// The folder of a worker with these settings.
     ///
     /// # Errors
-    /// There is no such folder.
+    /// If there is no such folder.
     pub(super) fn of(config: &NodeConfig) -> Result<Self, String> {
         let root = match &config.data_root {
             Some(root) => root,
@@ -32,11 +32,11 @@ impl DataRoot {
         found.map(|root| DataRoot(Some(root)))
     }
 
-    /// Where `path` leads, which is below the root. It need not be there yet.
+    /// The file that `path` names, which is below the root. It need not exist yet.
     ///
     /// # Errors
-    /// It leads out of the root, or may once it is there. Whether there is anything outside is not
-    /// said.
+    /// If it is outside the root, or could be once it exists. The error does not reveal whether
+    /// anything exists outside.
     pub(super) fn allow(&self, path: &Path) -> Result<PathBuf, String> {
         let Some(root) = &self.0 else { return Ok(path.to_path_buf()) };
         resolve(&root.join(path)).filter(|found| found.starts_with(root)).ok_or_else(|| {
@@ -49,13 +49,13 @@ impl DataRoot {
     }
 }
 
-/// `path` without links and `..`. What is not there yet has neither.
+/// `path` without links and `..`. The part that does not exist yet has neither.
 fn resolve(path: &Path) -> Option<PathBuf> {
     let there = path.ancestors().find_map(|at| Some((at, fs::canonicalize(at).ok()?)));
     let (at, found) = there?;
     let rest = path.strip_prefix(at).ok()?;
     let is_plain = rest.components().all(|part| matches!(part, Component::Normal(_)));
-    // A link to what is not there yet leads anywhere.
+    // A link to a missing file could lead anywhere.
     let leads_on = rest.components().next().is_some_and(|first| found.join(first).is_symlink());
     (is_plain && !leads_on).then(|| match rest.as_os_str().is_empty() {
         true => found,

@@ -1,13 +1,13 @@
-//! A small made-up problem whose every pass is known, for tests and first steps; not a benchmark.
+//! A small artificial problem with known passes, for tests and first steps; not a benchmark.
 
 use super::reference::Part;
 use crate::data::Columns;
 
 /// A small problem with published results: 200 rows, 60 columns, all values 1.
 ///
-/// Each row names the distinct ones of six keys drawn below 60; keys ending in 5 speak for label
-/// +1, keys ending in 0 for -1, with a little noise, and the others say nothing. At λ = 1 the
-/// optimum is [`Example::OPTIMUM`], with 31 non-zero weights.
+/// Each row has the distinct ones of six random keys below 60; keys that end in 5 indicate label
+/// +1, keys that end in 0 label -1, with some noise, and the others nothing. At λ = 1 the optimum
+/// is [`Example::OPTIMUM`], with 31 non-zero weights.
 #[derive(Debug, Clone)]
 pub struct Example {
     labels: Vec<f64>,
@@ -26,12 +26,12 @@ impl Example {
         Self::with_rows(|_| true)
     }
 
-    /// The rows of worker `worker` of `workers`, dealt out in turn, with only the keys they name.
+    /// The rows of worker `worker` of `workers`, dealt in turn, with only the keys they have.
     pub fn share(worker: u32, workers: u32) -> Self {
         Self::with_rows(|row| row % workers == worker)
     }
 
-    /// The view that a [`Part`] takes.
+    /// The form that the reference takes.
     pub fn part(&self) -> Part<'_> {
         Part { columns: &self.columns, labels: &self.labels }
     }
@@ -56,7 +56,9 @@ impl Example {
                 labels.push(label);
             }
         }
-        let (mut keys, mut ends, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+        let mut keys = Vec::new();
+        let mut ends = Vec::new();
+        let mut rows = Vec::new();
         for (key, column) in (0..).zip(columns).filter(|(_, column)| !column.is_empty()) {
             keys.push(key);
             rows.extend(column);

@@ -1,32 +1,36 @@
-//! What DBPG's messages leave out: the choice as command lines say it, and the bytes that each part saves.
+//! The filters of DBPG's messages: their text form in command lines, and the bytes that each saves.
 //!
-//! Four of the filters are the algorithm's. Two hold for whole columns: *screening* drops those that are 0 in every solution
-//! (`screen`), and the *KKT filter* puts others out for some passes (`schedule`, `coordinates`). Two hold for a pass:
+//! Four of the filters are the algorithm's. Two omit whole columns: *screening* drops those that
+//! are 0 in every solution (`screen`), and the *KKT filter* excludes others for some passes
+//! (`schedule`, `coordinates`). Two hold for a pass:
 //!
-//! * *Random skip*: each active column takes part in a pass with a probability. Tables have a filter of that name, which draws
-//!   for each sender and scales what it sends; a sum of which some terms are missing and others are scaled bounds no step.
-//!   So here workers and servers draw alike, from the seed, the task and the key: of a column that is skipped nobody sends
-//!   anything and its weight stays, and all others step as ever. A block's bound holds for any part of the block.
-//! * *Significantly modified*: a worker sends how far gradient and curvature of a column have moved since it last did, once
-//!   one of them has moved by T / t in pass t, counted from 1. Servers keep the sums of what all have sent, and step on these.
-//!   They are no bound, but near one: with W workers each sum is off by less than W T / t. That is the condition of NIPS 2014,
-//!   theorem 2.
+//! * *Random skip*: each active column takes part in a pass with some probability. The tables'
+//!   filter of that name draws for each sender and scales what it sends; but a sum that misses some
+//!   terms and scales others bounds no step. So workers and servers draw alike here, from the seed,
+//!   the task and the key: nobody sends a skipped column and its weight stays, and all others step
+//!   as usual. A block's bound holds for any part of the block.
+//! * *Significantly modified*: a worker sends the change of a column's gradient and curvature since
+//!   it last did, once one of them has moved by T / t in pass t, counted from 1. Servers sum all
+//!   changes received, and step on these sums. They are no bound, but close to one: with W workers
+//!   each sum is off by less than W T / t. That is the condition of NIPS 2014, theorem 2.
 //!
-//! The rest are the tables' ([`caravan_kv::filter`]). With key caching a request names all columns of its block, so that the list
-//! stays the same from pass to pass, and a bit a column says which are active; without, it names active columns only.
+//! The others belong to the tables ([`caravan_kv::filter`]). With key caching a request names all
+//! columns of its block, so that the list stays the same from pass to pass, and a bit per column
+//! marks the active ones; without it, a request names active columns only.
 //!
-//! What loses anything leads the way, and not to the end: once a pass lowers F by no more than [`LOSSLESS_FROM`], or ε, all that
-//! follow are exact, and none but such a pass ends a run. Until then
+//! Lossy filters apply at the beginning of a run, not at its end: once a pass lowers F by at most
+//! [`LOSSLESS_FROM`] or ε, all later passes are exact, and only an exact pass ends a run. Until
+//! then
 //!
-//! * gradients and curvatures are left out as above, or with `quantize` rounded without bias, in a range of their own.
-//!   Curvatures, which differ by orders of magnitude in a block, are pushed as logarithms for that, so that small ones keep
-//!   their digits.
-//! * Hessians come in two bytes a number (`correlations`) with `quantize`, to the end: they lead the way of a polish, not where
-//!   it ends.
-//! * Weights are told to the workers as the server has them. With `narrow` the server keeps them to 24 bits, whose last one
-//!   moves F by its square.
+//! * gradients and curvatures are omitted as above, or with `quantize` rounded without bias, each
+//!   in a range of its own. Curvatures, which differ by orders of magnitude within a block, are
+//!   then pushed as logarithms, so that small ones keep their digits.
+//! * Hessians are sent in two bytes a number (`correlations`) with `quantize`, throughout: they
+//!   direct a polish, but do not determine where it ends.
+//! * Workers receive weights as the server has them. With `narrow` the server keeps 24 bits of
+//!   them; an error in the last bit changes F by its square.
 //!
-//! [`Filters::check`] has what does not go together.
+//! [`Filters::check`] lists combinations that do not work.
 
 use std::str::FromStr;
 
@@ -34,38 +38,39 @@ use caravan_kv::Error;
 use caravan_kv::filter::{Draws, Filters as TableFilters, Flow, Stage, Traffic};
 use serde::{Deserialize, Serialize};
 
-/// A pass that lowers the objective by at most this share of it is the last that may lose anything.
+/// A pass that lowers the objective by at most this share of it is the last lossy one.
 pub(super) const LOSSLESS_FROM: f64 = 1e-3;
 
-/// Which filters a run has.
+/// The filters of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Filters {
     /// Whether columns that are 0 in every solution are dropped first.
     pub screen: bool,
     /// Whether the KKT filter is on.
     pub kkt: bool,
-    /// With which probability a column takes part in a pass, in (0, 1]; all do if `None`.
+    /// Probability that a column takes part in a pass, in (0, 1]; all do if `None`.
     pub skip: Option<f64>,
-    /// T: how far a column's numbers move until they are sent again, in pass t by T / t.
+    /// T: a column's numbers are sent again once they have moved by T / t in pass t.
     pub significant: Option<f64>,
-    /// Of the table of weights, and as far as they fit of the others; neither `skip` nor `significant`, which are those above.
+    /// Filters of the table of weights and, where they fit, of the others; without `skip` and
+    /// `significant`, which are the two above.
     pub table: TableFilters,
 }
 
 impl Default for Filters {
-    /// Those that cost next to nothing: `screen,kkt`.
+    /// Those that cost almost nothing: `screen,kkt`.
     fn default() -> Self {
         Filters { screen: true, kkt: true, ..Filters::NONE }
     }
 }
 
-/// What `all` stands for.
+/// The list that `all` stands for.
 const ALL: &str = "screen,kkt,zero,narrow,quantize=2,key-cache,snappy";
 
 impl FromStr for Filters {
     type Err = Error;
 
-    /// Reads a list of names: `screen`, `kkt` and those of [`TableFilters`]; or `all`, or `none`.
+    /// Parses a list of names: `screen`, `kkt` and those of [`TableFilters`]; or `all`, or `none`.
     fn from_str(text: &str) -> Result<Self, Error> {
         let mut filters = Filters::NONE;
         let mut others = Vec::new();
@@ -102,7 +107,7 @@ impl Filters {
         table: TableFilters::NONE,
     };
 
-    /// Refuses what cannot work, with the reason.
+    /// Refuses combinations that cannot work, with the reason.
     pub(super) fn check(&self, exact_delay: bool) -> Result<(), Error> {
         let refuse = |what: &str| Err(Error::Config(what.to_owned()));
         match *self {
@@ -129,12 +134,12 @@ impl Filters {
         }
     }
 
-    /// Whether passes lose anything, until they have to be exact.
+    /// Whether passes are lossy until they must be exact.
     pub(super) fn is_lossy(&self) -> bool {
         self.skip.is_some() || self.significant.is_some() || self.table.is_lossy()
     }
 
-    /// What pass number `pass`, from 0, may lose.
+    /// The losses of pass number `pass`, counted from 0.
     pub(super) fn lossy(&self, pass: u64) -> Lossy {
         Lossy {
             share: self.skip.unwrap_or(1.0),
@@ -144,42 +149,44 @@ impl Filters {
     }
 }
 
-/// What a pass leaves out of what an exact one sends, apart from digits.
+/// What a lossy pass omits compared with an exact one, apart from digits.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Lossy {
-    /// Of the active columns, those that take part.
+    /// Share of the active columns that take part.
     share: f64,
-    /// What is a significant change; 0 if all columns are sent as they are.
+    /// Smallest significant change; 0 if all columns are sent in full.
     threshold: f64,
     seed: u64,
 }
 
 impl Lossy {
-    /// Nothing.
+    /// No loss.
     pub(super) const NONE: Lossy = Lossy { share: 1.0, threshold: 0.0, seed: 0 };
 
-    /// Whether the column of a key is left out of a task: the same on all nodes.
+    /// Whether the column of a key skips a task: the same on all nodes.
     pub(super) fn skips(&self, task: u64) -> impl Fn(u64) -> bool + use<> {
-        let (share, draws) = (self.share, Draws::new(self.seed, task));
+        let share = self.share;
+        let draws = Draws::new(self.seed, task);
         move |key| share < 1.0 && draws.of(key) >= share
     }
 
-    /// Whether changes are sent, once they are significant.
+    /// Whether significant changes are sent instead of values.
     pub(super) fn sends_changes(&self) -> bool {
         self.threshold > 0.0
     }
 }
 
-/// What a worker has sent of each of its columns, while it sends changes.
+/// The last values that a worker has sent of each of its columns, while it sends changes.
 #[derive(Debug, Default)]
 pub(super) struct Sent(Vec<[f64; 2]>);
 
 impl Sent {
-    /// How the numbers of column `j` of so many have changed since they were sent last, if that is to be sent now.
+    /// The change of column `j` of `columns` since it was last sent, if it is to be sent now.
     pub(super) fn change(
         &mut self,
         lossy: &Lossy,
-        (j, columns): (usize, usize),
+        j: usize,
+        columns: usize,
         numbers: [f64; 2],
     ) -> Option<[f64; 2]> {
         self.0.resize(columns, [0.0; 2]);
@@ -193,12 +200,13 @@ impl Sent {
     }
 }
 
-/// Of those filters, the ones that lose nothing and fit a table of single-precision numbers whose keys come once.
+/// The filters among these that are lossless and fit a table of single-precision numbers whose keys
+/// are sent once.
 pub(super) fn of_numbers(filters: &TableFilters) -> TableFilters {
     TableFilters { zero: filters.zero, snappy: filters.snappy, ..TableFilters::NONE }
 }
 
-/// Bytes of keys, numbers of values, and values on their way in both directions.
+/// Bytes of keys, numbers of values and values in both directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bytes {
     pub(crate) pushed: u64,
@@ -215,32 +223,33 @@ impl Bytes {
     }
 }
 
-/// What a push and a pull of columns take, for each that is named, active, or both.
+/// Bytes of a column in a push and a pull, for each that is named, active, or both.
 const KEY: u64 = 8;
 const LENGTH: u64 = 4;
 const VALUE: u64 = 8;
 
-/// The algorithm's own filters, in the order in which columns go through them, and that which comes before them.
+/// The algorithm's own filters, in the order in which columns pass them, and the one before them.
 const OWN: [&str; 5] = ["tail", "screen", "kkt", "skip", "significant"];
 
-/// Of a block: its columns, those that the KKT filter leaves in, those of them that take part, and those that are sent.
+/// Numbers of a block's columns: all, those the KKT filter leaves, those that take part, and those
+/// sent.
 pub(super) type Count = [usize; 4];
 
-/// What a worker has counted.
+/// A worker's counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counted {
-    /// What its passes' requests and answers held.
+    /// Bytes of its passes' requests and answers.
     pub(crate) passes: Bytes,
-    /// What they would have held besides, but for each of [`OWN`].
+    /// Further bytes they would have had without each of [`OWN`].
     pub(super) left_out: [Bytes; OWN.len()],
-    /// Of its tables.
+    /// Traffic of its tables.
     pub(crate) tables: Traffic,
-    /// What its transport has sent and received.
+    /// Bytes that its transport has sent and received.
     pub(crate) frames: Bytes,
 }
 
 impl Counted {
-    /// Enters one block's push and pull, which name all columns or those that take part.
+    /// Counts one block's push and pull, which name all columns or those that take part.
     pub(super) fn block(&mut self, names_all: bool, [columns, active, taking, sent]: Count) {
         let bytes = |named: usize, sent: usize, answered: usize| {
             let named = if names_all { columns } else { named };
@@ -262,7 +271,7 @@ impl Counted {
         self.passes = self.passes.plus(stages[3]);
     }
 
-    /// Enters the columns of a pass that were dropped before: for being rare, and by screening.
+    /// Counts the columns of a pass that were dropped before: as rare ones, and by screening.
     pub(crate) fn dropped(&mut self, columns: [u64; 2]) {
         for (left_out, columns) in self.left_out.iter_mut().zip(columns) {
             left_out.pushed += columns * (2 * KEY + LENGTH + 2 * VALUE);
@@ -270,7 +279,7 @@ impl Counted {
         }
     }
 
-    /// What several have counted.
+    /// The sum of two workers' counters.
     pub(crate) fn plus(self, other: &Counted) -> Counted {
         Counted {
             passes: self.passes.plus(other.passes),
@@ -280,7 +289,7 @@ impl Counted {
         }
     }
 
-    /// Stage by stage, as they are gone through, down to what the transport carried.
+    /// A row for each stage, in order, down to the transport's bytes.
     pub(crate) fn rows(&self, filters: &Filters) -> Vec<FilterTraffic> {
         let Traffic { sent, received } = &self.tables;
         let counted = Bytes { pushed: sent[0].bytes_in, pulled: received[0].bytes_in };
@@ -310,19 +319,20 @@ impl Counted {
     }
 }
 
-/// What one filter has made of the messages of all workers, and of all servers.
+/// Effect of one filter on the messages of all workers and of all servers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FilterTraffic {
-    /// `tail`, `screen`, `kkt`, `skip`, `significant`, a stage of the tables' filters; `frames`, where headers, commands and answers that say nothing are added, and what is sent beside; `all`, from
-    /// the first to the last.
+    /// `tail`, `screen`, `kkt`, `skip`, `significant` or a stage of the tables' filters; `frames`
+    /// adds headers, commands, empty answers and other messages; `all` is from the first to the
+    /// last.
     pub filter: &'static str,
     /// Bytes from workers before it.
     pub worker_bytes_in: u64,
-    /// And behind it.
+    /// Bytes from workers after it.
     pub worker_bytes_out: u64,
     /// Bytes from servers before it.
     pub server_bytes_in: u64,
-    /// And behind it.
+    /// Bytes from servers after it.
     pub server_bytes_out: u64,
 }
 
@@ -399,7 +409,7 @@ mod tests {
     fn changes_are_sent_once_they_are_significant() {
         let filters = Filters { significant: Some(3.0), ..Filters::NONE };
         let mut sent = Sent::default();
-        let mut change = |pass, numbers| sent.change(&filters.lossy(pass), (1, 2), numbers);
+        let mut change = |pass, numbers| sent.change(&filters.lossy(pass), 1, 2, numbers);
         assert_eq!(change(0, [2.0, 1.0]), None);
         assert_eq!(change(0, [3.0, 1.0]), Some([3.0, 1.0]));
         assert_eq!(change(0, [4.0, 3.0]), None);

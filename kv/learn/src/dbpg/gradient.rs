@@ -1,9 +1,9 @@
-//! The worker's side of a block: gradient and curvature out, new weights in.
+//! The worker's side of a block: computes gradient and curvature, and applies new weights.
 //!
 //! A [`Worker`] holds its rows' scores x_i·w and its copy of the weights; it never sees another
-//! worker's rows. With margins m_i = y_i x_i·w the loss is f(w) = Σ_i c_i log(1 + exp(-m_i)), where c_i > 0 is the weight of
-//! row i; it comes with the label, as c_i y_i. Scores are kept additively, so they cannot overflow; the authors' system keeps
-//! exp(m_i), which does at 709.
+//! worker's rows. With margins m_i = y_i x_i·w the loss is f(w) = Σ_i c_i log(1 + exp(-m_i)), where
+//! c_i > 0 is the weight of row i, which comes with the label, as c_i y_i. Scores are kept
+//! additively, so they cannot overflow; the authors' system keeps exp(m_i), which overflows at 709.
 //!
 //! Place: **gradient** > push > coordinates > pull > **apply**. Neither sends anything.
 
@@ -13,40 +13,40 @@ use super::pool::Pool;
 use super::rows::{Row, Rows};
 use crate::data::Columns;
 
-/// Which upper bound on the loss's curvature a worker pushes.
+/// The upper bound of the loss's curvature that a worker pushes.
 ///
-/// With σ'(m) = σ(m)σ(-m) the curvature of one row along its margin, all columns k of a block
-/// stepping by d_k with |d_k| ≤ δ_k move row i's margin by at most R_i = Σ_k |x_ik| δ_k, so
+/// With σ'(m) = σ(m)σ(-m), the curvature of one row along its margin: if every column k of a block
+/// steps by d_k with |d_k| ≤ δ_k, row i's margin moves by at most R_i = Σ_k |x_ik| δ_k, so
 ///
 /// f(w+d) ≤ f(w) + g·d + ½ Σ_i h_i (Σ_k x_ik d_k)²,   h_i ≥ max σ' over [m_i - R_i, m_i + R_i],
 ///
-/// and with weights of rows c_i times all that.
+/// with all of that times c_i if rows have weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub enum Curvature {
     /// The authors': u_j = Σ_i min(σ'(m_i) exp(|x_ij| δ_j), ¼) x_ij².
     ///
-    /// A bound for a step of column j *alone*. Columns of a block that share rows all correct the
+    /// It bounds a step of column j *alone*. Columns of a block that share rows all correct the
     /// same error at once and overshoot together; dense blocks diverge.
     Published,
-    /// A bound for the step of the whole block: the objective never rises with delay 0, however
-    /// many workers there are and however the columns overlap.
+    /// A bound for the step of the whole block: the objective never rises with delay 0, for any
+    /// number of workers and any overlap of columns.
     ///
-    /// By Cauchy-Schwarz (Σ_k x_ik d_k)² ≤ r_i Σ_k |x_ik| d_k², r_i = Σ_k |x_ik| over the block's
-    /// active columns, so u_j = Σ_i h_i r_i |x_ij| makes the bound above separable. And σ' is even
-    /// and falls with |m|, so h_i = σ'(max(|m_i| - R_i, 0)) exactly, which is never above
-    /// min(σ'(m_i) exp(R_i), ¼). Where no two columns share a row r_i = |x_ij|: then u_j is the
-    /// published one or a little below. Rows are split over workers whole, so the sum of the
-    /// workers' bounds is a bound of the sum. Costs one more sweep over the block.
+    /// By Cauchy-Schwarz (Σ_k x_ik d_k)² ≤ r_i Σ_k |x_ik| d_k² with r_i = Σ_k |x_ik| over the
+    /// block's active columns, so u_j = Σ_i h_i r_i |x_ij| makes the bound above separable. σ' is
+    /// even and falls with |m|, so h_i = σ'(max(|m_i| - R_i, 0)) exactly, which is at most
+    /// min(σ'(m_i) exp(R_i), ¼). If no two columns share a row, r_i = |x_ij| and u_j is at most the
+    /// published one. Each row is on one worker, so the sum of the workers' bounds is a bound of
+    /// the sum. It costs one more sweep over the block.
     #[default]
     Safe,
 }
 
-/// How far a coordinate may move in one step: δ starts at `init`, then follows the steps.
+/// How far a coordinate may move in one step: δ starts at `init` and then follows the steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TrustRegion {
     /// Before the first step.
     pub init: f64,
-    /// Never above this.
+    /// Upper limit.
     pub max: f64,
 }
 
@@ -57,15 +57,15 @@ impl Default for TrustRegion {
 }
 
 impl TrustRegion {
-    /// δ after a step: room for twice the step and a little.
+    /// δ after a step: room for twice the step and a little more.
     ///
-    /// Worker and server both compute it from the same step, so it needs no message.
+    /// Worker and server compute it from the same step, so it needs no message.
     pub(super) fn after(&self, step: f64) -> f64 {
         (2.0 * step.abs() + 0.1).min(self.max)
     }
 }
 
-/// One worker's state: where its rows stand, and its copy of the weights.
+/// One worker's state: its rows, and its copy of the weights.
 #[derive(Debug, Clone)]
 pub struct Worker {
     rows: Rows,
@@ -77,7 +77,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// All weights 0, all columns active. `labels: [rows]`, each +1 or -1 times the weight of its row.
+    /// All weights 0, all columns active. `labels: [rows]`, each +1 or -1 times the weight of its
+    /// row.
     ///
     /// # Panics
     /// If a label is 0 or not finite.
@@ -85,10 +86,11 @@ impl Worker {
         Self::with_threads(labels, columns, trust, Pool::default())
     }
 
-    /// [`Worker::new`] for the threads of `pool`: the same to the bit, on large blocks sooner.
+    /// [`Worker::new`] with the threads of `pool`: the same result to the bit, sooner for large
+    /// blocks.
     ///
     /// # Panics
-    /// As there.
+    /// As [`Worker::new`].
     pub fn with_threads(labels: Vec<f64>, columns: usize, trust: TrustRegion, pool: Pool) -> Self {
         assert!(labels.iter().all(|y| y.is_finite() && *y != 0.0), "labels must have a sign");
         Self {
@@ -106,8 +108,8 @@ impl Worker {
         &self.weights
     }
 
-    /// Which columns the KKT filter leaves in: `[columns]`. Push the block's part with its
-    /// gradient, so that the server never takes a filtered column's 0 for a gradient.
+    /// Which columns the KKT filter leaves in: `[columns]`. They are pushed with the block's
+    /// gradient, so that the server never mistakes a filtered column's 0 for a gradient.
     pub fn active(&self) -> &[bool] {
         &self.active
     }
@@ -122,7 +124,7 @@ impl Worker {
         self.rows.margins()
     }
 
-    /// Puts every column back in: the worker's half of a KKT filter reset.
+    /// Reactivates every column: the worker's half of a KKT filter reset.
     pub fn reset_filter(&mut self) {
         self.active.fill(true);
     }
@@ -164,7 +166,7 @@ impl Worker {
         computed
     }
 
-    /// Cuts a block into so many runs of columns with about as many non-zeros each.
+    /// Cuts a block into `parts` runs of columns with about as many non-zeros each.
     fn cut(&self, columns: &Columns, block: Range<usize>, parts: usize) -> Vec<Range<usize>> {
         let (first, last) = (columns.before(block.start), columns.before(block.end));
         let end = |part: usize| {
@@ -183,7 +185,7 @@ impl Worker {
             let wrong = pull.abs() / weight;
             let growth = if x == 1.0 { unit_growth } else { (x.abs() * self.deltas[j]).exp() };
             g += pull * x;
-            // 0 * infinity is not a number, of which `min` takes the other side: still a bound.
+            // 0 * infinity is NaN, for which `min` returns the other argument: still a bound.
             u += weight * (wrong * (1.0 - wrong) * growth).min(0.25) * x * x;
         });
         (g, u)
@@ -205,11 +207,11 @@ impl Worker {
         }
     }
 
-    /// Takes in pulled weights of the columns `block`: moves the margins and the copy along, and
-    /// follows δ and the filter. `weights`, `active`: `[block.len()]`.
+    /// Applies pulled weights of the columns `block`: updates the margins, the copy of the weights,
+    /// δ and the filter. `weights`, `active`: `[block.len()]`.
     ///
-    /// A filtered column's weight is 0 whatever `weights` says. The step is taken from this
-    /// worker's own copy, so a block that was in flight twice leaves the margins right too. Pulls
+    /// A filtered column's weight is 0 whatever `weights` says. The step is computed from this
+    /// worker's own copy, so a block that was in flight twice leaves correct margins as well. Pulls
     /// of the same block must be applied in the order in which the server answered them.
     ///
     /// # Panics
@@ -255,8 +257,8 @@ impl Worker {
         self.rows.all().iter().map(|row| row.pull)
     }
 
-    /// Computes the margins afresh from the weights, which drops the rounding errors of all the
-    /// steps. Worth doing every few dozen passes.
+    /// Computes the margins from the weights, which removes the rounding errors of all steps.
+    /// Worthwhile every few dozen passes.
     pub fn rederive_margins(&mut self, columns: &Columns) {
         self.rows.derive(columns, &self.weights);
     }
@@ -267,7 +269,8 @@ impl Worker {
     }
 }
 
-/// Both sums over the rows of a column of ones. Four pairs of sums side by side: the additions do not wait for each other.
+/// Both sums over the rows of a column of ones, as four independent pairs, so that additions do not
+/// wait for each other.
 fn sum_ones(rows: &[u32], of: &[Row]) -> (f64, f64) {
     let mut sums = [(0.0, 0.0); 4];
     let (chunks, rest) = rows.as_chunks::<4>();
@@ -285,7 +288,7 @@ fn sum_ones(rows: &[u32], of: &[Row]) -> (f64, f64) {
     ((a.0 + b.0) + (c.0 + d.0), (a.1 + b.1) + (c.1 + d.1))
 }
 
-/// A part of the block's columns with their places among its sums.
+/// A part of the block's columns with their gradients and curvatures.
 type Part<'a> = (Range<usize>, &'a mut [f64], &'a mut [f64]);
 
 fn split<'a>(

@@ -1,7 +1,9 @@
-//! Feature groups: the slots or fields that the leading bits of a key name, each cut into blocks by itself.
+//! Feature groups: slots or fields named by the leading bits of a key, each cut into blocks
+//! separately.
 //!
-//! Examples have one feature of most groups at most. Columns of such a group never share a row, so that all of it can step at
-//! once, in one block; only the others need more. (So does the authors' code, where a group has a key space of its own.)
+//! In most groups an example has at most one feature. Columns of such a group share no row, so the
+//! whole group can step at once, in one block; only the others need more. (The authors' code does
+//! the same, with a key space per group.)
 //!
 //! Place: load > tail > screening > **groups** > blocks.
 
@@ -12,21 +14,21 @@ use serde::{Deserialize, Serialize};
 use super::blocks::{KeyBlock, default_block_count, even_blocks};
 use crate::data::{Columns, PackedRows};
 
-/// Most leading bits that can name a group: everybody counts by array.
+/// Most leading bits that can name a group, because groups are counted in an array.
 pub(super) const BITS_MAX: u32 = 16;
 
-/// What there is of one group.
+/// Counts of one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Group {
     number: u32,
     /// Rows that have any of its features.
     rows: u64,
     nonzeros: u64,
-    /// Smallest and largest.
+    /// Smallest and largest key.
     keys: (u64, u64),
 }
 
-/// Groups by number, as far as somebody has them: `[2^bits]`.
+/// Groups by number, if they have features: `[2^bits]`.
 struct Counts {
     bits: u32,
     groups: Vec<Option<Group>>,
@@ -41,8 +43,9 @@ impl Counts {
         (key >> (u64::BITS - self.bits)) as u32
     }
 
-    /// Another feature of a group, with so many entries, in so many rows that had none of its features yet.
-    fn add(&mut self, number: u32, key: u64, (rows, nonzeros): (u64, u64)) {
+    /// Adds a feature of a group with `nonzeros` entries, `rows` of them in rows without an earlier
+    /// feature of the group.
+    fn add(&mut self, number: u32, key: u64, rows: u64, nonzeros: u64) {
         let new = Group { number, rows: 0, nonzeros: 0, keys: (key, key) };
         self.groups[number as usize].get_or_insert(new).join(rows, nonzeros, (key, key));
     }
@@ -60,21 +63,23 @@ impl Group {
     }
 }
 
-/// The groups of rows, by number, which has 1 to [`BITS_MAX`] bits.
+/// The groups of rows, by the number in their `bits` leading bits (1 to [`BITS_MAX`]).
 pub(super) fn of_rows(rows: &PackedRows, bits: u32) -> Vec<Group> {
-    let (mut counts, mut last) = (Counts::new(bits), None);
+    let mut counts = Counts::new(bits);
+    let mut last = None;
     rows.for_each(|row, key, _| {
-        // Those of a group follow each other, as a row has its keys in order.
+        // A row's keys are in order, so those of a group are adjacent.
         let at = (row, counts.number(key));
         let is_first = last.replace(at) != Some(at);
-        counts.add(at.1, key, (is_first.into(), 1));
+        counts.add(at.1, key, is_first.into(), 1);
     });
     counts.known()
 }
 
-/// As [`of_rows`], of `rows` rows that have become columns.
+/// As [`of_rows`], for `rows` rows that have become columns.
 pub(super) fn of_columns(columns: &Columns, rows: usize, bits: u32) -> Vec<Group> {
-    let (mut counts, mut last) = (Counts::new(bits), None);
+    let mut counts = Counts::new(bits);
+    let mut last = None;
     let mut seen = vec![false; rows];
     for (column, key) in columns.keys().iter().enumerate() {
         let number = counts.number(key);
@@ -83,12 +88,13 @@ pub(super) fn of_columns(columns: &Columns, rows: usize, bits: u32) -> Vec<Group
         }
         let (of, _) = columns.column(column);
         let new = of.iter().filter(|&&row| !std::mem::replace(&mut seen[row as usize], true));
-        counts.add(number, key, (new.count() as u64, of.len() as u64));
+        counts.add(number, key, new.count() as u64, of.len() as u64);
     }
     counts.known()
 }
 
-/// Cuts each group by itself, `ratio` blocks for each feature that its rows have of it, from what each of the workers has counted.
+/// Cuts each group separately, into `ratio` blocks for each of its features in an average row that
+/// has any, from all workers' counts.
 pub(super) fn blocks(counted: Vec<Group>, ratio: f64) -> Vec<KeyBlock> {
     let mut all = BTreeMap::<u32, Group>::new();
     for group in counted {
@@ -113,7 +119,7 @@ mod tests {
         group << 60 | key
     }
 
-    /// Group 1 has one feature a row at most, group 3 up to three of them, and 2 and others none.
+    /// Group 1 has at most one feature per row, group 3 up to three, and the others none.
     fn rows(numbers: std::ops::Range<u64>) -> PackedRows {
         let row = |n: u64| {
             let bag = (0..n % 4).map(|k| key(3, 10 * k + n));

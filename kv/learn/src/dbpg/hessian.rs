@@ -1,8 +1,9 @@
-//! The table that carries the workers' parts of a Hessian and a gradient to the driver, who adds them up in the order of ranks,
-//! so that a run repeats itself.
+//! The table that carries the workers' parts of a Hessian and a gradient to the driver, which adds
+//! them up in order of ranks, so that runs repeat exactly.
 //!
-//! They are large, so they go in pieces: a worker computes, pushes and forgets some at a time, and a server forgets what it has
-//! answered with. Whole they are in memory once, at the servers, until the driver has pulled them.
+//! They are large, so they are sent in pieces: a worker computes, pushes and frees some at a time,
+//! and a server frees what it has answered. Whole, they exist once, at the servers, until the
+//! driver has pulled them.
 //!
 //! Place: worker: gram > **hessian** > driver: minimise.
 
@@ -19,29 +20,30 @@ use super::cholesky::triangle;
 use super::correlations;
 use super::support::{Gram, packed_len};
 
-/// Name under which servers build its shards.
+/// Name of its shards' update rule.
 pub(super) const HANDLE: &str = "dbpg-hessian";
 
 /// Id of the table.
 const TABLE: u32 = 2;
 
-/// Numbers in a row of it, which go at once: what is sent lies in memory once more while it is, at both ends.
+/// Numbers per row. A row is sent at once, so it is in memory once more meanwhile, at both ends.
 const PIECE: usize = 64 << 10;
 
-/// How the numbers of a Hessian and a gradient travel.
+/// Wire format of a Hessian and a gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Wire {
-    /// In single precision, which a Newton step does not notice: only the gradient says where the minimum is, and each of its
-    /// numbers goes as two, the second what the first leaves.
+    /// Single precision, which suffices for a Newton step: only the gradient determines the
+    /// minimum, and each of its numbers is sent as two, the second being the remainder of the
+    /// first.
     Single,
-    /// All of them as two: which columns depend on each other only an exact Hessian says.
+    /// All numbers as two: only an exact Hessian tells which columns depend on each other.
     Double,
-    /// In two bytes (`correlations`).
+    /// Two bytes a number (`correlations`).
     Short,
 }
 
 impl Wire {
-    /// Numbers for a support of n weights.
+    /// Numbers on the wire for a support of n weights.
     fn len(self, n: usize) -> usize {
         match self {
             Wire::Single | Wire::Double => 2 * packed_len(n) - self.pairs_from(n),
@@ -49,19 +51,22 @@ impl Wire {
         }
     }
 
-    /// How many numbers, of floats, go as one before the others go as two, next to each other.
+    /// For floats, how many numbers are sent as one; the others follow as adjacent pairs.
     fn pairs_from(self, n: usize) -> usize {
         if self == Wire::Single { triangle(n) } else { 0 }
     }
 }
 
-/// The table that carries parts of supports up to that size. Row `piece * workers + rank` holds a worker's numbers from
-/// `piece * PIECE` on; rows can be pulled once.
-pub(super) fn table(
-    support_max: usize,
-    workers: usize,
-    (wire, filters): (Wire, Filters),
-) -> TableSpec {
+/// A worker's place among all that push to the table.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) rank: usize,
+    pub(super) workers: usize,
+}
+
+/// The table for supports up to this size. Row `piece * workers + rank` holds a worker's numbers
+/// from `piece * PIECE` on; a row can be pulled once.
+pub(super) fn table(support_max: usize, workers: usize, wire: Wire, filters: Filters) -> TableSpec {
     let (value, longest) = match wire {
         Wire::Single | Wire::Double => (ValueType::F32, Wire::Double),
         Wire::Short => (ValueType::I32, Wire::Short),
@@ -73,18 +78,22 @@ pub(super) fn table(
     spec.filters(filters)
 }
 
-/// The rows of a worker's numbers, and which of those each has.
-fn rows(rank: usize, workers: usize, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
+/// The rows of a worker's numbers, and the range of numbers in each.
+fn rows(place: Place, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let Place { rank, workers } = place;
     let numbers = (0..len).step_by(PIECE).map(move |from| from..(from + PIECE).min(len));
     numbers.enumerate().map(move |(piece, numbers)| ((piece * workers + rank) as u64, numbers))
 }
 
-/// Writes a worker's numbers for a support of n weights to its rows; before them come its rank and the number of workers.
+/// Pushes a worker's numbers for a support of n weights to its rows. `place` is its rank and the
+/// number of workers.
 pub(super) fn send(
     worker: &mut Worker,
     table: Table,
-    place: (usize, usize),
-    (n, gram, wire): (usize, Gram<'_>, Wire),
+    place: Place,
+    n: usize,
+    gram: Gram<'_>,
+    wire: Wire,
 ) -> caravan_kv::Result<()> {
     let len = wire.len(n);
     match wire {
@@ -94,11 +103,11 @@ pub(super) fn send(
                 let rest = (number - f64::from(number as f32)) as f32;
                 std::iter::once(number as f32).chain((at >= pairs_from).then_some(rest))
             });
-            push(worker, table, place, (numbers, len))
+            push(worker, table, place, numbers, len)
         }
         Wire::Short => {
             let packed: Vec<f64> = gram.collect();
-            push(worker, table, place, (correlations::pack(n, &packed).into_iter(), len))
+            push(worker, table, place, correlations::pack(n, &packed).into_iter(), len)
         }
     }
 }
@@ -106,11 +115,12 @@ pub(super) fn send(
 fn push<V: Value>(
     worker: &mut Worker,
     table: Table,
-    (rank, workers): (usize, usize),
-    (mut numbers, len): (impl Iterator<Item = V>, usize),
+    place: Place,
+    mut numbers: impl Iterator<Item = V>,
+    len: usize,
 ) -> caravan_kv::Result<()> {
     let mut values = Vec::with_capacity(len.min(PIECE));
-    for (row, of) in rows(rank, workers, len) {
+    for (row, of) in rows(place, len) {
         values.clear();
         values.extend(numbers.by_ref().take(of.len()));
         let pushed = worker.push_varying(table, &[row], &[values.len() as u32], &values)?;
@@ -119,17 +129,18 @@ fn push<V: Value>(
     Ok(())
 }
 
-/// The sum of all workers' numbers, in the order of ranks, in the order of [`Gram`].
+/// The sum of all workers' numbers, added in order of ranks, in the order of [`Gram`].
 pub(super) fn receive(
     servers: &mut Worker,
     table: Table,
     workers: usize,
-    (n, wire): (usize, Wire),
+    n: usize,
+    wire: Wire,
 ) -> caravan_kv::Result<Vec<f64>> {
     let len = wire.len(n);
     let mut sum = vec![0.0; packed_len(n)];
     for rank in 0..workers {
-        let place = (rank, workers);
+        let place = Place { rank, workers };
         match wire {
             Wire::Single | Wire::Double => {
                 let pairs_from = wire.pairs_from(n);
@@ -152,21 +163,23 @@ pub(super) fn receive(
     Ok(sum)
 }
 
-/// Calls `take` with all of a worker's numbers, piece by piece, and the place of the first.
+/// Calls `take` with all of a worker's numbers, piece by piece, and the index of each piece's
+/// first.
 fn pull<V: Value>(
     servers: &mut Worker,
     table: Table,
-    (rank, workers): (usize, usize),
+    place: Place,
     len: usize,
     mut take: impl FnMut(usize, &[V]),
 ) -> caravan_kv::Result<()> {
-    for (row, of) in rows(rank, workers, len) {
+    for (row, of) in rows(place, len) {
         let pulled = servers.pull(table, &[row])?;
         let answer = servers.wait(pulled)?;
         let part = answer.values::<V>();
         if part.len() != of.len() {
             return Err(caravan_kv::Error::Config(format!(
-                "worker {rank} has left {} numbers of its Hessian, not {}",
+                "worker {} has left {} numbers of its Hessian, not {}",
+                place.rank,
                 part.len(),
                 of.len()
             )));
@@ -179,16 +192,16 @@ fn pull<V: Value>(
 /// Bytes of a number, of either type.
 const NUMBER_BYTES: usize = 4;
 
-/// What a row takes besides its numbers, in the map and in lists of those that are answered, in bytes.
+/// Bytes of a row besides its numbers, in the map and in lists of answers.
 const ROW_BYTES: usize = 128;
 
-/// A server thread's rows that have not been pulled.
+/// A server thread's rows that have not been pulled yet.
 #[derive(Debug)]
 pub(super) struct Parts {
     rows: BTreeMap<u64, Vec<u8>>,
-    /// What rows take, those of the request at hand among them.
+    /// Accounts for the rows, including those being answered.
     memory: Account,
-    /// Of the request at hand.
+    /// The answer to the current request.
     answer: Vec<Vec<u8>>,
     lengths: Vec<u32>,
 }
@@ -199,7 +212,7 @@ impl Parts {
         Parts { rows: BTreeMap::new(), memory, answer: Vec::new(), lengths: Vec::new() }
     }
 
-    /// `lengths`: numbers of each of `rows`; `values`: all of them, as bytes.
+    /// Stores rows. `lengths`: numbers of each of `rows`; `values`: all of them, as bytes.
     fn put(&mut self, rows: &[u64], lengths: &[u32], mut values: &[u8]) -> Result<(), String> {
         let bytes = lengths.iter().map(|&length| length as usize * NUMBER_BYTES);
         let total: usize = bytes.clone().sum();
@@ -223,7 +236,7 @@ impl Parts {
         Ok(())
     }
 
-    /// Takes rows out, to be answered with; those that are not there have no numbers.
+    /// Takes rows out to answer with; missing ones have no numbers.
     fn take(&mut self, rows: &[u64]) -> Result<(), String> {
         self.forget_answer();
         self.memory.add(rows.len() * ROW_BYTES).map_err(|error| error.to_string())?;
@@ -236,7 +249,7 @@ impl Parts {
         Ok(())
     }
 
-    /// Lets go of what was answered with.
+    /// Frees the last answer.
     fn forget_answer(&mut self) {
         let bytes: usize = self.answer.iter().map(Vec::len).sum();
         self.memory.release(bytes + self.lengths.len() * ROW_BYTES);

@@ -1,4 +1,4 @@
-//! What a run is to solve and how, what it says on the way, and what comes out.
+//! A training job: the problem and its settings, the progress of a run, and its result.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,61 +20,64 @@ use crate::model::Model;
 /// How often prior groups are visited before the first pass.
 pub const PRIOR_ROUNDS: u64 = 5;
 
-/// What to solve and how.
+/// The problem and how to solve it.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// LIBSVM or Criteo text, read in this order.
     pub files: Vec<PathBuf>,
-    /// Folder where each worker keeps what it has read, for later runs on the same files.
+    /// Folder where each worker caches its share of the data, for later runs on the same files.
     pub cache: Option<PathBuf>,
-    /// λ, λ₂ and the step. Of a path of several λ, the smallest.
+    /// λ, λ₂ and the step. For a path of several λ, the smallest.
     pub proximal: Proximal,
     /// Whether a weight without penalty is added to every margin.
     pub intercept: bool,
-    /// How much a row of label +1 counts against one of label -1.
+    /// Weight of a row of label +1 relative to one of label -1.
     pub positive_weight: f64,
-    /// Weights to begin with instead of 0.
+    /// Initial weights instead of 0.
     pub warm_start: Option<Model>,
     /// The curvature bound.
     pub curvature: Curvature,
-    /// Slices of the key space, at most; chosen from the data when `None`.
+    /// Most slices of the key space; chosen from the data if `None`.
     pub blocks: Option<usize>,
-    /// How many they are then: so many for each feature of an average row.
+    /// Number of blocks per feature of an average row, if `blocks` is `None`.
     pub block_ratio: f64,
-    /// Leading bits of a key that name its feature group, 16 at most. Each group is cut into blocks by itself then, by the block
-    /// ratio; 0 for none.
+    /// Leading bits of a key that name its feature group, at most 16. Each group is then cut into
+    /// blocks separately, by the block ratio; 0 for no groups.
     pub group_bits: u32,
-    /// First and last keys of groups that matter most. Before the first pass their blocks are visited [`PRIOR_ROUNDS`] times,
-    /// without delay or filter, so that the others begin where these already fit.
+    /// First and last keys of the most important groups. Before the first pass their blocks are
+    /// visited [`PRIOR_ROUNDS`] times, without delay or filter, so that the others start with these
+    /// already fitted.
     pub prior: Vec<(u64, u64)>,
-    /// How a pass goes through them.
+    /// The order of blocks in a pass.
     pub order: blocks::Order,
-    /// τ: how many tasks may be under way beside the one that computes.
+    /// τ: how many tasks may be outstanding besides the one that computes.
     pub delay: u64,
-    /// Whether τ is halved after a pass in which F rose, and 0 in the last one.
+    /// Whether τ is halved after a pass in which F rose, and is 0 in the last one.
     pub adapt_delay: bool,
-    /// Whether a task sees the updates of exactly the tasks up to τ + 1 before it, instead of at least those: slower, but the
-    /// same whatever the timing.
+    /// Whether a task sees the updates of exactly the tasks up to τ + 1 before it, instead of at
+    /// least those: slower, but independent of timing.
     pub exact_delay: bool,
     /// ε of the stop rule: relative decrease of the objective in a pass.
     pub epsilon: f64,
-    /// Passes, at most.
+    /// Most passes.
     pub passes_max: u64,
-    /// How weak the KKT filter is; infinite switches it off.
+    /// Weakness of the KKT filter; infinite turns it off.
     pub kkt_ratio: f64,
     /// Passes after which the filter is reset in any case.
     pub reset_every: Option<u64>,
-    /// What messages leave out. The KKT filter is off without `kkt`, whatever its ratio.
+    /// Filters of messages. The KKT filter is off without `kkt`, whatever its ratio.
     pub filters: Filters,
-    /// Features that are dropped first for being rare, if any.
+    /// The filter that drops rare features first, if any.
     pub tail: Option<Tail>,
-    /// The largest support that Newton's method polishes between passes; `None` is the plain published method.
+    /// Largest support that Newton's method polishes between passes; `None` is the plain published
+    /// method.
     pub newton: Option<usize>,
-    /// Threads each worker reads and computes with; results do not depend on them.
+    /// Threads with which each worker reads and computes; results do not depend on them.
     pub threads: usize,
-    /// Pauses that workers make, to see what a delay is worth on a machine where nobody is slow.
+    /// Artificial pauses of workers, to measure what a delay is worth on a machine without
+    /// stragglers.
     pub straggle: Option<Straggle>,
-    /// Set by whoever wants the run to end after the pass under way, from any thread.
+    /// Set from any thread to end the run after the current pass.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -114,10 +117,11 @@ impl Job {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Refuses what makes no sense, with the reason. Training does so itself; before, it costs no cluster.
+    /// Refuses invalid settings, with the reason. Training does so as well; a check before it needs
+    /// no cluster.
     ///
     /// # Errors
-    /// [`caravan_kv::Error::Config`] names the setting, its value, and what it takes.
+    /// [`caravan_kv::Error::Config`] names the setting, its value, and its valid values.
     pub fn check(&self) -> caravan_kv::Result<()> {
         let Proximal { lambda, l2, learning_rate, .. } = self.proximal;
         let wrong = |what: &str, value: f64, takes: &str| {
@@ -174,9 +178,9 @@ impl Job {
 /// Pauses of workers while they compute, drawn for each worker and block; the same in every run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Straggle {
-    /// How likely a block is to have one: 0 to 1.
+    /// Probability that a block has one: 0 to 1.
     pub share: f64,
-    /// How long it is.
+    /// Its length.
     pub pause: Duration,
 }
 
@@ -191,16 +195,16 @@ impl Straggle {
     }
 }
 
-/// What a pass reports; field by field the program's progress row.
+/// Progress after a pass; field by field the program's progress row.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Progress {
     /// Number of the pass, from 0.
     pub pass: u64,
-    /// Since training began, loading apart.
+    /// Since training began, without loading.
     pub seconds: f64,
-    /// F(w), all updates and the polish included.
+    /// F(w), after all updates and the polish.
     pub objective: f64,
-    /// Relative decrease of F against the pass before; 1 for the first.
+    /// Relative decrease of F against the previous pass; 1 for the first.
     pub relative: f64,
     /// Non-zero weights.
     pub nnz: usize,
@@ -208,9 +212,9 @@ pub struct Progress {
     pub active: usize,
     /// Largest violation of |g| ≤ λ at a zero weight.
     pub violation: f64,
-    /// Share of the pass that the workers computed, on average.
+    /// Share of the pass that workers computed, on average.
     pub worker_busy: f64,
-    /// Columns of all workers that were dropped for being rare.
+    /// Columns of all workers that were dropped as rare.
     pub tail_dropped: u64,
     /// Bytes all workers have sent so far.
     pub worker_bytes_sent: u64,
@@ -218,61 +222,61 @@ pub struct Progress {
     pub server_bytes_sent: u64,
     /// λ.
     pub lambda: f64,
-    /// The τ the pass ran with.
+    /// The τ of the pass.
     pub delay: u64,
-    /// The KKT threshold the pass ran with.
+    /// The KKT threshold of the pass.
     pub threshold: f64,
-    /// Where its time went.
+    /// Times within the pass.
     #[serde(flatten)]
     pub times: Times,
     /// Column gradients computed so far.
     #[serde(skip)]
     pub columns_computed: usize,
-    /// What the stop rule made of it.
+    /// The stop rule's decision.
     #[serde(skip)]
     pub stop: Stop,
 }
 
-/// Where the time of a pass went, in seconds.
+/// Times within a pass, in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Times {
-    /// What the worker computed that had least to do.
+    /// Computation of the worker that had least to do.
     #[serde(rename = "worker_seconds_min")]
     pub worker_min: f64,
-    /// What the one computed that had most.
+    /// Computation of the worker that had most to do.
     #[serde(rename = "worker_seconds_max")]
     pub worker_max: f64,
-    /// What the busiest server thread did with pushes and pulls.
+    /// Pushes and pulls at the busiest server thread.
     #[serde(rename = "server_seconds")]
     pub server: f64,
     /// The polish after the pass, messages included.
     #[serde(rename = "polish_seconds")]
     pub polish: f64,
-    /// All of it.
+    /// The whole pass.
     #[serde(rename = "pass_seconds")]
     pub total: f64,
 }
 
 impl Times {
-    /// What is left when the busiest worker, the busiest server thread and the polish are taken off: messages on their way, and
-    /// waiting for others. 0 where computing overlaps so well that nothing is left.
+    /// The rest after the busiest worker, the busiest server thread and the polish: messages in
+    /// transit, and waiting. 0 if these overlap so well that nothing is left.
     pub fn other(&self) -> f64 {
         (self.total - self.worker_max - self.server - self.polish).max(0.0)
     }
 }
 
-/// What came out.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Trained {
     /// The non-zero weights, and the intercept if there is one.
     pub model: Model,
     /// λ.
     pub lambda: f64,
-    /// F at them.
+    /// F at these weights.
     pub objective: f64,
     /// Passes made.
     pub passes: u64,
-    /// Whether the stop rule ended the run, not the limit on passes or [`Job::stop`].
+    /// Whether the stop rule ended the run, rather than the limit on passes or [`Job::stop`].
     pub converged: bool,
     /// Whether [`Job::stop`] ended it.
     pub stopped: bool,
@@ -280,18 +284,18 @@ pub struct Trained {
     pub seconds: f64,
     /// Time to read and arrange the data.
     pub load_seconds: f64,
-    /// Largest resident sets of all processes, added up.
+    /// Sum of the peak resident sets of all processes.
     pub peak_rss_mib: f64,
     /// Rows of all workers.
     pub rows: u64,
-    /// Blocks the key space was cut into.
+    /// Number of blocks.
     pub blocks: usize,
-    /// Columns of all workers, and those of them that were dropped for being rare.
+    /// Columns of all workers, and those of them that were dropped as rare.
     pub columns: [u64; 2],
-    /// Weights of [`Job::warm_start`] that were left out: the data does not have their keys, they are too rare, or they are 0
-    /// in every solution.
+    /// Weights of [`Job::warm_start`] that were dropped: the data lacks their keys, they are too
+    /// rare, or they are 0 in every solution.
     pub left_out: usize,
-    /// What each filter has made of the messages so far.
+    /// Effect of each filter on the messages so far.
     pub traffic: Vec<FilterTraffic>,
 }
 

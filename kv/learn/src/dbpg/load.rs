@@ -1,8 +1,8 @@
-//! The worker's side of DBPG until training begins: reads its share of the data, drops what is rare or stays at 0, and makes
-//! columns of what is left.
+//! The worker's side of DBPG before training: reads its share of the data, drops columns that are
+//! rare or stay at 0, and builds columns from the rest.
 //!
-//! Rows stay packed until it is known which columns are wanted, so that there never is a second copy of the others: with many
-//! rare features those are most.
+//! Rows stay packed until the wanted columns are known, so that the others never exist twice: with
+//! many rare features, those are most columns.
 //!
 //! Place: **load** > tail > screening > **columns** > blocks.
 
@@ -30,15 +30,15 @@ pub(crate) struct Loaded {
     pub(crate) keys: Option<(u64, u64)>,
 }
 
-/// What training computes on.
+/// The data of training.
 pub(super) struct Data {
     pub(super) columns: Columns,
-    /// What computes on them.
+    /// The threads that compute on them.
     pub(super) pool: Pool,
     pub(super) dropped: Dropped,
 }
 
-/// Columns that were dropped before training, and what that took.
+/// Columns dropped before training, and the traffic of that.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Dropped {
     pub(super) tail: u64,
@@ -47,7 +47,7 @@ pub(super) struct Dropped {
 }
 
 impl Dropped {
-    /// Enters what the filters of a table did, which is not used again.
+    /// Adds the traffic of a table that is not used again.
     fn passed(&mut self, node: &WorkerNode, table: Table) -> Result<(), String> {
         let traffic = node.worker.traffic(table).map_err(|error| error.to_string())?;
         self.tables = self.tables.plus(&traffic);
@@ -62,15 +62,15 @@ impl Data {
     }
 }
 
-/// Rows that have been read, and what dropping columns has come to.
+/// Rows read so far, and the state of dropping columns.
 pub(super) struct Loading {
-    /// Each times the weight of its row: `[rows]`.
+    /// Labels times row weights: `[rows]`.
     labels: Vec<f64>,
-    /// None any more when there are columns.
+    /// Empty once there are columns.
     rows: PackedRows,
-    /// How many columns they have.
+    /// Number of distinct columns in the rows.
     distinct: usize,
-    /// Those that screening has left.
+    /// The columns that screening has left.
     columns: Option<Columns>,
     pool: Pool,
     counting: Option<Counting>,
@@ -78,22 +78,22 @@ pub(super) struct Loading {
     dropped: Dropped,
 }
 
-/// Between the steps of [`tail`].
+/// State between the steps of [`tail`].
 struct Counting {
     table: Table,
     keys: Vec<u64>,
-    /// In how many rows each column is, up to 255.
+    /// Number of rows of each column, up to 255.
     counts: Vec<u8>,
 }
 
-/// Between the steps of [`screen`].
+/// State between the steps of [`screen`].
 struct Screening {
     table: Table,
-    /// Of this worker's columns, until the second step.
+    /// Bounds of this worker's columns, until the second step.
     bounds: Bounds,
     /// Bounds above it have been pushed.
     share: f64,
-    /// The keys of its columns that somebody has named.
+    /// Its keys that some worker has named.
     named: Vec<u64>,
 }
 
@@ -104,14 +104,17 @@ const NOT_COUNTED: &str = "columns are dropped for being rare after they have be
 const NOT_NAMED: &str = "columns are screened after they have been named";
 
 impl Loading {
-    /// Reads the rows of worker `rank` of so many.
+    /// Reads the rows of worker `rank` of `workers`.
     pub(super) fn read(
-        (rank, workers): (usize, usize),
+        rank: usize,
+        workers: usize,
         files: &[PathBuf],
-        (threads, cache): (usize, Option<&Path>),
+        threads: usize,
+        cache: Option<&Path>,
         positive_weight: f64,
     ) -> Result<Self, String> {
-        caravan_numa::return_freed_blocks(); // rows, until there are columns, and whatever screening takes
+        // Rows until columns exist, and the memory of screening.
+        caravan_numa::return_freed_blocks();
         let text = |error: crate::Error| with_sources(&error);
         let shard = data::Shard::new(rank as u32, workers as u32).map_err(text)?;
         let threads = NonZeroUsize::new(threads).filter(|threads| threads.get() <= THREADS_MAX);
@@ -148,18 +151,18 @@ impl Loading {
         let (keys, counts) = self.rows.counts().sorted(|count| count > 0).into_iter().unzip();
         let table = node.worker.create_table(spec).map_err(|error| error.to_string())?;
         let Counting { keys, counts, .. } = self.counting.insert(Counting { table, keys, counts });
-        let pushed = tail::count(&mut node.worker, table, (keys, counts));
+        let pushed = tail::count(&mut node.worker, table, keys, counts);
         pushed.map_err(|error| error.to_string())
     }
 
-    /// Step 2.
+    /// Step 2 of [`tail`].
     pub(super) fn frequent(
         &mut self,
         node: &mut WorkerNode,
         frequency: u8,
     ) -> Result<Loaded, String> {
         let Counting { table, keys, counts } = self.counting.take().ok_or(NOT_COUNTED)?;
-        let kept = tail::frequent(&mut node.worker, table, (&keys, &counts), frequency);
+        let kept = tail::frequent(&mut node.worker, table, &keys, &counts, frequency);
         let kept = kept.map_err(|error| error.to_string())?;
         self.rows.retain(&kept);
         self.dropped.tail = (keys.len() - kept.len()) as u64;
@@ -190,7 +193,7 @@ impl Loading {
         Ok(())
     }
 
-    /// Step 2.
+    /// Step 2 of [`screen`].
     pub(super) fn add(&mut self, node: &mut WorkerNode) -> Result<(), String> {
         let screening = self.screening.as_mut().ok_or(NOT_NAMED)?;
         let Screening { table, share, named, .. } = screening;
@@ -207,7 +210,7 @@ impl Loading {
         push(node, *table, &keys, &quiet).map_err(|error| error.to_string())
     }
 
-    /// Step 3, and what it leaves as columns.
+    /// Step 3 of [`screen`]; builds the remaining columns.
     pub(super) fn screen(&mut self, node: &mut WorkerNode, lambda: f64) -> Result<Loaded, String> {
         let Screening { table, named, .. } = self.screening.take().ok_or(NOT_NAMED)?;
         let mut kept = ask(node, table, &screen::Command::Above { lambda })?;
@@ -224,7 +227,7 @@ impl Loading {
         Ok(self.loaded())
     }
 
-    /// The feature groups of what is left.
+    /// The feature groups of the remaining columns.
     pub(super) fn groups(&self, bits: u32) -> Vec<Group> {
         match &self.columns {
             None => groups::of_rows(&self.rows, bits),
@@ -232,8 +235,8 @@ impl Loading {
         }
     }
 
-    /// What to train on: the columns that screening has left, else all, and one of ones with the key `intercept`. And the
-    /// labels, each times the weight of its row.
+    /// The data to train on: the columns that screening has left, else all, and a column of ones
+    /// with the key `intercept`. Also the labels times row weights.
     pub(super) fn into_data(self, intercept: Option<u64>) -> Result<(Data, Vec<f64>), String> {
         let Loading { labels, rows, columns, pool, dropped, .. } = self;
         let all = || {
@@ -248,7 +251,7 @@ impl Loading {
     }
 }
 
-/// What servers answer with keys.
+/// Asks servers for keys.
 fn ask(node: &mut WorkerNode, table: Table, command: &screen::Command) -> Result<Vec<u64>, String> {
     let body = serde_json::to_vec(command).map_err(|error| error.to_string())?;
     let asked = node.worker.command(table, &body);
@@ -283,7 +286,7 @@ mod tests {
         made.expect("there is room for it");
         let file = [folder.path().join("c.train")];
         for workers in 1..=4 {
-            let loading = || Loading::read((0, workers), &file, (1, None), 1.0);
+            let loading = || Loading::read(0, workers, &file, 1, None, 1.0);
             let all = loading().and_then(|all| all.into_data(None)).expect("it is well formed").0;
             let Loading { rows, labels, .. } = loading().expect("it is well formed");
             let loud = Bounds::new(&rows, &labels).above(10.0 / workers as f64).0;

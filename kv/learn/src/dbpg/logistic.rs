@@ -1,22 +1,23 @@
 //! The logistic loss of one row and its derivatives: log(1 + e^-m), σ(-m), σ'(m).
 //!
-//! Every block step needs σ at every row it moved, so e^-m is computed here, without branches or tables, in a form that
-//! compilers turn into vector instructions. Never the exponential of a large number.
+//! Every block step needs σ at every row it moved, so e^-m is computed here without branches or
+//! tables, in a form that compilers vectorise. The exponential never has a positive argument.
 
 /// log₂ e.
 const LOG2_E: f64 = std::f64::consts::LOG2_E;
 
-/// ln 2 in two parts; the first has so few bits that products with small whole numbers are exact (Cody and Waite).
+/// ln 2 in two parts; the first has so few bits that its products with small integers are exact
+/// (Cody and Waite).
 const LN_2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000);
 const LN_2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76);
 
-/// Below this e^x is taken for e^-700, some 1e-304: nothing here sees the difference.
+/// Below this, e^x counts as e^-700, about 1e-304: no result here differs.
 const LOWEST: f64 = -700.0;
 
-/// Adding it leaves a number rounded to a whole one in the low bits of the sum.
+/// Adding it leaves a number, rounded to an integer, in the low bits of the sum.
 const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
 
-/// Coefficients of e^r for |r| ≤ ln 2 / 2, from that of r^13 down: 1/k!, which leaves 5e-18.
+/// Coefficients of e^r for |r| ≤ ln 2 / 2, from that of r^13 down: 1/k!, with a remainder of 5e-18.
 const SERIES: [f64; 14] = [
     1.0 / 6_227_020_800.0,
     1.0 / 479_001_600.0,
@@ -34,7 +35,7 @@ const SERIES: [f64; 14] = [
     1.0,
 ];
 
-/// e^x for x ≤ 0, to two units in the last place. Not a number gives not a number.
+/// e^x for x ≤ 0, to two units in the last place. NaN yields NaN.
 #[inline]
 pub(super) fn exp_of_negative(x: f64) -> f64 {
     let x = if x < LOWEST { LOWEST } else { x };
@@ -45,7 +46,8 @@ pub(super) fn exp_of_negative(x: f64) -> f64 {
     for coefficient in &SERIES[1..] {
         series = series * r + coefficient;
     }
-    // The whole number sits in the low bits of `shifted`; moved to the exponent it multiplies by a power of 2.
+    // The integer is in the low bits of `shifted`; moved to the exponent, it multiplies by a power
+    // of 2.
     f64::from_bits(series.to_bits().wrapping_add(shifted.to_bits() << 52))
 }
 
@@ -62,17 +64,17 @@ pub(super) fn log_loss(margin: f64) -> f64 {
     (-margin).max(0.0) + exp_of_negative(-margin.abs()).ln_1p()
 }
 
-/// σ'(m) for m ≥ 0; ¼ at 0, falling.
+/// σ'(m) for m ≥ 0; ¼ at 0, decreasing.
 #[inline]
 pub(super) fn slope(margin: f64) -> f64 {
     let e = exp_of_negative(-margin);
     e / ((1.0 + e) * (1.0 + e))
 }
 
-/// Factors that are multiplied before one logarithm is taken: each is at most 2.
+/// Factors multiplied before each logarithm: each is at most 2.
 const FACTORS: usize = 64;
 
-/// Σ log(1 + e^-m) over many margins; a logarithm for every [`FACTORS`] of them.
+/// Σ log(1 + e^-m) over many margins, with one logarithm per [`FACTORS`] of them.
 pub(super) fn log_losses(margins: impl Iterator<Item = f64>) -> f64 {
     let (mut sum, mut product, mut factors) = (0.0, 1.0, 0);
     for margin in margins {

@@ -1,64 +1,71 @@
 //! Newton's method on the support: the second-order polish between passes.
 //!
-//! Block steps find quickly *which* weights are not 0, and crawl when the columns of those are nearly dependent: every step
-//! bounds the curvature coordinate by coordinate. On the support A, some hundred columns of millions, the whole Hessian is
-//! affordable. With σ'(m_i) in D and signs y_i that cancel,
+//! Block steps quickly find *which* weights are not 0, and crawl when those weights' columns are
+//! nearly dependent, because every step bounds the curvature coordinate by coordinate. On the
+//! support A, some hundreds of columns among millions, the whole Hessian is affordable. With
+//! σ'(m_i) in D, where signs y_i cancel,
 //!
 //! ```text
 //! g_A = -Σ_i y_i σ(-m_i) x_iA        H_A = X_Aᵀ D X_A
 //! q(v) = g_A·(v - w) + ½ (v - w)ᵀ H_A (v - w) + λ‖v‖₁
 //! ```
 //!
-//! Weights of rows multiply σ(-m_i) and D; a ridge adds λ₂ w to g_A and λ₂ to the diagonal of H_A; λ of an intercept is 0.
+//! Row weights multiply σ(-m_i) and D; a ridge adds λ₂ w to g_A and λ₂ to the diagonal of H_A; an
+//! intercept's λ is 0.
 //!
-//! The sums run over rows, so workers' parts just add up. [`Model::minimise`] finds the v that minimises q. F falls along the
-//! way from w to v, because F is convex and q agrees with it to first order at w: [`choose`] looks how far. Weights that
-//! reach 0 on the way leave the support; none enters, that is the block steps' business, and so is the proof that none is
-//! missing (|g| ≤ λ off the support).
+//! The sums run over rows, so workers' parts just add up. [`Model::minimise`] finds the v that
+//! minimises q. F falls on the way from w to v, because F is convex and q agrees with it to first
+//! order at w; [`choose`] finds how far. Weights that reach 0 on the way leave the support. None
+//! enters: block steps do that, and prove that none is missing (|g| ≤ λ off the support).
 //!
-//! This is the proximal Newton method with the working set of newGLMNET (Yuan, Ho and Lin, JMLR 2012; convergence with a line
-//! search: Lee, Sun and Saunders, SIAM J. Optim. 2014). Their inner coordinate descent crawls for the same reason as the block
-//! steps, so q is minimised by Bertsekas's projected Newton method (SIAM J. Control Optim. 1982), within an orthant at a time
-//! as in Andrew and Gao's OWL-QN (ICML 2007).
+//! This is the proximal Newton method with the working set of newGLMNET (Yuan, Ho and Lin, JMLR
+//! 2012; convergence with a line search: Lee, Sun and Saunders, SIAM J. Optim. 2014). Its inner
+//! coordinate descent crawls for the same reason as block steps, so q is minimised by Bertsekas's
+//! projected Newton method (SIAM J. Control Optim. 1982), one orthant at a time as in Andrew and
+//! Gao's OWL-QN (ICML 2007).
 //!
-//! Place: pass > worker: gram (`support`) > driver: **minimise** > worker: losses > driver: **choose** > set. Nothing is sent here.
+//! Place: pass > worker: gram (`support`) > driver: **minimise** > worker: losses > driver:
+//! **choose** > set. Nothing is sent here.
 
 use super::cholesky::{Factor, Triangle, add, dot, triangle};
 use super::support::packed_len;
 
-/// Shares of the way from w to v at which workers measure the loss.
+/// Shares of the step from w to v at which workers measure the loss.
 pub(super) const SHARES: [f64; 8] =
     [1.0, 0.5, 0.25, 0.125, 0.0625, 1.0 / 64.0, 1.0 / 256.0, 1.0 / 1024.0];
 
-/// Part of the slope that a step must deliver: Armijo's rule with the usual constant.
+/// Share of the slope that a step must deliver: Armijo's rule with the usual constant.
 const SLOPE_SHARE: f64 = 1e-4;
 
-/// Faces of the model that are tried in one minimisation; each costs a factorisation.
+/// Most faces of the model tried in one minimisation; each costs a factorisation.
 const ROUNDS_MAX: usize = 30;
 
-/// A minimisation ends at the minimum of a face that gained less than this share of all gained so far against the one before:
-/// the next Newton step, whose model is another, takes the rest. Convergence stays about that fast (inexact Newton: Lee, Sun
-/// and Saunders). Rounds that only stop weights gain little each and say nothing.
+/// A minimisation ends at the minimum of a face that gained less than this share of the total gain
+/// over the previous one. The next Newton step, on another model, takes the rest, and convergence
+/// stays about as fast (inexact Newton: Lee, Sun and Saunders). Rounds that only stop weights gain
+/// little each and do not count.
 const FACE_HELPS: f64 = 1e-4;
 
-/// Sweeps of coordinate descent a round: together they cost a small part of a factorisation.
+/// Sweeps of coordinate descent per round: together they cost a small part of a factorisation.
 const SWEEPS: usize = 5;
 
-/// A gradient counts as outside ±λ from here on.
+/// A gradient counts as outside ±λ from this factor on.
 const OUTSIDE: f64 = 1.0 + 1e-9;
 
-/// A weight that a step leaves this share of has arrived at 0.
+/// A weight has reached 0 when a step leaves at most this share of it.
 const ARRIVED: f64 = 1e-14;
 
-/// A weight is as good as 0 when the step passes it after this share.
+/// A weight counts as 0 when the step passes 0 within this share.
 const NEAR: f64 = 1e-7;
 
-/// A column whose pivot is this share of its diagonal or less may depend on others: the Hessian comes in single precision.
+/// A column may depend on others if its pivot is at most this share of its diagonal: the Hessian
+/// comes in single precision.
 const DEPENDENT: f64 = 1e-6;
 
-/// The share of the way that is gone, and F there: the longest that lowers F as its slope at the start promises.
+/// The longest share of the step that lowers F as its slope at the start promises, and F there.
 ///
-/// `objective` is F at the start, `slope` that of F towards the end (below 0), `objectives` F at [`SHARES`].
+/// `objective` is F at the start, `slope` its slope towards the end (below 0), `objectives` F at
+/// [`SHARES`].
 pub(super) fn choose(objective: f64, slope: f64, objectives: &[f64]) -> Option<(f64, f64)> {
     let fits = |&(share, &at): &(f64, &f64)| {
         at < objective && at <= objective + SLOPE_SHARE * share * slope
@@ -80,10 +87,11 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// From the sum of all workers' parts, in the order of [`super::support::Gram`].
+    /// Creates the model from the sum of all workers' parts, in the order of
+    /// [`super::support::Gram`].
     ///
     /// # Panics
-    /// If lengths do not match.
+    /// If the lengths do not match.
     pub(super) fn new(lambda: Vec<f64>, weights: Vec<f64>, mut packed: Vec<f64>) -> Self {
         let n = weights.len();
         assert_eq!(packed.len(), packed_len(n), "a triangle and a line");
@@ -112,25 +120,28 @@ impl Model {
         parts.map(|((((v, w), g), b), lambda)| (g + 0.5 * b) * (v - w) + lambda * v.abs()).sum()
     }
 
-    /// The slope of F at w towards v; its length bounds what F can lose on the way.
+    /// The slope of F at w towards v; its absolute value bounds the decrease of F on the way.
     pub(super) fn slope(&self, v: &[f64]) -> f64 {
         let parts = v.iter().zip(&self.weights).zip(&self.gradient).zip(&self.lambda);
         parts.map(|(((v, w), g), lambda)| g * (v - w) + lambda * (v.abs() - w.abs())).sum()
     }
 
-    /// The v that minimises q, or where [`ROUNDS_MAX`] rounds lead to: `[n]`. Above q(w) by rounding at most. Also whether
-    /// columns were met that may depend on each other, so that there may be other such v.
+    /// The v that minimises q, or the result of [`ROUNDS_MAX`] rounds: `[n]`. Above q(w) at most by
+    /// rounding. Also returns whether some columns may depend on each other, so that there may be
+    /// other such v.
     ///
-    /// A round takes the weights that are not 0 with their signs fixed, where q is quadratic, and goes towards its minimum; a
-    /// weight that would change its sign stops at 0. It ends when none does and no weight at 0 is pulled away. A few sweeps of
-    /// coordinate descent settle most of what goes to 0 cheaply at first, and bring back what is pulled away later.
+    /// A round fixes the signs of the non-zero weights, so that q is quadratic in them, and steps
+    /// towards its minimum; a weight that would change its sign stops at 0. Rounds end when none
+    /// does and no weight at 0 is pulled away. A few sweeps of coordinate descent first move most
+    /// of the vanishing weights to 0 cheaply, and later bring back those that are pulled away.
     pub(super) fn minimise(&self) -> (Vec<f64>, bool) {
         let mut v = self.weights.clone();
         let mut bend = vec![0.0; v.len()];
         let mut face = self.first_face();
         let mut factor = Factor::default();
         let mut sweeps = true;
-        let mut values = [self.value(&v, &bend); 2]; // at the start, and at the last minimum of a face
+        // At the start, and at the last minimum of a face.
+        let mut values = [self.value(&v, &bend); 2];
         for _ in 0..ROUNDS_MAX {
             if sweeps {
                 self.sweep(&mut v, &mut bend);
@@ -165,10 +176,12 @@ impl Model {
         (v, dependent)
     }
 
-    /// Minimises q in one weight after the other, [`SWEEPS`] times over, and moves `bend`, H (v - w), along.
+    /// Minimises q over one weight after the other, [`SWEEPS`] times, and updates `bend`, H (v -
+    /// w).
     ///
-    /// Only the lower triangle is there: when a weight has its turn its bend still lacks what those before it have moved in
-    /// this sweep, which is their product with its row; what it moves itself goes to those before it at once.
+    /// Only the lower triangle is stored. When a weight is due, its bend still lacks the moves of
+    /// those before it in this sweep, which are their product with its row; its own move is added
+    /// to those before it at once.
     fn sweep(&self, v: &mut [f64], bend: &mut [f64]) {
         let n = v.len();
         let mut steps = vec![0.0; n];
@@ -189,8 +202,8 @@ impl Model {
         }
     }
 
-    /// All weights, those last that lie nearest to 0 by the curvature's measure: they are the likeliest to leave, and what
-    /// comes before them in the factor stays.
+    /// All weights, in descending distance from 0 by the curvature's measure: the last ones are the
+    /// likeliest to leave, and the part of the factor before them stays valid.
     pub(super) fn first_face(&self) -> Vec<usize> {
         let distance = |k: usize| self.weights[k] * self.weights[k] * self.hessian.at(k, k);
         let mut face: Vec<usize> = (0..self.weights.len()).collect();
@@ -205,18 +218,18 @@ impl Model {
     }
 }
 
-/// The way from a point of the model along a step, bent where weights stop at 0.
+/// The path from a point of the model along a step, bent where weights stop at 0.
 struct Path<'a> {
     model: &'a Model,
-    /// Which weights move.
+    /// The weights that move.
     face: &'a [usize],
-    /// Of the weights in `face`.
+    /// The step of each weight in `face`.
     step: &'a [f64],
 }
 
 impl Path<'_> {
-    /// The lowest of some points on it, H (v - w) there, and whether it is the end, with no weight stopped. None when no point
-    /// is lower than `from`.
+    /// The lowest of some points on the path, H (v - w) there, and whether it is the end with no
+    /// weight stopped. `None` if no point is lower than `from`.
     fn best(&self, from: &[f64], bend: &[f64]) -> Option<(Vec<f64>, Vec<f64>, bool)> {
         let mut lowest = self.model.value(from, bend);
         let mut best = None;
@@ -247,7 +260,7 @@ impl Path<'_> {
         (v, stopped)
     }
 
-    /// Puts weights at 0 that the step stops before it has begun; false when there are none.
+    /// Sets weights to 0 that the step would stop at once; false if there are none.
     fn stop_nearest(&self, v: &mut [f64]) -> bool {
         let mut any = false;
         for (&k, step) in self.face.iter().zip(self.step) {
@@ -258,8 +271,8 @@ impl Path<'_> {
         any
     }
 
-    /// Where to look: at halves, and where the first weight stops, the second, the fourth, and so on. Of nearly dependent
-    /// columns that rely on each other one may stop at once; then all halves are too far.
+    /// The shares to try: halves, and where the first, second, fourth, … weight stops. When nearly
+    /// dependent columns rely on each other, one may stop at once, and then all halves are too far.
     fn shares(&self, from: &[f64]) -> Vec<f64> {
         let stops = self.face.iter().zip(self.step).map(|(&k, step)| -from[k] / step);
         let mut stops: Vec<f64> = stops.filter(|share| (0.0..1.0).contains(share)).collect();
@@ -279,7 +292,7 @@ mod tests {
         assert!(Model::new(Vec::new(), Vec::new(), Vec::new()).minimise().0.is_empty());
     }
 
-    /// A model with H = AᵀA of so many rows: singular when they are fewer than `n`.
+    /// A model with H = AᵀA of this many rows: singular if they are fewer than `n`.
     fn model(lambda: f64, n: usize, rows: usize, seed: u64) -> Model {
         let a = noise(rows * n, seed);
         let mut packed = Vec::new();
@@ -288,13 +301,13 @@ mod tests {
                 packed.push((0..rows).map(|row| a[row * n + k] * a[row * n + l]).sum());
             }
         }
-        // In the range of H, as gradients of a loss are: else q may have no minimum.
+        // In the range of H, like a loss's gradients; otherwise q may have no minimum.
         let g = noise(rows, seed + 1);
         packed.extend((0..n).map(|k| (0..rows).map(|row| a[row * n + k] * g[row]).sum::<f64>()));
         Model::new(vec![lambda; n], noise(n, seed + 2), packed)
     }
 
-    /// At the minimum no single weight can do better, and q is convex.
+    /// At the minimum no single weight can improve, and q is convex.
     fn assert_minimum(model: &Model, v: &[f64]) {
         let bend = model.bend(v);
         assert!(model.value(v, &bend) <= model.value(&model.weights, &vec![0.0; v.len()]));

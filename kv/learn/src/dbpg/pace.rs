@@ -1,10 +1,11 @@
-//! How far workers may run ahead in each pass: a τ that falls when it is too large for the data.
+//! How far workers may run ahead in each pass: τ decreases when it is too large for the data.
 //!
-//! Updates that have not been seen yet make a block step overshoot, the more of them the worse; against few blocks, or columns that
-//! overlap much, F then rises and may do so for ever. A smaller step would help as well, but slows every pass from then on, also
-//! those in which nothing was late. So the step stays what it is, and τ is halved after a pass in which F rose. That happens
-//! at most log2 τ + 1 times: with τ = 0 a step on the safe bound never raises F. And a run ends only with a pass without delay, so
-//! that where it ends is a solution whatever τ has done before.
+//! Unseen updates make a block step overshoot, the more so the more there are; with few blocks, or
+//! columns that overlap much, F then rises, possibly forever. A smaller step would help as well,
+//! but slows every later pass, even those without late updates. So the step stays, and τ is halved
+//! after a pass in which F rose. That happens at most log2 τ + 1 times: with τ = 0 a step on the
+//! safe bound never raises F. A run ends only with a pass without delay, so that its end is a
+//! solution whatever τ has done before.
 
 /// τ from pass to pass.
 #[derive(Debug, Clone)]
@@ -14,11 +15,11 @@ pub(super) struct Pace {
     lowest: f64,
 }
 
-/// Changes of the objective up to this fraction are taken as rounding, not as a rise.
+/// A relative increase of the objective of at most this counts as rounding.
 const ROUNDING: f64 = 1e-12;
 
 impl Pace {
-    /// Begins with `delay`, and stays there unless it `adapts`.
+    /// Starts with `delay`, and keeps it unless it `adapts`.
     pub(super) fn new(delay: u64, adapts: bool) -> Self {
         Pace { delay, adapts, lowest: f64::INFINITY }
     }
@@ -28,20 +29,21 @@ impl Pace {
         self.delay
     }
 
-    /// Takes in the objective after a pass; true when τ falls.
+    /// Records the objective after a pass; true if τ decreases.
     pub(super) fn after_pass(&mut self, objective: f64) -> bool {
         let rose = objective.is_nan() || objective > self.lowest * (1.0 + ROUNDING);
         self.lowest = self.lowest.min(objective);
         let falls = rose && self.adapts && self.delay > 0;
         if falls {
             self.delay /= 2;
-            // Measured against where it has come to, or each pass on the way back would count as a rise.
+            // Later passes are compared with this value; otherwise each pass on the way back would
+            // count as a rise.
             self.lowest = objective;
         }
         falls
     }
 
-    /// Asks to end the run; false when that takes another pass, without delay.
+    /// Whether the run may end; if not, it needs another pass, without delay.
     pub(super) fn may_end(&mut self) -> bool {
         let may = self.delay == 0 || !self.adapts;
         if !may {

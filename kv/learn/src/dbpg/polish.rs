@@ -1,8 +1,9 @@
-//! The polish between passes as messages: a Newton step on the support.
+//! The messages of the polish between passes, a Newton step on the support.
 //!
-//! One step at a time: a pass costs less than another step, and may find more to step on. It takes two questions to the
-//! workers: their parts of the Hessian come through a table ([`super::hessian`]); their losses on the way to the new weights
-//! come with the answer. Workers and servers then set the weights, as if by a pass. The numbers are [`super::newton`]'s.
+//! It takes one step at a time: a pass costs less than another step, and may find more to step on.
+//! The driver asks the workers twice: their parts of the Hessian come through a table
+//! ([`super::hessian`]); their losses on the way to the new weights come with the answer. Workers
+//! and servers then set the weights as after a pass. The computation is in [`super::newton`].
 
 use caravan_kv::filter::Traffic;
 use caravan_kv::{Cluster, Table, Worker};
@@ -14,34 +15,35 @@ use super::proximal::Proximal;
 use super::train::{ask_workers, tell_servers};
 use super::worker::Order;
 
-/// The largest support that is polished unless told otherwise: 64 MiB of Hessian a worker, some
-/// 23 GFlop a factorisation.
+/// Largest support that is polished by default: 64 MiB of Hessian a worker.
 pub const SUPPORT_MAX: usize = 4096;
 
-/// The largest that may be asked for: 1 GiB of Hessian a worker.
+/// Upper limit of that setting: 1 GiB of Hessian a worker.
 pub(super) const SUPPORT_LIMIT: usize = 16384;
 
-/// A pass that lowered the objective by more than this still finds its support.
+/// A pass that lowered the objective by more than this is still finding its support.
 const RELATIVE_MAX: f64 = 0.05;
 
-/// A polish waits while as many passes as cost the same would lower the objective by more than this, each as much as the last.
+/// A polish waits while passes of the same cost would lower the objective by more than this, if
+/// each gained as much as the last.
 const PASSES_GAIN_MAX: f64 = 0.25;
 
-/// Cost of a polish of n weights, in n³: all its factorisations and sweeps, and the Hessian's way. Costs are in seconds of
-/// some machine, but computed, so that runs repeat themselves.
+/// Cost of a polish of n weights, in n³: all its factorisations and sweeps, and sending the
+/// Hessian. Costs are in seconds of a nominal machine, computed instead of measured so that runs
+/// repeat exactly.
 const CUBE_COST: f64 = 5e-11;
 
-/// Cost of a block's round trip in a pass, and that of one of its non-zeros to the worker with the most.
+/// Cost of a block's round trip in a pass, and of one of its non-zeros at the worker with the most.
 const BLOCK_COST: f64 = 25e-6;
 const NONZERO_COST: f64 = 10e-9;
 
-/// What a step or a pass can gain at most, when it is taken for rounding.
+/// A relative gain of at most this counts as rounding.
 const SETTLED: f64 = 1e-13;
 
-/// The largest border whose centre is looked for: 3 GFlop on one core.
+/// Largest border whose centre is computed.
 const CENTRE_MAX: usize = 2048;
 
-/// An objective that is higher by no more than this share is the same.
+/// An objective that is higher by at most this share counts as the same.
 const SAME_OBJECTIVE: f64 = 1e-11;
 
 /// Where a pass or a polish ends.
@@ -54,7 +56,7 @@ pub(super) struct Polished {
 /// Polishes the weights of one table.
 pub(super) struct Polish {
     support_max: usize,
-    /// For its penalties.
+    /// The rule with the penalties.
     rule: Proximal,
     table: Table,
     pass_cost: f64,
@@ -63,41 +65,54 @@ pub(super) struct Polish {
     wire: Wire,
     /// Whether the last polish left nothing to gain on its support.
     settled: bool,
-    /// Whether it met columns that depend on each other.
+    /// Whether it found columns that depend on each other.
     dependent: bool,
 }
 
 impl Polish {
-    /// For passes over so many blocks, and over so many non-zeros of the worker that has most.
+    /// For passes over this many blocks, and this many non-zeros at the worker with the most.
     pub(super) fn new(
         support_max: usize,
         rule: Proximal,
         table: Table,
-        (blocks, nonzeros): (usize, u64),
-        (narrow, wire): (bool, Wire),
+        blocks: usize,
+        nonzeros: u64,
+        narrow: bool,
+        wire: Wire,
     ) -> Self {
         let pass_cost = blocks as f64 * BLOCK_COST + nonzeros as f64 * NONZERO_COST;
-        let (settled, dependent) = (false, false);
-        Polish { support_max, rule, table, pass_cost, narrow, wire, settled, dependent }
+        Polish {
+            support_max,
+            rule,
+            table,
+            pass_cost,
+            narrow,
+            wire,
+            settled: false,
+            dependent: false,
+        }
     }
 
-    /// What the filters of its table did to what the driver pulled.
+    /// Effect of its table's filters on what the driver pulled.
     pub(super) fn traffic(&self, servers: &Worker) -> caravan_kv::Result<Traffic> {
         servers.traffic(self.table)
     }
 
-    /// Begins anew, with other penalties.
+    /// Restarts with other penalties.
     pub(super) fn begin(&mut self, rule: Proximal) {
-        (self.rule, self.settled, self.dependent) = (rule, false, false);
+        self.rule = rule;
+        self.settled = false;
+        self.dependent = false;
     }
 
-    /// Whether a step on a support of that size is worth more than the passes it costs, if they went on like the last.
+    /// Whether a step on a support of this size gains more than the passes it costs, if they went
+    /// on like the last.
     fn pays(&self, support: usize, relative: f64) -> bool {
         let passes = CUBE_COST * (support as f64).powi(3) / self.pass_cost;
         relative <= RELATIVE_MAX && relative * passes <= PASSES_GAIN_MAX
     }
 
-    /// Goes on from where a pass has led, after it and all its pulls; `previous` is the objective before the pass.
+    /// Continues after a pass and all its pulls; `previous` is the objective before the pass.
     pub(super) fn run(
         &mut self,
         cluster: &mut Cluster,
@@ -116,16 +131,16 @@ impl Polish {
             tell_servers(servers, weights_table, &Command::Weights)?;
         let mut weights: Vec<(u64, f64)> = weights.into_iter().flatten().collect();
         if weights.len() > self.support_max {
-            return Ok(from); // with the intercept
+            return Ok(from); // the intercept may exceed the limit
         }
         let mut at = from;
         self.settled = !self.step(cluster, servers, weights_table, &mut weights, &mut at)?;
         Ok(at)
     }
 
-    /// Goes from the optimum that the last pass has confirmed to the central one, where there are several
-    /// ([`super::centre`]). Costs about as much as one more polish of the same size, nothing when this one is known to be single,
-    /// and is left undone for more than [`CENTRE_MAX`] columns.
+    /// Moves from the optimum that the last pass confirmed to the central one, if there are several
+    /// ([`super::centre`]). It costs about one more polish of the same size, or nothing if the
+    /// optimum is known to be the only one, and is omitted for more than [`CENTRE_MAX`] columns.
     pub(super) fn centre(
         &self,
         cluster: &mut Cluster,
@@ -133,7 +148,8 @@ impl Polish {
         weights_table: Table,
         at: Polished,
     ) -> caravan_kv::Result<()> {
-        // With a ridge there is one optimum; with rounded numbers nobody knows which columns depend on each other.
+        // A ridge makes the optimum unique, and rounded numbers do not tell which columns depend on
+        // each other.
         if self.rule.l2 > 0.0 || self.narrow || self.wire == Wire::Short {
             return Ok(());
         }
@@ -144,18 +160,18 @@ impl Polish {
         if single || !(1..=self.support_max.min(CENTRE_MAX)).contains(&keys.len()) {
             return Ok(());
         }
-        let model = self.model(cluster, servers, (&keys, from), Wire::Double)?;
+        let model = self.model(cluster, servers, &keys, from, Wire::Double)?;
         let Some((central, fewest)) = model.centre() else { return Ok(()) };
         let losses: Vec<Vec<f64>> =
             ask_workers(cluster, &Order::Losses { weights: central.clone() })?;
-        let loss: f64 = losses.iter().map(|losses| losses[0]).sum(); // all the way
+        let loss: f64 = losses.iter().map(|losses| losses[0]).sum(); // at the full step
         let weights = keys.iter().zip(&central);
         let objective =
             loss + weights.map(|(&key, &weight)| self.rule.penalty(key, weight)).sum::<f64>();
         if objective <= at.objective * (1.0 + SAME_OBJECTIVE) {
             let most = central.iter().filter(|weight| **weight != 0.0).count();
             tracing::info!(fewest, most, "there are several optima: taking the central one");
-            set(cluster, servers, weights_table, (&keys, central))?;
+            set(cluster, servers, weights_table, &keys, central)?;
         }
         Ok(())
     }
@@ -165,13 +181,14 @@ impl Polish {
         &self,
         cluster: &mut Cluster,
         servers: &mut Worker,
-        (keys, weights): (&[u64], Vec<f64>),
+        keys: &[u64],
+        weights: Vec<f64>,
         wire: Wire,
     ) -> caravan_kv::Result<Model> {
         let workers = cluster.config().workers;
         let gram = Order::Gram { support: keys.to_vec(), wire };
         let _pushed: Vec<()> = ask_workers(cluster, &gram)?;
-        let packed = hessian::receive(servers, self.table, workers, (keys.len(), wire))?;
+        let packed = hessian::receive(servers, self.table, workers, keys.len(), wire)?;
         let penalties = keys.iter().map(|&key| self.rule.penalties(key));
         let (lambda, l2): (Vec<f64>, Vec<f64>) = penalties.unzip();
         let mut model = Model::new(lambda, weights, packed);
@@ -179,7 +196,8 @@ impl Polish {
         Ok(model)
     }
 
-    /// One Newton step from `weights`, sorted, none 0; false when there is nothing to gain.
+    /// Takes one Newton step from `weights`, sorted and non-zero; false if there is nothing to
+    /// gain.
     fn step(
         &mut self,
         cluster: &mut Cluster,
@@ -189,7 +207,7 @@ impl Polish {
         at: &mut Polished,
     ) -> caravan_kv::Result<bool> {
         let (keys, from): (Vec<u64>, Vec<f64>) = weights.iter().copied().unzip();
-        let model = self.model(cluster, servers, (&keys, from.clone()), self.wire)?;
+        let model = self.model(cluster, servers, &keys, from.clone(), self.wire)?;
         let (mut best, dependent) = model.minimise();
         self.dependent = dependent;
         if self.narrow {
@@ -215,7 +233,7 @@ impl Polish {
             return Ok(false);
         };
         let chosen: Vec<f64> = on_the_way(share).collect();
-        let pairs = set(cluster, servers, weights_table, (&keys, chosen))?;
+        let pairs = set(cluster, servers, weights_table, &keys, chosen)?;
         *weights = pairs.into_iter().filter(|&(_, weight)| weight != 0.0).collect();
         let penalised = weights.iter().filter(|&&(key, _)| self.rule.free != Some(key));
         *at = Polished { objective, nonzeros: penalised.count() };
@@ -223,12 +241,13 @@ impl Polish {
     }
 }
 
-/// Has servers and workers take these weights of the support; returns them with their keys.
+/// Sets these weights of the support at servers and workers; returns them with their keys.
 fn set(
     cluster: &mut Cluster,
     servers: &mut Worker,
     weights_table: Table,
-    (keys, weights): (&[u64], Vec<f64>),
+    keys: &[u64],
+    weights: Vec<f64>,
 ) -> caravan_kv::Result<Vec<(u64, f64)>> {
     let pairs: Vec<(u64, f64)> = keys.iter().copied().zip(weights.iter().copied()).collect();
     let set: Vec<usize> =

@@ -1,15 +1,15 @@
-//! The threads of one worker, which share out a block's columns or its rows.
+//! The threads of one worker, which divide a block's columns or its rows.
 //!
-//! What they compute is cut so that each number is one thread's work, in the same order of terms: results are the same to the
-//! bit for any number of threads, and nothing is locked. Threads sleep between blocks; a block too small to be worth waking
-//! them is the calling thread's alone.
+//! Each number is computed by one thread, with its terms in a fixed order, so results are the same
+//! to the bit for any number of threads, and nothing is locked. Threads sleep between blocks; a
+//! small block is computed by the calling thread alone.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Non-zeros from which on waking another thread pays.
+/// Non-zeros that justify waking another thread.
 const THREAD_NONZEROS: usize = 32 << 10;
 
 /// Threads; by default the calling one alone.
@@ -17,7 +17,8 @@ const THREAD_NONZEROS: usize = 32 << 10;
 pub struct Pool(Option<Arc<ThreadPool>>);
 
 impl Pool {
-    /// So many threads, the calling one included. Where the system gives none there is only this.
+    /// A pool of `threads`, including the calling one. If the system gives none, there is only
+    /// that.
     pub fn new(threads: NonZeroUsize) -> Self {
         let others = threads.get() - 1;
         if others == 0 {
@@ -31,17 +32,18 @@ impl Pool {
         Self(built.ok().map(Arc::new))
     }
 
-    /// How many threads there are, the calling one included.
+    /// Number of threads, including the calling one.
     pub(super) fn threads(&self) -> usize {
         1 + self.0.as_ref().map_or(0, |pool| pool.current_num_threads())
     }
 
-    /// How many of them are worth their while for so many non-zeros.
+    /// Number of threads that this many non-zeros justify.
     pub(super) fn threads_for(&self, nonzeros: usize) -> usize {
         self.threads().min(nonzeros / THREAD_NONZEROS).max(1)
     }
 
-    /// Calls `work` on each of `parts`: the first on the calling thread, the others on the threads of the pool.
+    /// Calls `work` on each of `parts`: the first on the calling thread, the others on the threads
+    /// of the pool.
     pub(super) fn share<T: Send>(
         &self,
         parts: impl IntoIterator<Item = T>,

@@ -1,22 +1,23 @@
 //! The rule of a step: λ, λ₂, the learning rate and the trust region, coordinate by coordinate.
 //!
-//! The step minimises, coordinate by coordinate, g d + u/(2η) d² + λ|w + d| over |d| ≤ δ: soft
-//! thresholding, then a clip. With a ridge g and u are those of the loss and ½ λ₂ w² together. (Algorithm 3 of the OSDI'14
-//! paper prints this with signs astray.) Which coordinates step, and when, is said in [`super::coordinates`].
+//! The step minimises g d + u/(2η) d² + λ|w + d| over |d| ≤ δ in each coordinate: soft
+//! thresholding, then a clip. With a ridge, g and u include ½ λ₂ w². (Algorithm 3 of the OSDI'14
+//! paper prints this with wrong signs.) [`super::coordinates`] decides which coordinates step, and
+//! when.
 
 use super::blocks::KeyBlock;
 use super::gradient::TrustRegion;
 
-/// Keeps the step finite where no row bends the loss.
+/// Keeps the step finite if no row has curvature.
 const CURVATURE_FLOOR: f64 = 1e-10;
 
-/// A curvature as its logarithm, which keeps small ones apart when numbers are rounded to a few bytes between the least and the
-/// greatest; [`from_logarithm`] undoes it.
+/// The logarithm of a curvature, which keeps small ones distinct when numbers are rounded to a few
+/// bytes between the smallest and the largest; [`from_logarithm`] undoes it.
 pub(super) fn logarithm(curvature: f64) -> f64 {
     curvature.max(CURVATURE_FLOOR).ln()
 }
 
-/// The curvature with that logarithm.
+/// The curvature with this logarithm.
 pub(super) fn from_logarithm(logarithm: f64) -> f64 {
     logarithm.exp()
 }
@@ -24,13 +25,13 @@ pub(super) fn from_logarithm(logarithm: f64) -> f64 {
 /// The step's constants, the same for every coordinate and pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Proximal {
-    /// λ ≥ 0 of λ‖w‖₁, against a *sum* of losses.
+    /// λ ≥ 0 of λ‖w‖₁, relative to a *sum* of losses.
     pub lambda: f64,
     /// λ₂ ≥ 0 of ½ λ₂‖w‖²: with λ the elastic net.
     pub l2: f64,
-    /// The key of a coordinate that neither penalises: the intercept.
+    /// The key of a coordinate without any penalty: the intercept.
     pub free: Option<u64>,
-    /// η in (0, 1]: 1 is the full bounded Newton step, less is damped.
+    /// η in (0, 1]: 1 is the full bounded Newton step, smaller values damp it.
     pub learning_rate: f64,
     /// Limits of δ; the same as the workers'.
     pub trust: TrustRegion,
@@ -47,24 +48,27 @@ impl Proximal {
         if self.free == Some(key) { (0.0, 0.0) } else { (self.lambda, self.l2) }
     }
 
-    /// What one coordinate adds to F besides its share of the loss.
+    /// A coordinate's contribution to F besides the loss.
     pub(super) fn penalty(&self, key: u64, weight: f64) -> f64 {
         let (lambda, l2) = self.penalties(key);
         lambda * weight.abs() + 0.5 * l2 * weight * weight
     }
 
-    /// These blocks of data, and before them one for the coordinate without a penalty, on which all others depend.
+    /// Prepends to the blocks of data one for the coordinate without a penalty, on which all others
+    /// depend.
     pub(super) fn blocks(&self, of_data: Vec<KeyBlock>) -> Vec<KeyBlock> {
         let free = self.free.map(|key| KeyBlock { first: key, last: key });
         free.into_iter().chain(of_data).collect()
     }
 
-    /// By how much a step of one coordinate lowers F if the loss bends as the curvature says, and at least where it bounds that.
+    /// The decrease of F by a step of one coordinate if the loss has this curvature; a lower bound
+    /// if the curvature is an upper bound.
     pub(super) fn gain(
         &self,
         key: u64,
         weight: f64,
-        (gradient, curvature): (f64, f64),
+        gradient: f64,
+        curvature: f64,
         step: f64,
     ) -> f64 {
         let loss = step * (gradient + 0.5 * curvature * step);
@@ -76,13 +80,15 @@ impl Proximal {
         &self,
         key: u64,
         weight: f64,
-        (gradient, curvature): (f64, f64),
+        gradient: f64,
+        curvature: f64,
         delta: f64,
     ) -> f64 {
         let (lambda, l2) = self.penalties(key);
         let u = (curvature + l2) / self.learning_rate + CURVATURE_FLOOR;
         let gradient = gradient + l2 * weight;
-        let (rising, falling) = (gradient + lambda, gradient - lambda);
+        let rising = gradient + lambda;
+        let falling = gradient - lambda;
         let step = if rising <= u * weight {
             -rising / u
         } else if falling >= u * weight {
@@ -116,9 +122,9 @@ mod tests {
             ] {
                 let model =
                     |d: f64| g * d + u / learning_rate / 2.0 * d * d + rule.penalty(3, w + d);
-                let step = rule.step(3, w, (g, u), delta);
+                let step = rule.step(3, w, g, u, delta);
                 assert!(step.abs() <= delta);
-                let gain = rule.gain(3, w, (g, u), step);
+                let gain = rule.gain(3, w, g, u, step);
                 assert!(gain >= model(0.0) - model(step) - 1e-9, "a damped step gains more");
                 for i in -1000..=1000 {
                     let other = f64::from(i) / 1000.0 * delta;

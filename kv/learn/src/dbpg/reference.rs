@@ -1,7 +1,7 @@
-//! The whole method in one thread and without a network: what a cluster is held against.
+//! The whole method in one thread and without a network, to compare a cluster with.
 //!
 //! Workers lag as far as the schedule allows: the gradient of task t sees the updates of tasks up
-//! to t - τ - 1 and not one more. A real cluster lies between this and no delay at all.
+//! to t - τ - 1 and no more. A real cluster is between this and no delay at all.
 
 use super::blocks::{KeyBlock, Order, even_blocks};
 use super::coordinates::{BlockSum, Coordinates};
@@ -18,30 +18,30 @@ use std::ops::Range;
 pub struct Part<'a> {
     /// Its rows, column by column.
     pub columns: &'a Columns,
-    /// Their labels, +1 or -1, times the weights of rows: `[rows]`.
+    /// Their labels, +1 or -1, times the row weights: `[rows]`.
     pub labels: &'a [f64],
 }
 
-/// What to solve and how.
+/// The settings of a run.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Penalty and step.
     pub proximal: Proximal,
     /// The curvature bound.
     pub curvature: Curvature,
-    /// Slices of the key space, at most.
+    /// Most slices of the key space.
     pub blocks: usize,
-    /// How a pass goes through them.
+    /// The order of blocks in a pass.
     pub order: Order,
     /// τ.
     pub delay: u64,
     /// ε of the stop rule.
     pub epsilon: f64,
-    /// Passes, at most.
+    /// Most passes.
     pub passes_max: u64,
-    /// How weak the KKT filter is; infinite switches it off.
+    /// Weakness of the KKT filter; infinite turns it off.
     pub kkt_ratio: f64,
-    /// Passes from one filter reset to the next; `None` resets only before stopping.
+    /// Passes between filter resets; `None` resets only before stopping.
     pub reset_every: Option<u64>,
 }
 
@@ -62,16 +62,16 @@ impl Settings {
     }
 }
 
-/// What a pass reports.
+/// Progress after a pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
-    /// F(w), all updates so far included.
+    /// F(w), after all updates so far.
     pub objective: f64,
-    /// Relative decrease of F against the pass before; 1 for the first.
+    /// Relative decrease of F against the previous pass; 1 for the first.
     pub relative: f64,
     /// Non-zero weights.
     pub nonzeros: usize,
-    /// The KKT threshold the pass ran with.
+    /// The KKT threshold of the pass.
     pub threshold: f64,
     /// Coordinates that the filter leaves in after the pass.
     pub active: usize,
@@ -79,35 +79,35 @@ pub struct Progress {
     pub violation: f64,
     /// Column gradients computed since the start, by all workers.
     pub columns_computed: usize,
-    /// What the stop rule made of it.
+    /// The stop rule's decision.
     pub stop: Stop,
 }
 
-/// What came out.
+/// The result of a run.
 #[derive(Debug, Clone)]
 pub struct Solution {
     /// Sorted union of the parts' keys.
     pub keys: Vec<u64>,
     /// Weights, in the order of the keys.
     pub weights: Vec<f64>,
-    /// One entry a pass; the last one's `stop` is [`Stop::Done`] if the run converged.
+    /// One entry per pass; the last one's `stop` is [`Stop::Done`] if the run converged.
     pub progress: Vec<Progress>,
 }
 
 impl Solution {
-    /// Whether the stop rule ended the run, not the limit on passes.
+    /// Whether the stop rule ended the run, rather than the limit on passes.
     pub fn converged(&self) -> bool {
         self.progress.last().is_some_and(|last| last.stop == Stop::Done)
     }
 }
 
-/// Solves with one worker a part and one server.
+/// Solves with one worker per part and one server.
 pub fn solve(parts: &[Part<'_>], settings: &Settings) -> Solution {
     let examples = parts.iter().map(|part| part.labels.len() as u64).sum();
     solve_with(parts, settings, |violation| kkt_threshold(violation, examples, settings.kkt_ratio))
 }
 
-/// [`solve`], with the KKT threshold as a function of the violation of the pass before.
+/// [`solve`] with the KKT threshold as a function of the previous pass's violation.
 fn solve_with(
     parts: &[Part<'_>],
     settings: &Settings,
@@ -139,7 +139,7 @@ fn solve_with(
     }
 }
 
-/// A block's answer to the pulls of all workers, not yet applied by them.
+/// A block's answer to the pulls of all workers, which they have not applied yet.
 struct Pull {
     task: u64,
     block: KeyBlock,
@@ -155,7 +155,7 @@ struct Run<'a> {
     coordinates: Coordinates,
     task: u64,
     pulls: VecDeque<Pull>,
-    /// Of the blocks, in the last pass: `[blocks]`.
+    /// Gains of the blocks in the last pass: `[blocks]`.
     gains: Vec<f64>,
     columns_computed: usize,
 }
@@ -174,8 +174,8 @@ impl<'a> Run<'a> {
         let workers = parts
             .iter()
             .map(|part| {
-                let (labels, columns) = (part.labels.to_vec(), part.columns.columns());
-                Worker::new(labels, columns, settings.proximal.trust)
+                let columns = part.columns.columns();
+                Worker::new(part.labels.to_vec(), columns, settings.proximal.trust)
             })
             .collect();
         Self {
@@ -191,8 +191,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A reset overtakes the pulls under way: their weights hold, but a filter bit from before it
-    /// would take out again what it put back in, on one side only.
+    /// A reset overtakes outstanding pulls: their weights are valid, but a filter bit from before
+    /// it would remove a coordinate again, on one side only.
     fn begin_pass(&mut self, reset: bool) {
         self.coordinates.begin_pass(reset);
         if reset {
@@ -201,7 +201,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns what the block has gained.
+    /// Runs one block's task; returns the block's gain.
     fn update(&mut self, block: usize, threshold: f64) -> f64 {
         self.task += 1;
         self.apply_pulls(self.task.saturating_sub(self.settings.delay));
@@ -222,7 +222,8 @@ impl<'a> Run<'a> {
         let mut sum = BlockSum::new(range.len());
         for (part, worker) in self.parts.iter().zip(&mut self.workers) {
             let own = block.locate_in(part.columns.keys());
-            let (mut g, mut u) = (vec![0.0; own.len()], vec![0.0; own.len()]);
+            let mut g = vec![0.0; own.len()];
+            let mut u = vec![0.0; own.len()];
             let rule = self.settings.curvature;
             self.columns_computed +=
                 worker.gradient(part.columns, own.clone(), rule, &mut g, &mut u);
@@ -265,7 +266,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The loss at the server's weights, whichever of them the workers have seen.
+    /// The loss at the server's weights, whether or not the workers have seen them.
     fn loss(&self) -> f64 {
         let coordinates = &self.coordinates;
         let all = 0..coordinates.keys().len();

@@ -1,19 +1,22 @@
-//! What a worker knows of its rows, and how columns move it: the scattered half of the block kernels.
+//! A worker's per-row state, and how columns change it: the scattered half of the block kernels.
 //!
-//! Columns of a block share rows, so here the rows are shared out, in segments: each thread goes through all columns and takes
-//! the entries that lie in its segment. Within a row the terms come in the order of the columns however many threads there
-//! are. The gathered half, sums over a column's rows, is `gradient`'s.
+//! Columns of a block share rows, so threads divide the rows, in segments: each thread visits all
+//! columns and takes the entries in its segment. Within a row the terms come in the order of the
+//! columns, whatever the number of threads. The gathered half, sums over a column's rows, is in
+//! `gradient`.
 
 use super::logistic::{loss, slope, wrong_probability};
 use super::pool::Pool;
 use crate::data::{Columns, for_each};
 
-/// What the gradient kernel reads of a row: both numbers lie in one cache line, so that one sweep serves both sums.
+/// A row as the gradient kernel reads it: both numbers lie in one cache line, so that one sweep
+/// serves both sums.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row {
     /// -c_i y_i σ(-m_i): what an entry adds to its column's gradient.
     pub(super) pull: f64,
-    /// c_i h_i r_i, valid for the rows of the block measured last: what it adds to the curvature.
+    /// c_i h_i r_i, valid for the rows of the block measured last: what an entry adds to the
+    /// curvature.
     pub(super) bend: f64,
 }
 
@@ -22,11 +25,11 @@ pub(super) struct Row {
 pub(super) struct Rows {
     labels: Vec<f64>,      // c_i y_i
     weighted: bool,        // whether any c_i is not 1
-    scores: Vec<f64>,      // x_i·w; the margin is the label's sign times it
-    rows: Vec<Row>,        // follow `scores`
+    scores: Vec<f64>,      // x_i·w; the margin is this times the label's sign
+    rows: Vec<Row>,        // follow from `scores`
     reach: Vec<[f64; 2]>,  // r_i and R_i of the block being measured, else 0
-    touched: Vec<Touched>, // scratch, for each segment
-    segment: usize,        // rows in one, except maybe the last
+    touched: Vec<Touched>, // scratch, one per segment
+    segment: usize,        // rows of a segment; the last may have fewer
     pool: Pool,
 }
 
@@ -86,7 +89,7 @@ impl Rows {
         loss(&self.labels, self.margins())
     }
 
-    /// Has each segment do its part of what touches so many non-zeros; few of them are one thread's work.
+    /// Runs `work` for each segment, in parallel if enough non-zeros are involved.
     fn share(&mut self, nonzeros: usize, work: impl Fn(Segment<'_>) + Sync) {
         let Self { labels, weighted, scores, rows, reach, touched, segment, pool } = self;
         let weighted = *weighted;
@@ -105,8 +108,8 @@ impl Rows {
         }
     }
 
-    /// Leaves c_i h_i r_i of each row that these columns touch in its `bend`: `of` are numbers of columns, `deltas` those
-    /// of all columns.
+    /// Computes c_i h_i r_i of each row that these columns touch, in its `bend`. `of` are indices
+    /// of columns, `deltas` those of all columns.
     pub(super) fn measure_overlap(
         &mut self,
         columns: &Columns,
@@ -122,8 +125,8 @@ impl Rows {
         });
     }
 
-    /// Moves the scores by steps of columns, and what depends on them: once for each row that has moved, however many columns
-    /// moved it.
+    /// Moves the scores by steps of columns, and updates what depends on them, once per row however
+    /// many columns moved it.
     pub(super) fn follow(&mut self, columns: &Columns, steps: &[(usize, f64)]) {
         let nonzeros = steps.iter().map(|&(j, _)| columns.column(j).0.len()).sum();
         self.share(nonzeros, |mut segment| {
@@ -132,7 +135,7 @@ impl Rows {
         });
     }
 
-    /// Computes the scores afresh from all weights, which drops the rounding errors of all the steps.
+    /// Computes the scores from all weights, which removes the rounding errors of all steps.
     pub(super) fn derive(&mut self, columns: &Columns, weights: &[f64]) {
         self.scores.fill(0.0);
         let steps: Vec<(usize, f64)> =
@@ -145,10 +148,11 @@ impl Rows {
 }
 
 impl Segment<'_> {
-    /// The entries of a column that lie here.
+    /// The entries of a column within this segment.
     fn entries<'c>(&self, columns: &'c Columns, column: usize) -> (&'c [u32], Option<&'c [f64]>) {
         let (rows, values) = columns.column(column);
-        let (first, end) = (self.first, self.first + self.labels.len());
+        let first = self.first;
+        let end = first + self.labels.len();
         if first == 0 && rows.last().is_none_or(|&last| (last as usize) < end) {
             return (rows, values);
         }
@@ -207,12 +211,13 @@ fn pull(label: f64, score: f64) -> f64 {
     -label * wrong_probability(label.signum() * score)
 }
 
-/// A list of rows, each once, without a branch for rows that are on it: a place is written always and kept if it is new.
+/// A list of rows, each once, built without a branch: a row is always written, and kept if it is
+/// new.
 #[derive(Debug, Clone)]
 struct Touched {
     list: Vec<u32>, // `[rows + 1]`
     len: usize,
-    seen: Vec<bool>, // all false between uses; a marker for those who have no other
+    seen: Vec<bool>, // all false between uses; marks rows where no other state does
 }
 
 impl Touched {

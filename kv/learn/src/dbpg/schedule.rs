@@ -1,23 +1,23 @@
-//! The scheduler's decisions: which task waits for which, when the KKT filter bites, when to stop.
+//! The scheduler's decisions: which task waits for which, the KKT filter's threshold, when to stop.
 //!
-//! Pure functions and one small state machine; sending tasks and gathering progress is not here.
+//! Pure functions and one small state machine; sending tasks and gathering progress is elsewhere.
 
 use std::ops::Range;
 
 /// Threshold of the first pass: no gradient is so far inside its bound, so nothing is filtered.
 pub const FILTER_OFF: f64 = 1e20;
 
-/// How much of the last pass's violation per example the filter leaves as margin, unless told
-/// otherwise. Larger filters less.
+/// Default share of the last pass's violation per example that the filter leaves as margin. A
+/// larger value filters less.
 pub const KKT_RATIO: f64 = 10.0;
 
-/// Passes from one reset of the KKT filter to the next, unless told otherwise.
+/// Default number of passes between resets of the KKT filter.
 pub const RESET_EVERY: u64 = 20;
 
-/// Changes of the objective up to this fraction are taken as rounding, not as an increase.
+/// A relative change of the objective of at most this counts as rounding, not as an increase.
 const ROUNDING: f64 = 1e-13;
 
-/// The share of ε that is left to gain, at most, after a pass that gained more than ε and counts as settled all the same.
+/// Most of ε left to gain after a pass that gained more than ε and still counts as settled.
 const LEFT: f64 = 0.01;
 
 /// The tasks that must have finished on a node before it may start `task` under bounded delay.
@@ -35,19 +35,18 @@ pub fn wait_list(task: u64, first: u64, delay: u64) -> Range<u64> {
     oldest.max(first)..newest.max(first + 1)
 }
 
-/// True when `delay` is so long against the number of blocks that full steps may diverge: from an eighth of the blocks on.
-/// Worth a warning, and a learning rate below 1.
-///
-/// Where updates are seldom so late, a longer delay may work. The bound comes from
+/// Whether `delay` is so long, relative to the number of blocks, that full steps may diverge: an
+/// eighth of the blocks or more. It deserves a warning and a learning rate below 1. If updates are
+/// seldom that late, a long delay may still work. The bound comes from
 /// kv/learn/docs/decisions/0004-delay.md.
 pub fn delay_risks_divergence(delay: u64, blocks: usize) -> bool {
     delay > 0 && delay.saturating_mul(8) >= blocks as u64
 }
 
-/// The KKT filter's threshold for a pass, from the violation that the pass before reported.
+/// The KKT filter's threshold for a pass, from the violation that the previous pass reported.
 ///
-/// `None` for the first pass, which filters nothing; an infinite `ratio` never does. `examples` is the number of rows on all
-/// workers together.
+/// `None` for the first pass, which filters nothing; an infinite `ratio` never filters. `examples`
+/// is the number of rows of all workers together.
 pub fn kkt_threshold(previous_violation: Option<f64>, examples: u64, ratio: f64) -> f64 {
     match previous_violation {
         Some(violation) if ratio.is_finite() => violation / examples.max(1) as f64 * ratio,
@@ -55,45 +54,46 @@ pub fn kkt_threshold(previous_violation: Option<f64>, examples: u64, ratio: f64)
     }
 }
 
-/// What the scheduler does after a pass.
+/// The scheduler's decision after a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// Another pass.
     Continue,
-    /// Another pass, which begins by activating every coordinate again.
+    /// Another pass, which first activates every coordinate again.
     Reset,
-    /// Converged: the last pass began with all coordinates active and changed nothing to speak of.
+    /// Converged: the last pass began with all coordinates active and changed almost nothing.
     Done,
 }
 
 /// Decides when to stop: only after a pass that began with a reset of the KKT filter.
 ///
-/// With rel = F_before / F - 1: a pass with 0 <= rel <= ε asks for a reset, and stops if the pass
-/// before it had asked already; any other pass cancels the request. An increase never stops.
-/// No change at all counts as convergence, as does an increase of the size of rounding; else a
-/// solution reached exactly (all weights 0, say) would go on for ever.
+/// With rel = F_before / F - 1: a pass with 0 <= rel <= ε requests a reset, and stops if the
+/// previous pass had requested it already; any other pass cancels the request. An increase never
+/// stops. No change counts as convergence, as does an increase of the size of rounding; otherwise a
+/// solution reached exactly (all weights 0, for example) would never end.
 ///
-/// ε is compared with what a pass has gained, which stands for what is left. Newton steps leave far less: where gains fall from
-/// 1e-5 to little more than ε, the next one is not worth a pass. So a pass also counts as settled where rel times
-/// ρ = rel / rel of the pass before, the next gain if they go on to fall by ρ, is at most a hundredth of ε. Passes that converge
-/// linearly never gain by that: it takes a ρ of a hundredth or less.
+/// ε is compared with a pass's gain, which estimates what is left. Newton steps leave far less: if
+/// gains fall from 1e-5 to little more than ε, the next one is not worth a pass. So a pass also
+/// counts as settled if rel times ρ = rel / rel of the previous pass, which is the next gain if
+/// gains keep falling by ρ, is at most a hundredth of ε. Passes that converge linearly never
+/// qualify: it takes a ρ of a hundredth or less.
 ///
-/// The authors reset only then. Once the violation is 0 their threshold is too, and a weight that
-/// was filtered too early is missed for as long as the others keep improving: with a small ε,
-/// for hundreds of passes. [`StopRule::reset_every`] asks for a reset every so many passes as well.
+/// The authors reset only then. Once the violation is 0, so is their threshold, and a weight that
+/// was filtered too early is missed while the others keep improving: with a small ε, for hundreds
+/// of passes. [`StopRule::reset_every`] also requests a reset at regular intervals.
 #[derive(Debug, Clone)]
 pub struct StopRule {
     epsilon: f64,
     reset_every: Option<u64>,
     passes: u64,
     previous: Option<f64>,
-    /// What the pass before gained, if it is known and above 0.
+    /// Gain of the previous pass, if it is known and above 0.
     gained: Option<f64>,
     reset_requested: bool,
 }
 
 impl StopRule {
-    /// Stops at relative decreases of at most `epsilon` a pass.
+    /// Stops at relative decreases of at most `epsilon` per pass.
     pub fn new(epsilon: f64) -> Self {
         Self {
             epsilon,
@@ -105,13 +105,13 @@ impl StopRule {
         }
     }
 
-    /// Also asks for a reset after every `passes` passes; `None` as the authors do.
+    /// Also requests a reset after every `passes` passes; `None` as the authors do.
     pub fn reset_every(self, passes: Option<u64>) -> Self {
         Self { reset_every: passes, ..self }
     }
 
-    /// Takes in the objective after a pass; returns the relative decrease (1 for the first pass)
-    /// and what to do next.
+    /// Records the objective after a pass; returns the relative decrease (1 for the first pass) and
+    /// what to do next.
     pub fn after_pass(&mut self, objective: f64) -> (f64, Stop) {
         self.passes += 1;
         let relative = match self.previous.replace(objective) {
@@ -133,7 +133,7 @@ impl StopRule {
         (relative, stop)
     }
 
-    /// Asks for a reset beside the rule: the pass after this begins with one, and may be the last.
+    /// Requests a reset besides the rule: the next pass begins with one, and may be the last.
     pub fn request_reset(&mut self) -> Stop {
         self.reset_requested = true;
         Stop::Reset
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn a_short_list_implies_all_older_tasks() {
         for delay in 0..9 {
-            // implied[t]: how many of the tasks 0.. have surely finished when t starts.
+            // implied[t]: how many of the tasks 0.. have certainly finished when t starts.
             let mut implied = vec![0u64];
             for task in 1..200u64 {
                 let list = wait_list(task, 0, delay);
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(rule.after_pass(79.9).1, Stop::Done, "no change counts as settled");
     }
 
-    /// Gains of Newton steps: the last is above ε, and what it leaves far below.
+    /// Gains of Newton steps: the last is above ε, and leaves far less than that.
     #[test]
     fn gains_that_fall_fast_are_settled_a_pass_sooner() {
         let after = |gains: [f64; 4]| {

@@ -1,26 +1,29 @@
-//! Screening: columns that are 0 in every solution, found exactly and before training begins.
+//! Screening: finds columns that are 0 in every solution, exactly and before training begins.
 //!
-//! The gradient of the loss in column j is g_j = -Σ_i y_i x_ij σ(-m_i) with every σ strictly between 0 and 1. So whatever the
-//! weights are,
+//! The gradient of the loss in column j is g_j = -Σ_i y_i x_ij σ(-m_i) with every σ strictly
+//! between 0 and 1. So for any weights,
 //!
 //! ```text
 //! -P_j < g_j < N_j        P_j = Σ_i max(y_i x_ij, 0)        N_j = Σ_i max(-y_i x_ij, 0)
 //! ```
 //!
-//! where y_i is the label times the weight of the row, if rows have weights. An intercept only moves the margins, and a ridge has
-//! no slope at 0, so both leave this as it is.
+//! where y_i is the label times the row's weight. An intercept only shifts the margins, and a ridge
+//! has no slope at 0, so neither changes this.
 //!
-//! and a column with max(P_j, N_j) ≤ λ has |g_j| < λ everywhere: no step ever takes it from 0, and F has no minimum off it.
-//! In sets with many rare features that is most of them. Both sums run over rows, so workers' parts add up. Where no worker's
-//! part is above λ over the number of workers, the sum is not above λ: such columns need not even be named. So
+//! A column with max(P_j, N_j) ≤ λ has |g_j| < λ everywhere: no step ever moves it from 0, and
+//! every minimum of F has it at 0. In sets with many rare features that is most columns. Both sums
+//! run over rows, so workers' parts add up. If no worker's part is above λ over the number of
+//! workers, the sum is not above λ, and the column need not even be named. So
 //!
-//! 1. each worker names the columns that are *loud*, above that share, with their bounds;
-//! 2. it asks which were named, unless all that it holds are loud, and adds its bounds of those that it holds and had not named;
+//! 1. each worker names its *loud* columns, those above that share, with their bounds;
+//! 2. it asks which columns were named, unless all of its own are loud, and adds its bounds of
+//!    those it has and had not named;
 //! 3. it asks which sums are above λ, and drops all other columns.
 //!
-//! All workers have done a step before any does the next. Servers round up, so that no rounding ever drops a column. They
-//! answer with lists of keys, packed as rows are: those above λ are few, and the same for all. Of many workers each names
-//! nearly all that it holds, as its share of λ is small; then the longer list, of what was named, goes to nobody.
+//! All workers finish a step before any starts the next. Servers round up, so that rounding never
+//! drops a column. They answer with lists of keys, packed like rows: those above λ are few, and the
+//! same for all. With many workers each names nearly all of its columns, because its share of λ is
+//! small; then the longer list, of named columns, is not sent to anybody.
 //!
 //! Place: load > **screening** > blocks.
 
@@ -32,13 +35,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::{ByKey, PackedRows, pack_keys, unpack_keys};
 
-/// Name under which servers build this shard.
+/// Name of this shard's update rule.
 pub(super) const HANDLE: &str = "dbpg-screen";
 
 /// Id of the table of bounds.
 const TABLE: u32 = 3;
 
-/// A table for keys of that range: P and N for each.
+/// A table for keys of this range: P and N for each.
 pub(super) fn table(keys: KeyRange, filters: Filters) -> TableSpec {
     TableSpec::new(TABLE, "bounds", ValueType::F32, 2).keys(keys).handle(HANDLE).filters(filters)
 }
@@ -59,7 +62,7 @@ impl Bounds {
         Bounds(bounds)
     }
 
-    /// The keys of columns with a bound above `limit`, sorted, and their bounds.
+    /// The sorted keys of columns with a bound above `limit`, and their bounds.
     pub(super) fn above(&self, limit: f64) -> (Vec<u64>, Vec<[f32; 2]>) {
         self.0.sorted(|bounds| exceeds(bounds, limit)).into_iter().unzip()
     }
@@ -69,29 +72,29 @@ impl Bounds {
         self.0.count(|bounds| bounds != [0.0; 2] && !exceeds(bounds, limit)) == 0
     }
 
-    /// Those of a column; none has entries without any.
+    /// The bounds of a column; every column with entries has some.
     pub(super) fn of(&self, key: u64) -> Option<[f32; 2]> {
         Some(self.0.get(key)).filter(|bounds| *bounds != [0.0; 2])
     }
 }
 
-/// Whether a bound is above a limit: λ for the sums, or a worker's share of it for its part.
+/// Whether a bound exceeds a limit: λ for the sums, or a worker's share of it for its part.
 pub(super) fn exceeds(bounds: [f32; 2], limit: f64) -> bool {
     f64::from(bounds[0].max(bounds[1])) > limit
 }
 
-/// What the driver and the workers ask of servers beside pushes.
+/// Commands of the driver and the workers to servers, besides pushes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Command {
-    /// The keys that were named, packed, lowest first.
+    /// Returns the named keys, packed, lowest first.
     Named,
-    /// Those with a sum above λ, likewise.
+    /// Returns those with a sum above λ, in the same form.
     Above { lambda: f64 },
-    /// Screening is over: let go of the sums.
+    /// Ends screening: frees the sums.
     End,
 }
 
-/// The keys that all servers answered to [`Command::Named`] or [`Command::Above`] with.
+/// The keys in all servers' answers to [`Command::Named`] or [`Command::Above`].
 pub(super) fn keys(replies: &[impl AsRef<[u8]>]) -> Result<Vec<u64>, String> {
     let mut keys = Vec::new();
     for reply in replies {
@@ -101,19 +104,19 @@ pub(super) fn keys(replies: &[impl AsRef<[u8]>]) -> Result<Vec<u64>, String> {
     Ok(keys)
 }
 
-/// An f32 that is not below the sum that `x`, with the rounding errors of its terms, stands for.
+/// An f32 not below the exact sum that `x` approximates, given the rounding of its terms.
 fn round_up(x: f64) -> f32 {
     let near = x as f32;
     if x == x.trunc() && x < f64::from(1 << 24) { near } else { near.next_up() }
 }
 
-/// Bytes of a key and its bounds, ...
+/// Bytes of a key and its bounds.
 const ENTRY_BYTES: usize = size_of::<u64>() + size_of::<[f32; 2]>();
 
-/// ... and most that a key takes in an answer, with what its list has grown to.
+/// Most bytes of a key in an answer, including the growth of its list.
 const ANSWER_BYTES: usize = 20;
 
-/// A server thread's sums, in the order of its keys.
+/// A server thread's sums, in order of keys.
 pub(super) struct Sums {
     keys: Vec<u64>,
     bounds: Vec<[f32; 2]>,
@@ -129,12 +132,14 @@ impl Sums {
     /// Adds one worker's part: `keys` sorted, `bounds: [keys]`.
     ///
     /// # Errors
-    /// When there is no memory for the sums beside those there are; nothing has changed then.
+    /// If there is no memory for the new sums beside the old ones. Nothing has changed then.
     fn add(&mut self, keys: &[u64], bounds: &[[f32; 2]]) -> caravan_van::Result<()> {
         let most = self.keys.len() + keys.len();
         self.memory.add(most * ENTRY_BYTES)?;
-        let (mut sum_keys, mut sum_bounds) = (Vec::with_capacity(most), Vec::with_capacity(most));
-        let (mut i, mut j) = (0, 0);
+        let mut sum_keys = Vec::with_capacity(most);
+        let mut sum_bounds = Vec::with_capacity(most);
+        let mut i = 0;
+        let mut j = 0;
         while i < self.keys.len() || j < keys.len() {
             let own = self.keys.get(i).copied();
             let new = keys.get(j).copied();
@@ -152,7 +157,8 @@ impl Sums {
         }
         sum_keys.shrink_to_fit();
         sum_bounds.shrink_to_fit();
-        (self.keys, self.bounds) = (sum_keys, sum_bounds);
+        self.keys = sum_keys;
+        self.bounds = sum_bounds;
         self.memory.set(self.keys.len() * ENTRY_BYTES)
     }
 }
@@ -191,7 +197,8 @@ impl caravan_kv::Shard for Sums {
                 Ok(pack_keys(above.map(|(&key, _)| key)))
             }
             Command::End => {
-                (self.keys, self.bounds) = (Vec::new(), Vec::new());
+                self.keys = Vec::new();
+                self.bounds = Vec::new();
                 self.memory.release(usize::MAX);
                 Ok(Vec::new())
             }

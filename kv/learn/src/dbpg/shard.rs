@@ -1,17 +1,21 @@
-//! The server's side of DBPG as a table: pushes are summed until every worker's is in, then the block steps.
+//! The server's side of DBPG as a table: pushes are summed until every worker's has arrived, then
+//! the block steps.
 //!
-//! Rows have their own lengths: a push carries (gradient, curvature) of the columns a worker computed; a pull answers one
-//! weight for an active coordinate and nothing for a filtered one. A request's clock is the number of its task. A pull of a
-//! block that has not stepped yet is parked until it has.
+//! Rows have their own lengths: a push carries (gradient, curvature) of the columns a worker
+//! computed; a pull answers one weight for an active coordinate and nothing for a filtered one. A
+//! request's clock is the number of its task. A pull of a block that has not stepped yet is parked
+//! until it has.
 //!
-//! Requests name active columns only, so what the KKT filter has put out costs nothing. Both sides know which those are: a
-//! pass begins when every worker has applied all pulls of the one before, and a column's filter bit changes only in the step
-//! of its own block. With an exact delay pulls stay under way from pass to pass; then requests name all columns, and a push
-//! carries nothing for a filtered one. So do they where lists of keys are named instead of sent, and stay the same for that.
+//! Requests name active columns only, so filtered ones cost nothing. Both sides know which those
+//! are: a pass begins when every worker has applied all pulls of the previous one, and a column's
+//! filter bit changes only in the step of its own block. With an exact delay, pulls stay
+//! outstanding across passes; then requests name all columns, and a push carries nothing for a
+//! filtered one. With key caching requests also name all columns, so that their lists stay the
+//! same.
 //!
-//! What a lossy pass leaves out besides is said in [`super::filters`].
+//! [`super::filters`] describes what lossy passes omit.
 //!
-//! Path: codec > thread > **shard** > answer. The numbers are [`super::coordinates`]'s; nothing is computed here.
+//! Path: codec > thread > **shard** > answer. [`super::coordinates`] does the computation.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -28,25 +32,26 @@ use super::gradient::TrustRegion;
 use super::orders::{Command, Options, Report};
 use super::proximal::{self, Proximal};
 
-/// Name under which servers build this shard.
+/// Name of this shard's update rule.
 pub const HANDLE: &str = "dbpg";
 
-/// What a block takes in all lists of blocks, in bytes.
+/// Bytes of a block in all lists of blocks.
 const BLOCK_BYTES: usize = 64;
 
-/// What a key of a worker takes until all have named theirs, while keys become positions, and what it takes from then on.
+/// Bytes of a worker's key until all workers have announced theirs, while keys become positions,
+/// and from then on.
 const HELD_BYTES: [usize; 2] = [2 * size_of::<u64>() + size_of::<u32>(), size_of::<u32>()];
 
-/// What a task takes without its sums, twice while it is made, and what each of its workers adds.
+/// Bytes of a task without its sums, counted twice while it is created, and of each of its workers.
 const TASK_BYTES: [usize; 2] = [2 * size_of::<Task>(), 8];
 
-/// Most that a key of a push takes in all lists that are made of it.
+/// Most bytes that a key of a push takes in all lists made of it.
 const PUSHED_BYTES: usize = 64;
 
-/// Most that a byte of a command takes once it is read, ...
+/// Most bytes of a parsed command, per byte of its text.
 const COMMAND_BYTES: usize = 24;
 
-/// ... and most that a weight takes in an answer, with what its text has grown to.
+/// Most bytes of a weight in an answer, including the growth of its text.
 const ANSWER_BYTES: usize = 128;
 
 /// A server thread's coordinates.
@@ -57,36 +62,36 @@ pub struct Shard {
     /// Positions of each block's coordinates.
     ranges: Vec<Range<usize>>,
     rounds: bool,
-    /// Workers that have named their keys, and the positions of those.
+    /// Workers that have announced their keys, with those keys or their positions.
     announced: Vec<(u32, Held)>,
     threshold: f64,
     lossy: Lossy,
-    /// The sums of what workers have sent of each coordinate, while they send changes.
+    /// Sums of the changes of each coordinate, while workers send changes.
     kept: Vec<[f64; 2]>,
     /// Tasks up to this one have stepped.
     clock: u64,
-    /// The tasks behind it, in order.
+    /// The tasks after it, in order.
     tasks: VecDeque<Task>,
-    /// What each block has gained in the pass: `[blocks]`.
+    /// Gain of each block in the pass: `[blocks]`.
     gains: Vec<f64>,
-    /// Spent on the pushes and pulls of the pass.
+    /// Time spent on the pushes and pulls of the pass.
     busy: Duration,
     lengths: Vec<u32>,
     answer: Vec<f64>,
-    /// What all of it takes.
+    /// Accounts for all of it.
     memory: Account,
-    /// Keys that a request has had at most.
+    /// Most keys of any request so far.
     keys_max: usize,
 }
 
-/// What a worker holds: keys until all workers have named theirs, then positions.
+/// A worker's keys until all workers have announced theirs, then positions.
 enum Held {
     Keys(Vec<u64>),
     Positions(Vec<u32>),
 }
 
 impl Held {
-    /// Whether any of the coordinates `range` that count is held.
+    /// Whether it has any of the coordinates `range` that count.
     fn any(&self, range: &Range<usize>, counts: impl Fn(usize) -> bool) -> bool {
         let Held::Positions(held) = self else { return false };
         let from = held.partition_point(|&k| (k as usize) < range.start);
@@ -142,7 +147,7 @@ impl Shard {
         })
     }
 
-    /// A worker names its keys, once, before the first pass.
+    /// Records a worker's keys, once, before the first pass.
     fn announce(&mut self, sender: u32, keys: &[u64]) -> Result<(), String> {
         let known = self.announced.iter().any(|(worker, _)| *worker == sender);
         if !self.ranges.is_empty() || known {
@@ -154,7 +159,7 @@ impl Shard {
             let workers = self.workers;
             return Err(format!("{workers} workers have named keys, and there are no more"));
         }
-        // Both the coordinates that there were and those that there will be.
+        // Both the former coordinates and the new ones exist for a moment.
         let before = self.state.keys().len();
         let most = before + keys.len();
         charge(self.memory.add(keys.len() * HELD_BYTES[0] + most * Coordinates::BYTES))?;
@@ -165,7 +170,7 @@ impl Shard {
         Ok(())
     }
 
-    /// All workers have named their keys: from now on places do not change.
+    /// Turns keys into positions, once all workers have announced theirs.
     fn settle(&mut self) {
         let all = 0..self.state.keys().len();
         for (_, held) in &mut self.announced {
@@ -182,8 +187,10 @@ impl Shard {
         &mut self,
         first: u64,
         blocks: &[usize],
-        (threshold, lossy): (f64, Lossy),
-        (reset, all): (bool, bool),
+        threshold: f64,
+        lossy: Lossy,
+        reset: bool,
+        all: bool,
     ) -> Result<(), String> {
         if let Some(block) = blocks.iter().find(|&&block| block >= self.blocks.len()) {
             return Err(format!("there is no block {block}, only {}", self.blocks.len()));
@@ -247,8 +254,10 @@ impl Shard {
             ));
         }
         let mut next = values.as_chunks::<2>().0.iter();
-        let (mut g, mut u, mut active) = (Vec::new(), Vec::new(), Vec::new());
-        // The values may be lent: what is looked at here is not looked at again.
+        let mut g = Vec::new();
+        let mut u = Vec::new();
+        let mut active = Vec::new();
+        // The values may be lent: a value is never read again after its check.
         for &length in request.lengths {
             let pair = if length == 0 { None } else { next.next().copied() };
             let [gradient, curvature] = pair.unwrap_or_default();
@@ -270,13 +279,13 @@ impl Shard {
         Ok(())
     }
 
-    /// What a task takes, without its sums.
+    /// Bytes of a task without its sums.
     fn task_bytes(&self) -> usize {
         let [task, worker] = TASK_BYTES;
         task + self.announced.len() * worker
     }
 
-    /// Sees that there is memory for all that a request about so many keys needs.
+    /// Accounts for the memory that a request for this many keys needs.
     fn make_room(&mut self, keys: usize) -> Result<(), String> {
         let more = keys.saturating_sub(self.keys_max);
         if more > 0 {
@@ -286,16 +295,17 @@ impl Shard {
         Ok(())
     }
 
-    /// Index of a task that is under way.
+    /// Index of an outstanding task.
     fn task(&self, number: u64) -> Result<usize, String> {
         let index = number.checked_sub(self.clock + 1).map(|index| index as usize);
         index.filter(|&index| index < self.tasks.len()).ok_or_else(|| {
-            let (first, count) = (self.clock + 1, self.tasks.len());
+            let first = self.clock + 1;
+            let count = self.tasks.len();
             format!("task {number} is not under way here: {count} are, from {first} on")
         })
     }
 
-    /// Steps the blocks at the front for which every push is in.
+    /// Steps the blocks at the front whose pushes have all arrived.
     fn step(&mut self) {
         while let Some(task) = self.tasks.pop_front_if(|task| task.missing == 0) {
             self.clock += 1;
@@ -314,7 +324,7 @@ impl Shard {
     }
 
     fn report(&self, gains: bool) -> Report {
-        // Real time has no place in a simulated run, where there is no process either.
+        // A simulated run, which has no process of its own, must not depend on real time.
         let (process, peak_rss_mib) = crate::memory::process();
         Report {
             penalty: self.state.penalty(),
@@ -343,7 +353,8 @@ impl Shard {
         pairs.filter(|(_, active)| **active).map(|((key, weight), _)| (*key, *weight)).collect()
     }
 
-    /// Sets the weights whose keys lie here; returns their number. Keys that no thread holds show in the sum.
+    /// Sets the weights whose keys are stored here; returns their number. The sum over threads
+    /// shows keys that none has.
     fn set(&mut self, weights: &[(u64, f64)]) -> Result<usize, String> {
         if !self.tasks.is_empty() {
             return Err(format!("{} tasks are under way, weights stay", self.tasks.len()));
@@ -361,7 +372,7 @@ impl Shard {
     }
 }
 
-/// The outcome of asking for memory, as shards say it.
+/// Converts an accounting error to a shard's error.
 fn charge(outcome: caravan_van::Result<()>) -> Result<(), String> {
     outcome.map_err(|error| error.to_string())
 }
@@ -425,8 +436,8 @@ impl caravan_kv::Shard for Shard {
         charge(self.memory.check(body.len() * COMMAND_BYTES))?;
         match serde_json::from_slice(body).map_err(text)? {
             Command::Pass { first, blocks, threshold, reset, all, lossy } => {
-                let how = (threshold, lossy.unwrap_or(Lossy::NONE));
-                self.begin_pass(first, &blocks, how, (reset, all)).map(|()| Vec::new())
+                let lossy = lossy.unwrap_or(Lossy::NONE);
+                self.begin_pass(first, &blocks, threshold, lossy, reset, all).map(|()| Vec::new())
             }
             Command::Lambda { lambda } => self.set_lambda(lambda).map(|()| Vec::new()),
             Command::Report { gains } => serde_json::to_vec(&self.report(gains)).map_err(text),

@@ -1,6 +1,8 @@
-//! A worker's rows on the columns of a support: its part of the Hessian, and its losses on the way of a Newton step.
+//! A worker's rows on the columns of a support: its part of the Hessian, and its losses along a
+//! Newton step.
 //!
-//! Place: pass > worker: **gram** > driver: minimise > worker: **losses** > driver: choose > set. Nothing is sent here.
+//! Place: pass > worker: **gram** > driver: minimise > worker: **losses** > driver: choose > set.
+//! Nothing is sent here.
 
 use std::ops::Range;
 
@@ -10,22 +12,22 @@ use super::newton::SHARES;
 use super::pool::Pool;
 use crate::data::Columns;
 
-/// Entries of the rows that are taken together: 256 KiB of places.
+/// Entries of rows that are processed together: 256 KiB of places.
 const RUN_ENTRIES: usize = 128 << 10;
 
-/// Numbers of the Hessian that are in memory at a time, or else those of one line: 2 MiB.
+/// Numbers of the Hessian in memory at a time, unless one line has more: 2 MiB.
 const LINES_NUMBERS: usize = 256 << 10;
 
-/// One worker's rows, cut down to the columns of the support.
+/// One worker's rows, restricted to the columns of the support.
 #[derive(Debug, Default)]
 pub(super) struct Support {
     /// This worker's column of each weight, if it has one: `[n]`.
     columns: Vec<Option<usize>>,
     /// Where each row's entries begin: `[rows + 1]`.
     starts: Vec<u32>,
-    /// Place of the entry's column in the support: `[entries]`, ascending within a row.
+    /// Index of the entry's column in the support: `[entries]`, ascending within a row.
     places: Vec<u16>,
-    /// None when all are 1.
+    /// `None` if all are 1.
     values: Option<Vec<f64>>,
 }
 
@@ -72,27 +74,36 @@ impl Support {
         &self.columns
     }
 
-    /// Where the entries of a row lie.
+    /// The entries of a row.
     fn row(&self, row: usize) -> Range<usize> {
         self.starts[row] as usize..self.starts[row + 1] as usize
     }
 
-    /// This worker's part of H_A and g_A where the loss's slope along x_i·w is `pulls`: `[rows]`, as `labels`, which hold the
-    /// weights of rows.
+    /// This worker's part of H_A and g_A for the loss's slopes `pulls` along x_i·w: `[rows]`, like
+    /// `labels`, which include the row weights.
     pub(super) fn gram<'a>(
         &'a self,
         columns: &'a Columns,
-        (labels, pulls): (&[f64], Vec<f64>),
+        labels: &[f64],
+        pulls: Vec<f64>,
         pool: &'a Pool,
     ) -> Gram<'a> {
         let bend = |(pull, label): (&f64, &f64)| pull.abs() * (1.0 - (pull / label).abs());
         let bends = pulls.iter().zip(labels).map(bend).collect();
-        let (gradient, ends) = (vec![0.0; self.len()], self.starts.clone());
-        let numbers = Vec::new().into_iter();
-        Gram { support: self, columns, pool, pulls, bends, numbers, lines: 0, ends, gradient }
+        Gram {
+            support: self,
+            columns,
+            pool,
+            pulls,
+            bends,
+            numbers: Vec::new().into_iter(),
+            lines: 0,
+            ends: self.starts.clone(),
+            gradient: vec![0.0; self.len()],
+        }
     }
 
-    /// Moves the ends of rows behind their entries of all lines before `line`.
+    /// Moves the ends of rows past their entries of all lines before `line`.
     fn skip_to(&self, line: usize, ends: &mut [u32]) {
         let before = |place: &u16| usize::from(*place) < line;
         for (row, &end) in self.starts[1..].iter().enumerate() {
@@ -101,16 +112,9 @@ impl Support {
         }
     }
 
-    /// Some lines of H_A, which begin `hessian`, and their numbers of g_A. `ends` are those of rows before these lines, and
-    /// then behind them.
-    fn gram_lines(
-        &self,
-        columns: &Columns,
-        (pulls, bends): (&[f64], &[f64]),
-        lines: Range<usize>,
-        (hessian, gradient): (&mut [f64], &mut [f64]),
-        ends: &mut [u32],
-    ) {
+    /// Computes some lines of H_A and g_A, for the slopes `pulls` and curvatures `bends` of rows.
+    fn gram_lines(&self, columns: &Columns, pulls: &[f64], bends: &[f64], part: Lines<'_>) {
+        let Lines { lines, hessian, gradient, ends } = part;
         let mut cursors = vec![0; lines.len()];
         let mut end = 0;
         while end < pulls.len() {
@@ -151,7 +155,7 @@ impl Support {
         }
     }
 
-    /// This worker's loss where its weights have moved by each of [`SHARES`] of `step`: `[n]`.
+    /// This worker's loss after its weights have moved by each of [`SHARES`] of `step`: `[n]`.
     pub(super) fn losses(
         &self,
         labels: &[f64],
@@ -175,18 +179,30 @@ impl Support {
     }
 }
 
-/// The numbers of H_A's lower triangle, row by row, then those of g_A: `[n (n + 3) / 2]`, some lines of them in memory at a time.
+/// Some lines of H_A, computed by one thread.
+struct Lines<'a> {
+    lines: Range<usize>,
+    /// Their numbers.
+    hessian: &'a mut [f64],
+    /// Their numbers of g_A.
+    gradient: &'a mut [f64],
+    /// Ends of rows before these lines, and afterwards behind them.
+    ends: &'a mut [u32],
+}
+
+/// The numbers of H_A's lower triangle, row by row, then those of g_A: `[n (n + 3) / 2]`. Only some
+/// lines are in memory at a time.
 pub(super) struct Gram<'a> {
     support: &'a Support,
     columns: &'a Columns,
     pool: &'a Pool,
     pulls: Vec<f64>,
     bends: Vec<f64>,
-    /// What comes next, of lines that have been computed.
+    /// Numbers that are computed and not returned yet.
     numbers: std::vec::IntoIter<f64>,
-    /// How many have been.
+    /// Number of computed lines.
     lines: usize,
-    /// Of each row's entries, the end of those that have had their turn.
+    /// For each row, the end of its entries that were used.
     ends: Vec<u32>,
     gradient: Vec<f64>,
 }
@@ -206,10 +222,11 @@ impl Iterator for Gram<'_> {
 }
 
 impl Gram<'_> {
-    /// The next lines of H_A, and their numbers of g_A.
+    /// Computes the next lines of H_A, and their numbers of g_A.
     ///
-    /// One line at a time, so that what is added to stays in the first cache: the entries of its column name the rows
-    /// whose other entries go there. Rows are taken in runs that stay in the second. Threads share out the lines.
+    /// One line at a time, so that the line being added to stays in the first-level cache: the
+    /// entries of its column name the rows whose other entries are added there. Rows are taken in
+    /// runs that stay in the second-level cache. Threads divide the lines.
     fn next_lines(&mut self) -> Vec<f64> {
         let Self { support, columns, pool, pulls, bends, ends, gradient, .. } = self;
         let begin = self.lines;
@@ -217,28 +234,30 @@ impl Gram<'_> {
         let last = (begin + 1..=support.len()).take_while(whole).last().unwrap_or(begin + 1);
         let mut packed = vec![0.0; triangle(last) - triangle(begin)];
         let threads = pool.threads_for(support.places.len());
-        // Line n has n numbers: as many to each thread.
+        // Line n has n numbers, and each thread gets as many numbers.
         let end = |part: usize| {
             let share = packed.len() as f64 * part as f64 / threads as f64;
             ((2.0 * (triangle(begin) as f64 + share)).sqrt() as usize).clamp(begin, last)
         };
         let cuts: Vec<usize> = (1..threads).map(end).chain([last]).collect();
         let mut ends_of = vec![std::mem::take(ends); threads];
-        let (mut hessian, mut gradient) = (&mut packed[..], &mut gradient[begin..last]);
+        let mut hessian = &mut packed[..];
+        let mut gradient = &mut gradient[begin..last];
         let mut line = begin;
         let parts = cuts.into_iter().zip(&mut ends_of).map(|(end, ends)| {
             let lines = std::mem::replace(&mut line, end)..end;
             let numbers = triangle(lines.end) - triangle(lines.start);
             let (h, h_rest) = std::mem::take(&mut hessian).split_at_mut(numbers);
             let (g, g_rest) = std::mem::take(&mut gradient).split_at_mut(lines.len());
-            (hessian, gradient) = (h_rest, g_rest);
-            (lines, h, g, ends)
+            hessian = h_rest;
+            gradient = g_rest;
+            Lines { lines, hessian: h, gradient: g, ends }
         });
-        pool.share(parts, |(lines, hessian, gradient, ends)| {
-            if lines.start > begin {
-                support.skip_to(lines.start, ends);
+        pool.share(parts, |part| {
+            if part.lines.start > begin {
+                support.skip_to(part.lines.start, part.ends);
             }
-            support.gram_lines(columns, (pulls, bends), lines, (hessian, gradient), ends);
+            support.gram_lines(columns, pulls, bends, part);
         });
         self.ends = ends_of.pop().unwrap_or_default();
         self.lines = last;
@@ -246,7 +265,7 @@ impl Gram<'_> {
     }
 }
 
-/// Numbers in H_A and g_A together.
+/// Numbers of H_A and g_A together.
 pub(super) const fn packed_len(n: usize) -> usize {
     triangle(n) + n
 }
@@ -271,7 +290,7 @@ mod tests {
         worker
     }
 
-    /// Key 7 is nobody's; key 2 is left out.
+    /// Nobody has key 7; key 2 is left out.
     #[test]
     fn gram_is_the_second_order_of_the_loss() {
         let at = [0.3, -0.7, 1.1];
@@ -280,7 +299,7 @@ mod tests {
         assert_eq!(support.columns(), [Some(1), None, Some(2)]);
         let pulls: Vec<f64> = worker.pulls().collect();
         let pool = Pool::default();
-        let packed: Vec<f64> = support.gram(&columns(), (&LABELS, pulls), &pool).collect();
+        let packed: Vec<f64> = support.gram(&columns(), &LABELS, pulls, &pool).collect();
         assert_eq!(packed.len(), packed_len(3));
         let loss = |a: f64, b: f64| worker_at([at[0], at[1] + a, at[2] + b]).loss();
         let (e, zero) = (1e-4, loss(0.0, 0.0));
@@ -319,7 +338,7 @@ mod tests {
             let gram = |threads: usize| {
                 let pool = Pool::new(threads.try_into().expect("it is above 0"));
                 let labels = vec![1.0; 3 * each];
-                support.gram(&columns, (&labels, pulls.clone()), &pool).collect::<Vec<f64>>()
+                support.gram(&columns, &labels, pulls.clone(), &pool).collect::<Vec<f64>>()
             };
             let alone = gram(1);
             assert!(alone.iter().any(|number| *number != 0.0));
@@ -343,7 +362,7 @@ mod tests {
     fn an_empty_support_is_no_trouble() {
         let support = Support::new(&columns(), 3, &[]);
         let pool = Pool::default();
-        assert_eq!(support.gram(&columns(), (&LABELS, vec![0.5; 3]), &pool).count(), 0);
+        assert_eq!(support.gram(&columns(), &LABELS, vec![0.5; 3], &pool).count(), 0);
         assert_eq!(Support::default().len(), 0);
     }
 }

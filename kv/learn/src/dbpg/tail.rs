@@ -1,20 +1,24 @@
-//! The tail-feature filter: features that few examples have are dropped before anything else is done with them.
+//! The tail-feature filter: drops features that few examples have, before anything else.
 //!
-//! In click logs most features come once or twice. They cost memory, messages and, by what they are worth, nothing. How many
-//! examples have a feature only all workers together know, and an exact table of that would be as large as what it saves; so
+//! In click logs most features occur once or twice. They cost memory and messages, and are worth
+//! almost nothing. Only all workers together know how many examples have a feature, and an exact
+//! table of that would be as large as the savings. So
 //!
-//! 1. each worker pushes how often it has each of its features, up to 255, and servers add them up in a sketch
-//!    ([`CountMin`]);
-//! 2. each worker pulls the counts of those that are not frequent by its own, and drops what is not above the limit.
+//! 1. each worker pushes the count of each of its features, up to 255, and servers add them up in a
+//!    sketch ([`CountMin`]);
+//! 2. each worker pulls the counts of features that are not frequent by its own count, and drops
+//!    those not above the limit.
 //!
-//! All workers have done the first before any does the second. A sketch counts too much here and there and never too little,
-//! so some rare features stay, and no frequent one goes. Which ones stay depends on the size of the sketch and the cut of keys
-//! over servers, not on who comes first.
+//! All workers finish the first step before any starts the second. A sketch may overestimate and
+//! never underestimates, so some rare features stay and no frequent one is dropped. Which ones stay
+//! depends on the size of the sketch and the cut of keys over servers, not on the order of arrival.
 //!
-//! This changes what is minimised: F is that of the features left. But for an unweighted set without values a feature in no
-//! more than λ examples is 0 in every solution ([`super::screen`]), so up to there it is not.
+//! This changes the objective to that of the remaining features. But for an unweighted set without
+//! values, a feature in at most λ examples is 0 in every solution ([`super::screen`]), so up to
+//! that limit the objective is the same.
 //!
-//! Place: load > **tail** > screening > blocks. Li et al.'s code, OSDI 2014, has this as its frequency filter.
+//! Place: load > **tail** > screening > blocks. Li et al.'s code, OSDI 2014, has this as its
+//! frequency filter.
 
 use caravan_kv::filter::Filters;
 use caravan_kv::server::{Pulled, Request};
@@ -24,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sketch::CountMin;
 
-/// Name under which servers build this shard.
+/// Name of this shard's update rule.
 pub(super) const HANDLE: &str = "count-min";
 
 /// Id of the table of counts.
@@ -33,32 +37,32 @@ const TABLE: u32 = 4;
 /// Fewest cells of a server thread.
 const CELLS_MIN: f64 = 64.0;
 
-/// Most: 16 GiB.
+/// Most cells of a server thread: 16 GiB.
 const CELLS_MAX: f64 = (1_u64 << 34) as f64;
 
 /// Most hash functions.
 const HASHES_MAX: u8 = 30;
-/// Most cells a feature.
+/// Most cells per feature.
 const RATIO_MAX: f64 = 1e6;
 
 /// Which features are too rare to keep, and how exactly they are counted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tail {
-    /// Features of so many examples, or fewer, are dropped; below 255.
+    /// Features of at most this many examples are dropped; below 255.
     pub frequency: u8,
     /// Hash functions of the sketch, 1 to 30.
     pub hashes: u8,
-    /// Cells of the sketch for each feature, as [`CountMin::cells_for`] has it.
+    /// Cells of the sketch per feature, as in [`CountMin::cells_for`].
     pub ratio: f64,
 }
 
 impl Tail {
-    /// Two hash functions, and about two cells a feature.
+    /// Two hash functions, and about two cells per feature.
     pub fn new(frequency: u8) -> Self {
         Tail { frequency, hashes: 2, ratio: 2.0 }
     }
 
-    /// Refuses what makes no sense, with the reason.
+    /// Refuses invalid settings, with the reason.
     pub(super) fn check(&self) -> caravan_kv::Result<()> {
         let Tail { frequency, hashes, ratio } = *self;
         let wrong = |what: String| Err(caravan_kv::Error::Config(what));
@@ -76,11 +80,13 @@ impl Tail {
         }
     }
 
-    /// A table for keys of that range, of `workers` workers with up to `columns` features each, on so many server threads.
+    /// A table for keys of this range, of `workers` workers with up to `columns` features each, on
+    /// this many server threads.
     pub(super) fn table(
         &self,
         keys: KeyRange,
-        (workers, columns): (usize, u64),
+        workers: usize,
+        columns: u64,
         servers: usize,
         filters: Filters,
     ) -> caravan_kv::Result<TableSpec> {
@@ -97,29 +103,31 @@ impl Tail {
     }
 }
 
-/// What the table's options say.
+/// Options of the table.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Options {
-    /// Of each server thread.
+    /// Cells of each server thread.
     cells: u64,
     hashes: u8,
 }
 
-/// Step 1: pushes how often each column comes, up to 255. `counts: [keys]`.
+/// Step 1: pushes the count of each column, up to 255. `counts: [keys]`.
 pub(super) fn count(
     worker: &mut Worker,
     table: Table,
-    (keys, counts): (&[u64], &[u8]),
+    keys: &[u64],
+    counts: &[u8],
 ) -> caravan_kv::Result<()> {
     let pushed = worker.push(table, keys, counts)?;
     worker.wait(pushed).map(drop)
 }
 
-/// Step 2: the keys of columns that are in more than `frequency` rows of all workers together.
+/// Step 2: the keys of columns in more than `frequency` rows of all workers together.
 pub(super) fn frequent(
     worker: &mut Worker,
     table: Table,
-    (keys, counts): (&[u64], &[u8]),
+    keys: &[u64],
+    counts: &[u8],
     frequency: u8,
 ) -> caravan_kv::Result<Vec<u64>> {
     let own = || keys.iter().zip(counts);
@@ -138,7 +146,7 @@ pub(super) fn frequent(
 pub(super) struct Counts {
     sketch: CountMin,
     answer: Vec<u8>,
-    /// What both take.
+    /// Accounts for both.
     memory: Account,
 }
 
@@ -158,7 +166,8 @@ impl Counts {
 
 impl caravan_kv::Shard for Counts {
     fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
-        let (keys, counts) = (request.keys, request.values);
+        let keys = request.keys;
+        let counts = request.values;
         if counts.len() != keys.len() {
             return Err(format!("{} keys came with {} counts", keys.len(), counts.len()));
         }
@@ -182,7 +191,7 @@ impl caravan_kv::Shard for Counts {
         into.copy_from_slice(&self.answer);
     }
 
-    /// Whatever is said ends the counting: lets go of the sketch.
+    /// Any command ends the counting and frees the sketch.
     fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, String> {
         self.sketch = CountMin::new(1, 1).map_err(|error| error.to_string())?;
         self.answer = Vec::new();
@@ -209,7 +218,7 @@ mod tests {
             assert!(said.contains(says), "{said}");
         }
         let huge = Tail { ratio: 1e9, ..Tail::new(4) };
-        let said = huge.table(KeyRange::ALL, (2, 1000), 1, Filters::NONE).unwrap_err().to_string();
+        let said = huge.table(KeyRange::ALL, 2, 1000, 1, Filters::NONE).unwrap_err().to_string();
         assert!(said.contains("fewer cells"), "{said}");
         let memory = Pool::new(64 << 20);
         assert!(Counts::new(&Options { cells: u64::MAX, hashes: 2 }, &memory).is_err());
@@ -221,7 +230,7 @@ mod tests {
     #[test]
     fn servers_share_the_cells() {
         let cells = |servers, columns| {
-            let spec = Tail::new(4).table(KeyRange::ALL, (1, columns), servers, Filters::NONE);
+            let spec = Tail::new(4).table(KeyRange::ALL, 1, columns, servers, Filters::NONE);
             serde_json::from_value::<Options>(spec.unwrap().options).unwrap().cells
         };
         assert_eq!(cells(1, 1000), 2885);

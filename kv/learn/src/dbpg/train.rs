@@ -1,4 +1,4 @@
-//! The driver of DBPG: sets a job up on a cluster, then runs passes until the stop rule is content.
+//! The driver of DBPG: sets a job up on a cluster, then runs passes until the stop rule ends it.
 
 mod setup;
 
@@ -27,13 +27,13 @@ use crate::model::Model;
 /// A λ at which no weight leaves 0, and whose sum with a gradient is below [`FILTER_OFF`].
 const LAMBDA_HUGE: f64 = 1e18;
 
-/// What the search for the largest useful λ settles for, where an intercept has to be fitted first.
+/// ε of the search for the largest useful λ, if an intercept must be fitted first.
 const LAMBDA_MAX_EPSILON: f64 = 1e-9;
 
-/// Passes it takes at most.
+/// Most passes of that search.
 const LAMBDA_MAX_PASSES: u64 = 50;
 
-/// What servers need to know to train.
+/// Update rules that servers need for training.
 pub fn handles(handles: Handles) -> Handles {
     let handles = handles
         .with(tail::HANDLE, |spec, _range, memory| {
@@ -50,15 +50,16 @@ pub fn handles(handles: Handles) -> Handles {
     })
 }
 
-/// What workers need to know to train.
+/// Apps that workers need for training.
 pub fn apps(apps: Apps) -> Apps {
     apps.with(APP, || Box::new(Dbpg::default()))
 }
 
-/// Trains on a cluster whose servers have [`handles`] and whose workers have [`apps`]; `progress` is called after each pass.
+/// Trains on a cluster whose servers have [`handles`] and whose workers have [`apps`]. Calls
+/// `progress` after each pass.
 ///
 /// # Errors
-/// [`crate::Error::Train`] names the node or the file, and what is wrong.
+/// [`crate::Error::Train`] names the node or the file, and the reason.
 pub fn train(
     cluster: &mut Cluster,
     job: &Job,
@@ -67,39 +68,40 @@ pub fn train(
     Driver::load(cluster, job)?.solve(job.proximal.lambda, progress)
 }
 
-/// A job whose data is loaded and whose weights are at 0, or where [`Job::warm_start`] says.
+/// A job with its data loaded and its weights at 0, or at [`Job::warm_start`].
 pub struct Driver<'a> {
     cluster: &'a mut Cluster,
     job: &'a Job,
-    /// With the λ that is being solved.
+    /// The rule with the current λ.
     rule: Proximal,
     servers: Worker,
     table: Table,
     polish: Option<Polish>,
     blocks: Vec<KeyBlock>,
-    /// What each gained in the last pass, where that is asked for, else 0: `[blocks]`.
+    /// Gain of each block in the last pass if requested, else 0: `[blocks]`.
     gains: Vec<f64>,
     rows: u64,
     load_seconds: f64,
-    /// By the servers' clock, as all times of training.
+    /// By the servers' clock, like all times of training.
     began: Duration,
     pace: Pace,
     task: u64,
-    /// Whether nothing is left out that counts: from some pass on.
+    /// Whether passes are exact, which they are from some pass on.
     lossless: bool,
     counted: Counted,
-    /// Of all workers, and those that were dropped for being rare.
+    /// Columns of all workers, and those of them that were dropped as rare.
     columns: [u64; 2],
     left_out: usize,
     rss: BTreeMap<u32, f64>,
 }
 
 impl<'a> Driver<'a> {
-    /// Minimises at `lambda`, from where the weights are; `progress` is called after each pass. For a path of several λ call it
-    /// again, the largest first.
+    /// Minimises at `lambda`, from the current weights. Calls `progress` after each pass. For a
+    /// path of several λ, call it again, with the largest first.
     ///
     /// # Errors
-    /// As [`train`]; also a λ below that of the job, for which too many columns may have been dropped.
+    /// As [`train`]; also for a λ below the job's, for which too many columns may have been
+    /// dropped.
     pub fn solve(
         &mut self,
         lambda: f64,
@@ -170,7 +172,7 @@ impl<'a> Driver<'a> {
         })
     }
 
-    /// What all workers have counted, and what servers have sent to the driver.
+    /// Traffic of all workers, and of servers to the driver.
     fn traffic(&self) -> caravan_kv::Result<Counted> {
         let mut counted = self.counted;
         if let Some(polish) = &self.polish {
@@ -180,7 +182,8 @@ impl<'a> Driver<'a> {
         Ok(counted)
     }
 
-    /// The smallest λ at which all weights are 0: the largest |g_j| there, with the intercept at its best.
+    /// The smallest λ at which all weights are 0: the largest |g_j| there, with the intercept
+    /// fitted.
     ///
     /// # Errors
     /// As [`train`].
@@ -202,7 +205,7 @@ impl<'a> Driver<'a> {
         find().map_err(failed)
     }
 
-    /// Changes λ on all sides; returns whether the filter's bits are now those of another λ.
+    /// Changes λ everywhere; returns whether the filter's bits are now those of another λ.
     fn set_lambda(&mut self, lambda: f64) -> caravan_kv::Result<bool> {
         self.rule.lambda = lambda;
         if let Some(polish) = &mut self.polish {
@@ -222,7 +225,7 @@ impl<'a> Driver<'a> {
         model.map_err(|error| caravan_kv::Error::Config(error.to_string()))
     }
 
-    /// Visits the blocks of prior groups, if no task has run yet.
+    /// Visits the blocks of prior groups, unless a task has run before.
     fn visit_prior(&mut self) -> caravan_kv::Result<()> {
         let job = self.job;
         let overlaps = |block: &KeyBlock| {
@@ -235,20 +238,22 @@ impl<'a> Driver<'a> {
         for round in 0..PRIOR_ROUNDS {
             let mut blocks = job.order.of_pass(round, &self.gains);
             blocks.retain(|&block| prior[block]);
-            self.tasks(blocks, (FILTER_OFF, Some(Lossy::NONE)), 0, false)?;
+            self.tasks(blocks, FILTER_OFF, Some(Lossy::NONE), 0, false)?;
         }
         Ok(())
     }
 
-    /// Has workers and servers run a task for each of `blocks`.
+    /// Runs a task for each of `blocks` on workers and servers.
     fn tasks(
         &mut self,
         blocks: Vec<usize>,
-        (threshold, lossy): (f64, Option<Lossy>),
+        threshold: f64,
+        lossy: Option<Lossy>,
         delay: u64,
         reset: bool,
     ) -> caravan_kv::Result<Vec<Passed>> {
-        let (first, exact) = (self.task, self.job.exact_delay);
+        let first = self.task;
+        let exact = self.job.exact_delay;
         self.task += blocks.len() as u64;
         let all = exact || self.job.filters.table.key_cache;
         let blocks_too = blocks.clone();
@@ -260,7 +265,7 @@ impl<'a> Driver<'a> {
         Ok(passed)
     }
 
-    /// One pass, and the polish after it. Returns the largest gradient at a zero weight as well.
+    /// Runs one pass and the polish after it. Also returns the largest gradient at a zero weight.
     fn pass(
         &mut self,
         pass: u64,
@@ -268,7 +273,8 @@ impl<'a> Driver<'a> {
         reset: bool,
         rule: &mut StopRule,
     ) -> caravan_kv::Result<(Progress, f64)> {
-        let (job, delay) = (self.job, self.pace.delay());
+        let job = self.job;
+        let delay = self.pace.delay();
         let began = self.servers.now();
         let violation = last.map(|last| last.violation);
         let ratio = if job.filters.kkt { job.kkt_ratio } else { f64::INFINITY };
@@ -276,7 +282,7 @@ impl<'a> Driver<'a> {
         self.lossless |= last.is_some_and(|last| last.relative <= LOSSLESS_FROM.max(job.epsilon));
         let blocks = job.order.of_pass(pass, &self.gains);
         let lossy = (!self.lossless).then(|| job.filters.lossy(pass));
-        let passed = self.tasks(blocks, (threshold, lossy), delay, reset)?;
+        let passed = self.tasks(blocks, threshold, lossy, delay, reset)?;
         let took = self.servers.now() - began;
         let reports = self.reports()?;
         let seen = passed.iter().map(|passed| (passed.process, passed.peak_rss_mib));
@@ -319,7 +325,7 @@ impl<'a> Driver<'a> {
         Ok((report, steepest))
     }
 
-    /// How far the servers have got.
+    /// The servers' reports.
     fn reports(&mut self) -> caravan_kv::Result<Vec<Report>> {
         let gains = self.job.order == Order::Importance;
         let reports: Vec<Report> = self.tell_servers(&Command::Report { gains })?;
@@ -332,12 +338,12 @@ impl<'a> Driver<'a> {
         Ok(reports)
     }
 
-    /// Since training began.
+    /// Time since training began.
     fn seconds(&self) -> f64 {
         (self.servers.now() - self.began).as_secs_f64()
     }
 
-    /// Polishes what a pass has left, if the job wants that.
+    /// Polishes after a pass, if the job wants that.
     fn polish(&mut self, from: Polished, previous: Option<f64>) -> caravan_kv::Result<Polished> {
         match (&mut self.polish, previous) {
             (Some(polish), Some(previous)) => {
@@ -347,7 +353,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Takes the central one of several optima, if the job polishes.
+    /// Moves to the central one of several optima, if the job polishes.
     fn centre(&mut self, last: &Progress) -> caravan_kv::Result<()> {
         let at = Polished { objective: last.objective, nonzeros: last.nnz };
         match &self.polish {
@@ -373,7 +379,7 @@ fn failed(error: caravan_kv::Error) -> crate::Error {
     crate::Error::Train { reason: with_sources(&error) }
 }
 
-/// Has all servers do something and returns their answers.
+/// Sends a command to all servers and returns their answers.
 pub(super) fn tell_servers<T: DeserializeOwned>(
     servers: &mut Worker,
     table: Table,
@@ -384,7 +390,7 @@ pub(super) fn tell_servers<T: DeserializeOwned>(
     Ok(replies.iter().map(|reply| serde_json::from_slice(reply)).collect::<Result<_, _>>()?)
 }
 
-/// Has all workers do something and returns their answers.
+/// Sends an order to all workers and returns their answers.
 pub(super) fn ask_workers<T: DeserializeOwned>(
     cluster: &mut Cluster,
     order: &worker::Order,

@@ -1,5 +1,5 @@
-//! The worker's side of DBPG on a cluster: what the driver may order, and what a worker does about it between passes. How its
-//! share of the data is loaded is `load`'s business, a pass that of `pass`.
+//! The worker's side of DBPG on a cluster: the driver's orders, and what a worker does between
+//! passes. `load` reads its share of the data; `pass` runs a pass.
 
 mod pass;
 
@@ -15,7 +15,7 @@ use super::blocks::KeyBlock;
 use super::data_root::DataRoot;
 use super::filters::{Counted, Lossy, Sent};
 use super::gradient::{Curvature, TrustRegion, Worker};
-use super::hessian::{self, Wire};
+use super::hessian::{self, Place, Wire};
 use super::job::Straggle;
 use super::load::{Data, Dropped, Loaded, Loading};
 use super::orders::Options;
@@ -24,27 +24,29 @@ use pass::Pass;
 pub(crate) use pass::Passed;
 use pass::Pending;
 
-/// Name under which workers run this app.
+/// Name of this app.
 pub const APP: &str = "dbpg";
 
-/// What the driver tells the workers.
+/// An order of the driver to the workers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Read your share of these files, and compute on it with so many threads. Answered with [`Loaded`].
+    /// Read your share of these files, and compute with this many threads. Answered with
+    /// [`Loaded`].
     Load { files: Vec<PathBuf>, threads: usize, cache: Option<PathBuf>, positive_weight: f64 },
-    /// Push how often you have each column: step 1 of [`tail`].
+    /// Push the count of each of your columns: step 1 of [`tail`].
     Count { table: TableSpec },
-    /// Drop the columns that all have so often, or less: step 2. Answered with [`Loaded`].
+    /// Drop the columns with at most this total count: step 2. Answered with [`Loaded`].
     Frequent { frequency: u8 },
     /// Name the columns whose bounds are above `share`: step 1 of [`screen`].
     Name { table: TableSpec, share: f64 },
     /// Drop the columns that nobody has named, and add your bounds to the others: step 2.
     Add,
-    /// Drop the columns that can't leave 0 at this λ: step 3. Answered with [`Loaded`].
+    /// Drop the columns that cannot leave 0 at this λ: step 3. Answered with [`Loaded`].
     Screen { lambda: f64 },
-    /// Count the groups that so many leading bits of a key name. Answered with a list of [`Group`](super::groups::Group).
+    /// Count the groups named by this many leading bits of a key. Answered with a list of
+    /// [`Group`](super::groups::Group).
     Groups { bits: u32 },
-    /// Create the tables and name your keys, with a column of ones at `intercept`.
+    /// Create the tables and announce your keys, with a column of ones at `intercept`.
     Begin {
         table: TableSpec,
         polish: Option<TableSpec>,
@@ -52,7 +54,7 @@ pub(crate) enum Order {
         intercept: Option<u64>,
         straggle: Option<Straggle>,
     },
-    /// Begin with these weights, where you hold their keys. Sorted by key.
+    /// Start with those of these weights whose keys you have. Sorted by key.
     Start { weights: Vec<(u64, f64)> },
     /// Run the tasks numbered from `first`, in the order of `blocks`. Answered with [`Passed`].
     Pass {
@@ -63,11 +65,12 @@ pub(crate) enum Order {
         reset: bool,
         lossy: Option<Lossy>,
     },
-    /// Between passes: push your part of the Hessian and gradient on these columns.
+    /// Push your part of the Hessian and gradient on these columns. Only between passes.
     Gram { support: Vec<u64>, wire: Wire },
-    /// Say what your loss is on the way to these weights of the support. Answered with a loss for each of `newton::SHARES`.
+    /// Compute your losses on the way to these weights of the support. Answered with one for each
+    /// of `newton::SHARES`.
     Losses { weights: Vec<f64> },
-    /// Take these weights of the support.
+    /// Set these weights of the support.
     Set { weights: Vec<f64> },
 }
 
@@ -79,11 +82,21 @@ pub struct Dbpg {
     training: Option<Training>,
 }
 
+/// How training begins.
+struct Begin {
+    /// Of the table of weights.
+    spec: TableSpec,
+    /// Of the table of the polish, if there is one.
+    polish: Option<TableSpec>,
+    curvature: Curvature,
+    straggle: Option<Straggle>,
+}
+
 struct Training {
     table: Table,
-    /// Carries the polish's numbers to the driver.
+    /// The table that carries the polish's numbers to the driver.
     polish: Option<Table>,
-    /// The columns of the polish under way.
+    /// The columns of the current polish.
     support: Support,
     state: Worker,
     curvature: Curvature,
@@ -96,9 +109,9 @@ struct Training {
     columns_computed: usize,
     /// Whether requests name all columns of a block.
     names_all: bool,
-    /// Whether what is pushed is rounded, and so made fit for that.
+    /// Whether pushed values are rounded, so that curvatures are sent as logarithms.
     rounds: bool,
-    /// What was sent before, while changes are.
+    /// Values sent before, while changes are sent.
     sent: Sent,
     counted: Counted,
     dropped: Dropped,
@@ -125,9 +138,9 @@ impl Training {
         }
         self.support = Support::new(&data.columns, self.state.labels().len(), keys);
         let pulls: Vec<f64> = self.state.pulls().collect();
-        let gram = self.support.gram(&data.columns, (self.state.labels(), pulls), &data.pool);
-        let numbers = (keys.len(), gram, wire);
-        hessian::send(&mut node.worker, table, (node.rank, node.workers), numbers)
+        let gram = self.support.gram(&data.columns, self.state.labels(), pulls, &data.pool);
+        let place = Place { rank: node.rank, workers: node.workers };
+        hessian::send(&mut node.worker, table, place, keys.len(), gram, wire)
             .map_err(|error| error.to_string())
     }
 
@@ -172,8 +185,8 @@ impl App for Dbpg {
         let order = serde_json::from_value(body).map_err(|error| error.to_string())?;
         let reply = match order {
             Order::Load { files, threads, cache, positive_weight } => {
-                let how = (threads, cache.as_deref());
-                serde_json::to_value(self.load(node, &files, how, positive_weight)?)
+                let cache = cache.as_deref();
+                serde_json::to_value(self.load(node, &files, threads, cache, positive_weight)?)
             }
             Order::Count { table } => serde_json::to_value(self.loading()?.count(node, &table)?),
             Order::Frequent { frequency } => {
@@ -188,9 +201,9 @@ impl App for Dbpg {
             Order::Begin { table, polish, curvature, intercept, straggle } => {
                 let loading = self.loading.take();
                 let loading = loading.ok_or("there is nothing to train on: load first")?;
-                let loaded = loading.into_data(intercept)?;
-                let tables = (&table, polish.as_ref());
-                serde_json::to_value(self.begin(node, loaded, tables, (curvature, straggle))?)
+                let (data, labels) = loading.into_data(intercept)?;
+                let begin = Begin { spec: table, polish, curvature, straggle };
+                serde_json::to_value(self.begin(node, data, labels, begin)?)
             }
             Order::Start { weights } => {
                 let (data, training) = self.training()?;
@@ -240,15 +253,18 @@ impl Dbpg {
         &mut self,
         node: &WorkerNode,
         files: &[PathBuf],
-        (threads, cache): (usize, Option<&Path>),
+        threads: usize,
+        cache: Option<&Path>,
         positive_weight: f64,
     ) -> Result<Loaded, String> {
         let root = DataRoot::of(&node.config)?;
         let files: Result<Vec<_>, _> = files.iter().map(|file| root.allow(file)).collect();
         let cache = cache.map(|folder| root.allow(folder)).transpose()?;
-        let (place, how) = ((node.rank, node.workers), (threads, cache.as_deref()));
-        (self.data, self.training) = (None, None);
-        let loading = Loading::read(place, &files?, how, positive_weight)?;
+        let cache = cache.as_deref();
+        self.data = None;
+        self.training = None;
+        let loading =
+            Loading::read(node.rank, node.workers, &files?, threads, cache, positive_weight)?;
         Ok(self.loading.insert(loading).loaded())
     }
 
@@ -259,16 +275,17 @@ impl Dbpg {
     fn begin(
         &mut self,
         node: &mut WorkerNode,
-        (data, labels): (Data, Vec<f64>),
-        (spec, polish): (&TableSpec, Option<&TableSpec>),
-        (curvature, straggle): (Curvature, Option<Straggle>),
+        data: Data,
+        labels: Vec<f64>,
+        begin: Begin,
     ) -> Result<(), String> {
+        let Begin { spec, polish, curvature, straggle } = begin;
         let options: Options =
             serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
         let keys: Vec<u64> = data.keys().iter().collect();
         let announce = |node: &mut WorkerNode| -> caravan_kv::Result<(Table, Option<Table>)> {
-            let table = node.worker.create_table(spec)?;
-            let polish = polish.map(|spec| node.worker.create_table(spec)).transpose()?;
+            let table = node.worker.create_table(&spec)?;
+            let polish = polish.as_ref().map(|spec| node.worker.create_table(spec)).transpose()?;
             node.worker.set_clock(0);
             let named = node.worker.push_varying::<f64>(table, &keys, &vec![0; keys.len()], &[])?;
             node.worker.wait(named)?;

@@ -26,7 +26,7 @@ const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 40;
 const CHECKSUM_BYTES: usize = 4;
 
-/// A file and the checksum of what has been written to it.
+/// A file and the checksum of everything written to it.
 struct Summed {
     file: Replacement,
     crc: Digest,
@@ -73,16 +73,17 @@ fn parse(bytes: &[u8]) -> Result<Model, String> {
     if u32_at(8) != VERSION {
         return Err(format!("it is of version {}, this program reads {VERSION}", u32_at(8)));
     }
-    let (comment, count) = (u32_at(12) as usize, u64_at(16));
-    // In u128, since the numbers are not to be trusted yet.
+    let comment = u32_at(12) as usize;
+    let count = u64_at(16);
+    // In u128, because the numbers are not trusted yet.
     let expected = u128::from(count) * 16 + (HEAD_BYTES + comment + CHECKSUM_BYTES) as u128;
     if expected != bytes.len() as u128 {
         return Err(format!("{count} weights take {expected} bytes, but it has {}", bytes.len()));
     }
     let (summed, checksum) = bytes.split_at(bytes.len() - CHECKSUM_BYTES);
-    let (found, stored) = (crc32_iscsi(summed).to_le_bytes(), checksum);
-    if found != stored {
-        return Err(format!("its checksum is {found:02x?}, but {stored:02x?} is what it says"));
+    let found = crc32_iscsi(summed).to_le_bytes();
+    if found != checksum {
+        return Err(format!("its checksum is {found:02x?}, but it says {checksum:02x?}"));
     }
     let numbers = &body[comment..body.len() - CHECKSUM_BYTES];
     let (keys, weights) = numbers.split_at(numbers.len() / 2);

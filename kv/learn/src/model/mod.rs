@@ -1,7 +1,8 @@
-//! A linear model: its file, and its margins on rows. Not how it is trained.
+//! A linear model: its file, and its margins on rows. Training is elsewhere.
 //!
-//! A file is [text](Format::Text), which people read and tools join and compress, or [binary](Format::Binary), which is
-//! a third of the size. Both hold every weight to the bit and a checksum; which of the two a file is, it says itself.
+//! A file is [text](Format::Text), which people can read and tools can join and compress, or
+//! [binary](Format::Binary), a third of the size. Both hold every weight to the bit and a checksum;
+//! the first bytes tell which one a file is.
 
 mod binary;
 mod text;
@@ -14,27 +15,29 @@ use crate::data::{Examples, Row};
 use crate::replace_file::Replacement;
 use crate::{Error, Result};
 
-/// How a model lies in a file.
+/// Format of a model file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// `key<tab>weight` a line, not 0, ascending by key, each weight in the shortest form that reads back the same; an intercept as
-    /// `intercept<tab>weight` before them. Lines that begin with `#` are comments, the last of which has the checksum. Parts
-    /// written by several servers may be joined in any order.
+    /// Lines `key<tab>weight`, none 0, ascending by key, each weight in the shortest form that
+    /// reads back the same; before them `intercept<tab>weight`, if there is one. Lines that begin
+    /// with `#` are comments, the last of which has the checksum. Parts written by several servers
+    /// may be joined in any order.
     #[default]
     Text,
-    /// Little-endian numbers: a head of 40 bytes, the comment, the keys, the weights, CRC32C of all before.
+    /// Little-endian numbers: a head of 40 bytes, the comment, the keys, the weights, and CRC32C of
+    /// everything before.
     Binary,
 }
 
 impl Format {
-    /// What the name of a file asks for: binary for `.bin`, else text.
+    /// The format for the name of a file: binary for `.bin`, else text.
     pub fn of(path: &Path) -> Self {
         let binary = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("bin"));
         if binary { Format::Binary } else { Format::Text }
     }
 }
 
-/// Weights by key; what is not there is 0.
+/// Weights by key; missing ones are 0.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Model {
     /// Strictly ascending.
@@ -46,10 +49,10 @@ pub struct Model {
 }
 
 impl Model {
-    /// Takes weights in any order; zeros are dropped.
+    /// Creates a model from weights in any order; drops zeros.
     ///
     /// # Errors
-    /// [`Error::BadWeight`] when one is not finite or a key occurs twice.
+    /// [`Error::BadWeight`] if one is not finite or a key occurs twice.
     pub fn new(mut weights: Vec<(u64, f64)>) -> Result<Self> {
         weights.sort_by_key(|&(key, _)| key);
         let bad = weights.iter().find(|(_, weight)| !weight.is_finite());
@@ -62,10 +65,10 @@ impl Model {
         Ok(Self { keys, weights, intercept: 0.0 })
     }
 
-    /// The same with an intercept, which is added to every margin.
+    /// The same model with an intercept, which is added to every margin.
     ///
     /// # Errors
-    /// [`Error::BadIntercept`] when it is not finite.
+    /// [`Error::BadIntercept`] if it is not finite.
     pub fn with_intercept(self, intercept: f64) -> Result<Self> {
         if !intercept.is_finite() {
             return Err(Error::BadIntercept { intercept });
@@ -73,12 +76,12 @@ impl Model {
         Ok(Self { intercept, ..self })
     }
 
-    /// How many weights are not 0, the intercept apart.
+    /// Number of non-zero weights, without the intercept.
     pub fn nonzeros(&self) -> usize {
         self.keys.len()
     }
 
-    /// The nonzero weights, ascending by key, without the intercept.
+    /// The non-zero weights, ascending by key, without the intercept.
     pub fn iter(&self) -> impl Iterator<Item = (u64, f64)> {
         self.keys.iter().copied().zip(self.weights.iter().copied())
     }
@@ -88,16 +91,17 @@ impl Model {
         self.keys.binary_search(&key).map_or(0.0, |at| self.weights[at])
     }
 
-    /// What is added to every margin; 0 for a model without.
+    /// Added to every margin; 0 for a model without intercept.
     pub fn intercept(&self) -> f64 {
         self.intercept
     }
 
-    /// The inner product of the weights and `row`, and the intercept: above 0 speaks for +1.
+    /// The inner product of the weights and `row`, plus the intercept; above 0 predicts +1.
     pub fn margin(&self, row: Row<'_>) -> f64 {
-        let (mut from, mut margin) = (0, self.intercept);
+        let mut from = 0;
+        let mut margin = self.intercept;
         for (at, key) in row.keys.iter().enumerate() {
-            // Both sides ascend: what lies before the last find is done with.
+            // Both sides ascend, so nothing before the last match is needed any more.
             match self.keys[from..].binary_search(key) {
                 Ok(found) => {
                     margin +=
@@ -110,10 +114,10 @@ impl Model {
         margin
     }
 
-    /// Writes the model to `path`, whole or not at all, with a comment on where it comes from.
+    /// Writes the model to `path`, whole or not at all, with a comment about its origin.
     ///
     /// # Errors
-    /// [`Error::Write`]; then the file is as it was.
+    /// [`Error::Write`]; then the file is unchanged.
     pub fn write(&self, path: &Path, format: Format, comment: &str) -> Result<()> {
         let file = Replacement::create(path)?;
         match format {
@@ -125,14 +129,14 @@ impl Model {
     /// Reads a model file: text, plain or compressed, or binary.
     ///
     /// # Errors
-    /// [`Error::Syntax`] or [`Error::DuplicateWeight`] with the line; [`Error::DamagedModel`] when it is not whole, or not what was
-    /// written; what reading the file gave.
+    /// [`Error::Syntax`] or [`Error::DuplicateWeight`] with the line; [`Error::DamagedModel`] if it
+    /// is incomplete or was changed; errors of reading.
     pub fn read(path: &Path) -> Result<Self> {
         if is_binary(path)? { binary::read(path) } else { text::read(path) }
     }
 }
 
-/// Whether a file begins as binary models do. A pipe cannot be read twice, and is taken for text.
+/// Whether a file begins like binary models. A pipe cannot be read twice, and counts as text.
 fn is_binary(path: &Path) -> Result<bool> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         return Ok(false);
@@ -151,10 +155,11 @@ pub fn predict(model: &Model, examples: &Examples) -> Vec<f64> {
     examples.iter().map(|row| model.margin(row)).collect()
 }
 
-/// Writes what margins predict, a line a row: label, probability of +1, margin, separated by tabs. `margins: [rows]`.
+/// Writes predictions, a line a row: label, probability of +1, margin, separated by tabs. `margins:
+/// [rows]`.
 ///
 /// # Errors
-/// [`Error::Write`]; then the file is as it was.
+/// [`Error::Write`]; then the file is unchanged.
 pub fn write_predictions(path: &Path, margins: &[f64]) -> Result<()> {
     let mut file = Replacement::create(path)?;
     let mut line = Vec::new();
@@ -244,7 +249,7 @@ mod tests {
             let _ = Model::read(&folder.write("m", &[&binary::MAGIC[..], &bytes].concat()));
         }
 
-        /// No byte can be changed and no end cut off without being noticed.
+        /// Any changed byte and any truncation is noticed.
         #[test]
         fn damage_is_noticed(
             weights in prop::collection::btree_map(any::<u64>(), proptest::num::f64::NORMAL, 1..20),
@@ -260,7 +265,8 @@ mod tests {
                 let mut changed = whole.clone();
                 changed[at.index(whole.len())] ^= change;
                 for bytes in [&changed[..], &whole[..at.index(whole.len())]] {
-                    // In text a changed comment says nothing else; so does a short one; nothing at all is a model too.
+                    // In text, a changed comment or a short one changes nothing, and no text at all
+                    // is a model too.
                     let read = Model::read(&folder.write("damaged", bytes));
                     let fine = read.as_ref().is_ok_and(|read| *read == model || bytes.len() < 6);
                     let text = format == Format::Text || bytes.is_empty();

@@ -1,6 +1,6 @@
 //! Models as text.
 //!
-//! The checksum is of the numbers, not of how they are written, and covers what stands between it and the head before it.
+//! The checksum covers the numbers between it and the head before it, not their spelling.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -18,13 +18,13 @@ use crate::{Error, Result};
 /// First line of a model, or of a part of one, that ends with a checksum.
 const HEAD: &str = "# caravan model";
 
-/// So many bytes of it are taken for a head that was cut off.
+/// A line with at least this many bytes of the head is a truncated head.
 const SURELY_HEAD: usize = 6;
 
-/// What stands in the place of the intercept's key.
+/// The intercept's key.
 const INTERCEPT: &str = "intercept";
 
-/// What has been written or read since the head.
+/// The numbers written or read since the head.
 struct Sum {
     crc: Digest,
     weights: u64,
@@ -52,7 +52,7 @@ impl Sum {
     }
 }
 
-/// Writes all of a model to a file. Each line of `comment` becomes one.
+/// Writes a model to a file. Each line of `comment` becomes one comment line.
 pub(super) fn write(model: &Model, mut file: Replacement, comment: &str) -> Result<()> {
     let mut text = format!("{HEAD}\n");
     for line in comment.lines() {
@@ -61,7 +61,8 @@ pub(super) fn write(model: &Model, mut file: Replacement, comment: &str) -> Resu
     file.write(text.as_bytes())?;
     let intercept = (model.intercept != 0.0).then_some((None, model.intercept));
     let weights = model.iter().map(|(key, weight)| (Some(key), weight));
-    let (mut sum, mut line) = (Sum::new(), Vec::new());
+    let mut sum = Sum::new();
+    let mut line = Vec::new();
     for (key, weight) in intercept.into_iter().chain(weights) {
         line.clear();
         match key {
@@ -79,7 +80,8 @@ pub(super) fn write(model: &Model, mut file: Replacement, comment: &str) -> Resu
 
 /// Reads a whole file, plain or compressed.
 pub(super) fn read(path: &Path) -> Result<Model> {
-    let (mut weights, mut intercept) = (Vec::new(), 0.0);
+    let mut weights = Vec::new();
+    let mut intercept = 0.0;
     let mut lines = HashMap::new();
     let mut sum: Option<Sum> = None; // since a head
     let mut has_head = false;
@@ -101,7 +103,8 @@ pub(super) fn read(path: &Path) -> Result<Model> {
             match lines.entry(key) {
                 Entry::Vacant(new) => new.insert(line),
                 Entry::Occupied(first) => {
-                    let (path, first_line) = (path.to_path_buf(), *first.get());
+                    let path = path.to_path_buf();
+                    let first_line = *first.get();
                     let key = key.map_or(INTERCEPT.to_owned(), |key| format!("key {key}"));
                     return Err(Error::DuplicateWeight { path, line, first_line, key });
                 }
@@ -128,7 +131,7 @@ pub(super) fn read(path: &Path) -> Result<Model> {
     }
 }
 
-/// Takes in a comment: a head, a checksum, or anything else.
+/// Handles a comment: a head, a checksum, or any other.
 fn check(path: &Path, line: u64, text: &[u8], sum: &mut Option<Sum>) -> Result<()> {
     let damaged = |reason| Err(Error::DamagedModel { path: path.to_path_buf(), reason });
     if text == HEAD.as_bytes() {
@@ -149,7 +152,7 @@ fn check(path: &Path, line: u64, text: &[u8], sum: &mut Option<Sum>) -> Result<(
     }
 }
 
-/// A key, none for the intercept, and its weight.
+/// A key, or `None` for the intercept, and its weight.
 fn parse_weight(path: &Path, line: u64, text: &[u8]) -> Result<(Option<u64>, f64)> {
     let fault = |column: usize, expected| Error::Syntax {
         path: path.to_path_buf(),

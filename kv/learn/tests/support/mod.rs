@@ -1,8 +1,8 @@
-//! Where tests find the reference sets.
+//! The location of the reference sets.
 
 use std::path::{Path, PathBuf};
 
-/// The folder with the sets, or None, said aloud.
+/// The folder with the sets; without it, prints that and returns `None`.
 pub(crate) fn data_folder() -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
     let folder = std::env::var_os("CARAVAN_DATA").map_or(beside, PathBuf::from);

@@ -10,10 +10,10 @@
 //! connections, credits and offers mean, and only [`sleep`] blocks.
 //!
 //! ```text
-//!   Channel > Connection > Device         connections, their devices   (connection, address, device)
-//!   Domain > Window, OpenWindow, Exposed  memory the device may access (domain)
-//!   CompletionQueue, ReceiveQueue         shared by all connections    (completion, receive)
-//!   QueuePair                             one connection's work        (queue_pair, chain, work)
+//! Channel > Connection > Device         connections and devices    (connection, address, device)
+//! Domain > Window, OpenWindow, Exposed  memory of the device       (domain)
+//! CompletionQueue, ReceiveQueue         shared by all connections  (completion, receive)
+//! QueuePair                             one connection's work      (queue_pair, chain, work)
 //! ```
 //!
 //! Everything belongs to the thread that created it. The libraries are loaded at run time

@@ -1,9 +1,11 @@
-//! Which keys and label a click has, the same in any language. Not a model of any real log.
+//! Draws the keys and label of a click, the same in any language. Not a model of any real log.
 //!
-//! Row `i`, draw `j` is a hash of (seed, i, j), so that rows can be made in any order, on any number of threads, twice. Every
-//! row has `slots - bag` categorical slots, one key each, and one bag slot of `bag` draws; repeated keys count once. Slot
-//! vocabularies grow from `2^k_min` to `2^k_max`, and within one rank `r` has probability about `1 / (r + 1)`. A key has a
-//! fixed weight, near-normal where it is relevant and else 0; the label is a logistic draw on the sum of a row's weights.
+//! Row `i`, draw `j` is a hash of (seed, i, j), so that rows can be made repeatedly, in any order,
+//! on any number of threads. Every row has `slots - bag` categorical slots, one key each, and one
+//! bag slot of `bag` draws; repeated keys count once. Slot vocabularies grow from `2^k_min` to
+//! `2^k_max`, and within one, rank `r` has probability about `1 / (r + 1)`. A key has a fixed
+//! weight, near-normal if it is relevant and else 0; the label is a logistic draw on the sum of a
+//! row's weights.
 
 use super::{Clicks, SLOTS_MAX};
 
@@ -15,16 +17,16 @@ fn mix(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The draw, beyond those of the slots, that decides the label.
+/// The draw, past those of the slots, that decides the label.
 const LABEL_DRAW: u64 = 0x7fff;
 const _: () = assert!(2 * (SLOTS_MAX as u64) < LABEL_DRAW);
 
-/// A specification with what it implies worked out.
+/// A specification and values derived from it.
 pub(super) struct Draws<'a> {
     clicks: &'a Clicks,
     key_seed: u64,
     weight_seed: u64,
-    /// One a draw: (slot number, log2 of its vocabulary).
+    /// One per draw: (slot number, log2 of its vocabulary).
     slots: Vec<(u64, u32)>,
 }
 
@@ -71,7 +73,8 @@ impl<'a> Draws<'a> {
         if uniform < 1.0 / (1.0 + (-margin).exp()) { 1 } else { -1 }
     }
 
-    /// The weight of a key: relevant nearly always at the head of its slot, in 1 % of the cases at the tail.
+    /// The weight of a key: almost always relevant at the head of its slot, and with 1 %
+    /// probability at the tail.
     fn weight(&self, key: u64, octave: u64) -> f64 {
         let hash = mix(key ^ self.weight_seed);
         let relevant_of_65536 = (65536 >> (octave / 2)).max(655);

@@ -1,4 +1,4 @@
-//! Factors against the obvious loop and the equations they solve.
+//! Factors against the plain loop and the equations they solve.
 
 use super::*;
 
@@ -12,7 +12,7 @@ pub(crate) fn noise(count: usize, seed: u64) -> Vec<f64> {
     (0..count).map(|_| next()).collect()
 }
 
-/// H = AᵀA of so many rows: singular when they are fewer than `n`.
+/// H = AᵀA of this many rows: singular if they are fewer than `n`.
 fn gram(n: usize, rows: usize, seed: u64) -> Triangle {
     let a = noise(rows * n, seed);
     let product = |k, l| (0..rows).map(|row| a[row * n + k] * a[row * n + l]).sum();
@@ -51,7 +51,8 @@ fn factors_solve_and_may_be_built_on() {
     }
 }
 
-/// The obvious loop: one entry after the other, each by [`dot`]. With rows done before and rows that are not.
+/// The plain loop: one entry after the other, each by [`dot`]. With rows done before and rows that
+/// are not.
 #[test]
 fn factors_are_those_of_the_plain_loop_to_the_bit() {
     for n in [5, 30, 61, 600] {

@@ -17,7 +17,7 @@ fn worker() -> Worker {
     Worker::new(LABELS.to_vec(), KEYS.len(), TrustRegion::default())
 }
 
-/// Rows of label +1 count 2.5 times.
+/// Rows of label +1 have weight 2.5.
 fn weighted() -> Worker {
     let labels = LABELS.map(|label| if label > 0.0 { 2.5 } else { label });
     Worker::new(labels.to_vec(), KEYS.len(), TrustRegion::default())
@@ -50,7 +50,7 @@ fn gradient_is_the_slope_of_the_loss() {
     }
 }
 
-/// The promise of [`Curvature::Safe`]: for any joint step inside the trust region.
+/// The guarantee of [`Curvature::Safe`]: it holds for any joint step inside the trust region.
 #[test]
 fn safe_curvature_bounds_every_joint_step() {
     let starts = [[0.0, 0.0, 0.0], [0.3, -0.7, 1.1], [4.0, -4.0, -4.0]];
@@ -72,7 +72,7 @@ fn safe_curvature_bounds_every_joint_step() {
     }
 }
 
-/// A weight of 3 is as good as the row three times.
+/// A weight of 3 equals three copies of the row.
 #[test]
 fn weights_count_rows() {
     let one = Columns::new(&[1], &[2], vec![0, 1], Some(vec![0.5, -2.0]));
@@ -122,7 +122,7 @@ fn filtered_columns_are_skipped_and_do_not_count_as_overlap() {
     assert!(u[0] > overlapping, "row 2 is shared again");
 }
 
-/// The block was in flight twice: the mark comes while the copy is not 0.
+/// The block was in flight twice: the filter bit arrives while the copy is not 0.
 #[test]
 fn a_filtered_weight_takes_its_margin_away() {
     let mut worker = worker();

@@ -60,7 +60,8 @@ fn the_filter_saves_columns_and_changes_no_answer() {
     assert!((ratio - 1.0).abs() < 1e-6);
 }
 
-/// Passes to ε = 1e-6; 0 for more than 300. Delays 0, 1, 2, 4, 8 down, rates 1, .7, .5, .3 across.
+/// Passes to ε = 1e-6; 0 for more than 300. Rows are delays 0, 1, 2, 4, 8; columns are rates 1, .7,
+/// .5, .3.
 type Grid = [[u64; 5]; 4];
 
 #[test]
@@ -90,7 +91,7 @@ fn delay_against_step_is_as_published() {
     }
 }
 
-/// A filter that is far too eager in the first passes must be repaired by the reset.
+/// The reset must repair a filter that is far too eager in the first passes.
 #[test]
 fn a_reset_brings_filtered_coordinates_back() {
     let example = Example::new();
@@ -140,8 +141,7 @@ fn safe_steps_never_raise_the_objective() {
     }
 }
 
-/// 16 columns that are all the same, in one block: the published bound makes each of them
-/// correct the whole error.
+/// 16 equal columns in one block: the published bound makes each of them correct the whole error.
 #[test]
 fn overlapping_columns_overshoot_with_the_published_bound_only() {
     let keys: Vec<u64> = (0..16).collect();
@@ -221,7 +221,7 @@ fn real_sets_reach_their_optima() {
             missed.push(format!("{} {lambda}: {gap:.1e} after {passes}", fields[0]));
         }
     }
-    // Nearly dependent columns with hardly any penalty: coordinate steps crawl there.
+    // Nearly dependent columns with almost no penalty: coordinate steps crawl there.
     println!("not within 1000 passes: {missed:?}");
     assert!(missed.len() <= 2, "criteo_tiny 0.1 and a9a 1 are known: {missed:?}");
 }

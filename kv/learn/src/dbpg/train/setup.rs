@@ -1,9 +1,9 @@
-//! From a job to a [`Driver`]: has the workers load, drops columns, cuts the key space into blocks, creates the tables.
+//! Turns a job into a [`Driver`]: the workers load, columns are dropped, the key space is cut into
+//! blocks, and tables are created.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use caravan_kv::filter::Filters as TableFilters;
 use caravan_kv::{Cluster, Store, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 
@@ -28,7 +28,7 @@ use crate::model::Model;
 const TABLE: u32 = 1;
 
 impl<'a> Driver<'a> {
-    /// Loads the data on the cluster and sets the table up.
+    /// Loads the data on the cluster and creates the tables.
     ///
     /// # Errors
     /// As [`super::train`].
@@ -38,11 +38,14 @@ impl<'a> Driver<'a> {
 
     fn set_up(cluster: &'a mut Cluster, job: &'a Job) -> caravan_kv::Result<Self> {
         job.check()?;
-        caravan_numa::return_freed_blocks(); // a Hessian is as large as the data, for a moment
+        caravan_numa::return_freed_blocks(); // a Hessian is briefly as large as the data
         let began = Instant::now();
-        let (files, cache) = (job.files.clone(), job.cache.clone());
-        let (threads, positive_weight) = (job.threads, job.positive_weight);
-        let load = worker::Order::Load { files, threads, cache, positive_weight };
+        let load = worker::Order::Load {
+            files: job.files.clone(),
+            threads: job.threads,
+            cache: job.cache.clone(),
+            positive_weight: job.positive_weight,
+        };
         let loaded: Vec<Loaded> = ask_workers(cluster, &load)?;
         let load_seconds = began.elapsed().as_secs_f64();
         let Some(keys) = key_range(&loaded) else {
@@ -51,7 +54,7 @@ impl<'a> Driver<'a> {
                 data::listed(&job.files)
             )));
         };
-        let rule = Proximal { free: intercept_key(job, keys)?, ..job.proximal };
+        let rule = Proximal { free: intercept_key(job, keys.last)?, ..job.proximal };
         let mut servers = cluster.client()?;
         let began = servers.now();
         let columns = count_columns(&loaded);
@@ -62,11 +65,11 @@ impl<'a> Driver<'a> {
         let columns = [columns, columns - count_columns(&loaded)];
         let loaded =
             if job.filters.screen { screen(cluster, &mut servers, job, keys)? } else { loaded };
-        // Where nothing is left all weights are 0, which a pass over nothing finds out as well as any.
+        // If nothing is left all weights are 0, which a pass over nothing finds as well.
         let keys = key_range(&loaded).unwrap_or(keys);
         let blocks = rule.blocks(cut(cluster, job, keys, &loaded)?);
         warn_of_delay(job, blocks.len());
-        let (table, polish) = begin(cluster, &mut servers, job, &rule, (&blocks, keys), &loaded)?;
+        let (table, polish) = begin(cluster, &mut servers, job, &rule, &blocks, keys, &loaded)?;
         let mut driver = Driver {
             cluster,
             job,
@@ -91,8 +94,8 @@ impl<'a> Driver<'a> {
         Ok(driver)
     }
 
-    /// Takes weights that were found before. Those whose keys nobody holds are left out: they are not in the data, where any
-    /// penalty puts them to 0, or are 0 in every solution.
+    /// Starts from earlier weights. Those whose keys nobody has are dropped: they are not in the
+    /// data, where any penalty sets them to 0, or are 0 in every solution.
     fn start_from(&mut self, model: &Model) -> caravan_kv::Result<()> {
         let intercept = self.rule.free.filter(|_| model.intercept() != 0.0);
         let intercept = intercept.map(|key| (key, model.intercept()));
@@ -108,13 +111,19 @@ impl<'a> Driver<'a> {
 }
 
 /// Smallest and largest key of all workers.
-fn key_range(loaded: &[Loaded]) -> Option<(u64, u64)> {
+fn key_range(loaded: &[Loaded]) -> Option<KeyBlock> {
     let keys = loaded.iter().filter_map(|loaded| loaded.keys);
-    keys.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)))
+    let both = keys.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)));
+    both.map(|(first, last)| KeyBlock { first, last })
 }
 
-/// The key that stands for the intercept, if there is one: that after the largest of the data.
-fn intercept_key(job: &Job, (_, last): (u64, u64)) -> caravan_kv::Result<Option<u64>> {
+/// Half-open, as tables have it.
+fn table_range(keys: KeyBlock) -> KeyRange {
+    KeyRange::new(keys.first, keys.last.wrapping_add(1)).unwrap_or(KeyRange::ALL)
+}
+
+/// The key of the intercept, if there is one: the one after the largest of the data.
+fn intercept_key(job: &Job, last: u64) -> caravan_kv::Result<Option<u64>> {
     match last.checked_add(1) {
         _ if !job.intercept => Ok(None),
         Some(key) => Ok(Some(key)),
@@ -128,20 +137,19 @@ fn count_columns(loaded: &[Loaded]) -> u64 {
     loaded.iter().map(|loaded| loaded.columns).sum()
 }
 
-/// Has the workers drop the columns that are too rare; returns what they are left with.
+/// Makes the workers drop columns that are too rare; returns what they have left.
 fn drop_tail(
     cluster: &mut Cluster,
     servers: &mut Worker,
     job: &Job,
     tail: &Tail,
-    (first, last): (u64, u64),
+    keys: KeyBlock,
     loaded: &[Loaded],
 ) -> caravan_kv::Result<Vec<Loaded>> {
-    let keys = KeyRange::new(first, last.wrapping_add(1)).unwrap_or(KeyRange::ALL);
     let most = loaded.iter().map(|loaded| loaded.columns).max().unwrap_or(0);
     let of = cluster.config();
     let filters = filters::of_numbers(&job.filters.table);
-    let spec = tail.table(keys, (of.workers, most), of.servers * of.threads, filters)?;
+    let spec = tail.table(table_range(keys), of.workers, most, of.servers * of.threads, filters)?;
     let table = servers.create_table(&spec)?;
     let _counted: Vec<()> = ask_workers(cluster, &worker::Order::Count { table: spec })?;
     let frequency = tail.frequency;
@@ -151,15 +159,14 @@ fn drop_tail(
     Ok(left)
 }
 
-/// Has the workers drop the columns that stay at 0; returns what they are left with.
+/// Makes the workers drop columns that stay at 0; returns what they have left.
 fn screen(
     cluster: &mut Cluster,
     servers: &mut Worker,
     job: &Job,
-    (first, last): (u64, u64),
+    keys: KeyBlock,
 ) -> caravan_kv::Result<Vec<Loaded>> {
-    let keys = KeyRange::new(first, last.wrapping_add(1)).unwrap_or(KeyRange::ALL);
-    let spec = screen::table(keys, filters::of_numbers(&job.filters.table));
+    let spec = screen::table(table_range(keys), filters::of_numbers(&job.filters.table));
     let table = servers.create_table(&spec)?;
     let lambda = job.proximal.lambda;
     let share = lambda / cluster.config().workers as f64;
@@ -171,27 +178,26 @@ fn screen(
     Ok(left)
 }
 
-/// Cuts the keys of what is loaded into the blocks of the job.
+/// Cuts the loaded keys into the blocks of the job.
 fn cut(
     cluster: &mut Cluster,
     job: &Job,
-    (first, last): (u64, u64),
+    keys: KeyBlock,
     loaded: &[Loaded],
 ) -> caravan_kv::Result<Vec<KeyBlock>> {
     if job.group_bits > 0 {
         let count = worker::Order::Groups { bits: job.group_bits };
         let counted: Vec<Vec<Group>> = ask_workers(cluster, &count)?;
         let blocks = groups::blocks(counted.concat(), job.block_ratio);
-        let all = KeyBlock { first, last };
-        return Ok(if blocks.is_empty() { vec![all] } else { blocks });
+        return Ok(if blocks.is_empty() { vec![keys] } else { blocks });
     }
     let nonzeros = loaded.iter().map(|loaded| loaded.nonzeros).sum();
     let rows = loaded.iter().map(|loaded| loaded.rows).sum();
     let default = || blocks::default_block_count(nonzeros, rows, job.block_ratio);
-    Ok(blocks::even_blocks(first, last, job.blocks.unwrap_or_else(default)))
+    Ok(blocks::even_blocks(keys.first, keys.last, job.blocks.unwrap_or_else(default)))
 }
 
-/// Warns of a delay that is long against the number of blocks.
+/// Warns of a delay that is long relative to the number of blocks.
 fn warn_of_delay(job: &Job, blocks: usize) {
     if !job.adapt_delay && schedule::delay_risks_divergence(job.delay, blocks) {
         tracing::warn!(
@@ -202,21 +208,23 @@ fn warn_of_delay(job: &Job, blocks: usize) {
     }
 }
 
-/// Creates the tables and has the workers name their keys.
+/// Creates the tables and makes the workers announce their keys.
 fn begin(
     cluster: &mut Cluster,
     servers: &mut Worker,
     job: &Job,
     rule: &Proximal,
-    (blocks, keys): (&[KeyBlock], (u64, u64)),
+    blocks: &[KeyBlock],
+    keys: KeyBlock,
     loaded: &[Loaded],
 ) -> caravan_kv::Result<(Table, Option<Polish>)> {
-    let (filters, workers) = (&job.filters.table, cluster.config().workers);
-    let weights = weights(rule, blocks, keys, (workers, filters));
+    let filters = &job.filters.table;
+    let workers = cluster.config().workers;
+    let weights = weights(job, rule, blocks, keys, workers);
     let table = servers.create_table(&weights)?;
     let wire = if filters.quantize.is_some() { Wire::Short } else { Wire::Single };
-    let how = (wire, filters::of_numbers(filters));
-    let newton = job.newton.map(|most| (most, hessian::table(most, workers, how)));
+    let numbers = filters::of_numbers(filters);
+    let newton = job.newton.map(|most| (most, hessian::table(most, workers, wire, numbers)));
     let begin = worker::Order::Begin {
         table: weights,
         polish: newton.as_ref().map(|(_, spec)| spec.clone()),
@@ -228,17 +236,20 @@ fn begin(
     let Some((support_max, spec)) = newton else { return Ok((table, None)) };
     let most = loaded.iter().map(|loaded| loaded.nonzeros).max().unwrap_or(0);
     let numbers = servers.create_table(&spec)?;
-    let (cost, how) = ((blocks.len(), most), (filters.narrow, wire));
-    Ok((table, Some(Polish::new(support_max, *rule, numbers, cost, how))))
+    let narrow = filters.narrow;
+    let polish = Polish::new(support_max, *rule, numbers, blocks.len(), most, narrow, wire);
+    Ok((table, Some(polish)))
 }
 
 /// The table of weights.
 fn weights(
+    job: &Job,
     rule: &Proximal,
     blocks: &[KeyBlock],
-    (first, last): (u64, u64),
-    (workers, filters): (usize, &TableFilters),
+    keys: KeyBlock,
+    workers: usize,
 ) -> TableSpec {
+    let filters = job.filters.table;
     let Proximal { lambda, l2, free, learning_rate, trust } = *rule;
     let blocks = blocks.iter().map(|block| (block.first, block.last)).collect();
     let options = Options {
@@ -254,8 +265,8 @@ fn weights(
         blocks,
     };
     let mut spec =
-        TableSpec::new(TABLE, "weights", ValueType::F64, 0).handle(HANDLE).filters(*filters);
-    if let Some(range) = KeyRange::new(first, free.unwrap_or(last).wrapping_add(1)) {
+        TableSpec::new(TABLE, "weights", ValueType::F64, 0).handle(HANDLE).filters(filters);
+    if let Some(range) = KeyRange::new(keys.first, free.unwrap_or(keys.last).wrapping_add(1)) {
         spec = spec.keys(range);
     }
     spec.store = Store::Sparse;

@@ -1,7 +1,8 @@
-//! One pass on a worker: gradients out, weights in, block after block.
+//! One pass on a worker: pushes gradients and applies weights, block after block.
 //!
-//! One task a block: gradient, push, pull. The push and the pull leave together; the pull comes back when the server has
-//! every worker's push. A task begins when the pulls of all tasks more than τ before it have been applied.
+//! One task per block: gradient, push, pull. The push and the pull are sent together; the pull is
+//! answered when the server has every worker's push. A task begins when the pulls of all tasks more
+//! than τ before it have been applied.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::dbpg::load::Data;
 use crate::dbpg::support::Support;
 use crate::dbpg::{cost, proximal};
 
-/// What a worker has to say after a pass.
+/// A worker's report after a pass.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Passed {
     pub(crate) loss: f64,
@@ -31,7 +32,7 @@ pub(crate) struct Passed {
 pub(super) struct Pending {
     task: u64,
     lossy: Lossy,
-    /// Columns.
+    /// Columns of the request.
     asked: Vec<u32>,
     push: Timestamp,
     pull: Timestamp,
@@ -40,7 +41,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// What has come: columns, each with its weight and filter bit.
+    /// The answered columns, each with its weight and filter bit.
     fn updates(&self) -> impl Iterator<Item = (usize, (f64, bool))> {
         let answer = self.answer.iter().flatten().copied();
         self.asked.iter().map(|&j| j as usize).zip(answer)
@@ -48,13 +49,15 @@ impl Pending {
 }
 
 impl Training {
-    /// Leaves what task number `task` is to push for the columns `own` in `keys`, `lengths` and `values`, and returns the
-    /// columns: those that filters leave in, or `all`, with nothing for the others.
+    /// Puts the push of task `task` for the columns `own` into `keys`, `lengths` and `values`, and
+    /// returns its columns: those that filters leave in, or `all`, with no values for the others.
     fn gradient(
         &mut self,
         columns: &Columns,
-        (task, own): (u64, Range<usize>),
-        (all, lossy): (bool, &Lossy),
+        task: u64,
+        own: Range<usize>,
+        all: bool,
+        lossy: &Lossy,
     ) -> Vec<u32> {
         let Training { state, gradient, curvatures, keys, lengths, values, rounds, sent, .. } =
             self;
@@ -66,13 +69,14 @@ impl Training {
         lengths.clear();
         values.clear();
         let mut asked = Vec::new();
-        let (mut count, skips) = ([own.len(), 0, 0, 0], lossy.skips(task));
+        let mut count = [own.len(), 0, 0, 0];
+        let skips = lossy.skips(task);
         for ((j, &g), &u) in own.zip(&*gradient).zip(&*curvatures) {
             let key = columns.keys().get(j);
             let active = state.active()[j];
             let takes_part = active && !skips(key);
             let numbers = match takes_part {
-                true if lossy.sends_changes() => sent.change(lossy, (j, columns.columns()), [g, u]),
+                true if lossy.sends_changes() => sent.change(lossy, j, columns.columns(), [g, u]),
                 true => Some([g, if *rounds { proximal::logarithm(u) } else { u }]),
                 false => None,
             };
@@ -90,7 +94,7 @@ impl Training {
     }
 }
 
-/// One pass under way.
+/// A pass in progress.
 pub(super) struct Pass<'a> {
     pub(super) node: &'a mut WorkerNode,
     pub(super) data: &'a Data,
@@ -133,7 +137,7 @@ impl Pass<'_> {
         })
     }
 
-    /// What has been counted since the start, after a pass over all blocks or some.
+    /// The counters since the start, after a pass over all blocks or some.
     fn counted(&mut self, is_whole: bool) -> caravan_kv::Result<Counted> {
         let Training { table, polish, counted, dropped, .. } = &mut *self.training;
         if is_whole {
@@ -148,7 +152,8 @@ impl Pass<'_> {
         Ok(Counted { tables, frames, ..*counted })
     }
 
-    /// Puts every column back in. The reset overtakes pulls under way: their weights hold, their filter bits do not.
+    /// Reactivates every column. The reset overtakes outstanding pulls: their weights are valid,
+    /// their filter bits are not.
     fn reset(&mut self) {
         self.training.state.reset_filter();
         for answer in self.training.pending.iter_mut().filter_map(|pending| pending.answer.as_mut())
@@ -169,7 +174,7 @@ impl Pass<'_> {
         let began = self.node.worker.now();
         let all = self.exact || self.training.names_all;
         let columns = &self.data.columns;
-        let asked = self.training.gradient(columns, (task, own.clone()), (all, &self.lossy));
+        let asked = self.training.gradient(columns, task, own.clone(), all, &self.lossy);
         let computed = own.filter(|&j| self.training.state.active()[j]);
         let pause = self.pause(task);
         self.spent(began, cost::gradient(columns, computed) + pause)?;
@@ -186,7 +191,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Makes the pause that the job has for this worker in a task, if any; where time is simulated it is only charged.
+    /// Pauses as the job asks of this worker in this task; in simulated time the pause is only
+    /// charged.
     fn pause(&self, task: u64) -> Duration {
         let straggle = self.training.straggle;
         let pause = straggle.map_or(Duration::ZERO, |straggle| straggle.of(self.node.rank, task));
@@ -196,7 +202,7 @@ impl Pass<'_> {
         pause
     }
 
-    /// Applies the pulls of all tasks up to number `task`.
+    /// Applies the pulls of all tasks up to `task`.
     fn apply_through(&mut self, task: u64) -> caravan_kv::Result<()> {
         while let Some(mut pending) =
             self.training.pending.pop_front_if(|pending| pending.task <= task)
@@ -207,7 +213,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Applies the pulls that are there already, in order.
+    /// Applies the pulls that have arrived, in order.
     fn apply_what_has_come(&mut self) -> caravan_kv::Result<()> {
         self.node.worker.poll()?;
         while let Some(first) = self.training.pending.front() {
@@ -237,12 +243,14 @@ impl Pass<'_> {
         let both = pending.asked.iter().copied().zip(answer.lengths.iter().map(of));
         let kept = both.filter(|&(j, _)| !skips(keys.get(j as usize)));
         let (asked, answer) = kept.unzip();
-        (pending.asked, pending.answer) = (asked, Some(answer));
+        pending.asked = asked;
+        pending.answer = Some(answer);
         Ok(())
     }
 
     fn apply(&mut self, pending: &Pending) -> caravan_kv::Result<()> {
-        let (began, columns) = (self.node.worker.now(), &self.data.columns);
+        let began = self.node.worker.now();
+        let columns = &self.data.columns;
         let held = self.training.state.weights();
         let changes = pending.updates().filter(|&(j, (weight, _))| weight != held[j]);
         let cost = cost::update(columns, changes.map(|(j, _)| j));
@@ -250,7 +258,8 @@ impl Pass<'_> {
         self.spent(began, cost)
     }
 
-    /// Enters computing that began at `began`, by the van's clock; a simulated one is told that it takes `cost`.
+    /// Records computation since `began`, by the van's clock; a simulated van is charged `cost` for
+    /// it.
     fn spent(&mut self, began: Duration, cost: Duration) -> caravan_kv::Result<()> {
         let worker = &mut self.node.worker;
         worker.charge(cost)?;
@@ -258,8 +267,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// The loss at the servers' weights: all answers of the pass have come. With an exact delay they are not yet applied to
-    /// the state that the next pass begins with.
+    /// The loss at the servers' weights: all answers of the pass have arrived. With an exact delay
+    /// they are not yet applied to the state that the next pass begins with.
     fn loss(&mut self) -> caravan_kv::Result<f64> {
         let mut pending = std::mem::take(&mut self.training.pending);
         for pending in &mut pending {
