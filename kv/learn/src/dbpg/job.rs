@@ -214,8 +214,6 @@ pub struct Progress {
     pub violation: f64,
     /// Share of the pass that workers computed, on average.
     pub worker_busy: f64,
-    /// Columns of all workers that were dropped as rare.
-    pub tail_dropped: u64,
     /// Bytes all workers have sent so far.
     pub worker_bytes_sent: u64,
     /// Bytes all servers have sent to workers so far.
@@ -229,6 +227,8 @@ pub struct Progress {
     /// Times within the pass.
     #[serde(flatten)]
     pub times: Times,
+    /// Columns of all workers that were dropped as rare.
+    pub tail_dropped: u64,
     /// Column gradients computed so far.
     #[serde(skip)]
     pub columns_computed: usize,
@@ -252,17 +252,13 @@ pub struct Times {
     /// The polish after the pass, messages included.
     #[serde(rename = "polish_seconds")]
     pub polish: f64,
+    /// The rest after the busiest worker, the busiest server thread and the polish: messages in
+    /// transit, and waiting. 0 if these overlap so well that nothing is left.
+    #[serde(rename = "other_seconds")]
+    pub other: f64,
     /// The whole pass.
     #[serde(rename = "pass_seconds")]
     pub total: f64,
-}
-
-impl Times {
-    /// The rest after the busiest worker, the busiest server thread and the polish: messages in
-    /// transit, and waiting. 0 if these overlap so well that nothing is left.
-    pub fn other(&self) -> f64 {
-        (self.total - self.worker_max - self.server - self.polish).max(0.0)
-    }
 }
 
 /// The result of a run.

@@ -312,13 +312,13 @@ impl<'a> Driver<'a> {
             active: reports.iter().map(|report| report.active).sum(),
             violation: (steepest - self.rule.lambda).max(0.0),
             worker_busy: busy(&passed, took),
-            tail_dropped: self.columns[1],
             worker_bytes_sent: self.counted.frames.pushed,
             server_bytes_sent: self.counted.frames.pulled,
             threshold,
             lambda: self.rule.lambda,
             delay,
             times: times(&passed, &reports, polish, self.servers.now() - began),
+            tail_dropped: self.columns[1],
             columns_computed: passed.iter().map(|passed| passed.columns_computed).sum(),
             stop,
         };
@@ -402,12 +402,16 @@ pub(super) fn ask_workers<T: DeserializeOwned>(
 
 fn times(passed: &[Passed], reports: &[Report], polish: f64, total: Duration) -> Times {
     let busy = || passed.iter().map(|passed| passed.busy_seconds);
+    let worker_max = busy().fold(0.0, f64::max);
+    let server = reports.iter().map(|report| report.busy_seconds).fold(0.0, f64::max);
+    let total = total.as_secs_f64();
     Times {
         worker_min: busy().reduce(f64::min).unwrap_or(0.0),
-        worker_max: busy().fold(0.0, f64::max),
-        server: reports.iter().map(|report| report.busy_seconds).fold(0.0, f64::max),
+        worker_max,
+        server,
         polish,
-        total: total.as_secs_f64(),
+        other: (total - worker_max - server - polish).max(0.0),
+        total,
     }
 }
 
