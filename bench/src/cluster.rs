@@ -1,21 +1,24 @@
-//! The cluster this program starts or belongs to: its settings from environment and flags, what its nodes can do, its roles.
+//! The cluster that this program starts or belongs to: its settings from environment and flags, the
+//! tasks and tables of its nodes, its roles.
 
 use anyhow::{Context, Result, bail};
 use caravan_kv::node::{Scheduler, run_server, run_worker};
-use caravan_kv::{Apps, Cluster, ClusterConfig, Error, Handles, Launch, Van};
+use caravan_kv::{Apps, Cluster, ClusterConfig, Error, Handles, Launch, Target, Van};
+use serde::Serialize;
+use serde_json::Value;
 
+use crate::cli::ending::Usage;
+use crate::cli::values::name;
 use crate::cli::{Common, Role, VanChoice, WorkerRole};
-use crate::crowd::Crowded;
-use crate::doctor;
-use crate::measure::Measure;
-use crate::terminal::say;
-use crate::usage::Usage;
-use crate::wait::Waits;
+use crate::measure::crowd::Crowded;
+use crate::measure::scene::Waits;
+use crate::measure::worker::Measure;
+use crate::report::say;
 
-/// What `CARAVAN_*` variables say, changed by what flags say.
+/// The settings of `CARAVAN_*` variables, overridden by flags.
 ///
 /// # Errors
-/// [`Usage`] for a variable that does not exist or is not valid; a van that this version does not have.
+/// [`Usage`] for a variable that does not exist or is not valid; the sim van, which has no nodes.
 pub(crate) fn config(common: &Common) -> Result<ClusterConfig> {
     let mut config = ClusterConfig::from_env().map_err(|error| Usage(error.to_string()))?;
     let given = |flag: Option<u32>, setting: &mut usize| {
@@ -45,13 +48,16 @@ pub(crate) fn config(common: &Common) -> Result<ClusterConfig> {
 
 /// The van between processes that a choice stands for.
 fn van(choice: VanChoice) -> Result<Van> {
-    match doctor::missing(choice) {
-        Some(reason) => bail!("{reason}; take --van tcp or auto, and see `caravan doctor`"),
-        None => Ok(choice.name().parse()?),
+    if choice == VanChoice::Sim {
+        bail!(
+            "the sim van has simulated time and no processes: it is for tests and \
+             `caravan bench scale`; take --van tcp or auto, and see `caravan doctor`"
+        );
     }
+    Ok(name(&choice).parse()?)
 }
 
-/// What workers of this program can run.
+/// The tasks that workers of this program run.
 pub(crate) fn apps() -> Apps {
     caravan_learn::dbpg::apps(Apps::default())
         .with(Measure::NAME, || Box::new(Measure::default()))
@@ -59,15 +65,16 @@ pub(crate) fn apps() -> Apps {
         .with(Waits::NAME, || Box::new(Waits::default()))
 }
 
-/// What servers of this program can build shards of.
+/// The tables that servers of this program hold.
 pub(crate) fn handles() -> Handles {
     caravan_learn::dbpg::handles(Handles::default())
 }
 
-/// Starts a cluster of local processes, or of threads; with `--external` it waits for nodes that are started elsewhere.
+/// Starts a cluster of local processes, or of threads; with `--external` it waits for nodes that
+/// are started elsewhere.
 ///
 /// # Errors
-/// Names the node that did not come up; [`Usage`] for a NUMA node that this machine hasn't got.
+/// Names the node that did not come up; [`Usage`] for a NUMA node that this machine does not have.
 pub(crate) fn launch(config: &ClusterConfig, common: &Common) -> Result<Cluster> {
     let launch = if common.external {
         Launch::External
@@ -78,21 +85,28 @@ pub(crate) fn launch(config: &ClusterConfig, common: &Common) -> Result<Cluster>
             std::env::current_exe().context("cannot find this program to start its nodes")?;
         Launch::Processes(program)
     };
-    Cluster::launch(config, launch).map_err(told)
+    Cluster::launch(config, launch).map_err(as_usage)
 }
 
-/// Settings that are wrong for this machine are wrong usage, like those that are wrong anywhere.
-fn told(error: Error) -> anyhow::Error {
+/// Sends a task to worker 0 and waits for its answer.
+pub(crate) fn ask_first_worker(
+    cluster: &mut Cluster,
+    app: &str,
+    task: &impl Serialize,
+) -> Result<Value> {
+    let id = cluster.submit(Target::Worker(0), app, &serde_json::to_value(task)?)?;
+    cluster.wait(id)?.pop().context("worker 0 answered nothing")
+}
+
+/// Settings that are wrong on this machine are wrong usage, like those that are wrong anywhere.
+fn as_usage(error: Error) -> anyhow::Error {
     match error {
-        Error::Config(said) => Usage(said).into(),
+        Error::Config(reason) => Usage(reason).into(),
         other => other.into(),
     }
 }
 
-/// Runs a scheduler without a job of its own: brings the cluster together and watches over it.
-///
-/// # Errors
-/// Names the nodes that did not come, or the one that was lost.
+/// Runs a scheduler without a job of its own: gathers the cluster and watches it.
 pub(crate) fn schedule(common: &Common, role: &Role) -> Result<()> {
     let config = joined(common, role)?;
     let mut scheduler = Scheduler::bind(&config)?;
@@ -103,24 +117,18 @@ pub(crate) fn schedule(common: &Common, role: &Role) -> Result<()> {
 }
 
 /// Runs a server until the job is over.
-///
-/// # Errors
-/// What joining and the vans report.
 pub(crate) fn serve(common: &Common, role: &Role) -> Result<()> {
     let config = joined(common, role)?;
-    run_server(&config.node, role.rank, config.threads, &handles(), true).map_err(told)
+    run_server(&config.node, role.rank, config.threads, &handles(), true).map_err(as_usage)
 }
 
 /// Runs a worker until the job is over.
-///
-/// # Errors
-/// What joining and the lanes report.
 pub(crate) fn work(common: &Common, args: &WorkerRole) -> Result<()> {
     let mut config = joined(common, &args.role)?;
     if let Some(root) = &args.data_root {
         config.node.data_root = Some(root.clone());
     }
-    run_worker(&config.node, args.role.rank, &apps(), true).map_err(told)
+    run_worker(&config.node, args.role.rank, &apps(), true).map_err(as_usage)
 }
 
 /// The settings of a node that joins a scheduler.

@@ -1,40 +1,18 @@
-//! The `caravan` program: reads the command line, runs one command, and says by its status how that went.
+//! The `caravan` program: reads the command line, runs one command, and reports the outcome by its
+//! exit status.
 //!
-//! Status 0: all that was asked for was done and every verified byte was right. 1: it was not. 2: wrong usage. 130: Ctrl-C.
-//! 141: nobody reads its rows any more. 143: SIGTERM.
+//! Status 0: everything was done and every verified byte was right. 1: it was not. 2: wrong usage.
+//! 130: Ctrl-C. 141: nobody reads the rows any more. 143: SIGTERM.
 
 #![forbid(unsafe_code)]
 
-mod bandwidth;
 mod cli;
 mod cluster;
-mod crowd;
 mod doctor;
 mod floor;
-mod generate;
-mod interrupt;
-mod latency;
-mod layout;
-mod machine;
 mod measure;
-mod pattern;
-mod place;
-mod placement;
-mod plan;
-mod plot;
-mod predict;
-mod progress;
-mod rate;
 mod report;
-mod requests;
-mod scale;
-mod subject;
-mod terminal;
 mod train;
-mod units;
-mod usage;
-mod verbs;
-mod wait;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -44,8 +22,12 @@ use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::SIGPIPE;
 
-use cli::{BenchCommand, Cli, Command, TrainCommand};
-use usage::{Interrupted, Unwritten, Usage};
+use cli::ending::{Interrupted, Usage};
+use cli::{BenchCommand, Cli, Command, Common, FloorArgs, TrainCommand, interrupt};
+use floor::process::Answerer;
+use measure::{placement, scale, verbs, wait};
+use report::{Unwritten, say};
+use train::{generate, predict};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -55,8 +37,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(log)
         .with_ansi(colours)
-        // A log that cannot be written is no reason to panic, which saying so on the same place
-        // would be.
+        // By default a log that cannot be written is reported to the same place, which panics.
         .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .init();
@@ -66,7 +47,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let unread = error.downcast_ref::<Unwritten>().is_some_and(Unwritten::is_unread);
             if !unread {
-                terminal::say(format_args!("{error:#}"));
+                say(format_args!("{error:#}"));
             }
             ExitCode::from(match error.downcast_ref::<Interrupted>() {
                 Some(interrupted) => interrupted.status as u8,
@@ -78,10 +59,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Raises the number of descriptors to what this process may have: a peer takes one or two, and the soft limit is often 1024.
+/// Raises the limit on descriptors to the hard one: a peer takes one or two, and the soft limit is
+/// often 1024.
 fn open_more_files() {
     let limit = getrlimit(Resource::Nofile);
-    // Whoever may not raise it goes on with what there is; what then does not fit is an error that says so.
+    // If that fails the soft limit stays, and a peer beyond it gets an error that names it.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
@@ -95,12 +77,22 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Doctor(args) => doctor::run(&cli.common, args),
         Command::Server(role) => cluster::serve(&cli.common, role),
         Command::Worker(args) => cluster::work(&cli.common, args),
-        Command::Floor(args) => {
-            floor::run(args.answerer, args.host, &cluster::config(&cli.common)?.node)
-        }
+        Command::Floor(args) => answer(&cli.common, args),
         Command::Generate(command) => generate::run(&cli.common, command),
         Command::Train(TrainCommand::Dbpg(args)) => train::dbpg(&cli.common, args),
         Command::Predict(args) => predict::run(&cli.common, args),
         Command::Scheduler(role) => cluster::schedule(&cli.common, role),
+    }
+}
+
+/// The other process of a floor, or of `bench verbs`.
+fn answer(common: &Common, args: &FloorArgs) -> Result<()> {
+    let config = cluster::config(common)?.node;
+    if config.pin {
+        floor::place::pin(floor::place::SERVER, &config);
+    }
+    match args.answerer {
+        Answerer::Device => verbs::answer(args.host, config.wait),
+        answerer => floor::run(answerer, args.host, config.wait),
     }
 }

@@ -1,15 +1,13 @@
 //! Commands and flags of measuring.
 
-use std::str::FromStr;
-
-use caravan_learn::dbpg::Filters;
 use clap::{Args, Subcommand};
 
-use super::{count, filters, non_negative};
-use crate::scale::parse_straggle;
-use crate::subject::Op;
-use crate::units::parse_size;
-use crate::verbs;
+use super::values::{FilterList, count, large_count, non_negative, parse_size, spells, up_to};
+use crate::measure::subject::Op;
+use crate::measure::verbs::side::{Measure, Op as VerbsOp, WINDOW_MAX};
+
+/// The most that `bench scale` takes in microseconds: a second.
+const MICROS_MAX: f64 = 1e6;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
@@ -36,7 +34,7 @@ pub(crate) struct LatencyArgs {
     #[command(flatten)]
     pub(crate) requests: Requests,
     /// Timed requests a row; by default fewer the larger they are
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = large_count())]
     pub(crate) iterations: Option<u64>,
 }
 
@@ -48,7 +46,7 @@ pub(crate) struct WindowArgs {
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) window: Option<u32>,
     /// Timed requests a row; by default fewer the larger they are
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = large_count())]
     pub(crate) iterations: Option<u64>,
 }
 
@@ -71,7 +69,7 @@ pub(crate) struct ScaleArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "kkt")]
     pub(crate) filters: Vec<FilterList>,
     /// Every worker computes FACTOR times as long in spells of SPELL ms, EVERY ms from each other, both on average
-    #[arg(long, value_name = "FACTOR:EVERY:SPELL", default_value = "1:0:0", value_parser = parse_straggle)]
+    #[arg(long, value_name = "FACTOR:EVERY:SPELL", default_value = "1:0:0", value_parser = spells)]
     pub(crate) straggle: [f64; 3],
     /// Share of workers that compute FACTOR times as long all the time
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = up_to(1.0))]
@@ -80,7 +78,7 @@ pub(crate) struct ScaleArgs {
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// Rows of generated clicks
-    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = large_count())]
     pub(crate) rows: u64,
     /// How many rows each of them stands for where computing is charged
     #[arg(long, value_name = "N", default_value_t = 400.0, value_parser = up_to(1e9))]
@@ -95,7 +93,7 @@ pub(crate) struct ScaleArgs {
     #[arg(long, value_name = "E", default_value_t = 1e-3, value_parser = non_negative)]
     pub(crate) target: f64,
     /// Passes over the data, at most
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = large_count())]
     pub(crate) passes: u64,
     /// What a network card carries in each direction, in Gbit/s; 0 for any amount
     #[arg(long, value_name = "G", default_value_t = 10.0, value_parser = non_negative)]
@@ -117,21 +115,6 @@ pub(crate) struct ScaleArgs {
     pub(crate) calibrate: bool,
 }
 
-/// Which filters a simulated training has on, and how that is written.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct FilterList {
-    pub(crate) name: String,
-    pub(crate) filters: Filters,
-}
-
-impl FromStr for FilterList {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        Ok(FilterList { name: text.to_owned(), filters: filters(&text.replace('+', ","))? })
-    }
-}
-
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AllArgs {
     /// What the requests do, separated by commas
@@ -146,18 +129,18 @@ pub(crate) struct VerbsArgs {
     pub(crate) device: Option<String>,
     /// How messages are moved, separated by commas [default: all]
     #[arg(long, value_enum, value_delimiter = ',')]
-    pub(crate) op: Vec<verbs::Op>,
+    pub(crate) op: Vec<VerbsOp>,
     /// What is measured, separated by commas [default: both]
     #[arg(long, value_enum, value_delimiter = ',')]
-    pub(crate) measure: Vec<verbs::Measure>,
+    pub(crate) measure: Vec<Measure>,
     /// Message sizes, separated by commas: 8, 64, 1KiB, 4MiB
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     pub(crate) sizes: Vec<usize>,
     /// Timed messages a row; by default fewer the larger they are
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = large_count())]
     pub(crate) iterations: Option<u64>,
     /// Bandwidth: most messages under way [default: 128, fewer of large ones]
-    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=i64::from(verbs::WINDOW_MAX)))]
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=i64::from(WINDOW_MAX)))]
     pub(crate) window: Option<u32>,
     /// Bandwidth: messages posted at one doorbell
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
@@ -189,13 +172,3 @@ pub(crate) struct Requests {
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     pub(crate) sizes: Vec<usize>,
 }
-
-fn up_to(most: f64) -> impl Fn(&str) -> Result<f64, String> + Clone {
-    move |text| {
-        let number = non_negative(text).ok().filter(|number| *number <= most);
-        number.ok_or_else(|| format!("{text:?} is not a number of 0 to {most}"))
-    }
-}
-
-/// The most of what `bench scale` takes in microseconds: a second.
-const MICROS_MAX: f64 = 1e6;

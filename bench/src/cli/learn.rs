@@ -7,8 +7,9 @@ use caravan_learn::dbpg::{Filters, Straggle};
 use caravan_learn::model::Format;
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::{count, filters, non_negative};
-use crate::train::straggle;
+use super::values::{
+    Delay, count, delay, filters, key_range, large_count, non_negative, pauses, positive,
+};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TrainCommand {
@@ -91,7 +92,7 @@ pub(crate) struct Method {
     #[arg(long, value_name = "E", value_parser = non_negative, default_value = "1e-9")]
     pub(crate) epsilon: f64,
     /// Passes over the data, at most
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = large_count())]
     pub(crate) passes: u64,
     /// Only the published first-order steps: no Newton steps on the support between passes
     #[arg(long)]
@@ -112,32 +113,8 @@ pub(crate) struct Method {
     #[arg(long, value_name = "FILE")]
     pub(crate) warm_start: Option<PathBuf>,
     /// Share of the blocks, 0 to 1, at which a worker pauses for MS: shows what a delay is worth where machines differ
-    #[arg(long, value_name = "SHARE:MS", value_parser = straggle)]
+    #[arg(long, value_name = "SHARE:MS", value_parser = pauses)]
     pub(crate) straggle: Option<Straggle>,
-}
-
-/// How far workers may run ahead.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Delay {
-    pub(crate) most: u32,
-    /// Whether it goes down where that helps.
-    pub(crate) adapts: bool,
-}
-
-fn delay(text: &str) -> Result<Delay, String> {
-    let adapting = text.strip_prefix("0..");
-    let most = adapting.unwrap_or(text).parse().map_err(|_| {
-        format!("{text:?} is neither a number of blocks nor a range that begins with 0, as 0..8")
-    })?;
-    Ok(Delay { most, adapts: adapting.is_some() })
-}
-
-/// A key, or the first and the last of several.
-fn key_range(text: &str) -> Result<(u64, u64), String> {
-    let (first, last) = text.split_once("..").unwrap_or((text, text));
-    let keys = first.parse().ok().zip(last.parse().ok());
-    keys.filter(|(first, last)| first <= last)
-        .ok_or_else(|| format!("{text:?} is neither a key nor FIRST..LAST, with both of them keys"))
 }
 
 /// In which order a pass visits the blocks.
@@ -252,9 +229,4 @@ pub(crate) enum KeyFormat {
     Compact,
     /// The hashed 64-bit keys
     Keys,
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| format!("{text:?} is not a number above 0"))
 }

@@ -1,190 +1,160 @@
-//! The floor of vans over sockets: one TCP connection, set up as the vans set up theirs, and no batching: each message costs one
-//! write call where it is sent and at least one read call where it is received, which takes nothing of the next.
+//! The floor of the vans over sockets: one TCP connection, set up as the vans set up theirs, without
+//! batches. Each message costs one call to write where it is sent and at least one to read where it
+//! is received.
 //!
-//! With a window of requests in flight each has memory of its own, as it has in any program: to be sent from where this side has
-//! what goes, and to be received into at both ends. The answering side replies from one place, as a server does with what it stores.
+//! Each request in flight has memory of its own, as in any program: to be sent from, and to be
+//! received into at both ends. The answering side replies from one place, as a server does with what
+//! it stores.
 //!
-//! A request starts with its number, which the reply brings back. [`CHANGE`] in its place means: the three words behind it are
-//! the lengths and the window from now on. That is the whole protocol.
+//! A request starts with its number, which the reply returns. The number [`CHANGE`] means: the next
+//! three words are the lengths and the window from now on. That is the whole protocol.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use caravan_van::wait::{Idle, Next};
 use caravan_van::{Wait, socket};
 use socket2::SockRef;
 
-use crate::floor::{
-    Answerer, HEADER_BYTES, Lengths, PATIENCE, Process, answers, end_with_input, patterned,
-    say_address, word,
-};
-use crate::subject::{Shape, Subject};
+use super::asking::{Floor, Lane, PATIENCE};
+use super::lengths::{HEADER_BYTES, Lengths, answers, patterned, word};
+use super::process::{Answerer, Process, say_address};
 
 /// The number of a request that changes the lengths.
 const CHANGE: u64 = u64::MAX;
 
-/// The asking side.
-#[derive(Debug)]
-pub(crate) struct Floor {
-    lane: Lane,
-    /// What is sent, in turn.
-    requests: Vec<Vec<u8>>,
-    replies: Incoming,
-    expected: Vec<u8>,
-    number: u64,
-    pulls: bool,
-    _process: Option<Process>,
+/// Starts the answering side, which ends with the floor.
+pub(super) fn spawn(wait: Wait) -> Result<Floor<Asking>> {
+    let process = Process::start_here(Answerer::Socket, wait)?;
+    let lane = Asking::connect(&process.address, wait)?;
+    Ok(Floor::new(lane, Some(process)))
 }
 
-impl Floor {
-    /// Starts the answering side at `host`; it ends with this value.
-    ///
-    /// # Errors
-    /// When the program cannot be started or does not say where it listens.
-    pub(crate) fn spawn(host: IpAddr, wait: Wait) -> Result<Self> {
-        let (process, address) = Process::start(Answerer::Socket, host, wait)?;
-        let mut floor = Floor::connect(address, wait)?;
-        floor._process = Some(process);
-        Ok(floor)
-    }
+/// The asking side.
+#[derive(Debug)]
+pub(super) struct Asking {
+    socket: Socket,
+    /// One for each place in the window.
+    requests: Vec<Vec<u8>>,
+    replies: Incoming,
+    /// Bytes of the next request that are sent.
+    partly: usize,
+    /// Whether the last `send` sent anything.
+    moved: bool,
+}
 
-    fn connect(address: SocketAddr, wait: Wait) -> Result<Self> {
+impl Asking {
+    fn connect(address: impl ToSocketAddrs, wait: Wait) -> Result<Self> {
         let stream =
             TcpStream::connect(address).context("cannot reach the floor's other process")?;
-        Ok(Floor {
-            lane: Lane::new(stream, wait)?,
+        Ok(Asking {
+            socket: Socket::new(stream, wait)?,
             requests: vec![vec![0; HEADER_BYTES]],
             replies: Incoming::new(HEADER_BYTES, 1),
-            expected: vec![0; HEADER_BYTES],
-            number: 0,
-            pulls: false,
-            _process: None,
+            partly: 0,
+            moved: false,
         })
     }
 
-    /// Agrees with the other side on the lengths of request and reply, and on the window.
-    fn agree(&mut self, lengths: Lengths, window: usize) -> Result<()> {
-        let Lengths { request, reply } = lengths;
-        let words = [CHANGE, request as u64, reply as u64, window as u64];
-        for (word, value) in words.into_iter().enumerate() {
-            self.requests[0][word * 8..][..8].copy_from_slice(&value.to_le_bytes());
-        }
-        self.lane.write_all(&self.requests[0])?;
-        self.receive(CHANGE)?;
-        self.requests = vec![patterned(request); window];
-        self.expected = patterned(reply);
-        self.replies = Incoming::new(reply, window);
-        Ok(())
-    }
-
-    /// Numbers the request whose turn it is; returns which that is.
+    /// Numbers a request; returns its place.
     fn stamp(&mut self, number: u64) -> usize {
         let at = (number % self.requests.len() as u64) as usize;
         self.requests[at][..8].copy_from_slice(&number.to_le_bytes());
         at
     }
 
-    /// Waits for the reply to request `number`, when only that one is due.
-    fn receive(&mut self, number: u64) -> Result<()> {
+    /// Waits for the reply to request `number`, the only one in flight.
+    fn await_reply(&mut self, number: u64) -> Result<()> {
         loop {
             if let Some(reply) = self.replies.take() {
-                return answers(reply, number);
+                return answers(word(reply, 0), number);
             }
-            let count = self.lane.read(self.replies.space())?;
+            let count = self.socket.read(self.replies.space())?;
             self.replies.filled(count);
         }
     }
+}
 
-    /// Writes what the window allows. Returns whether anything moved.
-    fn send(&mut self, sent: &mut u64, partly: &mut usize, until: u64) -> Result<bool> {
-        let mut moved = false;
-        while *sent < until {
-            let at = self.stamp(self.number + *sent);
+impl Lane for Asking {
+    fn agree(&mut self, lengths: Lengths, window: usize) -> Result<()> {
+        let Lengths { request, reply } = lengths;
+        let words = [CHANGE, request as u64, reply as u64, window as u64];
+        for (word, value) in words.into_iter().enumerate() {
+            self.requests[0][word * 8..][..8].copy_from_slice(&value.to_le_bytes());
+        }
+        self.socket.write_all(&self.requests[0])?;
+        self.await_reply(CHANGE)?;
+        self.requests = vec![patterned(request); window];
+        self.replies = Incoming::new(reply, window);
+        Ok(())
+    }
+
+    fn send(&mut self, mut sent: u64, done: u64, until: u64) -> Result<u64> {
+        let until = until.min(done + self.requests.len() as u64);
+        self.moved = false;
+        while sent < until {
+            let at = self.stamp(sent);
             let request = &self.requests[at];
-            let Some(count) = self.lane.try_write(&request[*partly..])? else { break };
-            moved = true;
-            *partly += count;
-            if *partly == request.len() {
-                (*sent, *partly) = (*sent + 1, 0);
+            let Some(count) = self.socket.try_write(&request[self.partly..])? else { break };
+            self.moved = true;
+            self.partly += count;
+            if self.partly == request.len() {
+                sent += 1;
+                self.partly = 0;
             }
         }
-        Ok(moved)
-    }
-}
-
-impl Subject for Floor {
-    fn prepare(&mut self, shape: Shape) -> Result<()> {
-        self.agree(Lengths::of(shape), shape.window.max(1))?;
-        self.pulls = shape.op.pulls();
-        Ok(())
+        Ok(sent)
     }
 
-    fn once(&mut self) -> Result<()> {
-        let number = self.number;
+    fn receive(&mut self, mut done: u64) -> Result<u64> {
+        match self.socket.try_read(self.replies.space())? {
+            Some(count) => self.replies.filled(count),
+            None if !self.moved && self.partly == 0 => {
+                let count = self.socket.read(self.replies.space())?;
+                self.replies.filled(count);
+            }
+            // The other side is busy, or the socket would have taken the whole request.
+            None => std::thread::yield_now(),
+        }
+        while let Some(reply) = self.replies.take() {
+            answers(word(reply, 0), done)?;
+            done += 1;
+        }
+        Ok(done)
+    }
+
+    fn once(&mut self, number: u64) -> Result<()> {
         let at = self.stamp(number);
-        self.lane.write_all(&self.requests[at])?;
-        self.receive(number)?;
-        self.number += 1;
-        Ok(())
+        self.socket.write_all(&self.requests[at])?;
+        self.await_reply(number)
     }
 
-    fn check(&mut self) -> Result<u64> {
-        let reply = self.replies.last();
-        Ok(u64::from(self.pulls && reply[8..] != self.expected[8..]))
-    }
-
-    fn stream(&mut self, count: u64) -> Result<()> {
-        let (mut sent, mut partly, mut done) = (0, 0, 0);
-        let window = self.requests.len() as u64;
-        while done < count {
-            let moved = self.send(&mut sent, &mut partly, count.min(done + window))?;
-            match self.lane.try_read(self.replies.space())? {
-                Some(received) => self.replies.filled(received),
-                None if !moved && partly == 0 => {
-                    let received = self.lane.read(self.replies.space())?;
-                    self.replies.filled(received);
-                }
-                // The other side is at work, or the socket would have taken the whole request: let it.
-                None => std::thread::yield_now(),
-            }
-            while let Some(reply) = self.replies.take() {
-                answers(reply, self.number + done)?;
-                done += 1;
-            }
-        }
-        self.number += count;
-        Ok(())
-    }
-
-    fn settle(&mut self) -> Result<u64> {
-        self.check()
+    fn last_is(&self, _number: u64, expected: &[u8]) -> bool {
+        self.replies.last()[8..] == expected[8..]
     }
 }
 
-/// The answering process: says its address, answers one connection, ends with it or with its own input.
-///
-/// # Errors
-/// When it cannot listen, or is asked for lengths out of range.
-pub(crate) fn run(host: IpAddr, wait: Wait) -> Result<()> {
+/// The answering process: prints its address, answers one connection, ends with it or with its
+/// input.
+pub(super) fn run(host: IpAddr, wait: Wait) -> Result<()> {
     let listener = TcpListener::bind((host, 0)).context("the floor cannot listen")?;
     say_address(listener.local_addr().context("the floor cannot listen")?)?;
-    end_with_input()?;
     let (stream, _) = listener.accept().context("the floor cannot accept")?;
     serve(stream, wait)
 }
 
 /// Answers requests until the other side hangs up.
 fn serve(stream: TcpStream, wait: Wait) -> Result<()> {
-    let mut lane = Lane::new(stream, wait)?;
+    let mut socket = Socket::new(stream, wait)?;
     let mut requests = Incoming::new(HEADER_BYTES, 1);
     let mut reply = vec![0; HEADER_BYTES];
     loop {
-        let count = match lane.look(requests.space(), Duration::MAX)? {
-            0 => return Ok(()),
-            count => count,
-        };
+        let count = socket.read_within(requests.space(), Duration::MAX)?;
+        if count == 0 {
+            return Ok(());
+        }
         requests.filled(count);
         let mut lengths = None;
         while let Some(request) = requests.take() {
@@ -192,7 +162,7 @@ fn serve(stream: TcpStream, wait: Wait) -> Result<()> {
             if word(request, 0) == CHANGE {
                 lengths = Some([1, 2, 3].map(|at| word(request, at)));
             }
-            lane.write_all(&reply)?;
+            socket.write_all(&reply)?;
         }
         if let Some([request_bytes, reply_bytes, window]) = lengths {
             let lengths = Lengths::checked(request_bytes, reply_bytes)?;
@@ -202,13 +172,13 @@ fn serve(stream: TcpStream, wait: Wait) -> Result<()> {
     }
 }
 
-/// Memory that messages of one length are received into, one by one, in turn.
+/// Memory for messages of one length that are received one by one.
 #[derive(Debug)]
 struct Incoming {
     places: Vec<Vec<u8>>,
-    /// The place of the message that comes next, or is coming,
+    /// The place of the next message.
     at: usize,
-    /// and how much of it is there.
+    /// Bytes of it that have come.
     filled: usize,
 }
 
@@ -217,7 +187,7 @@ impl Incoming {
         Incoming { places: vec![vec![0; message]; places], at: 0, filled: 0 }
     }
 
-    /// Where the rest of the message goes; never empty once it was taken when it was complete.
+    /// Memory for the rest of the message; never empty if complete messages were taken.
     fn space(&mut self) -> &mut [u8] {
         &mut self.places[self.at][self.filled..]
     }
@@ -226,7 +196,7 @@ impl Incoming {
         self.filled += count;
     }
 
-    /// The message, once it is complete; then the next one may come.
+    /// The message if it is complete; then the next one may come.
     fn take(&mut self) -> Option<&[u8]> {
         if self.filled < self.places[self.at].len() {
             return None;
@@ -236,40 +206,37 @@ impl Incoming {
         Some(self.last())
     }
 
-    /// The message taken last, while nothing has come in its place.
+    /// The message taken last, until another comes in its place.
     fn last(&self) -> &[u8] {
         let places = self.places.len();
         &self.places[(self.at + places - 1) % places]
     }
 }
 
-/// A socket, and how to wait at it.
+/// A socket, and how to wait for it.
 #[derive(Debug)]
-struct Lane {
+struct Socket {
     stream: TcpStream,
     wait: Wait,
     idle: Idle,
     blocking: bool,
 }
 
-impl Lane {
+impl Socket {
     fn new(stream: TcpStream, wait: Wait) -> Result<Self> {
         socket::set_up(&SockRef::from(&stream)).context("the floor cannot set its socket up")?;
-        // So that a blocking read looks at the time now and then.
+        // A blocking read has to check the time now and then.
         stream.set_read_timeout(Some(PATIENCE)).context("the floor cannot set a time limit")?;
-        Ok(Lane { stream, wait, idle: Idle::new(wait), blocking: true })
+        Ok(Socket { stream, wait, idle: Idle::new(wait), blocking: true })
     }
 
     /// Reads at least a byte, waiting by the policy.
     fn read(&mut self, space: &mut [u8]) -> Result<usize> {
-        match self.look(space, PATIENCE)? {
-            0 => bail!("the floor's other process went away"),
-            count => Ok(count),
-        }
+        not_ended(self.read_within(space, PATIENCE)?)
     }
 
     /// As `read`, but waits for up to `patience`, and 0 is the end of the stream.
-    fn look(&mut self, space: &mut [u8], patience: Duration) -> Result<usize> {
+    fn read_within(&mut self, space: &mut [u8], patience: Duration) -> Result<usize> {
         self.idle.begin(patience);
         let mut blocking = self.wait == Wait::Block;
         loop {
@@ -284,12 +251,9 @@ impl Lane {
         }
     }
 
-    /// Reads what is there, if anything is.
+    /// Reads without waiting.
     fn try_read(&mut self, space: &mut [u8]) -> Result<Option<usize>> {
-        match self.receive(space, false)? {
-            Some(0) => bail!("the floor's other process went away"),
-            some => Ok(some),
-        }
+        self.receive(space, false)?.map(not_ended).transpose()
     }
 
     fn receive(&mut self, space: &mut [u8], blocking: bool) -> Result<Option<usize>> {
@@ -297,13 +261,13 @@ impl Lane {
         if_ready(self.stream.read(space)).context("the floor cannot receive")
     }
 
-    /// Writes what fits, if anything does.
+    /// Writes without waiting.
     fn try_write(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
         self.set_blocking(false)?;
         if_ready(self.stream.write(bytes)).context("the floor cannot send")
     }
 
-    /// Writes all; the other side is at work while the socket is full, so there is nothing to sleep for.
+    /// Writes all bytes. While the socket is full the other side is busy, so this does not sleep.
     fn write_all(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             match if_ready(self.stream.write(bytes)).context("the floor cannot send")? {
@@ -323,16 +287,17 @@ impl Lane {
     }
 }
 
-/// `None` where a socket is not ready.
+fn not_ended(count: usize) -> Result<usize> {
+    ensure!(count > 0, "the floor's other process went away");
+    Ok(count)
+}
+
+/// `None` if a socket is not ready.
 fn if_ready(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     match result {
-        Ok(count) => Ok(Some(count)),
-        Err(error) => match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {
-                Ok(None)
-            }
-            _ => Err(error),
-        },
+        Err(error) if matches!(error.kind(), WouldBlock | TimedOut | Interrupted) => Ok(None),
+        result => result.map(Some),
     }
 }
 
@@ -342,13 +307,14 @@ mod tests {
 
     use super::*;
     use crate::floor::tests::answers_every_shape;
+    use crate::measure::subject::Subject;
 
     /// A floor whose other side is a thread.
-    fn floor(wait: Wait) -> (Floor, std::thread::JoinHandle<Result<()>>) {
+    fn floor(wait: Wait) -> (Floor<Asking>, std::thread::JoinHandle<Result<()>>) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let server = std::thread::spawn(move || serve(listener.accept().unwrap().0, wait));
-        (Floor::connect(address, wait).unwrap(), server)
+        (Floor::new(Asking::connect(address, wait).unwrap(), None), server)
     }
 
     #[test]
@@ -374,9 +340,9 @@ mod tests {
         ] {
             let (mut floor, server) = floor(Wait::Block);
             for (at, value) in [CHANGE, request, reply, window].into_iter().enumerate() {
-                floor.requests[0][at * 8..][..8].copy_from_slice(&value.to_le_bytes());
+                floor.lane.requests[0][at * 8..][..8].copy_from_slice(&value.to_le_bytes());
             }
-            floor.lane.write_all(&floor.requests[0]).unwrap();
+            floor.lane.socket.write_all(&floor.lane.requests[0]).unwrap();
             let error = server.join().unwrap().unwrap_err();
             let said = error.to_string();
             assert!(said.contains("bytes, not") || said.contains("a window of"), "{said}");
@@ -386,7 +352,7 @@ mod tests {
     #[test]
     fn a_lost_peer_is_an_error() {
         let (mut lost, server) = floor(Wait::default());
-        lost.lane.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        lost.lane.socket.stream.shutdown(std::net::Shutdown::Write).unwrap();
         server.join().unwrap().unwrap();
         assert!(lost.stream(1).is_err() || lost.once().is_err());
     }

@@ -1,36 +1,36 @@
-//! The floor of the van over RDMA: one queue pair, and as little around it as can be.
+//! The floor of the van over RDMA: one queue pair, and as little code around it as possible.
 //!
-//! Messages up to the van's eager limit go by SEND, inside the work request where the device can; a longer one by one RDMA WRITE
-//! with immediate data into memory that the other side named when the connection was made, as many places of it as the window has.
-//! One completion in sixteen is asked for, and every one of long messages. Requests with a window leave together, up to
-//! sixteen at one doorbell, and so do the replies to those that were found together.
+//! A message up to the van's eager limit goes by SEND, inside the work request if the device can. A
+//! longer one goes by one RDMA WRITE with immediate data into memory that the other side exposed when
+//! the connection was made; it has a place for each message in the window. One short message in
+//! sixteen asks for its completion, and every long one. Up to sixteen requests of a window leave at
+//! one doorbell, and so do the replies to requests that arrived together.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail, ensure};
 use caravan_kv::NodeConfig;
+use caravan_van::Wait;
 use caravan_van::rdma::verbs::{Exposed, Slot, Work};
-use caravan_van::{Pool, Shared, Wait};
 
-use crate::floor::{
-    Answerer, HEADER_BYTES, Lengths, MEMORY_BYTES_MAX, Process, end_with_input, patterned,
-    say_address, word,
-};
-use crate::subject::{Shape, Subject};
-use crate::verbs::address::address_of;
-use crate::verbs::link::{Arrival, Asked, Link, Listener, Room};
-use crate::verbs::words::{pack, unpack};
+use super::address::address_of;
+use super::asking::{Floor, Lane};
+use super::lengths::{HEADER_BYTES, Lengths, MEMORY_BYTES_MAX, answers, patterned, word};
+use super::link::{Arrival, Asked, Link, Listener, Remote, Room};
+use super::outbox::Outbox;
+use super::process::{Answerer, Process, say_address};
+use super::words::{pack, unpack};
 
-/// The kind of what the asking side says, and of what it is told.
-const REQUEST: u64 = u64::from_le_bytes(*b"cvfloor1");
+/// The kind of the words that the two sides exchange.
+const AGREEMENT: u64 = u64::from_le_bytes(*b"cvfloor1");
 /// Places in exposed memory begin at multiples of so many bytes.
 const PLACE_ALIGN: usize = 4096;
 /// Most messages that leave at one doorbell.
 const LIST_MAX: usize = 16;
 /// Short messages for one completion.
 const SIGNAL_EVERY: usize = 16;
-/// Most bytes inside a work request: what a ConnectX gives without giving up depth.
+/// Most bytes inside a work request: a ConnectX takes so many without a shorter queue.
 const INLINE_BYTES: usize = 220;
 /// Most requests in flight.
 const WINDOW_MAX: u64 = 4096;
@@ -40,15 +40,16 @@ const WINDOW_MAX: u64 = 4096;
 struct Agreement {
     lengths: Lengths,
     window: usize,
-    /// Longer messages are written.
+    /// Longer messages go by RDMA WRITE.
     eager: usize,
 }
 
 impl Agreement {
-    /// What the asking side says, with where its replies may be written.
-    fn read(said: &[u8]) -> Result<(Self, [u64; 2])> {
-        let [request, reply, eager, window_key, address] = unpack(REQUEST, said)?;
-        let (window, key) = (window_key >> 32, window_key & u64::from(u32::MAX));
+    /// The agreement that the asking side proposes, and its memory for long replies.
+    fn read(said: &[u8]) -> Result<(Self, Option<Remote>)> {
+        let [request, reply, eager, window_key, address] = unpack(AGREEMENT, said)?;
+        let window = window_key >> 32;
+        let remote = Remote::at(address, window_key);
         ensure!((1..=WINDOW_MAX).contains(&window), "the floor has no window of {window}");
         let lengths = Lengths::checked(request, reply)?;
         for bytes in [lengths.request, lengths.reply] {
@@ -61,17 +62,17 @@ impl Agreement {
             eager: usize::try_from(eager).unwrap_or(usize::MAX),
         };
         ensure!(
-            agreement.is_written(lengths.reply) == (address != 0),
+            agreement.is_written(lengths.reply) == remote.is_some(),
             "a long reply needs a place, and no other does"
         );
-        Ok((agreement, [address, key]))
+        Ok((agreement, remote))
     }
 
     fn is_written(&self, bytes: usize) -> bool {
         bytes > self.eager
     }
 
-    /// What a queue pair needs that sends messages of `sends` bytes and gets some of `receives`.
+    /// The room of a queue pair that receives messages of `receives` bytes.
     fn room(&self, receives: usize) -> Room {
         let receive_bytes = if self.is_written(receives) { HEADER_BYTES } else { receives };
         Room {
@@ -83,13 +84,6 @@ impl Agreement {
     }
 }
 
-/// Memory of the other side: as many places as the window has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Remote {
-    address: u64,
-    key: u32,
-}
-
 /// Bytes from one place to the next, for messages of so many bytes.
 fn stride(bytes: usize) -> usize {
     bytes.next_multiple_of(PLACE_ALIGN)
@@ -99,29 +93,34 @@ fn stride(bytes: usize) -> usize {
 struct Side {
     link: Link,
     outbox: Outbox,
-    /// Where the other side writes, when what it sends is long.
+    /// Messages for one completion.
+    signal_every: usize,
+    /// Messages since the last one that asked for its completion.
+    unsignalled: usize,
+    /// Memory for long messages of the other side.
     places: Option<Exposed>,
-    /// Where this side writes, when what it sends is long.
+    /// The other side's memory for long messages of this side.
     remote: Option<Remote>,
     window: usize,
     received_bytes: usize,
-    /// The short message that came last.
+    /// The last short message that came.
     last: Option<Slot>,
     arrivals: Vec<Arrival>,
 }
 
 impl Side {
     fn new(link: Link, agreement: &Agreement, sends: usize, receives: usize) -> Result<Self> {
-        let places = match agreement.is_written(receives) {
-            true => Some(link.expose(stride(receives) * agreement.window, &[])?),
-            false => None,
-        };
-        let every = if agreement.is_written(sends) { 1 } else { SIGNAL_EVERY };
-        let outbox = Outbox::new(link.memory(), sends, agreement.window + 2 * every, every)?;
+        let places = agreement
+            .is_written(receives)
+            .then(|| link.expose(stride(receives) * agreement.window, &[]));
+        let signal_every = if agreement.is_written(sends) { 1 } else { SIGNAL_EVERY };
+        let count = agreement.window + 2 * signal_every;
         Ok(Side {
+            outbox: Outbox::new(link.memory(), &patterned(sends), count)?,
             link,
-            outbox,
-            places,
+            signal_every,
+            unsignalled: 0,
+            places: places.transpose()?,
             remote: None,
             window: agreement.window,
             received_bytes: receives,
@@ -130,20 +129,18 @@ impl Side {
         })
     }
 
-    /// Where the other side is to write: address and key, zeros for nowhere.
+    /// Address and key of this side's memory; zeros for none.
     fn place_words(&self) -> [u64; 2] {
-        self.places
-            .as_ref()
-            .map_or([0; 2], |places| [places.address(), u64::from(places.remote_key())])
-    }
-
-    fn set_remote(&mut self, [address, key]: [u64; 2]) {
-        self.remote = (address != 0).then_some(Remote { address, key: key as u32 });
+        let places = self.places.as_ref();
+        places.map_or([0; 2], |places| [places.address(), u64::from(places.remote_key())])
     }
 
     /// Posts message `number`; it leaves at the next doorbell.
     fn push(&mut self, number: u64) -> Result<()> {
-        let (message, queue) = (self.outbox.next(number)?, self.link.queue());
+        let number_bytes = number.to_le_bytes();
+        let message = self.outbox.next(|bytes| bytes[..8].copy_from_slice(&number_bytes))?;
+        self.unsignalled += 1;
+        let queue = self.link.queue();
         match self.remote {
             None => queue.push(Work::Send { data: message.into(), imm: None })?,
             Some(Remote { address, key }) => {
@@ -156,16 +153,17 @@ impl Side {
         Ok(())
     }
 
-    /// Rings for what was pushed.
+    /// Rings the doorbell for the posted messages.
     fn ring(&mut self) -> Result<()> {
-        let report = self.outbox.unreported >= self.outbox.every;
-        if report {
-            self.outbox.unreported = 0;
+        let signal = self.unsignalled >= self.signal_every;
+        if signal {
+            self.unsignalled = 0;
         }
-        Ok(self.link.queue().ring(report)?)
+        Ok(self.link.queue().ring(signal)?)
     }
 
-    /// Waits until messages have come and hands each one's number to `each`; `false` when the other side hung up.
+    /// Waits until messages have come and passes the number of each to `each`; `false` when the other
+    /// side hung up.
     fn receive(&mut self, busy: bool, mut each: impl FnMut(u64) -> Result<()>) -> Result<bool> {
         let stands = self.link.wait(&mut self.arrivals, busy)?;
         for arrival in self.arrivals.drain(..) {
@@ -173,7 +171,7 @@ impl Side {
                 Arrival::Message { slot, bytes, .. } => {
                     ensure!(bytes as usize == self.received_bytes, "a message of {bytes}");
                     each(word(&self.link.message(&slot, bytes)?, 0))?;
-                    // One behind, so that the last one can be compared in full.
+                    // The last one stays, to be compared in full.
                     if let Some(before) = self.last.replace(slot) {
                         self.link.give_back(before)?;
                     }
@@ -190,7 +188,7 @@ impl Side {
         Ok(stands)
     }
 
-    /// Whether message `number`, the last that came, is the expected one behind its number.
+    /// Whether message `number`, the last that came, is the expected one after its number.
     fn last_is(&self, number: u64, expected: &[u8]) -> bool {
         let Some(places) = &self.places else {
             let last = self.last.as_ref();
@@ -198,7 +196,7 @@ impl Side {
             return last.is_some_and(|last| last[8..] == expected[8..]);
         };
         let at = (number % self.window as u64) as usize * stride(expected.len());
-        // What does not fill a word is followed by what fills the place up.
+        // Other bytes of the place fill up the last word.
         let mut words = expected.chunks(8).enumerate().skip(1);
         words.all(|(word, bytes)| {
             u64::from_le(places.word(at + 8 * word)).to_le_bytes()[..bytes.len()] == *bytes
@@ -206,166 +204,92 @@ impl Side {
     }
 }
 
-/// The messages a side sends, over and over, each time with another number.
-struct Outbox {
-    messages: Vec<Shared>,
-    next: usize,
-    every: usize,
-    unreported: usize,
-    memory: Pool,
-}
-
-impl Outbox {
-    /// As many messages as can be under way at once, so that one is free again when its turn comes.
-    fn new(memory: &Pool, bytes: usize, messages: usize, every: usize) -> Result<Self> {
-        let pattern = patterned(bytes);
-        let message = |_| {
-            let mut message = memory.allocate(bytes)?;
-            message.copy_from_slice(&pattern);
-            Ok(message.share())
-        };
-        Ok(Outbox {
-            messages: (0..messages).map(message).collect::<Result<_>>()?,
-            next: 0,
-            every,
-            unreported: 0,
-            memory: memory.clone(),
-        })
-    }
-
-    /// The next message, with its number in it.
-    fn next(&mut self, number: u64) -> Result<Shared> {
-        let at = self.next;
-        self.next = (at + 1) % self.messages.len();
-        let message = &mut self.messages[at];
-        message.make_mut(&self.memory)?[..8].copy_from_slice(&number.to_le_bytes());
-        self.unreported += 1;
-        Ok(message.clone())
-    }
+/// Starts the answering side on the device that carries this node's lanes.
+pub(super) fn spawn(config: &NodeConfig) -> Result<Floor<Asking>> {
+    let host = address_of(&config.host, config.rdma_device.as_deref())?;
+    let process = Process::start(Answerer::Verbs, host, config.wait)?;
+    let listener = process.address.parse().context("the other process named no address")?;
+    let lane = Asking::new(host, listener, config.wait, config.eager_bytes);
+    Ok(Floor::new(lane, Some(process)))
 }
 
 /// The asking side.
-pub(crate) struct Floor {
+pub(super) struct Asking {
     host: IpAddr,
     wait: Wait,
     eager: usize,
     listener: SocketAddr,
     side: Option<Side>,
-    expected: Vec<u8>,
+    /// Most messages at one doorbell.
     list: usize,
-    number: u64,
-    pulls: bool,
-    /// Goes after the connections to it.
-    _process: Option<Process>,
 }
 
-impl Floor {
-    /// Starts the answering side on the device that carries this node's lanes.
-    ///
-    /// # Errors
-    /// When there is no device, or the program cannot be started.
-    pub(crate) fn spawn(config: &NodeConfig) -> Result<Self> {
-        let host = address_of(&config.host, config.rdma_device.as_deref())?;
-        let (process, listener) = Process::start(Answerer::Verbs, host, config.wait)?;
-        let mut floor = Floor::new(host, listener, config.wait, config.eager_bytes);
-        floor._process = Some(process);
-        Ok(floor)
-    }
-
+impl Asking {
     fn new(host: IpAddr, listener: SocketAddr, wait: Wait, eager: usize) -> Self {
-        Floor {
-            host,
-            wait,
-            eager,
-            listener,
-            side: None,
-            expected: Vec::new(),
-            list: 1,
-            number: 0,
-            pulls: false,
-            _process: None,
-        }
+        Asking { host, wait, eager, listener, side: None, list: 1 }
     }
 
-    /// A connection for messages of these lengths.
-    fn connect(&mut self, agreement: &Agreement) -> Result<()> {
-        self.side = None; // the one before hangs up first
-        let Agreement { lengths: Lengths { request, reply }, window, eager } = *agreement;
+    fn side(&mut self) -> Result<&mut Side> {
+        self.side.as_mut().context("prepare comes first")
+    }
+}
+
+impl Lane for Asking {
+    fn agree(&mut self, lengths: Lengths, window: usize) -> Result<()> {
+        self.side = None; // the old connection hangs up first
+        let Lengths { request, reply } = lengths;
+        let agreement = Agreement { lengths, window, eager: self.eager };
         let link = Link::dial(Some(self.host), self.listener, agreement.room(reply), self.wait)?;
-        let mut side = Side::new(link, agreement, request, reply)?;
+        let mut side = Side::new(link, &agreement, request, reply)?;
         let [address, key] = side.place_words();
-        let words =
-            [request as u64, reply as u64, eager as u64, (window as u64) << 32 | key, address];
-        let said = side.link.connect(&pack(REQUEST, words))?;
-        side.set_remote(unpack(REQUEST, &said)?);
+        let window_key = (window as u64) << 32 | key;
+        let words = [request as u64, reply as u64, self.eager as u64, window_key, address];
+        let said = side.link.connect(&pack(AGREEMENT, words))?;
+        let [address, key] = unpack(AGREEMENT, &said)?;
+        side.remote = Remote::at(address, key);
         self.side = Some(side);
-        self.expected = patterned(reply);
-        Ok(())
-    }
-}
-
-impl Subject for Floor {
-    fn prepare(&mut self, shape: Shape) -> Result<()> {
-        let (lengths, window) = (Lengths::of(shape), shape.window.max(1));
-        self.connect(&Agreement { lengths, window, eager: self.eager })?;
-        self.list = match lengths.request > self.eager || lengths.reply > self.eager {
-            true => 1,
-            false => (window / 4).clamp(1, LIST_MAX),
-        };
-        (self.number, self.pulls) = (0, shape.op.pulls());
+        let is_long = agreement.is_written(request) || agreement.is_written(reply);
+        self.list = if is_long { 1 } else { (window / 4).clamp(1, LIST_MAX) };
         Ok(())
     }
 
-    fn once(&mut self) -> Result<()> {
-        self.stream(1)
-    }
-
-    fn check(&mut self) -> Result<u64> {
-        let side = self.side.as_ref().context("prepare comes first")?;
-        let right = !self.pulls || side.last_is(self.number.wrapping_sub(1), &self.expected);
-        Ok(u64::from(!right))
-    }
-
-    fn stream(&mut self, count: u64) -> Result<()> {
-        let side = self.side.as_mut().context("prepare comes first")?;
-        let (mut sent, mut done, until) = (self.number, self.number, self.number + count);
-        while done < until {
-            loop {
-                let list = self.list.min((until - sent) as usize);
-                let fits = (sent - done) as usize + list <= side.window;
-                if list == 0 || !fits || side.link.queue().room() < list {
-                    break;
-                }
-                for number in sent..sent + list as u64 {
-                    side.push(number)?;
-                }
-                side.ring()?;
-                sent += list as u64;
+    fn send(&mut self, mut sent: u64, done: u64, until: u64) -> Result<u64> {
+        let most = self.list;
+        let side = self.side()?;
+        loop {
+            let list = most.min((until - sent) as usize);
+            let fits = (sent - done) as usize + list <= side.window;
+            if list == 0 || !fits || side.link.queue().room() < list {
+                return Ok(sent);
             }
-            let stands = side.receive(true, |number| {
-                ensure!(number == done, "the floor's reply is to request {number}, not {done}");
-                done += 1;
-                Ok(())
-            })?;
-            ensure!(stands, "the floor's other process went away");
+            for number in sent..sent + list as u64 {
+                side.push(number)?;
+            }
+            side.ring()?;
+            sent += list as u64;
         }
-        self.number = until;
-        Ok(())
     }
 
-    fn settle(&mut self) -> Result<u64> {
-        self.check()
+    fn receive(&mut self, mut done: u64) -> Result<u64> {
+        let stands = self.side()?.receive(true, |number| {
+            answers(number, done)?;
+            done += 1;
+            Ok(())
+        })?;
+        ensure!(stands, "the floor's other process went away");
+        Ok(done)
+    }
+
+    fn last_is(&self, number: u64, expected: &[u8]) -> bool {
+        self.side.as_ref().is_some_and(|side| side.last_is(number, expected))
     }
 }
 
-/// The answering process: says its address, and answers one connection after the other until its input ends.
-///
-/// # Errors
-/// When it cannot listen, or a connection fails.
-pub(crate) fn run(host: IpAddr, wait: Wait) -> Result<()> {
+/// The answering process: prints its address, and answers one connection after the other until its
+/// input ends.
+pub(super) fn run(host: IpAddr, wait: Wait) -> Result<()> {
     let listener = Listener::bind((host, 0).into())?;
     say_address(listener.address()?)?;
-    end_with_input()?;
     loop {
         serve(listener.next()?, wait)?;
     }
@@ -380,8 +304,8 @@ fn serve(asked: Asked, wait: Wait) -> Result<()> {
     let Lengths { request, reply } = agreement.lengths;
     let link = asked.link(agreement.room(request), wait)?;
     let mut side = Side::new(link, &agreement, reply, request)?;
-    side.set_remote(remote);
-    side.link.accept(&pack(REQUEST, side.place_words()))?;
+    side.remote = remote;
+    side.link.accept(&pack(AGREEMENT, side.place_words()))?;
     let mut due = VecDeque::new();
     loop {
         let stands = side.receive(false, |number| {
@@ -396,7 +320,7 @@ fn serve(asked: Asked, wait: Wait) -> Result<()> {
         {
             side.push(number)?;
             if side.remote.is_some() {
-                side.ring()?; // a long one, which is to be reported by itself
+                side.ring()?; // each long message asks for its completion
             }
         }
         side.ring()?;
@@ -407,11 +331,12 @@ fn serve(asked: Asked, wait: Wait) -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
+    use crate::floor::address::usable_named;
     use crate::floor::tests::answers_every_shape;
-    use crate::verbs::address::usable_named;
+    use crate::measure::subject::Subject;
 
     fn said(request: u64, reply: u64, eager: u64, window: u64, address: u64) -> Vec<u8> {
-        pack(REQUEST, [request, reply, eager, window << 32 | 9, address])
+        pack(AGREEMENT, [request, reply, eager, window << 32 | 9, address])
     }
 
     #[test]
@@ -419,7 +344,7 @@ mod tests {
         let (agreement, remote) = Agreement::read(&said(64, 5000, 4096, 16, 1 << 40)).unwrap();
         let lengths = Lengths { request: 64, reply: 5000 };
         assert_eq!(agreement, Agreement { lengths, window: 16, eager: 4096 });
-        assert_eq!(remote, [1 << 40, 9]);
+        assert_eq!(remote, Some(Remote { address: 1 << 40, key: 9 }));
         assert_eq!(agreement.room(64).receive_bytes, 64);
         assert_eq!(agreement.room(5000).receive_bytes, HEADER_BYTES, "it is written");
     }
@@ -439,7 +364,8 @@ mod tests {
                 address_to.send(listener.address().unwrap()).unwrap();
                 (0..rows).for_each(|_| serve(listener.next().unwrap(), wait).unwrap());
             });
-            let mut floor = Floor::new(host, address_from.recv().unwrap(), wait, 4096);
+            let lane = Asking::new(host, address_from.recv().unwrap(), wait, 4096);
+            let mut floor = Floor::new(lane, None);
             answers_every_shape(&mut floor, &[(8, 1), (8, 64), (4000, 16), (70_001, 3)]);
             floor.expected[20] ^= 1;
             assert_eq!(floor.check().unwrap(), 1, "the last op pulls");

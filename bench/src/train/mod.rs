@@ -1,30 +1,30 @@
-//! `caravan train dbpg`: has caravan-learn train on the cluster, prints what it says as rows, and writes models.
+//! `caravan train dbpg`: caravan-learn trains on the cluster; this file prints its progress as rows
+//! and writes models.
 
+pub(crate) mod generate;
+mod plot;
+pub(crate) mod predict;
 mod rows;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use caravan_learn::data::Examples;
 use caravan_learn::dbpg::blocks::Order;
-use caravan_learn::dbpg::{self, Driver, Job, Straggle, Trained};
+use caravan_learn::dbpg::{self, Driver, Job, Trained};
 use caravan_learn::model::{Format, Model};
 use caravan_learn::replace_file::{self, replace};
 
-pub(crate) use rows::{Outcome, Pass, Prediction, Quality, Traffic};
-
+use self::plot::{Curve, Point};
+use self::predict::read;
+use self::rows::Outcome;
+use crate::cli::ending::{Interrupted, Usage};
+use crate::cli::interrupt::Interrupt;
 use crate::cli::{BlockOrder, Common, Dbpg};
 use crate::cluster;
-use crate::interrupt::Interrupt;
-use crate::plot::{self, Curve, Point};
-use crate::predict::read;
-use crate::progress::Progress;
-use crate::report::{Report, Row};
-use crate::terminal::say;
-use crate::usage::{Interrupted, Usage};
+use crate::report::{Report, Row, say};
 
 /// Passes with `--smoke`.
 const SMOKE_PASSES: u64 = 3;
@@ -32,13 +32,12 @@ const SMOKE_PASSES: u64 = 3;
 /// Runs `caravan train dbpg`.
 ///
 /// # Errors
-/// Names the file or the node; rows that cannot be written; [`Interrupted`] after Ctrl-C or a plea to end.
+/// Names the file or the node; rows that cannot be written; [`Interrupted`] after Ctrl-C or SIGTERM.
 pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let lambdas = lambdas(args)?;
     let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
     let config = cluster::config(common)?;
-    // A wrong name shall not cost a training run: what is to be written is tried, and the test set
-    // read, before it.
+    // A wrong name must not cost a training run: outputs are tried, and the test set is read, before.
     check_outputs(args, &lambdas)?;
     let mut job = job(common, args, lambdas[lambdas.len() - 1])?;
     job.threads = worker_threads(args, config.workers);
@@ -49,8 +48,8 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     }
     let test = if args.test.is_empty() { None } else { Some(read(&args.test)?) };
     let mut cluster = cluster::launch(&config, common)?;
-    let mut told = Told::new(common, &job, saves || args.outcome.plot.is_some());
-    told.progress.doing("loading".to_owned());
+    let mut rows = Rows::new(common, &job, saves || args.outcome.plot.is_some());
+    rows.report.doing("loading".to_owned());
     let mut driver = Driver::load(&mut cluster, &job)?;
     let lambdas = match args.objective.lambda_path {
         Some(count) => path(driver.lambda_max()?, lambdas[0], count),
@@ -65,19 +64,19 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let mut curves = Vec::new();
     for &lambda in &lambdas {
         let mut curve = Curve { name: format!("lambda {lambda}"), points: Vec::new() };
-        told.progress.restart();
+        rows.report.restart();
         let trained = driver.solve(lambda, |pass| {
             curve.points.push(point(pass));
-            told.pass(pass);
+            rows.pass(pass);
         })?;
         curves.push(curve);
-        // Before all that may fail: nobody trains twice for want of a row or a picture.
+        // Before anything that may fail: nobody should train twice because of a row or a picture.
         if let Some(file) = output(args).map(|path| model_file(path, lambda, lambdas.len() > 1)) {
             write(&trained, args, &job, &file)?;
             saved = Some(file);
         }
-        told.progress.hidden(|| remark(&trained, common, args));
-        told.result(&trained, test.as_ref());
+        remark(&rows.report, &trained, common, args);
+        rows.result(&trained, test.as_ref());
         stopped = trained.stopped;
         if stopped {
             break;
@@ -86,11 +85,11 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let plotted = args.outcome.plot.as_deref();
     let plotted = plotted.map_or(Ok(()), |path| replace(path, plot::svg(&curves).as_bytes()));
     let ended = cluster.shutdown();
-    let outcome = told.end().and(plotted.map_err(Into::into)).and(ended.map_err(Into::into));
+    let outcome = rows.outcome.and(plotted.map_err(Into::into)).and(ended.map_err(Into::into));
     finish(outcome, saved, stopped, &interrupt)
 }
 
-/// What is left to say, whatever else has failed: where the model is.
+/// Tells where the model is, whatever else failed.
 fn finish(
     outcome: Result<()>,
     saved: Option<PathBuf>,
@@ -109,7 +108,7 @@ fn finish(
     Ok(())
 }
 
-/// Whether all that these lambdas bring can be written.
+/// Whether all outputs of these lambdas can be written.
 fn check_outputs(args: &Dbpg, lambdas: &[f64]) -> Result<()> {
     let several = lambdas.len() > 1;
     let models = output(args)
@@ -121,53 +120,46 @@ fn check_outputs(args: &Dbpg, lambdas: &[f64]) -> Result<()> {
     Ok(())
 }
 
-/// The rows of a run that may have more to bring in: what keeps one from being written is kept
-/// until the end.
-struct Told {
+/// The rows of a run. A run with other outputs goes on if a row cannot be written, and reports the
+/// error at its end.
+struct Rows {
     report: Report,
-    progress: Progress,
     outcome: Result<()>,
-    /// Ends a run that has nothing else to bring in.
+    /// Ends a run without other outputs.
     stop: Option<Arc<AtomicBool>>,
 }
 
-impl Told {
-    fn new(common: &Common, job: &Job, brings_more: bool) -> Self {
-        Told {
-            report: Report::new(common.json),
-            progress: Progress::new(job.passes_max as usize, common.json),
+impl Rows {
+    fn new(common: &Common, job: &Job, has_outputs: bool) -> Self {
+        Rows {
+            report: Report::new(common.json, job.passes_max as usize),
             outcome: Ok(()),
-            stop: (!brings_more).then(|| job.stop.clone()),
+            stop: (!has_outputs).then(|| job.stop.clone()),
         }
     }
 
-    fn row(&mut self, row: &Row) {
+    fn row(&mut self, row: &impl Row) {
         if self.outcome.is_err() {
             return;
         }
-        self.outcome = self.report.row(row, &self.progress);
+        self.outcome = self.report.row(row);
         if let (Err(_), Some(stop)) = (&self.outcome, &self.stop) {
             stop.store(true, Ordering::Relaxed);
         }
     }
 
     fn pass(&mut self, pass: &dbpg::Progress) {
-        self.progress.step();
-        let (lambda, objective) = (pass.lambda, pass.objective);
-        self.progress.doing(format!("lambda {lambda}, objective {objective:.6e}"));
-        self.row(&Row::Progress(Pass::from(pass)));
+        self.report.step();
+        let dbpg::Progress { lambda, objective, .. } = pass;
+        self.report.doing(format!("lambda {lambda}, objective {objective:.6e}"));
+        self.row(pass);
     }
 
     fn result(&mut self, trained: &Trained, test: Option<&Examples>) {
         for traffic in &trained.traffic {
-            self.row(&Row::Traffic(Traffic::from(traffic)));
+            self.row(traffic);
         }
-        self.row(&Row::Result(Outcome::of(trained, test)));
-    }
-
-    /// Whether all of them have been written. The bar, if there is one, is gone then.
-    fn end(self) -> Result<()> {
-        self.outcome
+        self.row(&Outcome::of(trained, test));
     }
 }
 
@@ -181,7 +173,7 @@ fn point(pass: &dbpg::Progress) -> Point {
     }
 }
 
-/// Those given, without repetition, the largest first.
+/// The given lambdas without repetition, the largest first.
 fn lambdas(args: &Dbpg) -> Result<Vec<f64>> {
     let mut lambdas = args.objective.lambda.clone();
     lambdas.sort_by(|a, b| b.total_cmp(a));
@@ -191,33 +183,24 @@ fn lambdas(args: &Dbpg) -> Result<Vec<f64>> {
         return Err(Usage("--lambda-path takes one --lambda, the smallest".to_owned()).into());
     }
     if several && args.outcome.resume.is_some() {
-        let reason = "--resume takes one --lambda: of several each has a model of its own, of which --warm-start takes one";
+        let reason = "--resume takes one --lambda: of several each has a model of its own, \
+                      of which --warm-start takes one";
         return Err(Usage(reason.to_owned()).into());
     }
     Ok(lambdas)
 }
 
-/// `count` values from `largest` to `smallest`, each the same part of the one before; only `smallest` if it is not below.
+/// `count` values from `largest` to `smallest`, each the same part of the one before; only
+/// `smallest` if that is not below.
 fn path(largest: f64, smallest: f64, count: u32) -> Vec<f64> {
     if largest <= smallest {
         return vec![smallest];
     }
     let last = f64::from(count - 1);
-    // To lambda 0 it would take for ever: a thousandth of the largest stands for it until the end.
+    // No such series reaches 0: a thousandth of the largest stands for it until the end.
     let bottom = if smallest > 0.0 { smallest } else { largest / 1000.0 };
     let at = |k: u32| largest * (bottom / largest).powf(f64::from(k) / last);
     (0..count - 1).map(at).chain([smallest]).collect()
-}
-
-/// `SHARE:MS` of `--straggle`.
-pub(crate) fn straggle(text: &str) -> std::result::Result<Straggle, String> {
-    let parts = text.split_once(':').and_then(|(share, ms)| {
-        share.parse::<f64>().ok().zip(ms.parse().ok().map(Duration::from_millis))
-    });
-    let fits = parts.filter(|(share, _)| (0.0..=1.0).contains(share));
-    fits.map(|(share, pause)| Straggle { share, pause }).ok_or_else(|| {
-        format!("{text:?} is no share of blocks from 0 to 1 and milliseconds, as 0.05:20")
-    })
 }
 
 fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
@@ -257,14 +240,14 @@ fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
     Ok(job)
 }
 
-/// As asked for, or else as many as keep all workers on this machine busy.
+/// The given number, or as many as the workers on this machine can keep busy.
 fn worker_threads(args: &Dbpg, workers: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     let share = (cores / workers.max(1)).max(1);
     args.method.worker_threads.map_or(share, |threads| threads as usize)
 }
 
-/// Where the model goes.
+/// The file of the model.
 fn output(args: &Dbpg) -> Option<&Path> {
     args.outcome.model.as_deref().or(args.outcome.resume.as_deref())
 }
@@ -302,26 +285,28 @@ fn write(trained: &Trained, args: &Dbpg, job: &Job, file: &Path) -> Result<()> {
     Ok(trained.model.write(file, format, &comment)?)
 }
 
-/// What a reader should know besides the result.
-fn remark(trained: &Trained, common: &Common, args: &Dbpg) {
+/// Tells people what the result does not.
+fn remark(report: &Report, trained: &Trained, common: &Common, args: &Dbpg) {
     let [columns, dropped] = trained.columns;
     if dropped > 0 {
         let limit = args.method.tail_frequency;
-        say(format_args!(
-            "dropped {dropped} of the {columns} columns of all workers, features of {limit} examples at most"
+        report.say(format_args!(
+            "dropped {dropped} of the {columns} columns of all workers, \
+             features of {limit} examples at most"
         ));
     }
     let begun_with = args.method.warm_start.as_ref().or(args.outcome.resume.as_ref());
     if let (Some(file), 1..) = (begun_with, trained.left_out) {
-        say(format_args!(
-            "{} weights of {} were left out: the data does not have their keys, they are too rare, or at this lambda they are 0 in every solution",
+        report.say(format_args!(
+            "{} weights of {} were left out: the data does not have their keys, they are too \
+             rare, or at this lambda they are 0 in every solution",
             trained.left_out,
             file.display()
         ));
     }
     if !trained.converged && !trained.stopped && !common.smoke {
         let passes = trained.passes;
-        say(format_args!(
+        report.say(format_args!(
             "stopped after {passes} passes, before epsilon was reached (see --passes)"
         ));
     }
@@ -342,15 +327,6 @@ mod tests {
         near(&path(100.0, 0.0, 3), &[100.0, 100.0 / 1000_f64.sqrt(), 0.0]);
         assert_eq!(path(1.0, 1.0, 5), [1.0]);
         assert_eq!(path(0.0, 2.0, 5), [2.0]);
-    }
-
-    #[test]
-    fn pauses_are_a_share_and_milliseconds() {
-        let pause = Duration::from_millis(20);
-        assert_eq!(straggle("0.05:20"), Ok(Straggle { share: 0.05, pause }));
-        for text in ["", "0.05", "1.5:20", "-1:20", "0.05:20.5", "NaN:1", "0.05:-1"] {
-            assert!(straggle(text).is_err(), "{text}");
-        }
     }
 
     #[test]

@@ -1,67 +1,17 @@
-//! The rows of training and predicting: what scripts read, and what people do.
+//! The rows of training and predicting.
 
 use caravan_learn::data::Examples;
-use caravan_learn::dbpg::{self, Trained};
+use caravan_learn::dbpg::{FilterTraffic, Progress, Trained};
 use caravan_learn::metrics;
 use caravan_learn::model::predict;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::report::Shown;
+use crate::report::Row;
 
 /// The row after each pass.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Pass {
-    pub(crate) pass: u64,
-    pub(crate) seconds: f64,
-    pub(crate) objective: f64,
-    pub(crate) relative: f64,
-    pub(crate) nnz: usize,
-    pub(crate) active: usize,
-    pub(crate) violation: f64,
-    pub(crate) worker_busy: f64,
-    pub(crate) worker_bytes_sent: u64,
-    pub(crate) server_bytes_sent: u64,
-    pub(crate) lambda: f64,
-    pub(crate) delay: u64,
-    pub(crate) threshold: f64,
-    pub(crate) worker_seconds_min: f64,
-    pub(crate) worker_seconds_max: f64,
-    pub(crate) server_seconds: f64,
-    pub(crate) polish_seconds: f64,
-    pub(crate) other_seconds: f64,
-    pub(crate) pass_seconds: f64,
-    pub(crate) tail_dropped: u64,
-}
+impl Row for Progress {
+    const KIND: &'static str = "progress";
 
-impl From<&dbpg::Progress> for Pass {
-    fn from(progress: &dbpg::Progress) -> Self {
-        let times = &progress.times;
-        Pass {
-            pass: progress.pass,
-            seconds: progress.seconds,
-            objective: progress.objective,
-            relative: progress.relative,
-            nnz: progress.nnz,
-            active: progress.active,
-            violation: progress.violation,
-            worker_busy: progress.worker_busy,
-            worker_bytes_sent: progress.worker_bytes_sent,
-            server_bytes_sent: progress.server_bytes_sent,
-            lambda: progress.lambda,
-            delay: progress.delay,
-            threshold: progress.threshold,
-            worker_seconds_min: times.worker_min,
-            worker_seconds_max: times.worker_max,
-            server_seconds: times.server,
-            polish_seconds: times.polish,
-            other_seconds: times.other(),
-            pass_seconds: times.total,
-            tail_dropped: progress.tail_dropped,
-        }
-    }
-}
-
-impl Shown for Pass {
     fn heading(&self) -> Option<String> {
         let heading = "
 # objective in sums; KKT filter: its threshold, weights it leaves in, largest violation; time of the pass in s: computing, the least and
@@ -71,48 +21,26 @@ pass   seconds       objective relative      nnz | KKT thr   active    viol | wr
     }
 
     fn text(&self) -> String {
-        let [min, max, server] =
-            [self.worker_seconds_min, self.worker_seconds_max, self.server_seconds];
-        let [polish, other, total] = [self.polish_seconds, self.other_seconds, self.pass_seconds];
+        let Progress { pass, seconds, objective, relative, nnz, .. } = self;
+        let Progress { threshold, active, violation, times, .. } = self;
+        let seconds_of =
+            [times.worker_min, times.worker_max, times.server, times.polish, times.other];
+        let parts = seconds_of.map(|seconds| format!("{seconds:>7.3} ")).concat();
+        let sent = [self.worker_bytes_sent, self.server_bytes_sent];
+        let [workers, servers] = sent.map(|bytes| bytes as f64 / 1e6);
         format!(
-            "{:<4} {:>9.3} {:>15.8e} {:>8.1e} {:>8} | {:>7.1e} {:>8} {:>7.1e} | {min:>7.3} {max:>7.3} {server:>7.3} {polish:>7.3} {other:>7.3} {total:>7.3} | {:>7.3} {:>8.3}",
-            self.pass,
-            self.seconds,
-            self.objective,
-            self.relative,
-            self.nnz,
-            self.threshold,
-            self.active,
-            self.violation,
-            self.worker_bytes_sent as f64 / 1e6,
-            self.server_bytes_sent as f64 / 1e6,
+            "{pass:<4} {seconds:>9.3} {objective:>15.8e} {relative:>8.1e} {nnz:>8} | \
+             {threshold:>7.1e} {active:>8} {violation:>7.1e} | {parts}{:>7.3} | \
+             {workers:>7.3} {servers:>8.3}",
+            times.total
         )
     }
 }
 
 /// The row of a filter: what it made of all messages of a training run, in bytes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Traffic {
-    pub(crate) filter: String,
-    pub(crate) worker_bytes_in: u64,
-    pub(crate) worker_bytes_out: u64,
-    pub(crate) server_bytes_in: u64,
-    pub(crate) server_bytes_out: u64,
-}
+impl Row for FilterTraffic {
+    const KIND: &'static str = "traffic";
 
-impl From<&dbpg::FilterTraffic> for Traffic {
-    fn from(traffic: &dbpg::FilterTraffic) -> Self {
-        Traffic {
-            filter: traffic.filter.to_owned(),
-            worker_bytes_in: traffic.worker_bytes_in,
-            worker_bytes_out: traffic.worker_bytes_out,
-            server_bytes_in: traffic.server_bytes_in,
-            server_bytes_out: traffic.server_bytes_out,
-        }
-    }
-}
-
-impl Shown for Traffic {
     fn heading(&self) -> Option<String> {
         let heading = "
 # what each filter made of the messages, in MB (10^6)
@@ -122,7 +50,8 @@ filter       | workers in       out    in/out | servers in       out    in/out";
 
     fn text(&self) -> String {
         let end = |before: u64, after: u64| {
-            let (before, after) = (before as f64 / 1e6, after as f64 / 1e6);
+            let before = before as f64 / 1e6;
+            let after = after as f64 / 1e6;
             let ratio = if after > 0.0 { before / after } else { 1.0 };
             format!("{before:>10.3} {after:>9.3} {ratio:>9.2}")
         };
@@ -136,7 +65,7 @@ filter       | workers in       out    in/out | servers in       out    in/out";
 }
 
 /// The last row of training.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) algorithm: String,
     pub(crate) objective: f64,
@@ -145,7 +74,7 @@ pub(crate) struct Outcome {
     pub(crate) seconds: f64,
     pub(crate) load_seconds: f64,
     pub(crate) peak_rss_mib: f64,
-    // Without test examples there is nothing to say.
+    // None without test examples.
     pub(crate) test_logloss: Option<f64>,
     pub(crate) test_auc: Option<f64>,
     pub(crate) test_accuracy: Option<f64>,
@@ -156,7 +85,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// What training came to, and the model on `test`.
+    /// The result of training, and the model's quality on `test`.
     pub(crate) fn of(trained: &Trained, test: Option<&Examples>) -> Self {
         let measured =
             test.map(|test| Quality::of(test, &predict(&trained.model, test))).unwrap_or_default();
@@ -179,7 +108,9 @@ impl Outcome {
     }
 }
 
-impl Shown for Outcome {
+impl Row for Outcome {
+    const KIND: &'static str = "result";
+
     fn text(&self) -> String {
         let quality = Quality {
             logloss: self.test_logloss,
@@ -191,23 +122,19 @@ impl Shown for Outcome {
             0.0 => String::new(),
             intercept => format!(", intercept {intercept:.6}"),
         };
+        let Outcome { algorithm, lambda, objective, nnz, passes, .. } = self;
+        let Outcome { seconds, load_seconds, peak_rss_mib, .. } = self;
         format!(
-            "\n{}: lambda {}, objective {:.10}, {} non-zero weights{intercept}, {} passes in {:.2} s after {:.2} s of loading, {:.0} MiB{}",
-            self.algorithm,
-            self.lambda,
-            self.objective,
-            self.nnz,
-            self.passes,
-            self.seconds,
-            self.load_seconds,
-            self.peak_rss_mib,
+            "\n{algorithm}: lambda {lambda}, objective {objective:.10}, {nnz} non-zero weights\
+             {intercept}, {passes} passes in {seconds:.2} s after {load_seconds:.2} s of loading, \
+             {peak_rss_mib:.0} MiB{}",
             quality.text("\ntest: ")
         )
     }
 }
 
-/// How good margins are; a figure that has no meaning, as the area under a curve of one class, is None.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+/// The quality of margins. A figure without a meaning is None, as the AUC of a single class.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct Quality {
     pub(crate) logloss: Option<f64>,
     pub(crate) auc: Option<f64>,
@@ -226,7 +153,7 @@ impl Quality {
         }
     }
 
-    /// The figures that there are, behind `lead`; nothing when there are none.
+    /// The figures that have a meaning after `lead`; nothing if none has.
     fn text(&self, lead: &str) -> String {
         let figures = [
             ("logloss", self.logloss),
@@ -234,23 +161,25 @@ impl Quality {
             ("PR-AUC", self.pr_auc),
             ("accuracy", self.accuracy),
         ];
-        let there = figures
+        let figures = figures
             .iter()
             .filter_map(|(name, figure)| figure.map(|figure| format!("{name} {figure:.6}")));
-        let there: Vec<_> = there.collect();
-        if there.is_empty() { String::new() } else { format!("{lead}{}", there.join(", ")) }
+        let figures: Vec<_> = figures.collect();
+        if figures.is_empty() { String::new() } else { format!("{lead}{}", figures.join(", ")) }
     }
 }
 
 /// The row of `caravan predict`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Prediction {
     pub(crate) rows: usize,
     #[serde(flatten)]
     pub(crate) quality: Quality,
 }
 
-impl Shown for Prediction {
+impl Row for Prediction {
+    const KIND: &'static str = "predict";
+
     fn text(&self) -> String {
         format!("{} rows{}", self.rows, self.quality.text(": "))
     }

@@ -1,0 +1,314 @@
+//! Every command and flag, and nothing else: names are a contract with scripts.
+
+mod bench;
+pub(crate) mod ending;
+pub(crate) mod interrupt;
+mod learn;
+pub(crate) mod values;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+
+use caravan_kv::ClusterConfig;
+use caravan_kv::node::Numa;
+use caravan_van::Wait;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use self::bench::*;
+pub(crate) use self::learn::*;
+use self::values::{address, count_to, hexadecimal, numa, parse_wait};
+use crate::floor::process::Answerer;
+
+/// Moves parameters: push and pull over RDMA, io_uring, shared memory or TCP, and what trains on it.
+#[derive(Debug, Parser)]
+#[command(name = "caravan", version, max_term_width = 100, subcommand_required = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Flags of every command. kv reads the environment for those that are not given.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Common options")]
+pub(crate) struct Common {
+    /// What carries the messages [default: auto] [env: CARAVAN_VAN]
+    #[arg(long, global = true, value_enum)]
+    pub(crate) van: Option<VanChoice>,
+    /// One JSON object a line on standard output, and nothing else there
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Tiny inputs, no claims: only shows that it runs
+    #[arg(long, global = true)]
+    pub(crate) smoke: bool,
+    /// Worker processes of the cluster [default: 1] [env: CARAVAN_WORKERS]
+    #[arg(long, global = true, value_name = "N", value_parser = count_to(ClusterConfig::NODES_MAX))]
+    pub(crate) workers: Option<u32>,
+    /// Server processes of the cluster [default: 1] [env: CARAVAN_SERVERS]
+    #[arg(long, global = true, value_name = "N", value_parser = count_to(ClusterConfig::NODES_MAX))]
+    pub(crate) servers: Option<u32>,
+    /// Threads of each server [default: 1] [env: CARAVAN_THREADS]
+    #[arg(long, global = true, value_name = "N", value_parser = count_to(ClusterConfig::THREADS_MAX))]
+    pub(crate) threads: Option<u32>,
+    /// Runs the whole cluster as threads of this process
+    #[arg(long, global = true)]
+    pub(crate) in_process: bool,
+    /// Starts no nodes: waits at CARAVAN_SCHEDULER for servers and workers that are started elsewhere
+    #[arg(long, global = true, conflicts_with = "in_process")]
+    pub(crate) external: bool,
+    /// Encrypts all that goes over sockets: the control plane, and data of uring and tcp
+    /// [env: CARAVAN_ENCRYPT=1]
+    #[arg(long, global = true)]
+    pub(crate) encrypt: bool,
+    /// Lets nodes that others can reach do without a secret: whoever reaches them can join, read and end the job
+    /// [env: CARAVAN_INSECURE=1]
+    #[arg(long, global = true)]
+    pub(crate) insecure: bool,
+    /// What an idle thread does: spin, yield, adaptive or block [default: adaptive] [env: CARAVAN_WAIT]
+    #[arg(long, global = true, value_name = "POLICY", value_parser = parse_wait)]
+    pub(crate) wait: Option<Wait>,
+    /// Pins server threads to cores, the default [env: CARAVAN_PIN=1]
+    #[arg(long, global = true, conflicts_with = "no_pin")]
+    pub(crate) pin: bool,
+    /// Leaves server threads to the kernel [env: CARAVAN_PIN=0]
+    #[arg(long, global = true)]
+    pub(crate) no_pin: bool,
+    /// NUMA node of server threads and their memory: a number, near-nic, or any
+    /// [default: near-nic] [env: CARAVAN_NUMA_NODE]
+    #[arg(
+        long,
+        global = true,
+        value_name = "NODE",
+        value_parser = numa,
+        allow_negative_numbers = true
+    )]
+    pub(crate) numa_node: Option<Numa>,
+}
+
+/// A van by name, or the best one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum VanChoice {
+    /// The fastest that works here
+    Auto,
+    /// Verbs: InfiniBand and RoCE
+    Rdma,
+    /// TCP through io_uring
+    Uring,
+    /// Shared memory, between processes of one machine
+    Shm,
+    /// TCP through plain sockets, everywhere
+    Tcp,
+    /// A simulated network in simulated time
+    Sim,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Measures push and pull against a floor measured in the same run
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Trains a model on the embedded cluster
+    #[command(subcommand)]
+    Train(TrainCommand),
+    /// Scores examples with a trained model
+    Predict(Predict),
+    /// Writes synthetic data
+    #[command(subcommand)]
+    Generate(GenerateCommand),
+    /// Runs the scheduler of a cluster
+    Scheduler(Role),
+    /// Runs one server of a cluster
+    Server(Role),
+    /// Runs one worker of a cluster
+    Worker(WorkerRole),
+    /// Says which vans work on this machine, and for each that doesn't, why and what to do; draws what runs where
+    Doctor(DoctorArgs),
+    /// The other process of a floor, or of `bench verbs`
+    #[command(hide = true)]
+    Floor(FloorArgs),
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DoctorArgs {
+    /// Draws another machine than this one: a file that `lstopo --of xml` wrote, or hwloc's synthetic notation, as
+    /// "pack:2 [numa(memory=8GB)] core:4 pu:2"
+    #[arg(long, value_name = "FILE|WORDS")]
+    pub(crate) topology: Option<String>,
+    /// Only the layout, for another process that libhwloc is not to take with it
+    #[arg(long, hide = true, requires = "topology")]
+    pub(crate) layout_only: bool,
+}
+
+/// What the parent of an answering process tells it.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct FloorArgs {
+    /// What it answers
+    #[arg(value_enum, default_value_t = Answerer::Socket)]
+    pub(crate) answerer: Answerer,
+    /// Where it listens
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    pub(crate) host: IpAddr,
+}
+
+/// One role of a cluster.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Role {
+    /// Where the scheduler listens, as host:port [env: CARAVAN_SCHEDULER]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    pub(crate) scheduler: Option<String>,
+    /// Address of this node, which its peers can reach [env: CARAVAN_HOST]
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: Option<String>,
+    /// Number of the job, hexadecimal [env: CARAVAN_JOB]
+    #[arg(long, value_name = "HEX", value_parser = hexadecimal)]
+    pub(crate) job: Option<u64>,
+    /// Place among the nodes of this role; the scheduler chooses one if not given
+    #[arg(long, value_name = "N")]
+    pub(crate) rank: Option<usize>,
+}
+
+/// A worker, and what it may read.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct WorkerRole {
+    #[command(flatten)]
+    pub(crate) role: Role,
+    /// Folder below which all files and caches lie that it may be told of [default: the folder it
+    /// is started in] [env: CARAVAN_DATA_ROOT]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_root: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::measure::subject::Op;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn documented_lines_are_read() {
+        for line in [
+            "caravan bench latency --van tcp --op pull --keys 1 --sizes 8,64,1KiB --iterations 10",
+            "caravan --json bench bandwidth --op push-pull --sizes 64KiB,1MiB,4MiB --window 8",
+            "caravan bench rate --van uring --sizes 8,64 --window 64 --smoke",
+            "caravan bench all --json --wait adaptive",
+            "caravan bench wait --van tcp --rounds 5 --json",
+            "caravan bench scale --nodes 16,256 --delay 0,4 --filters none,kkt+key-cache,all --straggle 4:40:10 --always-slow 0.1 --json",
+            "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --order random --seed 3 --learning-rate 0.5 --epsilon 1e-5 --model m --model-format binary",
+            "caravan train dbpg --data a --lambda 10,3,1 --l2 0.5 --intercept --positive-weight 4 --warm-start m --model n.bin --plot p.svg",
+            "caravan train dbpg --data a --lambda 1 --lambda-path 10 --model m",
+            "caravan train dbpg --data a --lambda 1 --resume m --delay 0..8 --block-ratio 2.5 --prior 3,10..20",
+            "caravan train dbpg --data a --lambda 1 --tail-frequency 4 --countmin-k 3 --countmin-ratio 1.5 --filters kkt,skip=0.5,significant=2",
+            "caravan predict --model m --data a b --out p",
+            "caravan generate clicks out --rows 10 --format keys",
+            "caravan scheduler --host 0.0.0.0",
+            "caravan server --scheduler host:7000 --threads 4",
+            "caravan worker --rank 0 --job beef",
+            "caravan worker --scheduler host:7000 --data-root /data",
+            "caravan doctor --json",
+            "caravan doctor --topology two.xml --threads 4 --numa-node 1",
+            "caravan bench placement --van tcp --no-pin --smoke",
+            "caravan server --scheduler host:7000 --pin --numa-node near-nic",
+            "caravan floor --wait spin",
+            "caravan floor verbs --host 192.0.2.1",
+            "caravan bench verbs --device mlx5_0 --op send,write,write-imm,read --sizes 8,1MiB --iterations 10 --window 16 --list 16 --json",
+            "caravan bench verbs --listen 192.0.2.1:18600",
+            "caravan bench verbs --connect 192.0.2.1 --measure latency --inline 0",
+        ] {
+            parse(line).expect(line);
+        }
+        let cli = parse("caravan bench latency --sizes 8,1KiB --op push,pull").unwrap();
+        let Command::Bench(BenchCommand::Latency(args)) = cli.command else { panic!() };
+        assert_eq!(args.requests.sizes, [8, 1024]);
+        assert_eq!(args.requests.op, [Op::Push, Op::Pull]);
+    }
+
+    #[test]
+    fn every_training_flag_is_in_the_table_of_the_page() {
+        let page = include_str!("../../../kv/docs/training.md");
+        let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| `--")).collect();
+        let mut command = Cli::command();
+        command.build();
+        let train = command.find_subcommand("train").unwrap().find_subcommand("dbpg").unwrap();
+        let own = train.get_arguments().filter(|flag| !flag.is_global_set());
+        let flags: Vec<String> =
+            own.filter_map(|flag| flag.get_long()).map(str::to_owned).collect();
+        assert!(flags.len() > 15);
+        for flag in flags.iter().filter(|flag| *flag != "help") {
+            let named = rows.iter().any(|row| row.contains(&format!("`--{flag}")));
+            assert!(named, "--{flag} is not in the table of kv/docs/training.md");
+        }
+    }
+
+    #[test]
+    fn wrong_lines_are_refused() {
+        for line in [
+            "caravan",
+            "caravan bench",
+            "caravan fly",
+            "caravan bench latency --van carrier-pigeon",
+            "caravan bench latency --sizes 8,big",
+            "caravan bench latency --sizes 0",
+            "caravan bench latency --op pop",
+            "caravan bench latency --keys 0",
+            "caravan bench rate --window 0",
+            "caravan bench wait --rounds 0",
+            "caravan bench rate --iterations 0",
+            "caravan bench scale --nodes 0",
+            "caravan bench scale --straggle 4",
+            "caravan bench scale --straggle 4:0.0001:0.0001",
+            "caravan bench scale --stands-for 1e300",
+            "caravan bench scale --latency-us 1e300",
+            "caravan bench scale --overhead-us 1e300",
+            "caravan bench scale --always-slow 2",
+            "caravan bench scale --filters kkt+wall",
+            "caravan bench verbs --op push",
+            "caravan bench verbs --list 17",
+            "caravan bench verbs --window 0",
+            "caravan bench verbs --listen a --connect b",
+            "caravan doctor --workers 0",
+            "caravan doctor --workers 10001",
+            "caravan doctor --servers 10001",
+            "caravan doctor --threads 1025",
+            "caravan doctor --numa-node nearby",
+            "caravan doctor --pin --no-pin",
+            "caravan doctor --wait never",
+            "caravan worker --job xyz",
+            "caravan worker --scheduler nonsense",
+            "caravan server --data-root /data",
+            "caravan server --scheduler host:99999",
+            "caravan train dbpg --data a",
+            "caravan train dbpg --data a --lambda -1",
+            "caravan train dbpg --data a --lambda NaN",
+            "caravan train dbpg --data a --lambda 1,-1",
+            "caravan train dbpg --data a --lambda 1 --delay 1..8",
+            "caravan train dbpg --data a --lambda 1 --delay fast",
+            "caravan train dbpg --data a --lambda 1 --prior 9..3",
+            "caravan train dbpg --data a --lambda 1 --straggle 2:5",
+            "caravan train dbpg --data a --lambda 1 --straggle 0.5",
+            "caravan train dbpg --data a --lambda 1 --blocks 3 --block-ratio 2",
+            "caravan train dbpg --data a --lambda 1 --lambda-path 1",
+            "caravan train dbpg --data a --lambda 1 --positive-weight 0",
+            "caravan train dbpg --data a --lambda 1 --l2 -1",
+            "caravan train dbpg --data a --lambda 1 --resume m --model n",
+            "caravan train dbpg --data a --lambda 1 --resume m --warm-start n",
+            "caravan train dbpg --data a --lambda 1 --tail-frequency 255",
+            "caravan train dbpg --data a --lambda 1 --countmin-k 0",
+            "caravan train dbpg --data a --lambda 1 --countmin-ratio 0",
+            "caravan train dbpg --data a --lambda 1 --filters all,significant=2",
+            "caravan predict --data a",
+        ] {
+            assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The other process of a floor, and of `bench verbs`: this program, started a second time.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+
+use anyhow::{Context, Result};
+use caravan_van::Wait;
+use clap::ValueEnum;
+
+use crate::cli::ending::NO_THREAD;
+use crate::cli::values::{self, name};
+
+/// What the other process answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Answerer {
+    /// The floor over a socket.
+    Socket,
+    /// The floor over a queue pair.
+    Verbs,
+    /// The floor through shared memory.
+    Memory,
+    /// `bench verbs`.
+    Device,
+}
+
+/// The other process.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    /// Where it listens.
+    pub(crate) address: String,
+}
+
+impl Process {
+    /// Starts it at an address of this machine.
+    pub(crate) fn start(answerer: Answerer, host: IpAddr, wait: Wait) -> Result<Self> {
+        let program =
+            std::env::current_exe().context("cannot find this program to start the floor")?;
+        let mut child = Command::new(program)
+            .args(["floor", &name(&answerer), "--host", &host.to_string()])
+            .args(["--wait", values::wait(wait)])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start the other process")?;
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let mut process = Process { child, address: String::new() };
+        let mut stdout = BufReader::new(stdout);
+        stdout.read_line(&mut process.address).context("the other process is silent")?;
+        process.address.truncate(process.address.trim_end().len());
+        Ok(process)
+    }
+
+    /// Starts it on the loopback interface.
+    pub(super) fn start_here(answerer: Answerer, wait: Wait) -> Result<Self> {
+        Process::start(answerer, Ipv4Addr::LOCALHOST.into(), wait)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take()); // tells the process to end
+        // Nothing is lost with the process, so a failure to wait for it does not matter.
+        let _ = self.child.wait();
+    }
+}
+
+/// The answering side: tells the parent where it listens, and from then on ends this process when
+/// the parent closes its input, which it also does by dying.
+pub(crate) fn say_address(address: impl std::fmt::Display) -> Result<()> {
+    writeln!(io::stdout(), "{address}").context("the other process cannot print its address")?;
+    let end = || {
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        std::process::exit(0);
+    };
+    thread::Builder::new().spawn(end).map(drop).context(NO_THREAD)
+}

@@ -1,0 +1,126 @@
+//! From times to the figures of a row: quantiles, medians, decimals, and warnings of noise.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+/// A histogram of nanoseconds up to a minute.
+pub(super) fn nanoseconds() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3)
+        .expect("three digits up to a minute is in range")
+}
+
+/// Adds a time to a histogram of nanoseconds.
+pub(super) fn record(nanos: &mut Histogram<u64>, took: Duration) {
+    nanos.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1));
+}
+
+/// A quantile of a histogram of nanoseconds, in microseconds.
+pub(super) fn quantile_us(nanos: &Histogram<u64>, quantile: f64) -> f64 {
+    nanos.value_at_quantile(quantile) as f64 / 1e3
+}
+
+/// Three decimals: more would be noise in a row.
+pub(super) fn milli(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+/// Six decimals: of a million messages, single ones.
+pub(super) fn micro(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+/// Two decimals, in a column.
+pub(super) fn ratio(value: &f64) -> String {
+    format!("{value:.2}")
+}
+
+/// Four decimals, in a column.
+pub(super) fn four(value: &f64) -> String {
+    format!("{value:.4}")
+}
+
+/// Three decimals, in a column.
+pub(super) fn three(value: &f64) -> String {
+    format!("{value:.3}")
+}
+
+/// Millions of bytes, in a column.
+pub(super) fn megabytes(bytes: &u64) -> String {
+    format!("{:.2}", *bytes as f64 / 1e6)
+}
+
+/// The value in the middle; of an even number the upper of the two.
+///
+/// # Panics
+/// If there are none.
+pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// A warning if the batches of a floor are too far apart, since a floor always does the same.
+pub(super) fn spread_warning(what: &str, batches: impl Iterator<Item = f64>) -> Option<String> {
+    let mut batches: Vec<f64> = batches.collect();
+    batches.sort_by(f64::total_cmp);
+    // The middle four fifths: one interrupted batch in twenty is not yet a noisy run.
+    let cut = batches.len() / 10;
+    let low = *batches.get(cut)?;
+    let high = *batches.get(batches.len() - 1 - cut)?;
+    (high > SPREAD_MAX * low).then(|| {
+        format!(
+            "noisy run: the {what} spread by {:.1} x between batches; stop other programs, pin, \
+             or take more iterations",
+            high / low
+        )
+    })
+}
+
+/// A warning if a floor's p99 is too far above its median.
+pub(super) fn tail_warning(floor: &Histogram<u64>) -> Option<String> {
+    let times = quantile_us(floor, 0.99) / quantile_us(floor, 0.5);
+    (times > TAIL_MAX).then(|| {
+        format!(
+            "noisy run: the floor's p99 is {times:.1} x its p50; the tails here are the machine's"
+        )
+    })
+}
+
+/// How far apart batches of a floor may be, relatively.
+const SPREAD_MAX: f64 = 1.5;
+
+/// How far the floor's p99 may be above its median, relatively.
+const TAIL_MAX: f64 = 5.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One batch in which only the floor was held up, and one in which both were, change nothing.
+    #[test]
+    fn the_median_of_ratios_stays_where_sums_do_not() {
+        let rounds = [(2.0, 1.0), (2.0, 1.0), (90.0, 1.0), (20.0, 10.0), (2.0, 1.0)];
+        assert_eq!(median(rounds.iter().map(|(floor, subject)| floor / subject)), 2.0);
+        assert_eq!(median([3.0, 1.0].into_iter()), 3.0);
+    }
+
+    #[test]
+    fn a_spread_run_warns() {
+        assert_eq!(spread_warning("x", [1.0; 20].into_iter()), None);
+        assert_eq!(spread_warning("x", std::iter::empty()), None);
+        let one_bad = (0..20).map(|n| if n == 3 { 9.0 } else { 1.0 });
+        assert_eq!(spread_warning("x", one_bad), None);
+        let half_bad = (0..20).map(|n| if n % 2 == 0 { 2.0 } else { 1.0 });
+        assert!(spread_warning("x", half_bad).unwrap().contains("2.0 x"));
+    }
+
+    #[test]
+    fn a_long_tail_warns() {
+        let mut floor = nanoseconds();
+        floor.record_n(1000, 900).unwrap();
+        assert_eq!(tail_warning(&floor), None);
+        floor.record_n(100_000, 100).unwrap();
+        assert!(tail_warning(&floor).is_some());
+    }
+}

@@ -1,0 +1,144 @@
+//! `caravan bench`: measures the system, each part in a file of its own.
+//!
+//! Here is the run of `latency`, `bandwidth`, `rate` and `all`: the scheduler's side sends one task
+//! a row to worker 0.
+
+pub(crate) mod crowd;
+mod figures;
+mod latency;
+mod pattern;
+pub(crate) mod placement;
+mod plan;
+mod requests;
+pub(crate) mod scale;
+pub(crate) mod scene;
+mod streams;
+pub(crate) mod subject;
+pub(crate) mod verbs;
+pub(crate) mod wait;
+pub(crate) mod worker;
+
+use anyhow::{Context, Result};
+use caravan_kv::node::VANS;
+use caravan_kv::{ClusterConfig, Target, Van};
+
+use self::crowd::{CrowdTask, Crowded};
+use self::subject::Task;
+use self::worker::{Measure, Measured, MeasuredRow};
+use crate::cli::values::{name, size};
+use crate::cli::{BenchCommand, Common};
+use crate::cluster;
+use crate::doctor::machine::Machine;
+use crate::doctor::opens;
+use crate::report::Report;
+
+/// Runs `caravan bench`.
+pub(crate) fn run(common: &Common, command: &BenchCommand) -> Result<()> {
+    let tasks = plan::tasks(command, common.smoke)?;
+    let config = cluster::config(common)?;
+    let vans = vans(command, config.node.van);
+    let mut report = Machine::first(common, tasks.len() * vans.len())?;
+    for van in vans {
+        let mut config = config.clone();
+        config.node.van = van;
+        measure_on(&config, common, &tasks, &mut report)
+            .with_context(|| format!("measuring the {van} van"))?;
+    }
+    report.end("answers")
+}
+
+/// The vans to measure: all that work here, if `bench all` names none.
+fn vans(command: &BenchCommand, van: Van) -> Vec<Van> {
+    if matches!(command, BenchCommand::All(_)) && van == Van::Auto {
+        VANS.into_iter().filter(|van| opens(*van).is_ok()).collect()
+    } else {
+        vec![van]
+    }
+}
+
+fn measure_on(
+    config: &ClusterConfig,
+    common: &Common,
+    tasks: &[Task],
+    report: &mut Report,
+) -> Result<()> {
+    let mut cluster = cluster::launch(config, common)?;
+    for (number, task) in tasks.iter().enumerate() {
+        let Task { bench, shape, .. } = task;
+        let what = format!(
+            "{} {} {} {}",
+            name(bench),
+            config.node.van,
+            name(&shape.op),
+            size(&shape.bytes)
+        );
+        report.doing(what.clone());
+        let Measured { row, warnings } =
+            serde_json::from_value(cluster::ask_first_worker(&mut cluster, Measure::NAME, task)?)?;
+        match row {
+            MeasuredRow::Latency(row) => report.row(&row)?,
+            MeasuredRow::Bandwidth(row) => report.row(&row)?,
+            MeasuredRow::Rate(row) if config.workers == 1 => report.row(&row)?,
+            MeasuredRow::Rate(row) => {
+                // The floor is that of one pair, measured before.
+                let seconds = if common.smoke { 0.2 } else { 3.0 };
+                let crowd = CrowdTask { shape: *shape, seconds, number };
+                let crowd = serde_json::to_value(crowd)?;
+                let id = cluster.submit(Target::Workers, Crowded::NAME, &crowd)?;
+                report.row(&row.of_many(crowd::sum_up(config, cluster.wait(id)?)?))?;
+            }
+        }
+        for warning in warnings {
+            report.say(format_args!("{what}: {warning}"));
+        }
+        report.step();
+    }
+    Ok(cluster.shutdown()?)
+}
+
+#[cfg(test)]
+mod mock {
+    //! A subject that counts, and is wrong when told to.
+
+    use anyhow::{Result, ensure};
+
+    use super::subject::{Shape, Subject};
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Mock {
+        pub(crate) calls: Vec<&'static str>,
+        pub(crate) requests: u64,
+        pub(crate) wrong_check: u64,
+        pub(crate) wrong_settle: u64,
+        pub(crate) fail: bool,
+    }
+
+    impl Subject for Mock {
+        fn prepare(&mut self, _: Shape) -> Result<()> {
+            self.calls.push("prepare");
+            Ok(())
+        }
+
+        fn once(&mut self) -> Result<()> {
+            ensure!(!self.fail, "told to fail");
+            self.requests += 1;
+            Ok(())
+        }
+
+        fn check(&mut self) -> Result<u64> {
+            Ok(self.wrong_check)
+        }
+
+        fn stream(&mut self, count: u64) -> Result<()> {
+            ensure!(!self.fail, "told to fail");
+            self.calls.push("stream");
+            self.requests += count;
+            Ok(())
+        }
+
+        fn settle(&mut self) -> Result<u64> {
+            self.calls.push("settle");
+            Ok(self.wrong_settle)
+        }
+    }
+}

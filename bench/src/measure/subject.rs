@@ -1,0 +1,211 @@
+//! What a bench measures, and how two subjects take turns.
+//!
+//! The van and its floor are both a [`Subject`]. The same loop times both, batch by batch in turn
+//! (A B A B …): a machine that drifts drifts for both, and their ratio stays.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use caravan_kv::Cost;
+use serde::{Deserialize, Serialize};
+
+/// What a request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Op {
+    /// Sends values; the answer is empty.
+    Push,
+    /// Fetches values; the request holds keys only.
+    Pull,
+    /// Likewise, and leaves long values where the server has them, to be read there. Only for a van
+    /// that lends them, as shm does.
+    PullLent,
+    /// Sends values and fetches those of the same keys.
+    PushPull,
+}
+
+impl Op {
+    /// Whether a request carries values.
+    pub(crate) fn pushes(self) -> bool {
+        matches!(self, Op::Push | Op::PushPull)
+    }
+
+    /// Whether an answer carries values.
+    pub(crate) fn pulls(self) -> bool {
+        self != Op::Push
+    }
+}
+
+/// The requests of one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Shape {
+    /// What each does.
+    pub(crate) op: Op,
+    /// Keys a request.
+    pub(crate) keys: usize,
+    /// Value payload of one request, in bytes: the same number of `f32` for each key.
+    pub(crate) bytes: usize,
+    /// Most requests in flight.
+    pub(crate) window: usize,
+}
+
+/// Which bench makes a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Bench {
+    Latency,
+    Bandwidth,
+    Rate,
+}
+
+/// One row to measure, as it travels to the worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Task {
+    pub(crate) bench: Bench,
+    pub(crate) shape: Shape,
+    pub(crate) effort: Effort,
+    /// Whether the worker names lists of keys that it sends again.
+    pub(crate) key_cache: bool,
+}
+
+/// The cost of requests on both sides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Work {
+    /// The thread that measures.
+    pub(crate) worker: Cost,
+    /// All server threads together.
+    pub(crate) servers: Cost,
+}
+
+impl Work {
+    fn since(self, before: Work) -> Work {
+        Work { worker: self.worker - before.worker, servers: self.servers - before.servers }
+    }
+
+    pub(super) fn plus(self, other: Work) -> Work {
+        Work { worker: self.worker + other.worker, servers: self.servers + other.servers }
+    }
+}
+
+/// Something that answers requests of a shape.
+///
+/// `once` and `stream` are timed. In the other calls a subject checks answers and prepares requests.
+pub(crate) trait Subject {
+    /// Prepares requests of `shape`: memory, tables, a first pattern.
+    fn prepare(&mut self, shape: Shape) -> Result<()>;
+
+    /// One request, and its answer. Timed.
+    fn once(&mut self) -> Result<()>;
+
+    /// After `once`: checks its whole answer and prepares the next request. Returns the number of
+    /// wrong answers, 0 or 1.
+    fn check(&mut self) -> Result<u64>;
+
+    /// `count` requests with the shape's window in flight, all of them answered. Timed.
+    fn stream(&mut self, count: u64) -> Result<()>;
+
+    /// The cost of requests so far, if that is counted. Asking the servers is a request, too.
+    fn work(&mut self) -> Result<Work> {
+        Ok(Work::default())
+    }
+
+    /// After a batch: checks what is left to check. Returns the number of wrong answers since the
+    /// last call, without those of `check`.
+    fn settle(&mut self) -> Result<u64>;
+}
+
+/// How many requests a row takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Effort {
+    /// Batches of each subject that count.
+    pub(crate) batches: u32,
+    /// Requests a batch.
+    pub(crate) batch: u64,
+}
+
+impl Effort {
+    /// At least `count` requests in `batches` batches.
+    pub(crate) fn new(count: u64, batches: u32) -> Self {
+        let batches = batches.clamp(1, u32::try_from(count.max(1)).unwrap_or(u32::MAX));
+        Effort { batches, batch: count.max(1).div_ceil(u64::from(batches)) }
+    }
+
+    /// Requests of each subject that count.
+    pub(crate) fn count(self) -> u64 {
+        self.batch * u64::from(self.batches)
+    }
+
+    /// Requests before each batch that don't count: they wake threads that slept during the other
+    /// subject's turn.
+    pub(crate) fn warm_up(self) -> u64 {
+        self.batch / 20 + 2
+    }
+}
+
+/// What one batch gave, of the floor and of the subject.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Round<T> {
+    pub(crate) floor: T,
+    pub(crate) subject: T,
+}
+
+/// Lets `floor` and `subject` take turns: one round to warm up, then the effort's batches. `batch`
+/// runs one batch. Returns all rounds, the warm-up first: its wrong answers count, its times don't.
+pub(crate) fn take_turns<T>(
+    effort: Effort,
+    floor: &mut dyn Subject,
+    subject: &mut dyn Subject,
+    mut batch: impl FnMut(&mut dyn Subject) -> Result<T>,
+) -> Result<Vec<Round<T>>> {
+    let mut round = |_| Ok(Round { floor: batch(&mut *floor)?, subject: batch(&mut *subject)? });
+    (0..=effort.batches).map(&mut round).collect()
+}
+
+/// One batch of streaming.
+pub(crate) struct Batch {
+    pub(crate) seconds: f64,
+    pub(crate) work: Work,
+    pub(crate) wrong: u64,
+}
+
+/// Streams one batch.
+pub(crate) fn timed_stream(effort: Effort, subject: &mut dyn Subject) -> Result<Batch> {
+    subject.stream(effort.warm_up())?;
+    let before = subject.work()?;
+    let began = Instant::now();
+    subject.stream(effort.batch)?;
+    let seconds = began.elapsed().as_secs_f64();
+    let work = subject.work()?.since(before);
+    Ok(Batch { seconds, work, wrong: subject.settle()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::mock::Mock;
+
+    #[test]
+    fn effort_covers_the_count() {
+        let effort = Effort::new(100_000, 20);
+        assert_eq!((effort.batches, effort.batch, effort.count()), (20, 5000, 100_000));
+        assert_eq!(Effort::new(3, 20), Effort { batches: 3, batch: 1 });
+        assert_eq!(Effort::new(0, 0), Effort { batches: 1, batch: 1 });
+        assert_eq!(Effort::new(21, 20).count(), 40);
+    }
+
+    #[test]
+    fn both_take_turns_with_a_round_to_warm_up() {
+        let (mut floor, mut subject) = (Mock::default(), Mock::default());
+        let effort = Effort { batches: 3, batch: 40 };
+        let mut order = Vec::new();
+        let rounds = take_turns(effort, &mut floor, &mut subject, |subject| {
+            subject.stream(effort.batch)?;
+            order.push(());
+            Ok(order.len())
+        })
+        .unwrap();
+        let expected = [1, 3, 5, 7].map(|floor| Round { floor, subject: floor + 1 });
+        assert_eq!(rounds, expected);
+        assert_eq!((floor.requests, subject.requests), (160, 160));
+    }
+}

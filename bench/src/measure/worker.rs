@@ -1,0 +1,115 @@
+//! The worker's side of `caravan bench`: worker 0 measures one task against its own floor and
+//! answers with the row.
+
+use anyhow::Result;
+use caravan_kv::{App, WorkerNode};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::latency::{self, Latency};
+use super::requests::{Requests, Tables};
+use super::streams::{self, Bandwidth, Rate};
+use super::subject::{Bench, Subject, Task};
+use crate::floor;
+use crate::floor::place;
+
+/// The answer to a task.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Measured {
+    pub(super) row: MeasuredRow,
+    /// What a reader should doubt.
+    pub(super) warnings: Vec<String>,
+}
+
+/// The row of a task.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum MeasuredRow {
+    Latency(Latency),
+    Bandwidth(Bandwidth),
+    Rate(Rate),
+}
+
+/// Measures the tasks of a run.
+#[derive(Default)]
+pub(crate) struct Measure {
+    floor: Option<Box<dyn Subject>>,
+    tables: Tables,
+}
+
+impl Measure {
+    /// The name of its tasks.
+    pub(crate) const NAME: &str = "bench";
+
+    fn measure(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value> {
+        let task: Task = serde_json::from_value(body)?;
+        let van = node.worker.van();
+        let floor = match &mut self.floor {
+            Some(floor) => floor,
+            none => {
+                let floor = none.insert(floor::spawn(van, &node.config)?);
+                if node.config.pin {
+                    place::pin(node.worker.servers(), &node.config);
+                }
+                floor
+            }
+        };
+        let mut subject =
+            Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes)
+                .key_cache(task.key_cache);
+        let measured = measure(van, &task, &mut **floor, &mut subject)?;
+        Ok(serde_json::to_value(measured)?)
+    }
+}
+
+impl App for Measure {
+    fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
+        self.measure(node, body).map_err(|error| format!("{error:#}"))
+    }
+}
+
+fn measure(
+    van: &str,
+    task: &Task,
+    floor: &mut dyn Subject,
+    subject: &mut dyn Subject,
+) -> Result<Measured> {
+    if task.bench == Bench::Latency {
+        let (row, warnings) = latency::measure(van, task, floor, subject)?;
+        return Ok(Measured { row: MeasuredRow::Latency(row), warnings });
+    }
+    let streams = streams::measure(task, floor, subject)?;
+    let row = match task.bench {
+        Bench::Bandwidth => MeasuredRow::Bandwidth(streams::bandwidth(van, task, &streams)),
+        _ => MeasuredRow::Rate(streams::rate(van, task, &streams)),
+    };
+    Ok(Measured { row, warnings: streams.warnings })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::mock::Mock;
+    use crate::measure::subject::{Effort, Op, Shape};
+
+    #[test]
+    fn a_task_and_its_row_travel() {
+        for bench in [Bench::Latency, Bench::Bandwidth, Bench::Rate] {
+            let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 2 };
+            let effort = Effort { batches: 2, batch: 20 };
+            let task = Task { bench, shape, effort, key_cache: true };
+            let text = serde_json::to_string(&task).unwrap();
+            let task: Task = serde_json::from_str(&text).unwrap();
+            let made = measure("mock", &task, &mut Mock::default(), &mut Mock::default()).unwrap();
+            let text = serde_json::to_string(&made).unwrap();
+            let came: Measured = serde_json::from_str(&text).unwrap();
+            match (&made.row, &came.row) {
+                (MeasuredRow::Latency(made), MeasuredRow::Latency(came)) => assert_eq!(made, came),
+                (MeasuredRow::Bandwidth(made), MeasuredRow::Bandwidth(came)) => {
+                    assert_eq!(made, came);
+                }
+                (MeasuredRow::Rate(made), MeasuredRow::Rate(came)) => assert_eq!(made, came),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
