@@ -44,6 +44,8 @@ mod ring;
 mod segment;
 mod send;
 mod socket;
+#[cfg(any(test, feature = "conformance"))]
+pub mod stranger;
 #[cfg(test)]
 mod tests;
 

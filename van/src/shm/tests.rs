@@ -5,7 +5,6 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Command;
-use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -13,76 +12,21 @@ use caravan_numa::Pages;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use super::connect::{Link, Packet, Taken, name_in, send, take};
+use super::connect::{Packet, Taken, name_in, send, take};
 use super::ring::{
     ASLEEP, CLOSED, CONSUMED, FRAME_LINES_MAX, Kind, LINES, LendRecord, Reference, SEGMENT_BYTES,
-    Stamp, WriteRecord, line_at, write,
+    Stamp, WriteRecord,
 };
 use super::segment::{Foreign, Own, seal};
 use super::socket::Socket;
+use super::stranger::{Caller, SHARED, Stranger, node};
 use super::*;
 use crate::FRAME_PREFIX;
-use crate::handshake::{Credentials, PROOF_BYTES};
+use crate::handshake::Credentials;
 
 mod pairs;
 
-const SHARED: usize = 1 << 16;
-
-fn node() -> Shm {
-    Shm::new(&VanConfig { memory_bytes: 64 << 20, ..VanConfig::default() }).unwrap()
-}
-
-/// Somebody who knows the secret, and was welcomed.
-struct Caller {
-    socket: Socket,
-    own: Own,
-    foreign: Foreign,
-    proof: [u8; PROOF_BYTES],
-}
-
-impl Caller {
-    fn welcomed(node: &mut Shm) -> Caller {
-        let socket = Socket::connect(name_in(&node.about().address).unwrap()).unwrap();
-        let credentials = Credentials::new(&VanConfig { node: 9, ..VanConfig::default() }, NAME);
-        let (calling, call) = credentials.call();
-        send(&socket, Packet::Greeting(&call), None).unwrap();
-        loop {
-            match take(&socket).unwrap() {
-                Taken::Greeting(welcome, Some(file)) => {
-                    let (_, proof) = credentials.prove(calling, &welcome).unwrap();
-                    let foreign = Foreign::map(file.as_fd(), SEGMENT_BYTES).unwrap();
-                    return Caller {
-                        socket,
-                        own: Own::new(SEGMENT_BYTES).unwrap(),
-                        foreign,
-                        proof,
-                    };
-                }
-                Taken::Nothing => node.wait(Duration::from_millis(1)).unwrap(),
-                _ => panic!("the node welcomes who knows the secret"),
-            }
-        }
-    }
-}
-
-/// Somebody who knows the protocol and the secret, and has no scruples.
-struct Stranger {
-    link: Link,
-    head: u64,
-}
-
 impl Stranger {
-    /// One that has proved itself, and what the node calls it; it has shared a segment of [`SHARED`] bytes.
-    fn peer(node: &mut Shm) -> (Stranger, PeerId) {
-        let Caller { socket, own, foreign, proof } = Caller::welcomed(node);
-        send(&socket, Packet::Greeting(&proof), Some(own.file())).unwrap();
-        let link = Link { own, foreign, socket: Rc::new(socket) };
-        let Event::Connected { peer, .. } = next(node) else { panic!("it is a peer") };
-        let shared = Own::new(SHARED).unwrap();
-        link.send(Packet::Segment(SHARED as u64), Some(shared.file())).unwrap();
-        (Stranger { link, head: 0 }, peer)
-    }
-
     /// Puts a record into its ring.
     fn put(&mut self, kind: Kind, record: &[u8]) {
         self.put_stamp(Stamp::of(kind), record);
@@ -91,11 +35,6 @@ impl Stranger {
     fn put_stamp(&mut self, stamp: Stamp, record: &[u8]) {
         self.put_word(stamp.word(self.head), record);
         self.head += stamp.lines();
-    }
-
-    fn put_word(&mut self, word: u64, record: &[u8]) {
-        write(&mut self.link.own, self.head, record);
-        self.link.own.store(line_at(self.head), word, Ordering::Release);
     }
 }
 

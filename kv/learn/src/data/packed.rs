@@ -126,7 +126,7 @@ impl PackedRows {
     }
 
     /// All keys: sorted, unique.
-    pub(crate) fn distinct_keys(&self) -> Vec<u64> {
+    pub fn distinct_keys(&self) -> Vec<u64> {
         self.counts().sorted(|count| count > 0).into_iter().map(|(key, _)| key).collect()
     }
 
@@ -162,7 +162,7 @@ impl PackedRows {
     ///
     /// # Errors
     /// [`crate::Error::TooMany`] from 2^32 rows or columns on.
-    pub(crate) fn into_columns(self, keys: Vec<u64>) -> Result<Columns> {
+    pub fn into_columns(self, keys: Vec<u64>) -> Result<Columns> {
         check_count("rows", self.labels.len())?;
         let mut number = ByKey::new(self.range, self.nonzeros);
         for (column, &key) in keys.iter().enumerate() {

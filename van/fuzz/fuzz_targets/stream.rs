@@ -1,0 +1,9 @@
+//! Arbitrary bytes of a peer on a byte stream, behind its handshake.
+
+#![no_main]
+
+#[path = "../bodies.rs"]
+#[allow(dead_code, reason = "each target uses one")]
+mod bodies;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| bodies::stream(bytes));
