@@ -1,4 +1,5 @@
-//! How a ring is set up: the modes that kernels know, what this van needs of them, and why a kernel refuses.
+//! How a ring is set up: the modes that kernels know, what this van needs of them, and why a kernel
+//! refuses.
 //!
 //! Sets a ring up and looks at it; no operation is handed to the kernel here. Not on the path.
 
@@ -9,7 +10,8 @@ use io_uring::{IoUring, opcode, register::Probe};
 /// Submissions that can be queued before a system call is needed.
 const SUBMISSIONS: u32 = 512;
 
-/// Completions that fit into the ring: two for each of 2,000 peers. The kernel keeps what is more and hands it over later.
+/// Completions that fit into the ring: two for each of 2,000 peers. The kernel keeps what is more
+/// and hands it over later.
 const COMPLETIONS: u32 = 4096;
 
 /// How the ring is set up.
@@ -17,14 +19,15 @@ const COMPLETIONS: u32 = 4096;
 pub(super) enum Mode {
     /// Completions are posted when this thread enters the kernel to ask for them, and only then.
     Deferred,
-    /// Completions are posted whenever this thread is in the kernel anyway, a yield included; it is not interrupted for them.
+    /// Completions are posted whenever this thread is in the kernel anyway, a yield included; it is
+    /// not interrupted for them.
     Cooperative,
     /// The kernel interrupts this thread to post completions. Every kernel with io_uring does this.
     Plain,
 }
 
 impl Mode {
-    /// Best first; the measurements behind the order are in `mod.rs`.
+    /// Best first, as measured: `van/docs/decisions/uring.md`.
     pub(super) const BEST_FIRST: [Mode; 3] = [Mode::Deferred, Mode::Cooperative, Mode::Plain];
 
     fn build(self) -> io::Result<IoUring> {
@@ -41,7 +44,8 @@ impl Mode {
     }
 }
 
-/// The first of `modes` that `build` can make. A mode the kernel does not know is passed over; any other failure is final.
+/// The first of `modes` that `build` can make. A mode the kernel does not know is passed over; any
+/// other failure is final.
 ///
 /// # Errors
 /// What the last attempt reported.
@@ -60,7 +64,8 @@ fn first_that_works<T>(
     Err(refusal)
 }
 
-/// Sets a ring up in the first of `modes` that works, and checks that the kernel does all that this van asks of it.
+/// Sets a ring up in the first of `modes` that works, and checks that the kernel does all that this
+/// van asks of it.
 pub(super) fn open(modes: &[Mode]) -> Result<(IoUring, Mode), String> {
     let (io, mode) =
         first_that_works(modes, Mode::build).map_err(|error| explain(&error, &disabled()))?;
@@ -72,26 +77,21 @@ pub(super) fn open(modes: &[Mode]) -> Result<(IoUring, Mode), String> {
     }
     let mut probe = Probe::new();
     io.submitter().register_probe(&mut probe).map_err(|error| explain(&error, &disabled()))?;
-    let needed = [
-        ("SEND", opcode::Send::CODE),
-        ("SENDMSG", opcode::SendMsg::CODE),
-        ("RECV", opcode::Recv::CODE),
-        ("RECVMSG", opcode::RecvMsg::CODE),
-        ("ACCEPT", opcode::Accept::CODE),
-        ("ASYNC_CANCEL", opcode::AsyncCancel::CODE),
-    ];
+    let needed = [("POLL_ADD", opcode::PollAdd::CODE), ("ASYNC_CANCEL", opcode::AsyncCancel::CODE)];
     match needed.iter().find(|(_, code)| !probe.is_supported(*code)) {
         None => Ok((io, mode)),
         Some((name, _)) => Err(format!("its io_uring lacks {name}; use --van tcp")),
     }
 }
 
-/// What the administrator says about io_uring: "0" for everybody, "1" for a group, "2" for nobody; empty on older kernels.
+/// What the administrator says about io_uring: "0" for everybody, "1" for a group, "2" for nobody;
+/// empty on older kernels.
 fn disabled() -> String {
     std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default()
 }
 
-/// Why a ring could not be set up and what to do about it, given the value of `kernel.io_uring_disabled`.
+/// Why a ring could not be set up and what to do about it, given the value of
+/// `kernel.io_uring_disabled`.
 fn explain(error: &io::Error, disabled: &str) -> String {
     match (error.raw_os_error(), disabled.trim()) {
         (Some(libc::EPERM), level @ ("1" | "2")) => format!(

@@ -1,421 +1,281 @@
-//! The ring: which operations the kernel has in hand, and the memory it may touch because of them.
+//! The engine on a ring: which sockets are ready is read from memory shared with the kernel.
 //!
-//! All unsafe code of this van is here and in `lane`. The kernel reads and writes memory by address while an operation is under
-//! way, so everything such an operation names, a lane's socket, [`Sender`] and [`Receiver`], is kept where nobody else can move,
-//! change or drop it: they go in with [`Ring::add`], are changed only by the methods here, and come out with [`Ring::remove`]
-//! once the kernel has answered for the last operation. What is sent and received on one connection, and how, is in `lane`, which
-//! lane's turn it is in `stage`, how a ring is set up in `probe`, the numbers that operations go by in `operation`. What a
-//! connection means (who is greeted, refused, lost) is not decided here.
-//!
-//! Path: worker > slicer > filter > message > codec > endpoint > transport (**ring**).
+//! A watch is a poll operation: it names a descriptor and no memory, and ends with its one
+//! completion. Watches are handed to the kernel together, with the next call that is made anyway.
 
-mod lane;
-mod stage;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
 
-use std::collections::VecDeque;
-use std::io;
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use io_uring::{IoUring, opcode, squeue, types};
+use socket2::{Domain, Protocol, SockRef, Type};
 
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
-
-use self::lane::Lane;
-use super::operation::{Operation, Slot, Tag, cancel, parts, result, tolerate, user_data};
 use super::probe::{self, Mode};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Pool};
-use crate::metrics::Counters;
-use crate::offers::Offers;
-use crate::socket::{Receiver, Sender};
-use crate::transport::{Event, Gather};
-use crate::wait::Wait;
-use crate::wire::Offer;
+use crate::socket::{Engine, Interest, Report, Socket};
 
-/// Lanes on which something has just come are tried by plain calls at every look, which answers sooner than to be told by the
-/// kernel; but only so many of them, so that a look stays short.
-const EAGER_LANES_MAX: usize = 4;
+/// How long a ring that is dropped waits for the kernel to let go of the listener.
+const LET_GO: Duration = Duration::from_millis(100);
 
-/// How long a ring that is dropped waits for the kernel to let go of memory before it leaves that memory to it for good.
-const LET_GO: Duration = Duration::from_secs(2);
-
-/// Something the kernel has finished.
-#[derive(Debug)]
-pub(super) enum Done {
-    /// Somebody connected, or accepting failed.
-    Accepted(io::Result<TcpStream>),
-    /// A send ended; the lane's [`Sender`] knows already.
-    Sent(Slot, io::Result<()>),
-    /// This many bytes came, to be passed to [`Ring::received`]; 0 is the end of the stream.
-    Received(Slot, io::Result<usize>),
-}
-
-/// One thread's ring with all its connections.
-pub(super) struct Ring {
+/// One thread's ring.
+pub struct Ring {
     io: IoUring,
     mode: Mode,
-    /// None where nobody can connect.
     listener: Option<TcpListener>,
-    accept: Operation,
-    /// Whether one submission accepts many connections; older kernels need one for each.
-    accept_many: bool,
-    lanes: Vec<Option<Box<Lane>>>,
-    free: Vec<Slot>,
-    /// Lanes that may have something to send, or an operation to cancel.
-    sends: Vec<Slot>,
-    /// Lanes that should receive, or have an operation to cancel.
-    receives: Vec<Slot>,
-    /// Lanes that were tried without finding anything.
-    tries: Vec<Slot>,
-    /// Lanes that are tried, rather than left to the kernel.
-    eager: usize,
-    /// How many lanes may be.
-    eager_max: usize,
-    /// Operations the kernel has, cancellations aside.
-    under_way: usize,
-    /// Units that a lane holds once its peer has proved itself.
-    queue_depth: usize,
-    /// What plain calls have done, for [`Ring::next`].
-    done: VecDeque<Done>,
-    counters: Counters,
+    system_calls: u64,
+    /// What was completed while room was made for more watches.
+    completed: Vec<Report>,
 }
 
 impl Ring {
-    /// A ring in the first of `modes` that works here, accepting what connects to `listener`, if there is one, for a thread with these
-    /// settings.
+    /// A ring in the first of `modes` that works here.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
-    pub(super) fn new(
-        listener: Option<TcpListener>,
-        config: &VanConfig,
-        modes: &[Mode],
-    ) -> Result<Self> {
-        let (io, mode) =
-            probe::open(modes).map_err(|reason| Error::Unavailable { van: super::NAME, reason })?;
-        Ok(Ring {
-            io,
-            mode,
-            listener,
-            accept: Operation::default(),
-            accept_many: true,
-            lanes: Vec::new(),
-            free: Vec::new(),
-            sends: Vec::new(),
-            receives: Vec::new(),
-            tries: Vec::new(),
-            eager: 0,
-            eager_max: if config.wait == Wait::Block { 0 } else { EAGER_LANES_MAX },
-            under_way: 0,
-            queue_depth: config.queue_depth,
-            done: VecDeque::new(),
-            counters: Counters::default(),
-        })
+    pub(super) fn new(modes: &[Mode]) -> Result<Ring> {
+        let unavailable = |reason| Error::Unavailable { van: Ring::NAME, reason };
+        let (io, mode) = probe::open(modes).map_err(unavailable)?;
+        Ok(Ring { io, mode, listener: None, system_calls: 0, completed: Vec::new() })
     }
 
-    /// How it was set up.
-    pub(super) fn mode(&self) -> Mode {
-        self.mode
+    /// Queues a poll operation for `events` of an open socket.
+    fn poll(&mut self, socket: RawFd, events: i16, about: About) -> io::Result<()> {
+        let entry = opcode::PollAdd::new(types::Fd(socket), events as u32).build();
+        self.push(entry.user_data(about.user_data()))
     }
 
-    /// What has been done so far.
-    pub(super) fn counters(&self) -> Counters {
-        self.counters
-    }
-
-    /// Takes a connection in and begins to receive on it. The socket must be in blocking mode: what would block is then
-    /// continued by the kernel when it can be.
-    pub(super) fn add(&mut self, socket: TcpStream, sender: Sender, receiver: Receiver) -> Slot {
-        let lane = Box::new(Lane::new(socket, sender, receiver));
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.lanes.push(None);
-            self.lanes.len() - 1
-        });
-        self.lanes[slot] = Some(lane);
-        self.list_send(slot);
-        self.list_receive(slot);
-        slot
-    }
-
-    /// Queues a frame; see [`Sender::frame`].
-    pub(super) fn frame(&mut self, slot: Slot, frame: Buffer) -> Result<()> {
-        self.lane(slot).sender.frame(frame)?;
-        self.list_send(slot);
-        Ok(())
-    }
-
-    /// Queues a write; see [`Sender::write`].
-    pub(super) fn write(&mut self, slot: Slot, data: Gather, into: &Offer, at: u64) -> Result<()> {
-        self.lane(slot).sender.write(data, into, at)?;
-        self.list_send(slot);
-        Ok(())
-    }
-
-    fn lane(&mut self, slot: Slot) -> &mut Lane {
-        self.lanes[slot].as_mut().expect("a peer's slot holds its lane")
-    }
-
-    /// Whether everything posted to a lane has left.
-    pub(super) fn is_flushed(&self, slot: Slot) -> bool {
-        self.lanes[slot].as_ref().is_none_or(|lane| lane.is_flushed())
-    }
-
-    /// Tells the peer that nothing more will be sent.
-    pub(super) fn finish(&mut self, slot: Slot) {
-        if let Some(lane) = &self.lanes[slot] {
-            // A socket that is broken already says so here; its receive tells the rest.
-            let _ = lane.socket.shutdown(Shutdown::Write);
+    /// Queues an operation, by way of a system call where there is no room.
+    fn push(&mut self, entry: squeue::Entry) -> io::Result<()> {
+        while self.io.submission().is_full() {
+            self.enter(None)?;
+            let mut completed = std::mem::take(&mut self.completed);
+            self.reap(&mut completed);
+            self.completed = completed;
         }
+        // SAFETY: polls and cancellations name no memory. Descriptors are those of open sockets,
+        // and are handed over before these are closed: see `close`.
+        unsafe { self.io.submission().push(&entry) }.map_err(io::Error::other)
     }
 
-    /// Hands `bytes` received bytes to the lane's [`Receiver`]; see [`Receiver::received`]. What its handshake has this side say is
-    /// queued.
-    pub(super) fn received(
-        &mut self,
-        slot: Slot,
-        bytes: usize,
-        pool: &Pool,
-        offers: &mut Offers,
-        events: &mut Vec<Event>,
-    ) -> Result<(), String> {
-        let depth = self.queue_depth;
-        let lane = self.lanes[slot].as_mut().expect("a peer's slot holds its lane");
-        assert!(!lane.receive.under_way, "the kernel still writes where this would cut");
-        let (frames, copied) =
-            (lane.receiver.frames_received(), lane.receiver.payload_bytes_copied());
-        let result = lane.receiver.received(bytes, pool, offers, events);
-        self.counters.frames_received += lane.receiver.frames_received() - frames;
-        self.counters.payload_bytes_copied += lane.receiver.payload_bytes_copied() - copied;
-        if let Some(reply) = lane.receiver.take_reply() {
-            lane.sender.reply(reply, depth);
-            self.list_send(slot);
-        }
-        result
-    }
-
-    /// Closes a connection. The lane stays until the kernel has given its operations back: then [`Ring::is_closed`].
-    pub(super) fn close(&mut self, slot: Slot) {
-        if let Some(lane) = &mut self.lanes[slot] {
-            lane.closing = true;
-            // Ends what waits for the peer; fails only where the connection is gone, which ends it as well.
-            let _ = lane.socket.shutdown(Shutdown::Both);
-            self.list_send(slot);
-            self.list_receive(slot);
-        }
-    }
-
-    /// Whether a lane was closed and the kernel has let go of it.
-    pub(super) fn is_closed(&self, slot: Slot) -> bool {
-        let lane = self.lanes[slot].as_deref();
-        lane.is_some_and(|lane| lane.closing && !lane.send.under_way && !lane.receive.under_way)
-    }
-
-    /// Takes a lane out that [`Ring::is_closed`], and drops what was posted on it and what was coming in.
-    pub(super) fn remove(&mut self, slot: Slot) {
-        assert!(self.is_closed(slot), "the kernel still works on this lane");
-        let lane = self.lanes[slot].take().expect("a closed lane is there");
-        self.eager -= usize::from(lane.misses.is_some());
-        self.free.push(slot);
-    }
-
-    /// Starts to accept, unless that goes on already.
-    #[inline]
-    pub(super) fn accept(&mut self) {
-        if !self.accept.under_way && self.listener.is_some() {
-            self.begin_to_accept();
-        }
-    }
-
-    #[cold]
-    fn begin_to_accept(&mut self) {
-        let Some(listener) = &self.listener else { return };
-        let socket = types::Fd(listener.as_raw_fd());
-        let entry = if self.accept_many {
-            opcode::AcceptMulti::new(socket).flags(libc::SOCK_CLOEXEC).build()
-        } else {
-            let (address, len) = (std::ptr::null_mut(), std::ptr::null_mut());
-            opcode::Accept::new(socket, address, len).flags(libc::SOCK_CLOEXEC).build()
+    /// Hands queued operations to the kernel, and has it complete what is ready; sleeps for up to
+    /// `timeout` until something is, if one is given.
+    fn enter(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.system_calls += 1;
+        let entered = match timeout {
+            None => self.io.submitter().submit(),
+            Some(timeout) => {
+                let timeout = types::Timespec::from(timeout);
+                let arguments = types::SubmitArgs::new().timespec(&timeout);
+                self.io.submitter().submit_with_args(1, &arguments)
+            }
         };
-        self.accept.under_way = self.push(entry.user_data(user_data(0, Tag::Accept)));
-        self.under_way += usize::from(self.accept.under_way);
+        tolerate(entered)
     }
 
-    /// As if the kernel had declined to accept many at once.
-    #[cfg(test)]
-    pub(super) fn accept_one_at_a_time(&mut self) {
-        assert!(!self.accept.under_way, "too late");
-        self.accept_many = false;
-    }
-
-    /// Whether anything was posted that has not been handed to the kernel.
-    #[inline]
-    pub(super) fn has_posted(&self) -> bool {
-        !self.sends.is_empty()
-    }
-
-    /// Whether a lane waits to be looked after by [`Ring::submit`], other than to be tried again.
-    pub(super) fn has_work(&self) -> bool {
-        !self.sends.is_empty() || !self.receives.is_empty()
-    }
-
-    /// Serves the lanes that are tried by a call each, and hands the kernel everything else there is to do in one; in none if
-    /// there is nothing and no completion is held back.
-    ///
-    /// # Errors
-    /// [`Error::Os`] when the ring itself fails.
-    pub(super) fn submit(&mut self, offers: &mut Offers) -> Result<()> {
-        self.stage(Some(offers));
-        self.enter()
-    }
-
-    /// Hands the kernel what is queued, if anything is or a completion is held back.
-    fn enter(&mut self) -> Result<()> {
-        let queue = self.io.submission();
-        if queue.is_empty() && !queue.taskrun() && !queue.cq_overflow() {
-            return Ok(());
-        }
-        drop(queue);
-        self.counters.system_calls += 1;
-        tolerate(self.io.submitter().submit())
-    }
-
-    /// Sleeps until something completes, or `timeout` has passed.
-    ///
-    /// # Errors
-    /// As [`Ring::submit`].
-    pub(super) fn sleep(&mut self, timeout: Duration) -> Result<()> {
-        self.stage(None);
-        let timeout = types::Timespec::from(timeout);
-        let arguments = types::SubmitArgs::new().timespec(&timeout);
-        self.counters.system_calls += 1;
-        self.counters.sleeps += 1;
-        tolerate(self.io.submitter().submit_with_args(1, &arguments))
-    }
-
-    /// The next thing that has finished, if any. Makes no system call.
-    #[inline]
-    pub(super) fn next(&mut self) -> Option<Done> {
-        if self.done.is_empty() && self.io.completion().is_empty() {
-            return None;
-        }
-        self.next_done()
-    }
-
-    fn next_done(&mut self) -> Option<Done> {
-        if let Some(done) = self.done.pop_front() {
-            if let Done::Received(slot, _) = done {
-                self.list_receive(slot);
-            }
-            return Some(done);
-        }
-        loop {
-            let entry = self.io.completion().next()?;
-            let (slot, tag) = parts(entry.user_data());
-            match tag {
-                Tag::Cancel => {}
-                Tag::Accept => {
-                    if let Some(done) = self.accepted(&entry) {
-                        return Some(done);
-                    }
-                }
-                Tag::Send => return Some(self.sent(slot, entry.result())),
-                Tag::Receive => return Some(self.came(slot, entry.result())),
-            }
-        }
-    }
-
-    /// Takes note of one receive by the kernel: from now on the lane is tried, if it may be.
-    fn came(&mut self, slot: Slot, code: i32) -> Done {
-        let lane = self.lanes[slot].as_mut().expect("a lane with an operation stays");
-        lane.receive.ended();
-        self.under_way -= 1;
-        if lane.misses.is_none() && self.eager < self.eager_max && lane.receiver.is_greeted() {
-            self.eager += 1;
-            lane.misses = Some(0);
-        }
-        let result = result(code);
-        self.counters.bytes_received += *result.as_ref().unwrap_or(&0) as u64;
-        self.list_receive(slot);
-        Done::Received(slot, result)
-    }
-
-    /// Takes note of one accept; none if the kernel only declined to accept many at once.
-    fn accepted(&mut self, entry: &cqueue::Entry) -> Option<Done> {
-        if !cqueue::more(entry.flags()) {
-            self.accept = Operation::default();
-            self.under_way -= 1;
-        }
-        match result(entry.result()) {
-            Ok(fd) => {
-                // SAFETY: an accept that succeeds returns a new file descriptor, each once, and nobody else knows it.
-                let socket = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-                Some(Done::Accepted(Ok(TcpStream::from(socket))))
-            }
-            Err(error) if self.accept_many && error.raw_os_error() == Some(libc::EINVAL) => {
-                self.accept_many = false;
-                self.accept();
-                None
-            }
-            Err(error) => Some(Done::Accepted(Err(error))),
-        }
-    }
-
-    fn sent(&mut self, slot: Slot, code: i32) -> Done {
-        let lane = self.lanes[slot].as_mut().expect("a lane with an operation stays");
-        lane.send.ended();
-        self.under_way -= 1;
-        let result = result(code).map(|bytes| lane.left(bytes, &mut self.counters));
-        if !lane.is_flushed() {
-            self.list_send(slot);
-        }
-        Done::Sent(slot, result)
-    }
-
-    /// Queues a submission, making room by a system call where needed; false when there is none even so.
-    fn push(&mut self, entry: squeue::Entry) -> bool {
-        if self.io.submission().is_full() {
-            self.counters.system_calls += 1;
-            if self.io.submitter().submit().is_err() {
-                return false;
-            }
-        }
-        // SAFETY: the memory that `entry` names, slices and headers included, belongs to a boxed lane: its `Sender`'s queued
-        // units, its `Receiver`'s spaces, its own arrays. The caller marks the operation as under way, and until its
-        // completion is reaped the lane stays (`remove` asserts it, `drop` leaks it), `received` asserts that no receive is
-        // under way before it touches the spaces, `sent` runs only on the completion of the send;
-        // otherwise the `Sender` is only added to: its queue has room for its depth before the
-        // first unit, so that units stay where they are, a message of the handshake lies by itself, and so does what is sealed,
-        // which is replaced once it has left. An accept and a cancellation name no memory. The file descriptors are open as long as
-        // their lane or this ring.
-        unsafe { self.io.submission().push(&entry) }.is_ok()
+    /// Reads what has been completed.
+    fn reap(&mut self, reports: &mut Vec<Report>) {
+        reports
+            .extend(self.io.completion().filter_map(|entry| About::of(entry.user_data()).report()));
     }
 }
 
+impl Engine for Ring {
+    const NAME: &'static str = "uring";
+
+    type Socket = TcpStream;
+
+    fn open(_: &VanConfig) -> Result<Ring> {
+        let ring = Ring::new(&Mode::BEST_FIRST)?;
+        tracing::debug!(mode = ?ring.mode, "io_uring");
+        Ok(ring)
+    }
+
+    fn listen(&mut self, address: SocketAddr) -> io::Result<SocketAddr> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let bound = listener.local_addr()?;
+        self.listener = Some(listener);
+        Ok(bound)
+    }
+
+    fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
+        let listener = self.listener.as_ref().ok_or(io::ErrorKind::WouldBlock)?;
+        let descriptor = listener.as_raw_fd();
+        let accepted = listener.accept();
+        if matches!(&accepted, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
+            self.poll(descriptor, libc::POLLIN, About::Listener)?;
+        }
+        let (socket, from) = accepted?;
+        socket.set_nonblocking(true)?;
+        Ok((socket, from))
+    }
+
+    fn connect(&mut self, address: SocketAddr) -> io::Result<TcpStream> {
+        let kind = Type::STREAM.nonblocking();
+        let socket = socket2::Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
+        match socket.connect(&address.into()) {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+            _ => Ok(socket.into()),
+        }
+    }
+
+    fn watch(
+        &mut self,
+        number: u32,
+        socket: &mut TcpStream,
+        watched: Interest,
+        wanted: Interest,
+    ) -> io::Result<()> {
+        let missing = wanted.without(watched);
+        if missing.reads {
+            self.poll(socket.as_raw_fd(), libc::POLLIN | libc::POLLRDHUP, About::Reads(number))?;
+        }
+        if missing.writes {
+            self.poll(socket.as_raw_fd(), libc::POLLOUT, About::Writes(number))?;
+        }
+        Ok(())
+    }
+
+    /// Its watches hold the connection open, so they are made to end: by hanging up.
+    fn close(&mut self, socket: TcpStream) {
+        // A watch that is still queued would be one of whatever has this descriptor next.
+        if !self.io.submission().is_empty() && self.enter(None).is_err() {
+            std::mem::forget(socket); // the ring is broken, and the transport with it
+            return;
+        }
+        // Fails only where the connection is gone already.
+        let _ = socket.shutdown(Shutdown::Both);
+    }
+
+    fn wait(&mut self, timeout: Duration, reports: &mut Vec<Report>) -> io::Result<()> {
+        reports.append(&mut self.completed);
+        if !timeout.is_zero() && reports.is_empty() {
+            self.enter(Some(timeout))?;
+        } else {
+            let queue = self.io.submission();
+            let has_work = !queue.is_empty() || queue.taskrun() || queue.cq_overflow();
+            drop(queue);
+            if has_work {
+                self.enter(None)?;
+            }
+        }
+        self.reap(reports);
+        Ok(())
+    }
+
+    fn system_calls(&self) -> u64 {
+        self.system_calls
+    }
+}
+
+/// Whoever listens next at the same address can: the kernel holds the listener for as long as it
+/// polls it.
 impl Drop for Ring {
     fn drop(&mut self) {
-        for slot in 0..self.lanes.len() {
-            self.close(slot);
+        if self.listener.is_some() {
+            let cancel = opcode::AsyncCancel::new(About::Listener.user_data()).build();
+            let queued = self.push(cancel.user_data(About::Nothing.user_data()));
+            // Nothing can be done about a kernel that refuses.
+            let _ = queued.and_then(|()| self.enter(Some(LET_GO)));
         }
-        if self.accept.under_way {
-            self.push(cancel(0, Tag::Accept).user_data(user_data(0, Tag::Cancel)));
+    }
+}
+
+impl Socket for TcpStream {
+    fn stream(&mut self) -> &mut (impl Read + Write) {
+        self
+    }
+
+    fn options(&self) -> SockRef<'_> {
+        SockRef::from(self)
+    }
+
+    /// Without the signal that would end a process which does not ignore it.
+    fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match slices {
+            [slice] => self.options().send_with_flags(slice, libc::MSG_NOSIGNAL),
+            slices => self.options().send_vectored_with_flags(slices, libc::MSG_NOSIGNAL),
         }
-        let began = Instant::now();
-        while self.under_way > 0 && began.elapsed() < LET_GO {
-            self.stage(None);
-            if self.enter().is_err() || self.sleep(Duration::from_millis(10)).is_err() {
-                break;
-            }
-            while self.next().is_some() {}
+    }
+}
+
+/// What an operation is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum About {
+    Nothing,
+    Listener,
+    /// Whether this lane's socket can be read.
+    Reads(u32),
+    /// Whether it can be written.
+    Writes(u32),
+}
+
+impl About {
+    /// The number that comes back with the operation's completion.
+    fn user_data(self) -> u64 {
+        let (kind, number) = match self {
+            About::Nothing => (0, 0),
+            About::Listener => (1, 0),
+            About::Reads(number) => (2, number),
+            About::Writes(number) => (3, number),
+        };
+        u64::from(number) << 2 | kind
+    }
+
+    fn of(user_data: u64) -> About {
+        let number = (user_data >> 2) as u32;
+        match user_data & 3 {
+            0 => About::Nothing,
+            1 => About::Listener,
+            2 => About::Reads(number),
+            _ => About::Writes(number),
         }
-        for lane in self.lanes.drain(..).flatten() {
-            if lane.send.under_way || lane.receive.under_way {
-                // The kernel may still use its memory, and nobody will learn when it has stopped: never free it.
-                tracing::warn!(
-                    "the kernel kept an operation of a closed connection; its memory stays with it"
-                );
-                std::mem::forget(lane);
-            }
+    }
+
+    fn report(self) -> Option<Report> {
+        let lane = |number, reads| {
+            Some(Report::Lane { number, ready: Interest { reads, writes: !reads } })
+        };
+        match self {
+            About::Nothing => None,
+            About::Listener => Some(Report::Caller),
+            About::Reads(number) => lane(number, true),
+            About::Writes(number) => lane(number, false),
         }
+    }
+}
+
+/// Passes over errors that only mean "later": a signal, a timeout, completions to be reaped first.
+fn tolerate(entered: io::Result<usize>) -> io::Result<()> {
+    match entered.as_ref().map_err(io::Error::raw_os_error) {
+        Ok(_) | Err(Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN)) => Ok(()),
+        Err(_) => entered.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn completions_tell_what_they_are_about() {
+        let of_lanes = [0, 1, 12345, u32::MAX].into_iter();
+        let of_lanes = of_lanes.flat_map(|number| [About::Reads(number), About::Writes(number)]);
+        for about in of_lanes.chain([About::Nothing, About::Listener]) {
+            assert_eq!(About::of(about.user_data()), about);
+        }
+    }
+
+    #[test]
+    fn only_what_means_later_is_passed_over() {
+        let entered = |errno| tolerate(Err(io::Error::from_raw_os_error(errno)));
+        assert!(tolerate(Ok(3)).is_ok());
+        for errno in [libc::EINTR, libc::ETIME, libc::EBUSY, libc::EAGAIN] {
+            assert!(entered(errno).is_ok(), "{errno}");
+        }
+        let broken = entered(libc::EBADF).map_err(|error| error.raw_os_error());
+        assert_eq!(broken, Err(Some(libc::EBADF)));
     }
 }

@@ -1,7 +1,7 @@
 //! How frames and writes travel on a byte stream: framing without I/O.
 //!
-//! A stream begins with a [handshake](crate::handshake); then units follow, each at a multiple of 8 bytes, of an encrypted lane
-//! in sealed messages (`sealed.rs`):
+//! A stream begins with a [handshake](crate::handshake); then units follow, each at a multiple of 8
+//! bytes, of an encrypted lane in sealed messages (`sealed.rs`):
 //!
 //! ```text
 //! frame    [kind 1, 0][0 u16][len u32][0 u64]            frame bytes, zero padding to 8
@@ -9,10 +9,11 @@
 //! refusal  [kind 3, 0][0 u16][len u32][0 u64]            UTF-8 reason, zero padding to 8; then the stream ends
 //! ```
 //!
-//! [`Sender`] queues units and lists the slices to hand to the socket; a frame is sent from where it lies, and so are the
-//! parts of a write. [`Receiver`] says where the next bytes shall go: frames into a staging buffer, out of which they are cut
-//! without copying; the data of a write straight into the memory that was offered for it, in one call with its prefix where it can
-//! be told what comes (see [`Receiver::spaces_ahead`]).
+//! [`Sender`] queues units and lists the slices to hand to the socket; a frame is sent from where
+//! it lies, and so are the parts of a write. [`Receiver`] says where the next bytes shall go:
+//! frames into a staging buffer, out of which they are cut without copying; the data of a write
+//! straight into the memory that was offered for it, in one call with its prefix where it can be
+//! told what comes (see [`Receiver::spaces_ahead`]).
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (socket, **framing**).
 
@@ -23,7 +24,7 @@ mod send;
 mod tests;
 
 pub use receive::{Receiver, Reply, Spaces};
-pub use send::{SLICES_MAX, Sender};
+pub use send::Sender;
 
 use crate::transport::FRAME_PREFIX;
 

@@ -17,20 +17,23 @@ const _: () = assert!(*VanConfig::FRAME_BYTES.end() <= STAGING / 2);
 /// Smallest room worth a call; with less than that the staging buffer is replaced.
 const ROOM_MIN: usize = 2 << 10;
 
-/// Units behind a write of which nothing is read beyond the prefix of the next: that may be a write again, and then none of
-/// its payload has passed through staging. More than one, since a frame between two writes does not end a series of them.
+/// Units behind a write of which nothing is read beyond the prefix of the next: that may be a write
+/// again, and then none of its payload has passed through staging. More than one, since a frame
+/// between two writes does not end a series of them.
 const ONE_BY_ONE: u8 = 2;
 
-/// Longest write that is expected, in bytes: whatever else comes in its place has to be copied, and longer
-/// writes gain nothing (`van/docs/decisions/0003-long-pushes-over-sockets.md`).
+/// Longest write that is expected, in bytes: whatever else comes in its place has to be copied, and
+/// longer writes gain nothing (`van/docs/decisions/0003-long-pushes-over-sockets.md`).
 const EXPECTED_MAX: usize = 256 << 10;
 
-/// Where the next bytes of the stream go: first into `head`, then into `place`, what is more into `staging`.
+/// Where the next bytes of the stream go: first into `head`, then into `place`, what is more into
+/// `staging`.
 #[derive(Debug)]
 pub struct Spaces<'a> {
     /// For the prefix of a write that is expected; empty when none is, and so where `place` is.
     pub head: &'a mut [u8],
-    /// The rest of a write that is under way, or all of one that is expected; empty when there is none.
+    /// The rest of a write that is under way, or all of one that is expected; empty when there is
+    /// none.
     pub place: &'a mut [u8],
     /// For what follows.
     pub staging: &'a mut [u8],
@@ -38,7 +41,8 @@ pub struct Spaces<'a> {
 
 /// The state of one incoming stream.
 ///
-/// Invariant: byte `n` of the stream is put at an address that equals `n` modulo 8, so that frames are aligned where they lie.
+/// Invariant: byte `n` of the stream is put at an address that equals `n` modulo 8, so that frames
+/// are aligned where they lie.
 #[derive(Debug)]
 pub struct Receiver {
     peer: PeerId,
@@ -54,7 +58,8 @@ pub struct Receiver {
     writing: Option<Write>,
     /// How many of the units to come are read one by one.
     one_by_one: u8,
-    /// How much shall be read into staging at most before the next look at it; 0: as much as there is.
+    /// How much shall be read into staging at most before the next look at it; 0: as much as there
+    /// is.
     wanted: usize,
     /// Where in its memory the last write began, and how long it was.
     last: (usize, usize),
@@ -111,8 +116,8 @@ struct Expected {
 }
 
 impl Receiver {
-    /// The receiving half of a new connection with `peer`, for frames of up to `frame_bytes_max` bytes. It takes no memory of a pool
-    /// until the peer has proved itself.
+    /// The receiving half of a new connection with `peer`, for frames of up to `frame_bytes_max`
+    /// bytes. It takes no memory of a pool until the peer has proved itself.
     pub fn new(peer: PeerId, greeter: Greeter, frame_bytes_max: usize) -> Self {
         Receiver {
             peer,
@@ -136,7 +141,8 @@ impl Receiver {
         !matches!(self.veil.as_deref(), Some(Veil::Handshake(_)))
     }
 
-    /// What the handshake has this side say, once each: to be asked after every [`Receiver::received`], also where that failed.
+    /// What the handshake has this side say, once each: to be asked after every
+    /// [`Receiver::received`], also where that failed.
     #[inline]
     pub fn take_reply(&mut self) -> Option<Reply> {
         self.reply.take()
@@ -152,10 +158,12 @@ impl Receiver {
         self.payload_bytes_copied
     }
 
-    /// As [`Receiver::spaces`], with place for a write where one is expected: behind a write, if the peer
-    /// may write to one place only, another like it. Both it and its prefix are then read in one call.
+    /// As [`Receiver::spaces`], with place for a write where one is expected: behind a write, if
+    /// the peer may write to one place only, another like it. Both it and its prefix are then read
+    /// in one call.
     ///
-    /// The places are valid until `offers` are changed. Where something else comes, what was offered is written over.
+    /// The places are valid until `offers` are changed. Where something else comes, what was
+    /// offered is written over.
     pub fn spaces_ahead<'a>(&'a mut self, offers: &'a mut Offers) -> Spaces<'a> {
         let (begin, len) = self.last;
         let is_due = self.one_by_one > 0
@@ -201,10 +209,12 @@ impl Receiver {
         }
     }
 
-    /// Takes note of `bytes` more bytes in the [`Receiver::spaces`], and appends what they complete to `events`.
+    /// Takes note of `bytes` more bytes in the [`Receiver::spaces`], and appends what they complete
+    /// to `events`.
     ///
     /// # Errors
-    /// Says why the peer has to be dropped: it sent what it must not, it refused us, or memory ran out.
+    /// Says why the peer has to be dropped: it sent what it must not, it refused us, or memory ran
+    /// out.
     pub fn received(
         &mut self,
         bytes: usize,
@@ -237,7 +247,8 @@ impl Receiver {
             if write.at < write.end {
                 return Ok(());
             }
-            // What is behind the write starts off the slot's alignment by what the padding lacks; see `spaces`.
+            // What is behind the write starts off the slot's alignment by what the padding lacks;
+            // see `spaces`.
             let skew = skew_behind(write.padding, &self.staging);
             self.staging.advance(skew);
         }
@@ -396,7 +407,8 @@ impl Receiver {
         Ok(true)
     }
 
-    /// Moves `bytes` bytes, which came where a write was expected and are none, or another, behind the prefix in front of them.
+    /// Moves `bytes` bytes, which came where a write was expected and are none, or another, behind
+    /// the prefix in front of them.
     #[cold]
     fn move_back(
         &mut self,
@@ -438,8 +450,8 @@ impl Receiver {
         self.staging.split_to(len)
     }
 
-    /// Makes sure that there is room for the next call, and for all of the unit that comes next or is being received: one that
-    /// meets the end of the buffer takes a second call and is copied.
+    /// Makes sure that there is room for the next call, and for all of the unit that comes next or
+    /// is being received: one that meets the end of the buffer takes a second call and is copied.
     fn renew(&mut self, pool: &Pool) -> Result<()> {
         let unit_max = FRAME_PREFIX + self.frame_bytes_max + ALIGN;
         let len = self.staging.len();
@@ -450,7 +462,8 @@ impl Receiver {
         }
     }
 
-    /// Takes a new staging buffer with room for a unit of `need` bytes, and moves the unparsed bytes there.
+    /// Takes a new staging buffer with room for a unit of `need` bytes, and moves the unparsed
+    /// bytes there.
     fn replace(&mut self, need: usize, pool: &Pool) -> Result<(), Error> {
         let skew = self.staging.as_ptr() as usize % ALIGN;
         let mut staging = pool.allocate((skew + need + ROOM_MIN).max(STAGING))?;
@@ -483,7 +496,8 @@ fn behind(padding: usize, staging: &mut [u8]) -> &mut [u8] {
     &mut staging[skew..skew + ahead]
 }
 
-/// How many bytes of `staging` to skip so that its next byte stands `padding` bytes before a multiple of 8.
+/// How many bytes of `staging` to skip so that its next byte stands `padding` bytes before a
+/// multiple of 8.
 fn skew_behind(padding: usize, staging: &[u8]) -> usize {
     (staging.as_ptr() as usize + padding).wrapping_neg() % ALIGN
 }

@@ -1,11 +1,12 @@
-//! Encrypted streams: units are cut into messages that the lane's ciphers seal, and put together again behind them.
+//! Encrypted streams: units are cut into messages that the lane's ciphers seal, and put together
+//! again behind them.
 //!
 //! ```text
 //! message  [len u32][len bytes: up to 32 KiB - 16 of the stream, sealed, and a tag]
 //! ```
 //!
-//! Sealing takes a pass over the bytes at either side and a copy beside it: nothing is sent from where it lies or lands where it
-//! belongs in one call.
+//! Sealing takes a pass over the bytes at either side and a copy beside it: nothing is sent from
+//! where it lies or lands where it belongs in one call.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (socket, framing, **sealed**).
 
@@ -97,7 +98,8 @@ impl Opener {
         &mut self.sealed[self.filled..]
     }
 
-    /// Takes note of `bytes` more bytes in the [`Opener::space`], and hands `with` what the messages among them hold, in order.
+    /// Takes note of `bytes` more bytes in the [`Opener::space`], and hands `with` what the
+    /// messages among them hold, in order.
     ///
     /// # Errors
     /// Says what is wrong with a message; what `with` says.

@@ -12,7 +12,7 @@ use crate::transport::{FRAME_PREFIX, Gather, PeerId, check_write};
 use crate::wire::Offer;
 
 /// Slices that [`Sender::with_slices`] lists at most.
-pub const SLICES_MAX: usize = 64;
+pub(super) const SLICES_MAX: usize = 64;
 
 /// Where a unit or two wait, there is place for so many: less to fill in.
 const SLICES_FEW: usize = 8;
@@ -22,8 +22,8 @@ const PIECES: usize = 4;
 
 static ZEROS: [u8; ALIGN] = [0; ALIGN];
 
-/// What waits to be sent to one peer. From when the peer has proved itself it never grows past its depth, so that its units stay
-/// where they are; what is said before lies by itself.
+/// What waits to be sent to one peer. From when the peer has proved itself it never grows past its
+/// depth, so that its units stay where they are; what is said before lies by itself.
 #[derive(Debug)]
 pub struct Sender {
     peer: PeerId,
@@ -77,7 +77,8 @@ impl Unit {
 }
 
 impl Sender {
-    /// The sending half of a connection with `peer`, which says nothing but what the handshake has it say.
+    /// The sending half of a connection with `peer`, which says nothing but what the handshake has
+    /// it say.
     pub fn new(peer: PeerId) -> Self {
         Sender { peer, depth: 0, sealer: None, queue: VecDeque::new(), sent: 0, frames_sent: 0 }
     }
@@ -87,7 +88,8 @@ impl Sender {
         self.enqueue(Unit::Greeting(message));
     }
 
-    /// Queues what the handshake has this side say, and holds up to `depth` units from when the peer has proved itself.
+    /// Queues what the handshake has this side say, and holds up to `depth` units from when the
+    /// peer has proved itself.
     pub fn reply(&mut self, reply: Reply, depth: usize) {
         let Reply { message, is_proved, cipher } = reply;
         if is_proved {
@@ -128,8 +130,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Queues the reason why this side is about to close the connection, in place of all that has not begun to leave. Nobody is told
-    /// who has not proved himself.
+    /// Queues the reason why this side is about to close the connection, in place of all that has
+    /// not begun to leave. Nobody is told who has not proved himself.
     pub fn refuse(&mut self, reason: &str) {
         if self.depth == 0 {
             return;
@@ -159,9 +161,10 @@ impl Sender {
         self.frames_sent
     }
 
-    /// Calls `with` with the next bytes to send, in order, as up to [`SLICES_MAX`] slices.
+    /// Calls `with` with the next bytes to send, in order, as up to 64 slices.
     ///
-    /// They stay where they are until [`Sender::sent`] has been told that they left, also while more is queued.
+    /// They stay where they are until [`Sender::sent`] has been told that they left, also while
+    /// more is queued.
     pub fn with_slices<T>(&mut self, with: impl FnOnce(&[IoSlice<'_>]) -> T) -> T {
         if self.sealer.is_some() {
             self.with_sealed(with)
@@ -191,7 +194,8 @@ impl Sender {
         with(&slices[..count])
     }
 
-    /// Likewise of an encrypted lane: the message of the handshake that goes first, or what is sealed.
+    /// Likewise of an encrypted lane: the message of the handshake that goes first, or what is
+    /// sealed.
     #[cold]
     fn with_sealed<T>(&mut self, with: impl FnOnce(&[IoSlice<'_>]) -> T) -> T {
         if let Some(Queued { unit: Unit::Greeting(message), .. }) = self.queue.front() {
@@ -210,7 +214,8 @@ impl Sender {
         done
     }
 
-    /// What is left to send, where that is one slice: a small frame, mostly, which a plain call then sends with less to do.
+    /// What is left to send, where that is one slice: a small frame, mostly, which a plain call
+    /// then sends with less to do.
     pub fn only_slice(&self) -> Option<&[u8]> {
         match &self.queue.front()?.unit {
             Unit::Frame(frame)

@@ -1,4 +1,5 @@
-//! What goes into a sender comes out of a receiver, however the stream is cut; nothing else gets in.
+//! What goes into a sender comes out of a receiver, however the stream is cut; nothing else gets
+//! in.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -6,6 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::io::IoSlice;
 
+use super::send::SLICES_MAX;
 use super::*;
 use std::rc::Rc;
 
@@ -138,7 +140,8 @@ impl Lane {
         self.offers.open(PEER, into)
     }
 
-    /// Takes all that is queued from the sender and hands it over in pieces of the sizes that `chunk` says.
+    /// Takes all that is queued from the sender and hands it over in pieces of the sizes that
+    /// `chunk` says.
     fn carry(&mut self, mut chunk: impl FnMut(usize) -> usize) -> Result<(), String> {
         while !self.sender.is_empty() {
             let before = self.wire.len();
@@ -246,7 +249,8 @@ proptest! {
         prop_assert!(events.next().is_none());
     }
 
-    /// With one place to write to at a time, and so often one for which a write is expected that is another, or a frame.
+    /// With one place to write to at a time, and so often one for which a write is expected that is
+    /// another, or a frame.
     #[test]
     fn what_is_not_expected_arrives_as_well(
         items in vec((like_others(), any::<bool>()), 0..30),
@@ -327,7 +331,8 @@ proptest! {
     }
 }
 
-/// Sends `rounds` large writes, `frames` frames behind each, in pieces; returns how many bytes of them were copied.
+/// Sends `rounds` large writes, `frames` frames behind each, in pieces; returns how many bytes of
+/// them were copied.
 fn copied_by(lane: &mut Lane, frames: usize, rounds: usize, fragmented: bool) -> u64 {
     let before = lane.receiver.payload_bytes_copied();
     for round in 0..rounds {
