@@ -53,7 +53,8 @@ impl<E: Engine> Sockets<E> {
     /// listened on: give an address that they can reach, not a wildcard.
     ///
     /// # Errors
-    /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Listen`]; what [`Engine::open`]
+    /// [`Setting`](crate::Error::Setting) as [`VanConfig::check`] says;
+    /// [`Listen`](crate::Error::Listen); what [`Engine::open`]
     /// says.
     pub fn new(config: &VanConfig) -> Result<Sockets<E>> {
         config.check()?;

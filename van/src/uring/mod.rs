@@ -2,7 +2,7 @@
 //!
 //! Asking the ring costs no system call while nothing has become ready, and watching a socket costs
 //! none of its own. What else rings offer was measured, and is not used:
-//! `van/docs/decisions/uring.md`.
+//! `van/docs/decisions/0016-sockets-by-readiness.md`.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (socket, **uring**).
 

@@ -27,7 +27,7 @@ pub(super) enum Mode {
 }
 
 impl Mode {
-    /// Best first, as measured: `van/docs/decisions/uring.md`.
+    /// Best first, as measured: `van/docs/decisions/0016-sockets-by-readiness.md`.
     pub(super) const BEST_FIRST: [Mode; 3] = [Mode::Deferred, Mode::Cooperative, Mode::Plain];
 
     fn build(self) -> io::Result<IoUring> {
