@@ -8,7 +8,7 @@ use caravan_learn::model::Format;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::values::{
-    Delay, count, delay, filters, key_range, large_count, non_negative, pauses, positive,
+    Delay, count, count_to, delay, filters, key_range, large_count, non_negative, pauses, positive,
 };
 
 #[derive(Debug, Subcommand)]
@@ -22,7 +22,7 @@ pub(crate) struct Dbpg {
     /// Training examples, LIBSVM or Criteo text, plain or compressed (.gz, .zst, .xz)
     #[arg(long, value_name = "FILE", required = true, num_args = 1.., help_heading = "Data")]
     pub(crate) data: Vec<PathBuf>,
-    /// Folder where workers keep what they have read, so that later runs on these files parse no text
+    /// Folder where workers keep parsed data, so that later runs on these files parse no text
     #[arg(long, value_name = "DIR", help_heading = "Data")]
     pub(crate) cache: Option<PathBuf>,
     /// Examples to test the model on
@@ -36,14 +36,16 @@ pub(crate) struct Dbpg {
     pub(crate) outcome: Outcome,
 }
 
-/// What is minimised.
+/// The objective.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Objective")]
 pub(crate) struct Objective {
-    /// Weight of the L1 norm, against sums over examples; of several, separated by commas, each begins where the one above it ended
+    /// Weight of the L1 norm against sums over examples; several, separated by commas, go from the
+    /// largest down, each from the solution before it
     #[arg(long, value_name = "L,…", value_delimiter = ',', required = true, value_parser = non_negative)]
     pub(crate) lambda: Vec<f64>,
-    /// N lambdas instead of one: from the smallest that leaves all weights at 0 down to --lambda, each the same part of the one before
+    /// N lambdas instead of one: from the smallest that leaves all weights at 0 down to --lambda,
+    /// each the same part of the one before
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
     pub(crate) lambda_path: Option<u32>,
     /// Weight of half the squared L2 norm: with --lambda the elastic net
@@ -57,38 +59,41 @@ pub(crate) struct Objective {
     pub(crate) positive_weight: f64,
 }
 
-/// How it is minimised.
+/// The method.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Method")]
 pub(crate) struct Method {
     /// Threads of each worker [default: its share of this machine's cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = count_to(1024))]
     pub(crate) worker_threads: Option<u32>,
-    /// Most blocks a worker may be ahead of the slowest answer: a number, or 0..T to begin with T and go down where the objective rises
+    /// Most blocks that a worker may be ahead of the slowest answer: a number, or 0..T to begin
+    /// with T and lower it when the objective rises
     #[arg(long, value_name = "T|0..T", default_value = "0", value_parser = delay)]
     pub(crate) delay: Delay,
     /// Blocks of features; chosen from the data if not given
     #[arg(long, value_name = "B", value_parser = count())]
     pub(crate) blocks: Option<u32>,
-    /// Blocks for each feature of an average example, where their number is not given
+    /// Blocks for each feature of an average example, if --blocks is not given
     #[arg(long, value_name = "R", default_value_t = BLOCK_RATIO, value_parser = positive, conflicts_with = "blocks")]
     pub(crate) block_ratio: f64,
-    /// Leading bits of a key that name its feature group, each of which is cut into blocks by itself; 6 for the fields of Criteo text
+    /// Leading bits of a key that name its feature group; each group has blocks of its own; 6 for
+    /// the fields of Criteo text
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=16), conflicts_with = "blocks")]
     pub(crate) group_bits: u32,
-    /// In which order a pass visits the blocks
+    /// Order in which a pass visits the blocks
     #[arg(long, value_enum, default_value_t = BlockOrder::Key)]
     pub(crate) order: BlockOrder,
-    /// Says which random order
+    /// Seed of the random order
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Keys whose blocks are visited five times before the first pass: single ones, or FIRST..LAST, separated by commas
+    /// Keys whose blocks are visited five times before the first pass: single ones, or FIRST..LAST,
+    /// separated by commas
     #[arg(long, value_name = "KEYS", value_delimiter = ',', value_parser = key_range)]
     pub(crate) prior: Vec<(u64, u64)>,
-    /// Share of the full step that is taken, up to 1: less is slower and bears more delay
+    /// Share of the full step, up to 1: less is slower and tolerates more delay
     #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = positive)]
     pub(crate) learning_rate: f64,
-    /// Relative decrease of the objective to stop at
+    /// Relative decrease of the objective that ends training
     #[arg(long, value_name = "E", value_parser = non_negative, default_value = "1e-9")]
     pub(crate) epsilon: f64,
     /// Passes over the data, at most
@@ -97,7 +102,8 @@ pub(crate) struct Method {
     /// Only the published first-order steps: no Newton steps on the support between passes
     #[arg(long)]
     pub(crate) no_newton: bool,
-    /// Drops features that N examples have, or fewer, all workers together: counted by a sketch, which keeps some of them
+    /// Drops features that at most N examples of all workers have; a sketch counts them, and keeps
+    /// some
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..255))]
     pub(crate) tail_frequency: u8,
     /// Hash functions of that sketch
@@ -106,13 +112,15 @@ pub(crate) struct Method {
     /// Bytes of that sketch for each feature
     #[arg(long, value_name = "R", default_value_t = 2.0, value_parser = positive)]
     pub(crate) countmin_ratio: f64,
-    /// What messages leave out: a list of screen, kkt, skip=SHARE, significant=T, zero, narrow, quantize=BYTES, key-cache, snappy, seed=N; or all, or none
+    /// What messages leave out: a list of screen, kkt, skip=SHARE, significant=T, zero, narrow,
+    /// quantize=BYTES, key-cache, snappy, seed=N; or all, or none
     #[arg(long, value_name = "LIST", value_parser = filters, default_value = "screen,kkt")]
     pub(crate) filters: Filters,
-    /// A model whose weights to begin with, instead of 0
+    /// A model with the weights to begin with, instead of 0
     #[arg(long, value_name = "FILE")]
     pub(crate) warm_start: Option<PathBuf>,
-    /// Share of the blocks, 0 to 1, at which a worker pauses for MS: shows what a delay is worth where machines differ
+    /// Share of the blocks, 0 to 1, at which a worker pauses for MS: shows the effect of a delay if
+    /// machines differ
     #[arg(long, value_name = "SHARE:MS", value_parser = pauses)]
     pub(crate) straggle: Option<Straggle>,
 }
@@ -124,24 +132,25 @@ pub(crate) enum BlockOrder {
     Key,
     /// Another one each pass
     Random,
-    /// First those that gained most in the pass before
+    /// First those with the largest gain in the pass before
     Importance,
 }
 
-/// What becomes of it.
+/// The outputs.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Output")]
 pub(crate) struct Outcome {
-    /// Where to write the model; of several lambdas each has its own, with the lambda before the ending
+    /// Where to write the model; with several lambdas one for each, the lambda before the ending
     #[arg(long, value_name = "OUT")]
     pub(crate) model: Option<PathBuf>,
-    /// How it is written [default: binary if its name ends in .bin, else text]
+    /// Its format [default: binary if its name ends in .bin, else text]
     #[arg(long, value_enum)]
     pub(crate) model_format: Option<ModelFormat>,
-    /// As --warm-start FILE --model FILE: goes on where an interrupted run has left off, or begins if there is no such file yet
+    /// As --warm-start FILE --model FILE: goes on where an interrupted run ended, or begins without
+    /// that file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "warm_start", "lambda_path"])]
     pub(crate) resume: Option<PathBuf>,
-    /// Where to draw how it converged, as SVG
+    /// Where to draw the convergence, as SVG
     #[arg(long, value_name = "OUT.svg")]
     pub(crate) plot: Option<PathBuf>,
 }
@@ -172,7 +181,8 @@ pub(crate) struct Predict {
     /// Examples to score
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     pub(crate) data: Vec<PathBuf>,
-    /// Where to write the predictions: for each row its label, the probability of +1, and the margin, separated by tabs
+    /// Where to write the predictions: for each row its label, the probability of +1, and the
+    /// margin, separated by tabs
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }
@@ -193,7 +203,7 @@ pub(crate) struct Clicks {
     /// Test rows
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     pub(crate) test_rows: u64,
-    /// Everything follows from this
+    /// Seed of all data
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// Draws a row

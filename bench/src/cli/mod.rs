@@ -19,7 +19,8 @@ pub(crate) use self::learn::*;
 use self::values::{address, count_to, hexadecimal, numa, parse_wait};
 use crate::floor::process::Answerer;
 
-/// Moves parameters: push and pull over RDMA, io_uring, shared memory or TCP, and what trains on it.
+/// Moves parameters: push and pull over RDMA, io_uring, shared memory or TCP, and what trains on
+/// it.
 #[derive(Debug, Parser)]
 #[command(name = "caravan", version, max_term_width = 100, subcommand_required = true)]
 pub(crate) struct Cli {
@@ -54,18 +55,19 @@ pub(crate) struct Common {
     /// Runs the whole cluster as threads of this process
     #[arg(long, global = true)]
     pub(crate) in_process: bool,
-    /// Starts no nodes: waits at CARAVAN_SCHEDULER for servers and workers that are started elsewhere
+    /// Starts no nodes: waits at CARAVAN_SCHEDULER for servers and workers that others start
     #[arg(long, global = true, conflicts_with = "in_process")]
     pub(crate) external: bool,
     /// Encrypts all that goes over sockets: the control plane, and data of uring and tcp
     /// [env: CARAVAN_ENCRYPT=1]
     #[arg(long, global = true)]
     pub(crate) encrypt: bool,
-    /// Lets nodes that others can reach do without a secret: whoever reaches them can join, read and end the job
-    /// [env: CARAVAN_INSECURE=1]
+    /// Allows nodes that other hosts can reach to run without a secret: anybody who reaches them
+    /// can join, read and end the job [env: CARAVAN_INSECURE=1]
     #[arg(long, global = true)]
     pub(crate) insecure: bool,
-    /// What an idle thread does: spin, yield, adaptive or block [default: adaptive] [env: CARAVAN_WAIT]
+    /// What an idle thread does: spin, yield, adaptive or block [default: adaptive] [env:
+    /// CARAVAN_WAIT]
     #[arg(long, global = true, value_name = "POLICY", value_parser = parse_wait)]
     pub(crate) wait: Option<Wait>,
     /// Pins server threads to cores, the default [env: CARAVAN_PIN=1]
@@ -122,7 +124,8 @@ pub(crate) enum Command {
     Server(Role),
     /// Runs one worker of a cluster
     Worker(WorkerRole),
-    /// Says which vans work on this machine, and for each that doesn't, why and what to do; draws what runs where
+    /// Lists the vans that work on this machine, with a reason and a remedy for each that does not;
+    /// draws the layout
     Doctor(DoctorArgs),
     /// The other process of a floor, or of `bench verbs`
     #[command(hide = true)]
@@ -131,8 +134,8 @@ pub(crate) enum Command {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DoctorArgs {
-    /// Draws another machine than this one: a file that `lstopo --of xml` wrote, or hwloc's synthetic notation, as
-    /// "pack:2 [numa(memory=8GB)] core:4 pu:2"
+    /// Draws another machine than this one: a file that `lstopo --of xml` wrote, or hwloc's
+    /// synthetic notation, as "pack:2 [numa(memory=8GB)] core:4 pu:2"
     #[arg(long, value_name = "FILE|WORDS")]
     pub(crate) topology: Option<String>,
     /// Only the layout, for another process that libhwloc is not to take with it

@@ -29,10 +29,10 @@ pub(crate) struct Layout {
     /// The device that messages will use, as far as it is known beforehand.
     pub(crate) nic: Option<String>,
     pub(crate) nodes: Vec<Node>,
-    /// Devices that are near no one node.
     pub(crate) devices_elsewhere: Vec<String>,
     pub(crate) threads: Vec<Thread>,
-    /// The kernel's setting of transparent huge pages, for a process's own memory and for shared memory.
+    /// The kernel's setting of transparent huge pages, for a process's own memory and for shared
+    /// memory.
     pub(crate) transparent: Option<String>,
     pub(crate) transparent_shared: Option<String>,
     /// Bytes this process may lock; none for no limit.
@@ -41,7 +41,6 @@ pub(crate) struct Layout {
     pub(crate) notes: Vec<String>,
 }
 
-/// A NUMA node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Node {
     pub(crate) node: usize,
@@ -51,7 +50,6 @@ pub(crate) struct Node {
     pub(crate) huge_pages_free: Option<u64>,
     /// To each node in order, 10 for its own memory; empty if the machine does not tell.
     pub(crate) distances: Vec<u64>,
-    /// The processing units of each core.
     pub(crate) cores: Vec<Vec<usize>>,
     pub(crate) devices: Vec<String>,
 }

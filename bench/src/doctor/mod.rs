@@ -1,5 +1,5 @@
-//! `caravan doctor`: which vans work on this machine, and for each that does not, the reason and the
-//! remedy. Changes nothing.
+//! `caravan doctor`: which vans work on this machine, and for each that does not, the reason and
+//! the remedy. Changes nothing.
 
 mod layout;
 pub(crate) mod machine;
@@ -19,7 +19,6 @@ use crate::cli::{Common, DoctorArgs};
 use crate::cluster;
 use crate::report::Row;
 
-/// One van on this machine.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct VanCheck {
     pub(crate) van: String,

@@ -12,7 +12,6 @@ use crate::cli::values::size;
 use crate::floor::address::{SYSFS, mtu};
 use crate::report::Row;
 
-/// One port of a device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct RdmaDevice {
     pub(crate) device: String,
@@ -48,7 +47,6 @@ pub(crate) struct RdmaGid {
     pub(crate) chosen: bool,
 }
 
-/// An obstacle to RDMA, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Obstacle {
     pub(crate) why: String,
@@ -87,10 +85,8 @@ impl Row for RdmaDevice {
     }
 }
 
-/// RDMA on this machine.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// A row for each port.
     pub(crate) ports: Vec<RdmaDevice>,
     /// What keeps every device from working; none if one works.
     pub(crate) obstacle: Option<Obstacle>,
@@ -161,7 +157,8 @@ fn is_old(gid: &Gid) -> bool {
 fn no_device() -> Obstacle {
     Obstacle::new(
         "this machine has no RDMA device",
-        "nothing is missing without a card; to try RDMA in software: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0",
+        "nothing is missing without a card; to try RDMA in software: modprobe rdma_rxe && \
+         rdma link add rxe0 type rxe netdev eth0",
     )
 }
 
@@ -186,7 +183,8 @@ fn machine_obstacle(
     if !nodes.exists() {
         return Some(Obstacle::new(
             format!("this machine has {names}, but {} is not here", nodes.display()),
-            "in a container: --device=/dev/infiniband --ulimit memlock=-1; else modprobe ib_uverbs rdma_ucm",
+            "in a container: --device=/dev/infiniband --ulimit memlock=-1; \
+             else modprobe ib_uverbs rdma_ucm",
         ));
     }
     let (why, remedy) = reason.split_once("; ").unwrap_or((&reason, "see `dmesg | grep -i rdma`"));
@@ -202,7 +200,8 @@ fn port_obstacle(port: &PortInfo) -> Option<Obstacle> {
         return Some(Obstacle::new(
             format!("the port is {}, its link {}", port.state, port.physical_state),
             format!(
-                "plug the cable in, and: ip link set {named} up; on InfiniBand a subnet manager has to run (opensm)"
+                "plug the cable in, and: ip link set {named} up; \
+                 on InfiniBand a subnet manager has to run (opensm)"
             ),
         ));
     }
@@ -240,12 +239,12 @@ impl Memlock {
         let bytes = self.bytes.filter(|bytes| *bytes < MEMLOCK_BYTES_MIN)?;
         Some(Obstacle::new(
             format!("this process may lock {} of memory only", size(&(bytes as usize))),
-            "ulimit -l unlimited, for good in /etc/security/limits.conf: `* - memlock unlimited`; in a container --ulimit memlock=-1",
+            "ulimit -l unlimited, for good in /etc/security/limits.conf: `* - memlock unlimited`; \
+             in a container --ulimit memlock=-1",
         ))
     }
 }
 
-/// How a limit reads.
 pub(super) fn memlock_text(bytes: Option<u64>) -> String {
     bytes.map_or("no limit".to_owned(), |bytes| size(&(bytes as usize)))
 }

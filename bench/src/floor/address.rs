@@ -1,4 +1,5 @@
-//! Addresses of this machine and their RDMA devices: the connection manager knows devices by address.
+//! Addresses of this machine and their RDMA devices: the connection manager knows devices by
+//! address.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::Path;
@@ -10,12 +11,9 @@ use caravan_van::rdma::verbs::{Channel, Connection, available};
 /// The folder in which the kernel lists devices.
 pub(crate) const SYSFS: &str = "/sys";
 
-/// A device that can carry a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Usable {
-    /// Its name, `mlx5_0`.
     pub(crate) device: String,
-    /// Its address.
     pub(crate) address: IpAddr,
 }
 
@@ -53,8 +51,8 @@ pub(crate) fn usable_named(name: Option<&str>) -> Result<Usable> {
     Ok(all.swap_remove(at))
 }
 
-/// The address of a host on this machine; for a loopback address that of the named device, or of the
-/// first.
+/// The address of a host on this machine; for a loopback address that of the named device, or of
+/// the first.
 pub(crate) fn address_of(host: &str, device: Option<&str>) -> Result<IpAddr> {
     let mut found =
         (host, 0).to_socket_addrs().with_context(|| format!("{host} has no address"))?;

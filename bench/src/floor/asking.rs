@@ -18,8 +18,8 @@ pub(super) trait Lane {
     /// Agrees with the other side on the lengths and on the number of requests in flight.
     fn agree(&mut self, lengths: Lengths, window: usize) -> Result<()>;
 
-    /// Sends requests from `sent` on, `until` at most, without waiting; `done` are answered. Returns
-    /// the first that is not sent.
+    /// Sends requests from `sent` on, `until` at most, without waiting; `done` are answered.
+    /// Returns the first that is not sent.
     fn send(&mut self, sent: u64, done: u64, until: u64) -> Result<u64>;
 
     /// Takes replies from `done` on, and waits if it makes sense to; each has to return its
@@ -41,11 +41,9 @@ pub(super) trait Lane {
     fn last_is(&self, number: u64, expected: &[u8]) -> bool;
 }
 
-/// A floor over a lane.
 #[derive(Debug)]
 pub(super) struct Floor<L> {
     pub(super) lane: L,
-    /// The next request.
     number: u64,
     pulls: bool,
     pub(super) expected: Vec<u8>,

@@ -1,8 +1,8 @@
 //! One queue pair to one peer, set up by the connection manager, and how to wait for it. It carries
 //! the floor's requests, or the messages of `bench verbs`.
 //!
-//! The private data of the connection describe its work, so a connection carries one kind of work and
-//! no protocol: the next kind takes a new connection.
+//! The private data of the connection describe its work, so a connection carries one kind of work
+//! and no protocol: the next kind takes a new connection.
 
 use std::cell::{Ref, RefCell};
 use std::collections::VecDeque;
@@ -39,7 +39,6 @@ const MEMORY_BYTES_MAX: usize = 16 << 30;
 /// The capacity of a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Room {
-    /// Sends in flight.
     pub(crate) sends: usize,
     /// Messages that may come before their memory is given back; [`RECEIVES_AT_ONCE`] more receives
     /// are posted.
@@ -147,7 +146,6 @@ impl Listener {
         Ok(Listener { events, connection })
     }
 
-    /// Its address.
     pub(crate) fn address(&self) -> Result<SocketAddr> {
         self.connection.local_address().context("the listener has no address")
     }
@@ -168,7 +166,6 @@ impl Listener {
 pub(crate) struct Asked {
     events: Rc<Events>,
     connection: Connection,
-    /// Its private data.
     pub(crate) said: Vec<u8>,
 }
 
@@ -283,8 +280,8 @@ impl Link {
         Ok(())
     }
 
-    /// Memory that the other side may write and read: zeros that end with `contents`. It begins at a
-    /// page, since memory across pages costs a device more.
+    /// Memory that the other side may write and read: zeros that end with `contents`. It begins at
+    /// a page, since memory across pages costs a device more.
     pub(crate) fn expose(&self, bytes: usize, contents: &[u8]) -> Result<Exposed> {
         let mut memory = Pool::new(MEMORY_BYTES_MAX).allocate(bytes)?;
         memory.fill(0);
@@ -297,12 +294,14 @@ impl Link {
         &self.memory
     }
 
-    /// Its device.
+    pub(crate) fn wait_policy(&self) -> Wait {
+        self.wait
+    }
+
     pub(crate) fn device(&self) -> Device {
         self.domain.device()
     }
 
-    /// The queue to post work to.
     pub(crate) fn queue(&mut self) -> &mut QueuePair {
         &mut self.queue
     }
@@ -318,7 +317,8 @@ impl Link {
         self.receives.message(slot, bytes).context("a receive ended that was not posted")
     }
 
-    /// Frees the place of a message; its receive is posted together with [`RECEIVES_AT_ONCE`] others.
+    /// Frees the place of a message; its receive is posted together with [`RECEIVES_AT_ONCE`]
+    /// others.
     #[inline]
     pub(crate) fn give_back(&mut self, slot: Slot) -> Result<()> {
         self.receives.again(slot);
@@ -364,14 +364,35 @@ impl Link {
 
     /// Waits by the policy until something completes; `false` when the other side hung up.
     pub(crate) fn wait(&mut self, arrivals: &mut Vec<Arrival>, busy: bool) -> Result<bool> {
-        let mut polls = 0;
+        let mut polls = 0u32;
         self.idle.begin(if busy { PATIENCE } else { Duration::MAX });
         while !self.poll(arrivals)? {
-            if !self.after_empty_poll(&mut polls)? {
+            polls = polls.wrapping_add(1);
+            let mut checks = polls.is_multiple_of(POLLS_A_CHECK);
+            match self.idle.after_empty_look() {
+                Next::Look => {}
+                Next::Sleep(left) => {
+                    self.sleep(left)?;
+                    checks = true;
+                }
+                Next::Return => bail!("the other side said nothing for {PATIENCE:?}"),
+            }
+            if checks && self.is_hung_up()? {
                 return Ok(false);
             }
         }
         Ok(!self.hung_up)
+    }
+
+    /// Sleeps until something completes or happens to the connection.
+    fn sleep(&mut self, left: Duration) -> Result<()> {
+        self.completions.arm()?;
+        if self.completions.poll(&mut self.batch)? == 0 {
+            let fds = [self.completions.fd(), self.events.channel.fd()];
+            sleep(&fds, left.min(SLEEP_MAX))?;
+            self.completions.take_notices()?;
+        }
+        Ok(())
     }
 
     /// Checks memory until `is_written`, yielding by the policy: a write wakes no sleeping thread.
@@ -404,28 +425,6 @@ impl Link {
             self.events.sleep(SLEEP_MAX)?;
         }
         Ok(())
-    }
-
-    /// `false` when the other side hung up.
-    fn after_empty_poll(&mut self, polls: &mut u32) -> Result<bool> {
-        *polls = polls.wrapping_add(1);
-        if polls.is_multiple_of(POLLS_A_CHECK) && self.is_hung_up()? {
-            return Ok(false);
-        }
-        match self.idle.after_empty_look() {
-            Next::Look => {}
-            Next::Sleep(left) => {
-                self.completions.arm()?;
-                if self.completions.poll(&mut self.batch)? == 0 {
-                    let fds = [self.completions.fd(), self.events.channel.fd()];
-                    sleep(&fds, left.min(SLEEP_MAX))?;
-                    self.completions.take_notices()?;
-                }
-                return Ok(!self.is_hung_up()?);
-            }
-            Next::Return => bail!("the other side said nothing for {PATIENCE:?}"),
-        }
-        Ok(true)
     }
 
     /// Whether the other side has hung up.

@@ -1,7 +1,7 @@
 //! The cores of the two sides of a measurement. The van's server thread has a core of its own, so
 //! the floor's other process takes that same core, and the thread that measures both takes another.
-//! Otherwise the kernel may put one pair on a single core and the other pair on two, and their ratio
-//! means nothing.
+//! Otherwise the kernel may put one pair on a single core and the other pair on two, and their
+//! ratio means nothing.
 
 use std::path::Path;
 
@@ -12,8 +12,8 @@ use caravan_numa::Topology;
 /// Core of the first server thread.
 pub(crate) const SERVER: usize = 0;
 
-/// Pins the calling thread to the core of thread `seat`, counted over all server threads and beyond.
-/// A thread without a core of its own stays free.
+/// Pins the calling thread to the core of thread `seat`, counted over all server threads and
+/// beyond. A thread without a core of its own stays free.
 pub(crate) fn pin(seat: usize, config: &NodeConfig) {
     let topology = match Topology::this_machine() {
         Ok(topology) => topology,

@@ -25,11 +25,9 @@ pub(crate) enum Answerer {
     Device,
 }
 
-/// The other process.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
-    /// Where it listens.
     pub(crate) address: String,
 }
 

@@ -6,6 +6,8 @@
 //! into its own segment and counts it, and the asking side copies the reply out. Short messages are
 //! also copied in each time. Long ones lie there from the start, as values do that a van sends from
 //! where they lie: each is copied once.
+//!
+//! `caravan_van::shm::bare` maps the segments: that is unsafe code, which this program has none of.
 
 use std::time::Duration;
 
@@ -21,7 +23,6 @@ use super::process::{Answerer, Process, say_address};
 const SHORT_BYTES_MAX: usize = 32 << 10;
 /// Places begin at multiples of this: two cache lines.
 const ALIGN: usize = 128;
-/// Most requests in flight.
 const WINDOW_MAX: u64 = 1 << 16;
 /// Most bytes of one side's segment.
 const SEGMENT_BYTES_MAX: usize = 8 << 30;
@@ -33,7 +34,6 @@ pub(super) fn spawn(wait: Wait) -> Result<Floor<Asking>> {
     Ok(Floor::new(lane, Some(process)))
 }
 
-/// The asking side.
 #[derive(Debug)]
 pub(super) struct Asking {
     channel: Channel,
@@ -106,7 +106,8 @@ struct Segments {
 }
 
 impl Segments {
-    /// `sent` is the pattern of this side's messages; those of the other side have `received` bytes.
+    /// `sent` is the pattern of this side's messages; those of the other side have `received`
+    /// bytes.
     fn new(mut bare: Bare, window: u64, sent: &[u8], received: usize) -> Self {
         for place in 0..window as usize {
             bare.write(place * stride(sent.len()), sent);
@@ -154,7 +155,6 @@ pub(super) fn run(wait: Wait) -> Result<()> {
     serve(&listener.accept().context("the floor cannot accept")?, wait)
 }
 
-/// Answers requests until the other side hangs up.
 fn serve(channel: &Channel, wait: Wait) -> Result<()> {
     while let Some(([request, reply, window, _], theirs)) =
         channel.numbers().context("the floor waits for its other process")?

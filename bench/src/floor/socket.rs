@@ -1,10 +1,10 @@
-//! The floor of the vans over sockets: one TCP connection, set up as the vans set up theirs, without
-//! batches. Each message costs one call to write where it is sent and at least one to read where it
-//! is received.
+//! The floor of the vans over sockets: one TCP connection, set up as the vans set up theirs,
+//! without batches. Each message costs one call to write where it is sent and at least one to read
+//! where it is received.
 //!
 //! Each request in flight has memory of its own, as in any program: to be sent from, and to be
-//! received into at both ends. The answering side replies from one place, as a server does with what
-//! it stores.
+//! received into at both ends. The answering side replies from one place, as a server does with
+//! what it stores.
 //!
 //! A request starts with its number, which the reply returns. The number [`CHANGE`] means: the next
 //! three words are the lengths and the window from now on. That is the whole protocol.
@@ -32,7 +32,6 @@ pub(super) fn spawn(wait: Wait) -> Result<Floor<Asking>> {
     Ok(Floor::new(lane, Some(process)))
 }
 
-/// The asking side.
 #[derive(Debug)]
 pub(super) struct Asking {
     socket: Socket,
@@ -145,7 +144,6 @@ pub(super) fn run(host: IpAddr, wait: Wait) -> Result<()> {
     serve(stream, wait)
 }
 
-/// Answers requests until the other side hangs up.
 fn serve(stream: TcpStream, wait: Wait) -> Result<()> {
     let mut socket = Socket::new(stream, wait)?;
     let mut requests = Incoming::new(HEADER_BYTES, 1);

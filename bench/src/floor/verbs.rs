@@ -1,10 +1,10 @@
 //! The floor of the van over RDMA: one queue pair, and as little code around it as possible.
 //!
 //! A message up to the van's eager limit goes by SEND, inside the work request if the device can. A
-//! longer one goes by one RDMA WRITE with immediate data into memory that the other side exposed when
-//! the connection was made; it has a place for each message in the window. One short message in
-//! sixteen asks for its completion, and every long one. Up to sixteen requests of a window leave at
-//! one doorbell, and so do the replies to requests that arrived together.
+//! longer one goes by one RDMA WRITE with immediate data into memory that the other side exposed
+//! when the connection was made; it has a place for each message in the window. One short message
+//! in sixteen asks for its completion, and every long one. Up to sixteen requests of a window leave
+//! at one doorbell, and so do the replies to requests that arrived together.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -32,7 +32,6 @@ const LIST_MAX: usize = 16;
 const SIGNAL_EVERY: usize = 16;
 /// Most bytes inside a work request: a ConnectX takes so many without a shorter queue.
 const INLINE_BYTES: usize = 220;
-/// Most requests in flight.
 const WINDOW_MAX: u64 = 4096;
 
 /// What both sides agree on.
@@ -162,8 +161,8 @@ impl Side {
         Ok(self.link.queue().ring(signal)?)
     }
 
-    /// Waits until messages have come and passes the number of each to `each`; `false` when the other
-    /// side hung up.
+    /// Waits until messages have come and passes the number of each to `each`; `false` when the
+    /// other side hung up.
     fn receive(&mut self, busy: bool, mut each: impl FnMut(u64) -> Result<()>) -> Result<bool> {
         let stands = self.link.wait(&mut self.arrivals, busy)?;
         for arrival in self.arrivals.drain(..) {
@@ -213,14 +212,12 @@ pub(super) fn spawn(config: &NodeConfig) -> Result<Floor<Asking>> {
     Ok(Floor::new(lane, Some(process)))
 }
 
-/// The asking side.
 pub(super) struct Asking {
     host: IpAddr,
     wait: Wait,
     eager: usize,
     listener: SocketAddr,
     side: Option<Side>,
-    /// Most messages at one doorbell.
     list: usize,
 }
 
@@ -295,7 +292,6 @@ pub(super) fn run(host: IpAddr, wait: Wait) -> Result<()> {
     }
 }
 
-/// Answers requests until the other side hangs up.
 fn serve(asked: Asked, wait: Wait) -> Result<()> {
     let (agreement, remote) = match Agreement::read(&asked.said) {
         Ok(read) => read,

@@ -23,7 +23,6 @@ const TABLE_FIRST: u32 = 1 << 16;
 /// Share of the time that does not count: until all workers have begun.
 const WARM_UP: f64 = 0.2;
 
-/// What each worker does.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct CrowdTask {
     /// Of its requests, which have one key.
@@ -93,7 +92,6 @@ pub(crate) fn sum_up(config: &ClusterConfig, answers: Vec<Value>) -> Result<Crow
 pub(crate) struct Crowded;
 
 impl Crowded {
-    /// The name of its tasks.
     pub(crate) const NAME: &str = "bench-crowd";
 }
 

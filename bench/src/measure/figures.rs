@@ -10,7 +10,6 @@ pub(super) fn nanoseconds() -> Histogram<u64> {
         .expect("three digits up to a minute is in range")
 }
 
-/// Adds a time to a histogram of nanoseconds.
 pub(super) fn record(nanos: &mut Histogram<u64>, took: Duration) {
     nanos.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1));
 }
@@ -30,22 +29,18 @@ pub(super) fn micro(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }
 
-/// Two decimals, in a column.
 pub(super) fn ratio(value: &f64) -> String {
     format!("{value:.2}")
 }
 
-/// Four decimals, in a column.
 pub(super) fn four(value: &f64) -> String {
     format!("{value:.4}")
 }
 
-/// Three decimals, in a column.
 pub(super) fn three(value: &f64) -> String {
     format!("{value:.3}")
 }
 
-/// Millions of bytes, in a column.
 pub(super) fn megabytes(bytes: &u64) -> String {
     format!("{:.2}", *bytes as f64 / 1e6)
 }

@@ -119,7 +119,6 @@ impl Timed {
     }
 }
 
-/// One batch.
 pub(super) fn batch(effort: Effort, subject: &mut dyn Subject) -> Result<Timed> {
     let mut timed = Timed::default();
     for _ in 0..effort.warm_up() {

@@ -114,9 +114,7 @@ pub(crate) fn run(common: &Common) -> Result<()> {
     let bench = Bench::new(cluster::config(common)?.node, Effort { batches, batch })?;
     let mut report = Machine::first(common, 0)?;
     if bench.topology.nodes().len() < 2 {
-        say(
-            "this machine has one NUMA node: no placement is wrong for its memory, only cores differ",
-        );
+        say("this machine has one NUMA node: no memory is far, only cores differ");
     }
     for row in bench.measure()? {
         report.row(&row)?;
@@ -129,9 +127,7 @@ struct Bench {
     topology: Topology,
     worker: Seat,
     cases: Vec<Case>,
-    /// Of small pushes.
     small: Effort,
-    /// Of large ones.
     large: Effort,
 }
 

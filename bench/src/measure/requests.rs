@@ -328,8 +328,8 @@ fn spec(id: u32, keys: usize, width: usize) -> Result<TableSpec> {
 /// One key of so many is in use, as in data with many features.
 const KEY_GAP: u64 = 1 << 14;
 
-/// The key at a place in the sorted list of those in use: a random one in its part of the key range.
-/// bench/peers/ps_lite.cc has the same.
+/// The key at a place in the sorted list of those in use: a random one in its part of the key
+/// range. bench/peers/ps_lite.cc has the same.
 fn scattered(place: u64) -> u64 {
     let random = (place + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     place * KEY_GAP + if place == 0 { 0 } else { random % KEY_GAP }
@@ -401,7 +401,8 @@ mod tests {
         cluster.shutdown().unwrap();
     }
 
-    /// A stranger changes the last value behind the bench's back: every pull of it is wrong, and so is what pushes left.
+    /// A stranger changes the last value behind the bench's back: every pull of it is wrong, and so
+    /// is what pushes left.
     #[test]
     fn a_value_that_changed_is_seen() {
         let cluster = cluster();

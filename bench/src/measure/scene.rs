@@ -37,14 +37,12 @@ const TIME_MAX: Duration = Duration::from_millis(1500);
 
 const SHAPE: Shape = Shape { op: Op::Push, keys: 1, bytes: 8, window: 1 };
 
-/// One scene of so many requests.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Task {
     pub(super) scene: Scene,
     pub(super) requests: u64,
 }
 
-/// The answer to a task.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Measured {
     pub(super) van: String,
@@ -57,14 +55,12 @@ pub(super) struct Measured {
     pub(super) cpu_us_per_msg: f64,
 }
 
-/// Runs the tasks.
 #[derive(Default)]
 pub(crate) struct Waits {
     tables: Tables,
 }
 
 impl Waits {
-    /// The name of its tasks.
     pub(crate) const NAME: &str = "bench-wait";
 
     fn measure(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value> {

@@ -54,9 +54,11 @@ row! {
         syscalls_per_msg: f64 => "calls" as three,
         /// Bytes of a request that the worker copied in user space, header included.
         bytes_copied_per_msg: f64 => "copied" as whole,
-        /// Time that the worker's thread had a core, in microseconds; 0 if the kernel does not tell.
+        /// Time that the worker's thread had a core, in microseconds; 0 if the kernel does not
+        /// tell.
         cpu_us_per_msg: f64 => "cpu us" as three,
-        /// The same of all server threads together. A thread that polls takes all the time there is.
+        /// The same of all server threads together. A thread that polls takes all the time there
+        /// is.
         server_syscalls_per_msg: f64 => "srv calls" as three,
         server_bytes_copied_per_msg: f64 => "copied" as whole,
         server_cpu_us_per_msg: f64 => "cpu us" as three,

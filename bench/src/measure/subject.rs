@@ -30,7 +30,6 @@ impl Op {
         matches!(self, Op::Push | Op::PushPull)
     }
 
-    /// Whether an answer carries values.
     pub(crate) fn pulls(self) -> bool {
         self != Op::Push
     }
@@ -45,7 +44,6 @@ pub(crate) struct Shape {
     pub(crate) keys: usize,
     /// Value payload of one request, in bytes: the same number of `f32` for each key.
     pub(crate) bytes: usize,
-    /// Most requests in flight.
     pub(crate) window: usize,
 }
 
@@ -89,7 +87,8 @@ impl Work {
 
 /// Something that answers requests of a shape.
 ///
-/// `once` and `stream` are timed. In the other calls a subject checks answers and prepares requests.
+/// `once` and `stream` are timed. In the other calls a subject checks answers and prepares
+/// requests.
 pub(crate) trait Subject {
     /// Prepares requests of `shape`: memory, tables, a first pattern.
     fn prepare(&mut self, shape: Shape) -> Result<()>;
@@ -161,14 +160,12 @@ pub(crate) fn take_turns<T>(
     (0..=effort.batches).map(&mut round).collect()
 }
 
-/// One batch of streaming.
 pub(crate) struct Batch {
     pub(crate) seconds: f64,
     pub(crate) work: Work,
     pub(crate) wrong: u64,
 }
 
-/// Streams one batch.
 pub(crate) fn timed_stream(effort: Effort, subject: &mut dyn Subject) -> Result<Batch> {
     subject.stream(effort.warm_up())?;
     let before = subject.work()?;

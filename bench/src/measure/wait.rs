@@ -1,10 +1,10 @@
-//! `caravan bench wait`: the cost of each wait policy in latency and processor time, with a core for
-//! each side, with one core for both, and with requests in bursts.
+//! `caravan bench wait`: the cost of each wait policy in latency and processor time, with a core
+//! for each side, with one core for both, and with requests in bursts.
 //!
 //! Every policy and scene has a cluster of its own, since a thread that spins while idle disturbs
 //! the next one. Clusters are launched in turn, round by round, and a row holds the medians of the
-//! rounds. Its ratio is the median of the rounds' ratios: a machine that is slow for minutes is slow
-//! for a whole round.
+//! rounds. Its ratio is the median of the rounds' ratios: a machine that is slow for minutes is
+//! slow for a whole round.
 
 use std::fs;
 use std::time::Duration;

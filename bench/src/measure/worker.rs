@@ -13,7 +13,6 @@ use super::subject::{Bench, Subject, Task};
 use crate::floor;
 use crate::floor::place;
 
-/// The answer to a task.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Measured {
     pub(super) row: MeasuredRow,
@@ -21,7 +20,6 @@ pub(super) struct Measured {
     pub(super) warnings: Vec<String>,
 }
 
-/// The row of a task.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum MeasuredRow {
     Latency(Latency),
@@ -37,7 +35,6 @@ pub(crate) struct Measure {
 }
 
 impl Measure {
-    /// The name of its tasks.
     pub(crate) const NAME: &str = "bench";
 
     fn measure(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value> {

@@ -106,7 +106,6 @@ macro_rules! row {
 }
 pub(crate) use row;
 
-/// A cell and what it is called.
 #[derive(Debug)]
 pub(crate) struct Column {
     pub(crate) name: &'static str,

@@ -12,10 +12,8 @@ use crate::cli::interrupt::tidily;
 use crate::cli::{Clicks, Common, GenerateCommand, KeyFormat};
 use crate::report::print;
 
-/// Rows with `--smoke`.
 const SMOKE_ROWS: u64 = 1000;
 
-/// Runs `caravan generate`.
 pub(crate) fn run(common: &Common, command: &GenerateCommand) -> Result<()> {
     let GenerateCommand::Clicks(args) = command;
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);

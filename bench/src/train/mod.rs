@@ -26,18 +26,19 @@ use crate::cli::{BlockOrder, Common, Dbpg};
 use crate::cluster;
 use crate::report::{Report, Row, say};
 
-/// Passes with `--smoke`.
 const SMOKE_PASSES: u64 = 3;
 
 /// Runs `caravan train dbpg`.
 ///
 /// # Errors
-/// Names the file or the node; rows that cannot be written; [`Interrupted`] after Ctrl-C or SIGTERM.
+/// Names the file or the node; rows that cannot be written; [`Interrupted`] after Ctrl-C or
+/// SIGTERM.
 pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let lambdas = lambdas(args)?;
     let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
     let config = cluster::config(common)?;
-    // A wrong name must not cost a training run: outputs are tried, and the test set is read, before.
+    // A wrong name must not cost a training run: outputs are tried, and the test set is read,
+    // before.
     check_outputs(args, &lambdas)?;
     let mut job = job(common, args, lambdas[lambdas.len() - 1])?;
     job.threads = worker_threads(args, config.workers);

@@ -10,7 +10,6 @@ pub(crate) struct Curve {
     pub(crate) points: Vec<Point>,
 }
 
-/// The state after a pass.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Point {
     pub(crate) pass: f64,
@@ -140,7 +139,6 @@ fn round_step(step: f64) -> f64 {
     rounds.into_iter().find(|round| *round >= step * (1.0 - 1e-9)).unwrap_or(10.0 * power)
 }
 
-/// One diagram.
 struct Panel {
     left: f64,
     top: f64,
@@ -148,7 +146,6 @@ struct Panel {
     y: Axis,
 }
 
-/// A place in the picture.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     x: f64,
@@ -162,7 +159,6 @@ impl Panel {
     }
 }
 
-/// The text of the picture so far.
 struct Picture(String);
 
 impl Picture {
@@ -298,7 +294,8 @@ mod tests {
         let document = roxmltree::Document::parse(&picture).unwrap();
         let gaps = &lines(&document, "gap")[0];
         let steps: Vec<f64> = gaps.windows(2).map(|pair| pair[1].1 - pair[0].1).collect();
-        // Of 1, 0.1, 0.01 and 0.001 over the lowest, which is 0.0001 above the limit: 0.3 % more at the end.
+        // Of 1, 0.1, 0.01 and 0.001 over the lowest, which is 0.0001 above the limit: 0.3 % more at
+        // the end.
         assert!(steps.iter().all(|step| (step / steps[0] - 1.0).abs() < 0.06), "{steps:?}");
     }
 

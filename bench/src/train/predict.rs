@@ -12,7 +12,6 @@ use super::rows::{Prediction, Quality};
 use crate::cli::{Common, Predict};
 use crate::report::Report;
 
-/// Runs `caravan predict`.
 pub(crate) fn run(common: &Common, args: &Predict) -> Result<()> {
     if let Some(path) = &args.out {
         replace_file::check(path)?;

@@ -8,15 +8,17 @@ use serde::Serialize;
 
 use crate::report::Row;
 
-/// The row after each pass.
 impl Row for Progress {
     const KIND: &'static str = "progress";
 
     fn heading(&self) -> Option<String> {
-        let heading = "
-# objective in sums; KKT filter: its threshold, weights it leaves in, largest violation; time of the pass in s: computing, the least and
-# the most busy worker, busiest server thread, Newton steps, other (messages and waiting), all; sent since the start in MB (10^6)
-pass   seconds       objective relative      nnz | KKT thr   active    viol | wrk min wrk max  server  newton   other   total | workers  servers";
+        let heading = "\n\
+            # objective in sums; KKT filter: its threshold, weights it leaves in, largest violation; \
+            time of the pass in s: computing, the least and\n\
+            # the most busy worker, busiest server thread, Newton steps, \
+            other (messages and waiting), all; sent since the start in MB (10^6)\n\
+            pass   seconds       objective relative      nnz | KKT thr   active    viol | \
+            wrk min wrk max  server  newton   other   total | workers  servers";
         Some(heading.to_owned())
     }
 
@@ -64,7 +66,6 @@ filter       | workers in       out    in/out | servers in       out    in/out";
     }
 }
 
-/// The last row of training.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) algorithm: String,
@@ -169,7 +170,6 @@ impl Quality {
     }
 }
 
-/// The row of `caravan predict`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Prediction {
     pub(crate) rows: usize,

@@ -2,10 +2,10 @@
 //! machine. It shows what the figures of Li et al. show (OSDI'14 section 5.1, NIPS'14 section 5):
 //! time and idle share against the delay, bytes filter by filter, speed-up with workers.
 //!
-//! Workers, servers and scheduler are the real code on the simulated van. Time is simulated: [`Hosts`]
-//! and [`Faults`] charge for messages, and counts charge for computing (`kv/learn/src/dbpg/cost.rs`).
-//! So a row follows from the flags and the seed alone. `--calibrate` compares the counts with real
-//! time instead.
+//! Workers, servers and scheduler are the real code on the simulated van. Time is simulated:
+//! [`Hosts`] and [`Faults`] charge for messages, and counts charge for computing
+//! (`kv/learn/src/dbpg/cost.rs`). So a row follows from the flags and the seed alone. `--calibrate`
+//! compares the counts with real time instead.
 
 mod rows;
 

@@ -1,9 +1,9 @@
 //! Bandwidth of a device: a window of messages in flight in one direction, as with perftest's
-//! `ib_write_bw` and its kin. The clock runs from the first post to the last completion; one message
-//! in several asks for its completion.
+//! `ib_write_bw` and its kin. The clock runs from the first post to the last completion; one
+//! message in several asks for its completion.
 //!
-//! With perftest a sender may run ahead of the posted receives, and the device tries again. Here the
-//! receiver reports from time to time how many messages it took, and the sender waits for that.
+//! With perftest a sender may run ahead of the posted receives, and the device tries again. Here
+//! the receiver reports from time to time how many messages it took, and the sender waits for that.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,14 @@ use anyhow::{Context, Result, ensure};
 use caravan_van::Buffer;
 use serde::Serialize;
 
-use super::side::{Op, Side, pattern};
-use super::{About, How, padded, yes};
+use super::side::{Op, Side, Test, pattern};
+use super::{How, padded, yes};
 use crate::cli::values::size;
 use crate::floor::link::Arrival;
 use crate::measure::figures::{four, milli};
 use crate::report::{figure, row};
 
 row! {
-    /// One row of bandwidth.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub(crate) struct VerbsBandwidth is "verbs-bandwidth" {
         device: String,
@@ -62,21 +61,33 @@ fn signal_every(bytes: usize, window: usize, list: usize) -> usize {
 }
 
 /// Measures `count` messages, at least, `list` at a doorbell, as the asking side.
-pub(super) fn measure(
-    side: Side,
-    count: u64,
-    list: usize,
-    about: &About,
-) -> Result<VerbsBandwidth> {
-    let list = list.min(side.test.window);
-    let every = signal_every(side.test.bytes, side.test.window, list);
+pub(super) fn measure(side: Side, count: u64, list: usize) -> Result<VerbsBandwidth> {
+    let Test { op, bytes, window, .. } = side.test;
+    let device = side.link.device().name();
+    let list = list.min(window);
+    let every = signal_every(bytes, window, list);
     let mut stream = Stream::new(side, list, every)?;
-    let how = How::of(&mut stream.side, list, every, about)?;
+    let how = How::of(&mut stream.side, list, every)?;
     stream.run((count / 20).max(1))?;
     // Whole rounds of completions, so that the last message asks for its own.
     let count = count.next_multiple_of(every as u64);
-    let took = stream.run(count)?;
-    Ok(row(about, count, took, how, stream.verify()?))
+    // Never 0, so that a rate stays a number: a nanosecond is less than any clock measures.
+    let seconds = stream.run(count)?.as_secs_f64().max(1e-9);
+    let messages_per_s = count as f64 / seconds;
+    let bytes_per_s = messages_per_s * bytes as f64;
+    Ok(VerbsBandwidth {
+        device,
+        op,
+        bytes,
+        count,
+        window,
+        seconds: milli(seconds),
+        mib_per_s: milli(bytes_per_s / f64::from(1 << 20)),
+        gb_per_s: milli(bytes_per_s / 1e9),
+        mmsg_per_s: messages_per_s.round() / 1e6,
+        how,
+        wrong: stream.verify()?,
+    })
 }
 
 /// The asking side between messages.
@@ -84,7 +95,6 @@ struct Stream {
     side: Side,
     list: usize,
     every: usize,
-    /// Messages posted so far.
     posted: u64,
     /// Messages that the other side took, if it counts them.
     taken: u64,
@@ -222,27 +232,6 @@ pub(super) fn answer(side: &mut Side) -> Result<()> {
             side.link.queue().ring(true)?;
             reported = taken;
         }
-    }
-}
-
-fn row(about: &About, count: u64, took: Duration, how: How, wrong: u64) -> VerbsBandwidth {
-    // Never 0, so that a rate stays a number: a nanosecond is less than any clock measures.
-    let seconds = took.as_secs_f64().max(1e-9);
-    let bytes = about.test.bytes;
-    let messages_per_s = count as f64 / seconds;
-    let bytes_per_s = messages_per_s * bytes as f64;
-    VerbsBandwidth {
-        device: about.device.clone(),
-        op: about.test.op,
-        bytes,
-        count,
-        window: about.test.window,
-        seconds: milli(seconds),
-        mib_per_s: milli(bytes_per_s / f64::from(1 << 20)),
-        gb_per_s: milli(bytes_per_s / 1e9),
-        mmsg_per_s: messages_per_s.round() / 1e6,
-        how,
-        wrong,
     }
 }
 

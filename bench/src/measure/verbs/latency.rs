@@ -1,10 +1,10 @@
-//! Latency of a device: one message at a time. A SEND or WRITE goes to and fro, and half a round trip
-//! is reported, as by perftest's `ib_send_lat` and `ib_write_lat`. A READ is reported in full, as by
-//! `ib_read_lat`.
+//! Latency of a device: one message at a time. A SEND or WRITE goes to and fro, and half a round
+//! trip is reported, as by perftest's `ib_send_lat` and `ib_write_lat`. A READ is reported in full,
+//! as by `ib_read_lat`.
 //!
-//! One message in sixteen asks for its completion, as in the vans; with perftest every one does. The
-//! last byte of a message is its number. The receiver waits for that number, in memory if the message
-//! was written without immediate data.
+//! One message in sixteen asks for its completion, as in the vans; with perftest every one does.
+//! The last byte of a message is its number. The receiver waits for that number, in memory if the
+//! message was written without immediate data.
 
 use std::time::Instant;
 
@@ -14,14 +14,13 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use super::side::{Op, SENDS, Side, pattern};
-use super::{About, How, padded, yes};
+use super::{How, padded, yes};
 use crate::cli::values::size;
 use crate::floor::link::Arrival;
-use crate::measure::figures::milli;
+use crate::measure::figures::{milli, record};
 use crate::report::{figure, row};
 
 row! {
-    /// One row of latency.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub(crate) struct VerbsLatency is "verbs-latency" {
         device: String,
@@ -29,7 +28,7 @@ row! {
         bytes: usize => "size" as size,
         count: u64 => "count",
         /// What the figures are of: `half_round_trip_us`, or `round_trip_us` of a read.
-        figure: String,
+        figure: &'static str,
         min_us: f64 => "min" as figure,
         p50_us: f64 => "p50" as figure,
         p90_us: f64 => "p90" as figure,
@@ -51,13 +50,17 @@ row! {
 }
 
 /// Measures `count` messages as the asking side.
-pub(super) fn measure(mut side: Side, count: u64, about: &About) -> Result<VerbsLatency> {
-    let how = How::of(&mut side, 1, signal_every(about.test.op), about)?;
+pub(super) fn measure(mut side: Side, count: u64) -> Result<VerbsLatency> {
+    let op = side.test.op;
+    let bytes = side.test.bytes;
+    let device = side.link.device().name();
+    let is_read = op == Op::Read;
+    let signal_every = if is_read { 1 } else { usize::from(SIGNAL_EVERY) };
+    let how = How::of(&mut side, 1, signal_every)?;
     let warm_up = count / 10 + 2;
     let mut ends = Vec::with_capacity(count as usize + 1);
     let mut wrong = 0;
-    let is_read = side.test.op == Op::Read;
-    let memory = is_read.then(|| side.link.memory().allocate(side.test.bytes));
+    let memory = is_read.then(|| side.link.memory().allocate(bytes));
     let mut read = memory.transpose()?;
     for number in 1..=warm_up + count {
         if let Some(into) = read.take() {
@@ -71,9 +74,30 @@ pub(super) fn measure(mut side: Side, count: u64, about: &About) -> Result<Verbs
         }
     }
     wrong += compare(side, read, (warm_up + count) as u8)?;
-    let times_ns: Vec<_> =
-        ends.windows(2).map(|pair| pair[1].duration_since(pair[0]).as_nanos() as u64).collect();
-    Ok(row(about, &times_ns, how, wrong))
+    let mut nanos = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 4)
+        .expect("four digits up to a minute is in range");
+    for pair in ends.windows(2) {
+        record(&mut nanos, pair[1].duration_since(pair[0]));
+    }
+    let halves = if is_read { 1.0 } else { 2.0 };
+    let micros = |nanos: u64| milli(nanos as f64 / halves / 1e3);
+    let at = |quantile| micros(nanos.value_at_quantile(quantile));
+    Ok(VerbsLatency {
+        device,
+        op,
+        bytes,
+        count: nanos.len(),
+        figure: if is_read { "round_trip_us" } else { "half_round_trip_us" },
+        min_us: micros(nanos.min()),
+        p50_us: at(0.5),
+        p90_us: at(0.9),
+        p99_us: at(0.99),
+        p999_us: at(0.999),
+        max_us: micros(nanos.max()),
+        mean_us: milli(nanos.mean() / halves / 1e3),
+        how,
+        wrong,
+    })
 }
 
 /// Sends messages back until the other side hangs up.
@@ -104,10 +128,6 @@ fn send(side: &mut Side, number: u8) -> Result<()> {
 
 /// Messages for one completion. Numbers wrap at a multiple of it.
 const SIGNAL_EVERY: u8 = 16;
-
-fn signal_every(op: Op) -> usize {
-    if op == Op::Read { 1 } else { usize::from(SIGNAL_EVERY) }
-}
 
 /// Waits for message `number`; `false` when the other side hung up.
 fn receive(side: &mut Side, number: u8, wrong: &mut u64) -> Result<bool> {
@@ -148,31 +168,4 @@ fn compare(side: Side, read: Option<Buffer>, number: u8) -> Result<u64> {
         }
     };
     Ok(u64::from(found[..] != expected[..]))
-}
-
-fn row(about: &About, times_ns: &[u64], how: How, wrong: u64) -> VerbsLatency {
-    let mut nanos = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 4)
-        .expect("four digits up to a minute is in range");
-    for time in times_ns {
-        nanos.saturating_record((*time).max(1));
-    }
-    let halves = if about.test.op == Op::Read { 1.0 } else { 2.0 };
-    let micros = |nanos: u64| milli(nanos as f64 / halves / 1e3);
-    let at = |quantile| micros(nanos.value_at_quantile(quantile));
-    VerbsLatency {
-        device: about.device.clone(),
-        op: about.test.op,
-        bytes: about.test.bytes,
-        count: nanos.len(),
-        figure: if halves == 1.0 { "round_trip_us" } else { "half_round_trip_us" }.to_owned(),
-        min_us: micros(nanos.min()),
-        p50_us: at(0.5),
-        p90_us: at(0.9),
-        p99_us: at(0.99),
-        p999_us: at(0.999),
-        max_us: micros(nanos.max()),
-        mean_us: milli(nanos.mean() / halves / 1e3),
-        how,
-        wrong,
-    }
 }

@@ -1,5 +1,5 @@
-//! `caravan bench verbs`: the device itself, measured as perftest measures it, to compare the two and
-//! to compare a van with both. The kv and its servers have no part in it.
+//! `caravan bench verbs`: the device itself, measured as perftest measures it, to compare the two
+//! and to compare a van with both. The kv and its servers have no part in it.
 //!
 //! The other process runs on this machine, or on another one with `--listen`. Every row has a
 //! connection of its own: its private data describe the test, and hanging up ends it.
@@ -36,14 +36,6 @@ fn padded(op: &Op) -> String {
 /// The default port of `--listen`.
 const PORT: u16 = 18_600;
 
-/// The subject of a row.
-#[derive(Debug)]
-struct About {
-    device: String,
-    test: Test,
-    wait: Wait,
-}
-
 /// How a row was measured. It has to be the same on both sides of a comparison.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct How {
@@ -53,9 +45,7 @@ pub(crate) struct How {
     pub(crate) inline: bool,
     /// Messages for one completion.
     pub(crate) signal_every: usize,
-    /// Bytes of a packet.
     pub(crate) mtu: usize,
-    /// The wait policy of both sides.
     pub(crate) wait: String,
 }
 
@@ -65,14 +55,14 @@ impl How {
         format!("MTU {}, wait {}", self.mtu, self.wait)
     }
 
-    fn of(side: &mut Side, list: usize, signal_every: usize, about: &About) -> Result<Self> {
+    fn of(side: &mut Side, list: usize, signal_every: usize) -> Result<Self> {
         let Side { test, link, .. } = side;
         Ok(How {
             list,
             inline: test.op != Op::Read && test.bytes <= link.queue().inline_bytes(),
             signal_every,
             mtu: link.device().capabilities()?.mtu_bytes,
-            wait: values::wait(about.wait).to_owned(),
+            wait: values::wait(link.wait_policy()).to_owned(),
         })
     }
 }
@@ -100,12 +90,11 @@ pub(crate) fn run(common: &Common, args: &VerbsArgs) -> Result<()> {
     for (test, count) in tests {
         let Test { measure, op, bytes, .. } = test;
         report.doing(format!("verbs {measure:?} {op:?} {}", size(&bytes)));
-        let about = About { device: mine.device.clone(), test, wait };
         let side = Side::dial(mine.address, to, test, wait)?;
         match measure {
-            Measure::Latency => report.row(&latency::measure(side, count, &about)?)?,
+            Measure::Latency => report.row(&latency::measure(side, count)?)?,
             Measure::Bandwidth => {
-                report.row(&bandwidth::measure(side, count, args.list as usize, &about)?)?;
+                report.row(&bandwidth::measure(side, count, args.list as usize)?)?;
             }
         }
         report.step();
@@ -139,7 +128,6 @@ pub(crate) fn answer(host: IpAddr, wait: Wait) -> Result<()> {
     }
 }
 
-/// The answering side of one row.
 fn serve(listener: &Listener, wait: Wait) -> Result<()> {
     let Some(mut side) = Side::answer(listener.next()?, wait)? else { return Ok(()) };
     match side.test.measure {

@@ -1,5 +1,5 @@
-//! One side of one test of a device: what the two sides agree on, their memory, and how a message of
-//! each kind is posted.
+//! One side of one test of a device: what the two sides agree on, their memory, and how a message
+//! of each kind is posted.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -102,12 +102,11 @@ impl Test {
     }
 }
 
-/// One side of a test.
 pub(crate) struct Side {
     pub(crate) test: Test,
     pub(crate) link: Link,
-    /// Memory that the other side writes or reads. The message lies at its end, which is the end of a
-    /// word.
+    /// Memory that the other side writes or reads. The message lies at its end, which is the end of
+    /// a word.
     mine: Exposed,
     /// The message in the other side's memory.
     theirs: Option<Remote>,
@@ -155,7 +154,8 @@ impl Side {
 
     fn new(link: Link, test: Test, contents: &[u8]) -> Result<Self> {
         let mine = link.expose(exposed_bytes(test.bytes), contents)?;
-        // While one message is in flight the next one is written; those of a stream are all the same.
+        // While one message is in flight the next one is written; those of a stream are all the
+        // same.
         let count = if test.measure == Measure::Latency { MESSAGES } else { 1 };
         let outbox = Outbox::new(link.memory(), &pattern(test.bytes), count)?;
         Ok(Side { test, link, mine, theirs: None, outbox, arrivals: Vec::new() })
