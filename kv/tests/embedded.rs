@@ -1,5 +1,6 @@
-//! Goal: push and pull give back what was pushed, over every van between threads, whatever the shape of the cluster.
-//! Method: a whole embedded cluster in this process, real sockets, driven as an application would.
+//! Goal: push and pull return what was pushed, over every van between threads, for any shape of the
+//! cluster.
+//! Method: a whole embedded cluster in this process, with real sockets, driven like an application.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -71,7 +72,7 @@ fn many_of_each() {
     }
 }
 
-/// The control plane has credits of its own, for which few of the data plane's leave room.
+/// The control plane has its own number of credits, which must fit settings for few credits.
 #[test]
 fn any_documented_number_of_credits_works() {
     for van in vans() {
@@ -81,7 +82,7 @@ fn any_documented_number_of_credits_works() {
     }
 }
 
-/// A scheduler and nodes that are set to take these vans: a server with two threads each, and a worker.
+/// A scheduler and nodes that are set to these vans: a server with two threads, and a worker.
 fn mixed(server: Van, worker: Van) -> (caravan_kv::Result<Van>, [caravan_kv::Result<()>; 2]) {
     let mut scheduler = Scheduler::bind(&ClusterConfig::default()).unwrap();
     let [server, worker] = [server, worker]
@@ -119,6 +120,6 @@ fn nodes_that_have_no_van_in_common_are_named() {
     let told = ended.map(|ended| ended.unwrap_err().to_string());
     for text in told.into_iter().chain([taken.unwrap_err().to_string()]) {
         assert!(text.contains("uring: not for server 0 (process"), "{text}");
-        assert!(text.contains("it is to take tcp; tcp: not for worker 0 (process"), "{text}");
+        assert!(text.contains("it was told to use tcp; tcp: not for worker 0 (process"), "{text}");
     }
 }

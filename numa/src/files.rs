@@ -16,10 +16,11 @@ pub fn names_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The addresses of a network interface, in the system's order; none if there is no such interface.
+/// The addresses of a network interface, in the system's order; empty if there is no such
+/// interface.
 ///
 /// # Errors
-/// Where the system doesn't tell.
+/// If the system does not tell.
 pub fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
     sys::interface_addresses(interface)
 }

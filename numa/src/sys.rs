@@ -286,7 +286,8 @@ pub(crate) fn thread_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The addresses of a network interface, in the system's order; none if there is no such interface.
+/// The addresses of a network interface, in the system's order; empty if there is no such
+/// interface.
 pub(crate) fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
     let mut list = ptr::null_mut();
     // SAFETY: `list` has room for a pointer.
@@ -295,13 +296,13 @@ pub(crate) fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
     let mut addresses = Vec::new();
     let mut next = list;
     while !next.is_null() {
-        // SAFETY: an entry of the list, which is there until it is freed below.
+        // SAFETY: an entry of the list, which lives until it is freed below.
         let entry = unsafe { &*next };
         next = entry.ifa_next;
         // SAFETY: every entry has the name of its interface.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) };
         if name.to_bytes() == interface.as_bytes() && !entry.ifa_addr.is_null() {
-            // SAFETY: not null, so it is an address of its family.
+            // SAFETY: not null, so it points to an address of its family.
             addresses.extend(unsafe { ip_address(entry.ifa_addr) });
         }
     }
@@ -310,21 +311,21 @@ pub(crate) fn interface_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
     Ok(addresses)
 }
 
-/// None for an address that is no IP address.
+/// Converts a C address; `None` if it is not an IP address.
 ///
 /// # Safety
-/// `address` points to an address as long as its family says.
+/// `address` points to an address as long as its family requires.
 unsafe fn ip_address(address: *const libc::sockaddr) -> Option<IpAddr> {
     // SAFETY: every address begins with its family.
     let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
     match c_int::from(family) {
         libc::AF_INET => {
-            // SAFETY: the family says which address it is.
+            // SAFETY: the family tells the type of the address.
             let raw = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
             Some(Ipv4Addr::from_bits(u32::from_be(raw.sin_addr.s_addr)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: the family says which address it is.
+            // SAFETY: the family tells the type of the address.
             let raw = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
             Some(Ipv6Addr::from(raw.sin6_addr.s6_addr).into())
         }

@@ -123,7 +123,7 @@ pub enum Error {
         reason: String,
     },
     /// A frame exceeds the van's limit.
-    #[error("a frame of {len} bytes is over this van's {limit}; send it by rendezvous")]
+    #[error("a frame of {len} bytes is over this van's limit of {limit}; send it by rendezvous")]
     FrameTooLong {
         /// Its length.
         len: usize,
@@ -153,9 +153,7 @@ pub enum Error {
         at: u64,
     },
     /// A write is longer than any van carries in one piece.
-    #[error(
-        "a write of {len} bytes is over the {WRITE_BYTES_MAX} that one can have; cut it into several"
-    )]
+    #[error("a write of {len} bytes is over the limit of {WRITE_BYTES_MAX}; split it")]
     WriteTooLong {
         /// Its length.
         len: u64,

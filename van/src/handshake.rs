@@ -185,7 +185,7 @@ impl Credentials {
     /// If it is this transport's own, sent back by somebody.
     pub(crate) fn is_other(&self, hello: &Hello) -> Result<(), Reason> {
         match hello.transport == self.hello.transport {
-            true => Err("it is this very node".to_owned()),
+            true => Err("it is this node itself".to_owned()),
             false => Ok(()),
         }
     }
@@ -249,7 +249,7 @@ impl Cipher {
     pub(crate) fn open(&mut self, sealed: &[u8], plain: &mut [u8]) -> Result<usize, Reason> {
         let len = self.keys.read_message(self.next, sealed, plain);
         self.next += 1;
-        len.map_err(|_| "what came was not encrypted by it, or changed on the way".to_owned())
+        len.map_err(|_| "the data was changed on the way, or not encrypted by this peer".to_owned())
     }
 }
 
@@ -377,7 +377,7 @@ mod tests {
     fn nobody_is_made_to_talk_to_itself() {
         let a = Credentials::new(&config(1), "van");
         let why = outcome(&a, &a).map(drop).unwrap_err();
-        assert!(why.contains("this very node"), "{why}");
+        assert!(why.contains("this node itself"), "{why}");
         let (calling, call) = a.call();
         assert!(a.prove(calling, &call).is_err(), "a call that is sent back is no welcome");
     }

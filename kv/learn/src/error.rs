@@ -151,26 +151,26 @@ pub enum Error {
     Option {
         /// The option.
         name: &'static str,
-        /// What it was.
+        /// Its value.
         value: String,
-        /// Its range.
+        /// The values allowed.
         expected: &'static str,
     },
-    /// The system gives no more threads.
+    /// The system has no more threads.
     #[error("cannot start thread {number}: raise the limit (`ulimit -u`), or take fewer threads")]
     Thread {
-        /// Which one of those that were asked for, from 1.
+        /// Number of the thread, from 1.
         number: usize,
-        /// What the operating system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Whoever started the work wants it no more.
-    #[error("stopped before it was done; nothing is left of files that were not whole")]
+    /// The caller stopped the work.
+    #[error("stopped before it was done; incomplete files were removed")]
     Stopped,
     /// Training on a cluster ended with an error.
     #[error("training failed: {reason}")]
     Train {
-        /// Which node or file, and what is wrong.
+        /// The node or file, and the reason.
         reason: String,
     },
 }

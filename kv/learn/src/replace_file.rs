@@ -54,7 +54,7 @@ pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
     let file = File::options().read(true).custom_flags(flags).open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
-        false => Err(io::Error::new(ErrorKind::InvalidInput, "it is no plain file")),
+        false => Err(io::Error::new(ErrorKind::InvalidInput, "it is not a plain file")),
     }
 }
 

@@ -34,14 +34,14 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_JOB",
         default: "0",
-        help: "number of the job, hexadecimal; nodes of other jobs are turned away",
+        help: "number of the job, hexadecimal; nodes of other jobs are refused",
         set: |c, v| u64::from_str_radix(v, 16).ok().map(|n| c.node.job = n),
         show: |c| format!("{:x}", c.node.job),
     },
     Var {
         name: "CARAVAN_SECRET",
         default: "",
-        help: "secret of the job, 64 hexadecimal digits, or - for the first line of standard input; without one only this user's processes on this host belong together",
+        help: "secret of the job: 64 hexadecimal digits, or - for the first line of standard input; without one, only this user's processes on this host can join",
         set: |c, v| {
             c.node.secret = match v {
                 "" => SecretSource::User,
@@ -56,7 +56,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_SECRET_FILE",
         default: "",
-        help: "file with that secret, which only its owner may read (mode 600)",
+        help: "file with that secret, readable only by its owner (mode 600)",
         set: |c, v| {
             if !v.is_empty() {
                 c.node.secret = SecretSource::File(v.into());
@@ -68,14 +68,14 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_INSECURE",
         default: "0",
-        help: "1 lets a node that others can reach do without a secret: whoever reaches it can join, read and end the job",
+        help: "1 lets a node that others can reach run without a secret: whoever reaches it can join, read and end the job",
         set: |c, v| flag(v).map(|insecure| c.node.insecure = insecure),
         show: |c| u8::from(c.node.insecure).to_string(),
     },
     Var {
         name: "CARAVAN_ENCRYPT",
         default: "0",
-        help: "1 encrypts all that goes over sockets: data of uring and tcp, and the control plane; rdma and shm have no encryption",
+        help: "1 encrypts everything sent over sockets: data of uring and tcp, and the control plane; rdma and shm have no encryption",
         set: |c, v| flag(v).map(|encrypt| c.node.encrypt = encrypt),
         show: |c| u8::from(c.node.encrypt).to_string(),
     },
@@ -89,7 +89,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_THREADS",
         default: "1",
-        help: "threads of each server, every one with a shard of its own, 1 to 1024",
+        help: "threads of each server, each with its own shard, 1 to 1024",
         set: |c, v| count(v, ClusterConfig::THREADS_MAX).map(|n| c.threads = n),
         show: |c| c.threads.to_string(),
     },
@@ -103,14 +103,14 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_VAN",
         default: "auto",
-        help: "which van carries the data: shm, rdma, uring, tcp, or auto, the first of them that works for all nodes",
+        help: "van that carries the data: shm, rdma, uring, tcp, or auto, the first of them that works for all nodes",
         set: |c, v| v.parse().ok().map(|van| c.node.van = van),
         show: |c| c.node.van.to_string(),
     },
     Var {
         name: "CARAVAN_RDMA_DEVICE",
         default: "auto",
-        help: "which RDMA device to take, as `mlx5_0`; auto takes the one that has `CARAVAN_HOST`, else the first with an active port",
+        help: "RDMA device, as `mlx5_0`; auto selects the one with `CARAVAN_HOST`, else the first with an active port",
         set: |c, v| {
             c.node.rdma_device = Some(v.to_owned()).filter(|v| !v.is_empty() && v != "auto");
             Some(())
@@ -127,14 +127,14 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_WAIT",
         default: "adaptive",
-        help: "what a thread does with nothing to do: spin, yield, adaptive (spin while that pays, yield, then sleep), block",
+        help: "how a thread waits for work: spin, yield, adaptive (spin while that pays, yield, then sleep), block",
         set: |c, v| wait_named(v).map(|wait| c.node.wait = wait),
         show: |c| wait_name(c.node.wait).to_owned(),
     },
     Var {
         name: "CARAVAN_MEMORY",
         default: "8GiB",
-        help: "most bytes of memory a thread takes, registered or kept because peers asked for it, as 512MiB; 1 MiB or more",
+        help: "limit of a thread's memory, registered or kept for peers, as 512MiB; 1 MiB or more",
         set: |c, v| {
             parse_bytes(v)
                 .filter(|&n| n >= VanConfig::MEMORY_BYTES_MIN)
@@ -145,7 +145,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_EAGER_LIMIT",
         default: "24KiB",
-        help: "longer messages go by rendezvous; 512 B to 32 KiB, of which the rdma van takes up to 8 KiB; the shm van lends shared values from 2 KiB on",
+        help: "longer messages go by rendezvous; 512 B to 32 KiB, at most 8 KiB on the rdma van; the shm van lends shared values of 2 KiB or more",
         set: |c, v| {
             parse_bytes(v)
                 .filter(|n| VanConfig::FRAME_BYTES.contains(n))
@@ -170,14 +170,14 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_LAUNCHED",
         default: "0",
-        help: "1 in nodes that a scheduler's process has started: they end when nothing listens there any more; 0 waits for it to come",
+        help: "1 in nodes that a scheduler's process has started: they end when it no longer listens; 0 waits for the scheduler",
         set: |c, v| flag(v).map(|launched| c.node.launched = launched),
         show: |c| u8::from(c.node.launched).to_string(),
     },
     Var {
         name: "CARAVAN_HEARTBEAT_MS",
         default: "1000",
-        help: "milliseconds between two signs of life, 10 to 3600000; a node counts as lost after five times as long",
+        help: "milliseconds between two heartbeats, 10 to 3600000; a node counts as lost after five times as long",
         set: |c, v| {
             count(v, 3_600_000)
                 .filter(|n| *n >= 10)
@@ -200,7 +200,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_REQUEST_TIMEOUT_S",
         default: "600",
-        help: "seconds after which a request is given up when no server answers anything meanwhile, 1 to 86400; more where workers wait for each other longer",
+        help: "seconds without any server's answer after which a request is given up, 1 to 86400; raise it if workers wait longer for each other",
         set: |c, v| {
             count(v, 86_400).map(|n| c.node.request_timeout = Duration::from_secs(n as u64))
         },
@@ -223,14 +223,14 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_HUGE_PAGES",
         default: "transparent",
-        help: "pages of registered memory: transparent huge ones where the system has them, reserved ones (`vm.nr_hugepages`), or system, as that does by itself",
+        help: "pages of registered memory: transparent huge ones where available, reserved ones (`vm.nr_hugepages`), or system for the system's default",
         set: |c, v| huge_pages_named(v).map(|huge| c.node.huge_pages = huge),
         show: |c| huge_pages_name(c.node.huge_pages).to_owned(),
     },
     Var {
         name: "CARAVAN_DATA_ROOT",
         default: "auto",
-        help: "folder below which all files and caches lie that a worker may be told of; auto is any in workers that a scheduler's process has started, and the folder it was started in for another",
+        help: "folder of all files and caches that a worker may be told to use; auto is any folder for workers that a scheduler's process has started, else the folder the worker was started in",
         set: |c, v| {
             c.node.data_root = Some(PathBuf::from(v)).filter(|_| !v.is_empty() && v != "auto");
             Some(())

@@ -48,7 +48,7 @@ impl<'a> Bitmap<'a> {
         assert_eq!(bytes.len(), self::bytes(count), "the caller cuts it out");
         match (count % 8, bytes.last()) {
             (last @ 1.., Some(byte)) if byte >> last != 0 => {
-                Err(format!("its bitmap of {count} bits has bits set behind them"))
+                Err(format!("its bitmap of {count} bits has bits set past its end"))
             }
             _ => Ok(Bitmap { bytes, count }),
         }

@@ -47,7 +47,7 @@ impl Range {
         }
         let span = high - low;
         if !span.is_finite() {
-            return Err(format!("values from {low} to {high} span more than a number can say"));
+            return Err(format!("values from {low} to {high} span more than a finite number"));
         }
         Ok(Range { low, step: span / f64::from(most(bytes)) })
     }

@@ -87,13 +87,13 @@ impl Filters {
         let in_unit = |share: f64| share > 0.0 && share <= 1.0;
         match *self {
             Filters { quantize: Some(bytes), .. } if !Self::QUANTIZE_BYTES.contains(&bytes) => {
-                refuse("such a quantize", "it takes 1, 2 or 3 bytes")
+                refuse("this quantize", "it takes 1, 2 or 3 bytes")
             }
             Filters { skip: Some(share), .. } if !in_unit(share) => {
-                refuse("such a skip", "it takes a probability above 0 and at most 1")
+                refuse("this skip", "it takes a probability above 0 and at most 1")
             }
             Filters { significant: Some(t), .. } if !(t > 0.0 && t.is_finite()) => {
-                refuse("such a significant", "it takes a threshold above 0")
+                refuse("this significant", "it takes a threshold above 0")
             }
             _ if self.is_lossy() && !floats => refuse(
                 "skip, significant or quantize",
@@ -192,7 +192,7 @@ impl Filters {
 
 /// Parses the number of a filter.
 fn parse<T: FromStr>(name: &str, number: &str) -> Result<T> {
-    number.parse().map_err(|_| Error::Config(format!("{name} takes another number than {number}")))
+    number.parse().map_err(|_| Error::Config(format!("{name} does not take {number}")))
 }
 
 impl fmt::Display for Filters {
@@ -233,7 +233,7 @@ mod tests {
             ("compress", "no filter compress"),
             ("skip", "takes a number"),
             ("zero=1", "takes no number"),
-            ("quantize=two", "another number than two"),
+            ("quantize=two", "quantize does not take two"),
         ] {
             let error = text.parse::<Filters>().unwrap_err().to_string();
             assert!(error.contains(says), "{error}");

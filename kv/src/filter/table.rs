@@ -151,7 +151,7 @@ impl AtWorker {
         let made =
             with_type!(spec.value, V => make_block::<V>(&filters, draws, rows, pool, &mut passage));
         let made = made.map_err(|why| {
-            Error::Config(format!("a push to table {} can't be filtered: {why}", spec.name))
+            Error::Config(format!("a push to table {} cannot be filtered: {why}", spec.name))
         })?;
         match (made, selected) {
             (Some(Block { bytes, holds_lengths }), _) => {

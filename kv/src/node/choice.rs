@@ -84,7 +84,7 @@ fn lacks(van: Van, nodes: &[(String, &[Candidate])]) -> Option<String> {
             Some(Candidate { threads: Err(why), .. }) => why.clone(),
             None => {
                 let names: Vec<_> = candidates.iter().map(|known| known.van.to_string()).collect();
-                format!("it is to take {}", names.join(" or "))
+                format!("it was told to use {}", names.join(" or "))
             }
         };
         Some((node, why))
@@ -155,7 +155,7 @@ mod tests {
             said,
             [
                 "rdma: not for node 0 and 1 more: no device",
-                "uring: not for node 1: it is to take tcp"
+                "uring: not for node 1: it was told to use tcp"
             ]
         );
     }
@@ -166,10 +166,10 @@ mod tests {
         let (van, said) = chosen(&[&[works(Van::Rdma)], &broken, &VANS.map(works)]);
         assert_eq!(van, None);
         let expected = [
-            "shm: not for node 0 and 1 more: it is to take rdma",
+            "shm: not for node 0 and 1 more: it was told to use rdma",
             "rdma: not for node 1: broken",
-            "uring: not for node 0 and 1 more: it is to take rdma",
-            "tcp: not for node 0 and 1 more: it is to take rdma",
+            "uring: not for node 0 and 1 more: it was told to use rdma",
+            "tcp: not for node 0 and 1 more: it was told to use rdma",
         ];
         assert_eq!(said, expected);
         let said = chosen(&[&[works(Van::Rdma)], &[works(Van::Tcp)]]).1;

@@ -32,7 +32,7 @@ impl fmt::Display for Seat {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Violation {
     /// Neither a server nor a worker.
-    #[error("role {0} has no business with the scheduler")]
+    #[error("role {0} may not talk to the scheduler")]
     Role(u8),
     /// A second request to join on one lane.
     #[error("it asked to join on a lane that is {0}'s already")]
@@ -50,7 +50,7 @@ pub(crate) enum Violation {
     #[error("it sent a failure where members send reports")]
     Failure,
     /// A lane without any request.
-    #[error("it said nothing for {:.1} s", .0.as_secs_f64())]
+    #[error("it made no request for {:.1} s", .0.as_secs_f64())]
     Silent(Duration),
     /// A message that cannot be parsed.
     #[error(transparent)]
@@ -174,7 +174,7 @@ impl Members {
         let Some(seat) = self.free_seat(role, rank) else {
             let wish = rank.map_or(String::new(), |rank| format!(" {rank}"));
             let size = self.size(role);
-            let why = format!("no place for {role}{wish}: this cluster has {size} of them");
+            let why = format!("no place for {role}{wish}: this cluster has {size} {role}s");
             return Ok(Err(Error::Config(why)));
         };
         let seen = self.listened;

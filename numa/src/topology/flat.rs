@@ -1,7 +1,7 @@
-//! Stands in for `discover.rs` in a build without libhwloc: this machine is one NUMA node, each PU
-//! of the affinity mask is a core, and no device is known. Threads can still be pinned.
+//! Replaces `discover.rs` in a build without libhwloc: this machine is one NUMA node, each PU of
+//! the affinity mask is a core, and no devices are known. Threads can still be pinned.
 //!
-//! Files and descriptions of other machines are refused, as only libhwloc reads them.
+//! Files and descriptions of other machines are refused, because only libhwloc reads them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::path::Path;
 use super::{Core, Device, Error, NumaNode, thread_mask};
 use crate::ids::{NumaId, PuId};
 
-/// What is known of a machine.
+/// A machine as the affinity mask shows it.
 pub(super) struct Found {
     pub(super) is_this_machine: bool,
     pub(super) nodes: Vec<NumaNode>,

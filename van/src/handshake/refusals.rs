@@ -18,7 +18,7 @@ impl Refusals {
     /// Logs that a caller from `address` was refused, unless another was a moment ago.
     pub fn log(&mut self, now: Duration, address: &str, reason: &str) {
         if let Some(others) = self.due(now) {
-            tracing::warn!(address, reason, others, "turned a caller away");
+            tracing::warn!(address, reason, others, "refused a caller");
         }
     }
 

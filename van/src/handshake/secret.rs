@@ -8,7 +8,7 @@ pub struct Secret([u8; Secret::BYTES]);
 
 /// Why a text is not a secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a secret is {} hexadecimal digits, and this has {digits} characters{}", 2 * Secret::BYTES, other(.strange))]
+#[error("a secret is {} hexadecimal digits, but this has {digits} characters{}", 2 * Secret::BYTES, other(.strange))]
 pub struct SecretError {
     /// Characters of the text.
     digits: usize,
@@ -17,7 +17,7 @@ pub struct SecretError {
 }
 
 fn other(strange: &bool) -> &'static str {
-    if *strange { ", some of them others" } else { "" }
+    if *strange { ", some not hexadecimal" } else { "" }
 }
 
 impl Secret {

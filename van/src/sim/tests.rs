@@ -354,7 +354,7 @@ fn a_disconnected_peer_is_forgotten() {
     assert!(settle(&mut a).is_empty());
     assert!(matches!(settle(&mut b)[..], [Event::Connected { .. }]), "accepted too late");
     assert!(settle(&mut a).is_empty());
-    assert!(lost(&next(&mut b)).contains("no longer wants"));
+    assert!(lost(&next(&mut b)).contains("gave up the connection"));
 }
 
 #[test]

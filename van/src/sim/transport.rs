@@ -245,7 +245,7 @@ impl SimTransport {
     fn accepted(&mut self, core: &mut Core, peer: PeerId, from: End, theirs: &Credentials) {
         let (here, load) = (self.end(peer), self.load(0));
         let Some(lane) = self.lanes.get_mut(&peer) else {
-            let close = Packet::Close("it no longer wants the connection".to_owned());
+            let close = Packet::Close("it gave up the connection".to_owned());
             core.carry(&mut Link::default(), here, from, load, close);
             return;
         };

@@ -241,7 +241,7 @@ fn both_sides_learn_of_a_failure_and_of_the_end() {
     let (mut a, b) = manager.pair(0);
     a.pair.fail().unwrap();
     a.do_now(Work::Notice { imm: 1 });
-    assert_eq!(a.failed(), "given up, as the connection had failed before");
+    assert_eq!(a.failed(), "cancelled, because the connection had failed before");
     a.pair.connection().disconnect().unwrap();
     manager.expect(b.key(), CmKind::Disconnected);
     b.pair.connection().disconnect().unwrap();

@@ -76,7 +76,7 @@ fn a_write_after_closing_breaks_the_connection() {
     assert_eq!(a.failed(), "the peer does not allow access to that memory");
     assert_eq!(memory[..], [0; 4096]);
     a.do_now(Work::Notice { imm: 0 });
-    assert_eq!(a.failed(), "given up, as the connection had failed before");
+    assert_eq!(a.failed(), "cancelled, because the connection had failed before");
 }
 
 #[test]

@@ -54,7 +54,7 @@ pub(super) fn read_or_make(
         Ok(Some(data)) => return Ok(data),
         Ok(None) => {}
         Err(reason) => {
-            tracing::warn!("{} is not used and made again: {reason}", file.display());
+            tracing::warn!("{} is not used and will be replaced: {reason}", file.display());
         }
     }
     let data = make()?;
@@ -303,7 +303,7 @@ mod tests {
         let made = std::process::Command::new("mkfifo").arg(&entry).status();
         assert!(made.unwrap().success());
         assert_eq!(read(Some(&cache)), read(None));
-        assert_eq!(load(&entry, b""), Err("it is no plain file".to_owned()));
+        assert_eq!(load(&entry, b""), Err("it is not a plain file".to_owned()));
         fs::remove_file(&entry).unwrap();
         std::os::unix::fs::symlink(&victim, &entry).unwrap();
         assert_eq!(read(Some(&cache)), read(None));

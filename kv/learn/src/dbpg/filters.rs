@@ -82,7 +82,7 @@ impl FromStr for Filters {
                 _ if TableFilters::knows(item) => others.push(item),
                 _ => {
                     return Err(Error::Config(format!(
-                        "there is no filter {item}; there are screen, kkt, {}, and all and none for lists",
+                        "there is no filter {item}; there are screen, kkt, {}, and the lists all and none",
                         TableFilters::NAMES.join(", ")
                     )));
                 }
@@ -125,10 +125,10 @@ impl Filters {
             Filters {
                 significant: Some(_), table: TableFilters { quantize: Some(_), .. }, ..
             } => refuse(
-                "significant sends differences, which servers add up, and of quantize so would the roundings: leave one of the two out",
+                "significant sends differences, which servers add up, and with quantize their rounding errors would add up as well: leave one of the two out",
             ),
             Filters { significant: Some(_), .. } if exact_delay => refuse(
-                "with an exact delay a column without numbers is one that its worker has filtered, not one that has not changed significantly: leave one of the two out",
+                "with an exact delay, a column without numbers means that its worker has filtered it, not that it has not changed significantly: leave one of the two out",
             ),
             _ => Ok(()),
         }
@@ -383,7 +383,7 @@ mod tests {
             ("all,skip=1.5", "probability"),
             ("significant=-1", "threshold above 0"),
             ("significant=NaN", "threshold above 0"),
-            ("all,significant=1", "roundings"),
+            ("all,significant=1", "rounding errors"),
             ("kkt,wall", "no filter wall"),
         ] {
             let error = list.parse::<Filters>().unwrap_err().to_string();

@@ -158,13 +158,13 @@ impl Job {
             () if self.blocks.is_some() && self.group_bits > 0 => wrong(
                 "the number of blocks",
                 self.blocks.map_or(0.0, |blocks| blocks as f64),
-                "left to the block ratio where each group is cut by itself",
+                "left to the block ratio if each group is cut separately",
             ),
             () if self.newton.is_some_and(|n| n == 0 || n > polish::SUPPORT_LIMIT) => {
                 wrong("newton", self.newton.unwrap_or(0) as f64, "a support of 1 to 16384 weights")
             }
             () if self.newton.is_some() && self.exact_delay => Err(caravan_kv::Error::Config(
-                "an exact delay leaves updates under way after a pass, and a polish needs all of them: switch one of them off"
+                "an exact delay leaves updates outstanding after a pass, but a polish needs all of them: switch one of them off"
                     .to_owned(),
             )),
             () => {

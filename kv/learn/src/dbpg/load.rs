@@ -100,8 +100,8 @@ struct Screening {
 /// Most threads of a worker.
 const THREADS_MAX: usize = 1024;
 
-const NOT_COUNTED: &str = "columns are dropped for being rare after they have been counted";
-const NOT_NAMED: &str = "columns are screened after they have been named";
+const NOT_COUNTED: &str = "rare columns can be dropped only after they were counted";
+const NOT_NAMED: &str = "columns can be screened only after they were named";
 
 impl Loading {
     /// Reads the rows of worker `rank` of `workers`.

@@ -118,7 +118,7 @@ impl Shard {
             && delta_max > 0.0
             && workers > 0;
         if !sane {
-            return Err(format!("settings of DBPG make no sense: {options:?}"));
+            return Err(format!("the settings of DBPG are invalid: {options:?}"));
         }
         let mut memory = Account::new(memory, "the coordinates of DBPG");
         charge(memory.add(options.blocks.len() * BLOCK_BYTES))?;
@@ -152,12 +152,12 @@ impl Shard {
         let known = self.announced.iter().any(|(worker, _)| *worker == sender);
         if !self.ranges.is_empty() || known {
             return Err(format!(
-                "worker node {sender} has named its keys before, or training has begun"
+                "worker node {sender} has announced its keys before, or training has begun"
             ));
         }
         if self.announced.len() == self.workers {
             let workers = self.workers;
-            return Err(format!("{workers} workers have named keys, and there are no more"));
+            return Err(format!("all {workers} workers have announced their keys already"));
         }
         // Both the former coordinates and the new ones exist for a moment.
         let before = self.state.keys().len();
@@ -198,7 +198,7 @@ impl Shard {
         if first != self.clock + 1 || !self.tasks.is_empty() {
             let next = self.clock + 1;
             return Err(format!(
-                "a pass begins at task {first}, but {} tasks are under way from {next} on",
+                "a pass begins at task {first}, but {} tasks are outstanding from {next} on",
                 self.tasks.len()
             ));
         }
@@ -245,7 +245,7 @@ impl Shard {
         let range = self.ranges[self.tasks[task].block].clone();
         let positions = self.state.positions(range.clone(), request.keys);
         let positions =
-            positions.ok_or("it pushes a key that it never named, or of another block")?;
+            positions.ok_or("it pushes a key that it never announced, or of another block")?;
         let Task { missing, pushed, sum, .. } = &mut self.tasks[task];
         if pushed.contains(&request.sender) || *missing == 0 {
             return Err(format!(
@@ -262,7 +262,7 @@ impl Shard {
             let pair = if length == 0 { None } else { next.next().copied() };
             let [gradient, curvature] = pair.unwrap_or_default();
             if !gradient.is_finite() || !curvature.is_finite() {
-                return Err("a gradient is not a finite number: values or weights of rows are too large for f64, scale them down".to_owned());
+                return Err("a gradient is not a finite number: values or row weights are too large for f64; scale them down".to_owned());
             }
             let is_rounded = self.rounds && pair.is_some();
             g.push(gradient);
@@ -301,7 +301,7 @@ impl Shard {
         index.filter(|&index| index < self.tasks.len()).ok_or_else(|| {
             let first = self.clock + 1;
             let count = self.tasks.len();
-            format!("task {number} is not under way here: {count} are, from {first} on")
+            format!("task {number} is not outstanding here: {count} are, from {first} on")
         })
     }
 
@@ -342,7 +342,7 @@ impl Shard {
     fn set_lambda(&mut self, lambda: f64) -> Result<(), String> {
         if !self.tasks.is_empty() || lambda.is_nan() || lambda < 0.0 {
             let tasks = self.tasks.len();
-            return Err(format!("lambda {lambda} cannot be set with {tasks} tasks under way"));
+            return Err(format!("lambda {lambda} cannot be set with {tasks} tasks outstanding"));
         }
         self.state.set_lambda(lambda);
         Ok(())
@@ -357,7 +357,10 @@ impl Shard {
     /// shows keys that none has.
     fn set(&mut self, weights: &[(u64, f64)]) -> Result<usize, String> {
         if !self.tasks.is_empty() {
-            return Err(format!("{} tasks are under way, weights stay", self.tasks.len()));
+            return Err(format!(
+                "weights cannot be set with {} tasks outstanding",
+                self.tasks.len()
+            ));
         }
         if let Some((key, weight)) = weights.iter().find(|(_, weight)| !weight.is_finite()) {
             return Err(format!("the weight of key {key} must be a finite number, not {weight}"));
@@ -409,8 +412,10 @@ impl caravan_kv::Shard for Shard {
         let began = Instant::now();
         self.make_room(request.keys.len())?;
         let all = 0..self.state.keys().len();
-        let positions =
-            self.state.positions(all, request.keys).ok_or("it pulls a key that no worker named")?;
+        let positions = self
+            .state
+            .positions(all, request.keys)
+            .ok_or("it pulls a key that no worker announced")?;
         self.lengths.clear();
         self.answer.clear();
         let skips = self.lossy.skips(request.clock);

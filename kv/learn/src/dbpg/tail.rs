@@ -154,7 +154,7 @@ impl Counts {
     pub(super) fn new(options: &Options, memory: &Pool) -> Result<Self, String> {
         let Options { cells, hashes } = *options;
         if cells as f64 > CELLS_MAX || !(1..=HASHES_MAX).contains(&hashes) {
-            return Err(format!("settings of a sketch make no sense: {options:?}"));
+            return Err(format!("the settings of a sketch are invalid: {options:?}"));
         }
         let mut memory = Account::new(memory, "a sketch");
         memory.set(cells as usize).map_err(|error| error.to_string())?;

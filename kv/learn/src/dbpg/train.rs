@@ -132,7 +132,7 @@ impl<'a> Driver<'a> {
             let (mut report, _) = self.pass(pass, last.as_ref(), reset, &mut rule)?;
             if self.pace.after_pass(report.objective) {
                 let delay = self.pace.delay();
-                tracing::warn!(pass, delay, "the objective rose: from now on with a smaller delay");
+                tracing::warn!(pass, delay, "the objective rose: the delay is reduced");
             }
             let was_exact = self.lossless || !self.job.filters.is_lossy();
             if report.stop == Stop::Done && !(self.pace.may_end() && was_exact) {

@@ -66,12 +66,15 @@ pub(super) fn read(path: &Path) -> Result<Model> {
 
 fn parse(bytes: &[u8]) -> Result<Model, String> {
     let (Some(head), Some(body)) = (bytes.get(..HEAD_BYTES), bytes.get(HEAD_BYTES..)) else {
-        return Err(format!("it ends after {} bytes, within its head", bytes.len()));
+        return Err(format!("it is cut off after {} bytes, within its head", bytes.len()));
     };
     let u32_at = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("4 bytes"));
     let u64_at = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
     if u32_at(8) != VERSION {
-        return Err(format!("it is of version {}, this program reads {VERSION}", u32_at(8)));
+        return Err(format!(
+            "it has version {}, but this program reads version {VERSION}",
+            u32_at(8)
+        ));
     }
     let comment = u32_at(12) as usize;
     let count = u64_at(16);
@@ -132,9 +135,9 @@ mod tests {
             bytes
         };
         for (bytes, message) in [
-            (whole[..20].to_vec(), "it ends after 20 bytes, within its head"),
+            (whole[..20].to_vec(), "it is cut off after 20 bytes, within its head"),
             (whole[..70].to_vec(), "2 weights take 80 bytes, but it has 70"),
-            (changed(8, &[2]), "it is of version 2, this program reads 1"),
+            (changed(8, &[2]), "it has version 2, but this program reads version 1"),
             (changed(16, &[0xff; 8]), "18446744073709551615 weights take"),
             (changed(50, &[9]), "its checksum is"),
             (resummed(changed(44, &[0xff; 8])), "its keys do not ascend"),

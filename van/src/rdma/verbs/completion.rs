@@ -327,7 +327,7 @@ fn unreadable() -> io::Error {
 
 #[cold]
 fn mistaken() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the device mistakes receives for other work")
+    io::Error::new(io::ErrorKind::InvalidData, "the device confuses receives with other work")
 }
 
 /// Converts an entry. It reads only fields that the device fills for every entry, and others if the
@@ -388,12 +388,12 @@ impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             status::IBV_WC_SUCCESS => "done",
-            status::IBV_WC_LOC_LEN_ERR => "longer than the memory that was to receive it",
+            status::IBV_WC_LOC_LEN_ERR => "longer than the receive buffer",
             status::IBV_WC_LOC_QP_OP_ERR => "work that this queue pair cannot do",
             status::IBV_WC_LOC_PROT_ERR => "memory that is not registered for this",
-            status::IBV_WC_WR_FLUSH_ERR => "given up, as the connection had failed before",
+            status::IBV_WC_WR_FLUSH_ERR => "cancelled, because the connection had failed before",
             status::IBV_WC_MW_BIND_ERR => "the memory window could not be opened",
-            status::IBV_WC_BAD_RESP_ERR => "the peer answered something that makes no sense",
+            status::IBV_WC_BAD_RESP_ERR => "the peer's answer was invalid",
             status::IBV_WC_LOC_ACCESS_ERR => "the peer's write does not fit this side's memory",
             status::IBV_WC_REM_INV_REQ_ERR => "the peer found the request invalid",
             status::IBV_WC_REM_ACCESS_ERR => "the peer does not allow access to that memory",
@@ -403,7 +403,7 @@ impl fmt::Display for Status {
             status::IBV_WC_REM_ABORT_ERR => "the peer aborted the request",
             status::IBV_WC_FATAL_ERR => "the device failed",
             status::IBV_WC_RESP_TIMEOUT_ERR => "the peer did not answer in time",
-            status::IBV_WC_GENERAL_ERR => "the device failed without saying why",
+            status::IBV_WC_GENERAL_ERR => "the device failed for an unknown reason",
             other => return write!(f, "failed with status {other}"),
         })
     }

@@ -128,7 +128,7 @@ fn intercept_key(job: &Job, last: u64) -> caravan_kv::Result<Option<u64>> {
         _ if !job.intercept => Ok(None),
         Some(key) => Ok(Some(key)),
         None => Err(caravan_kv::Error::Config(format!(
-            "an intercept takes the key after the largest, but {last} is in use: number the features anew, or give every row a feature that is always 1"
+            "an intercept takes the key after the largest, but {last} is in use: renumber the features, or give every row a feature that is always 1"
         ))),
     }
 }
@@ -203,7 +203,7 @@ fn warn_of_delay(job: &Job, blocks: usize) {
         tracing::warn!(
             delay = job.delay,
             blocks,
-            "a delay of an eighth of the blocks or more may diverge: use more blocks, a smaller learning rate, or let the delay adapt itself"
+            "a delay of an eighth of the blocks or more may diverge: use more blocks, a smaller learning rate, or let the delay adapt"
         );
     }
 }
