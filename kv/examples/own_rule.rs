@@ -1,11 +1,11 @@
-//! An update rule of your own: servers that keep the largest value pushed to each key, zero at least.
+//! A custom update rule: servers keep the largest value pushed to each key, at least zero.
 //!
 //! Run: `cargo run -p caravan-kv --example own_rule`
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, TableSpec, ValueType};
 
 fn main() -> caravan_kv::Result<()> {
-    // Called once for each shard of a table; what it returns is called for each row of each push.
+    // Called once for each shard of a table; the result is called for each row of each push.
     let make_max = |_: &TableSpec| {
         |_key: u64, stored: &mut [f32], pushed: &[f32]| {
             stored
@@ -18,7 +18,7 @@ fn main() -> caravan_kv::Result<()> {
     let config = ClusterConfig { servers: 2, ..ClusterConfig::default() };
     let cluster = Cluster::launch(&config, Launch::Threads(handles, Apps::default()))?;
 
-    let mut worker = cluster.client()?; // this thread pushes and pulls, too
+    let mut worker = cluster.client()?; // this thread pushes and pulls as well
     let peaks = TableSpec::new(1, "peaks", ValueType::F32, 2).handle("max");
     let table = worker.create_table(&peaks)?;
     let keys = [3, 1 << 40];

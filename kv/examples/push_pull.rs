@@ -20,7 +20,7 @@ fn push_pull(node: &mut WorkerNode) -> caravan_kv::Result<Value> {
     let table = node.worker.create_table(&weights)?;
     let pushed = node.worker.push(table, &[3, 1 << 40], &[1.0f32, 2.0, 3.0, 4.0])?;
     node.worker.wait(pushed)?;
-    node.barrier("pushed")?; // all workers have
+    node.barrier("pushed")?; // all workers have pushed
     let pulled = node.worker.pull(table, &[3, 4, 1 << 40])?;
     Ok(json!(node.worker.wait(pulled)?.values::<f32>()))
 }

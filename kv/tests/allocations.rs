@@ -1,6 +1,7 @@
-//! Goal: the path of a push or pull makes no heap allocation once it is warm, on the worker and on the server, and
-//! requests that nobody waits for keep memory constant.
-//! Method: a worker and a server thread over real sockets; each counts the allocations of its own thread.
+//! Goal: the path of a push or pull makes no heap allocation once it is warm, on the worker and on
+//! the server, and requests that nobody waits for keep memory constant.
+//! Method: a worker and a server thread over real sockets; each counts the allocations of its own
+//! thread.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -13,7 +14,7 @@ use caravan_kv::{Handles, ServerAddress, ServerThread, Table, TableSpec, ValueTy
 use caravan_van::{Endpoint, KeyRange};
 use support::{TIMEOUT, config, endpoint, vans};
 
-/// What the server threads count while they are asked to.
+/// Counters of the server threads, on request.
 #[derive(Default)]
 struct Count {
     stop: AtomicBool,
@@ -21,7 +22,8 @@ struct Count {
     allocations: AtomicU64,
 }
 
-/// Ends the server threads when it goes, also when a test fails: they would be waited for without end.
+/// Stops the server threads when dropped, even if a test fails: otherwise they would be waited for
+/// forever.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -30,8 +32,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// The same with a pool that is cut for every size a frame can have: which of them come, and when, is up to how many answers the
-/// other side sends together.
+/// An endpoint with a pool cut for every frame size: which sizes occur, and when, depends on how
+/// many answers the other side sends together.
 fn warm(endpoint: Endpoint) -> Endpoint {
     for bits in 6..16 {
         drop(endpoint.memory().allocate(1 << bits).unwrap());
@@ -39,7 +41,7 @@ fn warm(endpoint: Endpoint) -> Endpoint {
     endpoint
 }
 
-/// Runs `body` with a worker of two server threads that count into the given place.
+/// Runs `body` with a worker of two server threads that count into `count`.
 fn with_servers(van: Van, body: impl FnOnce(&mut Worker, &Count)) {
     let count = Count::default();
     std::thread::scope(|scope| {
@@ -71,7 +73,7 @@ fn with_servers(van: Van, body: impl FnOnce(&mut Worker, &Count)) {
     });
 }
 
-/// The allocations of a run of `requests`, here and there.
+/// The allocations of a run of `requests`, on both sides.
 fn count(worker: &mut Worker, count: &Count, mut requests: impl FnMut(&mut Worker)) -> (u64, u64) {
     count.allocations.store(0, Ordering::SeqCst);
     count.counting.store(true, Ordering::SeqCst);
@@ -112,8 +114,9 @@ fn a_small_request_allocates_nothing() {
                 }
             };
             for in_flight in [1, 8] {
-                // Pools are warm when they have grown to what is in use at a time at most, and are cut for it, which is up to
-                // how fast the other side answers: that takes some rounds. What each request allocates shows in all of them.
+                // Pools are warm once they have grown to their peak use and are cut for it, which
+                // depends on the speed of the other side and takes some rounds. An allocation per
+                // request would show in all of them.
                 let mut counted = (0, 0);
                 for _ in 0..10 {
                     counted = count(worker, counts, |worker| round(worker, 3000, in_flight));
@@ -131,7 +134,7 @@ fn a_small_request_allocates_nothing() {
     }
 }
 
-/// Values that are lent, land in place or are adopted: each size goes another way.
+/// Lent, placed or adopted values: each size takes another path.
 #[test]
 fn a_long_request_allocates_nothing() {
     for van in vans() {
@@ -172,11 +175,11 @@ fn a_long_request_allocates_nothing() {
     }
 }
 
-/// ps-lite's tracker grows by 8 bytes a request for ever.
+/// ps-lite's tracker grows by 8 bytes per request forever.
 #[test]
 fn a_million_pushes_that_nobody_waits_for() {
     for van in vans() {
-        // A device in software takes its time.
+        // A software device is slow.
         let pushes = if van == Van::Rdma { 100_000 } else { 1_000_000 };
         with_servers(van, |worker, counts| {
             let spec = TableSpec::new(1, "sums", ValueType::I64, 1);

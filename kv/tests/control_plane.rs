@@ -1,5 +1,7 @@
-//! Goal: nobody gets a word in at the scheduler but whom a lane has proved to be, and nobody's word counts for another.
-//! Method: a scheduler that is asked by hand: by strangers without the secret, and by nodes of the job that lie.
+//! Goal: the scheduler listens only to identities that lanes have proved, and nobody can speak for
+//! another.
+//! Method: requests made by hand to a scheduler, from strangers without the secret and from nodes
+//! of the job that lie.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -23,7 +25,7 @@ const SERVER: u8 = 2;
 const WORKER: u8 = 3;
 const DRIVER: u8 = 4;
 
-/// Settings of a job with a secret, whose nodes are soon missed.
+/// Settings of a job with a secret, whose nodes are soon counted as lost.
 fn config(servers: usize, workers: usize) -> ClusterConfig {
     let mut config = ClusterConfig { servers, workers, ..ClusterConfig::default() };
     config.node.secret = SecretSource::Given(Secret::random());
@@ -33,7 +35,7 @@ fn config(servers: usize, workers: usize) -> ClusterConfig {
     config
 }
 
-/// What a lane hears.
+/// What arrives on a lane.
 #[derive(Debug, PartialEq)]
 enum Heard {
     Answer(Value),
@@ -42,7 +44,7 @@ enum Heard {
     Closed,
 }
 
-/// A lane to the scheduler that says what it likes.
+/// A lane to the scheduler for arbitrary messages.
 struct Lane {
     endpoint: Endpoint,
     scheduler: PeerId,
@@ -84,10 +86,10 @@ impl Lane {
         let values = Values::Copied(text.as_bytes());
         let draft = Draft { timestamp, values, ..Draft::new(kind) };
         self.endpoint.post(self.scheduler, draft, &mut Coding::plain()).unwrap();
-        self.endpoint.wait(Duration::ZERO).unwrap(); // it leaves
+        self.endpoint.wait(Duration::ZERO).unwrap(); // sends it
     }
 
-    /// Asks without waiting for the answer; returns the number of the request.
+    /// Sends a request without waiting for the answer; returns its number.
     fn begin(&mut self, what: &Value) -> u64 {
         self.asked += 1;
         self.say(Kind::Request, self.asked, what);
@@ -99,7 +101,7 @@ impl Lane {
         self.answer(scheduler, asked)
     }
 
-    /// What the scheduler says to a request.
+    /// The scheduler's answer to a request.
     fn answer(&mut self, scheduler: &mut Scheduler, asked: u64) -> Heard {
         self.hear(scheduler, |arrival| match arrival {
             Arrival::Message { message, .. } if message.timestamp() == asked => {
@@ -125,7 +127,7 @@ impl Lane {
     }
 }
 
-/// A node that was just started.
+/// The identity of a node that was just started.
 fn node(role: u8, rank: Option<u32>) -> Identity {
     static STARTED: AtomicU64 = AtomicU64::new(1);
     Identity { role, rank, incarnation: STARTED.fetch_add(1, Ordering::Relaxed) }
@@ -136,7 +138,8 @@ fn join() -> Value {
     json!({ "Join": { "pid": 1, "beats": true, "vans": vans } })
 }
 
-/// A scheduler with one server and `workers` workers, all played, with their identities.
+/// A scheduler with one server and `workers` workers, all simulated by the test, with their
+/// identities.
 fn complete(workers: u32) -> (Scheduler, ClusterConfig, Vec<(Lane, Identity)>) {
     let mut config = config(1, workers as usize);
     config.node.heartbeat = Duration::from_millis(500);
@@ -155,7 +158,7 @@ fn complete(workers: u32) -> (Scheduler, ClusterConfig, Vec<(Lane, Identity)>) {
     (scheduler, config, lanes)
 }
 
-/// Whom the scheduler still waits for.
+/// The nodes that the scheduler still waits for.
 fn missing(scheduler: &mut Scheduler) -> String {
     match scheduler.gather(|| Ok(())) {
         Err(Error::Timeout { missing, .. }) => missing,
@@ -178,7 +181,8 @@ fn only_nodes_of_the_job_get_a_lane() {
         assert!(lane.is_none(), "{stranger:?}");
     }
     for role in [0, SCHEDULER, DRIVER, 5, 255] {
-        // It knows the secret, and is nobody who joins: its lane comes up, and nothing that it says is heard.
+        // It knows the secret but has no role that joins: its lane comes up, and all its requests
+        // are refused.
         let lane = Lane::open(&mut scheduler, &config.node, node(role, None));
         let heard = lane.map(|mut lane| lane.ask(&mut scheduler, &join()));
         assert!(matches!(heard, None | Some(Heard::Closed)), "{role}: {heard:?}");
@@ -246,7 +250,7 @@ fn barriers_have_bounds() {
     let (mut scheduler, _, mut lanes) = complete(2);
     let scheduler = &mut scheduler;
     let (mut worker, _) = lanes.remove(1);
-    // It waits at one at a time, so that names do not pile up; whom it waited with goes on.
+    // It waits at one barrier at a time, so that names do not pile up; the other members continue.
     for name in ["a", "b"] {
         worker.begin(&json!({ "Barrier": { "name": name } }));
     }
@@ -263,7 +267,7 @@ fn barriers_have_bounds() {
         Heard::Answer(json!(null))
     );
     assert_eq!(worker.answer(scheduler, waits), Heard::Answer(json!(null)));
-    // A server meets servers.
+    // A server waits only with servers.
     let (server, _) = &mut lanes[0];
     assert_eq!(
         server.ask(scheduler, &json!({ "Barrier": { "name": "c" } })),
@@ -281,7 +285,8 @@ fn a_sign_of_life_counts_for_who_proved_it_alone() {
     let (scheduler, node_config) = (&mut scheduler, &config.node);
     let alive = json!("Alive");
     let identities: Vec<_> = lanes.iter().map(|(_, identity)| *identity).collect();
-    // Another start of worker 0, a node of another rank or role, and one of none; then the lane of the member itself.
+    // Another start of worker 0, a node of another rank or role, and one without a rank; then the
+    // lane of the member itself.
     for liar in [
         node(WORKER, Some(0)),
         Identity { rank: Some(1), ..identities[1] },
@@ -290,13 +295,13 @@ fn a_sign_of_life_counts_for_who_proved_it_alone() {
     ] {
         let mut lane = Lane::open(scheduler, node_config, liar).unwrap();
         assert_eq!(lane.ask(scheduler, &alive), Heard::Closed, "{liar:?}");
-        scheduler.check_members().unwrap(); // who leaves takes nobody along
+        scheduler.check_members().unwrap(); // a node that leaves affects nobody else
     }
     let mut hearts: Vec<_> = [identities[0], identities[2]]
         .map(|identity| Lane::open(scheduler, node_config, identity).unwrap())
         .into();
     let pulse = Heard::Answer(json!({ "ended": null }));
-    // A heart that stops beating on one lane may go on on another.
+    // Heartbeats that end on one lane may continue on another.
     let mut brief = Lane::open(scheduler, node_config, identities[2]).unwrap();
     assert_eq!(brief.ask(scheduler, &alive), pulse);
     drop(brief);
@@ -311,11 +316,11 @@ fn a_sign_of_life_counts_for_who_proved_it_alone() {
         assert!(began.elapsed() < TIMEOUT, "nobody misses worker 0");
     };
     assert!(error.contains("worker 0") && error.contains("no heartbeat"), "{error}");
-    // A member's own lane is not for that.
+    // A member's main lane is not for heartbeats.
     assert_eq!(lanes[2].0.ask(scheduler, &alive), Heard::Closed);
 }
 
-/// One that did not listen itself takes nobody for silent.
+/// A scheduler that did not listen itself counts nobody as silent.
 #[test]
 fn a_scheduler_that_stood_still_misses_nobody() {
     let (mut scheduler, config, lanes) = complete(1);
@@ -361,7 +366,7 @@ fn a_lane_that_says_nothing_is_closed() {
     }
 }
 
-/// A node of the job that is no scheduler gets nobody to obey it.
+/// A node of the job that is no scheduler cannot give orders.
 #[test]
 fn members_obey_a_scheduler_only() {
     let mut config = config(1, 1).node;
@@ -420,7 +425,7 @@ fn resets_do_not_keep_a_cluster_apart() {
     let resets: u32 = vandals.into_iter().map(|vandal| vandal.join().unwrap()).sum();
     let mut cluster = cluster.unwrap();
     let task = cluster.submit(Target::Workers, "none", &Value::Null).unwrap();
-    let outcome = cluster.wait(task); // all workers have found their servers by then
+    let outcome = cluster.wait(task); // by now all workers have found their servers
     assert!(matches!(&outcome, Err(Error::TaskFailed { .. })), "{outcome:?}");
     cluster.shutdown().unwrap();
     assert!(resets > 0, "the scheduler was never found");

@@ -1,7 +1,8 @@
-//! Goal: many workers of few server threads all get their share, the slowest at least half of the mean, while the servers are
-//! busy all the time and their memory is what was configured.
-//! Method: the real worker and server code on the simulated van. Serving takes simulated time, as much for each request, so
-//! that there is more to do than can be done; half of the workers push more and larger requests than the others.
+//! Goal: many workers of few server threads all get their share, the slowest at least half of the
+//! mean, while the servers are always busy and their memory stays as configured.
+//! Method: the real worker and server code on the simulated van. Serving takes simulated time, the
+//! same for each request, so that there is more work than time; half of the workers push more and
+//! larger requests than the others.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::Arc;
@@ -15,13 +16,13 @@ use caravan_van::{Endpoint, VanConfig};
 const WORKERS: usize = 32;
 const SERVERS: usize = 4;
 
-/// What a server takes for one request.
+/// Service time of one request.
 const SERVICE: Duration = Duration::from_micros(2);
 
 /// How long the workers push.
 const TIME: Duration = Duration::from_millis(20);
 
-/// Of each node: frames for all lanes, and little more.
+/// Memory of each node: frames for all lanes, and little more.
 const MEMORY_BYTES: usize = 8 << 20;
 
 fn endpoint(network: &Network, node: u32) -> Endpoint {
@@ -36,7 +37,7 @@ fn endpoint(network: &Network, node: u32) -> Endpoint {
     Endpoint::new(Box::new(network.transport(&config)), node, 16)
 }
 
-/// A server thread that takes its time: as long for each push as [`SERVICE`] says.
+/// A server thread that takes [`SERVICE`] for each push.
 fn serve(network: &Network, index: usize, stop: &AtomicBool) -> u64 {
     let served = Arc::new(AtomicU64::new(0));
     let counter = served.clone();
@@ -58,7 +59,7 @@ fn serve(network: &Network, index: usize, stop: &AtomicBool) -> u64 {
     before
 }
 
-/// Pushes until the time is over, from when all are `ready` on; returns how many pushes were applied.
+/// Pushes until the time is over, once all are `ready`; returns how many pushes were applied.
 fn push(network: &Network, rank: usize, servers: &[ServerAddress], ready: &AtomicU64) -> u64 {
     let endpoint = endpoint(network, 100 + rank as u32);
     let mut worker = Worker::connect(endpoint, servers, Duration::from_secs(60)).unwrap();
@@ -77,7 +78,7 @@ fn push(network: &Network, rank: usize, servers: &[ServerAddress], ready: &Atomi
     let mut last = [None; SERVERS];
     let mut pushes = 0;
     while network.now() < begins + TIME {
-        // As many as there are credits for: the lanes are always full.
+        // As many as there are credits, so that the lanes are always full.
         last[pushes % SERVERS] = Some(worker.push(table, &[key(pushes)], &values).unwrap());
         pushes += 1;
     }
@@ -105,7 +106,7 @@ fn no_worker_of_many_starves() {
             let stop = stop.clone();
             let server = move |network: &Network| serve(network, index, &stop);
             servers.push(network.spawn(&format!("server {index}"), server));
-            network.sleep(Duration::from_micros(1)); // so that addresses are in order
+            network.sleep(Duration::from_micros(1)); // keeps addresses in order
         }
         let at = |index| ServerAddress {
             name: format!("server {index}"),

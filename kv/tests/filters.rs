@@ -1,5 +1,7 @@
-//! Goal: filters change the bytes, and what arrives only as far as they say: not at all, on average, or later.
-//! Method: real servers and workers on a van, held against the same requests to a table without filters; what both ends count.
+//! Goal: filters change the bytes, and the values only as documented: not at all, on average, or
+//! later.
+//! Method: real servers and workers on a van, compared with the same requests to a table without
+//! filters, and with the counters of both ends.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -17,7 +19,7 @@ use caravan_van::wire::Kind;
 use caravan_van::{Arrival, Coding, Draft, Endpoint, KeyRange, Value, Values};
 use support::{TIMEOUT, any, config, endpoint};
 
-/// Two server threads that say at the end what they have counted for table 1.
+/// Two server threads that return their counters for table 1 at the end.
 struct Servers {
     addresses: Vec<ServerAddress>,
     threads: Vec<JoinHandle<Traffic>>,
@@ -52,7 +54,7 @@ impl Servers {
         endpoint(any(), &config(16, 1 << 28))
     }
 
-    /// Ends them; returns what they have counted in all.
+    /// Stops them; returns the sum of their counters.
     fn end(self) -> Traffic {
         self.stop.store(true, Ordering::Relaxed);
         let counted = self.threads.into_iter().map(|thread| thread.join().unwrap());
@@ -73,7 +75,7 @@ fn keys() -> Vec<u64> {
     (0..1000).filter(|key| key % 3 != 1).collect()
 }
 
-/// Mostly zeros and singles.
+/// Mostly zeros and f32s.
 fn values(count: usize, seed: u64) -> Vec<f64> {
     let mut draws = Draws::new(seed, 7);
     let value = |_| match draws.next_unit() {
@@ -106,7 +108,7 @@ fn what_loses_nothing_changes_nothing_and_both_ends_count_the_same() {
         let plain = worker.create_table(&plain).unwrap();
         let keys = keys();
         for round in 0..5 {
-            // Short ones take another path in plain tables, and where keys are cached and nothing else is done.
+            // Short ones take another path in plain tables, and in tables that only cache keys.
             let keys = if round == 3 { &keys[..1] } else { &keys[..] };
             let values = values(3 * keys.len(), round);
             let mut answers = [plain, filtered].map(|table| {
@@ -182,7 +184,8 @@ fn what_is_rounded_or_skipped_is_right_on_average_and_repeats_with_its_seed() {
         (values, sums, worker.traffic(table).unwrap())
     };
     for (list, variance) in [
-        // Within a quarter of a step squared each; values lie within 500, so a step is 1000 / 255 at most.
+        // At most a quarter of a step squared each; values lie within 500, so a step is at most
+        // 1000 / 255.
         ("quantize=1", (1000.0_f64 / 255.0).powi(2) / 4.0),
         // v² (1 - q) / q each, with |v| at most 500.
         ("skip=0.5", 500.0_f64.powi(2)),
@@ -193,7 +196,7 @@ fn what_is_rounded_or_skipped_is_right_on_average_and_repeats_with_its_seed() {
         let mut mean = 0.0;
         for (value, sum) in values.iter().zip(&sums) {
             let error = sum / f64::from(rounds) - value;
-            // Six standard deviations, since there are many of them.
+            // Six standard deviations, because there are many of them.
             assert!(
                 error.abs() <= 6.0 * (variance / f64::from(rounds)).sqrt(),
                 "{list}: {value} {error}"
@@ -218,7 +221,7 @@ fn nothing_is_lost_of_what_is_not_significant() {
     let mut sums = vec![0.0; 2 * keys.len()];
     for clock in 1..=20 {
         worker.set_clock(clock);
-        // Whole numbers, so that sums are exact in any order.
+        // Integers, so that sums are exact in any order.
         let values: Vec<f64> =
             values(2 * keys.len(), clock).iter().map(|v| (v / 60.0).round()).collect();
         worker.push(table, &keys, &values).unwrap();
@@ -277,7 +280,7 @@ fn tables_that_cannot_have_a_filter_are_refused() {
     assert_eq!(pull::<f64>(&mut worker, rounded, &[1]), [1.0], "the table is none the worse");
 }
 
-/// What a server says to a request as it is, by someone who knows no filters but makes blocks.
+/// The server's answer to a raw request, from a client without filters that makes blocks.
 fn ask(lanes: &mut Endpoint, draft: Draft<'_>) -> (Kind, String) {
     let peer = caravan_van::PeerId(0);
     lanes.post(peer, draft, &mut Coding::plain()).unwrap();

@@ -1,6 +1,7 @@
-//! Goal: a node that stands still is named by whoever waits, whatever the job is at; a driver that stood still goes on.
-//! Method: real processes that are stopped by SIGSTOP while nodes join, tables are made, values are pushed, workers meet, or a
-//! task runs.
+//! Goal: any wait names a node that is frozen, whatever the job is doing; a driver that was frozen
+//! continues.
+//! Method: real processes that SIGSTOP stops while nodes join, tables are created, values are
+//! pushed, workers meet, or a task runs.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
@@ -23,10 +24,10 @@ use processes::{config, ends_within, launch, pid_of, pids, signal, this_program}
 use serde_json::{Value, json};
 use support::vans;
 
-/// As long as any of this may take on a machine with much else to do.
+/// How long any of this may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A job that notices early what stands still.
+/// A job that soon notices frozen nodes.
 fn quick(servers: usize, workers: usize) -> ClusterConfig {
     let mut config = config(servers, workers);
     config.node.heartbeat = Duration::from_millis(200);
@@ -38,9 +39,9 @@ fn quick(servers: usize, workers: usize) -> ClusterConfig {
 enum Job {
     /// Pushes and pulls until that fails.
     Push,
-    /// Waits at a barrier that one of them never comes to.
+    /// Waits at a barrier that one of them never reaches.
     Meet,
-    /// Computes, and says nothing.
+    /// Computes, without messages.
     Compute,
 }
 
@@ -80,7 +81,7 @@ fn spec() -> TableSpec {
     TableSpec::new(1, "t", ValueType::F32, 100)
 }
 
-/// Some for every server.
+/// Keys for every server.
 fn keys() -> Vec<u64> {
     (0..16).map(|i| i * (u64::MAX / 15)).collect()
 }
@@ -89,7 +90,8 @@ fn values() -> Vec<f32> {
     vec![1.0; 1600]
 }
 
-/// Stops `name` and expects what waits for it to end with an error that names it, and leave nothing.
+/// Stops `name` and expects the wait for it to end with an error that names it, and leave no
+/// process behind.
 fn is_named<T>(
     mut cluster: Cluster,
     name: &str,
@@ -106,7 +108,7 @@ fn is_named<T>(
     assert!(began.elapsed() < PATIENCE);
 }
 
-/// A node that stands still before it has joined.
+/// A node freezes before it has joined.
 fn while_nodes_join() {
     let mut config = quick(1, 2);
     config.node.join_timeout = Duration::from_secs(3);
@@ -120,7 +122,7 @@ fn while_nodes_join() {
     std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let error = Cluster::launch(&config, Launch::Processes(program.clone())).err().unwrap();
     let error = error.to_string();
-    // Others may have given up by then, too.
+    // Others may have given up by then as well.
     assert!(error.contains("missing: ") && error.ends_with("worker 1"), "{error}");
     std::fs::remove_file(program).unwrap();
 }
@@ -183,7 +185,7 @@ fn while_a_task_runs() {
     }
 }
 
-/// One that stood still for less than five heartbeats is none the worse for it.
+/// A node that was frozen for less than five heartbeats continues unharmed.
 fn a_short_stop_costs_nothing() {
     let mut config = quick(1, 1);
     config.node.heartbeat = Duration::from_secs(2);
@@ -199,7 +201,7 @@ fn a_short_stop_costs_nothing() {
     cluster.shutdown().unwrap();
 }
 
-/// The role of a driver that is stopped: says who its nodes are, then runs a task that takes a second.
+/// The role of a driver that is stopped: prints its nodes, then runs a task that takes a second.
 fn drive() {
     let mut config = quick(1, 2);
     config.node.van =
@@ -216,7 +218,7 @@ fn drive() {
     println!("\"done\"");
 }
 
-/// A driver in a process of its own, what it says, and its nodes.
+/// A driver in a process of its own, its output, and its nodes.
 fn driver() -> (Child, impl Iterator<Item = Value>, Vec<u32>) {
     let mut driver =
         Command::new(this_program()).arg("driver").stdout(Stdio::piped()).spawn().unwrap();
@@ -226,7 +228,8 @@ fn driver() -> (Child, impl Iterator<Item = Value>, Vec<u32>) {
     (driver, said, nodes)
 }
 
-/// Nodes wait for a driver that was stopped, as by Ctrl-Z; nobody is taken for lost because it did not listen.
+/// Nodes wait for a driver that was stopped, as by Ctrl-Z; it counts nobody as lost because it did
+/// not listen.
 fn a_driver_that_stood_still_goes_on() {
     let (mut driver, said, nodes) = driver();
     signal("STOP", driver.id());
@@ -238,7 +241,7 @@ fn a_driver_that_stood_still_goes_on() {
     ends_within(PATIENCE, &nodes);
 }
 
-/// One that is killed while it stands still leaves nobody behind.
+/// A driver that is killed while it is frozen leaves no node behind.
 fn a_driver_that_dies_standing_takes_its_nodes_along() {
     let (mut driver, _, nodes) = driver();
     signal("STOP", driver.id());
@@ -247,7 +250,7 @@ fn a_driver_that_dies_standing_takes_its_nodes_along() {
     ends_within(PATIENCE, &nodes);
 }
 
-/// Ending a job does not wait for those that stand still.
+/// The end of a job does not wait for frozen nodes.
 fn the_end_of_a_job() {
     let cluster = launch(&quick(2, 2));
     let nodes = pids(&cluster);

@@ -1,7 +1,8 @@
-//! Goal: keys that are named instead of sent change nothing but the bytes: whatever the weather, however little the servers
-//! remember, and whoever dies.
-//! Method: the real worker and server code on the simulated van, with random lists that come again, servers that forget, and
-//! requests of all kinds in flight, held against plain maps; and counters of what was saved.
+//! Goal: keys that are named instead of sent change only the bytes: for any faults, however little
+//! the servers remember, and whichever node dies.
+//! Method: the real worker and server code on the simulated van, with random lists that recur,
+//! servers that forget, and requests of all kinds in flight, compared with plain maps and counters
+//! of the savings.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/simulated.rs"]
@@ -30,7 +31,8 @@ fn lists() -> TableSpec {
     TableSpec::new(2, "lists", ValueType::I64, 0).handle("assign")
 }
 
-/// Lists of keys that only `node` writes, with some keys in several of them; the short ones are never named.
+/// Lists of keys that only `node` writes, with some keys in several of them; short ones are never
+/// named.
 fn keys_of(node: u64, draws: &mut Draws) -> Vec<Vec<u64>> {
     let list = |draws: &mut Draws, count: u64| {
         let mut keys: Vec<u64> =
@@ -42,7 +44,8 @@ fn keys_of(node: u64, draws: &mut Draws) -> Vec<Vec<u64>> {
     [5, 40, 60, 100, 300, 500].map(|count| list(draws, count)).into()
 }
 
-/// One worker's requests, all checked. Returns messages named and asked for.
+/// One worker's requests, all checked. Returns the numbers of messages that were named and asked
+/// for.
 fn run_worker(worker: &mut Worker, node: u64, draws: &mut Draws) -> (u64, u64) {
     let sums: Table = worker.create_table(&sums()).unwrap();
     let lists = worker.create_table(&lists()).unwrap();
@@ -118,7 +121,7 @@ fn named_keys_change_nothing_however_little_servers_remember() {
         let network = Network::new(seed, weather(seed));
         let mut draws = Draws(seed);
         let (servers, workers) = (1 + draws.below(3) as usize, 1 + draws.below(3));
-        // Nothing, two or three lists, all.
+        // None, two or three lists, all.
         let bytes = [0, 4 << 10, 1 << 20][draws.below(3) as usize];
         let (addresses, stop) = start(&network, servers, bytes);
         let nodes: Vec<_> = (0..workers)
@@ -144,7 +147,8 @@ fn named_keys_change_nothing_however_little_servers_remember() {
     });
 }
 
-/// Pushes that overwrite: what was asked about must not be applied after what was pushed later.
+/// Pushes that overwrite: a request whose keys were asked for must not be applied after later
+/// pushes.
 #[test]
 fn requests_stay_in_order_while_keys_are_asked_for() {
     for_each_seed(30, |seed| {
@@ -177,7 +181,7 @@ fn requests_stay_in_order_while_keys_are_asked_for() {
     });
 }
 
-/// A server dies at a random moment, also while it waits for keys: every request ends.
+/// A server dies at a random moment, possibly while it waits for keys: every request ends.
 #[test]
 fn a_crash_ends_requests_that_named_their_keys() {
     for_each_seed(45, |seed| {
@@ -215,7 +219,7 @@ fn a_crash_ends_requests_that_named_their_keys() {
             }
             killer.join().unwrap();
             assert_eq!(done + lost, 180, "every request has an outcome");
-            // The other server goes on, and has what was acknowledged.
+            // The other server continues, and has what was acknowledged.
             let pulled = worker.pull(table, &keys[..80]).unwrap();
             let answer = worker.wait(pulled).unwrap();
             let sums = answer.values::<i64>();
@@ -258,7 +262,8 @@ fn what_is_saved_is_counted_and_shows_in_the_bytes() {
     stop.store(true, Ordering::Relaxed);
 }
 
-/// A short list goes as if its table cached no keys, and its bytes count for every stage all the same.
+/// A short list takes the path of a table without key caching, and its bytes still count for every
+/// stage.
 #[test]
 fn a_list_too_short_to_be_named_counts_as_it_is() {
     let network = Network::new(1, Faults::none());

@@ -1,7 +1,8 @@
-//! Where a server thread runs and its memory lies, as the thread itself reads it back from the system: a shard asks, inside the
-//! thread, on which core it runs and on which nodes the slab and its own memory are.
+//! Goal: server threads run, and their memory lies, where they were placed.
+//! Method: inside the thread, a shard asks the system on which core it runs, and on which nodes the
+//! slab and its own memory are.
 //!
-//! What needs two NUMA nodes is ignored: `ci/numa` runs it in a machine that has them.
+//! Tests that need two NUMA nodes are ignored: `ci/numa` runs them in a machine with two.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
@@ -14,12 +15,12 @@ use caravan_numa::{HugePages, NumaId, Topology, nodes_of};
 use caravan_van::{KeyRange, Pool};
 use serde::{Deserialize, Serialize};
 
-/// What one server thread says of itself.
+/// What one server thread found.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Seen {
-    /// It runs on that processing unit,
+    /// The processing unit it runs on.
     pu: usize,
-    /// and may run on these, in the kernel's words.
+    /// Those it may run on, in the kernel's notation.
     allowed: String,
     /// Nodes of the pages that a large push landed in.
     slab: Vec<usize>,
@@ -27,7 +28,7 @@ struct Seen {
     own: Vec<usize>,
 }
 
-/// Answers with what it saw at the last push.
+/// Answers with what it found at the last push.
 #[derive(Default)]
 struct Witness {
     seen: Option<Seen>,
@@ -36,7 +37,8 @@ struct Witness {
 
 impl Shard for Witness {
     fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
-        // Fresh from the system, as it is longer than what the allocator keeps from threads that have ended, on another node.
+        // Fresh from the system, because it is longer than what the allocator keeps from ended
+        // threads of another node.
         self.rows = Vec::with_capacity(64 << 20);
         self.rows.extend_from_slice(request.values);
         self.seen = Some(Seen {
@@ -59,7 +61,7 @@ impl Shard for Witness {
     }
 }
 
-/// Where the pages of `bytes` are, each node once.
+/// The nodes of the pages of `bytes`, each once.
 fn nodes(bytes: &[u8]) -> Result<Vec<usize>, String> {
     let mut nodes: Vec<usize> = nodes_of(bytes)
         .map_err(|error| error.to_string())?
@@ -140,7 +142,7 @@ fn a_node_that_is_not_there_ends_the_server_with_what_is() {
 }
 
 fn is_on(seen: &Seen, place: usize) -> bool {
-    // In the machine of `ci/numa` processing unit N is all there is on node N.
+    // In the machine of `ci/numa`, node N has only processing unit N.
     *seen == Seen { pu: place, allowed: place.to_string(), slab: vec![place], own: vec![place] }
 }
 
@@ -191,7 +193,7 @@ fn memory_of_an_unpinned_thread_is_bound_all_the_same() {
 fn without_a_wish_memory_lies_where_it_is_first_touched() {
     let topology = Topology::this_machine().unwrap();
     for place in [1, 0] {
-        // Threads of the cluster take over where this one may run.
+        // Threads of the cluster inherit the affinity of this one.
         let seen = std::thread::scope(|scope| {
             let run = || {
                 let pinned = caravan_numa::pin_current_thread(&topology, caravan_numa::PuId(place));

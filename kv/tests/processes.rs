@@ -1,5 +1,7 @@
-//! Goal: clusters of real processes start, fail and end as promised: errors name the node and come soon, nothing is left behind.
-//! Method: this program starts itself again in the roles of servers and workers, which then are killed, kept out or left alone.
+//! Goal: clusters of real processes start, fail and end as documented: errors name the node and
+//! come soon, nothing is left behind.
+//! Method: this program starts itself again in the roles of servers and workers, which are then
+//! killed, kept out or left alone.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/processes.rs"]
@@ -20,7 +22,7 @@ use processes::{SOON, config, ends_within, launch, lives, pid_of, pids, signal, 
 use serde_json::{Value, json};
 use support::vans;
 
-/// What workers can be asked to do.
+/// What workers can be told to do.
 enum Job {
     /// Pushes and pulls until that fails.
     Forever,
@@ -77,7 +79,8 @@ fn handles() -> Handles {
     Handles::default().with_rule::<f64, _>("panics", panics)
 }
 
-/// Kills the node called `name` in the middle of a run, which must end with an error that names it, and leave nothing.
+/// Kills the node called `name` in the middle of a run, which must end with an error that names it,
+/// and leave no process behind.
 fn a_killed_node_ends_the_run(name: &str, van: Van) {
     let mut config = config(2, 2);
     config.node.van = van;
@@ -126,7 +129,7 @@ fn nodes_end_with_their_scheduler() {
     ends_within(SOON, &pids);
 }
 
-/// The role of a driver that is killed: says who its nodes are, and then does nothing.
+/// The role of a driver that is killed: prints its nodes, and then does nothing.
 fn drive() {
     let cluster = launch(&config(1, 1));
     let pids = pids(&cluster);
@@ -147,7 +150,7 @@ fn missing_nodes_are_named() {
     let error = scheduler.gather(|| Ok(())).unwrap_err();
     let Error::Timeout { missing, .. } = &error else { panic!("{error}") };
     assert_eq!(missing, "server 0, worker 0, worker 1");
-    // The one that came is not left waiting when the scheduler gives up.
+    // The node that came is not left waiting when the scheduler gives up.
     let address = scheduler.address().to_owned();
     drop(scheduler);
     let began = Instant::now();
@@ -176,7 +179,7 @@ fn an_unreachable_scheduler_is_named() {
     assert!(began.elapsed() < SOON);
 }
 
-/// As when the process that has started it is killed before it has joined.
+/// As when its launcher is killed before it has joined.
 fn a_launched_node_does_not_outlive_its_scheduler() {
     let mut config = config(1, 1).node;
     config.scheduler = "127.0.0.1:1".to_owned();
@@ -188,7 +191,8 @@ fn a_launched_node_does_not_outlive_its_scheduler() {
     assert!(began.elapsed() < SOON && SOON < config.join_timeout);
 }
 
-/// Its scheduler can be reached, and never says a word: only its launcher could tell that this node is not needed any more.
+/// Its scheduler can be reached and never answers: only its launcher could tell that this node is
+/// no longer needed.
 fn a_launched_node_does_not_outlive_its_launcher() {
     let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut config = config(1, 1);
@@ -209,7 +213,7 @@ fn a_launched_node_does_not_outlive_its_launcher() {
     }
 }
 
-/// A server that cannot serve does not go on saying that it lives.
+/// A server that cannot serve does not keep sending heartbeats.
 fn a_server_whose_thread_panicked_ends() {
     let mut config = config(1, 1);
     config.threads = 2;
@@ -238,7 +242,7 @@ fn listens(pid: u32) -> usize {
     open.filter(|at| listening.iter().any(|socket| at.as_os_str() == socket.as_str())).count()
 }
 
-/// Who listens nowhere cannot be made to run an order, or to end.
+/// A process that listens nowhere cannot be made to run an order, or to end.
 fn only_server_threads_and_the_scheduler_listen() {
     for van in vans().into_iter().filter(|van| *van != Van::Rdma) {
         let mut config = config(1, 2);
@@ -255,7 +259,7 @@ fn only_server_threads_and_the_scheduler_listen() {
     }
 }
 
-/// Serves a scheduler until `node` returns, and hands out what it returned.
+/// Serves a scheduler until `node` returns, and returns its result.
 fn beside<T: Send>(scheduler: &mut Scheduler, node: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let node = scope.spawn(node);
@@ -276,7 +280,7 @@ fn strangers_and_surplus_nodes_are_refused_and_told_why() {
     let mut stranger = config.node.clone();
     stranger.job = 0xdead;
     for launched in [false, true] {
-        // It may come too early, as long as nobody has launched it: the one that it belongs to may still come.
+        // It may come too early if nobody has launched it: its own scheduler may still come.
         stranger.launched = launched;
         let error = beside(&mut scheduler, || run_worker(&stranger, None, &apps(), false));
         let error = error.unwrap_err();
@@ -288,7 +292,7 @@ fn strangers_and_surplus_nodes_are_refused_and_told_why() {
         let error = error.unwrap_err().to_string();
         assert!(error.contains(words) && error.contains("has 1"), "{error}");
     }
-    // A node that leaves before all are in makes room for another.
+    // A node that leaves before all have joined makes room for another.
     for _ in 0..2 {
         let error = beside(&mut scheduler, || run_worker(&config.node, Some(0), &apps(), false));
         assert!(matches!(error, Err(Error::Timeout { .. })), "{error:?}");
@@ -315,7 +319,7 @@ fn barriers_name_who_is_missing_and_are_not_confused_by_it() {
         let task = cluster.submit(Target::Workers, "barrier", &body).unwrap();
         assert_eq!(cluster.wait(task).unwrap(), [json!(0), json!(1), json!(2)]);
     }
-    // Tasks may overlap: what comes in while another is handed out is not lost.
+    // Tasks may overlap: one that arrives while another is returned is not lost.
     let tasks: Vec<_> = (0..20)
         .map(|_| {
             std::thread::sleep(Duration::from_millis(5));
@@ -340,14 +344,15 @@ fn barriers_name_who_is_missing_and_are_not_confused_by_it() {
     assert!(!pids.iter().any(|pid| lives(*pid)), "nothing is left");
 }
 
-/// Ticks of 10 ms that a process has computed.
+/// CPU time of a process in ticks of 10 ms.
 fn ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-/// Longer than nodes may be silent: they are not taken for lost because the scheduler did not listen meanwhile.
+/// Longer than nodes may be silent: they do not count as lost because the scheduler did not listen
+/// meanwhile.
 fn an_idle_cluster_costs_nothing_and_stays_together() {
     let mut cluster = launch(&config(1, 1));
     let processes = cluster.processes();

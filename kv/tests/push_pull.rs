@@ -1,5 +1,6 @@
-//! Goal: push and pull do what they say, for every kind of table, size and schedule, over every van between threads.
-//! Method: server threads and a worker over real sockets, held against plain maps.
+//! Goal: push and pull work as documented, for every kind of table, size and schedule, over every
+//! van between threads.
+//! Method: server threads and a worker over real sockets, compared with plain maps.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -66,7 +67,7 @@ fn follows_a_map<V: Value + PartialEq + std::fmt::Debug>(
         let expected: Vec<V> = keys.iter().flat_map(|key| map[key].clone()).collect();
         assert_eq!(worker.wait(pulled).unwrap().values::<V>(), expected, "{}", spec.name);
     }
-    // Keys never pushed read as zero, also in between others.
+    // Keys never pushed read as zero, also between others.
     let begin = range.begin();
     let pulled = worker.pull(table, &[begin, range.last()]).unwrap();
     let zero = vec![V::default(); width];
@@ -116,7 +117,7 @@ fn tables_of_all_kinds_follow_their_rules() {
     }
 }
 
-/// Long values that begin anywhere among the rows, and end anywhere.
+/// Long values that begin and end anywhere among the rows.
 fn from_any_row<V: Value>(servers: &Servers, id: u32, number: fn(u64) -> V) {
     let mut worker = servers.worker();
     let range = KeyRange::new(0, 200_000).unwrap();
@@ -216,7 +217,7 @@ fn wrong_arguments_are_errors_that_name_the_place() {
     assert!(matches!(other.push(table, &[11], &[0f32; 2]), Err(Error::UnknownTable { .. })));
     assert!(matches!(other.command(table, b""), Err(Error::UnknownTable { .. })));
     assert!(other.compact(table).is_err());
-    // None of this did any harm.
+    // None of this changed the table.
     let pulled = worker.push_pull(table, &[10, 19], &[1f32, 2.0, 3.0, 4.0]).unwrap();
     assert_eq!(worker.wait(pulled).unwrap().values::<f32>(), [1.0, 2.0, 3.0, 4.0]);
     let nothing = worker.push_pull::<f32>(table, &[], &[]).unwrap();
@@ -316,7 +317,7 @@ fn requests_of_a_worker_stay_in_order() {
             }
             let pulled = worker.pull(table, &[5, u64::MAX]).unwrap();
             assert_eq!(worker.wait(pulled).unwrap().values::<i64>(), [999, -999]);
-            // Long and short requests keep their order, too.
+            // Long and short requests keep their order as well.
             let wide = TableSpec::new(2, "wide", ValueType::I64, 50_000).handle("assign");
             let wide = worker.create_table(&wide).unwrap();
             let mut pulls = Vec::new();
@@ -333,7 +334,7 @@ fn requests_of_a_worker_stay_in_order() {
     }
 }
 
-/// What is read where the worker has it comes back before the answer that says it was.
+/// Memory that the van lends out is returned before the answer to the push.
 #[test]
 fn what_was_lent_can_be_written_again_once_the_push_is_answered() {
     if !vans().contains(&Van::Shm) {
@@ -379,7 +380,7 @@ fn long_requests_are_carried_without_copies_into_the_callers_memory() {
             }
             for (pushed, shared, at) in pushes {
                 worker.wait(pushed).unwrap();
-                // The van may hold it until it hears that the last bytes have left.
+                // The van may hold it until it learns that the last bytes have left.
                 let mut shared = shared;
                 let mut buffer = loop {
                     match shared.reclaim() {
@@ -406,7 +407,8 @@ fn long_requests_are_carried_without_copies_into_the_callers_memory() {
             let now = worker.counters().payload_bytes_copied;
             let fresh = now - copied;
             copied = now;
-            // What is pushed lies in memory of the caller's own, which no other process sees: that van copies it to where it does.
+            // Pushed values lie in the caller's own memory, which no other process sees: that van
+            // copies them to shared memory.
             let fresh = if van == Van::Shm { fresh - 80 * WIDTH as u64 } else { fresh };
             println!("{van}: {fresh} of {} pulled bytes copied in round {round}", 80 * WIDTH);
             assert!(round == 0 || fresh < 80 * WIDTH as u64 / 100, "{van}: {fresh} bytes");
@@ -414,8 +416,10 @@ fn long_requests_are_carried_without_copies_into_the_callers_memory() {
     }
 }
 
-/// Goal: a long answer of one server is read where the server has it, however long it is, and stays what it was when it came.
-/// Method: pull a row, store to it, pull again; both answers are held against what was there when each was asked for.
+/// Goal: a long answer of one server is read in the server's memory, however long it is, and does
+/// not change after it came.
+/// Method: pull a row, store to it, pull again; compare both answers with the values at the time of
+/// each request.
 #[test]
 fn answers_that_are_lent_stay_as_they_came() {
     const WIDTH: usize = 1 << 18; // 1 MiB of f32
@@ -441,7 +445,7 @@ fn answers_that_are_lent_stay_as_they_came() {
         assert!(answer.lent.is_some() && answer.values.is_none());
         assert!(answer.values::<f32>().iter().all(|&value| value == at as f32));
     }
-    // What went back is used again: many more rows than the server has memory for.
+    // Returned memory is used again: many more rows than the server has memory for.
     drop(answers);
     for _ in 0..2000 {
         let pushed = worker.push(table, &[7], &ones).unwrap();
@@ -451,9 +455,9 @@ fn answers_that_are_lent_stay_as_they_came() {
     }
 }
 
-/// Goal: a row of a few KiB is lent as well, and when others keep what was lent while it is stored to, which then costs a copy of all
-/// that lies beside it, it is copied into answers for a while.
-/// Method: pull and store, with and without the answer at hand, and see which answers were lent.
+/// Goal: a row of a few KiB is lent as well. If lent rows are kept while they are stored to, which
+/// then copies the whole chunk, the server copies them into answers for a while.
+/// Method: pull and store, with and without the answer at hand, and check which answers were lent.
 #[test]
 fn a_row_that_is_stored_to_while_it_is_lent_is_copied_for_a_while() {
     const WIDTH: usize = 1 << 10; // 4 KiB of f32
@@ -484,7 +488,7 @@ fn a_row_that_is_stored_to_while_it_is_lent_is_copied_for_a_while() {
     assert!(kept.values::<f32>().iter().all(|&value| value == 101.0), "it is as it came");
 }
 
-/// Answers whose length nobody knew before, more at a time than a lane's share of landings.
+/// Answers of unknown length, more at a time than a lane's share of landings.
 #[test]
 fn many_long_answers_without_an_offer() {
     for van in vans() {

@@ -1,4 +1,4 @@
-//! Goal: the README tells the truth about variables and shows a program that builds.
+//! Goal: the README's table of variables is correct, and its program builds.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use caravan_kv::config::VARS;

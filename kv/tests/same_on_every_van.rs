@@ -1,5 +1,7 @@
-//! Goal: what tables hold does not depend on the van, to the bit: every value type, few keys and many in one message.
-//! Method: two workers take turns at requests that are the same every time, and what they read is held against the tcp van's.
+//! Goal: the contents of tables do not depend on the van, to the bit: every value type, few keys
+//! and many in one message.
+//! Method: two workers take turns at a fixed sequence of requests, and what they read is compared
+//! with the tcp van's.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -10,10 +12,10 @@ use support::{Servers, config, handles, vans};
 
 const GIB: usize = 1 << 30;
 
-/// Keys of the largest message; a third as many go to each of three servers.
+/// Keys of the largest message; each of three servers gets a third.
 const KEYS: u64 = 30_000;
 
-/// What a worker reads in the course of many requests on a table.
+/// What a worker reads during many requests on a table.
 fn read<V: Value>(workers: &mut [Worker; 2], spec: &TableSpec, number: fn(u64) -> V) -> Vec<u8> {
     let tables = workers.each_mut().map(|worker| worker.create_table(spec).unwrap());
     let range = spec.range().unwrap();

@@ -1,6 +1,8 @@
-//! Goal: whole clusters keep their promises on a network that delays, stalls, cuts and crashes, the same for the same seed.
-//! Method: the real worker and server code on the simulated van, random schedules from a seed, held against plain models. A
-//! failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
+//! Goal: whole clusters keep their guarantees on a network that delays, stalls, cuts and crashes,
+//! the same for the same seed.
+//! Method: the real worker and server code on the simulated van, random schedules from a seed,
+//! compared with plain models. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays
+//! it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/simulated.rs"]
@@ -20,7 +22,7 @@ use caravan_van::sim::{Faults, Hosts, Network, for_each_seed};
 use caravan_van::{Buffer, Pool};
 use cluster::{Draws, connect, start, weather};
 
-/// What is expected of a request that is under way.
+/// The expected answer of an outstanding request.
 enum Expected {
     Push,
     Numbers(Vec<i64>),
@@ -120,7 +122,8 @@ fn schedule(
     }
 }
 
-/// A cluster of random shape in which every worker runs a schedule and all add to one row; returns the network's trace.
+/// A cluster of random shape in which every worker runs a schedule and all add to one row; returns
+/// the network's trace.
 fn run(seed: u64) -> u64 {
     let network = Network::new(seed, weather(seed));
     let mut draws = Draws(seed);
@@ -174,7 +177,8 @@ fn the_same_seed_is_the_same_run() {
     assert_ne!(run(1), run(4), "and another is another");
 }
 
-/// Pulls wait until every worker's push of that clock has come: the handle of a synchronous table, as small as can be.
+/// Pulls wait until every worker's push of that clock has arrived: a minimal handle of a
+/// synchronous table.
 struct Synchronous {
     workers: u64,
     pushes: u64,
@@ -214,8 +218,9 @@ fn synchronous(workers: u64) -> Handles {
     })
 }
 
-/// Each worker pushes and pulls in the same breath; the pull must hold the pushes of all workers up to that clock. It may
-/// arrive late, when others have their pulls and have pushed for the next clock, but for no clock after that.
+/// Each worker pushes and pulls at once; the pull must hold the pushes of all workers up to that
+/// clock. It may arrive late, when others have their pulls and have pushed for the next clock, but
+/// for no clock after that.
 #[test]
 fn parked_pulls_see_all_pushes_of_their_clock() {
     for_each_seed(45, |seed| {
@@ -255,8 +260,8 @@ fn parked_pulls_see_all_pushes_of_their_clock() {
     });
 }
 
-/// A server dies at a random moment: every request ends, with an answer or with an error that names it, soon after the
-/// network has noticed; what was acknowledged by others stays.
+/// A server dies at a random moment: every request ends, with an answer or with an error that names
+/// it, soon after the network has noticed; what others have acknowledged stays.
 #[test]
 fn a_crash_ends_every_request_that_needs_the_server() {
     for_each_seed(60, |seed| {
@@ -310,7 +315,7 @@ fn a_crash_ends_every_request_that_needs_the_server() {
     });
 }
 
-/// Adds its rank to a row, and says when it was done.
+/// Adds its rank to a row, and returns when it was done.
 struct Adds;
 
 impl App for Adds {
@@ -344,7 +349,7 @@ fn simulated(config: &ClusterConfig) -> caravan_kv::Result<Vec<serde_json::Value
     Ok(answers)
 }
 
-/// Joining, tasks and barriers run in simulated time, too.
+/// Joins, tasks and barriers run in simulated time as well.
 #[test]
 fn a_cluster_with_its_scheduler_is_simulated_as_a_whole() {
     let config = ClusterConfig { servers: 3, workers: 20, ..ClusterConfig::default() };

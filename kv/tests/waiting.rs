@@ -1,5 +1,7 @@
-//! Goal: whoever waits for a request learns its outcome once, in order, however it waits; commands are requests like others.
-//! Method: server threads and a worker over real sockets, with shards that park pulls until their clock has come.
+//! Goal: a wait for a request returns its outcome once, in order, however the caller waits;
+//! commands behave like other requests.
+//! Method: server threads and a worker over real sockets, with shards that park pulls until their
+//! clock has come.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -42,7 +44,7 @@ fn callbacks_run_once_in_order_and_before_wait_returns() {
     let said = Rc::new(RefCell::new(Vec::new()));
     let mut last = None;
     for n in 0..50 {
-        // The tenth does not fit what the key holds.
+        // The tenth does not match the length of the key's row.
         let lengths = [1 + u32::from(n == 10)];
         let pushed =
             worker.push_varying(table, &[5], &lengths, &vec![1i64; lengths[0] as usize]).unwrap();
@@ -112,7 +114,8 @@ fn parked_requests_are_released_in_order() {
             worker.set_clock(clock);
             worker.pull(table, &[key]).unwrap()
         };
-        // Waits for two pushes, one, two, and for the pull of key 5, which waits for one push itself.
+        // Waits for two pushes, one, two, and for the pull of key 5, which itself waits for one
+        // push.
         let waiting = [(3, 1), (2, 1), (1, 1), (2, 1), (1, 5)];
         let waiting = waiting.map(|(clock, key)| pull(&mut worker, clock, key));
         let now = pull(&mut worker, 0, 1);
@@ -121,7 +124,8 @@ fn parked_requests_are_released_in_order() {
         worker.push(table, &[1], &[0i64]).unwrap();
         let number =
             |worker: &mut Worker, at: usize| worker.wait(waiting[at]).unwrap().values::<i64>()[0];
-        // The push releases those for clock 1, in order; the second of them raises the clock and releases those for clock 2.
+        // The push releases those for clock 1, in order; the second of them advances the clock and
+        // releases those for clock 2.
         assert_eq!([2, 4, 1, 3].map(|at| number(&mut worker, at)), [2, 3, 4, 5]);
         assert!(!worker.is_done(waiting[0]).unwrap());
         worker.push(table, &[1], &[0i64]).unwrap();
@@ -129,10 +133,12 @@ fn parked_requests_are_released_in_order() {
     }
 }
 
-/// Of requests in a row that are alike, one may have to wait, and one be refused: the others are served in order all the same.
+/// Of similar requests in a row, one may be parked and one refused; the others are still served in
+/// order.
 #[test]
 fn requests_in_a_row_are_each_parked_refused_or_served() {
-    /// Answers with the number of the request. Key 7 waits for a push of key 0; nothing can be done with key 3.
+    /// Answers with the number of the request. Key 7 waits for a push of key 0; key 3 is always
+    /// refused.
     #[derive(Default)]
     struct Choosy {
         clock: u64,

@@ -63,7 +63,7 @@ impl Servers {
         Worker::connect(endpoint(self.van, &self.config), &self.addresses, TIMEOUT).unwrap()
     }
 
-    /// Ends one thread, and with it its lanes.
+    /// Stops one thread, which closes its lanes.
     pub(crate) fn end(&mut self, index: usize) {
         let (stop, thread) = &mut self.threads[index];
         stop.store(true, Ordering::Relaxed);
@@ -85,8 +85,9 @@ impl Drop for Servers {
     }
 }
 
-/// A shard whose pulls wait for its clock. Each push raises the clock by one; so does the pull of key 5 when it is executed.
-/// A pull answers with the number of the pull, so that the order of execution shows.
+/// A shard whose pulls wait for its clock. Each push advances the clock by one, and so does the
+/// pull of key 5 when it is executed. A pull answers with its number, which shows the order of
+/// execution.
 #[derive(Default)]
 pub(crate) struct Clocked {
     clock: std::cell::Cell<u64>,

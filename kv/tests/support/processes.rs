@@ -1,4 +1,4 @@
-//! Clusters of real processes: a test binary without harness that starts itself again as their nodes.
+//! Clusters of real processes: a test binary without harness that starts itself again as the nodes.
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Result};
 
 use crate::support;
 
-/// As long as it may take that what has lost its reason to live ends.
+/// How long a process without purpose may take to end.
 pub(crate) const SOON: Duration = Duration::from_secs(5);
 
 pub(crate) fn this_program() -> PathBuf {
@@ -30,7 +30,7 @@ pub(crate) fn launch(config: &ClusterConfig) -> Cluster {
     Cluster::launch(config, Launch::Processes(this_program())).unwrap()
 }
 
-/// Sends a signal, as "KILL". Who is sent "STOP" stands still when this returns.
+/// Sends a signal, for example "KILL". After "STOP" the process has stopped when this returns.
 pub(crate) fn signal(name: &str, pid: u32) {
     let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
     assert!(sent.unwrap().success(), "{name} to {pid}");
@@ -39,11 +39,11 @@ pub(crate) fn signal(name: &str, pid: u32) {
     }
 }
 
-/// Whether every thread of a process is stopped, or it is gone.
+/// Whether every thread of a process is stopped, or the process is gone.
 fn stands_still(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let mut states = threads.map(|thread| std::fs::read_to_string(thread.path().join("stat")));
-    // What stands behind the name, which is in brackets, is the state.
+    // The state follows the name, which is in parentheses.
     states.all(|state| {
         state
             .is_ok_and(|line| line.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
@@ -60,14 +60,14 @@ pub(crate) fn pids(cluster: &Cluster) -> Vec<u32> {
     cluster.processes().iter().map(|(_, pid)| *pid).collect()
 }
 
-/// Whether a process is there, and no zombie.
+/// Whether a process exists and is no zombie.
 pub(crate) fn lives(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
 }
 
 /// # Panics
-/// When one of these processes is still there after a while.
+/// If one of these processes still exists after a while.
 pub(crate) fn ends_within(patience: Duration, pids: &[u32]) {
     let began = Instant::now();
     while let Some(pid) = pids.iter().find(|pid| lives(**pid)) {
@@ -76,8 +76,8 @@ pub(crate) fn ends_within(patience: Duration, pids: &[u32]) {
     }
 }
 
-/// Plays the role that the command line names, or runs the tests whose names contain one of its words, all if there is none.
-/// `drive` is the role of a driver that the test does not play itself.
+/// Plays the role that the command line names, or runs the tests whose names contain one of its
+/// words, all if there is none. `drive` is the role of a driver that the test does not play itself.
 pub(crate) fn main(
     tests: &[(&str, fn())],
     handles: &Handles,

@@ -11,7 +11,8 @@ use caravan_van::{Endpoint, VanConfig};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Lanes with few credits and short frames, so that they fill up and long messages are common.
+/// An endpoint with few credits and short frames, so that lanes fill up and long messages are
+/// common.
 pub(crate) fn endpoint(network: &Network, node: u32) -> Endpoint {
     let config = VanConfig {
         node,
@@ -24,7 +25,7 @@ pub(crate) fn endpoint(network: &Network, node: u32) -> Endpoint {
     Endpoint::new(Box::new(network.transport(&config)), node, 4)
 }
 
-/// Numbers of a node's own, apart from the network's.
+/// Random numbers of a node, independent of the network's.
 pub(crate) struct Draws(pub(crate) u64);
 
 impl Draws {
@@ -34,7 +35,7 @@ impl Draws {
     }
 }
 
-/// Starts server threads "server 0" and so on, the first of whom is at "sim:0", each as `set_up` leaves it.
+/// Starts server threads "server 0" and so on, the first at "sim:0", each prepared by `set_up`.
 pub(crate) fn start(
     network: &Network,
     count: usize,
@@ -48,7 +49,7 @@ pub(crate) fn start(
             let endpoint = endpoint(network, index as u32);
             set_up(ServerThread::new(endpoint, index, count, handles)).run(&stop).unwrap();
         });
-        network.sleep(Duration::from_micros(1)); // so that addresses are in order
+        network.sleep(Duration::from_micros(1)); // keeps addresses in order
     }
     let at =
         |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
@@ -59,7 +60,7 @@ pub(crate) fn connect(network: &Network, node: u32, servers: &[ServerAddress]) -
     Worker::connect(endpoint(network, node), servers, TIMEOUT).unwrap()
 }
 
-/// The faults of one kind of weather.
+/// The faults for a seed, of three kinds.
 pub(crate) fn weather(seed: u64) -> Faults {
     match seed % 3 {
         0 => Faults::none(),

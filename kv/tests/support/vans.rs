@@ -1,4 +1,4 @@
-//! Which vans tests run over.
+//! The vans that tests run over.
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
 use std::sync::Once;
@@ -11,8 +11,8 @@ pub(crate) fn device() -> Option<String> {
     std::env::var("CARAVAN_TEST_DEVICE").ok().filter(|device| !device.is_empty())
 }
 
-/// All vans of this build, fastest first; those that do without a device when there is none to test on, which is said once. Only the one that
-/// `CARAVAN_TEST_VAN` names, if it names one.
+/// All vans of this build, fastest first, or only the one that `CARAVAN_TEST_VAN` names. Without a
+/// device to test on, those that need one are left out, with one message.
 pub(crate) fn vans() -> Vec<Van> {
     static SAID: Once = Once::new();
     let only = named();
@@ -29,17 +29,19 @@ fn named() -> Option<Van> {
     std::env::var("CARAVAN_TEST_VAN").ok().map(|name| name.parse().unwrap())
 }
 
-/// For tests that need one van, whichever it is: the one that `CARAVAN_TEST_VAN` names, else what a cluster takes by itself.
+/// One van, for tests that need any: the one that `CARAVAN_TEST_VAN` names, else the cluster's
+/// choice.
 pub(crate) fn any() -> Van {
     named().unwrap_or(Van::Auto)
 }
 
-/// Whether a cluster on one host may take `van` by itself: shared memory goes before all that can be named.
+/// Whether a cluster on one host may choose `van` itself: shared memory comes before all that can
+/// be named.
 pub(crate) fn auto_may_take(van: Van) -> bool {
     van == Van::Shm || vans().contains(&van)
 }
 
-/// Settings of a node that takes `van`.
+/// Settings of a node that uses `van`.
 pub(crate) fn node(van: Van) -> NodeConfig {
     NodeConfig { van, rdma_device: device(), ..NodeConfig::default() }
 }
