@@ -129,7 +129,7 @@ impl<S: Socket> Lane<S> {
 
     /// Ends the watch of a lane that is looked at anyway, if that saves anything.
     pub(super) fn ignore<E: Engine<Socket = S>>(&mut self, engine: &mut E) -> io::Result<()> {
-        if !self.watched.is_empty() && engine.ignore(&mut self.socket)? {
+        if engine.ignore(&mut self.socket)? {
             self.watched = Interest::default();
         }
         Ok(())
