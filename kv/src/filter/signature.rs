@@ -57,7 +57,8 @@ impl Signer {
         // Lists that differ only in trailing zeros get different names here.
         sum = append(sum, self.point, keys.len() as u128);
         let [a, b, c] = self.last;
-        let (low, high) = (sum & u128::from(u64::MAX), sum >> 64);
+        let low = sum & u128::from(u64::MAX);
+        let high = sum >> 64;
         (a.wrapping_mul(low).wrapping_add(b.wrapping_mul(high)).wrapping_add(c) >> 64) as u64
     }
 

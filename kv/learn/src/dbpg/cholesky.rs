@@ -247,7 +247,8 @@ pub(super) fn dependents(
     face: &[usize],
     share: f64,
 ) -> Vec<(usize, Vec<(usize, f64)>)> {
-    let (mut kept, mut factor) = (Vec::new(), Vec::<Vec<f64>>::new());
+    let mut kept = Vec::new();
+    let mut factor = Vec::<Vec<f64>>::new();
     let mut combinations = Vec::new();
     for &k in face {
         let mut line: Vec<f64> = kept.iter().map(|&l: &usize| hessian.at(k, l)).collect();

@@ -134,7 +134,8 @@ impl Coordinates {
         self.weights.reserve_exact(most);
         self.deltas.reserve_exact(most);
         self.active.reserve_exact(most);
-        let (mut i, mut j) = (0, 0);
+        let mut i = 0;
+        let mut j = 0;
         while i < old.keys.len() || j < keys.len() {
             let kept = i < old.keys.len() && (j == keys.len() || old.keys[i] <= keys[j]);
             if kept {

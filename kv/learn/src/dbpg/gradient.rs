@@ -168,7 +168,8 @@ impl Worker {
 
     /// Cuts a block into `parts` runs of columns with about as many non-zeros each.
     fn cut(&self, columns: &Columns, block: Range<usize>, parts: usize) -> Vec<Range<usize>> {
-        let (first, last) = (columns.before(block.start), columns.before(block.end));
+        let first = columns.before(block.start);
+        let last = columns.before(block.end);
         let end = |part: usize| {
             columns.column_of(first + (last - first) / parts * part).clamp(block.start, block.end)
         };
@@ -178,10 +179,12 @@ impl Worker {
     }
 
     fn published(&self, columns: &Columns, j: usize) -> (f64, f64) {
-        let (mut g, mut u) = (0.0, 0.0);
+        let mut g = 0.0;
+        let mut u = 0.0;
         let unit_growth = self.deltas[j].exp();
         columns.for_each(j, |row, x| {
-            let (pull, weight) = (self.rows.all()[row].pull, self.rows.weight(row));
+            let pull = self.rows.all()[row].pull;
+            let weight = self.rows.weight(row);
             let wrong = pull.abs() / weight;
             let growth = if x == 1.0 { unit_growth } else { (x.abs() * self.deltas[j]).exp() };
             g += pull * x;
@@ -196,7 +199,8 @@ impl Worker {
         match values {
             None => sum_ones(rows, self.rows.all()),
             Some(values) => {
-                let (mut g, mut u) = (0.0, 0.0);
+                let mut g = 0.0;
+                let mut u = 0.0;
                 for (&row, &x) in rows.iter().zip(values) {
                     let Row { pull, bend } = self.rows.all()[row as usize];
                     g += pull * x;

@@ -76,14 +76,17 @@ const FACTORS: usize = 64;
 
 /// Σ log(1 + e^-m) over many margins, with one logarithm per [`FACTORS`] of them.
 pub(super) fn log_losses(margins: impl Iterator<Item = f64>) -> f64 {
-    let (mut sum, mut product, mut factors) = (0.0, 1.0, 0);
+    let mut sum = 0.0;
+    let mut product = 1.0;
+    let mut factors = 0;
     for margin in margins {
         sum += (-margin).max(0.0);
         product *= 1.0 + exp_of_negative(-margin.abs());
         factors += 1;
         if factors == FACTORS {
             sum += f64::ln(product);
-            (product, factors) = (1.0, 0);
+            product = 1.0;
+            factors = 0;
         }
     }
     sum + f64::ln(product)
