@@ -1,8 +1,8 @@
-//! What the device reports, sorted out by peer: frames, writes, sends that have ended, and failures.
+//! What the device reports, sorted out by peer: frames, writes, sends that have ended, and
+//! failures.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
-use super::connect::lane_to;
 use super::verbs::{AsyncKind, Completion, Outcome, ReceiveQueue, TakenBack, Through};
 use super::words::{Credits, Last, Notice};
 use super::{POLL_MAX, Rdma, SILENCE};
@@ -14,7 +14,7 @@ impl Rdma {
     /// Takes in all that has completed; true if anything has.
     #[inline]
     pub(super) fn take_completions(&mut self) -> Result<bool> {
-        let found = self.completions.poll(&mut self.reports).map_err(failed)?;
+        let found = self.queues.completions.poll(&mut self.queues.reports).map_err(failed)?;
         if found > 0 {
             self.take_reports(found)?;
         }
@@ -26,13 +26,13 @@ impl Rdma {
     fn take_reports(&mut self, found: usize) -> Result<()> {
         let mut found = found;
         while found > 0 {
-            while let Some(report) = self.reports.next() {
+            while let Some(report) = self.queues.reports.next() {
                 self.complete(report.map_err(failed)?);
             }
             if found < POLL_MAX {
                 break;
             }
-            found = self.completions.poll(&mut self.reports).map_err(failed)?;
+            found = self.queues.completions.poll(&mut self.queues.reports).map_err(failed)?;
         }
         self.flush();
         Ok(())
@@ -46,11 +46,13 @@ impl Rdma {
             {
                 let fresh = self.about.memory.allocate(self.about.limits.frame_bytes);
                 let (frame, replaced) = match fresh {
-                    Ok(fresh) => self.receives.exchange(slot, bytes, fresh),
-                    Err(_) => (self.receives.take(slot, bytes), false), // tried again later
+                    Ok(fresh) => self.queues.receives.exchange(slot, bytes, fresh),
+                    Err(_) => (self.queues.receives.take(slot, bytes), false), // tried again later
                 };
                 let Some(frame) = frame else { return };
-                let Some(id) = self.peer_of(report.queue) else { return self.receives_gone(frame) };
+                let Some(id) = self.peers.of_queue(report.queue) else {
+                    return self.receives_gone(frame);
+                };
                 if let Err(reason) = self.received(id, word, frame, replaced) {
                     self.lose(id, reason);
                 }
@@ -62,10 +64,10 @@ impl Rdma {
     /// Takes in what is no frame.
     #[inline(never)]
     fn complete_other(&mut self, report: Completion) {
-        let peer = self.peer_of(report.queue);
+        let peer = self.peers.of_queue(report.queue);
         match report.outcome {
             Outcome::Received { slot, bytes, imm, written, taken_back } => {
-                let Some(buffer) = self.receives.take(slot, bytes) else { return };
+                let Some(buffer) = self.queues.receives.take(slot, bytes) else { return };
                 let Some(id) = peer else { return self.receives_gone(buffer) };
                 if !report.status.is_ok() {
                     self.receives_gone(buffer);
@@ -90,22 +92,6 @@ impl Rdma {
         }
     }
 
-    /// The peer at the other end of a queue pair.
-    #[inline]
-    fn peer_of(&mut self, queue: u32) -> Option<u32> {
-        match self.last_queue {
-            Some((last, peer)) if last == queue => Some(peer),
-            _ => self.look_up(queue),
-        }
-    }
-
-    #[inline(never)]
-    fn look_up(&mut self, queue: u32) -> Option<u32> {
-        let peer = *self.by_queue.get(&queue)?;
-        self.last_queue = Some((queue, peer));
-        Some(peer)
-    }
-
     #[inline(always)]
     fn received(
         &mut self,
@@ -116,10 +102,10 @@ impl Rdma {
     ) -> std::result::Result<(), String> {
         let credits = Credits::from_word(word);
         let (len, limit) = (frame.len(), self.about.limits.frame_bytes);
-        if self.young > 0 && self.is_answering(id) {
+        if self.peers.handshaking > 0 && self.peers.is_answering(id) {
             return self.received_proof(id, frame, replaced);
         }
-        let Some(lane) = lane_to(&mut self.peers, id) else {
+        let Some(lane) = self.peers.lane(id) else {
             self.receives_gone(frame);
             return Ok(());
         };
@@ -137,7 +123,7 @@ impl Rdma {
         }
         self.counters.bytes_received += len as u64;
         if flush {
-            self.eager.push(id);
+            self.peers.eager.push(id);
         }
         if replace { self.replace_receives(id) } else { Ok(()) }
     }
@@ -151,7 +137,7 @@ impl Rdma {
         replaced: bool,
     ) -> std::result::Result<(), String> {
         self.take_proof(id, frame)?;
-        if let Some(lane) = lane_to(&mut self.peers, id) {
+        if let Some(lane) = self.peers.lane(id) {
             lane.hears();
             lane.use_receive(replaced);
         }
@@ -166,7 +152,7 @@ impl Rdma {
         unused: Buffer,
     ) -> std::result::Result<(), String> {
         let (notice, peer) = (Notice::from_word(word), PeerId(id));
-        let Some(lane) = lane_to(&mut self.peers, id) else {
+        let Some(lane) = self.peers.lane(id) else {
             self.receives_gone(unused);
             return Ok(());
         };
@@ -182,14 +168,15 @@ impl Rdma {
         Ok(())
     }
 
-    /// A write has come, and the message behind it has closed its window, and brings its last bytes.
+    /// A write has come, and the message behind it has closed its window, and brings its last
+    /// bytes.
     fn closed_by_peer(
         &mut self,
         id: u32,
         key: TakenBack,
         message: Buffer,
     ) -> std::result::Result<(), String> {
-        let Some(lane) = lane_to(&mut self.peers, id) else {
+        let Some(lane) = self.peers.lane(id) else {
             self.receives_gone(message);
             return Ok(());
         };
@@ -207,57 +194,65 @@ impl Rdma {
     }
 
     fn sent(&mut self, id: u32, through: Through) {
-        if let Some(lane) = lane_to(&mut self.peers, id) {
+        if let Some(lane) = self.peers.lane(id) {
             lane.retire(through);
             if lane.rouse() {
-                self.eager.push(id);
+                self.peers.eager.push(id);
             }
         }
     }
 
-    /// Posts receive buffers in place of those that `id` has used up, as far as there is memory, and tells it with the next frame.
+    /// Posts receive buffers in place of those that `id` has used up, as far as there is memory,
+    /// and tells it with the next frame.
     #[inline(never)] // once in many messages
     pub(super) fn replace_receives(&mut self, id: u32) -> std::result::Result<(), String> {
-        let Some(lane) = lane_to(&mut self.peers, id) else { return Ok(()) };
+        let Some(lane) = self.peers.lane(id) else { return Ok(()) };
         while lane.used > 0 {
             // Those of peers that are gone are left over.
-            if self.receives.posted() < self.receives_wanted
-                && !supply(&mut self.receives, &self.about.memory, self.about.limits.frame_bytes)
+            if self.queues.receives.posted() < self.queues.wanted
+                && !supply(
+                    &mut self.queues.receives,
+                    &self.about.memory,
+                    self.about.limits.frame_bytes,
+                )
             {
                 break; // tried again when the transport looks around
             }
             lane.used -= 1;
             lane.replaced += 1;
         }
-        self.receives.ring().map_err(|error| format!("no receive can be posted: {error}"))?;
+        self.queues
+            .receives
+            .ring()
+            .map_err(|error| format!("no receive can be posted: {error}"))?;
         if lane.owe() {
-            self.eager.push(id);
+            self.peers.eager.push(id);
         }
         Ok(())
     }
 
-    /// Posts a receive buffer again that was used up by nobody, if it is still wanted: its memory has just become free, so that
-    /// there is some.
+    /// Posts a receive buffer again that was used up by nobody, if it is still wanted: its memory
+    /// has just become free, so that there is some.
     #[cold]
     fn receives_gone(&mut self, buffer: Buffer) {
         drop(buffer);
-        if self.receives.posted() < self.receives_wanted {
-            supply(&mut self.receives, &self.about.memory, self.about.limits.frame_bytes);
+        if self.queues.receives.posted() < self.queues.wanted {
+            supply(&mut self.queues.receives, &self.about.memory, self.about.limits.frame_bytes);
         }
     }
 
     /// What the device says of itself.
     pub(super) fn look_after_device(&mut self) -> Result<()> {
         let failed = |source| Error::Os { call: "reading the RDMA device's events", source };
-        while let Some(event) = self.device.next_async_event().map_err(failed)? {
+        while let Some(event) = self.nic.device.next_async_event().map_err(failed)? {
             match event.kind {
                 AsyncKind::QueuePairFatal(queue) => {
-                    if let Some(id) = self.peer_of(queue) {
+                    if let Some(id) = self.peers.of_queue(queue) {
                         self.lose(id, "the device reports that its queue pair failed".to_owned());
                     }
                 }
                 AsyncKind::DeviceFatal => {
-                    let device = self.device.name();
+                    let device = self.nic.device.name();
                     return Err(Error::Os {
                         call: "working with the RDMA device",
                         source: std::io::Error::other(format!("{device} reports a fatal error")),
@@ -265,7 +260,7 @@ impl Rdma {
                 }
                 AsyncKind::PortError => {
                     tracing::warn!(
-                        device = self.device.name(),
+                        device = self.nic.device.name(),
                         "a port is down; peers that stay out of reach for {SILENCE:?} and more will be lost"
                     );
                 }

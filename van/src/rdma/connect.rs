@@ -1,7 +1,9 @@
-//! Set-up: connections through the connection manager, and who is let in. Nothing here is on the path.
+//! Set-up: connections through the connection manager, and who is let in. Nothing here is on the
+//! path.
 //!
-//! The handshake goes in the connection manager's private data: the call in a request, the welcome in the answer, a refusal in a
-//! rejection. The proof is the first message over the connection; before it has come nothing is offered and no other is read.
+//! The handshake goes in the connection manager's private data: the call in a request, the welcome
+//! in the answer, a refusal in a rejection. The proof is the first message over the connection;
+//! before it has come nothing is offered and no other is read.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -15,7 +17,8 @@ use crate::error::{Error, Result};
 use crate::handshake::{Answering, CALL_BYTES, Calling, REFUSED, deserves_answer, refusal};
 use crate::transport::{Event, PeerId};
 
-/// How long a connection may take to be made, each address of a name. The connection manager sends what is lost again after 4.3 s.
+/// How long a connection may take to be made, each address of a name. The connection manager sends
+/// what is lost again after 4.3 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Most peers of one transport: it has [`RECEIVES`] receive buffers for each, in one queue.
@@ -27,7 +30,8 @@ const ACK_TIMEOUT_EXPONENT: u8 = 14;
 /// How often it does so; half a second in all. (7, the most there is, means for ever to Soft-RoCE.)
 const RETRIES: u8 = 6;
 
-/// How long a peer is told to wait that meets no receive buffer, which credits prevent: 0.64 ms. (The default is 655 ms.)
+/// How long a peer is told to wait that meets no receive buffer, which credits prevent: 0.64 ms.
+/// (The default is 655 ms.)
 pub(super) const NOT_READY_TIMER: u8 = 12;
 
 /// The longest reason that a rejection carries, in bytes.
@@ -57,17 +61,9 @@ pub(super) enum Stage {
     Up(Lane),
 }
 
-/// The lane to `id`, if it is up.
-#[inline]
-pub(super) fn lane_to(peers: &mut [Option<Peer>], id: u32) -> Option<&mut Lane> {
-    match peers.get_mut(id as usize) {
-        Some(Some(Peer { stage: Stage::Up(lane), .. })) => Some(lane),
-        _ => None,
-    }
-}
-
 impl Rdma {
-    /// Starts to connect to the first address of `address`, which may be a name; the others are tried after it.
+    /// Starts to connect to the first address of `address`, which may be a name; the others are
+    /// tried after it.
     pub(super) fn dial(&mut self, address: &str) -> Result<PeerId> {
         let failed = |source| Error::Connect { address: address.to_owned(), source };
         let mut others: Vec<_> = address.to_socket_addrs().map_err(failed)?.collect();
@@ -75,7 +71,7 @@ impl Rdma {
         let connection = self.seek(&mut others).map_err(failed)?;
         let until = Instant::now() + CONNECT_TIMEOUT;
         let stage = Stage::Seeking(connection);
-        Ok(PeerId(self.enter(Peer {
+        Ok(PeerId(self.peers.enter(Peer {
             address: address.to_owned(),
             called: true,
             stage,
@@ -86,10 +82,11 @@ impl Rdma {
 
     /// Looks the way to the last of `addresses` up.
     fn seek(&self, addresses: &mut Vec<SocketAddr>) -> io::Result<Connection> {
-        let from = self.listener.local_address().map(|address| SocketAddr::new(address.ip(), 0));
+        let from =
+            self.nic.listener.local_address().map(|address| SocketAddr::new(address.ip(), 0));
         let mut failed = no_address();
         while let Some(to) = addresses.pop() {
-            let connection = Connection::new(&self.channel)?;
+            let connection = Connection::new(&self.nic.channel)?;
             match connection.resolve_address(from, to, RESOLVE_TIMEOUT) {
                 Ok(()) => return Ok(connection),
                 Err(error) => failed = error,
@@ -98,43 +95,17 @@ impl Rdma {
         Err(failed)
     }
 
-    /// Gives a connection a number and a place in the tables.
-    fn enter(&mut self, peer: Peer) -> u32 {
-        let id = if peer.called { self.numbers.unused() } else { self.numbers.free() };
-        if self.peers.len() <= id as usize {
-            self.peers.resize_with(id as usize + 1, || None);
-        }
-        self.peers[id as usize] = Some(peer);
-        self.young += 1;
-        self.index(id);
-        id
-    }
-
-    /// Enters the connection that `id` has now into the tables.
-    fn index(&mut self, id: u32) {
-        let Some(Some(peer)) = self.peers.get(id as usize) else { return };
-        match &peer.stage {
-            Stage::Seeking(connection) => {
-                self.by_connection.insert(connection.key(), id);
-            }
-            Stage::Calling(lane, _) | Stage::Answering(lane, _) | Stage::Up(lane) => {
-                self.by_connection.insert(lane.queue_pair.connection().key(), id);
-                self.by_queue.insert(lane.queue_pair.number(), id);
-            }
-        }
-    }
-
     /// Takes in what the connection manager reports, and lets those go whose time is up.
     pub(super) fn look_after_connections(&mut self, now: Instant) -> Result<()> {
         let failed = |source| Error::Os { call: "reading the connection manager's events", source };
-        while let Some(event) = self.channel.next().map_err(failed)? {
+        while let Some(event) = self.nic.channel.next().map_err(failed)? {
             self.connection_event(event, now)?;
         }
-        if self.young == 0 {
+        if self.peers.handshaking == 0 {
             return Ok(());
         }
-        for id in 0..self.peers.len() as u32 {
-            let Some(Some(peer)) = self.peers.get(id as usize) else { continue };
+        for id in 0..self.peers.end() {
+            let Some(peer) = self.peers.get(id) else { continue };
             if !matches!(peer.stage, Stage::Up(_)) && now >= peer.until {
                 let seconds = CONNECT_TIMEOUT.as_secs_f32();
                 let error = format!("no answer within {seconds:.1} s");
@@ -150,7 +121,7 @@ impl Rdma {
             self.admit(request, &private_data, now);
             return Ok(());
         }
-        let Some(&id) = self.by_connection.get(&key) else { return Ok(()) };
+        let Some(id) = self.peers.of_connection(&key) else { return Ok(()) };
         match kind {
             CmKind::AddressResolved => self.route(id),
             CmKind::RouteResolved => self.call(id, now),
@@ -178,18 +149,16 @@ impl Rdma {
 
     /// The address is known; now the way.
     fn route(&mut self, id: u32) {
-        let Some(Some(Peer { stage: Stage::Seeking(connection), .. })) =
-            self.peers.get(id as usize)
-        else {
+        let Some(Peer { stage: Stage::Seeking(connection), .. }) = self.peers.get(id) else {
             return;
         };
         let leaves_by = connection.device().map(|device| device.name());
-        let routed = if leaves_by.as_deref() == Some(&*self.device.name()) {
+        let routed = if leaves_by.as_deref() == Some(&*self.nic.device.name()) {
             connection
                 .set_ack_timeout(ACK_TIMEOUT_EXPONENT)
                 .and_then(|()| connection.resolve_route(RESOLVE_TIMEOUT))
         } else {
-            let (by, own) = (leaves_by.unwrap_or_default(), self.device.name());
+            let (by, own) = (leaves_by.unwrap_or_default(), self.nic.device.name());
             Err(io::Error::other(format!("the way there leaves by {by}, this node uses {own}")))
         };
         if let Err(error) = routed {
@@ -199,11 +168,10 @@ impl Rdma {
 
     /// The way is known: asks for the connection.
     fn call(&mut self, id: u32, now: Instant) {
-        let Some(Some(peer)) = self.peers.get_mut(id as usize).map(Option::take) else { return };
-        let Peer { address, called, stage, until, others } = peer;
-        let Stage::Seeking(connection) = stage else {
-            self.peers[id as usize] = Some(Peer { address, called, stage, until, others });
-            return;
+        let Some(peer) = self.peers.take(id) else { return };
+        let connection = match peer.stage {
+            Stage::Seeking(connection) => connection,
+            stage => return self.peers.put(id, Peer { stage, ..peer }),
         };
         let key = connection.key();
         let (calling, call) = self.credentials.call();
@@ -214,14 +182,12 @@ impl Rdma {
         match lane {
             Ok(lane) => {
                 let stage = Stage::Calling(lane, Some(calling));
-                self.peers[id as usize] = Some(Peer { address, called, stage, until, others });
-                self.index(id);
+                self.peers.put(id, Peer { stage, ..peer });
             }
             Err(source) => {
-                self.by_connection.remove(&key);
-                self.young -= 1;
-                let error = Error::Connect { address, source };
-                self.numbers.lose(id);
+                self.peers.forget_connection(&key);
+                let error = Error::Connect { address: peer.address, source };
+                self.peers.numbers.lose(id);
                 self.ready.push(Event::Lost { peer: PeerId(id), error });
             }
         }
@@ -247,7 +213,7 @@ impl Rdma {
         let _ = request.set_ack_timeout(ACK_TIMEOUT_EXPONENT);
         let lane = self.lane_over(request, now).and_then(|lane| {
             if let Err(error) = lane.queue_pair.connection().accept(&welcome) {
-                self.receives_wanted -= RECEIVES as usize;
+                self.queues.wanted -= RECEIVES as usize;
                 return Err(error);
             }
             Ok(lane)
@@ -261,7 +227,7 @@ impl Rdma {
         };
         let _ = lane.queue_pair.set_receiver_not_ready_timer(NOT_READY_TIMER);
         let (stage, until) = (Stage::Answering(lane, Some(answering)), now + CONNECT_TIMEOUT);
-        self.enter(Peer { address, called: false, stage, until, others: Vec::new() });
+        self.peers.enter(Peer { address, called: false, stage, until, others: Vec::new() });
     }
 
     fn refuse(&mut self, request: Connection, address: &str, reason: &str, told: &[u8]) {
@@ -272,18 +238,19 @@ impl Rdma {
 
     /// Makes room for one more peer in the queues that all share.
     fn make_room(&mut self) -> io::Result<()> {
-        let wanted = self.receives_wanted + RECEIVES as usize;
-        let needed = (self.by_queue.len() + 1) * COMPLETIONS;
-        if wanted > self.receives.posted() + self.receives.room() {
+        let wanted = self.queues.wanted + RECEIVES as usize;
+        let needed = (self.peers.queues() + 1) * COMPLETIONS;
+        if wanted > self.queues.receives.posted() + self.queues.receives.room() {
             let reason = format!(
                 "{} peers are all that one node has receive buffers for",
-                self.by_queue.len()
+                self.peers.queues()
             );
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, reason));
         }
-        if needed > self.completions.entries() {
-            self.completions
-                .resize(needed.next_power_of_two().min(self.completions_max).max(needed))?;
+        if needed > self.queues.completions.entries() {
+            self.queues
+                .completions
+                .resize(needed.next_power_of_two().min(self.queues.completions_max).max(needed))?;
         }
         Ok(())
     }
@@ -293,25 +260,25 @@ impl Rdma {
         // Numbers of queue pairs are used again: nothing of an old one may be left.
         self.bury().map_err(io::Error::other)?;
         self.make_room()?;
-        let wanted = self.receives_wanted + RECEIVES as usize;
+        let wanted = self.queues.wanted + RECEIVES as usize;
         let queue_pair = QueuePair::new(
             connection,
-            &self.domain,
-            &self.completions,
-            &self.receives,
+            &self.nic.domain,
+            &self.queues.completions,
+            &self.queues.receives,
             SENDS,
             INLINE_BYTES,
         )?;
-        while self.receives.posted() < wanted {
+        while self.queues.receives.posted() < wanted {
             let buffer = self
                 .about
                 .memory
                 .allocate(self.about.limits.frame_bytes)
                 .map_err(io::Error::other)?;
-            self.receives.supply(buffer).map_err(io::Error::other)?;
+            self.queues.receives.supply(buffer).map_err(io::Error::other)?;
         }
-        self.receives.ring()?;
-        self.receives_wanted = wanted;
+        self.queues.receives.ring()?;
+        self.queues.wanted = wanted;
         Ok(Lane::new(queue_pair, now))
     }
 
@@ -330,67 +297,58 @@ impl Rdma {
 
     /// An address could not be connected to; goes on to the next one of the name, if there is one.
     fn fail(&mut self, id: u32, error: io::Error) {
-        let Some(Some(peer)) = self.peers.get_mut(id as usize) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let mut others = std::mem::take(&mut peer.others);
         let (address, called) = (peer.address.clone(), peer.called);
         if let Ok(connection) = self.seek(&mut others) {
             let until = Instant::now() + CONNECT_TIMEOUT;
             self.close(id);
             let stage = Stage::Seeking(connection);
-            self.peers[id as usize] = Some(Peer { address, called, stage, until, others });
-            self.young += 1;
-            self.index(id);
+            self.peers.put(id, Peer { address, called, stage, until, others });
+            self.peers.handshaking += 1;
             return;
         }
         self.close(id);
         if called {
             let error = Error::Connect { address, source: error };
-            self.numbers.lose(id);
+            self.peers.numbers.lose(id);
             self.ready.push(Event::Lost { peer: PeerId(id), error });
         } else {
-            self.numbers.give_back(id);
+            self.peers.numbers.give_back(id);
             self.refusals.log(self.about.clock.now(), &address, &error.to_string());
         }
     }
 
-    /// Ends a connection because of `reason`. Nobody above hears of callers that have not proved themselves.
+    /// Ends a connection because of `reason`. Nobody above hears of callers that have not proved
+    /// themselves.
     #[cold]
     pub(super) fn lose(&mut self, id: u32, reason: String) {
-        let Some(Some(peer)) = self.peers.get(id as usize) else { return };
+        let Some(peer) = self.peers.get(id) else { return };
         let (address, peer_id) = (peer.address.clone(), PeerId(id));
         let is_known = peer.called || matches!(peer.stage, Stage::Up(_));
         self.close(id);
         if is_known {
             let error = Error::PeerLost { peer: peer_id, address, reason };
-            self.numbers.lose(id);
+            self.peers.numbers.lose(id);
             self.ready.push(Event::Lost { peer: peer_id, error });
         } else {
-            self.numbers.give_back(id);
+            self.peers.numbers.give_back(id);
             self.refusals.log(self.about.clock.now(), &address, &reason);
         }
     }
 
-    /// Closes a connection and forgets it, but for what was offered over it. Its queue pair does nothing more, and goes once all
-    /// that it has reported is taken in. False if there is none.
+    /// Closes a connection and forgets it, except for what was offered over it. Its queue pair does
+    /// nothing more, and is dropped once all that it has reported is taken in. False if there is
+    /// none.
     pub(super) fn close(&mut self, id: u32) -> bool {
-        let Some(peer) = self.peers.get_mut(id as usize).and_then(Option::take) else {
-            return false;
-        };
-        self.young -= usize::from(!matches!(peer.stage, Stage::Up(_)));
-        match peer.stage {
-            Stage::Seeking(connection) => {
-                self.by_connection.remove(&connection.key());
-            }
-            Stage::Calling(lane, _) | Stage::Answering(lane, _) | Stage::Up(lane) => {
-                self.by_connection.remove(&lane.queue_pair.connection().key());
-                self.by_queue.remove(&lane.queue_pair.number());
-                self.last_queue = None;
-                self.receives_wanted -= RECEIVES as usize;
-                // The other side finds out in any case.
-                let _ = lane.queue_pair.connection().disconnect();
-                let _ = lane.queue_pair.fail();
-                self.closed.push(lane);
-            }
+        let Some(peer) = self.peers.take(id) else { return false };
+        self.peers.forget(&peer.stage);
+        if let Stage::Calling(lane, _) | Stage::Answering(lane, _) | Stage::Up(lane) = peer.stage {
+            self.queues.wanted -= RECEIVES as usize;
+            // The other side finds out in any case.
+            let _ = lane.queue_pair.connection().disconnect();
+            let _ = lane.queue_pair.fail();
+            self.peers.closed.push(lane);
         }
         true
     }

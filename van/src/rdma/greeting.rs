@@ -1,7 +1,7 @@
 //! The end of a handshake: the proof is the first message over the connection that it is about. Not on the path.
 
 use super::Rdma;
-use super::connect::{NOT_READY_TIMER, Peer, Stage, lane_to};
+use super::connect::{NOT_READY_TIMER, Peer, Stage};
 use crate::handshake::WELCOME_BYTES;
 use crate::memory::Buffer;
 use crate::transport::{Event, PeerId};
@@ -10,9 +10,7 @@ use crate::wire::Hello;
 impl Rdma {
     /// The connection that this side asked for is up: reads the welcome, and answers it with the proof.
     pub(super) fn established(&mut self, id: u32, private_data: &[u8]) {
-        let Some(Some(Peer { stage: Stage::Calling(lane, calling), .. })) =
-            self.peers.get_mut(id as usize)
-        else {
+        let Some(Peer { stage: Stage::Calling(lane, calling), .. }) = self.peers.get_mut(id) else {
             return;
         };
         let Some(calling) = calling.take() else { return };
@@ -31,17 +29,12 @@ impl Rdma {
         let mut frame =
             self.about.memory.allocate(proof.len()).map_err(|error| error.to_string())?;
         frame.copy_from_slice(proof);
-        let Some(lane) = lane_to(&mut self.peers, id) else { return Ok(()) };
+        let Some(lane) = self.peers.lane(id) else { return Ok(()) };
         lane.send_proof(frame.share()).map_err(|error| error.to_string())?;
         if lane.has_to_leave() {
-            self.eager.push(id);
+            self.peers.eager.push(id);
         }
         Ok(())
-    }
-
-    /// Whether a peer still has to prove itself.
-    pub(super) fn is_answering(&self, id: u32) -> bool {
-        matches!(self.peers.get(id as usize), Some(Some(Peer { stage: Stage::Answering(..), .. })))
     }
 
     /// Takes in the first message of a peer that was welcomed.
@@ -50,8 +43,7 @@ impl Rdma {
     /// Says why it is no proof.
     #[cold]
     pub(super) fn take_proof(&mut self, id: u32, proof: Buffer) -> Result<(), String> {
-        let Some(Some(Peer { stage: Stage::Answering(_, answering), .. })) =
-            self.peers.get_mut(id as usize)
+        let Some(Peer { stage: Stage::Answering(_, answering), .. }) = self.peers.get_mut(id)
         else {
             return Ok(());
         };
@@ -65,11 +57,8 @@ impl Rdma {
         if hello.receives.get() < 2 {
             return Err("it keeps too few receive buffers".to_owned());
         }
-        let Some(peer) = self.peers.get_mut(id as usize).and_then(Option::take) else {
-            return Ok(());
-        };
-        let Peer { address, called, stage, until, others } = peer;
-        let stage = match stage {
+        let Some(peer) = self.peers.take(id) else { return Ok(()) };
+        let stage = match peer.stage {
             Stage::Calling(mut lane, _) | Stage::Answering(mut lane, _) => {
                 let frame_bytes =
                     self.about.limits.frame_bytes.min(hello.frame_bytes.get() as usize);
@@ -78,8 +67,8 @@ impl Rdma {
             }
             stage => stage,
         };
-        self.peers[id as usize] = Some(Peer { address, called, stage, until, others });
-        self.young -= 1;
+        self.peers.put(id, Peer { stage, ..peer });
+        self.peers.handshaking -= 1;
         self.ready.push(Event::Connected { peer: PeerId(id), hello: *hello });
         Ok(())
     }

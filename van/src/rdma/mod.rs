@@ -28,6 +28,7 @@
 //! | `listen.rs` | which device and address, and whether a way leads to a peer |
 //! | `connect.rs` | connections through the connection manager |
 //! | `greeting.rs` | the proof that both sides belong here |
+//! | `peers.rs` | connections by number, queue pair and connection |
 //! | `queue_pair.rs` | one peer's lane: what waits, credits, batches |
 //! | `words.rs` | what lanes tell each other beside frames |
 //! | `completion.rs` | what the device reports, sorted out by peer |
@@ -42,12 +43,12 @@ mod connect;
 pub mod devices;
 mod greeting;
 mod listen;
+mod peers;
 mod queue_pair;
 pub mod verbs;
 mod window;
 mod words;
 
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -58,20 +59,17 @@ use crate::error::{Error, Result};
 use crate::handshake::{Credentials, Refusals};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
-use crate::numbers::Numbers;
+use crate::transport::progress::{self, Pace, Progress};
 use crate::transport::{
     About, Clock, Event, FRAME_PREFIX, Frame, Gather, Limits, PeerId, Transport, check_frame,
 };
-use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
-use connect::{Peer, Stage, lane_to};
+use connect::{Peer, Stage};
 pub use listen::reaches;
-use queue_pair::{Lane, Unit};
-use verbs::{
-    Batch, Channel, CompletionQueue, Connection, ConnectionKey, Device, Domain, POLL_MAX,
-    ReceiveQueue,
-};
+use peers::Peers;
+use queue_pair::Unit;
+use verbs::{Batch, Channel, CompletionQueue, Connection, Device, Domain, POLL_MAX, ReceiveQueue};
 use window::Windows;
 
 /// The van's name.
@@ -100,46 +98,40 @@ const LINGER: Duration = Duration::from_millis(500);
 ///
 /// Fields are dropped in this order: queue pairs first, then what they refer to.
 pub struct Rdma {
-    /// By [`PeerId`]; `None` once gone.
-    peers: Vec<Option<Peer>>,
-    /// Lanes that are closed, and whose last reports may still wait in the completion queue.
-    closed: Vec<Lane>,
+    peers: Peers,
     windows: Windows,
-    receives: ReceiveQueue,
-    completions: Rc<CompletionQueue>,
+    queues: Queues,
     /// Its pool is registered with the domain.
     about: About,
-    domain: Rc<Domain>,
-    device: Device,
-    listener: Connection,
-    channel: Rc<Channel>,
+    nic: Nic,
     config: VanConfig,
     credentials: Credentials,
     refusals: Refusals,
-    numbers: Numbers,
-    idle: Idle,
-    /// Peer by queue pair number.
-    by_queue: HashMap<u32, u32>,
-    /// The last one that was looked up.
-    last_queue: Option<(u32, u32)>,
-    /// Peer by connection.
-    by_connection: HashMap<ConnectionKey, u32>,
-    /// Peers for which something may have to leave.
-    eager: Vec<u32>,
-    /// Connections that are not up yet.
-    young: usize,
-    completions_max: usize,
-    /// Receive buffers that all peers together may use.
-    receives_wanted: usize,
-    reports: Batch,
+    pace: Pace,
     /// Found, and not yet reported.
     ready: Vec<Event>,
-    /// The last turn found nothing, so that to look again at once would find nothing either.
-    looked: bool,
     /// Turns since the clock was looked at.
     turns: u32,
     look_around_at: Instant,
     counters: Counters,
+}
+
+/// The queues that all peers share.
+struct Queues {
+    receives: ReceiveQueue,
+    /// Receive buffers that all peers together may use.
+    wanted: usize,
+    completions: Rc<CompletionQueue>,
+    completions_max: usize,
+    reports: Batch,
+}
+
+/// The device, and what its connections come from.
+struct Nic {
+    domain: Rc<Domain>,
+    device: Device,
+    listener: Connection,
+    channel: Rc<Channel>,
 }
 
 impl Rdma {
@@ -178,11 +170,15 @@ impl Rdma {
         let now = Instant::now();
         tracing::debug!(%address, device = device.name(), "listening with RDMA");
         Ok(Rdma {
-            peers: Vec::new(),
-            closed: Vec::new(),
+            peers: Peers::default(),
             windows: Windows::new(&domain, limits.windows),
-            receives,
-            completions,
+            queues: Queues {
+                receives,
+                wanted: 0,
+                completions,
+                completions_max: limits.completions_max,
+                reports: Batch::new(),
+            },
             about: About {
                 name: NAME,
                 address,
@@ -194,25 +190,12 @@ impl Rdma {
                 memory: Pool::from_pages(config.memory_bytes, config.pages, Some(domain.clone())),
                 clock: Clock::start(),
             },
-            domain,
-            device,
-            listener,
-            channel,
+            nic: Nic { domain, device, listener, channel },
             config: config.clone(),
             credentials,
             refusals: Refusals::default(),
-            numbers: Numbers::default(),
-            idle: Idle::new(config.wait),
-            by_queue: HashMap::new(),
-            last_queue: None,
-            by_connection: HashMap::new(),
-            eager: Vec::new(),
-            young: 0,
-            completions_max: limits.completions_max,
-            receives_wanted: 0,
-            reports: Batch::new(),
+            pace: Pace::new(config.wait),
             ready: Vec::with_capacity(256),
-            looked: false,
             turns: 0,
             look_around_at: now,
             counters: Counters::default(),
@@ -225,35 +208,17 @@ impl Rdma {
         self.lose(id, format!("it cannot be sent to: {error}"));
     }
 
-    /// Sends what is posted and takes what has come, into `ready`.
-    fn turn(&mut self) -> Result<()> {
-        self.flush();
-        self.take_completions()?;
-        if !self.closed.is_empty() {
-            self.bury()?;
-        }
-        self.turns += 1;
-        if self.turns >= TURNS || self.young > 0 {
-            self.turns = 0;
-            let now = Instant::now();
-            if now >= self.look_around_at || self.young > 0 {
-                self.look_around(now)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Hands what is posted to the device, as far as peers have room for it.
     #[inline]
     fn flush(&mut self) {
-        if !self.eager.is_empty() {
+        if !self.peers.eager.is_empty() {
             self.flush_eager();
         }
     }
 
     fn flush_eager(&mut self) {
-        while let Some(id) = self.eager.pop() {
-            let Some(lane) = lane_to(&mut self.peers, id) else { continue };
+        while let Some(id) = self.peers.eager.pop() {
+            let Some(lane) = self.peers.lane(id) else { continue };
             if let Err(error) = lane.flush(&self.about.memory, &mut self.counters) {
                 self.lose_mute(id, &error);
             }
@@ -264,7 +229,7 @@ impl Rdma {
     /// to report is taken first: devices forget it with the queue pair, and the receive buffers
     /// that it tells of.
     fn bury(&mut self) -> Result<()> {
-        let closed = std::mem::take(&mut self.closed);
+        let closed = std::mem::take(&mut self.peers.closed);
         self.take_completions()?;
         drop(closed);
         Ok(())
@@ -276,8 +241,8 @@ impl Rdma {
         self.look_around_at = now + LOOK_AROUND;
         self.look_after_connections(now)?;
         self.look_after_device()?;
-        for id in 0..self.peers.len() as u32 {
-            let Some(lane) = lane_to(&mut self.peers, id) else { continue };
+        for id in 0..self.peers.end() {
+            let Some(lane) = self.peers.lane(id) else { continue };
             let starves = lane.starves();
             if let Err(error) = lane.probe(now, SILENCE) {
                 self.lose_mute(id, &error);
@@ -287,21 +252,56 @@ impl Rdma {
         }
         Ok(())
     }
+}
+
+impl Progress for Rdma {
+    #[inline]
+    fn pace(&mut self) -> &mut Pace {
+        &mut self.pace
+    }
+
+    #[inline]
+    fn ready(&mut self) -> &mut Vec<Event> {
+        &mut self.ready
+    }
+
+    #[inline]
+    fn has_posted(&self) -> bool {
+        !self.peers.eager.is_empty()
+    }
+
+    /// Sends what is posted and takes in what has come.
+    fn turn(&mut self) -> Result<bool> {
+        self.flush();
+        self.take_completions()?;
+        if !self.peers.closed.is_empty() {
+            self.bury()?;
+        }
+        self.turns += 1;
+        if self.turns >= TURNS || self.peers.handshaking > 0 {
+            self.turns = 0;
+            let now = Instant::now();
+            if now >= self.look_around_at || self.peers.handshaking > 0 {
+                self.look_around(now)?;
+            }
+        }
+        Ok(false) // a part of something is nothing to go on with
+    }
 
     /// Sleeps until the device or the connection manager has something to say.
     fn sleep(&mut self, left: Duration) -> Result<()> {
         let os = |call| move |source| Error::Os { call, source };
-        self.completions.arm().map_err(os("arming the completion queue"))?;
+        self.queues.completions.arm().map_err(os("arming the completion queue"))?;
         // What came before it was armed makes no notice.
-        if self.take_completions()? || !self.eager.is_empty() {
+        if self.take_completions()? || !self.peers.eager.is_empty() {
             return Ok(());
         }
         self.counters.sleeps += 1;
         self.counters.system_calls += 1;
-        let fds = [self.completions.fd(), self.channel.fd(), self.device.async_fd()];
+        let fds = [self.queues.completions.fd(), self.nic.channel.fd(), self.nic.device.async_fd()];
         let ready = verbs::sleep(&fds, left.min(SILENCE))
             .map_err(os("sleeping on the completion channel"))?;
-        self.completions.take_notices().map_err(os("reading the completion channel"))?;
+        self.queues.completions.take_notices().map_err(os("reading the completion channel"))?;
         if ready == COMPLETIONS_ALONE {
             return Ok(());
         }
@@ -320,14 +320,14 @@ impl Transport for Rdma {
 
     fn disconnect(&mut self, peer: PeerId) {
         match self.close(peer.0) {
-            true => self.numbers.give_back(peer.0),
-            false => self.numbers.forget(peer.0),
+            true => self.peers.numbers.give_back(peer.0),
+            false => self.peers.numbers.forget(peer.0),
         }
         self.windows.forget(peer);
     }
 
     fn post_send<'a>(&mut self, peer: PeerId, frame: Frame<'a>) -> Result<Option<Frame<'a>>> {
-        let Some(lane) = lane_to(&mut self.peers, peer.0) else {
+        let Some(lane) = self.peers.lane(peer.0) else {
             return Err(Error::NotConnected { peer });
         };
         let Frame::Owned(mut frame) = frame else { return Ok(Some(frame)) };
@@ -340,13 +340,13 @@ impl Transport for Rdma {
             return Ok(None); // the peer's end is reported as any
         }
         if lane.has_to_leave() {
-            self.eager.push(peer.0);
+            self.peers.eager.push(peer.0);
         }
         Ok(None)
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
-        let Some(lane) = lane_to(&mut self.peers, peer.0) else {
+        let Some(lane) = self.peers.lane(peer.0) else {
             return Err(Error::NotConnected { peer });
         };
         self.windows.open(peer, lane, into)
@@ -357,42 +357,22 @@ impl Transport for Rdma {
     }
 
     fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
-        let Some(lane) = lane_to(&mut self.peers, peer.0) else {
+        let Some(lane) = self.peers.lane(peer.0) else {
             return Err(Error::NotConnected { peer });
         };
         lane.enqueue(peer, Unit::write(data, into, at)?, self.config.queue_depth)?;
         if lane.has_to_leave() {
-            self.eager.push(peer.0);
+            self.peers.eager.push(peer.0);
         }
         Ok(())
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
-        if self.ready.is_empty() || !self.eager.is_empty() {
-            self.turn()?;
-        }
-        self.looked = self.ready.is_empty();
-        if !self.looked {
-            events.append(&mut self.ready);
-        }
-        Ok(())
+        progress::poll(self, events)
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        self.idle.begin(timeout);
-        loop {
-            if !std::mem::take(&mut self.looked) || !self.eager.is_empty() {
-                self.turn()?;
-            }
-            if !self.ready.is_empty() {
-                return Ok(());
-            }
-            match self.idle.after_empty_look() {
-                Next::Look => {}
-                Next::Return => return Ok(()),
-                Next::Sleep(left) => self.sleep(left)?,
-            }
-        }
+        progress::wait(self, timeout)
     }
 
     fn counters(&self) -> Counters {
@@ -405,24 +385,24 @@ impl Transport for Rdma {
 impl Drop for Rdma {
     fn drop(&mut self) {
         let until = Instant::now() + LINGER;
-        for peer in self.peers.iter_mut().flatten() {
+        for peer in self.peers.iter_mut() {
             if let Stage::Up(lane) = &mut peer.stage {
                 // One that fails has nothing more to wait for.
                 let _ = lane.finish();
             }
         }
-        let is_busy = |peer: &Option<Peer>| match peer {
-            Some(Peer { stage: Stage::Up(lane), .. }) => lane.is_busy(),
+        let is_busy = |peer: &mut Peer| match &peer.stage {
+            Stage::Up(lane) => lane.is_busy(),
             _ => false,
         };
-        while self.peers.iter().any(is_busy) && Instant::now() < until {
+        while self.peers.iter_mut().any(is_busy) && Instant::now() < until {
             if self.take_completions().is_err() {
                 break;
             }
             self.ready.clear();
             std::thread::yield_now();
         }
-        for id in 0..self.peers.len() as u32 {
+        for id in 0..self.peers.end() {
             self.close(id);
         }
     }

@@ -16,15 +16,14 @@ use zerocopy::FromBytes;
 use super::Shm;
 use super::greeting::LISTENER;
 use super::loan::Limbo;
-use super::receive::{Desk, Receiver};
+use super::receive::{Hub, Receiver};
 use super::ring::{CLOSED, LINES};
 use super::segment::{Foreign, Own};
 use super::send::Sender;
-use super::socket::Socket;
+use super::socket::{Epoll, Socket};
 use crate::error::{Error, Result};
 use crate::handshake::WELCOME_BYTES;
-use crate::memory::Pool;
-use crate::metrics::Counters;
+use crate::numbers::Numbers;
 use crate::transport::{Event, Frame, PeerId, check_frame};
 use crate::wire::Hello;
 
@@ -167,14 +166,13 @@ impl Peer {
     /// # Errors
     /// Says why the peer has to be dropped.
     #[inline]
-    pub(super) fn turn(&mut self, desk: Desk<'_>) -> Result<bool, String> {
+    pub(super) fn turn(&mut self, hub: &mut Hub) -> Result<bool, String> {
         let Peer { link, sender, receiver, .. } = self;
-        let mut desk = desk;
-        let received = receiver.receive(link, &mut desk)?;
+        let received = receiver.receive(link, hub)?;
         sender.take_back(&mut receiver.returned);
         self.give_back();
         let Peer { link, sender, .. } = self;
-        Ok(sender.turn(link, desk.pool, desk.counters)? || received)
+        Ok(sender.turn(link, hub)? || received)
     }
 }
 
@@ -192,26 +190,25 @@ impl Peer {
     pub(super) fn send<'a>(
         &mut self,
         frame: Frame<'a>,
-        pool: &Pool,
-        counters: &mut Counters,
+        hub: &mut Hub,
     ) -> Result<Option<Frame<'a>>> {
         self.give_back();
         let Peer { link, sender, frame_bytes, .. } = self;
         match frame {
             Frame::Borrowed(frame) => {
-                let is_sent = frame.len() <= *frame_bytes && sender.copy(link, frame, counters);
+                let is_sent = frame.len() <= *frame_bytes && sender.copy(link, frame, hub);
                 Ok(if is_sent { None } else { Some(Frame::Borrowed(frame)) })
             }
             Frame::Owned(frame) => {
                 check_frame(&frame, *frame_bytes)?;
-                sender.frame(link, frame, pool, counters).map(|()| None)
+                sender.frame(link, frame, hub).map(|()| None)
             }
             Frame::Lent { frame, values } => {
                 check_frame(&frame, *frame_bytes)?;
                 if sender.lent.is_full() {
                     return Ok(Some(Frame::Lent { frame, values }));
                 }
-                sender.lend(link, frame, values, pool, counters).map(|()| None)
+                sender.lend(link, frame, values, hub).map(|()| None)
             }
         }
     }
@@ -231,6 +228,63 @@ impl Drop for Peer {
         self.link.close(); // before the sender lets go of what it refers to: fields drop after this
         // The socket may stay open as long as somebody reads what is lent.
         let _ = self.link.send(Packet::Bye, None);
+    }
+}
+
+/// The sockets of a transport.
+pub(super) struct Sockets {
+    pub(super) listener: Option<Socket>,
+    pub(super) epoll: Epoll,
+    /// Under which numbers something was found at the last look.
+    pub(super) ready: Vec<u64>,
+    /// Counts down to the next look.
+    pub(super) polls_left: u32,
+}
+
+/// The peers of a transport that have proved themselves.
+#[derive(Default)]
+pub(super) struct Table {
+    /// In which order they connected, but for those that took the place of one that is gone.
+    pub(super) peers: Vec<Peer>,
+    /// Where in `peers` each one is; `None` once it is gone. By peer number.
+    places: Vec<Option<usize>>,
+    /// Of peers and of those that are called.
+    pub(super) numbers: Numbers,
+}
+
+impl Table {
+    /// Where a peer is.
+    #[inline]
+    fn place(&self, peer: PeerId) -> Option<usize> {
+        self.places.get(peer.0 as usize).copied().flatten()
+    }
+
+    /// A peer.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`].
+    #[inline]
+    pub(super) fn get(&mut self, peer: PeerId) -> Result<&mut Peer> {
+        let place = self.place(peer).ok_or(Error::NotConnected { peer })?;
+        Ok(&mut self.peers[place])
+    }
+
+    fn enter(&mut self, peer: Peer) {
+        let index = peer.id.0 as usize;
+        if self.places.len() <= index {
+            self.places.resize(index + 1, None);
+        }
+        self.places[index] = Some(self.peers.len());
+        self.peers.push(peer);
+    }
+
+    fn remove(&mut self, place: usize) -> Peer {
+        let peer = self.peers.swap_remove(place);
+        self.places[peer.id.0 as usize] = None;
+        if let Some(moved) = self.peers.get(place) {
+            self.places[moved.id.0 as usize] = Some(place);
+        }
+        peer
     }
 }
 
@@ -255,12 +309,7 @@ impl Shm {
     /// Takes in a peer that has proved itself.
     pub(super) fn enter(&mut self, id: PeerId, address: String, link: Link, hello: &Hello) {
         let config = &self.config;
-        let index = id.0 as usize;
-        if self.places.len() <= index {
-            self.places.resize(index + 1, None);
-        }
-        self.places[index] = Some(self.peers.len());
-        self.peers.push(Peer {
+        self.table.enter(Peer {
             id,
             address,
             frame_bytes: config.frame_bytes.min(hello.frame_bytes.get() as usize),
@@ -269,25 +318,25 @@ impl Shm {
             receiver: Receiver::new(id, config.frame_bytes),
             woken: 0,
         });
-        self.ready.push(Event::Connected { peer: id, hello: *hello });
+        self.hub.ready.push(Event::Connected { peer: id, hello: *hello });
     }
 
     /// Looks at sockets, for up to `timeout`: new connections, handshakes, and who is gone.
     pub(super) fn look_at_sockets(&mut self, timeout: Duration) -> Result<()> {
         let failed = |source| Error::Os { call: "epoll_wait", source };
-        let mut ready = std::mem::take(&mut self.sockets_ready);
-        self.epoll.wait(timeout, &mut ready).map_err(failed)?;
-        self.counters.system_calls += 1;
+        let mut ready = std::mem::take(&mut self.sockets.ready);
+        self.sockets.epoll.wait(timeout, &mut ready).map_err(failed)?;
+        self.hub.counters.system_calls += 1;
         for number in ready.drain(..) {
             if number == LISTENER {
                 self.accept();
-            } else if let Some(&place) = self.places.get(number as usize) {
+            } else if let Some(&place) = self.table.places.get(number as usize) {
                 place.into_iter().for_each(|place| self.take_packets(place));
             } else {
                 self.greet(number);
             }
         }
-        self.sockets_ready = ready;
+        self.sockets.ready = ready;
         self.limbo.retain_mut(|limbo| !limbo.has_ended());
         if !self.greetings.is_idle() {
             self.look_after_greetings();
@@ -298,8 +347,8 @@ impl Shm {
     /// Reads what a peer has said beside memory.
     fn take_packets(&mut self, place: usize) {
         for _ in 0..PACKETS_MAX {
-            let peer = &mut self.peers[place];
-            self.counters.system_calls += 1;
+            let peer = &mut self.table.peers[place];
+            self.hub.counters.system_calls += 1;
             let outcome = match take(&peer.link.socket) {
                 Ok(Taken::Nothing) => return,
                 Ok(Taken::Wake) => Ok(()),
@@ -319,13 +368,11 @@ impl Shm {
 
     /// Takes what is left in the ring of a peer that has gone.
     fn take_the_rest(&mut self, place: usize) {
-        let Shm { peers, about, slab, offers, ready: events, counters, .. } = self;
-        let peer = &mut peers[place];
-        let mut desk = Desk { pool: &about.memory, slab, offers, events, counters };
+        let peer = &mut self.table.peers[place];
         // As often as an honest one may need; who is not gone may go on writing, and is not
         // listened to for ever.
         for _ in 0..2 * LINES {
-            match peer.receiver.receive(&peer.link, &mut desk) {
+            match peer.receiver.receive(&peer.link, &mut self.hub) {
                 Ok(true) => {}
                 Ok(false) | Err(_) => return,
             }
@@ -336,36 +383,32 @@ impl Shm {
     pub(super) fn lose(&mut self, place: usize, reason: String) {
         let peer = self.remove(place);
         let (id, address) = (peer.id, peer.address.clone());
-        self.numbers.lose(id.0);
+        self.table.numbers.lose(id.0);
         let error = Error::PeerLost { peer: id, address, reason };
-        self.ready.push(Event::Lost { peer: id, error });
+        self.hub.ready.push(Event::Lost { peer: id, error });
     }
 
     /// Closes the connection to a peer, if there is one, and forgets what was offered to it.
     pub(super) fn forget(&mut self, peer: PeerId) {
-        self.offers.forget(peer);
-        self.ready.retain(|event| event.peer() != peer);
-        match self.places.get(peer.0 as usize).copied().flatten() {
+        self.hub.offers.forget(peer);
+        self.hub.ready.retain(|event| event.peer() != peer);
+        match self.table.place(peer) {
             Some(place) => {
                 drop(self.remove(place));
-                self.numbers.give_back(peer.0);
+                self.table.numbers.give_back(peer.0);
             }
-            None if self.forget_greeting(peer) => self.numbers.give_back(peer.0),
-            None => self.numbers.forget(peer.0),
+            None if self.forget_greeting(peer) => self.table.numbers.give_back(peer.0),
+            None => self.table.numbers.forget(peer.0),
         }
     }
 
     fn remove(&mut self, place: usize) -> Peer {
-        let mut peer = self.peers.swap_remove(place);
+        let mut peer = self.table.remove(place);
         if !peer.sender.lent.is_empty() || Rc::strong_count(&peer.link.socket) > 1 {
             // Somebody can still read what is lent, and says so by keeping the socket open.
-            self.epoll.forget(&peer.link.socket);
+            self.sockets.epoll.forget(&peer.link.socket);
             let (socket, lent) = (peer.link.socket.clone(), std::mem::take(&mut peer.sender.lent));
             self.limbo.extend((!lent.is_empty()).then_some(Limbo { socket, lent }));
-        }
-        self.places[peer.id.0 as usize] = None;
-        if let Some(moved) = self.peers.get(place) {
-            self.places[moved.id.0 as usize] = Some(place);
         }
         peer
     }

@@ -124,7 +124,7 @@ impl Shm {
         let own = Own::new(SEGMENT_BYTES)?;
         let (calling, call) = self.credentials.call();
         send(&socket, Packet::Greeting(&call), None)?;
-        let id = PeerId(self.numbers.unused());
+        let id = PeerId(self.table.numbers.unused());
         self.begin(socket, address, Some(id), Stage::Calling(own, calling))?;
         Ok(id)
     }
@@ -139,7 +139,7 @@ impl Shm {
         let greetings = &mut self.greetings;
         greetings.made += 1;
         let number = NOT_YET | greetings.made;
-        self.epoll.watch(&socket, number)?;
+        self.sockets.epoll.watch(&socket, number)?;
         let until = Instant::now() + PATIENCE;
         greetings.list.push_back(Greeting { number, socket, address, known_as, until, stage });
         Ok(())
@@ -149,7 +149,7 @@ impl Shm {
     pub(super) fn accept(&mut self) {
         for _ in 0..ACCEPTS_MAX {
             let Some(listener) =
-                self.listener.as_ref().filter(|_| self.greetings.accept_at.is_none())
+                self.sockets.listener.as_ref().filter(|_| self.greetings.accept_at.is_none())
             else {
                 return;
             };
@@ -159,7 +159,7 @@ impl Shm {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     // Watched, it would be reported all the time.
-                    self.epoll.forget(listener);
+                    self.sockets.epoll.forget(listener);
                     self.greetings.accept_at = Some(Instant::now() + ACCEPT_AGAIN);
                     return self
                         .turned_away("a caller", &format!("it cannot be accepted: {error}"));
@@ -218,9 +218,9 @@ impl Shm {
     fn befriend(&mut self, at: usize, own: Own, foreign: Foreign, hello: &Hello) {
         let Some(greeting) = self.greetings.list.remove(at) else { return };
         let Greeting { socket, address, known_as, .. } = greeting;
-        let id = known_as.unwrap_or_else(|| PeerId(self.numbers.free()));
-        self.epoll.forget(&socket);
-        if let Err(error) = self.epoll.watch(&socket, id.0.into()) {
+        let id = known_as.unwrap_or_else(|| PeerId(self.table.numbers.free()));
+        self.sockets.epoll.forget(&socket);
+        if let Err(error) = self.sockets.epoll.watch(&socket, id.0.into()) {
             return self.report_lost(known_as, address, error.to_string());
         }
         self.enter(id, address, Link { own, foreign, socket: Rc::new(socket) }, hello);
@@ -234,9 +234,9 @@ impl Shm {
 
     fn report_lost(&mut self, known_as: Option<PeerId>, address: String, reason: String) {
         let Some(peer) = known_as else { return self.turned_away(&address, &reason) };
-        self.numbers.lose(peer.0);
+        self.table.numbers.lose(peer.0);
         let error = Error::PeerLost { peer, address, reason };
-        self.ready.push(Event::Lost { peer, error });
+        self.hub.ready.push(Event::Lost { peer, error });
     }
 
     /// Forgets a peer that is not one yet; whether it was there.
@@ -249,8 +249,8 @@ impl Shm {
     pub(super) fn look_after_greetings(&mut self) {
         let now = Instant::now();
         if self.greetings.accept_at.is_some_and(|at| at <= now)
-            && let Some(listener) = &self.listener
-            && self.epoll.watch(listener, LISTENER).is_ok()
+            && let Some(listener) = &self.sockets.listener
+            && self.sockets.epoll.watch(listener, LISTENER).is_ok()
         {
             self.greetings.accept_at = None;
         }

@@ -58,20 +58,18 @@ use caravan_numa::PageSource;
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
 use crate::handshake::{Credentials, Refusals};
-use crate::memory::{Buffer, Pool, Slab};
+use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
-use crate::numbers::Numbers;
-use crate::offers::Offers;
+use crate::transport::progress::{self, Pace, Progress};
 use crate::transport::{About, Clock, Event, Frame, Gather, Limits, PeerId, Transport};
-use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
-use connect::Peer;
+use connect::{Peer, Sockets, Table};
 use greeting::{Greetings, LISTENER};
 use loan::Limbo;
-use receive::Desk;
+use receive::Hub;
 use ring::ASLEEP;
-use socket::{Epoll, Socket};
+use socket::Epoll;
 
 /// The van's name.
 const NAME: &str = "shm";
@@ -95,36 +93,21 @@ const SLEEP: u64 = 4;
 pub struct Shm {
     config: VanConfig,
     credentials: Credentials,
-    idle: Idle,
     about: About,
-    /// In which order they connected, but for those that took the place of one that is gone.
-    peers: Vec<Peer>,
-    /// Where in `peers` each one is; `None` once it is gone. By peer number.
-    places: Vec<Option<usize>>,
-    numbers: Numbers,
+    pace: Pace,
+    table: Table,
     greetings: Greetings,
     refusals: Refusals,
-    /// Where short frames come to lie.
-    slab: Slab,
-    offers: Offers,
-    listener: Option<Socket>,
-    epoll: Epoll,
-    sockets_ready: Vec<u64>,
-    /// Found, and not yet reported.
-    ready: Vec<Event>,
+    hub: Hub,
+    sockets: Sockets,
     /// Whether some peer may have to be woken, ...
     touched: bool,
     /// ... as something was posted since the last turn.
     posted: bool,
-    /// The last poll found nothing, so that to look again at once would find nothing either.
-    looked: bool,
-    /// Counts down to the next look at sockets.
-    polls_left: u32,
     /// How often it slept, times [`SLEEP`].
     sleeps: u64,
     /// What is lent on lanes that have ended.
     limbo: Vec<Limbo>,
-    counters: Counters,
 }
 
 impl Shm {
@@ -153,51 +136,35 @@ impl Shm {
         }
         tracing::debug!(%address, "listening in memory");
         let pages = PageSource { shareable: true, ..config.pages };
+        let about = About {
+            name: NAME,
+            address,
+            host: Some(host().map_err(unavailable("/proc"))?),
+            limits: Limits {
+                frame_bytes: config.frame_bytes,
+                queue_depth: config.queue_depth,
+                checks_bytes: true, // memory does not lose bytes on the way
+                copy_bytes: ring::INLINE_BYTES_MAX,
+                lent_bytes_min: ring::INLINE_BYTES_MAX + 1,
+            },
+            memory: Pool::from_pages(config.memory_bytes, pages, None),
+            clock: Clock::start(),
+        };
         Ok(Shm {
             config: config.clone(),
             credentials: Credentials::new(config, NAME),
-            idle: Idle::new(config.wait),
-            about: About {
-                name: NAME,
-                address,
-                host: Some(host().map_err(unavailable("/proc"))?),
-                limits: Limits {
-                    frame_bytes: config.frame_bytes,
-                    queue_depth: config.queue_depth,
-                    checks_bytes: true, // memory does not lose bytes on the way
-                    copy_bytes: ring::INLINE_BYTES_MAX,
-                    lent_bytes_min: ring::INLINE_BYTES_MAX + 1,
-                },
-                memory: Pool::from_pages(config.memory_bytes, pages, None),
-                clock: Clock::start(),
-            },
-            peers: Vec::new(),
-            places: Vec::new(),
-            numbers: Numbers::default(),
+            hub: Hub::new(&about.memory),
+            about,
+            pace: Pace::new(config.wait),
+            table: Table::default(),
             greetings: Greetings::default(),
             refusals: Refusals::default(),
-            slab: Slab::new(),
-            offers: Offers::default(),
-            listener,
-            epoll,
-            sockets_ready: Vec::new(),
-            ready: Vec::with_capacity(64),
+            sockets: Sockets { listener, epoll, ready: Vec::new(), polls_left: 0 },
             touched: false,
             posted: false,
-            looked: false,
-            polls_left: 0,
             sleeps: 0,
             limbo: Vec::new(),
-            counters: Counters::default(),
         })
-    }
-
-    /// Where a peer is that has proved itself.
-    fn up(&self, peer: PeerId) -> Result<usize> {
-        match self.places.get(peer.0 as usize) {
-            Some(&Some(place)) => Ok(place),
-            _ => Err(Error::NotConnected { peer }),
-        }
     }
 
     /// Wakes who sleeps and has something to do since the last turn.
@@ -205,7 +172,7 @@ impl Shm {
     fn wake_sleepers(&mut self) {
         (self.touched, self.posted) = (false, false);
         fence(Ordering::SeqCst); // what was stored for a peer comes before the look at whether it sleeps
-        for peer in &mut self.peers {
+        for peer in &mut self.table.peers {
             let posted = std::mem::take(&mut peer.sender.posted);
             let consumed = std::mem::take(&mut peer.receiver.consumed);
             if !(posted | consumed) {
@@ -214,79 +181,30 @@ impl Shm {
             let asleep = peer.link.foreign.load(ASLEEP, Ordering::Relaxed);
             let awaited = (FOR_RECORDS * u64::from(posted)) | (FOR_ROOM * u64::from(consumed));
             if asleep & awaited != 0 && peer.woken != asleep {
-                self.counters.system_calls += 1;
+                self.hub.counters.system_calls += 1;
                 peer.wake(asleep);
             }
         }
     }
 
-    /// Looks at every lane once, and at sockets now and then; whether anything moved.
-    #[inline(always)]
-    fn turn(&mut self) -> Result<bool> {
-        if self.touched {
-            self.wake_sleepers();
-        }
-        let mut moved = self.polls_left == 0 && self.look_now()?;
-        // From the last one on: who takes the place of one that is lost has had its turn.
-        for place in (0..self.peers.len()).rev() {
-            let Shm { peers, about, slab, offers, ready: events, counters, .. } = self;
-            let Peer { link, sender, receiver, .. } = &mut peers[place];
-            let desk = Desk { pool: &about.memory, slab, offers, events, counters };
-            let (has_received, is_more) = receiver.receive_short(link, desk);
-            if has_received {
-                sender.prepare(link); // an answer follows, or the next request
-            }
-            (moved, self.touched) = (moved | has_received, self.touched | has_received);
-            if is_more || receiver.has_work() || sender.has_work() {
-                moved |= self.attend(place);
-            }
-        }
-        let cost = if moved { 1 } else { EMPTY_POLL };
-        self.polls_left = self.polls_left.saturating_sub(cost);
-        Ok(moved)
-    }
-
     /// Looks at sockets, as it is time to; whether there was anything.
     #[cold]
     fn look_now(&mut self) -> Result<bool> {
-        self.polls_left = POLLS_PER_LOOK;
+        self.sockets.polls_left = POLLS_PER_LOOK;
         self.look_at_sockets(Duration::ZERO)?;
-        Ok(!self.ready.is_empty())
+        Ok(!self.hub.ready.is_empty())
     }
 
     /// Looks after a lane that has something else to do; whether anything moved.
     #[inline(never)]
     fn attend(&mut self, place: usize) -> bool {
-        let Shm { peers, about, slab, offers, ready: events, counters, .. } = self;
-        let peer = &mut peers[place];
-        let outcome = peer.turn(Desk { pool: &about.memory, slab, offers, events, counters });
+        let peer = &mut self.table.peers[place];
+        let outcome = peer.turn(&mut self.hub);
         self.touched |= peer.sender.posted | peer.receiver.consumed;
         outcome.unwrap_or_else(|reason| {
             self.lose(place, reason);
             true
         })
-    }
-
-    /// Sleeps until a peer wakes this node, or anything happens at a socket.
-    #[cold]
-    fn sleep(&mut self, timeout: Duration) -> Result<()> {
-        self.sleeps += SLEEP;
-        for peer in &self.peers {
-            let room = if peer.sender.waits() { FOR_ROOM } else { 0 };
-            let word = self.sleeps | FOR_RECORDS | room;
-            peer.link.own.store(ASLEEP, word, Ordering::Relaxed);
-        }
-        fence(Ordering::SeqCst); // what was stored comes before the look at what there is
-        if !self.turn()? && self.ready.is_empty() {
-            self.counters.sleeps += 1;
-            let timeout = self.patience(timeout);
-            self.look_at_sockets(timeout)?;
-            self.polls_left = POLLS_PER_LOOK;
-        }
-        for peer in &self.peers {
-            peer.link.own.store(ASLEEP, 0, Ordering::Relaxed);
-        }
-        Ok(())
     }
 }
 
@@ -320,6 +238,69 @@ fn reason(what: &str, error: &io::Error) -> String {
     format!("{what}: {error} ({remedy})")
 }
 
+impl Progress for Shm {
+    #[inline]
+    fn pace(&mut self) -> &mut Pace {
+        &mut self.pace
+    }
+
+    #[inline]
+    fn ready(&mut self) -> &mut Vec<Event> {
+        &mut self.hub.ready
+    }
+
+    #[inline]
+    fn has_posted(&self) -> bool {
+        self.posted
+    }
+
+    /// Looks at every lane once, and at sockets now and then; whether anything moved.
+    #[inline(always)]
+    fn turn(&mut self) -> Result<bool> {
+        if self.touched {
+            self.wake_sleepers();
+        }
+        let mut moved = self.sockets.polls_left == 0 && self.look_now()?;
+        // From the last one on: who takes the place of one that is lost has had its turn.
+        for place in (0..self.table.peers.len()).rev() {
+            let Peer { link, sender, receiver, .. } = &mut self.table.peers[place];
+            let (has_received, is_more) = receiver.receive_short(link, &mut self.hub);
+            if has_received {
+                sender.prepare(link); // an answer follows, or the next request
+            }
+            (moved, self.touched) = (moved | has_received, self.touched | has_received);
+            if is_more || receiver.has_work() || sender.has_work() {
+                moved |= self.attend(place);
+            }
+        }
+        let cost = if moved { 1 } else { EMPTY_POLL };
+        self.sockets.polls_left = self.sockets.polls_left.saturating_sub(cost);
+        Ok(moved)
+    }
+
+    /// Sleeps until a peer wakes this node, or anything happens at a socket.
+    #[cold]
+    fn sleep(&mut self, timeout: Duration) -> Result<()> {
+        self.sleeps += SLEEP;
+        for peer in &self.table.peers {
+            let room = if peer.sender.waits() { FOR_ROOM } else { 0 };
+            let word = self.sleeps | FOR_RECORDS | room;
+            peer.link.own.store(ASLEEP, word, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst); // what was stored comes before the look at what there is
+        if !self.turn()? && self.hub.ready.is_empty() {
+            self.hub.counters.sleeps += 1;
+            let timeout = self.patience(timeout);
+            self.look_at_sockets(timeout)?;
+            self.sockets.polls_left = POLLS_PER_LOOK;
+        }
+        for peer in &self.table.peers {
+            peer.link.own.store(ASLEEP, 0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
 impl Transport for Shm {
     fn about(&self) -> &About {
         &self.about
@@ -335,56 +316,35 @@ impl Transport for Shm {
 
     #[inline]
     fn post_send<'a>(&mut self, peer: PeerId, frame: Frame<'a>) -> Result<Option<Frame<'a>>> {
-        let place = self.up(peer)?;
+        let peer = self.table.get(peer)?;
         (self.touched, self.posted) = (true, true);
-        self.peers[place].send(frame, &self.about.memory, &mut self.counters)
+        peer.send(frame, &mut self.hub)
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
-        self.up(peer)?;
-        Ok(self.offers.open(peer, into))
+        self.table.get(peer)?;
+        Ok(self.hub.offers.open(peer, into))
     }
 
     fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
-        self.offers.close(peer, key)
+        self.hub.offers.close(peer, key)
     }
 
     fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
-        let place = self.up(peer)?;
-        let peer = &mut self.peers[place];
+        let Peer { link, sender, .. } = self.table.get(peer)?;
         (self.touched, self.posted) = (true, true);
-        peer.sender.write(&mut peer.link, data, (into, at), &self.about.memory, &mut self.counters)
+        sender.write(link, data, (into, at), &mut self.hub)
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
-        if self.ready.is_empty() || self.posted {
-            self.turn()?;
-        }
-        self.looked = self.ready.is_empty();
-        if events.is_empty() {
-            std::mem::swap(events, &mut self.ready);
-        } else {
-            events.append(&mut self.ready);
-        }
-        Ok(())
+        progress::poll(self, events)
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        self.idle.begin(timeout);
-        loop {
-            let moved = (!std::mem::take(&mut self.looked) || self.touched) && self.turn()?;
-            if moved || !self.ready.is_empty() {
-                return Ok(());
-            }
-            match self.idle.after_empty_look() {
-                Next::Look => {}
-                Next::Return => return Ok(()),
-                Next::Sleep(left) => self.sleep(left)?,
-            }
-        }
+        progress::wait(self, timeout)
     }
 
     fn counters(&self) -> Counters {
-        self.counters
+        self.hub.counters
     }
 }

@@ -80,14 +80,27 @@ struct Write {
     lines: u64,
 }
 
-/// What all lanes of a transport share while they receive.
-pub(super) struct Desk<'a> {
-    pub(super) pool: &'a Pool,
+/// What all lanes of a transport share.
+pub(super) struct Hub {
+    pub(super) pool: Pool,
     /// Where short frames come to lie.
-    pub(super) slab: &'a mut Slab,
-    pub(super) offers: &'a mut Offers,
-    pub(super) events: &'a mut Vec<Event>,
-    pub(super) counters: &'a mut Counters,
+    pub(super) slab: Slab,
+    pub(super) offers: Offers,
+    /// Found, and not yet reported.
+    pub(super) ready: Vec<Event>,
+    pub(super) counters: Counters,
+}
+
+impl Hub {
+    pub(super) fn new(pool: &Pool) -> Hub {
+        Hub {
+            pool: pool.clone(),
+            slab: Slab::new(),
+            offers: Offers::default(),
+            ready: Vec::with_capacity(64),
+            counters: Counters::default(),
+        }
+    }
 }
 
 impl Receiver {
@@ -133,7 +146,7 @@ impl Receiver {
     /// Most of what comes by far is that, and needs none of the questions that
     /// [`Receiver::receive`] asks, nor its answers: what is in any way special is left to it.
     #[inline(always)]
-    pub(super) fn receive_short(&mut self, link: &Link, desk: Desk<'_>) -> (bool, bool) {
+    pub(super) fn receive_short(&mut self, link: &Link, hub: &mut Hub) -> (bool, bool) {
         let foreign = &link.foreign;
         let (words, before, mut next, mut is_more) =
             (ring::foreign(foreign), self.next, self.next, true);
@@ -149,7 +162,7 @@ impl Receiver {
             if len > SHORT_BYTES_MAX || self.writing.is_some() || self.borrowed.is_some() {
                 break;
             }
-            let Some(place) = desk.slab.place::<SHORT_PLACE>(desk.pool) else { break };
+            let Some(place) = hub.slab.place::<SHORT_PLACE>(&hub.pool) else { break };
             let (head, rest) = place.split_first_chunk_mut::<HEAD>().expect("it is longer");
             for (at, into) in rest.as_chunks_mut().0.iter_mut().take(LINE_WORDS - 1).enumerate() {
                 *into = ring::word(words, next, 1 + at).load(Ordering::Relaxed).to_le_bytes();
@@ -158,17 +171,17 @@ impl Receiver {
                 (len.saturating_sub(HEAD).div_ceil(8), zerocopy::transmute_mut!(head));
             let count = ring::read_head(words, next, behind, changed, head, &mut self.last);
             next += ring::lines_of(behind + count);
-            let frame = desk.slab.cut::<SHORT_PLACE>(len);
-            desk.counters.frames_received += 1;
-            desk.counters.bytes_received += len as u64;
-            desk.events.push(Event::Received { peer: self.peer, frame });
+            let frame = hub.slab.cut::<SHORT_PLACE>(len);
+            hub.counters.frames_received += 1;
+            hub.counters.bytes_received += len as u64;
+            hub.ready.push(Event::Received { peer: self.peer, frame });
         }
         self.next = next;
         (self.acknowledge(link, before), is_more)
     }
 
     /// Takes what has come, as much as is fair; whether there was anything.
-    pub(super) fn receive(&mut self, link: &Link, desk: &mut Desk<'_>) -> Result<bool, String> {
+    pub(super) fn receive(&mut self, link: &Link, hub: &mut Hub) -> Result<bool, String> {
         let foreign = &link.foreign;
         let (before, mut budget) = (self.next, COPY_BYTES_MAX);
         for _ in 0..RECORDS_MAX {
@@ -176,7 +189,7 @@ impl Receiver {
             if !Stamp::is_at(word, self.next) || budget == 0 {
                 break;
             }
-            self.take(link, foreign, Stamp::read(word)?, &mut budget, desk)?;
+            self.take(link, foreign, Stamp::read(word)?, &mut budget, hub)?;
         }
         Ok(self.acknowledge(link, before) || budget < COPY_BYTES_MAX)
     }
@@ -199,29 +212,29 @@ impl Receiver {
         foreign: &Foreign,
         stamp: Stamp,
         budget: &mut usize,
-        desk: &mut Desk<'_>,
+        hub: &mut Hub,
     ) -> Result<(), String> {
         let lends = self.borrowed.is_some();
         match (stamp.kind, &mut self.writing) {
-            (_, Some(write)) if write.lines > 0 => self.fill(link, foreign, budget, desk),
+            (_, Some(write)) if write.lines > 0 => self.fill(link, foreign, budget, hub),
             (Kind::Piece, Some(write)) => {
                 write.parts = [record::<Reference>(foreign, self.next), Reference::default()];
                 write.lines = 1;
-                self.fill(link, foreign, budget, desk)
+                self.fill(link, foreign, budget, hub)
             }
             (Kind::Piece, None) => Err("it sent a piece of no write".to_owned()),
             (_, Some(_)) => Err("it sent something else before a write had ended".to_owned()),
-            (Kind::Inline, None) => self.inline(foreign, stamp, desk),
+            (Kind::Inline, None) => self.inline(foreign, stamp, hub),
             (Kind::Frame, None) => {
                 let reference = record::<Reference>(foreign, self.next);
                 *budget = budget.saturating_sub(reference.len.get() as usize);
-                self.frame(link, foreign, &reference, desk)
+                self.frame(link, foreign, &reference, hub)
             }
             (_, None) if lends => Err("it lent values to no frame".to_owned()),
             (Kind::Write, None) => {
                 let record = record::<WriteRecord>(foreign, self.next);
-                self.begin_write(&record, desk)?;
-                self.fill(link, foreign, budget, desk)
+                self.begin_write(&record, hub)?;
+                self.fill(link, foreign, budget, hub)
             }
             (Kind::Lend, None) => self.borrow(link, &record::<LendRecord>(foreign, self.next)),
             (Kind::Return, None) => {
@@ -234,13 +247,8 @@ impl Receiver {
     }
 
     /// A frame that stands in the ring.
-    fn inline(
-        &mut self,
-        foreign: &Foreign,
-        stamp: Stamp,
-        desk: &mut Desk<'_>,
-    ) -> Result<(), String> {
-        let mut frame = self.allocate(stamp.len, desk.pool)?;
+    fn inline(&mut self, foreign: &Foreign, stamp: Stamp, hub: &mut Hub) -> Result<(), String> {
+        let mut frame = self.allocate(stamp.len, &hub.pool)?;
         let mut short = [0; HEAD];
         let (head, rest) = match frame.split_first_chunk_mut() {
             Some(parts) => parts,
@@ -254,7 +262,7 @@ impl Receiver {
         if stamp.len < HEAD {
             frame.copy_from_slice(&short[..stamp.len]);
         }
-        self.deliver(frame, desk);
+        self.deliver(frame, hub);
         Ok(())
     }
 
@@ -264,13 +272,13 @@ impl Receiver {
         link: &Link,
         foreign: &Foreign,
         reference: &Reference,
-        desk: &mut Desk<'_>,
+        hub: &mut Hub,
     ) -> Result<(), String> {
         let len = usize::try_from(reference.len.get()).unwrap_or(usize::MAX);
-        let mut frame = self.allocate(len, desk.pool)?;
+        let mut frame = self.allocate(len, &hub.pool)?;
         self.copy(link, foreign, reference, &mut frame)?;
         self.next += 1;
-        self.deliver(frame, desk);
+        self.deliver(frame, hub);
         Ok(())
     }
 
@@ -282,11 +290,11 @@ impl Receiver {
     }
 
     /// Hands a frame on.
-    fn deliver(&mut self, frame: Buffer, desk: &mut Desk<'_>) {
-        desk.counters.frames_received += 1;
-        desk.counters.bytes_received += frame.len() as u64;
+    fn deliver(&mut self, frame: Buffer, hub: &mut Hub) {
+        hub.counters.frames_received += 1;
+        hub.counters.bytes_received += frame.len() as u64;
         let peer = self.peer;
-        desk.events.push(match self.borrowed.take() {
+        hub.ready.push(match self.borrowed.take() {
             None => Event::Received { peer, frame },
             Some(values) => Event::Lent { peer, frame, values },
         });
@@ -304,10 +312,10 @@ impl Receiver {
         Ok(())
     }
 
-    fn begin_write(&mut self, record: &WriteRecord, desk: &mut Desk<'_>) -> Result<(), String> {
+    fn begin_write(&mut self, record: &WriteRecord, hub: &mut Hub) -> Result<(), String> {
         let WriteRecord { key, at, len, parts } = *record;
         let (key, at, len) = (key.get(), at.get(), len.get());
-        let into = desk.offers.take(self.peer, key, at, len).map_err(|error| error.to_string())?;
+        let into = hub.offers.take(self.peer, key, at, len).map_err(|error| error.to_string())?;
         let (begin, end) = (at as usize, (at + len) as usize); // within the offer, as was just checked
         let lines = WRITE_LINES;
         self.writing = Some(Write { key, into, begin, at: begin, end, parts, lines });
@@ -320,7 +328,7 @@ impl Receiver {
         link: &Link,
         foreign: &Foreign,
         budget: &mut usize,
-        desk: &mut Desk<'_>,
+        hub: &mut Hub,
     ) -> Result<(), String> {
         let mut write = self.writing.take().expect("a write is under way");
         for part in 0..write.parts.len() {
@@ -332,7 +340,7 @@ impl Receiver {
             let here = bytes.min(*budget);
             let place = &mut write.into[write.at..write.at + here];
             self.copy(link, foreign, &reference, place)?;
-            desk.counters.bytes_received += here as u64;
+            hub.counters.bytes_received += here as u64;
             *budget -= here;
             write.at += here;
             let left = &mut write.parts[part];
@@ -350,7 +358,7 @@ impl Receiver {
         }
         let Write { key, into: memory, begin: at, end, .. } = write;
         let len = end - at;
-        desk.events.push(Event::Written { peer: self.peer, key, memory, at, len });
+        hub.ready.push(Event::Written { peer: self.peer, key, memory, at, len });
         Ok(())
     }
 

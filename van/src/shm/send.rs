@@ -18,6 +18,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::connect::{Link, Packet};
 use super::loan::Lent;
+use super::receive::Hub;
 use super::ring::{
     self, CONSUMED, FRAME_LINES_MAX, Head, Kind, LINES, LendRecord, RETURNS_MAX, Reference,
     WRITE_LINES, WriteRecord,
@@ -25,7 +26,6 @@ use super::ring::{
 use super::segment;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared, Views};
-use crate::metrics::Counters;
 use crate::transport::{FRAME_PREFIX, Gather, PeerId, check_write};
 use crate::wire::Offer;
 
@@ -131,23 +131,17 @@ impl Sender {
     }
 
     /// Takes a frame with its prefix.
-    pub(super) fn frame(
-        &mut self,
-        link: &mut Link,
-        frame: Buffer,
-        pool: &Pool,
-        counters: &mut Counters,
-    ) -> Result<()> {
-        if self.copy(link, &frame[FRAME_PREFIX..], counters) {
+    pub(super) fn frame(&mut self, link: &mut Link, frame: Buffer, hub: &mut Hub) -> Result<()> {
+        if self.copy(link, &frame[FRAME_PREFIX..], hub) {
             return Ok(());
         }
         self.check_depth()?;
         let bytes = frame.len();
-        let frame = visible(frame, pool)?;
-        counters.frames_sent += 1;
-        counters.bytes_sent += bytes as u64;
+        let frame = visible(frame, &hub.pool)?;
+        hub.counters.frames_sent += 1;
+        hub.counters.bytes_sent += bytes as u64;
         self.outbox.push_back(Unit::Frame(frame));
-        self.pump(link, pool, counters);
+        self.pump(link, hub);
         Ok(())
     }
 
@@ -157,15 +151,14 @@ impl Sender {
         link: &mut Link,
         data: Gather,
         (into, at): (&Offer, u64),
-        pool: &Pool,
-        counters: &mut Counters,
+        hub: &mut Hub,
     ) -> Result<()> {
         let (key, len) = (into.key.get(), data.len() as u64);
         check_write(key, at, len, into.len.get())?;
         self.check_depth()?;
-        counters.bytes_sent += len + size_of::<WriteRecord>() as u64;
+        hub.counters.bytes_sent += len + size_of::<WriteRecord>() as u64;
         self.outbox.push_back(Unit::Write(Write { key, at, data, begun: false, sent: 0 }));
-        self.pump(link, pool, counters);
+        self.pump(link, hub);
         Ok(())
     }
 
@@ -176,22 +169,21 @@ impl Sender {
         link: &mut Link,
         frame: Buffer,
         values: Shared,
-        pool: &Pool,
-        counters: &mut Counters,
+        hub: &mut Hub,
     ) -> Result<()> {
         self.check_depth()?;
         let mut values = values;
-        if !values.is_from(pool) || !values.as_ptr().addr().is_multiple_of(8) {
-            let mut copy = pool.allocate(values.len())?;
+        if !values.is_from(&hub.pool) || !values.as_ptr().addr().is_multiple_of(8) {
+            let mut copy = hub.pool.allocate(values.len())?;
             copy.copy_from_slice(&values);
-            counters.payload_bytes_copied += values.len() as u64;
+            hub.counters.payload_bytes_copied += values.len() as u64;
             values = copy.share();
         }
-        counters.frames_sent += 1;
-        counters.bytes_sent += (frame.len() + values.len()) as u64;
-        let frame = visible(frame, pool)?;
+        hub.counters.frames_sent += 1;
+        hub.counters.bytes_sent += (frame.len() + values.len()) as u64;
+        let frame = visible(frame, &hub.pool)?;
         self.outbox.push_back(Unit::Lend(frame, values));
-        self.pump(link, pool, counters);
+        self.pump(link, hub);
         Ok(())
     }
 
@@ -232,29 +224,24 @@ impl Sender {
     /// # Errors
     /// Says what is wrong with the peer, once something is.
     #[inline]
-    pub(super) fn turn(
-        &mut self,
-        link: &mut Link,
-        pool: &Pool,
-        counters: &mut Counters,
-    ) -> Result<bool, String> {
+    pub(super) fn turn(&mut self, link: &mut Link, hub: &mut Hub) -> Result<bool, String> {
         if !self.has_work() {
             return Ok(false);
         }
         let before = self.head;
         self.release(link);
-        self.pump(link, pool, counters);
+        self.pump(link, hub);
         self.broken.take().map_or(Ok(self.head != before), Err)
     }
 
-    fn pump(&mut self, link: &mut Link, pool: &Pool, counters: &mut Counters) {
+    fn pump(&mut self, link: &mut Link, hub: &mut Hub) {
         while let Some(unit) = self.outbox.pop_front() {
             let left = match unit {
                 Unit::Frame(frame) => self.put_frame(link, frame).map(Unit::Frame),
                 Unit::Lend(frame, values) => self
                     .put_loan(link, frame, values)
                     .map(|(frame, values)| Unit::Lend(frame, values)),
-                Unit::Write(write) => self.put_write(link, write, pool, counters).map(Unit::Write),
+                Unit::Write(write) => self.put_write(link, write, hub).map(Unit::Write),
             };
             if let Some(unit) = left {
                 self.outbox.push_front(unit);
@@ -302,13 +289,7 @@ impl Sender {
     }
 
     /// Puts a write into the ring, piece by piece; hands it back if not all of it has room.
-    fn put_write(
-        &mut self,
-        link: &mut Link,
-        mut write: Write,
-        pool: &Pool,
-        counters: &mut Counters,
-    ) -> Option<Write> {
+    fn put_write(&mut self, link: &mut Link, mut write: Write, hub: &mut Hub) -> Option<Write> {
         while !write.begun || write.sent < write.data.len() {
             if !self.has_room(link, WRITE_LINES) {
                 return Some(write);
@@ -317,8 +298,7 @@ impl Sender {
             let parts_max = if write.begun { 1 } else { 2 };
             let mut references = [Reference::default(); 2];
             for (part, reference) in parts.iter_mut().zip(&mut references).take(parts_max) {
-                let Some((found, data, is_chunk)) = self.next_part(link, &write, pool, counters)
-                else {
+                let Some((found, data, is_chunk)) = self.next_part(link, &write, hub) else {
                     break;
                 };
                 write.sent += data.len();
@@ -349,8 +329,7 @@ impl Sender {
         &mut self,
         link: &mut Link,
         write: &Write,
-        pool: &Pool,
-        counters: &mut Counters,
+        hub: &mut Hub,
     ) -> Option<(Reference, Shared, bool)> {
         let Gather { head, tail } = &write.data;
         let rest = match tail {
@@ -358,16 +337,16 @@ impl Sender {
             Some(tail) if write.sent < write.data.len() => tail.slice(write.sent - head.len()..),
             _ => return None,
         };
-        if rest.is_from(pool) {
+        if rest.is_from(&hub.pool) {
             return Some((self.refer(link, &rest)?, rest, false));
         }
         if self.chunks == CHUNKS_MAX {
             return None;
         }
         let len = rest.len().min(CHUNK_BYTES);
-        let mut chunk = pool.allocate(len).ok()?;
+        let mut chunk = hub.pool.allocate(len).ok()?;
         chunk.copy_from_slice(&rest[..len]);
-        counters.payload_bytes_copied += len as u64;
+        hub.counters.payload_bytes_copied += len as u64;
         let chunk = chunk.share();
         Some((self.refer(link, &chunk)?, chunk, true))
     }

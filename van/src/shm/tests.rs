@@ -113,7 +113,7 @@ fn proofs_with_a_wrong_descriptor_are_turned_away() {
         let file: Option<BorrowedFd<'_>> = file.map(AsFd::as_fd);
         send(&caller.socket, Packet::Greeting(&caller.proof), file).unwrap();
         ends(&mut node, &caller.socket);
-        assert!(node.ready.is_empty() && node.peers.is_empty(), "nobody was taken in");
+        assert!(node.hub.ready.is_empty() && node.table.peers.is_empty(), "nobody was taken in");
     }
     assert_eq!(belongings(), (before.0 + open, before.1), "nothing is left of them");
     Stranger::peer(&mut node);
@@ -146,7 +146,7 @@ fn who_does_not_know_the_secret_gets_no_memory() {
         node.look_at_sockets(Duration::ZERO).unwrap();
     }
     assert_eq!(belongings(), before);
-    assert!(node.ready.is_empty() && node.peers.is_empty());
+    assert!(node.hub.ready.is_empty() && node.table.peers.is_empty());
     Stranger::peer(&mut node);
 }
 
@@ -171,14 +171,17 @@ fn a_recorded_handshake_gets_nobody_in() {
         }
         let own = Own::new(SEGMENT_BYTES).unwrap();
         send(&socket, Packet::Greeting(&old.unwrap()), Some(own.file())).unwrap();
-        if node.peers.is_empty() {
+        if node.table.peers.is_empty() {
             assert!(matches!(next(&mut node), Event::Connected { .. }), "the first is no record");
         } else {
             ends(&mut node, &socket);
         }
         sockets.push(socket);
     }
-    assert!(node.ready.is_empty() && node.peers.len() == 1, "the second is nobody's peer");
+    assert!(
+        node.hub.ready.is_empty() && node.table.peers.len() == 1,
+        "the second is nobody's peer"
+    );
 }
 
 #[test]

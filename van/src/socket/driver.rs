@@ -220,13 +220,11 @@ impl<E: Engine> Driver<E> {
         peer.lane.watch(number, is_dialling, &mut self.engine)
     }
 
-    /// Asks the engine what is ready, for at most `timeout`; returns whether it had anything to
-    /// report.
-    fn ask(&mut self, timeout: Duration) -> Result<bool> {
+    /// Asks the engine what is ready, for at most `timeout`.
+    fn ask(&mut self, timeout: Duration) -> Result<()> {
         self.engine
             .wait(timeout, &mut self.reports)
             .map_err(|source| Error::Os { call: "waiting for sockets", source })?;
-        let any = !self.reports.is_empty();
         for report in self.reports.drain(..) {
             let Report::Lane { number, ready } = report else {
                 self.callers.may_accept = true;
@@ -240,24 +238,23 @@ impl<E: Engine> Driver<E> {
                 self.peers.list(number);
             }
         }
-        Ok(any)
+        Ok(())
     }
 
-    /// Sleeps for at most `limit` if there is nothing left to try; returns whether there may be
-    /// something now.
+    /// Sleeps for at most `limit` if there is nothing left to try.
     ///
     /// # Errors
     /// [`Error::Os`] when the engine is broken.
-    pub(super) fn sleep(&mut self, limit: Duration) -> Result<bool> {
+    pub(super) fn sleep(&mut self, limit: Duration) -> Result<()> {
         let now = Instant::now();
         self.look_around(now);
         let have_work = self.peers.due().any(|peer| peer.lane.has_work());
         if have_work || !self.callers.stirring.is_empty() {
-            return Ok(false);
+            return Ok(());
         }
         self.leave_to_engine();
         if !self.hub.events.is_empty() {
-            return Ok(true);
+            return Ok(());
         }
         let deadline = |number: &u32| self.peers.get(*number)?.deadline();
         let strangers = self.callers.strangers.front().and_then(deadline);

@@ -29,10 +29,10 @@ use crate::config::VanConfig;
 use crate::error::Result;
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
+use crate::transport::progress::{self, Pace, Progress};
 use crate::transport::{
     About, Clock, Event, Frame, Gather, Limits, PeerId, Transport, check_frame,
 };
-use crate::wait::{Idle, Next};
 use crate::wire::Offer;
 
 /// The carrier that handshakes name: all vans over sockets speak alike, so they connect to each
@@ -42,10 +42,10 @@ pub const CARRIER: &str = "socket";
 /// A node's sockets: one to each peer, one to listen.
 pub struct Sockets<E: Engine> {
     driver: Driver<E>,
-    idle: Idle,
+    pace: Pace,
     about: About,
-    /// The last look found nothing, so that to look again at once would find nothing either.
-    looked: bool,
+    /// Whether something was posted since the last look.
+    has_posted: bool,
 }
 
 impl<E: Engine> Sockets<E> {
@@ -76,13 +76,49 @@ impl<E: Engine> Sockets<E> {
             clock: Clock::start(),
         };
         let driver = Driver::new(engine, config, &about);
-        Ok(Sockets { driver, idle: Idle::new(config.wait), about, looked: false })
+        Ok(Sockets { driver, pace: Pace::new(config.wait), about, has_posted: false })
     }
 }
 
 impl<E: Engine> fmt::Debug for Sockets<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at {:?}", E::NAME, self.about.address)
+    }
+}
+
+impl<E: Engine> Progress for Sockets<E> {
+    #[inline]
+    fn pace(&mut self) -> &mut Pace {
+        &mut self.pace
+    }
+
+    #[inline]
+    fn ready(&mut self) -> &mut Vec<Event> {
+        &mut self.driver.hub.events
+    }
+
+    #[inline]
+    fn has_posted(&self) -> bool {
+        self.has_posted
+    }
+
+    fn turn(&mut self) -> Result<bool> {
+        self.has_posted = false;
+        let received = self.driver.hub.counters.bytes_received;
+        self.driver.look()?;
+        // A part of something: the rest is on its way.
+        Ok(self.driver.hub.counters.bytes_received != received)
+    }
+
+    /// Only sends: the wait before has just looked.
+    fn send_posted(&mut self) -> Result<()> {
+        self.has_posted = false;
+        self.driver.serve(false);
+        Ok(())
+    }
+
+    fn sleep(&mut self, limit: Duration) -> Result<()> {
+        self.driver.sleep(limit)
     }
 }
 
@@ -124,41 +160,11 @@ impl<E: Engine> Transport for Sockets<E> {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
-        if self.driver.hub.events.is_empty() {
-            self.driver.look()?;
-        } else {
-            self.driver.serve(false); // the wait before has just looked: only send
-        }
-        self.looked = self.driver.hub.events.is_empty();
-        if !self.looked {
-            events.append(&mut self.driver.hub.events);
-        }
-        Ok(())
+        progress::poll(self, events)
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        self.idle.begin(timeout);
-        loop {
-            let received = self.driver.hub.counters.bytes_received;
-            if !std::mem::take(&mut self.looked) {
-                self.driver.look()?;
-            }
-            if !self.driver.hub.events.is_empty() {
-                return Ok(());
-            }
-            if self.driver.hub.counters.bytes_received != received {
-                continue; // a part of something: the rest is on its way
-            }
-            match self.idle.after_empty_look() {
-                Next::Look => {}
-                Next::Return => return Ok(()),
-                Next::Sleep(limit) => {
-                    if self.driver.sleep(limit)? {
-                        return Ok(());
-                    }
-                }
-            }
-        }
+        progress::wait(self, timeout)
     }
 
     fn counters(&self) -> Counters {
@@ -169,6 +175,6 @@ impl<E: Engine> Transport for Sockets<E> {
 impl<E: Engine> Sockets<E> {
     fn posted(&mut self, peer: PeerId) {
         self.driver.peers.list(peer.0);
-        self.looked = false;
+        self.has_posted = true;
     }
 }

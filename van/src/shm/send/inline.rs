@@ -5,8 +5,8 @@
 use std::sync::atomic::Ordering;
 
 use super::Sender;
-use crate::metrics::Counters;
 use crate::shm::connect::Link;
+use crate::shm::receive::Hub;
 use crate::shm::ring::{
     self, FRAME_LINES_MAX, HEAD, HeadBytes, Kind, LINE_WORDS, LINES, NUMBER, Stamp, Words,
 };
@@ -27,19 +27,14 @@ impl Sender {
     /// Copies a frame without its prefix into the ring; false if it does not stand there, or not
     /// now.
     #[inline(always)]
-    pub(in crate::shm) fn copy(
-        &mut self,
-        link: &mut Link,
-        frame: &[u8],
-        counters: &mut Counters,
-    ) -> bool {
+    pub(in crate::shm) fn copy(&mut self, link: &mut Link, frame: &[u8], hub: &mut Hub) -> bool {
         if !self.outbox.is_empty()
             || !self.copy_short(link, frame) && !self.copy_inline(link, frame)
         {
             return false;
         }
-        counters.frames_sent += 1;
-        counters.bytes_sent += (FRAME_PREFIX + frame.len()) as u64;
+        hub.counters.frames_sent += 1;
+        hub.counters.bytes_sent += (FRAME_PREFIX + frame.len()) as u64;
         true
     }
 

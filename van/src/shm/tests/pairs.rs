@@ -80,7 +80,7 @@ fn frames_arrive_as_they_are_whatever_they_hold() {
             frame.fill(0);
             let middle = frame[FRAME_PREFIX..].chunks_exact_mut(8).skip(8);
             for (word, place) in middle.enumerate().skip(7).step_by(8) {
-                let position = a.peers[0].sender.head + word as u64 / 8 + 1 + LINES;
+                let position = a.table.peers[0].sender.head + word as u64 / 8 + 1 + LINES;
                 place.copy_from_slice(&short.word(position).to_le_bytes());
             }
             let sent = frame[FRAME_PREFIX..].to_vec();
@@ -88,7 +88,7 @@ fn frames_arrive_as_they_are_whatever_they_hold() {
             let Event::Received { frame, .. } = next(&mut b) else { panic!("it is a frame") };
             assert_eq!(&frame[..], sent);
             b.turn().unwrap();
-            assert!(b.ready.is_empty(), "nothing stands behind it");
+            assert!(b.hub.ready.is_empty(), "nothing stands behind it");
         }
     }
 }
@@ -98,7 +98,7 @@ fn frames_arrive_as_they_are_whatever_they_hold() {
 fn frames_go_on_where_positions_begin_anew() {
     let (mut a, mut b, there, back) = pair();
     let begin = u64::from(u32::MAX) - 30;
-    let (sender, reader) = (&mut a.peers[0].sender, &mut b.peers[0]);
+    let (sender, reader) = (&mut a.table.peers[0].sender, &mut b.table.peers[0]);
     (sender.head, sender.freed, reader.receiver.next) = (begin, begin, begin);
     reader.link.own.store(CONSUMED, begin, Ordering::Release);
     for number in 1..1000u64 {
@@ -110,7 +110,7 @@ fn frames_go_on_where_positions_begin_anew() {
         let Event::Received { peer, frame } = next(&mut b) else { panic!("it is a frame") };
         assert_eq!((peer, &frame[..]), (back, &sent[..]));
         b.turn().unwrap();
-        assert!(b.ready.is_empty(), "nothing stands behind it");
+        assert!(b.hub.ready.is_empty(), "nothing stands behind it");
     }
 }
 
@@ -124,7 +124,7 @@ fn pair() -> (Shm, Shm, PeerId, PeerId) {
 /// Connects `a` to `b`; what each calls the other.
 fn join(a: &mut Shm, b: &mut Shm) -> (PeerId, PeerId) {
     let there = a.connect(&b.about().address).unwrap();
-    while a.ready.is_empty() {
+    while a.hub.ready.is_empty() {
         b.look_at_sockets(Duration::ZERO).unwrap();
         a.look_at_sockets(Duration::ZERO).unwrap();
     }
