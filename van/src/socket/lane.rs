@@ -75,6 +75,7 @@ impl<S: Socket> Lane<S> {
     /// Takes another socket, which connects; returns the one before.
     pub(super) fn replace(&mut self, socket: S) -> S {
         self.watched = Interest::default();
+        (self.readable, self.writable) = (false, false);
         std::mem::replace(&mut self.socket, socket)
     }
 
@@ -262,5 +263,51 @@ impl<S: Socket> Lane<S> {
             }
             None => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Cursor, Read, Write};
+    use std::rc::Rc;
+
+    use socket2::SockRef;
+
+    use super::super::CARRIER;
+    use super::*;
+    use crate::config::VanConfig;
+    use crate::handshake::{Credentials, Greeter};
+    use crate::transport::PeerId;
+
+    struct Nowhere(Cursor<Vec<u8>>);
+
+    impl Socket for Nowhere {
+        fn stream(&mut self) -> &mut (impl Read + Write) {
+            &mut self.0
+        }
+
+        fn options(&self) -> SockRef<'_> {
+            unreachable!("it has none")
+        }
+    }
+
+    /// What was reported of an address that failed must not keep the thread from sleeping while it
+    /// waits for the next one.
+    #[test]
+    fn another_socket_has_nothing_to_do_until_it_is_reported() {
+        let nowhere = || Nowhere(Cursor::default());
+        let credentials = Rc::new(Credentials::new(&VanConfig::default(), CARRIER));
+        let (greeter, call) = Greeter::calling(credentials);
+        let mut sender = Sender::new(PeerId(0));
+        sender.greet(call);
+        let receiver = Receiver::new(PeerId(0), greeter, 1 << 10);
+        let mut lane = Lane::new(nowhere(), sender, receiver, false);
+        assert!(!lane.has_work(), "it is not connected");
+        lane.reported(Interest { reads: true, writes: true });
+        assert!(lane.has_work() && lane.take_writable());
+        drop(lane.replace(nowhere()));
+        assert!(!lane.has_work());
+        lane.reported(Interest { reads: false, writes: true });
+        assert!(lane.has_work(), "it is connected, or has failed as well");
     }
 }
