@@ -1,6 +1,6 @@
 //! What a request asks of a server: the `op` byte of its header.
 
-use crate::tracker::What;
+use crate::tracker::RequestKind;
 
 /// Operations of the key-value layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,15 +43,15 @@ impl Op {
     }
 }
 
-impl From<What> for Op {
-    fn from(what: What) -> Op {
-        match what {
-            What::Push => Op::Push,
-            What::Pull => Op::Pull,
-            What::PushPull => Op::PushPull,
-            What::Create => Op::Create,
-            What::Command => Op::Command,
-            What::Cost => Op::Cost,
+impl From<RequestKind> for Op {
+    fn from(kind: RequestKind) -> Op {
+        match kind {
+            RequestKind::Push => Op::Push,
+            RequestKind::Pull => Op::Pull,
+            RequestKind::PushPull => Op::PushPull,
+            RequestKind::Create => Op::Create,
+            RequestKind::Command => Op::Command,
+            RequestKind::Cost => Op::Cost,
         }
     }
 }

@@ -34,7 +34,7 @@ const SLOTS_MAX: usize = 1 << SLOT_BITS;
 
 /// What a request is, to whoever reports on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum RequestKind {
     Push,
     Pull,
     PushPull,
@@ -43,15 +43,15 @@ pub(crate) enum What {
     Cost,
 }
 
-impl What {
+impl RequestKind {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            What::Push => "a push",
-            What::Pull => "a pull",
-            What::PushPull => "a push-pull",
-            What::Create => "to create a table",
-            What::Command => "a command",
-            What::Cost => "its cost",
+            RequestKind::Push => "a push",
+            RequestKind::Pull => "a pull",
+            RequestKind::PushPull => "a push-pull",
+            RequestKind::Create => "to create a table",
+            RequestKind::Command => "a command",
+            RequestKind::Cost => "its cost",
         }
     }
 }
@@ -109,7 +109,7 @@ impl Answer {
 pub(crate) struct Progress {
     /// Its error was returned before all answers had come; nobody asks for it any more.
     pub(crate) abandoned: bool,
-    pub(crate) what: What,
+    pub(crate) kind: RequestKind,
     pub(crate) missing: usize,
     pub(crate) parts: Vec<Part>,
     /// Answers whose size was not known before, as far as they have come, in the order of the parts.
@@ -125,7 +125,7 @@ struct Slot {
     /// Of the request that has it, or had it last.
     timestamp: u64,
     state: State,
-    what: What,
+    kind: RequestKind,
     /// Where the values of a short request go, or have gone; none for a push.
     values: Option<Buffer>,
 }
@@ -159,9 +159,9 @@ pub(crate) struct Tracker {
 
 impl Tracker {
     /// Enters a request, with one thing missing: that all its parts have been sent.
-    pub(crate) fn begin(&mut self, what: What) -> Result<Timestamp> {
-        let timestamp = self.enter(what, State::Closed)?.timestamp;
-        let place = self.open(what, 1);
+    pub(crate) fn begin(&mut self, kind: RequestKind) -> Result<Timestamp> {
+        let timestamp = self.enter(kind, State::Closed)?.timestamp;
+        let place = self.open(kind, 1);
         self.slots[slot_of(timestamp)].state = State::Open(place);
         Ok(Timestamp(timestamp))
     }
@@ -170,18 +170,18 @@ impl Tracker {
     #[inline(always)]
     pub(crate) fn begin_short(
         &mut self,
-        what: What,
+        kind: RequestKind,
         server: u32,
         into: Option<Buffer>,
     ) -> Result<Timestamp> {
-        let slot = self.enter(what, State::Asked(server))?;
+        let slot = self.enter(kind, State::Asked(server))?;
         slot.values = into;
         Ok(Timestamp(slot.timestamp))
     }
 
     /// A slot for a request that begins.
     #[inline(always)]
-    fn enter(&mut self, what: What, state: State) -> Result<&mut Slot> {
+    fn enter(&mut self, kind: RequestKind, state: State) -> Result<&mut Slot> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => self.add_slot()?,
@@ -189,7 +189,7 @@ impl Tracker {
         self.count += 1;
         let slot = &mut self.slots[index as usize];
         slot.timestamp = self.count << SLOT_BITS | u64::from(index);
-        (slot.what, slot.state) = (what, state);
+        (slot.kind, slot.state) = (kind, state);
         Ok(slot)
     }
 
@@ -200,17 +200,17 @@ impl Tracker {
                 format!("{SLOTS_MAX} requests are outstanding or not waited for; wait for some");
             return Err(Error::Config(reason));
         }
-        let (what, state, values) = (What::Push, State::Closed, None);
-        self.slots.push(Slot { timestamp: 0, state, what, values });
+        let (kind, state, values) = (RequestKind::Push, State::Closed, None);
+        self.slots.push(Slot { timestamp: 0, state, kind, values });
         Ok(self.slots.len() as u32 - 1)
     }
 
     /// A place for the progress of a request.
-    fn open(&mut self, what: What, missing: usize) -> u32 {
+    fn open(&mut self, kind: RequestKind, missing: usize) -> u32 {
         let place = self.spare.pop().unwrap_or_else(|| {
             self.progress.push(Progress {
                 abandoned: false,
-                what,
+                kind,
                 missing,
                 parts: Vec::new(),
                 messages: Vec::new(),
@@ -221,7 +221,7 @@ impl Tracker {
             self.progress.len() as u32 - 1
         });
         let progress = &mut self.progress[place as usize];
-        (progress.abandoned, progress.what, progress.missing) = (false, what, missing);
+        (progress.abandoned, progress.kind, progress.missing) = (false, kind, missing);
         place
     }
 
@@ -255,8 +255,8 @@ impl Tracker {
     #[cold]
     fn lengthen(&mut self, timestamp: u64) -> Option<u32> {
         let slot = self.slot(timestamp)?;
-        let (state, what, values) = (slot.state, slot.what, slot.values.take());
-        let place = self.open(what, usize::from(state != State::Answered));
+        let (state, kind, values) = (slot.state, slot.kind, slot.values.take());
+        let place = self.open(kind, usize::from(state != State::Answered));
         self.slot(timestamp)?.state = State::Open(place);
         let progress = &mut self.progress[place as usize];
         match state {
@@ -286,7 +286,7 @@ impl Tracker {
     #[inline]
     pub(crate) fn complete_push(&mut self, timestamp: u64, server: usize) -> bool {
         let Some(slot) = self.asked(timestamp, server) else { return false };
-        if slot.what != What::Push {
+        if slot.kind != RequestKind::Push {
             return false;
         }
         slot.state = State::Closed;
@@ -349,7 +349,7 @@ impl Tracker {
         let Some(progress) = self.progress(timestamp) else { return };
         if progress.abandoned {
             (progress.answer, progress.error) = (Answer::default(), None);
-        } else if progress.error.is_some() || progress.what != What::Push {
+        } else if progress.error.is_some() || progress.kind != RequestKind::Push {
             return;
         }
         self.close(timestamp);

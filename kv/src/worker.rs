@@ -15,16 +15,16 @@ use std::time::Duration;
 use caravan_van::{Buffer, Counters, Endpoint, PeerId, Pool, Shared, Value};
 
 use self::answer::run;
-use self::request::{Load, Request};
-use self::table::Known;
+use self::request::{Payload, Request};
 pub use self::table::Table;
+use self::table::TableState;
 use self::waiting::{Awaited, Silence};
 pub(crate) use self::waiting::{Waits, Watch};
 use crate::config::REQUEST_TIMEOUT;
 use crate::cost::Cost;
 use crate::error::{Error, Result, with_sources};
 use crate::filter::Outstanding;
-use crate::tracker::{Answer, Callback, Timestamp, Tracker, What};
+use crate::tracker::{Answer, Callback, RequestKind, Timestamp, Tracker};
 
 /// Where a server thread listens.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -41,7 +41,7 @@ pub struct Worker {
     servers: Vec<Server>,
     /// Index of the server by peer number.
     by_peer: Vec<Option<usize>>,
-    tables: Vec<Known>,
+    tables: Vec<TableState>,
     tracker: Tracker,
     /// Messages that named their keys.
     named: HashMap<(u64, usize), Outstanding>,
@@ -187,8 +187,8 @@ impl Worker {
         keys: &[u64],
         values: &[V],
     ) -> Result<Timestamp> {
-        let load = Load::of(values);
-        self.request(Request { load, ..Request::new(What::Push, table, keys) })
+        let payload = Payload::of(values);
+        self.request(Request { payload, ..Request::new(RequestKind::Push, table, keys) })
     }
 
     /// Pushes `lengths[i]` values for each key, to a table whose keys have their own number of values.
@@ -202,8 +202,12 @@ impl Worker {
         lengths: &[u32],
         values: &[V],
     ) -> Result<Timestamp> {
-        let load = Load::of(values);
-        self.request_parts(Request { lengths, load, ..Request::new(What::Push, table, keys) })
+        let payload = Payload::of(values);
+        self.request_parts(Request {
+            lengths,
+            payload,
+            ..Request::new(RequestKind::Push, table, keys)
+        })
     }
 
     /// As [`Worker::push`], without copying the values: they are sent from where they lie.
@@ -219,8 +223,8 @@ impl Worker {
         keys: &[u64],
         values: &Shared,
     ) -> Result<Timestamp> {
-        let load = Load::Shared(values);
-        self.request(Request { load, ..Request::new(What::Push, table, keys) })
+        let payload = Payload::Shared(values);
+        self.request(Request { payload, ..Request::new(RequestKind::Push, table, keys) })
     }
 
     /// Pulls the values of `keys: [n]`, strictly ascending; [`Worker::wait`] returns them.
@@ -228,7 +232,7 @@ impl Worker {
     /// # Errors
     /// As [`Worker::push`].
     pub fn pull(&mut self, table: Table, keys: &[u64]) -> Result<Timestamp> {
-        self.request(Request::new(What::Pull, table, keys))
+        self.request(Request::new(RequestKind::Pull, table, keys))
     }
 
     /// As [`Worker::pull`], into the caller's memory, where long values land without a copy; `wait` gives it back.
@@ -237,7 +241,7 @@ impl Worker {
     /// As [`Worker::push`]; [`Error::WrongLength`] unless `into` holds exactly the values.
     pub fn pull_into(&mut self, table: Table, keys: &[u64], into: Buffer) -> Result<Timestamp> {
         let into = Some(into);
-        self.request(Request { into, ..Request::new(What::Pull, table, keys) })
+        self.request(Request { into, ..Request::new(RequestKind::Pull, table, keys) })
     }
 
     /// Pushes `values` and pulls what the keys hold after that, in one message each way.
@@ -250,8 +254,8 @@ impl Worker {
         keys: &[u64],
         values: &[V],
     ) -> Result<Timestamp> {
-        let load = Load::of(values);
-        self.request(Request { load, ..Request::new(What::PushPull, table, keys) })
+        let payload = Payload::of(values);
+        self.request(Request { payload, ..Request::new(RequestKind::PushPull, table, keys) })
     }
 
     /// As [`Worker::push_pull`], without copies on either side.
@@ -265,8 +269,8 @@ impl Worker {
         values: &Shared,
         into: Buffer,
     ) -> Result<Timestamp> {
-        let (load, into) = (Load::Shared(values), Some(into));
-        self.request(Request { load, into, ..Request::new(What::PushPull, table, keys) })
+        let (payload, into) = (Payload::Shared(values), Some(into));
+        self.request(Request { payload, into, ..Request::new(RequestKind::PushPull, table, keys) })
     }
 
     /// Sends `body` to the handle of a table on every server; the answer holds one reply a server.
@@ -275,7 +279,7 @@ impl Worker {
     /// [`Error::ServerLost`].
     pub fn command(&mut self, table: Table, body: &[u8]) -> Result<Timestamp> {
         let id = self.known(table)?.spec.id;
-        self.broadcast(What::Command, id, body)
+        self.broadcast(RequestKind::Command, id, body)
     }
 
     /// Cost of this thread so far.
@@ -288,7 +292,7 @@ impl Worker {
     /// # Errors
     /// [`Error::ServerLost`].
     pub fn server_costs(&mut self) -> Result<Vec<Cost>> {
-        let timestamp = self.broadcast(What::Cost, 0, &[])?;
+        let timestamp = self.broadcast(RequestKind::Cost, 0, &[])?;
         let replies = self.wait(timestamp)?.replies;
         Ok(replies.iter().map(|reply| serde_json::from_slice(reply)).collect::<Result<_, _>>()?)
     }
@@ -362,7 +366,7 @@ impl Worker {
         if let Ok(false) = polled {
             return Ok(false);
         }
-        self.take_in();
+        self.drain();
         Ok(polled?)
     }
 

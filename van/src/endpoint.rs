@@ -27,8 +27,8 @@ mod send;
 use std::time::Duration;
 
 use self::lane::{Lane, lane};
+pub use self::receive::Next;
 use self::receive::Reading;
-pub use self::receive::Taken;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool};
 use crate::message::Message;

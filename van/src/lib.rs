@@ -89,7 +89,7 @@ pub mod wait;
 pub mod wire;
 
 pub use config::{Identity, VanConfig};
-pub use endpoint::{Arrival, Endpoint, Taken};
+pub use endpoint::{Arrival, Endpoint, Next};
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use handshake::Secret;

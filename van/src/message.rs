@@ -353,7 +353,7 @@ impl Message {
     }
 
     /// Whether it says nothing about any keys.
-    pub(crate) fn is_bare(&self) -> bool {
+    pub(crate) fn is_ack(&self) -> bool {
         let Sections { key_bytes, length_bytes, value_bytes, .. } = self.sections;
         key_bytes | length_bytes | value_bytes == 0 && self.flags & flags::SIGNATURE == 0
     }

@@ -4,8 +4,8 @@
 //! work to nobody.
 
 mod answer;
+mod batch;
 mod filtered;
-mod run;
 mod table;
 
 use std::collections::{HashMap, VecDeque};
@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Arrival, Counters, Draft, Endpoint, Message, PeerId, Taken, Values};
+use caravan_van::{Arrival, Counters, Draft, Endpoint, Message, Next, PeerId, Values};
 
-use self::answer::{Asker, answer, answer_pull, place_pull, post, refuse};
+use self::answer::{ReplyTo, answer, answer_pull, place_pull, post, refuse};
 use self::table::{Entry, Wanted, check_keys, find, position, unknown};
 use super::handle::Handles;
 use super::shard::Request;
@@ -132,33 +132,33 @@ impl ServerThread {
         if let Ok(false) = polled {
             return Ok(false);
         }
-        self.take_in();
+        self.drain();
         Ok(polled?)
     }
 
     /// Kept apart from `step`, so that a look that finds nothing stays short.
     #[inline(never)]
-    fn take_in(&mut self) {
-        while let Some(taken) = self.endpoint.take_run() {
+    fn drain(&mut self) {
+        while let Some(taken) = self.endpoint.take_batch() {
             match taken {
-                Taken::Run(peer) if self.endpoint.run().kind() == Kind::Request => {
-                    self.serve_run(peer);
+                Next::Batch(peer) if self.endpoint.batch().kind() == Kind::Request => {
+                    self.serve_batch(peer);
                 }
-                Taken::Run(peer) => self.turn_away(peer),
-                Taken::One(arrival) => self.sort_out(arrival),
+                Next::Batch(peer) => self.reject(peer),
+                Next::Arrival(arrival) => self.dispatch(arrival),
             }
         }
     }
 
     #[inline(never)]
-    fn sort_out(&mut self, arrival: Arrival) {
+    fn dispatch(&mut self, arrival: Arrival) {
         match arrival {
             Arrival::Message { peer, message } if message.kind() == Kind::Request => {
                 self.handle(peer, message);
             }
             Arrival::Message { peer, .. }
             | Arrival::Answered { peer, .. }
-            | Arrival::Placed { peer, .. } => self.turn_away(peer),
+            | Arrival::Placed { peer, .. } => self.reject(peer),
             Arrival::Lost { peer, error } => {
                 tracing::debug!(%error, "a worker's lane is gone");
                 self.forget(peer);
@@ -168,7 +168,7 @@ impl ServerThread {
     }
 
     #[cold]
-    fn turn_away(&mut self, peer: PeerId) {
+    fn reject(&mut self, peer: PeerId) {
         tracing::warn!(%peer, "it sent an answer to a server; closing the lane");
         self.endpoint.disconnect(peer);
         self.forget(peer);
@@ -213,7 +213,7 @@ impl ServerThread {
     /// Handles a request with values that it has copied from where they were lent.
     #[cold]
     fn keep(&mut self, peer: PeerId, message: Message) {
-        let asker = Asker::of(peer, &message);
+        let asker = ReplyTo::of(peer, &message);
         match message.kept(self.endpoint.memory()) {
             Ok(message) => self.handle(peer, message),
             Err(error) => {
@@ -247,7 +247,7 @@ impl ServerThread {
     /// Answers a request with the reason why it can't be executed.
     #[cold]
     fn turn_down(&mut self, peer: PeerId, message: &Message, reason: &str) {
-        let refused = refuse(&mut self.endpoint, Asker::of(peer, message), reason);
+        let refused = refuse(&mut self.endpoint, ReplyTo::of(peer, message), reason);
         self.check(peer, refused);
     }
 
@@ -331,7 +331,7 @@ impl ServerThread {
 
     /// Serves a push that is kept as it lies.
     fn adopt(&mut self, peer: PeerId, message: Message, key: u64) {
-        let asker = Asker::of(peer, &message);
+        let asker = ReplyTo::of(peer, &message);
         let adopted = find(&mut self.tables, asker.table).and_then(|entry| {
             entry.shard.adopt(key, message.into_values(), self.endpoint.memory())
         });
@@ -374,7 +374,7 @@ impl ServerThread {
         }
         if request.pulls {
             let (endpoint, shard) = (&mut self.endpoint, &mut **shard);
-            let asker = Asker::of(peer, message);
+            let asker = ReplyTo::of(peer, message);
             let posted = match message.offer() {
                 None => answer_pull(endpoint, shard, asker, &request),
                 Some(offer) => place_pull(endpoint, shard, (asker, offer), &request),

@@ -3,27 +3,27 @@
 //! Path: the way back, codec > **answer** > tracker. It runs on the caller's thread, inside [`Worker::poll`].
 
 use caravan_van::wire::{Kind, Record};
-use caravan_van::{Arrival, Buffer, Draft, Message, Pool, Taken};
+use caravan_van::{Arrival, Buffer, Draft, Message, Next, Pool};
 
-use super::table::Known;
+use super::table::TableState;
 use super::{Server, Worker};
 use crate::error::{Error, Result, with_sources};
 use crate::filter::{FILTERED, Outstanding};
 use crate::op::Op;
-use crate::tracker::{Callback, Part, Progress, What};
+use crate::tracker::{Callback, Part, Progress, RequestKind};
 
 impl Worker {
     /// Takes in what the endpoint brought. Kept apart from `poll`, so that a look that finds nothing stays short.
     #[inline(never)]
-    pub(super) fn take_in(&mut self) {
-        while let Some(taken) = self.endpoint.take_run() {
+    pub(super) fn drain(&mut self) {
+        while let Some(taken) = self.endpoint.take_batch() {
             let peer = match &taken {
-                Taken::Run(peer) => *peer,
-                Taken::One(arrival) => arrival.peer(),
+                Next::Batch(peer) => *peer,
+                Next::Arrival(arrival) => arrival.peer(),
             };
             match (self.by_peer.get(peer.0 as usize).copied().flatten(), taken) {
-                (Some(server), Taken::Run(_)) => self.take_in_run(server),
-                (Some(server), Taken::One(arrival)) => self.sort_out(server, arrival),
+                (Some(server), Next::Batch(_)) => self.drain_batch(server),
+                (Some(server), Next::Arrival(arrival)) => self.dispatch(server, arrival),
                 (None, _) => self.endpoint.disconnect(peer), // a stranger
             }
         }
@@ -31,36 +31,36 @@ impl Worker {
 
     /// Takes in messages that are alike, by themselves those that do not complete a short request.
     #[inline(always)]
-    fn take_in_run(&mut self, server: usize) {
+    fn drain_batch(&mut self, server: usize) {
         while !self.complete_alike(server) {
-            let Some(arrival) = self.endpoint.take_first() else { return };
-            self.sort_out(server, arrival);
+            let Some(arrival) = self.endpoint.pop() else { return };
+            self.dispatch(server, arrival);
         }
     }
 
     /// Completes short requests, as most are, as long as these are their answers; true if all were.
     #[inline(always)]
     fn complete_alike(&mut self, server: usize) -> bool {
-        let run = self.endpoint.run();
+        let run = self.endpoint.batch();
         if run.is_empty() {
             return true;
         }
-        let (is_bare, count, header) = (run.are_bare(), run.len(), run.header());
+        let (is_ack, count, header) = (run.are_acks(), run.len(), run.header());
         if run.kind() != Kind::Reply || header.op & FILTERED != 0 {
             return false;
         }
         let (table, value_bytes) = (header.table.get(), run.value_bytes());
-        while let Some(Record { timestamp, values, .. }) = self.endpoint.run().first() {
-            let completes = match is_bare {
+        while let Some(Record { timestamp, values, .. }) = self.endpoint.batch().first() {
+            let completes = match is_ack {
                 true => self.tracker.complete_push(timestamp, server),
                 false => self.tracker.complete_pull(timestamp, server, values),
             };
             if !completes {
                 break;
             }
-            self.endpoint.run_mut().pass();
+            self.endpoint.batch_mut().advance();
         }
-        let left = self.endpoint.run().len();
+        let left = self.endpoint.batch().len();
         if self.has_filters {
             self.count_passed(table, (count - left) * value_bytes);
         }
@@ -71,14 +71,14 @@ impl Worker {
     #[inline(never)]
     fn count_passed(&mut self, table: u32, bytes: usize) {
         let known = self.tables.iter_mut().find(|known| known.spec.id == table);
-        if let Some(Known { filters: Some(filters), .. }) = known {
+        if let Some(TableState { filters: Some(filters), .. }) = known {
             filters.passed.received += bytes as u64;
         }
     }
 
     /// Takes in anything else that came from one of the servers.
     #[inline(never)]
-    fn sort_out(&mut self, server: usize, arrival: Arrival) {
+    fn dispatch(&mut self, server: usize, arrival: Arrival) {
         match arrival {
             Arrival::Answered { timestamp, .. } => self.answer_bare(server, timestamp),
             Arrival::Message { message, .. } if message.kind() == Kind::Request => {
@@ -107,9 +107,11 @@ impl Worker {
         if let Some(key) = progress.parts[at].offered.take() {
             let _ = self.endpoint.withdraw(self.servers[server].peer, key);
         }
-        let outcome = match progress.what {
-            What::Push | What::Create | What::Command | What::Cost => Ok(()),
-            What::Pull | What::PushPull => {
+        let outcome = match progress.kind {
+            RequestKind::Push | RequestKind::Create | RequestKind::Command | RequestKind::Cost => {
+                Ok(())
+            }
+            RequestKind::Pull | RequestKind::PushPull => {
                 Err("it answered with nothing, and was asked for values".to_owned())
             }
         };
@@ -136,10 +138,10 @@ impl Worker {
     fn enter_answer(&mut self, server: usize, message: Message) {
         let timestamp = message.timestamp();
         let Some((progress, at)) = self.answered(server, timestamp) else { return };
-        let outcome = match (message.kind(), progress.what, &mut progress.parts[at].into) {
+        let outcome = match (message.kind(), progress.kind, &mut progress.parts[at].into) {
             (Kind::Failure, ..) => Err(String::from_utf8_lossy(message.values()).into_owned()),
             (.., Some(into)) => fill(into, message.values()),
-            (_, What::Push | What::Create, None) => Ok(()),
+            (_, RequestKind::Push | RequestKind::Create, None) => Ok(()),
             (.., None) => keep(progress, at, message),
         };
         self.conclude(server, timestamp, outcome);
@@ -161,7 +163,7 @@ impl Worker {
     fn undo_filters(&mut self, server: usize, message: Message) {
         let (id, timestamp) = (message.table(), message.timestamp());
         let known = self.tables.iter_mut().find(|known| known.spec.id == id);
-        let undone = match known.map(|Known { spec, filters, .. }| (spec, filters)) {
+        let undone = match known.map(|TableState { spec, filters, .. }| (spec, filters)) {
             Some((spec, Some(filters))) if message.kind() == Kind::Reply => {
                 filters.receive(spec, message, self.endpoint.memory())
             }
@@ -186,7 +188,7 @@ impl Worker {
     /// Sends a server the keys that it was asked about by a signature it does not know. It has the rest of the request.
     fn send_keys(&mut self, server: usize, timestamp: u64, named: Outstanding) {
         let Outstanding { list, keys, table, offer } = named;
-        let Known { spec, coding, filters, .. } = &mut self.tables[table];
+        let TableState { spec, coding, filters, .. } = &mut self.tables[table];
         if let Some(sent) = filters.as_mut().and_then(|filters| filters.sent.as_mut()) {
             sent.asked(list.signature, server, keys.len());
         }
@@ -220,7 +222,7 @@ impl Worker {
             && let Some(progress) = self.tracker.progress(timestamp)
             && !progress.abandoned
         {
-            let (server, what) = (self.servers[server].at.name.clone(), progress.what.name());
+            let (server, what) = (self.servers[server].at.name.clone(), progress.kind.name());
             progress.error.get_or_insert(Error::Refused { server, what, reason });
         }
         self.settle(timestamp);
@@ -281,7 +283,10 @@ fn keep(progress: &mut Progress, at: usize, message: Message) -> Result<(), Stri
     if bytes > 0 && found != bytes {
         return Err(wrong_bytes(found, bytes));
     }
-    if bytes == 0 && !matches!(progress.what, What::Command | What::Cost) && lengths != keys {
+    if bytes == 0
+        && !matches!(progress.kind, RequestKind::Command | RequestKind::Cost)
+        && lengths != keys
+    {
         return Err(format!(
             "it answered with lengths for {lengths} keys where {keys} were asked for"
         ));
@@ -314,15 +319,15 @@ fn complete(progress: &mut Progress, memory: &Pool) {
 
 fn assemble(progress: &mut Progress, memory: &Pool) -> Result<()> {
     let answer = &mut progress.answer;
-    match progress.what {
-        What::Push | What::Create => {}
-        What::Command | What::Cost => {
+    match progress.kind {
+        RequestKind::Push | RequestKind::Create => {}
+        RequestKind::Command | RequestKind::Cost => {
             progress.messages.resize_with(progress.parts.len(), || None); // those who said nothing
             let said = |message: &Option<Message>| message.as_ref().map(|it| it.values().to_vec());
             answer.replies =
                 progress.messages.iter().map(said).map(Option::unwrap_or_default).collect();
         }
-        What::Pull | What::PushPull => {
+        RequestKind::Pull | RequestKind::PushPull => {
             if let [Part { bytes: 1.., .. }] = progress.parts[..]
                 && let Some(message) =
                     progress.messages.pop_if(|message| is_kept(message)).flatten()

@@ -8,7 +8,7 @@ use std::ops::Range;
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Buffer, Draft, Endpoint, KeyRange, PeerId, Shared, Value, Values};
 
-use super::table::{Known, Last, unknown};
+use super::table::{Route, TableState, unknown};
 use super::waiting::{Awaited, Silence};
 use super::{Server, Table, Worker};
 use crate::error::{Error, Result};
@@ -16,10 +16,10 @@ use crate::filter::{Outstanding, Signed};
 use crate::op::Op;
 use crate::slicer;
 use crate::table::{SHARED_BYTES_MIN, TableSpec, ValueType};
-use crate::tracker::{Part, Timestamp, What};
+use crate::tracker::{Part, RequestKind, Timestamp};
 
 /// What to push.
-pub(super) enum Load<'a> {
+pub(super) enum Payload<'a> {
     Nothing,
     /// Values of a type, and its name.
     Values(&'a [u8], Option<ValueType>, &'static str),
@@ -28,26 +28,26 @@ pub(super) enum Load<'a> {
 
 /// One request about to be made.
 pub(super) struct Request<'a> {
-    pub(super) what: What,
+    pub(super) kind: RequestKind,
     pub(super) table: Table,
     pub(super) keys: &'a [u64],
     pub(super) lengths: &'a [u32],
-    pub(super) load: Load<'a>,
+    pub(super) payload: Payload<'a>,
     pub(super) into: Option<Buffer>,
 }
 
-impl<'a> Load<'a> {
+impl<'a> Payload<'a> {
     #[inline]
-    pub(super) fn of<V: Value>(values: &'a [V]) -> Load<'a> {
-        Load::Values(V::bytes(values), ValueType::of::<V>(), V::NAME)
+    pub(super) fn of<V: Value>(values: &'a [V]) -> Payload<'a> {
+        Payload::Values(V::bytes(values), ValueType::of::<V>(), V::NAME)
     }
 
     /// Bytes that are pushed, if any are.
     fn bytes(&self) -> Option<usize> {
         match self {
-            Load::Nothing => None,
-            Load::Values(bytes, ..) => Some(bytes.len()),
-            Load::Shared(shared) => Some(shared.len()),
+            Payload::Nothing => None,
+            Payload::Values(bytes, ..) => Some(bytes.len()),
+            Payload::Shared(shared) => Some(shared.len()),
         }
     }
 
@@ -55,17 +55,17 @@ impl<'a> Load<'a> {
     #[inline]
     fn suits(&self, value: ValueType) -> bool {
         match self {
-            Load::Values(_, of, _) => *of == Some(value),
-            Load::Nothing | Load::Shared(_) => true,
+            Payload::Values(_, of, _) => *of == Some(value),
+            Payload::Nothing | Payload::Shared(_) => true,
         }
     }
 
     /// All of them.
     fn all(&self) -> &'a [u8] {
         match self {
-            Load::Nothing => &[],
-            Load::Values(bytes, ..) => bytes,
-            Load::Shared(shared) => shared,
+            Payload::Nothing => &[],
+            Payload::Values(bytes, ..) => bytes,
+            Payload::Shared(shared) => shared,
         }
     }
 
@@ -73,22 +73,22 @@ impl<'a> Load<'a> {
     #[inline(always)]
     fn part(&self, range: Range<usize>, endpoint: &Endpoint) -> Values<'a> {
         match *self {
-            Load::Nothing => Values::None,
-            Load::Values(bytes, ..) => Values::Copied(&bytes[range]),
-            Load::Shared(shared)
+            Payload::Nothing => Values::None,
+            Payload::Values(bytes, ..) => Values::Copied(&bytes[range]),
+            Payload::Shared(shared)
                 if range.len() > endpoint.eager_bytes() || endpoint.lends(range.len()) =>
             {
                 Values::Apart(shared.slice(range))
             }
-            Load::Shared(shared) => Values::Copied(&shared[range]),
+            Payload::Shared(shared) => Values::Copied(&shared[range]),
         }
     }
 }
 
 impl<'a> Request<'a> {
     /// A request that pushes nothing and pulls into memory of its own.
-    pub(super) fn new(what: What, table: Table, keys: &'a [u64]) -> Self {
-        Request { what, table, keys, lengths: &[], load: Load::Nothing, into: None }
+    pub(super) fn new(kind: RequestKind, table: Table, keys: &'a [u64]) -> Self {
+        Request { kind, table, keys, lengths: &[], payload: Payload::Nothing, into: None }
     }
 }
 
@@ -108,55 +108,56 @@ impl Worker {
     /// to that, no filter has anything to do with it, and nothing is wrong with it. What is wrong with another is found in [`Worker::check`].
     #[inline(always)]
     fn is_short(&mut self, request: &Request<'_>) -> bool {
-        let Request { what, keys, lengths, load, into, .. } = request;
+        let Request { kind, keys, lengths, payload, into, .. } = request;
         let ([first, ..], [.., last]) = (*keys, *keys) else { return false };
         let Some(known) = self.tables.get_mut(request.table.0 as usize) else { return false };
         let place = keys.len().saturating_mul(known.row_bytes);
         // What is sent from where it lies, and brings nothing back, may be long.
-        let is_long = matches!((what, load), (What::Push, Load::Shared(_)));
+        let is_long = matches!((kind, payload), (RequestKind::Push, Payload::Shared(_)));
         let most = if is_long { usize::MAX } else { self.endpoint.eager_bytes() };
         let fits = (1..=most).contains(&place)
-            && load.bytes().is_none_or(|bytes| bytes == place)
-            && load.suits(known.spec.value)
+            && payload.bytes().is_none_or(|bytes| bytes == place)
+            && payload.suits(known.spec.value)
             && into.as_ref().is_none_or(|into| into.len() == place);
         let passes = known.filters.as_ref().is_none_or(|filters| filters.pass(keys.len()));
         if !fits || !lengths.is_empty() || !passes {
             return false;
         }
-        if !known.last.range.contains(*first) && !known.turn_to(*first, &self.servers) {
+        if !known.last.range.contains(*first) && !known.route_to(*first, &self.servers) {
             return false;
         }
-        let needs_place =
-            *what == What::Push || into.is_some() || !is_lent(&self.endpoint, keys.len(), place);
+        let needs_place = *kind == RequestKind::Push
+            || into.is_some()
+            || !is_lent(&self.endpoint, keys.len(), place);
         needs_place && *last <= known.last.range.last() && slicer::are_ascending(keys)
     }
 
     /// Sends a short request, with which nothing is wrong.
     #[inline(always)]
     fn request_short(&mut self, request: &mut Request<'_>) -> Result<Timestamp> {
-        let Request { what, table, keys, ref load, .. } = *request;
-        let into = match what {
-            What::Push => None,
+        let Request { kind, table, keys, ref payload, .. } = *request;
+        let into = match kind {
+            RequestKind::Push => None,
             _ if request.into.is_some() => request.into.take(),
             _ => {
                 let place = keys.len() * self.tables[table.0 as usize].row_bytes;
                 Some(self.endpoint.memory().allocate(place)?)
             }
         };
-        let Last { server, peer, range } = self.tables[table.0 as usize].last;
-        let timestamp = self.tracker.begin_short(what, server, into)?;
+        let Route { server, peer, range } = self.tables[table.0 as usize].last;
+        let timestamp = self.tracker.begin_short(kind, server, into)?;
         if self.endpoint.credits(peer) == 0
             && let Err(error) = self.wait_for_room(server as usize)
         {
             return Ok(self.tracker.fail(timestamp, error));
         }
-        let Known { spec, coding, filters, .. } = &mut self.tables[table.0 as usize];
+        let TableState { spec, coding, filters, .. } = &mut self.tables[table.0 as usize];
         if let Some(filters) = filters {
-            filters.passed.sent += (size_of_val(keys) + load.bytes().unwrap_or(0)) as u64;
+            filters.passed.sent += (size_of_val(keys) + payload.bytes().unwrap_or(0)) as u64;
         }
         let draft = Draft {
             kind: Kind::Request,
-            op: Op::from(what) as u8,
+            op: Op::from(kind) as u8,
             table: spec.id,
             timestamp: timestamp.0,
             clock: self.clock,
@@ -165,7 +166,7 @@ impl Worker {
             signature: None,
             keys,
             lengths: &[],
-            values: load.part(0..load.all().len(), &self.endpoint),
+            values: payload.part(0..payload.all().len(), &self.endpoint),
         };
         match self.endpoint.post(peer, draft, coding) {
             Ok(()) => Ok(timestamp),
@@ -178,14 +179,14 @@ impl Worker {
     pub(super) fn request_parts(&mut self, request: Request<'_>) -> Result<Timestamp> {
         let mut request = request;
         let (place, list) = self.check(&request)?;
-        let Request { what, table, keys, .. } = request;
-        let mut into = match (what, request.into.take()) {
-            (What::Push, _) => None,
+        let Request { kind, table, keys, .. } = request;
+        let mut into = match (kind, request.into.take()) {
+            (RequestKind::Push, _) => None,
             (_, Some(into)) => Some(into),
             (_, None) if place == 0 || self.is_lent_whole(keys, table, place) => None,
             (_, None) => Some(self.endpoint.memory().allocate(place)?),
         };
-        let timestamp = self.tracker.begin(what)?;
+        let timestamp = self.tracker.begin(kind)?;
         let parts = std::mem::take(&mut self.tables[table.0 as usize].parts);
         let mut sent = Ok(());
         let mut value = 0;
@@ -219,8 +220,9 @@ impl Worker {
     #[inline]
     fn check(&mut self, request: &Request<'_>) -> Result<(usize, Option<Signed>)> {
         let known = self.tables.get_mut(request.table.0 as usize);
-        let Known { spec, range, filters, .. } = known.ok_or_else(|| unknown(request.table))?;
-        if let Load::Values(_, of, found) = request.load
+        let TableState { spec, range, filters, .. } =
+            known.ok_or_else(|| unknown(request.table))?;
+        if let Payload::Values(_, of, found) = request.payload
             && of != Some(spec.value)
         {
             let (table, expected) = (spec.name.clone(), spec.value.name());
@@ -229,7 +231,7 @@ impl Worker {
         let check = |keys: &[u64]| slicer::check(keys, *range, &spec.name);
         let list = match filters {
             None => check(request.keys).map(|()| None)?,
-            Some(filters) => filters.sign(spec, (request.keys, request.load.all()), check)?,
+            Some(filters) => filters.sign(spec, (request.keys, request.payload.all()), check)?,
         };
         let wrong = |what, expected, found| Error::WrongLength {
             what,
@@ -242,7 +244,7 @@ impl Worker {
             let (what, instead) = ("pulling into a buffer", "pull");
             return Err(Error::VaryingTable { what, table: spec.name.clone(), instead });
         }
-        let pushed = request.load.bytes();
+        let pushed = request.payload.bytes();
         let lengths = if row == 0 && pushed.is_some() { count } else { 0 };
         if request.lengths.len() != lengths {
             return Err(wrong("lengths", lengths, request.lengths.len()));
@@ -271,7 +273,7 @@ impl Worker {
     ) -> Result<()> {
         let peer = self.room(server)?;
         let eager_bytes = self.endpoint.eager_bytes();
-        let Known { spec, coding, filters, .. } = &mut self.tables[request.table.0 as usize];
+        let TableState { spec, coding, filters, .. } = &mut self.tables[request.table.0 as usize];
         let lengths =
             if request.lengths.is_empty() { &[][..] } else { &request.lengths[slice.clone()] };
         let bytes = value_bytes(spec, slice.len(), lengths);
@@ -295,13 +297,13 @@ impl Worker {
             signature: list.map(|list| list.signature),
             keys: &request.keys[slice.clone()],
             lengths,
-            values: request.load.part(load.clone(), &self.endpoint),
-            ..draft(timestamp, request.what, spec.id, self.clock)
+            values: request.payload.part(load.clone(), &self.endpoint),
+            ..draft(timestamp, request.kind, spec.id, self.clock)
         };
         let (mut block, mut passage) = (None, None);
         if let Some(filters) = filters {
-            let drops_keys = list.is_none() && request.what == What::Push;
-            let pushed = request.load.all().get(load).unwrap_or_default(); // a pull pushes nothing
+            let drops_keys = list.is_none() && request.kind == RequestKind::Push;
+            let pushed = request.payload.all().get(load).unwrap_or_default(); // a pull pushes nothing
             let memory = self.endpoint.memory();
             passage =
                 Some(filters.encode(spec, &mut draft, (pushed, drops_keys), &mut block, memory)?);
@@ -320,18 +322,24 @@ impl Worker {
             self.named.insert((timestamp.0, server), Outstanding { list, keys, table, offer });
         }
         let offered = offer.map(|offer| offer.key.get());
-        let (keys, bytes) = (slice.len(), if request.what == What::Push { 0 } else { asked });
+        let (keys, bytes) =
+            (slice.len(), if request.kind == RequestKind::Push { 0 } else { asked });
         let part = Part { server, answered: false, keys, into: place, bytes, offered };
         self.enter(timestamp, part, posted)
     }
 
     /// Sends the same text to every server.
-    pub(super) fn broadcast(&mut self, what: What, table: u32, body: &[u8]) -> Result<Timestamp> {
-        let timestamp = self.tracker.begin(what)?;
+    pub(super) fn broadcast(
+        &mut self,
+        kind: RequestKind,
+        table: u32,
+        body: &[u8],
+    ) -> Result<Timestamp> {
+        let timestamp = self.tracker.begin(kind)?;
         let sent = (0..self.servers.len()).try_for_each(|server| {
             let peer = self.room(server)?;
             let values = Values::Copied(body);
-            let draft = Draft { values, ..draft(timestamp, what, table, self.clock) };
+            let draft = Draft { values, ..draft(timestamp, kind, table, self.clock) };
             let posted = self.endpoint.post(peer, draft, &mut Coding::plain());
             self.enter(timestamp, Part { server, ..Part::default() }, posted)
         });
@@ -408,8 +416,8 @@ fn is_lent(endpoint: &Endpoint, keys: usize, place: usize) -> bool {
 }
 
 /// What is the same in all messages of a request.
-fn draft<'a>(timestamp: Timestamp, what: What, table: u32, clock: u64) -> Draft<'a> {
-    let (op, timestamp) = (Op::from(what) as u8, timestamp.0);
+fn draft<'a>(timestamp: Timestamp, kind: RequestKind, table: u32, clock: u64) -> Draft<'a> {
+    let (op, timestamp) = (Op::from(kind) as u8, timestamp.0);
     Draft { op, table, timestamp, clock, ..Draft::new(Kind::Request) }
 }
 

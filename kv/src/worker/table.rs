@@ -7,40 +7,40 @@ use super::{Server, Worker};
 use crate::error::{Error, Result};
 use crate::filter::{AtWorker, KeyCacheCounters, Sent, Traffic};
 use crate::table::{TableSpec, ValueType};
-use crate::tracker::{Timestamp, What};
+use crate::tracker::{RequestKind, Timestamp};
 
 /// A table as this worker knows it. Cheap to copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Table(pub(super) u32);
 
-pub(super) struct Known {
+pub(super) struct TableState {
     pub(super) spec: TableSpec,
     /// Of each row; 0 when rows have their own lengths.
     pub(super) row_bytes: usize,
     pub(super) range: KeyRange,
     /// The servers' ranges, in order of servers.
     pub(super) parts: Vec<KeyRange>,
-    pub(super) last: Last,
+    pub(super) last: Route,
     pub(super) coding: Coding,
     pub(super) filters: Option<Box<AtWorker>>,
 }
 
 /// The server that the last short request went to: the next one is likely to go there, too.
 #[derive(Clone, Copy)]
-pub(super) struct Last {
+pub(super) struct Route {
     pub(super) server: u32,
     pub(super) peer: PeerId,
     pub(super) range: KeyRange,
 }
 
-impl Known {
+impl TableState {
     /// Makes the server that has `key` the last one; false if there is none.
     #[inline(never)]
-    pub(super) fn turn_to(&mut self, key: u64, servers: &[Server]) -> bool {
+    pub(super) fn route_to(&mut self, key: u64, servers: &[Server]) -> bool {
         let server = self.parts.partition_point(|part| part.last() < key);
         let range = self.parts.get(server).filter(|part| part.contains(key));
         let Some(&range) = range else { return false };
-        self.last = Last { server: server as u32, peer: servers[server].peer, range };
+        self.last = Route { server: server as u32, peer: servers[server].peer, range };
         true
     }
 
@@ -60,7 +60,7 @@ impl Worker {
         let range = spec.range()?;
         spec.filters.check(spec)?;
         let text = serde_json::to_vec(spec)?;
-        let timestamp = self.broadcast(What::Create, spec.id, &text)?;
+        let timestamp = self.broadcast(RequestKind::Create, spec.id, &text)?;
         self.wait(timestamp)?;
         let parts: Vec<_> = range.cut(self.servers.len()).collect();
         // The servers took it, so one of that number that is known already is equal.
@@ -71,8 +71,8 @@ impl Worker {
             self.has_filters |= !spec.filters.is_none();
             let filters = (!spec.filters.is_none()).then(|| Box::new(AtWorker::new(spec, node)));
             let (spec, row_bytes) = (spec.clone(), spec.row_bytes());
-            let last = Last { server: 0, peer: self.servers[0].peer, range: parts[0] };
-            self.tables.push(Known { spec, row_bytes, range, parts, last, coding, filters });
+            let last = Route { server: 0, peer: self.servers[0].peer, range: parts[0] };
+            self.tables.push(TableState { spec, row_bytes, range, parts, last, coding, filters });
             self.tables.len() - 1
         });
         Ok(Table(index as u32))
@@ -119,7 +119,8 @@ impl Worker {
     /// As [`Worker::push`].
     pub fn flush(&mut self, table: Table) -> Result<Option<Timestamp>> {
         self.known(table)?;
-        let Known { spec, filters: Some(filters), .. } = &mut self.tables[table.0 as usize] else {
+        let TableState { spec, filters: Some(filters), .. } = &mut self.tables[table.0 as usize]
+        else {
             return Ok(None);
         };
         let (keys, values) = filters.drain();
@@ -156,7 +157,7 @@ impl Worker {
         Ok(sent.map_or_else(Default::default, |sent| sent.counters))
     }
 
-    pub(super) fn known(&self, table: Table) -> Result<&Known> {
+    pub(super) fn known(&self, table: Table) -> Result<&TableState> {
         self.tables.get(table.0 as usize).ok_or_else(|| unknown(table))
     }
 }

@@ -4,7 +4,7 @@
 //! wait. What is left of its memory is the next frame's, or all of it where the van has copied the frame: a short frame allocates
 //! nothing. No I/O: the endpoint posts.
 //!
-//! Messages in a row that are alike become one image, a run, of which each takes few bytes and next to no work: see `wire/run.rs`.
+//! Messages in a row that are alike become one image, a run, of which each takes few bytes and next to no work: see `wire/batch.rs`.
 //! A message like the last one of the frame before has its header copied.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::memory::{Buffer, Pool};
 use crate::message::Draft;
 use crate::transport::FRAME_PREFIX;
-use crate::wire::{Coding, Header, Shape, close_run, encode_into, seal, write_sections};
+use crate::wire::{BatchKey, Coding, Header, close_batch, encode_into, seal, write_sections};
 
 /// Memory is taken so many bytes at a time: it stays in the caches, and holds some dozens of small messages.
 const SLOT_BYTES: usize = 8 << 10;
@@ -53,7 +53,7 @@ pub(super) struct Packer {
 }
 
 struct Form {
-    shape: Shape,
+    shape: BatchKey,
     /// The table and the bytes of values, of replies with nothing but values.
     reply: Option<(u32, usize)>,
     record_bytes: usize,
@@ -180,7 +180,7 @@ impl Packer {
         self.reserve(bytes, pool)?;
         let at = self.next_at();
         let memory = self.memory.as_mut().expect("it was reserved");
-        let shape = if coding.is_plain() { Shape::of(draft) } else { None };
+        let shape = if coding.is_plain() { BatchKey::of(draft) } else { None };
         let len = encode_into(sender, draft, coding, pool, &mut memory[at..])?;
         if at != self.end {
             memory[self.end..at].fill(0); // the prefix, or padding
@@ -243,6 +243,6 @@ fn close(run: Option<Run>, frame: &mut [u8]) {
         && frame.len() > records_at
     {
         let bytes = frame.len() - records_at;
-        close_run(&mut frame[at..], bytes);
+        close_batch(&mut frame[at..], bytes);
     }
 }

@@ -32,11 +32,11 @@ impl Reading {
 
 /// What came next.
 #[derive(Debug)]
-pub enum Taken {
+pub enum Next {
     /// Messages in a row that are alike, from this peer: [`Endpoint::run`].
-    Run(PeerId),
+    Batch(PeerId),
     /// Anything else.
-    One(Arrival),
+    Arrival(Arrival),
 }
 
 impl Endpoint {
@@ -44,19 +44,19 @@ impl Endpoint {
     #[inline]
     pub fn take(&mut self) -> Option<Arrival> {
         match self.take_up_to(1)? {
-            Taken::One(arrival) => Some(arrival),
-            Taken::Run(_) => self.take_first(),
+            Next::Arrival(arrival) => Some(arrival),
+            Next::Batch(_) => self.pop(),
         }
     }
 
     /// The first message of the [run](Endpoint::run), by itself.
     #[inline(never)]
-    pub fn take_first(&mut self) -> Option<Arrival> {
+    pub fn pop(&mut self) -> Option<Arrival> {
         let Reading { peer, ref mut images } = self.reading;
         let run = &mut images.run.left;
         match run.first() {
-            Some(Record { timestamp, .. }) if run.are_bare() => {
-                run.pass();
+            Some(Record { timestamp, .. }) if run.are_acks() => {
+                run.advance();
                 Some(Arrival::Answered { peer, timestamp })
             }
             _ => run.message().map(|mut message| {
@@ -71,56 +71,56 @@ impl Endpoint {
     /// As [`Endpoint::take`], but messages that came in a row and are alike are taken together, and read by [`Endpoint::run`]. They
     /// are what comes next until they are passed.
     #[inline]
-    pub fn take_run(&mut self) -> Option<Taken> {
+    pub fn take_batch(&mut self) -> Option<Next> {
         self.take_up_to(usize::MAX)
     }
 
     /// The run that was taken last, as far as it has not been passed. It ends when its lane is closed.
     #[inline(always)]
-    pub fn run(&self) -> &Messages {
+    pub fn batch(&self) -> &Messages {
         &self.reading.images.run.left
     }
 
     /// Likewise, to pass its messages.
     #[inline(always)]
-    pub fn run_mut(&mut self) -> &mut Messages {
+    pub fn batch_mut(&mut self) -> &mut Messages {
         &mut self.reading.images.run.left
     }
 
     #[inline(always)]
-    fn take_up_to(&mut self, most: usize) -> Option<Taken> {
+    fn take_up_to(&mut self, most: usize) -> Option<Next> {
         if !self.reading.images.run.left.is_empty() {
-            return Some(Taken::Run(self.reading.peer));
+            return Some(Next::Batch(self.reading.peer));
         }
         if self.takes_left == 0 || !self.has_arrivals() {
             return None;
         }
-        self.open_run(most)
+        self.open_batch(most)
     }
 
     #[inline(never)]
-    fn open_run(&mut self, most: usize) -> Option<Taken> {
+    fn open_batch(&mut self, most: usize) -> Option<Next> {
         while self.reading.images.run.left.is_empty() {
             if self.reading.images.run.is_over() && !self.opens_like_the_last() {
-                match self.turn_page() {
+                match self.next_image() {
                     Continue(()) => continue,
                     Break(arrival) => {
                         self.takes_left -= 1;
-                        return arrival.map(Taken::One);
+                        return arrival.map(Next::Arrival);
                     }
                 }
             }
             match self.reading.images.run.open(most.min(self.takes_left)) {
-                Ok(count) => self.enter_run(count),
+                Ok(count) => self.enter_batch(count),
                 Err(error) => self.refuse(error.into()),
             }
         }
-        Some(Taken::Run(self.reading.peer))
+        Some(Next::Batch(self.reading.peer))
     }
 
     /// Enters messages that were opened in the ledger of their lane.
     #[inline(always)]
-    fn enter_run(&mut self, count: usize) {
+    fn enter_batch(&mut self, count: usize) {
         let Reading { peer, ref images } = self.reading;
         let Ok(open) = lane(&mut self.lanes, peer) else {
             self.reading = Reading::NOTHING; // closed meanwhile
@@ -183,7 +183,7 @@ impl Endpoint {
 
     /// Opens the next image, of this frame or the next. What is no run arrives by itself; nothing does when there is no more.
     #[inline(never)]
-    fn turn_page(&mut self) -> ControlFlow<Option<Arrival>> {
+    fn next_image(&mut self) -> ControlFlow<Option<Arrival>> {
         let Reading { peer: from, images } = &mut self.reading;
         let opened = if !images.is_empty() {
             images.open(&self.memory)
@@ -212,7 +212,7 @@ impl Endpoint {
     #[inline(never)]
     fn take_event(&mut self, event: Event) -> ControlFlow<Option<Arrival>> {
         let peer = event.peer();
-        match self.sort_out(event) {
+        match self.dispatch(event) {
             Ok(None) => Continue(()),
             Ok(arrival) => Break(arrival),
             Err(error) => {
@@ -264,7 +264,7 @@ impl Endpoint {
     }
 
     #[inline(never)]
-    fn sort_out(&mut self, event: Event) -> Result<Option<Arrival>> {
+    fn dispatch(&mut self, event: Event) -> Result<Option<Arrival>> {
         if !matches!(event, Event::Connected { .. }) && lane(&mut self.lanes, event.peer()).is_err()
         {
             return Ok(None); // closed by this side, and reported then or closed on purpose
@@ -352,7 +352,7 @@ impl Endpoint {
             self.take_grant(peer, Some(landing))?;
         }
         self.counted.messages_received += 1;
-        if message.kind() == Kind::Reply && message.is_bare() {
+        if message.kind() == Kind::Reply && message.is_ack() {
             return Ok(Arrival::Answered { peer, timestamp: message.timestamp() });
         }
         Ok(Arrival::Message { peer, message })

@@ -73,7 +73,7 @@ pub enum Kind {
     Want = 4,
     /// Grants such memory: the offer section names it.
     Grant = 5,
-    /// Several replies that are alike, as a run: see `wire/run.rs`.
+    /// Several replies that are alike, as a run: see `wire/batch.rs`.
     Replies = 6,
     /// Several requests about one key each that are alike, as a run.
     Requests = 7,

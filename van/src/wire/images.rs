@@ -98,10 +98,10 @@ impl Images {
             self.run.open(1)?;
             let one = &mut self.run.left;
             if let Some(Record { timestamp, .. }) = one.first()
-                && one.are_bare()
+                && one.are_acks()
                 && !one.have_offers()
             {
-                one.pass();
+                one.advance();
                 return Ok(Entry::Answer(timestamp));
             }
             if let Some(message) = one.message() {

@@ -3,16 +3,16 @@
 //! A message image is one piece: header, signature and [`Offer`] if flagged, keys, lengths, values. Each section starts at a
 //! multiple of 8, with zeros in between; the values end the image. A frame holds one image or several, each from a multiple of
 //! 8, again with zeros in between, and nothing behind the last; one checksum covers them all, unless the carrier checks every
-//! byte. Short messages that are alike share an image (`run.rs`). In a landing, values that were sent from where they lay come
+//! byte. Short messages that are alike share an image (`batch.rs`). In a landing, values that were sent from where they lay come
 //! first, and the rest behind them.
 
+mod batch;
 mod decode;
 mod delta;
 mod encode;
 mod header;
 mod images;
 mod records;
-mod run;
 mod snappy;
 #[cfg(test)]
 mod tests;
@@ -21,13 +21,13 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::message::KeyRange;
+pub(crate) use batch::{BatchKey, close_batch, write_sections};
 pub(crate) use decode::{decode, decode_landed, decode_lent};
 pub use encode::{Coding, encode};
 pub(crate) use encode::{encode_into, seal};
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
 pub use images::{Entry, Images};
 pub use records::{Messages, Record};
-pub(crate) use run::{Shape, close_run, write_sections};
 
 #[cfg(target_endian = "big")]
 compile_error!(

@@ -1,11 +1,11 @@
-//! Reads runs, which `run.rs` writes: their messages where they lie, or each as a message again.
+//! Reads runs, which `batch.rs` writes: their messages where they lie, or each as a message again.
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
 
-use super::run::{TIMESTAMP, keys_of};
+use super::batch::{TIMESTAMP, keys_of};
 use super::{ALIGN, DecodeError, Header, Kind, Offer, check_padding, flags};
 use crate::memory::Shared;
 use crate::message::{KeyRange, Message, Sections};
@@ -227,7 +227,7 @@ impl Messages {
 
     /// Whether they are replies that say nothing about any keys.
     #[inline]
-    pub fn are_bare(&self) -> bool {
+    pub fn are_acks(&self) -> bool {
         self.key_bytes | self.value_bytes == 0
     }
 
@@ -285,7 +285,7 @@ impl Messages {
 
     /// Goes on behind the next one, if there is one.
     #[inline(always)]
-    pub fn pass(&mut self) {
+    pub fn advance(&mut self) {
         let passed = usize::from(self.open > 0);
         self.open -= passed;
         self.count -= passed;
@@ -307,7 +307,7 @@ impl Messages {
             value_bytes: self.value_bytes as u32,
         };
         let image = if self.count == 1 { self.image.take()? } else { self.image.clone()? };
-        self.pass();
+        self.advance();
         let flags = if self.have_offers() { flags::OFFER } else { 0 };
         let (apart, kind, is_lent) = (None, self.kind, false);
         Some(Message { image, apart, timestamp, sections, kind, flags, is_lent })
@@ -357,7 +357,7 @@ mod tests {
     use crate::transport::FRAME_PREFIX;
     use crate::wire::tests::buffer;
     use crate::wire::{
-        CHECKSUM, Coding, Entry, Images, MAGIC, Shape, close_run, encode, flags, seal,
+        BatchKey, CHECKSUM, Coding, Entry, Images, MAGIC, close_batch, encode, flags, seal,
         write_sections,
     };
 
@@ -399,7 +399,7 @@ mod tests {
             image.extend([timestamp.to_le_bytes(), 4u64.to_le_bytes()].as_flattened());
             image.extend(b"other\0\0\0");
         }
-        close_run(&mut image, 2 * 24);
+        close_batch(&mut image, 2 * 24);
         image[CHECKSUM].fill(0);
         seal(&mut image, false);
         image
@@ -467,7 +467,7 @@ mod tests {
             let image = encode(1, draft(0), &mut Coding::plain(), &pool).unwrap().head;
             let mut frame = image[FRAME_PREFIX..].to_vec();
             frame.resize(frame.len().next_multiple_of(8), 0);
-            let shape = Shape::of(&draft(0)).unwrap();
+            let shape = BatchKey::of(&draft(0)).unwrap();
             for number in 1..3 {
                 let mut record = vec![0xff; shape.record_bytes()];
                 assert!(shape.fits(&draft(number)));
@@ -475,7 +475,7 @@ mod tests {
                 write_sections(&mut draft(number), &mut record[8..]);
                 frame.extend(record);
             }
-            close_run(&mut frame, 2 * shape.record_bytes());
+            close_batch(&mut frame, 2 * shape.record_bytes());
             frame[CHECKSUM].fill(0);
             seal(&mut frame, false);
             assert!(Message::decode(buffer(&frame, &pool), &pool).is_err(), "it is no single one");
@@ -502,7 +502,7 @@ mod tests {
         frame[88] = 4; // the second one's key
         let refused = |damage: &dyn Fn(&mut Vec<u8>)| {
             let mut frame = frame.clone();
-            close_run(&mut frame, 24);
+            close_batch(&mut frame, 24);
             damage(&mut frame);
             frame[CHECKSUM].fill(0);
             seal(&mut frame, false);

@@ -16,8 +16,8 @@ use std::time::Duration;
 use caravan_van::sim::{Faults, Network, SimTransport, for_each_seed};
 use caravan_van::wire::{Coding, Kind, Offer, Record};
 use caravan_van::{
-    Arrival, Buffer, Draft, Endpoint, Error, Event, FRAME_PREFIX, Message, PeerId, Taken,
-    Transport, Values, VanConfig, encode,
+    Arrival, Buffer, Draft, Endpoint, Error, Event, FRAME_PREFIX, Message, Next, PeerId, Transport,
+    Values, VanConfig, encode,
 };
 
 use side::{Side, filled, is_filled, pair, settle};

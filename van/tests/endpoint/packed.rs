@@ -105,8 +105,8 @@ fn runs_are_taken_together_until_their_lane_is_closed() {
         while !side.endpoint.poll().unwrap() {
             side.endpoint.wait(NAP).unwrap();
         }
-        match side.endpoint.take_run() {
-            Some(Taken::Run(peer)) if peer == side.peer => side.endpoint.run().len(),
+        match side.endpoint.take_batch() {
+            Some(Next::Batch(peer)) if peer == side.peer => side.endpoint.batch().len(),
             other => panic!("{other:?}"),
         }
     };
@@ -119,28 +119,26 @@ fn runs_are_taken_together_until_their_lane_is_closed() {
         for _ in 0..len {
             let values = [next as u8; 6];
             let record = Record { timestamp: next as u64, key: next as u64, values: &values };
-            assert_eq!(b.endpoint.run().first(), Some(record));
+            assert_eq!(b.endpoint.batch().first(), Some(record));
             match next % 3 {
-                0 => b.endpoint.run_mut().pass(),
-                1 => assert!(
-                    matches!(b.endpoint.take_first(), Some(Arrival::Message { message, .. })
-                    if (message.timestamp(), message.values()) == (next as u64, &values[..]))
-                ),
+                0 => b.endpoint.batch_mut().advance(),
+                1 => assert!(matches!(b.endpoint.pop(), Some(Arrival::Message { message, .. })
+                    if (message.timestamp(), message.values()) == (next as u64, &values[..]))),
                 _ => assert!(matches!(b.endpoint.take(), Some(Arrival::Message { message, .. })
                     if message.keys() == [next as u64])),
             }
             b.endpoint.reply(b.peer, 0, next as u64, &values).unwrap();
             next += 1;
         }
-        assert!(b.endpoint.run().first().is_none() && b.endpoint.take_first().is_none());
+        assert!(b.endpoint.batch().first().is_none() && b.endpoint.pop().is_none());
     }
     b.endpoint.poll().unwrap();
     let mut replied = 0;
     while replied < 100 {
         run(&mut a);
-        while let Some(Record { timestamp, values, .. }) = a.endpoint.run().first() {
+        while let Some(Record { timestamp, values, .. }) = a.endpoint.batch().first() {
             assert_eq!((timestamp, values), (replied, &[replied as u8; 6][..]));
-            a.endpoint.run_mut().pass();
+            a.endpoint.batch_mut().advance();
             replied += 1;
         }
     }
@@ -148,9 +146,9 @@ fn runs_are_taken_together_until_their_lane_is_closed() {
     (0..10).for_each(|number| post(&mut a, number));
     a.endpoint.poll().unwrap();
     assert_eq!(run(&mut b), 10);
-    b.endpoint.run_mut().pass();
+    b.endpoint.batch_mut().advance();
     b.endpoint.disconnect(b.peer);
-    assert!(b.endpoint.run().is_empty() && b.endpoint.take_run().is_none());
+    assert!(b.endpoint.batch().is_empty() && b.endpoint.take_batch().is_none());
 }
 
 /// Goal: answers that bring landings, and requests with an offer, are alike: they share a frame and a run, and each offer arrives.
@@ -191,16 +189,14 @@ fn offers_come_in_runs() {
         while !b.endpoint.poll().unwrap() {
             b.endpoint.wait(NAP).unwrap();
         }
-        assert!(matches!(b.endpoint.take_run(), Some(Taken::Run(_))));
-        assert!(b.endpoint.run().have_offers() && b.endpoint.run().len() == COUNT as usize);
+        assert!(matches!(b.endpoint.take_batch(), Some(Next::Batch(_))));
+        assert!(b.endpoint.batch().have_offers() && b.endpoint.batch().len() == COUNT as usize);
         for (number, offer) in (0..).zip(offers) {
-            assert_eq!(b.endpoint.run().offer(), Some(offer), "{round}: {number}");
+            assert_eq!(b.endpoint.batch().offer(), Some(offer), "{round}: {number}");
             match number % 2 {
-                0 => b.endpoint.run_mut().pass(),
-                _ => assert!(
-                    matches!(b.endpoint.take_first(), Some(Arrival::Message { message, .. })
-                    if message.offer() == Some(offer) && message.keys() == [number])
-                ),
+                0 => b.endpoint.batch_mut().advance(),
+                _ => assert!(matches!(b.endpoint.pop(), Some(Arrival::Message { message, .. })
+                    if message.offer() == Some(offer) && message.keys() == [number])),
             }
             let values = filled(&b, 3000, number);
             b.endpoint.place(b.peer, values, offer).unwrap();

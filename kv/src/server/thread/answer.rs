@@ -17,16 +17,16 @@ pub(super) fn answer<'a>(kind: Kind, request: &Message) -> Draft<'a> {
 
 /// Whom an answer goes to, and what it names.
 #[derive(Clone, Copy)]
-pub(super) struct Asker {
+pub(super) struct ReplyTo {
     pub(super) peer: PeerId,
     pub(super) table: u32,
     pub(super) timestamp: u64,
 }
 
-impl Asker {
+impl ReplyTo {
     #[inline]
-    pub(super) fn of(peer: PeerId, request: &Message) -> Asker {
-        Asker { peer, table: request.table(), timestamp: request.timestamp() }
+    pub(super) fn of(peer: PeerId, request: &Message) -> ReplyTo {
+        ReplyTo { peer, table: request.table(), timestamp: request.timestamp() }
     }
 }
 
@@ -38,10 +38,10 @@ impl Asker {
 pub(super) fn answer_pull(
     endpoint: &mut Endpoint,
     shard: &mut dyn Shard,
-    asker: Asker,
+    asker: ReplyTo,
     request: &Request<'_>,
 ) -> caravan_van::Result<()> {
-    let Asker { peer, table, timestamp } = asker;
+    let ReplyTo { peer, table, timestamp } = asker;
     let reply = || Draft { table, timestamp, ..Draft::new(Kind::Reply) };
     match shard.pull(request) {
         Ok(Pulled::Stored(values)) => match endpoint.reply(peer, table, timestamp, values) {
@@ -77,7 +77,7 @@ pub(super) fn answer_pull(
 pub(super) fn place_pull(
     endpoint: &mut Endpoint,
     shard: &mut dyn Shard,
-    (asker, offer): (Asker, Offer),
+    (asker, offer): (ReplyTo, Offer),
     request: &Request<'_>,
 ) -> caravan_van::Result<()> {
     let values = match shard.pull(request) {
@@ -101,7 +101,7 @@ pub(super) fn place_pull(
 #[inline(never)]
 pub(super) fn refuse(
     endpoint: &mut Endpoint,
-    Asker { peer, table, timestamp }: Asker,
+    ReplyTo { peer, table, timestamp }: ReplyTo,
     reason: &str,
 ) -> caravan_van::Result<()> {
     let values = Values::Copied(reason.as_bytes());
@@ -136,7 +136,7 @@ pub(super) fn post_coded(
     draft: Draft<'_>,
     coding: &mut Coding,
 ) -> caravan_van::Result<()> {
-    let asker = Asker { peer, table: draft.table, timestamp: draft.timestamp };
+    let asker = ReplyTo { peer, table: draft.table, timestamp: draft.timestamp };
     let posted = endpoint.post(peer, draft, coding);
     posted.or_else(|error| post_failure(endpoint, asker, error))
 }
@@ -146,7 +146,7 @@ pub(super) fn post_coded(
 #[inline(never)]
 fn post_failure(
     endpoint: &mut Endpoint,
-    Asker { peer, table, timestamp }: Asker,
+    ReplyTo { peer, table, timestamp }: ReplyTo,
     error: caravan_van::Error,
 ) -> caravan_van::Result<()> {
     use caravan_van::Error::{MessageTooLong, OutOfMemory};

@@ -1,13 +1,13 @@
 //! Requests that came in a row and are alike: what they have in common is looked at once.
 //!
-//! Path: codec > thread (**run**) > shard > store > answer.
+//! Path: codec > thread (**batch**) > shard > store > answer.
 
 use std::slice::from_ref;
 
 use caravan_van::wire::Record;
 use caravan_van::{Endpoint, PeerId};
 
-use super::answer::{Asker, answer_pull, place_pull, refuse};
+use super::answer::{ReplyTo, answer_pull, place_pull, refuse};
 use super::{Entry, ServerThread, position};
 use crate::consistency::Admission;
 use crate::op::Op;
@@ -16,13 +16,13 @@ use crate::server::shard::{Request, Shard};
 impl ServerThread {
     /// Serves the run that was taken: requests that are not as most are, by themselves.
     #[inline(never)]
-    pub(super) fn serve_run(&mut self, peer: PeerId) {
-        while !self.endpoint.run().is_empty() {
+    pub(super) fn serve_batch(&mut self, peer: PeerId) {
+        while !self.endpoint.batch().is_empty() {
             if let Err(error) = self.serve_alike(peer) {
                 return self.give_up(peer, error);
             }
-            let Some(arrival) = self.endpoint.take_first() else { return };
-            self.sort_out(arrival);
+            let Some(arrival) = self.endpoint.pop() else { return };
+            self.dispatch(arrival);
         }
     }
 
@@ -33,7 +33,7 @@ impl ServerThread {
     /// When the lane is of no use any more; likewise below.
     #[inline(always)]
     fn serve_alike(&mut self, peer: PeerId) -> caravan_van::Result<()> {
-        let run = self.endpoint.run();
+        let run = self.endpoint.batch();
         let (header, range) = (run.header(), run.range());
         let table = header.table.get();
         if !self.asked.is_empty() || !self.parked.is_empty() {
@@ -72,7 +72,7 @@ impl ServerThread {
             _ => return Ok(()),
         };
         if let Some(filters) = filters {
-            let served = count - self.endpoint.run().len();
+            let served = count - self.endpoint.batch().len();
             filters.passed.received += (served * (size_of::<u64>() + value_bytes)) as u64;
             filters.passed.sent += (served * answer_bytes) as u64;
         }
@@ -88,17 +88,17 @@ fn serve_pushes(
     (peer, table): (PeerId, u32),
     alike: Request<'_>,
 ) -> caravan_van::Result<()> {
-    let is_alone = endpoint.run().len() == 1;
-    while let Some(Record { timestamp, key, values }) = endpoint.run().first() {
+    let is_alone = endpoint.batch().len() == 1;
+    while let Some(Record { timestamp, key, values }) = endpoint.batch().first() {
         let request = Request { keys: from_ref(&key), values, pushes: true, ..alike };
         if shard.admit(&request) != Admission::Now || is_alone && shard.adopts(&request) {
             break;
         }
         let pushed = shard.push(&request, endpoint.memory());
-        endpoint.run_mut().pass();
+        endpoint.batch_mut().advance();
         match pushed {
             Ok(()) => endpoint.answer(peer, timestamp)?,
-            Err(reason) => refuse(endpoint, Asker { peer, table, timestamp }, &reason)?,
+            Err(reason) => refuse(endpoint, ReplyTo { peer, table, timestamp }, &reason)?,
         }
     }
     Ok(())
@@ -112,15 +112,15 @@ fn serve_pulls(
     (peer, table): (PeerId, u32),
     alike: Request<'_>,
 ) -> caravan_van::Result<()> {
-    let have_offers = endpoint.run().have_offers();
-    while let Some(Record { timestamp, key, .. }) = endpoint.run().first() {
+    let have_offers = endpoint.batch().have_offers();
+    while let Some(Record { timestamp, key, .. }) = endpoint.batch().first() {
         let request = Request { keys: from_ref(&key), pulls: true, ..alike };
         if shard.admit(&request) != Admission::Now {
             break;
         }
-        let asker = Asker { peer, table, timestamp };
-        let offer = if have_offers { endpoint.run().offer() } else { None };
-        endpoint.run_mut().pass();
+        let asker = ReplyTo { peer, table, timestamp };
+        let offer = if have_offers { endpoint.batch().offer() } else { None };
+        endpoint.batch_mut().advance();
         match offer {
             None => answer_pull(endpoint, shard, asker, &request)?,
             Some(offer) => place_pull(endpoint, shard, (asker, offer), &request)?,

@@ -21,7 +21,7 @@ pub(super) const TIMESTAMP: usize = size_of::<u64>();
 
 /// What messages have in common that can be records of one run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct BatchKey {
     kind: Kind,
     op: u8,
     table: u32,
@@ -31,13 +31,13 @@ pub(crate) struct Shape {
     value_bytes: usize,
 }
 
-impl Shape {
+impl BatchKey {
     /// That of a message whose like can follow it as records; nothing if none can.
-    pub(crate) fn of(draft: &Draft<'_>) -> Option<Shape> {
+    pub(crate) fn of(draft: &Draft<'_>) -> Option<BatchKey> {
         let Draft { kind, op, table, clock, range, .. } = *draft;
         keys_of(kind)?;
         let (has_offers, value_bytes) = (draft.offer.is_some(), draft.values.len());
-        let shape = Shape { kind, op, table, clock, range, has_offers, value_bytes };
+        let shape = BatchKey { kind, op, table, clock, range, has_offers, value_bytes };
         shape.fits(draft).then_some(shape)
     }
 
@@ -55,7 +55,7 @@ impl Shape {
 
     /// The table and the bytes of values, if these are replies with nothing but values.
     pub(crate) fn reply(&self) -> Option<(u32, usize)> {
-        let Shape { kind, op, table, clock, range, has_offers, value_bytes } = *self;
+        let BatchKey { kind, op, table, clock, range, has_offers, value_bytes } = *self;
         let is_plain = (kind, op, clock, range) == (Kind::Reply, 0, 0, KeyRange::ALL);
         (is_plain && !has_offers).then_some((table, value_bytes))
     }
@@ -78,7 +78,7 @@ pub(super) fn keys_of(kind: Kind) -> Option<usize> {
     }
 }
 
-/// Lays the offer, key and values of a draft that has a [`Shape`] down, and zeros in what is left of `place`.
+/// Lays the offer, key and values of a draft that has a [`BatchKey`] down, and zeros in what is left of `place`.
 ///
 /// # Panics
 /// On a bug of the caller: a key outside of the range, a place that is too short.
@@ -104,7 +104,7 @@ pub(crate) fn write_sections(draft: &mut Draft<'_>, place: &mut [u8]) {
 }
 
 /// Says in the header of `image` that the last `bytes` bytes of it are records.
-pub(crate) fn close_run(image: &mut [u8], bytes: usize) {
+pub(crate) fn close_batch(image: &mut [u8], bytes: usize) {
     let (header, _) = Header::mut_from_prefix(image).expect("an image begins with it");
     let is_request = header.kind == Kind::Request as u8;
     header.kind = if is_request { Kind::Requests } else { Kind::Replies } as u8;
