@@ -6,7 +6,7 @@ use super::values::{
     FilterList, count, count_to, large_count, non_negative, parse_size, spells, up_to,
 };
 use crate::measure::subject::Op;
-use crate::measure::verbs::side::{Measure, Op as VerbsOp, WINDOW_MAX};
+use crate::measure::verbs::kinds::{Measure, Op as VerbsOp, WINDOW_MAX};
 
 /// The most that `bench scale` takes in microseconds: a second.
 const MICROS_MAX: f64 = 1e6;

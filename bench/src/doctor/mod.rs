@@ -6,8 +6,8 @@ pub(crate) mod machine;
 mod rdma;
 
 use anyhow::Result;
-use caravan_kv::Van;
 use caravan_kv::node::open;
+use caravan_kv::{Error, Van};
 use caravan_van::VanConfig;
 use serde::Serialize;
 
@@ -110,9 +110,15 @@ fn checks(rdma: &Found) -> Vec<VanCheck> {
 fn check(van: Van, carrier: &str, remedy: &str) -> VanCheck {
     let opened = opens(van);
     let works = opened.is_ok();
-    let remedy = if works { "" } else { remedy };
-    let why = opened.map_or_else(|error| chain(&error), |()| carrier.to_owned());
-    VanCheck { van: van.to_string(), works, why, remedy: remedy.to_owned() }
+    let (why, remedy) = match opened {
+        Ok(()) => (carrier.to_owned(), String::new()),
+        Err(Error::VanLeftOut { van }) => (
+            "it was left out when this program was built".to_owned(),
+            format!("build on Linux with `--features {van}`, or without `--no-default-features`"),
+        ),
+        Err(error) => (chain(&error), remedy.to_owned()),
+    };
+    VanCheck { van: van.to_string(), works, why, remedy }
 }
 
 /// Whether a van can be opened here.
@@ -136,6 +142,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use caravan_kv::node::{VANS, is_built};
+
     use super::*;
 
     #[test]
@@ -147,6 +155,10 @@ mod tests {
             assert!(!check.why.is_empty());
             assert_eq!(check.works, check.remedy.is_empty(), "{}", check.van);
             assert!(crate::report::Row::text(&check).starts_with(&check.van));
+            if VANS.iter().any(|van| van.to_string() == check.van && !is_built(*van)) {
+                let feature = format!("--features {}", check.van);
+                assert!(check.remedy.contains(&feature), "{}", check.remedy);
+            }
         }
     }
 }

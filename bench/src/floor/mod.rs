@@ -8,17 +8,48 @@
 //! returns. `socket.rs` moves them over a socket, `verbs.rs` over a queue pair, `shm.rs` through
 //! shared memory.
 
+#[cfg(all(target_os = "linux", feature = "rdma"))]
 pub(crate) mod address;
 mod asking;
 pub(crate) mod lengths;
+#[cfg(all(target_os = "linux", feature = "rdma"))]
 pub(crate) mod link;
+#[cfg(all(target_os = "linux", feature = "rdma"))]
 pub(crate) mod outbox;
 pub(crate) mod place;
 pub(crate) mod process;
+#[cfg(all(target_os = "linux", feature = "shm"))]
 mod shm;
 mod socket;
+#[cfg(all(target_os = "linux", feature = "rdma"))]
 mod verbs;
+#[cfg(all(target_os = "linux", feature = "rdma"))]
 pub(crate) mod words;
+
+#[cfg(not(all(target_os = "linux", feature = "shm")))]
+mod shm {
+    use super::*;
+
+    pub(super) fn spawn(_: Wait) -> Result<Box<dyn Subject>> {
+        Err(caravan_kv::Error::VanLeftOut { van: caravan_kv::Van::Shm }.into())
+    }
+
+    pub(super) fn run(_: Wait) -> Result<()> {
+        Err(caravan_kv::Error::VanLeftOut { van: caravan_kv::Van::Shm }.into())
+    }
+}
+#[cfg(not(all(target_os = "linux", feature = "rdma")))]
+mod verbs {
+    use super::*;
+
+    pub(super) fn spawn(_: &NodeConfig) -> Result<Box<dyn Subject>> {
+        Err(caravan_kv::Error::VanLeftOut { van: caravan_kv::Van::Rdma }.into())
+    }
+
+    pub(super) fn run(_: IpAddr, _: Wait) -> Result<()> {
+        Err(caravan_kv::Error::VanLeftOut { van: caravan_kv::Van::Rdma }.into())
+    }
+}
 
 use std::net::IpAddr;
 
@@ -32,9 +63,9 @@ use crate::measure::subject::Subject;
 /// The floor for a van, and its other process, which ends with it.
 pub(crate) fn spawn(van: &str, config: &NodeConfig) -> Result<Box<dyn Subject>> {
     Ok(match van {
-        "shm" => Box::new(shm::spawn(config.wait)?),
-        "rdma" => Box::new(verbs::spawn(config)?),
-        _ => Box::new(socket::spawn(config.wait)?),
+        "shm" => shm::spawn(config.wait)?,
+        "rdma" => verbs::spawn(config)?,
+        _ => socket::spawn(config.wait)?,
     })
 }
 

@@ -18,6 +18,7 @@ use caravan_van::shm::bare::{Bare, Channel, Listener};
 use super::asking::{Floor, Lane, PATIENCE};
 use super::lengths::{Lengths, answers, patterned, word};
 use super::process::{Answerer, Process, say_address};
+use crate::measure::subject::Subject;
 
 /// Messages up to this long are copied in, too.
 const SHORT_BYTES_MAX: usize = 32 << 10;
@@ -28,10 +29,10 @@ const WINDOW_MAX: u64 = 1 << 16;
 const SEGMENT_BYTES_MAX: usize = 8 << 30;
 
 /// Starts the answering side, which ends with the floor.
-pub(super) fn spawn(wait: Wait) -> Result<Floor<Asking>> {
+pub(super) fn spawn(wait: Wait) -> Result<Box<dyn Subject>> {
     let process = Process::start_here(Answerer::Memory, wait)?;
     let lane = Asking::connect(&process.address, wait)?;
-    Ok(Floor::new(lane, Some(process)))
+    Ok(Box::new(Floor::new(lane, Some(process))))
 }
 
 #[derive(Debug)]

@@ -21,15 +21,16 @@ use socket2::SockRef;
 use super::asking::{Floor, Lane, PATIENCE};
 use super::lengths::{HEADER_BYTES, Lengths, answers, patterned, word};
 use super::process::{Answerer, Process, say_address};
+use crate::measure::subject::Subject;
 
 /// The number of a request that changes the lengths.
 const CHANGE: u64 = u64::MAX;
 
 /// Starts the answering side, which ends with the floor.
-pub(super) fn spawn(wait: Wait) -> Result<Floor<Asking>> {
+pub(super) fn spawn(wait: Wait) -> Result<Box<dyn Subject>> {
     let process = Process::start_here(Answerer::Socket, wait)?;
     let lane = Asking::connect(&process.address, wait)?;
-    Ok(Floor::new(lane, Some(process)))
+    Ok(Box::new(Floor::new(lane, Some(process))))
 }
 
 #[derive(Debug)]
@@ -305,7 +306,6 @@ mod tests {
 
     use super::*;
     use crate::floor::tests::answers_every_shape;
-    use crate::measure::subject::Subject;
 
     /// A floor whose other side is a thread.
     fn floor(wait: Wait) -> (Floor<Asking>, std::thread::JoinHandle<Result<()>>) {

@@ -21,6 +21,7 @@ use super::link::{Arrival, Asked, Link, Listener, Remote, Room};
 use super::outbox::Outbox;
 use super::process::{Answerer, Process, say_address};
 use super::words::{pack, unpack};
+use crate::measure::subject::Subject;
 
 /// The kind of the words that the two sides exchange.
 const AGREEMENT: u64 = u64::from_le_bytes(*b"cvfloor1");
@@ -204,12 +205,12 @@ impl Side {
 }
 
 /// Starts the answering side on the device that carries this node's lanes.
-pub(super) fn spawn(config: &NodeConfig) -> Result<Floor<Asking>> {
+pub(super) fn spawn(config: &NodeConfig) -> Result<Box<dyn Subject>> {
     let host = address_of(&config.host, config.rdma_device.as_deref())?;
     let process = Process::start(Answerer::Verbs, host, config.wait)?;
     let listener = process.address.parse().context("the other process named no address")?;
     let lane = Asking::new(host, listener, config.wait, config.eager_bytes);
-    Ok(Floor::new(lane, Some(process)))
+    Ok(Box::new(Floor::new(lane, Some(process))))
 }
 
 pub(super) struct Asking {
@@ -329,7 +330,6 @@ mod tests {
     use super::*;
     use crate::floor::address::usable_named;
     use crate::floor::tests::answers_every_shape;
-    use crate::measure::subject::Subject;
 
     fn said(request: u64, reply: u64, eager: u64, window: u64, address: u64) -> Vec<u8> {
         pack(AGREEMENT, [request, reply, eager, window << 32 | 9, address])

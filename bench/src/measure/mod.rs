@@ -14,6 +14,10 @@ pub(crate) mod scale;
 pub(crate) mod scene;
 mod streams;
 pub(crate) mod subject;
+#[cfg(all(target_os = "linux", feature = "rdma"))]
+pub(crate) mod verbs;
+#[cfg(not(all(target_os = "linux", feature = "rdma")))]
+#[path = "verbs/left_out.rs"]
 pub(crate) mod verbs;
 pub(crate) mod wait;
 pub(crate) mod worker;

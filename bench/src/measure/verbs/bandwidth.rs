@@ -11,7 +11,8 @@ use anyhow::{Context, Result, ensure};
 use caravan_van::Buffer;
 use serde::Serialize;
 
-use super::side::{Op, Side, Test, pattern};
+use super::kinds::Op;
+use super::side::{Side, Test, pattern};
 use super::{How, padded, yes};
 use crate::cli::values::size;
 use crate::floor::link::Arrival;

@@ -13,7 +13,8 @@ use caravan_van::Buffer;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::side::{Op, SENDS, Side, pattern};
+use super::kinds::Op;
+use super::side::{SENDS, Side, pattern};
 use super::{How, padded, yes};
 use crate::cli::values::size;
 use crate::floor::link::Arrival;

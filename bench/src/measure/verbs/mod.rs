@@ -5,8 +5,9 @@
 //! connection of its own: its private data describe the test, and hanging up ends it.
 
 mod bandwidth;
+pub(crate) mod kinds;
 mod latency;
-pub(crate) mod side;
+mod side;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
@@ -14,7 +15,8 @@ use anyhow::{Context, Result, bail, ensure};
 use caravan_van::Wait;
 use serde::Serialize;
 
-use self::side::{Measure, Op, Side, Test};
+use self::kinds::{Measure, Op};
+use self::side::{Side, Test};
 use crate::cli::values::{self, name, size};
 use crate::cli::{Common, VerbsArgs};
 use crate::cluster;

@@ -7,42 +7,11 @@ use anyhow::{Context, Result, ensure};
 use caravan_van::rdma::verbs::{Exposed, Work};
 use caravan_van::{Buffer, Shared, Wait};
 use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
 
+use super::kinds::{Measure, Op, WINDOW_MAX};
 use crate::floor::link::{Arrival, Asked, Link, Remote, Room};
 use crate::floor::outbox::Outbox;
 use crate::floor::words::{pack, unpack};
-
-/// How a message is moved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Op {
-    /// SEND into a posted receive
-    Send,
-    /// RDMA WRITE; the other side watches its memory
-    Write,
-    /// RDMA WRITE with immediate data, which completes a receive
-    WriteImm,
-    /// RDMA READ; the other side has no part in it
-    Read,
-}
-
-impl Op {
-    /// Whether a message uses up a receive of the other side.
-    pub(crate) fn is_received(self) -> bool {
-        matches!(self, Op::Send | Op::WriteImm)
-    }
-}
-
-/// What is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Measure {
-    /// One message at a time, to and fro
-    Latency,
-    /// A window of messages under way, one direction
-    Bandwidth,
-}
 
 /// One test, which both sides have to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,8 +29,6 @@ pub(crate) struct Test {
 const TEST: u64 = u64::from_le_bytes(*b"cvverbs1");
 /// Longest message, in bytes: what a device takes in one piece.
 const MESSAGE_BYTES_MAX: u64 = 1 << 30;
-/// Most messages in flight.
-pub(crate) const WINDOW_MAX: u32 = 4096;
 /// Posted receives of a receiver, in windows.
 const RECEIVES_A_WINDOW: usize = 2;
 
