@@ -82,6 +82,9 @@ pub struct Answer {
     pub values: Option<Buffer>,
     /// The pulled values where the server has them, in place of [`Answer::values`]: long ones of one server, from a van in shared
     /// memory. They stay as they are while any part of this is held, and cost the server a copy of what it stores to meanwhile.
+    ///
+    /// A server that breaks the rules can write them at any time. Copy them before checking
+    /// anything in them that later code relies on (`van/docs/decisions/0018-lent-bytes.md`).
     pub lent: Option<Shared>,
     /// Number of values of each key, for tables whose keys have their own.
     pub lengths: Vec<u32>,
