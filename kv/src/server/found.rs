@@ -1,49 +1,49 @@
-//! Where the rows of a request's keys lie: as runs of rows that follow each other, or one by one where runs are short.
+//! The rows of a request's keys: runs of consecutive rows, or single rows where runs are short.
 //!
-//! Path: codec > thread > shard > store (**found**) > answer. Made by `store.rs` for each request, or once for a
-//! list of keys that the server remembers.
+//! Path: codec > thread > shard > store (**found**) > answer. `store.rs` makes them for each
+//! request, or once for a list of keys that the server remembers.
 
 use std::cell::RefCell;
 
 use super::index::NO_ROW;
 
-/// Runs are kept when they hold so many keys on average.
+/// Runs are kept if they hold this many keys on average.
 const RUN_MIN: usize = 4;
 
-/// Rows that are compared at a time.
+/// Rows compared at a time.
 const BLOCK: usize = 8;
 
-/// A place beside a list of keys that a server remembers, in which the table's shard notes where their rows are, so that it
-/// looks them up once. Rows never move.
+/// The rows of a list of keys that a server remembers. The table's shard stores them here, and so
+/// looks them up once: rows never move.
 #[derive(Debug, Default)]
 pub struct FoundRows(pub(super) RefCell<Found>);
 
-/// Rows of the keys of one request, in their order.
+/// Rows of the keys of one request, in the order of the keys.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// Keys that were looked for.
+    /// Number of keys.
     keys: usize,
-    /// How many of them have no row.
+    /// Number of keys without a row.
     missing: usize,
-    /// A row each, [`NO_ROW`] for keys without one; empty if the runs say it all.
+    /// One row per key, or [`NO_ROW`]; may be empty if `runs` holds all rows.
     rows: Vec<u32>,
-    /// Empty if there would be too many.
+    /// Runs of consecutive rows; empty if they are too many.
     runs: Vec<Run>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Run {
-    /// The first row, or [`NO_ROW`] if none of the keys has one.
+    /// The first row, or [`NO_ROW`] if none of the keys has a row.
     row: u32,
     len: u32,
 }
 
-/// Keys that follow each other in a request, and whose rows are in one chunk.
+/// Consecutive keys of a request whose rows are in one chunk.
 #[derive(Debug)]
 pub(super) enum Piece<'a> {
-    /// The rows follow each other as well.
+    /// The rows are consecutive as well, or all are missing.
     Run { row: u32, len: usize },
-    /// They do not, and some may be [`NO_ROW`].
+    /// The rows are anywhere in the chunk; some may be [`NO_ROW`].
     Rows(&'a [u32]),
 }
 
@@ -56,7 +56,7 @@ impl Piece<'_> {
         }
     }
 
-    /// How many keys it is about.
+    /// Number of keys.
     pub(super) fn len(&self) -> usize {
         match self {
             Piece::Run { len, .. } => *len,
@@ -66,7 +66,7 @@ impl Piece<'_> {
 }
 
 impl Found {
-    /// Whether the rows of that many keys were looked for, and all were there.
+    /// Whether this holds the rows of `keys` keys, none missing.
     pub(super) fn is_complete(&self, keys: usize) -> bool {
         self.keys == keys && self.missing == 0
     }
@@ -78,7 +78,8 @@ impl Found {
     /// Enters `keys` rows from `first` on, in chunks of 2^`shift` rows.
     pub(super) fn enter_consecutive(&mut self, first: u32, keys: usize, shift: u32) {
         self.clear(keys);
-        let (mut row, end) = (first as usize, first as usize + keys);
+        let mut row = first as usize;
+        let end = row + keys;
         while row < end {
             let next = ((row >> shift) + 1) << shift;
             let len = next.min(end) - row;
@@ -87,7 +88,8 @@ impl Found {
         }
     }
 
-    /// Enters the rows of that many keys that `find` appends to what it is given, which returns how many are [`NO_ROW`].
+    /// Enters the rows of `keys` keys: `find` appends them to its argument and returns how many are
+    /// [`NO_ROW`].
     pub(super) fn enter(
         &mut self,
         keys: usize,
@@ -99,10 +101,10 @@ impl Found {
         self.find_runs(shift);
     }
 
-    /// Enters rows in place of those that were missing, so many, by `insert`.
+    /// Replaces the missing rows: `insert` takes all rows and the number of missing ones.
     ///
     /// # Errors
-    /// Those of `insert`; the rows are missing as before then.
+    /// Those of `insert`, which must then leave the rows unchanged.
     pub(super) fn complete<E>(
         &mut self,
         shift: u32,
@@ -128,14 +130,14 @@ impl Found {
         }
     }
 
-    /// The pieces that the keys fall into, in order.
+    /// The pieces of the keys, in order.
     pub(super) fn pieces(&self, shift: u32) -> impl Iterator<Item = Piece<'_>> {
         let rows = if self.runs.is_empty() { &self.rows[..] } else { &[] };
         let runs = self.runs.iter().map(|run| Piece::Run { row: run.row, len: run.len as usize });
         runs.chain(rows.chunk_by(move |a, b| a >> shift == b >> shift).map(Piece::Rows))
     }
 
-    /// The only piece, if the rows of all keys follow each other in one chunk.
+    /// The first row, if the rows of all keys are consecutive in one chunk.
     pub(super) fn only_run(&self) -> Option<u32> {
         match self.runs[..] {
             [Run { row, .. }] if row != NO_ROW => Some(row),
@@ -143,19 +145,21 @@ impl Found {
         }
     }
 
-    /// The next request is about other keys.
+    /// Forgets all rows.
     pub(super) fn forget(&mut self) {
         self.clear(0);
     }
 
     fn clear(&mut self, keys: usize) {
-        (self.keys, self.missing) = (keys, 0);
+        self.keys = keys;
+        self.missing = 0;
         self.rows.clear();
         self.runs.clear();
     }
 }
 
-/// How many of `rows`, of which there is one, follow each other from the first on, in one chunk; or are missing.
+/// Length of the first run of `rows`, which is not empty: consecutive rows in one chunk, or missing
+/// rows.
 fn run_len(rows: &[u32], shift: u32) -> usize {
     let first = rows[0];
     if first == NO_ROW {
@@ -167,7 +171,7 @@ fn run_len(rows: &[u32], shift: u32) -> usize {
     let mut len = 1;
     for block in rows.as_chunks::<BLOCK>().0 {
         let expected = first + (len - 1) as u32;
-        // Without an early end, so that it is vectorised.
+        // The loop has no early exit, so the compiler can vectorise it.
         let follow = |(row, at): (&u32, u32)| row ^ (expected + at);
         if block.iter().zip(0..).map(follow).fold(0, |different, bits| different | bits) != 0 {
             break;
@@ -183,7 +187,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
-    /// The rows that the pieces name; each is in one chunk.
+    /// The rows of all pieces, each of which is in one chunk.
     fn named(found: &Found, shift: u32) -> Vec<u32> {
         let mut all = Vec::new();
         for piece in found.pieces(shift) {

@@ -1,4 +1,4 @@
-//! Update rules of tables, and the names under which servers know them.
+//! Update rules of tables, and their names.
 //!
 //! Path: codec > thread > shard > store (**handle**) > answer.
 
@@ -14,21 +14,24 @@ use super::store::Rows;
 use super::varying::VaryingRows;
 use crate::table::{TableSpec, ValueType, with_type};
 
-/// How a push changes a row. Closures `FnMut(key, stored, pushed)` are rules.
+/// An update rule: how a push changes a row. Closures `FnMut(key, stored, pushed)` are rules.
 pub trait Rule<V>: 'static {
-    /// Whether a push replaces the row by what is pushed, whatever the row was: it may then change its length, and large
-    /// rows are not even copied.
+    /// Whether a push replaces the row, whatever its previous values. Such a push may change the
+    /// row's length, and large rows are stored without a copy.
     const REPLACES: bool = false;
 
-    /// Whether it looks at each of the pushed values once, and only adds or copies it. Then values may be read where their sender
-    /// has lent them, and can still write; for other rules they are copied first.
+    /// Whether the rule reads each pushed value once, and only adds or copies it.
+    ///
+    /// Such a rule may read lent values in memory that their sender can still write. For other
+    /// rules, the server copies lent values first.
     const READS_ONCE: bool = false;
 
-    /// Applies `pushed` to `stored`, which has as many values and was zero at first.
+    /// Applies `pushed` to `stored`, which has as many values. New rows are zero.
     fn apply(&mut self, key: u64, stored: &mut [V], pushed: &[V]);
 
-    /// The same for rows of equal width that lie one behind the other: both slices are `[n * width]`. A rule that treats all
-    /// values alike goes over them in one loop, which is vectorised.
+    /// As [`Rule::apply`], for consecutive rows of equal width: both slices are `[n * width]`. A
+    /// rule that treats all values equally can update them in one loop, which the compiler
+    /// vectorises.
     fn apply_run(&mut self, keys: &[u64], stored: &mut [V], pushed: &[V]) {
         let width = pushed.len() / keys.len().max(1);
         let rows = stored.chunks_exact_mut(width.max(1)).zip(pushed.chunks_exact(width.max(1)));
@@ -36,7 +39,7 @@ pub trait Rule<V>: 'static {
     }
 }
 
-/// `stored += pushed`, as [`Sum`] has it.
+/// `stored += pushed`, as [`Sum`] defines it.
 #[derive(Debug, Clone, Copy)]
 pub struct Add;
 
@@ -53,10 +56,12 @@ impl<V: Sum> Rule<V> for Add {
     }
 }
 
-/// A number that can be summed up.
+/// A number that [`Add`] can add.
 pub trait Sum: Value {
-    /// Adds `pushed` to `stored`, which has as many values. Integers go around the end: a worker's numbers must not be able to stop
-    /// a server. Halves are added as `f32` and rounded to the nearest, ties to even.
+    /// Adds `pushed` to `stored`, which has as many values.
+    ///
+    /// Integers wrap around, since a worker's numbers must not stop a server. Halves are added as
+    /// `f32` and rounded to the nearest, ties to even.
     fn add_up(stored: &mut [Self], pushed: &[Self]);
 }
 
@@ -92,9 +97,11 @@ macro_rules! sum_as_f32 {
     ($($of:ty),*) => {$(
         impl Sum for $of {
             fn add_up(stored: &mut [Self], pushed: &[Self]) {
-                let (mut sums, mut added) = ([0.0; HALVES], [0.0; HALVES]);
+                let mut sums = [0.0; HALVES];
+                let mut added = [0.0; HALVES];
                 for (stored, pushed) in stored.chunks_mut(HALVES).zip(pushed.chunks(HALVES)) {
-                    let (sums, added) = (&mut sums[..stored.len()], &mut added[..stored.len()]);
+                    let sums = &mut sums[..stored.len()];
+                    let added = &mut added[..stored.len()];
                     stored.convert_to_f32_slice(sums);
                     pushed.convert_to_f32_slice(added);
                     f32::add_up(sums, added);
@@ -106,7 +113,7 @@ macro_rules! sum_as_f32 {
 }
 sum_as_f32!(f16, bf16);
 
-/// Halves that are converted at a time.
+/// Halves converted at a time.
 const HALVES: usize = 64;
 
 /// `stored = pushed`.
@@ -136,7 +143,7 @@ impl<V, F: FnMut(u64, &mut [V], &[V]) + 'static> Rule<V> for F {
 type Build =
     dyn Fn(&TableSpec, Option<KeyRange>, &Pool) -> Result<Box<dyn Shard>, String> + Send + Sync;
 
-/// What servers can build shards of: handles by name. `add` and `assign` are always there.
+/// The handles by name, of which servers build shards. `add` and `assign` are always included.
 #[derive(Clone)]
 pub struct Handles(HashMap<String, Arc<Build>>);
 
@@ -148,7 +155,7 @@ impl Default for Handles {
 }
 
 impl Handles {
-    /// Adds a kind of shard of your own.
+    /// Adds a custom kind of shard.
     pub fn with(
         mut self,
         name: &str,
@@ -161,7 +168,7 @@ impl Handles {
         self
     }
 
-    /// Adds an update rule of your own for tables of `V`; `make` is called once a shard.
+    /// Adds a custom update rule for tables of `V`; `make` is called once per shard.
     pub fn with_rule<V: Value, R: Rule<V>>(
         self,
         name: &str,
@@ -178,12 +185,12 @@ impl Handles {
         })
     }
 
-    /// Builds a thread's shard of a table: its keys of `range`, or none without one, rows in `memory`. Server threads do it
-    /// when a table is created.
+    /// Builds a thread's shard of a table: the keys of `range`, or no keys, with rows in `memory`.
+    /// Server threads call this to create a table.
     ///
     /// # Errors
-    /// Names the handles there are if `spec` asks for another; else what the handle has against `spec`, as text for the worker
-    /// that wants the table.
+    /// A text for the worker that creates the table: the known handles, if `spec` names another
+    /// one, or the handle's reason to reject `spec`.
     pub fn build(
         &self,
         spec: &TableSpec,
@@ -236,11 +243,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn integers_go_around_and_halves_are_rounded_to_even() {
+    fn integers_wrap_around_and_halves_are_rounded_to_even() {
         let mut bytes = [250, 1];
         u8::add_up(&mut bytes, &[10, 2]);
         assert_eq!(bytes, [4, 3]);
-        // Beyond 2048 f16s are two apart, beyond 256 bf16s.
+        // Neighbouring values differ by two above 2048 in f16, and above 256 in bf16.
         let mut halves = [2048.0, 2050.0, 60_000.0].map(f16::from_f32).repeat(50);
         f16::add_up(&mut halves, &[1.0, 1.0, 60_000.0].map(f16::from_f32).repeat(50));
         let expected = [2048.0, 2052.0, f32::INFINITY].map(f16::from_f32).repeat(50);
@@ -250,7 +257,7 @@ mod tests {
         assert_eq!(halves.map(bf16::to_f32), [256.0, 260.0]);
     }
 
-    /// Those that are fetched ahead, too, and what is left of them behind the last line.
+    /// Covers values that are prefetched, and the rest behind the last whole cache line.
     #[test]
     fn long_pushes_are_added_as_short_ones() {
         for values in [0, 1, 21].map(|more| long::LONG_BYTES / 4 - 1 + more) {

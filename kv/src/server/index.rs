@@ -1,22 +1,25 @@
-//! Which row holds a key: sorted arrays, looked up in the order of the sorted keys of a request.
+//! The index of a table: sorted arrays that map keys to rows.
 //!
-//! Requests come sorted, so each look-up starts where the one before ended and gallops from there: a request for most of
-//! the keys costs a merge, one for few keys a binary search each. Where a request follows the index key by key, as one for all
-//! that were inserted does, it is compared by blocks and the rows are copied. New keys are collected in a short sorted list, which is
-//! merged into the long one when it has grown to a fraction of it: inserting costs amortised logarithmic time.
+//! The keys of a request are sorted, so each look-up gallops from the position of the previous one.
+//! A request for most keys costs a merge; a request for few keys costs a binary search for each.
+//! Where a request and the index hold the same keys in a row, blocks of keys are compared and their
+//! rows are copied.
+//!
+//! New keys go to a short sorted list. It is merged into the long list once it has grown to a
+//! fraction of it, so inserting costs amortised logarithmic time.
 
 use caravan_van::Account;
 
 /// The short list may always hold this many keys.
 const RECENT_MIN: usize = 1024;
 
-/// Beyond that it may hold one key for so many of the long list.
+/// Beyond that, it may hold one key per this many keys of the long list.
 const RECENT_SHARE: usize = 8;
 
-/// Stands for the row of a key that has none.
+/// The row of a key that has no row.
 pub(crate) const NO_ROW: u32 = u32::MAX;
 
-/// Keys that are compared at a time where a request follows the index key by key.
+/// Keys compared at a time where a request and the index hold the same keys.
 const BLOCK: usize = 8;
 
 /// Bytes of a key and its row.
@@ -25,7 +28,9 @@ const ENTRY_BYTES: usize = size_of::<u64>() + size_of::<u32>();
 /// Sorted keys and their rows.
 #[derive(Debug)]
 pub(crate) struct Index {
+    /// The long list.
     settled: Sorted,
+    /// The short list.
     recent: Sorted,
     memory: Account,
 }
@@ -37,7 +42,7 @@ struct Sorted {
 }
 
 impl Sorted {
-    /// Position of the first key that is not below `key`, which is at or behind `from`.
+    /// Position of the first key that is not below `key`; it is at or after `from`.
     fn gallop(&self, from: usize, key: u64) -> usize {
         let keys = &self.keys[from..];
         let mut step = 1;
@@ -59,7 +64,7 @@ impl Sorted {
 }
 
 impl Index {
-    /// No keys yet; `memory` is charged for those that come.
+    /// An empty index, which charges its keys to `memory`.
     pub(crate) fn new(memory: Account) -> Index {
         Index { settled: Sorted::default(), recent: Sorted::default(), memory }
     }
@@ -74,16 +79,21 @@ impl Index {
         self.settled.row(key).or_else(|| self.recent.row(key))
     }
 
-    /// Appends the row of each of the sorted `keys` to `rows`, or [`NO_ROW`]; returns how many have none.
+    /// Appends the row of each of the sorted `keys` to `rows`, or [`NO_ROW`]; returns how many have
+    /// none.
     pub(crate) fn find(&self, keys: &[u64], rows: &mut Vec<u32>) -> usize {
         rows.reserve(keys.len());
-        let (mut at, mut settled, mut recent, mut missing) = (0, 0, 0, 0);
+        let mut at = 0;
+        let mut settled = 0;
+        let mut recent = 0;
+        let mut missing = 0;
         while let Some(&key) = keys.get(at) {
             settled = self.settled.gallop(settled, key);
-            let run = common_prefix(&self.settled.keys[settled..], &keys[at..]);
-            if run > 0 {
-                rows.extend_from_slice(&self.settled.rows[settled..settled + run]);
-                (at, settled) = (at + run, settled + run);
+            let common = common_prefix(&self.settled.keys[settled..], &keys[at..]);
+            if common > 0 {
+                rows.extend_from_slice(&self.settled.rows[settled..settled + common]);
+                at += common;
+                settled += common;
                 continue;
             }
             recent = self.recent.gallop(recent, key);
@@ -95,11 +105,11 @@ impl Index {
         missing
     }
 
-    /// Gives rows, numbered from the current [`Index::len`] on, to those of the sorted `keys` that [`Index::find`] found none
-    /// for, `missing` of them, and enters them into `rows`.
+    /// Inserts the `missing` keys of the sorted `keys` for which [`Index::find`] found no row, and
+    /// stores their rows in `rows`. New rows are numbered from the current [`Index::len`].
     ///
     /// # Errors
-    /// When there is no memory for so many; nothing has changed then.
+    /// If memory is short; nothing has changed then.
     pub(crate) fn insert(
         &mut self,
         keys: &[u64],
@@ -107,7 +117,7 @@ impl Index {
         missing: usize,
     ) -> caravan_van::Result<()> {
         let bytes = (self.len() + missing) * ENTRY_BYTES;
-        self.memory.set(2 * bytes)?; // the lists that are merged, and what becomes of them
+        self.memory.set(2 * bytes)?; // the lists, and the list that they are merged into
         let first = self.len() as u32;
         let mut new = Vec::with_capacity(missing);
         for (&key, row) in keys.iter().zip(rows).filter(|(_, row)| **row == NO_ROW) {
@@ -124,14 +134,15 @@ impl Index {
     }
 }
 
-/// How many items `a` and `b` have in common from the first on.
+/// Length of the longest common prefix of `a` and `b`.
 fn common_prefix(a: &[u64], b: &[u64]) -> usize {
-    let (a_blocks, b_blocks) = (a.as_chunks::<BLOCK>().0, b.as_chunks::<BLOCK>().0);
+    let a_blocks = a.as_chunks::<BLOCK>().0;
+    let b_blocks = b.as_chunks::<BLOCK>().0;
     let same = |(a, b): (&[u64; BLOCK], &[u64; BLOCK])| {
-        // Without an early end, so that it is vectorised.
+        // The loop has no early exit, so the compiler can vectorise it.
         a.iter().zip(b).fold(0, |different, (a, b)| different | (a ^ b)) == 0
     };
-    // Most runs are short.
+    // Most prefixes are empty.
     if a.first() != b.first() || a.is_empty() {
         return 0;
     }
@@ -146,7 +157,8 @@ fn merge(a: Sorted, b: Sorted) -> Sorted {
     }
     let total = a.keys.len() + b.keys.len();
     let mut merged = Sorted { keys: Vec::with_capacity(total), rows: Vec::with_capacity(total) };
-    let (mut i, mut j) = (0, 0);
+    let mut i = 0;
+    let mut j = 0;
     while merged.keys.len() < total {
         let from_a = j == b.keys.len() || (i < a.keys.len() && a.keys[i] < b.keys[j]);
         let (source, at) = if from_a { (&a, &mut i) } else { (&b, &mut j) };
@@ -214,12 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_no_memory_for_changes_nothing() {
+    fn inserting_without_memory_changes_nothing() {
         let mut index = index(1 << 20);
         let keys: Vec<u64> = (0..30_000).collect();
         let (first, rest) = keys.split_at(10_000);
         index.insert(first, &mut vec![NO_ROW; 10_000], 10_000).unwrap();
-        assert_eq!(index.memory.bytes(), 120_000, "what is merged is there no more");
+        assert_eq!(index.memory.bytes(), 120_000, "the merged lists are freed");
         for _ in 0..3 {
             let mut rows = Vec::new();
             let missing = index.find(rest, &mut rows) + index.find(rest, &mut rows);

@@ -1,4 +1,4 @@
-//! A server: threads that each own a shard of every table.
+//! A server: threads, each of which owns a shard of every table.
 
 mod found;
 mod handle;

@@ -1,8 +1,8 @@
-//! Rows of numbers: the shard behind ordinary tables.
+//! Rows of equal width: the shard of ordinary tables.
 //!
-//! Rows of equal width lie in chunks of registered memory. A pull whose values lie together in one chunk is answered from
-//! there without a copy, if they are long, or not short and a van lends them; while somebody still reads a chunk, a push to it
-//! writes to a fresh copy instead, so that what is on its way never changes.
+//! Rows lie in chunks of registered memory. A pull of consecutive values in one chunk is answered
+//! without a copy if the values are long, or of medium length and the van lends them. While a
+//! reader holds a chunk, a push to it writes to a fresh copy, so values in flight never change.
 
 use std::slice::{from_mut, from_ref};
 
@@ -14,56 +14,59 @@ use super::index::{Index, NO_ROW};
 use super::shard::{Pulled, Request, Shard};
 use crate::table::{SHARED_BYTES_MIN, Store, TableSpec};
 
-/// Size that chunks of small rows have, in bytes.
+/// Size of chunks of small rows, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Values from this size on may be lent, if the van does that, ...
+/// Values of at least this many bytes are lent if the van lends them.
 const LENT_BYTES_MIN: usize = 2 << 10;
 
-/// ... and, while they are not long, are copied so many times after a push has met a chunk that was being read: to copy all of that
-/// costs a few microseconds, and a loan spares at most one.
+/// After a push to a chunk that was being read, this many pulls copy their values before one is
+/// lent again, unless the values are long. A push to a lent chunk copies all of it, which costs
+/// more than several loans save.
 const COPIES_AFTER_PUSH: u32 = 16;
 
-/// Dense tables take this many bytes a shard at most: their rows exist from the start.
+/// Most bytes of a shard of a dense table, all of whose rows exist from the start.
 const DENSE_BYTES_MAX: u128 = 64 << 30;
 
 /// Rows of `width` values each.
 pub(crate) struct Rows<V, R> {
     keys: Keys,
     width: usize,
-    /// Rows a chunk holds: 2^this.
+    /// Binary logarithm of the number of rows in a chunk.
     chunk_shift: u32,
     chunks: Vec<Shared>,
-    /// Pulls of less than [`SHARED_BYTES_MIN`] to copy before one is lent again.
+    /// Pulls below [`SHARED_BYTES_MIN`] to copy before one is lent again.
     copies_due: u32,
     rule: R,
-    /// Where the rows of the request at hand are, unless they are kept with its keys.
+    /// Rows of the current request, unless its list of keys holds them.
     found: Found,
-    /// What the lists of chunks and of found rows take.
+    /// Charged for the lists of chunks and of found rows.
     memory: Account,
-    /// Keys that `found` may hold.
+    /// Keys for which `memory` is charged for `found`.
     found_max: usize,
     values: std::marker::PhantomData<V>,
 }
 
-/// Most bytes of a key's row, and of a run of rows, while they are looked for: lists of them may be twice as long as they need be.
+/// Most bytes that a found row takes, runs included; lists may have twice the capacity they need.
 const FOUND_BYTES: usize = 12;
 
-/// There is always room to find so many keys: a table that is full goes on serving what it has.
+/// There is always room to find this many keys, so a full table still serves its rows.
 pub(super) const FOUND_MIN: usize = 1024;
 
-/// An account of what a table takes, by its name.
+/// An account of a table's memory, with the table's name.
 fn account(spec: &TableSpec, memory: &Pool) -> Account {
     Account::new(memory, format!("table {}", spec.name))
 }
 
-/// Accounts of a table's index, and of all else of it that is not registered: lists, and room to find [`FOUND_MIN`] keys.
+/// The accounts of a table's index and of its other unregistered memory: its lists, and room to
+/// find [`FOUND_MIN`] keys.
 pub(super) fn accounts(spec: &TableSpec, memory: &Pool) -> Result<[Account; 2], String> {
     let mut others = account(spec, memory);
     others.set(FOUND_MIN * FOUND_BYTES).map_err(|error| error.to_string())?;
     Ok([account(spec, memory), others])
 }
 
+/// Charges `memory` for `keys` found rows, and sets `room` to that number.
 #[cold]
 pub(super) fn make_room_to_find(
     memory: &mut Account,
@@ -110,10 +113,10 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         };
         if let Keys::Dense(range) = store.keys {
             let bytes = range.count() * row_bytes as u128;
-            let most = DENSE_BYTES_MAX.min(memory.bytes_left() as u128);
-            if bytes > most || range.count() >= u128::from(NO_ROW) {
+            let bytes_max = DENSE_BYTES_MAX.min(memory.bytes_left() as u128);
+            if bytes > bytes_max || range.count() >= u128::from(NO_ROW) {
                 return Err(format!(
-                    "a dense shard of {} rows with {row_bytes} bytes each is over {most} bytes (make it sparse, or raise CARAVAN_MEMORY)",
+                    "a dense shard of {} rows with {row_bytes} bytes each is over {bytes_max} bytes (make it sparse, or raise CARAVAN_MEMORY)",
                     range.count()
                 ));
             }
@@ -126,7 +129,8 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     fn grow(&mut self, count: usize, memory: &Pool) -> Result<(), String> {
         let chunk_bytes = (self.width * V::BYTES) << self.chunk_shift;
         while self.chunks.len() << self.chunk_shift < count {
-            let (left, limit) = (memory.bytes_left(), memory.bytes_max());
+            let left = memory.bytes_left();
+            let limit = memory.bytes_max();
             if chunk_bytes > left {
                 return Err(format!(
                     "no room for {chunk_bytes} more bytes of rows: {left} of {limit} are left for tables (raise CARAVAN_MEMORY)"
@@ -140,8 +144,8 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         Ok(())
     }
 
-    /// Forgets what was found for the request before, and sees that there is memory for what is found for this one, unless that
-    /// is kept with its keys.
+    /// Forgets the previous request's rows, and charges memory for this one's, unless its list of
+    /// keys holds them.
     #[inline]
     fn begin_to_find(&mut self, request: &Request<'_>) -> Result<(), String> {
         self.found.forget();
@@ -152,7 +156,8 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         Ok(())
     }
 
-    /// Calls `with` with what is known of the rows of the request's keys: if they are remembered, from earlier requests.
+    /// Calls `with` with the found rows of the request. Those of a remembered list of keys are kept
+    /// between requests.
     fn with_found<T>(
         &mut self,
         request: &Request<'_>,
@@ -167,7 +172,7 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         result
     }
 
-    /// Finds the rows of `keys`, unless they were found before.
+    /// Finds the rows of `keys`, unless `found` holds them already.
     fn find(&self, keys: &[u64], found: &mut Found) {
         let shift = self.chunk_shift;
         match (&self.keys, keys) {
@@ -192,7 +197,7 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         }
     }
 
-    /// Finds the rows of a pull; returns the first if they all lie one behind the other.
+    /// Finds the rows of a pull; returns the first one if all are consecutive in one chunk.
     #[inline(never)]
     fn find_run(&mut self, request: &Request<'_>) -> Result<Option<u32>, String> {
         self.begin_to_find(request)?;
@@ -202,7 +207,7 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         }))
     }
 
-    /// As [`Rows::find`], with new rows for keys that have none.
+    /// As [`Rows::find`], but inserts missing rows.
     fn find_or_insert(
         &mut self,
         keys: &[u64],
@@ -220,8 +225,8 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         inserted.map_err(|error| error.to_string())
     }
 
-    /// Makes room for so many more rows. That comes first, then the keys: with the keys alone, rows would be found that do not
-    /// exist.
+    /// Makes room for `missing` more rows. This precedes the insertion of their keys: if memory is
+    /// short, the index must not name rows that do not exist.
     fn make_room(&mut self, missing: usize, memory: &Pool) -> Result<(), String> {
         let Keys::Sparse(index) = &self.keys else { return Ok(()) };
         let count = index.len() + missing;
@@ -231,7 +236,7 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         self.grow(count, memory)
     }
 
-    /// The row of one key, if it has one.
+    /// The row of a key, if it has one.
     #[inline]
     fn row(&self, key: u64) -> Option<u32> {
         match &self.keys {
@@ -248,7 +253,7 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         }
     }
 
-    /// A new row for a key that has none.
+    /// Inserts a row for a key that has none.
     #[inline(never)] // most keys have one
     fn insert(&mut self, key: u64, memory: &Pool) -> Result<u32, String> {
         self.make_room(1, memory)?;
@@ -259,7 +264,7 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         Ok(row[0])
     }
 
-    /// Pushes one row, the request of most.
+    /// Pushes one row, the most frequent request.
     #[inline]
     fn push_one(&mut self, key: u64, pushed: &[V], memory: &Pool) -> Result<(), String> {
         let row = self.row_or_insert(key, memory)?;
@@ -271,15 +276,17 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         Ok(())
     }
 
-    /// Pushes the values of all `keys`, whose rows were found.
+    /// Pushes the values of all `keys`, whose rows are in `found`.
     fn push_all(
         &mut self,
-        (keys, found): (&[u64], &Found),
+        keys: &[u64],
+        found: &Found,
         pushed: &[V],
         memory: &Pool,
     ) -> Result<(), String> {
-        let (shift, width) = (self.chunk_shift, self.width);
-        // All chunks are made writable first, so that a push for which memory is short leaves no half of itself behind.
+        let shift = self.chunk_shift;
+        let width = self.width;
+        // All chunks are made writable first: a push that lacks memory must not be half applied.
         for piece in found.pieces(shift) {
             let chunk = &mut self.chunks[piece.row() as usize >> shift];
             writable(chunk, &mut self.copies_due, memory)?;
@@ -316,9 +323,10 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         Ok(())
     }
 
-    /// Writes the values of rows that were found.
+    /// Copies the values of the rows in `found` to `into`.
     fn read_all(&self, found: &Found, into: &mut [V]) {
-        let (shift, width) = (self.chunk_shift, self.width);
+        let shift = self.chunk_shift;
+        let width = self.width;
         let mask = (1 << shift) - 1;
         let mut rest = into;
         for piece in found.pieces(shift) {
@@ -372,16 +380,16 @@ fn view<V: Value>(chunk: &[u8]) -> &[V] {
     V::view(chunk).expect(WHOLE_ROWS)
 }
 
-/// A chunk to write, in a copy if somebody still reads from it.
+/// The bytes of a chunk to write; replaces the chunk by a copy if a reader still holds it.
 #[inline]
 fn writable<'a>(
     chunk: &'a mut Shared,
     copies_due: &mut u32,
     memory: &Pool,
 ) -> Result<&'a mut [u8], String> {
-    let read = chunk.as_ptr();
+    let before = chunk.as_ptr();
     let bytes = chunk.make_mut(memory).map_err(|error| error.to_string())?;
-    if bytes.as_ptr() != read {
+    if bytes.as_ptr() != before {
         *copies_due = COPIES_AFTER_PUSH;
     }
     Ok(bytes)
@@ -405,7 +413,7 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
         self.begin_to_find(request)?;
         self.with_found(request, |rows, found| {
             rows.find_or_insert(keys, found, memory)?;
-            rows.push_all((keys, found), pushed, memory)
+            rows.push_all(keys, found, pushed, memory)
         })
     }
 
@@ -413,7 +421,7 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
         R::READS_ONCE
     }
 
-    /// One large row, which is a chunk by itself, can be exchanged as a whole.
+    /// A large row that is a chunk by itself can be replaced as a whole.
     fn adopts(&self, request: &Request<'_>) -> bool {
         let row_bytes = self.row_bytes();
         let whole = request.values.len() == row_bytes && self.chunk_shift == 0;
@@ -439,7 +447,8 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
         };
         let Some(row) = row else { return Ok(Pulled::Bytes(bytes)) };
         let (chunk, at) = self.place(row);
-        let (chunk, range) = (&self.chunks[chunk], at..at + bytes);
+        let chunk = &self.chunks[chunk];
+        let range = at..at + bytes;
         if bytes < LENT_BYTES_MIN {
             return Ok(Pulled::Stored(&chunk[range]));
         }
@@ -451,7 +460,8 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
     }
 
     fn read(&mut self, request: &Request<'_>, into: &mut [u8]) {
-        let into = V::view_mut(into).expect("it is as aligned and as long as `pull` asked for");
+        let into =
+            V::view_mut(into).expect("its alignment and length are those that `pull` required");
         self.with_found(request, |rows, found| rows.read_all(found, into));
     }
 }

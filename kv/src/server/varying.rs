@@ -1,6 +1,6 @@
-//! Rows whose keys have their own number of values: the shard behind tables of width 0.
+//! Rows that have their own lengths: the shard of tables of width 0.
 //!
-//! Rows lie in ordinary memory, each by itself, which an account bounds; answers gather them.
+//! Each row is a separate block of ordinary memory, which an account bounds; answers gather them.
 
 use caravan_van::{Account, Pool, Value};
 
@@ -10,20 +10,21 @@ use super::shard::{Pulled, Request, Shard};
 use super::store::{FOUND_MIN, accounts, make_room_to_find};
 use crate::table::TableSpec;
 
-/// What the allocator takes besides a row's values, in bytes.
+/// Bytes that the allocator adds to a row's values.
 const BLOCK_BYTES: usize = 16;
 
-/// Rows whose keys have their own number of values.
+/// Rows that have their own lengths.
 pub(crate) struct VaryingRows<V, R> {
     index: Index,
     stored: Vec<Vec<V>>,
     rule: R,
-    /// What rows and lists of them take.
+    /// Charged for rows and lists of them.
     memory: Account,
-    /// Of the request at hand.
+    /// Rows of the current request's keys.
     rows: Vec<u32>,
+    /// Lengths of those rows.
     lengths: Vec<u32>,
-    /// Keys that those two may hold.
+    /// Keys for which `memory` is charged for these two lists.
     found_max: usize,
 }
 
@@ -41,7 +42,7 @@ impl<V: Value, R: Rule<V>> VaryingRows<V, R> {
         })
     }
 
-    /// Finds the rows of `keys`, into `self.rows`; returns how many have none.
+    /// Stores the rows of `keys` in `self.rows`; returns how many are missing.
     fn find(&mut self, keys: &[u64]) -> Result<usize, String> {
         if keys.len() > self.found_max {
             make_room_to_find(&mut self.memory, &mut self.found_max, keys.len())?;
@@ -50,16 +51,17 @@ impl<V: Value, R: Rule<V>> VaryingRows<V, R> {
         Ok(self.index.find(keys, &mut self.rows))
     }
 
-    /// What a row holds, nothing if there is none.
+    /// The values of a row; empty if there is no row.
     fn stored(&self, row: u32) -> &[V] {
         self.stored.get(row as usize).map_or(&[], |values| values)
     }
 
-    /// Checks that rows can have the lengths that are pushed; returns how many bytes they grow by.
+    /// Checks that rows can take the pushed lengths; returns the bytes by which they grow.
     fn growth(&self, request: &Request<'_>) -> Result<usize, String> {
         let mut growth: usize = 0;
         for ((&row, &key), &length) in self.rows.iter().zip(request.keys).zip(request.lengths) {
-            let (stored, length) = (self.stored(row).len(), length as usize);
+            let stored = self.stored(row).len();
+            let length = length as usize;
             if stored == length {
                 continue;
             }
@@ -74,7 +76,7 @@ impl<V: Value, R: Rule<V>> VaryingRows<V, R> {
         Ok(growth)
     }
 
-    /// Makes room for `missing` rows more, and `growth` bytes of values.
+    /// Makes room for `missing` more rows and `growth` more bytes of values.
     fn make_room(
         &mut self,
         keys: &[u64],
@@ -92,7 +94,7 @@ impl<V: Value, R: Rule<V>> VaryingRows<V, R> {
     }
 }
 
-/// Bytes that a row with room for `values` takes, besides its place in the list.
+/// Bytes of a row with room for `values`, without its place in the list.
 fn row_bytes<V: Value>(values: usize) -> usize {
     if values == 0 { 0 } else { BLOCK_BYTES + (values * V::BYTES).next_multiple_of(BLOCK_BYTES) }
 }
