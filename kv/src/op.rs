@@ -1,4 +1,4 @@
-//! What a request asks of a server: the `op` byte of its header.
+//! The operation that a request asks for: the `op` byte of its header.
 
 use crate::tracker::RequestKind;
 
@@ -9,14 +9,14 @@ pub(crate) enum Op {
     Push = 1,
     Pull = 2,
     PushPull = 3,
-    /// Values are a table's specification as JSON.
+    /// The values are a table's specification as JSON.
     Create = 4,
-    /// Values are the handle's business.
+    /// The table's handle defines the values.
     Command = 5,
-    /// The keys that an earlier request, with this timestamp, has named by a signature that the server did not know. The
-    /// server asks for them by a failure with this operation.
+    /// The keys of an earlier request with this timestamp, whose signature the server did not know.
+    /// The server asks for them by a failure with this operation.
     Keys = 6,
-    /// The answer's values are the thread's [`Cost`](crate::Cost) so far, as JSON.
+    /// The answer's values are the server thread's [`Cost`](crate::Cost) so far, as JSON.
     Cost = 7,
 }
 

@@ -11,11 +11,12 @@ use crate::error::{Error, Result};
 /// Checks in one pass that `keys` are strictly ascending and within `range`.
 ///
 /// # Errors
-/// [`Error::KeysNotAscending`] and [`Error::KeyOutsideTable`] name the first position that is wrong.
+/// [`Error::KeysNotAscending`] and [`Error::KeyOutsideTable`] name the first wrong position.
 pub fn check(keys: &[u64], range: KeyRange, table: &str) -> Result<()> {
     if let Some(at) = first_not_ascending(keys) {
-        let (previous, key) = (keys[at], keys[at + 1]);
-        return Err(Error::KeysNotAscending { position: at + 1, key, previous });
+        let position = at + 1;
+        let key = keys[position];
+        return Err(Error::KeysNotAscending { position, key, previous: keys[at] });
     }
     let outside = match keys {
         [first, ..] if !range.contains(*first) => 0,
@@ -37,13 +38,13 @@ pub(crate) fn are_ascending(keys: &[u64]) -> bool {
     keys.len() == 1 || first_not_ascending(keys).is_none()
 }
 
-/// The first key that is not below the next one.
+/// Position of the first key that is not below the next one.
 fn first_not_ascending(keys: &[u64]) -> Option<usize> {
     keys.windows(2).position(|pair| pair[0] >= pair[1])
 }
 
-/// The parts of checked `keys` that fall into each of `ranges`, which tile the table in order: pairs of the range's index
-/// and the positions of its keys. Ranges without keys are left out.
+/// Cuts checked `keys` at `ranges`, which tile the table in order. Yields each range's index and
+/// the positions of its keys; omits ranges without keys.
 pub fn cut<'a>(
     keys: &'a [u64],
     ranges: &'a [KeyRange],

@@ -1,7 +1,11 @@
-//! What is outstanding: which servers have not answered which request, and where the answers go.
+//! Outstanding requests: which servers have not answered yet, and where their answers go.
 //!
-//! Path: the way back, codec > answer > **tracker**: the last server's answer completes the request. Slots and
-//! their parts are reused, so that a request allocates nothing and nothing grows with the number of requests made.
+//! Path: the way back, codec > answer > **tracker**. The last server's answer completes the
+//! request. Slots and their parts are reused, so a request allocates nothing, and memory does not
+//! grow with the number of requests.
+//!
+//! A request is *short* if it has one part, no error and no callback. Its slot holds its whole
+//! state; any other request has a [`Progress`].
 
 use std::fmt;
 
@@ -9,12 +13,14 @@ use caravan_van::{Buffer, Message, Shared};
 
 use crate::error::{Error, Result};
 
-/// Number of a request, in the order of making. Asked for by `wait`.
+/// Number of a request, ascending in the order of requests. [`Worker::wait`] takes it.
+///
+/// [`Worker::wait`]: crate::Worker::wait
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
-    /// For people: requests counted from 1.
+    /// The request's number for messages, counted from 1.
     pub(crate) fn count(self) -> u64 {
         self.0 >> SLOT_BITS
     }
@@ -26,13 +32,13 @@ impl fmt::Display for Timestamp {
     }
 }
 
-/// The low bits of a timestamp are its slot, the others count requests.
+/// The low bits of a timestamp are its slot; the others count requests.
 const SLOT_BITS: u32 = 20;
 
-/// Requests that can be outstanding or unclaimed at a time.
+/// Most requests that may be outstanding or unclaimed at a time.
 const SLOTS_MAX: usize = 1 << SLOT_BITS;
 
-/// What a request is, to whoever reports on it.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestKind {
     Push,
@@ -56,44 +62,47 @@ impl RequestKind {
     }
 }
 
-/// One server's share of a request.
+/// One server's part of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Part {
     /// Index of the server.
     pub(crate) server: usize,
     pub(crate) answered: bool,
-    /// Keys asked for.
+    /// Number of keys.
     pub(crate) keys: usize,
-    /// Where its values go, unless they are offered.
+    /// Destination of the values, unless it is offered to the server.
     pub(crate) into: Option<Buffer>,
-    /// Bytes of values that it answers with in a message, where that is known.
+    /// Bytes of values in the answering message; 0 if unknown.
     pub(crate) bytes: usize,
-    /// Key of the offer that holds the place for its values.
+    /// Key of the offer that holds the destination of the values.
     pub(crate) offered: Option<u64>,
 }
 
-/// Runs when a request is complete.
+/// Runs as soon as a request has its outcome.
 pub type Callback = Box<dyn FnOnce(Result<&Answer, &Error>)>;
 
-/// What came of a request.
+/// The answer to a request.
 #[derive(Debug, Default)]
 pub struct Answer {
     /// The pulled values, in the order of the keys; empty for a push.
     pub values: Option<Buffer>,
-    /// The pulled values where the server has them, in place of [`Answer::values`]: long ones of one server, from a van in shared
-    /// memory. They stay as they are while any part of this is held, and cost the server a copy of what it stores to meanwhile.
+    /// The pulled values in the server's memory, in place of [`Answer::values`]: long values of one
+    /// server that a van of shared memory lends.
+    ///
+    /// They do not change while any part of this is held. Meanwhile, a push to them makes the
+    /// server copy them.
     ///
     /// A server that breaks the rules can write them at any time. Copy them before checking
     /// anything in them that later code relies on (`van/docs/decisions/0018-lent-bytes.md`).
     pub lent: Option<Shared>,
-    /// Number of values of each key, for tables whose keys have their own.
+    /// Number of values of each key, for tables whose rows have their own lengths.
     pub lengths: Vec<u32>,
-    /// What each server answered to a command, in the order of the servers.
+    /// Each server's reply to a command, in the order of the servers.
     pub replies: Vec<Vec<u8>>,
 }
 
 impl Answer {
-    /// The pulled values as numbers; empty for a push or when the type does not fit.
+    /// The pulled values as numbers; empty for a push or if the type does not fit.
     pub fn values<V: caravan_van::Value>(&self) -> &[V] {
         V::view(self.bytes()).unwrap_or(&[])
     }
@@ -108,43 +117,44 @@ impl Answer {
     }
 }
 
-/// What has come so far of a request that is not short, as [`State`] says.
+/// Progress of a request that is not short.
 pub(crate) struct Progress {
-    /// Its error was returned before all answers had come; nobody asks for it any more.
+    /// Its error was returned before all answers had come; its answer will not be claimed.
     pub(crate) abandoned: bool,
     pub(crate) kind: RequestKind,
+    /// Answers that have not come, plus one until all parts are sent.
     pub(crate) missing: usize,
     pub(crate) parts: Vec<Part>,
-    /// Answers whose size was not known before, as far as they have come, in the order of the parts.
+    /// Answers without a destination, in the order of the parts.
     pub(crate) messages: Vec<Option<Message>>,
     pub(crate) error: Option<Error>,
     pub(crate) answer: Answer,
     pub(crate) callback: Option<Callback>,
 }
 
-/// One request's place. It fits into a cache line, and holds all there is to know of most requests. Whoever enters or takes
-/// something sets or reads one field: a slot that is moved as a whole would be read before it is written.
+/// The place of one request, which fits into a cache line. Code reads and writes single fields: a
+/// move of a whole slot would load what was just stored.
 struct Slot {
-    /// Of the request that has it, or had it last.
+    /// The request that has this slot, or had it last.
     timestamp: u64,
     state: State,
     kind: RequestKind,
-    /// Where the values of a short request go, or have gone; none for a push.
+    /// Destination of a short request's values; `None` for a push.
     values: Option<Buffer>,
 }
 
 const _: () = assert!(size_of::<Slot>() == 48);
 
-/// How far a request is. It is short if it is of one part, nothing has gone wrong, and no callback waits for it.
+/// State of a request.
 #[derive(Clone, Copy, PartialEq)]
 enum State {
-    /// There is nothing to be told of the request any more.
+    /// Nothing of the request is left to claim.
     Closed,
-    /// It is short, and this server's answer is missing.
+    /// It is short, and this server has not answered.
     Asked(u32),
-    /// It is short, and its values are there.
+    /// It is short, and its values have come.
     Answered,
-    /// It is not short; its progress is at this place.
+    /// It is not short; this is the index of its progress.
     Open(u32),
 }
 
@@ -152,16 +162,16 @@ enum State {
 #[derive(Default)]
 pub(crate) struct Tracker {
     slots: Vec<Slot>,
-    /// Slots that are closed.
+    /// Closed slots.
     free: Vec<u32>,
     progress: Vec<Progress>,
-    /// Places there that no slot names.
+    /// Unused places in `progress`.
     spare: Vec<u32>,
     count: u64,
 }
 
 impl Tracker {
-    /// Enters a request, with one thing missing: that all its parts have been sent.
+    /// Enters a request. One answer more than its parts is missing, until all parts are sent.
     pub(crate) fn begin(&mut self, kind: RequestKind) -> Result<Timestamp> {
         let timestamp = self.enter(kind, State::Closed)?.timestamp;
         let place = self.open(kind, 1);
@@ -169,7 +179,7 @@ impl Tracker {
         Ok(Timestamp(timestamp))
     }
 
-    /// Enters a request of one part, whose answer is all that is missing: values that fill `into`, or nothing if it is a push.
+    /// Enters a request of one part, whose answer fills `into`; a push has none.
     #[inline(always)]
     pub(crate) fn begin_short(
         &mut self,
@@ -182,7 +192,7 @@ impl Tracker {
         Ok(Timestamp(slot.timestamp))
     }
 
-    /// A slot for a request that begins.
+    /// Gives a new request a slot and a timestamp.
     #[inline(always)]
     fn enter(&mut self, kind: RequestKind, state: State) -> Result<&mut Slot> {
         let index = match self.free.pop() {
@@ -192,7 +202,8 @@ impl Tracker {
         self.count += 1;
         let slot = &mut self.slots[index as usize];
         slot.timestamp = self.count << SLOT_BITS | u64::from(index);
-        (slot.kind, slot.state) = (kind, state);
+        slot.kind = kind;
+        slot.state = state;
         Ok(slot)
     }
 
@@ -203,12 +214,12 @@ impl Tracker {
                 format!("{SLOTS_MAX} requests are outstanding or not waited for; wait for some");
             return Err(Error::Config(reason));
         }
-        let (kind, state, values) = (RequestKind::Push, State::Closed, None);
-        self.slots.push(Slot { timestamp: 0, state, kind, values });
+        let kind = RequestKind::Push;
+        self.slots.push(Slot { timestamp: 0, state: State::Closed, kind, values: None });
         Ok(self.slots.len() as u32 - 1)
     }
 
-    /// A place for the progress of a request.
+    /// Takes an unused progress for a request; returns its index.
     fn open(&mut self, kind: RequestKind, missing: usize) -> u32 {
         let place = self.spare.pop().unwrap_or_else(|| {
             self.progress.push(Progress {
@@ -224,27 +235,30 @@ impl Tracker {
             self.progress.len() as u32 - 1
         });
         let progress = &mut self.progress[place as usize];
-        (progress.abandoned, progress.kind, progress.missing) = (false, kind, missing);
+        progress.abandoned = false;
+        progress.kind = kind;
+        progress.missing = missing;
         place
     }
 
-    /// That the only part of a request could not be sent: the request, whose timestamp is returned, has failed.
+    /// Fails a request whose only part could not be sent; returns its timestamp.
     #[cold]
     pub(crate) fn fail(&mut self, timestamp: Timestamp, error: Error) -> Timestamp {
         if let Some(progress) = self.progress(timestamp.0) {
             progress.parts.clear();
-            (progress.missing, progress.error) = (0, Some(error));
+            progress.missing = 0;
+            progress.error = Some(error);
         }
         timestamp
     }
 
-    /// The slot of a request, unless another has it by now.
+    /// The slot of a request, unless another request has it now.
     #[inline]
     fn slot(&mut self, timestamp: u64) -> Option<&mut Slot> {
         self.slots.get_mut(slot_of(timestamp)).filter(|slot| slot.timestamp == timestamp)
     }
 
-    /// What has come so far of a request that is not closed.
+    /// The progress of a request that is not closed; a short one gets a progress.
     pub(crate) fn progress(&mut self, timestamp: u64) -> Option<&mut Progress> {
         let place = match self.slot(timestamp)?.state {
             State::Closed => return None,
@@ -254,11 +268,13 @@ impl Tracker {
         Some(&mut self.progress[place as usize])
     }
 
-    /// Opens the progress of a request that was short so far.
+    /// Gives a short request a progress; returns its index.
     #[cold]
     fn lengthen(&mut self, timestamp: u64) -> Option<u32> {
         let slot = self.slot(timestamp)?;
-        let (state, kind, values) = (slot.state, slot.kind, slot.values.take());
+        let state = slot.state;
+        let kind = slot.kind;
+        let values = slot.values.take();
         let place = self.open(kind, usize::from(state != State::Answered));
         self.slot(timestamp)?.state = State::Open(place);
         let progress = &mut self.progress[place as usize];
@@ -272,7 +288,8 @@ impl Tracker {
         Some(place)
     }
 
-    /// Notes that `server` has answered its part of an open request; returns that part's index, unless none was missing.
+    /// Marks `server`'s part of an open request as answered. Returns the index of that part, or
+    /// `None` if it was answered before.
     pub(crate) fn answered(
         &mut self,
         timestamp: u64,
@@ -285,7 +302,8 @@ impl Tracker {
         Some((progress, at))
     }
 
-    /// Completes a short push, which `server` has answered. Nothing happens if it is none.
+    /// Completes a short push that `server` has answered; returns false and changes nothing if the
+    /// request is not one.
     #[inline]
     pub(crate) fn complete_push(&mut self, timestamp: u64, server: usize) -> bool {
         let Some(slot) = self.asked(timestamp, server) else { return false };
@@ -297,8 +315,8 @@ impl Tracker {
         true
     }
 
-    /// Completes a short pull, which `server` has answered with `found`. Nothing happens if it is none, or if it is not for these
-    /// values.
+    /// Completes a short pull that `server` has answered with `found`; returns false and changes
+    /// nothing if the request is not one or expects another size.
     #[inline]
     pub(crate) fn complete_pull(&mut self, timestamp: u64, server: usize, found: &[u8]) -> bool {
         let Some(slot) = self.asked(timestamp, server) else { return false };
@@ -311,27 +329,28 @@ impl Tracker {
         true
     }
 
-    /// The slot of a short request that waits for an answer of this server.
+    /// The slot of a short request that waits for this server's answer.
     #[inline]
     fn asked(&mut self, timestamp: u64, server: usize) -> Option<&mut Slot> {
         let is_asked = |state| matches!(state, State::Asked(asked) if asked as usize == server);
         self.slot(timestamp).filter(|slot| is_asked(slot.state))
     }
 
-    /// Whether that request was made here, now or earlier.
+    /// Whether this worker has ever made that request.
     #[inline]
     pub(crate) fn was_made(&self, timestamp: u64) -> bool {
         self.slots.get(slot_of(timestamp)).is_some_and(|slot| timestamp <= slot.timestamp)
             && timestamp >> SLOT_BITS > 0
     }
 
-    /// The requests that are not claimed.
+    /// Timestamps of all requests that are not closed.
     pub(crate) fn open_timestamps(&self) -> Vec<u64> {
         let open = self.slots.iter().filter(|slot| slot.state != State::Closed);
         open.map(|slot| slot.timestamp).collect()
     }
 
-    /// Whether a request has its outcome: all answers, or an error, with which some may still be missing.
+    /// Whether a request has its outcome: all answers, or an error, after which answers may still
+    /// come.
     #[inline]
     pub(crate) fn is_settled(&self, timestamp: u64) -> bool {
         let Some(slot) = self.slots.get(slot_of(timestamp)) else { return true };
@@ -346,20 +365,21 @@ impl Tracker {
         }
     }
 
-    /// Closes the slot of a complete request that nobody will claim: it has neither an answer nor an error to tell, or its
-    /// error was told.
+    /// Closes the slot of a complete request that leaves nothing to claim: a push without an error,
+    /// or a request whose error was returned.
     pub(crate) fn release_if_nothing_to_claim(&mut self, timestamp: u64) {
         let Some(progress) = self.progress(timestamp) else { return };
         if progress.abandoned {
-            (progress.answer, progress.error) = (Answer::default(), None);
+            progress.answer = Answer::default();
+            progress.error = None;
         } else if progress.error.is_some() || progress.kind != RequestKind::Push {
             return;
         }
         self.close(timestamp);
     }
 
-    /// Returns what came of a request, and closes its slot unless answers are missing; nothing but that the second time. `None` if
-    /// it has no outcome yet, or was never made.
+    /// Returns the outcome of a request, and closes its slot unless answers are missing. A second
+    /// call returns an empty answer. `None` if it has no outcome yet or was never made.
     #[inline(always)]
     pub(crate) fn claim(&mut self, timestamp: Timestamp) -> Option<Result<Answer>> {
         let slot = self.slots.get_mut(slot_of(timestamp.0))?;
@@ -377,15 +397,16 @@ impl Tracker {
             State::Asked(_) => return None,
             State::Open(place) => {
                 let progress = self.settled(timestamp, place)?;
-                let (answer, error) = (std::mem::take(&mut progress.answer), progress.error.take());
+                let answer = std::mem::take(&mut progress.answer);
+                let error = progress.error.take();
                 return Some(error.map_or(Ok(answer), Err));
             }
         };
         Some(Ok(Answer { values, ..Answer::default() }))
     }
 
-    /// The progress of an open request, if that is settled, to take its answer and error out: its slot is free, unless answers are
-    /// missing.
+    /// The progress of a settled request, for the caller to take its answer and error. Closes the
+    /// slot unless answers are missing.
     #[inline(never)]
     fn settled(&mut self, timestamp: Timestamp, place: u32) -> Option<&mut Progress> {
         if !self.is_settled(timestamp.0) {
@@ -399,7 +420,7 @@ impl Tracker {
         Some(&mut self.progress[place as usize])
     }
 
-    /// Frees the slot of a request whose answer and error have been taken.
+    /// Frees the slot of a request.
     #[inline]
     fn close(&mut self, timestamp: u64) {
         let Some(slot) = self.slot(timestamp) else { return };
@@ -411,7 +432,7 @@ impl Tracker {
     }
 }
 
-/// The slot that a timestamp names.
+/// Index of the slot of a timestamp.
 #[inline]
 fn slot_of(timestamp: u64) -> usize {
     timestamp as usize & (SLOTS_MAX - 1)

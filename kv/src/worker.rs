@@ -1,8 +1,8 @@
 //! A worker's push, pull and wait.
 //!
-//! Path: **worker** > slicer > filter > message > codec > endpoint > transport. Everything happens on the caller's thread:
-//! requests leave (`worker/request.rs`), and answers are taken in (`worker/answer.rs`), whenever the worker makes or waits for
-//! one.
+//! Path: **worker** > slicer > filter > message > codec > endpoint > transport. Everything happens
+//! on the caller's thread: a worker sends requests (`worker/request.rs`) and receives answers
+//! (`worker/answer.rs`) whenever it makes a request or waits for one.
 
 mod answer;
 mod request;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use caravan_van::{Buffer, Counters, Endpoint, PeerId, Pool, Shared, Value};
 
-use self::answer::run;
+use self::answer::run_callback;
 use self::request::{Payload, Request};
 pub use self::table::Table;
 use self::table::TableState;
@@ -29,9 +29,9 @@ use crate::tracker::{Answer, Callback, RequestKind, Timestamp, Tracker};
 /// Where a server thread listens.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ServerAddress {
-    /// "server 0 thread 1".
+    /// For messages: "server 0 thread 1".
     pub name: String,
-    /// As its van's `connect` takes it.
+    /// In the form that its van's `connect` takes.
     pub address: String,
 }
 
@@ -43,10 +43,10 @@ pub struct Worker {
     by_peer: Vec<Option<usize>>,
     tables: Vec<TableState>,
     tracker: Tracker,
-    /// Messages that named their keys.
+    /// Unanswered messages that named their keys by a signature, by timestamp and server.
     named: HashMap<(u64, usize), Outstanding>,
     clock: u64,
-    /// Whether a table has any.
+    /// Whether any table has filters.
     has_filters: bool,
     waits: Waits,
 }
@@ -59,7 +59,7 @@ struct Server {
 }
 
 impl Worker {
-    /// Connects to all servers; their order is the order of key ranges.
+    /// Connects to all servers, which are in the order of their key ranges.
     ///
     /// # Errors
     /// [`Error::Timeout`] names the servers that could not be reached, with their addresses.
@@ -71,7 +71,7 @@ impl Worker {
         Self::connect_watched(endpoint, servers, timeout, Waits::up_to(REQUEST_TIMEOUT))
     }
 
-    /// As [`Worker::connect`], with a say in when to stop waiting.
+    /// As [`Worker::connect`]; `waits` decides when this worker stops waiting.
     pub(crate) fn connect_watched(
         mut endpoint: Endpoint,
         servers: &[ServerAddress],
@@ -121,7 +121,7 @@ impl Worker {
             if let Some(lost) = self.servers.iter().find(|server| server.lost.is_some()) {
                 return Err(lost.error());
             }
-            self.look_at_the_lost()?;
+            self.check_lost_nodes()?;
             let waited = self.endpoint.now() - began;
             if waited > timeout {
                 let missing = self.servers.iter().filter(|server| !server.up);
@@ -148,12 +148,12 @@ impl Worker {
         self.endpoint.van()
     }
 
-    /// Registered memory, to push from without a copy and to pull into.
+    /// Registered memory: pushes from it and pulls into it need no copy.
     pub fn memory(&self) -> &Pool {
         self.endpoint.memory()
     }
 
-    /// What the transport has done so far.
+    /// The transport's counters so far.
     pub fn counters(&self) -> Counters {
         self.endpoint.counters()
     }
@@ -163,16 +163,16 @@ impl Worker {
         self.endpoint.now()
     }
 
-    /// Says what computing has just been done on this thread, as the time that it takes a core at full speed: simulated time
-    /// passes. Real time has passed already.
+    /// Charges this thread for work that it has just done; `work` is its time on a core at full
+    /// speed. Simulated time passes; real time has passed already.
     ///
     /// # Errors
-    /// Only when the van itself is broken.
+    /// Only if the van itself is broken.
     pub fn charge(&mut self, work: Duration) -> Result<()> {
         Ok(self.endpoint.charge(work)?)
     }
 
-    /// The iteration that the following requests belong to; consistency models go by it.
+    /// Sets the iteration of the following requests, which consistency models read.
     pub fn set_clock(&mut self, clock: u64) {
         self.clock = clock;
     }
@@ -180,7 +180,7 @@ impl Worker {
     /// Pushes `values: [n * width]` for `keys: [n]`, strictly ascending.
     ///
     /// # Errors
-    /// Wrong keys or lengths name the position; [`Error::ServerLost`].
+    /// Errors for wrong keys or lengths name the position; [`Error::ServerLost`].
     pub fn push<V: Value>(
         &mut self,
         table: Table,
@@ -191,7 +191,7 @@ impl Worker {
         self.request(Request { payload, ..Request::new(RequestKind::Push, table, keys) })
     }
 
-    /// Pushes `lengths[i]` values for each key, to a table whose keys have their own number of values.
+    /// Pushes `lengths[i]` values for each key, to a table whose rows have their own lengths.
     ///
     /// # Errors
     /// As [`Worker::push`].
@@ -210,10 +210,10 @@ impl Worker {
         })
     }
 
-    /// As [`Worker::push`], without copying the values: they are sent from where they lie.
+    /// As [`Worker::push`], without a copy: the values are sent from their place in memory.
     ///
-    /// Keep a clone of `values` and [`Shared::reclaim`] it after [`Worker::wait`] to write there again. A `bytes::Bytes` turns
-    /// into a [`Shared`] by `into()`.
+    /// To write there again, keep a clone of `values` and [`Shared::reclaim`] it after
+    /// [`Worker::wait`]. `into()` turns a `bytes::Bytes` into a [`Shared`].
     ///
     /// # Errors
     /// As [`Worker::push`].
@@ -235,7 +235,8 @@ impl Worker {
         self.request(Request::new(RequestKind::Pull, table, keys))
     }
 
-    /// As [`Worker::pull`], into the caller's memory, where long values land without a copy; `wait` gives it back.
+    /// As [`Worker::pull`], into the caller's memory, where long values land without a copy.
+    /// [`Worker::wait`] returns that memory.
     ///
     /// # Errors
     /// As [`Worker::push`]; [`Error::WrongLength`] unless `into` holds exactly the values.
@@ -244,7 +245,7 @@ impl Worker {
         self.request(Request { into, ..Request::new(RequestKind::Pull, table, keys) })
     }
 
-    /// Pushes `values` and pulls what the keys hold after that, in one message each way.
+    /// Pushes `values` and pulls the keys' updated values, in one message each way.
     ///
     /// # Errors
     /// As [`Worker::push`].
@@ -269,11 +270,12 @@ impl Worker {
         values: &Shared,
         into: Buffer,
     ) -> Result<Timestamp> {
-        let (payload, into) = (Payload::Shared(values), Some(into));
+        let payload = Payload::Shared(values);
+        let into = Some(into);
         self.request(Request { payload, into, ..Request::new(RequestKind::PushPull, table, keys) })
     }
 
-    /// Sends `body` to the handle of a table on every server; the answer holds one reply a server.
+    /// Sends `body` to a table's handle on every server; the answer holds one reply per server.
     ///
     /// # Errors
     /// [`Error::ServerLost`].
@@ -287,7 +289,7 @@ impl Worker {
         Cost::of_this_thread(&self.counters())
     }
 
-    /// Asks every server thread for its cost so far, and waits for the answers.
+    /// Returns the cost of every server thread so far.
     ///
     /// # Errors
     /// [`Error::ServerLost`].
@@ -297,30 +299,36 @@ impl Worker {
         Ok(replies.iter().map(|reply| serde_json::from_slice(reply)).collect::<Result<_, _>>()?)
     }
 
-    /// Runs `callback` on this thread as soon as the request has its outcome, before `wait` returns that; at once if it has
-    /// it already, with an empty answer if `wait` need not be or was called. Callbacks run in the order of the outcomes.
+    /// Runs `callback` on this thread as soon as the request has its outcome, before `wait` returns
+    /// it.
+    ///
+    /// A request that has its outcome runs the callback at once. The callback gets an empty answer
+    /// if `wait` has returned the outcome, or if the request is a push that succeeded. Callbacks
+    /// run in the order of the outcomes.
     ///
     /// # Errors
-    /// [`Error::UnknownTimestamp`] when the request was never made.
+    /// [`Error::UnknownTimestamp`] if the request was never made.
     pub fn then(&mut self, timestamp: Timestamp, callback: Callback) -> Result<()> {
         let settled = self.is_done(timestamp)?;
         match self.tracker.progress(timestamp.0).filter(|progress| !progress.abandoned) {
-            Some(progress) if settled => run(callback, progress),
+            Some(progress) if settled => run_callback(callback, progress),
             Some(progress) => progress.callback = Some(callback),
             None => callback(Ok(&Answer::default())),
         }
         Ok(())
     }
 
-    /// Waits until every server has answered, and returns what they said; nothing when that was returned before.
+    /// Waits until every server has answered, and returns the answer; a second call returns an
+    /// empty one.
     ///
-    /// A push that succeeded need not be waited for; other requests keep their answer until it is. An error returns at once,
-    /// without waiting for servers that have not answered yet.
+    /// A push that succeeded need not be waited for; other requests keep their answer until they
+    /// are. An error returns at once, without waiting for the remaining servers.
     ///
     /// # Errors
-    /// [`Error::Refused`] and [`Error::ServerLost`] name the server; [`Error::UnknownTimestamp`]. [`Error::Timeout`] when no
-    /// server has answered anything for `CARAVAN_REQUEST_TIMEOUT_S`: the request can be waited for again. A client of
-    /// [`Cluster::client`](crate::Cluster::client) reports a node that is lost meanwhile as [`Error::NodeLost`].
+    /// [`Error::Refused`] and [`Error::ServerLost`] name the server; [`Error::UnknownTimestamp`].
+    /// [`Error::Timeout`] if no server has answered anything for `CARAVAN_REQUEST_TIMEOUT_S`; the
+    /// caller may wait for the request again. A client of
+    /// [`Cluster::client`](crate::Cluster::client) reports a lost node as [`Error::NodeLost`].
     #[inline]
     pub fn wait(&mut self, timestamp: Timestamp) -> Result<Answer> {
         loop {
@@ -357,10 +365,10 @@ impl Worker {
         Ok(self.tracker.is_settled(timestamp.0))
     }
 
-    /// Takes in what has arrived without blocking; true if anything did.
+    /// Processes arrivals without blocking; returns whether there were any.
     ///
     /// # Errors
-    /// Only when the van itself is broken.
+    /// Only if the van itself is broken.
     pub fn poll(&mut self) -> Result<bool> {
         let polled = self.endpoint.poll();
         if let Ok(false) = polled {
@@ -370,12 +378,12 @@ impl Worker {
         Ok(polled?)
     }
 
-    /// Sleeps until a poll may find something, or `timeout` has passed.
+    /// Sleeps until something may have arrived, or until `timeout` has passed.
     ///
     /// # Errors
-    /// As [`Worker::wait`] for a node that is lost.
+    /// As [`Worker::wait`] for a lost node.
     pub fn sleep(&mut self, timeout: Duration) -> Result<()> {
-        self.look_at_the_lost()?;
+        self.check_lost_nodes()?;
         Ok(self.endpoint.wait(timeout)?)
     }
 }

@@ -81,7 +81,8 @@ impl AtWorker {
     pub(crate) fn sign(
         &mut self,
         spec: &TableSpec,
-        (keys, pushed): (&[u64], &[u8]),
+        keys: &[u64],
+        pushed: &[u8],
         check: impl FnOnce(&[u64]) -> Result<()>,
     ) -> Result<Option<Signed>> {
         if self.filters.is_lossy() {
@@ -114,7 +115,8 @@ impl AtWorker {
         &'a mut self,
         spec: &TableSpec,
         draft: &mut Draft<'a>,
-        (pushed, drops_keys): (&'a [u8], bool),
+        pushed: &'a [u8],
+        drops_keys: bool,
         block: &'a mut Option<Buffer>,
         pool: &Pool,
     ) -> Result<Passage> {
@@ -167,12 +169,13 @@ impl AtWorker {
         Ok(passage)
     }
 
-    /// Counts a sent part: whether it was signed and whether it omitted its keys, and the bytes
-    /// that the codec saved.
+    /// Counts a sent part: whether it had a signature (`signed`), whether that replaced its keys
+    /// (`named`), and the bytes that the codec saved.
     pub(crate) fn count_sent(
         &mut self,
         mut passage: Passage,
-        (signed, named): (bool, bool),
+        signed: bool,
+        named: bool,
         keys: usize,
         saved: u64,
     ) {
@@ -191,14 +194,14 @@ impl AtWorker {
         message: Message,
         pool: &Pool,
     ) -> Result<Message, String> {
-        let said = |error: caravan_van::Error| error.to_string();
+        let reason = |error: caravan_van::Error| error.to_string();
         let is_block = message.op() & FILTERED != 0;
-        let message = if is_block { message.kept(pool).map_err(said)? } else { message };
+        let message = if is_block { message.kept(pool).map_err(reason)? } else { message };
         match receive(spec, &message, 0, pool, &mut self.traffic.received)? {
             None => Ok(message),
             Some(decoded) => {
                 let Decoded { ref lengths, values, .. } = decoded;
-                message.decoded(lengths.as_deref(), values, pool).map_err(said)
+                message.decoded(lengths.as_deref(), values, pool).map_err(reason)
             }
         }
     }
@@ -232,10 +235,10 @@ impl AtServer {
         })
     }
 
-    /// Whether requests that came as a run, which have no signature, block or offer, bypass the
-    /// filters.
+    /// Whether the requests of a batch, which have neither signature nor block nor offer, bypass
+    /// the filters.
     #[inline]
-    pub(crate) fn passes_runs(&self) -> bool {
+    pub(crate) fn passes_batches(&self) -> bool {
         self.only_names_keys
     }
 
@@ -278,7 +281,8 @@ impl AtServer {
     pub(crate) fn answer<T>(
         &mut self,
         spec: &TableSpec,
-        (lengths, values): (&[u32], &[u8]),
+        lengths: &[u32],
+        values: &[u8],
         pool: &Pool,
         post: impl FnOnce(bool, &[u32], &[u8], &mut Coding) -> T,
     ) -> Result<T, String> {

@@ -1,14 +1,16 @@
-//! What a server thread holds of a table: the contract between the loop and a table's update rule.
+//! A shard, one server thread's part of a table: the contract between the loop and the update rule.
 //!
-//! Path: codec > thread > **shard** > store > answer. A shard is owned by one thread: no locks.
+//! Path: codec > thread > **shard** > store > answer. One thread owns a shard, so there are no
+//! locks.
 
 use caravan_van::{Buffer, KeyRange, Message, Pool, Shared};
 
 use super::found::FoundRows;
 use crate::consistency::Admission;
 use crate::filter::List;
+use crate::op::Op;
 
-/// A request for some keys of a shard. The keys are strictly ascending and within the shard's range.
+/// A request for keys of a shard. They are strictly ascending and within the shard's range.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
     /// Node id of the worker.
@@ -19,26 +21,22 @@ pub struct Request<'a> {
     pub range: KeyRange,
     /// `[n]`.
     pub keys: &'a [u64],
-    /// `[n]` for tables whose keys have their own number of values, else empty.
+    /// `[n]` for tables whose rows have their own lengths, else empty.
     pub lengths: &'a [u32],
     /// Pushed values as bytes, 8-byte aligned; empty for a pull.
     pub values: &'a [u8],
     /// Whether it pushes.
     pub pushes: bool,
-    /// Whether it pulls, after the push if it does both.
+    /// Whether it pulls; the push comes first if it does both.
     pub pulls: bool,
-    /// Beside keys that the server remembers: where the shard may note the rows that it found for them.
+    /// For keys that the server remembers: the shard may store their rows here.
     pub rows: Option<&'a FoundRows>,
 }
 
 impl<'a> Request<'a> {
-    /// What a message asks for, about the keys that it names, or those of `list`.
+    /// The request of a message with operation `op`, for its keys or those of `list`.
     #[inline]
-    pub(crate) fn of(
-        message: &'a Message,
-        list: Option<&'a List>,
-        (pushes, pulls): (bool, bool),
-    ) -> Self {
+    pub(crate) fn of(message: &'a Message, list: Option<&'a List>, op: Op) -> Self {
         Request {
             sender: message.sender(),
             clock: message.clock(),
@@ -46,8 +44,8 @@ impl<'a> Request<'a> {
             keys: list.map_or_else(|| message.keys(), |list| &list.keys),
             lengths: message.lengths(),
             values: message.values(),
-            pushes,
-            pulls,
+            pushes: op.pushes(),
+            pulls: op.pulls(),
             rows: list.map(|list| &list.rows),
         }
     }
@@ -56,13 +54,14 @@ impl<'a> Request<'a> {
 /// How a shard answers a pull.
 #[derive(Debug)]
 pub enum Pulled<'a> {
-    /// With these values, which are copied.
+    /// These values, which the caller copies.
     Stored(&'a [u8]),
-    /// With that many bytes, which [`Shard::read`] writes.
+    /// This many bytes, which [`Shard::read`] writes.
     Bytes(usize),
-    /// With values that lie together, sent from there. The shard does not write them while anybody else holds them.
+    /// Consecutive values, which are sent from their place. The shard does not change them while
+    /// anything else holds them.
     Shared(Shared),
-    /// With that many bytes, which [`Shard::read`] writes, and the [`Shard::lengths`] of the keys.
+    /// This many bytes, which [`Shard::read`] writes, and the [`Shard::lengths`] of the keys.
     Varying(usize),
 }
 
@@ -73,13 +72,13 @@ pub trait Shard {
         Admission::Now
     }
 
-    /// What parked requests wait for; never falls.
+    /// The clock that parked requests wait for; it never decreases.
     fn clock(&self) -> u64 {
         0
     }
 
-    /// Whether a push looks at each of its values once, and nothing but numbers depends on them. Then they may be read from memory
-    /// that their sender can still write; others are copied first.
+    /// Whether a push reads each of its values once, and uses them only as numbers to store. Such a
+    /// push may read memory that its sender can still write; other values are copied first.
     fn reads_once(&self) -> bool {
         false
     }
@@ -87,15 +86,15 @@ pub trait Shard {
     /// Applies pushed values.
     ///
     /// # Errors
-    /// Says what is wrong with them; nothing has been applied then.
+    /// The reason why they are invalid; nothing has been applied then.
     fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String>;
 
-    /// Whether the values of this push can become what the shard stores, without a copy, by [`Shard::adopt`].
+    /// Whether the shard can store the values of this push without a copy, by [`Shard::adopt`].
     fn adopts(&self, _request: &Request<'_>) -> bool {
         false
     }
 
-    /// Applies a push of one key that [`Shard::adopts`]: keeps `values` itself.
+    /// Applies a push of one key for which [`Shard::adopts`] is true: stores `values` itself.
     ///
     /// # Errors
     /// As [`Shard::push`].
@@ -103,24 +102,24 @@ pub trait Shard {
         Err("this shard copies what is pushed".to_owned())
     }
 
-    /// Says how a pull will be answered.
+    /// Decides how to answer a pull.
     ///
     /// # Errors
-    /// Says why it can't be.
+    /// The reason why it cannot be answered.
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String>;
 
-    /// Writes the answer to the pull that was just asked for; `into` is 8-byte aligned.
+    /// Writes the answer to the last [`Shard::pull`]; `into` is 8-byte aligned.
     fn read(&mut self, request: &Request<'_>, into: &mut [u8]);
 
-    /// Number of values of each key of the pull that was just asked for.
+    /// Number of values of each key of the last [`Shard::pull`].
     fn lengths(&self) -> &[u32] {
         &[]
     }
 
-    /// Does whatever the table's handle offers besides push and pull.
+    /// Executes a command of the table's handle.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The reason why the command is invalid.
     fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, String> {
         Err("this table's handle takes no commands".to_owned())
     }

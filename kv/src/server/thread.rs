@@ -1,7 +1,7 @@
 //! A server thread's loop: poll, decode, admit, handle, reply.
 //!
-//! Path: codec > **thread** > shard > store > answer. The thread owns its lanes and its shards; it takes no lock and hands
-//! work to nobody.
+//! Path: codec > **thread** > shard > store > answer. The thread owns its lanes and its shards. It
+//! takes no lock and hands no work to other threads.
 
 mod answer;
 mod batch;
@@ -26,24 +26,25 @@ use crate::error::Result;
 use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
 use crate::op::Op;
 
-/// One sleep while idle: how long it takes at most to notice that the server shall stop.
+/// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
 const NAP: Duration = Duration::from_millis(100);
 
 /// One thread of a server, with its shard of every table.
 pub struct ServerThread {
     endpoint: Endpoint,
-    /// This thread's place among all server threads, and their number.
+    /// This thread's place among all server threads.
     index: usize,
+    /// Number of all server threads.
     count: usize,
     handles: Handles,
-    /// In the order of their ids.
+    /// Sorted by id.
     tables: Vec<Entry>,
-    /// Where the table of the last request is: the next one is likely to be for it, too.
-    last: usize,
+    /// Index of the last request's table; the next request is probably for it, too.
+    last_table: usize,
     parked: Vec<Parked>,
     lists: Remembered,
-    /// Lanes that were asked for keys.
-    asked: HashMap<PeerId, Asked>,
+    /// Lanes that were asked for the keys of a signature.
+    lacking: HashMap<PeerId, Lacking>,
 }
 
 /// A request that waits for its shard's clock.
@@ -54,24 +55,25 @@ struct Parked {
     clock: u64,
 }
 
-/// A request whose keys were asked for, and what came behind it.
-struct Asked {
+/// A request that lacks its keys.
+struct Lacking {
     message: Message,
+    /// Messages that came after it on its lane.
     held: VecDeque<Message>,
 }
 
-/// What is left to do for a request.
-enum Left {
-    /// It has been answered.
-    Nothing,
-    /// To park it until its shard's clock has come to this.
+/// The next step for a request.
+enum Step {
+    /// None: it has been answered.
+    Done,
+    /// Park it until its shard's clock has reached this value.
     Park(u64),
-    /// To keep what it pushes to this key as it lies.
+    /// Store its values, pushed to this key, without a copy.
     Adopt(u64),
 }
 
 impl ServerThread {
-    /// Thread `index` of `count` in the whole cluster, answering over `endpoint`.
+    /// Thread `index` of `count` in the whole cluster, which serves over `endpoint`.
     pub fn new(endpoint: Endpoint, index: usize, count: usize, handles: Handles) -> Self {
         let lists = Remembered::new(REMEMBERED_BYTES_MAX, endpoint.memory());
         ServerThread {
@@ -80,30 +82,31 @@ impl ServerThread {
             count,
             handles,
             tables: Vec::new(),
-            last: 0,
+            last_table: 0,
             parked: Vec::new(),
             lists,
-            asked: HashMap::new(),
+            lacking: HashMap::new(),
         }
     }
 
-    /// Remembers at most so many bytes of lists of keys for the workers that name them, or an eighth of its memory.
+    /// Limits the lists of keys that this thread remembers for workers to `bytes_max`, and to an
+    /// eighth of its memory.
     pub fn remember_bytes(mut self, bytes_max: usize) -> Self {
         self.lists = Remembered::new(bytes_max, self.endpoint.memory());
         self
     }
 
-    /// Where workers connect to.
+    /// The address that workers connect to.
     pub fn address(&self) -> &str {
         self.endpoint.address()
     }
 
-    /// What the transport has done so far.
+    /// The transport's counters so far.
     pub fn counters(&self) -> Counters {
         self.endpoint.counters()
     }
 
-    /// What the filters of a table did to its messages so far; all zero for a table without any.
+    /// The traffic counters of a table's filters; all zero for a table without filters.
     pub fn traffic(&self, table: u32) -> Traffic {
         let entry = position(&self.tables, table).ok().map(|at| &self.tables[at]);
         let filters = entry.and_then(|entry| entry.filters.as_ref());
@@ -113,7 +116,7 @@ impl ServerThread {
     /// Serves until `stop` is set.
     ///
     /// # Errors
-    /// Only when the van itself is broken.
+    /// Only if the van itself is broken.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<()> {
         while !stop.load(Ordering::Relaxed) {
             if !self.step()? {
@@ -123,10 +126,10 @@ impl ServerThread {
         Ok(())
     }
 
-    /// Handles what has arrived, without blocking; true if anything did.
+    /// Processes arrivals without blocking; returns whether there were any.
     ///
     /// # Errors
-    /// Only when the van itself is broken.
+    /// Only if the van itself is broken.
     pub fn step(&mut self) -> Result<bool> {
         let polled = self.endpoint.poll();
         if let Ok(false) = polled {
@@ -136,11 +139,12 @@ impl ServerThread {
         Ok(polled?)
     }
 
-    /// Kept apart from `step`, so that a look that finds nothing stays short.
+    /// Processes arrivals. `step` calls this function out of line, so that a step without arrivals
+    /// stays short.
     #[inline(never)]
     fn drain(&mut self) {
-        while let Some(taken) = self.endpoint.take_batch() {
-            match taken {
+        while let Some(next) = self.endpoint.take_batch() {
+            match next {
                 Next::Batch(peer) if self.endpoint.batch().kind() == Kind::Request => {
                     self.serve_batch(peer);
                 }
@@ -169,18 +173,19 @@ impl ServerThread {
 
     #[cold]
     fn reject(&mut self, peer: PeerId) {
-        tracing::warn!(%peer, "it sent an answer to a server; closing the lane");
+        tracing::warn!(%peer, "a worker sent an answer to a server; closing the lane");
         self.endpoint.disconnect(peer);
         self.forget(peer);
     }
 
-    /// Finds the keys that a request names, or asks for them; then executes it.
+    /// Admits a request once its keys are known: asks the worker for the keys of an unknown
+    /// signature.
     fn handle(&mut self, peer: PeerId, message: Message) {
-        if !self.asked.is_empty() && self.asked.contains_key(&peer) {
+        if !self.lacking.is_empty() && self.lacking.contains_key(&peer) {
             return self.hold(peer, message);
         }
         if message.lent().is_some() && !self.reads_once(&message) {
-            return self.keep(peer, message);
+            return self.copy_lent(peer, message);
         }
         let Some(signature) = message.signature() else { return self.admit(peer, message, None) };
         let table = message.table();
@@ -188,21 +193,21 @@ impl ServerThread {
             [] => self.lists.recall(peer, table, signature),
             keys => match self.lists.remember((peer, table, signature), keys) {
                 Ok(list) => Some(list),
-                Err(error) => return self.turn_down(peer, &message, &error.to_string()),
+                Err(error) => return self.refuse(peer, &message, &error.to_string()),
             },
         };
         match list {
             Some(list) => self.admit(peer, message, Some(list)),
             None => {
                 let asks = Draft { op: Op::Keys as u8, ..answer(Kind::Failure, &message) };
-                self.asked.insert(peer, Asked { message, held: VecDeque::new() });
+                self.lacking.insert(peer, Lacking { message, held: VecDeque::new() });
                 self.post(peer, asks);
             }
         }
     }
 
-    /// Whether values that are lent may be read where they are, though their sender can still write there: they are plain
-    /// numbers, each looked at once.
+    /// Whether the table's rule may read lent values in place, where their sender can still write
+    /// them. The values must be unfiltered, and the rule must read each once.
     #[cold]
     fn reads_once(&self, message: &Message) -> bool {
         let is_plain = Op::from_raw(message.op()).is_some_and(Op::pushes);
@@ -210,71 +215,72 @@ impl ServerThread {
         is_plain && table.is_ok_and(|table| table.shard.reads_once())
     }
 
-    /// Handles a request with values that it has copied from where they were lent.
+    /// Copies a request's lent values, and handles it.
     #[cold]
-    fn keep(&mut self, peer: PeerId, message: Message) {
-        let asker = ReplyTo::of(peer, &message);
+    fn copy_lent(&mut self, peer: PeerId, message: Message) {
+        let reply_to = ReplyTo::of(peer, &message);
         match message.kept(self.endpoint.memory()) {
             Ok(message) => self.handle(peer, message),
             Err(error) => {
-                let refused = refuse(&mut self.endpoint, asker, &error.to_string());
+                let refused = refuse(&mut self.endpoint, reply_to, &error.to_string());
                 self.check(peer, refused);
             }
         }
     }
 
-    /// Takes in a message of a lane that was asked for keys: if it brings them, the request that lacked them is executed, and
-    /// then what came behind it.
+    /// Holds a message of a lane that was asked for keys. If the message brings them, executes the
+    /// request that lacked them, and then all held messages.
     fn hold(&mut self, peer: PeerId, message: Message) {
-        let Some(asked) = self.asked.get_mut(&peer) else { return };
-        let lacking = &asked.message;
-        let brings = message.op() == Op::Keys as u8
+        let Some(lacking) = self.lacking.get_mut(&peer) else { return };
+        let request = &lacking.message;
+        let brings_keys = message.op() == Op::Keys as u8
             && (message.table(), message.timestamp(), message.signature())
-                == (lacking.table(), lacking.timestamp(), lacking.signature());
-        let Some(signature) = message.signature().filter(|_| brings) else {
-            return asked.held.push_back(message);
+                == (request.table(), request.timestamp(), request.signature());
+        let Some(signature) = message.signature().filter(|_| brings_keys) else {
+            return lacking.held.push_back(message);
         };
-        let Some(asked) = self.asked.remove(&peer) else { return };
+        let Some(lacking) = self.lacking.remove(&peer) else { return };
         let list = self.lists.remember((peer, message.table(), signature), message.keys());
         drop(message);
         match list {
-            Ok(list) => self.admit(peer, asked.message, Some(list)),
-            Err(error) => self.turn_down(peer, &asked.message, &error.to_string()),
+            Ok(list) => self.admit(peer, lacking.message, Some(list)),
+            Err(error) => self.refuse(peer, &lacking.message, &error.to_string()),
         }
-        asked.held.into_iter().for_each(|message| self.handle(peer, message));
+        lacking.held.into_iter().for_each(|message| self.handle(peer, message));
     }
 
-    /// Answers a request with the reason why it can't be executed.
+    /// Answers a request with the reason why it cannot be executed.
     #[cold]
-    fn turn_down(&mut self, peer: PeerId, message: &Message, reason: &str) {
+    fn refuse(&mut self, peer: PeerId, message: &Message, reason: &str) {
         let refused = refuse(&mut self.endpoint, ReplyTo::of(peer, message), reason);
         self.check(peer, refused);
     }
 
-    /// Executes one request, or parks it, and then those that waited for it.
+    /// Executes or parks one request, and then executes those that waited for it.
     #[inline(never)]
     fn admit(&mut self, peer: PeerId, message: Message, list: Option<Rc<List>>) {
         let table = message.table();
-        // Clocks are of interest to those who wait.
+        // Only parked requests need clocks.
         let before = if self.parked.is_empty() { None } else { self.clock(table) };
-        let left = self.execute(peer, &message, list.as_deref());
-        self.leave(peer, message, list, left);
+        let step = self.execute(peer, &message, list.as_deref());
+        self.finish(peer, message, list, step);
         if before.is_some() && before < self.clock(table) {
             self.unpark();
         }
     }
 
-    /// Does what is left to do for a request.
+    /// Takes the next step for a request.
     #[inline(never)]
-    fn leave(&mut self, peer: PeerId, message: Message, list: Option<Rc<List>>, left: Left) {
-        match left {
-            Left::Nothing => {}
-            Left::Park(clock) => self.parked.push(Parked { peer, message, list, clock }),
-            Left::Adopt(key) => self.adopt(peer, message, key),
+    fn finish(&mut self, peer: PeerId, message: Message, list: Option<Rc<List>>, step: Step) {
+        match step {
+            Step::Done => {}
+            Step::Park(clock) => self.parked.push(Parked { peer, message, list, clock }),
+            Step::Adopt(key) => self.adopt(peer, message, key),
         }
     }
 
-    /// Executes what has waited long enough, in the order of arrival; one of them may be what others wait for.
+    /// Executes parked requests whose clock has come, in the order of arrival. Each may advance the
+    /// clock for others.
     #[inline(never)]
     fn unpark(&mut self) {
         let mut at = 0;
@@ -288,13 +294,13 @@ impl ServerThread {
             }
             let Parked { peer, message, list, .. } = self.parked.remove(at);
             match self.execute(peer, &message, list.as_deref()) {
-                Left::Nothing => {}
-                Left::Park(clock) => {
+                Step::Done => {}
+                Step::Park(clock) => {
                     let at_most = self.parked.len();
                     self.parked.insert(at.min(at_most), Parked { peer, message, list, clock });
                     at += 1;
                 }
-                Left::Adopt(key) => self.adopt(peer, message, key),
+                Step::Adopt(key) => self.adopt(peer, message, key),
             }
             if before < self.clock(table) {
                 at = 0;
@@ -306,78 +312,80 @@ impl ServerThread {
         position(&self.tables, table).ok().map(|at| self.tables[at].shard.clock())
     }
 
-    /// Drops what waits for the sake of a peer that is gone.
+    /// Drops everything held for a lost peer.
     fn forget(&mut self, peer: PeerId) {
         self.parked.retain(|parked| parked.peer != peer);
-        self.asked.remove(&peer);
+        self.lacking.remove(&peer);
         self.lists.forget(peer);
     }
 
     #[inline(always)]
-    fn execute(&mut self, peer: PeerId, message: &Message, list: Option<&List>) -> Left {
-        let left = match Op::from_raw(message.op()) {
+    fn execute(&mut self, peer: PeerId, message: &Message, list: Option<&List>) -> Step {
+        let step = match Op::from_raw(message.op()) {
             None => self.serve_block(peer, message, list),
-            Some(Op::Create) => self.create(peer, message).map(|()| Left::Nothing),
-            Some(Op::Command) => self.command(peer, message).map(|()| Left::Nothing),
-            Some(Op::Cost) => self.answer_cost(peer, message).map(|()| Left::Nothing),
+            Some(Op::Create) => self.create(peer, message).map(|()| Step::Done),
+            Some(Op::Command) => self.command(peer, message).map(|()| Step::Done),
+            Some(Op::Cost) => self.answer_cost(peer, message).map(|()| Step::Done),
             Some(Op::Keys) => Err("nobody asked for these keys".to_owned()),
             Some(op) => self.serve(peer, message, list, op),
         };
-        left.unwrap_or_else(|reason| {
-            self.turn_down(peer, message, &reason);
-            Left::Nothing
+        step.unwrap_or_else(|reason| {
+            self.refuse(peer, message, &reason);
+            Step::Done
         })
     }
 
-    /// Serves a push that is kept as it lies.
+    /// Serves a push whose values the shard stores without a copy.
     fn adopt(&mut self, peer: PeerId, message: Message, key: u64) {
-        let asker = ReplyTo::of(peer, &message);
-        let adopted = find(&mut self.tables, asker.table).and_then(|entry| {
+        let reply_to = ReplyTo::of(peer, &message);
+        let adopted = find(&mut self.tables, reply_to.table).and_then(|entry| {
             entry.shard.adopt(key, message.into_values(), self.endpoint.memory())
         });
         let posted = match adopted {
-            Ok(()) => self.endpoint.answer(peer, asker.timestamp),
-            Err(reason) => refuse(&mut self.endpoint, asker, &reason),
+            Ok(()) => self.endpoint.answer(peer, reply_to.timestamp),
+            Err(reason) => refuse(&mut self.endpoint, reply_to, &reason),
         };
         self.check(peer, posted);
     }
 
-    /// Serves a push, a pull or both, unless it has to be parked or its values can be kept.
+    /// Serves a push, a pull or both, unless it has to be parked or its values can be adopted.
     fn serve(
         &mut self,
         peer: PeerId,
         message: &Message,
         list: Option<&List>,
         op: Op,
-    ) -> Result<Left, String> {
+    ) -> Result<Step, String> {
         let table = message.table();
-        if self.tables.get(self.last).is_none_or(|entry| entry.spec.id != table) {
-            self.last = position(&self.tables, table).map_err(|_| unknown(table))?;
+        if self.tables.get(self.last_table).is_none_or(|entry| entry.spec.id != table) {
+            self.last_table = position(&self.tables, table).map_err(|_| unknown(table))?;
         }
-        let Entry { range, shard, spec, filters, .. } = &mut self.tables[self.last];
-        let request = Request::of(message, list, (op.pushes(), op.pulls()));
+        let Entry { range, shard, spec, filters, .. } = &mut self.tables[self.last_table];
+        let request = Request::of(message, list, op);
         check_keys(request.keys, *range, &spec.name)?;
         if let Admission::AfterClock(clock) = shard.admit(&request) {
-            return Ok(Left::Park(clock));
+            return Ok(Step::Park(clock));
         }
         if let Some(filters) = filters
             && !filters.pass(message)
         {
-            return self.serve_filtered(peer, message, request).map(|()| Left::Nothing);
+            return self.serve_filtered(peer, message, request).map(|()| Step::Done);
         }
-        // What a worker lends goes back to it, and so does what came with other messages.
+        // A shard may only adopt memory that the message owns: lent memory goes back to the worker,
+        // and a frame may hold several messages.
         if op == Op::Push && message.owns_values() && shard.adopts(&request) {
-            return Ok(Left::Adopt(request.keys[0]));
+            return Ok(Step::Adopt(request.keys[0]));
         }
         if request.pushes {
             shard.push(&request, self.endpoint.memory())?;
         }
         if request.pulls {
-            let (endpoint, shard) = (&mut self.endpoint, &mut **shard);
-            let asker = ReplyTo::of(peer, message);
+            let endpoint = &mut self.endpoint;
+            let shard = &mut **shard;
+            let reply_to = ReplyTo::of(peer, message);
             let posted = match message.offer() {
-                None => answer_pull(endpoint, shard, asker, &request),
-                Some(offer) => place_pull(endpoint, shard, (asker, offer), &request),
+                None => answer_pull(endpoint, shard, reply_to, &request),
+                Some(offer) => place_pull(endpoint, shard, reply_to, offer, &request),
             };
             if let Some(filters) = filters {
                 filters.passed.sent += (request.keys.len() * spec.row_bytes()) as u64;
@@ -386,7 +394,7 @@ impl ServerThread {
         } else {
             self.answer(peer, message.timestamp());
         }
-        Ok(Left::Nothing)
+        Ok(Step::Done)
     }
 
     #[inline(never)]
@@ -395,8 +403,8 @@ impl ServerThread {
         match position(&self.tables, wanted.spec.id) {
             Ok(at) => self.tables[at].check_same(&wanted)?,
             Err(at) => {
-                let place = (self.index, self.count);
-                let entry = wanted.build(place, &self.handles, self.endpoint.memory())?;
+                let memory = self.endpoint.memory();
+                let entry = wanted.build(self.index, self.count, &self.handles, memory)?;
                 self.tables.insert(at, entry);
             }
         }
@@ -420,7 +428,7 @@ impl ServerThread {
         Ok(())
     }
 
-    /// Answers a request that has nothing more to be told.
+    /// Answers a request without values.
     #[inline]
     fn answer(&mut self, peer: PeerId, timestamp: u64) {
         let posted = self.endpoint.answer(peer, timestamp);
@@ -432,7 +440,7 @@ impl ServerThread {
         self.check(peer, posted);
     }
 
-    /// A peer that cannot be sent to has gone or broken the rules; its lane is closed.
+    /// Closes the lane if an answer could not be posted: the peer is lost or broke the protocol.
     #[inline]
     fn check(&mut self, peer: PeerId, posted: caravan_van::Result<()>) {
         if let Err(error) = posted {

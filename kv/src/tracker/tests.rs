@@ -1,10 +1,10 @@
-//! Slots and what becomes of requests, as a worker enters and claims them.
+//! Slots of requests, and their outcomes, as a worker enters and claims them.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use super::*;
 
-/// As the worker does it: one answer came.
+/// Enters one answer as the worker does.
 fn answer(tracker: &mut Tracker, timestamp: Timestamp, error: Option<Error>) {
     let progress = tracker.progress(timestamp.0).unwrap();
     progress.missing -= 1;
@@ -105,7 +105,7 @@ fn progress_of_a_short_request_begins_with_what_is_known_of_it() {
     assert_eq!((tracker.progress.len(), tracker.spare.len()), (1, 1));
 }
 
-/// As the worker does it: the last answer came, and is claimed.
+/// Enters the last answer and claims it as the worker does.
 fn progress_is_over(tracker: &mut Tracker, pull: Timestamp) {
     answer(tracker, pull, None);
     tracker.progress(pull.0).unwrap().parts.clear();

@@ -1,57 +1,63 @@
-//! What comes of a request: servers' answers and losses, put together when the last part has its own.
+//! The outcome of a request: servers' answers and losses, joined after the last answer.
 //!
-//! Path: the way back, codec > **answer** > tracker. It runs on the caller's thread, inside [`Worker::poll`].
+//! Path: the way back, codec > **answer** > tracker. It runs on the caller's thread, inside
+//! [`Worker::poll`].
 
 use caravan_van::wire::{Kind, Record};
 use caravan_van::{Arrival, Buffer, Draft, Message, Next, Pool};
 
+use super::Worker;
 use super::table::TableState;
-use super::{Server, Worker};
 use crate::error::{Error, Result, with_sources};
 use crate::filter::{FILTERED, Outstanding};
 use crate::op::Op;
 use crate::tracker::{Callback, Part, Progress, RequestKind};
 
 impl Worker {
-    /// Takes in what the endpoint brought. Kept apart from `poll`, so that a look that finds nothing stays short.
+    /// Processes arrivals. `poll` calls this function out of line, so that a poll without arrivals
+    /// stays short.
     #[inline(never)]
     pub(super) fn drain(&mut self) {
-        while let Some(taken) = self.endpoint.take_batch() {
-            let peer = match &taken {
+        while let Some(next) = self.endpoint.take_batch() {
+            let peer = match &next {
                 Next::Batch(peer) => *peer,
                 Next::Arrival(arrival) => arrival.peer(),
             };
-            match (self.by_peer.get(peer.0 as usize).copied().flatten(), taken) {
+            match (self.by_peer.get(peer.0 as usize).copied().flatten(), next) {
                 (Some(server), Next::Batch(_)) => self.drain_batch(server),
                 (Some(server), Next::Arrival(arrival)) => self.dispatch(server, arrival),
-                (None, _) => self.endpoint.disconnect(peer), // a stranger
+                (None, _) => self.endpoint.disconnect(peer), // not one of the servers
             }
         }
     }
 
-    /// Takes in messages that are alike, by themselves those that do not complete a short request.
+    /// Processes a batch; dispatches records that do not complete a short request one by one.
     #[inline(always)]
     fn drain_batch(&mut self, server: usize) {
-        while !self.complete_alike(server) {
+        while !self.complete_records(server) {
             let Some(arrival) = self.endpoint.pop() else { return };
             self.dispatch(server, arrival);
         }
     }
 
-    /// Completes short requests, as most are, as long as these are their answers; true if all were.
+    /// Completes short requests until a record is not the answer to one; returns whether the batch
+    /// is empty then.
     #[inline(always)]
-    fn complete_alike(&mut self, server: usize) -> bool {
-        let run = self.endpoint.batch();
-        if run.is_empty() {
+    fn complete_records(&mut self, server: usize) -> bool {
+        let batch = self.endpoint.batch();
+        if batch.is_empty() {
             return true;
         }
-        let (is_ack, count, header) = (run.are_acks(), run.len(), run.header());
-        if run.kind() != Kind::Reply || header.op & FILTERED != 0 {
+        let are_acks = batch.are_acks();
+        let count = batch.len();
+        let header = batch.header();
+        if batch.kind() != Kind::Reply || header.op & FILTERED != 0 {
             return false;
         }
-        let (table, value_bytes) = (header.table.get(), run.value_bytes());
+        let table = header.table.get();
+        let value_bytes = batch.value_bytes();
         while let Some(Record { timestamp, values, .. }) = self.endpoint.batch().first() {
-            let completes = match is_ack {
+            let completes = match are_acks {
                 true => self.tracker.complete_push(timestamp, server),
                 false => self.tracker.complete_pull(timestamp, server, values),
             };
@@ -67,7 +73,7 @@ impl Worker {
         left == 0
     }
 
-    /// Counts bytes of answers that came as if there were no filters, if their table has any.
+    /// Counts bytes of answers that bypassed the filters of their table, if it has any.
     #[inline(never)]
     fn count_passed(&mut self, table: u32, bytes: usize) {
         let known = self.tables.iter_mut().find(|known| known.spec.id == table);
@@ -76,15 +82,15 @@ impl Worker {
         }
     }
 
-    /// Takes in anything else that came from one of the servers.
+    /// Processes one arrival from a server.
     #[inline(never)]
     fn dispatch(&mut self, server: usize, arrival: Arrival) {
         match arrival {
             Arrival::Answered { timestamp, .. } => self.answer_bare(server, timestamp),
             Arrival::Message { message, .. } if message.kind() == Kind::Request => {
                 let reason = "it sent a request to a worker".to_owned();
-                let Server { at, peer, .. } = &self.servers[server];
-                let (peer, address) = (*peer, at.address.clone());
+                let peer = self.servers[server].peer;
+                let address = self.servers[server].at.address.clone();
                 self.endpoint.disconnect(peer);
                 self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason });
             }
@@ -97,7 +103,7 @@ impl Worker {
         }
     }
 
-    /// Enters that a server has done what it was asked to, and says no more: it is no pull, or it is wrong.
+    /// Enters an answer without values, which is wrong for a pull.
     fn answer_bare(&mut self, server: usize, timestamp: u64) {
         if self.tracker.complete_push(timestamp, server) {
             return;
@@ -118,7 +124,7 @@ impl Worker {
         self.conclude(server, timestamp, outcome);
     }
 
-    /// Enters what a server replied, or why it failed.
+    /// Enters a server's reply or failure.
     fn answer(&mut self, server: usize, message: Message) {
         let timestamp = message.timestamp();
         if let Some(named) = self.named(timestamp, server)
@@ -128,12 +134,12 @@ impl Worker {
             return self.send_keys(server, timestamp, named);
         }
         if self.has_filters {
-            return self.undo_filters(server, message);
+            return self.decode_filtered(server, message);
         }
         self.enter_answer(server, message);
     }
 
-    /// Enters an answer as it was before filters.
+    /// Enters a decoded answer.
     #[inline]
     fn enter_answer(&mut self, server: usize, message: Message) {
         let timestamp = message.timestamp();
@@ -147,7 +153,8 @@ impl Worker {
         self.conclude(server, timestamp, outcome);
     }
 
-    /// The part of a request that `server` has answered in a message, with the memory that was offered for it.
+    /// Marks the part of a request that `server` has answered by a message, and takes back the
+    /// memory offered for it.
     #[inline]
     fn answered(&mut self, server: usize, timestamp: u64) -> Option<(&mut Progress, usize)> {
         let (progress, at) = self.tracker.answered(timestamp, server)?;
@@ -158,34 +165,36 @@ impl Worker {
         Some((progress, at))
     }
 
-    /// Enters an answer of a worker whose tables have filters, some of them.
+    /// Decodes an answer if its table has filters, and enters it.
     #[inline(never)]
-    fn undo_filters(&mut self, server: usize, message: Message) {
-        let (id, timestamp) = (message.table(), message.timestamp());
+    fn decode_filtered(&mut self, server: usize, message: Message) {
+        let id = message.table();
+        let timestamp = message.timestamp();
         let known = self.tables.iter_mut().find(|known| known.spec.id == id);
-        let undone = match known.map(|TableState { spec, filters, .. }| (spec, filters)) {
+        let decoded = match known.map(|TableState { spec, filters, .. }| (spec, filters)) {
             Some((spec, Some(filters))) if message.kind() == Kind::Reply => {
                 filters.receive(spec, message, self.endpoint.memory())
             }
             _ => Ok(message),
         };
-        match undone {
+        match decoded {
             Ok(message) => self.enter_answer(server, message),
-            Err(why) => {
+            Err(reason) => {
                 if self.answered(server, timestamp).is_some() {
-                    let outcome = Err(format!("its answer can't be read: {why}"));
+                    let outcome = Err(format!("its answer can't be read: {reason}"));
                     self.conclude(server, timestamp, outcome);
                 }
             }
         }
     }
 
-    /// What is kept of a request that named its keys and is answered now.
+    /// Removes the state of a message that named its keys by a signature, and is answered now.
     fn named(&mut self, timestamp: u64, server: usize) -> Option<Outstanding> {
         if self.named.is_empty() { None } else { self.named.remove(&(timestamp, server)) }
     }
 
-    /// Sends a server the keys that it was asked about by a signature it does not know. It has the rest of the request.
+    /// Sends a server the keys of a signature that it does not know. It holds the rest of the
+    /// request.
     fn send_keys(&mut self, server: usize, timestamp: u64, named: Outstanding) {
         let Outstanding { list, keys, table, offer } = named;
         let TableState { spec, coding, filters, .. } = &mut self.tables[table];
@@ -201,13 +210,13 @@ impl Worker {
             keys: &list.keys[keys],
             ..Draft::new(Kind::Request)
         };
-        // What asked for them gave back the credit that they take.
+        // The server's question returned the credit that this message takes.
         if let Err(error) = self.endpoint.post(self.servers[server].peer, draft, coding) {
             self.lose(server, &error);
         }
     }
 
-    /// Enters values that a server has put where they were wanted.
+    /// Enters values that a server has written to their destination.
     fn placed(&mut self, server: usize, timestamp: u64, memory: Buffer, len: usize) {
         drop(self.named(timestamp, server));
         let Some((progress, at)) = self.tracker.answered(timestamp, server) else { return };
@@ -216,22 +225,23 @@ impl Worker {
         self.conclude(server, timestamp, outcome);
     }
 
-    /// One server's part of a request is over.
+    /// Ends one server's part of a request.
     fn conclude(&mut self, server: usize, timestamp: u64, outcome: Result<(), String>) {
         if let Err(reason) = outcome
             && let Some(progress) = self.tracker.progress(timestamp)
             && !progress.abandoned
         {
-            let (server, what) = (self.servers[server].at.name.clone(), progress.kind.name());
+            let server = self.servers[server].at.name.clone();
+            let what = progress.kind.name();
             progress.error.get_or_insert(Error::Refused { server, what, reason });
         }
         self.settle(timestamp);
     }
 
-    /// Lets every request fail that `server` has not answered.
+    /// Fails every request that `server` has not answered.
     fn lose(&mut self, server: usize, error: &caravan_van::Error) {
         self.servers[server].lost = Some(with_sources(error));
-        // Takes back what was offered to it.
+        // This also takes back all memory that was offered to it.
         self.endpoint.disconnect(self.servers[server].peer);
         self.named.retain(|(_, at), _| *at != server);
         for timestamp in self.tracker.open_timestamps() {
@@ -243,7 +253,7 @@ impl Worker {
         }
     }
 
-    /// One thing less is missing; completes the request if it was the last.
+    /// Counts one missing answer less; completes the request after the last one.
     pub(super) fn settle(&mut self, timestamp: u64) {
         let Some(progress) = self.tracker.progress(timestamp) else { return };
         progress.missing -= 1;
@@ -253,12 +263,12 @@ impl Worker {
         } else if progress.error.is_some()
             && let Some(callback) = progress.callback.take()
         {
-            run(callback, progress);
+            run_callback(callback, progress);
         }
     }
 }
 
-/// Takes in values that a server has put where they belong: all of them, or it is an error.
+/// Enters values that a server has written to `memory`; fewer than all are an error.
 fn land(part: &mut Part, memory: Buffer, len: usize) -> Result<(), String> {
     if len != memory.len() {
         return Err(wrong_bytes(len, memory.len()));
@@ -267,7 +277,7 @@ fn land(part: &mut Part, memory: Buffer, len: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Puts a server's values where they belong.
+/// Copies a server's values to their destination.
 fn fill(into: &mut Buffer, values: &[u8]) -> Result<(), String> {
     if values.len() != into.len() {
         return Err(wrong_bytes(values.len(), into.len()));
@@ -276,10 +286,11 @@ fn fill(into: &mut Buffer, values: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Keeps the answer to part `at` until all have come and it is known where its values belong.
+/// Keeps the answer to part `at` until all answers have come.
 fn keep(progress: &mut Progress, at: usize, message: Message) -> Result<(), String> {
     let Part { keys, bytes, .. } = progress.parts[at];
-    let (found, lengths) = (message.values().len(), message.lengths().len());
+    let found = message.values().len();
+    let lengths = message.lengths().len();
     if bytes > 0 && found != bytes {
         return Err(wrong_bytes(found, bytes));
     }
@@ -302,7 +313,7 @@ fn wrong_bytes(found: usize, asked: usize) -> String {
     format!("it answered with {found} bytes of values where {asked} were asked for")
 }
 
-/// Puts the parts of a request together.
+/// Joins the parts of a request and runs its callback.
 fn complete(progress: &mut Progress, memory: &Pool) {
     if progress.error.is_none()
         && !progress.abandoned
@@ -313,7 +324,7 @@ fn complete(progress: &mut Progress, memory: &Pool) {
     progress.parts.clear();
     progress.messages.clear();
     if let Some(callback) = progress.callback.take() {
-        run(callback, progress);
+        run_callback(callback, progress);
     }
 }
 
@@ -322,15 +333,16 @@ fn assemble(progress: &mut Progress, memory: &Pool) -> Result<()> {
     match progress.kind {
         RequestKind::Push | RequestKind::Create => {}
         RequestKind::Command | RequestKind::Cost => {
-            progress.messages.resize_with(progress.parts.len(), || None); // those who said nothing
-            let said = |message: &Option<Message>| message.as_ref().map(|it| it.values().to_vec());
+            // Servers that replied without a message get an empty reply.
+            progress.messages.resize_with(progress.parts.len(), || None);
+            let reply = |message: &Option<Message>| message.as_ref().map(|it| it.values().to_vec());
             answer.replies =
-                progress.messages.iter().map(said).map(Option::unwrap_or_default).collect();
+                progress.messages.iter().map(reply).map(Option::unwrap_or_default).collect();
         }
         RequestKind::Pull | RequestKind::PushPull => {
             if let [Part { bytes: 1.., .. }] = progress.parts[..]
                 && let Some(message) =
-                    progress.messages.pop_if(|message| is_kept(message)).flatten()
+                    progress.messages.pop_if(|message| keeps_values(message)).flatten()
             {
                 answer.lent = message.lent().cloned();
                 answer.values = message.lent().is_none().then(|| message.into_values());
@@ -353,12 +365,12 @@ fn assemble(progress: &mut Progress, memory: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Whether a message's values stay where they are.
-fn is_kept(message: &Option<Message>) -> bool {
+/// Whether a message's values can go to the caller without a copy.
+fn keeps_values(message: &Option<Message>) -> bool {
     message.as_ref().is_some_and(|message| message.lent().is_some() || message.owns_values())
 }
 
-/// Collects values whose sizes only the servers knew.
+/// Copies the values of all answers into one buffer.
 fn gather(progress: &mut Progress, memory: &Pool) -> Result<()> {
     let messages = progress.messages.iter().flatten();
     let bytes = messages.clone().map(|message| message.values().len()).sum();
@@ -374,6 +386,6 @@ fn gather(progress: &mut Progress, memory: &Pool) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn run(callback: Callback, progress: &Progress) {
+pub(super) fn run_callback(callback: Callback, progress: &Progress) {
     callback(progress.error.as_ref().map_or(Ok(&progress.answer), Err));
 }

@@ -1,7 +1,8 @@
-//! How a request leaves: checked as a whole, cut at the servers' key ranges, and posted part by part.
+//! Sending requests: a request is checked as a whole, cut at the servers' key ranges, and posted
+//! part by part.
 //!
-//! Path: **worker** > slicer > filter > message > codec > endpoint > transport. What comes of a request is `answer.rs`'s
-//! business.
+//! Path: **worker** > slicer > filter > message > codec > endpoint > transport. `answer.rs`
+//! receives the answers.
 
 use std::ops::Range;
 
@@ -18,15 +19,19 @@ use crate::slicer;
 use crate::table::{SHARED_BYTES_MIN, TableSpec, ValueType};
 use crate::tracker::{Part, RequestKind, Timestamp};
 
-/// What to push.
+/// The values of a push.
 pub(super) enum Payload<'a> {
     Nothing,
-    /// Values of a type, and its name.
-    Values(&'a [u8], Option<ValueType>, &'static str),
+    /// Values to copy; `value` is `None` for types that no table holds.
+    Values {
+        bytes: &'a [u8],
+        value: Option<ValueType>,
+        type_name: &'static str,
+    },
     Shared(&'a Shared),
 }
 
-/// One request about to be made.
+/// A request as its caller makes it.
 pub(super) struct Request<'a> {
     pub(super) kind: RequestKind,
     pub(super) table: Table,
@@ -36,45 +41,68 @@ pub(super) struct Request<'a> {
     pub(super) into: Option<Buffer>,
 }
 
+/// A request that is being sent part by part.
+struct Sending<'a> {
+    timestamp: Timestamp,
+    request: &'a Request<'a>,
+    /// The keys with their signature, if they are to be cached.
+    list: Option<&'a Signed>,
+    /// Bytes of the values of the parts that have been sent.
+    value_bytes: usize,
+    /// The destination of all values that remain.
+    into: Option<Buffer>,
+}
+
+/// One server's part of a request's keys.
+struct Slice {
+    server: usize,
+    /// The server's key range.
+    range: KeyRange,
+    /// Positions of the keys in the request.
+    keys: Range<usize>,
+}
+
 impl<'a> Payload<'a> {
     #[inline]
     pub(super) fn of<V: Value>(values: &'a [V]) -> Payload<'a> {
-        Payload::Values(V::bytes(values), ValueType::of::<V>(), V::NAME)
+        let bytes = V::bytes(values);
+        Payload::Values { bytes, value: ValueType::of::<V>(), type_name: V::NAME }
     }
 
-    /// Bytes that are pushed, if any are.
+    /// Number of bytes pushed; `None` for a pull.
     fn bytes(&self) -> Option<usize> {
         match self {
             Payload::Nothing => None,
-            Payload::Values(bytes, ..) => Some(bytes.len()),
+            Payload::Values { bytes, .. } => Some(bytes.len()),
             Payload::Shared(shared) => Some(shared.len()),
         }
     }
 
-    /// Whether a table of `value`s can take them.
+    /// Whether a table of this value type accepts the values.
     #[inline]
     fn suits(&self, value: ValueType) -> bool {
         match self {
-            Payload::Values(_, of, _) => *of == Some(value),
+            Payload::Values { value: own, .. } => *own == Some(value),
             Payload::Nothing | Payload::Shared(_) => true,
         }
     }
 
-    /// All of them.
+    /// All bytes; empty for a pull.
     fn all(&self) -> &'a [u8] {
         match self {
             Payload::Nothing => &[],
-            Payload::Values(bytes, ..) => bytes,
+            Payload::Values { bytes, .. } => bytes,
             Payload::Shared(shared) => shared,
         }
     }
 
-    /// The bytes at `range`; shared ones stay where they lie if they are too long for a frame, or are to be lent.
+    /// The bytes at `range`. Shared bytes are not copied if they are too long for a frame or the
+    /// van lends them.
     #[inline(always)]
     fn part(&self, range: Range<usize>, endpoint: &Endpoint) -> Values<'a> {
         match *self {
             Payload::Nothing => Values::None,
-            Payload::Values(bytes, ..) => Values::Copied(&bytes[range]),
+            Payload::Values { bytes, .. } => Values::Copied(&bytes[range]),
             Payload::Shared(shared)
                 if range.len() > endpoint.eager_bytes() || endpoint.lends(range.len()) =>
             {
@@ -86,7 +114,7 @@ impl<'a> Payload<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// A request that pushes nothing and pulls into memory of its own.
+    /// A request without pushed values and without a destination.
     pub(super) fn new(kind: RequestKind, table: Table, keys: &'a [u64]) -> Self {
         Request { kind, table, keys, lengths: &[], payload: Payload::Nothing, into: None }
     }
@@ -94,7 +122,7 @@ impl<'a> Request<'a> {
 
 impl Worker {
     /// Sends a request to the servers that hold its keys.
-    #[inline(always)] // a request that went through memory would be read before it is written
+    #[inline(always)] // passing a request in memory would load what was just stored
     pub(super) fn request(&mut self, request: Request<'_>) -> Result<Timestamp> {
         let mut request = request;
         if self.is_short(&request) {
@@ -104,18 +132,21 @@ impl Worker {
         }
     }
 
-    /// Whether a request is as most are: it goes to one server, the `last` of its table from here on, nothing is to be offered
-    /// to that, no filter has anything to do with it, and nothing is wrong with it. What is wrong with another is found in [`Worker::check`].
+    /// Whether a request is valid and short: it goes to one server, offers no memory, and bypasses
+    /// the filters. Sets the `route` of its table to that server.
+    ///
+    /// [`Worker::check`] reports the errors of all other requests.
     #[inline(always)]
     fn is_short(&mut self, request: &Request<'_>) -> bool {
         let Request { kind, keys, lengths, payload, into, .. } = request;
-        let ([first, ..], [.., last]) = (*keys, *keys) else { return false };
+        let [first, ..] = *keys else { return false };
+        let [.., last] = *keys else { return false };
         let Some(known) = self.tables.get_mut(request.table.0 as usize) else { return false };
         let place = keys.len().saturating_mul(known.row_bytes);
-        // What is sent from where it lies, and brings nothing back, may be long.
-        let is_long = matches!((kind, payload), (RequestKind::Push, Payload::Shared(_)));
-        let most = if is_long { usize::MAX } else { self.endpoint.eager_bytes() };
-        let fits = (1..=most).contains(&place)
+        // A push of shared values may be long: it needs neither a copy nor a destination.
+        let may_be_long = matches!((kind, payload), (RequestKind::Push, Payload::Shared(_)));
+        let bytes_max = if may_be_long { usize::MAX } else { self.endpoint.eager_bytes() };
+        let fits = (1..=bytes_max).contains(&place)
             && payload.bytes().is_none_or(|bytes| bytes == place)
             && payload.suits(known.spec.value)
             && into.as_ref().is_none_or(|into| into.len() == place);
@@ -123,16 +154,16 @@ impl Worker {
         if !fits || !lengths.is_empty() || !passes {
             return false;
         }
-        if !known.last.range.contains(*first) && !known.route_to(*first, &self.servers) {
+        if !known.route.range.contains(*first) && !known.route_to(*first, &self.servers) {
             return false;
         }
         let needs_place = *kind == RequestKind::Push
             || into.is_some()
             || !is_lent(&self.endpoint, keys.len(), place);
-        needs_place && *last <= known.last.range.last() && slicer::are_ascending(keys)
+        needs_place && *last <= known.route.range.last() && slicer::are_ascending(keys)
     }
 
-    /// Sends a short request, with which nothing is wrong.
+    /// Sends a valid short request.
     #[inline(always)]
     fn request_short(&mut self, request: &mut Request<'_>) -> Result<Timestamp> {
         let Request { kind, table, keys, ref payload, .. } = *request;
@@ -144,7 +175,7 @@ impl Worker {
                 Some(self.endpoint.memory().allocate(place)?)
             }
         };
-        let Route { server, peer, range } = self.tables[table.0 as usize].last;
+        let Route { server, peer, range } = self.tables[table.0 as usize].route;
         let timestamp = self.tracker.begin_short(kind, server, into)?;
         if self.endpoint.credits(peer) == 0
             && let Err(error) = self.wait_for_room(server as usize)
@@ -180,7 +211,7 @@ impl Worker {
         let mut request = request;
         let (place, list) = self.check(&request)?;
         let Request { kind, table, keys, .. } = request;
-        let mut into = match (kind, request.into.take()) {
+        let into = match (kind, request.into.take()) {
             (RequestKind::Push, _) => None,
             (_, Some(into)) => Some(into),
             (_, None) if place == 0 || self.is_lent_whole(keys, table, place) => None,
@@ -188,50 +219,46 @@ impl Worker {
         };
         let timestamp = self.tracker.begin(kind)?;
         let parts = std::mem::take(&mut self.tables[table.0 as usize].parts);
+        let list = list.as_ref();
+        let mut sending = Sending { timestamp, request: &request, list, value_bytes: 0, into };
         let mut sent = Ok(());
-        let mut value = 0;
-        for (server, slice) in slicer::cut(keys, &parts) {
-            sent = self.send_part(
-                timestamp,
-                (&request, list.as_ref()),
-                (server, parts[server]),
-                slice,
-                &mut value,
-                &mut into,
-            );
+        for (server, keys) in slicer::cut(keys, &parts) {
+            sent = self.send_part(&mut sending, Slice { server, range: parts[server], keys });
             if sent.is_err() {
                 break;
             }
         }
+        let into = sending.into;
         self.tables[table.0 as usize].parts = parts;
         self.seal(timestamp, sent.map(|()| into.filter(|_| keys.is_empty())));
         Ok(timestamp)
     }
 
-    /// Whether the answer is [lent](is_lent), all of it by one server.
+    /// Whether one server has all keys and its answer is [lent](is_lent).
     fn is_lent_whole(&self, keys: &[u64], table: Table, place: usize) -> bool {
         let mut slices = slicer::cut(keys, &self.tables[table.0 as usize].parts);
         slices.next().is_some_and(|(_, slice)| slice.len() == keys.len())
             && is_lent(&self.endpoint, keys.len(), place)
     }
 
-    /// Checks a request as a whole; returns the bytes that its answer will hold, 0 when that is not known, and the keys with
-    /// their signature if they are to be cached.
+    /// Checks a request as a whole. Returns the bytes of its answer, 0 if unknown, and the keys
+    /// with their signature if they are to be cached.
     #[inline]
     fn check(&mut self, request: &Request<'_>) -> Result<(usize, Option<Signed>)> {
         let known = self.tables.get_mut(request.table.0 as usize);
         let TableState { spec, range, filters, .. } =
             known.ok_or_else(|| unknown(request.table))?;
-        if let Payload::Values(_, of, found) = request.payload
-            && of != Some(spec.value)
+        if let Payload::Values { value, type_name: found, .. } = request.payload
+            && value != Some(spec.value)
         {
-            let (table, expected) = (spec.name.clone(), spec.value.name());
+            let table = spec.name.clone();
+            let expected = spec.value.name();
             return Err(Error::WrongType { table, expected, found });
         }
         let check = |keys: &[u64]| slicer::check(keys, *range, &spec.name);
         let list = match filters {
             None => check(request.keys).map(|()| None)?,
-            Some(filters) => filters.sign(spec, (request.keys, request.payload.all()), check)?,
+            Some(filters) => filters.sign(spec, request.keys, request.payload.all(), check)?,
         };
         let wrong = |what, expected, found| Error::WrongLength {
             what,
@@ -239,17 +266,18 @@ impl Worker {
             expected,
             found,
         };
-        let (count, row) = (request.keys.len(), spec.row_bytes());
+        let count = request.keys.len();
+        let row = spec.row_bytes();
         if row == 0 && request.into.is_some() {
-            let (what, instead) = ("pulling into a buffer", "pull");
-            return Err(Error::VaryingTable { what, table: spec.name.clone(), instead });
+            let what = "pulling into a buffer";
+            return Err(Error::VaryingTable { what, table: spec.name.clone(), instead: "pull" });
         }
         let pushed = request.payload.bytes();
         let lengths = if row == 0 && pushed.is_some() { count } else { 0 };
         if request.lengths.len() != lengths {
             return Err(wrong("lengths", lengths, request.lengths.len()));
         }
-        let expected = value_bytes(spec, count, request.lengths);
+        let expected = part_bytes(spec, count, request.lengths);
         if let Some(found) = pushed.filter(|&found| found != expected) {
             let size = spec.value.bytes();
             return Err(wrong("values", expected / size, found / size));
@@ -261,27 +289,21 @@ impl Worker {
         }
     }
 
-    /// Sends the keys at `slice` to a server; `value` is the number of value bytes before them.
-    fn send_part(
-        &mut self,
-        timestamp: Timestamp,
-        (request, list): (&Request<'_>, Option<&Signed>),
-        (server, range): (usize, KeyRange),
-        slice: Range<usize>,
-        value: &mut usize,
-        into: &mut Option<Buffer>,
-    ) -> Result<()> {
+    /// Sends one server its slice of a request.
+    fn send_part(&mut self, sending: &mut Sending<'_>, slice: Slice) -> Result<()> {
+        let &mut Sending { timestamp, request, list, ref mut value_bytes, ref mut into } = sending;
+        let Slice { server, range, keys } = slice;
         let peer = self.room(server)?;
         let eager_bytes = self.endpoint.eager_bytes();
         let TableState { spec, coding, filters, .. } = &mut self.tables[request.table.0 as usize];
         let lengths =
-            if request.lengths.is_empty() { &[][..] } else { &request.lengths[slice.clone()] };
-        let bytes = value_bytes(spec, slice.len(), lengths);
-        let load = *value..*value + bytes;
-        *value = load.end;
+            if request.lengths.is_empty() { &[][..] } else { &request.lengths[keys.clone()] };
+        let bytes = part_bytes(spec, keys.len(), lengths);
+        let values = *value_bytes..*value_bytes + bytes;
+        *value_bytes = values.end;
         let place = into.take_if(|into| into.len() == bytes);
         let mut place = place.or_else(|| into.as_mut().map(|into| into.split_to(bytes)));
-        let asked = if place.is_none() { slice.len() * spec.row_bytes() } else { 0 };
+        let asked = if place.is_none() { keys.len() * spec.row_bytes() } else { 0 };
         let mut offer = None;
         let fits = filters.as_ref().is_none_or(|filters| !filters.shortens_answers());
         if let Some(place) = place.take_if(|place| fits && place.len() > eager_bytes) {
@@ -289,24 +311,26 @@ impl Worker {
         }
         let named = list.filter(|list| {
             let sent = filters.as_mut().and_then(|filters| filters.sent.as_mut());
-            sent.is_some_and(|sent| sent.omits(list.signature, server, slice.len()))
+            sent.is_some_and(|sent| sent.omits(list.signature, server, keys.len()))
         });
         let mut draft = Draft {
             range,
             offer,
             signature: list.map(|list| list.signature),
-            keys: &request.keys[slice.clone()],
+            keys: &request.keys[keys.clone()],
             lengths,
-            values: request.payload.part(load.clone(), &self.endpoint),
+            values: request.payload.part(values.clone(), &self.endpoint),
             ..draft(timestamp, request.kind, spec.id, self.clock)
         };
-        let (mut block, mut passage) = (None, None);
+        let mut block = None;
+        let mut passage = None;
         if let Some(filters) = filters {
             let drops_keys = list.is_none() && request.kind == RequestKind::Push;
-            let pushed = request.payload.all().get(load).unwrap_or_default(); // a pull pushes nothing
+            // A pull pushes nothing.
+            let pushed = request.payload.all().get(values).unwrap_or_default();
             let memory = self.endpoint.memory();
             passage =
-                Some(filters.encode(spec, &mut draft, (pushed, drops_keys), &mut block, memory)?);
+                Some(filters.encode(spec, &mut draft, pushed, drops_keys, &mut block, memory)?);
         }
         if named.is_some() {
             draft.keys = &[];
@@ -314,21 +338,23 @@ impl Worker {
         let saved = coding.saved_bytes();
         let posted = self.endpoint.post(peer, draft, coding);
         if let (Some(passage), Some(filters)) = (passage, filters) {
-            let (keys, saved) = (slice.len(), coding.saved_bytes() - saved);
-            filters.count_sent(passage, (list.is_some(), named.is_some()), keys, saved);
+            let saved = coding.saved_bytes() - saved;
+            filters.count_sent(passage, list.is_some(), named.is_some(), keys.len(), saved);
         }
         if let (Some(list), Ok(())) = (named, &posted) {
-            let (list, keys, table) = (list.clone(), slice.clone(), request.table.0 as usize);
-            self.named.insert((timestamp.0, server), Outstanding { list, keys, table, offer });
+            let list = list.clone();
+            let table = request.table.0 as usize;
+            let outstanding = Outstanding { list, keys: keys.clone(), table, offer };
+            self.named.insert((timestamp.0, server), outstanding);
         }
         let offered = offer.map(|offer| offer.key.get());
-        let (keys, bytes) =
-            (slice.len(), if request.kind == RequestKind::Push { 0 } else { asked });
+        let bytes = if request.kind == RequestKind::Push { 0 } else { asked };
+        let keys = keys.len();
         let part = Part { server, answered: false, keys, into: place, bytes, offered };
         self.enter(timestamp, part, posted)
     }
 
-    /// Sends the same text to every server.
+    /// Sends the same body to every server.
     pub(super) fn broadcast(
         &mut self,
         kind: RequestKind,
@@ -347,7 +373,7 @@ impl Worker {
         Ok(timestamp)
     }
 
-    /// Enters one part of a request, unless it could not be posted.
+    /// Enters one part of a request if it was posted.
     fn enter(
         &mut self,
         timestamp: Timestamp,
@@ -356,7 +382,7 @@ impl Worker {
     ) -> Result<()> {
         if let Err(error) = posted {
             if let Some(key) = part.offered {
-                // A lane that is closed has taken its offers back already.
+                // A closed lane has already taken back its offers.
                 let _ = self.endpoint.withdraw(self.servers[part.server].peer, key);
             }
             return Err(error.into());
@@ -367,7 +393,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The peer that `server` is, once its lane has room for a request.
+    /// Returns the peer of `server` as soon as its lane has room for a request.
     #[inline]
     fn room(&mut self, server: usize) -> Result<PeerId> {
         let Server { peer, lost, .. } = &self.servers[server];
@@ -377,7 +403,7 @@ impl Worker {
         self.wait_for_room(server)
     }
 
-    /// Takes in answers until the lane to `server` has room for a request.
+    /// Processes answers until the lane to `server` has room for a request.
     #[cold]
     fn wait_for_room(&mut self, server: usize) -> Result<PeerId> {
         let mut silence = Silence::default();
@@ -397,7 +423,8 @@ impl Worker {
         }
     }
 
-    /// All parts of a request have been sent, or one could not be; from now on it is complete when all sent ones are answered.
+    /// Ends the sending of a request, successful or not. From now on, the answers to all sent parts
+    /// complete it.
     fn seal(&mut self, timestamp: Timestamp, sent: Result<Option<Buffer>>) {
         let progress = self.tracker.progress(timestamp.0).expect("open until it is sealed");
         match sent {
@@ -408,21 +435,21 @@ impl Worker {
     }
 }
 
-/// Whether the answer to a pull of so many `keys`, `place` bytes, is read where the server has it, so that it needs no place: most
-/// single rows are, and what is long.
+/// Whether the server lends the answer to a pull of `keys` keys, which has `place` bytes. It then
+/// needs no destination. Servers lend most single rows, and long values.
 #[inline]
 fn is_lent(endpoint: &Endpoint, keys: usize, place: usize) -> bool {
     (keys == 1 || place >= SHARED_BYTES_MIN) && endpoint.lends(place)
 }
 
-/// What is the same in all messages of a request.
+/// The header fields that all messages of a request share.
 fn draft<'a>(timestamp: Timestamp, kind: RequestKind, table: u32, clock: u64) -> Draft<'a> {
-    let (op, timestamp) = (Op::from(kind) as u8, timestamp.0);
-    Draft { op, table, timestamp, clock, ..Draft::new(Kind::Request) }
+    let op = Op::from(kind) as u8;
+    Draft { op, table, timestamp: timestamp.0, clock, ..Draft::new(Kind::Request) }
 }
 
-/// Bytes of the values of `keys` keys; their `lengths` count where the table's keys have their own number of values.
-fn value_bytes(spec: &TableSpec, keys: usize, lengths: &[u32]) -> usize {
+/// Bytes of the values of `keys` keys. `lengths` determines them if rows have their own lengths.
+fn part_bytes(spec: &TableSpec, keys: usize, lengths: &[u32]) -> usize {
     match spec.row_bytes() {
         0 => lengths.iter().map(|&n| n as usize).sum::<usize>() * spec.value.bytes(),
         row => keys.saturating_mul(row),

@@ -1,4 +1,4 @@
-//! Tables as a worker knows them: made, set up, and what was counted of their messages.
+//! A worker's tables: creating them, their settings, and their counters.
 
 use caravan_van::wire::Coding;
 use caravan_van::{KeyRange, PeerId};
@@ -15,17 +15,17 @@ pub struct Table(pub(super) u32);
 
 pub(super) struct TableState {
     pub(super) spec: TableSpec,
-    /// Of each row; 0 when rows have their own lengths.
+    /// Bytes of each row; 0 if rows have their own lengths.
     pub(super) row_bytes: usize,
     pub(super) range: KeyRange,
-    /// The servers' ranges, in order of servers.
+    /// The servers' key ranges, in the order of the servers.
     pub(super) parts: Vec<KeyRange>,
-    pub(super) last: Route,
+    pub(super) route: Route,
     pub(super) coding: Coding,
     pub(super) filters: Option<Box<AtWorker>>,
 }
 
-/// The server that the last short request went to: the next one is likely to go there, too.
+/// The server of the last short request. The next one probably goes there, too.
 #[derive(Clone, Copy)]
 pub(super) struct Route {
     pub(super) server: u32,
@@ -34,17 +34,17 @@ pub(super) struct Route {
 }
 
 impl TableState {
-    /// Makes the server that has `key` the last one; false if there is none.
+    /// Sets `route` to the server that has `key`; returns false if there is none.
     #[inline(never)]
     pub(super) fn route_to(&mut self, key: u64, servers: &[Server]) -> bool {
         let server = self.parts.partition_point(|part| part.last() < key);
         let range = self.parts.get(server).filter(|part| part.contains(key));
         let Some(&range) = range else { return false };
-        self.last = Route { server: server as u32, peer: servers[server].peer, range };
+        self.route = Route { server: server as u32, peer: servers[server].peer, range };
         true
     }
 
-    /// Its filters, to which one is about to be added.
+    /// The table's filters, created if there are none.
     fn filters(&mut self, node: u32) -> &mut AtWorker {
         self.filters.get_or_insert_with(|| Box::new(AtWorker::new(&self.spec, node)))
     }
@@ -54,8 +54,8 @@ impl Worker {
     /// Creates a table on all servers, or joins it if there is an equal one.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the servers have another table under that id or cannot build it; [`Error::Config`], also for
-    /// filters that it can't have.
+    /// [`Error::Refused`] if the servers have another table under that id or cannot build this one;
+    /// [`Error::Config`], also for filters that do not suit the table.
     pub fn create_table(&mut self, spec: &TableSpec) -> Result<Table> {
         let range = spec.range()?;
         spec.filters.check(spec)?;
@@ -63,22 +63,24 @@ impl Worker {
         let timestamp = self.broadcast(RequestKind::Create, spec.id, &text)?;
         self.wait(timestamp)?;
         let parts: Vec<_> = range.cut(self.servers.len()).collect();
-        // The servers took it, so one of that number that is known already is equal.
+        // The servers accepted it, so a known table with that id is equal.
         let known = self.tables.iter().position(|known| known.spec.id == spec.id);
         let index = known.unwrap_or_else(|| {
             let coding = if spec.filters.snappy { Coding::compact() } else { Coding::plain() };
             let node = self.endpoint.node();
             self.has_filters |= !spec.filters.is_none();
             let filters = (!spec.filters.is_none()).then(|| Box::new(AtWorker::new(spec, node)));
-            let (spec, row_bytes) = (spec.clone(), spec.row_bytes());
-            let last = Route { server: 0, peer: self.servers[0].peer, range: parts[0] };
-            self.tables.push(TableState { spec, row_bytes, range, parts, last, coding, filters });
+            let row_bytes = spec.row_bytes();
+            let spec = spec.clone();
+            let route = Route { server: 0, peer: self.servers[0].peer, range: parts[0] };
+            self.tables.push(TableState { spec, row_bytes, range, parts, route, coding, filters });
             self.tables.len() - 1
         });
         Ok(Table(index as u32))
     }
 
-    /// Delta-codes the keys of this table's requests, and Snappy-compresses what that makes smaller.
+    /// Delta-codes the keys of this table's requests, and compresses sections that Snappy makes
+    /// smaller.
     ///
     /// # Errors
     /// [`Error::UnknownTable`].
@@ -88,8 +90,11 @@ impl Worker {
         Ok(())
     }
 
-    /// Sends each list of keys of this table once: later requests with the same keys name them by a signature, which the
-    /// servers know. Pays for lists that come again; see `kv/src/filter/key_cache.rs` for how, and how sure it is.
+    /// Sends each list of keys of this table once. Later requests with the same keys carry its
+    /// signature, by which the servers find the list.
+    ///
+    /// This pays for lists that are used again. `kv/src/filter/key_cache.rs` describes the protocol
+    /// and the probability of a collision.
     ///
     /// # Errors
     /// [`Error::UnknownTable`].
@@ -100,8 +105,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Suspends the filters of a table that lose anything, or resumes them: while they are, values are pushed as they are, with
-    /// what was kept back of their keys.
+    /// Suspends a table's lossy filters, or resumes them. While they are suspended, values are
+    /// pushed exactly, together with what was held back for their keys.
     ///
     /// # Errors
     /// [`Error::UnknownTable`].
@@ -113,7 +118,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Pushes, as it is, all that the filter `significant` has kept back; nothing if that is nothing.
+    /// Pushes, exactly, everything that the filter `significant` has held back; returns `None` if
+    /// there is nothing.
     ///
     /// # Errors
     /// As [`Worker::push`].
@@ -139,7 +145,7 @@ impl Worker {
         pushed.map(Some)
     }
 
-    /// What the filters of a table did to its messages so far.
+    /// The traffic counters of a table's filters.
     ///
     /// # Errors
     /// [`Error::UnknownTable`].
@@ -148,7 +154,7 @@ impl Worker {
         Ok(filters.map_or_else(Traffic::default, |filters| filters.traffic()))
     }
 
-    /// What caching this table's keys did so far; all zero unless [`Worker::cache_keys`] was called.
+    /// The counters of this table's key cache; all zero unless [`Worker::cache_keys`] was called.
     ///
     /// # Errors
     /// [`Error::UnknownTable`].

@@ -1,4 +1,4 @@
-//! Waiting for answers: how long, and what is looked at meanwhile.
+//! Waiting for answers: how long, and what is checked meanwhile.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,47 +7,48 @@ use super::{ServerAddress, Worker};
 use crate::error::{Error, Result};
 use crate::tracker::Timestamp;
 
-/// After so long a wait it is said what is waited for.
-const SAY_AFTER: Duration = Duration::from_secs(10);
+/// A wait logs a warning each time this has passed.
+const WARN_AFTER: Duration = Duration::from_secs(10);
 
-/// What is looked at while nothing comes: an error ends the wait.
+/// Runs now and then while no answer comes; an error ends the wait.
 pub(crate) type Watch = Box<dyn FnMut() -> Result<()>>;
 
-/// One sleep while waiting; whoever waits looks around at least this often.
+/// Longest sleep while waiting: a waiting worker checks its watch at least this often.
 const NAP: Duration = Duration::from_millis(100);
 
-/// When a worker stops waiting for an answer that does not come.
+/// Decides when a worker stops waiting for an answer.
 pub(crate) struct Waits {
-    /// Knows which nodes are lost.
+    /// Fails once a node is lost.
     watch: Option<Watch>,
-    /// How long it may sleep between two looks.
+    /// Longest sleep between two checks.
     pub(super) nap: Duration,
-    /// Whether it has ended a wait: the next ones need not sleep first to find out the same.
-    in_vain: bool,
-    /// How long no server may answer anything.
+    /// Whether the last check failed: the next wait then checks before its first sleep.
+    is_failing: bool,
+    /// Longest time without an answer from any server.
     silence_max: Duration,
 }
 
 impl Waits {
-    /// Gives up after so long without any answer.
+    /// Gives up after `silence_max` without any answer.
     pub(crate) fn up_to(silence_max: Duration) -> Waits {
-        Waits { watch: None, nap: NAP, in_vain: false, silence_max }
+        Waits { watch: None, nap: NAP, is_failing: false, silence_max }
     }
 
-    /// With a watch over nodes that give signs of life every `heartbeat`: it hears some ten times as often.
+    /// Adds a watch over nodes that send a heartbeat every `heartbeat`. It runs about ten times as
+    /// often.
     pub(crate) fn watching(self, watch: Watch, heartbeat: Duration) -> Waits {
         Waits { watch: Some(watch), nap: NAP.min(heartbeat / 10), ..self }
     }
 }
 
-/// A wait in which nothing has come so far.
+/// The time since the last arrival during a wait.
 #[derive(Default)]
 pub(super) struct Silence {
     napped: bool,
-    /// When it began, as far as the time was asked for.
+    /// When the clock was first read during this silence.
     pub(super) began: Option<Duration>,
-    /// When it was last said what is waited for.
-    said: Option<Duration>,
+    /// When the wait last logged a warning.
+    warned: Option<Duration>,
 }
 
 /// What a worker waits for.
@@ -69,38 +70,39 @@ impl fmt::Display for Awaited {
 }
 
 impl Worker {
-    /// Sleeps a while, and looks around first if it has slept already: most answers come during the first nap, and until then
-    /// nobody asks for the time.
+    /// Sleeps a while; every sleep but the first begins with [`Worker::check_silence`]. Most
+    /// answers come during the first sleep, which therefore does not read the clock.
     pub(super) fn nap(&mut self, silence: &mut Silence, what: Awaited) -> Result<()> {
-        if std::mem::replace(&mut silence.napped, true) || self.waits.in_vain {
-            self.look_around(silence, what)?;
+        if std::mem::replace(&mut silence.napped, true) || self.waits.is_failing {
+            self.check_silence(silence, what)?;
         }
         Ok(self.endpoint.wait(self.waits.nap)?)
     }
 
-    /// Ends a wait that is in vain, and says now and then what is waited for.
+    /// Ends a wait that cannot succeed or takes too long; logs a long one now and then.
     #[cold]
-    fn look_around(&mut self, silence: &mut Silence, what: Awaited) -> Result<()> {
-        self.look_at_the_lost()?;
+    fn check_silence(&mut self, silence: &mut Silence, what: Awaited) -> Result<()> {
+        self.check_lost_nodes()?;
         let now = self.endpoint.now();
         let silent = now - *silence.began.get_or_insert(now);
         if silent > self.waits.silence_max {
-            let (what, missing) = (what.to_string(), self.unanswered(what));
-            return Err(Error::Timeout { what, seconds: silent.as_secs_f64(), missing });
+            let missing = self.unanswered(what);
+            let seconds = silent.as_secs_f64();
+            return Err(Error::Timeout { what: what.to_string(), seconds, missing });
         }
-        if now > *silence.said.get_or_insert(now) + SAY_AFTER {
-            silence.said = Some(now);
+        if now > *silence.warned.get_or_insert(now) + WARN_AFTER {
+            silence.warned = Some(now);
             let servers = self.unanswered(what);
             tracing::warn!(%what, servers, "still waiting for an answer");
         }
         Ok(())
     }
 
-    /// Ends a wait when a node is lost that this process watches over.
-    pub(super) fn look_at_the_lost(&mut self) -> Result<()> {
-        let looked = self.waits.watch.as_mut().map_or(Ok(()), |watch| watch());
-        self.waits.in_vain = looked.is_err();
-        looked
+    /// Fails if a node that this process watches is lost.
+    pub(super) fn check_lost_nodes(&mut self) -> Result<()> {
+        let checked = self.waits.watch.as_mut().map_or(Ok(()), |watch| watch());
+        self.waits.is_failing = checked.is_err();
+        checked
     }
 
     /// The servers that have not answered yet.

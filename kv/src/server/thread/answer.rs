@@ -1,6 +1,6 @@
-//! A server thread's answers: what a request is told, and how pulled values go to where they are wanted.
+//! A server thread's answers, and how pulled values reach their destination.
 //!
-//! Path: codec > thread > shard > store > **answer** > message, and back as any other.
+//! Path: codec > thread > shard > store > **answer** > message, and back like any message.
 
 use caravan_van::wire::{Coding, Kind, Offer};
 use caravan_van::{Draft, Endpoint, Message, PeerId, Pool, Shared, Values};
@@ -9,13 +9,13 @@ use crate::error::Result;
 use crate::server::shard::{Pulled, Request, Shard};
 use crate::table::SHARED_BYTES_MIN;
 
-/// A reply or failure for `request`, still without values.
+/// A reply or failure for `request`, without values.
 #[inline(always)]
 pub(super) fn answer<'a>(kind: Kind, request: &Message) -> Draft<'a> {
     Draft { table: request.table(), timestamp: request.timestamp(), ..Draft::new(kind) }
 }
 
-/// Whom an answer goes to, and what it names.
+/// Reply address of a request.
 #[derive(Clone, Copy)]
 pub(super) struct ReplyTo {
     pub(super) peer: PeerId,
@@ -33,20 +33,20 @@ impl ReplyTo {
 /// Answers an admitted pull by a message.
 ///
 /// # Errors
-/// When the lane is of no use any more; likewise below.
+/// If the answer cannot be posted and the lane must be closed, as for all functions below.
 #[inline(always)]
 pub(super) fn answer_pull(
     endpoint: &mut Endpoint,
     shard: &mut dyn Shard,
-    asker: ReplyTo,
+    reply_to: ReplyTo,
     request: &Request<'_>,
 ) -> caravan_van::Result<()> {
-    let ReplyTo { peer, table, timestamp } = asker;
+    let ReplyTo { peer, table, timestamp } = reply_to;
     let reply = || Draft { table, timestamp, ..Draft::new(Kind::Reply) };
     match shard.pull(request) {
         Ok(Pulled::Stored(values)) => match endpoint.reply(peer, table, timestamp, values) {
             Ok(()) => Ok(()),
-            Err(error) => post_failure(endpoint, asker, error),
+            Err(error) => post_failure(endpoint, reply_to, error),
         },
         Ok(Pulled::Shared(values)) => {
             let bytes = values.len();
@@ -62,22 +62,24 @@ pub(super) fn answer_pull(
         Ok(Pulled::Varying(bytes)) => {
             match gather(endpoint.memory(), bytes, |into| shard.read(request, into)) {
                 Ok(gathered) => {
-                    let (lengths, values) = (shard.lengths(), Values::Apart(gathered));
+                    let lengths = shard.lengths();
+                    let values = Values::Apart(gathered);
                     post(endpoint, peer, Draft { lengths, values, ..reply() })
                 }
-                Err(reason) => refuse(endpoint, asker, &reason),
+                Err(reason) => refuse(endpoint, reply_to, &reason),
             }
         }
-        Err(reason) => refuse(endpoint, asker, &reason),
+        Err(reason) => refuse(endpoint, reply_to, &reason),
     }
 }
 
-/// Answers an admitted pull where it wants the values.
+/// Answers an admitted pull by writing the values to the memory that it offers.
 #[inline(never)]
 pub(super) fn place_pull(
     endpoint: &mut Endpoint,
     shard: &mut dyn Shard,
-    (asker, offer): (ReplyTo, Offer),
+    reply_to: ReplyTo,
+    offer: Offer,
     request: &Request<'_>,
 ) -> caravan_van::Result<()> {
     let values = match shard.pull(request) {
@@ -91,24 +93,25 @@ pub(super) fn place_pull(
         Err(reason) => Err(reason),
     };
     let placed = values.and_then(|values| {
-        endpoint.place(asker.peer, values, offer).map_err(|error| error.to_string())
+        endpoint.place(reply_to.peer, values, offer).map_err(|error| error.to_string())
     });
-    placed.or_else(|reason| refuse(endpoint, asker, &reason))
+    placed.or_else(|reason| refuse(endpoint, reply_to, &reason))
 }
 
-/// Answers a request with the reason why it can't be executed.
+/// Answers a request with the reason why it cannot be executed.
 #[cold]
 #[inline(never)]
 pub(super) fn refuse(
     endpoint: &mut Endpoint,
-    ReplyTo { peer, table, timestamp }: ReplyTo,
+    reply_to: ReplyTo,
     reason: &str,
 ) -> caravan_van::Result<()> {
+    let ReplyTo { peer, table, timestamp } = reply_to;
     let values = Values::Copied(reason.as_bytes());
     post(endpoint, peer, Draft { table, timestamp, values, ..Draft::new(Kind::Failure) })
 }
 
-/// `bytes` bytes, as `write` writes them.
+/// Allocates `bytes` bytes, which `write` fills.
 pub(super) fn gather(
     memory: &Pool,
     bytes: usize,
@@ -119,7 +122,7 @@ pub(super) fn gather(
     Ok(gathered.share())
 }
 
-/// Sends an answer, or that there is no room for it.
+/// Sends an answer, or a failure if there is no room for it.
 #[inline(never)]
 pub(super) fn post(
     endpoint: &mut Endpoint,
@@ -129,6 +132,7 @@ pub(super) fn post(
     post_coded(endpoint, peer, draft, &mut Coding::plain())
 }
 
+/// As [`post`], with sections coded by `coding`.
 #[inline]
 pub(super) fn post_coded(
     endpoint: &mut Endpoint,
@@ -136,23 +140,24 @@ pub(super) fn post_coded(
     draft: Draft<'_>,
     coding: &mut Coding,
 ) -> caravan_van::Result<()> {
-    let asker = ReplyTo { peer, table: draft.table, timestamp: draft.timestamp };
+    let reply_to = ReplyTo { peer, table: draft.table, timestamp: draft.timestamp };
     let posted = endpoint.post(peer, draft, coding);
-    posted.or_else(|error| post_failure(endpoint, asker, error))
+    posted.or_else(|error| post_failure(endpoint, reply_to, error))
 }
 
-/// Says in place of an answer that there was no room for it.
+/// Sends a failure if there was no room for the answer.
 #[cold]
 #[inline(never)]
 fn post_failure(
     endpoint: &mut Endpoint,
-    ReplyTo { peer, table, timestamp }: ReplyTo,
+    reply_to: ReplyTo,
     error: caravan_van::Error,
 ) -> caravan_van::Result<()> {
     use caravan_van::Error::{MessageTooLong, OutOfMemory};
     if !matches!(error, MessageTooLong { .. } | OutOfMemory { .. }) {
         return Err(error);
     }
+    let ReplyTo { peer, table, timestamp } = reply_to;
     let reason = error.to_string();
     let values = Values::Copied(reason.as_bytes());
     let failure = Draft { table, timestamp, values, ..Draft::new(Kind::Failure) };

@@ -1,4 +1,4 @@
-//! Requests that came in a row and are alike: what they have in common is looked at once.
+//! Batches of requests: the header, which all records share, is checked once.
 //!
 //! Path: codec > thread (**batch**) > shard > store > answer.
 
@@ -14,11 +14,11 @@ use crate::op::Op;
 use crate::server::shard::{Request, Shard};
 
 impl ServerThread {
-    /// Serves the run that was taken: requests that are not as most are, by themselves.
+    /// Serves a batch; dispatches records that [`Self::serve_records`] leaves one by one.
     #[inline(never)]
     pub(super) fn serve_batch(&mut self, peer: PeerId) {
         while !self.endpoint.batch().is_empty() {
-            if let Err(error) = self.serve_alike(peer) {
+            if let Err(error) = self.serve_records(peer) {
                 return self.give_up(peer, error);
             }
             let Some(arrival) = self.endpoint.pop() else { return };
@@ -26,49 +26,51 @@ impl ServerThread {
         }
     }
 
-    /// Serves pushes, or pulls, as long as nothing else is to be done for them: nothing waits, no filter has anything to do with
-    /// them, their keys are this thread's, and no values are kept as they lie.
+    /// Serves pushes or pulls until a record needs more than that. It does nothing if a request is
+    /// parked or lacks its keys, if a filter applies, or if a key is not this thread's.
     ///
     /// # Errors
-    /// When the lane is of no use any more; likewise below.
+    /// If an answer cannot be posted and the lane must be closed, as for all functions below.
     #[inline(always)]
-    fn serve_alike(&mut self, peer: PeerId) -> caravan_van::Result<()> {
-        let run = self.endpoint.batch();
-        let (header, range) = (run.header(), run.range());
+    fn serve_records(&mut self, peer: PeerId) -> caravan_van::Result<()> {
+        let batch = self.endpoint.batch();
+        let header = batch.header();
+        let range = batch.range();
         let table = header.table.get();
-        if !self.asked.is_empty() || !self.parked.is_empty() {
+        if !self.lacking.is_empty() || !self.parked.is_empty() {
             return Ok(());
         }
-        if self.tables.get(self.last).is_none_or(|entry| entry.spec.id != table) {
+        if self.tables.get(self.last_table).is_none_or(|entry| entry.spec.id != table) {
             let Ok(at) = position(&self.tables, table) else { return Ok(()) };
-            self.last = at;
+            self.last_table = at;
         }
-        let Entry { range: own, shard, spec, filters, .. } = &mut self.tables[self.last];
+        let Entry { range: own, shard, spec, filters, .. } = &mut self.tables[self.last_table];
         if !own.is_some_and(|own| own.contains(range.begin()) && own.contains(range.last()))
-            || filters.as_ref().is_some_and(|filters| !filters.passes_runs())
+            || filters.as_ref().is_some_and(|filters| !filters.passes_batches())
         {
             return Ok(());
         }
-        let (sender, clock) = (header.sender.get(), header.clock.get());
-        let (lengths, rows) = (&[][..], None);
-        let alike = Request {
-            sender,
-            clock,
+        let common = Request {
+            sender: header.sender.get(),
+            clock: header.clock.get(),
             range,
             keys: &[],
-            lengths,
+            lengths: &[],
             values: &[],
             pushes: false,
             pulls: false,
-            rows,
+            rows: None,
         };
-        let (count, value_bytes) = (run.len(), run.value_bytes());
-        let (of, shard) = ((peer, table), &mut **shard);
+        let count = batch.len();
+        let value_bytes = batch.value_bytes();
+        let shard = &mut **shard;
         let (served, answer_bytes) = match Op::from_raw(header.op) {
-            Some(Op::Push) if !run.have_offers() => {
-                (serve_pushes(&mut self.endpoint, shard, of, alike), 0)
+            Some(Op::Push) if !batch.have_offers() => {
+                (serve_pushes(&mut self.endpoint, shard, peer, table, common), 0)
             }
-            Some(Op::Pull) => (serve_pulls(&mut self.endpoint, shard, of, alike), spec.row_bytes()),
+            Some(Op::Pull) => {
+                (serve_pulls(&mut self.endpoint, shard, peer, table, common), spec.row_bytes())
+            }
             _ => return Ok(()),
         };
         if let Some(filters) = filters {
@@ -80,17 +82,18 @@ impl ServerThread {
     }
 }
 
-/// Serves the pushes of the run, up to one that has to wait or is to be kept.
+/// Serves the pushes of a batch, up to one that has to wait or whose values are adopted.
 #[inline(always)]
 fn serve_pushes(
     endpoint: &mut Endpoint,
     shard: &mut dyn Shard,
-    (peer, table): (PeerId, u32),
-    alike: Request<'_>,
+    peer: PeerId,
+    table: u32,
+    common: Request<'_>,
 ) -> caravan_van::Result<()> {
     let is_alone = endpoint.batch().len() == 1;
     while let Some(Record { timestamp, key, values }) = endpoint.batch().first() {
-        let request = Request { keys: from_ref(&key), values, pushes: true, ..alike };
+        let request = Request { keys: from_ref(&key), values, pushes: true, ..common };
         if shard.admit(&request) != Admission::Now || is_alone && shard.adopts(&request) {
             break;
         }
@@ -104,26 +107,27 @@ fn serve_pushes(
     Ok(())
 }
 
-/// Serves the pulls of the run, up to one that has to wait.
+/// Serves the pulls of a batch, up to one that has to wait.
 #[inline(always)]
 fn serve_pulls(
     endpoint: &mut Endpoint,
     shard: &mut dyn Shard,
-    (peer, table): (PeerId, u32),
-    alike: Request<'_>,
+    peer: PeerId,
+    table: u32,
+    common: Request<'_>,
 ) -> caravan_van::Result<()> {
     let have_offers = endpoint.batch().have_offers();
     while let Some(Record { timestamp, key, .. }) = endpoint.batch().first() {
-        let request = Request { keys: from_ref(&key), pulls: true, ..alike };
+        let request = Request { keys: from_ref(&key), pulls: true, ..common };
         if shard.admit(&request) != Admission::Now {
             break;
         }
-        let asker = ReplyTo { peer, table, timestamp };
+        let reply_to = ReplyTo { peer, table, timestamp };
         let offer = if have_offers { endpoint.batch().offer() } else { None };
         endpoint.batch_mut().advance();
         match offer {
-            None => answer_pull(endpoint, shard, asker, &request)?,
-            Some(offer) => place_pull(endpoint, shard, (asker, offer), &request)?,
+            None => answer_pull(endpoint, shard, reply_to, &request)?,
+            Some(offer) => place_pull(endpoint, shard, reply_to, offer, &request)?,
         }
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! Requests to tables with filters: what the worker did is undone before the shard sees it, and answers are made shorter.
+//! Requests to tables with filters: they are decoded before the shard sees them, and their answers
+//! are encoded.
 //!
 //! Path: codec > thread (**filtered**) > shard > store > answer.
 
@@ -6,20 +7,20 @@ use caravan_van::wire::Kind;
 use caravan_van::{Draft, Message, PeerId, Values};
 
 use super::answer::{answer, gather, post_coded};
-use super::{Entry, Left, ServerThread, find};
+use super::{Entry, ServerThread, Step, find};
 use crate::filter::{FILTERED, List};
 use crate::op::Op;
 use crate::server::shard::{Pulled, Request};
 
 impl ServerThread {
-    /// Serves a request whose values are a block, if its operation says that.
+    /// Serves a request whose values are a block, if its operation is a filtered push.
     #[inline(never)]
     pub(super) fn serve_block(
         &mut self,
         peer: PeerId,
         message: &Message,
         list: Option<&List>,
-    ) -> Result<Left, String> {
+    ) -> Result<Step, String> {
         let plain = Op::from_raw(message.op() & !FILTERED).filter(|plain| plain.pushes());
         let plain = plain.ok_or_else(|| format!("there is no operation {}", message.op()))?;
         match find(&mut self.tables, message.table())?.filters {
@@ -38,9 +39,9 @@ impl ServerThread {
     ) -> Result<(), String> {
         let memory = self.endpoint.memory().clone();
         let Entry { shard, spec, filters, .. } = find(&mut self.tables, message.table())?;
-        let filters = filters.as_mut().expect("the caller has seen them");
+        let filters = filters.as_mut().expect("the caller found filters");
         let decoded = filters.receive(spec, message, request.keys.len(), &memory)?;
-        let mut request = request; // from here on it lives no longer than what was decoded
+        let mut request = request; // its lifetime shrinks to that of `decoded`
         if let Some(decoded) = &decoded {
             request.values = &decoded.values;
             request.lengths = decoded.lengths.as_deref().unwrap_or(request.lengths);
@@ -71,10 +72,12 @@ impl ServerThread {
         let endpoint = &mut self.endpoint;
         let posted = filters.answer(
             spec,
-            (lengths, values),
+            lengths,
+            values,
             &memory,
             |is_block, lengths, values, coding| {
-                let (op, values) = (if is_block { FILTERED } else { 0 }, Values::Copied(values));
+                let op = if is_block { FILTERED } else { 0 };
+                let values = Values::Copied(values);
                 let draft = Draft { op, lengths, values, ..answer(Kind::Reply, message) };
                 post_coded(endpoint, peer, draft, coding)
             },

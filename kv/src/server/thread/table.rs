@@ -1,4 +1,4 @@
-//! A server thread's tables: how a worker's specification becomes one, and where each is found.
+//! A server thread's tables: building them from a worker's specification, and finding them.
 //!
 //! Path: codec > thread (**table**) > shard > store > answer.
 
@@ -10,85 +10,90 @@ use crate::server::handle::Handles;
 use crate::server::shard::Shard;
 use crate::table::TableSpec;
 
-/// Most bytes that a byte of JSON takes once it is read: an object of one short name is a node with room for many.
+/// Most bytes of memory per byte of JSON: an object of one short name takes a node with room for
+/// many.
 const JSON_BYTES: usize = 128;
 
-/// What a table takes, whatever it holds, in bytes, ...
+/// Bytes of an empty table.
 const TABLE_BYTES: usize = 4 << 10;
 
-/// ... and what its filters take, of which one compresses.
+/// Bytes of a table's filters, whose compressor needs most.
 const FILTERS_BYTES: usize = 64 << 10;
 
 /// A table of this thread.
 pub(super) struct Entry {
-    /// Without the options of its handle, which the shard has seen.
+    /// The specification without the options of its handle, which only the shard needs.
     pub(super) spec: TableSpec,
-    /// All of it, as JSON.
-    said: String,
-    /// What these take.
+    /// The whole specification as JSON.
+    text: String,
+    /// Charged for the other fields.
     _memory: Account,
-    /// `None` when there are fewer keys than threads, and none is left for this one.
+    /// `None` if there are fewer keys than threads, and none for this one.
     pub(super) range: Option<KeyRange>,
     pub(super) shard: Box<dyn Shard>,
     pub(super) filters: Option<Box<AtServer>>,
 }
 
 impl Entry {
-    /// Checks that what is wanted is this table.
+    /// Checks that the wanted table is this one.
     ///
     /// # Errors
-    /// Says what this one is.
+    /// A text with the specification of this table.
     pub(super) fn check_same(&self, wanted: &Wanted) -> Result<(), String> {
-        if self.said == wanted.said {
+        if self.text == wanted.text {
             return Ok(());
         }
-        Err(format!("table {} exists and is another one: {}", self.spec.id, self.said))
+        Err(format!("table {} exists and is another one: {}", self.spec.id, self.text))
     }
 }
 
-/// A table that a worker wants.
+/// A table that a worker wants to create.
 pub(super) struct Wanted {
     pub(super) spec: TableSpec,
-    said: String,
+    text: String,
     memory: Account,
 }
 
 impl Wanted {
-    /// Reads a specification, if there is memory for what it may stand for.
+    /// Reads a specification, if there is memory for its content.
     ///
     /// # Errors
-    /// Says what is wrong with it; likewise below.
-    pub(super) fn read(text: &[u8], pool: &Pool) -> Result<Wanted, String> {
+    /// The reason why it is invalid.
+    pub(super) fn read(json: &[u8], pool: &Pool) -> Result<Wanted, String> {
         let mut memory = Account::new(pool, "the specification of a table");
-        memory.set(JSON_BYTES * text.len()).map_err(|error| error.to_string())?;
-        let spec: TableSpec = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-        let said = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
-        Ok(Wanted { spec, said, memory })
+        memory.set(JSON_BYTES * json.len()).map_err(|error| error.to_string())?;
+        let spec: TableSpec = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+        let text = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
+        Ok(Wanted { spec, text, memory })
     }
 
     /// Builds the table of thread `index` of `count`.
+    ///
+    /// # Errors
+    /// The reason why the specification is invalid or cannot be built.
     pub(super) fn build(
         self,
-        (index, count): (usize, usize),
+        index: usize,
+        count: usize,
         handles: &Handles,
         pool: &Pool,
     ) -> Result<Entry, String> {
-        let Wanted { mut spec, said, mut memory } = self;
+        let Wanted { mut spec, text, mut memory } = self;
         let whole = spec.range().map_err(|error| error.to_string())?;
         let range = whole.cut(count).nth(index);
         spec.filters.check(&spec).map_err(|error| error.to_string())?;
-        // A thread without keys builds its shard all the same: commands go to every thread.
+        // A thread without keys needs a shard, too: commands go to every thread.
         let shard = handles.build(&spec, range, pool)?;
         let filters = AtServer::new(&spec);
         spec.options = serde_json::Value::Null;
         let filters_bytes = if filters.is_some() { FILTERS_BYTES } else { 0 };
-        let texts = said.len() + 2 * spec.name.len();
+        let texts = text.len() + 2 * spec.name.len();
         memory.set(TABLE_BYTES + filters_bytes + texts).map_err(|error| error.to_string())?;
-        Ok(Entry { spec, said, _memory: memory, range, shard, filters })
+        Ok(Entry { spec, text, _memory: memory, range, shard, filters })
     }
 }
 
-/// Where a table is among `tables`, or where it belongs.
+/// Index of a table in `tables`, or, as an error, the index to insert it at.
 pub(super) fn position(tables: &[Entry], id: u32) -> Result<usize, usize> {
     tables.binary_search_by_key(&id, |entry| entry.spec.id)
 }
@@ -105,7 +110,7 @@ pub(super) fn unknown(table: u32) -> String {
     format!("table {table} is unknown here (create it first)")
 }
 
-/// The decoder has seen to the order of the keys; this sees to their range.
+/// Checks that sorted keys are in this thread's range. The decoder has checked their order.
 pub(super) fn check_keys(keys: &[u64], range: Option<KeyRange>, table: &str) -> Result<(), String> {
     let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(()) };
     let outside = |key: &&u64| range.is_none_or(|range| !range.contains(**key));
