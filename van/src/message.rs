@@ -1,4 +1,4 @@
-//! A ranged message: a key range, and what is said about some of its keys. Its bytes are the codec's business.
+//! A message: a key range, and values for some of its keys. The codec knows its bytes.
 //!
 //! Path: worker > slicer > filter > **message** > codec > endpoint > transport.
 
@@ -14,7 +14,7 @@ use crate::wire::{Header, Kind, Offer, TRAILER, flags};
 
 /// Keys from `begin` up to, not including, `end`; never empty.
 ///
-/// An `end` of 0 stands for 2^64, so that the very last key belongs to a range like any other.
+/// An `end` of 0 stands for 2^64, so that ranges can include the last key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyRange {
     begin: u64,
@@ -22,10 +22,11 @@ pub struct KeyRange {
 }
 
 impl KeyRange {
-    /// Every key there is.
+    /// All keys.
     pub const ALL: KeyRange = KeyRange { begin: 0, end: 0 };
 
-    /// The keys of `[begin, end)`, with 0 standing for 2^64 as `end`; `None` when there are none.
+    /// Creates the range `[begin, end)`, where an `end` of 0 stands for 2^64; `None` if it is
+    /// empty.
     #[inline]
     pub fn new(begin: u64, end: u64) -> Option<KeyRange> {
         (begin < end || end == 0).then_some(KeyRange { begin, end })
@@ -54,19 +55,20 @@ impl KeyRange {
         u128::from(self.last() - self.begin) + 1
     }
 
-    /// Whether `key` is one of them.
+    /// Whether the range contains `key`.
     #[inline]
     pub fn contains(self, key: u64) -> bool {
         self.begin <= key && key <= self.last()
     }
 
-    /// The keys that are in both, if any.
+    /// Returns the keys that are in both ranges, if any.
     pub fn intersect(self, other: KeyRange) -> Option<KeyRange> {
-        let (begin, last) = (self.begin.max(other.begin), self.last().min(other.last()));
+        let begin = self.begin.max(other.begin);
+        let last = self.last().min(other.last());
         (begin <= last).then_some(KeyRange { begin, end: last.wrapping_add(1) })
     }
 
-    /// Cuts the range into `parts` of even size, in order; fewer when there are fewer keys than parts.
+    /// Cuts the range into `parts` of even size, in order; into fewer if there are fewer keys.
     pub fn cut(self, parts: usize) -> impl Iterator<Item = KeyRange> {
         let parts = (parts.max(1) as u128).min(self.count());
         let bound = move |i: u128| self.begin.wrapping_add((self.count() * i / parts) as u64);
@@ -78,41 +80,42 @@ impl KeyRange {
 }
 
 impl Header {
-    /// All keys are within.
+    /// The key range, in which all keys lie.
     #[inline]
     pub(crate) fn range(&self) -> KeyRange {
         KeyRange { begin: self.range_begin.get(), end: self.range_end.get() }
     }
 }
 
-/// What a message will say. Fill it in from [`Draft::new`]; [`crate::encode`] turns it into bytes.
+/// A message to send. Start from [`Draft::new`] and fill it in; [`crate::encode`] encodes it.
 pub struct Draft<'a> {
-    /// Request, reply, …
+    /// Kind of the message: request, reply, …
     pub kind: Kind,
-    /// What the layer above asks for; the van never looks at it.
+    /// Operation code of the layer above; the van ignores it.
     pub op: u8,
-    /// The table it is about.
+    /// Table of the message.
     pub table: u32,
-    /// The sender's request number; a reply carries that of its request.
+    /// The sender's request number; a reply repeats that of its request.
     pub timestamp: u64,
     /// The sender's iteration.
     pub clock: u64,
-    /// All keys are within.
+    /// The key range, in which all keys lie.
     pub range: KeyRange,
-    /// Memory that the receiver may write, once: to place the answer in, if this is a request.
+    /// Memory that the receiver may write once; in a request, for its placed answer.
     pub offer: Option<Offer>,
-    /// The name of the list of keys, under which the receiver may know it or remember it.
+    /// Signature of the list of keys, under which the receiver knows it or remembers it.
     pub signature: Option<u64>,
-    /// `[n]`, strictly ascending; none if the receiver knows them by the signature.
+    /// `[n]`, strictly ascending; empty if the receiver knows them by the signature.
     pub keys: &'a [u64],
-    /// `[n]`: values of each key; empty when all keys have the same number. May stand without keys that the receiver knows.
+    /// `[n]`: number of values of each key; empty if all keys have the same. Keys that the receiver
+    /// knows may be omitted beside them.
     pub lengths: &'a [u32],
-    /// Likewise in the order of the keys.
+    /// The values, in the order of the keys.
     pub values: Values<'a>,
 }
 
 impl Draft<'_> {
-    /// A message of `kind` about nothing: all keys in range, none named.
+    /// Creates a message of `kind` with the range of all keys, and without keys and values.
     #[inline]
     pub fn new(kind: Kind) -> Self {
         Draft {
@@ -130,7 +133,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Most bytes its image takes: exactly as many where nothing is coded.
+    /// Upper bound of its image's length, in bytes; exact if nothing is coded.
     #[inline]
     pub(crate) fn image_bytes_max(&self) -> usize {
         let offer = if self.offer.is_some() { size_of::<Offer>() } else { 0 };
@@ -141,15 +144,17 @@ impl Draft<'_> {
     }
 }
 
-/// Where a draft's values come from, and where they go.
+/// The values of a draft, and how they are sent.
 pub enum Values<'a> {
-    /// There are none.
+    /// No values.
     None,
-    /// Copied into the message.
+    /// Values that are copied into the message.
     Copied(&'a [u8]),
-    /// That many bytes, written straight into the message. The writer fills its whole slice, which holds old bytes before.
+    /// Values of that many bytes, which the function writes directly into the message. It fills its
+    /// whole slice, which holds old bytes before.
     Written(usize, &'a mut dyn FnMut(&mut [u8])),
-    /// Sent from where they lie, not copied, not compressed, left out of the message's checksum; copied where the message is short.
+    /// Values that are sent from where they lie: not copied, not compressed, and not covered by the
+    /// message's checksum. In a short message they are copied.
     Apart(Shared),
 }
 
@@ -164,7 +169,7 @@ impl Values<'_> {
         }
     }
 
-    /// Puts them into `place`, which is as long as they are.
+    /// Writes the values into `place`, which has their length.
     #[inline]
     pub(crate) fn write(&mut self, place: &mut [u8]) {
         match self {
@@ -187,18 +192,18 @@ impl fmt::Debug for Values<'_> {
     }
 }
 
-/// An encoded message on its way to an endpoint.
+/// An encoded message, ready for an endpoint.
 #[derive(Debug)]
 pub struct Outgoing {
-    /// [`FRAME_PREFIX`] bytes for the van, then the message. When its values are apart, that is up to where they would begin, and
-    /// its length follows, 8 bytes.
+    /// [`FRAME_PREFIX`] bytes for the van, then the image. If the values are apart, the image ends
+    /// where they would begin, and its length follows in 8 bytes.
     pub head: Buffer,
-    /// The rest of the message, when its values are apart.
+    /// The values, if they are apart.
     pub values: Option<Shared>,
 }
 
 impl Outgoing {
-    /// A message that is a frame and values which were to be lent, as one whose values are apart.
+    /// Converts a frame whose values were to be lent into a message whose values are apart.
     pub(crate) fn with_trailer(frame: &Buffer, values: Shared, pool: &Pool) -> Result<Outgoing> {
         let mut head = pool.allocate(frame.len() + TRAILER)?;
         let (image, trailer) = head.split_at_mut(frame.len());
@@ -208,29 +213,31 @@ impl Outgoing {
         Ok(Outgoing { head, values: Some(values) })
     }
 
-    /// Length of the whole message, without the prefix, values that are apart included.
+    /// Length of the whole message without the prefix, with values that are apart.
     pub fn image_bytes(&self) -> usize {
         let head = self.head.len() - FRAME_PREFIX;
         self.values.as_ref().map_or(head, |values| head - TRAILER + values.len())
     }
 }
 
-/// A received message whose every byte has been checked. Sections are viewed in place, coded ones in memory of their own.
+/// A received message whose every byte has been checked. Plain sections are viewed in place; coded
+/// ones are decoded into memory of their own.
 #[derive(Debug)]
 pub struct Message {
-    /// Begins with its header, or that of the run that it is part of.
+    /// The image, which begins with the message's header, or with that of its batch.
     pub(crate) image: Shared,
-    /// Its values, if they are not in the image.
+    /// The values, if they are not in the image.
     pub(crate) apart: Option<Shared>,
     pub(crate) timestamp: u64,
     pub(crate) sections: Sections,
     pub(crate) kind: Kind,
     pub(crate) flags: u8,
-    /// The values are where their sender has them.
+    /// Whether the values lie in memory of their sender.
     pub(crate) is_lent: bool,
 }
 
-/// Where sections are in an image: the lengths right behind the keys, the values behind those at a multiple of 8.
+/// Where sections lie in an image: the lengths right behind the keys, the values behind those at a
+/// multiple of 8.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sections {
     pub(crate) keys_at: u32,
@@ -260,16 +267,16 @@ impl Sections {
 }
 
 impl Message {
-    /// Checks and decodes a message that lies in `image` from its first, 8-byte aligned, to its last byte.
+    /// Checks and decodes a message that fills `image`, which is 8-byte aligned.
     ///
     /// # Errors
-    /// [`crate::Error::Decode`] when it is not exactly what [`crate::encode`] makes; [`crate::Error::OutOfMemory`] when
-    /// `pool` has no room for the sections that were coded.
+    /// [`crate::Error::Decode`] if it is not exactly an image of [`crate::encode`];
+    /// [`crate::Error::OutOfMemory`] if `pool` has no room for decoded sections.
     pub fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
         crate::wire::decode(image, false, pool)
     }
 
-    /// The same for a message whose values lie before it, as a long one lands whose values were sent from where they lay.
+    /// Decodes a message whose values precede it, as in a landing.
     ///
     /// # Errors
     /// As [`Message::decode`].
@@ -277,45 +284,46 @@ impl Message {
         crate::wire::decode_landed(landed, false, pool)
     }
 
-    /// What was sent before its sections, but for the checksum: of a message that came with others of its form, what all have in
-    /// common, and the first one's timestamp.
+    /// The header as it was sent, but for the checksum. A message from a batch has the common
+    /// header, with the timestamp of the first message.
     #[inline]
     pub fn header(&self) -> &Header {
         let (header, _) = Header::ref_from_prefix(&self.image).expect("decode has read it");
         header
     }
 
-    /// Its values where their sender has them, if they are lent: they stay so while any part of them is held.
+    /// The values in their sender's memory, if they are lent. They stay there while any part of
+    /// them is held.
     #[inline]
     pub fn lent(&self) -> Option<&Shared> {
         self.apart.as_ref().filter(|_| self.is_lent)
     }
 
-    /// Request, reply, …
+    /// Kind of the message: request, reply, …
     #[inline]
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// What the layer above asks for.
+    /// Operation code of the layer above.
     #[inline]
     pub fn op(&self) -> u8 {
         self.header().op
     }
 
-    /// The sender's node id.
+    /// Node id of the sender.
     #[inline]
     pub fn sender(&self) -> u32 {
         self.header().sender.get()
     }
 
-    /// The table it is about.
+    /// Table of the message.
     #[inline]
     pub fn table(&self) -> u32 {
         self.header().table.get()
     }
 
-    /// The sender's request number; a reply carries that of its request.
+    /// The sender's request number; a reply repeats that of its request.
     #[inline]
     pub fn timestamp(&self) -> u64 {
         self.timestamp
@@ -327,7 +335,7 @@ impl Message {
         self.header().clock.get()
     }
 
-    /// All keys are within.
+    /// The key range, in which all keys lie.
     #[inline]
     pub fn range(&self) -> KeyRange {
         self.header().range()
@@ -345,20 +353,21 @@ impl Message {
         Some(offer)
     }
 
-    /// Takes that memory out, so that nobody above sees it.
+    /// Removes and returns the offer, so that the layers above do not see it.
     pub(crate) fn take_offer(&mut self) -> Option<Offer> {
         let offer = self.offer()?;
         self.flags &= !flags::OFFER;
         Some(offer)
     }
 
-    /// Whether it says nothing about any keys.
+    /// Whether it has no content: no keys, lengths, values or signature.
     pub(crate) fn is_ack(&self) -> bool {
         let Sections { key_bytes, length_bytes, value_bytes, .. } = self.sections;
         key_bytes | length_bytes | value_bytes == 0 && self.flags & flags::SIGNATURE == 0
     }
 
-    /// The name of the list of keys: those of the message, which the receiver shall remember, or ones that it knows.
+    /// Signature of the list of keys: of the message's own, which the receiver shall remember, or
+    /// of a remembered one.
     #[inline]
     pub fn signature(&self) -> Option<u64> {
         if self.flags & flags::SIGNATURE == 0 {
@@ -375,7 +384,7 @@ impl Message {
         <[u64]>::ref_from_bytes(bytes).expect("decode checked alignment and length")
     }
 
-    /// `[n]`, or empty; of any number when no keys are named.
+    /// `[n]`, or empty; of any number if the message names no keys.
     #[inline]
     pub fn lengths(&self) -> &[u32] {
         if self.sections.length_bytes == 0 {
@@ -394,10 +403,11 @@ impl Message {
         }
     }
 
-    /// The same message with what the layer above has made of its lengths, if anything, and of its values.
+    /// Returns the message with other lengths, if given, and other values, which the layer above
+    /// decoded.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfMemory`] when `pool` has no room for the lengths.
+    /// [`crate::Error::OutOfMemory`] if `pool` has no room for the lengths.
     pub fn decoded(
         mut self,
         lengths: Option<&[u32]>,
@@ -405,50 +415,56 @@ impl Message {
         pool: &Pool,
     ) -> Result<Message> {
         if let Some(lengths) = lengths {
-            let (at, bytes) = (self.sections.keys().end, lengths.as_bytes());
+            let at = self.sections.keys().end;
+            let bytes = lengths.as_bytes();
             let mut image = pool.allocate(at + bytes.len())?;
             image[..at].copy_from_slice(&self.image[..at]);
             image[at..].copy_from_slice(bytes);
             self.sections.length_bytes = bytes.len() as u32;
             self.image = image.share();
         }
-        (self.apart, self.is_lent) = (Some(values.share()), false);
+        self.apart = Some(values.share());
+        self.is_lent = false;
         Ok(self)
     }
 
-    /// The same message with a copy of its values, if they are lent: a sender can still write those that it lends, so whoever looks
-    /// at values more than once, or takes more than plain numbers from them, looks at a copy.
+    /// Returns the message with a copy of its values, if they are lent. A sender can still write
+    /// values that it lends. Copy them before reading them twice, or before taking more than plain
+    /// numbers from them.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfMemory`] when `pool` has no room for them.
+    /// [`crate::Error::OutOfMemory`] if `pool` has no room for them.
     pub fn kept(mut self, pool: &Pool) -> Result<Message> {
         if let Some(lent) = self.lent() {
             let mut values = pool.allocate(lent.len())?;
             values.copy_from_slice(lent);
-            (self.apart, self.is_lent) = (Some(values.share()), false);
+            self.apart = Some(values.share());
+            self.is_lent = false;
         }
         Ok(self)
     }
 
-    /// Bytes of its keys, lengths and values as they came.
+    /// Bytes of its keys, lengths and values on the wire.
     pub fn wire_bytes(&self) -> usize {
         let Header { kind, key_bytes, length_bytes, value_bytes, .. } = self.header();
         let is_alone = *kind == self.kind as u8;
-        let length_bytes = if is_alone { length_bytes.get() } else { 0 }; // of records
+        let length_bytes = if is_alone { length_bytes.get() } else { 0 }; // a batch's records
         key_bytes.get() as usize + length_bytes as usize + value_bytes.get() as usize
     }
 
-    /// Whether nobody else holds the memory of its values: then [`Message::into_values`] copies nothing.
+    /// Whether nobody else holds the memory of the values: then [`Message::into_values`] copies
+    /// nothing.
     #[inline]
     pub fn owns_values(&self) -> bool {
         if self.apart.is_some() { !self.is_lent } else { self.image.is_exclusive() }
     }
 
-    /// Keeps the values and gives back the memory of everything else. They are copied unless it [owns](Message::owns_values) them.
+    /// Returns the values and releases the memory of all other sections. The values are copied
+    /// unless the message [owns](Message::owns_values) them.
     pub fn into_values(self) -> Buffer {
         let values = match self.apart {
             Some(values) => {
-                drop(self.image); // perhaps of the same memory
+                drop(self.image); // which may hold the same memory
                 values
             }
             None => {
@@ -493,7 +509,8 @@ mod tests {
 
     #[test]
     fn intersections_are_exact() {
-        let (a, b) = (KeyRange::new(3, 10).unwrap(), KeyRange::new(9, 0).unwrap());
+        let a = KeyRange::new(3, 10).unwrap();
+        let b = KeyRange::new(9, 0).unwrap();
         assert_eq!(a.intersect(b), KeyRange::new(9, 10));
         assert_eq!(a.intersect(KeyRange::new(10, 0).unwrap()), None);
         assert_eq!(KeyRange::ALL.intersect(b), Some(b));

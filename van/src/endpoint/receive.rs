@@ -1,4 +1,5 @@
-//! What comes: frames are read as the caller takes them, run by run or message by message; answers give back credits and landings.
+//! Incoming frames, which the endpoint reads as the caller takes them, batch by batch or message by
+//! message. Answers return credits and bring landings.
 //!
 //! Path: the way back, transport > codec > **endpoint** > server or worker.
 
@@ -13,7 +14,7 @@ use crate::message::Message;
 use crate::transport::{Event, PeerId};
 use crate::wire::{Hello, Images, Kind, Messages, Record, decode_lent};
 
-/// A frame, as far as it was not read yet.
+/// The unread part of a frame.
 pub(super) struct Reading {
     peer: PeerId,
     images: Images,
@@ -22,7 +23,7 @@ pub(super) struct Reading {
 impl Reading {
     pub(super) const NOTHING: Reading = Reading { peer: PeerId(0), images: Images::NONE };
 
-    /// Ends what came from a peer.
+    /// Drops the frame if it is from `peer`.
     pub(super) fn forget(&mut self, peer: PeerId) {
         if self.peer == peer {
             *self = Reading::NOTHING;
@@ -30,17 +31,18 @@ impl Reading {
     }
 }
 
-/// What came next.
+/// What [`Endpoint::take_batch`] found next.
 #[derive(Debug)]
 pub enum Next {
-    /// Messages in a row that are alike, from this peer: [`Endpoint::run`].
+    /// A batch of messages from this peer, which [`Endpoint::batch`] returns.
     Batch(PeerId),
     /// Anything else.
     Arrival(Arrival),
 }
 
 impl Endpoint {
-    /// The next thing that a poll brought. After many of them there is none until the next poll.
+    /// Returns the next arrival. After a bounded number of messages there is none until the next
+    /// poll.
     #[inline]
     pub fn take(&mut self) -> Option<Arrival> {
         match self.take_up_to(1)? {
@@ -49,59 +51,60 @@ impl Endpoint {
         }
     }
 
-    /// The first message of the [run](Endpoint::run), by itself.
+    /// Removes the first message of the [batch](Endpoint::batch) and returns it alone.
     #[inline(never)]
     pub fn pop(&mut self) -> Option<Arrival> {
         let Reading { peer, ref mut images } = self.reading;
-        let run = &mut images.run.left;
-        match run.first() {
-            Some(Record { timestamp, .. }) if run.are_acks() => {
-                run.advance();
+        let batch = &mut images.batch.rest;
+        match batch.first() {
+            Some(Record { timestamp, .. }) if batch.are_acks() => {
+                batch.advance();
                 Some(Arrival::Answered { peer, timestamp })
             }
-            _ => run.message().map(|mut message| {
+            _ => batch.message().map(|mut message| {
                 if message.kind() == Kind::Reply {
-                    message.take_offer(); // a landing, which has been entered
+                    message.take_offer(); // a landing, which the ledger has
                 }
                 Arrival::Message { peer, message }
             }),
         }
     }
 
-    /// As [`Endpoint::take`], but messages that came in a row and are alike are taken together, and read by [`Endpoint::run`]. They
-    /// are what comes next until they are passed.
+    /// As [`Endpoint::take`], but the messages of a batch are taken together, and
+    /// [`Endpoint::batch`] returns them. The batch stays next until the caller has advanced past
+    /// all of its messages.
     #[inline]
     pub fn take_batch(&mut self) -> Option<Next> {
         self.take_up_to(usize::MAX)
     }
 
-    /// The run that was taken last, as far as it has not been passed. It ends when its lane is closed.
+    /// The rest of the batch that was taken last. It becomes empty when its lane is closed.
     #[inline(always)]
     pub fn batch(&self) -> &Messages {
-        &self.reading.images.run.left
+        &self.reading.images.batch.rest
     }
 
-    /// Likewise, to pass its messages.
+    /// The same batch, to advance through its messages.
     #[inline(always)]
     pub fn batch_mut(&mut self) -> &mut Messages {
-        &mut self.reading.images.run.left
+        &mut self.reading.images.batch.rest
     }
 
     #[inline(always)]
-    fn take_up_to(&mut self, most: usize) -> Option<Next> {
-        if !self.reading.images.run.left.is_empty() {
+    fn take_up_to(&mut self, count_max: usize) -> Option<Next> {
+        if !self.reading.images.batch.rest.is_empty() {
             return Some(Next::Batch(self.reading.peer));
         }
         if self.takes_left == 0 || !self.has_arrivals() {
             return None;
         }
-        self.open_batch(most)
+        self.open_batch(count_max)
     }
 
     #[inline(never)]
-    fn open_batch(&mut self, most: usize) -> Option<Next> {
-        while self.reading.images.run.left.is_empty() {
-            if self.reading.images.run.is_over() && !self.opens_like_the_last() {
+    fn open_batch(&mut self, count_max: usize) -> Option<Next> {
+        while self.reading.images.batch.rest.is_empty() {
+            if self.reading.images.batch.is_over() && !self.open_repeated() {
                 match self.next_image() {
                     Continue(()) => continue,
                     Break(arrival) => {
@@ -110,7 +113,7 @@ impl Endpoint {
                     }
                 }
             }
-            match self.reading.images.run.open(most.min(self.takes_left)) {
+            match self.reading.images.batch.open(count_max.min(self.takes_left)) {
                 Ok(count) => self.enter_batch(count),
                 Err(error) => self.refuse(error.into()),
             }
@@ -118,16 +121,16 @@ impl Endpoint {
         Some(Next::Batch(self.reading.peer))
     }
 
-    /// Enters messages that were opened in the ledger of their lane.
+    /// Records the opened messages in the ledger of their lane.
     #[inline(always)]
     fn enter_batch(&mut self, count: usize) {
         let Reading { peer, ref images } = self.reading;
         let Ok(open) = lane(&mut self.lanes, peer) else {
-            self.reading = Reading::NOTHING; // closed meanwhile
+            self.reading = Reading::NOTHING; // the lane was closed meanwhile
             return;
         };
-        let run = &images.run.left;
-        let is_request = run.kind() == Kind::Request;
+        let batch = &images.batch.rest;
+        let is_request = batch.kind() == Kind::Request;
         let are_due = match is_request {
             true => open.requested(count, self.credits),
             false => open.answered(count),
@@ -136,21 +139,21 @@ impl Endpoint {
             return self.refuse_undue(is_request);
         }
         if !is_request && !open.places.is_empty() {
-            run.timestamps().for_each(|timestamp| open.places.answered(timestamp));
+            batch.timestamps().for_each(|timestamp| open.places.answered(timestamp));
         }
         self.takes_left -= count;
         self.counted.messages_received += count as u64;
-        if !is_request && run.have_offers() {
+        if !is_request && batch.have_offers() {
             self.take_landings();
         }
     }
 
-    /// Enters the landings that the answers of a run bring, and sends what waited for them.
+    /// Records the landings that the answers of a batch grant, and sends what waited for them.
     #[inline(never)]
     fn take_landings(&mut self) {
         let Reading { peer, ref images } = self.reading;
         let Ok(open) = lane(&mut self.lanes, peer) else { return };
-        let are_due = images.run.left.offers().all(|landing| open.grants.enter(landing));
+        let are_due = images.batch.rest.offers().all(|landing| open.grants.enter(landing));
         let unasked = || Error::Unasked { peer, what: "a landing" };
         let entered = if are_due { self.flush(peer) } else { Err(unasked()) };
         if let Err(error) = entered {
@@ -158,33 +161,35 @@ impl Endpoint {
         }
     }
 
-    /// Whether there is something to take.
+    /// Whether there is anything to take.
     #[inline]
     pub(super) fn has_arrivals(&self) -> bool {
         !self.reading.images.is_empty() || !self.events.is_empty() || !self.closed.is_empty()
     }
 
-    /// Opens the next frame, if it is like the last one and that was read to its end: most are.
+    /// Opens the next frame if it is one image with the last one's layout, as most frames are. The
+    /// last frame must be read to its end.
     #[inline(always)]
-    fn opens_like_the_last(&mut self) -> bool {
-        let Reading { peer: from, images } = &mut self.reading;
+    fn open_repeated(&mut self) -> bool {
+        let Reading { peer: sender, images } = &mut self.reading;
         if !images.is_empty() || !self.closed.is_empty() {
             return false;
         }
         let Some(Event::Received { frame, .. }) = self.events.last_mut() else { return false };
-        if !images.is_like_the_last(frame, self.limits.checks_bytes) {
+        if !images.repeats_layout(frame, self.limits.checks_bytes) {
             return false;
         }
         let Some(Event::Received { peer, frame }) = self.events.pop() else { return false };
-        *from = peer;
-        images.run.resume(frame.share());
+        *sender = peer;
+        images.batch.resume(frame.share());
         true
     }
 
-    /// Opens the next image, of this frame or the next. What is no run arrives by itself; nothing does when there is no more.
+    /// Opens the next image, of this frame or the next. An image that is no batch breaks with its
+    /// own arrival. Without further images it breaks with none.
     #[inline(never)]
     fn next_image(&mut self) -> ControlFlow<Option<Arrival>> {
-        let Reading { peer: from, images } = &mut self.reading;
+        let Reading { peer: sender, images } = &mut self.reading;
         let opened = if !images.is_empty() {
             images.open(&self.memory)
         } else if let Some((peer, error)) = self.closed.pop() {
@@ -192,7 +197,7 @@ impl Endpoint {
         } else {
             match self.events.pop() {
                 Some(Event::Received { peer, frame }) => {
-                    *from = peer;
+                    *sender = peer;
                     images.begin(frame, self.limits.checks_bytes, &self.memory)
                 }
                 Some(event) => return self.take_event(event),
@@ -222,7 +227,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes in a message that is an image by itself, unless it is the endpoint's own.
+    /// Handles a message with an image of its own: the caller's, or a notice between endpoints.
     #[inline(never)]
     fn take_message(&mut self, message: Message) -> ControlFlow<Option<Arrival>> {
         let peer = self.reading.peer;
@@ -240,7 +245,7 @@ impl Endpoint {
         Continue(())
     }
 
-    /// Drops the lane of a frame with something that no honest peer sends.
+    /// Closes the lane of a frame that no honest peer sends.
     #[cold]
     fn refuse(&mut self, error: Error) {
         let peer = self.reading.peer;
@@ -254,7 +259,7 @@ impl Endpoint {
         self.refuse(error);
     }
 
-    /// What is wrong with a request for which the peer had no credit, or an answer that nobody waits for.
+    /// The error of a request without a credit, or of an answer without a request.
     #[cold]
     fn undue(&self, peer: PeerId, is_request: bool) -> Error {
         match is_request {
@@ -267,14 +272,14 @@ impl Endpoint {
     fn dispatch(&mut self, event: Event) -> Result<Option<Arrival>> {
         if !matches!(event, Event::Connected { .. }) && lane(&mut self.lanes, event.peer()).is_err()
         {
-            return Ok(None); // closed by this side, and reported then or closed on purpose
+            return Ok(None); // this side has closed the lane
         }
         match event {
             Event::Connected { peer, hello } => Ok(Some(self.greeted(peer, hello))),
             Event::Received { .. } => Ok(None), // read by `take`
             Event::Lent { peer, frame, values } => self.lent(peer, frame, values).map(Some),
             Event::Written { peer, key, memory, at, len } => {
-                self.written(peer, key, memory, (at, len)).map(Some)
+                self.written(peer, key, memory, at, len).map(Some)
             }
             Event::Lost { peer, error } => {
                 self.lanes[peer.0 as usize] = None;
@@ -285,23 +290,25 @@ impl Endpoint {
     }
 
     fn greeted(&mut self, peer: PeerId, hello: Hello) -> Arrival {
-        let (limit, credits) = (self.limits.frame_bytes, self.credits);
+        let frame_bytes = self.limits.frame_bytes;
+        let credits = self.credits;
         let lane = self.enter(peer);
         if lane.name.is_empty() {
             lane.name = format!("node {}, which called", hello.node);
         }
         let admitted = hello.credits.get().min(VanConfig::CREDITS_MAX);
-        (lane.credits, lane.credits_max) = (admitted, admitted);
-        // An honest peer has one landing for each message under way, and one more while those of the wrong size are
-        // on their way back.
+        lane.credits = admitted;
+        lane.credits_max = admitted;
+        // An honest peer has one landing for each outstanding message, and one more while landings
+        // of the wrong size are being returned.
         let landings_max = 4 * (usize::from(credits) + usize::from(lane.credits_max));
         lane.grants.count_max = landings_max;
         lane.landings.count_max = landings_max;
-        lane.frame_bytes = limit.min(hello.frame_bytes.get() as usize);
+        lane.frame_bytes = frame_bytes.min(hello.frame_bytes.get() as usize);
         Arrival::Connected { peer, hello }
     }
 
-    /// Takes in a message whose values its sender has lent.
+    /// Handles a message whose values its sender has lent.
     fn lent(&mut self, peer: PeerId, frame: Buffer, values: Shared) -> Result<Arrival> {
         let message = decode_lent(frame, values, self.limits.checks_bytes, &self.memory)?;
         if !matches!(message.kind(), Kind::Request | Kind::Reply) {
@@ -310,17 +317,18 @@ impl Endpoint {
         self.admit(peer, message)
     }
 
-    /// Takes in what a peer wrote into memory that was offered to it.
+    /// Handles a peer's write of `len` bytes at `at` into offered memory.
     fn written(
         &mut self,
         peer: PeerId,
         key: u64,
         memory: Buffer,
-        (at, len): (usize, usize),
+        at: usize,
+        len: usize,
     ) -> Result<Arrival> {
         let open = lane(&mut self.lanes, peer)?;
         if open.landings.use_up(key) {
-            let message = self.pick_up(peer, memory, (at, len))?;
+            let message = self.pick_up(peer, memory, at, len)?;
             return self.admit(peer, message);
         }
         let Some(timestamp) = open.places.remove(key) else {
@@ -333,7 +341,8 @@ impl Endpoint {
         Ok(Arrival::Placed { peer, timestamp, memory, len })
     }
 
-    /// Enters a request that came in the lane's ledger, or what an answer gives back: a credit, and perhaps a landing.
+    /// Records an arrived request in the ledger of the lane. An answer returns a credit, and may
+    /// grant a landing.
     fn admit(&mut self, peer: PeerId, message: Message) -> Result<Arrival> {
         let mut message = message;
         let open = lane(&mut self.lanes, peer)?;

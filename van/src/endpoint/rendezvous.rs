@@ -1,13 +1,13 @@
-//! Rendezvous: how landings are asked for, granted, written to, picked up and replaced. Who has which is `landing.rs`'s
-//! business; which message goes this way is the endpoint's.
+//! Rendezvous: the endpoint asks for landings, grants them, writes into them, reads them and
+//! replaces them. `landing.rs` keeps the ledger; `send.rs` decides which message needs a landing.
 //!
 //! | notice | `timestamp` | `clock` | offer | values |
 //! |---|---|---|---|---|
 //! | [`Kind::Want`] | bytes needed, 0 for none | – | – | keys of landings that go back, 8 bytes each |
 //! | [`Kind::Grant`] | – | – | the landing | – |
 //!
-//! A landing that replaces a used one comes in the offer section of an answer where it can. That a message has landed is no
-//! notice: the write itself says it, and where in the landing the message begins and ends.
+//! A landing that replaces a used one comes in the offer section of an answer where possible. No
+//! notice announces a landed message: the write itself does, with its offset and length.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
@@ -19,18 +19,19 @@ use crate::message::{Draft, Message, Outgoing, Values};
 use crate::transport::{FRAME_PREFIX, Gather, PeerId, WRITE_AT_END, WRITE_BYTES_MAX};
 use crate::wire::{Coding, Header, Kind, Offer, TRAILER, decode, decode_landed};
 
-/// Where in a landing a message begins whose header comes first, ...
+/// Offset in a landing of a message that begins with its header.
 const HEAD_FIRST: u64 = 8;
 
-/// ... and one whose values do; see [`Message::decode_landed`].
+/// Offset in a landing of a message that begins with its values; see [`Message::decode_landed`].
 const VALUES_FIRST: u64 = 0;
 
-/// Longest message, and how far into a landing it begins: what a peer may ask memory for, in bytes.
+/// Longest message and its offset in a landing: the most memory that a peer may ask for, in bytes.
 const MESSAGE_BYTES_MAX: u64 = WRITE_BYTES_MAX as u64 + WRITE_AT_END;
 
 impl Endpoint {
-    /// Gives back all landings that the peer granted, none of which is long enough, and asks for one of `bytes` unless that
-    /// is 0. What is not given back counts as held, and the peer may wait for it to be used before it grants another.
+    /// Returns all landings that the peer granted, none of which is long enough, and asks for one
+    /// of `bytes` unless that is 0. A peer may wait for the use of a held landing before it grants
+    /// another, so none is kept.
     pub(super) fn want(&mut self, peer: PeerId, bytes: usize) -> Result<()> {
         loop {
             let mut keys = [0u8; 8 * 64];
@@ -42,8 +43,8 @@ impl Endpoint {
                 slot.copy_from_slice(&offer.key.get().to_le_bytes());
             }
             let last = lane.grants.is_empty();
-            let (bytes, keys) = (if last { bytes as u64 } else { 0 }, &keys[..8 * returned]);
-            let values = Values::Copied(keys);
+            let bytes = if last { bytes as u64 } else { 0 };
+            let values = Values::Copied(&keys[..8 * returned]);
             self.notify(peer, Draft { timestamp: bytes, values, ..Draft::new(Kind::Want) })?;
             if last {
                 return Ok(());
@@ -51,8 +52,9 @@ impl Endpoint {
         }
     }
 
-    /// Writes a long message into a landing that holds it. Values that lie apart go first, to the start of a page: the kernel copies
-    /// much faster to there, and a device's packets do not straddle pages.
+    /// Writes a long message into a landing that holds it. Values in memory of their own go first,
+    /// to the start of a page. The kernel copies faster to there, and a device's packets do not
+    /// straddle pages.
     pub(super) fn land(&mut self, peer: PeerId, outgoing: Outgoing, landing: Offer) -> Result<()> {
         let Outgoing { mut head, values } = outgoing;
         let (data, at) = match values {
@@ -61,35 +63,37 @@ impl Endpoint {
                 (head.share().into(), HEAD_FIRST)
             }
             Some(values) => {
-                head.advance(FRAME_PREFIX - padding(&values)); // zeros
+                head.advance(FRAME_PREFIX - padding(&values)); // the prefix holds zeros
                 (Gather { head: values, tail: Some(head.share()) }, VALUES_FIRST)
             }
         };
         self.transport.post_write(peer, data, &landing, at)
     }
 
-    /// Reads the long message that came to lie in `len` bytes at `at` of a landing.
+    /// Reads the long message that lies in `len` bytes at `at` of a landing.
     pub(super) fn pick_up(
         &mut self,
         peer: PeerId,
         landing: Buffer,
-        (at, len): (usize, usize),
+        at: usize,
+        len: usize,
     ) -> Result<Message> {
-        let taken = landing.len();
+        let landing_bytes = landing.len();
         let mut image = landing;
         image.advance(at);
         image.truncate(len);
-        let (memory, checked) = (&self.memory, self.limits.checks_bytes);
+        let memory = &self.memory;
+        let checked = self.limits.checks_bytes;
         let message = match at as u64 {
             VALUES_FIRST => decode_landed(image, checked, memory)?,
             _ => decode(image, checked, memory)?,
         };
         if message.kind() == Kind::Request {
             let place = message.offer().map(|offer| offer.key.get());
-            lane(&mut self.lanes, peer)?.landings.keep(message.timestamp(), place, taken);
+            lane(&mut self.lanes, peer)?.landings.keep(message.timestamp(), place, landing_bytes);
         }
-        // Others may have waited for this landing to be used. It must not wait for an answer to this message, which may in
-        // turn wait for one of them.
+        // Other messages may have waited for the use of this landing. They are served before this
+        // message is answered, because its answer may in turn wait for one of them.
         self.serve_wants(peer, true)?;
         match message.kind() {
             Kind::Request | Kind::Reply | Kind::Failure => Ok(message),
@@ -99,7 +103,7 @@ impl Endpoint {
         }
     }
 
-    /// Enters a landing that the peer grants, and sends what waited for it.
+    /// Records a landing that the peer grants, and sends what waited for it.
     pub(super) fn take_grant(&mut self, peer: PeerId, landing: Option<Offer>) -> Result<()> {
         let lane = lane(&mut self.lanes, peer)?;
         if !landing.is_some_and(|landing| lane.grants.enter(landing)) {
@@ -108,10 +112,11 @@ impl Endpoint {
         self.flush(peer)
     }
 
-    /// Answers a [`Kind::Want`] now if the peer is within its share, else when it has used a landing.
+    /// Answers a [`Kind::Want`] now if the peer is within its share, else when the peer has used a
+    /// landing.
     pub(super) fn grant_wanted(&mut self, peer: PeerId, want: &Message) -> Result<()> {
-        let (bytes, offered) = (want.timestamp(), MESSAGE_BYTES_MAX);
-        let longest = (self.memory.bytes_max() as u64).min(offered);
+        let bytes = want.timestamp();
+        let longest = (self.memory.bytes_max() as u64).min(MESSAGE_BYTES_MAX);
         if bytes > longest {
             return Err(Error::OutsideOffer { key: 0, at: 0, len: bytes, offered: longest });
         }
@@ -129,8 +134,8 @@ impl Endpoint {
         self.serve_wants(peer, false)
     }
 
-    /// Packs an answer of up to `bytes` bytes, with a landing in place of one that the peer has used unless memory is short: the
-    /// answer's own place comes first.
+    /// Packs an answer of up to `bytes` bytes, with a landing in place of a used one unless memory
+    /// is short. The memory of the answer itself is reserved first.
     #[inline(never)]
     pub(super) fn pack_with_landing(
         &mut self,
@@ -141,21 +146,23 @@ impl Endpoint {
     ) -> Result<()> {
         let bytes = bytes + size_of::<Offer>();
         self.open_frame(peer, bytes)?;
-        let (open, memory) = (lane(&mut self.lanes, peer)?, &self.memory);
+        let open = lane(&mut self.lanes, peer)?;
+        let memory = &self.memory;
         open.packer.reserve(bytes, memory)?;
         let replaced = open.landings.next_replaced(|| memory.bytes_free());
         let landing = replaced.and_then(|len| memory.allocate(len).ok());
         draft.offer = landing.map(|landing| self.open_landing(peer, landing)).transpose()?;
         let packed = self.pack(peer, draft, bytes, coding);
         if let (Err(_), Some(offer)) = (&packed, draft.offer) {
-            // The peer never heard of it; it will ask.
+            // The peer has not heard of this landing and will ask for one.
             let _ = lane(&mut self.lanes, peer)?.landings.return_unused(offer.key.get());
             drop(self.transport.withdraw(peer, offer.key.get())?);
         }
         packed
     }
 
-    /// Replaces the landings that the peer has used, unless it waits for others, or memory is short: then it will ask.
+    /// Replaces the landings that the peer has used. If the peer waits for others, or memory is
+    /// short, the peer will ask.
     pub(super) fn replace_landings(&mut self, peer: PeerId) -> Result<()> {
         loop {
             let landings = &mut lane(&mut self.lanes, peer)?.landings;
@@ -167,8 +174,9 @@ impl Endpoint {
         self.serve_wants(peer, true)
     }
 
-    /// Grants what the peer waits for, as far as its share and memory go. With no room there, and none to come back from the peer,
-    /// that is an error unless the caller is `patient`: it is tried again at the next poll.
+    /// Grants the wanted landings as far as the peer's share and the memory allow. If they do not,
+    /// and the peer holds none that will come back, `patient` callers try again at the next poll;
+    /// others get the error.
     fn serve_wants(&mut self, peer: PeerId, patient: bool) -> Result<()> {
         loop {
             let lane = lane(&mut self.lanes, peer)?;
@@ -190,7 +198,7 @@ impl Endpoint {
         }
     }
 
-    /// Tries again to serve those for whom memory was short.
+    /// Serves the peers that wait for a landing because memory was short.
     #[cold]
     pub(super) fn feed(&mut self) {
         self.starved = false;
@@ -216,7 +224,7 @@ impl Endpoint {
     }
 }
 
-/// How long a landing must be for a message that does not go in a frame.
+/// Length of the landing for a message that does not fit into a frame.
 pub(super) fn landed_bytes(outgoing: &Outgoing) -> usize {
     match &outgoing.values {
         None => HEAD_FIRST as usize + outgoing.image_bytes(),
@@ -224,7 +232,7 @@ pub(super) fn landed_bytes(outgoing: &Outgoing) -> usize {
     }
 }
 
-/// Zeros between values and what follows them.
+/// Number of zero bytes between values and the next section.
 fn padding(values: &Shared) -> usize {
     values.len().wrapping_neg() % 8
 }

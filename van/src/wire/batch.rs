@@ -1,12 +1,14 @@
-//! Runs: short messages of one lane that differ in nothing but timestamp, offer, key and values are one image.
+//! A batch: one image of several short messages that differ only in timestamp, offer, key and
+//! values. Its messages share a header, and each is a record.
 //!
 //! ```text
 //! header, offer, key, values, zeros to 8        the first, as it would be alone
 //! timestamp, offer, key, values, zeros to 8     each of those behind it: a record
 //! ```
 //!
-//! All have an offer, or none has. Requests are about one key, replies name none. The header's kind says that it is a run, and its
-//! `length_bytes`, as there are no lengths, how long all records are together. They are read in `records.rs`.
+//! Either all messages have an offer, or none has. A request names one key, a reply none. The kind
+//! in the header marks the batch. A batch has no lengths, so `length_bytes` holds the total length
+//! of the records. `records.rs` reads them.
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
@@ -16,10 +18,10 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{ALIGN, Header, Kind, Offer};
 use crate::message::{Draft, KeyRange};
 
-/// Bytes of a record before its offer, if there is one, and its key.
+/// Bytes of a record's timestamp, in front of its offer, if any, and its key.
 pub(super) const TIMESTAMP: usize = size_of::<u64>();
 
-/// What messages have in common that can be records of one run.
+/// Properties that the messages of one batch have in common.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BatchKey {
     kind: Kind,
@@ -32,16 +34,17 @@ pub(crate) struct BatchKey {
 }
 
 impl BatchKey {
-    /// That of a message whose like can follow it as records; nothing if none can.
+    /// Returns the key of a message to which others can be added as records, if they can.
     pub(crate) fn of(draft: &Draft<'_>) -> Option<BatchKey> {
         let Draft { kind, op, table, clock, range, .. } = *draft;
         keys_of(kind)?;
-        let (has_offers, value_bytes) = (draft.offer.is_some(), draft.values.len());
-        let shape = BatchKey { kind, op, table, clock, range, has_offers, value_bytes };
-        shape.fits(draft).then_some(shape)
+        let has_offers = draft.offer.is_some();
+        let value_bytes = draft.values.len();
+        let key = BatchKey { kind, op, table, clock, range, has_offers, value_bytes };
+        key.fits(draft).then_some(key)
     }
 
-    /// Whether a message is one of these.
+    /// Whether a message belongs to this batch.
     #[inline(always)]
     pub(crate) fn fits(&self, draft: &Draft<'_>) -> bool {
         draft.keys.len() == usize::from(self.kind == Kind::Request)
@@ -53,7 +56,7 @@ impl BatchKey {
             && draft.signature.is_none()
     }
 
-    /// The table and the bytes of values, if these are replies with nothing but values.
+    /// The table and the value bytes, if the messages are replies with only values.
     pub(crate) fn reply(&self) -> Option<(u32, usize)> {
         let BatchKey { kind, op, table, clock, range, has_offers, value_bytes } = *self;
         let is_plain = (kind, op, clock, range) == (Kind::Reply, 0, 0, KeyRange::ALL);
@@ -68,7 +71,7 @@ impl BatchKey {
     }
 }
 
-/// Keys of each message in a run of this kind, if there are any.
+/// Number of keys of each message in a batch of this kind, if there are such batches.
 #[inline]
 pub(super) fn keys_of(kind: Kind) -> Option<usize> {
     match kind {
@@ -78,10 +81,11 @@ pub(super) fn keys_of(kind: Kind) -> Option<usize> {
     }
 }
 
-/// Lays the offer, key and values of a draft that has a [`BatchKey`] down, and zeros in what is left of `place`.
+/// Writes the offer, key and values of a draft that has a [`BatchKey`], and zeros into the rest of
+/// `place`.
 ///
 /// # Panics
-/// On a bug of the caller: a key outside of the range, a place that is too short.
+/// On a bug of the caller: a key outside the range, or a place that is too short.
 #[inline]
 pub(crate) fn write_sections(draft: &mut Draft<'_>, place: &mut [u8]) {
     let mut rest = place;
@@ -103,7 +107,7 @@ pub(crate) fn write_sections(draft: &mut Draft<'_>, place: &mut [u8]) {
     }
 }
 
-/// Says in the header of `image` that the last `bytes` bytes of it are records.
+/// Marks `image` as a batch whose last `bytes` bytes are records.
 pub(crate) fn close_batch(image: &mut [u8], bytes: usize) {
     let (header, _) = Header::mut_from_prefix(image).expect("an image begins with it");
     let is_request = header.kind == Kind::Request as u8;

@@ -1,4 +1,5 @@
-//! Reads messages back without trusting a byte of them: header, then sizes, then checksum, and only then the sections.
+//! Decodes messages and trusts none of their bytes: header, then sizes, then checksum, and only
+//! then the sections.
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
@@ -15,14 +16,15 @@ use crate::memory::{Buffer, Pool, Shared};
 use crate::message::{KeyRange, Message, Sections};
 use crate::transport::WRITE_BYTES_MAX;
 
-/// What [`Message::decode`] does. A carrier that checks every byte sends no checksum.
+/// Decodes as [`Message::decode`]. A carrier that checks every byte sends no checksum.
 pub(crate) fn decode(image: Buffer, carrier_checks: bool, pool: &Pool) -> Result<Message> {
     let mut image = image;
     let (kind, layout) = read_head(&mut image, None, carrier_checks)?;
     read_sections(image.share(), kind, &layout, None, pool)
 }
 
-/// Reads a long message whose values came first, at the start of a page, and the others behind them:
+/// Decodes a long message whose values come first, at the start of a page, with the other sections
+/// behind them:
 ///
 /// ```text
 /// values, zero padding to 8, header and other sections, their length u64
@@ -45,7 +47,8 @@ pub(crate) fn decode_landed(landed: Buffer, carrier_checks: bool, pool: &Pool) -
     read_sections(image.share(), kind, &layout, Some(values.share()), pool)
 }
 
-/// Reads an image whose values are lent: they are `values`, and the image ends where they would begin.
+/// Decodes an image whose values are lent: they are `values`, and the image ends where they would
+/// begin.
 pub(crate) fn decode_lent(
     image: Buffer,
     values: Shared,
@@ -59,7 +62,8 @@ pub(crate) fn decode_lent(
     let mut image = image;
     let apart = values.len().next_multiple_of(ALIGN);
     let (kind, layout) = read_head(&mut image, Some(apart), carrier_checks)?;
-    let (have, need) = (values.len(), layout.values.len());
+    let have = values.len();
+    let need = layout.values.len();
     if have != need {
         return Err(DecodeError::ValuesApart { have, need }.into());
     }
@@ -67,7 +71,7 @@ pub(crate) fn decode_lent(
     Ok(Message { is_lent: true, ..message })
 }
 
-/// Checks an image by itself, no run, up to its sections, and the checksum if there is one.
+/// Checks the header, the sizes and, if there is one, the checksum of an image that is no batch.
 fn read_head(
     image: &mut Buffer,
     apart: Option<usize>,
@@ -78,7 +82,7 @@ fn read_head(
     if let Kind::Requests | Kind::Replies = kind {
         let [keys, records, values] =
             [header.key_bytes, header.length_bytes, header.value_bytes].map(|n| n.get() as usize);
-        return Err(DecodeError::Run { keys, values, records });
+        return Err(DecodeError::Batch { keys, values, records });
     }
     let have = image.len();
     let layout = Layout::new(header, have, apart)?;
@@ -92,7 +96,7 @@ fn read_head(
     Ok((kind, layout))
 }
 
-/// Reads what stands behind a header; the values are in `apart`, if that is given.
+/// Decodes the sections behind a header. The values are `apart` if that is given.
 #[inline(always)]
 pub(super) fn read_sections(
     image: Shared,
@@ -113,7 +117,8 @@ pub(super) fn read_sections(
         length_bytes: layout.lengths.len() as u32,
         value_bytes: layout.values.len() as u32,
     };
-    let (flags, timestamp) = (layout.flags, timestamp_of(&image));
+    let flags = layout.flags;
+    let timestamp = timestamp_of(&image);
     let mut message = Message { image, apart, timestamp, sections, kind, flags, is_lent: false };
     if flags & CODED != 0 {
         expand(&mut message, layout, pool)?;
@@ -125,11 +130,12 @@ pub(super) fn read_sections(
     Ok(message)
 }
 
-/// Sections that are not as they were.
+/// Flags of sections that are coded.
 const CODED: u8 =
     flags::KEYS_DELTA | flags::KEYS_SNAPPY | flags::LENGTHS_SNAPPY | flags::VALUES_SNAPPY;
 
-/// Puts decoded sections in the place of coded ones: keys and lengths behind a copy of the header, values apart.
+/// Replaces coded sections by decoded ones: keys and lengths behind a copy of the header, values in
+/// memory of their own.
 fn expand(message: &mut Message, layout: &Layout, pool: &Pool) -> Result<()> {
     let coded = message.image.clone();
     let unpack = |section, range: &Range<usize>| {
@@ -188,7 +194,7 @@ pub(super) fn check_header(header: &Header) -> Result<Kind, DecodeError> {
     }
     let kind = Kind::from_raw(header.kind).ok_or(DecodeError::UnknownKind { kind: header.kind })?;
     if header.flags & !(flags::OFFER | flags::SIGNATURE) != 0 {
-        check_flags(header, kind)?; // of sections that are coded or apart
+        check_flags(header, kind)?; // some section is coded or apart
     }
     Ok(kind)
 }
@@ -214,35 +220,37 @@ fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
     Ok(())
 }
 
-/// Where the sections of an image lie: in order, each from a multiple of [`ALIGN`], all of them inside.
+/// Where the sections of an image lie: in order, each at a multiple of [`ALIGN`], all within the
+/// image.
 pub(super) struct Layout {
     pub(super) flags: u8,
     range: KeyRange,
     keys: Range<usize>,
     lengths: Range<usize>,
-    /// As far as the image is concerned: where they would begin, if they are apart.
+    /// Where the values lie, or would begin if they are apart.
     values: Range<usize>,
-    /// How far the checksum reaches.
+    /// Bytes that the checksum covers.
     pub(super) covered: usize,
-    /// Where the image ends.
+    /// End of the image.
     pub(super) end: usize,
 }
 
 impl Layout {
-    /// Checks that the sections `header` announces lie within `have` bytes; all but the values, if those take `apart` bytes
-    /// elsewhere, with their padding.
+    /// Checks that the sections that `header` announces lie within `have` bytes. If `apart` is
+    /// given, the values take that many bytes elsewhere, with their padding.
     #[inline]
     pub(super) fn new(
         header: &Header,
         have: usize,
         apart: Option<usize>,
     ) -> Result<Layout, DecodeError> {
-        let (begin, end) = (header.range_begin.get(), header.range_end.get());
+        let begin = header.range_begin.get();
+        let end = header.range_end.get();
         let range = KeyRange::new(begin, end).ok_or(DecodeError::EmptyRange { begin, end })?;
         let flags = header.flags;
         let is_set = |flag| flags & flag != 0;
         let align = |end: u64| end.next_multiple_of(ALIGN as u64);
-        // In 64 bits nothing overflows: there are three sections of 32 bits.
+        // Three sections of 32-bit lengths cannot overflow 64 bits.
         let keys = size_of::<Header>()
             + signature_bytes(flags)
             + if is_set(flags::OFFER) { size_of::<Offer>() } else { 0 };
@@ -266,7 +274,8 @@ impl Layout {
         if need > WRITE_BYTES_MAX {
             return Err(DecodeError::TooLong { have, need: WRITE_BYTES_MAX });
         }
-        let (lengths, values) = (lengths as usize, values as usize);
+        let lengths = lengths as usize;
+        let values = values as usize;
         Ok(Layout {
             flags,
             range,
@@ -279,7 +288,7 @@ impl Layout {
     }
 }
 
-/// Bytes of the signature section, which comes first.
+/// Bytes of the signature, the first section.
 #[inline]
 fn signature_bytes(flags: u8) -> usize {
     if flags & flags::SIGNATURE == 0 { 0 } else { size_of::<u64>() }
@@ -292,19 +301,20 @@ pub(super) fn check_checksum(found: u32, covered: &mut [u8]) -> Result<(), Decod
     }
 }
 
-/// Computes the checksum as the sender did, over a header without one: it is blanked where it lies, so that there is one piece
-/// to go over.
+/// Computes the checksum of a frame whose header holds 0 for it, as the sender did. It blanks the
+/// field in place, so that the frame stays one piece.
 #[inline(always)]
 pub(super) fn blanked(covered: &mut [u8]) -> u32 {
     covered[CHECKSUM].fill(0);
     checksum(covered)
 }
 
-/// Checks decoded keys, with which `bytes` begins, and returns how many there are.
+/// Checks the decoded keys at the start of `bytes`, and returns their number.
 #[inline]
 fn check_keys(bytes: &[u8], sections: &Sections, range: KeyRange) -> Result<usize, DecodeError> {
     let bytes = &bytes[..sections.key_bytes as usize];
-    let (section, item) = (Section::Keys, size_of::<u64>());
+    let section = Section::Keys;
+    let item = size_of::<u64>();
     let keys = <[u64]>::ref_from_bytes(bytes).map_err(|_| DecodeError::PartialItem {
         section,
         bytes: bytes.len(),
@@ -312,18 +322,21 @@ fn check_keys(bytes: &[u8], sections: &Sections, range: KeyRange) -> Result<usiz
     })?;
     if keys.len() > 1 && !ascend(keys) {
         let index = keys.windows(2).take_while(|pair| pair[0] < pair[1]).count() + 1;
-        let (previous, key) = (keys[index - 1], keys[index]);
+        let previous = keys[index - 1];
+        let key = keys[index];
         return Err(DecodeError::KeyOrder { index, key, previous });
     }
     if let Some(key) = key_outside(keys, range) {
-        let (begin, end) = (range.begin(), range.end());
+        let begin = range.begin();
+        let end = range.end();
         return Err(DecodeError::KeyOutsideRange { key, begin, end });
     }
     Ok(keys.len())
 }
 
 fn check_lengths(bytes: usize, keys: usize) -> Result<(), DecodeError> {
-    let (section, item) = (Section::Lengths, size_of::<u32>());
+    let section = Section::Lengths;
+    let item = size_of::<u32>();
     if !bytes.is_multiple_of(item) {
         return Err(DecodeError::PartialItem { section, bytes, item });
     }

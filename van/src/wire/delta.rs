@@ -1,7 +1,9 @@
-//! Keys as gaps: ascending keys are close to each other, so the gaps are short. Not a general integer code.
+//! Delta coding of keys: ascending keys lie close together, so their gaps are short. This is not a
+//! general integer code.
 //!
-//! A count, then for the first key its distance from the range's begin, then for each further key its distance from the one
-//! before, less one; all as LEB128 varints. So keys ascend by construction.
+//! The code is a count, the distance of the first key from the begin of the range, and for each
+//! further key the distance from its predecessor, less one. All are LEB128 varints. Decoded keys
+//! therefore always ascend.
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
@@ -12,13 +14,13 @@ use crate::error::Result;
 use crate::memory::{Buffer, Pool};
 use crate::message::KeyRange;
 
-/// Bytes that [`write`] will need.
+/// Number of bytes that [`write`] writes.
 pub(super) fn len(keys: &[u64], begin: u64) -> usize {
     let gaps: usize = gaps(keys, begin).map(varint_len).sum();
     varint_len(keys.len() as u64) + gaps
 }
 
-/// Writes `keys`, which ascend from `begin`, into `out`, which is [`len`] bytes long.
+/// Writes `keys`, which ascend from `begin`, into `out`, which has [`len`] bytes.
 pub(super) fn write(keys: &[u64], begin: u64, out: &mut [u8]) {
     let mut rest = out;
     for mut number in std::iter::once(keys.len() as u64).chain(gaps(keys, begin)) {
@@ -33,10 +35,10 @@ pub(super) fn write(keys: &[u64], begin: u64, out: &mut [u8]) {
     }
 }
 
-/// Reads what [`write`] wrote for keys of `range`. Memory is asked for only once there are as many bytes as keys.
+/// Decodes keys of `range`. It allocates only once the input has at least one byte a key.
 ///
 /// # Errors
-/// A [`DecodeError`] for anything else; out of memory when `pool` has no room for 8 bytes a byte.
+/// A [`DecodeError`] for any other input; out of memory if `pool` has no room for 8 bytes a byte.
 pub(super) fn read(bytes: &[u8], range: KeyRange, pool: &Pool) -> Result<Buffer> {
     let (count, mut at) = varint(bytes, 0)?;
     let have = bytes.len() - at;
@@ -60,7 +62,7 @@ pub(super) fn read(bytes: &[u8], range: KeyRange, pool: &Pool) -> Result<Buffer>
     Ok(buffer)
 }
 
-/// What stands for each key. Wraps for keys that do not ascend, which the reader then refuses.
+/// Gap before each key. Wraps for keys that do not ascend, which the decoder then refuses.
 fn gaps(keys: &[u64], begin: u64) -> impl Iterator<Item = u64> {
     keys.iter().scan(begin, |next, &key| {
         let gap = key.wrapping_sub(*next);
@@ -74,7 +76,7 @@ fn varint_len(number: u64) -> usize {
     bits.div_ceil(7) as usize
 }
 
-/// The varint at `start`, and where it ends.
+/// Returns the varint at `start`, and its end.
 fn varint(bytes: &[u8], start: usize) -> Result<(u64, usize), DecodeError> {
     let mut number = 0;
     for (i, &byte) in bytes[start..].iter().take(10).enumerate() {

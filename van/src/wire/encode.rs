@@ -1,4 +1,4 @@
-//! Lays a message into registered memory. What comes out is read back by `decode.rs`.
+//! Encodes messages into registered memory. `decode.rs` reads them.
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
@@ -15,50 +15,52 @@ use crate::memory::{Pool, Shared};
 use crate::message::{Draft, Outgoing, Values};
 use crate::transport::{FRAME_PREFIX, WRITE_BYTES_MAX};
 
-/// How a sender encodes: one for each lane or table, since it keeps what sampling has taught it.
+/// A sender's coding options. Each lane or table has its own, because the compressor learns from
+/// samples.
 pub struct Coding {
-    /// Delta-code keys when that makes them shorter.
+    /// Whether to delta-code keys when that makes them shorter.
     delta: bool,
     compressor: Option<Box<Compressor>>,
-    /// Leave out the checksum, for a carrier that checks every byte.
+    /// Whether to omit the checksum, for a carrier that checks every byte.
     pub(crate) carrier_checks: bool,
 }
 
 impl Coding {
-    /// Keys and values as they are: nothing to decode, nothing to allocate at the receiver.
+    /// Plain keys and values: the receiver decodes and allocates nothing.
     pub fn plain() -> Coding {
         Coding { delta: false, compressor: None, carrier_checks: false }
     }
 
-    /// Delta-coded keys, and Snappy for the sections where samples say that it pays.
+    /// Delta-coded keys, and Snappy for sections where samples show that it pays.
     ///
-    /// A section is tried from 512 bytes on, and sent compressed when that saves at least a tenth. After a try that doesn't, 16
-    /// messages go without one, then 32, up to 1024. Only messages are counted: the same messages give the same bytes.
+    /// The compressor tries sections of at least 512 bytes, and sends them compressed if that saves
+    /// at least a tenth. After a try that does not pay, the next 16 messages are not tried, then
+    /// 32, up to 1024. Only messages count, so the same messages give the same bytes.
     pub fn compact() -> Coding {
         Coding { delta: true, compressor: Some(Box::new(Compressor::new())), carrier_checks: false }
     }
 
-    /// Bytes by which it has made sections shorter so far.
+    /// Total number of bytes saved so far.
     pub fn saved_bytes(&self) -> u64 {
         self.compressor.as_ref().map_or(0, |compressor| compressor.saved_bytes)
     }
 
-    /// Whether every section goes as it is.
+    /// Whether no section is coded.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         !self.delta && self.compressor.is_none()
     }
 }
 
-/// Turns a draft into bytes in memory of `pool`, ready for a van: a frame of one image.
+/// Encodes a draft into memory of `pool`, as a frame of one image.
 ///
 /// # Errors
-/// [`Error::MessageTooLong`] when it has more than 2^32 − 1 bytes, which is the longest write; [`Error::OutOfMemory`] when
-/// `pool` has no room.
+/// [`Error::MessageTooLong`] if it has more than 2^32 − 1 bytes, the longest write;
+/// [`Error::OutOfMemory`] if `pool` has no room.
 ///
 /// # Panics
-/// On a bug of the caller: keys outside of the range, lengths for other than all keys that are named. Keys that do not
-/// ascend panic in debug builds only; elsewhere the receiver refuses them.
+/// On a bug of the caller: keys outside the range, or lengths for other than all named keys. Keys
+/// that do not ascend panic in debug builds only; otherwise the receiver refuses them.
 pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -> Result<Outgoing> {
     let mut draft = draft;
     check_draft(&draft);
@@ -67,7 +69,7 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
     let (prefix, place) = head.split_at_mut(FRAME_PREFIX);
     prefix.fill(0);
     let carrier_checks = coding.carrier_checks;
-    let (image_bytes, apart) = lay(sender, &mut draft, &plan, coding, pool, place)?;
+    let (image_bytes, apart) = write_image(sender, &mut draft, &plan, coding, pool, place)?;
     seal(&mut place[..image_bytes], carrier_checks);
     head.truncate(FRAME_PREFIX + image_bytes + plan.trailer_bytes);
     if plan.trailer_bytes > 0 {
@@ -77,8 +79,9 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
     Ok(Outgoing { head, values: apart })
 }
 
-/// Lays a draft's image, up to its [`Draft::image_bytes_max`], down at the start of `place`, and returns its length. Values are
-/// copied into it wherever they lie. The frame is to be [`seal`]ed.
+/// Encodes a draft at the start of `place`, and returns the length of its image, at most
+/// [`Draft::image_bytes_max`]. Values are always copied into the image. The caller [`seal`]s the
+/// frame.
 ///
 /// # Errors
 /// As [`encode`].
@@ -94,11 +97,12 @@ pub(crate) fn encode_into(
 ) -> Result<usize> {
     check_draft(draft);
     let plan = Plan::of_short(draft, coding);
-    let (image_bytes, _) = lay(sender, draft, &plan, coding, pool, place)?;
+    let (image_bytes, _) = write_image(sender, draft, &plan, coding, pool, place)?;
     Ok(image_bytes)
 }
 
-/// Enters the checksum of a frame into the header of its first image. A carrier that checks every byte needs none.
+/// Writes the checksum of a frame into the header of its first image. A carrier that checks every
+/// byte needs none.
 #[inline(always)]
 pub(crate) fn seal(frame: &mut [u8], carrier_checks: bool) {
     if !carrier_checks {
@@ -107,9 +111,10 @@ pub(crate) fn seal(frame: &mut [u8], carrier_checks: bool) {
     }
 }
 
-/// Lays an image down, still without a checksum; returns its length, and values that stay where they are.
+/// Writes an image without its checksum. Returns its length, and the values that are sent from
+/// where they lie.
 #[inline(always)]
-fn lay(
+fn write_image(
     sender: u32,
     draft: &mut Draft<'_>,
     plan: &Plan,
@@ -137,7 +142,7 @@ fn lay(
         image.section(Section::Keys, plan.key_bytes, write)?
     } else {
         image.section(Section::Keys, plan.key_bytes, |place| match keys {
-            [key] => place.copy_from_slice(&key.to_le_bytes()), // of known length: no call
+            [key] => place.copy_from_slice(&key.to_le_bytes()), // its length is known, so this is no call
             _ => place.copy_from_slice(keys.as_bytes()),
         })?
     };
@@ -194,7 +199,7 @@ fn check_draft(draft: &Draft<'_>) {
     debug_assert!(ascend(keys), "keys ascend");
 }
 
-/// How long each section is before Snappy, and so how much memory the message takes at most.
+/// Lengths of the sections before Snappy, and the memory that the message takes at most.
 struct Plan {
     delta: bool,
     key_bytes: usize,
@@ -202,18 +207,21 @@ struct Plan {
     value_bytes: usize,
     /// Whether the values lie in the image.
     inside: bool,
-    /// Bytes behind the head of a message whose values are apart: how long it is.
+    /// Length of the trailer, which holds the image's length when the values are apart.
     trailer_bytes: usize,
     head_bytes: usize,
 }
 
 impl Plan {
-    /// For a message that fits into a frame, values and all.
+    /// Plans a message that fits into a frame with its values.
     #[inline]
     fn of_short(draft: &Draft<'_>, coding: &Coding) -> Plan {
         let (delta, key_bytes) = key_bytes(draft, coding);
-        let (length_bytes, value_bytes) = (size_of_val(draft.lengths), draft.values.len());
-        let (inside, trailer_bytes, head_bytes) = (true, 0, draft.image_bytes_max());
+        let length_bytes = size_of_val(draft.lengths);
+        let value_bytes = draft.values.len();
+        let inside = true;
+        let trailer_bytes = 0;
+        let head_bytes = draft.image_bytes_max();
         Plan { delta, key_bytes, length_bytes, value_bytes, inside, trailer_bytes, head_bytes }
     }
 
@@ -225,7 +233,7 @@ impl Plan {
         check_len(Section::Keys, key_bytes)?;
         check_len(Section::Lengths, length_bytes)?;
         check_len(Section::Values, value_bytes)?;
-        // What saturates does not fit the address space, and so no pool.
+        // A saturated length fits no address space, and so no pool.
         let head_bytes = size_of::<Header>()
             .saturating_add(if draft.offer.is_some() { size_of::<Offer>() } else { 0 })
             .saturating_add(if draft.signature.is_some() { size_of::<u64>() } else { 0 })
@@ -248,7 +256,7 @@ impl Plan {
     }
 }
 
-/// Whether keys are to be delta-coded, and how long they are before Snappy.
+/// Whether to delta-code the keys, and their length before Snappy.
 #[inline]
 fn key_bytes(draft: &Draft<'_>, coding: &Coding) -> (bool, usize) {
     let raw_bytes = size_of_val(draft.keys);
@@ -267,7 +275,7 @@ fn check_len(section: Section, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// A message image in the making: the header's place, and the sections laid down so far.
+/// A message image under construction: room for the header, and the sections written so far.
 struct Image<'a> {
     bytes: &'a mut [u8],
     end: usize,
@@ -282,7 +290,7 @@ impl<'a> Image<'a> {
         Image { bytes, end: size_of::<Header>(), flags: 0, compressor, pool }
     }
 
-    /// Lays down `len` bytes that `write` fills in, and returns them.
+    /// Appends `len` bytes that `write` fills in, and returns them.
     #[inline(always)]
     fn append(&mut self, len: usize, write: impl FnOnce(&mut [u8])) -> &mut [u8] {
         let place = &mut self.bytes[self.end..][..len];
@@ -299,7 +307,8 @@ impl<'a> Image<'a> {
         }
     }
 
-    /// Lays down a section, compressed where it pays, and returns its length. [`Plan`] has checked that `len` fits.
+    /// Appends a section, compressed if that pays, and returns its length. [`Plan`] has checked
+    /// that `len` fits.
     #[inline(always)]
     fn section(
         &mut self,

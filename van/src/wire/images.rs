@@ -1,59 +1,60 @@
-//! The images of a received frame, one behind the other. Each is checked before anything is read from it: see `decode.rs`.
+//! The images of a received frame, one behind the other. Each is checked before anything else is
+//! read from it: see `decode.rs`.
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
 use super::decode::{Layout, blanked, check_checksum, check_header, read_header, read_sections};
-use super::records::{Form, Record, Run};
+use super::records::{Batch, BatchLayout, Record};
 use super::{ALIGN, CHECKSUM, DecodeError, Header, Kind, check_padding, flags};
 use crate::error::Result;
 use crate::memory::{Buffer, Pool};
 use crate::message::Message;
 
-/// What stands in a frame.
+/// One message of a frame.
 #[derive(Debug)]
 pub enum Entry {
-    /// A message, with an image of its own or as a record of a run.
+    /// A message with an image of its own, or a record of a batch.
     Message(Message),
-    /// A reply that says nothing, to the request with this timestamp.
+    /// A reply without content to the request with this timestamp.
     Answer(u64),
 }
 
-/// The images of a received frame: each begins at a multiple of 8 bytes, with zeros in between, and the last one ends the
-/// frame. The checksum of the first covers all of them.
+/// The images of a received frame. Each begins at a multiple of 8 bytes, with zeros in between, and
+/// the last one ends the frame. The checksum of the first covers all of them.
 pub struct Images {
-    /// Those that have not been opened.
+    /// The images that have not been opened.
     rest: Option<Buffer>,
-    /// What is left of the one that has.
-    pub(crate) run: Run,
+    /// The rest of the open image.
+    pub(crate) batch: Batch,
     sum: Sum,
 }
 
-/// What the next image's header holds for a checksum.
+/// The checksum expected in the next image's header.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sum {
-    /// That of the frame.
+    /// The checksum of the frame.
     OfFrame,
-    /// Something that need not be looked at: the carrier has checked every byte.
+    /// Any value: the carrier has checked every byte.
     Any,
-    /// 0: there was one before.
+    /// 0, because an image before it held the checksum.
     Zero,
 }
 
 impl Images {
-    /// None at all.
-    pub(crate) const NONE: Images = Images { rest: None, run: Run::NONE, sum: Sum::Zero };
+    /// No images.
+    pub(crate) const NONE: Images = Images { rest: None, batch: Batch::NONE, sum: Sum::Zero };
 
-    /// The images of `frame`, which begins 8-byte aligned.
+    /// Reads the images of `frame`, which begins 8-byte aligned.
     pub fn new(frame: Buffer) -> Images {
         Images { rest: Some(frame), sum: Sum::OfFrame, ..Images::NONE }
     }
 
-    /// Likewise, of a frame without a checksum: its carrier has checked every byte.
+    /// Reads the images of a frame without a checksum, whose carrier has checked every byte.
     pub fn checked_by_carrier(frame: Buffer) -> Images {
         Images { rest: Some(frame), sum: Sum::Any, ..Images::NONE }
     }
 
-    /// Goes on with another frame, once all images have been read, and opens its first.
+    /// Continues with another frame, once all images have been read, and opens its first image.
     ///
     /// # Errors
     /// As [`Images::next`].
@@ -67,12 +68,13 @@ impl Images {
         self.read(frame, pool)
     }
 
-    /// Whether `frame` is one sound image of the form of the last one. What is wrong with it otherwise is not looked for.
+    /// Whether `frame` is one sound image with the layout of the last one. It does not look for the
+    /// cause if not.
     #[inline(always)]
-    pub(crate) fn is_like_the_last(&self, frame: &mut Buffer, carrier_checks: bool) -> bool {
+    pub(crate) fn repeats_layout(&self, frame: &mut Buffer, carrier_checks: bool) -> bool {
         let Ok(header) = read_header(frame) else { return false };
         let found = header.checksum.get();
-        if !self.run.form.is_of(header, frame.len()) {
+        if !self.batch.layout.matches(header, frame.len()) {
             return false;
         }
         let is_sound = carrier_checks || blanked(frame) == found;
@@ -82,29 +84,29 @@ impl Images {
         is_sound
     }
 
-    /// Whether all have been read.
+    /// Whether all messages have been read.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.rest.is_none() && self.run.is_over()
+        self.rest.is_none() && self.batch.is_over()
     }
 
-    /// Reads the next message. After an error the rest is not to be looked at.
+    /// Reads the next message. After an error the rest is undefined.
     ///
     /// # Errors
-    /// As [`Message::decode`], also when there is none.
+    /// As [`Message::decode`]; also if there is no message left.
     #[allow(clippy::should_implement_trait, reason = "it takes a pool, and fails")]
     pub fn next(&mut self, pool: &Pool) -> Result<Entry> {
         loop {
-            self.run.open(1)?;
-            let one = &mut self.run.left;
-            if let Some(Record { timestamp, .. }) = one.first()
-                && one.are_acks()
-                && !one.have_offers()
+            self.batch.open(1)?;
+            let batch = &mut self.batch.rest;
+            if let Some(Record { timestamp, .. }) = batch.first()
+                && batch.are_acks()
+                && !batch.have_offers()
             {
-                one.advance();
+                batch.advance();
                 return Ok(Entry::Answer(timestamp));
             }
-            if let Some(message) = one.message() {
+            if let Some(message) = batch.message() {
                 return Ok(Entry::Message(message));
             }
             if let Some(message) = self.open(pool)? {
@@ -113,7 +115,8 @@ impl Images {
         }
     }
 
-    /// Opens the next image: as [`Images::run`], or if it is a message of another form, that is returned.
+    /// Opens the next image. A message that cannot share a batch is returned; the messages of any
+    /// other image are in `batch`.
     ///
     /// # Errors
     /// As [`Images::next`].
@@ -125,28 +128,30 @@ impl Images {
         self.read(image, pool)
     }
 
-    /// Opens the image with which `image` begins.
+    /// Opens the image at the start of `image`.
     #[inline(never)]
     fn read(&mut self, mut image: Buffer, pool: &Pool) -> Result<Option<Message>> {
         let header = read_header(&image)?;
         let kind = check_header(header)?;
-        let Some(form) = Form::of(header, kind, image.len())? else {
+        let Some(layout) = BatchLayout::of(header, kind, image.len())? else {
             return self.open_other(image, kind, pool).map(Some);
         };
         let found = header.checksum.get();
         self.check(&mut image, found)?;
-        if form.end < image.len() {
-            self.cut(&mut image, form.end)?;
+        if layout.end < image.len() {
+            self.cut(&mut image, layout.end)?;
         }
-        self.run.begin(form, image.share());
+        self.batch.begin(layout, image.share());
         Ok(None)
     }
 
-    /// Reads an image that is no run, and could not be the first of one.
+    /// Decodes an image that is no batch and could not be the first of one.
     #[inline(never)]
     fn open_other(&mut self, mut image: Buffer, kind: Kind, pool: &Pool) -> Result<Message> {
-        let (have, header) = (image.len(), read_header(&image)?);
-        let (layout, found) = (Layout::new(header, have, None)?, header.checksum.get());
+        let have = image.len();
+        let header = read_header(&image)?;
+        let layout = Layout::new(header, have, None)?;
+        let found = header.checksum.get();
         let is_alone = self.sum != Sum::Zero && layout.end == have;
         if !is_alone && layout.flags & flags::VALUES_UNCOVERED != 0 {
             return Err(DecodeError::Contradiction { flags: layout.flags, kind }.into());
@@ -159,7 +164,7 @@ impl Images {
         read_sections(image.share(), kind, &layout, None, pool)
     }
 
-    /// Checks the checksum that was found in the header with which `covered` begins.
+    /// Checks `found`, the checksum in the header at the start of `covered`.
     fn check(&mut self, covered: &mut [u8], found: u32) -> Result<(), DecodeError> {
         match std::mem::replace(&mut self.sum, Sum::Zero) {
             Sum::OfFrame => check_checksum(found, covered),
@@ -168,9 +173,10 @@ impl Images {
         }
     }
 
-    /// Cuts off what stands behind an image that ends at `end`.
+    /// Cuts off the images behind one that ends at `end`.
     fn cut(&mut self, image: &mut Buffer, end: usize) -> Result<(), DecodeError> {
-        let (have, next) = (image.len(), end.next_multiple_of(ALIGN));
+        let have = image.len();
+        let next = end.next_multiple_of(ALIGN);
         if next >= have {
             return Err(DecodeError::TooLong { have, need: end });
         }

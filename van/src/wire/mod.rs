@@ -1,10 +1,12 @@
-//! Bytes in, bytes out: the wire format. No I/O, no clock, no unsafe.
+//! The wire format: bytes in, bytes out. No I/O, no clock, no unsafe.
 //!
-//! A message image is one piece: header, signature and [`Offer`] if flagged, keys, lengths, values. Each section starts at a
-//! multiple of 8, with zeros in between; the values end the image. A frame holds one image or several, each from a multiple of
-//! 8, again with zeros in between, and nothing behind the last; one checksum covers them all, unless the carrier checks every
-//! byte. Short messages that are alike share an image (`batch.rs`). In a landing, values that were sent from where they lay come
-//! first, and the rest behind them.
+//! A message image is one piece: header, signature and [`Offer`] if flagged, keys, lengths, values.
+//! Each section starts at a multiple of 8, with zeros in between; the values end the image.
+//!
+//! A frame holds one or more images, each at a multiple of 8, with zeros in between and nothing
+//! behind the last. One checksum covers them all, unless the carrier checks every byte. Messages
+//! that share a header form a batch of records (`batch.rs`). In a landing, values that were sent
+//! from where they lay come first, and the rest behind them.
 
 mod batch;
 mod decode;
@@ -34,29 +36,33 @@ compile_error!(
     "messages are little-endian and viewed in place: this crate needs a little-endian machine"
 );
 
-/// Bytes behind the head of a message whose values are apart, in which its length stands.
+/// Length of the trailer behind a head whose values are apart: it holds the length of the head's
+/// image.
 pub(crate) const TRAILER: usize = 8;
 
 /// Every section starts at a multiple of this many bytes.
 const ALIGN: usize = 8;
 
-/// Where [`Header::checksum`] stands.
+/// Position of [`Header::checksum`] in a header.
 const CHECKSUM: Range<usize> = std::mem::offset_of!(Header, checksum)..size_of::<Header>();
 
-/// CRC32C, of a frame whose header says 0 for it.
-#[inline(never)] // else what it asks about the processor stands wherever it is called
+/// CRC32C of a frame whose header holds 0 for it.
+#[inline(never)] // keeps the query of the processor's features out of the callers
 fn checksum(covered: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(covered)
 }
 
-/// A key that lies outside of the range that all should be in, if there is one; looks at both ends of ascending keys.
+/// Returns a key outside `range`, if there is one. Keys ascend, so it checks the first and the
+/// last.
 #[inline]
 fn key_outside(keys: &[u64], range: KeyRange) -> Option<u64> {
-    let (first, last) = (*keys.first()?, *keys.last()?);
+    let first = *keys.first()?;
+    let last = *keys.last()?;
     [first, last].into_iter().find(|&key| !range.contains(key))
 }
 
-/// Whether each key is above the one before. Looks at all of them, since a loop without an early end can be vectorised.
+/// Whether keys ascend strictly. It always looks at all of them, because only a loop without an
+/// early end can be vectorised.
 fn ascend(keys: &[u64]) -> bool {
     let above = keys.iter().skip(1);
     keys.iter().zip(above).fold(true, |so_far, (key, next)| so_far & (key < next))
@@ -83,11 +89,11 @@ fn snappy_flag(section: Section) -> u8 {
 /// A variable part of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
-    /// What the message is about: `u64`s, ascending.
+    /// Keys of the message: `u64`, ascending.
     Keys,
-    /// How many values each key has: `u32`s; none when all have the same.
+    /// Numbers of values of the keys: `u32`, or none if all keys have the same.
     Lengths,
-    /// What is said about the keys.
+    /// Values of the keys.
     Values,
 }
 
@@ -101,210 +107,211 @@ impl fmt::Display for Section {
     }
 }
 
-/// Why bytes are no message of ours.
+/// The reason why bytes are no message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// Shorter than what it has to hold.
+    /// There are fewer bytes than the item takes.
     #[error("{have} bytes are too few for {what}, which takes {need}")]
     TooShort {
-        /// What was read.
+        /// The item.
         what: &'static str,
-        /// Bytes there are.
+        /// Bytes present.
         have: usize,
-        /// Bytes it takes.
+        /// Bytes needed.
         need: usize,
     },
-    /// Longer than its header says.
+    /// The message is longer than its header announces.
     #[error("{have} bytes are too many for a message whose header announces {need}")]
     TooLong {
-        /// Bytes there are.
+        /// Bytes present.
         have: usize,
-        /// Bytes it takes.
+        /// Bytes needed.
         need: usize,
     },
-    /// It was received at an address at which its sections cannot be viewed.
+    /// The message lies at an address at which its sections cannot be viewed.
     #[error("it lies {offset} bytes past a multiple of 8; the van must receive it 8-byte aligned")]
     Misaligned {
         /// Address modulo 8.
         offset: usize,
     },
-    /// Values before the message that are not those it speaks of.
+    /// The values before the message differ from those that it announces.
     #[error(
         "{have} bytes lie before a message whose header announces {need} bytes of values apart"
     )]
     ValuesApart {
-        /// Bytes there are, padding included.
+        /// Bytes present, padding included.
         have: usize,
-        /// Bytes it announces.
+        /// Bytes announced.
         need: usize,
     },
-    /// A stranger's first bytes.
+    /// The sender speaks another protocol.
     #[error(
         "it begins with {magic:#010x}, not with {MAGIC:#010x}: the sender speaks another protocol"
     )]
     Magic {
-        /// What stood there.
+        /// The value found.
         magic: u32,
     },
-    /// A version this build does not speak.
+    /// The sender has another version.
     #[error("it has version {version}, this is {VERSION}: run the same build everywhere")]
     Version {
-        /// The sender's.
+        /// Version of the sender.
         version: u8,
     },
-    /// A kind that does not exist.
+    /// The kind does not exist.
     #[error("no message kind has number {kind}")]
     UnknownKind {
-        /// What stood there.
+        /// The value found.
         kind: u8,
     },
-    /// A flag that does not exist.
+    /// A flag does not exist.
     #[error("flags {flags:#010b} hold bits outside of {all:#010b}", all = flags::ALL)]
     UnknownFlags {
-        /// What stood there.
+        /// The value found.
         flags: u8,
     },
-    /// Values that cannot be where the flags put them.
+    /// Flags exclude each other in this kind of message.
     #[error("flags {flags:#010b} contradict each other in a message of kind {kind:?}")]
     Contradiction {
-        /// What stood there.
+        /// The value found.
         flags: u8,
-        /// In which kind of message.
+        /// Kind of the message.
         kind: Kind,
     },
-    /// A flag about the coding of a section that has no bytes.
+    /// A flag concerns the coding of an empty section.
     #[error("flags {flags:#010b} speak of {section}, and there are none")]
     CodedEmpty {
-        /// Which section.
+        /// The section.
         section: Section,
-        /// What stood there.
+        /// The value found.
         flags: u8,
     },
-    /// A run whose messages cannot be of that form, or where there is none.
+    /// A batch has impossible sizes, or stands where none may.
     #[error(
-        "no run has {keys} bytes of keys and {values} of values a message, and {records} bytes of records"
+        "no run has {keys} bytes of keys and {values} of values a message, and {records} bytes of \
+         records"
     )]
-    Run {
+    Batch {
         /// Bytes of keys of each message.
         keys: usize,
         /// Bytes of values of each message.
         values: usize,
-        /// Bytes of all but the first.
+        /// Bytes of all messages but the first.
         records: usize,
     },
-    /// A key range without keys.
+    /// The key range is empty.
     #[error("the key range [{begin}, {end}) is empty")]
     EmptyRange {
-        /// Its first key.
+        /// First key of the range.
         begin: u64,
-        /// One past its last.
+        /// One past the last key of the range.
         end: u64,
     },
-    /// The bytes are not those that were sent.
+    /// The bytes differ from those that were sent.
     #[error("checksum {found:#010x} does not match the content's {computed:#010x}: it was damaged")]
     Checksum {
-        /// What the header says.
+        /// Checksum in the header.
         found: u32,
-        /// What the bytes say.
+        /// Checksum of the bytes.
         computed: u32,
     },
-    /// Something between two sections.
+    /// A byte between two sections is not zero.
     #[error("the padding byte at {at} is {byte}, not 0")]
     Padding {
-        /// Offset in the message.
+        /// Offset of the byte in the message.
         at: usize,
-        /// What stood there.
+        /// The value found.
         byte: u8,
     },
-    /// A section that ends in the middle of an item.
+    /// A section ends in the middle of an item.
     #[error("{bytes} bytes of {section} are no multiple of {item}")]
     PartialItem {
-        /// Which section.
+        /// The section.
         section: Section,
-        /// Its length, decoded.
+        /// Length of the decoded section.
         bytes: usize,
         /// Bytes of an item.
         item: usize,
     },
-    /// Keys that do not ascend.
+    /// Keys do not ascend.
     #[error("key {key} at index {index} does not ascend from {previous}")]
     KeyOrder {
-        /// Index of the second of the two.
+        /// Index of the second of the two keys.
         index: usize,
-        /// The second.
+        /// The second key.
         key: u64,
-        /// The first.
+        /// The first key.
         previous: u64,
     },
-    /// A key that the message is not about.
+    /// A key lies outside the range of the message.
     #[error("key {key} lies outside of the key range [{begin}, {end})")]
     KeyOutsideRange {
         /// The key.
         key: u64,
         /// First key of the range.
         begin: u64,
-        /// One past its last; 0 stands for 2^64.
+        /// One past the last key of the range; 0 stands for 2^64.
         end: u64,
     },
-    /// Delta-coded keys past 2^64.
+    /// A delta-coded key exceeds 64 bits.
     #[error("key {index} of {count} delta-coded ones exceeds 64 bits")]
     KeyOverflow {
-        /// Which one.
+        /// Index of the key.
         index: u64,
-        /// Of how many.
+        /// Number of keys.
         count: u64,
     },
-    /// More delta-coded keys announced than there are bytes.
+    /// More delta-coded keys are announced than there are bytes.
     #[error("{count} delta-coded keys cannot lie in {have} bytes")]
     KeyCount {
         /// Keys announced.
         count: u64,
-        /// Bytes for them.
+        /// Bytes present for the keys.
         have: usize,
     },
-    /// A variable-length number that has no end, or too many bits.
+    /// A variable-length number is cut off or has too many bits.
     #[error("the varint at byte {at} of the delta-coded keys is cut off or exceeds 64 bits")]
     Varint {
-        /// Where it starts.
+        /// Offset of the number.
         at: usize,
     },
-    /// Bytes behind the last delta-coded key.
+    /// Bytes follow the last delta-coded key.
     #[error("{bytes} bytes are left behind {count} delta-coded keys")]
     KeysTrailing {
-        /// Bytes left.
+        /// Number of these bytes.
         bytes: usize,
         /// Keys announced.
         count: u64,
     },
-    /// Lengths for other than all keys that are named.
+    /// The lengths do not match the named keys.
     #[error("{lengths} lengths do not match {keys} keys")]
     LengthCount {
-        /// Lengths there are.
+        /// Number of lengths.
         lengths: usize,
-        /// Keys there are.
+        /// Number of keys.
         keys: usize,
     },
-    /// A Snappy section announces more than Snappy can hold.
+    /// A Snappy section announces more bytes than it can hold.
     #[error(
         "{wire_bytes} bytes of Snappy cannot hold the {raw_bytes} bytes of {section} they announce"
     )]
     SnappyRatio {
-        /// Which section.
+        /// The section.
         section: Section,
-        /// Its length on the wire.
+        /// Length of the section on the wire.
         wire_bytes: usize,
-        /// What it announces.
+        /// Length that it announces.
         raw_bytes: usize,
     },
-    /// A Snappy section that is none.
+    /// A section is not valid Snappy.
     #[error("{wire_bytes} bytes of {section} are no Snappy: {source}")]
     Snappy {
-        /// Which section.
+        /// The section.
         section: Section,
-        /// Its length on the wire.
+        /// Length of the section on the wire.
         wire_bytes: usize,
-        /// What its decoder says.
+        /// Error of the Snappy decoder.
         source: snap::Error,
     },
 }

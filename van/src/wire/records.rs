@@ -1,4 +1,4 @@
-//! Reads runs, which `batch.rs` writes: their messages where they lie, or each as a message again.
+//! Reads batches, which `batch.rs` writes: record by record in place, or each record as a message.
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
@@ -10,33 +10,33 @@ use super::{ALIGN, DecodeError, Header, Kind, Offer, check_padding, flags};
 use crate::memory::Shared;
 use crate::message::{KeyRange, Message, Sections};
 
-/// What the messages of a received image have in common, if it is a run or could be the first of one.
+/// Layout of a received image that is a batch, or could be the first message of one.
 #[derive(Clone, Copy)]
-pub(super) struct Form {
+pub(super) struct BatchLayout {
     kind: Kind,
     range: KeyRange,
     offer_bytes: usize,
     key_bytes: usize,
     value_bytes: usize,
-    /// How many they are.
+    /// Number of messages.
     count: usize,
-    /// Where the image ends.
+    /// End of the image.
     pub(super) end: usize,
-    /// What a header says of all this.
-    said: [u64; 5],
+    /// The words of the header that determine this layout.
+    words: [u64; 5],
 }
 
-/// What headers of images of one form have in common.
+/// Returns the words of a header that are equal in images with the same layout.
 #[inline(always)]
-fn said(header: &Header) -> [u64; 5] {
+fn layout_words(header: &Header) -> [u64; 5] {
     let [kind, _, _, _, begin, end, keys, values]: &[U64; 8] = zerocopy::transmute_ref!(header);
-    let values = values.get() & u64::from(u32::MAX); // the checksum stands above
+    let values = values.get() & u64::from(u32::MAX); // without the checksum above them
     [kind.get(), begin.get(), end.get(), keys.get(), values]
 }
 
-impl Form {
-    /// That of no message: no image is as long.
-    const NONE: Form = Form {
+impl BatchLayout {
+    /// Layout of no image, because no image is that long.
+    const NONE: BatchLayout = BatchLayout {
         kind: Kind::Reply,
         range: KeyRange::ALL,
         offer_bytes: 0,
@@ -44,41 +44,44 @@ impl Form {
         value_bytes: 0,
         count: 0,
         end: usize::MAX,
-        said: [0; 5],
+        words: [0; 5],
     };
 
-    /// Whether an image of `bytes` bytes that begins with `header` has this form: it is not looked at otherwise then.
+    /// Whether an image of `bytes` bytes that begins with `header` has this layout; its sizes need
+    /// no other check then.
     #[inline(always)]
-    pub(super) fn is_of(&self, header: &Header, bytes: usize) -> bool {
-        let differ = |so_far, (said, own): (&u64, &u64)| so_far | (said ^ own);
-        self.end == bytes && said(header).iter().zip(&self.said).fold(0, differ) == 0
+    pub(super) fn matches(&self, header: &Header, bytes: usize) -> bool {
+        let differ = |so_far, (word, own): (&u64, &u64)| so_far | (word ^ own);
+        self.end == bytes && layout_words(header).iter().zip(&self.words).fold(0, differ) == 0
     }
 
-    /// That of the image which begins with `header`, of which there are `have` bytes; nothing if it is a message of another form.
+    /// Returns the layout of the image of `have` bytes that begins with `header`, or nothing if it
+    /// cannot belong to a batch.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The reason why the image is invalid.
     #[inline(always)]
     pub(super) fn of(
         header: &Header,
         kind: Kind,
         have: usize,
-    ) -> Result<Option<Form>, DecodeError> {
+    ) -> Result<Option<BatchLayout>, DecodeError> {
         let [keys, records, values] =
             [header.key_bytes, header.length_bytes, header.value_bytes].map(|n| n.get() as usize);
-        let offers = if header.flags & flags::OFFER == 0 { 0 } else { size_of::<Offer>() };
-        let is_form = header.flags & !flags::OFFER == 0
+        let offer_bytes = if header.flags & flags::OFFER == 0 { 0 } else { size_of::<Offer>() };
+        let has_layout = header.flags & !flags::OFFER == 0
             && keys_of(kind).is_some_and(|count| keys == 8 * count);
-        let first = size_of::<Header>() + offers + keys; // no longer than an offer and a key, once `is_form`
+        // This cannot overflow where it is used: `has_layout` bounds `keys` there.
+        let first = size_of::<Header>() + offer_bytes + keys;
         let (kind, count, end, what) = match kind {
-            Kind::Request | Kind::Reply if is_form && records == 0 => {
+            Kind::Request | Kind::Reply if has_layout && records == 0 => {
                 (kind, 1, first + values, "its sections")
             }
             Kind::Requests | Kind::Replies => {
-                let sections = keys.saturating_add(values.next_multiple_of(ALIGN)); // of 32 bits each
-                let len = offers.saturating_add(sections);
-                if !is_form || records == 0 || !records.is_multiple_of(TIMESTAMP + len) {
-                    return Err(DecodeError::Run { keys, values, records });
+                let sections = keys.saturating_add(values.next_multiple_of(ALIGN));
+                let len = offer_bytes.saturating_add(sections);
+                if !has_layout || records == 0 || !records.is_multiple_of(TIMESTAMP + len) {
+                    return Err(DecodeError::Batch { keys, values, records });
                 }
                 let kind = if kind == Kind::Requests { Kind::Request } else { Kind::Reply };
                 let count = 1 + records / (TIMESTAMP + len);
@@ -89,93 +92,106 @@ impl Form {
         if have < end {
             return Err(DecodeError::TooShort { what, have, need: end });
         }
-        let (begin, last) = (header.range_begin.get(), header.range_end.get());
+        let begin = header.range_begin.get();
+        let last = header.range_end.get();
         let range =
             KeyRange::new(begin, last).ok_or(DecodeError::EmptyRange { begin, end: last })?;
-        let (offer_bytes, key_bytes, value_bytes) = (offers, keys, values);
-        let said = said(header);
-        Ok(Some(Form { kind, range, offer_bytes, key_bytes, value_bytes, count, end, said }))
+        let key_bytes = keys;
+        let value_bytes = values;
+        let words = layout_words(header);
+        Ok(Some(BatchLayout {
+            kind,
+            range,
+            offer_bytes,
+            key_bytes,
+            value_bytes,
+            count,
+            end,
+            words,
+        }))
     }
 }
 
-/// The messages of a received image that has a form.
-pub(crate) struct Run {
-    pub(super) form: Form,
-    /// Those that have not been passed.
-    pub(crate) left: Messages,
+/// A received image with the layout of a batch. A single message is a batch of one.
+pub(crate) struct Batch {
+    pub(super) layout: BatchLayout,
+    /// The messages that have not been passed.
+    pub(crate) rest: Messages,
 }
 
-impl Run {
-    /// One of no messages.
-    pub(super) const NONE: Run = Run { form: Form::NONE, left: Messages::NONE };
+impl Batch {
+    /// A batch without messages.
+    pub(super) const NONE: Batch = Batch { layout: BatchLayout::NONE, rest: Messages::NONE };
 
-    /// Goes on with those of `image`, which has the form `form`, once all were passed.
-    pub(super) fn begin(&mut self, form: Form, image: Shared) {
-        let Form { kind, offer_bytes, key_bytes, value_bytes, .. } = form;
+    /// Continues with `image`, which has the layout `layout`, once all messages were passed.
+    pub(super) fn begin(&mut self, layout: BatchLayout, image: Shared) {
+        let BatchLayout { kind, offer_bytes, key_bytes, value_bytes, .. } = layout;
         let lead = TIMESTAMP + offer_bytes;
         let stride = lead + (key_bytes + value_bytes).next_multiple_of(ALIGN);
-        self.form = form;
-        self.left = Messages { kind, lead, key_bytes, value_bytes, stride, ..Messages::NONE };
+        self.layout = layout;
+        self.rest = Messages { kind, lead, key_bytes, value_bytes, stride, ..Messages::NONE };
         self.resume(image);
     }
 
-    /// Goes on with those of `image`, which has the form of the last one, once all were passed.
+    /// Continues with `image`, which has the last image's layout, once all messages were passed.
     #[inline(always)]
     pub(crate) fn resume(&mut self, image: Shared) {
-        let left = &mut self.left;
-        left.timestamp_at = std::mem::offset_of!(Header, timestamp);
-        left.at = size_of::<Header>() + self.form.offer_bytes;
-        left.count = self.form.count;
-        left.image = Some(image);
+        let rest = &mut self.rest;
+        rest.timestamp_at = std::mem::offset_of!(Header, timestamp);
+        rest.at = size_of::<Header>() + self.layout.offer_bytes;
+        rest.count = self.layout.count;
+        rest.image = Some(image);
     }
 
-    /// Whether all were passed.
+    /// Whether all messages were passed.
     #[inline]
     pub(crate) fn is_over(&self) -> bool {
-        self.left.count == 0
+        self.rest.count == 0
     }
 
-    /// Opens the next messages, up to `most` of them; returns how many. Those that were opened before have been passed.
+    /// Checks and opens up to `count_max` messages, and returns their number. Those opened before
+    /// must have been passed.
     ///
     /// # Errors
-    /// Says what is wrong with one of them.
+    /// The reason why one of them is invalid.
     #[inline(always)]
-    pub(crate) fn open(&mut self, most: usize) -> Result<usize, DecodeError> {
-        let count = self.left.count.min(most);
-        self.left.check(count, self.form.range)?;
-        self.left.open = count;
+    pub(crate) fn open(&mut self, count_max: usize) -> Result<usize, DecodeError> {
+        let count = self.rest.count.min(count_max);
+        self.rest.check(count, self.layout.range)?;
+        self.rest.open = count;
         Ok(count)
     }
 }
 
-/// Short messages of one peer that came one behind the other and differ in nothing but timestamp, offer, key and values: requests
-/// about one key each, or replies that name none.
+/// The messages of a batch: short, from one peer, different only in timestamp, offer, key and
+/// values. Requests name one key each, replies none.
 pub struct Messages {
-    /// Begins with the header that they have in common; there is one as long as there are messages.
+    /// The image, which begins with the common header; present while messages are left.
     image: Option<Shared>,
-    /// Where the next one's timestamp stands.
+    /// Offset of the next message's timestamp.
     timestamp_at: usize,
-    /// Where its key does, or its values. Its offer, if they have any, ends there.
+    /// Offset of the next message's key, or of its values if it has none. Its offer, if any, ends
+    /// here.
     at: usize,
     /// Bytes of a record before its key.
     lead: usize,
     key_bytes: usize,
     value_bytes: usize,
-    /// From one to the next.
+    /// Distance from one record to the next.
     stride: usize,
-    /// How many there are in the image.
+    /// Number of messages left in the image.
     count: usize,
-    /// How many of them may be read.
+    /// Number of these that are checked and may be read.
     open: usize,
     kind: Kind,
 }
 
-/// What one of [`Messages`] says.
+/// One of [`Messages`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
     /// The request's number.
     pub timestamp: u64,
-    /// What a request is about; 0 in a reply.
+    /// The key of a request; 0 in a reply.
     pub key: u64,
     /// The values, 8-byte aligned.
     pub values: &'a [u8],
@@ -195,13 +211,13 @@ impl Messages {
         kind: Kind::Reply,
     };
 
-    /// Whether there are none, or all have been passed.
+    /// Whether no open message is left.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.open == 0
     }
 
-    /// How many there are that have not been passed.
+    /// Number of open messages left.
     #[inline]
     pub fn len(&self) -> usize {
         self.open
@@ -213,35 +229,35 @@ impl Messages {
         self.kind
     }
 
-    /// Bytes of values that each has.
+    /// Bytes of values of each message.
     #[inline]
     pub fn value_bytes(&self) -> usize {
         self.value_bytes
     }
 
-    /// Whether each has an offer.
+    /// Whether each message has an offer.
     #[inline]
     pub fn have_offers(&self) -> bool {
         self.lead > TIMESTAMP
     }
 
-    /// Whether they are replies that say nothing about any keys.
+    /// Whether the messages are replies without content.
     #[inline]
     pub fn are_acks(&self) -> bool {
         self.key_bytes | self.value_bytes == 0
     }
 
-    /// What they have in common: as [`Message::header`].
+    /// The common header, as [`Message::header`].
     ///
     /// # Panics
-    /// If there is none left.
+    /// If no message is left.
     #[inline]
     pub fn header(&self) -> &Header {
         let (header, _) = Header::ref_from_prefix(self.image()).expect("decode has read it");
         header
     }
 
-    /// All keys are within.
+    /// The key range, in which all keys lie.
     ///
     /// # Panics
     /// As [`Messages::header`].
@@ -250,40 +266,41 @@ impl Messages {
         self.header().range()
     }
 
-    /// The next one, until it is passed.
+    /// The next message, until it is passed.
     #[inline(always)]
     pub fn first(&self) -> Option<Record<'_>> {
         if self.open == 0 {
             return None;
         }
-        let (key_bytes, bytes) = (self.key_bytes, self.key_bytes + self.value_bytes);
+        let key_bytes = self.key_bytes;
+        let bytes = self.key_bytes + self.value_bytes;
         let sections = &self.image()[self.at..][..bytes];
         let key = if key_bytes == 0 { 0 } else { number(sections) };
         let timestamp = number(&self.image()[self.timestamp_at..]);
         Some(Record { timestamp, key, values: &sections[key_bytes..] })
     }
 
-    /// The offer of the next one, if they have any.
+    /// The offer of the next message, if the messages have any.
     #[inline]
     pub fn offer(&self) -> Option<Offer> {
         self.offers().next()
     }
 
-    /// Their offers, in order, if they have any.
+    /// The offers of the open messages, in order, if they have any.
     pub(crate) fn offers(&self) -> impl Iterator<Item = Offer> {
         let count = if self.have_offers() { self.open } else { 0 };
         let all = (0..count).map(|n| self.at - size_of::<Offer>() + n * self.stride);
         all.map(|at| Offer::read_from_prefix(&self.image()[at..]).expect("whole records").0)
     }
 
-    /// The numbers of the requests, in order.
+    /// The timestamps of the open messages, in order.
     pub(crate) fn timestamps(&self) -> impl Iterator<Item = u64> {
         let behind = (1..self.open).map(|n| self.at + n * self.stride - self.lead);
         let all = (0..self.open.min(1)).map(|_| self.timestamp_at).chain(behind);
         all.map(|at| number(&self.image()[at..]))
     }
 
-    /// Goes on behind the next one, if there is one.
+    /// Passes the next message, if there is one.
     #[inline(always)]
     pub fn advance(&mut self) {
         let passed = usize::from(self.open > 0);
@@ -296,7 +313,7 @@ impl Messages {
         self.timestamp_at = self.at - self.lead;
     }
 
-    /// The next one as a message by itself, which is passed.
+    /// Passes the next message and returns it as a message of its own.
     #[inline]
     pub(crate) fn message(&mut self) -> Option<Message> {
         let timestamp = self.first()?.timestamp;
@@ -309,7 +326,9 @@ impl Messages {
         let image = if self.count == 1 { self.image.take()? } else { self.image.clone()? };
         self.advance();
         let flags = if self.have_offers() { flags::OFFER } else { 0 };
-        let (apart, kind, is_lent) = (None, self.kind, false);
+        let apart = None;
+        let kind = self.kind;
+        let is_lent = false;
         Some(Message { image, apart, timestamp, sections, kind, flags, is_lent })
     }
 
@@ -318,7 +337,8 @@ impl Messages {
         self.image.as_deref().unwrap_or(&[])
     }
 
-    /// Checks that the next `count` keys are within `range`, and that there are zeros behind the values.
+    /// Checks that the keys of the next `count` messages lie within `range`, and that zeros follow
+    /// their values.
     #[inline(always)]
     fn check(&self, count: usize, range: KeyRange) -> Result<(), DecodeError> {
         let len = self.key_bytes + self.value_bytes;
@@ -326,10 +346,13 @@ impl Messages {
         if self.key_bytes | padding == 0 {
             return Ok(());
         }
-        let (image, stride) = (self.image(), self.stride);
+        let image = self.image();
+        let stride = self.stride;
         for at in (0..count).map(|n| self.at + n * stride) {
             if self.key_bytes > 0 && !range.contains(number(&image[at..])) {
-                let (key, begin, end) = (number(&image[at..]), range.begin(), range.end());
+                let key = number(&image[at..]);
+                let begin = range.begin();
+                let end = range.end();
                 return Err(DecodeError::KeyOutsideRange { key, begin, end });
             }
             if padding > 0 {
@@ -341,7 +364,7 @@ impl Messages {
     }
 }
 
-/// The number with which `bytes` begins.
+/// Returns the number at the start of `bytes`.
 #[inline(always)]
 fn number(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(*bytes.first_chunk().expect("whole records"))
@@ -361,34 +384,34 @@ mod tests {
         write_sections,
     };
 
-    /// What is read of a frame behind others, up to what is wrong with it.
+    /// Returns the messages of a frame that follows others, up to the first error.
     fn read(images: &mut Images, frame: &[u8], carrier_checks: bool, pool: &Pool) -> Vec<String> {
         let say = |message: &Message| {
             format!("{:?} {:?} {message:?}", message.keys(), message.values())
                 + &format!("{:?} {}", message.range(), message.sender())
         };
         let mut buffer = buffer(frame, pool);
-        let mut said = Vec::new();
-        if images.is_like_the_last(&mut buffer, carrier_checks) {
-            images.run.resume(buffer.share());
+        let mut messages = Vec::new();
+        if images.repeats_layout(&mut buffer, carrier_checks) {
+            images.batch.resume(buffer.share());
         } else {
             match images.begin(buffer, carrier_checks, pool) {
-                Ok(first) => said.extend(first.iter().map(say)),
+                Ok(first) => messages.extend(first.iter().map(say)),
                 Err(error) => return vec![error.to_string()],
             }
         }
         while !images.is_empty() {
-            said.push(match images.next(pool) {
+            messages.push(match images.next(pool) {
                 Ok(Entry::Message(message)) => say(&message),
                 Ok(Entry::Answer(timestamp)) => format!("answer {timestamp}"),
-                Err(error) => return [said, vec![error.to_string()]].concat(),
+                Err(error) => return [messages, vec![error.to_string()]].concat(),
             });
         }
-        said
+        messages
     }
 
-    /// A request and two that are like it, as one image.
-    fn run(pool: &Pool) -> Vec<u8> {
+    /// A batch of three requests.
+    fn batch(pool: &Pool) -> Vec<u8> {
         let range = KeyRange::new(3, 9).unwrap();
         let values = Values::Copied(b"value");
         let draft = Draft { range, keys: &[5], values, ..Draft::new(Kind::Request) };
@@ -406,19 +429,19 @@ mod tests {
     }
 
     #[test]
-    fn what_a_frame_says_does_not_depend_on_the_one_before() {
+    fn a_frame_is_read_the_same_whatever_came_before() {
         let pool = Pool::new(1 << 22);
-        let run = run(&pool);
+        let batch = batch(&pool);
         let alone = encode(1, Draft::new(Kind::Reply), &mut Coding::plain(), &pool).unwrap();
         for (magic, wrong) in [(0, "another protocol"), (MAGIC, "version 0")] {
             let mut blank = [0; size_of::<Header>()];
             blank[..4].copy_from_slice(&magic.to_le_bytes());
-            let said = read(&mut { Images::NONE }, &blank, true, &pool);
-            assert!(said.len() == 1 && said[0].contains(wrong), "{said:?}");
+            let messages = read(&mut { Images::NONE }, &blank, true, &pool);
+            assert!(messages.len() == 1 && messages[0].contains(wrong), "{messages:?}");
         }
         let alone = &alone.head[FRAME_PREFIX..];
         for (frame, count, checks) in
-            [(&run[..], 3, true), (&run, 3, false), (alone, 1, true), (alone, 1, false)]
+            [(&batch[..], 3, true), (&batch, 3, false), (alone, 1, true), (alone, 1, false)]
         {
             let like = |other: &[u8]| {
                 let mut images = Images::NONE;
@@ -439,9 +462,10 @@ mod tests {
         }
     }
 
-    /// Goal: what goes in as a run comes out message by message. Method: runs as the endpoint writes them, of each form.
+    /// Goal: a batch is read message by message as it was written. Method: batches as the endpoint
+    /// writes them, of each layout.
     #[test]
-    fn a_run_is_read_message_by_message() {
+    fn a_batch_is_read_message_by_message() {
         let pool = Pool::new(1 << 22);
         let offer = |number: usize| Offer {
             key: (number as u64).into(),
@@ -467,15 +491,15 @@ mod tests {
             let image = encode(1, draft(0), &mut Coding::plain(), &pool).unwrap().head;
             let mut frame = image[FRAME_PREFIX..].to_vec();
             frame.resize(frame.len().next_multiple_of(8), 0);
-            let shape = BatchKey::of(&draft(0)).unwrap();
+            let key = BatchKey::of(&draft(0)).unwrap();
             for number in 1..3 {
-                let mut record = vec![0xff; shape.record_bytes()];
-                assert!(shape.fits(&draft(number)));
+                let mut record = vec![0xff; key.record_bytes()];
+                assert!(key.fits(&draft(number)));
                 record[..8].copy_from_slice(&draft(number).timestamp.to_le_bytes());
                 write_sections(&mut draft(number), &mut record[8..]);
                 frame.extend(record);
             }
-            close_batch(&mut frame, 2 * shape.record_bytes());
+            close_batch(&mut frame, 2 * key.record_bytes());
             frame[CHECKSUM].fill(0);
             seal(&mut frame, false);
             assert!(Message::decode(buffer(&frame, &pool), &pool).is_err(), "it is no single one");
@@ -499,7 +523,7 @@ mod tests {
         let draft = Draft { range, keys: &[3], values, ..Draft::new(Kind::Request) };
         let mut frame = encode(1, draft, &mut Coding::plain(), &pool).unwrap().head[16..].to_vec();
         frame.resize(80 + 24, 0);
-        frame[88] = 4; // the second one's key
+        frame[88] = 4; // key of the second message
         let refused = |damage: &dyn Fn(&mut Vec<u8>)| {
             let mut frame = frame.clone();
             close_batch(&mut frame, 24);
@@ -528,7 +552,7 @@ mod tests {
             Some(DecodeError::EmptyRange { begin: 3, end: 3 })
         );
         for (at, byte) in [(7, flags::OFFER), (52, 23)] {
-            assert!(matches!(refused(&|frame| frame[at] = byte), Some(DecodeError::Run { .. })));
+            assert!(matches!(refused(&|frame| frame[at] = byte), Some(DecodeError::Batch { .. })));
         }
         assert!(matches!(refused(&|frame| frame.truncate(96)), Some(DecodeError::TooShort { .. })));
     }

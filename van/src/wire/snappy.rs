@@ -1,4 +1,5 @@
-//! Snappy for sections, where it pays: what to try, what to keep, and how much a received one may expand.
+//! Snappy compression of sections: which to try, which to keep, and how far a received one may
+//! expand.
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
@@ -6,40 +7,43 @@ use super::{DecodeError, Section};
 use crate::error::Result;
 use crate::memory::{Buffer, Pool};
 
-/// Shorter sections are never tried: they fit a packet or two either way.
+/// Shorter sections are never tried, because they fit into one or two packets either way.
 const SECTION_MIN: usize = 512;
 
-/// Messages that go raw after a try that did not pay; doubles with each such try in a row, up to [`GAP_MAX`].
+/// Number of untried messages after a try that does not pay. It doubles with each such try in a
+/// row, up to [`GAP_MAX`].
 const GAP_MIN: u32 = 16;
 
-/// Most messages between two tries: the data may have changed.
+/// Upper bound of untried messages between two tries, because the data may change.
 const GAP_MAX: u32 = 1024;
 
-/// Snappy pays when it saves at least one byte in this many.
+/// Snappy pays if it saves at least one byte in this many.
 const SAVED_MIN: usize = 10;
 
-/// A compressor that learns for each section whether it is worth trying.
+/// A compressor that learns for each section whether a try pays.
 ///
-/// The first message is tried. While it pays, every message is compressed; when it doesn't, that message and the next
-/// [`GAP_MIN`] go raw, then twice as many, and so on. It counts messages only: the same messages give the same bytes.
+/// The first message is tried. While tries pay, every message is compressed. After a try that does
+/// not pay, that message and the next [`GAP_MIN`] are sent raw, then twice as many, and so on. Only
+/// messages count, so the same messages give the same bytes.
 pub(super) struct Compressor {
     encoder: snap::raw::Encoder,
     samplers: [Sampler; 3],
-    /// Bytes by which sections have become shorter, by delta-coding as well.
+    /// Total number of bytes saved, by delta coding as well.
     pub(super) saved_bytes: u64,
 }
 
 impl Compressor {
     pub(super) fn new() -> Compressor {
-        let (encoder, samplers) = (snap::raw::Encoder::new(), [Sampler::new(); 3]);
+        let encoder = snap::raw::Encoder::new();
+        let samplers = [Sampler::new(); 3];
         Compressor { encoder, samplers, saved_bytes: 0 }
     }
 
-    /// Compresses the bytes of a section in place, if it is time to try and it pays. Returns the new length if so; else the
-    /// bytes stay as they are.
+    /// Compresses the bytes of a section in place, if a try is due and pays, and returns the new
+    /// length. Otherwise the bytes are unchanged.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfMemory`] when `pool` has no room to work in.
+    /// [`crate::Error::OutOfMemory`] if `pool` has no room for the work.
     pub(super) fn shrink(
         &mut self,
         section: Section,
@@ -67,9 +71,9 @@ impl Compressor {
 /// When to try next.
 #[derive(Clone, Copy)]
 struct Sampler {
-    /// Messages that go raw before the next try.
+    /// Number of messages sent raw before the next try.
     skip: u32,
-    /// How many will after a try that doesn't pay.
+    /// Number of messages sent raw after the next try that does not pay.
     gap: u32,
 }
 
@@ -85,15 +89,15 @@ impl Sampler {
     }
 
     fn learn(&mut self, pays: bool) {
-        (self.skip, self.gap) =
-            if pays { (0, GAP_MIN) } else { (self.gap, (self.gap * 2).min(GAP_MAX)) };
+        self.skip = if pays { 0 } else { self.gap };
+        self.gap = if pays { GAP_MIN } else { (self.gap * 2).min(GAP_MAX) };
     }
 }
 
-/// Expands a received section. Memory is asked for only when `wire` can hold what it announces.
+/// Expands a received section. It allocates only if `wire` can hold the announced length.
 ///
 /// # Errors
-/// A [`DecodeError`] for what is no Snappy; out of memory when `pool` has no room for it.
+/// A [`DecodeError`] for invalid Snappy; out of memory if `pool` has no room.
 pub(super) fn expand(section: Section, wire: &[u8], pool: &Pool) -> Result<Buffer> {
     let wire_bytes = wire.len();
     let refuse = |source| DecodeError::Snappy { section, wire_bytes, source };
@@ -106,10 +110,11 @@ pub(super) fn expand(section: Section, wire: &[u8], pool: &Pool) -> Result<Buffe
     Ok(raw)
 }
 
-/// Most bytes that `wire_bytes` bytes of Snappy can stand for.
+/// Upper bound of the bytes that `wire_bytes` bytes of Snappy can stand for.
 ///
-/// The format is a length of at least one byte, then elements. A literal of n bytes takes more than n; a copy of up to 11
-/// bytes takes 2; a copy of up to 64 bytes takes 3 or, from afar, 5. So no element gives more than 64 bytes for 3.
+/// The format is a length of at least one byte, then elements. A literal of n bytes takes more than
+/// n. A copy of up to 11 bytes takes 2; one of up to 64 bytes takes 3 or, from afar, 5. So no
+/// element gives more than 64 bytes for 3.
 fn raw_bytes_max(wire_bytes: usize) -> u64 {
     wire_bytes.saturating_sub(1) as u64 * 64 / 3
 }
@@ -154,7 +159,8 @@ mod tests {
 
     #[test]
     fn tries_back_off_while_they_do_not_pay_and_resume_when_they_do() {
-        let (mut compressor, noise) = (Compressor::new(), noise(4096));
+        let mut compressor = Compressor::new();
+        let noise = noise(4096);
         let mut gap = GAP_MIN;
         for _ in 0..9 {
             assert!(!shrink(&mut compressor, &noise));

@@ -1,4 +1,5 @@
-//! Tests of the codec: what a message looks like, and each way in which bytes are refused. Properties: `van/tests/codec.rs`.
+//! Tests of the codec: the layout of a message, and each reason to refuse bytes. Properties:
+//! `van/tests/codec`.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -11,7 +12,7 @@ use crate::memory::{Buffer, Pool};
 use crate::message::{Draft, KeyRange, Message, Values};
 use crate::transport::FRAME_PREFIX;
 
-/// A header to damage, and what follows it.
+/// A header to damage, and the sections behind it.
 struct Forged {
     header: Header,
     sections: Vec<u8>,
@@ -40,7 +41,7 @@ impl Forged {
         self
     }
 
-    /// Puts `keys` in the place of the key section, as they are, and nothing else behind.
+    /// Replaces the key section by `keys`, and removes the sections behind it.
     fn keys(mut self, flags: u8, keys: &[u8]) -> Forged {
         self.header.flags = flags;
         self.header.key_bytes = U32::new(keys.len() as u32);
@@ -195,7 +196,8 @@ fn empty_values_apart_are_none() {
 fn compact_messages_are_smaller_and_the_same() {
     let pool = Pool::new(1 << 24);
     let keys: Vec<u64> = (1 << 40..(1 << 40) + 5000).collect();
-    let (lengths, values) = (vec![3; 5000], vec![7; 60_000]);
+    let lengths = vec![3; 5000];
+    let values = vec![7; 60_000];
     let draft = Draft {
         keys: &keys,
         lengths: &lengths,
@@ -435,7 +437,7 @@ fn a_pool_without_room_is_no_fault_of_the_sender() {
     assert!(matches!(error, Err(Error::OutOfMemory { limit, .. }) if limit == 1 << 20));
 }
 
-/// A carrier that checks every byte itself is sent no checksum, and what came with it is not summed up again.
+/// A carrier that checks every byte gets no checksum, and the decoder computes none.
 #[test]
 fn a_carrier_that_checks_needs_no_checksum() {
     let pool = Pool::new(1 << 22);
