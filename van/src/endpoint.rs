@@ -1,19 +1,23 @@
-//! Lanes with credits on top of a transport: which message goes eagerly, which by rendezvous, and when a lane is full.
+//! An endpoint sends and receives messages over a transport. It decides how each message travels
+//! and refuses one when its lane is full.
 //!
-//! * A **request** spends one of its lane's credits and the reply gives it back, so a lane holds a bounded number of requests
-//!   and neither side ever needs more memory than that.
-//! * A message whose image fits into one frame goes **eagerly**; short ones share a frame with those before and behind them, and
-//!   leave at the next poll or wait. A longer one goes by **rendezvous**: its image is written into a *landing*, memory that
-//!   the receiver granted for it, and nothing else is sent. The first long message asks for a landing ([`Kind::Want`](crate::wire::Kind::Want)); after that the receiver grants a new one for each that was used, in the reply, so that a steady
-//!   stream of long messages asks for nothing.
-//! * A reply that is nothing but values can be **placed**: written straight into memory that the request offered for them,
-//!   which says which request is answered. Again nothing else is sent.
+//! * A **request** spends one credit of its lane, and its reply returns the credit. A lane
+//!   therefore holds a bounded number of requests, and neither side needs memory for more.
+//! * A message whose image fits into one frame goes **eagerly**. Short messages share a frame,
+//!   which leaves at the next poll or wait.
+//! * A longer message goes by **rendezvous**: the sender writes its image into a *landing*, memory
+//!   that the receiver granted for it. No other message announces it. The first long message asks
+//!   for a landing ([`Kind::Want`](crate::wire::Kind::Want)). Each later answer grants a landing
+//!   for one that was used, so a steady stream of long messages asks for nothing.
+//! * A reply that holds only values can be **placed**: the sender writes it straight into memory
+//!   that the request offered. The offer identifies the request, so nothing else is sent.
 //!
-//! Messages to a peer stay in order, whichever way they go.
+//! Messages to a peer stay in order, whichever way they travel.
 //!
-//! `endpoint/send.rs` decides which way a message goes, and whether it may; `endpoint/packing.rs` puts the short ones together,
-//! `endpoint/rendezvous.rs` carries the long ones out, `endpoint/receive.rs` takes in what comes, `endpoint/lane.rs` is what is
-//! under way with a peer, and `endpoint/landing.rs` the ledger of landings.
+//! `endpoint/send.rs` picks the way of a message. `endpoint/packing.rs` packs short messages into
+//! frames. `endpoint/rendezvous.rs` sends the long ones. `endpoint/receive.rs` reads what arrives.
+//! `endpoint/lane.rs` holds the state of one peer, and `endpoint/landing.rs` the ledger of
+//! landings.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
@@ -36,60 +40,62 @@ use crate::metrics::Counters;
 use crate::transport::{Clock, Event, Limits, PeerId, Transport};
 use crate::wire::{Hello, Offer};
 
-/// Messages that a side takes between two polls at most, which answers them or waits for few: what it sends leaves while it looks
-/// at the others, so that both sides of a lane have something to do.
+/// Upper bound of messages taken between two polls. The answers to them then leave while this side
+/// handles the next ones, so both sides of a lane stay busy.
 const TAKES_MAX: usize = 64;
 
-/// Of a side that waits for answers, the least. It takes two thirds of those it waits for: then it sends as many again while the
-/// others are on their way, and a poll, whose price hardly depends on how much it brings, is worth most.
+/// Lower bound while answers are outstanding. The side otherwise takes two thirds of the
+/// outstanding answers. It can then send as many new requests while the other answers are in
+/// flight. The price of a poll hardly depends on how much it brings, so each poll should bring
+/// many.
 const TAKES_WAITING: usize = 16;
 
-/// What a poll brought.
+/// One thing that a poll brought.
 #[derive(Debug)]
 pub enum Arrival {
-    /// A connection is up.
+    /// A connection is established.
     Connected {
         /// The new peer.
         peer: PeerId,
-        /// What it said of itself.
+        /// The peer's hello.
         hello: Hello,
     },
-    /// A reply that says nothing: the request is done.
+    /// A reply without keys and values: the request is done.
     Answered {
-        /// From whom.
+        /// The sender.
         peer: PeerId,
-        /// Of the request.
+        /// Timestamp of the request.
         timestamp: u64,
     },
-    /// A request, a failure, or a reply that says something.
+    /// A request, a failure, or a reply with content.
     Message {
-        /// From whom.
+        /// The sender.
         peer: PeerId,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// The answer to a request, placed where its offer said.
+    /// The answer to a request, which the peer wrote into the offered memory.
     Placed {
-        /// From whom.
+        /// The sender.
         peer: PeerId,
-        /// Of the request.
+        /// Timestamp of the request.
         timestamp: u64,
         /// All of the memory that was offered.
         memory: Buffer,
-        /// How many bytes the peer wrote there. It wrote all of the memory only if they are as many.
+        /// Number of bytes that the peer wrote. The rest of the memory keeps its old content.
         len: usize,
     },
-    /// A peer is gone, and so is all that was outstanding with it.
+    /// A peer is lost, with everything outstanding at it.
     Lost {
-        /// Who.
+        /// The lost peer.
         peer: PeerId,
-        /// Why.
+        /// The reason.
         error: Error,
     },
 }
 
 impl Arrival {
-    /// Whom it is about.
+    /// The peer that this arrival concerns.
     #[inline]
     pub fn peer(&self) -> PeerId {
         match self {
@@ -102,7 +108,7 @@ impl Arrival {
     }
 }
 
-/// One thread's lanes to all its peers.
+/// The lanes of one thread to all its peers.
 pub struct Endpoint {
     transport: Box<dyn Transport>,
     memory: Pool,
@@ -110,31 +116,34 @@ pub struct Endpoint {
     clock: Clock,
     node: u32,
     credits: u16,
-    /// By peer number; `None` once the peer is gone.
+    /// Indexed by peer number; `None` once the peer is gone.
     lanes: Vec<Option<Lane>>,
-    /// What the last poll brought and was not looked at, the oldest last.
+    /// Events of past polls that were not read yet, the oldest last.
     events: Vec<Event>,
-    /// The frame that is being read.
     reading: Reading,
-    /// Messages that may still be taken before the next poll.
+    /// Number of messages that may still be taken before the next poll.
     takes_left: usize,
-    /// Whether a peer waits for a landing that there was no room for.
+    /// Whether a peer waits for a landing because memory was short.
     starved: bool,
-    /// Lanes that have had an open frame since the last poll.
+    /// Lanes that had an open frame since the last poll.
     open: Vec<PeerId>,
-    /// Lanes that this side has closed, to be reported.
+    /// Lanes that this side closed and has not reported yet.
     closed: Vec<(PeerId, Error)>,
-    /// Peers whose loss was reported at the last poll. What was offered to them can be taken back until the next.
+    /// Peers whose loss the last poll reported. Memory offered to them can be withdrawn until the
+    /// next poll.
     lost: Vec<PeerId>,
-    /// Of messages; all else is counted by the transport.
+    /// Counters of messages; the transport counts everything else.
     counted: Counters,
 }
 
 impl Endpoint {
-    /// Lanes over `transport` for node `node`, whose peers may each have `credits` requests outstanding here.
+    /// Creates the endpoint of node `node` over `transport`. Each peer may have `credits` requests
+    /// outstanding here.
     pub fn new(transport: Box<dyn Transport>, node: u32, credits: u16) -> Self {
         let about = transport.about();
-        let (limits, memory, clock) = (about.limits, about.memory.clone(), about.clock.clone());
+        let limits = about.limits;
+        let memory = about.memory.clone();
+        let clock = about.clock.clone();
         Endpoint {
             transport,
             memory,
@@ -154,41 +163,41 @@ impl Endpoint {
         }
     }
 
-    /// The van's name.
+    /// Name of the van.
     pub fn van(&self) -> &'static str {
         self.transport.about().name
     }
 
-    /// Where peers connect to.
+    /// Address to which peers connect.
     pub fn address(&self) -> &str {
         &self.transport.about().address
     }
 
-    /// The id this node puts into its messages.
+    /// Id that this node writes into its messages.
     pub fn node(&self) -> u32 {
         self.node
     }
 
-    /// Takes the id that the scheduler gave.
+    /// Sets the id that the scheduler assigned.
     pub fn set_node(&mut self, node: u32) {
         self.node = node;
         self.lanes.iter_mut().flatten().for_each(|lane| lane.packer.forget());
     }
 
-    /// Images up to this long go in one frame.
+    /// Length of the longest image that fits into one frame, in bytes.
     #[inline]
     pub fn eager_bytes(&self) -> usize {
         self.limits.frame_bytes
     }
 
-    /// Whether a peer reads `bytes` bytes of values that are sent from where they lie right there,
-    /// with no memory of its own for them. When too much is on loan to it, it gets a copy.
+    /// Whether the van lends `bytes` bytes of values: the peer then reads them where they lie,
+    /// without memory of its own for them. While too many bytes are on loan, the peer gets a copy.
     #[inline]
     pub fn lends(&self, bytes: usize) -> bool {
         bytes >= self.limits.lent_bytes_min
     }
 
-    /// The memory messages are built in and values land in.
+    /// Memory in which messages are built and values land.
     #[inline]
     pub fn memory(&self) -> &Pool {
         &self.memory
@@ -199,7 +208,7 @@ impl Endpoint {
         self.clock.now()
     }
 
-    /// Says what computing has just been done here; see [`Clock::charge`].
+    /// Adds the time of a computation to the clock; see [`Clock::charge`].
     ///
     /// # Errors
     /// As [`Clock::charge`].
@@ -207,7 +216,7 @@ impl Endpoint {
         self.clock.charge(work)
     }
 
-    /// What the transport has done so far, and what was made of it here.
+    /// Counters of the transport and of the messages that this endpoint sent and received.
     pub fn counters(&self) -> Counters {
         let Counters { messages_sent, messages_received, message_bytes_copied, .. } = self.counted;
         Counters {
@@ -228,19 +237,19 @@ impl Endpoint {
         Ok(peer)
     }
 
-    /// Closes a connection and forgets what was outstanding on it.
+    /// Closes a connection and forgets everything outstanding on it.
     pub fn disconnect(&mut self, peer: PeerId) {
         self.transport.disconnect(peer);
         if let Some(lane) = self.lanes.get_mut(peer.0 as usize) {
             *lane = None;
         }
         self.reading.forget(peer);
-        // Its number may be another's soon.
+        // The transport may give the peer's number to another peer soon.
         self.events.retain(|event| event.peer() != peer);
         self.lost.retain(|lost| *lost != peer);
     }
 
-    /// Requests that can be posted to `peer` right now.
+    /// Number of requests that can be posted to `peer` now.
     #[inline]
     pub fn credits(&self, peer: PeerId) -> usize {
         self.lanes
@@ -249,7 +258,8 @@ impl Endpoint {
             .map_or(0, |lane| lane.credits.into())
     }
 
-    /// Lets `peer` place the answer to a request in `into`: the one that [`Endpoint::post`] posts with this offer.
+    /// Offers `into` to `peer` for the answer to the request that [`Endpoint::post`] posts with
+    /// this offer.
     ///
     /// # Errors
     /// As [`Transport::offer`].
@@ -257,7 +267,7 @@ impl Endpoint {
         self.transport.offer(peer, into)
     }
 
-    /// Takes offered memory back.
+    /// Withdraws offered memory and returns it.
     ///
     /// # Errors
     /// As [`Transport::withdraw`].
@@ -268,13 +278,14 @@ impl Endpoint {
         self.transport.withdraw(peer, key)
     }
 
-    /// Moves work along without blocking; true if anything arrived, which [`Endpoint::take`] hands out.
+    /// Makes progress without blocking. Returns whether [`Endpoint::take`] has anything to return.
     ///
-    /// Take until there is none: what endpoints say to each other is read on the way, and others may wait for it.
+    /// Callers take until nothing is left: taking also reads the notices between endpoints, for
+    /// which a peer may wait.
     ///
     /// # Errors
-    /// Only when the van itself is broken.
-    #[inline(always)] // a look that finds nothing is most of what a thread does
+    /// Only if the van itself fails.
+    #[inline(always)] // most polls of a thread find nothing
     pub fn poll(&mut self) -> Result<bool> {
         if self.starved {
             self.feed();
@@ -297,7 +308,7 @@ impl Endpoint {
         polled.map(|()| arrived)
     }
 
-    /// Has the transport forget the peers whose loss was reported.
+    /// Makes the transport forget the peers whose loss was reported.
     #[cold]
     fn forget_lost(&mut self) {
         for peer in std::mem::take(&mut self.lost) {
@@ -305,14 +316,14 @@ impl Endpoint {
         }
     }
 
-    /// Puts the events from `left` on behind those before them: the oldest is last.
+    /// Orders the events from index `left` on before the others: the oldest event is last.
     #[inline(never)]
     fn put_behind(&mut self, left: usize) {
         self.events[left..].reverse();
         self.events.rotate_left(left);
     }
 
-    /// Messages to take before the next poll.
+    /// Number of messages to take before the next poll.
     #[inline]
     fn takes(&self) -> usize {
         let Counters { messages_sent, messages_received, .. } = self.counted;
@@ -322,7 +333,7 @@ impl Endpoint {
         }
     }
 
-    /// Sleeps until a poll may find something, or `timeout` has passed.
+    /// Sleeps until a poll may find something or `timeout` has passed.
     ///
     /// # Errors
     /// As [`Transport::wait`].
@@ -342,13 +353,13 @@ impl Endpoint {
         self.lanes[index].get_or_insert_default()
     }
 
-    /// Closes the lane to a peer that broke the rules, or for which there is no memory.
+    /// Closes the lane to a peer that broke the protocol, or for which memory ran out.
     fn drop_lane(&mut self, peer: PeerId, error: &Error) {
         let closed = self.close_lane(peer, error);
         self.closed.extend(closed.map(|error| (peer, error)));
     }
 
-    /// Closes a lane, if it is open, because of `error`; returns what is to be told of it.
+    /// Closes a lane, if it is open, because of `error`. Returns the error to report.
     #[cold]
     fn close_lane(&mut self, peer: PeerId, error: &Error) -> Option<Error> {
         let lane = self.lanes.get_mut(peer.0 as usize).and_then(Option::as_mut)?;

@@ -1,27 +1,31 @@
-//! The van: messages with a key range, moved between nodes as fast as the wire goes.
+//! The van moves messages with a key range between nodes, as fast as the wire allows.
 //!
 //! ```text
-//!   message (what is said)  wire (bytes in, bytes out)  memory (registered slots, owned parts of them)
-//!                     \           |           /
+//!   message (ranges, keys, values)   wire (the format)   memory (registered slots)
+//!                     \                 |               /
 //!                      endpoint (credits; eager or rendezvous)
-//!                                 |
-//!                      transport (the contract; `conformance` holds every backend to it)
-//!            /             |               |                \
-//!   rdma/ (verbs)  shm/ (memory)  uring/ (io_uring)  sim/ (simulated)  caravan-fallback-tcp (plain sockets)
-//!                          \_ socket/ (what vans over sockets share), offers, wait _/
+//!                                       |
+//!                      transport (the contract; `conformance` tests every backend)
+//!        /              |                |                 |                \
+//!   rdma/ (verbs)  shm/ (memory)  uring/ (io_uring)  sim/ (simulated)  caravan-fallback-tcp
+//!                     socket/, offers, wait (shared by vans)
 //! ```
 //!
-//! Every lane begins with a handshake, in which both ends prove that they know their job's secret ([`handshake`]).
+//! Every lane begins with a handshake in which both ends prove that they know the secret of their
+//! job ([`handshake`]).
 //!
-//! The van carries keys and ranges as numbers and never learns what a push means.
+//! The van carries keys and ranges as numbers and does not know the meaning of a push.
 //!
 //! # Thread rules
-//! A [`Transport`], its [`Pool`] and every buffer of it belong to the thread that made them: they are not `Send`, and nothing on
-//! the path takes a lock. Only [`Transport::wait`] blocks.
+//! A [`Transport`], its [`Pool`] and all its buffers belong to the thread that made them. They are
+//! not `Send`, and no call on the path takes a lock. Only [`Transport::wait`] blocks.
 //!
 //! # Features
-//! `rdma` (default): the verbs backend, Linux only; building it needs the headers of libibverbs and librdmacm, and libclang 14.
-//! `uring` (default): the io_uring backend, Linux only. `shm` (default): shared memory within one host, Linux only. `conformance`: the contract as generic tests, for tests of backends.
+//! * `rdma` (default): the verbs backend, Linux only. Building it needs the headers of libibverbs
+//!   and librdmacm, and libclang 14.
+//! * `uring` (default): the io_uring backend, Linux only.
+//! * `shm` (default): shared memory within one host, Linux only.
+//! * `conformance`: the contract as generic tests, for tests of backends.
 //!
 //! # Example
 //! Two transports in one thread, over the simulated network:
@@ -31,7 +35,8 @@
 //! use caravan_van::{Event, FRAME_PREFIX, Transport, VanConfig};
 //!
 //! let network = Network::new(1, Faults::none());
-//! let (mut a, mut b) = (network.transport(&VanConfig::default()), network.transport(&VanConfig::default()));
+//! let mut a = network.transport(&VanConfig::default());
+//! let mut b = network.transport(&VanConfig::default());
 //! let peer = a.connect(&b.about().address)?;
 //! let mut events = Vec::new();
 //! while !events.iter().any(|event| matches!(event, Event::Connected { .. })) {
@@ -61,7 +66,7 @@
 
 #![cfg_attr(
     not(all(target_os = "linux", feature = "rdma", feature = "shm", feature = "uring")),
-    allow(dead_code, unused_imports, reason = "some of it serves the vans that are left out")
+    allow(dead_code, unused_imports, reason = "some code serves only the vans that are left out")
 )]
 
 pub mod config;

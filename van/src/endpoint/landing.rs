@@ -1,8 +1,8 @@
-//! Who may write where: the ledger of the landings on one lane, both sides of it, and of the places that requests keep for
-//! their answers. No I/O: the endpoint allocates, offers and tells the peer.
+//! The ledger of one lane: the landings that each side granted, and the places that requests offer
+//! for their answers. No I/O: the endpoint allocates, offers and notifies the peer.
 //!
-//! A landing is granted, then either used by one long message or given back. A place is used by the answer to its request, or
-//! closed when the answer comes in a message.
+//! A landing is granted, then used by one long message or returned. A place is used by the answer
+//! to its request, or closed when the answer arrives as a message.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
@@ -11,21 +11,21 @@ use std::collections::VecDeque;
 use crate::memory::Pool;
 use crate::wire::Offer;
 
-/// Landings granted to one peer and not used yet hold at most this many bytes, unless a single message is longer.
+/// Upper bound on the bytes of one peer's unused landings, unless a single message is longer.
 const LANDING_BYTES_MAX: usize = 128 << 20;
 
-/// Landings the peer granted us.
+/// Landings that the peer granted to this side.
 #[derive(Default)]
 pub(super) struct Grants {
     held: Vec<Offer>,
-    /// Asked for and not received yet.
+    /// Number of landings asked for and not received yet.
     wanted: usize,
-    /// Most that may be held at a time.
+    /// Upper bound on the number held at a time.
     pub(super) count_max: usize,
 }
 
 impl Grants {
-    /// Enters a grant that came; false if the peer has granted too many already.
+    /// Records a received grant; false if the peer has granted too many already.
     pub(super) fn enter(&mut self, offer: Offer) -> bool {
         if self.held.len() >= self.count_max {
             return false;
@@ -35,7 +35,7 @@ impl Grants {
         true
     }
 
-    /// Removes and returns the smallest that holds `len` bytes.
+    /// Removes and returns the smallest landing that holds `len` bytes.
     pub(super) fn take(&mut self, len: usize) -> Option<Offer> {
         let fits = |(_, offer): &(usize, &Offer)| offer.len.get() >= len as u64;
         let best =
@@ -43,24 +43,25 @@ impl Grants {
         Some(self.held.swap_remove(best))
     }
 
-    /// Removes and returns up to `count`, to be given back.
+    /// Removes up to `count` landings, to be returned to the peer.
     pub(super) fn give_back(&mut self, count: usize) -> impl ExactSizeIterator<Item = Offer> {
         let count = count.min(self.held.len());
         self.held.drain(..count)
     }
 
-    /// Whether none is held.
+    /// Whether no landing is held.
     pub(super) fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// One more is asked for.
+    /// Records that the endpoint asks for one more landing.
     pub(super) fn ask(&mut self) {
         self.wanted += 1;
     }
 
-    /// What to ask for when a message of `len` bytes waits and no grant is long enough: `len` if none is still to come; 0 if
-    /// some are, but those held go back; nothing if there is nothing to say.
+    /// Returns the length to ask for when a message of `len` bytes waits and every held landing is
+    /// too short. It is `len` if no landing is still to come. It is 0 if some are, to return those
+    /// that are held. It is `None` if there is nothing to send.
     pub(super) fn ask_again(&mut self, len: usize) -> Option<usize> {
         match (self.wanted, self.held.is_empty()) {
             (0, _) => {
@@ -73,41 +74,42 @@ impl Grants {
     }
 }
 
-/// Landings we granted the peer.
+/// Landings that this side granted to the peer.
 #[derive(Default)]
 pub(super) struct Landings {
-    /// Key and length of those that are not used yet.
+    /// Key and length of the unused landings.
     granted: Vec<(u64, usize)>,
-    /// Requests that came in one and are not answered.
+    /// Requests that arrived in a landing and have no answer yet.
     landed: Vec<Landed>,
-    /// Bytes of memory that those two take.
+    /// Bytes of memory in `granted` and `landed`.
     held: usize,
-    /// Lengths of used ones that are to be replaced.
+    /// Lengths of used landings that are to be replaced.
     used: VecDeque<usize>,
-    /// Lengths the peer asked for while it held its share.
+    /// Lengths that the peer asked for while its share had no room.
     wanted: VecDeque<usize>,
-    /// How many are in `landed`, `used` and `wanted`: each message asks whether any is.
+    /// Number of entries in `landed`, `used` and `wanted`, so that a message needs one comparison.
     unsettled: usize,
-    /// Most that may be granted or asked for at a time.
+    /// Upper bound on the number granted or wanted at a time.
     pub(super) count_max: usize,
 }
 
-/// A request that keeps the landing it came in.
+/// A request that keeps the landing in which it arrived.
 struct Landed {
     timestamp: u64,
-    /// Key of the offer for its answer, which may be all that its answer names.
+    /// Key of the offer for its answer. A placed answer names nothing else.
     place: Option<u64>,
     len: usize,
 }
 
 impl Landings {
-    /// Enters a grant.
+    /// Records a grant.
     pub(super) fn enter(&mut self, key: u64, len: usize) {
         self.granted.push((key, len));
         self.held += Pool::slot_bytes(len);
     }
 
-    /// A message came through this one, which is to be replaced; false if it was not granted.
+    /// Records that a message used this landing, which is to be replaced; false if it was not
+    /// granted.
     #[must_use]
     pub(super) fn use_up(&mut self, key: u64) -> bool {
         let len = self.remove(key);
@@ -116,20 +118,20 @@ impl Landings {
         len.is_some()
     }
 
-    /// The message was a request: its landing counts until it is answered.
+    /// Records that the message was a request, whose landing counts until the answer.
     pub(super) fn keep(&mut self, timestamp: u64, place: Option<u64>, len: usize) {
         self.landed.push(Landed { timestamp, place, len });
         self.held += Pool::slot_bytes(len);
         self.unsettled += 1;
     }
 
-    /// The request with this timestamp is answered by a message.
+    /// Records that a message answers the request with this timestamp.
     #[inline(never)]
     pub(super) fn answered(&mut self, timestamp: u64) {
         self.let_go(|landed| landed.timestamp == timestamp);
     }
 
-    /// The request that offered this place is answered there.
+    /// Records that the request that offered this place is answered there.
     pub(super) fn placed(&mut self, place: u64) {
         self.let_go(|landed| landed.place == Some(place));
     }
@@ -141,7 +143,7 @@ impl Landings {
         }
     }
 
-    /// The peer does not need this one; false if it was not granted.
+    /// Records that the peer returns an unused landing; false if it was not granted.
     #[must_use]
     pub(super) fn return_unused(&mut self, key: u64) -> bool {
         self.remove(key).is_some()
@@ -154,7 +156,7 @@ impl Landings {
         Some(len)
     }
 
-    /// The peer asks for one of `len` bytes; false if it asks for too many.
+    /// Records that the peer asks for a landing of `len` bytes; false if it asks for too many.
     #[must_use]
     pub(super) fn want(&mut self, len: usize) -> bool {
         let room = self.granted.len() + self.wanted.len() < self.count_max;
@@ -165,29 +167,29 @@ impl Landings {
         room
     }
 
-    /// Whether none is to be replaced, the peer waits for none, and no request keeps one.
+    /// Whether no landing is to be replaced, none is wanted, and no request keeps one.
     #[inline]
     pub(super) fn is_settled(&self) -> bool {
         self.unsettled == 0
     }
 
-    /// Whether the peer waits for one.
+    /// Whether the peer waits for a landing.
     pub(super) fn is_wanted(&self) -> bool {
         !self.wanted.is_empty()
     }
 
-    /// The length that the peer has waited for longest.
+    /// The wanted length that has waited longest.
     pub(super) fn next_wanted(&self) -> Option<usize> {
         self.wanted.front().copied()
     }
 
-    /// That length is about to be granted.
+    /// Removes that length: the endpoint grants it now.
     pub(super) fn serve_next(&mut self) {
         self.unsettled -= usize::from(self.wanted.pop_front().is_some());
     }
 
-    /// The next length to replace, leaving out those that a share with so many bytes `free` has no room for, and all while the peer
-    /// waits for others.
+    /// Removes and returns the next length to replace. It skips lengths for which a share of `free`
+    /// bytes has no room, and all lengths while the peer waits for others.
     pub(super) fn next_replaced(&mut self, free: impl Fn() -> usize) -> Option<usize> {
         while let Some(len) = self.used.pop_front() {
             self.unsettled -= 1;
@@ -199,12 +201,13 @@ impl Landings {
         None
     }
 
-    /// Bytes granted and not used yet.
+    /// Bytes of the unused landings.
     pub(super) fn bytes(&self) -> usize {
         self.granted.iter().map(|(_, len)| len).sum()
     }
 
-    /// Whether one of `len` bytes more is within the share of the lane while so many bytes are `free`.
+    /// Whether another landing of `len` bytes is within the lane's share while `free` bytes are
+    /// free.
     pub(super) fn has_room(&self, len: usize, free: usize) -> bool {
         let granted = self.bytes();
         let held = self.held.saturating_add(Pool::slot_bytes(len));
@@ -213,19 +216,19 @@ impl Landings {
     }
 }
 
-/// Whether a lane may hold `held` bytes of memory of which `free` bytes would be free without it: three quarters, so that however
-/// much other lanes hold, there is some for one more.
+/// Whether a lane may hold `held` bytes of memory, of which `free` bytes would be free without it.
+/// Its share is three quarters, so that some memory is left for the next lane.
 pub(super) fn is_within_share(held: usize, free: usize) -> bool {
     held <= free / 4 * 3
 }
 
-/// Where requests that are not answered yet want their answers: keys of offers, and timestamps.
+/// Open places, in which requests want their answers.
 #[derive(Default)]
 pub(super) struct Places(Vec<(u64, u64)>);
 
 impl Places {
-    /// Enters the place of one more request, of up to `count_max`. Only a peer that has answered what nobody asked leaves more
-    /// than that unanswered; the oldest goes then.
+    /// Records the place of one more request, and drops the oldest beyond `count_max`. Only a peer
+    /// that answers requests nobody made leaves more places open.
     pub(super) fn enter(&mut self, key: u64, timestamp: u64, count_max: usize) {
         if self.0.len() >= count_max {
             self.0.remove(0);
@@ -239,13 +242,13 @@ impl Places {
         self.0.is_empty()
     }
 
-    /// Closes a place; returns the timestamp of its request, if there was one.
+    /// Closes a place and returns the timestamp of its request, if it was open.
     pub(super) fn remove(&mut self, key: u64) -> Option<u64> {
         let at = self.0.iter().position(|&(open, _)| open == key)?;
         Some(self.0.remove(at).1)
     }
 
-    /// Closes the place of a request that was answered by a message, if it had one.
+    /// Closes the place, if any, of a request that a message answered.
     pub(super) fn answered(&mut self, timestamp: u64) {
         if let Some(at) = self.0.iter().position(|&(_, of)| of == timestamp) {
             self.0.remove(at);
@@ -335,7 +338,8 @@ mod tests {
         assert!(landings.has_room(1, usize::MAX));
     }
 
-    /// Each lane may hold three quarters of what would be free without it, so that the next finds some.
+    /// Each lane may hold three quarters of what would be free without it, so that the next lane
+    /// finds some.
     #[test]
     fn a_share_leaves_some_for_others_until_requests_are_answered() {
         const MIB: usize = 1 << 20;

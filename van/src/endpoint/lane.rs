@@ -1,4 +1,4 @@
-//! What is under way with one peer: its credits, what is about to leave, and what waits. No I/O.
+//! State of the lane to one peer: its credits, its open frame, and the items that wait. No I/O.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
@@ -13,25 +13,25 @@ use crate::message::Outgoing;
 use crate::transport::PeerId;
 use crate::wire::{Kind, Offer};
 
-/// What is under way with one peer.
+/// State of the lane to one peer.
 #[derive(Default)]
 pub(super) struct Lane {
-    /// Who it is, for people: its address, or its node if it called.
+    /// Name of the peer in error messages: its address, or its node if it connected to us.
     pub(super) name: String,
-    /// Requests that may still be posted; 0 until the peer has said hello.
+    /// Number of requests that may still be posted; 0 until the peer's hello has arrived.
     pub(super) credits: u16,
-    /// Requests that the peer takes at a time.
+    /// Number of requests that the peer accepts at a time.
     pub(super) credits_max: u16,
-    /// Requests of the peer that wait for our reply.
+    /// Number of the peer's requests that have no reply yet.
     pub(super) unanswered: u16,
     pub(super) frame_bytes: usize,
-    /// Short messages that are about to leave.
+    /// Open frame of short messages.
     pub(super) packer: Packer,
-    /// Whether the next poll knows that it has to close a frame of this lane.
+    /// Whether the endpoint's list of open frames names this lane.
     pub(super) is_listed: bool,
-    /// What waits for a landing, and what must not overtake it.
+    /// Items that wait for a landing, and the items behind them, which must not overtake.
     pub(super) outbox: VecDeque<Item>,
-    /// Bytes of all of that.
+    /// Total bytes of the items in `outbox`.
     pub(super) outbox_bytes: usize,
     pub(super) grants: Grants,
     pub(super) landings: Landings,
@@ -39,28 +39,30 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Enters `count` requests that came, of at most `credits` that are not answered; false if they are too many.
+    /// Records `count` requests that arrived. Returns false, and records nothing, if more than
+    /// `credits` would be unanswered.
     #[must_use]
     #[inline]
     pub(super) fn requested(&mut self, count: usize, credits: u16) -> bool {
-        let are_due = count <= usize::from(credits.saturating_sub(self.unanswered));
-        self.unanswered += if are_due { count as u16 } else { 0 };
-        are_due
+        let is_due = count <= usize::from(credits.saturating_sub(self.unanswered));
+        self.unanswered += if is_due { count as u16 } else { 0 };
+        is_due
     }
 
-    /// Enters `count` answers that came: their requests' credits are back. False if there are not as many requests.
+    /// Records `count` answers that arrived and returns their requests' credits. Returns false, and
+    /// records nothing, if fewer requests are outstanding.
     #[must_use]
     #[inline]
     pub(super) fn answered(&mut self, count: usize) -> bool {
-        let are_due = count <= usize::from(self.credits_max - self.credits);
-        self.credits += if are_due { count as u16 } else { 0 };
-        are_due
+        let is_due = count <= usize::from(self.credits_max - self.credits);
+        self.credits += if is_due { count as u16 } else { 0 };
+        is_due
     }
 
-    /// Enters a message that was posted: a request has spent a credit, and an answer been given.
+    /// Records a posted message: a request spends a credit, an answer settles a request.
     ///
     /// # Panics
-    /// If an answer comes with an offer: that section of it is the endpoint's own.
+    /// If an answer has an offer: the endpoint itself uses that section.
     #[inline(always)]
     pub(super) fn enter(&mut self, kind: Kind, timestamp: u64, offer: Option<&Offer>) {
         let is_request = kind == Kind::Request;
@@ -79,10 +81,11 @@ impl Lane {
         }
     }
 
-    /// Puts an item behind those that wait.
+    /// Appends an item to the outbox.
     ///
     /// # Errors
-    /// Hands back an answer with which the lane would hold more than its share of the memory, of which so many bytes are `free`.
+    /// Returns an answer that would push the lane over its share of the memory, of which `free`
+    /// bytes are free.
     pub(super) fn hold(&mut self, item: Item, free: Option<usize>) -> Result<(), Item> {
         let bytes = self.outbox_bytes + item.bytes();
         if free.is_some_and(|free| !is_within_share(bytes, free + bytes)) {
@@ -93,34 +96,34 @@ impl Lane {
         Ok(())
     }
 
-    /// Takes out the item that has waited longest.
+    /// Removes and returns the item that has waited longest.
     pub(super) fn release(&mut self) -> Option<Item> {
         let item = self.outbox.pop_front()?;
         self.outbox_bytes -= item.bytes();
         Some(item)
     }
 
-    /// Puts that item back.
+    /// Returns an item to the front of the outbox.
     pub(super) fn put_back(&mut self, item: Item) {
         self.outbox_bytes += item.bytes();
         self.outbox.push_front(item);
     }
 
-    /// Whether what is posted now leaves at once, with nothing else to be said.
+    /// Whether the next message leaves at once and no landing needs a message of its own.
     #[inline]
     pub(super) fn is_free(&self) -> bool {
         self.outbox.is_empty() && self.landings.is_settled()
     }
 
-    /// Messages up to this long are packed.
+    /// Length of the longest message that is packed, in bytes.
     pub(super) fn packed_bytes(&self) -> usize {
         self.frame_bytes.min(PACKED_BYTES_MAX)
     }
 
-    /// Takes the landing that an item needs, if it needs one.
+    /// Takes a landing for an item that needs one.
     ///
     /// # Errors
-    /// How long a landing it needs when none that is held will do.
+    /// Returns the length of the landing to ask for if no held landing is long enough.
     pub(super) fn landing_for(&mut self, item: &Item) -> Result<Option<Offer>, usize> {
         match item.landing_bytes(self.frame_bytes) {
             0 => Ok(None),
@@ -135,7 +138,7 @@ pub(super) enum Item {
         data: Shared,
         into: Offer,
     },
-    /// Values that stay where they are, and the rest of their message.
+    /// Values that stay in the sender's memory, and the rest of their message.
     Loan {
         frame: Buffer,
         values: Shared,
@@ -143,7 +146,7 @@ pub(super) enum Item {
 }
 
 impl Item {
-    /// Bytes of memory that it holds.
+    /// Bytes of memory that the item holds.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Item::Image(outgoing) => outgoing.image_bytes(),
@@ -152,7 +155,8 @@ impl Item {
         }
     }
 
-    /// How long a landing it needs at a peer that takes frames of `frame_bytes`; 0 for none.
+    /// Length of the landing that the item needs at a peer with frames of `frame_bytes`; 0 for
+    /// none.
     pub(super) fn landing_bytes(&self, frame_bytes: usize) -> usize {
         match self {
             Item::Image(outgoing) if outgoing.image_bytes() > frame_bytes => landed_bytes(outgoing),
@@ -161,7 +165,7 @@ impl Item {
     }
 }
 
-/// The open lane to `peer`.
+/// Returns the open lane to `peer`.
 #[inline]
 pub(super) fn lane(lanes: &mut [Option<Lane>], peer: PeerId) -> Result<&mut Lane> {
     match lanes.get_mut(peer.0 as usize) {

@@ -1,11 +1,14 @@
-//! The open frame of a lane: short messages are encoded right into it, one behind the other, and leave together.
+//! A lane's open frame: short messages are encoded directly into it, one behind the other, and
+//! leave together.
 //!
-//! A frame is closed when the next message does not fit, when something else must not overtake it, and at the next poll or
-//! wait. What is left of its memory is the next frame's, or all of it where the van has copied the frame: a short frame allocates
-//! nothing. No I/O: the endpoint posts.
+//! The endpoint closes a frame when the next message does not fit, when another item must not
+//! overtake it, and at each poll or wait. The next frame uses the rest of the memory, or all of it
+//! if the van copied the frame. A short frame therefore allocates nothing. No I/O: the endpoint
+//! posts.
 //!
-//! Messages in a row that are alike become one image, a run, of which each takes few bytes and next to no work: see `wire/batch.rs`.
-//! A message like the last one of the frame before has its header copied.
+//! Consecutive messages with a common header form a batch, one image of records: see
+//! `wire/batch.rs`. A record costs few bytes and little work. The first message of the next frame
+//! copies the header if it belongs to the same batch.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
@@ -19,73 +22,79 @@ use crate::message::Draft;
 use crate::transport::FRAME_PREFIX;
 use crate::wire::{BatchKey, Coding, Header, close_batch, encode_into, seal, write_sections};
 
-/// Memory is taken so many bytes at a time: it stays in the caches, and holds some dozens of small messages.
+/// Bytes of memory allocated at a time. A slot stays in the caches and holds dozens of small
+/// messages.
 const SLOT_BYTES: usize = 8 << 10;
 
-/// Messages whose image is at most this long are packed.
+/// Length of the longest image that is packed.
 pub(super) const PACKED_BYTES_MAX: usize = SLOT_BYTES - FRAME_PREFIX;
 
-/// What is left of a slot is given up when it is shorter than this, so that frames do not get ever shorter.
+/// A shorter rest of a slot is given up, so that frames do not become ever shorter.
 const REST_BYTES_MIN: usize = 1 << 10;
 
-/// Where a header has its timestamp.
+/// Position of the timestamp in a header.
 const TIMESTAMP: Range<usize> = {
     let at = std::mem::offset_of!(Header, timestamp);
     at..at + size_of::<u64>()
 };
 
-/// Frames begin at a cache line.
+/// Frames begin at a multiple of a cache line.
 const FRAME_ALIGN: usize = 64;
 
-/// One lane's open frame, if there is one, and the memory for more.
+/// The open frame of one lane, if any, and memory for the next frames.
 #[derive(Default)]
 pub(super) struct Packer {
-    /// The open frame, then room.
+    /// The open frame, followed by free memory.
     memory: Option<Buffer>,
-    /// Where the frame ends, its prefix included; 0 when none is open.
+    /// End of the frame, its prefix included; 0 when no frame is open.
     end: usize,
-    /// How far the peer lets a frame reach.
+    /// Largest end of a frame that the peer accepts.
     end_max: usize,
-    /// What the last message was like, if others can be like it.
-    form: Option<Form>,
-    /// The last image of the open frame, if others of that form may follow it as records.
-    run: Option<Run>,
+    /// Header and sizes of the last message, if a message of the same batch can follow.
+    template: Option<Template>,
+    /// The last image of the open frame, if records may follow it.
+    batch: Option<OpenBatch>,
 }
 
-struct Form {
-    shape: BatchKey,
-    /// The table and the bytes of values, of replies with nothing but values.
+/// Header and sizes of the messages of one batch.
+struct Template {
+    key: BatchKey,
+    /// Table and value bytes, if the messages are replies with only values.
     reply: Option<(u32, usize)>,
     record_bytes: usize,
-    /// Of a message of this form, but for its timestamp.
+    /// Header of the messages, with any timestamp.
     header: Header,
-    /// How long it is by itself.
+    /// Length of the image of one message.
     image_bytes: usize,
 }
 
-struct Run {
-    /// Where it begins.
+/// Where the open frame's last image lies.
+struct OpenBatch {
+    /// Offset of its header in the frame.
     at: usize,
-    /// Where its records do, if there are any.
+    /// Offset of its first record, if any follows.
     records_at: usize,
 }
 
 impl Packer {
-    /// Whether an image of `bytes` bytes goes into the open frame; it does when none is open.
+    /// Whether an image of `bytes` bytes fits into the open frame. It always does when no frame is
+    /// open.
     #[inline]
     pub(super) fn takes(&self, bytes: usize) -> bool {
         let room = self.end_max.min(self.memory.as_ref().map_or(0, |memory| memory.len()));
         self.end == 0 || self.end.next_multiple_of(8) + bytes <= room
     }
 
-    /// Appends a message that is like the last one, if there is room: as a record, or as the first of a frame.
+    /// Appends a message of the last one's batch if there is room: as a record, or as the first
+    /// message of a frame. Returns whether it did.
     #[inline(always)]
     pub(super) fn extend(&mut self, draft: &mut Draft<'_>) -> bool {
-        let Some(form) = &self.form else { return false };
-        if !form.shape.fits(draft) {
+        let Some(template) = &self.template else { return false };
+        if !template.key.fits(draft) {
             return false;
         }
-        let (record_bytes, image_bytes) = (form.record_bytes, form.image_bytes);
+        let record_bytes = template.record_bytes;
+        let image_bytes = template.image_bytes;
         let Some(place) = self.place(draft.timestamp, record_bytes, image_bytes) else {
             return false;
         };
@@ -93,12 +102,14 @@ impl Packer {
         true
     }
 
-    /// Replies with nothing but `values`, if the last message did the same with as many, and there is room.
+    /// Appends a reply with only `values` if the last message was such a reply of the same length,
+    /// and there is room. Returns whether it did.
     #[inline(always)]
     pub(super) fn reply(&mut self, table: u32, timestamp: u64, values: &[u8]) -> bool {
-        let like = |form: &&Form| form.reply == Some((table, values.len()));
-        let Some(form) = self.form.as_ref().filter(like) else { return false };
-        let (record_bytes, image_bytes) = (form.record_bytes, form.image_bytes);
+        let matches = |template: &&Template| template.reply == Some((table, values.len()));
+        let Some(template) = self.template.as_ref().filter(matches) else { return false };
+        let record_bytes = template.record_bytes;
+        let image_bytes = template.image_bytes;
         let Some(place) = self.place(timestamp, record_bytes, image_bytes) else { return false };
         let (place, padding) = place.split_at_mut(values.len());
         place.copy_from_slice(values);
@@ -108,8 +119,9 @@ impl Packer {
         true
     }
 
-    /// Room for the sections of a message of the form, whose timestamp is laid down: in a record of `record_bytes` bytes or, where
-    /// no frame is open, an image of `image_bytes`.
+    /// Writes the timestamp of a message of the current batch and returns the room for its
+    /// sections. The message becomes a record of `record_bytes` bytes or, if no frame is open, an
+    /// image of `image_bytes`.
     #[inline(always)]
     fn place(
         &mut self,
@@ -119,19 +131,20 @@ impl Packer {
     ) -> Option<&mut [u8]> {
         let memory = self.memory.as_mut()?;
         if self.end == 0 {
-            let header = &self.form.as_ref()?.header;
+            let header = &self.template.as_ref()?.header;
             let (prefix, image) = memory.split_at_mut_checked(FRAME_PREFIX)?;
             let (place, sections) =
                 image.get_mut(..image_bytes)?.split_first_chunk_mut::<{ size_of::<Header>() }>()?;
             prefix.fill(0);
             place.copy_from_slice(header.as_bytes());
             place[TIMESTAMP].copy_from_slice(&timestamp.to_le_bytes());
-            let (at, end) = (FRAME_PREFIX, FRAME_PREFIX + image_bytes);
-            self.run = Some(Run { at, records_at: end.next_multiple_of(8) });
+            let end = FRAME_PREFIX + image_bytes;
+            let records_at = end.next_multiple_of(8);
+            self.batch = Some(OpenBatch { at: FRAME_PREFIX, records_at });
             self.end = end;
             return Some(sections);
         }
-        self.run.as_ref()?;
+        self.batch.as_ref()?;
         let at = self.end.next_multiple_of(8);
         let end = at + record_bytes;
         if end > self.end_max {
@@ -147,7 +160,8 @@ impl Packer {
         Some(sections)
     }
 
-    /// Sees to it that there is memory for an image of `bytes` bytes, which the open frame [takes](Packer::takes).
+    /// Allocates memory for an image of `bytes` bytes, which fits into the open frame
+    /// ([`Packer::takes`]).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
@@ -159,55 +173,59 @@ impl Packer {
         Ok(())
     }
 
-    /// Where the next image begins.
+    /// Offset of the next image.
     #[inline]
     fn next_at(&self) -> usize {
         if self.end == 0 { FRAME_PREFIX } else { self.end.next_multiple_of(8) }
     }
 
-    /// Appends an image of up to `bytes` bytes, for which there is room, and opens a frame for it if none is open, which the peer
-    /// takes up to `frame_bytes` of.
+    /// Appends an image of up to `bytes` bytes, which fits into the open frame. If no frame is
+    /// open, it opens one that may reach the peer's limit of `frame_bytes`.
     ///
     /// # Errors
-    /// As [`encode_into`]; nothing has changed then.
+    /// As [`encode_into`]; the frame is unchanged then.
     pub(super) fn append(
         &mut self,
         sender: u32,
-        (draft, bytes, frame_bytes): (&mut Draft<'_>, usize, usize),
+        draft: &mut Draft<'_>,
+        bytes: usize,
+        frame_bytes: usize,
         coding: &mut Coding,
         pool: &Pool,
     ) -> Result<()> {
         self.reserve(bytes, pool)?;
         let at = self.next_at();
         let memory = self.memory.as_mut().expect("it was reserved");
-        let shape = if coding.is_plain() { BatchKey::of(draft) } else { None };
+        let key = if coding.is_plain() { BatchKey::of(draft) } else { None };
         let len = encode_into(sender, draft, coding, pool, &mut memory[at..])?;
         if at != self.end {
             memory[self.end..at].fill(0); // the prefix, or padding
         }
         self.end_max = FRAME_PREFIX + frame_bytes;
-        close(self.run.take(), &mut memory[..self.end]);
+        close(self.batch.take(), &mut memory[..self.end]);
         self.end = at + len;
         let records_at = self.end.next_multiple_of(8);
-        self.run = shape.map(|_| Run { at, records_at });
-        self.form = shape.map(|shape| {
+        self.batch = key.map(|_| OpenBatch { at, records_at });
+        self.template = key.map(|key| {
             let (header, _) = Header::read_from_prefix(&memory[at..]).expect("it was laid there");
-            let (reply, record_bytes) = (shape.reply(), shape.record_bytes());
-            Form { shape, reply, record_bytes, header, image_bytes: len }
+            let reply = key.reply();
+            let record_bytes = key.record_bytes();
+            Template { key, reply, record_bytes, header, image_bytes: len }
         });
         Ok(())
     }
 
-    /// Forgets what messages were like: the sender has another number now.
+    /// Forgets the last message, because the id of the sender in its header has changed.
     pub(super) fn forget(&mut self) {
         if let Some(memory) = &mut self.memory {
-            close(self.run.take(), &mut memory[..self.end]);
+            close(self.batch.take(), &mut memory[..self.end]);
         }
-        self.form = None;
+        self.template = None;
     }
 
-    /// Closes the open frame, with a checksum unless the carrier needs none, and returns what it holds behind the prefix. It is to
-    /// be sent at once: copied, so that its memory is that of the next frame, or [taken](Packer::take).
+    /// Closes the open frame, with a checksum unless the carrier needs none, and returns its bytes
+    /// behind the prefix. The caller sends it at once: it copies the frame, so that the next one
+    /// reuses the memory, or takes it ([`Packer::take`]).
     #[inline(always)]
     pub(super) fn close(&mut self, carrier_checks: bool) -> Option<&[u8]> {
         let end = std::mem::take(&mut self.end);
@@ -215,13 +233,13 @@ impl Packer {
             return None;
         }
         let frame = &mut self.memory.as_mut()?[..end];
-        close(self.run.take(), frame);
+        close(self.batch.take(), frame);
         let images = &mut frame[FRAME_PREFIX..];
         seal(images, carrier_checks);
         Some(images)
     }
 
-    /// Gives up the frame that was closed last, with `bytes` bytes behind the prefix.
+    /// Removes and returns the frame that was closed last, with `bytes` bytes behind the prefix.
     #[inline(always)]
     pub(super) fn take(&mut self, bytes: usize) -> Option<Buffer> {
         let memory = self.memory.as_mut()?;
@@ -236,10 +254,10 @@ impl Packer {
     }
 }
 
-/// Says in its header that the last image of `frame` is a run, if it is one by now.
+/// Marks the last image of `frame` as a batch if it has records.
 #[inline]
-fn close(run: Option<Run>, frame: &mut [u8]) {
-    if let Some(Run { at, records_at, .. }) = run
+fn close(batch: Option<OpenBatch>, frame: &mut [u8]) {
+    if let Some(OpenBatch { at, records_at }) = batch
         && frame.len() > records_at
     {
         let bytes = frame.len() - records_at;

@@ -3,7 +3,7 @@
 //!
 //! | notice | `timestamp` | `clock` | offer | values |
 //! |---|---|---|---|---|
-//! | [`Kind::Want`] | bytes needed, 0 for none | – | – | keys of landings that go back, 8 bytes each |
+//! | [`Kind::Want`] | bytes needed, 0 for none | – | – | keys of returned landings, 8 bytes each |
 //! | [`Kind::Grant`] | – | – | the landing | – |
 //!
 //! A landing that replaces a used one comes in the offer section of an answer where possible. No

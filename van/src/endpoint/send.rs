@@ -1,4 +1,4 @@
-//! What goes: which way a message goes, and what is posted for it; short ones share the lane's open frame.
+//! Sending: picks the way of each message and posts it. Short messages share the lane's open frame.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
@@ -13,17 +13,18 @@ use crate::transport::{FRAME_PREFIX, Frame, Limits, PeerId, Transport, check_wri
 use crate::wire::{Coding, Kind, Offer, TRAILER, encode};
 
 impl Endpoint {
-    /// Encodes and posts a message. Nothing has happened when it cannot be encoded.
+    /// Encodes and posts a message. If it cannot be encoded, the endpoint is unchanged.
     ///
     /// # Errors
-    /// [`Error::QueueFull`] when a request finds no credit; [`Error::NotConnected`]; what [`encode`] and the transport report.
+    /// [`Error::QueueFull`] if a request finds no credit; [`Error::NotConnected`]; errors of
+    /// [`encode`] and of the transport.
     ///
     /// # Panics
-    /// If an answer comes with an offer: that section of it is the endpoint's own.
+    /// If an answer has an offer: the endpoint itself uses that section.
     pub fn post(
         &mut self,
         peer: PeerId,
-        mut draft: Draft<'_>, // where the caller has it: it is long
+        mut draft: Draft<'_>, // not moved: it is long
         coding: &mut Coding,
     ) -> Result<()> {
         let open = lane(&mut self.lanes, peer)?;
@@ -41,10 +42,12 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Posts a message that is not like the one before.
+    /// Posts a message that is not of the last one's batch.
     #[inline(never)]
     fn post_image(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
-        let (kind, timestamp, offer) = (draft.kind, draft.timestamp, draft.offer);
+        let kind = draft.kind;
+        let timestamp = draft.timestamp;
+        let offer = draft.offer;
         let is_request = kind == Kind::Request;
         let bytes = draft.image_bytes_max();
         let stays = matches!(&draft.values, Values::Apart(values) if self.lends(values.len()));
@@ -62,11 +65,11 @@ impl Endpoint {
             Some(_) => self.pack(peer, &mut draft, bytes, coding)?,
         }
         lane(&mut self.lanes, peer)?.enter(kind, timestamp, offer.as_ref());
-        // A message that has to wait for a landing, or for others that do, must not keep the peer waiting for one.
+        // A message that waits for a landing must not keep the peer waiting for one.
         if is_settled { Ok(()) } else { self.replace_landings(peer) }
     }
 
-    /// Answers a request that has nothing more to be told. Such answers in a row take 8 bytes each.
+    /// Answers a request without content. Consecutive answers of this kind take 8 bytes each.
     ///
     /// # Errors
     /// As [`Endpoint::post`].
@@ -75,7 +78,7 @@ impl Endpoint {
         self.reply(peer, 0, timestamp, &[])
     }
 
-    /// Answers a request about `table` with nothing but `values`, which are copied.
+    /// Answers a request about `table` with only `values`, which are copied.
     ///
     /// # Errors
     /// As [`Endpoint::post`].
@@ -95,10 +98,12 @@ impl Endpoint {
         self.post_image(peer, draft, &mut Coding::plain())
     }
 
-    /// Answers a request with nothing but values, which are written where its offer said.
+    /// Answers a request with only values, which are written into the memory that the request
+    /// offered.
     ///
     /// # Errors
-    /// [`Error::NotConnected`]; what [`check_write`] says, and the request is still unanswered then.
+    /// [`Error::NotConnected`]; the errors of [`check_write`], after which the request is still
+    /// unanswered.
     pub fn place(&mut self, peer: PeerId, data: Shared, into: Offer) -> Result<()> {
         check_write(into.key.get(), 0, data.len() as u64, into.len.get())?;
         self.counted.messages_sent += 1;
@@ -106,11 +111,11 @@ impl Endpoint {
         let open = lane(&mut self.lanes, peer)?;
         open.unanswered = open.unanswered.saturating_sub(1);
         open.landings.placed(into.key.get());
-        // Behind the values, where it costs a van that reads ahead nothing to look for more.
+        // Landings follow the values, where a van that reads ahead finds them at no cost.
         self.replace_landings(peer)
     }
 
-    /// Sends a message of the endpoint's own, a short one.
+    /// Sends a short notice between endpoints.
     pub(super) fn notify(&mut self, peer: PeerId, draft: Draft<'_>) -> Result<()> {
         let mut draft = draft;
         let bytes = draft.image_bytes_max();
@@ -118,7 +123,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Puts a message of up to `bytes` bytes behind those that are about to leave.
+    /// Packs a message of up to `bytes` bytes into the open frame.
     pub(super) fn pack(
         &mut self,
         peer: PeerId,
@@ -129,8 +134,8 @@ impl Endpoint {
         self.open_frame(peer, bytes)?;
         let open = lane(&mut self.lanes, peer)?;
         if !open.packer.extend(draft) {
-            let image = (draft, bytes, open.frame_bytes);
-            open.packer.append(self.node, image, coding, &self.memory)?;
+            let frame_bytes = open.frame_bytes;
+            open.packer.append(self.node, draft, bytes, frame_bytes, coding, &self.memory)?;
         }
         if !std::mem::replace(&mut open.is_listed, true) {
             self.open.push(peer);
@@ -138,13 +143,14 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Closes a lane's frame if a message of up to `bytes` bytes does not go into it any more.
+    /// Closes the lane's frame if a message of up to `bytes` bytes does not fit into it.
     pub(super) fn open_frame(&mut self, peer: PeerId, bytes: usize) -> Result<()> {
         let open = lane(&mut self.lanes, peer)?;
         if open.packer.takes(bytes) { Ok(()) } else { self.close_frame(peer) }
     }
 
-    /// Posts a lane's open frame, if there is one. When that fails the lane is closed: what was in it was taken on before.
+    /// Posts the lane's open frame, if any. If that fails, the lane is closed, because its messages
+    /// were accepted before.
     fn close_frame(&mut self, peer: PeerId) -> Result<()> {
         let packer = &mut lane(&mut self.lanes, peer)?.packer;
         let posted =
@@ -155,29 +161,30 @@ impl Endpoint {
         posted
     }
 
-    /// Posts all open frames.
     #[inline(never)]
     pub(super) fn close_frames(&mut self) {
         while let Some(peer) = self.open.pop() {
             let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize) else { continue };
             lane.is_listed = false;
-            let (packer, counted) = (&mut lane.packer, &mut self.counted);
+            let packer = &mut lane.packer;
+            let counted = &mut self.counted;
             let posted = post_frame(packer, &self.limits, counted, &mut *self.transport, peer);
             if let Err(error) = posted {
-                self.not_sent(peer, &error); // its lane is closed then
+                self.not_sent(peer, &error);
             }
         }
     }
 
-    /// Closes a lane on which a frame could not be sent: what was in it was taken on before.
+    /// Closes a lane whose frame could not be sent, because its messages were accepted before.
     #[cold]
     fn not_sent(&mut self, peer: PeerId, error: &Error) {
         if !matches!(error, Error::NotConnected { .. }) {
-            self.drop_lane(peer, error); // otherwise the transport will report it
+            self.drop_lane(peer, error); // else the transport reports it
         }
     }
 
-    /// Posts a message that has a frame to itself, or none.
+    /// Posts a message that does not share a frame: in a frame of its own, as a loan or by
+    /// rendezvous.
     fn post_alone(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
         coding.carrier_checks = self.limits.checks_bytes;
         let is_request = draft.kind == Kind::Request;
@@ -207,8 +214,9 @@ impl Endpoint {
         self.hold(peer, item, is_request)
     }
 
-    /// Keeps an item back until a landing is there, and asks for one if it needs it. How many requests wait is up to this side; how
-    /// many answers, to a peer that grants no landing for them.
+    /// Puts an item into the outbox, and asks for a landing if it needs one. This side bounds how
+    /// many requests wait. A peer that grants no landings decides how many answers wait, so those
+    /// are bounded by memory.
     fn hold(&mut self, peer: PeerId, item: Item, is_request: bool) -> Result<()> {
         let lane = lane(&mut self.lanes, peer)?;
         let bytes = item.landing_bytes(lane.frame_bytes);
@@ -222,7 +230,7 @@ impl Endpoint {
         self.want(peer, bytes)
     }
 
-    /// Sends what was held back, as far as it goes.
+    /// Sends the items of the outbox, as far as landings go.
     pub(super) fn flush(&mut self, peer: PeerId) -> Result<()> {
         loop {
             let lane = lane(&mut self.lanes, peer)?;
@@ -231,8 +239,8 @@ impl Endpoint {
                 Ok(landing) => self.send(peer, item, landing)?,
                 Err(bytes) => {
                     lane.put_back(item);
-                    // What was granted is too short. It goes back, and this one is asked for again if that was the last to
-                    // come.
+                    // The granted landing is too short. It is returned, and a new one is asked for
+                    // if no other is to come.
                     return match lane.grants.ask_again(bytes) {
                         Some(bytes) => self.want(peer, bytes),
                         None => Ok(()),
@@ -242,9 +250,9 @@ impl Endpoint {
         }
     }
 
-    /// Posts an item, into the landing that it needs.
+    /// Posts an item, into the landing if it needs one.
     fn send(&mut self, peer: PeerId, item: Item, landing: Option<Offer>) -> Result<()> {
-        self.close_frame(peer)?; // which came before
+        self.close_frame(peer)?; // its messages come first
         match (item, landing) {
             (Item::Place { data, into }, _) => {
                 self.transport.post_write(peer, data.into(), &into, 0)
@@ -264,7 +272,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends an item before all that is held back, or holds it back as the first.
+    /// Sends an item ahead of the outbox, or puts it at the outbox's front.
     #[cold]
     fn send_first(&mut self, peer: PeerId, item: Item) -> Result<()> {
         let lane = lane(&mut self.lanes, peer)?;
@@ -279,7 +287,8 @@ impl Endpoint {
     }
 }
 
-/// Posts the open frame of a packer, if there is one: copied if it is short and the van can, or as it lies.
+/// Posts a packer's open frame, if any. A short frame is copied if the van can; others are handed
+/// over.
 #[inline(always)]
 fn post_frame(
     packer: &mut Packer,
@@ -299,7 +308,8 @@ fn post_frame(
     Ok(())
 }
 
-/// One frame that holds the whole image; short values that lay apart are copied behind the head.
+/// Returns one frame that holds the whole image. Short values in memory of their own are copied
+/// behind the head.
 fn whole(outgoing: Outgoing, pool: &Pool) -> Result<Buffer> {
     let Some(values) = outgoing.values else { return Ok(outgoing.head) };
     let head_bytes = outgoing.head.len() - TRAILER;

@@ -142,7 +142,7 @@ fn write_image(
         image.section(Section::Keys, plan.key_bytes, write)?
     } else {
         image.section(Section::Keys, plan.key_bytes, |place| match keys {
-            [key] => place.copy_from_slice(&key.to_le_bytes()), // its length is known, so this is no call
+            [key] => place.copy_from_slice(&key.to_le_bytes()), // known length: no call
             _ => place.copy_from_slice(keys.as_bytes()),
         })?
     };
