@@ -1,5 +1,6 @@
 //! Goal: a peer that changes values while they are lent harms nobody: what is looked at more than once is a copy.
-//! Method: a server thread on shared memory and a peer whose other thread goes on writing what it has lent.
+//! Method: a server thread on shared memory and a peer whose other thread goes on writing what it has lent; a worker whose server
+//! lends it a block, which the decoder refuses to read before it is copied.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(all(target_os = "linux", feature = "shm"))]
 
@@ -9,13 +10,14 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use caravan_kv::server::{Pulled, Request};
-use caravan_kv::{Handles, Shard, TableSpec, ValueType, Van};
+use caravan_kv::{Handles, ServerAddress, Shard, TableSpec, ValueType, Van, Worker};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Arrival, Draft, Endpoint, PeerId, Pool, Shared, Values};
-use support::{Servers, config, endpoint};
+use support::{Servers, TIMEOUT, config, endpoint};
 
 const PUSH: u8 = 1;
 const CREATE: u8 = 4;
@@ -136,21 +138,27 @@ fn servers() -> Servers {
     Servers::start(Van::Shm, 1, &config(16, 1 << 28), &Handles::default().with("twice", twice))
 }
 
+const HEAD_BYTES: usize = 12;
+
+/// A row with a bit for each value; every other one is there, and so many numbers follow.
+fn block() -> Vec<u8> {
+    let mut block = vec![2, 0, 0, 0];
+    block.extend(1_u32.to_le_bytes());
+    block.extend((WIDTH as u32).to_le_bytes());
+    block.resize(HEAD_BYTES + WIDTH / 8, 0x55);
+    block.resize(block.len() + WIDTH / 2 * 8, 0);
+    block
+}
+
 #[test]
 fn a_block_that_changes_is_decoded_as_it_was_counted() {
     let servers = servers();
     let mut lane = Lane::to(&servers);
     let spec = TableSpec::new(1, "t", ValueType::F64, WIDTH as u32);
     lane.create(&spec.filters("zero".parse().unwrap()));
-    // A row with a bit for each value; every other one is there, and so many numbers follow.
-    let mut block = vec![2, 0, 0, 0];
-    block.extend(1_u32.to_le_bytes());
-    block.extend((WIDTH as u32).to_le_bytes());
-    let bitmap = block.len();
-    block.resize(bitmap + WIDTH / 8, 0x55);
-    block.resize(block.len() + WIDTH / 2 * 8, 0);
-    let lent = lane.lendable(&block);
-    let (last, bits) = (bitmap + WIDTH / 8 - 1, [0xff, 0x55].map(|bits| vec![bits]));
+    let lent = lane.lendable(&block());
+    let last = HEAD_BYTES + WIDTH / 8 - 1;
+    let bits = [0xff, 0x55].map(|bits| vec![bits]);
     while_it_changes(&lent, last, bits, || {
         for _ in 0..REQUESTS {
             let values = Values::Apart(lent.clone());
@@ -177,4 +185,48 @@ fn who_looks_twice_sees_the_same() {
             lane.ask(Draft { op, table: 1, keys, values, ..request() }).unwrap();
         }
     });
+}
+
+/// A server that lends every worker that pulls the same block, until it is left.
+fn lending_server(address: &mpsc::Sender<String>) {
+    let mut server = endpoint(Van::Shm, &config(16, 1 << 28));
+    address.send(server.address().to_owned()).unwrap();
+    let mut lent = server.memory().allocate(block().len()).unwrap();
+    lent.copy_from_slice(&block());
+    assert!(server.lends(lent.len()), "so long values are lent");
+    let lent = lent.share();
+    loop {
+        server.wait(Duration::from_millis(10)).unwrap();
+        server.poll().unwrap();
+        while let Some(arrival) = server.take() {
+            let (peer, message) = match arrival {
+                Arrival::Message { peer, message } => (peer, message),
+                Arrival::Connected { .. } => continue,
+                Arrival::Lost { .. } => return,
+                other => panic!("{other:?}"),
+            };
+            let reply = Draft { table: 1, ..Draft::new(Kind::Reply) };
+            let reply = Draft { timestamp: message.timestamp(), ..reply };
+            let reply = match message.op() {
+                CREATE => reply,
+                _ => Draft { op: FILTERED, values: Values::Apart(lent.clone()), ..reply },
+            };
+            server.post(peer, reply, &mut Coding::plain()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_worker_decodes_a_copy_of_a_block_that_is_lent() {
+    let (sender, address) = mpsc::channel();
+    let server = std::thread::spawn(move || lending_server(&sender));
+    let address = ServerAddress { name: "lender".to_owned(), address: address.recv().unwrap() };
+    let lanes = endpoint(Van::Shm, &config(16, 1 << 28));
+    let mut worker = Worker::connect(lanes, &[address], TIMEOUT).unwrap();
+    let spec = TableSpec::new(1, "t", ValueType::F64, WIDTH as u32);
+    let table = worker.create_table(&spec.filters("zero".parse().unwrap())).unwrap();
+    let pulled = worker.pull(table, &[1]).unwrap();
+    assert_eq!(worker.wait(pulled).unwrap().values::<f64>(), [0.0; WIDTH]);
+    drop(worker);
+    server.join().unwrap();
 }

@@ -332,6 +332,8 @@ fn receive(
     let decoded = match message.op() & FILTERED {
         0 => None,
         _ => {
+            // Counts first and reads then: what a peer can still write may differ in between.
+            assert!(message.lent().is_none(), "a block is decoded from a copy");
             let decoded = stack::decode(spec, message.values(), pool)?;
             if decoded.lengths.is_some() && lengths > 0 {
                 return Err("numbers of values are in the block and beside it".to_owned());
