@@ -37,8 +37,8 @@ const ARENA_MIN: usize = 1 << 20;
 const ARENA_MAX: usize = 256 << 20;
 
 /// Most bytes cut into slots at a time, except for a single larger slot. It bounds the time that
-/// one allocation takes.
-const BATCH_MAX: usize = 1 << 20;
+/// one allocation takes; under Miri to much less, as each slot takes it milliseconds.
+const BATCH_MAX: usize = if cfg!(miri) { 4 << 10 } else { 1 << 20 };
 
 /// Slots of at least this size lie in huge pages, one or two in each, if the system has them.
 const LARGE_BYTES: usize = HUGE_PAGE_BYTES / 2;

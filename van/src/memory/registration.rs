@@ -214,6 +214,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of slots take Miri minutes")]
     fn a_pool_has_few_regions() {
         let device = Fake::new(1);
         let pool = Pool::registered(1 << 30, device.clone());

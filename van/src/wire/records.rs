@@ -429,6 +429,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "hundreds of frames take Miri minutes")]
     fn a_frame_is_read_the_same_whatever_came_before() {
         let pool = Pool::new(1 << 22);
         let batch = batch(&pool);

@@ -158,6 +158,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "long sections take Miri minutes")]
     fn tries_back_off_while_they_do_not_pay_and_resume_when_they_do() {
         let mut compressor = Compressor::new();
         let noise = noise(4096);
@@ -190,6 +191,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "long sections take Miri minutes")]
     fn no_compressed_section_exceeds_the_bound() {
         for len in [1usize, 2, 64, 65, 1000, 65_536, 1 << 20] {
             let wire = snap::raw::Encoder::new().compress_vec(&vec![0; len]).unwrap();
@@ -204,6 +206,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "long sections take Miri minutes")]
     fn announcements_beyond_the_bound_take_no_memory() {
         let pool = Pool::new(1 << 30);
         let error = expand(Section::Values, &[0xff, 0xff, 0xff, 0xff, 0x0f, 0, 9], &pool);

@@ -193,6 +193,7 @@ fn empty_values_apart_are_none() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of keys take Miri minutes")]
 fn compact_messages_are_smaller_and_the_same() {
     let pool = Pool::new(1 << 24);
     let keys: Vec<u64> = (1 << 40..(1 << 40) + 5000).collect();
@@ -339,6 +340,7 @@ fn empty_ranges_are_refused() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a pool for each byte takes Miri minutes")]
 fn damage_anywhere_is_noticed() {
     let pool = Pool::new(1 << 20);
     let whole = request().image(&pool);
@@ -429,6 +431,7 @@ fn snappy_sections_are_checked() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of keys take Miri minutes")]
 fn a_pool_without_room_is_no_fault_of_the_sender() {
     let keys: Vec<u64> = (0..400_000).collect();
     let draft = Draft { keys: &keys, ..Draft::new(Kind::Request) };

@@ -22,6 +22,7 @@ fn a_slot_is_the_smallest_that_holds_its_bytes() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of slots take Miri minutes")]
 fn arenas_double_and_stop_at_the_limit() {
     let pool = Pool::new(32 * MIB + 700);
     let (mut held, mut reserved) = (Vec::new(), vec![0]);
@@ -39,6 +40,7 @@ fn arenas_double_and_stop_at_the_limit() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri ends where memory does")]
 fn what_the_system_has_not_got_is_out_of_memory() {
     let pool = Pool::new(usize::MAX);
     let error = pool.allocate(1 << 46).unwrap_err();
@@ -49,7 +51,8 @@ fn what_the_system_has_not_got_is_out_of_memory() {
 
 #[test]
 fn a_part_says_where_in_its_pages_it_lies() {
-    let pages = PageSource { shareable: cfg!(target_os = "linux"), ..PageSource::default() };
+    let shareable = cfg!(all(target_os = "linux", not(miri))); // Miri maps no files
+    let pages = PageSource { shareable, ..PageSource::default() };
     let pool = Pool::from_pages(8 * MIB, pages, None);
     for len in [8, 700, 5000, 3 * MIB] {
         let mut buffer = pool.allocate(len).unwrap();
@@ -66,6 +69,7 @@ fn a_part_says_where_in_its_pages_it_lies() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri fills hundreds of MiB")]
 fn a_large_slot_gets_an_arena_as_large() {
     let pool = Pool::new(600 * MIB);
     let large = pool.allocate(300 * MIB).unwrap();
@@ -90,6 +94,7 @@ fn a_slot_lies_on_as_few_pages_as_can_be() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri fills hundreds of MiB")]
 fn large_slots_fill_huge_pages() {
     let pool = Pool::new(256 * MIB);
     let mut held = vec![pool.allocate(32 * MIB).unwrap(), pool.allocate(1).unwrap()];
@@ -102,6 +107,7 @@ fn large_slots_fill_huge_pages() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri fills hundreds of MiB")]
 fn a_small_slot_leaves_room_for_large_ones() {
     let pool = Pool::new(224 * MIB);
     let held = [64 * MIB, 1, 128 * MIB].map(|len| pool.allocate(len).unwrap());
@@ -109,6 +115,7 @@ fn a_small_slot_leaves_room_for_large_ones() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of slots take Miri minutes")]
 fn at_the_limit_memory_moves_between_sizes() {
     let pool = Pool::new(MIB);
     for _ in 0..3 {
@@ -123,6 +130,7 @@ fn at_the_limit_memory_moves_between_sizes() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of slots take Miri minutes")]
 fn what_one_phase_leaves_serves_the_next() {
     let pool = Pool::new(64 * MIB);
     drop((0..4 * MIB / SLOT_ALIGN).map(|_| pool.allocate(8000).unwrap()).collect::<Vec<_>>());
@@ -146,6 +154,7 @@ fn sizes_in_turn_do_not_take_from_each_other_for_ever() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of slots take Miri minutes")]
 fn neither_lending_nor_coming_home_costs_a_heap_allocation() {
     let pool = Pool::new(64 * MIB);
     let lend = |held: &mut Vec<Buffer>| {
@@ -178,11 +187,15 @@ enum Step {
     DropHalf,
 }
 
+/// Sequences, and the part of their steps and bytes that is left: Miri looks at each byte.
+const SEQUENCES: u32 = if cfg!(miri) { 2 } else { 64 };
+const PART: usize = if cfg!(miri) { 16 } else { 1 };
+
 fn step() -> impl Strategy<Value = Step> {
     let len = prop_oneof![
-        6 => 0..5000usize,
-        3 => 0..200_000usize,
-        1 => 0..3 * MIB,
+        6 => 0..5000 / PART,
+        3 => 0..200_000 / PART / PART,
+        1 => 0..3 * MIB / PART / PART,
     ];
     prop_oneof![
         8 => len.prop_map(Step::Allocate),
@@ -269,12 +282,12 @@ impl Held {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(SEQUENCES))]
 
     /// Whatever is lent, split, shared and dropped: parts never overlap, the limit holds, and in
     /// the end all memory is back.
     #[test]
-    fn parts_never_overlap_and_all_come_home(limit in 0..8 * MIB, steps in vec(step(), 0..200)) {
+    fn parts_never_overlap_and_all_come_home(limit in 0..8 * MIB, steps in vec(step(), 0..200 / PART)) {
         let (buffers, shared, pool) = (Vec::new(), Vec::new(), Pool::new(limit));
         let mut held = Held { pool: pool.clone(), buffers, shared, fill: 0 };
         let count = steps.len();
