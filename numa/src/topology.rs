@@ -18,7 +18,6 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use self::discover::Found;
 use crate::ids::{NumaId, PuId};
 
 /// Memory with the same distance from the PUs beside it.
@@ -338,6 +337,19 @@ impl fmt::Display for DeviceKind {
 const XML_BYTES_MAX: u64 = 64 << 20;
 const GIB: f64 = (1_u64 << 30) as f64;
 const STRING_WRITE: &str = "a String takes every write";
+
+/// A machine as `discover` found it.
+struct Found {
+    /// Whether this process runs on it.
+    is_this_machine: bool,
+    nodes: Vec<NumaNode>,
+    cores: Vec<Core>,
+    devices: Vec<Device>,
+    distances: BTreeMap<(NumaId, NumaId), u64>,
+    /// PUs that the cgroup allows.
+    allowed: BTreeSet<PuId>,
+    pus_present: usize,
+}
 
 #[cfg(test)]
 #[cfg(feature = "hwloc")]

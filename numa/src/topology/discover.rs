@@ -1,7 +1,7 @@
 //! Converts libhwloc's objects to plain values: nodes, cores, distances and devices of a machine, a
 //! file or a description. `topology.rs` makes its snapshots of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use hwloc::object::TopologyObject;
@@ -10,24 +10,11 @@ use hwloc::object::types::{OSDeviceType, ObjectType};
 use hwloc::topology::Topology as HwlocTopology;
 use hwloc::topology::builder::{TopologyBuilder, TypeFilter};
 
-use super::{Core, Device, DeviceKind, Error, NumaNode};
+use super::{Core, Device, DeviceKind, Error, Found, NumaNode};
 use crate::ids::{NumaId, PuId};
 
 /// Linux's largest `NR_CPUS`.
 const SYNTHETIC_PUS_MAX: u64 = 8192;
-
-/// A machine as libhwloc reports it.
-pub(super) struct Found {
-    /// Whether this process runs on it.
-    pub(super) is_this_machine: bool,
-    pub(super) nodes: Vec<NumaNode>,
-    pub(super) cores: Vec<Core>,
-    pub(super) devices: Vec<Device>,
-    pub(super) distances: BTreeMap<(NumaId, NumaId), u64>,
-    /// PUs that the cgroup allows.
-    pub(super) allowed: BTreeSet<PuId>,
-    pub(super) pus_present: usize,
-}
 
 pub(super) fn this_machine() -> Result<Found, Error> {
     let found = load(quiet_builder()).map_err(|reason| Error::Discover { reason })?;

@@ -3,22 +3,11 @@
 //!
 //! Files and descriptions of other machines are refused, because only libhwloc reads them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::{Core, Device, Error, NumaNode, thread_mask};
+use super::{Core, Error, Found, NumaNode, thread_mask};
 use crate::ids::{NumaId, PuId};
-
-/// A machine as the affinity mask shows it.
-pub(super) struct Found {
-    pub(super) is_this_machine: bool,
-    pub(super) nodes: Vec<NumaNode>,
-    pub(super) cores: Vec<Core>,
-    pub(super) devices: Vec<Device>,
-    pub(super) distances: BTreeMap<(NumaId, NumaId), u64>,
-    pub(super) allowed: BTreeSet<PuId>,
-    pub(super) pus_present: usize,
-}
 
 pub(super) fn this_machine() -> Result<Found, Error> {
     let Some(allowed) = thread_mask() else {

@@ -8,8 +8,7 @@
 //! whose arenas its peers can read: the ring says where, and the receiver copies them, into the
 //! offered memory for a write. Values that are lent are not copied at all (`loan.rs`): the receiver
 //! reads them there, and says when it is done. Values that do not fit into the ring are lent where
-//! they may stay: a push of them takes 1.2 to 1.4 µs from 2 to 16 KiB, and took 1.5 to 4.2 when its
-//! frame was copied; a pull of 2 to 8 KiB takes 0.97, and took 1.3 to 2.4.
+//! they may stay (`van/docs/decisions/0005-lending.md`).
 //!
 //! # Lines between two cores
 //! A line that one core writes and another looks at travels twice: the writer first takes it from
