@@ -1,5 +1,4 @@
-//! What the device reports, sorted out by peer: frames, writes, sends that have ended, and
-//! failures.
+//! What the device reports, by peer: frames, writes, completed sends and failures.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
@@ -11,7 +10,7 @@ use crate::memory::{Buffer, Pool};
 use crate::transport::{Event, PeerId};
 
 impl Rdma {
-    /// Takes in all that has completed; true if anything has.
+    /// Takes all completions; returns whether there were any.
     #[inline]
     pub(super) fn take_completions(&mut self) -> Result<bool> {
         let found = self.queues.completions.poll(&mut self.queues.reports).map_err(failed)?;
@@ -21,7 +20,7 @@ impl Rdma {
         Ok(found > 0)
     }
 
-    /// Takes in the reports that were found, and what has completed since.
+    /// Takes the `found` reports and what has completed since.
     #[inline(never)] // most looks find nothing
     fn take_reports(&mut self, found: usize) -> Result<()> {
         let mut found = found;
@@ -61,7 +60,7 @@ impl Rdma {
         }
     }
 
-    /// Takes in what is no frame.
+    /// Takes a completion that is not a received frame.
     #[inline(never)]
     fn complete_other(&mut self, report: Completion) {
         let peer = self.peers.of_queue(report.queue);
@@ -128,7 +127,7 @@ impl Rdma {
         if replace { self.replace_receives(id) } else { Ok(()) }
     }
 
-    /// Takes in the first message of a peer that was welcomed: nothing of it is read but that.
+    /// Takes the first message of a welcomed peer, which must be its proof.
     #[cold]
     fn received_proof(
         &mut self,
@@ -168,8 +167,7 @@ impl Rdma {
         Ok(())
     }
 
-    /// A write has come, and the message behind it has closed its window, and brings its last
-    /// bytes.
+    /// Takes the message that closes the window of a write and carries its last bytes.
     fn closed_by_peer(
         &mut self,
         id: u32,
@@ -202,13 +200,13 @@ impl Rdma {
         }
     }
 
-    /// Posts receive buffers in place of those that `id` has used up, as far as there is memory,
-    /// and tells it with the next frame.
+    /// Posts receive buffers in place of those that `id` has used up, as far as there is memory.
+    /// The next frame tells the peer.
     #[inline(never)] // once in many messages
     pub(super) fn replace_receives(&mut self, id: u32) -> std::result::Result<(), String> {
         let Some(lane) = self.peers.lane(id) else { return Ok(()) };
         while lane.used > 0 {
-            // Those of peers that are gone are left over.
+            // Receive buffers of lost peers are left over.
             if self.queues.receives.posted() < self.queues.wanted
                 && !supply(
                     &mut self.queues.receives,
@@ -231,8 +229,8 @@ impl Rdma {
         Ok(())
     }
 
-    /// Posts a receive buffer again that was used up by nobody, if it is still wanted: its memory
-    /// has just become free, so that there is some.
+    /// Replaces a receive buffer that no peer has used up, if it is still wanted. Its memory has
+    /// just become free, so there is some.
     #[cold]
     fn receives_gone(&mut self, buffer: Buffer) {
         drop(buffer);
@@ -241,7 +239,10 @@ impl Rdma {
         }
     }
 
-    /// What the device says of itself.
+    /// Reads the events of the device.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the device has failed or its events cannot be read.
     pub(super) fn look_after_device(&mut self) -> Result<()> {
         let failed = |source| Error::Os { call: "reading the RDMA device's events", source };
         while let Some(event) = self.nic.device.next_async_event().map_err(failed)? {
@@ -261,7 +262,7 @@ impl Rdma {
                 AsyncKind::PortError => {
                     tracing::warn!(
                         device = self.nic.device.name(),
-                        "a port is down; peers that stay out of reach for {SILENCE:?} and more will be lost"
+                        "a port is down; peers out of reach for {SILENCE:?} or longer will be lost"
                     );
                 }
                 AsyncKind::PortActive | AsyncKind::Other(_) => {}
@@ -276,7 +277,7 @@ fn failed(source: std::io::Error) -> Error {
     Error::Os { call: "polling for completions", source }
 }
 
-/// Queues one more receive buffer; false when there is no memory for it.
+/// Queues one more receive buffer; returns false if there is no memory for it.
 pub(super) fn supply(receives: &mut ReceiveQueue, pool: &Pool, bytes: usize) -> bool {
     pool.allocate(bytes).and_then(|buffer| receives.supply(buffer)).is_ok()
 }

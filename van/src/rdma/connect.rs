@@ -1,9 +1,9 @@
-//! Set-up: connections through the connection manager, and who is let in. Nothing here is on the
+//! Set-up: connections through the connection manager, and which callers are admitted. Not on the
 //! path.
 //!
-//! The handshake goes in the connection manager's private data: the call in a request, the welcome
-//! in the answer, a refusal in a rejection. The proof is the first message over the connection;
-//! before it has come nothing is offered and no other is read.
+//! The private data of the connection manager carries the handshake: the call in a request, the
+//! welcome in the answer, a refusal in a rejection. The proof is the first message over the
+//! connection. Before it, this side offers nothing and reads no other message.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -17,45 +17,45 @@ use crate::error::{Error, Result};
 use crate::handshake::{Answering, CALL_BYTES, Calling, REFUSED, deserves_answer, refusal};
 use crate::transport::{Event, PeerId};
 
-/// How long a connection may take to be made, each address of a name. The connection manager sends
-/// what is lost again after 4.3 s.
+/// Limit on the time to connect to one address of a name. The connection manager resends lost
+/// packets after 4.3 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Most peers of one transport: it has [`RECEIVES`] receive buffers for each, in one queue.
+/// Most peers of one transport. One queue has [`RECEIVES`] receive buffers for each.
 pub(super) const PEERS_MAX: usize = 256;
 
-/// How long the device waits for an acknowledgement before it sends again: 4.096 µs × 2^14 = 67 ms.
+/// Time that the device waits for an acknowledgement before it resends: 4.096 µs × 2^14 = 67 ms.
 const ACK_TIMEOUT_EXPONENT: u8 = 14;
 
-/// How often it does so; half a second in all. (7, the most there is, means for ever to Soft-RoCE.)
+/// Number of resends, half a second in all. (Soft-RoCE takes 7, the largest value, for ever.)
 const RETRIES: u8 = 6;
 
-/// How long a peer is told to wait that meets no receive buffer, which credits prevent: 0.64 ms.
-/// (The default is 655 ms.)
+/// Time that a peer waits if it finds no receive buffer, which credits prevent: 0.64 ms. (The
+/// default is 655 ms.)
 pub(super) const NOT_READY_TIMER: u8 = 12;
 
 /// The longest reason that a rejection carries, in bytes.
 const REASON_BYTES_MAX: usize = 148;
 
-/// One connection, whatever has become of it.
+/// One connection, in whatever stage.
 pub(super) struct Peer {
-    /// Its address as this side knows it.
+    /// Its address, as dialled or as the caller's.
     pub(super) address: String,
-    /// Whether this side called, so that somebody waits to hear what comes of it.
+    /// Whether this side called: the layer above then hears of the outcome.
     pub(super) called: bool,
     pub(super) stage: Stage,
-    /// When to give up while it is not up.
+    /// When to give up a connection that is not up.
     pub(super) until: Instant,
     /// Further addresses of the name that was called.
     pub(super) others: Vec<SocketAddr>,
 }
 
 pub(super) enum Stage {
-    /// Its address, or the way to it, is looked up.
+    /// Its address or the route to it is being resolved.
     Seeking(Connection),
-    /// It is asked; none while what it said is read.
+    /// This side has called; `None` while the welcome is read.
     Calling(Lane, Option<Calling>),
-    /// It asked, and was welcomed; its proof is to come.
+    /// The peer called and was welcomed; its proof is outstanding.
     Answering(Lane, Option<Answering>),
     /// Both have proved themselves.
     Up(Lane),
@@ -80,7 +80,7 @@ impl Rdma {
         })))
     }
 
-    /// Looks the way to the last of `addresses` up.
+    /// Starts to resolve the last of `addresses` that can be resolved.
     fn seek(&self, addresses: &mut Vec<SocketAddr>) -> io::Result<Connection> {
         let from =
             self.nic.listener.local_address().map(|address| SocketAddr::new(address.ip(), 0));
@@ -95,7 +95,7 @@ impl Rdma {
         Err(failed)
     }
 
-    /// Takes in what the connection manager reports, and lets those go whose time is up.
+    /// Takes the events of the connection manager, and gives up connections whose time is up.
     pub(super) fn look_after_connections(&mut self, now: Instant) -> Result<()> {
         let failed = |source| Error::Os { call: "reading the connection manager's events", source };
         while let Some(event) = self.nic.channel.next().map_err(failed)? {
@@ -134,7 +134,7 @@ impl Rdma {
                 self.fail(id, errno(status, "it does not answer"));
             }
             CmKind::Disconnected => {
-                // What it had sent before comes first.
+                // Completions of what it had sent come first.
                 self.take_completions()?;
                 self.lose(id, "it closed the connection, or its process ended".to_owned());
             }
@@ -147,7 +147,7 @@ impl Rdma {
         Ok(())
     }
 
-    /// The address is known; now the way.
+    /// Resolves the route to a resolved address.
     fn route(&mut self, id: u32) {
         let Some(Peer { stage: Stage::Seeking(connection), .. }) = self.peers.get(id) else {
             return;
@@ -166,7 +166,7 @@ impl Rdma {
         }
     }
 
-    /// The way is known: asks for the connection.
+    /// Requests the connection over a resolved route.
     fn call(&mut self, id: u32, now: Instant) {
         let Some(peer) = self.peers.take(id) else { return };
         let connection = match peer.stage {
@@ -193,10 +193,11 @@ impl Rdma {
         }
     }
 
-    /// Somebody calls: lets it in, or tells it why not.
+    /// Admits a caller or tells it the reason for the refusal.
     fn admit(&mut self, request: Connection, private_data: &[u8], now: Instant) {
         let address = request.peer_address().map_or_else(String::new, |from| from.to_string());
-        let call = &private_data[..private_data.len().min(CALL_BYTES)]; // behind it may be padding
+        // The connection manager may add padding.
+        let call = &private_data[..private_data.len().min(CALL_BYTES)];
         let (answering, welcome) = match self.credentials.welcome(call) {
             Ok(answered) => answered,
             Err(reason) => {
@@ -232,11 +233,11 @@ impl Rdma {
 
     fn refuse(&mut self, request: Connection, address: &str, reason: &str, told: &[u8]) {
         self.refusals.log(self.about.clock.now(), address, reason);
-        // If it cannot be told, it will find out by itself.
+        // A caller that cannot be told finds out by its time-out.
         let _ = request.reject(told);
     }
 
-    /// Makes room for one more peer in the queues that all share.
+    /// Makes room for one more peer in the shared queues.
     fn make_room(&mut self) -> io::Result<()> {
         let wanted = self.queues.wanted + RECEIVES as usize;
         let needed = (self.peers.queues() + 1) * COMPLETIONS;
@@ -257,7 +258,7 @@ impl Rdma {
 
     /// A lane over a connection whose device is known, with receive buffers for its peer.
     fn lane_over(&mut self, connection: Connection, now: Instant) -> io::Result<Lane> {
-        // Numbers of queue pairs are used again: nothing of an old one may be left.
+        // Numbers of queue pairs are reused: no completion of an old one may be left.
         self.bury().map_err(io::Error::other)?;
         self.make_room()?;
         let wanted = self.queues.wanted + RECEIVES as usize;
@@ -295,7 +296,7 @@ impl Rdma {
         }
     }
 
-    /// An address could not be connected to; goes on to the next one of the name, if there is one.
+    /// Gives up an address that could not be connected to, and tries the next one of the name.
     fn fail(&mut self, id: u32, error: io::Error) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let mut others = std::mem::take(&mut peer.others);
@@ -319,8 +320,8 @@ impl Rdma {
         }
     }
 
-    /// Ends a connection because of `reason`. Nobody above hears of callers that have not proved
-    /// themselves.
+    /// Ends a connection because of `reason`. The layer above does not hear of callers that have
+    /// not proved themselves.
     #[cold]
     pub(super) fn lose(&mut self, id: u32, reason: String) {
         let Some(peer) = self.peers.get(id) else { return };
@@ -337,15 +338,14 @@ impl Rdma {
         }
     }
 
-    /// Closes a connection and forgets it, except for what was offered over it. Its queue pair does
-    /// nothing more, and is dropped once all that it has reported is taken in. False if there is
-    /// none.
+    /// Closes a connection and forgets it, except for the offers to its peer. Its queue pair stops,
+    /// and is dropped once its last completions are taken. Returns false if there is no connection.
     pub(super) fn close(&mut self, id: u32) -> bool {
         let Some(peer) = self.peers.take(id) else { return false };
         self.peers.forget(&peer.stage);
         if let Stage::Calling(lane, _) | Stage::Answering(lane, _) | Stage::Up(lane) = peer.stage {
             self.queues.wanted -= RECEIVES as usize;
-            // The other side finds out in any case.
+            // The other side notices in any case.
             let _ = lane.queue_pair.connection().disconnect();
             let _ = lane.queue_pair.fail();
             self.peers.closed.push(lane);

@@ -1,7 +1,7 @@
-//! Which RDMA devices this machine has, as the kernel lists them in sysfs: their ports, and the addresses peers reach them by.
+//! The RDMA devices of this machine as the kernel lists them in sysfs: their ports and addresses.
 //!
-//! Only reads files: it works, and finds nothing, where no RDMA library or driver is. It opens no device; what one can do is for
-//! [`verbs`](super::verbs) to ask.
+//! This module only reads files. Without an RDMA library or driver it works and finds nothing. It
+//! opens no device: [`verbs`](super::verbs) asks a device for its capabilities.
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
@@ -53,7 +53,8 @@ pub struct Gid {
     pub interface: Option<String>,
 }
 
-/// The devices listed below `root`, which is `/sys`, by name. What cannot be read or makes no sense is left out.
+/// The devices listed below `root`, which is `/sys`, by name. It leaves out what cannot be read or
+/// is malformed.
 pub fn devices(root: &Path) -> Vec<DeviceInfo> {
     let list = names_in(&root.join("class/infiniband")).into_iter();
     list.filter_map(|name| device(&root.join("class/infiniband").join(&name), name)).collect()
@@ -112,8 +113,8 @@ impl PortInfo {
         self.state == "ACTIVE"
     }
 
-    /// The address to listen on so that peers connect through this port: IPv4 if it has one, else IPv6, one that is only valid
-    /// on its link last of all. None where nobody has given it any.
+    /// The address to listen on so that peers connect through this port: an IPv4 address if there
+    /// is one, else an IPv6 address, a link-local one last. `None` if the port has no address.
     pub fn address(&self) -> Option<IpAddr> {
         best(match &self.interface {
             Some(interface) => interface_addresses(interface).unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! The end of a handshake: the proof is the first message over the connection that it is about. Not on the path.
+//! The end of a handshake: the proof is the first message over the new connection. Not on the path.
 
 use super::Rdma;
 use super::connect::{NOT_READY_TIMER, Peer, Stage};
@@ -8,14 +8,15 @@ use crate::transport::{Event, PeerId};
 use crate::wire::Hello;
 
 impl Rdma {
-    /// The connection that this side asked for is up: reads the welcome, and answers it with the proof.
+    /// Reads the welcome of a connection that this side requested, and answers with the proof.
     pub(super) fn established(&mut self, id: u32, private_data: &[u8]) {
         let Some(Peer { stage: Stage::Calling(lane, calling), .. }) = self.peers.get_mut(id) else {
             return;
         };
         let Some(calling) = calling.take() else { return };
         let _ = lane.queue_pair.set_receiver_not_ready_timer(NOT_READY_TIMER);
-        let welcome = &private_data[..private_data.len().min(WELCOME_BYTES)]; // behind it may be padding
+        // The connection manager may add padding.
+        let welcome = &private_data[..private_data.len().min(WELCOME_BYTES)];
         let proved = self.credentials.prove(calling, welcome).and_then(|(proved, proof)| {
             self.rise(id, &proved.hello)?;
             self.send_proof(id, &proof)
@@ -37,10 +38,10 @@ impl Rdma {
         Ok(())
     }
 
-    /// Takes in the first message of a peer that was welcomed.
+    /// Checks the first message of a welcomed peer, which must be its proof.
     ///
     /// # Errors
-    /// Says why it is no proof.
+    /// The reason that it is not a valid proof.
     #[cold]
     pub(super) fn take_proof(&mut self, id: u32, proof: Buffer) -> Result<(), String> {
         let Some(Peer { stage: Stage::Answering(_, answering), .. }) = self.peers.get_mut(id)
@@ -53,6 +54,9 @@ impl Rdma {
     }
 
     /// Makes a peer of a connection whose other side has proved itself.
+    ///
+    /// # Errors
+    /// The reason that the connection cannot be used.
     fn rise(&mut self, id: u32, hello: &Hello) -> Result<(), String> {
         if hello.receives.get() < 2 {
             return Err("it keeps too few receive buffers".to_owned());

@@ -1,4 +1,5 @@
-//! Set-up: which device and which of its addresses to listen on, and whether a way leads from there to a peer. Not on the path.
+//! Set-up: chooses the device and the address to listen on, and checks whether a route leads from
+//! there to a peer. Not on the path.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -14,13 +15,13 @@ use super::verbs::{self, Channel, CmKind, Connection, Device};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
 
-/// How long looking up an address, or the way to it, may take.
+/// Limit on the time to resolve an address or the route to it.
 pub(super) const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Connections that wait to be let in.
+/// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// Listens where `config` says; returns what to go on with, and the address as peers call it.
+/// Listens where `config` says; returns the listener, its device and the address for peers.
 pub(super) fn listen(config: &VanConfig) -> Result<(Rc<Channel>, Connection, Device, String)> {
     let unavailable = |reason| Error::Unavailable { van: NAME, reason };
     verbs::available().map_err(unavailable)?;
@@ -48,12 +49,12 @@ pub(super) fn listen(config: &VanConfig) -> Result<(Rc<Channel>, Connection, Dev
     Ok((channel, listener, device, address))
 }
 
-/// Whether a device is the one that the settings ask for, if they do.
+/// Whether the settings name this device or none.
 fn is_wanted(config: &VanConfig, name: &str) -> bool {
     config.device.as_deref().is_none_or(|wanted| wanted == name)
 }
 
-/// A connection that is bound to `address`, if that is the address of an RDMA device.
+/// A connection bound to `address`; `None` if that is not the address of an RDMA device.
 fn bound(channel: &Rc<Channel>, address: SocketAddr) -> Option<(Connection, Device)> {
     // The connection manager would take any device for the loopback address.
     if address.ip().is_loopback() || address.ip().is_unspecified() {
@@ -65,10 +66,10 @@ fn bound(channel: &Rc<Channel>, address: SocketAddr) -> Option<(Connection, Devi
     Some((connection, device))
 }
 
-/// The address of the device called `name`, or of the first one that can be used.
+/// The address of the device `name`, or of the first usable device.
 ///
 /// # Errors
-/// Says why there is none, and what to do.
+/// The reason that there is none, with the remedy.
 fn choose(devices: &[DeviceInfo], name: Option<&str>) -> Result<IpAddr, String> {
     if devices.is_empty() {
         return Err("this machine has no RDMA device".to_owned());
@@ -91,10 +92,12 @@ fn choose(devices: &[DeviceInfo], name: Option<&str>) -> Result<IpAddr, String> 
     })
 }
 
-/// Whether a van made from `config` would find a way to `address`, a `host:port`; asks the connection manager, and nobody else.
+/// Checks that a van made from `config` would find a route to `address`, a `host:port`. It asks the
+/// connection manager only and contacts no peer.
 ///
 /// # Errors
-/// [`Error::Unavailable`] as [`Rdma::new`] says; [`Error::Connect`] when no way leads there from its device.
+/// [`Error::Unavailable`] as [`Rdma::new`] says; [`Error::Connect`] if no route leads there from
+/// its device.
 pub fn reaches(config: &VanConfig, address: &str) -> Result<()> {
     let (channel, listener, device, _) = listen(config)?;
     let failed = |source| Error::Connect { address: address.to_owned(), source };

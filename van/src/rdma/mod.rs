@@ -1,40 +1,38 @@
 //! The van over RDMA verbs: reliable connections, on which the device itself places what arrives.
 //!
-//! * **Frames** are sent into receive buffers that the peer keeps posted, one shared queue of them
-//!   for all peers of a transport. Short ones travel inside the work request. Each message carries,
-//!   as its immediate word, how many buffers the sender has made free for its peer since the last
-//!   one: a peer that has none left holds its frames back, so that the device never meets a
-//!   receiver that is not ready (its timer for that is up to 655 ms long).
-//! * **Writes** go straight from where the data lies to where it shall lie, by `RDMA WRITE`:
-//!   nothing is copied on either side, but for what is short and comes last. That follows in a
-//!   message of its own, with the same doorbell, which says which offer was used.
-//! * **Offers** are memory windows, each bound for one peer to just the bytes that it was offered.
-//!   The message behind a write asks the device to close the window (`SEND` with invalidate), so
-//!   that nobody can write any more what the layer above sees, and no work request of the
-//!   receiver's is needed for it. `window.rs` says what a peer gains that does otherwise: nothing.
+//! * **Frames** are sent into receive buffers. All peers of a transport share one queue of them.
+//!   Short frames travel inside the work request. The immediate word of each message carries the
+//!   number of buffers that the sender has freed for its peer since the last message. A peer
+//!   without a free buffer holds its frames back, so the device never meets a receiver that is not
+//!   ready (its timer for that is up to 655 ms long).
+//! * **Writes** use `RDMA WRITE`: neither side copies the data, except for a few last bytes. Those
+//!   follow in a message with the same doorbell, which names the offer.
+//! * **Offers** are memory windows. Each is bound for one peer to the offered bytes. The message
+//!   behind a write closes the window (`SEND` with invalidate), without a work request of the
+//!   receiver. Nobody can write the memory once the layer above sees it. `window.rs` says why a
+//!   peer that breaks the protocol gains nothing.
 //!
-//! Nothing is read from a peer. An `RDMA READ` would spare the side that has the data its work
-//! request, and is the better direction where that side is to do nothing at all; but the reader
-//! would have to know where the data lies and that nobody changes it meanwhile, a device has few
-//! reads under way at a time, and a pull would take a second round trip to learn both. `caravan
-//! bench verbs --op read` measures it.
+//! The van reads nothing from a peer. An `RDMA READ` would spare the side with the data its work
+//! request. But the reader would have to know where the data lies and that nobody changes it
+//! meanwhile, a device has few reads under way at a time, and a pull would take a second round trip
+//! to learn both. `caravan bench verbs --op read` measures it.
 //!
-//! What is posted between two polls leaves with one doorbell for up to 16 work requests, of which
-//! the last alone reports its completion. A transport owns its completion queue, and so belongs to
-//! one thread. It polls, then sleeps on the completion channel.
+//! Up to 16 work requests that were posted between two polls share a doorbell. Only the last one
+//! reports its completion. A transport owns its completion queue and belongs to one thread. It
+//! polls, then sleeps on the completion channel.
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `listen.rs` | which device and address, and whether a way leads to a peer |
+//! | `listen.rs` | chooses device and address, and checks the route to a peer |
 //! | `connect.rs` | connections through the connection manager |
 //! | `greeting.rs` | the proof that both sides belong here |
 //! | `peers.rs` | connections by number, queue pair and connection |
 //! | `queue_pair.rs` | one peer's lane: what waits, credits, batches |
-//! | `words.rs` | what lanes tell each other beside frames |
-//! | `completion.rs` | what the device reports, sorted out by peer |
+//! | `words.rs` | what lanes exchange beside frames |
+//! | `completion.rs` | what the device reports, by peer |
 //! | `window.rs` | the memory that peers may write |
-//! | `devices.rs` | which devices this machine has; needs no library |
-//! | `verbs/` | the libraries' functions, opened at run time, with owners for all they hand out; the only unsafe code |
+//! | `devices.rs` | the devices of this machine; needs no library |
+//! | `verbs/` | the libraries' functions, opened at run time, and owners of their objects; unsafe |
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
@@ -75,23 +73,23 @@ use window::Windows;
 /// The van's name.
 const NAME: &str = "rdma";
 
-/// Longest frame, in bytes: what is longer goes by rendezvous, which costs no message more than a
-/// frame does.
+/// Longest frame, in bytes. Longer messages go by rendezvous, which needs no more messages than a
+/// frame.
 const FRAME_BYTES_MAX: usize = 8 << 10;
 
-/// How often a busy transport looks after connections, deadlines and silent peers.
+/// Interval at which a busy transport checks connections, deadlines and silent peers.
 const LOOK_AROUND: Duration = Duration::from_millis(5);
 
 /// Turns between two looks at the clock.
 const TURNS: u32 = 32;
 
-/// Nothing heard of a peer for so long: a write of no bytes finds out whether it is there.
+/// Silence of a peer after which a write of no bytes probes it.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// What [`verbs::sleep`] says when nothing but the completion queue has something to say.
+/// What [`verbs::sleep`] returns if only the completion queue is ready.
 const COMPLETIONS_ALONE: u32 = 1;
 
-/// How long dropping a transport waits for what has been posted to leave.
+/// Longest time that dropping a transport waits for posted work to leave.
 const LINGER: Duration = Duration::from_millis(500);
 
 /// A node's queue pairs on one device, with the queues that they share.
@@ -108,7 +106,7 @@ pub struct Rdma {
     credentials: Credentials,
     refusals: Refusals,
     pace: Pace,
-    /// Found, and not yet reported.
+    /// Events that are not reported yet.
     ready: Vec<Event>,
     /// Turns since the clock was looked at.
     turns: u32,
@@ -126,7 +124,7 @@ struct Queues {
     reports: Batch,
 }
 
-/// The device, and what its connections come from.
+/// The device, its listener and its protection domain.
 struct Nic {
     domain: Rc<Domain>,
     device: Device,
@@ -135,18 +133,18 @@ struct Nic {
 }
 
 impl Rdma {
-    /// A transport that listens on an address of an RDMA device: that of `config.listen` if it is
-    /// one, else the first of the device `config.device`, or of the first one with an active port.
+    /// A transport that listens on an address of an RDMA device: on `config.listen` if it is one,
+    /// else on the first address of `config.device` or of the first device with an active port.
     ///
     /// # Errors
-    /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Unavailable`] when this machine
-    /// has no such device, with what to do about it; [`Error::Listen`]; [`Error::Os`].
+    /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Unavailable`] if this machine
+    /// has no such device, with the remedy; [`Error::Listen`]; [`Error::Os`].
     pub fn new(config: &VanConfig) -> Result<Rdma> {
         Rdma::serving(config, connect::PEERS_MAX)
     }
 
-    /// As [`Rdma::new`], with receive buffers for up to `peers_max` peers, or as many as the device
-    /// has.
+    /// As [`Rdma::new`], with receive buffers for up to `peers_max` peers, within the limits of the
+    /// device.
     fn serving(config: &VanConfig, peers_max: usize) -> Result<Rdma> {
         config.check()?;
         if config.encrypt {
@@ -208,7 +206,7 @@ impl Rdma {
         self.lose(id, format!("it cannot be sent to: {error}"));
     }
 
-    /// Hands what is posted to the device, as far as peers have room for it.
+    /// Hands posted work to the device as far as peers have room.
     #[inline]
     fn flush(&mut self) {
         if !self.peers.eager.is_empty() {
@@ -225,9 +223,8 @@ impl Rdma {
         }
     }
 
-    /// Drops lanes that are closed, with what the device had in hand for them. What they still had
-    /// to report is taken first: devices forget it with the queue pair, and the receive buffers
-    /// that it tells of.
+    /// Drops closed lanes and what the device held for them. Their last completions are taken
+    /// first: devices forget them with the queue pair, and with them the receive buffers they name.
     fn bury(&mut self) -> Result<()> {
         let closed = std::mem::take(&mut self.peers.closed);
         self.take_completions()?;
@@ -235,8 +232,8 @@ impl Rdma {
         Ok(())
     }
 
-    /// What is not looked at in every turn: connections, the device's own events, deadlines,
-    /// silence.
+    /// Checks what not every turn checks: connections, events of the device, deadlines and silent
+    /// peers.
     fn look_around(&mut self, now: Instant) -> Result<()> {
         self.look_around_at = now + LOOK_AROUND;
         self.look_after_connections(now)?;
@@ -270,7 +267,7 @@ impl Progress for Rdma {
         !self.peers.eager.is_empty()
     }
 
-    /// Sends what is posted and takes in what has come.
+    /// Sends posted work and takes completions.
     fn turn(&mut self) -> Result<bool> {
         self.flush();
         self.take_completions()?;
@@ -285,14 +282,14 @@ impl Progress for Rdma {
                 self.look_around(now)?;
             }
         }
-        Ok(false) // a part of something is nothing to go on with
+        Ok(false) // only whole events count as progress
     }
 
-    /// Sleeps until the device or the connection manager has something to say.
+    /// Sleeps until the device or the connection manager reports something.
     fn sleep(&mut self, left: Duration) -> Result<()> {
         let os = |call| move |source| Error::Os { call, source };
         self.queues.completions.arm().map_err(os("arming the completion queue"))?;
-        // What came before it was armed makes no notice.
+        // Completions from before it was armed raise no notice.
         if self.take_completions()? || !self.peers.eager.is_empty() {
             return Ok(());
         }
@@ -337,7 +334,7 @@ impl Transport for Rdma {
             lane.enqueue(peer, Unit::Frame(frame.share()), self.config.queue_depth)?;
         } else if let Err(error) = lane.send(frame.share(), &mut self.counters) {
             self.lose_mute(peer.0, &error);
-            return Ok(None); // the peer's end is reported as any
+            return Ok(None); // the loss of the peer is reported as an event
         }
         if lane.has_to_leave() {
             self.peers.eager.push(peer.0);
@@ -380,14 +377,13 @@ impl Transport for Rdma {
     }
 }
 
-/// What has been posted to the device is given time to leave, as a socket would; what has not is
-/// dropped.
+/// Gives work that was posted to the device time to leave, as a socket would, and drops the rest.
 impl Drop for Rdma {
     fn drop(&mut self) {
         let until = Instant::now() + LINGER;
         for peer in self.peers.iter_mut() {
             if let Stage::Up(lane) = &mut peer.stage {
-                // One that fails has nothing more to wait for.
+                // A lane that fails has nothing more to wait for.
                 let _ = lane.finish();
             }
         }

@@ -1,5 +1,5 @@
-//! The connections of a transport: by number, by queue pair, by connection. Not on the path, but
-//! for finding the lane that a report is about.
+//! The connections of a transport by number, by queue pair and by connection. On the path it finds
+//! the lane of a completion.
 
 use std::collections::HashMap;
 
@@ -8,19 +8,19 @@ use super::queue_pair::Lane;
 use super::verbs::ConnectionKey;
 use crate::numbers::Numbers;
 
-/// Every connection, whatever has become of it.
+/// Every connection, in whatever stage.
 #[derive(Default)]
 pub(super) struct Peers {
     /// By [`PeerId`](crate::PeerId); `None` once gone.
     list: Vec<Option<Peer>>,
-    /// Lanes that are closed, and whose last reports may still wait in the completion queue.
+    /// Closed lanes whose last completions may still wait in the queue.
     pub(super) closed: Vec<Lane>,
     pub(super) numbers: Numbers,
     by_queue: HashMap<u32, u32>,
-    /// The queue pair that was looked up last, and its peer.
+    /// The queue pair of the last look-up, and its peer.
     last_queue: Option<(u32, u32)>,
     by_connection: HashMap<ConnectionKey, u32>,
-    /// Peers for which something may have to leave.
+    /// Peers whose lanes may have something to send.
     pub(super) eager: Vec<u32>,
     /// Connections that are not up yet.
     pub(super) handshaking: usize,
@@ -58,7 +58,7 @@ impl Peers {
         }
     }
 
-    /// Gives a connection that is being made a number and a place in the tables.
+    /// Enters a new connection; returns its number.
     pub(super) fn enter(&mut self, peer: Peer) -> u32 {
         let id = if peer.called { self.numbers.unused() } else { self.numbers.free() };
         if self.list.len() <= id as usize {
@@ -69,13 +69,13 @@ impl Peers {
         id
     }
 
-    /// Takes a connection out to change it; it is to be [put](Peers::put) back or
-    /// [forgotten](Peers::forget).
+    /// Takes a connection out to change it. The caller [puts](Peers::put) it back or
+    /// [forgets](Peers::forget) it.
     pub(super) fn take(&mut self, id: u32) -> Option<Peer> {
         self.list.get_mut(id as usize)?.take()
     }
 
-    /// Puts a connection in the place of `id`, and into the tables.
+    /// Puts a connection in the place of `id` and into the tables.
     pub(super) fn put(&mut self, id: u32, peer: Peer) {
         match &peer.stage {
             Stage::Seeking(connection) => {
@@ -89,7 +89,7 @@ impl Peers {
         self.list[id as usize] = Some(peer);
     }
 
-    /// Forgets what the tables say of a connection that was taken out.
+    /// Removes a connection that was taken out from the tables.
     pub(super) fn forget(&mut self, stage: &Stage) {
         self.handshaking -= usize::from(!matches!(stage, Stage::Up(_)));
         match stage {
@@ -104,7 +104,7 @@ impl Peers {
         }
     }
 
-    /// Forgets a connection that was taken out and has become nothing.
+    /// Removes a connection that was taken out and could not be made.
     pub(super) fn forget_connection(&mut self, key: &ConnectionKey) {
         self.by_connection.remove(key);
         self.handshaking -= 1;

@@ -1,4 +1,5 @@
-//! One peer's lane: what waits to leave, what the peer has room for, and what leaves together.
+//! One peer's lane: what waits to leave, the credits of the peer, and what leaves with one
+//! doorbell.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
@@ -13,37 +14,39 @@ use crate::metrics::Counters;
 use crate::transport::{Gather, PeerId, check_write};
 use crate::wire::Offer;
 
-/// Sends that the device holds of one lane.
+/// Sends of one lane that the device holds at most.
 pub(super) const SENDS: usize = 256;
 
-/// Of those, kept free for opening windows, which nothing may hold up.
+/// Places among them that are reserved for opening windows, which must never wait.
 const SENDS_KEPT: usize = 32;
 
-/// Receive buffers that a peer may fill before it is told that they are free again.
+/// Receive buffers that a peer may fill before it is told that some are free again.
 pub(super) const RECEIVES: u32 = 128;
 
-/// The last bytes of a write leave in the message that closes its window, when they are few: those of a message behind its values.
+/// Up to this many last bytes of a write leave in the message that closes its window. They are what
+/// follows the values of a message.
 const LAST_BYTES_MAX: usize = 512;
 
-/// Receive buffers are replaced so many at a time, with one doorbell.
+/// Number of receive buffers that are replaced with one doorbell.
 const REPLACED_TOGETHER: u32 = 16;
 
-/// What a lane can have in the completion queue: every send when it fails, and every receive.
+/// Completions that a lane can have in the queue: every send if it fails, and every receive.
 pub(super) const COMPLETIONS: usize = SENDS + RECEIVES as usize;
 
-/// The end of a chain is reported when so many sends have not been, so that their places are known to be free.
+/// After this many sends without a completion the next chain asks for one, which frees their
+/// places.
 const REPORT_EVERY: u32 = 16;
 
-/// Most bytes that travel inside a work request, where the device takes as many.
+/// Most bytes that travel inside a work request, if the device allows as many.
 pub(super) const INLINE_BYTES: usize = 220;
 
 /// What waits to leave.
 pub(super) enum Unit {
     /// A frame without its prefix.
     Frame(Shared),
-    /// A piece of a write, up to its end. A window is closed by the message that follows it, a region by its owner.
+    /// The rest of a write. The message behind it closes a window; a region is closed by its owner.
     Write { data: Gather, address: u64, key: u32, notice: Notice, len: u64, closes: bool },
-    /// What closes the window of a write.
+    /// The message that closes the window of a write.
     Last { message: Shared, key: u32 },
 }
 
@@ -74,26 +77,26 @@ impl Unit {
 /// The lane to one peer.
 pub(super) struct Lane {
     pub(super) queue_pair: QueuePair,
-    /// Sends that it takes.
+    /// Number of sends that it can hold.
     sends_max: usize,
     /// Longest frame the peer takes.
     pub(super) frame_bytes: usize,
     queue: VecDeque<Unit>,
-    /// Whether it is among those that the transport will flush.
+    /// Whether the transport has it on the list of lanes to flush.
     is_eager: bool,
     /// Receive buffers that the peer has free for this lane.
     credits: u32,
-    /// Most that it can have.
+    /// Largest number of credits.
     credits_max: u32,
-    /// Our receive buffers that are free again, and of which the peer has not been told.
+    /// Our receive buffers that are free again and that the peer has not been told of.
     owed: u32,
-    /// Our receive buffers that the peer has used up, and that are not replaced yet.
+    /// Our receive buffers that the peer has used up and that are not replaced yet.
     pub(super) used: u32,
-    /// Those that are replaced, with the next doorbell, and not owed yet.
+    /// Receive buffers that the next doorbell replaces and that are not owed yet.
     pub(super) replaced: u32,
-    /// Sends since the last one that reports its end.
+    /// Sends since the last one that reports its completion.
     unreported: u32,
-    /// One of those holds memory, or is waited for.
+    /// Whether one of those holds memory or is waited for.
     holds: bool,
     heard_at: Instant,
     heard: bool,
@@ -122,18 +125,18 @@ impl Lane {
         }
     }
 
-    /// The peer has said how long its frames are and how many receive buffers it keeps for this lane.
+    /// Notes the longest frame of the peer and the receive buffers that it keeps for this lane.
     pub(super) fn greet(&mut self, frame_bytes: usize, credits: u32) {
         self.frame_bytes = frame_bytes;
         (self.credits, self.credits_max) = (credits, credits);
     }
 
-    /// Whether the device has work of this lane that has not ended.
+    /// Whether the device has work of this lane that has not completed.
     pub(super) fn is_busy(&self) -> bool {
         self.queue_pair.room() < self.sends_max
     }
 
-    /// Makes the last of what is under way report its completion, so that the end of all of it can be waited for.
+    /// Asks for a completion behind all that is under way, so that a caller can wait for its end.
     pub(super) fn finish(&mut self) -> Result<()> {
         if self.unreported == 0 || self.queue_pair.room() == 0 {
             return Ok(());
@@ -141,20 +144,20 @@ impl Lane {
         self.mark()
     }
 
-    /// Writes nothing, and has it reported.
+    /// Posts a write of no bytes that reports its completion.
     fn mark(&mut self) -> Result<()> {
         self.holds = true;
         self.queue_pair.push(Work::Probe)?;
         self.ring()
     }
 
-    /// Whether a frame can go on the chain at once: nothing waits, and there is room for it.
+    /// Whether a frame can go on the chain at once: nothing waits and there is room.
     #[inline]
     pub(super) fn is_free(&self) -> bool {
         self.queue.is_empty() && self.may_send()
     }
 
-    /// Puts a frame, for which there is room, on the chain of what leaves with the next doorbell.
+    /// Puts a frame on the chain for the next doorbell. The caller has checked that there is room.
     #[inline]
     pub(super) fn send(&mut self, frame: Shared, counters: &mut Counters) -> Result<()> {
         counters.frames_sent += 1;
@@ -164,17 +167,18 @@ impl Lane {
         self.queue_pair.push(Work::Send { data: frame.into(), imm })
     }
 
-    /// Likewise the proof that begins a lane, whose end is reported at once: windows may wait for it.
+    /// Sends the proof that begins a lane. It reports its completion at once: windows may wait for
+    /// it.
     pub(super) fn send_proof(&mut self, proof: Shared) -> Result<()> {
         self.send(proof, &mut Counters::default())?; // it is no frame of the layer above
         self.holds = true;
         Ok(())
     }
 
-    /// Lets `unit` leave at a flush when there is room for it, behind what was posted before.
+    /// Queues `unit` to leave at a flush, behind what was posted before.
     ///
     /// # Errors
-    /// [`Error::QueueFull`] if `depth` others wait.
+    /// [`Error::QueueFull`] if `depth` units wait.
     pub(super) fn enqueue(&mut self, peer: PeerId, unit: Unit, depth: usize) -> Result<()> {
         if self.queue.len() >= depth {
             return Err(Error::QueueFull { peer, depth });
@@ -183,14 +187,14 @@ impl Lane {
         Ok(())
     }
 
-    /// Something was posted; true if the transport has to be told to flush this lane.
+    /// Notes that something was posted; returns whether the transport must list this lane to flush.
     #[inline]
     pub(super) fn has_to_leave(&mut self) -> bool {
         !std::mem::replace(&mut self.is_eager, true)
     }
 
-    /// The peer has used up one of our receive buffers, `replaced` or not; true if it is time to replace those that it has, and to
-    /// ring for them.
+    /// Counts a receive buffer that the peer has used up, `replaced` or not; returns whether it is
+    /// time to replace used ones and to ring for them.
     #[inline]
     pub(super) fn use_receive(&mut self, replaced: bool) -> bool {
         self.replaced += u32::from(replaced);
@@ -198,12 +202,13 @@ impl Lane {
         self.used + self.replaced >= REPLACED_TOGETHER
     }
 
-    /// Whether memory was short when it was time to replace them.
+    /// Whether used receive buffers could not be replaced for want of memory.
     pub(super) fn starves(&self) -> bool {
         self.used >= REPLACED_TOGETHER
     }
 
-    /// The device has those that were replaced; true if the transport has to flush this lane, to tell the peer.
+    /// Counts the replaced receive buffers, which the device has now, as owed; returns whether the
+    /// transport must list this lane to flush.
     pub(super) fn owe(&mut self) -> bool {
         self.owed += std::mem::take(&mut self.replaced);
         self.owes_much() && self.has_to_leave()
@@ -213,10 +218,11 @@ impl Lane {
         self.owed >= RECEIVES / 2
     }
 
-    /// The peer has `count` more receive buffers free; true if the transport has to flush this lane.
+    /// Adds `count` receive buffers that the peer has freed; returns whether the transport must
+    /// list this lane to flush.
     ///
     /// # Errors
-    /// Says what is wrong with that.
+    /// The reason that the count is impossible.
     pub(super) fn credit(&mut self, count: u32) -> Result<bool, String> {
         let credits = self.credits.saturating_add(count);
         if credits > self.credits_max {
@@ -229,12 +235,13 @@ impl Lane {
         Ok(self.rouse())
     }
 
-    /// Whether the transport has to flush this lane, because something that waited may leave now.
+    /// Whether the transport must list this lane to flush, because something that waited may leave.
     pub(super) fn rouse(&mut self) -> bool {
         !self.queue.is_empty() && self.has_to_leave()
     }
 
-    /// Hands to the device what it has room for and the peer has buffers for, with as few doorbells as there can be.
+    /// Hands to the device what it has room for and the peer has buffers for, with as few doorbells
+    /// as possible.
     pub(super) fn flush(&mut self, pool: &Pool, counters: &mut Counters) -> Result<()> {
         self.is_eager = false;
         while self.may_send()
@@ -245,7 +252,8 @@ impl Lane {
                 write => self.chain_write(write, pool, counters)?,
             }
         }
-        // The last credit is for this: two sides that have filled each other's buffers go on.
+        // The last credit is reserved for this notice: without it, two sides that have filled each
+        // other's buffers would wait for ever.
         if self.owes_much() && self.credits > 0 && self.queue_pair.room() > 0 {
             let imm = self.hand_back(false);
             self.spend(1, 0);
@@ -254,7 +262,8 @@ impl Lane {
         self.ring()
     }
 
-    /// Rings for what is on the chain. Its end is reported now and then, when some of it holds memory, and when the queue is full.
+    /// Rings for what is on the chain. The chain reports its completion if it holds memory, if the
+    /// queue is full, or after [`REPORT_EVERY`] sends.
     fn ring(&mut self) -> Result<()> {
         if self.queue_pair.chained() == 0 {
             return Ok(());
@@ -273,7 +282,8 @@ impl Lane {
         self.credits > 1 && self.queue_pair.room() > SENDS_KEPT
     }
 
-    /// Puts a write on the chain. There is room for it; what is left of a long one, or has to follow it, goes as well, or waits.
+    /// Puts a write on the chain, which has room. The rest of a long write and its closing message
+    /// follow, or wait for room.
     fn chain_write(&mut self, unit: Unit, pool: &Pool, counters: &mut Counters) -> Result<()> {
         let mut next = Some(unit);
         while let Some(unit) = next {
@@ -286,7 +296,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Puts a write, or the first piece of it, on the chain; returns what is to follow.
+    /// Puts a write or its first piece on the chain; returns what must follow.
     fn chain_piece(
         &mut self,
         unit: Unit,
@@ -331,7 +341,7 @@ impl Lane {
         Ok(Some(Unit::Last { message, key }))
     }
 
-    /// Accounts for one more send of so many bytes; what the peer needs a receive buffer for costs a credit.
+    /// Accounts for one more send of `bytes`. It costs a credit if the peer needs a receive buffer.
     #[inline]
     fn spend(&mut self, credits: u32, bytes: usize) {
         self.credits -= credits;
@@ -344,19 +354,19 @@ impl Lane {
         Credits { count, frame }.to_word()
     }
 
-    /// Sends have ended, up to the one that says so.
+    /// Retires the sends that have completed, up to the reported one.
     pub(super) fn retire(&mut self, through: Through) {
         self.probing = false;
         self.queue_pair.retire(through, &mut Vec::new()); // nothing is read
     }
 
-    /// Something came from the peer.
+    /// Notes that something came from the peer.
     pub(super) fn hears(&mut self) {
         self.heard = true;
     }
 
-    /// Finds out whether the peer is there, when nothing was heard of it for `silence`: a connection whose other side has gone
-    /// reports nothing unless something is sent.
+    /// Probes a peer that was silent for `silence`: a connection whose other side is gone reports
+    /// nothing until something is sent.
     pub(super) fn probe(&mut self, now: Instant, silence: Duration) -> Result<()> {
         if std::mem::take(&mut self.heard) {
             self.heard_at = now;

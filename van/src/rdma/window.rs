@@ -1,15 +1,19 @@
-//! The memory that peers may write: one window for each offer, open for one peer until its write has come.
+//! The memory that peers may write: one window for each offer, open for one peer until its write
+//! has come.
 //!
-//! Windows of type 2 are bound by the lane itself, ahead of the frame that tells the peer about them, and closed by the peer's own
-//! message behind its write: its device asks ours to take the key back, and ours says with that message that it has, and which.
-//! Neither costs a message more. A device that has no such windows, or a lane that cannot open one now, gets a region that is
-//! registered for this one offer, and gone when the write has come: slower, and as strict.
+//! The lane itself binds a window of type 2, ahead of the frame that tells the peer about it. The
+//! message behind the peer's write closes it: the peer's device asks ours to invalidate the key,
+//! and our device reports with that message which key it has invalidated. Neither step costs an
+//! extra message. Without such windows, on the device or on the lane at that time, an offer gets a
+//! region that is registered for it alone and deregistered when the write has come: slower, and as
+//! strict.
 //!
-//! A peer that does not say the truth gains nothing. Of whose window it is, and whether it is closed, our device is asked, not the
-//! peer; a notice of a write without that ends the connection, and so does one that reaches beyond the offer. It can say that it
-//! wrote more of the offered bytes than it did: what was there before then counts as its message. It can close a window without
-//! writing, which is the same. And Soft-RoCE, which does not look whose window it is, lets it close that of another peer, by
-//! a key that it guesses: that one's write fails, and nobody's memory is touched.
+//! A peer that lies gains nothing. Our device, not the peer, says whose window it is and whether it
+//! is closed. A notice of a write without that ends the connection, and so does one that reaches
+//! beyond the offer. A peer can claim to have written more of the offered bytes than it did: the
+//! earlier content then counts as its message. It can close a window without writing, which is the
+//! same. Soft-RoCE does not check whose window it is, so a peer can close the window of another
+//! peer with a guessed key: the write of that peer fails, and nobody's memory is touched.
 
 use std::rc::Rc;
 
@@ -26,7 +30,7 @@ pub(super) struct Windows {
     domain: Rc<Domain>,
     /// Whether the device has windows that can be bound to one peer.
     can_bind: bool,
-    /// Windows that are bound to nothing.
+    /// Windows that are not bound.
     idle: Vec<Window>,
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
@@ -50,7 +54,7 @@ impl Opening {
         }
     }
 
-    /// What the offer with this index goes by.
+    /// The key of the offer with this index.
     fn offer_key(&self, index: u32) -> u64 {
         let kind = match self {
             Opening::Window(_) => Notice::WINDOW,
@@ -129,10 +133,11 @@ impl Windows {
         Ok(entry.opening.revoke())
     }
 
-    /// A write of `peer` has come, `len` bytes of them, to an offer that is no window. Returns its key and its memory.
+    /// Ends an offer without a window that `peer` has written `len` bytes of. Returns its key and
+    /// its memory.
     ///
     /// # Errors
-    /// Says what is wrong with that.
+    /// The reason that the notice is wrong.
     pub(super) fn written(
         &mut self,
         peer: PeerId,
@@ -150,11 +155,11 @@ impl Windows {
         Ok((key, entry.opening.revoke()))
     }
 
-    /// A write of `peer` has come, `len` bytes of them, and its window was closed, of which `proof` is the proof. Returns the
-    /// offer's key and its memory.
+    /// Ends an offer whose window `peer` has closed after it wrote `len` bytes; `proof` is the
+    /// device's report. Returns the offer's key and its memory.
     ///
     /// # Errors
-    /// Says what is wrong with that.
+    /// The reason that the notice is wrong.
     pub(super) fn closed(
         &mut self,
         peer: PeerId,
@@ -164,7 +169,10 @@ impl Windows {
     ) -> std::result::Result<(u64, Buffer), String> {
         let index = notice.index;
         let missing = || format!("it closed a window that is not the one of offer {index}");
-        let is_it = |entry: &&Entry| matches!(&entry.opening, Opening::Window(window) if window.remote_key() == proof.key());
+        let is_it = |entry: &&Entry| match &entry.opening {
+            Opening::Window(window) => window.remote_key() == proof.key(),
+            Opening::Region(_) => false,
+        };
         let key = check(self.entry(peer, index).filter(is_it).ok_or_else(missing)?, notice, len)?;
         let Some(Entry { opening: Opening::Window(window), .. }) = self.remove(index) else {
             return Err(missing());
@@ -174,7 +182,7 @@ impl Windows {
         Ok((key, memory))
     }
 
-    /// Drops all that was offered to `peer`.
+    /// Drops all offers to `peer`.
     pub(super) fn forget(&mut self, peer: PeerId) {
         for index in 0..self.entries.len() {
             if self.entries[index].as_ref().is_some_and(|entry| entry.peer == peer) {
@@ -194,7 +202,10 @@ impl Windows {
     }
 }
 
-/// The key of an offer, if a write of `len` bytes may have come where the notice says.
+/// The key of an offer, if it admits a write of `len` bytes where the notice says.
+///
+/// # Errors
+/// As [`check_write`].
 fn check(entry: &Entry, notice: Notice, len: usize) -> std::result::Result<u64, String> {
     let (key, (_, offered)) = (entry.opening.offer_key(notice.index), entry.opening.span());
     let checked = check_write(key, notice.at, len as u64, offered as u64);

@@ -1,9 +1,10 @@
-//! What lanes tell each other beside frames: the immediate words of messages and writes, and the message that closes a window.
+//! What lanes exchange beside frames: the immediate words of messages and writes, and the message
+//! that closes a window.
 //!
 //! ```text
-//! immediate of a message   [no frame comes with it 1 bit][receive buffers that are free again 31 bits]
-//! immediate of a write     [index of the offer 20 bits][begin / 8 9 bits][pieces before this one 3 bits]
-//! closing message          [the word of the write u32][0 u32][length u64][last bytes of the write]
+//! message immediate   [has no frame 1 bit][receive buffers that are free again 31 bits]
+//! write immediate     [index of the offer 20 bits][begin / 8 9 bits][earlier pieces 3 bits]
+//! closing message     [word of the write u32][0 u32][length u64][last bytes of the write]
 //! ```
 
 use zerocopy::little_endian::{U32, U64};
@@ -15,7 +16,8 @@ use crate::memory::{Pool, Shared};
 /// Longest write that devices take in one piece, in bytes.
 pub(super) const CHUNK_BYTES: usize = 1 << 30;
 
-/// What closes the window of a write begins with this; behind it are the write's last bytes, where they were few.
+/// The start of the message that closes a window. The last bytes of the write follow if they are
+/// few.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub(super) struct Last {
@@ -26,10 +28,10 @@ pub(super) struct Last {
 }
 
 impl Last {
-    /// Takes a message apart: what it says, how long the write is, and its last bytes.
+    /// Reads a closing message; returns its notice, the length of the write and its last bytes.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The reason that it is malformed.
     pub(super) fn read(message: &[u8]) -> Result<(Notice, usize, &[u8]), String> {
         let (last, tail) =
             Last::ref_from_prefix(message).map_err(|_| "it closed a window and said nothing")?;
@@ -48,14 +50,14 @@ pub(super) struct Notice {
     pub(super) index: u32,
     /// Where in the offered memory the write begins, a multiple of 8: 9 bits.
     pub(super) at: u64,
-    /// How many pieces of [`CHUNK_BYTES`] came before the last one, 3 bits.
+    /// Number of pieces of [`CHUNK_BYTES`] before the last one, 3 bits.
     pub(super) chunks: u32,
 }
 
 impl Notice {
     /// Offers that one transport can have open.
     pub(super) const INDEX_END: u32 = 1 << 20;
-    /// In the key of an offer, beside its index: it is a window, which the writer closes.
+    /// Set in the key of an offer whose memory is a window, which the writer closes.
     pub(super) const WINDOW: u32 = 1 << 31;
 
     pub(super) fn to_word(self) -> u32 {
@@ -72,10 +74,10 @@ impl Notice {
     }
 }
 
-/// What the immediate word of a message that is no write says.
+/// What the immediate word of a message says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Credits {
-    /// Receive buffers that are free again.
+    /// Number of receive buffers that are free again.
     pub(super) count: u32,
     /// Whether a frame comes with it.
     pub(super) frame: bool,
@@ -93,7 +95,7 @@ impl Credits {
     }
 }
 
-/// The message that closes the window of a write of `len` bytes, whose last ones are `tail`.
+/// The message that closes the window of a write of `len` bytes; `tail` are its last bytes.
 pub(super) fn last(pool: &Pool, notice: Notice, len: u64, tail: &[u8]) -> Result<Shared> {
     const HEAD: usize = size_of::<Last>();
     let mut message = pool.allocate(HEAD + tail.len())?;
