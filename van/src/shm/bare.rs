@@ -1,7 +1,8 @@
-//! Two processes, a segment each and nothing else: what a benchmark holds the van against.
+//! Two processes with a segment each and nothing else: the floor that a benchmark compares the van
+//! with.
 //!
-//! Each side writes a count and bytes in its own segment and reads the other's. There are no records, no flow control and no peers;
-//! only the waiting is the van's.
+//! Each side writes a count and bytes in its own segment and reads the other's. There are no
+//! records, no flow control and no peers. Waiting works as in the van.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,10 +19,10 @@ const COUNT: usize = 0;
 const ASLEEP: usize = 128;
 const BYTES_AT: usize = 4096;
 
-/// How long the other process may take to say something on the socket.
+/// Limit on the time until the other process sends something on the socket.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where the other process connects.
+/// A listener for the other process.
 #[derive(Debug)]
 pub struct Listener(Socket, String);
 
@@ -34,7 +35,7 @@ impl Listener {
         connect::listen().map(|(socket, address)| Listener(socket, address))
     }
 
-    /// Where [`Channel::connect`] finds it.
+    /// The address for [`Channel::connect`].
     pub fn address(&self) -> &str {
         &self.1
     }
@@ -62,7 +63,7 @@ impl Channel {
         Socket::connect(connect::name_in(address)?).map(Rc::new).map(Channel)
     }
 
-    /// Sends numbers, and the segment of `bytes` bytes that they speak of.
+    /// Sends numbers and a segment of `bytes` bytes, which they describe.
     ///
     /// # Errors
     /// What the system said.
@@ -73,7 +74,7 @@ impl Channel {
         Ok(Mine(own))
     }
 
-    /// Waits for the numbers that the other side sends with its segment; nothing once it is gone.
+    /// Waits for the numbers that the other side sends with its segment; `None` once it is gone.
     ///
     /// # Errors
     /// What the system said, or what is wrong with the segment.
@@ -82,7 +83,7 @@ impl Channel {
         let (len, file) = loop {
             until_ready(&self.0)?;
             match self.0.receive(&mut packet)? {
-                (1, None) => {} // woken, and awake
+                (1, None) => {} // a wake-up, and this side is awake
                 received => break received,
             }
         };
@@ -94,10 +95,10 @@ impl Channel {
         Ok(Some((numbers, Theirs(file))))
     }
 
-    /// Both segments, to work with.
+    /// Maps both segments.
     ///
     /// # Errors
-    /// When the other side's segment is not `bytes` long or cannot be mapped.
+    /// If the other side's segment is not `bytes` long or cannot be mapped.
     pub fn bare(&self, mine: Mine, theirs: &Theirs, bytes: usize, wait: Wait) -> io::Result<Bare> {
         let foreign = Foreign::map(theirs.0.as_fd(), BYTES_AT + bytes).map_err(io::Error::other)?;
         let epoll = Epoll::new()?;
@@ -157,7 +158,7 @@ impl Bare {
         }
     }
 
-    /// Says how many messages are there, which is more than before.
+    /// Publishes the number of messages, which is larger than before.
     pub fn publish(&mut self, count: u64) {
         self.own.store(COUNT, count, Ordering::Release);
         if matches!(self.wait, Wait::Spin | Wait::Yield) {
@@ -167,17 +168,18 @@ impl Bare {
         let asleep = self.foreign.load(ASLEEP, Ordering::Relaxed);
         if asleep != 0 && asleep != self.woken {
             self.woken = asleep;
-            let _ = self.socket.send(&[0], None); // who is gone need not be woken
+            let _ = self.socket.send(&[0], None); // a process that is gone need not be woken
         }
     }
 
-    /// How many the other side has said there are.
+    /// The number of messages that the other side has published.
     pub fn published(&self) -> u64 {
         self.foreign.load(COUNT, Ordering::Acquire)
     }
 
-    /// Waits until the other side has more than `count`; how many it has then, nothing once it is gone, shares something new or
-    /// says nothing for `patience`.
+    /// Waits until the other side has published more than `count` messages; returns their number.
+    /// Returns `None` if the other side is gone, shares a new segment, or publishes nothing for
+    /// `patience`.
     ///
     /// # Errors
     /// What the system said.
@@ -210,7 +212,7 @@ impl Bare {
         }
     }
 
-    /// Waits for the socket; whether it has anything but a call to wake up, which is taken.
+    /// Waits for the socket and takes a wake-up; returns whether there is anything else.
     fn is_spoken_to(&self, timeout: Duration) -> io::Result<bool> {
         let mut ready = Vec::new();
         self.epoll.wait(timeout, &mut ready)?;
@@ -221,7 +223,7 @@ impl Bare {
     }
 }
 
-/// What is shorter is read word by word, as the van does.
+/// Up to this length reads go as the van's of its ring.
 const SMALL: usize = 2 << 10;
 
 /// Empty looks between two at the socket.

@@ -1,12 +1,14 @@
-//! Connections that have not proved that they belong here: the handshake in packets, and the rings that come with it. Not on the path.
+//! Connections that have not proved that they belong here: the handshake in packets, and the rings
+//! that come with it. Not on the path.
 //!
 //! ```text
-//! call      from who connects
-//! welcome   from who was called, with the descriptor of the segment that its ring is in
-//! proof     from who connects, with the descriptor of its own
+//! call      from the side that connects
+//! welcome   from the side that was called, with the descriptor of its ring's segment
+//! proof     from the side that connects, with the descriptor of its own
 //! ```
 //!
-//! The kernel says which user the other side is, and another user's goes before anything is read.
+//! The kernel names the user of the other side. A process of another user is turned away before
+//! anything is read.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,43 +26,44 @@ use crate::handshake::{Answering, Calling, Credentials, Proved, deserves_answer,
 use crate::transport::{Event, PeerId};
 use crate::wire::Hello;
 
-/// How long a connection may take to be made or to prove that it belongs here.
+/// Limit on the time to make a connection, and on the time to prove that it belongs here.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long to wait before asking again where too many wait to be taken in.
+/// Pause before connecting again to a listener whose queue is full.
 const CONNECT_AGAIN: Duration = Duration::from_millis(1);
 
-/// How long to wait before accepting again, after the system could not (no file descriptors left, mostly).
+/// Pause before accepting again after the system could not, mostly for want of file descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Connections that are taken in at one look.
+/// Most connections that one look accepts.
 const ACCEPTS_MAX: usize = 16;
 
-/// Callers that have not proved themselves, at most: the oldest goes when one more comes.
+/// Most callers that have not proved themselves. One more replaces the oldest.
 const STRANGERS_MAX: usize = 1024;
 
-/// The number under which the listening socket is watched; no connection's.
+/// The number under which the listening socket is watched.
 pub(super) const LISTENER: u64 = u64::MAX;
 
-/// In the numbers under which connections are watched that are not peers yet.
-const NOT_YET: u64 = 1 << 32;
+/// The first number under which connections are watched that are not peers yet. Smaller numbers are
+/// peer numbers.
+pub(super) const NOT_YET: u64 = 1 << 32;
 
 /// Connections on which a handshake is under way, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Greetings {
     list: VecDeque<Greeting>,
     made: u64,
-    /// When to try again to accept, after that has failed.
+    /// When to accept again after a failure.
     accept_at: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Greeting {
-    /// Under which it is watched.
+    /// The number under which it is watched.
     number: u64,
     socket: Socket,
     address: String,
-    /// The peer that the layer above knows it as, where this side connected.
+    /// Its peer number if this side connected: the layer above knows it.
     known_as: Option<PeerId>,
     until: Instant,
     stage: Stage,
@@ -68,29 +71,29 @@ struct Greeting {
 
 #[derive(Debug)]
 enum Stage {
-    /// This side connected, and waits for a welcome.
+    /// This side connected and waits for a welcome.
     Calling(Own, Calling),
-    /// This side was called, and waits for a call.
+    /// This side accepted and waits for a call.
     Called,
-    /// It has welcomed the caller, and waits for its proof.
+    /// This side has welcomed the caller and waits for its proof.
     Answering(Own, Answering),
 }
 
-/// What comes after a message of a handshake.
+/// The outcome of one message of a handshake.
 enum Step {
-    /// Another one.
+    /// Another message must follow.
     Wait(Stage),
     /// The other side has proved itself.
     Up { own: Own, foreign: Foreign, proved: Proved },
 }
 
 impl Greetings {
-    /// Whether there is anybody to look after.
+    /// Whether there is nothing to look after.
     pub(super) fn is_idle(&self) -> bool {
         self.list.is_empty() && self.accept_at.is_none()
     }
 
-    /// When to look after them although nothing happens.
+    /// When to look after them even if no socket is ready.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.list.front().map(|oldest| oldest.until).into_iter().chain(self.accept_at).min()
     }
@@ -145,7 +148,7 @@ impl Shm {
         Ok(())
     }
 
-    /// Takes in who wants to connect.
+    /// Accepts callers.
     pub(super) fn accept(&mut self) {
         for _ in 0..ACCEPTS_MAX {
             let Some(listener) =
@@ -158,7 +161,7 @@ impl Shm {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    // Watched, it would be reported all the time.
+                    // A watched listener would be reported all the time.
                     self.sockets.epoll.forget(listener);
                     self.greetings.accept_at = Some(Instant::now() + ACCEPT_AGAIN);
                     return self
@@ -192,7 +195,7 @@ impl Shm {
         self.refusals.log(self.about.clock.now(), address, reason);
     }
 
-    /// Goes on with the handshake that is watched under that number.
+    /// Goes on with the handshake that is watched under `number`.
     pub(super) fn greet(&mut self, number: u64) {
         let Some(at) = self.greetings.position(|greeting| greeting.number == number) else {
             return;
@@ -226,7 +229,7 @@ impl Shm {
         self.enter(id, address, Link { own, foreign, socket: Rc::new(socket) }, hello);
     }
 
-    /// Ends a handshake that came to nothing.
+    /// Ends a handshake that failed.
     fn end_greeting(&mut self, at: usize, reason: String) {
         let Some(greeting) = self.greetings.list.remove(at) else { return };
         self.report_lost(greeting.known_as, greeting.address, reason);
@@ -239,13 +242,13 @@ impl Shm {
         self.hub.ready.push(Event::Lost { peer, error });
     }
 
-    /// Forgets a peer that is not one yet; whether it was there.
+    /// Ends the handshake with `peer`; returns whether there was one.
     pub(super) fn forget_greeting(&mut self, peer: PeerId) -> bool {
         let at = self.greetings.position(|greeting| greeting.known_as == Some(peer));
         at.and_then(|at| self.greetings.list.remove(at)).is_some()
     }
 
-    /// Ends handshakes that took too long, and accepts again when it is time.
+    /// Ends handshakes whose time is up, and accepts again when it is time.
     pub(super) fn look_after_greetings(&mut self) {
         let now = Instant::now();
         if self.greetings.accept_at.is_some_and(|at| at <= now)
@@ -266,7 +269,7 @@ impl Shm {
 /// Answers one message of a handshake.
 ///
 /// # Errors
-/// Says why the other side has to go.
+/// The reason to turn the other side away.
 fn step(
     credentials: &Credentials,
     stage: Stage,
@@ -285,7 +288,7 @@ fn step(
         Stage::Called => {
             let (answering, welcome) = credentials.welcome(message).inspect_err(|_| {
                 if deserves_answer(message) {
-                    // Who does not take it will see that we are gone.
+                    // A caller that does not take it sees the socket close.
                     let _ = send(socket, Packet::Greeting(&refusal()), None);
                 }
             })?;
@@ -307,10 +310,10 @@ fn step(
     }
 }
 
-/// Whether the process at the other end is one of this one's user.
+/// Checks that the process at the other end belongs to this process's user.
 ///
 /// # Errors
-/// Says whose it is.
+/// The two users.
 fn check_user(socket: &Socket) -> Result<(), String> {
     let (_, user) = socket.peer().map_err(|error| error.to_string())?;
     match user == socket::user() {

@@ -1,28 +1,28 @@
-//! Memory that one side reads where the other has it, and how it goes back.
+//! Loans: memory that one side reads where the other has it, and its return.
 //!
-//! The lender keeps what it has lent until the borrower says that it is done: at the first poll
-//! after the last view of it was dropped, and before any frame that leaves then, so that who is
-//! told that something is done with has it back. A lane can end before that. The borrower's views
-//! keep its end of the socket open then; the lender keeps what is lent until that end is closed, by
-//! the last view or by the kernel when the process ends: see [`Limbo`]. So nobody reads memory that
-//! is in use for something else already.
+//! The lender keeps what it has lent until the borrower returns it. That happens at the borrower's
+//! first poll after the last view was dropped, and before any later frame: a peer that learns from
+//! a frame that values are done with has them back. A lane can end before that. The borrower's
+//! views then keep its end of the socket open. The lender keeps the loan until that end is closed,
+//! by the last view or by the kernel when the process ends: see [`Limbo`]. So nobody reads memory
+//! that is reused.
 //!
-//! A borrower that returns nothing costs its lender what it has borrowed: at most [`LOANS_MAX`]
-//! loans, in memory within the limit of the lender's pool. What is lent to nobody else's knowledge
-//! stays as it was: who stores to it copies it first.
+//! A borrower that returns nothing costs its lender at most [`LOANS_MAX`] loans, in memory within
+//! the limit of the lender's pool. Lent values stay as they are: an owner that wants to store to
+//! them copies them first.
 
 use std::rc::Rc;
 
 use super::socket::Socket;
 use crate::memory::Shared;
 
-/// What a peer may have borrowed at a time; more is sent in other ways.
+/// Most loans that a peer may have at a time. Further values are sent in other ways.
 pub(super) const LOANS_MAX: usize = 4096;
 
-/// Packets that are read at a look from a socket that only shall end.
+/// Most packets that one look reads from a socket whose lane has ended.
 const PACKETS_MAX: usize = 64;
 
-/// What one peer has borrowed of this node.
+/// The loans of one peer.
 #[derive(Debug, Default)]
 pub(super) struct Lent {
     count: u64,
@@ -38,14 +38,14 @@ impl Lent {
         self.open.len() >= LOANS_MAX
     }
 
-    /// Keeps `values` until they are returned; the loan's number, which is not 0.
+    /// Keeps `values` until they are returned; returns the number of the loan, never 0.
     pub(super) fn lend(&mut self, values: Shared) -> u64 {
         self.count += 1;
         self.open.push((self.count, values));
         self.count
     }
 
-    /// The peer is done with a loan; false if it has no such loan.
+    /// Ends a loan that the peer has returned; returns false if there is no such loan.
     #[must_use]
     pub(super) fn take_back(&mut self, number: u64) -> bool {
         let found = self.open.iter().position(|&(open, _)| open == number);
@@ -54,14 +54,14 @@ impl Lent {
 }
 
 impl Drop for Lent {
-    /// What may still be read by others must not be used for anything else, so it is never given
-    /// back: it lasts as long as the process, as the transport ends with it as a rule.
+    /// Leaks the open loans: another process may still read them, so their memory must not be
+    /// reused. A transport usually lives as long as its process.
     fn drop(&mut self) {
         self.open.drain(..).for_each(std::mem::forget);
     }
 }
 
-/// What was lent on a lane that has ended, until nobody can read it any more.
+/// The loans of a lane that has ended, until nobody can read them any more.
 #[derive(Debug)]
 pub(super) struct Limbo {
     pub(super) socket: Rc<Socket>,
@@ -69,7 +69,7 @@ pub(super) struct Limbo {
 }
 
 impl Limbo {
-    /// Lets go of it if the other end of the socket is closed; whether it did.
+    /// Ends the loans if the other end of the socket is closed; returns whether it is.
     pub(super) fn has_ended(&mut self) -> bool {
         let mut bytes = [0; 64];
         for _ in 0..PACKETS_MAX {
@@ -80,7 +80,7 @@ impl Limbo {
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return false,
-                Err(_) => {} // reset, perhaps: then the end follows
+                Err(_) => {} // perhaps a reset, which the end follows
             }
         }
         false
