@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`Ring`] | `ring.rs`: stamps, words, what is cleared; `send.rs` and `receive.rs`: `CONSUMED` |
 //! | [`Bell`] | `mod.rs`: `sleep` and `wake_sleepers` |
-//! | [`Lease`] | `connect.rs`: `Link::close`; `receive.rs`: `copy` |
+//! | [`Lease`] | `connect.rs`: `Link::close`; `arenas.rs`: `copy` |
 //!
 //! A change of an ordering there is made here first. Each model has a test that weakens one ordering and sees loom refuse it.
 

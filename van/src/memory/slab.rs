@@ -4,13 +4,17 @@
 
 use std::rc::Rc;
 
-use super::{Buffer, Part, Pool};
+use super::{Buffer, Pool};
+use crate::error::Result;
 
 /// Bytes of the shared slot. A single frame in use keeps all of it, so it is not much longer than a
 /// frame.
 const SLAB_BYTES: usize = 1 << 10;
 
-/// The slot that frames are cut from.
+/// Longest frame that shares the slot, in bytes, and the place of each.
+const SHORT_BYTES_MAX: usize = 128;
+
+/// The slot that short frames are cut from.
 #[derive(Debug)]
 pub(crate) struct Slab(Buffer);
 
@@ -20,38 +24,33 @@ impl Slab {
         Slab(Buffer::adopt(Vec::<u8>::new()))
     }
 
-    /// The place of the next frame; `None` if `pool` has no room.
-    #[inline(always)]
-    pub(crate) fn place<const LEN: usize>(&mut self, pool: &Pool) -> Option<&mut [u8; LEN]> {
-        const { assert!(LEN <= SLAB_BYTES && LEN.is_multiple_of(8)) };
-        if self.0.len() < LEN && !self.renew(pool) {
-            return None;
-        }
-        self.0.first_chunk_mut()
-    }
-
-    /// Cuts off the place of a frame and returns its first `len` bytes.
+    /// Lends `len` bytes like [`Pool::allocate`]; short ones share a slot.
     ///
-    /// # Panics
-    /// If there is no such place, or it is shorter.
+    /// # Errors
+    /// As [`Pool::allocate`].
     #[inline(always)] // like `Pool::allocate`
-    pub(crate) fn cut<const LEN: usize>(&mut self, len: usize) -> Buffer {
-        let rest = &mut self.0.0;
-        let (slot, start) = (rest.slot.clone(), rest.start);
-        rest.advance(LEN);
-        assert!(len <= LEN, "a frame lies in its place");
-        Buffer(Part { slot, start, len })
+    pub(crate) fn allocate(&mut self, len: usize, pool: &Pool) -> Result<Buffer> {
+        if len > SHORT_BYTES_MAX {
+            return pool.allocate(len);
+        }
+        if self.0.len() < SHORT_BYTES_MAX {
+            self.renew(pool)?;
+        }
+        let mut frame = self.0.split_to(SHORT_BYTES_MAX);
+        frame.truncate(len);
+        Ok(frame)
     }
 
-    /// Reuses the slot if no frame of it is left, else takes another; false if the pool has none.
+    /// Reuses the slot if no frame of it is left, else takes another.
     #[inline(never)]
-    fn renew(&mut self, pool: &Pool) -> bool {
+    fn renew(&mut self, pool: &Pool) -> Result<()> {
         let rest = &mut self.0.0;
         if Rc::strong_count(&rest.slot) == 1 && rest.slot.capacity >= SLAB_BYTES {
             (rest.start, rest.len) = (rest.slot.base, SLAB_BYTES);
-            return true;
+        } else {
+            self.0 = pool.allocate(SLAB_BYTES)?;
         }
-        pool.allocate(SLAB_BYTES).map(|slot| self.0 = slot).is_ok()
+        Ok(())
     }
 }
 
@@ -60,16 +59,11 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
-    fn cut(slab: &mut Slab, pool: &Pool) -> Option<Buffer> {
-        slab.place::<128>(pool)?.fill(1);
-        Some(slab.cut::<128>(100))
-    }
-
     #[test]
     fn frames_share_a_slot_that_begins_anew_once_all_are_gone() {
         let (pool, mut slab) = (Pool::new(1 << 20), Slab::new());
         let round = |slab: &mut Slab| -> Vec<_> {
-            (0..SLAB_BYTES / 128).map(|_| cut(slab, &pool).unwrap()).collect()
+            (0..SLAB_BYTES / 128).map(|_| slab.allocate(100, &pool).unwrap()).collect()
         };
         let first = round(&mut slab);
         let begin = first[0].as_ptr();
@@ -94,7 +88,7 @@ mod tests {
     #[test]
     fn a_pool_without_room_says_so() {
         let mut slab = Slab::new();
-        assert!(cut(&mut slab, &Pool::new(512)).is_none());
-        assert!(cut(&mut slab, &Pool::new(1 << 20)).is_some());
+        assert!(slab.allocate(100, &Pool::new(512)).is_err());
+        assert!(slab.allocate(100, &Pool::new(1 << 20)).is_ok());
     }
 }

@@ -1,39 +1,39 @@
-//! The van between processes of one host: rings in memory that both see, and large data copied
-//! once, from where it lies.
+//! The van between processes of one host: rings in memory that both see, and long data that is
+//! copied once, from where it lies.
 //!
 //! Each end of a lane has a segment that it alone writes and the other end reads (`segment.rs`):
-//! its ring (`ring.rs`), how far it has read the other's, and whether it sleeps. To post is to
-//! write a record and its stamp; to poll is to read the line where the next stamp will stand, one
-//! for each peer. Short frames stand in the ring. Longer ones and writes lie in the sender's pool,
-//! whose arenas its peers can read: the ring says where, and the receiver copies them, into the
-//! offered memory for a write. Values that are lent are not copied at all (`loan.rs`): the receiver
-//! reads them there, and says when it is done. Values that do not fit into the ring are lent where
-//! they may stay (`van/docs/decisions/0005-lending.md`).
+//! its ring (`ring.rs`), how far it has read the other ring, and whether it sleeps. A post writes a
+//! record and its stamp. A poll reads one line of each peer, where the next stamp will be. The ring
+//! holds short frames. Longer frames and writes lie in the sender's pool, whose arenas its peers
+//! can read (`arenas.rs`): the ring holds a reference, and the receiver copies the data, into the
+//! offered memory for a write. Lent values are not copied at all (`loan.rs`): the receiver reads
+//! them in place and returns the loan. Decision 0005 (`van/docs/decisions/0005-lending.md`) says
+//! which values are lent.
 //!
-//! # Lines between two cores
-//! A line that one core writes and another looks at travels twice: the writer first takes it from
-//! the reader's cache, then the reader fetches it back, and each takes as long as all that is
-//! computed for a short message at one end. So the first journey begins early: when a frame has
-//! come, the lines of the next record to its sender are taken, as an answer or the next request
-//! will follow, while that is being made. The reader looks there all the time and may fetch them
-//! back too soon, but then it has asked for them already when they are written. For the same reason
-//! all that is written to a record's first line is written at once, after its other lines.
+//! # Cache lines between two cores
+//! A line that one core writes and another polls moves twice: the writer takes it from the reader's
+//! cache, then the reader fetches it back. Each move takes about as long as all the computing for a
+//! short message at one end. So the first move begins early: when a frame has come, the sender
+//! claims the lines of its next record, which an answer or the next request will need. The reader
+//! may fetch them back too soon, but then its request for them is already under way when they are
+//! written. For the same reason a record's first line is written last and at once.
 //!
 //! # Sleeping
-//! Who sleeps says so in its segment, looks once more, and waits for its sockets; who has posted
-//! looks there, once for all that was posted since the last poll, and sends a packet if need be.
-//! Between the store and the load of each side stands a fence, so that one of them sees the other's
-//! (Dekker's argument): `tests/shm.rs` has both sides race for it. The same sockets bring
-//! connections and say when a peer is gone; while there is no sleep they are looked at now and
-//! then.
+//! A node that wants to sleep stores so in its segment, looks once more, and waits on its sockets.
+//! A node that has posted looks at that word, once for everything since the last poll, and sends a
+//! packet if the peer sleeps. A fence stands between the store and the load on each side, so at
+//! least one side sees the other's store (Dekker's argument); `tests/pairs.rs` has both sides race
+//! for it. The same sockets bring connections and report lost peers. A node that does not sleep
+//! looks at them now and then.
 //!
 //! # Trust
 //! Peers are processes of the same user that know the cluster's secret (`greeting.rs`). A peer that
-//! misbehaves can make this node read other bytes than it meant, never outside of what it shared,
-//! and never wait: see `segment.rs` and `receive.rs`.
+//! misbehaves can make this node read other bytes than it meant, never outside of the shared
+//! memory, and never make it wait: see `segment.rs` and `receive.rs`.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
+mod arenas;
 pub mod bare;
 mod connect;
 mod greeting;
@@ -59,33 +59,37 @@ use crate::error::{Error, Result};
 use crate::handshake::{Credentials, Refusals};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
+use crate::numbers::Numbers;
 use crate::transport::progress::{self, Pace, Progress};
-use crate::transport::{About, Clock, Event, Frame, Gather, Limits, PeerId, Transport};
+use crate::transport::{
+    About, Clock, Event, Frame, Gather, Limits, PeerId, Transport, check_frame,
+};
 use crate::wire::Offer;
 
-use connect::{Peer, Sockets, Table};
+use connect::{Link, Packet, Sockets, host, probe, reason};
 use greeting::{Greetings, LISTENER};
 use loan::Limbo;
-use receive::Hub;
+use receive::{Hub, Receiver};
 use ring::ASLEEP;
+use send::Sender;
 use socket::Epoll;
 
 /// The van's name.
 const NAME: &str = "shm";
 
-/// Sockets are looked at after this many polls, of which an empty one counts for [`EMPTY_POLL`].
+/// Polls between two looks at the sockets. An empty poll counts for [`EMPTY_POLL`].
 const POLLS_PER_LOOK: u32 = 4096;
 
 /// See [`POLLS_PER_LOOK`].
 const EMPTY_POLL: u32 = 16;
 
-/// In the word of who sleeps: a record shall wake it, ...
+/// Bit of the word [`ASLEEP`]: a new record ends the sleep.
 const FOR_RECORDS: u64 = 1;
 
-/// ... and so shall room in its own ring. What is above is the number of the sleep.
+/// Bit of the word [`ASLEEP`]: new room in the sleeper's ring ends the sleep.
 const FOR_ROOM: u64 = 2;
 
-/// One more sleep.
+/// Unit of the number of the sleep, which the bits above hold.
 const SLEEP: u64 = 4;
 
 /// A node's lanes to other processes of its host.
@@ -99,23 +103,46 @@ pub struct Shm {
     refusals: Refusals,
     hub: Hub,
     sockets: Sockets,
-    /// Whether some peer may have to be woken, ...
+    /// Whether some peer may have to be woken.
     touched: bool,
-    /// ... as something was posted since the last turn.
+    /// Whether something was posted since the last turn.
     posted: bool,
-    /// How often it slept, times [`SLEEP`].
+    /// Number of sleeps, times [`SLEEP`].
     sleeps: u64,
-    /// What is lent on lanes that have ended.
+    /// Loans of lanes that have ended.
     limbo: Vec<Limbo>,
 }
 
+/// A peer that has proved itself.
+struct Peer {
+    id: PeerId,
+    address: String,
+    /// Longest frame that both sides take.
+    frame_bytes: usize,
+    link: Link,
+    sender: Sender,
+    receiver: Receiver,
+    /// The last sleep of the peer that it was woken from.
+    woken: u64,
+}
+
+/// The peers of a transport.
+#[derive(Default)]
+struct Table {
+    /// In no order, so that a poll visits them without gaps.
+    peers: Vec<Peer>,
+    /// The place of each peer in `peers`, by peer number; `None` once it is gone.
+    places: Vec<Option<usize>>,
+    /// The numbers of peers and of connections under way.
+    numbers: Numbers,
+}
+
 impl Shm {
-    /// A transport that other processes of this host can connect to; `config.listen` does not
-    /// matter.
+    /// A transport that other processes of this host can connect to. It ignores `config.listen`.
     ///
     /// # Errors
-    /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Unavailable`] when this machine
-    /// does not let processes share memory like this.
+    /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Unavailable`] if this machine does
+    /// not let processes share memory in this way.
     pub fn new(config: &VanConfig) -> Result<Shm> {
         config.check()?;
         let unavailable = |what: &'static str| {
@@ -166,11 +193,11 @@ impl Shm {
         })
     }
 
-    /// Wakes who sleeps and has something to do since the last turn.
+    /// Wakes the peers that sleep and have something to do since the last turn.
     #[inline]
     fn wake_sleepers(&mut self) {
         (self.touched, self.posted) = (false, false);
-        fence(Ordering::SeqCst); // what was stored for a peer comes before the look at whether it sleeps
+        fence(Ordering::SeqCst); // stores for a peer come before the look at whether it sleeps
         for peer in &mut self.table.peers {
             let posted = std::mem::take(&mut peer.sender.posted);
             let consumed = std::mem::take(&mut peer.receiver.consumed);
@@ -186,55 +213,108 @@ impl Shm {
         }
     }
 
-    /// Looks at sockets, as it is time to; whether there was anything.
+    /// Looks at the sockets; returns whether there was an event.
     #[cold]
     fn look_now(&mut self) -> Result<bool> {
         self.sockets.polls_left = POLLS_PER_LOOK;
         self.look_at_sockets(Duration::ZERO)?;
         Ok(!self.hub.ready.is_empty())
     }
+}
 
-    /// Looks after a lane that has something else to do; whether anything moved.
-    #[inline(never)]
-    fn attend(&mut self, place: usize) -> bool {
-        let peer = &mut self.table.peers[place];
-        let outcome = peer.turn(&mut self.hub);
-        self.touched |= peer.sender.posted | peer.receiver.consumed;
-        outcome.unwrap_or_else(|reason| {
-            self.lose(place, reason);
-            true
-        })
+impl Peer {
+    /// Takes what has come and goes on with what waits; returns whether anything moved.
+    ///
+    /// # Errors
+    /// The reason to drop the peer.
+    #[inline(always)]
+    fn turn(&mut self, hub: &mut Hub) -> std::result::Result<bool, String> {
+        let Peer { link, sender, receiver, .. } = self;
+        let received = receiver.receive(link, hub)?;
+        if received {
+            sender.prepare(link); // an answer follows, or the next request
+        }
+        sender.take_back(&mut receiver.returned);
+        sender.give_back(link, &receiver.views);
+        Ok(sender.turn(link, hub)? || received)
+    }
+
+    /// Sends a frame; hands it back if it cannot be sent in that form now. Finished loans return
+    /// first: a peer that learns from the frame that they are finished has them back then.
+    #[inline]
+    fn send<'a>(&mut self, frame: Frame<'a>, hub: &mut Hub) -> Result<Option<Frame<'a>>> {
+        let Peer { link, sender, receiver, frame_bytes, .. } = self;
+        sender.give_back(link, &receiver.views);
+        match frame {
+            Frame::Borrowed(frame) => {
+                let is_sent = frame.len() <= *frame_bytes && sender.copy(link, frame, hub);
+                Ok(if is_sent { None } else { Some(Frame::Borrowed(frame)) })
+            }
+            Frame::Owned(frame) => {
+                check_frame(&frame, *frame_bytes)?;
+                sender.frame(link, frame, None, hub).map(|()| None)
+            }
+            Frame::Lent { frame, values } => {
+                check_frame(&frame, *frame_bytes)?;
+                if sender.lent.is_full() {
+                    return Ok(Some(Frame::Lent { frame, values }));
+                }
+                sender.frame(link, frame, Some(values), hub).map(|()| None)
+            }
+        }
+    }
+
+    /// Wakes it from the sleep `asleep`.
+    #[cold]
+    fn wake(&mut self, asleep: u64) {
+        self.woken = asleep;
+        // A full socket wakes the peer anyway; a closed one shows when it is read.
+        let _ = self.link.send(Packet::Wake, None);
     }
 }
 
-/// What processes have in common that can reach each other here: the system since it was started,
-/// the namespaces of abstract sockets and of users, and the user.
-fn host() -> io::Result<String> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    let net = std::fs::read_link("/proc/self/ns/net")?;
-    let users = std::fs::read_link("/proc/self/ns/user")?;
-    Ok(format!("{} {} {} user:{}", boot.trim(), net.display(), users.display(), socket::user()))
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.link.close(); // before the sender, a field, releases what records refer to
+        // The socket may stay open while what is lent is read.
+        let _ = self.link.send(Packet::Bye, None);
+    }
 }
 
-/// Whether memory can be shared here as this van does it.
-fn probe() -> io::Result<()> {
-    let own = segment::Own::new(4096)?;
-    segment::Foreign::map(own.file(), 4096).map(drop).map_err(io::Error::other)
-}
+impl Table {
+    /// The place of a peer in `peers`.
+    #[inline]
+    fn place(&self, peer: PeerId) -> Option<usize> {
+        self.places.get(peer.0 as usize).copied().flatten()
+    }
 
-/// Why the van does not work here, and what to do.
-fn reason(what: &str, error: &io::Error) -> String {
-    let remedy = match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE) => "no file descriptors are left; raise `ulimit -n`",
-        Some(libc::ENOMEM | libc::ENOSPC) => "memory is short; raise the container's limit",
-        Some(libc::EPERM | libc::EACCES) => {
-            "a sandbox forbids it; allow memfd_create and Unix sockets"
+    /// A peer.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`].
+    #[inline]
+    fn get(&mut self, peer: PeerId) -> Result<&mut Peer> {
+        let Some(place) = self.place(peer) else { return Err(Error::NotConnected { peer }) };
+        Ok(&mut self.peers[place])
+    }
+
+    fn enter(&mut self, peer: Peer) {
+        let index = peer.id.0 as usize;
+        if self.places.len() <= index {
+            self.places.resize(index + 1, None);
         }
-        Some(libc::EINVAL) => "it takes Linux 5.1 (F_SEAL_FUTURE_WRITE)",
-        Some(libc::ENOSYS) => "this kernel has no memfd_create, or a container hides it",
-        _ => "take another van",
-    };
-    format!("{what}: {error} ({remedy})")
+        self.places[index] = Some(self.peers.len());
+        self.peers.push(peer);
+    }
+
+    fn remove(&mut self, place: usize) -> Peer {
+        let peer = self.peers.swap_remove(place);
+        self.places[peer.id.0 as usize] = None;
+        if let Some(moved) = self.peers.get(place) {
+            self.places[moved.id.0 as usize] = Some(place);
+        }
+        peer
+    }
 }
 
 impl Progress for Shm {
@@ -253,23 +333,24 @@ impl Progress for Shm {
         self.posted
     }
 
-    /// Looks at every lane once, and at sockets now and then; whether anything moved.
+    /// Looks at every lane once, and at the sockets now and then; returns whether anything moved.
     #[inline(always)]
     fn turn(&mut self) -> Result<bool> {
         if self.touched {
             self.wake_sleepers();
         }
         let mut moved = self.sockets.polls_left == 0 && self.look_now()?;
-        // From the last one on: who takes the place of one that is lost has had its turn.
+        // Backwards: the peer that takes the place of a lost one has had its turn.
         for place in (0..self.table.peers.len()).rev() {
-            let Peer { link, sender, receiver, .. } = &mut self.table.peers[place];
-            let (has_received, is_more) = receiver.receive_short(link, &mut self.hub);
-            if has_received {
-                sender.prepare(link); // an answer follows, or the next request
-            }
-            (moved, self.touched) = (moved | has_received, self.touched | has_received);
-            if is_more || receiver.has_work() || sender.has_work() {
-                moved |= self.attend(place);
+            let peer = &mut self.table.peers[place];
+            let outcome = peer.turn(&mut self.hub);
+            self.touched |= peer.sender.posted | peer.receiver.consumed;
+            match outcome {
+                Ok(has_moved) => moved |= has_moved,
+                Err(reason) => {
+                    self.lose(place, reason);
+                    moved = true;
+                }
             }
         }
         let cost = if moved { 1 } else { EMPTY_POLL };
@@ -277,7 +358,7 @@ impl Progress for Shm {
         Ok(moved)
     }
 
-    /// Sleeps until a peer wakes this node, or anything happens at a socket.
+    /// Sleeps until a peer wakes this node or a socket is ready.
     #[cold]
     fn sleep(&mut self, timeout: Duration) -> Result<()> {
         self.sleeps += SLEEP;
@@ -286,7 +367,7 @@ impl Progress for Shm {
             let word = self.sleeps | FOR_RECORDS | room;
             peer.link.own.store(ASLEEP, word, Ordering::Relaxed);
         }
-        fence(Ordering::SeqCst); // what was stored comes before the look at what there is
+        fence(Ordering::SeqCst); // the stores come before the look at the rings
         if !self.turn()? && self.hub.ready.is_empty() {
             self.hub.counters.sleeps += 1;
             let timeout = self.patience(timeout);

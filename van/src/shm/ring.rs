@@ -1,8 +1,8 @@
-//! What lies in a lane's segment: who writes which word, and how a record stands in the lines of
-//! its ring. No I/O.
+//! The layout of a lane's segment: who writes which word, and how records lie in the lines of the
+//! ring. No I/O.
 //!
-//! A lane has a segment for each direction, written by the sender of that direction. It holds that
-//! sender's ring, and words about the other ring, which it reads:
+//! A lane has a segment for each direction, which the sender of that direction writes. It holds the
+//! sender's ring and words about the other ring, which the sender reads:
 //!
 //! ```text
 //!     0  consumed   how many lines of the other side's ring have been read
@@ -11,27 +11,26 @@
 //!  4096  ring       LINES of LINE_BYTES
 //! ```
 //!
-//! A record begins with its stamp at a line and takes as many lines as its bytes need; the one
-//! behind the last of the ring is the first. The stamp is stored last: it says that the record is
-//! there, of which kind it is and how long. It holds the position of its line, so that a reader
-//! waits on the very line that brings the record. What stood in that line before is not mistaken
-//! for news: before a record is there to be read, its sender sees to it that no stamp stands behind
-//! it that would be the next.
+//! A record starts with its stamp at the start of a line and takes as many lines as it needs. Lines
+//! wrap around at the end of the ring. The stamp is stored last. It holds the position of its line,
+//! the kind of the record and its length, so a reader waits on the very line that brings the
+//! record. Older content is never mistaken for a new record: before a sender publishes a record, it
+//! clears the line behind it if that looks like the next stamp.
 //!
-//! What moves between two cores moves by lines, and that takes most of a short message's time. So
-//! of a frame's first 64 bytes, which with messages are a header, the ring has only those words
-//! that are not as in the last frame that stood in it: a message of up to 40 bytes that is like the
-//! one before takes one line.
+//! Most of the time of a short message is the transfer of cache lines between two cores. So a frame
+//! is coded against the frame before it: of its first 64 bytes, a message's header, the ring holds
+//! only the words that changed. A message of up to 40 bytes that is like the last one takes one
+//! line.
 //!
 //! ```text
-//!   stamp     [words of the head that follow: a bit each 8][kind 8][length of the frame 16][position + 1 32]
-//!   INLINE    [the frame behind its first 64 bytes, and zeros up to a word][words of the head 8 each]
-//!   FRAME     [reference]                                              to all of the frame
-//!   WRITE     [key 8][at 8][length 8][reference][reference]            what the references lack follows in pieces
-//!   LEND      [number of the loan 8][reference]                        values that belong to the frame behind it
-//!   RETURN    [number 8] up to 7 times, 0 ends them                    loans of the other side that are done with
-//!   PIECE     [reference]                                              of the write under way
-//!   reference [segment 4][0 4][offset 8][length 8]                     into memory that its owner has shared
+//!   stamp     [head words: a bit each 8][kind 8][length of the frame 16][position + 1 32]
+//!   INLINE    [the frame behind its first 64 bytes, zeros up to a word][head words 8 each]
+//!   FRAME     [reference]                                     to all of the frame
+//!   WRITE     [key 8][at 8][length 8][reference][reference]   the rest follows in pieces
+//!   LEND      [number of the loan 8][reference]               values of the frame behind it
+//!   RETURN    [number 8] up to 7 times, 0 ends them           finished loans of the other side
+//!   PIECE     [reference]                                     of the write under way
+//!   reference [arena 4][0 4][offset 8][length 8]              into memory that its owner shares
 //! ```
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +40,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::segment::{Foreign, Own};
 pub(super) use crate::memory::long::LINE_BYTES;
-use crate::wire::{Header, VERSION};
+use crate::wire::VERSION;
 
 /// Lines of a ring: a power of two.
 pub(super) const LINES: u64 = 1024;
@@ -49,13 +48,13 @@ pub(super) const LINES: u64 = 1024;
 /// Bytes of a stamp.
 const STAMP: usize = size_of::<u64>();
 
-/// Lines of the longest frame that stands in the ring.
+/// Lines of the longest frame that lies in the ring.
 pub(super) const FRAME_LINES_MAX: u64 = 32;
 
-/// Frames up to this long stand in the ring; of longer ones a reference does.
+/// Longest frame that lies in the ring; a longer one is a reference.
 pub(super) const INLINE_BYTES_MAX: usize = FRAME_LINES_MAX as usize * LINE_BYTES - STAMP;
 
-/// Lines of the beginning of a write, which is the longest of the other records.
+/// Lines of a write record, the longest record but a frame.
 pub(super) const WRITE_LINES: u64 = 2;
 
 pub(super) const CONSUMED: usize = 0;
@@ -70,7 +69,7 @@ pub(super) const LINE_WORDS: usize = LINE_BYTES / STAMP;
 /// Length of a lane's segment.
 pub(super) const SEGMENT_BYTES: usize = RING_AT + RING_BYTES;
 
-/// What kind of record a stamp announces.
+/// The kind of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Inline,
@@ -90,30 +89,30 @@ impl Kind {
     }
 }
 
-/// What the first word of a record says.
+/// The first word of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) kind: Kind,
-    /// Bytes of a frame that stands in the ring; 0 for the other kinds.
+    /// Bytes of an inline frame; 0 for the other kinds.
     pub(super) len: usize,
-    /// Which words of its head do, the first in the lowest bit.
+    /// The words of an inline frame's head that follow it, the first in the lowest bit.
     pub(super) words: u8,
 }
 
 impl Stamp {
-    /// That of a record that is no frame in the ring.
+    /// The stamp of a record other than an inline frame.
     pub(super) fn of(kind: Kind) -> Stamp {
         Stamp { kind, len: 0, words: 0 }
     }
 
-    /// The word that announces it at `position`.
+    /// The stamp as stored at `position`.
     #[inline]
     pub(super) fn word(self, position: u64) -> u64 {
         let about = self.len as u64 | self.kind.number() << 16 | u64::from(self.words) << 24;
         turn(position) << 32 | about
     }
 
-    /// Lines that its record takes.
+    /// Number of lines that its record takes.
     #[cfg(test)]
     pub(super) fn lines(self) -> u64 {
         match self.kind {
@@ -126,60 +125,54 @@ impl Stamp {
         }
     }
 
-    /// A word that announces nothing at `position`. 0 would, once in 2^32 lines.
+    /// A word that is no stamp at `position`. Zero would be one, once in 2^32 lines.
     pub(super) fn none(position: u64) -> u64 {
         !turn(position) << 32
     }
 
-    /// Whether a word says that something stands at `position`.
+    /// Whether a word is the stamp of a record at `position`.
     #[inline]
     pub(super) fn is_at(word: u64, position: u64) -> bool {
         word >> 32 == turn(position)
     }
 
-    /// The length of the frame and the words of its head, if the word is the stamp of one that
-    /// stands in the ring.
-    #[inline]
-    pub(super) fn inline(word: u64) -> Option<(usize, u8)> {
-        // Of another kind, so long that it is too long.
-        let len = (word as u32 & 0xff_ffff).wrapping_sub((Kind::Inline.number() as u32) << 16);
-        (len as usize <= INLINE_BYTES_MAX).then_some((len as usize, (word >> 24) as u8))
-    }
-
-    /// What a word announces.
+    /// Decodes a stamp.
     ///
     /// # Errors
-    /// A word that no sender of ours stores.
+    /// If no sender of this protocol stores such a word.
+    #[inline(always)] // an inline frame, the usual record, takes one comparison
     pub(super) fn read(word: u64) -> Result<Stamp, String> {
-        if let Some((len, words)) = Stamp::inline(word) {
-            return Ok(Stamp { kind: Kind::Inline, len, words });
+        // With any other kind the difference is out of range.
+        let len = (word as u32 & 0xff_ffff).wrapping_sub((Kind::Inline.number() as u32) << 16);
+        if len as usize <= INLINE_BYTES_MAX {
+            return Ok(Stamp { kind: Kind::Inline, len: len as usize, words: (word >> 24) as u8 });
         }
+        Stamp::read_other(word)
+    }
+
+    #[inline(never)]
+    fn read_other(word: u64) -> Result<Stamp, String> {
         let (number, rest) = (word >> 16 & 0xff, word & 0xff00_ffff);
         match Kind::ALL.get((number as usize).wrapping_sub(1)) {
             Some(&kind) if kind != Kind::Inline && rest == 0 => Ok(Stamp::of(kind)),
-            _ => Err(no_stamp(word)),
+            _ => Err(format!("its ring holds {word:#018x} in place of a stamp")),
         }
     }
 }
 
-#[cold]
-fn no_stamp(word: u64) -> String {
-    format!("its ring holds {word:#018x} where a record should begin")
-}
-
-/// Lines of a record of so many words behind its stamp.
+/// Number of lines of a record with `words` words behind its stamp.
 #[inline]
 pub(super) fn lines_of(words: usize) -> u64 {
     (words / LINE_WORDS + 1) as u64
 }
 
-/// What the stamps of `position` have in their upper half.
+/// The upper half of every stamp at `position`.
 #[inline]
 fn turn(position: u64) -> u64 {
     (position + 1) & u64::from(u32::MAX)
 }
 
-/// Where in the segment the line of `position` begins.
+/// Offset in the segment of the line of `position`.
 #[inline]
 pub(super) fn line_at(position: u64) -> usize {
     RING_AT + (position % LINES) as usize * LINE_BYTES
@@ -188,13 +181,13 @@ pub(super) fn line_at(position: u64) -> usize {
 /// The words of a ring.
 pub(super) type Words = [AtomicU64; RING_BYTES / 8];
 
-/// Those of the ring in a segment of this process, ...
+/// The words of the ring in a segment of this process.
 #[inline]
 pub(super) fn own(own: &Own) -> &Words {
     own.words(RING_AT)
 }
 
-/// ... and in one of a peer.
+/// The words of the ring in a peer's segment.
 #[inline]
 pub(super) fn foreign(foreign: &Foreign) -> &Words {
     foreign.words(RING_AT)
@@ -206,14 +199,21 @@ pub(super) fn word(words: &Words, position: u64, word: usize) -> &AtomicU64 {
     &words[(position as usize * LINE_WORDS + word) % words.len()]
 }
 
-/// The stamp at `position`, and what was written before it was.
+/// Loads the stamp at `position`, and with it all that was written before it.
 #[inline]
 pub(super) fn stamp(words: &Words, position: u64) -> u64 {
     word(words, position, 0).load(Ordering::Acquire)
 }
 
-/// Writes what follows the stamp of a record, its first line last: the peer looks there, and would
-/// fetch it back before the stamp is in it.
+/// The words of the line of `position`.
+#[inline(always)]
+fn line(words: &Words, position: u64) -> &[AtomicU64; LINE_WORDS] {
+    &words.as_chunks().0[(position % LINES) as usize]
+}
+
+/// Writes what follows the stamp of a record, its first line last: the peer polls that line, and
+/// would fetch it back before the stamp is in it.
+#[inline(always)]
 pub(super) fn write(own: &mut Own, position: u64, bytes: &[u8]) {
     let (first, behind) = bytes.split_at(bytes.len().min(LINE_BYTES - STAMP));
     if !behind.is_empty() {
@@ -222,10 +222,35 @@ pub(super) fn write(own: &mut Own, position: u64, bytes: &[u8]) {
         own.write(at, here);
         own.write(RING_AT, rest);
     }
-    own.write(line_at(position) + STAMP, first);
+    let [_, line @ ..] = line(self::own(own), position);
+    let (whole, rest) = first.as_chunks::<STAMP>();
+    for (to, bytes) in line.iter().zip(whole) {
+        to.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+    }
+    if !rest.is_empty() {
+        let mut bytes = [0; STAMP];
+        bytes[..rest.len()].copy_from_slice(rest);
+        line[whole.len()].store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+    }
 }
 
-/// Moves `count` lines from that of `position` on out of this core's cache, to where the peer finds
+/// Reads what follows the stamp of a record, a multiple of 8 bytes.
+#[inline(always)]
+pub(super) fn read(foreign: &Foreign, position: u64, into: &mut [u8]) {
+    let (first, behind) = into.split_at_mut(into.len().min(LINE_BYTES - STAMP));
+    let [_, line @ ..] = line(self::foreign(foreign), position);
+    for (bytes, from) in first.as_chunks_mut::<STAMP>().0.iter_mut().zip(line) {
+        *bytes = from.load(Ordering::Relaxed).to_le_bytes();
+    }
+    if !behind.is_empty() {
+        let at = line_at(position + 1);
+        let (here, rest) = behind.split_at_mut(behind.len().min(SEGMENT_BYTES - at));
+        foreign.read_words(at, here);
+        foreign.read_words(RING_AT, rest);
+    }
+}
+
+/// Moves `count` lines from that of `position` on out of this core's cache, where the peer finds
 /// them sooner.
 pub(super) fn hand_over(own: &Own, position: u64, count: u64) {
     let here = count.min(LINES - position % LINES);
@@ -233,59 +258,20 @@ pub(super) fn hand_over(own: &Own, position: u64, count: u64) {
     own.hand_over(RING_AT, (count - here) as usize);
 }
 
-/// Begins to take `count` lines from that of `position` on from the peer, which looks at them, to
-/// write there soon.
-#[inline(always)]
-pub(super) fn claim(own: &Own, position: u64, count: u64) {
-    (position..position + count).for_each(|position| own.claim(line_at(position)));
-}
-
-/// Reads likewise.
-pub(super) fn read(foreign: &Foreign, position: u64, into: &mut [u8]) {
-    let (at, whole) = place(position, into.len());
-    for (at, part) in [(at, 0..whole), (RING_AT, whole..into.len())] {
-        let part = &mut into[part];
-        if part.len() > LINE_BYTES { foreign.read(at, part) } else { foreign.read_words(at, part) }
-    }
-}
-
-/// Where in the segment `len` bytes behind a stamp begin, and how many of them stand before the end
-/// of the ring.
-fn place(position: u64, len: usize) -> (usize, usize) {
-    let at = line_at(position) + STAMP;
-    (at, len.min(SEGMENT_BYTES - at))
-}
-
 /// Bytes of a frame's head.
 pub(super) const HEAD: usize = 64;
 
-/// The first bytes of a frame as words, and zeros where it is shorter.
+/// The first bytes of a frame as words; a shorter frame is padded with zeros.
 pub(super) type Head = [u64; HEAD / 8];
 
-/// Likewise, as they lie there.
+/// The same bytes as they lie in the frame.
 pub(super) type HeadBytes = [[u8; 8]; HEAD / 8];
 
-/// The word of a head that is another one in every message.
-pub(super) const NUMBER: usize = std::mem::offset_of!(Header, timestamp) / 8;
-
-/// Whether no other word of a head is another one than in the last.
-#[inline(always)]
-pub(super) fn is_next(head: &HeadBytes, last: &Head) -> bool {
-    let mut differ = 0;
-    for at in 0..head.len() {
-        if at != NUMBER {
-            differ |= u64::from_le_bytes(head[at]) ^ last[at];
-        }
-    }
-    differ == 0
-}
-
-/// Writes the words of `head` that are not as in `last`, which it then is, behind so many others;
-/// returns which they are and how many.
+/// Writes the words of `head` that differ from `last`, `behind` words after the stamp, and updates
+/// `last`; returns which words they are and their number.
 ///
-/// They are looked at one by one, as they were written: what has just been stored in parts is slow
-/// to read as a whole.
-#[inline]
+/// It compares word by word: a load of more than was stored at once would wait for the stores.
+#[inline(always)]
 pub(super) fn write_head(
     words: &Words,
     position: u64,
@@ -304,8 +290,10 @@ pub(super) fn write_head(
     (changed, count)
 }
 
-/// Reads likewise; returns how many there were. `head` is `last` as a whole before words of both
-/// are stored: what has just been stored in parts is slow to read as a whole.
+/// Reads what [`write_head`] wrote: `head` is `last` with the changed words, as `last` is then.
+/// Returns the number of those words.
+///
+/// It copies `last` before it stores words of it, for the same reason.
 #[inline(always)]
 pub(super) fn read_head(
     words: &Words,
@@ -315,7 +303,7 @@ pub(super) fn read_head(
     head: &mut HeadBytes,
     last: &mut Head,
 ) -> usize {
-    *head = zerocopy::transmute!(*last);
+    *head = last.map(u64::to_le_bytes);
     let mut count = 0;
     for at in bits(changed) {
         last[at] = word(words, position, 1 + behind + count).load(Ordering::Relaxed);
@@ -325,7 +313,7 @@ pub(super) fn read_head(
     count
 }
 
-/// Where the bits of `words` are.
+/// The positions of the bits of `words`.
 #[inline(always)]
 fn bits(words: u8) -> impl Iterator<Item = usize> {
     let mut left = words;
@@ -339,66 +327,30 @@ fn bits(words: u8) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Bytes of a sender's shared memory.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
+/// A range of the memory that a sender shares.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Reference {
-    /// Which of the segments that were announced on this lane, from 0.
-    pub(super) segment: U32,
+    /// Number of the announced arena on this lane, from 0.
+    pub(super) arena: U32,
     pub(super) reserved: U32,
     pub(super) offset: U64,
     pub(super) len: U64,
 }
 
-/// The beginning of a write.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
+/// A write, with references to its first bytes.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct WriteRecord {
     pub(super) key: U64,
     pub(super) at: U64,
     pub(super) len: U64,
-    /// Its first bytes; empty ones count for nothing.
+    /// References to its first bytes; empty ones are ignored.
     pub(super) parts: [Reference; 2],
 }
 
-/// Values that are lent.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
+/// A loan of values, which belong to the next frame.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct LendRecord {
     /// Never 0.
@@ -406,7 +358,7 @@ pub(super) struct LendRecord {
     pub(super) values: Reference,
 }
 
-/// Loans that one record returns at most.
+/// Most loans that one record returns.
 pub(super) const RETURNS_MAX: usize = (LINE_BYTES - STAMP) / 8;
 
 const _: () = assert!(VERSION == 7, "a change of the records above is a new version");
@@ -446,14 +398,6 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_claimed_beyond_the_end_of_the_ring() {
-        let own = Own::new(SEGMENT_BYTES).unwrap();
-        for position in [0, LINES - 1, LINES, 3 * LINES - 2] {
-            claim(&own, position, FRAME_LINES_MAX); // a line outside of the segment would panic
-        }
-    }
-
-    #[test]
     fn a_record_goes_on_where_the_ring_begins() {
         let mut own = Own::new(SEGMENT_BYTES).unwrap();
         let foreign = Foreign::map(own.file(), SEGMENT_BYTES).unwrap();
@@ -461,9 +405,9 @@ mod tests {
         for position in [0, LINES - 1, 2 * LINES - 2] {
             for len in [0, 1, 7, 8, 20, LINE_BYTES, LINE_BYTES + 1, 200] {
                 write(&mut own, position, &bytes[..len]);
-                let mut found = vec![0; len];
+                let mut found = vec![0; len.next_multiple_of(8)];
                 read(&foreign, position, &mut found);
-                assert_eq!(found, bytes[..len], "{position}");
+                assert_eq!(found[..len], bytes[..len], "{position}");
             }
         }
     }
@@ -474,7 +418,6 @@ mod tests {
             if let Ok(stamp) = Stamp::read(word) {
                 prop_assert_eq!(stamp.word(position) as u32, word as u32);
                 prop_assert!(stamp.len <= INLINE_BYTES_MAX && stamp.lines() <= 32);
-                prop_assert_eq!(Stamp::inline(word).is_some(), stamp.kind == Kind::Inline);
             }
             prop_assert_eq!(Stamp::is_at(word, position), word >> 32 == turn(position));
         }
@@ -491,7 +434,6 @@ mod tests {
             let peers = Foreign::map(own_ring.file(), SEGMENT_BYTES).unwrap();
             let (mut sent, mut received, mut head) = (begin, begin, begin.map(u64::to_le_bytes));
             bits(mask).for_each(|at| head[at] = changes[at].to_le_bytes());
-            prop_assert_eq!(is_next(&head, &begin), mask & !(1 << NUMBER) == 0);
             let (changed, count) = write_head(own(&own_ring), position, behind, &head, &mut sent);
             let mut found = HeadBytes::default();
             let words = foreign(&peers);

@@ -1,44 +1,40 @@
-//! The sending half of a lane: records into the own ring, and what they refer to until it has been
-//! read.
+//! The sending half of a lane: records into the own ring, and the memory they refer to until the
+//! peer has read it.
 //!
-//! Short frames are copied into the ring. Of longer ones, and of writes, the ring holds references
-//! into memory that this node shares: the receiver copies from where it lies. Memory that is not
-//! shared, a user's own, passes through a few chunks that are. What the ring has no room for waits
-//! in a bounded queue.
+//! Short frames are copied into the ring. Longer frames and writes are references into memory that
+//! this node shares, and the receiver copies from there. Memory that is not shared, a user's own,
+//! is copied through a few shared chunks. What the ring has no room for waits in a bounded queue.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**shm**).
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::atomic::Ordering;
 
-use caravan_numa::Pages;
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::U64;
 
-use super::connect::{Link, Packet};
+use super::arenas::Announced;
+use super::connect::Link;
 use super::loan::Lent;
 use super::receive::Hub;
 use super::ring::{
-    self, CONSUMED, FRAME_LINES_MAX, Head, Kind, LINES, LendRecord, RETURNS_MAX, Reference,
-    WRITE_LINES, WriteRecord,
+    self, CONSUMED, FRAME_LINES_MAX, HEAD, Head, HeadBytes, INLINE_BYTES_MAX, Kind, LINES,
+    LendRecord, RETURNS_MAX, Reference, Stamp, WRITE_LINES, Words, WriteRecord,
 };
-use super::segment;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared, Views};
 use crate::transport::{FRAME_PREFIX, Gather, PeerId, check_write};
 use crate::wire::Offer;
 
-mod inline;
-
-/// How much of memory that is not shared is copied at a time, in bytes.
+/// Bytes of memory that is not shared that are copied at a time.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Such chunks that a lane has under way at most: one being read, one waiting, one being filled.
+/// Most such chunks under way on a lane: one being read, one waiting, one being filled.
 const CHUNKS_MAX: usize = 3;
 
-/// Segments that are announced on one lane at most; a pool's arenas grow with it, so it has few.
-pub(super) const SEGMENTS_MAX: usize = 1024;
+/// The sender moves frames of this many lines or more out of its core's cache, where the peer finds
+/// them sooner.
+const LINES_HANDED_OVER: u64 = 8;
 
 /// The sending half of a lane.
 #[derive(Debug)]
@@ -47,32 +43,31 @@ pub(super) struct Sender {
     depth: usize,
     /// Lines written so far.
     pub(super) head: u64,
-    /// Lines that the peer had read when we last looked.
+    /// Lines that the peer had read at the last look.
     pub(super) freed: u64,
-    /// From this line on nothing stands in the ring but what began at its line: no middle of a
-    /// frame that looks like a stamp.
+    /// From this position on, every line holds the start of a record of the last turn of the ring:
+    /// none holds the middle of a frame, which could look like a stamp.
     clear_from: u64,
-    /// How the last frame began that stands in the ring, ...
+    /// The head of the last inline frame.
     last: Head,
-    /// ... and how many lines the last record took.
+    /// Number of lines of the last record.
     lines: u64,
-    /// What records refer to, up to which line.
+    /// Memory that records refer to.
     held: VecDeque<Held>,
-    /// How many of those are chunks.
+    /// Number of chunks in `held`.
     chunks: usize,
     /// What the ring had no room for.
     outbox: VecDeque<Unit>,
-    /// Where the arenas begin that the peer was told of, by their number on this lane. They are the
-    /// pool's, so they stay.
-    announced: Vec<usize>,
+    announced: Announced,
     /// What the peer has borrowed.
     pub(super) lent: Lent,
-    /// Whether there are records that the peer, if it sleeps, was not woken for.
+    /// Whether there are new records for which the peer, if it sleeps, was not woken.
     pub(super) posted: bool,
-    /// What is wrong with the peer, once something is.
+    /// What the peer did wrong, if anything.
     pub(super) broken: Option<String>,
 }
 
+/// Memory that a record refers to, until the peer has read the ring up to `end`.
 #[derive(Debug)]
 struct Held {
     end: u64,
@@ -80,15 +75,15 @@ struct Held {
     _data: Shared,
 }
 
+/// What waits for room in the ring.
 #[derive(Debug)]
 enum Unit {
-    Frame(Shared),
+    /// A frame and the values that are lent with it.
+    Frame(Shared, Option<Shared>),
     Write(Write),
-    /// A frame, and values that are lent with it.
-    Lend(Shared, Shared),
 }
 
-/// A write, as far as it is not in the ring yet.
+/// A write that is not wholly in the ring yet.
 #[derive(Debug)]
 struct Write {
     key: u64,
@@ -112,40 +107,85 @@ impl Sender {
             held: VecDeque::new(),
             chunks: 0,
             outbox: VecDeque::new(),
-            announced: Vec::new(),
+            announced: Announced::default(),
             lent: Lent::default(),
             posted: false,
             broken: None,
         }
     }
 
-    /// Whether something waits for the peer to make room.
+    /// Whether something waits for room in the ring.
     pub(super) fn waits(&self) -> bool {
         !self.outbox.is_empty()
     }
 
-    /// Whether there is something to move, to let go of or to report.
+    /// Whether there is something to move, to release or to report.
     #[inline]
     pub(super) fn has_work(&self) -> bool {
         !self.outbox.is_empty() || !self.held.is_empty() || self.broken.is_some()
     }
 
-    /// Takes a frame with its prefix.
-    pub(super) fn frame(&mut self, link: &mut Link, frame: Buffer, hub: &mut Hub) -> Result<()> {
-        if self.copy(link, &frame[FRAME_PREFIX..], hub) {
+    /// Begins to fetch the lines of the next record, if it is as long as the last one.
+    #[inline(always)]
+    pub(super) fn prepare(&self, link: &Link) {
+        (self.head..self.head + self.lines).for_each(|position| {
+            link.own.claim(ring::line_at(position));
+        });
+    }
+
+    /// Copies a frame without its prefix into the ring. Returns false if the frame is too long, the
+    /// ring has no room, or other frames wait.
+    #[inline(always)]
+    pub(super) fn copy(&mut self, link: &mut Link, frame: &[u8], hub: &mut Hub) -> bool {
+        if !self.outbox.is_empty() || !self.put_inline(link, frame) {
+            return false;
+        }
+        hub.counters.frames_sent += 1;
+        hub.counters.bytes_sent += (FRAME_PREFIX + frame.len()) as u64;
+        true
+    }
+
+    /// Takes a frame with its prefix, and the values that are lent with it. It copies what the peer
+    /// must read in place and cannot see.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`]; [`Error::OutOfMemory`] if there is no shared memory for a copy.
+    pub(super) fn frame(
+        &mut self,
+        link: &mut Link,
+        frame: Buffer,
+        values: Option<Shared>,
+        hub: &mut Hub,
+    ) -> Result<()> {
+        if values.is_none() && self.copy(link, &frame[FRAME_PREFIX..], hub) {
             return Ok(());
         }
         self.check_depth()?;
-        let bytes = frame.len();
-        let frame = visible(frame, &hub.pool)?;
+        let bytes = frame.len() + values.as_ref().map_or(0, |values| values.len());
+        let mut values = values;
+        if let Some(values) = &mut values
+            && (!values.is_from(&hub.pool) || !values.as_ptr().addr().is_multiple_of(8))
+        {
+            *values = copy_of(values, &hub.pool)?;
+            hub.counters.payload_bytes_copied += values.len() as u64;
+        }
+        let mut frame = frame;
+        frame.advance(FRAME_PREFIX);
+        let mut frame = frame.share();
+        if frame.len() > INLINE_BYTES_MAX && !frame.is_from(&hub.pool) {
+            frame = copy_of(&frame, &hub.pool)?;
+        }
         hub.counters.frames_sent += 1;
         hub.counters.bytes_sent += bytes as u64;
-        self.outbox.push_back(Unit::Frame(frame));
+        self.outbox.push_back(Unit::Frame(frame, values));
         self.pump(link, hub);
         Ok(())
     }
 
     /// Takes a write.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], and those of [`check_write`].
     pub(super) fn write(
         &mut self,
         link: &mut Link,
@@ -162,45 +202,27 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes a frame with its prefix, and values that go with it without being copied; those that
-    /// the peer cannot see are copied to where it can.
-    pub(super) fn lend(
-        &mut self,
-        link: &mut Link,
-        frame: Buffer,
-        values: Shared,
-        hub: &mut Hub,
-    ) -> Result<()> {
-        self.check_depth()?;
-        let mut values = values;
-        if !values.is_from(&hub.pool) || !values.as_ptr().addr().is_multiple_of(8) {
-            let mut copy = hub.pool.allocate(values.len())?;
-            copy.copy_from_slice(&values);
-            hub.counters.payload_bytes_copied += values.len() as u64;
-            values = copy.share();
-        }
-        hub.counters.frames_sent += 1;
-        hub.counters.bytes_sent += (frame.len() + values.len()) as u64;
-        let frame = visible(frame, &hub.pool)?;
-        self.outbox.push_back(Unit::Lend(frame, values));
-        self.pump(link, hub);
-        Ok(())
-    }
-
-    /// Lets go of loans that the peer has returned.
+    /// Releases the loans that the peer has returned.
     #[inline]
     pub(super) fn take_back(&mut self, returned: &mut Vec<u64>) {
         while let Some(number) = returned.pop() {
             if !self.lent.take_back(number) {
-                let reason = format!("it returns loan {number}, which it has not");
+                let reason = format!("it returns loan {number}, which it does not have");
                 self.broken.get_or_insert(reason);
             }
         }
     }
 
-    /// Gives back what this side has borrowed and is done with, as far as the ring has room.
-    #[inline]
+    /// Returns the loans that this side has finished with, as far as the ring has room.
+    #[inline(always)]
     pub(super) fn give_back(&mut self, link: &mut Link, views: &Views) {
+        if views.has_returned() {
+            self.put_returns(link, views);
+        }
+    }
+
+    #[inline(never)]
+    fn put_returns(&mut self, link: &mut Link, views: &Views) {
         while views.has_returned() && self.has_room(link, 1) {
             let mut record = [0; 8 * RETURNS_MAX];
             let returned = std::iter::from_fn(|| views.take_returned());
@@ -218,11 +240,11 @@ impl Sender {
         Ok(())
     }
 
-    /// Lets go of what the peer has read, and moves what waits into the ring; whether anything
+    /// Releases what the peer has read and moves what waits into the ring; returns whether anything
     /// moved.
     ///
     /// # Errors
-    /// Says what is wrong with the peer, once something is.
+    /// What the peer did wrong.
     #[inline]
     pub(super) fn turn(&mut self, link: &mut Link, hub: &mut Hub) -> Result<bool, String> {
         if !self.has_work() {
@@ -235,70 +257,110 @@ impl Sender {
     }
 
     fn pump(&mut self, link: &mut Link, hub: &mut Hub) {
-        while let Some(unit) = self.outbox.pop_front() {
-            let left = match unit {
-                Unit::Frame(frame) => self.put_frame(link, frame).map(Unit::Frame),
-                Unit::Lend(frame, values) => self
-                    .put_loan(link, frame, values)
-                    .map(|(frame, values)| Unit::Lend(frame, values)),
-                Unit::Write(write) => self.put_write(link, write, hub).map(Unit::Write),
+        while let Some(mut unit) = self.outbox.pop_front() {
+            let is_put = match &mut unit {
+                Unit::Frame(frame, values) => self.put_frame(link, frame, values.as_ref()),
+                Unit::Write(write) => self.put_write(link, write, hub),
             };
-            if let Some(unit) = left {
+            if is_put.is_none() {
                 self.outbox.push_front(unit);
                 return;
             }
         }
     }
 
-    /// Puts a frame into the ring; hands it back if that has no room.
-    fn put_frame(&mut self, link: &mut Link, frame: Shared) -> Option<Shared> {
-        if frame.len() <= ring::INLINE_BYTES_MAX {
-            if !self.has_room(link, FRAME_LINES_MAX) {
-                return Some(frame);
-            }
-            self.put_inline(link, &frame);
-            return None;
-        }
-        let reference = if self.has_room(link, 1) { self.refer(link, &frame) } else { None };
-        let Some(reference) = reference else { return Some(frame) };
-        self.put(link, Kind::Frame, reference.as_bytes());
-        self.hold(frame, false);
-        None
-    }
-
-    /// Puts a loan and its frame into the ring; hands them back if that has no room for both.
-    fn put_loan(
+    /// Puts a frame and the loan of its values into the ring; `None` if not both can go now.
+    fn put_frame(
         &mut self,
         link: &mut Link,
-        frame: Shared,
-        values: Shared,
-    ) -> Option<(Shared, Shared)> {
-        let is_inline = frame.len() <= ring::INLINE_BYTES_MAX;
+        frame: &Shared,
+        values: Option<&Shared>,
+    ) -> Option<()> {
         if !self.has_room(link, 1 + FRAME_LINES_MAX) {
-            return Some((frame, values));
+            return None;
         }
-        let Some(reference) = self.refer(link, &values) else { return Some((frame, values)) };
-        if !is_inline && self.refer(link, &frame).is_none() {
-            return Some((frame, values));
+        let is_long = frame.len() > INLINE_BYTES_MAX;
+        let frame_at = if is_long { Some(self.refer(link, frame)?) } else { None };
+        if let Some(values) = values {
+            let values_at = self.refer(link, values)?;
+            let number = U64::new(self.lent.lend(values.clone()));
+            self.put(link, Kind::Lend, LendRecord { number, values: values_at }.as_bytes());
         }
-        let number = U64::new(self.lent.lend(values));
-        self.put(link, Kind::Lend, LendRecord { number, values: reference }.as_bytes());
-        let left = self.put_frame(link, frame);
-        debug_assert!(left.is_none(), "there is room, and its segment is announced");
-        None
+        match frame_at {
+            None => {
+                let is_put = self.put_inline(link, frame);
+                debug_assert!(is_put, "there is room");
+            }
+            Some(reference) => {
+                self.put(link, Kind::Frame, reference.as_bytes());
+                self.hold(frame.clone(), false);
+            }
+        }
+        Some(())
     }
 
-    /// Puts a write into the ring, piece by piece; hands it back if not all of it has room.
-    fn put_write(&mut self, link: &mut Link, mut write: Write, hub: &mut Hub) -> Option<Write> {
+    /// Copies a frame into the ring; returns false if it is too long or there is no room.
+    #[inline]
+    fn put_inline(&mut self, link: &mut Link, frame: &[u8]) -> bool {
+        if frame.len() > INLINE_BYTES_MAX || !self.has_room(link, FRAME_LINES_MAX) {
+            return false;
+        }
+        let mut padded;
+        let (head, rest) = match frame.split_first_chunk::<HEAD>() {
+            Some((head, rest)) => (zerocopy::transmute_ref!(head), rest),
+            None => {
+                padded = HeadBytes::default();
+                padded.as_flattened_mut()[..frame.len()].copy_from_slice(frame);
+                (&padded, &[][..])
+            }
+        };
+        let (position, behind) = (self.head, rest.len().div_ceil(8));
+        let words = ring::own(&link.own);
+        let (changed, count) = ring::write_head(words, position, behind, head, &mut self.last);
+        ring::write(&mut link.own, position, rest);
+        let lines = ring::lines_of(behind + count);
+        let stamp = Stamp { kind: Kind::Inline, len: frame.len(), words: changed };
+        self.publish(ring::own(&link.own), stamp, lines);
+        if lines >= LINES_HANDED_OVER {
+            ring::hand_over(&link.own, position + 1, lines - 1);
+        }
+        true
+    }
+
+    /// Puts any other record into the ring, which has room.
+    fn put(&mut self, link: &mut Link, kind: Kind, record: &[u8]) {
+        ring::write(&mut link.own, self.head, record);
+        let lines = ring::lines_of(record.len().div_ceil(8));
+        self.publish(ring::own(&link.own), Stamp::of(kind), lines);
+    }
+
+    /// Stores the stamp of the record at the head of the ring, which takes `lines`.
+    #[inline(always)] // the line is in transit from the peer's core: a call would delay the stamp
+    fn publish(&mut self, words: &Words, stamp: Stamp, lines: u64) {
+        let next = self.head + lines;
+        if lines > 1 {
+            self.clear_from = next + LINES;
+        }
+        let behind = ring::word(words, next, 0);
+        if next < self.clear_from && Stamp::is_at(behind.load(Ordering::Relaxed), next) {
+            behind.store(Stamp::none(next), Ordering::Relaxed);
+        }
+        ring::word(words, self.head, 0).store(stamp.word(self.head), Ordering::Release);
+        (self.head, self.lines) = (next, lines);
+        self.posted = true;
+    }
+
+    /// Puts a write into the ring piece by piece; `None` if not all of it can go now.
+    fn put_write(&mut self, link: &mut Link, write: &mut Write, hub: &mut Hub) -> Option<()> {
         while !write.begun || write.sent < write.data.len() {
             if !self.has_room(link, WRITE_LINES) {
-                return Some(write);
+                return None;
             }
             let mut parts = [None, None];
             let parts_max = if write.begun { 1 } else { 2 };
             let mut references = [Reference::default(); 2];
             for (part, reference) in parts.iter_mut().zip(&mut references).take(parts_max) {
-                let Some((found, data, is_chunk)) = self.next_part(link, &write, hub) else {
+                let Some((found, data, is_chunk)) = self.next_part(link, write, hub) else {
                     break;
                 };
                 write.sent += data.len();
@@ -315,16 +377,16 @@ impl Sender {
             } else if parts[0].is_some() {
                 self.put(link, Kind::Piece, references[0].as_bytes());
             } else {
-                return Some(write);
+                return None;
             }
             for (data, is_chunk) in parts.into_iter().flatten() {
                 self.hold(data, is_chunk);
             }
         }
-        None
+        Some(())
     }
 
-    /// What a write goes on with, in shared memory; nothing if there is no more or it has to wait.
+    /// The next part of a write, in shared memory; `None` if there is no more or it has to wait.
     fn next_part(
         &mut self,
         link: &mut Link,
@@ -343,60 +405,26 @@ impl Sender {
         if self.chunks == CHUNKS_MAX {
             return None;
         }
-        let len = rest.len().min(CHUNK_BYTES);
-        let mut chunk = hub.pool.allocate(len).ok()?;
-        chunk.copy_from_slice(&rest[..len]);
-        hub.counters.payload_bytes_copied += len as u64;
-        let chunk = chunk.share();
+        let chunk = copy_of(&rest[..rest.len().min(CHUNK_BYTES)], &hub.pool).ok()?;
+        hub.counters.payload_bytes_copied += chunk.len() as u64;
         Some((self.refer(link, &chunk)?, chunk, true))
     }
 
-    /// Keeps what the last record refers to.
+    /// Keeps the memory that the last record refers to.
     fn hold(&mut self, data: Shared, is_chunk: bool) {
         self.held.push_back(Held { end: self.head, is_chunk, _data: data });
     }
 
-    /// Where the peer finds `data`, which is from the pool that is shared; nothing if it cannot be
-    /// told now.
-    fn refer(&mut self, link: &mut Link, data: &Shared) -> Option<Reference> {
-        let (pages, offset) = data.pages()?;
-        let id = pages.base().addr().get();
-        let found = self.announced.iter().position(|&announced| announced == id);
-        let segment = match found {
-            Some(segment) => segment,
-            None => self.announce(link, pages)?,
-        };
-        Some(Reference {
-            segment: U32::new(segment as u32),
-            reserved: U32::new(0),
-            offset: U64::new(offset as u64),
-            len: U64::new(data.len() as u64),
+    /// A reference to `data`, which lies in the shared pool; `None` if it cannot be made now.
+    fn refer(&mut self, link: &Link, data: &Shared) -> Option<Reference> {
+        self.announced.refer(link, data).unwrap_or_else(|reason| {
+            self.broken.get_or_insert(reason);
+            None
         })
     }
 
-    /// Tells the peer of an arena; returns its number, or nothing if it cannot be told now.
-    #[cold]
-    fn announce(&mut self, link: &mut Link, pages: &Pages) -> Option<usize> {
-        let shared = match pages.file() {
-            Some(file) if self.announced.len() < SEGMENTS_MAX => segment::seal(file)
-                .and_then(|()| link.send(Packet::Segment(pages.len() as u64), Some(file))),
-            _ => Err(io::ErrorKind::OutOfMemory.into()),
-        };
-        match shared {
-            Ok(()) => {
-                self.announced.push(pages.base().addr().get());
-                Some(self.announced.len() - 1)
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            Err(error) => {
-                self.broken.get_or_insert(format!("memory cannot be shared with it: {error}"));
-                None
-            }
-        }
-    }
-
-    /// Whether the ring takes `lines` more; the one behind them stays free, too, for what the peer
-    /// waits on.
+    /// Whether the ring has room for `lines` more. The line behind them stays free too: the peer
+    /// polls it.
     #[inline]
     fn has_room(&mut self, link: &Link, lines: u64) -> bool {
         if self.head + lines < self.freed + LINES {
@@ -406,7 +434,7 @@ impl Sender {
         self.head + lines < self.freed + LINES
     }
 
-    /// Looks how far the peer has read, and lets go of what it needs no longer.
+    /// Reads how far the peer has read, and releases the memory it no longer needs.
     fn release(&mut self, link: &Link) {
         let foreign = &link.foreign;
         let consumed = foreign.load(CONSUMED, Ordering::Acquire);
@@ -424,15 +452,12 @@ impl Sender {
     }
 }
 
-/// A frame without its prefix, where the peer can read it if it is too long for the ring.
-fn visible(frame: Buffer, pool: &Pool) -> Result<Shared> {
-    let mut frame = frame;
-    frame.advance(FRAME_PREFIX);
-    let frame = frame.share();
-    if frame.len() <= ring::INLINE_BYTES_MAX || frame.is_from(pool) {
-        return Ok(frame);
-    }
-    let mut copy = pool.allocate(frame.len())?;
-    copy.copy_from_slice(&frame);
+/// A copy of `bytes` in the shared pool.
+///
+/// # Errors
+/// [`Error::OutOfMemory`].
+fn copy_of(bytes: &[u8], pool: &Pool) -> Result<Shared> {
+    let mut copy = pool.allocate(bytes.len())?;
+    copy.copy_from_slice(bytes);
     Ok(copy.share())
 }

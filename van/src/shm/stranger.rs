@@ -1,4 +1,5 @@
-//! A peer that knows the protocol and the secret, and has no scruples: for tests, and for fuzzing what this van receives.
+//! A hostile peer that knows the protocol and the secret, for tests and for fuzzing what this van
+//! receives.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests, and a fuzz target")]
 
 use std::cell::RefCell;
@@ -19,12 +20,12 @@ use crate::transport::{Event, PeerId, Transport};
 /// Bytes of the memory that a [`Stranger`] shares.
 pub(super) const SHARED: usize = 1 << 16;
 
-/// A node to be harmed.
+/// A node to attack.
 pub(super) fn node() -> Shm {
     Shm::new(&VanConfig { memory_bytes: 64 << 20, ..VanConfig::default() }).unwrap()
 }
 
-/// Somebody who knows the secret, and was welcomed.
+/// A caller that knows the secret and was welcomed.
 pub(super) struct Caller {
     pub(super) socket: Socket,
     pub(super) own: Own,
@@ -57,22 +58,23 @@ impl Caller {
     }
 }
 
-/// Somebody who knows the protocol and the secret, and has no scruples.
+/// A hostile peer that knows the protocol and the secret.
 pub(super) struct Stranger {
     pub(super) link: Link,
-    /// Lines put into its ring so far.
+    /// Number of lines put into its ring so far.
     pub(super) head: u64,
 }
 
 impl Stranger {
-    /// One that has proved itself, and what the node calls it; it has shared a segment of [`SHARED`] bytes.
+    /// A peer that has proved itself and has shared an arena of [`SHARED`] bytes, and its number at
+    /// the node.
     pub(super) fn peer(node: &mut Shm) -> (Stranger, PeerId) {
         let Caller { socket, own, foreign, proof } = Caller::welcomed(node);
         send(&socket, Packet::Greeting(&proof), Some(own.file())).unwrap();
         let link = Link { own, foreign, socket: Rc::new(socket) };
         let peer = connected(node);
         let shared = Own::new(SHARED).unwrap();
-        link.send(Packet::Segment(SHARED as u64), Some(shared.file())).unwrap();
+        link.send(Packet::Arena(SHARED as u64), Some(shared.file())).unwrap();
         (Stranger { link, head: 0 }, peer)
     }
 
@@ -88,24 +90,24 @@ fn connected(node: &mut Shm) -> PeerId {
         node.poll(&mut events).unwrap();
         match events.pop() {
             Some(Event::Connected { peer, .. }) => return peer,
-            Some(Event::Lost { .. }) => {} // of the one before, which has just gone
+            Some(Event::Lost { .. }) => {} // of the previous peer, which has just gone
             Some(other) => panic!("{other:?} of a peer that has said nothing"),
             None => node.wait(Duration::from_millis(1)).unwrap(),
         }
     }
 }
 
-/// Polls that a script of records takes at most: each takes up to 64 of them.
+/// Most polls that a script takes: each poll takes up to 64 records.
 const POLLS: usize = LINES as usize / 64 + 2;
 
-/// Bytes that the stranger may write to, once.
+/// Bytes of the offer to the stranger.
 const OFFERED: usize = 4096;
 
-/// Has a peer put arbitrary lines into its ring, each with a stamp that is due at its place and with the rest of the stamp as
-/// it is in `script`. A write whose key is 0 names what was offered to the peer.
+/// Has a peer put the lines of `script` into its ring, each with the position of its place in the
+/// stamp. A write with key 0 names the offer to the peer.
 ///
 /// # Panics
-/// When the node does what it must not: hand on more than a frame's bytes, or fail itself.
+/// If the node hands on more bytes than a frame may have, or fails itself.
 pub fn ring(script: &[u8]) {
     thread_local! {
         static NODE: RefCell<Shm> = RefCell::new(node());
@@ -116,7 +118,7 @@ pub fn ring(script: &[u8]) {
         let key = node.offer(peer, offered).unwrap().key.get();
         let lines: Vec<[u8; LINE_BYTES]> =
             script.chunks(LINE_BYTES).take(LINES as usize / 2).map(padded).collect();
-        // The first line last: the node looks for it, and then sees all.
+        // The first line comes last: the node polls it, and then sees all lines.
         for (position, line) in lines.iter().enumerate().rev() {
             stranger.put_line(position as u64, line, key);
         }

@@ -1,6 +1,6 @@
-//! Goal: whatever a peer sends, writes or leaves undone, this node goes on: the peer is lost, nothing is read out of bounds,
-//! nothing panics or waits, and nothing is left behind.
-//! Method: a stranger that speaks the protocol by hand, and gets it wrong in one place at a time.
+//! Goal: whatever a peer sends, writes or leaves undone, this node goes on: the peer is lost,
+//! nothing is read out of bounds, nothing panics or waits, and nothing is left behind. Method: a
+//! stranger that speaks the protocol by hand, and gets it wrong in one place at a time.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -57,9 +57,9 @@ fn lost(node: &mut Shm) -> String {
     }
 }
 
-fn reference(segment: u32, offset: u64, len: u64) -> Reference {
+fn reference(arena: u32, offset: u64, len: u64) -> Reference {
     Reference {
-        segment: U32::new(segment),
+        arena: U32::new(arena),
         reserved: U32::new(0),
         offset: U64::new(offset),
         len: U64::new(len),
@@ -73,7 +73,8 @@ fn belongings() -> (usize, usize) {
     (files, maps.lines().filter(|line| line.contains("/memfd:")).count())
 }
 
-/// Has the test of this name run in a process of its own, where nobody else opens or closes anything; true there.
+/// Has the test of this name run in a process of its own, where nobody else opens or closes
+/// anything; true there.
 fn is_alone(test: &str) -> bool {
     const ALONE: &str = "CARAVAN_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -134,7 +135,8 @@ fn who_does_not_know_the_secret_gets_no_memory() {
         send(&socket, Packet::Greeting(packet), None).unwrap();
         ends(&mut node, &socket);
     }
-    // Who says nothing costs a descriptor, and goes after a while; the oldest of too many goes at once.
+    // Who says nothing costs a descriptor, and goes after a while; the oldest of too many goes at
+    // once.
     let silent = || Socket::connect(name_in(&node.about().address).unwrap()).unwrap();
     let sockets = [silent(), silent()];
     for _ in 0..100 {
@@ -234,7 +236,7 @@ fn packets_that_are_none_lose_their_sender() {
     assert!(lost(&mut node).contains("hello twice"));
     for len in [0, SEGMENT_BYTES as u64 + 1, 1 << 40, u64::MAX] {
         let (stranger, _) = Stranger::peer(&mut node);
-        stranger.link.send(Packet::Segment(len), Some(stranger.link.own.file())).unwrap();
+        stranger.link.send(Packet::Arena(len), Some(stranger.link.own.file())).unwrap();
         lost(&mut node);
     }
 }
@@ -243,7 +245,7 @@ fn packets_that_are_none_lose_their_sender() {
 fn records_that_lie_lose_their_sender() {
     let mut node = node();
     let frames = [
-        (reference(1, 0, 8), "segment 1, which it has not shared"),
+        (reference(1, 0, 8), "arena 1, which it has not shared"),
         (reference(u32::MAX, 0, 8), "which it has not shared"),
         (reference(0, SHARED as u64 - 7, 8), "refers to 8 bytes at"),
         (reference(0, u64::MAX - 3, 8), "refers to 8 bytes at"),
@@ -259,7 +261,7 @@ fn records_that_lie_lose_their_sender() {
     for word in [0x0000_0000_u64, 0x00ff_0000, 0x0001_ffff, 0x0002_0001, 0x0102_0000] {
         let (mut stranger, _) = Stranger::peer(&mut node);
         stranger.put_word(1 << 32 | word, &[]);
-        assert!(lost(&mut node).contains("where a record should begin"));
+        assert!(lost(&mut node).contains("in place of a stamp"));
     }
     let (mut stranger, _) = Stranger::peer(&mut node);
     stranger.put(Kind::Piece, reference(0, 0, 8).as_bytes());
@@ -306,7 +308,8 @@ fn a_count_of_what_was_read_that_cannot_be_loses_its_sender() {
     for consumed in [u64::MAX, 2, 1 << 40] {
         let (stranger, peer) = Stranger::peer(&mut node);
         let frame = node.about().memory.allocate(FRAME_PREFIX + 8000).unwrap();
-        node.post_send(peer, frame.into()).unwrap(); // by reference, so that the node waits for it to be read
+        // A reference, which the node holds until it is read.
+        node.post_send(peer, frame.into()).unwrap();
         stranger.link.own.store(CONSUMED, consumed, Ordering::Release);
         assert!(lost(&mut node).contains("it says it has read"));
     }
