@@ -63,7 +63,7 @@ pub use error::{Error, Result};
 pub use node::{App, Apps, Target, Van, WorkerNode};
 pub use secret::SecretSource;
 pub use server::{Handles, ServerThread, Shard};
-pub use table::{Store, TableSpec, ValueType};
+pub use table::{Initial, Store, TableSpec, ValueType};
 pub use tracker::{Answer, Callback, Timestamp};
 pub use worker::{ServerAddress, Table, Worker};
 

@@ -1,6 +1,8 @@
 //! The specification of a table: its keys, its values, and the rule by which servers apply pushes
 //! to it.
 
+use std::fmt::Display;
+
 use caravan_van::{KeyRange, Value};
 use serde::{Deserialize, Serialize};
 
@@ -27,19 +29,25 @@ pub enum ValueType {
 }
 
 /// Evaluates an expression with a name bound to the Rust type of a table's values.
+///
+/// With a list of types, only those are bound; the expression behind `else` stands for the others.
 macro_rules! with_type {
     ($value:expr, $of:ident => $body:expr) => {
         $crate::table::with_type!(
             $value, $of => $body;
-            F32 = f32, F64 = f64, I32 = i32, I64 = i64, U8 = u8, F16 = half::f16, BF16 = half::bf16
+            F32 = f32, F64 = f64, I32 = i32, I64 = i64, U8 = u8, F16 = half::f16, BF16 = half::bf16;
         )
     };
-    ($value:expr, $of:ident => $body:expr; $($name:ident = $rust:ty),*) => {
+    (
+        $value:expr, $of:ident => $body:expr; $($name:ident = $rust:ty),*;
+        $(else $others:expr)?
+    ) => {
         match $value {
             $($crate::table::ValueType::$name => {
                 type $of = $rust;
                 $body
             })*
+            $(_ => $others,)?
         }
     };
 }
@@ -85,10 +93,43 @@ impl ValueType {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Store {
-    /// A row for every key of the range, initially zero.
+    /// A row for every key of the range, from the start.
     Dense,
-    /// Rows only for keys that were pushed; others read as zero.
+    /// Rows only for keys that were pushed; others read as the table's initial values.
     Sparse,
+}
+
+/// Values of a row before the first push to it, also of one that is pulled and does not exist.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Initial {
+    /// 0.
+    #[default]
+    Zero,
+    /// The number in this text, which the table's type must have: `0.5`, `inf`, `-1`.
+    Constant(String),
+    /// Random numbers between two bounds, for tables of floating-point numbers. Each depends only
+    /// on the seed, the table's id, the key and the column, and so not on the number of servers.
+    Uniform {
+        /// Lowest value, finite.
+        low: f64,
+        /// Highest value, finite.
+        high: f64,
+        /// Any number; another one draws other values.
+        #[serde(default)]
+        seed: u64,
+    },
+}
+
+impl Initial {
+    /// The same number for all values, as `Initial::constant(f32::INFINITY)`.
+    pub fn constant(value: impl Display) -> Self {
+        Initial::Constant(value.to_string())
+    }
+
+    fn is_zero(&self) -> bool {
+        *self == Initial::Zero
+    }
 }
 
 /// Everything that nodes must agree on about a table. Its first creator decides; others must
@@ -109,10 +150,15 @@ pub struct TableSpec {
     pub width: u32,
     /// How rows are stored.
     pub store: Store,
-    /// Name of the update rule: `add`, `assign`, or one registered at the servers.
+    /// Name of the update rule: `add`, `assign`, another of [`crate::server`], or one registered
+    /// at the servers.
     pub handle: String,
-    /// Settings of the update rule.
+    /// Settings of the update rule: null for its defaults, or an object that names some of its
+    /// options, as `{"rate": 0.1}`. [`crate::server::Sgd`] and its like are such objects in Rust.
     pub options: serde_json::Value,
+    /// Values of new rows, and of rows that do not exist.
+    #[serde(default, skip_serializing_if = "Initial::is_zero")]
+    pub initial: Initial,
     /// Filters that make its messages smaller.
     #[serde(default, skip_serializing_if = "Filters::is_none")]
     pub filters: Filters,
@@ -132,6 +178,7 @@ impl TableSpec {
             store: Store::Sparse,
             handle: "add".to_owned(),
             options: serde_json::Value::Null,
+            initial: Initial::Zero,
             filters: Filters::NONE,
         }
     }
@@ -158,6 +205,12 @@ impl TableSpec {
     /// The same table with settings for its update rule.
     pub fn options(mut self, options: serde_json::Value) -> Self {
         self.options = options;
+        self
+    }
+
+    /// The same table with other initial values than 0.
+    pub fn initial(mut self, initial: Initial) -> Self {
+        self.initial = initial;
         self
     }
 

@@ -20,8 +20,14 @@ impl Draws {
     /// The next draw, uniform in [0, 1).
     #[inline]
     pub fn next_unit(&mut self) -> f64 {
+        unit(self.next_bits())
+    }
+
+    /// The next draw, uniform over all numbers.
+    #[inline]
+    pub fn next_bits(&mut self) -> u64 {
         self.count += 1;
-        unit(mix(self.stream.wrapping_add(self.count.wrapping_mul(GOLDEN))))
+        mix(self.stream.wrapping_add(self.count.wrapping_mul(GOLDEN)))
     }
 
     /// The draw for `key`, which never changes.

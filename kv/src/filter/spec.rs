@@ -11,6 +11,9 @@ use super::quantize;
 use crate::error::{Error, Result};
 use crate::table::{TableSpec, ValueType};
 
+/// Handles of floating-point numbers to which pushes are no contributions.
+const NOT_SUMS: [&str; 5] = ["assign", "mul", "div", "min", "max"];
+
 /// The filters of a table; none by default. Written as a list:
 /// `mask,zero,quantize=2,key-cache,snappy`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -99,9 +102,9 @@ impl Filters {
                 "skip, significant or quantize",
                 "they are for f32 and f64, and counts are exact",
             ),
-            _ if self.is_lossy() && spec.handle == "assign" => refuse(
+            _ if self.is_lossy() && NOT_SUMS.contains(&&*spec.handle) => refuse(
                 "skip, significant or quantize",
-                "a push replaces the row, so what it lacks is lost instead of evened out",
+                "its handle does not add up pushes, so what one lacks is lost instead of evened out",
             ),
             Filters { skip, significant, .. }
                 if (skip.is_some() || significant.is_some()) && spec.width == 0 =>
@@ -262,8 +265,8 @@ mod tests {
             (&floats, "significant=0", "threshold above 0"),
             (&counts, "quantize=2", "counts are exact"),
             (&counts, "narrow", "it is for f64"),
-            (&assigned, "skip=0.5", "replaces the row"),
-            (&assigned, "quantize=2", "replaces the row"),
+            (&assigned, "skip=0.5", "does not add up"),
+            (&assigned, "quantize=2", "does not add up"),
             (&varying, "significant=1", "own lengths"),
         ] {
             let error = list.parse::<Filters>().unwrap().check(spec).unwrap_err().to_string();

@@ -2,6 +2,13 @@
 //!
 //! Path: codec > thread > shard > store (**handle**) > answer.
 
+mod adagrad;
+mod adam;
+mod ftrl;
+mod number;
+mod operators;
+mod options;
+mod sgd;
 mod sum;
 
 use std::collections::HashMap;
@@ -9,14 +16,27 @@ use std::sync::Arc;
 
 use caravan_van::{KeyRange, Pool, Value, long};
 
+pub use self::adagrad::AdaGrad;
+pub use self::adam::Adam;
+pub use self::ftrl::Ftrl;
+use self::number::Float;
+pub use self::number::Number;
+pub use self::sgd::{Momentum, Sgd};
 pub use self::sum::Sum;
+use super::initial::Start;
 use super::shard::Shard;
 use super::store::Rows;
 use super::varying::VaryingRows;
-use crate::table::{TableSpec, ValueType, with_type};
+use crate::table::{Initial, TableSpec, ValueType, with_type};
 
 /// An update rule: how a push changes a row. Closures `FnMut(key, stored, pushed)` are rules.
+///
+/// A row holds values that pulls show, and may have hidden ones beside them, which never leave the
+/// server.
 pub trait Rule<V>: 'static {
+    /// Type of hidden values; any if there are none.
+    type Hidden: Value;
+
     /// Whether a push replaces the row, whatever its previous values. Such a push may change the
     /// row's length, and large rows are stored without a copy.
     const REPLACES: bool = false;
@@ -27,17 +47,40 @@ pub trait Rule<V>: 'static {
     /// rules, the server copies lent values first.
     const READS_ONCE: bool = false;
 
-    /// Applies `pushed` to `stored`, which has as many values. New rows are zero.
-    fn apply(&mut self, key: u64, stored: &mut [V], pushed: &[V]);
+    /// Whether the rule treats all values alike, whatever their key and column.
+    ///
+    /// Such a rule is given consecutive rows at once, with the key of the first, so that the
+    /// compiler can vectorise its loop. Its rows have equally many hidden values for each value.
+    const BY_VALUE: bool = false;
 
-    /// As [`Rule::apply`], for consecutive rows of equal width: both slices are `[n * width]`. A
-    /// rule that treats all values equally can update them in one loop, which the compiler
-    /// vectorises.
-    fn apply_run(&mut self, keys: &[u64], stored: &mut [V], pushed: &[V]) {
-        let width = pushed.len() / keys.len().max(1);
-        let rows = stored.chunks_exact_mut(width.max(1)).zip(pushed.chunks_exact(width.max(1)));
-        keys.iter().zip(rows).for_each(|(&key, (stored, pushed))| self.apply(key, stored, pushed));
+    /// Number of hidden values of a row of `width` values. Tables of width 0 have none.
+    #[inline]
+    fn hidden(&self, _width: usize) -> usize {
+        0
     }
+
+    /// Sets the hidden values of a new row, which are 0, once `stored` has its initial values.
+    fn init(&mut self, _key: u64, _stored: &[V], _hidden: &mut [Self::Hidden]) {}
+
+    /// Applies `pushed: [width]` to `stored: [width]` and `hidden`. A new row has the table's
+    /// initial values.
+    fn apply(
+        &mut self,
+        origin: Origin,
+        key: u64,
+        stored: &mut [V],
+        hidden: &mut [Self::Hidden],
+        pushed: &[V],
+    );
+}
+
+/// Where a push comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origin {
+    /// Node id of the worker.
+    pub sender: u32,
+    /// The worker's iteration.
+    pub clock: u64,
 }
 
 /// `stored += pushed`, as [`Sum`] defines it.
@@ -45,14 +88,12 @@ pub trait Rule<V>: 'static {
 pub struct Add;
 
 impl<V: Sum> Rule<V> for Add {
+    type Hidden = V;
     const READS_ONCE: bool = true;
+    const BY_VALUE: bool = true;
 
     #[inline]
-    fn apply(&mut self, _key: u64, stored: &mut [V], pushed: &[V]) {
-        V::add_up(stored, pushed);
-    }
-
-    fn apply_run(&mut self, _keys: &[u64], stored: &mut [V], pushed: &[V]) {
+    fn apply(&mut self, _: Origin, _: u64, stored: &mut [V], _: &mut [V], pushed: &[V]) {
         V::add_up(stored, pushed);
     }
 }
@@ -62,21 +103,22 @@ impl<V: Sum> Rule<V> for Add {
 pub struct Assign;
 
 impl<V: Value> Rule<V> for Assign {
+    type Hidden = V;
     const REPLACES: bool = true;
     const READS_ONCE: bool = true;
+    const BY_VALUE: bool = true;
 
     #[inline]
-    fn apply(&mut self, _key: u64, stored: &mut [V], pushed: &[V]) {
-        long::copy(V::bytes_mut(stored), V::bytes(pushed));
-    }
-
-    fn apply_run(&mut self, _keys: &[u64], stored: &mut [V], pushed: &[V]) {
+    fn apply(&mut self, _: Origin, _: u64, stored: &mut [V], _: &mut [V], pushed: &[V]) {
         long::copy(V::bytes_mut(stored), V::bytes(pushed));
     }
 }
 
-impl<V, F: FnMut(u64, &mut [V], &[V]) + 'static> Rule<V> for F {
-    fn apply(&mut self, key: u64, stored: &mut [V], pushed: &[V]) {
+impl<V: Value, F: FnMut(u64, &mut [V], &[V]) + 'static> Rule<V> for F {
+    type Hidden = V;
+
+    #[inline]
+    fn apply(&mut self, _: Origin, key: u64, stored: &mut [V], _: &mut [V], pushed: &[V]) {
         self(key, stored, pushed);
     }
 }
@@ -84,46 +126,93 @@ impl<V, F: FnMut(u64, &mut [V], &[V]) + 'static> Rule<V> for F {
 type Build =
     dyn Fn(&TableSpec, Option<KeyRange>, &Pool) -> Result<Box<dyn Shard>, String> + Send + Sync;
 
-/// The handles by name, of which servers build shards. `add` and `assign` are always included.
+/// The handles by name, of which servers build shards. Always included are `add` and `assign`; the
+/// operators `sub`, `mul`, `div`, `min`, `max`, `and`, `or` and `xor`; and the optimisers `sgd`
+/// ([`Sgd`]), `momentum` ([`Momentum`]), `adagrad` ([`AdaGrad`]), `adam` ([`Adam`]) and `ftrl`
+/// ([`Ftrl`]).
 #[derive(Clone)]
-pub struct Handles(HashMap<String, Arc<Build>>);
+pub struct Handles(HashMap<String, Handle>);
+
+#[derive(Clone)]
+struct Handle {
+    build: Arc<Build>,
+    /// Whether its shards are rows, which can have initial values.
+    has_rows: bool,
+}
+
+/// Builds the shard of an optimiser: its options, and the expression of its rule with the type to
+/// compute with.
+macro_rules! optimiser {
+    ($options:ty, $real:ident => $rule:expr) => {
+        |spec: &TableSpec, range: Option<KeyRange>, memory: &Pool| {
+            let options: $options = options::read(spec)?;
+            with_type!(
+                spec.value, V => {
+                    type $real = <V as Float>::Real;
+                    let rule = $rule(options).map_err(|why: String| options::refuse(spec, &why))?;
+                    rows::<V, _>(spec, range, rule, memory)
+                };
+                F32 = f32, F64 = f64, F16 = half::f16, BF16 = half::bf16;
+                else Err(unsuited(spec, "f32, f64, f16 and bf16"))
+            )
+        }
+    };
+}
 
 impl Default for Handles {
     fn default() -> Self {
-        let handles = Handles(HashMap::new());
-        handles.with("add", build_add).with("assign", build_assign)
+        let handles = Handles(HashMap::new()).with_rows("add", build_add);
+        let handles = handles.with_rows("assign", build_assign);
+        let operators = operators::NAMES.into_iter();
+        operators
+            .fold(handles, |handles, name| handles.with_rows(name, operators::build))
+            .with_rows("sgd", optimiser!(Sgd, R => sgd::SgdRule::new::<R>))
+            .with_rows("momentum", optimiser!(Momentum, R => sgd::MomentumRule::<R>::new))
+            .with_rows("adagrad", optimiser!(AdaGrad, R => adagrad::AdaGradRule::<R>::new))
+            .with_rows("adam", optimiser!(Adam, R => adam::AdamRule::<R>::new))
+            .with_rows("ftrl", optimiser!(Ftrl, R => ftrl::FtrlRule::<R>::new))
     }
 }
 
 impl Handles {
     /// Adds a custom kind of shard.
     pub fn with(
-        mut self,
+        self,
         name: &str,
         build: impl Fn(&TableSpec, Option<KeyRange>, &Pool) -> Result<Box<dyn Shard>, String>
         + Send
         + Sync
         + 'static,
     ) -> Self {
-        self.0.insert(name.to_owned(), Arc::new(build));
-        self
+        self.insert(name, Handle { build: Arc::new(build), has_rows: false })
     }
 
     /// Adds a custom update rule for tables of `V`; `make` is called once per shard.
-    pub fn with_rule<V: Value, R: Rule<V>>(
+    pub fn with_rule<V: Number, R: Rule<V>>(
         self,
         name: &str,
         make: impl Fn(&TableSpec) -> R + Send + Sync + 'static,
     ) -> Self {
-        let owned = name.to_owned();
-        self.with(name, move |spec, range, memory| match ValueType::of::<V>() {
+        self.with_rows(name, move |spec, range, memory| match ValueType::of::<V>() {
             Some(value) if value == spec.value => rows::<V, R>(spec, range, make(spec), memory),
-            _ => Err(format!(
-                "the handle {owned} is for {} values, the table holds {}",
-                V::NAME,
-                spec.value.name()
-            )),
+            _ => Err(unsuited(spec, V::NAME)),
         })
+    }
+
+    fn with_rows(
+        self,
+        name: &str,
+        build: impl Fn(&TableSpec, Option<KeyRange>, &Pool) -> Result<Box<dyn Shard>, String>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        self.insert(name, Handle { build: Arc::new(build), has_rows: true })
+    }
+
+    fn insert(mut self, name: &str, handle: Handle) -> Self {
+        self.0.insert(name.to_owned(), handle);
+        self
     }
 
     /// Builds a thread's shard of a table: the keys of `range`, or no keys, with rows in `memory`.
@@ -138,7 +227,7 @@ impl Handles {
         range: Option<KeyRange>,
         memory: &Pool,
     ) -> Result<Box<dyn Shard>, String> {
-        let Some(build) = self.0.get(&spec.handle) else {
+        let Some(Handle { build, has_rows }) = self.0.get(&spec.handle) else {
             let mut known: Vec<_> = self.0.keys().map(String::as_str).collect();
             known.sort_unstable();
             return Err(format!(
@@ -147,6 +236,9 @@ impl Handles {
                 known.join(", ")
             ));
         };
+        if !has_rows && spec.initial != Initial::Zero {
+            return Err(options::refuse(spec, "its rows begin as it says, so leave out `initial`"));
+        }
         build(spec, range, memory)
     }
 }
@@ -156,6 +248,7 @@ fn build_add(
     range: Option<KeyRange>,
     memory: &Pool,
 ) -> Result<Box<dyn Shard>, String> {
+    options::take_none(spec)?;
     with_type!(spec.value, V => rows::<V, _>(spec, range, Add, memory))
 }
 
@@ -164,17 +257,48 @@ fn build_assign(
     range: Option<KeyRange>,
     memory: &Pool,
 ) -> Result<Box<dyn Shard>, String> {
+    options::take_none(spec)?;
     with_type!(spec.value, V => rows::<V, _>(spec, range, Assign, memory))
 }
 
-fn rows<V: Value, R: Rule<V>>(
+fn rows<V: Number, R: Rule<V>>(
     spec: &TableSpec,
     range: Option<KeyRange>,
     rule: R,
     memory: &Pool,
 ) -> Result<Box<dyn Shard>, String> {
+    let start = Start::new(spec)?;
     Ok(match spec.width {
-        0 => Box::new(VaryingRows::<V, R>::new(spec, rule, memory)?),
-        _ => Box::new(Rows::<V, R>::new(spec, range, rule, memory)?),
+        0 if rule.hidden(1) > 0 => {
+            return Err(options::refuse(
+                spec,
+                "it keeps hidden values, so the width is 1 or more, not 0",
+            ));
+        }
+        0 => Box::new(VaryingRows::<V, R>::new(spec, rule, start, memory)?),
+        _ => Box::new(Rows::<V, R>::new(spec, range, rule, start, memory)?),
     })
+}
+
+/// The error of a handle that is for other values than the table's.
+fn unsuited(spec: &TableSpec, allowed: &str) -> String {
+    options::refuse(
+        spec,
+        &format!("it is for {allowed} values, and the table holds {}", spec.value.name()),
+    )
+}
+
+/// Steps each value with its `N` hidden ones: `step` takes the value, the hidden ones and the
+/// pushed value, and returns the new value.
+#[inline]
+fn each<V: Float, const N: usize>(
+    stored: &mut [V],
+    hidden: &mut [V::Real],
+    pushed: &[V],
+    mut step: impl FnMut(V::Real, &mut [V::Real; N], V::Real) -> V::Real,
+) {
+    let hidden = hidden.as_chunks_mut().0;
+    for ((stored, hidden), pushed) in stored.iter_mut().zip(hidden).zip(pushed) {
+        *stored = V::round(step(stored.widen(), hidden, pushed.widen()));
+    }
 }

@@ -3,12 +3,15 @@
 mod found;
 mod handle;
 mod index;
+mod initial;
 mod shard;
 mod store;
 mod thread;
 mod varying;
 
 pub use found::FoundRows;
-pub use handle::{Add, Assign, Handles, Rule, Sum};
+pub use handle::{
+    AdaGrad, Adam, Add, Assign, Ftrl, Handles, Momentum, Number, Origin, Rule, Sgd, Sum,
+};
 pub use shard::{Pulled, Request, Shard};
 pub use thread::ServerThread;

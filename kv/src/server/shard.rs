@@ -6,6 +6,7 @@
 use caravan_van::{Buffer, KeyRange, Message, Pool, Shared};
 
 use super::found::FoundRows;
+use super::handle::Origin;
 use crate::consistency::Admission;
 use crate::filter::List;
 use crate::op::Op;
@@ -48,6 +49,12 @@ impl<'a> Request<'a> {
             pulls: op.pulls(),
             rows: list.map(|list| &list.rows),
         }
+    }
+
+    /// Where it comes from.
+    #[inline]
+    pub fn origin(&self) -> Origin {
+        Origin { sender: self.sender, clock: self.clock }
     }
 }
 

@@ -3,14 +3,17 @@
 //! Rows lie in chunks of registered memory. A pull of consecutive values in one chunk is answered
 //! without a copy if the values are long, or of medium length and the van lends them. While a
 //! reader holds a chunk, a push to it writes to a fresh copy, so values in flight never change.
+//! Hidden values lie in chunks of their own, which nobody else reads.
 
+use std::iter::once;
 use std::slice::{from_mut, from_ref};
 
 use caravan_van::{Account, Buffer, KeyRange, Pool, Shared, Value, long};
 
 use super::found::{Found, Piece};
-use super::handle::Rule;
+use super::handle::{Number, Origin, Rule};
 use super::index::{Index, NO_ROW};
+use super::initial::Start;
 use super::shard::{Pulled, Request, Shard};
 use crate::table::{SHARED_BYTES_MIN, Store, TableSpec};
 
@@ -35,16 +38,18 @@ pub(crate) struct Rows<V, R> {
     /// Binary logarithm of the number of rows in a chunk.
     chunk_shift: u32,
     chunks: Vec<Shared>,
+    /// Hidden values of the rows of each chunk; none if the rule has none.
+    hidden: Vec<Buffer>,
     /// Pulls below [`SHARED_BYTES_MIN`] to copy before one is lent again.
     copies_due: u32,
     rule: R,
+    start: Start<V>,
     /// Rows of the current request, unless its list of keys holds them.
     found: Found,
     /// Charged for the lists of chunks and of found rows.
     memory: Account,
     /// Keys for which `memory` is charged for `found`.
     found_max: usize,
-    values: std::marker::PhantomData<V>,
 }
 
 /// Most bytes that a found row takes, runs included; lists may have twice the capacity they need.
@@ -84,11 +89,12 @@ enum Keys {
     Sparse(Index),
 }
 
-impl<V: Value, R: Rule<V>> Rows<V, R> {
-    pub(crate) fn new(
+impl<V: Number, R: Rule<V>> Rows<V, R> {
+    pub(super) fn new(
         spec: &TableSpec,
         range: Option<KeyRange>,
         rule: R,
+        start: Start<V>,
         memory: &Pool,
     ) -> Result<Self, String> {
         let width = spec.width as usize;
@@ -104,14 +110,16 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
             width,
             chunk_shift,
             chunks: Vec::new(),
+            hidden: Vec::new(),
             copies_due: 0,
             rule,
+            start,
             found: Found::default(),
             memory: others,
             found_max: FOUND_MIN,
-            values: std::marker::PhantomData,
         };
         if let Keys::Dense(range) = store.keys {
+            let row_bytes = row_bytes + store.hidden_bytes();
             let bytes = range.count() * row_bytes as u128;
             let bytes_max = DENSE_BYTES_MAX.min(memory.bytes_left() as u128);
             if bytes > bytes_max || range.count() >= u128::from(NO_ROW) {
@@ -121,13 +129,16 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
                 ));
             }
             store.grow(range.count() as usize, memory)?;
+            store.start_rows(0, range.begin()..=range.last(), memory)?;
         }
         Ok(store)
     }
 
     /// Makes room for `count` rows; new ones are zero.
     fn grow(&mut self, count: usize, memory: &Pool) -> Result<(), String> {
-        let chunk_bytes = (self.width * V::BYTES) << self.chunk_shift;
+        let [stored_bytes, hidden_bytes] =
+            [self.row_bytes(), self.hidden_bytes()].map(|bytes| bytes << self.chunk_shift);
+        let chunk_bytes = stored_bytes + hidden_bytes;
         while self.chunks.len() << self.chunk_shift < count {
             let left = memory.bytes_left();
             let limit = memory.bytes_max();
@@ -137,9 +148,38 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
                 ));
             }
             self.memory.reserve(&mut self.chunks, 1).map_err(|error| error.to_string())?;
-            let mut chunk = memory.allocate(chunk_bytes).map_err(|error| error.to_string())?;
-            chunk.fill(0);
+            let chunk = zeros(stored_bytes, memory)?;
+            if hidden_bytes > 0 {
+                self.memory.reserve(&mut self.hidden, 1).map_err(|error| error.to_string())?;
+                self.hidden.push(zeros(hidden_bytes, memory)?);
+            }
             self.chunks.push(chunk.share());
+        }
+        Ok(())
+    }
+
+    /// Gives the rows from `first` on, which are those of new `keys`, their initial values.
+    fn start_rows(
+        &mut self,
+        first: usize,
+        keys: impl Iterator<Item = u64>,
+        memory: &Pool,
+    ) -> Result<(), String> {
+        let hidden_width = self.rule.hidden(self.width);
+        if hidden_width == 0 && self.start.is_zero() {
+            return Ok(());
+        }
+        for (row, key) in (first as u32..).zip(keys) {
+            let (chunk, at) = self.place(row);
+            let within = self.within(row);
+            let range = at..at + self.row_bytes();
+            let bytes = writable(&mut self.chunks[chunk], &mut self.copies_due, memory)?;
+            let stored = V::view_mut(&mut bytes[range]).expect(WHOLE_ROWS);
+            self.start.fill(key, stored);
+            let hidden = hidden_of(&mut self.hidden, chunk, hidden_width);
+            let hidden = &mut hidden[within * hidden_width..][..hidden_width];
+            hidden.fill(R::Hidden::default()); // an earlier attempt may have lacked memory for the index
+            self.rule.init(key, stored, hidden);
         }
         Ok(())
     }
@@ -218,22 +258,30 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         if found.missing() == 0 {
             return Ok(());
         }
-        self.make_room(found.missing(), memory)?;
-        let Keys::Sparse(index) = &mut self.keys else { return Ok(()) };
-        let inserted =
-            found.complete(self.chunk_shift, |rows, missing| index.insert(keys, rows, missing));
-        inserted.map_err(|error| error.to_string())
+        found.complete(self.chunk_shift, |rows, missing| {
+            let new = keys.iter().zip(&*rows).filter(|(_, row)| **row == NO_ROW);
+            self.make_rows(missing, new.map(|(key, _)| *key), memory)?;
+            let Keys::Sparse(index) = &mut self.keys else { return Ok(()) };
+            index.insert(keys, rows, missing).map_err(|error| error.to_string())
+        })
     }
 
-    /// Makes room for `missing` more rows. This precedes the insertion of their keys: if memory is
-    /// short, the index must not name rows that do not exist.
-    fn make_room(&mut self, missing: usize, memory: &Pool) -> Result<(), String> {
+    /// Makes `missing` more rows, for these keys. This precedes the insertion of their keys: if
+    /// memory is short, the index must not name rows that do not exist.
+    fn make_rows(
+        &mut self,
+        missing: usize,
+        keys: impl Iterator<Item = u64>,
+        memory: &Pool,
+    ) -> Result<(), String> {
         let Keys::Sparse(index) = &self.keys else { return Ok(()) };
-        let count = index.len() + missing;
+        let first = index.len();
+        let count = first + missing;
         if count >= NO_ROW as usize {
             return Err(format!("a shard holds at most {NO_ROW} rows"));
         }
-        self.grow(count, memory)
+        self.grow(count, memory)?;
+        self.start_rows(first, keys, memory)
     }
 
     /// The row of a key, if it has one.
@@ -256,7 +304,7 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     /// Inserts a row for a key that has none.
     #[inline(never)] // most keys have one
     fn insert(&mut self, key: u64, memory: &Pool) -> Result<u32, String> {
-        self.make_room(1, memory)?;
+        self.make_rows(1, once(key), memory)?;
         let mut row = [NO_ROW];
         if let Keys::Sparse(index) = &mut self.keys {
             index.insert(&[key], &mut row, 1).map_err(|error| error.to_string())?;
@@ -266,19 +314,30 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
 
     /// Pushes one row, the most frequent request.
     #[inline]
-    fn push_one(&mut self, key: u64, pushed: &[V], memory: &Pool) -> Result<(), String> {
+    fn push_one(
+        &mut self,
+        origin: Origin,
+        key: u64,
+        pushed: &[V],
+        memory: &Pool,
+    ) -> Result<(), String> {
         let row = self.row_or_insert(key, memory)?;
         let (chunk, at) = self.place(row);
+        let within = self.within(row);
         let range = at..at + self.row_bytes();
         let bytes = writable(&mut self.chunks[chunk], &mut self.copies_due, memory)?;
         let stored = V::view_mut(&mut bytes[range]).expect(WHOLE_ROWS);
-        self.rule.apply(key, stored, pushed);
+        let hidden_width = self.rule.hidden(self.width);
+        let hidden = hidden_of(&mut self.hidden, chunk, hidden_width);
+        let hidden = &mut hidden[within * hidden_width..][..hidden_width];
+        self.rule.apply(origin, key, stored, hidden, pushed);
         Ok(())
     }
 
     /// Pushes the values of all `keys`, whose rows are in `found`.
     fn push_all(
         &mut self,
+        origin: Origin,
         keys: &[u64],
         found: &Found,
         pushed: &[V],
@@ -286,6 +345,7 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
     ) -> Result<(), String> {
         let shift = self.chunk_shift;
         let width = self.width;
+        let hidden_width = self.rule.hidden(width);
         // All chunks are made writable first: a push that lacks memory must not be half applied.
         for piece in found.pieces(shift) {
             let chunk = &mut self.chunks[piece.row() as usize >> shift];
@@ -293,29 +353,36 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         }
         let mut at = 0;
         for piece in found.pieces(shift) {
-            let chunk = &mut self.chunks[piece.row() as usize >> shift];
-            let bytes = writable(chunk, &mut self.copies_due, memory)?;
+            let chunk = piece.row() as usize >> shift;
+            let bytes = writable(&mut self.chunks[chunk], &mut self.copies_due, memory)?;
             let stored = V::view_mut(bytes).expect(WHOLE_ROWS);
+            let hidden = hidden_of(&mut self.hidden, chunk, hidden_width);
             let keys = &keys[at..at + piece.len()];
             let pushed = &pushed[at * width..][..keys.len() * width];
             at += keys.len();
             let mask = (1 << shift) - 1;
             match piece {
                 Piece::Run { row, len } => {
-                    let begin = (row as usize & mask) * width;
-                    self.rule.apply_run(keys, &mut stored[begin..begin + len * width], pushed);
+                    let row = row as usize & mask;
+                    let stored = &mut stored[row * width..][..len * width];
+                    let hidden = &mut hidden[row * hidden_width..][..len * hidden_width];
+                    apply_run(&mut self.rule, origin, keys, stored, hidden, pushed);
                 }
                 Piece::Rows(rows) if width == 1 => {
                     for ((row, &key), pushed) in rows.iter().zip(keys).zip(pushed) {
-                        let stored = from_mut(&mut stored[*row as usize & mask]);
-                        self.rule.apply(key, stored, from_ref(pushed));
+                        let row = *row as usize & mask;
+                        let stored = from_mut(&mut stored[row]);
+                        let hidden = &mut hidden[row * hidden_width..][..hidden_width];
+                        self.rule.apply(origin, key, stored, hidden, from_ref(pushed));
                     }
                 }
                 Piece::Rows(rows) => {
                     let pushed = pushed.chunks_exact(width);
                     for ((row, &key), pushed) in rows.iter().zip(keys).zip(pushed) {
-                        let begin = (*row as usize & mask) * width;
-                        self.rule.apply(key, &mut stored[begin..begin + width], pushed);
+                        let row = *row as usize & mask;
+                        let stored = &mut stored[row * width..][..width];
+                        let hidden = &mut hidden[row * hidden_width..][..hidden_width];
+                        self.rule.apply(origin, key, stored, hidden, pushed);
                     }
                 }
             }
@@ -323,33 +390,43 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         Ok(())
     }
 
-    /// Copies the values of the rows in `found` to `into`.
-    fn read_all(&self, found: &Found, into: &mut [V]) {
+    /// Copies the values of the rows in `found`, which are those of `keys`, to `into`.
+    fn read_all(&self, keys: &[u64], found: &Found, into: &mut [V]) {
         let shift = self.chunk_shift;
         let width = self.width;
         let mask = (1 << shift) - 1;
+        let mut later = keys;
         let mut rest = into;
         for piece in found.pieces(shift) {
             let (into, others) = rest.split_at_mut(piece.len() * width);
             rest = others;
+            let (keys, others) = later.split_at(piece.len());
+            later = others;
             let chunk = self.chunks.get(piece.row() as usize >> shift);
             let stored = chunk.map_or(&[][..], |chunk| view(chunk));
             match piece {
-                Piece::Run { row: NO_ROW, .. } => into.fill(V::default()),
+                Piece::Run { row: NO_ROW, .. } => {
+                    let rows = keys.iter().zip(into.chunks_exact_mut(width));
+                    rows.for_each(|(key, into)| self.start.fill(*key, into));
+                }
                 Piece::Run { row, .. } => {
                     let stored = &stored[(row as usize & mask) * width..][..into.len()];
                     long::copy(V::bytes_mut(into), V::bytes(stored));
                 }
                 Piece::Rows(rows) if width == 1 => {
-                    for (&row, into) in rows.iter().zip(into) {
-                        let value = |row| stored[row as usize & mask];
-                        *into = if row == NO_ROW { V::default() } else { value(row) };
+                    for ((&row, &key), into) in rows.iter().zip(keys).zip(into) {
+                        match row {
+                            NO_ROW => self.start.fill(key, from_mut(into)),
+                            _ => *into = stored[row as usize & mask],
+                        }
                     }
                 }
                 Piece::Rows(rows) => {
-                    for (&row, into) in rows.iter().zip(into.chunks_exact_mut(width)) {
+                    for ((&row, &key), into) in
+                        rows.iter().zip(keys).zip(into.chunks_exact_mut(width))
+                    {
                         match row {
-                            NO_ROW => into.fill(V::default()),
+                            NO_ROW => self.start.fill(key, into),
                             _ => into
                                 .copy_from_slice(&stored[(row as usize & mask) * width..][..width]),
                         }
@@ -364,11 +441,22 @@ impl<V: Value, R: Rule<V>> Rows<V, R> {
         self.width * V::BYTES
     }
 
+    /// Bytes of a row's hidden values.
+    #[inline]
+    fn hidden_bytes(&self) -> usize {
+        self.rule.hidden(self.width) * R::Hidden::BYTES
+    }
+
     /// Chunk and byte offset of a row.
     #[inline]
     fn place(&self, row: u32) -> (usize, usize) {
-        let within = row as usize & ((1 << self.chunk_shift) - 1);
-        (row as usize >> self.chunk_shift, within * self.row_bytes())
+        (row as usize >> self.chunk_shift, self.within(row) * self.row_bytes())
+    }
+
+    /// A row's place in its chunk.
+    #[inline]
+    fn within(&self, row: u32) -> usize {
+        row as usize & ((1 << self.chunk_shift) - 1)
     }
 }
 
@@ -378,6 +466,44 @@ const WHOLE_ROWS: &str = "chunks are aligned and hold whole rows";
 #[inline]
 fn view<V: Value>(chunk: &[u8]) -> &[V] {
     V::view(chunk).expect(WHOLE_ROWS)
+}
+
+/// The hidden values of a chunk's rows, `width` each.
+#[inline]
+fn hidden_of<H: Value>(hidden: &mut [Buffer], chunk: usize, width: usize) -> &mut [H] {
+    if width == 0 {
+        return &mut [];
+    }
+    H::view_mut(&mut hidden[chunk]).expect(WHOLE_ROWS)
+}
+
+/// Applies `pushed` to consecutive rows of equal width; all slices hold as many rows as `keys`.
+#[inline]
+fn apply_run<V, R: Rule<V>>(
+    rule: &mut R,
+    origin: Origin,
+    keys: &[u64],
+    stored: &mut [V],
+    hidden: &mut [R::Hidden],
+    pushed: &[V],
+) {
+    if R::BY_VALUE {
+        return rule.apply(origin, keys[0], stored, hidden, pushed);
+    }
+    let width = pushed.len() / keys.len();
+    let hidden_width = rule.hidden(width);
+    let rows = stored.chunks_exact_mut(width).zip(pushed.chunks_exact(width));
+    for ((at, key), (stored, pushed)) in keys.iter().enumerate().zip(rows) {
+        let hidden = &mut hidden[at * hidden_width..][..hidden_width];
+        rule.apply(origin, *key, stored, hidden, pushed);
+    }
+}
+
+/// Memory that is zero.
+fn zeros(bytes: usize, memory: &Pool) -> Result<Buffer, String> {
+    let mut zeros = memory.allocate(bytes).map_err(|error| error.to_string())?;
+    zeros.fill(0);
+    Ok(zeros)
 }
 
 /// The bytes of a chunk to write; replaces the chunk by a copy if a reader still holds it.
@@ -395,7 +521,7 @@ fn writable<'a>(
     Ok(bytes)
 }
 
-impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
+impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
     fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String> {
         let keys = request.keys;
         let expected = keys.len() * self.width * V::BYTES;
@@ -408,12 +534,12 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
             ));
         };
         if let [key] = keys {
-            return self.push_one(*key, pushed, memory);
+            return self.push_one(request.origin(), *key, pushed, memory);
         }
         self.begin_to_find(request)?;
         self.with_found(request, |rows, found| {
             rows.find_or_insert(keys, found, memory)?;
-            rows.push_all(keys, found, pushed, memory)
+            rows.push_all(request.origin(), keys, found, pushed, memory)
         })
     }
 
@@ -425,7 +551,8 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
     fn adopts(&self, request: &Request<'_>) -> bool {
         let row_bytes = self.row_bytes();
         let whole = request.values.len() == row_bytes && self.chunk_shift == 0;
-        R::REPLACES && whole && request.keys.len() == 1 && row_bytes >= SHARED_BYTES_MIN
+        let is_plain = R::REPLACES && self.hidden_bytes() == 0;
+        is_plain && whole && request.keys.len() == 1 && row_bytes >= SHARED_BYTES_MIN
     }
 
     fn adopt(&mut self, key: u64, values: Buffer, memory: &Pool) -> Result<(), String> {
@@ -462,6 +589,6 @@ impl<V: Value, R: Rule<V>> Shard for Rows<V, R> {
     fn read(&mut self, request: &Request<'_>, into: &mut [u8]) {
         let into =
             V::view_mut(into).expect("its alignment and length are those that `pull` required");
-        self.with_found(request, |rows, found| rows.read_all(found, into));
+        self.with_found(request, |rows, found| rows.read_all(request.keys, found, into));
     }
 }

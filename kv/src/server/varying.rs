@@ -2,10 +2,11 @@
 //!
 //! Each row is a separate block of ordinary memory, which an account bounds; answers gather them.
 
-use caravan_van::{Account, Pool, Value};
+use caravan_van::{Account, Pool};
 
-use super::handle::Rule;
+use super::handle::{Number, Rule};
 use super::index::Index;
+use super::initial::Start;
 use super::shard::{Pulled, Request, Shard};
 use super::store::{FOUND_MIN, accounts, make_room_to_find};
 use crate::table::TableSpec;
@@ -18,6 +19,7 @@ pub(crate) struct VaryingRows<V, R> {
     index: Index,
     stored: Vec<Vec<V>>,
     rule: R,
+    start: Start<V>,
     /// Charged for rows and lists of them.
     memory: Account,
     /// Rows of the current request's keys.
@@ -28,13 +30,19 @@ pub(crate) struct VaryingRows<V, R> {
     found_max: usize,
 }
 
-impl<V: Value, R: Rule<V>> VaryingRows<V, R> {
-    pub(crate) fn new(spec: &TableSpec, rule: R, memory: &Pool) -> Result<Self, String> {
+impl<V: Number, R: Rule<V>> VaryingRows<V, R> {
+    pub(super) fn new(
+        spec: &TableSpec,
+        rule: R,
+        start: Start<V>,
+        memory: &Pool,
+    ) -> Result<Self, String> {
         let [index, others] = accounts(spec, memory)?;
         Ok(VaryingRows {
             index: Index::new(index),
             stored: Vec::new(),
             rule,
+            start,
             memory: others,
             rows: Vec::new(),
             lengths: Vec::new(),
@@ -95,11 +103,11 @@ impl<V: Value, R: Rule<V>> VaryingRows<V, R> {
 }
 
 /// Bytes of a row with room for `values`, without its place in the list.
-fn row_bytes<V: Value>(values: usize) -> usize {
+fn row_bytes<V: Number>(values: usize) -> usize {
     if values == 0 { 0 } else { BLOCK_BYTES + (values * V::BYTES).next_multiple_of(BLOCK_BYTES) }
 }
 
-impl<V: Value, R: Rule<V>> Shard for VaryingRows<V, R> {
+impl<V: Number, R: Rule<V>> Shard for VaryingRows<V, R> {
     fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
         let total: usize = request.lengths.iter().map(|&n| n as usize).sum();
         let mut pushed = V::view(request.values).ok_or("the values do not fit the table's type")?;
@@ -117,12 +125,18 @@ impl<V: Value, R: Rule<V>> Shard for VaryingRows<V, R> {
             let made = self.make_room(request.keys, missing, growth);
             made.map_err(|error| error.to_string())?;
         }
+        let origin = request.origin();
         for (at, row) in self.rows.iter().enumerate() {
             let (mine, rest) = pushed.split_at(request.lengths[at] as usize);
             let stored = &mut self.stored[*row as usize];
             stored.reserve_exact(mine.len().saturating_sub(stored.len()));
+            let key = request.keys[at];
+            if stored.is_empty() {
+                stored.resize(mine.len(), V::default());
+                self.start.fill(key, stored);
+            }
             stored.resize(mine.len(), V::default());
-            self.rule.apply(request.keys[at], stored, mine);
+            self.rule.apply(origin, key, stored, &mut [], mine);
             pushed = rest;
         }
         Ok(())

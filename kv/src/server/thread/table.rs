@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::filter::AtServer;
 use crate::server::handle::Handles;
 use crate::server::shard::Shard;
-use crate::table::TableSpec;
+use crate::table::{Initial, TableSpec};
 
 /// Most bytes of memory per byte of JSON: an object of one short name takes a node with room for
 /// many.
@@ -22,7 +22,7 @@ const FILTERS_BYTES: usize = 64 << 10;
 
 /// A table of this thread.
 pub(super) struct Entry {
-    /// The specification without the options of its handle, which only the shard needs.
+    /// The specification without options and initial values, which only the shard needs.
     pub(super) spec: TableSpec,
     /// The whole specification as JSON.
     text: String,
@@ -86,6 +86,7 @@ impl Wanted {
         let shard = handles.build(&spec, range, pool)?;
         let filters = AtServer::new(&spec);
         spec.options = serde_json::Value::Null;
+        spec.initial = Initial::Zero;
         let filters_bytes = if filters.is_some() { FILTERS_BYTES } else { 0 };
         let texts = text.len() + 2 * spec.name.len();
         memory.set(TABLE_BYTES + filters_bytes + texts).map_err(|error| error.to_string())?;

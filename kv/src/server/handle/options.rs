@@ -1,0 +1,71 @@
+//! Options of handles, read from a table's specification and checked.
+
+use serde::de::DeserializeOwned;
+use serde_json::Value as Json;
+
+use super::number::Real;
+use crate::table::TableSpec;
+
+/// Reads a handle's options; those that the table does not name have their default.
+///
+/// # Errors
+/// A text with the option, its value, and what is allowed.
+pub(super) fn read<O: DeserializeOwned + Default>(spec: &TableSpec) -> Result<O, String> {
+    let options = match &spec.options {
+        Json::Null => return Ok(O::default()),
+        Json::Object(options) => options,
+        other => return Err(refuse(spec, &format!("options are {other}, and must be an object"))),
+    };
+    if let Some((name, value)) = options.iter().find(|(_, value)| !value.is_number()) {
+        return Err(refuse(spec, &format!("option {name} is {value}, and must be a number")));
+    }
+    serde_json::from_value(spec.options.clone()).map_err(|error| refuse(spec, &error.to_string()))
+}
+
+/// Checks that a table whose handle takes no options has none.
+///
+/// # Errors
+/// A text with the options.
+pub(super) fn take_none(spec: &TableSpec) -> Result<(), String> {
+    match &spec.options {
+        Json::Null => Ok(()),
+        Json::Object(options) if options.is_empty() => Ok(()),
+        other => Err(refuse(spec, &format!("options are {other}, and it takes none"))),
+    }
+}
+
+/// The start of every error: which handle of which table.
+pub(super) fn refuse(spec: &TableSpec, why: &str) -> String {
+    format!("handle {} of table {}: {why}", spec.handle, spec.name)
+}
+
+/// What the number of an option may be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Allowed {
+    Positive,
+    NotNegative,
+    /// 0 or more, and below 1.
+    Share,
+}
+
+/// The option `name` as a number to compute with.
+///
+/// # Errors
+/// A text with the option, its value, and what is allowed. The number must be so as an `R`, too.
+pub(super) fn number<R: Real>(name: &str, value: f64, allowed: Allowed) -> Result<R, String> {
+    let number = R::from_f64(value);
+    let fits = match allowed {
+        Allowed::Positive => number > R::ZERO,
+        Allowed::NotNegative => number >= R::ZERO,
+        Allowed::Share => number >= R::ZERO && number < R::ONE,
+    };
+    if number.is_finite() && fits {
+        return Ok(number);
+    }
+    let allowed = match allowed {
+        Allowed::Positive => "above 0",
+        Allowed::NotNegative => "0 or more",
+        Allowed::Share => "0 or more and below 1",
+    };
+    Err(format!("option {name} is {value:?}, and must be a number {allowed} as {}", R::NAME))
+}
