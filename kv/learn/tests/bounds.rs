@@ -152,7 +152,7 @@ fn resident_peak() -> usize {
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// A table of any of DBPG's shards.
+/// A table with any handle.
 fn shard(id: u32, handle: &str, value: ValueType, width: u32) -> TableSpec {
     TableSpec::new(id, "t", value, width).handle(handle)
 }
@@ -192,9 +192,15 @@ fn a_sketch_or_a_dense_table() {
         let options = json!({ "cells": 5 * MIB, "hashes": 2 });
         attack.create(&shard(number as u32, "count-min", ValueType::U8, 1).options(options))
     });
-    for (end, width) in [(1 << 28, 1), (1, u32::MAX), (1 << 31, u32::MAX)] {
+    for (handle, end, width) in [
+        ("add", 1 << 28, 1),
+        ("add", 1, u32::MAX),
+        ("add", 1 << 31, u32::MAX),
+        ("adam", 1 << 31, u32::MAX),
+        ("ftrl", 1 << 19, 1),
+    ] {
         Attack::begin().until_refused("a dense table", |attack, number| {
-            let mut spec = TableSpec::new(number as u32, "t", ValueType::F64, width);
+            let mut spec = shard(number as u32, handle, ValueType::F64, width);
             (spec.end, spec.store) = (end, Store::Dense);
             attack.create(&spec)
         });
@@ -203,8 +209,8 @@ fn a_sketch_or_a_dense_table() {
 
 fn tables_and_their_options() {
     Attack::begin().until_refused("many tables", |attack, number| {
-        let options = json!("x".repeat(4000));
-        attack.create(&TableSpec::new(number as u32, "t", ValueType::F32, 1).options(options))
+        let name = "t".repeat(2000);
+        attack.create(&TableSpec::new(number as u32, &name, ValueType::F32, 1))
     });
     Attack::begin().until_refused("options", |attack, number| {
         // Parsing takes hundreds of bytes for each of these seven.
@@ -215,10 +221,16 @@ fn tables_and_their_options() {
 }
 
 fn rows_and_their_keys() {
-    for (width, lengths) in [(1, None), (0, Some(1)), (0, Some(0)), (0, Some(40))] {
+    for (handle, width, lengths) in [
+        ("add", 1, None),
+        ("adam", 1, None),
+        ("add", 0, Some(1)),
+        ("add", 0, Some(0)),
+        ("add", 0, Some(40)),
+    ] {
         Attack::begin().until_refused("rows", |attack, number| {
             if number == 0 {
-                attack.create(&TableSpec::new(1, "t", ValueType::F64, width))?;
+                attack.create(&shard(1, handle, ValueType::F64, width))?;
             }
             let keys = keys(number * 1_000_003, 20_000, 37);
             let values = vec![1.0; keys.len() * lengths.unwrap_or(1)];

@@ -302,3 +302,55 @@ fn each<V: Float, const N: usize>(
         *stored = V::round(step(stored.widen(), hidden, pushed.widen()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    /// The weights after each push of a gradient at clock 3.
+    fn weights<V: Number, R: Rule<V>>(mut rule: R, first: V, gradients: &[V]) -> Vec<V> {
+        let mut stored = [first];
+        let mut hidden = vec![R::Hidden::default(); rule.hidden(1)];
+        rule.init(7, &stored, &mut hidden);
+        let mut step = |gradient: &V| {
+            let origin = Origin { sender: 1, clock: 3 };
+            rule.apply(origin, 7, &mut stored, &mut hidden, &[*gradient]);
+            stored[0]
+        };
+        gradients.iter().map(&mut step).collect()
+    }
+
+    /// Formulas on paper, with numbers that need no rounding.
+    #[test]
+    fn optimisers_take_the_steps_of_their_papers() {
+        let sgd = sgd::SgdRule::new::<f64>(Sgd { rate: 0.5, decay: 1.0 }).unwrap();
+        assert_eq!(weights(sgd, 1.0, &[8.0, -4.0]), [0.0, 0.5]);
+        let momentum = Momentum { rate: 0.5, momentum: 0.5 };
+        let momentum = sgd::MomentumRule::<f64>::new(momentum).unwrap();
+        assert_eq!(weights(momentum, 1.0, &[2.0, 2.0, 0.0]), [0.0, -1.5, -2.25]);
+        let adagrad = AdaGrad { rate: 4.0, epsilon: 2.0, squares: 7.0 };
+        let adagrad = adagrad::AdaGradRule::<f64>::new(adagrad).unwrap();
+        assert_eq!(weights(adagrad, 0.0, &[3.0, 0.0]), [-2.0, -2.0]);
+        let adam = Adam { rate: 1.0, beta1: 0.5, beta2: 0.5, epsilon: 1.0 };
+        let adam = adam::AdamRule::<f64>::new(adam).unwrap();
+        assert_eq!(weights(adam, 1.0, &[3.0, 3.0]), [0.25, -0.5]);
+        let ftrl = || ftrl::FtrlRule::<f64>::new(Ftrl { rate: 1.0, beta: 1.0, l1: 1.0, l2: 0.0 });
+        assert_eq!(weights(ftrl().unwrap(), 0.0, &[3.0, -4.0]), [-0.5, 0.0]);
+        assert_eq!(weights(ftrl().unwrap(), 2.0, &[0.0]), [2.0], "the first weight stays");
+    }
+
+    /// A weight of a half is rounded, its velocity is not.
+    #[test]
+    fn hidden_values_of_halves_are_not_rounded_to_halves() {
+        let rule = || sgd::MomentumRule::<f32>::new(Momentum { rate: 1.0, momentum: 0.875 });
+        let small = half::f16::MIN_POSITIVE_SUBNORMAL;
+        let mut hidden = [0.0_f32];
+        for _ in 0..3 {
+            let origin = Origin { sender: 1, clock: 0 };
+            rule().unwrap().apply(origin, 7, &mut [half::f16::ONE], &mut hidden, &[small]);
+        }
+        let pushes = 1.0 + 0.875 + 0.875 * 0.875;
+        assert_eq!(hidden, [-pushes * small.to_f32()]);
+    }
+}

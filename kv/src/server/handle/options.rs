@@ -34,10 +34,18 @@ pub(super) fn take_none(spec: &TableSpec) -> Result<(), String> {
     }
 }
 
-/// The start of every error: which handle of which table.
+/// An error, with the handle and the table. A long reason loses its middle, since it may repeat
+/// what a worker sent.
 pub(super) fn refuse(spec: &TableSpec, why: &str) -> String {
-    format!("handle {} of table {}: {why}", spec.handle, spec.name)
+    let start: String = why.chars().take(REASON_CHARS / 2).collect();
+    let end_at = why.char_indices().rev().nth(REASON_CHARS / 2 - 1).map_or(0, |(at, _)| at);
+    let (gap, end) =
+        if end_at > start.len() { (" … ", &why[end_at..]) } else { ("", &why[start.len()..]) };
+    format!("handle {} of table {}: {start}{gap}{end}", spec.handle, spec.name)
 }
+
+/// Longest reason that is told whole, in characters.
+const REASON_CHARS: usize = 300;
 
 /// What the number of an option may be.
 #[derive(Debug, Clone, Copy, PartialEq)]
