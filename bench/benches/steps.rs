@@ -144,7 +144,7 @@ fn update_sparse_rows(criterion: &mut Criterion) {
     let unknown = request(&keys, f32::bytes(&values));
     let mut group = criterion.benchmark_group("sparse_rows");
     group.throughput(Throughput::Elements(KEYS as u64));
-    for handle in ["add", "assign"] {
+    for handle in ["add", "assign", "max", "sgd", "adagrad", "adam", "ftrl"] {
         let mut shard = shard(1, handle, &memory);
         shard.push(&unknown, &memory).expect("the request is right");
         group.bench_function(handle, |bench| bench.iter(|| shard.push(&unknown, &memory)));
