@@ -264,7 +264,7 @@ fn tables_that_exist_are_joined_if_equal_and_refused_if_not() {
     }
     let error =
         one.create_table(&TableSpec::new(2, "x", ValueType::F32, 1).handle("nope")).unwrap_err();
-    assert!(error.to_string().contains("add, assign, clocked, max"), "{error}");
+    assert!(error.to_string().contains("add, and, assign, clocked, div"), "{error}");
     let error =
         one.create_table(&TableSpec::new(2, "x", ValueType::F32, 1).handle("max")).unwrap_err();
     assert!(error.to_string().contains("f64"), "{error}");

@@ -49,7 +49,7 @@ pub(crate) enum Order {
     /// Create the tables and announce your keys, with a column of ones at `intercept`.
     Begin {
         table: TableSpec,
-        polish: Option<TableSpec>,
+        polish: Option<Box<TableSpec>>,
         curvature: Curvature,
         intercept: Option<u64>,
         straggle: Option<Straggle>,
@@ -87,7 +87,7 @@ struct Begin {
     /// Of the table of weights.
     spec: TableSpec,
     /// Of the table of the polish, if there is one.
-    polish: Option<TableSpec>,
+    polish: Option<Box<TableSpec>>,
     curvature: Curvature,
     straggle: Option<Straggle>,
 }

@@ -227,7 +227,7 @@ fn begin(
     let newton = job.newton.map(|most| (most, hessian::table(most, workers, wire, numbers)));
     let begin = worker::Order::Begin {
         table: weights,
-        polish: newton.as_ref().map(|(_, spec)| spec.clone()),
+        polish: newton.as_ref().map(|(_, spec)| Box::new(spec.clone())),
         curvature: job.curvature,
         intercept: rule.free,
         straggle: job.straggle,
