@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use caravan_van::Secret;
 
@@ -27,14 +27,14 @@ pub enum Launch {
     /// As threads of this process.
     Threads(Handles, Apps),
     /// As nodes of the simulated network that the calling thread belongs to; this thread becomes
-    /// the scheduler. All use the network's time, and servers have one thread each. The settings
+    /// the driver, and the scheduler another of its node. All use the network's time, and servers have one thread each. The settings
     /// are those of the cluster, except for the van.
     Simulated(Handles, Apps),
     /// Not by this process: they are started elsewhere, and join at the scheduler's address.
     External,
 }
 
-/// A running cluster and the scheduler that drives it. Dropping it stops everything.
+/// A running cluster and its scheduler. Dropping it stops everything.
 pub struct Cluster {
     /// Shared with the driver's clients, which check it while they wait.
     scheduler: Rc<RefCell<Scheduler>>,
@@ -86,8 +86,7 @@ impl Cluster {
             Launch::External => {}
         }
         config.node = config.node.secured()?;
-        let mut scheduler = Scheduler::bind(&config)?;
-        scheduler.take_part()?;
+        let scheduler = Scheduler::bind_client(&config)?;
         config.node.scheduler = scheduler.address().to_owned();
         config.node.identity = node::identity(node::DRIVER, None);
         let mut cluster = Cluster {
@@ -215,10 +214,9 @@ impl Cluster {
             Some(scheduler) => scheduler.borrow_mut().glance(),
             None => Ok(()),
         };
-        // Simulated nodes send no heartbeats; their loss shows on their lanes.
-        let watch = (!node::is_simulated()).then(|| Box::new(watch) as Watch);
+        let watch: Watch = Box::new(watch);
         let servers = self.scheduler.borrow().servers();
-        node::watched_client(&self.config.node, 0, &servers, watch)
+        node::watched_client(&self.config.node, 0, &servers, Some(watch))
     }
 
     /// Ends the job: tells all nodes and waits for them.
@@ -229,11 +227,13 @@ impl Cluster {
         self.stop.store(true, Ordering::Relaxed);
         self.scheduler.borrow_mut().end(None)?;
         let mut outcome = Ok(());
-        let until = Instant::now() + END_WITHIN;
+        let mut scheduler = self.scheduler.borrow_mut();
+        let until = scheduler.now() + END_WITHIN;
         for mut child in self.children.drain(..) {
-            let ended = end_child(&mut child, until);
+            let ended = end_child(&mut child, &mut scheduler, until);
             outcome = outcome.and(ended);
         }
+        drop(scheduler);
         for thread in self.threads.drain(..) {
             if let Err(error) = joined(thread) {
                 outcome = outcome.and(Err(error));
@@ -274,14 +274,19 @@ fn hand_down(config: &NodeConfig, child: &mut Child) {
     }
 }
 
-/// Waits for a child that was told to end, and kills it if it does not.
-fn end_child(child: &mut Node<Child>, until: Instant) -> Result<()> {
+/// Waits for a child that was told to end, and kills it if it does not end until then, on the
+/// scheduler's clock.
+fn end_child(
+    child: &mut Node<Child>,
+    scheduler: &mut Scheduler,
+    until: Duration,
+) -> Result<()> {
     let lost = |reason| Error::NodeLost { node: child.name.clone(), reason };
     loop {
         match child.run.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
             Ok(Some(status)) => return Err(lost(format!("it ended with {status}"))),
-            Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+            Ok(None) if scheduler.now() < until => scheduler.nap(Duration::from_millis(5))?,
             Ok(None) => {
                 let _ = child.run.kill();
                 let _ = child.run.wait();

@@ -53,12 +53,12 @@ struct Lane {
 
 impl Lane {
     /// Connects as `role` and `rank`; `None` if the lane is closed at once.
-    fn open(scheduler: &mut Scheduler, node: &NodeConfig, identity: Identity) -> Option<Lane> {
+    fn open(scheduler: &Scheduler, node: &NodeConfig, identity: Identity) -> Option<Lane> {
         let van = VanConfig { identity, accepts: false, ..node.van_config(0) };
         let mut endpoint = Endpoint::new(open(Van::Tcp, &van).unwrap(), 0, van.credits);
         let peer = endpoint.connect(scheduler.address()).unwrap();
         let mut lane = Lane { endpoint, scheduler: peer, asked: 0 };
-        lane.hear(scheduler, |arrival| match arrival {
+        lane.hear(|arrival| match arrival {
             Arrival::Connected { .. } => Some(true),
             Arrival::Lost { .. } => Some(false),
             _ => None,
@@ -66,10 +66,9 @@ impl Lane {
         .then_some(lane)
     }
 
-    fn hear<T>(&mut self, scheduler: &mut Scheduler, is_it: impl Fn(&Arrival) -> Option<T>) -> T {
+    fn hear<T>(&mut self, is_it: impl Fn(&Arrival) -> Option<T>) -> T {
         let began = Instant::now();
         loop {
-            scheduler.poll().unwrap();
             self.endpoint.poll().unwrap();
             while let Some(arrival) = self.endpoint.take() {
                 if let Some(it) = is_it(&arrival) {
@@ -96,14 +95,14 @@ impl Lane {
         self.asked
     }
 
-    fn ask(&mut self, scheduler: &mut Scheduler, what: &Value) -> Heard {
+    fn ask(&mut self, what: &Value) -> Heard {
         let asked = self.begin(what);
-        self.answer(scheduler, asked)
+        self.answer(asked)
     }
 
     /// The scheduler's answer to a request.
-    fn answer(&mut self, scheduler: &mut Scheduler, asked: u64) -> Heard {
-        self.hear(scheduler, |arrival| match arrival {
+    fn answer(&mut self, asked: u64) -> Heard {
+        self.hear(|arrival| match arrival {
             Arrival::Message { message, .. } if message.timestamp() == asked => {
                 let text = String::from_utf8_lossy(message.values()).into_owned();
                 Some(match message.kind() {
@@ -117,8 +116,8 @@ impl Lane {
     }
 
     /// The number of the next task that the scheduler sends.
-    fn task(&mut self, scheduler: &mut Scheduler) -> u64 {
-        self.hear(scheduler, |arrival| match arrival {
+    fn task(&mut self) -> u64 {
+        self.hear(|arrival| match arrival {
             Arrival::Message { message, .. } if message.kind() == Kind::Request => {
                 Some(message.timestamp())
             }
@@ -143,16 +142,16 @@ fn join() -> Value {
 fn complete(workers: u32) -> (Scheduler, ClusterConfig, Vec<(Lane, Identity)>) {
     let mut config = config(1, workers as usize);
     config.node.heartbeat = Duration::from_millis(500);
-    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let scheduler = Scheduler::bind(&config).unwrap();
     let workers = (0..workers).map(|rank| node(WORKER, Some(rank)));
     let mut lanes = Vec::new();
     for identity in [node(SERVER, Some(0))].into_iter().chain(workers) {
-        let mut lane = Lane::open(&mut scheduler, &config.node, identity).unwrap();
+        let mut lane = Lane::open(&scheduler, &config.node, identity).unwrap();
         lane.begin(&join());
         lanes.push((lane, identity));
     }
     for (lane, _) in &mut lanes {
-        let heard = lane.answer(&mut scheduler, 1);
+        let heard = lane.answer(1);
         assert!(matches!(&heard, Heard::Answer(roster) if roster["van"] == "tcp"), "{heard:?}");
     }
     (scheduler, config, lanes)
@@ -177,14 +176,14 @@ fn only_nodes_of_the_job_get_a_lane() {
         NodeConfig { job: 8, ..config.node.clone() },
         NodeConfig { encrypt: true, ..config.node.clone() },
     ] {
-        let lane = Lane::open(&mut scheduler, &stranger, node(WORKER, Some(0)));
+        let lane = Lane::open(&scheduler, &stranger, node(WORKER, Some(0)));
         assert!(lane.is_none(), "{stranger:?}");
     }
     for role in [0, SCHEDULER, DRIVER, 5, 255] {
         // It knows the secret but has no role that joins: its lane comes up, and all its requests
         // are refused.
-        let lane = Lane::open(&mut scheduler, &config.node, node(role, None));
-        let heard = lane.map(|mut lane| lane.ask(&mut scheduler, &join()));
+        let lane = Lane::open(&scheduler, &config.node, node(role, None));
+        let heard = lane.map(|mut lane| lane.ask(&join()));
         assert!(matches!(heard, None | Some(Heard::Closed)), "{role}: {heard:?}");
     }
     assert_eq!(missing(&mut scheduler), "server 0, worker 0");
@@ -194,9 +193,9 @@ fn only_nodes_of_the_job_get_a_lane() {
 fn a_lane_has_one_seat_and_leaves_no_ghost() {
     let config = config(1, 2);
     let mut scheduler = Scheduler::bind(&config).unwrap();
-    let mut twice = Lane::open(&mut scheduler, &config.node, node(WORKER, None)).unwrap();
+    let mut twice = Lane::open(&scheduler, &config.node, node(WORKER, None)).unwrap();
     twice.begin(&join());
-    assert_eq!(twice.ask(&mut scheduler, &join()), Heard::Closed);
+    assert_eq!(twice.ask(&join()), Heard::Closed);
     assert_eq!(missing(&mut scheduler), "server 0, worker 0, worker 1");
 }
 
@@ -204,11 +203,11 @@ fn a_lane_has_one_seat_and_leaves_no_ghost() {
 fn a_seat_is_the_one_that_a_lane_has_proved() {
     let config = config(1, 2);
     let mut scheduler = Scheduler::bind(&config).unwrap();
-    let mut first = Lane::open(&mut scheduler, &config.node, node(WORKER, Some(1))).unwrap();
+    let mut first = Lane::open(&scheduler, &config.node, node(WORKER, Some(1))).unwrap();
     first.begin(&join());
     for (role, rank) in [(WORKER, 1), (WORKER, 2), (WORKER, u32::MAX - 1), (SERVER, 1)] {
-        let mut other = Lane::open(&mut scheduler, &config.node, node(role, Some(rank))).unwrap();
-        let heard = other.ask(&mut scheduler, &join());
+        let mut other = Lane::open(&scheduler, &config.node, node(role, Some(rank))).unwrap();
+        let heard = other.ask(&join());
         let Heard::Refused(why) = heard else { panic!("{heard:?}") };
         assert!(why.contains("no place for") && why.contains(&rank.to_string()), "{why}");
     }
@@ -230,17 +229,17 @@ fn what_is_asked_too_early_or_makes_no_sense_closes_the_lane() {
     ] {
         for joins in [false, true] {
             let identity = node(WORKER, Some(0));
-            let mut lane = Lane::open(&mut scheduler, &config.node, identity).unwrap();
+            let mut lane = Lane::open(&scheduler, &config.node, identity).unwrap();
             if joins {
                 lane.begin(&join());
             }
-            assert_eq!(lane.ask(&mut scheduler, &words), Heard::Closed, "{words}, {joins}");
+            assert_eq!(lane.ask(&words), Heard::Closed, "{words}, {joins}");
         }
     }
     for kind in [Kind::Reply, Kind::Failure] {
-        let mut lane = Lane::open(&mut scheduler, &config.node, node(WORKER, Some(0))).unwrap();
+        let mut lane = Lane::open(&scheduler, &config.node, node(WORKER, Some(0))).unwrap();
         lane.say(kind, 1, &json!({ "Ok": 1 }));
-        assert_eq!(lane.answer(&mut scheduler, 1), Heard::Closed);
+        assert_eq!(lane.answer(1), Heard::Closed);
     }
     assert_eq!(missing(&mut scheduler), "server 0, worker 0");
 }
@@ -254,27 +253,27 @@ fn barriers_have_bounds() {
     for name in ["a", "b"] {
         worker.begin(&json!({ "Barrier": { "name": name } }));
     }
-    let heard = worker.ask(scheduler, &json!({ "Missing": { "name": "a" } }));
+    let heard = worker.ask(&json!({ "Missing": { "name": "a" } }));
     assert!(matches!(&heard, Heard::Refused(why) if why.contains("does not wait")), "{heard:?}");
-    let heard = worker.ask(scheduler, &json!({ "Missing": { "name": "b" } }));
+    let heard = worker.ask(&json!({ "Missing": { "name": "b" } }));
     assert_eq!(heard, Heard::Answer(json!("worker 1")));
-    let heard = worker.ask(scheduler, &json!({ "Missing": { "name": "nobody's" } }));
+    let heard = worker.ask(&json!({ "Missing": { "name": "nobody's" } }));
     assert!(matches!(heard, Heard::Refused(_)), "{heard:?}");
     let waits = worker.begin(&json!({ "Barrier": { "name": "c" } }));
     let (mut other, _) = lanes.remove(1);
     assert_eq!(
-        other.ask(scheduler, &json!({ "Barrier": { "name": "c" } })),
+        other.ask(&json!({ "Barrier": { "name": "c" } })),
         Heard::Answer(json!(null))
     );
-    assert_eq!(worker.answer(scheduler, waits), Heard::Answer(json!(null)));
+    assert_eq!(worker.answer(waits), Heard::Answer(json!(null)));
     // A server waits only with servers.
     let (server, _) = &mut lanes[0];
     assert_eq!(
-        server.ask(scheduler, &json!({ "Barrier": { "name": "c" } })),
+        server.ask(&json!({ "Barrier": { "name": "c" } })),
         Heard::Answer(json!(null))
     );
     let long = json!({ "Barrier": { "name": "x".repeat(257) } });
-    assert_eq!(other.ask(scheduler, &long), Heard::Closed);
+    assert_eq!(other.ask(&long), Heard::Closed);
     let error = scheduler.check_members().unwrap_err().to_string();
     assert!(error.contains("worker 1") && error.contains("257 bytes"), "{error}");
 }
@@ -294,7 +293,7 @@ fn a_sign_of_life_counts_for_who_proved_it_alone() {
         Identity { rank: None, ..identities[1] },
     ] {
         let mut lane = Lane::open(scheduler, node_config, liar).unwrap();
-        assert_eq!(lane.ask(scheduler, &alive), Heard::Closed, "{liar:?}");
+        assert_eq!(lane.ask(&alive), Heard::Closed, "{liar:?}");
         scheduler.check_members().unwrap(); // a node that leaves affects nobody else
     }
     let mut hearts: Vec<_> = [identities[0], identities[2]]
@@ -303,12 +302,12 @@ fn a_sign_of_life_counts_for_who_proved_it_alone() {
     let pulse = Heard::Answer(json!({ "ended": null }));
     // Heartbeats that end on one lane may continue on another.
     let mut brief = Lane::open(scheduler, node_config, identities[2]).unwrap();
-    assert_eq!(brief.ask(scheduler, &alive), pulse);
+    assert_eq!(brief.ask(&alive), pulse);
     drop(brief);
     let began = Instant::now();
     let error = loop {
         for heart in &mut hearts {
-            assert_eq!(heart.ask(scheduler, &alive), pulse);
+            assert_eq!(heart.ask(&alive), pulse);
         }
         if let Err(error) = scheduler.check_members() {
             break error.to_string();
@@ -317,30 +316,19 @@ fn a_sign_of_life_counts_for_who_proved_it_alone() {
     };
     assert!(error.contains("worker 0") && error.contains("no heartbeat"), "{error}");
     // A member's main lane is not for heartbeats.
-    assert_eq!(lanes[2].0.ask(scheduler, &alive), Heard::Closed);
-}
-
-/// A scheduler that did not listen itself counts nobody as silent.
-#[test]
-fn a_scheduler_that_stood_still_misses_nobody() {
-    let (mut scheduler, config, lanes) = complete(1);
-    std::thread::sleep(config.node.heartbeat * 6);
-    scheduler.poll().unwrap();
-    scheduler.check_members().unwrap();
-    drop(lanes);
+    assert_eq!(lanes[2].0.ask(&alive), Heard::Closed);
 }
 
 #[test]
 fn reports_count_from_who_runs_the_task_and_once() {
     let (mut scheduler, _, mut lanes) = complete(2);
     let task = scheduler.submit(Target::Worker(0), "app", &Value::Null).unwrap();
-    let number = lanes[1].0.task(&mut scheduler);
+    let number = lanes[1].0.task();
     for (at, says) in [(2, "another's"), (0, "a server's"), (1, "its own"), (1, "its second")] {
         lanes[at].0.say(Kind::Reply, number, &json!({ "Ok": says }));
         lanes[at].0.say(Kind::Reply, number + 1, &json!({ "Ok": "nobody's task" }));
         for _ in 0..20 {
             lanes[at].0.endpoint.poll().unwrap();
-            scheduler.poll().unwrap();
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -350,12 +338,10 @@ fn reports_count_from_who_runs_the_task_and_once() {
 #[test]
 fn a_lane_that_says_nothing_is_closed() {
     let config = config(1, 1);
-    let mut scheduler = Scheduler::bind(&config).unwrap();
-    let mut silent = Lane::open(&mut scheduler, &config.node, node(WORKER, Some(0))).unwrap();
+    let scheduler = Scheduler::bind(&config).unwrap();
+    let mut silent = Lane::open(&scheduler, &config.node, node(WORKER, Some(0))).unwrap();
     let began = Instant::now();
     loop {
-        scheduler.poll().unwrap();
-        scheduler.check_members().unwrap();
         silent.endpoint.poll().unwrap();
         let arrivals = std::iter::from_fn(|| silent.endpoint.take());
         if arrivals.into_iter().any(|arrival| matches!(arrival, Arrival::Lost { .. })) {

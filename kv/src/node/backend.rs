@@ -202,6 +202,19 @@ impl SimulatedNode {
         node.map(SimulatedNode).map_err(|source| Error::Spawn { what: name.to_owned(), source })
     }
 
+    /// As [`SimulatedNode::start`], but as another thread of the calling node: it shares its
+    /// machine.
+    ///
+    /// # Errors
+    /// As [`SimulatedNode::start`].
+    pub(crate) fn start_thread<F>(name: &str, run: F) -> Result<Self>
+    where
+        F: FnOnce() -> Result<()> + Send + 'static,
+    {
+        let node = simulated()?.try_spawn_thread(name, move |_| run());
+        node.map(SimulatedNode).map_err(|source| Error::Spawn { what: name.to_owned(), source })
+    }
+
     /// Waits for the node and returns its result.
     ///
     /// # Errors

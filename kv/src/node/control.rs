@@ -1,5 +1,7 @@
 //! Messages between nodes and the scheduler: requests and replies of the van with JSON values.
 
+use std::collections::BTreeMap;
+
 use caravan_van::wire::{Coding, Hello, Kind};
 use caravan_van::{Draft, Endpoint, Identity, Message, PeerId, Values};
 use serde::de::DeserializeOwned;
@@ -7,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::backend::{Van, is_simulated};
 use super::choice::Candidate;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::worker::ServerAddress;
 
 /// The role of a node.
@@ -28,11 +30,14 @@ impl std::fmt::Display for Role {
     }
 }
 
+/// Credits of lanes to the scheduler; a node makes few requests at a time.
+pub(crate) const CREDITS: u16 = 64;
+
 /// Role numbers of processes, as their lanes prove them in [`Hello::role`].
 pub(crate) const SCHEDULER: u8 = 1;
 const SERVER: u8 = 2;
 const WORKER: u8 = 3;
-/// The driver of the job, as a client of the servers.
+/// The driver of the job: the scheduler's own process, which is also a client of the servers.
 pub(crate) const DRIVER: u8 = 4;
 
 impl Role {
@@ -92,13 +97,79 @@ pub(crate) struct Pulse {
     pub(crate) ended: Option<String>,
 }
 
+/// A node that was lost, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Loss {
+    pub(crate) node: String,
+    pub(crate) reason: String,
+}
+
+impl From<Loss> for Error {
+    fn from(Loss { node, reason }: Loss) -> Error {
+        Error::NodeLost { node, reason }
+    }
+}
+
 /// The scheduler's request to a node.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// Run this task; answered with a [`Report`].
     Run { app: String, body: serde_json::Value },
+    /// Another node was lost, so that nothing that needs it can succeed. Not answered.
+    Lost(Loss),
     /// The job is over.
     End,
+}
+
+/// A request of the driver to the thread that schedules. Nobody else may make one.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Command {
+    /// Answered with [`Gathered`] once all nodes have joined, or when the time for that is over.
+    Gather,
+    /// Starts a task at the workers of these ranks. Answered with [`Submitted`] at once.
+    Submit { ranks: Vec<usize>, app: String, body: serde_json::Value },
+    /// Answered with [`Waited`] when the task is done or a node was lost; then the task is
+    /// forgotten.
+    Wait { task: u64 },
+    /// Answered with a [`Loss`] when a node was lost.
+    Watch,
+    /// Answered at once with the [`Loss`] of a node, if any was lost.
+    Check,
+    /// Ends the job for this reason. Answered when all nodes have left, or soon in any case.
+    End { reason: String },
+}
+
+/// Whether all nodes have joined.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Gathered {
+    /// They have, and use one van.
+    All(Roster),
+    /// They have, but no van works for all of them, for this reason.
+    NoVan(String),
+    /// The nodes with these names have not.
+    Missing(String),
+}
+
+/// Whether a task was started.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Submitted {
+    /// It has this number.
+    Task(u64),
+    /// A worker that should run it is lost.
+    Lost(Loss),
+    /// The worker of this rank has too many tasks.
+    Full(usize),
+}
+
+/// The outcome of a task.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Waited {
+    /// All workers have ended it; their reports are in order of rank.
+    Done { app: String, reports: BTreeMap<usize, Report> },
+    /// A node was lost first.
+    Lost(Loss),
+    /// There is no task of this number, or it was waited for already.
+    Unknown,
 }
 
 /// Result of a task.

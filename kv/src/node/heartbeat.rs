@@ -2,50 +2,57 @@
 //! that ends a launched node with its launcher.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use caravan_van::Arrival;
-
-use super::control::{self, Ask, Pulse, Role};
-use super::member::reach;
+use super::backend::is_simulated;
+use super::control::{Ask, Pulse, Role};
+use super::lane::{Heard, SchedulerLane};
 use super::members::HEARTBEATS;
+use super::thread::NodeThread;
 use crate::config::NodeConfig;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The main thread normally notices the end by itself, and ends the process within this time.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// Whether a node sends heartbeats: one that has a process or a simulated machine of its own, and
+/// so can stop while the scheduler goes on.
+pub(super) fn has_own(own_process: bool) -> bool {
+    own_process || is_simulated()
+}
+
 /// Sends heartbeats from now on. When the cluster has ended or the scheduler is gone and this node
 /// has not noticed, the whole process ends: its main thread may be computing, or waiting for a peer
-/// that will never answer.
+/// that will never answer. A simulated node has no process to end.
 ///
 /// # Errors
-/// [`Error::Spawn`] if the system has no thread.
-pub(crate) fn start(config: NodeConfig, role: Role, rank: usize) -> Result<()> {
-    spawn("heartbeats", move || {
+/// [`Error::Spawn`](crate::Error::Spawn) if the system has no thread.
+pub(super) fn start(config: NodeConfig, role: Role, rank: usize) -> Result<()> {
+    let beats = move || {
         let why = beat(&config).unwrap_or_else(|error| error.to_string());
-        end_process(&format!("{role} {rank}"), &why);
-    })
+        if !is_simulated() {
+            end_process(&format!("{role} {rank}"), &why);
+        }
+        Ok(())
+    };
+    NodeThread::start("heartbeats", beats).map(drop)
 }
 
 /// Ends this process when its launcher is gone. The launcher holds the other end of standard input
 /// open while it lives.
 ///
 /// # Errors
-/// [`Error::Spawn`] if the system has no thread.
-pub(crate) fn end_with_launcher(role: Role) -> Result<()> {
-    spawn("end with the launcher", move || {
+/// [`Error::Spawn`](crate::Error::Spawn) if the system has no thread.
+pub(super) fn end_with_launcher(role: Role) -> Result<()> {
+    let ends = move || {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         end_process(&role.to_string(), "the process that launched it is gone");
-    })
+        Ok(())
+    };
+    NodeThread::start("end with the launcher", ends).map(drop)
 }
 
-fn spawn(what: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
-    let spawned = std::thread::Builder::new().name(what.to_owned()).spawn(run);
-    let failed = |source| Error::Spawn { what: format!("the thread for {what}"), source };
-    spawned.map(drop).map_err(failed)
-}
-
+/// Ends this process after a while of real time, unless its main thread does so itself.
 fn end_process(node: &str, why: &str) {
     std::thread::sleep(GRACE);
     tracing::error!(why, "{node} ends");
@@ -54,45 +61,41 @@ fn end_process(node: &str, why: &str) {
 
 /// Sends heartbeats until the cluster has ended; returns the reason of the end.
 fn beat(config: &NodeConfig) -> Result<String> {
-    let (mut endpoint, scheduler) = reach(config)?;
-    let mut answered = Instant::now();
+    let mut lane = SchedulerLane::reach(config)?;
+    let mut answered = lane.now();
     let mut warned = false;
-    for count in 1.. {
-        // A scheduler that is busy or stopped for a while answers later; it is not gone while its
-        // lane stands.
-        if endpoint.credits(scheduler) > 0 {
-            control::ask(&mut endpoint, scheduler, count, &Ask::Alive)?;
+    loop {
+        // A scheduler that is stopped for a while answers later; it is not gone while its lane
+        // stands.
+        if lane.has_room() {
+            lane.ask(&Ask::Alive)?;
         }
-        let until = Instant::now() + config.heartbeat;
-        while Instant::now() < until {
-            endpoint.poll()?;
-            while let Some(arrival) = endpoint.take() {
-                match arrival {
-                    // This node makes no offers, and every answer has a body.
-                    Arrival::Connected { .. }
-                    | Arrival::Placed { .. }
-                    | Arrival::Answered { .. } => {}
-                    Arrival::Lost { error, .. } => return Ok(error.to_string()),
-                    Arrival::Message { message, .. } => {
-                        if let Some(why) = control::read::<Pulse>(&message)?.ended {
+        let until = lane.now() + config.heartbeat;
+        while lane.now() < until {
+            while let Some(heard) = lane.hear()? {
+                match heard {
+                    Heard::Order { .. } => {} // for the main lane only
+                    Heard::Refused(why) => return Ok(why),
+                    Heard::Closed(error) => return Ok(error.to_string()),
+                    Heard::Answer { body, .. } => {
+                        if let Some(why) = serde_json::from_slice::<Pulse>(&body)?.ended {
                             return Ok(why);
                         }
-                        answered = Instant::now();
+                        answered = lane.now();
                         warned = false;
                     }
                 }
             }
-            endpoint.wait(until.saturating_duration_since(Instant::now()))?;
+            lane.wait(until.saturating_sub(lane.now()))?;
         }
-        if !warned && answered.elapsed() > config.heartbeat * HEARTBEATS {
+        let silent = lane.now() - answered;
+        if !warned && silent > config.heartbeat * HEARTBEATS {
             warned = true;
-            let seconds = answered.elapsed().as_secs_f64();
             tracing::warn!(
                 scheduler = config.scheduler,
-                seconds,
+                seconds = silent.as_secs_f64(),
                 "the scheduler does not answer: it is busy or stopped; this node waits for it"
             );
         }
     }
-    Ok("counted to the end".to_owned())
 }

@@ -1,13 +1,9 @@
 //! A node that has joined: receives tasks from the scheduler and reports their results.
 
-use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use caravan_van::wire::Kind;
-use caravan_van::{Arrival, Endpoint, PeerId, Wait};
-
-use super::backend;
-use super::control::{self, Ask, Join, Order, Report, Role, Roster};
+use super::control::{Ask, Join, Loss, Order, Report, Role, Roster};
+use super::lane::{Heard, SchedulerLane};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result, with_sources};
 
@@ -17,8 +13,8 @@ const NAP: Duration = Duration::from_millis(100);
 /// How long the scheduler may take to name the nodes missing at a barrier.
 const SAY_WHO: Duration = Duration::from_secs(2);
 
-/// Time between two attempts to reach the scheduler.
-const RETRY: Duration = Duration::from_millis(100);
+/// Time between two warnings of a wait.
+const WARN_EVERY: Duration = Duration::from_secs(10);
 
 /// A task from the scheduler.
 #[derive(Debug)]
@@ -32,15 +28,16 @@ pub struct Task {
 
 /// This node's side of the control plane.
 pub struct Member {
-    endpoint: Endpoint,
-    scheduler: PeerId,
-    address: String,
+    lane: SchedulerLane,
     roster: Roster,
     role: Role,
     tasks: std::collections::VecDeque<Task>,
-    asked: u64,
-    answered: Option<u64>,
+    /// The request that waits for an answer, and the answer.
+    asked: Option<u64>,
+    answer: Option<Vec<u8>>,
     ended: bool,
+    /// Another node that was lost.
+    lost: Option<Loss>,
 }
 
 impl Member {
@@ -50,8 +47,7 @@ impl Member {
     /// [`Error::Timeout`] names the scheduler's address and the number of attempts;
     /// [`Error::NodeLost`] says why it refused.
     pub(crate) fn join(config: &NodeConfig, role: Role, join: Join) -> Result<Member> {
-        let (endpoint, scheduler) = reach(config)?;
-        let address = config.scheduler.clone();
+        let lane = SchedulerLane::reach(config)?;
         let roster = Roster {
             node: 0,
             rank: 0,
@@ -60,17 +56,15 @@ impl Member {
             first_thread: 0,
             workers: 0,
         };
-        let tasks = Default::default();
         let mut member = Member {
-            endpoint,
-            scheduler,
-            address,
+            lane,
             roster,
             role,
-            tasks,
-            asked: 0,
-            answered: None,
+            tasks: Default::default(),
+            asked: None,
+            answer: None,
             ended: false,
+            lost: None,
         };
         let join = Ask::Join(join);
         let roster = member.ask(&join, config.join_timeout, "joining the cluster: other nodes")?;
@@ -90,14 +84,14 @@ impl Member {
     /// [`Error::NodeLost`] if the scheduler is gone.
     pub(crate) fn next_task(&mut self, goes_on: impl Fn() -> bool) -> Result<Option<Task>> {
         loop {
-            self.poll(&mut None)?;
+            self.poll()?;
             if let Some(task) = self.tasks.pop_front() {
                 return Ok(Some(task));
             }
             if self.ended || !goes_on() {
                 return Ok(None);
             }
-            self.endpoint.wait(NAP)?;
+            self.lane.wait(NAP)?;
         }
     }
 
@@ -106,14 +100,14 @@ impl Member {
     /// # Errors
     /// [`Error::NodeLost`] if the scheduler is gone.
     pub fn report(&mut self, task: &Task, report: &Report) -> Result<()> {
-        control::answer(&mut self.endpoint, self.scheduler, task.number, report)?;
-        self.poll(&mut None)
+        self.lane.answer(task.number, report)?;
+        self.poll()
     }
 
     /// Waits until all nodes of this role have reached the barrier called `name`.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::NodeLost`].
+    /// [`Error::Timeout`]; [`Error::NodeLost`] names any node that was lost meanwhile.
     pub fn barrier(&mut self, name: &str, timeout: Duration) -> Result<()> {
         let what = format!("the barrier {name}: other {}s", self.role);
         let (seconds, what) =
@@ -126,165 +120,74 @@ impl Member {
         Err(Error::Timeout { what, seconds, missing: serde_json::from_slice(&missing)? })
     }
 
+    /// Fails if the job is over or a node is known to be lost, so that no other wait can succeed.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`] names the node, or the scheduler.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        self.poll()?;
+        if self.ended {
+            return Err(self.scheduler_lost("it has ended the job".to_owned()));
+        }
+        self.lost.clone().map_or(Ok(()), |loss| Err(loss.into()))
+    }
+
     /// Sends a request to the scheduler and waits for the answer.
     fn ask(&mut self, what: &Ask, timeout: Duration, missing: &str) -> Result<Vec<u8>> {
-        self.asked += 1;
-        control::ask(&mut self.endpoint, self.scheduler, self.asked, what)?;
-        let began = self.endpoint.now();
+        self.asked = Some(self.lane.ask(what)?);
+        let began = self.lane.now();
         let mut warned = began;
         loop {
-            let mut answer = None;
-            self.poll(&mut answer)?;
-            if let Some(answer) = answer {
+            let checked = self.check();
+            if let Some(answer) = self.answer.take() {
                 return Ok(answer);
             }
-            if self.ended {
-                return Err(self.lost("it has ended the job".to_owned()));
-            }
-            let now = self.endpoint.now();
+            checked?;
+            let now = self.lane.now();
             if now - began > timeout {
                 let seconds = timeout.as_secs_f64();
-                let missing = format!("{missing} (the scheduler at {} knows which)", self.address);
+                let missing =
+                    format!("{missing} (the scheduler at {} knows which)", self.lane.address());
                 return Err(Error::Timeout {
                     what: "a request to the scheduler".to_owned(),
                     seconds,
                     missing,
                 });
             }
-            if now - warned > Duration::from_secs(10) {
+            if now - warned > WARN_EVERY {
                 warned = now;
-                tracing::warn!(scheduler = self.address, "still waiting for {missing}");
+                tracing::warn!(scheduler = self.lane.address(), "still waiting for {missing}");
             }
-            self.endpoint.wait(NAP)?;
+            self.lane.wait(NAP)?;
         }
     }
 
-    fn lost(&self, reason: String) -> Error {
-        Error::NodeLost { node: format!("the scheduler at {}", self.address), reason }
+    fn scheduler_lost(&self, reason: String) -> Error {
+        Error::NodeLost { node: format!("the scheduler at {}", self.lane.address()), reason }
     }
 
-    /// Handles messages of the scheduler; stores an answer in `answer`.
-    fn poll(&mut self, answer: &mut Option<Vec<u8>>) -> Result<()> {
-        self.endpoint.poll()?;
-        while let Some(arrival) = self.endpoint.take() {
-            match arrival {
-                // This node makes no offers, and every answer has a body.
-                Arrival::Connected { .. } | Arrival::Placed { .. } | Arrival::Answered { .. } => {}
-                Arrival::Lost { .. } if self.ended => {}
-                Arrival::Lost { error, .. } => {
-                    return Err(self.lost(with_sources(&error)));
+    /// Handles what the scheduler has said.
+    fn poll(&mut self) -> Result<()> {
+        while let Some(heard) = self.lane.hear()? {
+            match heard {
+                Heard::Order { number, order: Order::Run { app, body } } => {
+                    self.tasks.push_back(Task { app, body, number });
                 }
-                Arrival::Message { message, .. } if message.kind() == Kind::Request => {
-                    match control::read(&message)? {
-                        Order::Run { app, body } => {
-                            self.tasks.push_back(Task { app, body, number: message.timestamp() });
-                        }
-                        Order::End => self.ended = true,
-                    }
+                Heard::Order { order: Order::Lost(loss), .. } => self.lost = Some(loss),
+                Heard::Order { order: Order::End, .. } => self.ended = true,
+                Heard::Answer { to, body } if self.asked == Some(to) => {
+                    self.asked = None;
+                    self.answer = Some(body);
                 }
-                Arrival::Message { message, .. } if message.kind() == Kind::Failure => {
-                    let why = String::from_utf8_lossy(message.values());
-                    return Err(self.lost(format!("it refused this {}: {why}", self.role)));
+                Heard::Answer { .. } => {} // to a request that was given up
+                Heard::Refused(why) => {
+                    let why = format!("it refused this {}: {why}", self.role);
+                    return Err(self.scheduler_lost(why));
                 }
-                Arrival::Message { message, .. } => {
-                    if message.timestamp() == self.asked && self.answered != Some(self.asked) {
-                        self.answered = Some(self.asked);
-                        *answer = Some(message.values().to_vec());
-                    }
-                }
+                Heard::Closed(_) if self.ended => {}
+                Heard::Closed(error) => return Err(self.scheduler_lost(with_sources(&error))),
             }
         }
         Ok(())
     }
-}
-
-/// Connects to the scheduler, which may not be up yet. Nobody connects to this node.
-pub(crate) fn reach(config: &NodeConfig) -> Result<(Endpoint, PeerId)> {
-    let mut van = config.van_config(0);
-    van.wait = Wait::Block;
-    van.credits = 64;
-    van.accepts = false;
-    let mut endpoint = Endpoint::new(backend::open_control(config.van, &van)?, 0, van.credits);
-    let began = Instant::now();
-    let mut warned = began;
-    let mut attempts = 0;
-    loop {
-        attempts += 1;
-        let why = match endpoint.connect(&config.scheduler) {
-            Ok(peer) => match greeted(&mut endpoint, peer, config.join_timeout)? {
-                Ok(()) => return Ok((endpoint, peer)),
-                Err(why) => why,
-            },
-            Err(why) => why,
-        };
-        // The scheduler was there before a node that it has launched, so its refusal is final.
-        let is_final = config.launched && (is_refused(&why) || why.is_refusal());
-        let why = with_sources(&why);
-        if is_final {
-            let node = format!("the scheduler at {}", config.scheduler);
-            let reason = format!("this node cannot join it: {why}");
-            return Err(Error::NodeLost { node, reason });
-        }
-        if began.elapsed() > config.join_timeout {
-            let missing = format!(
-                "the scheduler at {}, tried {attempts} times: {why} (is it up, and is that its address, CARAVAN_SCHEDULER? \
-                 CARAVAN_JOIN_TIMEOUT_S says how long to try)",
-                config.scheduler
-            );
-            let seconds = began.elapsed().as_secs_f64();
-            return Err(Error::Timeout {
-                what: "joining the cluster".to_owned(),
-                seconds,
-                missing,
-            });
-        }
-        if warned.elapsed() > Duration::from_secs(5) {
-            warned = Instant::now();
-            tracing::warn!(
-                scheduler = config.scheduler,
-                attempts,
-                why,
-                "cannot reach the scheduler yet"
-            );
-        }
-        std::thread::sleep(RETRY);
-    }
-}
-
-/// Whether nothing listens at the address.
-fn is_refused(error: &caravan_van::Error) -> bool {
-    let kind = match error {
-        caravan_van::Error::Connect { source, .. } => source.kind(),
-        _ => return false,
-    };
-    kind == io::ErrorKind::ConnectionRefused
-}
-
-/// Waits for the scheduler's hello; the inner error says why none came.
-fn greeted(
-    endpoint: &mut Endpoint,
-    peer: PeerId,
-    timeout: Duration,
-) -> Result<Result<(), caravan_van::Error>> {
-    let began = Instant::now();
-    while began.elapsed() < timeout {
-        endpoint.poll()?;
-        while let Some(arrival) = endpoint.take() {
-            match arrival {
-                Arrival::Connected { peer: up, hello } if up == peer => {
-                    return match hello.role {
-                        control::SCHEDULER => Ok(Ok(())),
-                        _ => Err(Error::Config(
-                            "CARAVAN_SCHEDULER is the address of another node of this job"
-                                .to_owned(),
-                        )),
-                    };
-                }
-                Arrival::Lost { peer: lost, error } if lost == peer => return Ok(Err(error)),
-                _ => {}
-            }
-        }
-        endpoint.wait(NAP)?;
-    }
-    Ok(Err(caravan_van::Error::NotConnected { peer }))
 }

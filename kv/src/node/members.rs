@@ -8,7 +8,7 @@ use std::time::Duration;
 use caravan_van::PeerId;
 use caravan_van::wire::Hello;
 
-use super::control::{Join, Role};
+use super::control::{Join, Loss, Role};
 use crate::config::ClusterConfig;
 use crate::error::{Error, Result};
 
@@ -111,8 +111,8 @@ pub(crate) struct Members {
     /// How long the scheduler has listened, and when it last did.
     listened: Duration,
     looked: Duration,
-    /// When it last looked for lost members, in time listened.
-    checked: Duration,
+    /// Before this time, in time listened, nobody can have been silent for too long.
+    due: Duration,
 }
 
 impl Members {
@@ -126,7 +126,7 @@ impl Members {
             complete: false,
             listened: Duration::ZERO,
             looked: now,
-            checked: Duration::ZERO,
+            due: Duration::ZERO,
         }
     }
 
@@ -235,14 +235,16 @@ impl Members {
         Some(seat)
     }
 
-    /// Lanes that stayed unused for longer than a member may be silent.
+    /// Lanes that stayed unused for as long as a member may be silent.
     pub(crate) fn idle_lanes(&self) -> Vec<(PeerId, Violation)> {
         let idle = |(peer, lane): (&PeerId, &Lane)| {
             let silent = self.listened - lane.opened;
-            let idle = matches!(lane.used, Used::Nothing) && silent > self.patience();
+            let idle = matches!(lane.used, Used::Nothing) && silent >= self.patience();
             idle.then_some((*peer, Violation::Silent(silent)))
         };
-        self.lanes.iter().filter_map(idle).collect()
+        let mut idle: Vec<_> = self.lanes.iter().filter_map(idle).collect();
+        idle.sort_by_key(|(peer, _)| *peer);
+        idle
     }
 
     /// Records that all have joined and calls `each` for every member; from now on heartbeats are
@@ -276,46 +278,50 @@ impl Members {
         self.seats.iter().map(|(seat, member)| (*seat, member))
     }
 
-    /// The worker of this rank, to send it something.
-    ///
-    /// # Errors
-    /// [`Error::NodeLost`].
-    pub(crate) fn worker(&self, rank: usize) -> Result<&Member> {
+    /// The lane of the worker of this rank, to send it something; the inner error says why it has
+    /// none.
+    pub(crate) fn worker(&self, rank: usize) -> Result<PeerId, Loss> {
         let seat = Seat { role: Role::Worker, rank };
         match self.seats.get(&seat) {
-            None => Err(Error::NodeLost { node: seat.to_string(), reason: "it never came".into() }),
+            None => Err(Loss { node: seat.to_string(), reason: "it never came".into() }),
             Some(member) => match &member.lost {
-                None => Ok(member),
+                None => Ok(member.peer),
                 Some(reason) => {
-                    Err(Error::NodeLost { node: describe(seat, member), reason: reason.clone() })
+                    Err(Loss { node: describe(seat, member), reason: reason.clone() })
                 }
             },
         }
     }
 
-    /// Whether the last look for lost members is at least a heartbeat ago.
-    pub(crate) fn check_is_due(&self) -> bool {
-        self.listened - self.checked >= self.heartbeat
+    /// How long until somebody may have been silent for too long, and at most a heartbeat: a longer
+    /// pause would not count as time listened.
+    pub(crate) fn until_check(&self) -> Duration {
+        self.due.saturating_sub(self.listened).min(self.heartbeat)
     }
 
-    /// Checks that all members are alive.
-    ///
-    /// # Errors
-    /// [`Error::NodeLost`] names the first that is not.
-    pub(crate) fn check(&mut self) -> Result<()> {
-        self.checked = self.listened;
-        for (&seat, member) in &self.seats {
+    /// Counts members as lost that were silent for too long. Returns the first that is lost, for
+    /// whatever reason.
+    pub(crate) fn check(&mut self) -> Option<Loss> {
+        let patience = self.patience();
+        let mut oldest = self.listened;
+        for member in self.seats.values_mut() {
+            if !self.complete || !member.join.beats || member.lost.is_some() {
+                continue;
+            }
             let silent = self.listened - member.seen;
-            let reason = match &member.lost {
-                Some(reason) => reason.clone(),
-                None if self.complete && member.join.beats && silent > self.patience() => {
-                    format!("no heartbeat for {:.1} s", silent.as_secs_f64())
-                }
-                None => continue,
-            };
-            return Err(Error::NodeLost { node: describe(seat, member), reason });
+            if silent >= patience {
+                member.lost = Some(format!("no heartbeat for {:.1} s", silent.as_secs_f64()));
+            } else {
+                oldest = oldest.min(member.seen);
+            }
         }
-        Ok(())
+        let unused = self.lanes.values().filter(|lane| matches!(lane.used, Used::Nothing));
+        self.due = unused.map(|lane| lane.opened).fold(oldest, Duration::min) + patience;
+        let lost = |(seat, member): (&Seat, &Member)| {
+            let reason = member.lost.clone()?;
+            Some(Loss { node: describe(*seat, member), reason })
+        };
+        self.seats.iter().find_map(lost)
     }
 
     fn patience(&self) -> Duration {

@@ -2,8 +2,13 @@
 //! alive.
 //!
 //! The control plane uses plain TCP, apart from the data: nodes join the [`Scheduler`], which sends
-//! them tasks and keeps barriers. A node has one control lane on its main thread and another on a
-//! small thread for heartbeats, so that a worker that computes for a minute still counts as alive.
+//! them tasks and keeps barriers. The scheduler serves them on a thread of its own, so that a
+//! driver that computes for a minute keeps nobody waiting. A node has one control lane on its main
+//! thread and another on a small thread for heartbeats, so that a worker that computes for a minute
+//! still counts as alive. When a node is lost, the scheduler tells the driver and all others, whose
+//! waits end with the node's name. All this takes its time from the clock of the control van, and
+//! therefore runs in simulated time as well.
+//!
 //! The whole cluster uses one van for data: each node opens those that work for it and lists them
 //! when it joins, and the roster names the one that all have.
 
@@ -12,11 +17,13 @@ mod barriers;
 mod choice;
 mod control;
 mod heartbeat;
+mod lane;
 mod member;
 mod members;
 mod placement;
 mod roles;
 mod scheduler;
+mod thread;
 
 pub(crate) use backend::SimulatedNode;
 pub use backend::{Nic, VANS, Van, is_built, is_simulated, nic, open};

@@ -1,6 +1,8 @@
 //! The life of servers and workers, from joining to the end.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -61,16 +63,17 @@ pub struct WorkerNode {
     pub rank: usize,
     /// Number of workers.
     pub workers: usize,
-    member: Member,
+    /// Shared with the worker, which checks it while it waits.
+    member: Rc<RefCell<Member>>,
 }
 
 impl WorkerNode {
     /// Waits until all workers have reached the barrier called `name`.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::NodeLost`].
+    /// [`Error::Timeout`]; [`Error::NodeLost`] names any node that was lost meanwhile.
     pub fn barrier(&mut self, name: &str) -> Result<()> {
-        self.member.barrier(name, self.config.join_timeout)
+        self.member.borrow_mut().barrier(name, self.config.join_timeout)
     }
 }
 
@@ -87,18 +90,22 @@ pub fn run_worker(
 ) -> Result<()> {
     check_numa(config.numa)?;
     let config = begin(config, Role::Worker, rank, own_process)?;
-    let join = join_request(without_threads(&config)?, own_process);
-    let member = Member::join(&config, Role::Worker, join)?;
+    let beats = heartbeat::has_own(own_process);
+    let member = Member::join(&config, Role::Worker, join_request(without_threads(&config)?, beats))?;
     let roster = member.roster().clone();
     let config = NodeConfig { van: roster.van, ..ranked(&config, &roster) };
-    if own_process {
+    if beats {
         heartbeat::start(config.clone(), Role::Worker, roster.rank)?;
     }
-    let worker = client(&config, roster.node, &roster.servers)?;
+    let member = Rc::new(RefCell::new(member));
+    let watched = member.clone();
+    let watch: Watch = Box::new(move || watched.borrow_mut().check());
+    let worker = watched_client(&config, roster.node, &roster.servers, Some(watch))?;
     let mut node =
         WorkerNode { worker, config, rank: roster.rank, workers: roster.workers, member };
     let mut running: HashMap<String, Box<dyn App>> = HashMap::new();
-    while let Some(mut task) = node.member.next_task(|| true)? {
+    loop {
+        let Some(mut task) = node.member.borrow_mut().next_task(|| true)? else { return Ok(()) };
         let app = match running.entry(task.app.clone()) {
             std::collections::hash_map::Entry::Occupied(app) => Some(app.into_mut()),
             std::collections::hash_map::Entry::Vacant(place) => {
@@ -110,9 +117,8 @@ pub fn run_worker(
             Some(app) => app.run(&mut node, body),
             None => Err(format!("this worker has no app of that name, only {:?}", apps.0.keys())),
         };
-        node.member.report(&task, &report)?;
+        node.member.borrow_mut().report(&task, &report)?;
     }
-    Ok(())
 }
 
 /// Completes a node's settings with its secret and identity. Makes a launched node end with its
@@ -138,9 +144,9 @@ fn ranked(config: &NodeConfig, roster: &Roster) -> NodeConfig {
     NodeConfig { identity: Identity { rank, ..config.identity }, ..config.clone() }
 }
 
-/// The request to join.
-fn join_request(vans: Vec<Candidate>, own_process: bool) -> Join {
-    Join { pid: std::process::id(), beats: own_process, vans }
+/// The request to join of a node that will send heartbeats, or not.
+fn join_request(vans: Vec<Candidate>, beats: bool) -> Join {
+    Join { pid: std::process::id(), beats, vans }
 }
 
 /// The vans that a node without server threads can use. It opens the chosen one later, when it
@@ -243,9 +249,10 @@ pub(crate) fn run_simulated_server(
 ) -> Result<()> {
     let config = &begin(config, Role::Server, Some(rank), false)?;
     let opened = backend::open_all(config, true)?;
-    let join = join_request(choice::candidates(&opened), false);
+    let join = join_request(choice::candidates(&opened), true);
     let member = Member::join(config, Role::Server, join)?;
-    let Roster { node, van, first_thread, ref servers, .. } = *member.roster();
+    let Roster { node, van, first_thread, ref servers, rank, .. } = *member.roster();
+    heartbeat::start(ranked(config, member.roster()), Role::Server, rank)?;
     let endpoint = Endpoint::new(choice::take(opened, van)?, node, config.credits);
     ServerThread::new(endpoint, first_thread, servers.len(), handles.clone()).run(stop)
 }
@@ -272,10 +279,11 @@ fn serve_until_end(config: &NodeConfig, started: &[Started<'_>], own_process: bo
     let Ok(vans) = vans.collect::<Result<Vec<_>, _>>() else {
         return Ok(()); // a thread ended before it listened
     };
-    let join = join_request(choice::of_all(&vans), own_process);
+    let beats = heartbeat::has_own(own_process);
+    let join = join_request(choice::of_all(&vans), beats);
     let mut member = Member::join(config, Role::Server, join)?;
     let roster = member.roster().clone();
-    if own_process {
+    if beats {
         heartbeat::start(ranked(config, &roster), Role::Server, roster.rank)?;
     }
     for (index, (_, _, place)) in started.iter().enumerate() {

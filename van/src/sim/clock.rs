@@ -55,6 +55,8 @@ pub(super) struct Core {
 /// A node's thread and machine.
 struct Participant {
     name: String,
+    /// The participant whose machine it runs on: itself, or the node that it is a thread of.
+    machine: usize,
     pace: Pace,
     card: Card,
     thread: Option<ThreadId>,
@@ -63,6 +65,8 @@ struct Participant {
     /// Its entry in `alarms`.
     alarm: Option<(Duration, u64, usize)>,
     idle_polls: u64,
+    /// It gets no turn before this time.
+    frozen_until: Duration,
     /// Why it must stop.
     stop: Option<Stopped>,
 }
@@ -100,7 +104,7 @@ impl World {
             cuts: Vec::new(),
             stopping: false,
         };
-        core.enter("main", None);
+        core.enter("main", MAIN, None);
         core.participants[MAIN].thread = Some(std::thread::current().id());
         World(Mutex::new(core))
     }
@@ -254,19 +258,33 @@ impl Core {
         self.participants[id].activity == Activity::Done
     }
 
-    /// Adds a participant that runs once it gets the turn.
+    /// Adds a participant with a machine of its own, which runs once it gets the turn.
     pub(super) fn add_participant(&mut self, name: &str) -> usize {
+        self.add(name, self.participants.len())
+    }
+
+    /// As [`Core::add_participant`], on the machine of the running participant.
+    pub(super) fn add_thread(&mut self, name: &str) -> usize {
+        self.add(name, self.participants[self.running()].machine)
+    }
+
+    fn add(&mut self, name: &str, machine: usize) -> usize {
         let stop = self.stop().cloned();
-        let id = self.enter(name, stop);
+        let id = self.enter(name, machine, stop);
         self.set_alarm(id, self.now);
         id
     }
 
-    fn enter(&mut self, name: &str, stop: Option<Stopped>) -> usize {
+    fn enter(&mut self, name: &str, machine: usize, stop: Option<Stopped>) -> usize {
         let id = self.participants.len();
-        let pace = Pace::new(self.seed, id, &self.hosts.stragglers);
-        self.participants.push(Participant::new(name, pace, stop));
+        let pace = Pace::new(self.seed, machine, &self.hosts.stragglers);
+        self.participants.push(Participant::new(name, machine, pace, stop));
         id
+    }
+
+    /// The name of the machine of participant `id`.
+    fn machine_of(&self, id: usize) -> &String {
+        &self.participants[self.participants[id].machine].name
     }
 
     /// How long `work`, given at full speed, takes the running participant.
@@ -287,12 +305,33 @@ impl Core {
         (!self.is_done(id)).then_some(id)
     }
 
-    /// Stops the node called `name` where it waits. False if there is no such node.
+    /// Stops all threads of the node called `name` where they wait. False if there is no such node.
     pub(super) fn crash(&mut self, name: &str) -> bool {
-        let Some(id) = self.living(name).filter(|&id| id != MAIN) else { return false };
-        self.participants[id].stop = Some(Stopped::Crashed { node: name.to_owned() });
-        self.set_alarm(id, self.now);
-        true
+        let threads = self.threads_of(name);
+        for &id in &threads {
+            let node = self.participants[id].name.clone();
+            self.participants[id].stop = Some(Stopped::Crashed { node });
+            self.set_alarm(id, self.now);
+        }
+        !threads.is_empty()
+    }
+
+    /// Gives the threads of the node called `name` no turn for `duration`. False if there is no
+    /// such node.
+    pub(super) fn freeze(&mut self, name: &str, duration: Duration) -> bool {
+        let until = self.now.saturating_add(duration);
+        let threads = self.threads_of(name);
+        threads.iter().for_each(|&id| self.participants[id].frozen_until = until);
+        !threads.is_empty()
+    }
+
+    /// The living participants on the machine of the node called `name`; none on that of [`MAIN`].
+    fn threads_of(&self, name: &str) -> Vec<usize> {
+        let machine = self.living(name).map(|id| self.participants[id].machine);
+        let is_one =
+            |&id: &usize| Some(self.participants[id].machine) == machine && !self.is_done(id);
+        let all = if machine == Some(MAIN) { 0..0 } else { 0..self.participants.len() };
+        all.filter(is_one).collect()
     }
 
     /// Counts an empty poll.
@@ -352,6 +391,11 @@ impl Core {
                 }),
             };
             if let Some(id) = woken {
+                let Participant { frozen_until, ref stop, .. } = self.participants[id];
+                if frozen_until > self.now && stop.is_none() {
+                    self.set_alarm(id, frozen_until);
+                    continue;
+                }
                 (self.now, id).hash(&mut self.trace);
                 return id;
             }
@@ -390,9 +434,10 @@ impl Core {
 }
 
 impl Participant {
-    fn new(name: &str, pace: Pace, stop: Option<Stopped>) -> Participant {
+    fn new(name: &str, machine: usize, pace: Pace, stop: Option<Stopped>) -> Participant {
         Participant {
             name: name.to_owned(),
+            machine,
             pace,
             card: Card::default(),
             thread: None,
@@ -400,6 +445,7 @@ impl Participant {
             activity: Activity::Running,
             alarm: None,
             idle_polls: 0,
+            frozen_until: Duration::ZERO,
             stop,
         }
     }

@@ -67,7 +67,7 @@ pub use transport::SimTransport;
 
 use crate::config::VanConfig;
 use crate::error::Error;
-use clock::{Activity, MAIN, WAIT_MIN, World};
+use clock::{Activity, Core, MAIN, WAIT_MIN, World};
 
 /// Selects the only seed that [`for_each_seed`] runs.
 const SEED_VARIABLE: &str = "CARAVAN_SEED";
@@ -185,6 +185,32 @@ impl Network {
         T: Send + 'static,
         F: FnOnce(&Network) -> T + Send + 'static,
     {
+        self.enter(name, Core::add_participant, body)
+    }
+
+    /// As [`Network::try_spawn`], but the new node is another thread of the calling one: both are
+    /// crashed and cut off together, under the name of the node that was there first.
+    ///
+    /// # Errors
+    /// As [`Network::try_spawn`].
+    pub fn try_spawn_thread<T, F>(&self, name: &str, body: F) -> io::Result<Node<T>>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Network) -> T + Send + 'static,
+    {
+        self.enter(name, Core::add_thread, body)
+    }
+
+    fn enter<T, F>(
+        &self,
+        name: &str,
+        add: fn(&mut Core, &str) -> usize,
+        body: F,
+    ) -> io::Result<Node<T>>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Network) -> T + Send + 'static,
+    {
         let world = self.world.clone();
         let node = name.to_owned();
         let (say_id, id) = mpsc::channel();
@@ -192,14 +218,14 @@ impl Network {
             let id = id.recv().ok()?; // takes part only once it is registered
             live(world, id, &node, body)
         })?;
-        let id = self.world.lock().add_participant(name);
+        let id = add(&mut self.world.lock(), name);
         // The thread waits for this message.
         let _ = say_id.send(id);
         Ok(Node { world: self.world.clone(), id, name: name.to_owned(), thread })
     }
 
-    /// Kills a node where it waits, as if its machine lost power: it is unwound without a last
-    /// message, and its peers see it lost after [`Faults::detection`]. Messages it sent before
+    /// Kills a node and its threads where they wait, as if its machine lost power: they are unwound
+    /// without a last message, and its peers see it lost after [`Faults::detection`]. Messages it sent before
     /// still arrive.
     ///
     /// # Panics
@@ -212,6 +238,16 @@ impl Network {
         if let Some(stopped) = own {
             let _ = self.world.carry_on(Err(stopped)); // an error means that it unwinds already
         }
+    }
+
+    /// Stops a node and its threads for `duration`, as SIGSTOP does: they get no turn, but their
+    /// connections stay and what is sent to them waits there.
+    ///
+    /// # Panics
+    /// If no node of that name runs; "main" cannot be stopped.
+    pub fn freeze(&self, name: &str, duration: Duration) {
+        let frozen = self.world.lock().freeze(name, duration);
+        assert!(frozen, "cannot stop {name}: no such node runs");
     }
 
     /// Cuts two nodes off from each other for `duration`. Messages sent meanwhile arrive

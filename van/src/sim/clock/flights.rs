@@ -130,9 +130,11 @@ impl Core {
         let now = self.now;
         self.cuts.retain(|cut| cut.until > now);
         let Some(to) = self.ports.get(to.port as usize) else { return Duration::ZERO };
-        let name = |port: &Port| &self.participants[port.owner].name;
-        let (from, to) = (name(&self.ports[from.port as usize]), name(to));
-        let between = |cut: &&Cut| cut.between.contains(from) && cut.between.contains(to);
+        let from = self.machine_of(self.ports[from.port as usize].owner);
+        let to = self.machine_of(to.owner);
+        let between = |cut: &&Cut| {
+            from != to && cut.between.contains(from) && cut.between.contains(to)
+        };
         self.cuts.iter().filter(between).map(|cut| cut.until).max().unwrap_or_default()
     }
 

@@ -29,6 +29,48 @@ fn a_crashed_node_is_lost_after_the_detection_delay() {
     assert!(network.now() - start > Faults::none().detection);
 }
 
+/// A thread goes with its node: crashed, cut off and frozen under the node's name.
+#[test]
+fn threads_of_a_node_share_its_fate() {
+    let run = |harm: fn(&Network)| {
+        let network = Network::new(1, Faults { detection: SECOND * 10, ..Faults::none() });
+        let mut a = van(&network, 0);
+        let _node = network.spawn("node", |network| {
+            let talks = |network: &Network| {
+                let mut van = van(network, 1);
+                let peer = van.connect("sim:0").unwrap();
+                next(&mut van);
+                for i in 0..4 {
+                    let extra = frame(&van, &[i]);
+                    van.post_send(peer, extra.into()).unwrap();
+                    poll(&mut van);
+                    network.sleep(SECOND);
+                }
+            };
+            network.try_spawn_thread("its thread", talks).unwrap();
+            network.sleep(SECOND * 100);
+        });
+        assert!(matches!(next(&mut a), Event::Connected { .. }));
+        network.sleep(SECOND / 2);
+        harm(&network);
+        let mut heard = Vec::new();
+        loop {
+            match next(&mut a) {
+                Event::Received { frame, .. } => heard.push((frame[0], network.now().as_millis())),
+                Event::Lost { .. } => return heard,
+                event => panic!("{event:?}"),
+            }
+        }
+    };
+    let (all, frozen) = (run(|_| ()), run(|network| network.freeze("node", SECOND * 5)));
+    assert_eq!(all.iter().map(|heard| heard.0).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(frozen.iter().map(|heard| heard.0).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert!(all[1].1 < 2000 && frozen[1].1 > 5000, "{all:?} {frozen:?}");
+    assert_eq!(run(|network| network.crash("node")).len(), 1);
+    let cut = run(|network| network.cut("main", "node", SECOND * 3 / 2));
+    assert!(cut.len() == 4 && cut[1].1 == cut[2].1, "{cut:?}");
+}
+
 /// "talker" sends a message every millisecond; returns when each arrived at main, and whether the
 /// lane was lost.
 fn cut_for(duration: Duration) -> (Vec<Duration>, bool) {
