@@ -276,11 +276,7 @@ fn hand_down(config: &NodeConfig, child: &mut Child) {
 
 /// Waits for a child that was told to end, and kills it if it does not end until then, on the
 /// scheduler's clock.
-fn end_child(
-    child: &mut Node<Child>,
-    scheduler: &mut Scheduler,
-    until: Duration,
-) -> Result<()> {
+fn end_child(child: &mut Node<Child>, scheduler: &mut Scheduler, until: Duration) -> Result<()> {
     let lost = |reason| Error::NodeLost { node: child.name.clone(), reason };
     loop {
         match child.run.try_wait() {

@@ -261,17 +261,11 @@ fn barriers_have_bounds() {
     assert!(matches!(heard, Heard::Refused(_)), "{heard:?}");
     let waits = worker.begin(&json!({ "Barrier": { "name": "c" } }));
     let (mut other, _) = lanes.remove(1);
-    assert_eq!(
-        other.ask(&json!({ "Barrier": { "name": "c" } })),
-        Heard::Answer(json!(null))
-    );
+    assert_eq!(other.ask(&json!({ "Barrier": { "name": "c" } })), Heard::Answer(json!(null)));
     assert_eq!(worker.answer(waits), Heard::Answer(json!(null)));
     // A server waits only with servers.
     let (server, _) = &mut lanes[0];
-    assert_eq!(
-        server.ask(&json!({ "Barrier": { "name": "c" } })),
-        Heard::Answer(json!(null))
-    );
+    assert_eq!(server.ask(&json!({ "Barrier": { "name": "c" } })), Heard::Answer(json!(null)));
     let long = json!({ "Barrier": { "name": "x".repeat(257) } });
     assert_eq!(other.ask(&long), Heard::Closed);
     let error = scheduler.check_members().unwrap_err().to_string();

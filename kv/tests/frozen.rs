@@ -1,7 +1,7 @@
-//! Goal: any wait names a node that is frozen, whatever the job is doing; a driver that was frozen
-//! continues.
+//! Goal: any wait of the driver and of a worker names a node that is frozen, whatever the job is
+//! doing; a driver that was frozen continues, and a busy host freezes nobody.
 //! Method: real processes that SIGSTOP stops while nodes join, tables are created, values are
-//! pushed, workers meet, or a task runs.
+//! pushed, workers meet, a task runs, or the driver computes.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
@@ -14,6 +14,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use caravan_kv::{
@@ -30,14 +31,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A job that soon notices frozen nodes.
 fn quick(servers: usize, workers: usize) -> ClusterConfig {
     let mut config = config(servers, workers);
-    config.node.heartbeat = Duration::from_millis(200);
+    config.node.heartbeat = Duration::from_millis(100);
     config.node.join_timeout = PATIENCE;
     config
 }
 
 /// What workers do.
 enum Job {
-    /// Pushes and pulls until that fails.
+    /// Pushes and pulls until that fails, or for some seconds.
     Push,
     /// Waits at a barrier that one of them never reaches.
     Meet,
@@ -48,11 +49,9 @@ enum Job {
 impl App for Job {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
         match self {
-            Job::Push => push_on(node).map(|()| Value::Null).map_err(|error| error.to_string()),
+            Job::Push => told(push_on(node, &body), node, &body),
             Job::Meet if body["stays"] == node.rank => Err("it was to be stopped".to_owned()),
-            Job::Meet => {
-                node.barrier("here").map(|()| Value::Null).map_err(|error| error.to_string())
-            }
+            Job::Meet => told(node.barrier("here"), node, &body),
             Job::Compute => {
                 let seconds = body["seconds"].as_f64().unwrap();
                 std::thread::sleep(Duration::from_secs_f64(seconds));
@@ -62,12 +61,29 @@ impl App for Job {
     }
 }
 
-fn push_on(node: &mut WorkerNode) -> Result<(), Error> {
+fn push_on(node: &mut WorkerNode, body: &Value) -> Result<(), Error> {
     let table = node.worker.create_table(&spec())?;
-    loop {
+    let until = body["seconds"].as_f64().map(Duration::from_secs_f64);
+    let began = Instant::now();
+    while until.is_none_or(|until| began.elapsed() < until) {
         let pushed = node.worker.push_pull(table, &keys(), &values())?;
         node.worker.wait(pushed)?;
     }
+    Ok(())
+}
+
+/// The report of a worker, which writes an error into a file as well if there is one for it.
+fn told(done: Result<(), Error>, node: &WorkerNode, body: &Value) -> Result<Value, String> {
+    let error = match done {
+        Ok(()) => return Ok(Value::Null),
+        Err(error) => error.to_string(),
+    };
+    if let Some(file) = body["files"].as_str() {
+        let part = format!("{file}.part-{}", node.rank);
+        std::fs::write(&part, &error).unwrap();
+        std::fs::rename(part, format!("{file}.{}", node.rank)).unwrap();
+    }
+    Err(error)
 }
 
 fn apps() -> Apps {
@@ -185,6 +201,65 @@ fn while_a_task_runs() {
     }
 }
 
+/// A worker that waits names a frozen node by itself, while the driver computes and asks nobody;
+/// the driver names it afterwards.
+fn while_the_driver_computes() {
+    let files = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("told");
+    let file = PathBuf::from(format!("{}.0", files.display()));
+    let files = files.display().to_string();
+    let waits = |van, app: &str, name: &str, body: Value| {
+        let _ = std::fs::remove_file(&file);
+        let mut config = quick(2, 2);
+        config.node.van = van;
+        let mut cluster = launch(&config);
+        // Both are connected to the servers when they have met.
+        let met = cluster.submit(Target::Workers, "meet", &Value::Null).unwrap();
+        cluster.wait(met).unwrap();
+        let task = cluster.submit(Target::Workers, app, &body).unwrap();
+        signal("STOP", pid_of(&cluster, name));
+        let began = Instant::now();
+        while !file.exists() {
+            assert!(began.elapsed() < PATIENCE, "worker 0 waits for {name} for ever");
+            std::hint::spin_loop();
+        }
+        let error = std::fs::read_to_string(&file).unwrap();
+        println!("  worker 0, after {:.3} s: {error}", began.elapsed().as_secs_f64());
+        assert!(error.contains(name) && error.contains("no heartbeat"), "{error}");
+        let error = cluster.wait(task).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("no heartbeat"), "{error}");
+    };
+    for van in vans() {
+        waits(van, "push", "server 1", json!({ "files": files }));
+    }
+    waits(support::any(), "meet", "worker 1", json!({ "stays": 1, "files": files }));
+}
+
+/// Twice as many busy threads as the host has cores, and more, cost nobody its place.
+fn a_busy_host_raises_no_alarm() {
+    let mut config = quick(2, 2);
+    config.node.heartbeat = Duration::from_secs(1);
+    let stop = AtomicBool::new(false);
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..2 * cores {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let busy = || {
+            let mut cluster = Cluster::launch(&config, Launch::Processes(this_program()))?;
+            let task = cluster.submit(Target::Workers, "push", &json!({ "seconds": 6.0 }))?;
+            let done = cluster.wait(task)?;
+            cluster.shutdown().map(|()| done)
+        };
+        let done = busy();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(done.unwrap(), [Value::Null, Value::Null]);
+    });
+}
+
 /// A node that was frozen for less than five heartbeats continues unharmed.
 fn a_short_stop_costs_nothing() {
     let mut config = quick(1, 1);
@@ -233,7 +308,7 @@ fn driver() -> (Child, impl Iterator<Item = Value>, Vec<u32>) {
 fn a_driver_that_stood_still_goes_on() {
     let (mut driver, said, nodes) = driver();
     signal("STOP", driver.id());
-    std::thread::sleep(Duration::from_secs(3)); // fifteen heartbeats
+    std::thread::sleep(Duration::from_secs(3)); // thirty heartbeats
     assert!(nodes.iter().all(|pid| processes::lives(*pid)));
     signal("CONT", driver.id());
     assert_eq!(said.collect::<Vec<_>>(), [json!([0, 1]), json!("done")]);
@@ -269,6 +344,8 @@ fn main() -> ExitCode {
         while_workers_push,
         while_workers_meet,
         while_a_task_runs,
+        while_the_driver_computes,
+        a_busy_host_raises_no_alarm,
         a_short_stop_costs_nothing,
         a_driver_that_stood_still_goes_on,
         a_driver_that_dies_standing_takes_its_nodes_along,

@@ -161,6 +161,41 @@ fn missing_nodes_are_named() {
     assert!(said.contains(&address), "{said}");
 }
 
+/// Whether a node has its seat: only then it sends heartbeats.
+fn has_seat(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let mut names = threads.map(|thread| std::fs::read_to_string(thread.path().join("comm")));
+    names.any(|name| name.is_ok_and(|name| name.trim() == "heartbeats"))
+}
+
+/// Nodes that come while the driver computes get their seats before it asks for them, and keep
+/// them, although it is deaf for many times as long as a node may be silent.
+fn a_driver_that_computes_keeps_nobody_waiting() {
+    let mut config = config(1, 1);
+    config.node.heartbeat = Duration::from_millis(100);
+    config.node.van = Van::Tcp;
+    let mut scheduler = Scheduler::bind(&config).unwrap();
+    config.node.scheduler = scheduler.address().to_owned();
+    let start = |role: &str| {
+        let mut node = Command::new(this_program());
+        node.args([role, "--rank", "0"]).envs(config.to_vars()).spawn().unwrap()
+    };
+    let mut nodes = ["server", "worker"].map(start);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(5) || !nodes.iter().all(|node| has_seat(node.id()))
+    {
+        assert!(began.elapsed() < 12 * SOON, "the nodes wait for the driver");
+        std::hint::spin_loop();
+    }
+    scheduler.check_members().unwrap();
+    assert_eq!(scheduler.gather(|| Ok(())).unwrap(), Van::Tcp);
+    let task = scheduler.submit(Target::Workers, "fail", &Value::Null).unwrap();
+    assert!(matches!(scheduler.wait(task), Err(Error::TaskFailed { .. })));
+    scheduler.end(None).unwrap();
+    drop(scheduler);
+    assert!(nodes.iter_mut().all(|node| node.wait().unwrap().success()));
+}
+
 fn children_that_end_early_are_named() {
     let error =
         Cluster::launch(&config(1, 1), Launch::Processes("/bin/false".into())).err().unwrap();
@@ -377,6 +412,7 @@ fn main() -> ExitCode {
         a_killed_worker_ends_the_run,
         nodes_end_with_their_scheduler,
         missing_nodes_are_named,
+        a_driver_that_computes_keeps_nobody_waiting,
         children_that_end_early_are_named,
         an_unreachable_scheduler_is_named,
         a_launched_node_does_not_outlive_its_scheduler,

@@ -286,9 +286,7 @@ impl Members {
             None => Err(Loss { node: seat.to_string(), reason: "it never came".into() }),
             Some(member) => match &member.lost {
                 None => Ok(member.peer),
-                Some(reason) => {
-                    Err(Loss { node: describe(seat, member), reason: reason.clone() })
-                }
+                Some(reason) => Err(Loss { node: describe(seat, member), reason: reason.clone() }),
             },
         }
     }

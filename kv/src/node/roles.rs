@@ -91,7 +91,8 @@ pub fn run_worker(
     check_numa(config.numa)?;
     let config = begin(config, Role::Worker, rank, own_process)?;
     let beats = heartbeat::has_own(own_process);
-    let member = Member::join(&config, Role::Worker, join_request(without_threads(&config)?, beats))?;
+    let member =
+        Member::join(&config, Role::Worker, join_request(without_threads(&config)?, beats))?;
     let roster = member.roster().clone();
     let config = NodeConfig { van: roster.van, ..ranked(&config, &roster) };
     if beats {

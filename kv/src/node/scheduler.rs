@@ -241,6 +241,9 @@ impl Scheduler {
             Waited::Lost(loss) => return Err(loss.into()),
             Waited::Unknown => return Err(Error::UnknownTimestamp { timestamp: task.0 }),
         };
+        if reports.values().any(Result::is_err) {
+            self.glance()?; // a lost node is the reason of what others report
+        }
         let results = reports.into_iter().map(|(rank, report)| {
             let node = format!("worker {rank}");
             report.map_err(|reason| Error::TaskFailed { node, app: app.clone(), reason })

@@ -140,7 +140,8 @@ impl Service {
     /// How long the thread may sleep.
     fn nap(&self) -> Duration {
         let now = self.endpoint.now();
-        let gathers = self.driver.gathers.as_ref().map(|gathers| gathers.until.min(gathers.warn_at));
+        let gathers =
+            self.driver.gathers.as_ref().map(|gathers| gathers.until.min(gathers.warn_at));
         let ends = self.driver.ends.map(|(_, until)| until);
         let first = self.driver.lane.is_none().then_some(now + FIRST_NAP);
         let timers = [gathers, ends, first].into_iter().flatten();

@@ -132,9 +132,8 @@ impl Core {
         let Some(to) = self.ports.get(to.port as usize) else { return Duration::ZERO };
         let from = self.machine_of(self.ports[from.port as usize].owner);
         let to = self.machine_of(to.owner);
-        let between = |cut: &&Cut| {
-            from != to && cut.between.contains(from) && cut.between.contains(to)
-        };
+        let between =
+            |cut: &&Cut| from != to && cut.between.contains(from) && cut.between.contains(to);
         self.cuts.iter().filter(between).map(|cut| cut.until).max().unwrap_or_default()
     }
 
