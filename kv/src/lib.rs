@@ -1,7 +1,7 @@
 //! Push and pull: workers, servers, tables, and the scheduler that brings them together.
 //!
 //! ```text
-//!   scheduler (node/scheduler.rs)      joins, ranks, key ranges, tasks, barriers, signs of life: control plane, plain TCP
+//!   scheduler (node/scheduler.rs)      joins, ranks, key ranges, tasks, barriers, heartbeats: control plane, plain TCP
 //!      │ tasks            │
 //!      ▼                  ▼
 //!   worker (worker.rs)   server process, its threads (server/thread.rs), each with a shard of every table
@@ -16,16 +16,16 @@
 //! of one worker to one server thread are served in the order in which they were made.
 //!
 //! # Thread rules
-//! A [`Worker`] and what it hands out belong to one thread. A [`ServerThread`] owns its shards. The scheduler is driven by
-//! whoever calls it. Only the sign-of-life thread (`node/heartbeat.rs`) runs beside them.
+//! A [`Worker`] and what it hands out belong to one thread. A [`ServerThread`] owns its shards. The scheduler serves nodes on a
+//! thread of its own (`node/scheduler/service.rs`); each node has another for heartbeats (`node/heartbeat.rs`).
 //!
 //! # Who is lost
-//! Servers and workers of their own processes tell the scheduler every `CARAVAN_HEARTBEAT_MS` that they live. Whoever drives the
-//! job looks at that wherever it waits: in [`Cluster::wait`], and in every wait of a client of [`Cluster::client`], which end with
-//! [`Error::NodeLost`] after five heartbeats without a sign. A driver that computes, or was stopped as by Ctrl-Z, listens to
-//! nobody meanwhile, and nobody counts as silent for that; its nodes wait as long as its lane stands, say so after five heartbeats,
-//! and go on when it does. A node that lives and answers nothing is given up after `CARAVAN_REQUEST_TIMEOUT_S`. Launched nodes end
-//! with their launcher, and all nodes with their scheduler.
+//! Servers and workers of their own processes tell the scheduler every `CARAVAN_HEARTBEAT_MS` that they live. After five
+//! heartbeats without a sign, or when its lane breaks, a node is lost. The scheduler tells the driver and all nodes:
+//! [`Cluster::wait`], every wait of a client of [`Cluster::client`], and every wait of a worker end with [`Error::NodeLost`]. A
+//! driver that computes keeps nobody waiting; while its process is stopped, as by Ctrl-Z, nobody counts as silent, and its nodes
+//! wait as long as its lane stands. A node that lives and answers nothing is given up after `CARAVAN_REQUEST_TIMEOUT_S`.
+//! Launched nodes end with their launcher, and all nodes with their scheduler.
 //!
 //! # Glossary
 //! | here | ps-lite | papers |

@@ -434,21 +434,19 @@ impl Service {
     /// Sends every node the roster, or why there is no common van.
     fn announce(&mut self) {
         let Some(chosen) = &self.chosen else { return };
-        let mut roster = chosen.as_ref().ok().map(|van| self.roster(*van));
+        let shared = chosen.as_ref().map(|van| self.roster(*van));
+        let mut threads = 0;
         for (node, (seat, member)) in (1..).zip(self.members.iter()) {
             let (peer, joined_as) = (member.peer, member.joined_as);
+            let first_thread = if seat.role == Role::Server { threads } else { 0 };
+            threads += member.threads().len();
             // A lane that breaks now is reported separately; the others still get their answer.
-            let _ = match (&mut roster, chosen) {
-                (Some(roster), _) => {
-                    (roster.node, roster.rank) = (node, seat.rank);
-                    let sent = control::answer(&mut self.endpoint, peer, joined_as, roster);
-                    if seat.role == Role::Server {
-                        roster.first_thread += member.threads().len();
-                    }
-                    sent
+            let _ = match &shared {
+                Err(why) => control::refuse(&mut self.endpoint, peer, joined_as, why),
+                Ok(shared) => {
+                    let roster = Roster { node, rank: seat.rank, first_thread, ..shared.clone() };
+                    control::answer(&mut self.endpoint, peer, joined_as, &roster)
                 }
-                (None, Err(why)) => control::refuse(&mut self.endpoint, peer, joined_as, why),
-                (None, Ok(_)) => Ok(()),
             };
         }
     }
