@@ -202,6 +202,7 @@ impl NodeConfig {
             // want. The control plane uses these settings too, with its own number of credits.
             queue_depth: 4 * usize::from(self.credits.max(CONTROL_CREDITS)) + 64,
             wait: self.wait,
+            silence_max: VanConfig::SILENCE_MAX,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Settings of a transport: one plain struct, checked once.
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::handshake::Secret;
@@ -52,6 +53,10 @@ pub struct VanConfig {
     pub queue_depth: usize,
     /// How a thread waits for work.
     pub wait: Wait,
+    /// A host that acknowledges nothing for this long has lost its connections; for vans over
+    /// sockets, on Linux. The kernel also counts the time in which a process reads nothing and its
+    /// window is full, so that where much is sent a stopped process must have this long.
+    pub silence_max: Duration,
 }
 
 impl Default for VanConfig {
@@ -71,11 +76,15 @@ impl Default for VanConfig {
             frame_bytes: 24 << 10,
             queue_depth: 1024,
             wait: Wait::default(),
+            silence_max: VanConfig::SILENCE_MAX,
         }
     }
 }
 
 impl VanConfig {
+    /// Default of `silence_max`.
+    pub const SILENCE_MAX: Duration = Duration::from_secs(120);
+
     /// Range of `frame_bytes`: 512 bytes to 32 KiB, half a staging buffer of the stream.
     pub const FRAME_BYTES: RangeInclusive<usize> = 512..=32 << 10;
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use caravan_van::wait::{Idle, Next};
-use caravan_van::{Wait, socket};
+use caravan_van::{VanConfig, Wait, socket};
 use socket2::SockRef;
 
 use super::asking::{Floor, Lane, PATIENCE};
@@ -223,7 +223,8 @@ struct Socket {
 
 impl Socket {
     fn new(stream: TcpStream, wait: Wait) -> Result<Self> {
-        socket::set_up(&SockRef::from(&stream)).context("the floor cannot set its socket up")?;
+        socket::set_up(&SockRef::from(&stream), VanConfig::SILENCE_MAX)
+            .context("the floor cannot set its socket up")?;
         // A blocking read has to check the time now and then.
         stream.set_read_timeout(Some(PATIENCE)).context("the floor cannot set a time limit")?;
         Ok(Socket { stream, wait, idle: Idle::new(wait), blocking: true })

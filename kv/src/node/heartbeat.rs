@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::backend::is_simulated;
 use super::control::{Ask, Pulse, Role};
-use super::lane::{Heard, SchedulerLane};
+use super::lane::{self, Heard, SchedulerLane};
 use super::members::HEARTBEATS;
 use super::thread::NodeThread;
 use crate::config::NodeConfig;
@@ -61,7 +61,10 @@ fn end_process(node: &str, why: &str) {
 
 /// Sends heartbeats until the cluster has ended; returns the reason of the end.
 fn beat(config: &NodeConfig) -> Result<String> {
-    let mut lane = SchedulerLane::reach(config)?;
+    // So little is sent that the kernel of a stopped scheduler acknowledges all of it: only that of
+    // a dead host is silent.
+    let silence_max = config.heartbeat * HEARTBEATS;
+    let mut lane = SchedulerLane::connect(lane::open(config, silence_max)?, config)?;
     let mut answered = lane.now();
     let mut warned = false;
     loop {
@@ -75,8 +78,7 @@ fn beat(config: &NodeConfig) -> Result<String> {
             while let Some(heard) = lane.hear()? {
                 match heard {
                     Heard::Order { .. } => {} // for the main lane only
-                    Heard::Refused(why) => return Ok(why),
-                    Heard::Closed(error) => return Ok(error.to_string()),
+                    Heard::Refused(why) | Heard::Closed(why) => return Ok(why),
                     Heard::Answer { body, .. } => {
                         if let Some(why) = serde_json::from_slice::<Pulse>(&body)?.ended {
                             return Ok(why);
@@ -89,7 +91,7 @@ fn beat(config: &NodeConfig) -> Result<String> {
             lane.wait(until.saturating_sub(lane.now()))?;
         }
         let silent = lane.now() - answered;
-        if !warned && silent > config.heartbeat * HEARTBEATS {
+        if !warned && silent > silence_max {
             warned = true;
             tracing::warn!(
                 scheduler = config.scheduler,

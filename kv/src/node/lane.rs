@@ -30,8 +30,8 @@ pub(crate) enum Heard {
     Answer { to: u64, body: Vec<u8> },
     /// The scheduler refuses a request, for this reason.
     Refused(String),
-    /// The lane is lost.
-    Closed(caravan_van::Error),
+    /// The lane is lost, for this reason. It is said whenever there is nothing else.
+    Closed(String),
 }
 
 /// A lane to the scheduler.
@@ -40,6 +40,8 @@ pub(crate) struct SchedulerLane {
     peer: PeerId,
     address: String,
     asked: u64,
+    /// Why it is lost.
+    closed: Option<String>,
 }
 
 impl SchedulerLane {
@@ -49,7 +51,7 @@ impl SchedulerLane {
     /// [`Error::Timeout`] names the scheduler's address and the number of attempts;
     /// [`Error::NodeLost`] if it has refused a node that its process has launched.
     pub(crate) fn reach(config: &NodeConfig) -> Result<SchedulerLane> {
-        Self::connect(open(config)?, config)
+        Self::connect(open(config, VanConfig::SILENCE_MAX)?, config)
     }
 
     /// As [`SchedulerLane::reach`], over an endpoint that [`open`] has made.
@@ -66,7 +68,13 @@ impl SchedulerLane {
                 Ok(peer) => match greeted(&mut endpoint, peer, config.join_timeout)? {
                     Ok(()) => {
                         let address = config.scheduler.clone();
-                        return Ok(SchedulerLane { endpoint, peer, address, asked: 0 });
+                        return Ok(SchedulerLane {
+                            endpoint,
+                            peer,
+                            address,
+                            asked: 0,
+                            closed: None,
+                        });
                     }
                     Err(why) => why,
                 },
@@ -151,7 +159,7 @@ impl SchedulerLane {
                     Arrival::Connected { .. }
                     | Arrival::Placed { .. }
                     | Arrival::Answered { .. } => {}
-                    Arrival::Lost { error, .. } => return Ok(Some(Heard::Closed(error))),
+                    Arrival::Lost { error, .. } => self.closed = Some(with_sources(&error)),
                     Arrival::Message { message, .. } => {
                         let number = message.timestamp();
                         return Ok(Some(match message.kind() {
@@ -168,7 +176,7 @@ impl SchedulerLane {
                 }
             }
             if !self.endpoint.poll()? {
-                return Ok(None);
+                return Ok(self.closed.clone().map(Heard::Closed));
             }
         }
     }
@@ -182,12 +190,13 @@ impl SchedulerLane {
     }
 }
 
-/// An endpoint of the control plane to which nobody connects.
+/// An endpoint of the control plane to which nobody connects. The scheduler's host may acknowledge
+/// nothing for `silence_max` before it counts as dead.
 ///
 /// # Errors
 /// If the system has no sockets left.
-pub(crate) fn open(config: &NodeConfig) -> Result<Endpoint> {
-    let van = VanConfig { accepts: false, ..control_config(config) };
+pub(crate) fn open(config: &NodeConfig, silence_max: Duration) -> Result<Endpoint> {
+    let van = VanConfig { accepts: false, silence_max, ..control_config(config) };
     Ok(Endpoint::new(backend::open_control(config.van, &van)?, 0, CREDITS))
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::control::{Ask, Join, Loss, Order, Report, Role, Roster};
 use super::lane::{Heard, SchedulerLane};
 use crate::config::NodeConfig;
-use crate::error::{Error, Result, with_sources};
+use crate::error::{Error, Result};
 
 /// Longest sleep while waiting.
 const NAP: Duration = Duration::from_millis(100);
@@ -100,6 +100,10 @@ impl Member {
     /// # Errors
     /// [`Error::NodeLost`] if the scheduler is gone.
     pub fn report(&mut self, task: &Task, report: &Report) -> Result<()> {
+        self.poll()?;
+        if self.ended {
+            return Ok(()); // nobody waits for it
+        }
         self.lane.answer(task.number, report)?;
         self.poll()
     }
@@ -184,8 +188,8 @@ impl Member {
                     let why = format!("it refused this {}: {why}", self.role);
                     return Err(self.scheduler_lost(why));
                 }
-                Heard::Closed(_) if self.ended => {}
-                Heard::Closed(error) => return Err(self.scheduler_lost(with_sources(&error))),
+                Heard::Closed(_) if self.ended => return Ok(()),
+                Heard::Closed(why) => return Err(self.scheduler_lost(why)),
             }
         }
         Ok(())

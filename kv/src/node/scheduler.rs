@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, TryRecvError};
 use std::time::Duration;
 
+use caravan_van::VanConfig;
 use serde::de::DeserializeOwned;
 
 use self::service::Service;
@@ -22,7 +23,7 @@ use super::lane::{self, Heard, SchedulerLane};
 use super::roles::without_threads;
 use super::thread::NodeThread;
 use crate::config::{ClusterConfig, NodeConfig};
-use crate::error::{Error, Result, with_sources};
+use crate::error::{Error, Result};
 use crate::node::Van;
 use crate::worker::ServerAddress;
 
@@ -130,7 +131,7 @@ impl Scheduler {
         let thread = NodeThread::start("schedule", serve)?;
         let mut serving = Serving { thread: Some(thread), stop };
         let node = NodeConfig { identity: driver, join_timeout: REACH, ..config.node.clone() };
-        let mut endpoint = lane::open(&node)?;
+        let mut endpoint = lane::open(&node, VanConfig::SILENCE_MAX)?;
         let address = loop {
             match address.try_recv() {
                 Ok(address) => break address,
@@ -270,8 +271,7 @@ impl Scheduler {
                 }
                 Heard::Answer { to, body } if to == self.asked => self.answer = Some(body),
                 Heard::Answer { .. } | Heard::Order { .. } => {} // nobody waits for it
-                Heard::Refused(why) => return Err(self.broken(&why)),
-                Heard::Closed(error) => return Err(self.broken(&with_sources(&error))),
+                Heard::Refused(why) | Heard::Closed(why) => return Err(self.broken(&why)),
             }
         }
         Ok(any)

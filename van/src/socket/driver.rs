@@ -61,6 +61,8 @@ pub(super) struct Driver<E: Engine> {
     engine: E,
     credentials: Rc<Credentials>,
     frame_bytes: usize,
+    /// See [`VanConfig::silence_max`].
+    silence_max: Duration,
     reports: Vec<Report>,
     look_around_at: Instant,
     /// Looks since the clock was read.
@@ -88,6 +90,7 @@ impl<E: Engine> Driver<E> {
             engine,
             credentials: Rc::new(Credentials::new(config, CARRIER)),
             frame_bytes: config.frame_bytes,
+            silence_max: config.silence_max,
             reports: Vec::new(),
             look_around_at: Instant::now(),
             looks: 0,
@@ -321,7 +324,7 @@ impl<E: Engine> Driver<E> {
 
     fn admit(&mut self, caller: Caller<E::Socket>, now: Instant) -> io::Result<()> {
         let Caller { socket, from } = caller;
-        set_up(&socket.options())?;
+        set_up(&socket.options(), self.silence_max)?;
         if self.callers.strangers.len() >= STRANGERS_MAX
             && let Some(&oldest) = self.callers.strangers.front()
         {
@@ -397,9 +400,10 @@ impl<E: Engine> Driver<E> {
         }
         let socket = peer.lane.socket.options();
         let connected = is_connected(&socket);
-        match connected.and_then(
-            |connected| if connected { set_up(&socket).map(|()| true) } else { Ok(false) },
-        ) {
+        let set_up = |()| set_up(&socket, self.silence_max).map(|()| true);
+        let connected =
+            connected.and_then(|connected| if connected { set_up(()) } else { Ok(false) });
+        match connected {
             Ok(false) => Ok(false),
             Ok(true) => {
                 peer.stage = Stage::Handshaking(Instant::now() + PROOF_TIMEOUT);

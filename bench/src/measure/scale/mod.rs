@@ -271,7 +271,7 @@ fn simulate(network: &Network, shape: ClusterConfig, job: Job, target: f64) -> R
         numa: Numa::Any,
         join_timeout: Duration::from_secs(3600),
         request_timeout: Duration::from_secs(86_400), // simulated, while workers compute
-        heartbeat: Duration::from_secs(3600), // nobody is lost
+        heartbeat: Duration::from_secs(3600),         // nobody is lost
         ..NodeConfig::default()
     };
     let config = ClusterConfig { threads: 1, node, ..shape };
