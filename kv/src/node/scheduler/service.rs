@@ -229,7 +229,7 @@ impl Service {
         if self.lost.is_some() || self.ended.is_some() {
             return;
         }
-        tracing::warn!(node = loss.node, reason = loss.reason, "a node was lost");
+        tracing::info!(node = loss.node, reason = loss.reason, "lost");
         self.lost = Some(loss.clone());
         if let Some(timestamp) = self.driver.watches.take() {
             self.tell_driver(timestamp, &loss);
