@@ -230,7 +230,9 @@ fn table<V: Value>(handle: &str, draws: &mut Draws) -> (TableSpec, Vec<u64>) {
         2 if is_float => Initial::Uniform { low: -1.0, high: 0.5, seed: draws.below(99) },
         _ => Initial::Zero,
     };
+    let filters = ["", "", "zero,snappy", "mask,key-cache"][draws.below(4) as usize];
     let spec = spec.handle(handle).options(options(handle, draws)).initial(initial);
+    let spec = spec.filters(filters.parse().unwrap());
     let first = u64::MAX - 2 * ROWS;
     let (spec, step) = match draws.below(3) {
         0 => (spec.keys(KeyRange::new(first, first + ROWS).unwrap()).dense(), 1),

@@ -1,5 +1,6 @@
 //! A server: threads, each of which owns a shard of every table.
 
+mod chunks;
 mod found;
 mod handle;
 mod index;

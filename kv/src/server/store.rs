@@ -1,15 +1,14 @@
 //! Rows of equal width: the shard of ordinary tables.
 //!
-//! Rows lie in chunks of registered memory. A pull of consecutive values in one chunk is answered
-//! without a copy if the values are long, or of medium length and the van lends them. While a
-//! reader holds a chunk, a push to it writes to a fresh copy, so values in flight never change.
-//! Hidden values lie in chunks of their own, which nobody else reads.
+//! Path: codec > thread > shard > **store** > answer. Keys are found, new ones get rows with the
+//! table's initial values, and the rule changes rows where they lie.
 
 use std::iter::once;
 use std::slice::{from_mut, from_ref};
 
-use caravan_van::{Account, Buffer, KeyRange, Pool, Shared, Value, long};
+use caravan_van::{Account, Buffer, KeyRange, Pool, long};
 
+use super::chunks::{Chunks, RowsMut};
 use super::found::{Found, Piece};
 use super::handle::{Number, Origin, Rule};
 use super::index::{Index, NO_ROW};
@@ -17,31 +16,13 @@ use super::initial::Start;
 use super::shard::{Pulled, Request, Shard};
 use crate::table::{SHARED_BYTES_MIN, Store, TableSpec};
 
-/// Size of chunks of small rows, in bytes.
-const CHUNK_BYTES: usize = 64 << 10;
-
-/// Values of at least this many bytes are lent if the van lends them.
-const LENT_BYTES_MIN: usize = 2 << 10;
-
-/// After a push to a chunk that was being read, this many pulls copy their values before one is
-/// lent again, unless the values are long. A push to a lent chunk copies all of it, which costs
-/// more than several loans save.
-const COPIES_AFTER_PUSH: u32 = 16;
-
 /// Most bytes of a shard of a dense table, all of whose rows exist from the start.
 const DENSE_BYTES_MAX: u128 = 64 << 30;
 
 /// Rows of `width` values each.
-pub(crate) struct Rows<V, R> {
+pub(crate) struct Rows<V, R: Rule<V>> {
     keys: Keys,
-    width: usize,
-    /// Binary logarithm of the number of rows in a chunk.
-    chunk_shift: u32,
-    chunks: Vec<Shared>,
-    /// Hidden values of the rows of each chunk; none if the rule has none.
-    hidden: Vec<Buffer>,
-    /// Pulls below [`SHARED_BYTES_MIN`] to copy before one is lent again.
-    copies_due: u32,
+    chunks: Chunks<V, R::Hidden>,
     rule: R,
     start: Start<V>,
     /// Rows of the current request, unless its list of keys holds them.
@@ -97,9 +78,6 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         start: Start<V>,
         memory: &Pool,
     ) -> Result<Self, String> {
-        let width = spec.width as usize;
-        let row_bytes = width * V::BYTES;
-        let chunk_shift = (CHUNK_BYTES / row_bytes).max(1).ilog2();
         let [index, others] = accounts(spec, memory)?;
         let keys = match (spec.store, range) {
             (Store::Dense, Some(range)) => Keys::Dense(range),
@@ -107,11 +85,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         };
         let mut store = Rows {
             keys,
-            width,
-            chunk_shift,
-            chunks: Vec::new(),
-            hidden: Vec::new(),
-            copies_due: 0,
+            chunks: Chunks::new(spec.width as usize),
             rule,
             start,
             found: Found::default(),
@@ -119,7 +93,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
             found_max: FOUND_MIN,
         };
         if let Keys::Dense(range) = store.keys {
-            let row_bytes = row_bytes + store.hidden_bytes();
+            let row_bytes = store.chunks.row_bytes() + store.hidden() * size_of::<R::Hidden>();
             let bytes = range.count() * row_bytes as u128;
             let bytes_max = DENSE_BYTES_MAX.min(memory.bytes_left() as u128);
             if bytes > bytes_max || range.count() >= u128::from(NO_ROW) {
@@ -128,58 +102,36 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
                     range.count()
                 ));
             }
-            store.grow(range.count() as usize, memory)?;
-            store.start_rows(0, range.begin()..=range.last(), memory)?;
+            store.make_rows(0, range.count() as usize, range.begin()..=range.last(), memory)?;
         }
         Ok(store)
     }
 
-    /// Makes room for `count` rows; new ones are zero.
-    fn grow(&mut self, count: usize, memory: &Pool) -> Result<(), String> {
-        let [stored_bytes, hidden_bytes] =
-            [self.row_bytes(), self.hidden_bytes()].map(|bytes| bytes << self.chunk_shift);
-        let chunk_bytes = stored_bytes + hidden_bytes;
-        while self.chunks.len() << self.chunk_shift < count {
-            let left = memory.bytes_left();
-            let limit = memory.bytes_max();
-            if chunk_bytes > left {
-                return Err(format!(
-                    "no room for {chunk_bytes} more bytes of rows: {left} of {limit} are left for tables (raise CARAVAN_MEMORY)"
-                ));
-            }
-            self.memory.reserve(&mut self.chunks, 1).map_err(|error| error.to_string())?;
-            let chunk = zeros(stored_bytes, memory)?;
-            if hidden_bytes > 0 {
-                self.memory.reserve(&mut self.hidden, 1).map_err(|error| error.to_string())?;
-                self.hidden.push(zeros(hidden_bytes, memory)?);
-            }
-            self.chunks.push(chunk.share());
-        }
-        Ok(())
+    /// Number of hidden values of a row.
+    #[inline]
+    fn hidden(&self) -> usize {
+        self.rule.hidden(self.chunks.width())
     }
 
-    /// Gives the rows from `first` on, which are those of new `keys`, their initial values.
-    fn start_rows(
+    /// Makes `count` rows from `first` on, which is the next, for these keys.
+    fn make_rows(
         &mut self,
         first: usize,
+        count: usize,
         keys: impl Iterator<Item = u64>,
         memory: &Pool,
     ) -> Result<(), String> {
-        let hidden_width = self.rule.hidden(self.width);
-        if hidden_width == 0 && self.start.is_zero() {
+        let hidden = self.hidden();
+        self.chunks.grow(first + count, hidden, &mut self.memory, memory)?;
+        if hidden == 0 && self.start.is_zero() {
             return Ok(());
         }
         for (row, key) in (first as u32..).zip(keys) {
-            let (chunk, at) = self.place(row);
-            let within = self.within(row);
-            let range = at..at + self.row_bytes();
-            let bytes = writable(&mut self.chunks[chunk], &mut self.copies_due, memory)?;
-            let stored = V::view_mut(&mut bytes[range]).expect(WHOLE_ROWS);
-            self.start.fill(key, stored);
-            let hidden = hidden_of(&mut self.hidden, chunk, hidden_width);
-            let hidden = &mut hidden[within * hidden_width..][..hidden_width];
-            hidden.fill(R::Hidden::default()); // an earlier attempt may have lacked memory for the index
-            self.rule.init(key, stored, hidden);
+            let row = self.chunks.row_mut(row, hidden, memory)?;
+            self.start.fill(key, row.shown);
+            // They are not, if there was no memory to insert this row before.
+            row.hidden.fill(R::Hidden::default());
+            self.rule.init(key, row.shown, row.hidden);
         }
         Ok(())
     }
@@ -214,7 +166,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
 
     /// Finds the rows of `keys`, unless `found` holds them already.
     fn find(&self, keys: &[u64], found: &mut Found) {
-        let shift = self.chunk_shift;
+        let shift = self.chunks.shift();
         match (&self.keys, keys) {
             _ if found.is_complete(keys.len()) => {}
             (_, [key]) => match self.row(*key) {
@@ -258,9 +210,9 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         if found.missing() == 0 {
             return Ok(());
         }
-        found.complete(self.chunk_shift, |rows, missing| {
+        found.complete(self.chunks.shift(), |rows, missing| {
             let new = keys.iter().zip(&*rows).filter(|(_, row)| **row == NO_ROW);
-            self.make_rows(missing, new.map(|(key, _)| *key), memory)?;
+            self.make_next_rows(missing, new.map(|(key, _)| *key), memory)?;
             let Keys::Sparse(index) = &mut self.keys else { return Ok(()) };
             index.insert(keys, rows, missing).map_err(|error| error.to_string())
         })
@@ -268,7 +220,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
 
     /// Makes `missing` more rows, for these keys. This precedes the insertion of their keys: if
     /// memory is short, the index must not name rows that do not exist.
-    fn make_rows(
+    fn make_next_rows(
         &mut self,
         missing: usize,
         keys: impl Iterator<Item = u64>,
@@ -276,12 +228,10 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
     ) -> Result<(), String> {
         let Keys::Sparse(index) = &self.keys else { return Ok(()) };
         let first = index.len();
-        let count = first + missing;
-        if count >= NO_ROW as usize {
+        if first + missing >= NO_ROW as usize {
             return Err(format!("a shard holds at most {NO_ROW} rows"));
         }
-        self.grow(count, memory)?;
-        self.start_rows(first, keys, memory)
+        self.make_rows(first, missing, keys, memory)
     }
 
     /// The row of a key, if it has one.
@@ -304,7 +254,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
     /// Inserts a row for a key that has none.
     #[inline(never)] // most keys have one
     fn insert(&mut self, key: u64, memory: &Pool) -> Result<u32, String> {
-        self.make_rows(1, once(key), memory)?;
+        self.make_next_rows(1, once(key), memory)?;
         let mut row = [NO_ROW];
         if let Keys::Sparse(index) = &mut self.keys {
             index.insert(&[key], &mut row, 1).map_err(|error| error.to_string())?;
@@ -322,15 +272,9 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         memory: &Pool,
     ) -> Result<(), String> {
         let row = self.row_or_insert(key, memory)?;
-        let (chunk, at) = self.place(row);
-        let within = self.within(row);
-        let range = at..at + self.row_bytes();
-        let bytes = writable(&mut self.chunks[chunk], &mut self.copies_due, memory)?;
-        let stored = V::view_mut(&mut bytes[range]).expect(WHOLE_ROWS);
-        let hidden_width = self.rule.hidden(self.width);
-        let hidden = hidden_of(&mut self.hidden, chunk, hidden_width);
-        let hidden = &mut hidden[within * hidden_width..][..hidden_width];
-        self.rule.apply(origin, key, stored, hidden, pushed);
+        let hidden = self.hidden();
+        let row = self.chunks.row_mut(row, hidden, memory)?;
+        self.rule.apply(origin, key, row.shown, row.hidden, pushed);
         Ok(())
     }
 
@@ -343,20 +287,17 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         pushed: &[V],
         memory: &Pool,
     ) -> Result<(), String> {
-        let shift = self.chunk_shift;
-        let width = self.width;
-        let hidden_width = self.rule.hidden(width);
+        let shift = self.chunks.shift();
+        let width = self.chunks.width();
+        let hidden_width = self.hidden();
         // All chunks are made writable first: a push that lacks memory must not be half applied.
         for piece in found.pieces(shift) {
-            let chunk = &mut self.chunks[piece.row() as usize >> shift];
-            writable(chunk, &mut self.copies_due, memory)?;
+            self.chunks.chunk_mut(piece.row(), hidden_width, memory)?;
         }
         let mut at = 0;
         for piece in found.pieces(shift) {
-            let chunk = piece.row() as usize >> shift;
-            let bytes = writable(&mut self.chunks[chunk], &mut self.copies_due, memory)?;
-            let stored = V::view_mut(bytes).expect(WHOLE_ROWS);
-            let hidden = hidden_of(&mut self.hidden, chunk, hidden_width);
+            let RowsMut { shown: stored, hidden } =
+                self.chunks.chunk_mut(piece.row(), hidden_width, memory)?;
             let keys = &keys[at..at + piece.len()];
             let pushed = &pushed[at * width..][..keys.len() * width];
             at += keys.len();
@@ -392,8 +333,8 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
 
     /// Copies the values of the rows in `found`, which are those of `keys`, to `into`.
     fn read_all(&self, keys: &[u64], found: &Found, into: &mut [V]) {
-        let shift = self.chunk_shift;
-        let width = self.width;
+        let shift = self.chunks.shift();
+        let width = self.chunks.width();
         let mask = (1 << shift) - 1;
         let mut later = keys;
         let mut rest = into;
@@ -402,8 +343,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
             rest = others;
             let (keys, others) = later.split_at(piece.len());
             later = others;
-            let chunk = self.chunks.get(piece.row() as usize >> shift);
-            let stored = chunk.map_or(&[][..], |chunk| view(chunk));
+            let stored = self.chunks.chunk(piece.row());
             match piece {
                 Piece::Run { row: NO_ROW, .. } => {
                     let rows = keys.iter().zip(into.chunks_exact_mut(width));
@@ -435,46 +375,6 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
             }
         }
     }
-
-    #[inline]
-    fn row_bytes(&self) -> usize {
-        self.width * V::BYTES
-    }
-
-    /// Bytes of a row's hidden values.
-    #[inline]
-    fn hidden_bytes(&self) -> usize {
-        self.rule.hidden(self.width) * R::Hidden::BYTES
-    }
-
-    /// Chunk and byte offset of a row.
-    #[inline]
-    fn place(&self, row: u32) -> (usize, usize) {
-        (row as usize >> self.chunk_shift, self.within(row) * self.row_bytes())
-    }
-
-    /// A row's place in its chunk.
-    #[inline]
-    fn within(&self, row: u32) -> usize {
-        row as usize & ((1 << self.chunk_shift) - 1)
-    }
-}
-
-const WHOLE_ROWS: &str = "chunks are aligned and hold whole rows";
-
-/// A chunk as numbers.
-#[inline]
-fn view<V: Value>(chunk: &[u8]) -> &[V] {
-    V::view(chunk).expect(WHOLE_ROWS)
-}
-
-/// The hidden values of a chunk's rows, `width` each.
-#[inline]
-fn hidden_of<H: Value>(hidden: &mut [Buffer], chunk: usize, width: usize) -> &mut [H] {
-    if width == 0 {
-        return &mut [];
-    }
-    H::view_mut(&mut hidden[chunk]).expect(WHOLE_ROWS)
 }
 
 /// Applies `pushed` to consecutive rows of equal width; all slices hold as many rows as `keys`.
@@ -499,32 +399,10 @@ fn apply_run<V, R: Rule<V>>(
     }
 }
 
-/// Memory that is zero.
-fn zeros(bytes: usize, memory: &Pool) -> Result<Buffer, String> {
-    let mut zeros = memory.allocate(bytes).map_err(|error| error.to_string())?;
-    zeros.fill(0);
-    Ok(zeros)
-}
-
-/// The bytes of a chunk to write; replaces the chunk by a copy if a reader still holds it.
-#[inline]
-fn writable<'a>(
-    chunk: &'a mut Shared,
-    copies_due: &mut u32,
-    memory: &Pool,
-) -> Result<&'a mut [u8], String> {
-    let before = chunk.as_ptr();
-    let bytes = chunk.make_mut(memory).map_err(|error| error.to_string())?;
-    if bytes.as_ptr() != before {
-        *copies_due = COPIES_AFTER_PUSH;
-    }
-    Ok(bytes)
-}
-
 impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
     fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String> {
         let keys = request.keys;
-        let expected = keys.len() * self.width * V::BYTES;
+        let expected = keys.len() * self.chunks.row_bytes();
         let pushed = V::view(request.values).filter(|_| request.values.len() == expected);
         let Some(pushed) = pushed else {
             return Err(format!(
@@ -549,21 +427,20 @@ impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
 
     /// A large row that is a chunk by itself can be replaced as a whole.
     fn adopts(&self, request: &Request<'_>) -> bool {
-        let row_bytes = self.row_bytes();
-        let whole = request.values.len() == row_bytes && self.chunk_shift == 0;
-        let is_plain = R::REPLACES && self.hidden_bytes() == 0;
-        is_plain && whole && request.keys.len() == 1 && row_bytes >= SHARED_BYTES_MIN
+        let row_bytes = self.chunks.row_bytes();
+        let is_plain = R::REPLACES && self.hidden() == 0;
+        let is_whole = request.values.len() == row_bytes && self.chunks.shift() == 0;
+        is_plain && is_whole && request.keys.len() == 1 && row_bytes >= SHARED_BYTES_MIN
     }
 
     fn adopt(&mut self, key: u64, values: Buffer, memory: &Pool) -> Result<(), String> {
         let row = self.row_or_insert(key, memory)?;
-        let (chunk, _) = self.place(row);
-        self.chunks[chunk] = values.share();
+        self.chunks.replace(row, values);
         Ok(())
     }
 
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
-        let bytes = request.keys.len() * self.width * V::BYTES;
+        let bytes = request.keys.len() * self.chunks.row_bytes();
         let row = match *request.keys {
             [key] => self.row(key),
             _ => None,
@@ -573,17 +450,7 @@ impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
             None => self.find_run(request)?,
         };
         let Some(row) = row else { return Ok(Pulled::Bytes(bytes)) };
-        let (chunk, at) = self.place(row);
-        let chunk = &self.chunks[chunk];
-        let range = at..at + bytes;
-        if bytes < LENT_BYTES_MIN {
-            return Ok(Pulled::Stored(&chunk[range]));
-        }
-        if bytes < SHARED_BYTES_MIN && self.copies_due > 0 {
-            self.copies_due -= 1;
-            return Ok(Pulled::Stored(&chunk[range]));
-        }
-        Ok(Pulled::Shared(chunk.slice(range)))
+        Ok(self.chunks.pull(row, bytes))
     }
 
     fn read(&mut self, request: &Request<'_>, into: &mut [u8]) {
