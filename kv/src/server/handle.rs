@@ -41,7 +41,8 @@ pub trait Rule<V>: 'static {
     /// row's length, and large rows are stored without a copy.
     const REPLACES: bool = false;
 
-    /// Whether the rule reads each pushed value once, and only adds or copies it.
+    /// Whether the rule reads each pushed value once, and any number will do: it checks none that it
+    /// then relies on.
     ///
     /// Such a rule may read lent values in memory that their sender can still write. For other
     /// rules, the server copies lent values first.
@@ -53,7 +54,8 @@ pub trait Rule<V>: 'static {
     /// compiler can vectorise its loop. Its rows have equally many hidden values for each value.
     const BY_VALUE: bool = false;
 
-    /// Number of hidden values of a row of `width` values. Tables of width 0 have none.
+    /// Number of hidden values of a row of `width` values, always the same. Tables of width 0 have
+    /// none.
     #[inline]
     fn hidden(&self, _width: usize) -> usize {
         0

@@ -55,6 +55,7 @@ impl<R: Real> AdaGradRule<R> {
 
 impl<V: Float> Rule<V> for AdaGradRule<V::Real> {
     type Hidden = V::Real;
+    const READS_ONCE: bool = true;
     const BY_VALUE: bool = true;
 
     #[inline]

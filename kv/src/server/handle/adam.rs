@@ -69,6 +69,7 @@ const CORRECTIONS: usize = 2;
 
 impl<V: Float> Rule<V> for AdamRule<V::Real> {
     type Hidden = V::Real;
+    const READS_ONCE: bool = true;
 
     #[inline]
     fn hidden(&self, width: usize) -> usize {

@@ -75,6 +75,7 @@ impl<R: Real> FtrlRule<R> {
 
 impl<V: Float> Rule<V> for FtrlRule<V::Real> {
     type Hidden = V::Real;
+    const READS_ONCE: bool = true;
     const BY_VALUE: bool = true;
 
     #[inline]

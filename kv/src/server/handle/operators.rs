@@ -18,7 +18,8 @@ pub(super) const NAMES: [&str; 8] = ["sub", "mul", "div", "min", "max", "and", "
 type Operator<V> = fn(&mut [V], &[V]);
 
 /// Applies an operator to every value. It is called by its address, since a type for each operator
-/// would multiply the code of the stores.
+/// would multiply the code of the stores. Lent values are copied first: a division relies on its
+/// check for 0.
 struct Each<V>(Operator<V>);
 
 impl<V: Number> Rule<V> for Each<V> {

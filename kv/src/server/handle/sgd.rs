@@ -45,6 +45,7 @@ impl SgdRule {
 
 impl<V: Float> Rule<V> for SgdRule {
     type Hidden = V;
+    const READS_ONCE: bool = true;
     const BY_VALUE: bool = true;
 
     #[inline]
@@ -99,6 +100,7 @@ impl<R: Real> MomentumRule<R> {
 
 impl<V: Float> Rule<V> for MomentumRule<V::Real> {
     type Hidden = V::Real;
+    const READS_ONCE: bool = true;
     const BY_VALUE: bool = true;
 
     #[inline]
