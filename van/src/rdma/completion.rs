@@ -109,8 +109,9 @@ impl Rdma {
             return Ok(());
         };
         lane.hears();
-        let flush = lane.credit(credits.count)?;
-        let replace = lane.use_receive(replaced);
+        lane.receives.credit(credits.count)?;
+        let flush = lane.rouse();
+        let replace = lane.receives.use_one(replaced);
         if len > limit {
             return Err(format!("it sent a message of {len} bytes, over the limit of {limit}"));
         }
@@ -138,7 +139,7 @@ impl Rdma {
         self.take_proof(id, frame)?;
         if let Some(lane) = self.peers.lane(id) {
             lane.hears();
-            lane.use_receive(replaced);
+            lane.receives.use_one(replaced);
         }
         Ok(())
     }
@@ -157,7 +158,7 @@ impl Rdma {
         };
         drop(unused);
         lane.hears();
-        if lane.use_receive(false) {
+        if lane.receives.use_one(false) {
             self.replace_receives(id)?;
         }
         let len = notice.len(bytes);
@@ -180,7 +181,7 @@ impl Rdma {
         };
         lane.hears();
         let proof = lane.queue_pair.taken_back(key).ok_or("it closed another one's window")?;
-        let replace = lane.use_receive(false);
+        let replace = lane.receives.use_one(false);
         let (notice, len, tail) = Last::read(&message)?;
         let (at, peer) = (notice.at as usize, PeerId(id));
         let (key, mut memory) = self.windows.closed(peer, notice, len, proof)?;
@@ -205,7 +206,7 @@ impl Rdma {
     #[inline(never)] // once in many messages
     pub(super) fn replace_receives(&mut self, id: u32) -> std::result::Result<(), String> {
         let Some(lane) = self.peers.lane(id) else { return Ok(()) };
-        while lane.used > 0 {
+        while lane.receives.used > 0 {
             // Receive buffers of lost peers are left over.
             if self.queues.receives.posted() < self.queues.wanted
                 && !supply(
@@ -216,14 +217,14 @@ impl Rdma {
             {
                 break; // tried again when the transport looks around
             }
-            lane.used -= 1;
-            lane.replaced += 1;
+            lane.receives.used -= 1;
+            lane.receives.replaced += 1;
         }
         self.queues
             .receives
             .ring()
             .map_err(|error| format!("no receive can be posted: {error}"))?;
-        if lane.owe() {
+        if lane.receives.owe() && lane.has_to_leave() {
             self.peers.eager.push(id);
         }
         Ok(())

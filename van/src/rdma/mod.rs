@@ -240,7 +240,7 @@ impl Rdma {
         self.look_after_device()?;
         for id in 0..self.peers.end() {
             let Some(lane) = self.peers.lane(id) else { continue };
-            let starves = lane.starves();
+            let starves = lane.receives.starve();
             if let Err(error) = lane.probe(now, SILENCE) {
                 self.lose_mute(id, &error);
             } else if starves && let Err(reason) = self.replace_receives(id) {

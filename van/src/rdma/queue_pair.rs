@@ -84,6 +84,17 @@ pub(super) struct Lane {
     queue: VecDeque<Unit>,
     /// Whether the transport has it on the list of lanes to flush.
     is_eager: bool,
+    pub(super) receives: Receives,
+    /// Sends since the last one that reports its completion.
+    unreported: u32,
+    /// Whether one of those holds memory or is waited for.
+    holds: bool,
+    hearing: Hearing,
+}
+
+/// The receive buffers of both sides of a lane: the credits of this side, and what it owes its peer.
+#[derive(Default)]
+pub(super) struct Receives {
     /// Receive buffers that the peer has free for this lane.
     credits: u32,
     /// Largest number of credits.
@@ -94,12 +105,15 @@ pub(super) struct Lane {
     pub(super) used: u32,
     /// Receive buffers that the next doorbell replaces and that are not owed yet.
     pub(super) replaced: u32,
-    /// Sends since the last one that reports its completion.
-    unreported: u32,
-    /// Whether one of those holds memory or is waited for.
-    holds: bool,
-    heard_at: Instant,
+}
+
+/// When something last came from the peer.
+struct Hearing {
+    /// The last look that found something new.
+    at: Instant,
+    /// Whether something came since.
     heard: bool,
+    /// Whether a probe is under way.
     probing: bool,
 }
 
@@ -112,23 +126,17 @@ impl Lane {
             frame_bytes: 0,
             queue: VecDeque::with_capacity(SENDS),
             is_eager: false,
-            credits: 0,
-            credits_max: 0,
-            owed: 0,
-            used: 0,
-            replaced: 0,
+            receives: Receives::default(),
             unreported: 0,
             holds: false,
-            heard_at: now,
-            heard: true,
-            probing: false,
+            hearing: Hearing { at: now, heard: true, probing: false },
         }
     }
 
     /// Notes the longest frame of the peer and the receive buffers that it keeps for this lane.
     pub(super) fn greet(&mut self, frame_bytes: usize, credits: u32) {
         self.frame_bytes = frame_bytes;
-        (self.credits, self.credits_max) = (credits, credits);
+        (self.receives.credits, self.receives.credits_max) = (credits, credits);
     }
 
     /// Whether the device has work of this lane that has not completed.
@@ -162,7 +170,7 @@ impl Lane {
     pub(super) fn send(&mut self, frame: Shared, counters: &mut Counters) -> Result<()> {
         counters.frames_sent += 1;
         counters.bytes_sent += frame.len() as u64;
-        let imm = Some(self.hand_back(true));
+        let imm = Some(self.receives.hand_back(true));
         self.spend(1, frame.len());
         self.queue_pair.push(Work::Send { data: frame.into(), imm })
     }
@@ -193,48 +201,6 @@ impl Lane {
         !std::mem::replace(&mut self.is_eager, true)
     }
 
-    /// Counts a receive buffer that the peer has used up, `replaced` or not; returns whether it is
-    /// time to replace used ones and to ring for them.
-    #[inline]
-    pub(super) fn use_receive(&mut self, replaced: bool) -> bool {
-        self.replaced += u32::from(replaced);
-        self.used += u32::from(!replaced);
-        self.used + self.replaced >= REPLACED_TOGETHER
-    }
-
-    /// Whether used receive buffers could not be replaced for want of memory.
-    pub(super) fn starves(&self) -> bool {
-        self.used >= REPLACED_TOGETHER
-    }
-
-    /// Counts the replaced receive buffers, which the device has now, as owed; returns whether the
-    /// transport must list this lane to flush.
-    pub(super) fn owe(&mut self) -> bool {
-        self.owed += std::mem::take(&mut self.replaced);
-        self.owes_much() && self.has_to_leave()
-    }
-
-    fn owes_much(&self) -> bool {
-        self.owed >= RECEIVES / 2
-    }
-
-    /// Adds `count` receive buffers that the peer has freed; returns whether the transport must
-    /// list this lane to flush.
-    ///
-    /// # Errors
-    /// The reason that the count is impossible.
-    pub(super) fn credit(&mut self, count: u32) -> Result<bool, String> {
-        let credits = self.credits.saturating_add(count);
-        if credits > self.credits_max {
-            return Err(format!(
-                "it hands back {count} receive buffers, and {} of {} are free",
-                self.credits, self.credits_max
-            ));
-        }
-        self.credits = credits;
-        Ok(self.rouse())
-    }
-
     /// Whether the transport must list this lane to flush, because something that waited may leave.
     pub(super) fn rouse(&mut self) -> bool {
         !self.queue.is_empty() && self.has_to_leave()
@@ -254,8 +220,8 @@ impl Lane {
         }
         // The last credit is reserved for this notice: without it, two sides that have filled each
         // other's buffers would wait for ever.
-        if self.owes_much() && self.credits > 0 && self.queue_pair.room() > 0 {
-            let imm = self.hand_back(false);
+        if self.receives.owes_much() && self.receives.credits > 0 && self.queue_pair.room() > 0 {
+            let imm = self.receives.hand_back(false);
             self.spend(1, 0);
             self.queue_pair.push(Work::Notice { imm })?;
         }
@@ -279,7 +245,7 @@ impl Lane {
 
     #[inline]
     fn may_send(&self) -> bool {
-        self.credits > 1 && self.queue_pair.room() > SENDS_KEPT
+        self.receives.credits > 1 && self.queue_pair.room() > SENDS_KEPT
     }
 
     /// Puts a write on the chain, which has room. The rest of a long write and its closing message
@@ -344,39 +310,34 @@ impl Lane {
     /// Accounts for one more send of `bytes`. It costs a credit if the peer needs a receive buffer.
     #[inline]
     fn spend(&mut self, credits: u32, bytes: usize) {
-        self.credits -= credits;
+        self.receives.credits -= credits;
         self.unreported += 1;
         self.holds |= bytes > self.queue_pair.inline_bytes();
     }
 
-    fn hand_back(&mut self, frame: bool) -> u32 {
-        let count = std::mem::take(&mut self.owed);
-        Credits { count, frame }.to_word()
-    }
-
     /// Retires the sends that have completed, up to the reported one.
     pub(super) fn retire(&mut self, through: Through) {
-        self.probing = false;
+        self.hearing.probing = false;
         self.queue_pair.retire(through, &mut Vec::new()); // nothing is read
     }
 
     /// Notes that something came from the peer.
     pub(super) fn hears(&mut self) {
-        self.heard = true;
+        self.hearing.heard = true;
     }
 
     /// Probes a peer that was silent for `silence`: a connection whose other side is gone reports
     /// nothing until something is sent.
     pub(super) fn probe(&mut self, now: Instant, silence: Duration) -> Result<()> {
-        if std::mem::take(&mut self.heard) {
-            self.heard_at = now;
+        let hearing = &mut self.hearing;
+        if std::mem::take(&mut hearing.heard) {
+            hearing.at = now;
             return Ok(());
         }
-        if now < self.heard_at + silence || self.probing || self.queue_pair.room() == 0 {
+        if now < hearing.at + silence || hearing.probing || self.queue_pair.room() == 0 {
             return Ok(());
         }
-        self.heard_at = now;
-        self.probing = true;
+        (hearing.at, hearing.probing) = (now, true);
         self.mark()
     }
 
@@ -384,6 +345,54 @@ impl Lane {
     pub(super) fn bind(&mut self, window: Window, memory: Buffer) -> Result<OpenWindow> {
         self.unreported += 1;
         self.queue_pair.bind(window, memory)
+    }
+}
+
+impl Receives {
+    /// Counts a receive buffer that the peer has used up, `replaced` or not; returns whether it is
+    /// time to replace used ones and to ring for them.
+    #[inline]
+    pub(super) fn use_one(&mut self, replaced: bool) -> bool {
+        self.replaced += u32::from(replaced);
+        self.used += u32::from(!replaced);
+        self.used + self.replaced >= REPLACED_TOGETHER
+    }
+
+    /// Whether used receive buffers could not be replaced for want of memory.
+    pub(super) fn starve(&self) -> bool {
+        self.used >= REPLACED_TOGETHER
+    }
+
+    /// Counts the replaced receive buffers, which the device has now, as owed; returns whether it is
+    /// time to tell the peer.
+    pub(super) fn owe(&mut self) -> bool {
+        self.owed += std::mem::take(&mut self.replaced);
+        self.owes_much()
+    }
+
+    fn owes_much(&self) -> bool {
+        self.owed >= RECEIVES / 2
+    }
+
+    /// Adds `count` receive buffers that the peer has freed.
+    ///
+    /// # Errors
+    /// The reason that the count is impossible.
+    pub(super) fn credit(&mut self, count: u32) -> Result<(), String> {
+        let credits = self.credits.saturating_add(count);
+        if credits > self.credits_max {
+            return Err(format!(
+                "it hands back {count} receive buffers, and {} of {} are free",
+                self.credits, self.credits_max
+            ));
+        }
+        self.credits = credits;
+        Ok(())
+    }
+
+    fn hand_back(&mut self, frame: bool) -> u32 {
+        let count = std::mem::take(&mut self.owed);
+        Credits { count, frame }.to_word()
     }
 }
 

@@ -11,14 +11,52 @@ use std::sync::atomic::{Ordering, fence};
 
 use caravan_numa::Pages;
 use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::connect::{Link, Packet, Taken, take};
-use super::ring::{CLOSED, Reference};
+use super::ring::{CLOSED, LINE_BYTES, STAMP, WRITE_LINES};
 use super::segment::{self, Foreign};
 use crate::memory::{Lendable, Shared};
 
 /// Most arenas announced on one lane. A pool has few, because they grow with it.
 pub(super) const ARENAS_MAX: usize = 1024;
+
+/// A range of the memory that a sender shares.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Reference {
+    /// Number of the announced arena on this lane, from 0.
+    pub(super) arena: U32,
+    pub(super) reserved: U32,
+    pub(super) offset: U64,
+    pub(super) len: U64,
+}
+
+/// A write, with references to its first bytes.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct WriteRecord {
+    pub(super) key: U64,
+    pub(super) at: U64,
+    pub(super) len: U64,
+    /// References to its first bytes; empty ones are ignored.
+    pub(super) parts: [Reference; 2],
+}
+
+/// A loan of values, which belong to the next frame.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct LendRecord {
+    /// Never 0.
+    pub(super) number: U64,
+    pub(super) values: Reference,
+}
+
+/// Most loans that one record returns.
+pub(super) const RETURNS_MAX: usize = (LINE_BYTES - STAMP) / 8;
+
+const _: () = assert!(size_of::<LendRecord>() <= LINE_BYTES - STAMP);
+const _: () = assert!(size_of::<WriteRecord>() <= WRITE_LINES as usize * LINE_BYTES - STAMP);
 
 /// The arenas of this node's pool that the peer has been told of.
 #[derive(Debug, Default)]

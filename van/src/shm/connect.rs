@@ -154,6 +154,8 @@ pub(super) struct Sockets {
     pub(super) ready: Vec<u64>,
     /// Polls until the next look.
     pub(super) polls_left: u32,
+    /// The loans of lanes that have ended, and their sockets.
+    pub(super) limbo: Vec<Limbo>,
 }
 
 /// Checks that processes can share memory here in the way of this van.
@@ -235,7 +237,7 @@ impl Shm {
             }
         }
         self.sockets.ready = ready;
-        self.limbo.retain_mut(|limbo| !limbo.has_ended());
+        self.sockets.limbo.retain_mut(|limbo| !limbo.has_ended());
         if !self.greetings.is_idle() {
             self.look_after_greetings();
         }
@@ -299,7 +301,7 @@ impl Shm {
             // A process that can still read what is lent keeps the socket open.
             self.sockets.epoll.forget(&peer.link.socket);
             let (socket, lent) = (peer.link.socket.clone(), std::mem::take(&mut peer.sender.lent));
-            self.limbo.extend((!lent.is_empty()).then_some(Limbo { socket, lent }));
+            self.sockets.limbo.extend((!lent.is_empty()).then_some(Limbo { socket, lent }));
         }
         peer
     }

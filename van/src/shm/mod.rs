@@ -68,7 +68,6 @@ use crate::wire::Offer;
 
 use connect::{Link, Packet, Sockets, host, probe, reason};
 use greeting::{Greetings, LISTENER};
-use loan::Limbo;
 use receive::{Hub, Receiver};
 use ring::ASLEEP;
 use send::Sender;
@@ -109,8 +108,6 @@ pub struct Shm {
     posted: bool,
     /// Number of sleeps, times [`SLEEP`].
     sleeps: u64,
-    /// Loans of lanes that have ended.
-    limbo: Vec<Limbo>,
 }
 
 /// A peer that has proved itself.
@@ -185,11 +182,16 @@ impl Shm {
             table: Table::default(),
             greetings: Greetings::default(),
             refusals: Refusals::default(),
-            sockets: Sockets { listener, epoll, ready: Vec::new(), polls_left: 0 },
+            sockets: Sockets {
+                listener,
+                epoll,
+                ready: Vec::new(),
+                polls_left: 0,
+                limbo: Vec::new(),
+            },
             touched: false,
             posted: false,
             sleeps: 0,
-            limbo: Vec::new(),
         })
     }
 
@@ -199,7 +201,7 @@ impl Shm {
         (self.touched, self.posted) = (false, false);
         fence(Ordering::SeqCst); // stores for a peer come before the look at whether it sleeps
         for peer in &mut self.table.peers {
-            let posted = std::mem::take(&mut peer.sender.posted);
+            let posted = std::mem::take(&mut peer.sender.ring.posted);
             let consumed = std::mem::take(&mut peer.receiver.consumed);
             if !(posted | consumed) {
                 continue;
@@ -232,7 +234,7 @@ impl Peer {
         let Peer { link, sender, receiver, .. } = self;
         let received = receiver.receive(link, hub)?;
         if received {
-            sender.prepare(link); // an answer follows, or the next request
+            sender.ring.prepare(&link.own); // an answer follows, or the next request
         }
         sender.take_back(&mut receiver.returned);
         sender.give_back(link, &receiver.views);
@@ -344,7 +346,7 @@ impl Progress for Shm {
         for place in (0..self.table.peers.len()).rev() {
             let peer = &mut self.table.peers[place];
             let outcome = peer.turn(&mut self.hub);
-            self.touched |= peer.sender.posted | peer.receiver.consumed;
+            self.touched |= peer.sender.ring.posted | peer.receiver.consumed;
             match outcome {
                 Ok(has_moved) => moved |= has_moved,
                 Err(reason) => {

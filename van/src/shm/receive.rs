@@ -9,14 +9,10 @@
 use std::sync::atomic::Ordering;
 
 use zerocopy::little_endian::U64;
-use zerocopy::{FromBytes, IntoBytes};
 
-use super::arenas::Mapped;
+use super::arenas::{LendRecord, Mapped, RETURNS_MAX, Reference, WriteRecord};
 use super::connect::Link;
-use super::ring::{
-    self, CONSUMED, HEAD, Head, Kind, LendRecord, RETURNS_MAX, Reference, Stamp, WRITE_LINES,
-    WriteRecord,
-};
+use super::ring::{CONSUMED, HEAD, Kind, Reader, STAMP, Stamp, WRITE_LINES};
 use crate::memory::{Buffer, Pool, Shared, Slab, Views};
 use crate::metrics::Counters;
 use crate::offers::Offers;
@@ -32,10 +28,7 @@ const COPY_BYTES_MAX: usize = 1 << 20;
 pub(super) struct Receiver {
     peer: PeerId,
     frame_bytes_max: usize,
-    /// Lines read so far.
-    pub(super) next: u64,
-    /// The head of the last inline frame.
-    last: Head,
+    pub(super) ring: Reader,
     pub(super) arenas: Mapped,
     writing: Option<Write>,
     /// Values that belong to the next frame.
@@ -93,8 +86,7 @@ impl Receiver {
         Receiver {
             peer,
             frame_bytes_max,
-            next: 0,
-            last: Head::default(),
+            ring: Reader::default(),
             arenas: Mapped::default(),
             writing: None,
             borrowed: None,
@@ -111,16 +103,10 @@ impl Receiver {
     /// The reason to drop the peer, as in all functions here.
     #[inline(always)]
     pub(super) fn receive(&mut self, link: &Link, hub: &mut Hub) -> Result<bool, String> {
-        let (words, before) = (ring::foreign(&link.foreign), self.next);
+        let before = self.ring.next;
         self.budget = COPY_BYTES_MAX;
         for _ in 0..RECORDS_MAX {
-            let word = ring::stamp(words, self.next);
-            if !Stamp::is_at(word, self.next) {
-                // Two lines of the next record are then in transit together.
-                link.foreign.prefetch(ring::line_at(self.next + 1));
-                break;
-            }
-            let stamp = Stamp::read(word)?;
+            let Some(stamp) = self.ring.look(&link.foreign)? else { break };
             if stamp.kind == Kind::Inline && self.writing.is_none() {
                 self.inline(link, stamp, hub)?;
                 continue;
@@ -130,11 +116,11 @@ impl Receiver {
                 break;
             }
         }
-        if self.next != before {
-            link.own.store(CONSUMED, self.next, Ordering::Release);
+        if self.ring.next != before {
+            link.own.store(CONSUMED, self.ring.next, Ordering::Release);
             self.consumed = true;
         }
-        Ok(self.next != before || self.budget < COPY_BYTES_MAX)
+        Ok(self.ring.next != before || self.budget < COPY_BYTES_MAX)
     }
 
     /// Takes a record that is no frame in the ring, or goes on with the current write.
@@ -144,24 +130,24 @@ impl Receiver {
         match (kind, &mut self.writing) {
             (_, Some(write)) if write.lines > 0 => self.fill(link, hub),
             (Kind::Piece, Some(write)) => {
-                write.parts = [record::<Reference>(link, self.next), Reference::default()];
+                write.parts = [self.ring.record(&link.foreign), Reference::default()];
                 write.lines = 1;
                 self.fill(link, hub)
             }
             (Kind::Piece, None) => Err("it sent a piece of no write".to_owned()),
             (_, Some(_)) => Err("it sent something else before a write had ended".to_owned()),
-            (Kind::Frame, None) => self.frame(link, &record(link, self.next), hub),
+            (Kind::Frame, None) => self.frame(link, &self.ring.record(&link.foreign), hub),
             (_, None) if lends => Err("it lent values to no frame".to_owned()),
             (Kind::Write, None) => {
-                self.begin_write(&record(link, self.next), hub)?;
+                self.begin_write(&self.ring.record(&link.foreign), hub)?;
                 self.fill(link, hub)
             }
-            (Kind::Lend, None) => self.borrow(link, &record(link, self.next)),
+            (Kind::Lend, None) => self.borrow(link, &self.ring.record(&link.foreign)),
             (Kind::Inline, None) => unreachable!("`receive` takes it"),
             (Kind::Return, None) => {
-                let numbers = record::<[U64; RETURNS_MAX]>(link, self.next);
+                let numbers = self.ring.record::<[U64; RETURNS_MAX]>(&link.foreign);
                 self.returned.extend(numbers.map(U64::get).into_iter().take_while(|&n| n != 0));
-                self.next += 1;
+                self.ring.advance(1);
                 Ok(())
             }
         }
@@ -171,13 +157,8 @@ impl Receiver {
     #[inline(never)]
     fn inline(&mut self, link: &Link, stamp: Stamp, hub: &mut Hub) -> Result<(), String> {
         // The ring holds whole words, and pads a frame that is shorter than a head.
-        let mut frame = self.allocate(stamp.len.max(HEAD).next_multiple_of(8), hub)?;
-        let (head, rest) = frame.split_first_chunk_mut::<HEAD>().expect("it has a head");
-        let (words, behind) = (ring::foreign(&link.foreign), rest.len() / 8);
-        ring::read(&link.foreign, self.next, rest);
-        let head = zerocopy::transmute_mut!(head);
-        let count = ring::read_head(words, self.next, behind, stamp.words, head, &mut self.last);
-        self.next += ring::lines_of(behind + count);
+        let mut frame = self.allocate(stamp.len.max(HEAD).next_multiple_of(STAMP), hub)?;
+        self.ring.take_frame(&link.foreign, stamp.words, &mut frame);
         frame.truncate(stamp.len);
         self.deliver(frame, hub);
         Ok(())
@@ -189,7 +170,7 @@ impl Receiver {
         self.budget = self.budget.saturating_sub(len);
         let mut frame = self.allocate(len, hub)?;
         self.arenas.copy(link, reference, &mut frame)?;
-        self.next += 1;
+        self.ring.advance(1);
         self.deliver(frame, hub);
         Ok(())
     }
@@ -223,7 +204,7 @@ impl Receiver {
             return Err(format!("it lends bytes at {} as number {number}", range.start));
         }
         self.borrowed = Some(self.views.view(lendable, (range.start, range.len()), number));
-        self.next += 1;
+        self.ring.advance(1);
         Ok(())
     }
 
@@ -260,7 +241,7 @@ impl Receiver {
                 return Ok(());
             }
         }
-        self.next += std::mem::take(&mut write.lines);
+        self.ring.advance(std::mem::take(&mut write.lines));
         if write.at < write.end {
             self.writing = Some(write);
             return Ok(());
@@ -275,11 +256,4 @@ impl Receiver {
 #[cold]
 fn too_long(len: usize, limit: usize) -> String {
     format!("it sent a frame of {len} bytes, over the limit of {limit}")
-}
-
-/// Copies the record at `position`.
-fn record<R: FromBytes + IntoBytes>(link: &Link, position: u64) -> R {
-    let mut record = R::new_zeroed();
-    ring::read(&link.foreign, position, record.as_mut_bytes());
-    record
 }

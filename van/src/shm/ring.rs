@@ -22,6 +22,8 @@
 //! only the words that changed. A message of up to 40 bytes that is like the last one takes one
 //! line.
 //!
+//! Records with references are types of `arenas.rs`.
+//!
 //! ```text
 //!   stamp     [head words: a bit each 8][kind 8][length of the frame 16][position + 1 32]
 //!   INLINE    [the frame behind its first 64 bytes, zeros up to a word][head words 8 each]
@@ -35,8 +37,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::segment::{Foreign, Own};
 pub(super) use crate::memory::long::LINE_BYTES;
@@ -46,7 +47,7 @@ use crate::wire::VERSION;
 pub(super) const LINES: u64 = 1024;
 
 /// Bytes of a stamp.
-const STAMP: usize = size_of::<u64>();
+pub(super) const STAMP: usize = size_of::<u64>();
 
 /// Lines of the longest frame that lies in the ring.
 pub(super) const FRAME_LINES_MAX: u64 = 32;
@@ -56,6 +57,10 @@ pub(super) const INLINE_BYTES_MAX: usize = FRAME_LINES_MAX as usize * LINE_BYTES
 
 /// Lines of a write record, the longest record but a frame.
 pub(super) const WRITE_LINES: u64 = 2;
+
+/// The writer moves frames of this many lines or more out of its core's cache, where the peer finds
+/// them sooner.
+const LINES_HANDED_OVER: u64 = 8;
 
 pub(super) const CONSUMED: usize = 0;
 pub(super) const ASLEEP: usize = 128;
@@ -160,9 +165,154 @@ impl Stamp {
     }
 }
 
+/// The writing end of a ring.
+#[derive(Debug, Default)]
+pub(super) struct Writer {
+    /// Lines written so far.
+    pub(super) head: u64,
+    /// Lines that the peer had read at the last look.
+    pub(super) freed: u64,
+    /// From this position on, no line holds the middle of a frame, which could look like a stamp.
+    clear_from: u64,
+    /// The head of the last inline frame.
+    last: Head,
+    /// Number of lines of the last record.
+    lines: u64,
+    /// Whether there are new records for which the peer, if it sleeps, was not woken.
+    pub(super) posted: bool,
+}
+
+impl Writer {
+    /// Whether the ring has room for `lines` more, as far as is known. The line behind them stays
+    /// free too: the peer polls it.
+    #[inline]
+    pub(super) fn has_room(&self, lines: u64) -> bool {
+        self.head + lines < self.freed + LINES
+    }
+
+    /// Reads how far the peer has read.
+    ///
+    /// # Errors
+    /// If it cannot have read so far.
+    pub(super) fn look(&mut self, foreign: &Foreign) -> Result<(), String> {
+        let consumed = foreign.load(CONSUMED, Ordering::Acquire);
+        let (freed, head) = (self.freed, self.head);
+        if consumed < freed || consumed > head {
+            return Err(format!(
+                "it says it has read {consumed} lines, and has read {freed} to {head}"
+            ));
+        }
+        self.freed = consumed;
+        Ok(())
+    }
+
+    /// Begins to fetch the lines of the next record, if it is as long as the last one.
+    #[inline(always)]
+    pub(super) fn prepare(&self, own: &Own) {
+        (self.head..self.head + self.lines).for_each(|position| own.claim(line_at(position)));
+    }
+
+    /// Writes a frame of up to [`INLINE_BYTES_MAX`] bytes into the ring, which has room.
+    #[inline]
+    pub(super) fn put_frame(&mut self, own: &mut Own, frame: &[u8]) {
+        let mut padded;
+        let (head, rest) = match frame.split_first_chunk::<HEAD>() {
+            Some((head, rest)) => (zerocopy::transmute_ref!(head), rest),
+            None => {
+                padded = HeadBytes::default();
+                padded.as_flattened_mut()[..frame.len()].copy_from_slice(frame);
+                (&padded, &[][..])
+            }
+        };
+        let (position, behind) = (self.head, rest.len().div_ceil(STAMP));
+        let words = self::own(own);
+        let (changed, count) = write_head(words, position, behind, head, &mut self.last);
+        write(own, position, rest);
+        let lines = lines_of(behind + count);
+        self.publish(own, Stamp { kind: Kind::Inline, len: frame.len(), words: changed }, lines);
+        if lines >= LINES_HANDED_OVER {
+            hand_over(own, position + 1, lines - 1);
+        }
+    }
+
+    /// Writes any other record into the ring, which has room.
+    pub(super) fn put(&mut self, own: &mut Own, kind: Kind, record: &[u8]) {
+        write(own, self.head, record);
+        self.publish(own, Stamp::of(kind), lines_of(record.len().div_ceil(STAMP)));
+    }
+
+    /// Stores the stamp of the record at the head of the ring, which takes `lines`.
+    #[inline(always)] // the line is in transit from the peer's core: a call would delay the stamp
+    fn publish(&mut self, own: &Own, stamp: Stamp, lines: u64) {
+        let (words, next) = (self::own(own), self.head + lines);
+        if lines > 1 {
+            self.clear_from = next + LINES;
+        }
+        let behind = word(words, next, 0);
+        if next < self.clear_from && Stamp::is_at(behind.load(Ordering::Relaxed), next) {
+            behind.store(Stamp::none(next), Ordering::Relaxed);
+        }
+        word(words, self.head, 0).store(stamp.word(self.head), Ordering::Release);
+        (self.head, self.lines) = (next, lines);
+        self.posted = true;
+    }
+}
+
+/// The reading end of a ring.
+#[derive(Debug, Default)]
+pub(super) struct Reader {
+    /// Lines read so far.
+    pub(super) next: u64,
+    /// The head of the last inline frame.
+    last: Head,
+}
+
+impl Reader {
+    /// The stamp of the next record; `None` if it is not there yet.
+    ///
+    /// # Errors
+    /// As [`Stamp::read`].
+    #[inline(always)]
+    pub(super) fn look(&self, foreign: &Foreign) -> Result<Option<Stamp>, String> {
+        let stamp = word(self::foreign(foreign), self.next, 0).load(Ordering::Acquire);
+        if !Stamp::is_at(stamp, self.next) {
+            // Two lines of the next record are then in transit together.
+            foreign.prefetch(line_at(self.next + 1));
+            return Ok(None);
+        }
+        Stamp::read(stamp).map(Some)
+    }
+
+    /// Takes an inline frame: reads it into `frame`, which has a head and whole words.
+    ///
+    /// # Panics
+    /// If `frame` is shorter than [`HEAD`].
+    #[inline(always)]
+    pub(super) fn take_frame(&mut self, foreign: &Foreign, changed: u8, frame: &mut [u8]) {
+        let (head, rest) = frame.split_first_chunk_mut::<HEAD>().expect("it has a head");
+        let (words, behind) = (self::foreign(foreign), rest.len() / STAMP);
+        read(foreign, self.next, rest);
+        let head = zerocopy::transmute_mut!(head);
+        let count = read_head(words, self.next, behind, changed, head, &mut self.last);
+        self.next += lines_of(behind + count);
+    }
+
+    /// Copies a record other than an inline frame; [`Reader::advance`] takes it off the ring.
+    pub(super) fn record<R: FromBytes + IntoBytes>(&self, foreign: &Foreign) -> R {
+        let mut record = R::new_zeroed();
+        read(foreign, self.next, record.as_mut_bytes());
+        record
+    }
+
+    /// Goes on behind a record of `lines`.
+    pub(super) fn advance(&mut self, lines: u64) {
+        self.next += lines;
+    }
+}
+
 /// Number of lines of a record with `words` words behind its stamp.
 #[inline]
-pub(super) fn lines_of(words: usize) -> u64 {
+fn lines_of(words: usize) -> u64 {
     (words / LINE_WORDS + 1) as u64
 }
 
@@ -179,30 +329,24 @@ pub(super) fn line_at(position: u64) -> usize {
 }
 
 /// The words of a ring.
-pub(super) type Words = [AtomicU64; RING_BYTES / 8];
+type Words = [AtomicU64; RING_BYTES / 8];
 
 /// The words of the ring in a segment of this process.
 #[inline]
-pub(super) fn own(own: &Own) -> &Words {
+fn own(own: &Own) -> &Words {
     own.words(RING_AT)
 }
 
 /// The words of the ring in a peer's segment.
 #[inline]
-pub(super) fn foreign(foreign: &Foreign) -> &Words {
+fn foreign(foreign: &Foreign) -> &Words {
     foreign.words(RING_AT)
 }
 
 /// A word of the record at `position`, counted from its stamp.
 #[inline]
-pub(super) fn word(words: &Words, position: u64, word: usize) -> &AtomicU64 {
+fn word(words: &Words, position: u64, word: usize) -> &AtomicU64 {
     &words[(position as usize * LINE_WORDS + word) % words.len()]
-}
-
-/// Loads the stamp at `position`, and with it all that was written before it.
-#[inline]
-pub(super) fn stamp(words: &Words, position: u64) -> u64 {
-    word(words, position, 0).load(Ordering::Acquire)
 }
 
 /// The words of the line of `position`.
@@ -236,7 +380,7 @@ pub(super) fn write(own: &mut Own, position: u64, bytes: &[u8]) {
 
 /// Reads what follows the stamp of a record, a multiple of 8 bytes.
 #[inline(always)]
-pub(super) fn read(foreign: &Foreign, position: u64, into: &mut [u8]) {
+fn read(foreign: &Foreign, position: u64, into: &mut [u8]) {
     let (first, behind) = into.split_at_mut(into.len().min(LINE_BYTES - STAMP));
     let [_, line @ ..] = line(self::foreign(foreign), position);
     for (bytes, from) in first.as_chunks_mut::<STAMP>().0.iter_mut().zip(line) {
@@ -252,7 +396,7 @@ pub(super) fn read(foreign: &Foreign, position: u64, into: &mut [u8]) {
 
 /// Moves `count` lines from that of `position` on out of this core's cache, where the peer finds
 /// them sooner.
-pub(super) fn hand_over(own: &Own, position: u64, count: u64) {
+fn hand_over(own: &Own, position: u64, count: u64) {
     let here = count.min(LINES - position % LINES);
     own.hand_over(line_at(position), here as usize);
     own.hand_over(RING_AT, (count - here) as usize);
@@ -262,17 +406,17 @@ pub(super) fn hand_over(own: &Own, position: u64, count: u64) {
 pub(super) const HEAD: usize = 64;
 
 /// The first bytes of a frame as words; a shorter frame is padded with zeros.
-pub(super) type Head = [u64; HEAD / 8];
+type Head = [u64; HEAD / 8];
 
 /// The same bytes as they lie in the frame.
-pub(super) type HeadBytes = [[u8; 8]; HEAD / 8];
+type HeadBytes = [[u8; 8]; HEAD / 8];
 
 /// Writes the words of `head` that differ from `last`, `behind` words after the stamp, and updates
 /// `last`; returns which words they are and their number.
 ///
 /// It compares word by word: a load of more than was stored at once would wait for the stores.
 #[inline(always)]
-pub(super) fn write_head(
+fn write_head(
     words: &Words,
     position: u64,
     behind: usize,
@@ -295,7 +439,7 @@ pub(super) fn write_head(
 ///
 /// It copies `last` before it stores words of it, for the same reason.
 #[inline(always)]
-pub(super) fn read_head(
+fn read_head(
     words: &Words,
     position: u64,
     behind: usize,
@@ -327,119 +471,8 @@ fn bits(words: u8) -> impl Iterator<Item = usize> {
     })
 }
 
-/// A range of the memory that a sender shares.
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub(super) struct Reference {
-    /// Number of the announced arena on this lane, from 0.
-    pub(super) arena: U32,
-    pub(super) reserved: U32,
-    pub(super) offset: U64,
-    pub(super) len: U64,
-}
-
-/// A write, with references to its first bytes.
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub(super) struct WriteRecord {
-    pub(super) key: U64,
-    pub(super) at: U64,
-    pub(super) len: U64,
-    /// References to its first bytes; empty ones are ignored.
-    pub(super) parts: [Reference; 2],
-}
-
-/// A loan of values, which belong to the next frame.
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub(super) struct LendRecord {
-    /// Never 0.
-    pub(super) number: U64,
-    pub(super) values: Reference,
-}
-
-/// Most loans that one record returns.
-pub(super) const RETURNS_MAX: usize = (LINE_BYTES - STAMP) / 8;
-
 const _: () = assert!(VERSION == 7, "a change of the records above is a new version");
 const _: () = assert!(LINES.is_power_of_two() && INLINE_BYTES_MAX <= 0xffff);
-const _: () = assert!(size_of::<LendRecord>() <= LINE_BYTES - STAMP);
-const _: () = assert!(size_of::<WriteRecord>() <= WRITE_LINES as usize * LINE_BYTES - STAMP);
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn a_stamp_is_read_at_its_own_position_only() {
-        let inline = |len, words| Stamp { kind: Kind::Inline, len, words };
-        for stamp in [inline(0, 0), inline(INLINE_BYTES_MAX, 255), Stamp::of(Kind::Write)] {
-            for position in [0, 1, LINES, 7 * LINES + 3, (1 << 39) + 5] {
-                let word = stamp.word(position);
-                assert_eq!(Stamp::read(word), Ok(stamp));
-                assert!(Stamp::is_at(word, position) && !Stamp::is_at(0, position));
-                for other in [position + 1, position + LINES, position.wrapping_sub(LINES)] {
-                    assert!(!Stamp::is_at(word, other));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_frame_like_the_last_one_takes_few_lines() {
-        for (len, words, lines) in [(0, 0, 1), (64, 1, 1), (64 + 48, 1, 1), (64 + 49, 1, 2)] {
-            assert_eq!(Stamp { kind: Kind::Inline, len, words }.lines(), lines);
-        }
-        assert_eq!(Stamp { kind: Kind::Inline, len: INLINE_BYTES_MAX, words: 255 }.lines(), 32);
-        assert_eq!(line_at(LINES), line_at(0));
-        assert_eq!(line_at(LINES - 1) + LINE_BYTES, SEGMENT_BYTES);
-    }
-
-    #[test]
-    fn a_record_goes_on_where_the_ring_begins() {
-        let mut own = Own::new(SEGMENT_BYTES).unwrap();
-        let foreign = Foreign::map(own.file(), SEGMENT_BYTES).unwrap();
-        let bytes: Vec<u8> = (1..=200).collect();
-        for position in [0, LINES - 1, 2 * LINES - 2] {
-            for len in [0, 1, 7, 8, 20, LINE_BYTES, LINE_BYTES + 1, 200] {
-                write(&mut own, position, &bytes[..len]);
-                let mut found = vec![0; len.next_multiple_of(8)];
-                read(&foreign, position, &mut found);
-                assert_eq!(found[..len], bytes[..len], "{position}");
-            }
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_word_is_more_than_it_may_be(word: u64, position in 0u64..1 << 41) {
-            if let Ok(stamp) = Stamp::read(word) {
-                prop_assert_eq!(stamp.word(position) as u32, word as u32);
-                prop_assert!(stamp.len <= INLINE_BYTES_MAX && stamp.lines() <= 32);
-            }
-            prop_assert_eq!(Stamp::is_at(word, position), word >> 32 == turn(position));
-        }
-
-        #[test]
-        fn a_head_is_the_last_one_with_its_words_changed(
-            begin: Head,
-            changes: Head,
-            mask: u8,
-            behind in 0usize..9,
-            position in prop_oneof![0u64..9, LINES - 2..LINES],
-        ) {
-            let own_ring = Own::new(SEGMENT_BYTES).unwrap();
-            let peers = Foreign::map(own_ring.file(), SEGMENT_BYTES).unwrap();
-            let (mut sent, mut received, mut head) = (begin, begin, begin.map(u64::to_le_bytes));
-            bits(mask).for_each(|at| head[at] = changes[at].to_le_bytes());
-            let (changed, count) = write_head(own(&own_ring), position, behind, &head, &mut sent);
-            let mut found = HeadBytes::default();
-            let words = foreign(&peers);
-            let read = read_head(words, position, behind, changed, &mut found, &mut received);
-            prop_assert_eq!((changed, read, found), (mask, count, head));
-            prop_assert_eq!((sent, received), (head.map(u64::from_le_bytes), sent));
-        }
-    }
-}
+mod tests;

@@ -8,19 +8,15 @@
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**shm**).
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-use super::arenas::Announced;
+use super::arenas::{Announced, LendRecord, RETURNS_MAX, Reference, WriteRecord};
 use super::connect::Link;
 use super::loan::Lent;
 use super::receive::Hub;
-use super::ring::{
-    self, CONSUMED, FRAME_LINES_MAX, HEAD, Head, HeadBytes, INLINE_BYTES_MAX, Kind, LINES,
-    LendRecord, RETURNS_MAX, Reference, Stamp, WRITE_LINES, Words, WriteRecord,
-};
+use super::ring::{FRAME_LINES_MAX, INLINE_BYTES_MAX, Kind, WRITE_LINES, Writer};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared, Views};
 use crate::transport::{FRAME_PREFIX, Gather, PeerId, check_write};
@@ -32,26 +28,12 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// Most such chunks under way on a lane: one being read, one waiting, one being filled.
 const CHUNKS_MAX: usize = 3;
 
-/// The sender moves frames of this many lines or more out of its core's cache, where the peer finds
-/// them sooner.
-const LINES_HANDED_OVER: u64 = 8;
-
 /// The sending half of a lane.
 #[derive(Debug)]
 pub(super) struct Sender {
     peer: PeerId,
     depth: usize,
-    /// Lines written so far.
-    pub(super) head: u64,
-    /// Lines that the peer had read at the last look.
-    pub(super) freed: u64,
-    /// From this position on, every line holds the start of a record of the last turn of the ring:
-    /// none holds the middle of a frame, which could look like a stamp.
-    clear_from: u64,
-    /// The head of the last inline frame.
-    last: Head,
-    /// Number of lines of the last record.
-    lines: u64,
+    pub(super) ring: Writer,
     /// Memory that records refer to.
     held: VecDeque<Held>,
     /// Number of chunks in `held`.
@@ -61,8 +43,6 @@ pub(super) struct Sender {
     announced: Announced,
     /// What the peer has borrowed.
     pub(super) lent: Lent,
-    /// Whether there are new records for which the peer, if it sleeps, was not woken.
-    pub(super) posted: bool,
     /// What the peer did wrong, if anything.
     pub(super) broken: Option<String>,
 }
@@ -99,17 +79,12 @@ impl Sender {
         Sender {
             peer,
             depth,
-            head: 0,
-            freed: 0,
-            clear_from: 0,
-            last: Head::default(),
-            lines: 1,
+            ring: Writer::default(),
             held: VecDeque::new(),
             chunks: 0,
             outbox: VecDeque::new(),
             announced: Announced::default(),
             lent: Lent::default(),
-            posted: false,
             broken: None,
         }
     }
@@ -123,14 +98,6 @@ impl Sender {
     #[inline]
     pub(super) fn has_work(&self) -> bool {
         !self.outbox.is_empty() || !self.held.is_empty() || self.broken.is_some()
-    }
-
-    /// Begins to fetch the lines of the next record, if it is as long as the last one.
-    #[inline(always)]
-    pub(super) fn prepare(&self, link: &Link) {
-        (self.head..self.head + self.lines).for_each(|position| {
-            link.own.claim(ring::line_at(position));
-        });
     }
 
     /// Copies a frame without its prefix into the ring. Returns false if the frame is too long, the
@@ -229,7 +196,7 @@ impl Sender {
             for (to, number) in record.chunks_exact_mut(8).zip(returned) {
                 to.copy_from_slice(&number.to_le_bytes());
             }
-            self.put(link, Kind::Return, &record);
+            self.ring.put(&mut link.own, Kind::Return, &record);
         }
     }
 
@@ -250,10 +217,10 @@ impl Sender {
         if !self.has_work() {
             return Ok(false);
         }
-        let before = self.head;
+        let before = self.ring.head;
         self.release(link);
         self.pump(link, hub);
-        self.broken.take().map_or(Ok(self.head != before), Err)
+        self.broken.take().map_or(Ok(self.ring.head != before), Err)
     }
 
     fn pump(&mut self, link: &mut Link, hub: &mut Hub) {
@@ -284,7 +251,11 @@ impl Sender {
         if let Some(values) = values {
             let values_at = self.refer(link, values)?;
             let number = U64::new(self.lent.lend(values.clone()));
-            self.put(link, Kind::Lend, LendRecord { number, values: values_at }.as_bytes());
+            self.ring.put(
+                &mut link.own,
+                Kind::Lend,
+                LendRecord { number, values: values_at }.as_bytes(),
+            );
         }
         match frame_at {
             None => {
@@ -292,7 +263,7 @@ impl Sender {
                 debug_assert!(is_put, "there is room");
             }
             Some(reference) => {
-                self.put(link, Kind::Frame, reference.as_bytes());
+                self.ring.put(&mut link.own, Kind::Frame, reference.as_bytes());
                 self.hold(frame.clone(), false);
             }
         }
@@ -300,54 +271,13 @@ impl Sender {
     }
 
     /// Copies a frame into the ring; returns false if it is too long or there is no room.
-    #[inline]
+    #[inline(always)]
     fn put_inline(&mut self, link: &mut Link, frame: &[u8]) -> bool {
-        if frame.len() > INLINE_BYTES_MAX || !self.has_room(link, FRAME_LINES_MAX) {
-            return false;
+        let fits = frame.len() <= INLINE_BYTES_MAX && self.has_room(link, FRAME_LINES_MAX);
+        if fits {
+            self.ring.put_frame(&mut link.own, frame);
         }
-        let mut padded;
-        let (head, rest) = match frame.split_first_chunk::<HEAD>() {
-            Some((head, rest)) => (zerocopy::transmute_ref!(head), rest),
-            None => {
-                padded = HeadBytes::default();
-                padded.as_flattened_mut()[..frame.len()].copy_from_slice(frame);
-                (&padded, &[][..])
-            }
-        };
-        let (position, behind) = (self.head, rest.len().div_ceil(8));
-        let words = ring::own(&link.own);
-        let (changed, count) = ring::write_head(words, position, behind, head, &mut self.last);
-        ring::write(&mut link.own, position, rest);
-        let lines = ring::lines_of(behind + count);
-        let stamp = Stamp { kind: Kind::Inline, len: frame.len(), words: changed };
-        self.publish(ring::own(&link.own), stamp, lines);
-        if lines >= LINES_HANDED_OVER {
-            ring::hand_over(&link.own, position + 1, lines - 1);
-        }
-        true
-    }
-
-    /// Puts any other record into the ring, which has room.
-    fn put(&mut self, link: &mut Link, kind: Kind, record: &[u8]) {
-        ring::write(&mut link.own, self.head, record);
-        let lines = ring::lines_of(record.len().div_ceil(8));
-        self.publish(ring::own(&link.own), Stamp::of(kind), lines);
-    }
-
-    /// Stores the stamp of the record at the head of the ring, which takes `lines`.
-    #[inline(always)] // the line is in transit from the peer's core: a call would delay the stamp
-    fn publish(&mut self, words: &Words, stamp: Stamp, lines: u64) {
-        let next = self.head + lines;
-        if lines > 1 {
-            self.clear_from = next + LINES;
-        }
-        let behind = ring::word(words, next, 0);
-        if next < self.clear_from && Stamp::is_at(behind.load(Ordering::Relaxed), next) {
-            behind.store(Stamp::none(next), Ordering::Relaxed);
-        }
-        ring::word(words, self.head, 0).store(stamp.word(self.head), Ordering::Release);
-        (self.head, self.lines) = (next, lines);
-        self.posted = true;
+        fits
     }
 
     /// Puts a write into the ring piece by piece; `None` if not all of it can go now.
@@ -372,10 +302,10 @@ impl Sender {
                 let (key, at) = (U64::new(write.key), U64::new(write.at));
                 let len = U64::new(write.data.len() as u64);
                 let record = WriteRecord { key, at, len, parts: references };
-                self.put(link, Kind::Write, record.as_bytes());
+                self.ring.put(&mut link.own, Kind::Write, record.as_bytes());
                 write.begun = true;
             } else if parts[0].is_some() {
-                self.put(link, Kind::Piece, references[0].as_bytes());
+                self.ring.put(&mut link.own, Kind::Piece, references[0].as_bytes());
             } else {
                 return None;
             }
@@ -412,7 +342,7 @@ impl Sender {
 
     /// Keeps the memory that the last record refers to.
     fn hold(&mut self, data: Shared, is_chunk: bool) {
-        self.held.push_back(Held { end: self.head, is_chunk, _data: data });
+        self.held.push_back(Held { end: self.ring.head, is_chunk, _data: data });
     }
 
     /// A reference to `data`, which lies in the shared pool; `None` if it cannot be made now.
@@ -423,30 +353,24 @@ impl Sender {
         })
     }
 
-    /// Whether the ring has room for `lines` more. The line behind them stays free too: the peer
-    /// polls it.
+    /// Whether the ring has room for `lines` more.
     #[inline]
     fn has_room(&mut self, link: &Link, lines: u64) -> bool {
-        if self.head + lines < self.freed + LINES {
+        if self.ring.has_room(lines) {
             return true;
         }
         self.release(link);
-        self.head + lines < self.freed + LINES
+        self.ring.has_room(lines)
     }
 
     /// Reads how far the peer has read, and releases the memory it no longer needs.
     fn release(&mut self, link: &Link) {
-        let foreign = &link.foreign;
-        let consumed = foreign.load(CONSUMED, Ordering::Acquire);
-        if consumed < self.freed || consumed > self.head {
-            self.broken.get_or_insert(format!(
-                "it says it has read {consumed} lines, and has read {} to {}",
-                self.freed, self.head
-            ));
+        if let Err(reason) = self.ring.look(&link.foreign) {
+            self.broken.get_or_insert(reason);
             return;
         }
-        self.freed = consumed;
-        while let Some(held) = self.held.pop_front_if(|held| held.end <= consumed) {
+        let freed = self.ring.freed;
+        while let Some(held) = self.held.pop_front_if(|held| held.end <= freed) {
             self.chunks -= usize::from(held.is_chunk);
         }
     }

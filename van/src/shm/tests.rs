@@ -12,11 +12,9 @@ use caravan_numa::Pages;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
+use super::arenas::{LendRecord, Reference, WriteRecord};
 use super::connect::{Packet, Taken, name_in, send, take};
-use super::ring::{
-    ASLEEP, CLOSED, CONSUMED, FRAME_LINES_MAX, Kind, LINES, LendRecord, Reference, SEGMENT_BYTES,
-    Stamp, WriteRecord,
-};
+use super::ring::{ASLEEP, CLOSED, CONSUMED, FRAME_LINES_MAX, Kind, LINES, SEGMENT_BYTES, Stamp};
 use super::segment::{Foreign, Own, seal};
 use super::socket::Socket;
 use super::stranger::{Caller, SHARED, Stranger, node};

@@ -82,7 +82,7 @@ fn frames_arrive_as_they_are_whatever_they_hold() {
             frame.fill(0);
             let middle = frame[FRAME_PREFIX..].chunks_exact_mut(8).skip(8);
             for (word, place) in middle.enumerate().skip(7).step_by(8) {
-                let position = a.table.peers[0].sender.head + word as u64 / 8 + 1 + LINES;
+                let position = a.table.peers[0].sender.ring.head + word as u64 / 8 + 1 + LINES;
                 place.copy_from_slice(&short.word(position).to_le_bytes());
             }
             let sent = frame[FRAME_PREFIX..].to_vec();
@@ -102,7 +102,7 @@ fn frames_go_on_where_positions_begin_anew() {
     let (mut a, mut b, there, back) = pair();
     let begin = u64::from(u32::MAX) - 30;
     let (sender, reader) = (&mut a.table.peers[0].sender, &mut b.table.peers[0]);
-    (sender.head, sender.freed, reader.receiver.next) = (begin, begin, begin);
+    (sender.ring.head, sender.ring.freed, reader.receiver.ring.next) = (begin, begin, begin);
     reader.link.own.store(CONSUMED, begin, Ordering::Release);
     for number in 1..1000u64 {
         let mut frame = a.about().memory.allocate(FRAME_PREFIX + HEAD + 2 * LINE_BYTES).unwrap();
