@@ -53,8 +53,8 @@ fn memory(criterion: &mut Criterion) {
 /// Requests of one key posted, carried, taken in and answered, one at a time and many: both endpoints, no wire, no table.
 fn endpoint(criterion: &mut Criterion) {
     let (there, back) = (Frames::default(), Frames::default());
-    let mut server = Endpoint::new(Wire::new(&back, &there, || {}), 2, CREDITS);
-    let mut worker = Endpoint::new(Wire::new(&there, &back, || {}), 1, CREDITS);
+    let mut server = Endpoint::new(Wire::new(&back, &there), 2, CREDITS);
+    let mut worker = Endpoint::new(Wire::new(&there, &back), 1, CREDITS);
     let mut coding = Coding::plain();
     for end in [&mut server, &mut worker] {
         end.poll().expect("the wire holds");

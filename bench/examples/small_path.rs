@@ -1,7 +1,10 @@
-//! What a small request costs in instructions: worker and server in one thread, over a transport that only hands frames over.
+//! What a small request costs in instructions: worker and server in one thread, over a transport that
+//! only hands frames over, or over shared memory.
 //!
-//! `ci/instructions` runs it under callgrind, which counts what happens inside [`push`], [`serve`] and so on; by itself it
-//! shows nothing. Nothing here waits, and nothing depends on a clock: the same program gives the same counts.
+//! `ci/instructions` runs it under callgrind, which counts what happens inside [`stream_pushes`] and
+//! [`stream_pulls`]; by itself it shows nothing. Nothing here waits, so the same program gives the
+//! same counts. The argument is the operation, how many are in flight, and `shm` for shared memory:
+//! `push-1`, `pull-200`, `push-1-shm`.
 
 #![forbid(unsafe_code)]
 
@@ -13,7 +16,12 @@ use std::time::Duration;
 use caravan_kv::{
     Handles, ServerAddress, ServerThread, Table, TableSpec, Timestamp, ValueType, Worker,
 };
-use caravan_van::{Endpoint, KeyRange};
+use caravan_van::shm::Shm;
+use caravan_van::wire::Offer;
+use caravan_van::{
+    About, Buffer, Counters, Endpoint, Event, Frame, Gather, KeyRange, PeerId, Result, Transport,
+    VanConfig, Wait,
+};
 use wire::{CREDITS, Frames, Wire};
 
 /// Requests of each kind.
@@ -71,25 +79,85 @@ fn stream_pulls(worker: &mut Worker, table: Table, window: usize) {
     made.into_iter().for_each(|timestamp| wait(worker, timestamp));
 }
 
-fn main() {
-    let what = std::env::args().nth(1).unwrap_or_else(|| "all".to_owned());
+/// The worker's end of a van. It runs the server in place of waiting for it.
+struct Served {
+    van: Box<dyn Transport>,
+    server: ServerThread,
+}
+
+impl Transport for Served {
+    fn about(&self) -> &About {
+        self.van.about()
+    }
+
+    fn connect(&mut self, address: &str) -> Result<PeerId> {
+        self.van.connect(address)
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.van.disconnect(peer);
+    }
+
+    fn post_send<'a>(&mut self, peer: PeerId, frame: Frame<'a>) -> Result<Option<Frame<'a>>> {
+        self.van.post_send(peer, frame)
+    }
+
+    fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
+        self.van.offer(peer, into)
+    }
+
+    fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
+        self.van.withdraw(peer, key)
+    }
+
+    fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
+        self.van.post_write(peer, data, into, at)
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
+        self.van.poll(events)
+    }
+
+    fn wait(&mut self, _: Duration) -> Result<()> {
+        serve(&mut self.server);
+        Ok(())
+    }
+
+    fn counters(&self) -> Counters {
+        self.van.counters()
+    }
+}
+
+/// Both ends of a van, the server's first.
+fn ends(over_shm: bool) -> [Box<dyn Transport>; 2] {
+    if over_shm {
+        let config = VanConfig { wait: Wait::Spin, ..VanConfig::default() };
+        let van = || Box::new(Shm::new(&config).expect("this machine lets processes share memory"));
+        return [van(), van()];
+    }
     let (there, back) = (Frames::default(), Frames::default());
-    let endpoint = Endpoint::new(Wire::new(&back, &there, || {}), 2, CREDITS);
-    let mut server = ServerThread::new(endpoint, 0, 1, Handles::default());
-    let wire = Wire::new(&there, &back, move || serve(&mut server));
-    let endpoint = Endpoint::new(wire, 1, CREDITS);
-    let at = ServerAddress { name: "server".to_owned(), address: "here".to_owned() };
+    [Wire::new(&back, &there), Wire::new(&there, &back)]
+}
+
+fn main() {
+    let what = std::env::args().nth(1).unwrap_or_else(|| "push-1".to_owned());
+    let (what, over_shm) = what.strip_suffix("-shm").map_or((&*what, false), |what| (what, true));
+    let [server_end, van] = ends(over_shm);
+    let address = server_end.about().address.clone();
+    let endpoint = Endpoint::new(server_end, 2, CREDITS);
+    let server = ServerThread::new(endpoint, 0, 1, Handles::default());
+    let endpoint = Endpoint::new(Box::new(Served { van, server }), 1, CREDITS);
+    let at = ServerAddress { name: "server".to_owned(), address };
     let mut worker = Worker::connect(endpoint, &[at], Duration::MAX).expect("the server is there");
     let range = KeyRange::new(0, 64).expect("64 keys");
     let spec = TableSpec::new(1, "small", ValueType::F32, WIDTH as u32).keys(range).dense();
     let table = worker.create_table(&spec).expect("the server takes it");
     worker.cache_keys(table).expect("it is known"); // as in the benches
     for window in [1, WINDOW] {
-        let name = |op: &str| format!("{op}-{window}");
-        if what == "all" || what == name("push") {
+        if what == format!("push-{window}") {
             stream_pushes(&mut worker, table, window);
         }
-        if what == "all" || what == name("pull") {
+        if what == format!("pull-{window}") {
             stream_pulls(&mut worker, table, window);
         }
     }

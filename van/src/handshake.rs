@@ -285,19 +285,20 @@ fn behind_prefix(message: &[u8]) -> Result<&[u8], Reason> {
         [VERSION, 1, ..] => Err(REFUSED.to_owned()),
         [VERSION, ..] => Err("its handshake is malformed".to_owned()),
         [version, ..] => Err(format!(
-            "it speaks version {version} of the protocol, this is {VERSION}: run the same build everywhere"
+            "it speaks version {version} of the protocol, this is {VERSION}: run the same build \
+             everywhere"
         )),
         [] => Err(short()),
     }
 }
 
 /// The reason that a refused node reports.
-pub(crate) const REFUSED: &str = "it refused this node (its log says why: most likely another CARAVAN_SECRET or CARAVAN_JOB, or \
-                                  only one of the two with --encrypt)";
+pub(crate) const REFUSED: &str = "it refused this node (its log says why: most likely another \
+    CARAVAN_SECRET or CARAVAN_JOB, or only one of the two with --encrypt)";
 
 /// The reason that a node reports for a peer that does not belong to its cluster.
-pub(crate) const STRANGE: &str = "it could not prove that it belongs here: it has another secret or job, another kind of van, or \
-                                  only one side encrypts";
+pub(crate) const STRANGE: &str = "it could not prove that it belongs here: it has another secret \
+    or job, another kind of van, or only one side encrypts";
 
 fn unproved(_: snow::Error) -> Reason {
     STRANGE.to_owned()

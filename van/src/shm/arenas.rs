@@ -123,12 +123,12 @@ struct Arena {
 }
 
 impl Mapped {
-    /// Takes the next packet of the lane; returns whether there was one.
+    /// Takes in a packet of the lane; returns whether there was one.
     ///
     /// # Errors
     /// The reason to drop the peer, as in all functions here.
-    pub(super) fn take_packet(&mut self, link: &Link) -> Result<bool, String> {
-        match take(&link.socket)? {
+    pub(super) fn enter(&mut self, link: &Link, packet: Taken) -> Result<bool, String> {
+        match packet {
             Taken::Nothing => return Ok(false),
             Taken::Wake => {}
             Taken::Arena(_) if self.arenas.len() == ARENAS_MAX => {
@@ -183,7 +183,7 @@ impl Mapped {
         reference: &Reference,
     ) -> Result<(&Arena, Range<usize>), String> {
         let number = reference.arena.get() as usize;
-        while self.arenas.len() <= number && self.take_packet(link)? {}
+        while self.arenas.len() <= number && self.enter(link, take(&link.socket)?)? {}
         let Some(arena) = self.arenas.get(number) else {
             return Err(format!("it refers to arena {number}, which it has not shared"));
         };

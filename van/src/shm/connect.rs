@@ -238,7 +238,7 @@ impl Shm {
         }
         self.sockets.ready = ready;
         self.sockets.limbo.retain_mut(|limbo| !limbo.has_ended());
-        if !self.greetings.is_idle() {
+        if self.deadline().is_some() {
             self.look_after_greetings();
         }
         Ok(())
@@ -249,13 +249,15 @@ impl Shm {
         for _ in 0..PACKETS_MAX {
             let Peer { link, receiver, .. } = &mut self.table.peers[place];
             self.hub.counters.system_calls += 1;
-            match receiver.arenas.take_packet(link) {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(reason) => {
-                    self.take_the_rest(place);
-                    return self.lose(place, reason);
-                }
+            let entered = match take(&link.socket) {
+                Ok(Taken::Nothing) => return,
+                Ok(Taken::Wake) => continue,
+                Ok(packet) => receiver.arenas.enter(link, packet).map(drop),
+                Err(reason) => Err(reason),
+            };
+            if let Err(reason) = entered {
+                self.take_the_rest(place);
+                return self.lose(place, reason);
             }
         }
     }
@@ -306,9 +308,15 @@ impl Shm {
         peer
     }
 
-    /// Longest time to sleep before a deadline of a handshake.
+    /// When to look after handshakes and callers even if no socket is ready.
+    fn deadline(&self) -> Option<Instant> {
+        let oldest = self.greetings.list.front().map(|oldest| oldest.until);
+        oldest.into_iter().chain(self.greetings.accept_at).min()
+    }
+
+    /// Longest time to sleep before that.
     pub(super) fn patience(&self, timeout: Duration) -> Duration {
-        let first = self.greetings.deadline();
-        first.map_or(timeout, |at| timeout.min(at.saturating_duration_since(Instant::now())))
+        let left = |at: Instant| at.saturating_duration_since(Instant::now());
+        self.deadline().map_or(timeout, |at| timeout.min(left(at)))
     }
 }

@@ -51,21 +51,21 @@ pub(super) const NOT_YET: u64 = 1 << 32;
 /// Connections on which a handshake is under way, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Greetings {
-    list: VecDeque<Greeting>,
+    pub(super) list: VecDeque<Greeting>,
     made: u64,
     /// When to accept again after a failure.
-    accept_at: Option<Instant>,
+    pub(super) accept_at: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Greeting {
+pub(super) struct Greeting {
     /// The number under which it is watched.
     number: u64,
     socket: Socket,
     address: String,
     /// Its peer number if this side connected: the layer above knows it.
     known_as: Option<PeerId>,
-    until: Instant,
+    pub(super) until: Instant,
     stage: Stage,
 }
 
@@ -88,16 +88,6 @@ enum Step {
 }
 
 impl Greetings {
-    /// Whether there is nothing to look after.
-    pub(super) fn is_idle(&self) -> bool {
-        self.list.is_empty() && self.accept_at.is_none()
-    }
-
-    /// When to look after them even if no socket is ready.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.list.front().map(|oldest| oldest.until).into_iter().chain(self.accept_at).min()
-    }
-
     fn position(&self, is_it: impl Fn(&Greeting) -> bool) -> Option<usize> {
         self.list.iter().position(is_it)
     }
