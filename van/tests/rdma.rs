@@ -1,7 +1,8 @@
-//! The RDMA van on a device of this machine: the contract of a van, for each way to wait and over a link, and what is its own.
+//! The RDMA van on a device of this machine: the contract of a van, for each way to wait and over a
+//! link, and what is its own.
 //!
-//! `CARAVAN_TEST_DEVICE` names the device; without it every test is skipped. `CARAVAN_TEST_ADDRESS` and `CARAVAN_TEST_ADDRESS2`
-//! are addresses of two devices joined by a link, where there are two.
+//! `CARAVAN_TEST_DEVICE` names the device; without it every test is skipped. `CARAVAN_TEST_ADDRESS`
+//! and `CARAVAN_TEST_ADDRESS2` are addresses of two devices joined by a link, where there are two.
 #![cfg(all(target_os = "linux", feature = "rdma"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -102,8 +103,9 @@ fn hardware_counter(name: &str) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Goal: a peer that is flooded never meets a receiver that is not ready, since senders wait for credits.
-/// Method: post far more than there are receive buffers, in both directions, and look at the device's own counters.
+/// Goal: a flooded peer always has a receive buffer ready, since senders wait for credits.
+/// Method: post far more than there are receive buffers, in both directions, and look at the
+/// device's own counters.
 #[test]
 fn a_flood_waits_for_credits() {
     let Some(_) = device() else { return };
@@ -135,8 +137,8 @@ fn a_flood_waits_for_credits() {
     assert_eq!(hardware_counter("rcvd_rnr_err"), before, "a receiver was not ready");
 }
 
-/// Goal: long messages are copied by nobody. Their values leave from the caller's own memory and land in memory that the receiver
-/// granted, and long answers land in the caller's own.
+/// Goal: no long message is copied. Its values leave from the caller's own memory and
+/// land in memory that the receiver granted, and long answers land in the caller's own.
 #[test]
 fn long_messages_are_not_copied() {
     let Some(_) = device() else { return };

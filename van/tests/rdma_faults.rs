@@ -1,8 +1,10 @@
-//! The RDMA van in trouble: packets lost and late, a link that goes down, a peer that is killed. Whatever happens, every frame
-//! arrives once and in order or its peer is reported lost, nothing hangs, and the device gets all of its resources back.
+//! The RDMA van in trouble: packets lost and late, a link that goes down, a peer that is killed.
+//! Whatever happens, every frame arrives once and in order or its peer is reported lost, nothing
+//! hangs, and the device gets all of its resources back.
 //!
-//! `CARAVAN_TEST_ADDRESS` and `CARAVAN_TEST_ADDRESS2` are addresses of two devices joined by a link, and `CARAVAN_TEST_FAULTS` says
-//! that the commands `link up|down` and `netem SPEC|blackhole|off` may be used on it. Without them the tests are skipped.
+//! `CARAVAN_TEST_ADDRESS` and `CARAVAN_TEST_ADDRESS2` are addresses of two devices joined by a
+//! link, and `CARAVAN_TEST_FAULTS` says that the commands `link up|down` and `netem
+//! SPEC|blackhole|off` may be used on it. Without them the tests are skipped.
 #![cfg(all(target_os = "linux", feature = "rdma"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -27,8 +29,8 @@ const OFFERED: usize = 40 << 10;
 /// Says which test this process was started for.
 const CHILD: &str = "CARAVAN_TEST_CHILD";
 
-/// Lets `scenario` run between the two addresses of a link that is well, in a process of its own: a device that a process holds
-/// cannot be made anew, which Soft-RoCE needs after a link was down.
+/// Lets `scenario` run between the two addresses of a link that is well, in a process of its own: a
+/// device that a process holds cannot be made anew, which Soft-RoCE needs after a link was down.
 fn alone(test: &str, scenario: impl FnOnce(&[String; 2])) {
     let names = ["CARAVAN_TEST_FAULTS", "CARAVAN_TEST_ADDRESS", "CARAVAN_TEST_ADDRESS2"];
     let [Some(_), Some(one), Some(other)] = names.map(|name| std::env::var(name).ok()) else {
@@ -108,7 +110,8 @@ impl Ends {
         self.vans[from].post_send(self.peers[from].unwrap(), frame.into()).unwrap();
     }
 
-    /// Numbers sent from each side to the other until `count` have come both ways, or one is lost: then `None`.
+    /// Numbers sent from each side to the other until `count` have come both ways, or one is lost:
+    /// then `None`.
     fn exchange(&mut self, count: u64) -> Option<()> {
         self.began = Instant::now();
         for number in 0..count {
@@ -133,8 +136,8 @@ impl Ends {
         Some(())
     }
 
-    /// Memory offered by each side to the other, and written by it, until `count` writes have come both ways, or one side is
-    /// lost: then why. Frames that go beside keep the queues busy.
+    /// Memory offered by each side to the other, and written by it, until `count` writes have come
+    /// both ways, or one side is lost: then why. Frames that go beside keep the queues busy.
     fn place(&mut self, count: u64) -> Result<(), String> {
         self.began = Instant::now();
         self.filled = [0; 2];
@@ -240,7 +243,8 @@ fn lost_and_late_packets_are_sent_again() {
     });
 }
 
-/// Soft-RoCE does the work that opens windows again together with what it sends again, which its own windows do not bear.
+/// Soft-RoCE does the work that opens windows again together with what it sends again, which its
+/// own windows do not bear.
 #[test]
 fn windows_stay_open_when_packets_are_sent_again() {
     alone("windows_stay_open_when_packets_are_sent_again", |addresses| {
@@ -253,8 +257,8 @@ fn windows_stay_open_when_packets_are_sent_again() {
     });
 }
 
-/// A link that is down for two seconds: what is under way ends with an error that names the peer, or survives; nothing hangs, and
-/// new connections work.
+/// A link that is down for two seconds: what is under way ends with an error that names the peer,
+/// or survives; nothing hangs, and new connections work.
 #[test]
 fn a_link_that_goes_down_is_survived_or_reported() {
     alone("a_link_that_goes_down_is_survived_or_reported", |addresses| {
@@ -289,7 +293,8 @@ fn a_link_that_goes_down_is_survived_or_reported() {
     }
 }
 
-/// A network that swallows everything, in silence: both sides find out, also the one that sends nothing.
+/// A network that swallows everything, in silence: both sides find out, also the one that sends
+/// nothing.
 #[test]
 fn a_silent_network_is_noticed_by_both_sides() {
     alone("a_silent_network_is_noticed_by_both_sides", |addresses| {

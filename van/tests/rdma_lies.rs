@@ -1,7 +1,9 @@
-//! A peer of the RDMA van that says what is not so: that it closed a window which it did not close, or another's, or that it wrote more
-//! than there is. It is lost, it is never told of as a write, and nobody else notices.
+//! A peer of the RDMA van that lies: it claims to have closed a window that it did not close, or
+//! another peer's, or to have written more than there is. It is lost, no write is reported, and no
+//! other peer notices.
 //!
-//! The liar is made of verbs alone. Runs where `CARAVAN_TEST_DEVICE` names a device (`ci/vm` makes one), and says so where not.
+//! The liar is made of verbs alone. Runs where `CARAVAN_TEST_DEVICE` names a device (`ci/vm` makes
+//! one), and says so where not.
 #![cfg(all(target_os = "linux", feature = "rdma"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -232,7 +234,8 @@ fn who_is_welcomed_and_does_not_prove_himself_is_nobodys_peer() {
 /// One lie, to a van that has an honest peer as well.
 fn listen_to(reason: &str, lie: Lie, config: &VanConfig) {
     let (mut van, mut other) = (Rdma::new(config).unwrap(), Rdma::new(config).unwrap());
-    // The honest one calls: on Soft-RoCE windows open only where all that was sent before, a proof, say, is acknowledged.
+    // The honest peer calls: on Soft-RoCE windows open only once all earlier sends, such as a
+    // proof, are acknowledged.
     let to_van = other.connect(&van.about().address).unwrap();
     let mut events = Vec::new();
     while events.is_empty() {

@@ -1,13 +1,15 @@
-//! Models of the protocol between two processes on a shared-memory lane (`van/src/shm`), with the orderings that its code uses.
-//! loom tries every order in which the two may see each other's stores.
+//! Models of the protocol between two processes on a shared-memory lane (`van/src/shm`), with the
+//! orderings that its code uses. loom tries every order in which the two may see each other's
+//! stores.
 //!
 //! | model | code |
 //! |---|---|
-//! | [`Ring`] | `ring.rs`: stamps, words, what is cleared; `send.rs` and `receive.rs`: `CONSUMED` |
+//! | [`Ring`] | `ring.rs`: stamps, words, what is cleared; `CONSUMED` there and in `receive.rs` |
 //! | [`Bell`] | `mod.rs`: `sleep` and `wake_sleepers` |
-//! | [`Lease`] | `connect.rs`: `Link::close`; `arenas.rs`: `copy` |
+//! | [`Lease`] | `connect.rs`: `Link::close`; `arenas.rs`: `Mapped::copy` |
 //!
-//! A change of an ordering there is made here first. Each model has a test that weakens one ordering and sees loom refuse it.
+//! A change of an ordering there is made here first. Each model has a test that weakens one
+//! ordering and sees loom refuse it.
 
 use loom::sync::atomic::Ordering::{self, Acquire, Relaxed, Release, SeqCst};
 use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
@@ -54,7 +56,8 @@ impl Ring {
         &self.words[((position * WORDS + word) % (LINES * WORDS)) as usize]
     }
 
-    /// Sends a record of `payload` at `position`, which takes one line or two; returns the next position.
+    /// Sends a record of `payload` at `position`, which takes one line or two; returns the next
+    /// position.
     pub fn send(&self, position: u64, payload: &[u64]) -> u64 {
         let next = position + payload.len() as u64 / WORDS + 1;
         // Room for the line behind it as well, as that may be cleared.
@@ -71,7 +74,7 @@ impl Ring {
         next
     }
 
-    /// Waits for the record at `position`, which is so many words long, and returns them and the next position.
+    /// Waits for the record of `len` words at `position`; returns them and the next position.
     pub fn receive(&self, position: u64, len: u64) -> (Vec<u64>, u64) {
         while self.word(position, 0).load(Acquire) != stamp(position) {
             loom::thread::yield_now();
@@ -93,7 +96,8 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// The sender's part: stores a record, then looks whether the reader sleeps; a fence between them unless `fenced` is false.
+    /// The sender's part: stores a record, then looks whether the reader sleeps. A fence stands
+    /// between them if `fenced`.
     pub fn post(&self, fenced: bool) {
         self.record.store(true, Release);
         if fenced {
@@ -104,7 +108,8 @@ impl Bell {
         }
     }
 
-    /// The reader's part: says that it sleeps, looks once more; whether it goes to sleep without the record.
+    /// The reader's part: says that it sleeps and looks once more; returns whether it sleeps
+    /// without the record.
     pub fn sleeps(&self) -> bool {
         self.asleep.store(true, Relaxed);
         fence(SeqCst);
@@ -154,7 +159,8 @@ mod tests {
 
     use super::*;
 
-    /// The second word of the first record stands where the stamp of position 4 will be, and looks like it.
+    /// The second word of the first record stands where the stamp of position 4 will be, and looks
+    /// like it.
     const RECORDS: [&[u64]; 4] = [&[7, stamp(4)], &[8], &[9], &[10]];
 
     /// Sends records around the ring, and reads them.

@@ -1,6 +1,6 @@
 //! Goal: whatever a peer sends, writes or leaves undone, this node goes on: the peer is lost,
-//! nothing is read out of bounds, nothing panics or waits, and nothing is left behind. Method: a
-//! stranger that speaks the protocol by hand, and gets it wrong in one place at a time.
+//! nothing is read out of bounds, nothing panics or waits, and nothing is left behind.
+//! Method: a stranger speaks the protocol by hand and gets it wrong in one place at a time.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

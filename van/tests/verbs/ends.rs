@@ -84,7 +84,8 @@ impl End {
         completion.status.to_string()
     }
 
-    /// The next message, in memory that goes back to the receive queue: what was received, or how much was written.
+    /// The next message, in memory that goes back to the receive queue: what was received, or how
+    /// much was written.
     pub(super) fn received(&mut self) -> (Result<Vec<u8>, u32>, Option<u32>) {
         let completion = self.completion();
         assert!(completion.status.is_ok(), "{}", completion.status);

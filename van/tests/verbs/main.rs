@@ -1,6 +1,7 @@
 //! The verbs layer on a device: two queue pairs of one process, connected to each other.
 //!
-//! Runs where `CARAVAN_TEST_DEVICE` names one and `CARAVAN_TEST_ADDRESS` its address (`ci/vm` makes both), and says so where not.
+//! Runs where `CARAVAN_TEST_DEVICE` names one and `CARAVAN_TEST_ADDRESS` its address (`ci/vm` makes
+//! both), and says so where not.
 #![cfg(all(target_os = "linux", feature = "rdma"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -27,7 +27,8 @@ fn a_peer_writes_through_a_window_until_it_is_closed() {
     assert_eq!(keys.len(), 3, "each opening has a key of its own");
 }
 
-/// What was written just before, and not reported, has arrived when the message has that closes the window.
+/// What was written just before, and not reported, has arrived when the message has that closes the
+/// window.
 #[test]
 fn a_write_arrives_before_the_message_that_closes_its_window() {
     let Some(_one) = device() else { return };

@@ -1,5 +1,5 @@
-//! Goal: what one node of this process says to another arrives as it was, and nothing is left
-//! behind, whatever stood in the ring before, wherever its positions are and whenever a lane ends.
+//! Goal: what one node of this process sends to another arrives unchanged, and nothing is left
+//! behind, whatever the ring held before, wherever its positions are and whenever a lane ends.
 //! Method: two transports, and looks at what they hold.
 
 use std::time::{Duration, Instant};
