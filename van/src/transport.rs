@@ -3,7 +3,6 @@
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
 mod clock;
-pub mod progress;
 
 use std::fmt;
 use std::time::Duration;

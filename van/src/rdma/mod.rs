@@ -57,10 +57,10 @@ use crate::error::{Error, Result};
 use crate::handshake::{Credentials, Refusals};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
-use crate::transport::progress::{self, Pace, Progress};
 use crate::transport::{
     About, Clock, Event, FRAME_PREFIX, Frame, Gather, Limits, PeerId, Transport, check_frame,
 };
+use crate::wait::{self, Pace, Progress};
 use crate::wire::Offer;
 
 use connect::{Peer, Stage};
@@ -365,11 +365,11 @@ impl Transport for Rdma {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
-        progress::poll(self, events)
+        wait::poll(self, events)
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        progress::wait(self, timeout)
+        wait::wait(self, timeout)
     }
 
     fn counters(&self) -> Counters {

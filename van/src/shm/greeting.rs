@@ -139,6 +139,7 @@ impl Shm {
     }
 
     /// Accepts callers.
+    #[cold]
     pub(super) fn accept(&mut self) {
         for _ in 0..ACCEPTS_MAX {
             let Some(listener) =
@@ -186,6 +187,7 @@ impl Shm {
     }
 
     /// Goes on with the handshake that is watched under `number`.
+    #[cold]
     pub(super) fn greet(&mut self, number: u64) {
         let Some(at) = self.greetings.position(|greeting| greeting.number == number) else {
             return;
@@ -239,6 +241,7 @@ impl Shm {
     }
 
     /// Ends handshakes whose time is up, and accepts again when it is time.
+    #[cold]
     pub(super) fn look_after_greetings(&mut self) {
         let now = Instant::now();
         if self.greetings.accept_at.is_some_and(|at| at <= now)

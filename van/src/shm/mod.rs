@@ -60,10 +60,10 @@ use crate::handshake::{Credentials, Refusals};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::numbers::Numbers;
-use crate::transport::progress::{self, Pace, Progress};
 use crate::transport::{
     About, Clock, Event, Frame, Gather, Limits, PeerId, Transport, check_frame,
 };
+use crate::wait::{self, Pace, Progress};
 use crate::wire::Offer;
 
 use connect::{Link, Packet, Sockets, host, probe, reason};
@@ -419,11 +419,11 @@ impl Transport for Shm {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
-        progress::poll(self, events)
+        wait::poll(self, events)
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        progress::wait(self, timeout)
+        wait::wait(self, timeout)
     }
 
     fn counters(&self) -> Counters {

@@ -29,10 +29,10 @@ use crate::config::VanConfig;
 use crate::error::Result;
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
-use crate::transport::progress::{self, Pace, Progress};
 use crate::transport::{
     About, Clock, Event, Frame, Gather, Limits, PeerId, Transport, check_frame,
 };
+use crate::wait::{self, Pace, Progress};
 use crate::wire::Offer;
 
 /// The carrier that handshakes name: all vans over sockets speak alike, so they connect to each
@@ -160,11 +160,11 @@ impl<E: Engine> Transport for Sockets<E> {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
-        progress::poll(self, events)
+        wait::poll(self, events)
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<()> {
-        progress::wait(self, timeout)
+        wait::wait(self, timeout)
     }
 
     fn counters(&self) -> Counters {
