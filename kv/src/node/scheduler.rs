@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, TryRecvError};
 use std::time::Duration;
 
-use caravan_van::VanConfig;
 use serde::de::DeserializeOwned;
 
 use self::service::Service;
@@ -35,6 +34,10 @@ const LOOK: Duration = Duration::from_micros(100);
 
 /// How long the driver tries to reach its own thread, which is there already.
 const REACH: Duration = Duration::from_secs(60);
+
+/// How long the thread's side of the lane may acknowledge nothing. Both sides are in one kernel, so
+/// that only a host that has lost the address between them is silent.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// Number of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -131,7 +134,7 @@ impl Scheduler {
         let thread = NodeThread::start("schedule", serve)?;
         let mut serving = Serving { thread: Some(thread), stop };
         let node = NodeConfig { identity: driver, join_timeout: REACH, ..config.node.clone() };
-        let mut endpoint = lane::open(&node, VanConfig::SILENCE_MAX)?;
+        let mut endpoint = lane::open(&node, SILENCE_MAX)?;
         let address = loop {
             match address.try_recv() {
                 Ok(address) => break address,
