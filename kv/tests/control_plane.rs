@@ -329,6 +329,28 @@ fn reports_count_from_who_runs_the_task_and_once() {
     assert_eq!(scheduler.wait(task).unwrap(), [json!("its own")]);
 }
 
+/// A worker's lane has room for a number of tasks; one more is an error, and room for the end stays.
+#[test]
+fn a_worker_has_a_bounded_number_of_tasks() {
+    let (mut scheduler, _, mut lanes) = complete(2);
+    let mut submit = || scheduler.submit(Target::Worker(0), "app", &Value::Null);
+    let tasks: Vec<_> = std::iter::from_fn(|| submit().ok()).take(1000).collect();
+    assert_eq!(tasks.len(), 62);
+    let error = submit().unwrap_err().to_string();
+    assert!(error.contains("worker 0 has 62 tasks") && error.contains("wait for one"), "{error}");
+    // Neither worker was sent a part of a task that was refused.
+    assert!(scheduler.submit(Target::Workers, "app", &Value::Null).is_err());
+    let others = scheduler.submit(Target::Worker(1), "app", &Value::Null).unwrap();
+    let number = lanes[2].0.task();
+    lanes[2].0.say(Kind::Reply, number, &json!({ "Ok": "it was the first" }));
+    assert_eq!(scheduler.wait(others).unwrap(), [json!("it was the first")]);
+    let numbers: Vec<_> = tasks.iter().map(|_| lanes[1].0.task()).collect();
+    lanes[1].0.say(Kind::Reply, numbers[0], &json!({ "Ok": null }));
+    assert_eq!(scheduler.wait(tasks[0]).unwrap(), [Value::Null]);
+    assert!(matches!(scheduler.wait(tasks[0]), Err(Error::UnknownTimestamp { .. })), "once only");
+    scheduler.submit(Target::Worker(0), "app", &Value::Null).unwrap();
+}
+
 #[test]
 fn a_lane_that_says_nothing_is_closed() {
     let config = config(1, 1);
