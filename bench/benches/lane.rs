@@ -67,18 +67,23 @@ fn endpoint(criterion: &mut Criterion) {
             timestamp += 1;
             let values = Values::Copied(&values);
             let draft = Draft { timestamp, keys: &[7], values, ..Draft::new(Kind::Request) };
-            worker.post(PEER, draft, &mut coding).expect("there is a credit");
+            worker.lanes.post(PEER, draft, &mut coding).expect("there is a credit");
         }
         worker.poll().expect("the wire holds");
         while server.poll().expect("the wire holds") {
             while let Some(arrival) = server.take() {
-                if let Arrival::Message { peer, message } = arrival {
-                    server.answer(peer, message.timestamp()).expect("the lane is open");
+                let Arrival::Message { peer } = arrival else { continue };
+                while !server.inbox.message().is_empty() {
+                    let timestamp = server.inbox.message().timestamp();
+                    server.lanes.answer(peer, timestamp).expect("the lane is open");
+                    server.inbox.message_mut().advance();
                 }
             }
         }
         while worker.poll().expect("the wire holds") {
-            while worker.take().is_some() {}
+            while worker.take().is_some() {
+                while worker.pop().is_some() {}
+            }
         }
     };
     let mut group = criterion.benchmark_group("endpoint");

@@ -43,16 +43,16 @@ fn next(endpoint: &mut Endpoint) -> Result<Arrival> {
 /// Answers every request, until the other side is gone.
 fn serve(address: &str, tell: &Sender<String>) -> Result<()> {
     let mut endpoint = endpoint(address, 2)?;
-    tell.send(endpoint.address().to_owned())?;
+    tell.send(endpoint.lanes.address().to_owned())?;
     loop {
         match next(&mut endpoint)? {
-            Arrival::Message { peer, message } => {
-                let timestamp = message.timestamp();
-                drop(message);
-                endpoint.answer(peer, timestamp)?;
+            Arrival::Message { peer } => {
+                let timestamp = endpoint.inbox.message().timestamp();
+                endpoint.inbox.message_mut().advance();
+                endpoint.lanes.answer(peer, timestamp)?;
             }
             Arrival::Lost { .. } => return Ok(()),
-            Arrival::Connected { .. } | Arrival::Answered { .. } | Arrival::Placed { .. } => {}
+            Arrival::Connected { .. } | Arrival::Placed { .. } => {}
         }
     }
 }
@@ -78,10 +78,10 @@ fn measure(address: &str, server: &str, bytes: usize, count: usize) -> Result<f6
             values: Values::Copied(&values),
             ..Draft::new(Kind::Request)
         };
-        endpoint.post(peer, draft, &mut coding)?;
-        let Arrival::Answered { timestamp: answered, .. } = next(&mut endpoint)? else {
-            bail!("no answer came")
-        };
+        endpoint.lanes.post(peer, draft, &mut coding)?;
+        let Arrival::Message { .. } = next(&mut endpoint)? else { bail!("no answer came") };
+        let answered = endpoint.inbox.message().timestamp();
+        endpoint.inbox.message_mut().advance();
         if number >= warm_up {
             nanos.push(began.elapsed().as_nanos());
         }

@@ -302,24 +302,16 @@ impl Tracker {
         Some((progress, at))
     }
 
-    /// Completes a short push that `server` has answered; returns false and changes nothing if the
-    /// request is not one.
-    #[inline]
-    pub(crate) fn complete_push(&mut self, timestamp: u64, server: usize) -> bool {
-        let Some(slot) = self.asked(timestamp, server) else { return false };
-        if slot.kind != RequestKind::Push {
-            return false;
-        }
-        slot.state = State::Closed;
-        self.free.push(slot_of(timestamp) as u32);
-        true
-    }
-
-    /// Completes a short pull that `server` has answered with `found`; returns false and changes
+    /// Completes a short request that `server` has answered with `found`; returns false and changes
     /// nothing if the request is not one or expects another size.
     #[inline]
-    pub(crate) fn complete_pull(&mut self, timestamp: u64, server: usize, found: &[u8]) -> bool {
+    pub(crate) fn complete(&mut self, timestamp: u64, server: usize, found: &[u8]) -> bool {
         let Some(slot) = self.asked(timestamp, server) else { return false };
+        if slot.kind == RequestKind::Push {
+            slot.state = State::Closed;
+            self.free.push(slot_of(timestamp) as u32);
+            return true;
+        }
         let Some(values) = slot.values.as_deref_mut().filter(|into| into.len() == found.len())
         else {
             return false;

@@ -115,14 +115,14 @@ impl Worker {
     }
 
     fn wait_until_connected(&mut self, timeout: Duration) -> Result<()> {
-        let began = self.endpoint.now();
+        let began = self.endpoint.lanes.now();
         while !self.servers.iter().all(|server| server.up) {
             self.poll()?;
             if let Some(lost) = self.servers.iter().find(|server| server.lost.is_some()) {
                 return Err(lost.error());
             }
             self.check_lost_nodes()?;
-            let waited = self.endpoint.now() - began;
+            let waited = self.endpoint.lanes.now() - began;
             if waited > timeout {
                 let missing = self.servers.iter().filter(|server| !server.up);
                 let missing: Vec<_> =
@@ -145,22 +145,22 @@ impl Worker {
 
     /// The van that carries this worker's messages.
     pub fn van(&self) -> &'static str {
-        self.endpoint.van()
+        self.endpoint.lanes.van()
     }
 
     /// Registered memory: pushes from it and pulls into it need no copy.
     pub fn memory(&self) -> &Pool {
-        self.endpoint.memory()
+        self.endpoint.lanes.memory()
     }
 
     /// The transport's counters so far.
     pub fn counters(&self) -> Counters {
-        self.endpoint.counters()
+        self.endpoint.lanes.counters()
     }
 
     /// The van's clock: real, or simulated time.
     pub fn now(&self) -> Duration {
-        self.endpoint.now()
+        self.endpoint.lanes.now()
     }
 
     /// Charges this thread for work that it has just done; `work` is its time on a core at full
@@ -169,7 +169,7 @@ impl Worker {
     /// # Errors
     /// Only if the van itself is broken.
     pub fn charge(&mut self, work: Duration) -> Result<()> {
-        Ok(self.endpoint.charge(work)?)
+        Ok(self.endpoint.lanes.charge(work)?)
     }
 
     /// Sets the iteration of the following requests, which consistency models read.

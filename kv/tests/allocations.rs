@@ -36,7 +36,7 @@ impl Drop for Stop<'_> {
 /// many answers the other side sends together.
 fn warm(endpoint: Endpoint) -> Endpoint {
     for bits in 6..16 {
-        drop(endpoint.memory().allocate(1 << bits).unwrap());
+        drop(endpoint.lanes.memory().allocate(1 << bits).unwrap());
     }
     endpoint
 }

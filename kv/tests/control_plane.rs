@@ -16,7 +16,7 @@ use caravan_kv::{
     Apps, Cluster, ClusterConfig, Error, Launch, NodeConfig, SecretSource, Target, Van,
 };
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Arrival, Draft, Endpoint, Identity, PeerId, Secret, Values, VanConfig};
+use caravan_van::{Arrival, Draft, Endpoint, Identity, Message, PeerId, Secret, Values, VanConfig};
 use serde_json::{Value, json};
 use support::{TIMEOUT, handles};
 
@@ -58,20 +58,21 @@ impl Lane {
         let mut endpoint = Endpoint::new(open(Van::Tcp, &van).unwrap(), 0, van.credits);
         let peer = endpoint.connect(scheduler.address()).unwrap();
         let mut lane = Lane { endpoint, scheduler: peer, asked: 0 };
-        lane.hear(|arrival| match arrival {
-            Arrival::Connected { .. } => Some(true),
-            Arrival::Lost { .. } => Some(false),
+        lane.hear(|arrival, message| match (arrival, message) {
+            (Arrival::Connected { .. }, _) => Some(true),
+            (Arrival::Lost { .. }, _) => Some(false),
             _ => None,
         })
         .then_some(lane)
     }
 
-    fn hear<T>(&mut self, is_it: impl Fn(&Arrival) -> Option<T>) -> T {
+    fn hear<T>(&mut self, is_it: impl Fn(&Arrival, Option<&Message>) -> Option<T>) -> T {
         let began = Instant::now();
         loop {
             self.endpoint.poll().unwrap();
             while let Some(arrival) = self.endpoint.take() {
-                if let Some(it) = is_it(&arrival) {
+                let message = self.endpoint.pop();
+                if let Some(it) = is_it(&arrival, message.as_ref()) {
                     return it;
                 }
             }
@@ -84,7 +85,7 @@ impl Lane {
         let text = what.to_string();
         let values = Values::Copied(text.as_bytes());
         let draft = Draft { timestamp, values, ..Draft::new(kind) };
-        self.endpoint.post(self.scheduler, draft, &mut Coding::plain()).unwrap();
+        self.endpoint.lanes.post(self.scheduler, draft, &mut Coding::plain()).unwrap();
         self.endpoint.wait(Duration::ZERO).unwrap(); // sends it
     }
 
@@ -102,25 +103,23 @@ impl Lane {
 
     /// The scheduler's answer to a request.
     fn answer(&mut self, asked: u64) -> Heard {
-        self.hear(|arrival| match arrival {
-            Arrival::Message { message, .. } if message.timestamp() == asked => {
+        self.hear(|arrival, message| match (arrival, message) {
+            (_, Some(message)) if message.timestamp() == asked => {
                 let text = String::from_utf8_lossy(message.values()).into_owned();
                 Some(match message.kind() {
                     Kind::Failure => Heard::Refused(text),
                     _ => Heard::Answer(serde_json::from_str(&text).unwrap()),
                 })
             }
-            Arrival::Lost { .. } => Some(Heard::Closed),
+            (Arrival::Lost { .. }, _) => Some(Heard::Closed),
             _ => None,
         })
     }
 
     /// The number of the next task that the scheduler sends.
     fn task(&mut self) -> u64 {
-        self.hear(|arrival| match arrival {
-            Arrival::Message { message, .. } if message.kind() == Kind::Request => {
-                Some(message.timestamp())
-            }
+        self.hear(|arrival, message| match (arrival, message) {
+            (_, Some(message)) if message.kind() == Kind::Request => Some(message.timestamp()),
             _ => None,
         })
     }
@@ -374,7 +373,7 @@ fn members_obey_a_scheduler_only() {
     let mut config = config(1, 1).node;
     let van = VanConfig { identity: node(SERVER, Some(0)), ..config.van_config(0) };
     let mut server = Endpoint::new(open(Van::Tcp, &van).unwrap(), 0, van.credits);
-    config.scheduler = server.address().to_owned();
+    config.scheduler = server.lanes.address().to_owned();
     let ended = AtomicBool::new(false);
     let error = std::thread::scope(|scope| {
         let worker = scope.spawn(|| {

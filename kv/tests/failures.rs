@@ -185,7 +185,7 @@ impl Played {
         let (say, hear) = std::sync::mpsc::channel();
         let run = move || {
             let endpoint = endpoint(van, &config(16, GIB));
-            say.send(endpoint.address().to_owned()).unwrap();
+            say.send(endpoint.lanes.address().to_owned()).unwrap();
             let mut played = Played { endpoint, peer: PeerId(0) };
             loop {
                 played.endpoint.wait(Duration::from_millis(10)).unwrap();
@@ -194,10 +194,9 @@ impl Played {
                     match arrival {
                         Arrival::Connected { .. } => {}
                         Arrival::Lost { .. } => return,
-                        Arrival::Answered { .. } | Arrival::Placed { .. } => {
-                            panic!("a server asks for nothing")
-                        }
-                        Arrival::Message { peer, message } => {
+                        Arrival::Placed { .. } => panic!("a server asks for nothing"),
+                        Arrival::Message { peer } => {
+                            let message = played.endpoint.pop().unwrap();
                             played.peer = peer;
                             answer(&mut played, &message);
                         }
@@ -211,7 +210,7 @@ impl Played {
 
     fn post<'a>(&mut self, kind: Kind, timestamp: u64, values: Values<'a>, lengths: &'a [u32]) {
         let draft = Draft { timestamp, values, lengths, ..Draft::new(kind) };
-        let _ = self.endpoint.post(self.peer, draft, &mut Coding::plain());
+        let _ = self.endpoint.lanes.post(self.peer, draft, &mut Coding::plain());
     }
 }
 
@@ -317,8 +316,9 @@ fn too_few_placed_values_are_an_error() {
             server.post(Kind::Reply, request.timestamp(), Values::None, &[]);
         }
         Some(offer) => {
-            let values = server.endpoint.memory().allocate(offer.len.get() as usize - 8).unwrap();
-            server.endpoint.place(server.peer, values.share(), offer).unwrap();
+            let values =
+                server.endpoint.lanes.memory().allocate(offer.len.get() as usize - 8).unwrap();
+            server.endpoint.lanes.place(server.peer, values.share(), offer).unwrap();
         }
     });
     let mut worker =
@@ -411,20 +411,23 @@ fn senseless_requests_are_refused_by_name() {
     let mut ask = |op: u8, table: u32, keys: &[u64], lengths: &[u32], values: &[u8]| {
         let mut posted = false;
         loop {
-            if !posted && client.credits(peer) > 0 {
+            if !posted && client.lanes.credits(peer) > 0 {
                 let values = Values::Copied(values);
                 let draft = Draft { op, table, keys, lengths, values, ..Draft::new(Kind::Request) };
-                client.post(peer, draft, &mut Coding::plain()).unwrap();
+                client.lanes.post(peer, draft, &mut Coding::plain()).unwrap();
                 posted = true;
             }
             client.poll().unwrap();
             server.step().unwrap();
             while let Some(arrival) = client.take() {
                 match arrival {
-                    Arrival::Message { message, .. } if message.kind() == Kind::Failure => {
-                        return String::from_utf8_lossy(message.values()).into_owned();
+                    Arrival::Message { .. } => {
+                        let message = client.pop().unwrap();
+                        return match message.kind() {
+                            Kind::Failure => String::from_utf8_lossy(message.values()).into_owned(),
+                            _ => String::new(),
+                        };
                     }
-                    Arrival::Message { .. } | Arrival::Answered { .. } => return String::new(),
                     Arrival::Connected { .. } | Arrival::Placed { .. } => {}
                     Arrival::Lost { error, .. } => panic!("{error}"),
                 }

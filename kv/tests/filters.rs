@@ -281,17 +281,18 @@ fn tables_that_cannot_have_a_filter_are_refused() {
 }
 
 /// The server's answer to a raw request, from a client without filters that makes blocks.
-fn ask(lanes: &mut Endpoint, draft: Draft<'_>) -> (Kind, String) {
+fn ask(endpoint: &mut Endpoint, draft: Draft<'_>) -> (Kind, String) {
     let peer = caravan_van::PeerId(0);
-    lanes.post(peer, draft, &mut Coding::plain()).unwrap();
+    endpoint.lanes.post(peer, draft, &mut Coding::plain()).unwrap();
     loop {
-        lanes.poll().unwrap();
-        while let Some(arrival) = lanes.take() {
-            if let Arrival::Message { message, .. } = arrival {
+        endpoint.poll().unwrap();
+        while let Some(arrival) = endpoint.take() {
+            if let Arrival::Message { .. } = arrival {
+                let message = endpoint.pop().unwrap();
                 return (message.kind(), String::from_utf8_lossy(message.values()).into_owned());
             }
         }
-        lanes.wait(std::time::Duration::from_millis(10)).unwrap();
+        endpoint.wait(std::time::Duration::from_millis(10)).unwrap();
     }
 }
 
@@ -301,12 +302,12 @@ fn blocks_that_are_none_are_refused_and_the_lane_lives() {
     let mut worker = servers.worker();
     worker.create_table(&table(ValueType::F64, 2).filters(filters("zero"))).unwrap();
     worker.create_table(&TableSpec { id: 2, ..table(ValueType::F64, 2) }).unwrap();
-    let mut lanes = servers.endpoint();
-    lanes.connect(&servers.addresses[0].address).unwrap();
-    while lanes.credits(caravan_van::PeerId(0)) == 0 {
-        lanes.poll().unwrap();
-        while lanes.take().is_some() {}
-        lanes.wait(std::time::Duration::from_millis(10)).unwrap();
+    let mut client = servers.endpoint();
+    client.connect(&servers.addresses[0].address).unwrap();
+    while client.lanes.credits(caravan_van::PeerId(0)) == 0 {
+        client.poll().unwrap();
+        while client.take().is_some() {}
+        client.wait(std::time::Duration::from_millis(10)).unwrap();
     }
     let (push, pull, filtered) = (1, 2, 0x80);
     let bare = [0; 12];
@@ -323,7 +324,7 @@ fn blocks_that_are_none_are_refused_and_the_lane_lives() {
         let values = Values::Copied(block);
         let draft =
             Draft { op, table, keys: &[1, 2], values, timestamp: 5, ..Draft::new(Kind::Request) };
-        let (kind, text) = ask(&mut lanes, draft);
+        let (kind, text) = ask(&mut client, draft);
         assert!(kind == Kind::Failure && text.contains(says), "table {table}, op {op:#x}: {text}");
     }
     let draft = Draft {
@@ -334,6 +335,6 @@ fn blocks_that_are_none_are_refused_and_the_lane_lives() {
         timestamp: 6,
         ..Draft::new(Kind::Request)
     };
-    let (kind, text) = ask(&mut lanes, draft);
+    let (kind, text) = ask(&mut client, draft);
     assert!(kind == Kind::Failure, "two bits of four are behind the last byte: {text}");
 }

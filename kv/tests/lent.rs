@@ -69,7 +69,7 @@ impl Lane {
     fn to(servers: &Servers) -> Lane {
         let mut endpoint = endpoint(Van::Shm, &config(16, 1 << 28));
         let peer = endpoint.connect(&servers.addresses[0].address).unwrap();
-        while endpoint.credits(peer) == 0 {
+        while endpoint.lanes.credits(peer) == 0 {
             endpoint.wait(Duration::from_millis(10)).unwrap();
             endpoint.poll().unwrap();
             while endpoint.take().is_some() {}
@@ -81,14 +81,19 @@ impl Lane {
     fn ask(&mut self, draft: Draft<'_>) -> Result<(), String> {
         self.timestamp += 1;
         let draft = Draft { timestamp: self.timestamp, ..draft };
-        self.endpoint.post(self.peer, draft, &mut Coding::plain()).unwrap();
+        self.endpoint.lanes.post(self.peer, draft, &mut Coding::plain()).unwrap();
         loop {
             self.endpoint.poll().unwrap();
             match self.endpoint.take() {
-                Some(Arrival::Message { message, .. }) if message.kind() == Kind::Failure => {
-                    return Err(String::from_utf8_lossy(message.values()).into_owned());
+                Some(Arrival::Message { .. }) => {
+                    let message = self.endpoint.pop().unwrap();
+                    return match message.kind() {
+                        Kind::Failure => {
+                            Err(String::from_utf8_lossy(message.values()).into_owned())
+                        }
+                        _ => Ok(()),
+                    };
                 }
-                Some(Arrival::Message { .. } | Arrival::Answered { .. }) => return Ok(()),
                 Some(other) => panic!("{other:?}"),
                 None => self.endpoint.wait(Duration::from_millis(100)).unwrap(),
             }
@@ -102,9 +107,9 @@ impl Lane {
 
     /// Memory that is lent when it is sent.
     fn lendable(&self, bytes: &[u8]) -> Shared {
-        let mut buffer = self.endpoint.memory().allocate(bytes.len()).unwrap();
+        let mut buffer = self.endpoint.lanes.memory().allocate(bytes.len()).unwrap();
         buffer.copy_from_slice(bytes);
-        assert!(self.endpoint.lends(bytes.len()), "so long values are lent");
+        assert!(self.endpoint.lanes.lends(bytes.len()), "so long values are lent");
         buffer.share()
     }
 }
@@ -190,17 +195,17 @@ fn who_looks_twice_sees_the_same() {
 /// A server that lends every worker that pulls the same block, until it is left.
 fn lending_server(address: &mpsc::Sender<String>) {
     let mut server = endpoint(Van::Shm, &config(16, 1 << 28));
-    address.send(server.address().to_owned()).unwrap();
-    let mut lent = server.memory().allocate(block().len()).unwrap();
+    address.send(server.lanes.address().to_owned()).unwrap();
+    let mut lent = server.lanes.memory().allocate(block().len()).unwrap();
     lent.copy_from_slice(&block());
-    assert!(server.lends(lent.len()), "so long values are lent");
+    assert!(server.lanes.lends(lent.len()), "so long values are lent");
     let lent = lent.share();
     loop {
         server.wait(Duration::from_millis(10)).unwrap();
         server.poll().unwrap();
         while let Some(arrival) = server.take() {
             let (peer, message) = match arrival {
-                Arrival::Message { peer, message } => (peer, message),
+                Arrival::Message { peer } => (peer, server.pop().unwrap()),
                 Arrival::Connected { .. } => continue,
                 Arrival::Lost { .. } => return,
                 other => panic!("{other:?}"),
@@ -211,7 +216,7 @@ fn lending_server(address: &mpsc::Sender<String>) {
                 CREATE => reply,
                 _ => Draft { op: FILTERED, values: Values::Apart(lent.clone()), ..reply },
             };
-            server.post(peer, reply, &mut Coding::plain()).unwrap();
+            server.lanes.post(peer, reply, &mut Coding::plain()).unwrap();
         }
     }
 }

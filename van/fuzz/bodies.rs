@@ -6,7 +6,7 @@ use std::rc::Rc;
 use caravan_van::handshake::{Credentials, Greeter};
 use caravan_van::offers::Offers;
 use caravan_van::socket::{CARRIER, Receiver, Sender};
-use caravan_van::wire::{Entry, Images, MAGIC, VERSION};
+use caravan_van::wire::{Images, MAGIC, VERSION};
 use caravan_van::{Event, Message, PeerId, Pool, VanConfig};
 
 /// Where the checksum stands in a message.
@@ -41,8 +41,7 @@ pub(crate) fn decode(bytes: &[u8]) {
     }
     let mut images = Images::new(image);
     while !images.is_empty() {
-        let Ok(entry) = images.next(&pool) else { break };
-        let Entry::Message(message) = entry else { continue };
+        let Ok(message) = images.next(&pool) else { break };
         let keys = message.keys();
         let lengths = message.lengths();
         assert!(keys.windows(2).all(|pair| pair[0] < pair[1]));

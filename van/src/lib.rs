@@ -94,7 +94,7 @@ pub mod wait;
 pub mod wire;
 
 pub use config::{Identity, VanConfig};
-pub use endpoint::{Arrival, Endpoint, Next};
+pub use endpoint::{Arrival, Endpoint, Inbox, Lanes};
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use handshake::Secret;

@@ -1,279 +1,89 @@
-//! A message: a key range, and values for some of its keys. The codec knows its bytes.
+//! Messages: a [`Draft`] to send, and a received [`Message`].
 //!
 //! Path: worker > slicer > filter > **message** > codec > endpoint > transport.
 
-use std::fmt;
-use std::ops::Range;
+mod draft;
+mod range;
+
+use std::mem::offset_of;
 
 use zerocopy::{FromBytes, IntoBytes};
 
+pub use self::draft::{Draft, Outgoing, Values};
+pub use self::range::KeyRange;
 use crate::error::Result;
 use crate::memory::{Buffer, Pool, Shared};
-use crate::transport::FRAME_PREFIX;
-use crate::wire::{Header, Kind, Offer, TRAILER, flags};
+use crate::wire::{DecodeError, Header, Kind, Layout, Offer, flags};
+use crate::wire::{check_key, check_keys, check_lengths, check_padding};
 
-/// Keys from `begin` up to, not including, `end`; never empty.
+/// Bytes of a key.
+const KEY: usize = size_of::<u64>();
+
+/// A received message: records that share a header. Most messages have one; short ones of one lane
+/// that differ only in timestamp, offer, key and values arrive as one message of many records.
 ///
-/// An `end` of 0 stands for 2^64, so that ranges can include the last key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct KeyRange {
-    begin: u64,
-    end: u64,
-}
-
-impl KeyRange {
-    /// All keys.
-    pub const ALL: KeyRange = KeyRange { begin: 0, end: 0 };
-
-    /// Creates the range `[begin, end)`, where an `end` of 0 stands for 2^64; `None` if it is
-    /// empty.
-    #[inline]
-    pub fn new(begin: u64, end: u64) -> Option<KeyRange> {
-        (begin < end || end == 0).then_some(KeyRange { begin, end })
-    }
-
-    /// First key.
-    #[inline]
-    pub fn begin(self) -> u64 {
-        self.begin
-    }
-
-    /// One past the last key; 0 stands for 2^64.
-    #[inline]
-    pub fn end(self) -> u64 {
-        self.end
-    }
-
-    /// Last key.
-    #[inline]
-    pub fn last(self) -> u64 {
-        self.end.wrapping_sub(1)
-    }
-
-    /// Number of keys, up to 2^64.
-    pub fn count(self) -> u128 {
-        u128::from(self.last() - self.begin) + 1
-    }
-
-    /// Whether the range contains `key`.
-    #[inline]
-    pub fn contains(self, key: u64) -> bool {
-        self.begin <= key && key <= self.last()
-    }
-
-    /// Returns the keys that are in both ranges, if any.
-    pub fn intersect(self, other: KeyRange) -> Option<KeyRange> {
-        let begin = self.begin.max(other.begin);
-        let last = self.last().min(other.last());
-        (begin <= last).then_some(KeyRange { begin, end: last.wrapping_add(1) })
-    }
-
-    /// Cuts the range into `parts` of even size, in order; into fewer if there are fewer keys.
-    pub fn cut(self, parts: usize) -> impl Iterator<Item = KeyRange> {
-        let parts = (parts.max(1) as u128).min(self.count());
-        let bound = move |i: u128| self.begin.wrapping_add((self.count() * i / parts) as u64);
-        (0..parts).map(move |i| KeyRange {
-            begin: bound(i),
-            end: if i + 1 == parts { self.end } else { bound(i + 1) },
-        })
-    }
-}
-
-impl Header {
-    /// The key range, in which all keys lie.
-    #[inline]
-    pub(crate) fn range(&self) -> KeyRange {
-        KeyRange { begin: self.range_begin.get(), end: self.range_end.get() }
-    }
-}
-
-/// A message to send. Start from [`Draft::new`] and fill it in; [`crate::encode`] encodes it.
-pub struct Draft<'a> {
-    /// Kind of the message: request, reply, …
-    pub kind: Kind,
-    /// Operation code of the layer above; the van ignores it.
-    pub op: u8,
-    /// Table of the message.
-    pub table: u32,
-    /// The sender's request number; a reply repeats that of its request.
-    pub timestamp: u64,
-    /// The sender's iteration.
-    pub clock: u64,
-    /// The key range, in which all keys lie.
-    pub range: KeyRange,
-    /// Memory that the receiver may write once; in a request, for its placed answer.
-    pub offer: Option<Offer>,
-    /// Signature of the list of keys, under which the receiver knows it or remembers it.
-    pub signature: Option<u64>,
-    /// `[n]`, strictly ascending; empty if the receiver knows them by the signature.
-    pub keys: &'a [u64],
-    /// `[n]`: number of values of each key; empty if all keys have the same. Keys that the receiver
-    /// knows may be omitted beside them.
-    pub lengths: &'a [u32],
-    /// The values, in the order of the keys.
-    pub values: Values<'a>,
-}
-
-impl Draft<'_> {
-    /// Creates a message of `kind` with the range of all keys, and without keys and values.
-    #[inline]
-    pub fn new(kind: Kind) -> Self {
-        Draft {
-            kind,
-            op: 0,
-            table: 0,
-            timestamp: 0,
-            clock: 0,
-            range: KeyRange::ALL,
-            offer: None,
-            signature: None,
-            keys: &[],
-            lengths: &[],
-            values: Values::None,
-        }
-    }
-
-    /// Upper bound of its image's length, in bytes; exact if nothing is coded.
-    #[inline]
-    pub(crate) fn image_bytes_max(&self) -> usize {
-        let offer = if self.offer.is_some() { size_of::<Offer>() } else { 0 };
-        let lengths = size_of_val(self.lengths).next_multiple_of(8);
-        let signature = if self.signature.is_some() { size_of::<u64>() } else { 0 };
-        let sections = signature + offer + size_of_val(self.keys) + lengths;
-        (size_of::<Header>() + sections).saturating_add(self.values.len())
-    }
-}
-
-/// The values of a draft, and how they are sent.
-pub enum Values<'a> {
-    /// No values.
-    None,
-    /// Values that are copied into the message.
-    Copied(&'a [u8]),
-    /// Values of that many bytes, which the function writes directly into the message. It fills its
-    /// whole slice, which holds old bytes before.
-    Written(usize, &'a mut dyn FnMut(&mut [u8])),
-    /// Values that are sent from where they lie: not copied, not compressed, and not covered by the
-    /// message's checksum. In a short message they are copied.
-    Apart(Shared),
-}
-
-impl Values<'_> {
-    #[inline]
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Values::None => 0,
-            Values::Copied(bytes) => bytes.len(),
-            Values::Written(bytes, _) => *bytes,
-            Values::Apart(bytes) => bytes.len(),
-        }
-    }
-
-    /// Writes the values into `place`, which has their length.
-    #[inline]
-    pub(crate) fn write(&mut self, place: &mut [u8]) {
-        match self {
-            Values::None => {}
-            Values::Copied(bytes) => place.copy_from_slice(bytes),
-            Values::Written(_, write) => write(place),
-            Values::Apart(bytes) => place.copy_from_slice(bytes),
-        }
-    }
-}
-
-impl fmt::Debug for Values<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Values::None => write!(f, "None"),
-            Values::Copied(bytes) => write!(f, "Copied({} bytes)", bytes.len()),
-            Values::Written(bytes, _) => write!(f, "Written({bytes} bytes)"),
-            Values::Apart(bytes) => write!(f, "Apart({} bytes)", bytes.len()),
-        }
-    }
-}
-
-/// An encoded message, ready for an endpoint.
-#[derive(Debug)]
-pub struct Outgoing {
-    /// [`FRAME_PREFIX`] bytes for the van, then the image. If the values are apart, the image ends
-    /// where they would begin, and its length follows in 8 bytes.
-    pub head: Buffer,
-    /// The values, if they are apart.
-    pub values: Option<Shared>,
-}
-
-impl Outgoing {
-    /// Converts a frame whose values were to be lent into a message whose values are apart.
-    pub(crate) fn with_trailer(frame: &Buffer, values: Shared, pool: &Pool) -> Result<Outgoing> {
-        let mut head = pool.allocate(frame.len() + TRAILER)?;
-        let (image, trailer) = head.split_at_mut(frame.len());
-        image.copy_from_slice(frame);
-        let image_bytes = (frame.len() - FRAME_PREFIX) as u64;
-        trailer.copy_from_slice(&image_bytes.to_le_bytes());
-        Ok(Outgoing { head, values: Some(values) })
-    }
-
-    /// Length of the whole message without the prefix, with values that are apart.
-    pub fn image_bytes(&self) -> usize {
-        let head = self.head.len() - FRAME_PREFIX;
-        self.values.as_ref().map_or(head, |values| head - TRAILER + values.len())
-    }
-}
-
-/// A received message whose every byte has been checked. Plain sections are viewed in place; coded
-/// ones are decoded into memory of their own.
+/// The endpoint holds the message in place while its records are read one by one. A record that is
+/// needed for longer is [taken out](Message::pop) as a message of its own.
+///
+/// Every byte of a record has been checked before it can be read, by functions that panic if no
+/// record is left. Plain sections are viewed in
+/// place; coded ones are decoded into memory of their own.
 #[derive(Debug)]
 pub struct Message {
-    /// The image, which begins with the message's header, or with that of its batch.
-    pub(crate) image: Shared,
-    /// The values, if they are not in the image.
-    pub(crate) apart: Option<Shared>,
-    pub(crate) timestamp: u64,
-    pub(crate) sections: Sections,
-    pub(crate) kind: Kind,
-    pub(crate) flags: u8,
+    /// The image, which begins with the header; present while records are left.
+    image: Option<Shared>,
+    /// The values, if they are not in the image. Such a message has one record.
+    apart: Option<Shared>,
+    /// Offset of the next record's timestamp.
+    timestamp_at: usize,
+    /// Offset of the next record's keys. Its offer, if any, ends here.
+    keys_at: usize,
+    key_bytes: usize,
+    length_bytes: usize,
+    value_bytes: usize,
+    /// Distance from a record's keys to its values.
+    values_from: usize,
+    /// Bytes of a record before its keys.
+    lead: usize,
+    /// Distance from one record to the next.
+    stride: usize,
+    /// Number of records left in the image.
+    count: usize,
+    /// Number of these that are checked and may be read.
+    open: usize,
+    kind: Kind,
+    flags: u8,
     /// Whether the values lie in memory of their sender.
-    pub(crate) is_lent: bool,
-}
-
-/// Where sections lie in an image: the lengths right behind the keys, the values behind those at a
-/// multiple of 8.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sections {
-    pub(crate) keys_at: u32,
-    pub(crate) key_bytes: u32,
-    pub(crate) length_bytes: u32,
-    pub(crate) value_bytes: u32,
-}
-
-impl Sections {
-    #[inline]
-    fn keys(self) -> Range<usize> {
-        let at = self.keys_at as usize;
-        at..at + self.key_bytes as usize
-    }
-
-    #[inline]
-    fn lengths(self) -> Range<usize> {
-        let at = self.keys().end;
-        at..at + self.length_bytes as usize
-    }
-
-    #[inline]
-    fn values(self) -> Range<usize> {
-        let at = self.lengths().end.next_multiple_of(8);
-        at..at + self.value_bytes as usize
-    }
+    is_lent: bool,
 }
 
 impl Message {
+    /// A message without records.
+    pub(crate) const NONE: Message = Message {
+        image: None,
+        apart: None,
+        timestamp_at: 0,
+        keys_at: 0,
+        key_bytes: 0,
+        length_bytes: 0,
+        value_bytes: 0,
+        values_from: 0,
+        lead: 0,
+        stride: 0,
+        count: 0,
+        open: 0,
+        kind: Kind::Reply,
+        flags: 0,
+        is_lent: false,
+    };
+
     /// Checks and decodes a message that fills `image`, which is 8-byte aligned.
     ///
     /// # Errors
     /// [`crate::Error::Decode`] if it is not exactly an image of [`crate::encode`];
     /// [`crate::Error::OutOfMemory`] if `pool` has no room for decoded sections.
     pub fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
-        crate::wire::decode(image, false, pool)
+        crate::wire::decode(image, false, pool)?.whole()
     }
 
     /// Decodes a message whose values precede it, as in a landing.
@@ -281,22 +91,210 @@ impl Message {
     /// # Errors
     /// As [`Message::decode`].
     pub fn decode_landed(landed: Buffer, pool: &Pool) -> Result<Message> {
-        crate::wire::decode_landed(landed, false, pool)
+        crate::wire::decode_landed(landed, false, pool)?.whole()
     }
 
-    /// The header as it was sent, but for the checksum. A message from a batch has the common
-    /// header, with the timestamp of the first message.
+    /// A message of the layout `layout`, none of whose records is open yet. The values are `apart`
+    /// if that is given.
+    ///
+    /// # Errors
+    /// The reason why coded sections are invalid; [`crate::Error::OutOfMemory`] if `pool` has no
+    /// room for them.
+    pub(crate) fn new(
+        layout: &Layout,
+        image: Shared,
+        apart: Option<Shared>,
+        pool: &Pool,
+    ) -> Result<Message> {
+        let mut message = Message {
+            image: Some(image),
+            apart,
+            timestamp_at: offset_of!(Header, timestamp),
+            keys_at: layout.keys_at,
+            key_bytes: layout.key_bytes,
+            length_bytes: layout.length_bytes,
+            value_bytes: layout.value_bytes,
+            values_from: layout.values_from,
+            lead: layout.lead,
+            stride: layout.stride,
+            count: layout.count,
+            open: 0,
+            kind: layout.kind,
+            flags: layout.flags,
+            is_lent: false,
+        };
+        if message.flags & flags::CODED != 0 {
+            message.check_padding(message.keys_at)?;
+            crate::wire::expand(&mut message, layout, pool)?;
+        }
+        Ok(message)
+    }
+
+    /// Continues with another image of the same layout, once all records were passed.
+    #[inline(always)]
+    pub(crate) fn resume(&mut self, layout: &Layout, image: Shared) {
+        self.timestamp_at = offset_of!(Header, timestamp);
+        self.keys_at = layout.keys_at;
+        self.count = layout.count;
+        self.image = Some(image);
+    }
+
+    /// Checks and opens all records.
+    fn whole(mut self) -> Result<Message> {
+        self.open(usize::MAX)?;
+        Ok(self)
+    }
+
+    /// Checks and opens up to `count_max` records, and returns their number. Those opened before
+    /// must have been passed.
+    ///
+    /// # Errors
+    /// The reason why one of them is invalid.
+    #[inline(always)]
+    pub(crate) fn open(&mut self, count_max: usize) -> Result<usize, DecodeError> {
+        let count = self.count.min(count_max);
+        if self.key_bytes | self.length_bytes | self.value_bytes != 0 {
+            self.check(count)?;
+        }
+        self.open = count;
+        Ok(count)
+    }
+
+    /// Checks the keys, lengths and padding of the next `count` records.
+    #[inline(always)]
+    fn check(&self, count: usize) -> Result<(), DecodeError> {
+        let range = self.range();
+        let image = self.image();
+        let sizes = self.key_bytes | self.length_bytes | self.value_bytes;
+        let is_padded = !sizes.is_multiple_of(8);
+        let stride = self.stride;
+        for at in (0..count).map(|n| self.keys_at + n * stride) {
+            match self.key_bytes {
+                0 => {}
+                KEY => check_key(number(&image[at..]), range)?,
+                bytes => check_keys(&image[at..][..bytes], range)?,
+            }
+            if self.length_bytes > 0 {
+                check_lengths(self.length_bytes, self.key_bytes / KEY)?;
+            }
+            if is_padded {
+                self.check_padding(at)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that zeros follow the keys, lengths and values of the record whose keys lie at `at`.
+    fn check_padding(&self, at: usize) -> Result<(), DecodeError> {
+        let image = self.image();
+        let lengths_at = at + self.key_bytes.next_multiple_of(8);
+        check_padding(image, at + self.key_bytes..lengths_at)?;
+        if self.apart.is_some() {
+            return Ok(());
+        }
+        let values_at = at + self.values_from;
+        check_padding(image, lengths_at + self.length_bytes..values_at)?;
+        let end = values_at + self.value_bytes;
+        check_padding(image, end..end.next_multiple_of(8).min(image.len()))
+    }
+
+    /// Replaces coded sections by decoded ones: `image` holds the keys at the same offset and the
+    /// lengths behind them.
+    pub(crate) fn expanded(
+        &mut self,
+        image: Shared,
+        key_bytes: usize,
+        length_bytes: usize,
+        values: Option<Shared>,
+    ) {
+        self.image = Some(image);
+        self.key_bytes = key_bytes;
+        self.length_bytes = length_bytes;
+        self.apart = values.or_else(|| self.apart.take());
+        self.value_bytes = self.apart.as_ref().map_or(0, |values| values.len());
+    }
+
+    /// Whether the values are not in the image.
+    pub(crate) fn is_apart(&self) -> bool {
+        self.apart.is_some()
+    }
+
+    /// Marks the values, which are apart, as memory of their sender.
+    pub(crate) fn lend(&mut self) {
+        self.is_lent = true;
+    }
+
+    /// Whether no open record is left.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.open == 0
+    }
+
+    /// Number of open records left.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.open
+    }
+
+    /// Whether all records were passed, those that are not open included.
+    #[inline]
+    pub(crate) fn is_over(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether the records have no content: no keys, lengths, values or signature.
+    pub fn is_ack(&self) -> bool {
+        self.key_bytes | self.length_bytes | self.value_bytes == 0
+            && self.flags & flags::SIGNATURE == 0
+    }
+
+    /// Passes the next record, if there is one.
+    #[inline(always)]
+    pub fn advance(&mut self) {
+        let passed = usize::from(self.open > 0);
+        self.open -= passed;
+        self.count -= passed;
+        if self.count == 0 {
+            self.image = None;
+            if self.apart.is_some() {
+                self.apart = None;
+            }
+        }
+        self.keys_at += self.stride;
+        self.timestamp_at = self.keys_at - self.lead;
+    }
+
+    /// Passes the next record and returns it as a message of its own, if there is one.
+    #[inline(never)]
+    pub fn pop(&mut self) -> Option<Message> {
+        if self.open == 0 {
+            return None;
+        }
+        let image = if self.count == 1 { self.image.take() } else { self.image.clone() };
+        let apart = self.apart.take();
+        let message = Message { image, apart, count: 1, open: 1, ..*self };
+        self.advance();
+        Some(message)
+    }
+
+    #[inline(always)]
+    pub(crate) fn image(&self) -> &[u8] {
+        self.image.as_deref().unwrap_or(&[])
+    }
+
+    /// Bytes `range` of the image, which share its memory.
+    pub(crate) fn part(&self, range: std::ops::Range<usize>) -> Shared {
+        self.image.as_ref().expect("a record is left").slice(range)
+    }
+
+    /// The header as it was sent, but for the checksum, with the timestamp of the first record.
+    ///
+    /// # Panics
+    /// If no record is left, as for all functions below.
     #[inline]
     pub fn header(&self) -> &Header {
-        let (header, _) = Header::ref_from_prefix(&self.image).expect("decode has read it");
+        let (header, _) = Header::ref_from_prefix(self.image()).expect("decode has read it");
         header
-    }
-
-    /// The values in their sender's memory, if they are lent. They stay there while any part of
-    /// them is held.
-    #[inline]
-    pub fn lent(&self) -> Option<&Shared> {
-        self.apart.as_ref().filter(|_| self.is_lent)
     }
 
     /// Kind of the message: request, reply, …
@@ -323,12 +321,6 @@ impl Message {
         self.header().table.get()
     }
 
-    /// The sender's request number; a reply repeats that of its request.
-    #[inline]
-    pub fn timestamp(&self) -> u64 {
-        self.timestamp
-    }
-
     /// The sender's iteration.
     #[inline]
     pub fn clock(&self) -> u64 {
@@ -341,29 +333,63 @@ impl Message {
         self.header().range()
     }
 
-    /// Memory of the sender that may be written.
+    /// The sender's request number in the next record; a reply repeats that of its request.
+    #[inline(always)]
+    pub fn timestamp(&self) -> u64 {
+        number(&self.image()[self.timestamp_at..])
+    }
+
+    /// Keys of the next record: `[n]`, strictly ascending, within the range.
+    #[inline(always)]
+    pub fn keys(&self) -> &[u64] {
+        let bytes = &self.image()[self.keys_at..][..self.key_bytes];
+        <[u64]>::ref_from_bytes(bytes).expect("decode checked alignment and length")
+    }
+
+    /// Lengths of the next record: `[n]`, or empty; of any number if it names no keys.
+    #[inline(always)]
+    pub fn lengths(&self) -> &[u32] {
+        if self.length_bytes == 0 {
+            return &[];
+        }
+        let bytes = &self.image()[self.keys_at + self.key_bytes..][..self.length_bytes];
+        <[u32]>::ref_from_bytes(bytes).expect("decode checked alignment and length")
+    }
+
+    /// Values of the next record, 8-byte aligned.
+    #[inline(always)]
+    pub fn values(&self) -> &[u8] {
+        match &self.apart {
+            None => &self.image()[self.keys_at + self.values_from..][..self.value_bytes],
+            Some(values) => values,
+        }
+    }
+
+    /// Whether each record has an offer.
+    #[inline]
+    pub fn has_offers(&self) -> bool {
+        self.flags & flags::OFFER != 0
+    }
+
+    /// Memory of the sender that may be written: in a request, for the answer to the next record.
+    /// The offer of an answer is a landing, which the endpoint has taken.
     #[inline]
     pub fn offer(&self) -> Option<Offer> {
-        if self.flags & flags::OFFER == 0 {
-            return None;
-        }
-        let at = self.sections.keys_at as usize - size_of::<Offer>();
-        let (offer, _) = Offer::read_from_prefix(&self.image[at..])
-            .expect("decode has seen that the keys start behind it");
-        Some(offer)
+        self.offers().next()
     }
 
-    /// Removes and returns the offer, so that the layers above do not see it.
-    pub(crate) fn take_offer(&mut self) -> Option<Offer> {
-        let offer = self.offer()?;
-        self.flags &= !flags::OFFER;
-        Some(offer)
+    /// The offers of the open records, in order, if they have any.
+    pub(crate) fn offers(&self) -> impl Iterator<Item = Offer> {
+        let count = if self.has_offers() { self.open } else { 0 };
+        let all = (0..count).map(|n| self.keys_at - size_of::<Offer>() + n * self.stride);
+        all.map(|at| Offer::read_from_prefix(&self.image()[at..]).expect("whole records").0)
     }
 
-    /// Whether it has no content: no keys, lengths, values or signature.
-    pub(crate) fn is_ack(&self) -> bool {
-        let Sections { key_bytes, length_bytes, value_bytes, .. } = self.sections;
-        key_bytes | length_bytes | value_bytes == 0 && self.flags & flags::SIGNATURE == 0
+    /// The timestamps of the open records, in order.
+    pub(crate) fn timestamps(&self) -> impl Iterator<Item = u64> {
+        let behind = (1..self.open).map(|n| self.keys_at + n * self.stride - self.lead);
+        let all = (0..self.open.min(1)).map(|_| self.timestamp_at).chain(behind);
+        all.map(|at| number(&self.image()[at..]))
     }
 
     /// Signature of the list of keys: of the message's own, which the receiver shall remember, or
@@ -373,34 +399,14 @@ impl Message {
         if self.flags & flags::SIGNATURE == 0 {
             return None;
         }
-        let signature = self.image[size_of::<Header>()..].first_chunk();
-        Some(u64::from_le_bytes(*signature.expect("decode has seen that the keys start behind it")))
+        Some(number(&self.image()[size_of::<Header>()..]))
     }
 
-    /// `[n]`, strictly ascending, within the range.
+    /// The values in their sender's memory, if they are lent. They stay there while any part of
+    /// them is held.
     #[inline]
-    pub fn keys(&self) -> &[u64] {
-        let bytes = &self.image[self.sections.keys()];
-        <[u64]>::ref_from_bytes(bytes).expect("decode checked alignment and length")
-    }
-
-    /// `[n]`, or empty; of any number if the message names no keys.
-    #[inline]
-    pub fn lengths(&self) -> &[u32] {
-        if self.sections.length_bytes == 0 {
-            return &[];
-        }
-        let bytes = &self.image[self.sections.lengths()];
-        <[u32]>::ref_from_bytes(bytes).expect("decode checked alignment and length")
-    }
-
-    /// The values, 8-byte aligned.
-    #[inline]
-    pub fn values(&self) -> &[u8] {
-        match &self.apart {
-            None => &self.image[self.sections.values()],
-            Some(values) => values,
-        }
+    pub fn lent(&self) -> Option<&Shared> {
+        self.apart.as_ref().filter(|_| self.is_lent)
     }
 
     /// Returns the message with other lengths, if given, and other values, which the layer above
@@ -415,13 +421,13 @@ impl Message {
         pool: &Pool,
     ) -> Result<Message> {
         if let Some(lengths) = lengths {
-            let at = self.sections.keys().end;
+            let at = self.keys_at + self.key_bytes;
             let bytes = lengths.as_bytes();
             let mut image = pool.allocate(at + bytes.len())?;
-            image[..at].copy_from_slice(&self.image[..at]);
+            image[..at].copy_from_slice(&self.image()[..at]);
             image[at..].copy_from_slice(bytes);
-            self.sections.length_bytes = bytes.len() as u32;
-            self.image = image.share();
+            self.length_bytes = bytes.len();
+            self.image = Some(image.share());
         }
         self.apart = Some(values.share());
         self.is_lent = false;
@@ -444,7 +450,7 @@ impl Message {
         Ok(self)
     }
 
-    /// Bytes of its keys, lengths and values on the wire.
+    /// Bytes of a record's keys, lengths and values on the wire.
     pub fn wire_bytes(&self) -> usize {
         let Header { kind, key_bytes, length_bytes, value_bytes, .. } = self.header();
         let is_alone = *kind == self.kind as u8;
@@ -456,63 +462,29 @@ impl Message {
     /// nothing.
     #[inline]
     pub fn owns_values(&self) -> bool {
-        if self.apart.is_some() { !self.is_lent } else { self.image.is_exclusive() }
+        match (&self.apart, &self.image) {
+            (Some(_), _) => !self.is_lent,
+            (None, Some(image)) => self.count == 1 && image.is_exclusive(),
+            (None, None) => false,
+        }
     }
 
-    /// Returns the values and releases the memory of all other sections. The values are copied
-    /// unless the message [owns](Message::owns_values) them.
+    /// Returns the values of the next record and releases the memory of all other sections. The
+    /// values are copied unless the message [owns](Message::owns_values) them.
     pub fn into_values(self) -> Buffer {
-        let values = match self.apart {
-            Some(values) => {
-                drop(self.image); // which may hold the same memory
-                values
-            }
-            None => {
-                let values = self.image.slice(self.sections.values());
-                drop(self.image);
-                values
-            }
-        };
+        let Message { image, apart, keys_at, values_from, value_bytes, .. } = self;
+        let image = image.expect("a record is left");
+        let values = apart.unwrap_or_else(|| {
+            let at = keys_at + values_from;
+            image.slice(at..at + value_bytes)
+        });
+        drop(image); // which may hold the same memory
         values.reclaim().unwrap_or_else(|values| Buffer::adopt(values.to_vec()))
     }
 }
 
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-    use super::*;
-
-    #[test]
-    fn a_range_reaches_the_last_key() {
-        assert!(KeyRange::ALL.contains(u64::MAX) && KeyRange::ALL.contains(0));
-        assert_eq!(KeyRange::ALL.count(), 1 << 64);
-        assert_eq!(KeyRange::new(5, 5), None);
-        assert_eq!(KeyRange::new(u64::MAX, 0).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn parts_tile_the_range() {
-        for range in
-            [KeyRange::ALL, KeyRange::new(3, 10).unwrap(), KeyRange::new(u64::MAX - 4, 0).unwrap()]
-        {
-            for parts in [1, 2, 3, 7, 100] {
-                let cut: Vec<_> = range.cut(parts).collect();
-                assert_eq!(
-                    (cut[0].begin(), cut.last().unwrap().end()),
-                    (range.begin(), range.end())
-                );
-                assert!(cut.windows(2).all(|pair| pair[0].end() == pair[1].begin()));
-                assert_eq!(cut.len() as u128, (parts as u128).min(range.count()));
-            }
-        }
-    }
-
-    #[test]
-    fn intersections_are_exact() {
-        let a = KeyRange::new(3, 10).unwrap();
-        let b = KeyRange::new(9, 0).unwrap();
-        assert_eq!(a.intersect(b), KeyRange::new(9, 10));
-        assert_eq!(a.intersect(KeyRange::new(10, 0).unwrap()), None);
-        assert_eq!(KeyRange::ALL.intersect(b), Some(b));
-    }
+/// Returns the number at the start of `bytes`.
+#[inline(always)]
+fn number(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(*bytes.first_chunk().expect("whole records"))
 }

@@ -146,7 +146,7 @@ fn long_messages_are_not_copied() {
     let mut ends = [1, 2].map(|node| {
         Endpoint::new(Box::new(Rdma::new(&VanConfig { node, ..config.clone() }).unwrap()), node, 64)
     });
-    let address = ends[1].address().to_owned();
+    let address = ends[1].lanes.address().to_owned();
     let there = ends[0].connect(&address).unwrap();
     let turn = |ends: &mut [Endpoint; 2], at: usize| {
         let began = Instant::now();
@@ -170,31 +170,31 @@ fn long_messages_are_not_copied() {
         let source = Buffer::adopt(values.clone()).share();
         let into = Buffer::adopt(vec![0u64; values.len()]);
         let goal = into.as_ptr();
-        let offer = ends[0].offer(there, into).unwrap();
+        let offer = ends[0].lanes.offer(there, into).unwrap();
         let draft = Draft {
             timestamp: round,
             values: Values::Apart(source),
             offer: Some(offer),
             ..Draft::new(Kind::Request)
         };
-        ends[0].post(there, draft, &mut Coding::plain()).unwrap();
+        ends[0].lanes.post(there, draft, &mut Coding::plain()).unwrap();
         let (back, request) = loop {
             match turn(&mut ends, 1) {
-                Arrival::Message { peer, message } => break (peer, message),
+                Arrival::Message { peer } => break (peer, ends[1].pop().unwrap()),
                 Arrival::Connected { .. } => {}
                 other => panic!("{other:?}"),
             }
         };
         let (offer, landed) = (request.offer().unwrap(), request.into_values());
         // It is answered from where it landed.
-        ends[1].place(back, landed.share(), offer).unwrap();
+        ends[1].lanes.place(back, landed.share(), offer).unwrap();
         let Arrival::Placed { timestamp, memory, len, .. } = turn(&mut ends, 0) else { panic!() };
         assert_eq!((timestamp, len, memory.as_ptr()), (round, MIB, goal));
         let expected: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         assert!(memory[..] == expected[..], "round {round}");
     }
     for end in &ends {
-        let counters = end.counters();
+        let counters = end.lanes.counters();
         assert_eq!(counters.payload_bytes_copied, 0, "{counters:?}");
         assert!(counters.bytes_received > 5 * MIB as u64, "{counters:?}");
     }

@@ -62,7 +62,7 @@ impl Attack {
         });
         let mut endpoint = endpoint(1);
         let peer = endpoint.connect(&hear.recv().unwrap()).unwrap();
-        while endpoint.credits(peer) == 0 {
+        while endpoint.lanes.credits(peer) == 0 {
             endpoint.wait(Duration::from_millis(10)).unwrap();
             endpoint.poll().unwrap();
             while endpoint.take().is_some() {}
@@ -74,15 +74,19 @@ impl Attack {
     fn ask(&mut self, draft: Draft<'_>) -> Result<(), String> {
         self.timestamp += 1;
         let draft = Draft { timestamp: self.timestamp, ..draft };
-        self.endpoint.post(self.peer, draft, &mut Coding::compact()).unwrap();
+        self.endpoint.lanes.post(self.peer, draft, &mut Coding::compact()).unwrap();
         loop {
             self.endpoint.poll().unwrap();
             match self.endpoint.take() {
-                Some(Arrival::Answered { .. }) => return Ok(()),
-                Some(Arrival::Message { message, .. }) if message.kind() == Kind::Failure => {
-                    return Err(String::from_utf8_lossy(message.values()).into_owned());
+                Some(Arrival::Message { .. }) => {
+                    let message = self.endpoint.pop().unwrap();
+                    return match message.kind() {
+                        Kind::Failure => {
+                            Err(String::from_utf8_lossy(message.values()).into_owned())
+                        }
+                        _ => Ok(()),
+                    };
                 }
-                Some(Arrival::Message { .. }) => return Ok(()),
                 Some(other) => panic!("{other:?}"),
                 None => self.endpoint.wait(Duration::from_millis(100)).unwrap(),
             }
@@ -285,7 +289,7 @@ fn coordinates_and_passes() {
         if number == 0 {
             attack.create(&coordinates())?;
         }
-        attack.endpoint.set_node(number as u32);
+        attack.endpoint.lanes.set_node(number as u32);
         let keys = keys(number, 100_000, 100);
         attack.ask(Draft { op: PUSH, table: 1, keys: &keys, ..request() })
     });

@@ -235,13 +235,6 @@ impl AtServer {
         })
     }
 
-    /// Whether the requests of a batch, which have neither signature nor block nor offer, bypass
-    /// the filters.
-    #[inline]
-    pub(crate) fn passes_batches(&self) -> bool {
-        self.only_names_keys
-    }
-
     /// Whether a request and its answer bypass the filters; counts it if so.
     #[inline]
     pub(crate) fn pass(&mut self, message: &Message) -> bool {

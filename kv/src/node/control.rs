@@ -221,7 +221,7 @@ pub(crate) fn refuse(
 ) -> Result<()> {
     let draft =
         Draft { timestamp, values: Values::Copied(why.as_bytes()), ..Draft::new(Kind::Failure) };
-    Ok(endpoint.post(peer, draft, &mut Coding::plain())?)
+    Ok(endpoint.lanes.post(peer, draft, &mut Coding::plain())?)
 }
 
 fn say<T: Serialize>(
@@ -233,7 +233,7 @@ fn say<T: Serialize>(
 ) -> Result<()> {
     let text = serde_json::to_vec(what)?;
     let draft = Draft { timestamp, values: Values::Copied(&text), ..Draft::new(kind) };
-    Ok(endpoint.post(peer, draft, &mut Coding::plain())?)
+    Ok(endpoint.lanes.post(peer, draft, &mut Coding::plain())?)
 }
 
 /// Parses a control message.

@@ -59,7 +59,7 @@ impl SchedulerLane {
     /// # Errors
     /// As [`SchedulerLane::reach`].
     pub(crate) fn connect(mut endpoint: Endpoint, config: &NodeConfig) -> Result<SchedulerLane> {
-        let began = endpoint.now();
+        let began = endpoint.lanes.now();
         let mut warned = began;
         let mut attempts = 0;
         loop {
@@ -88,7 +88,7 @@ impl SchedulerLane {
                 let reason = format!("this node cannot join it: {why}");
                 return Err(Error::NodeLost { node, reason });
             }
-            let now = endpoint.now();
+            let now = endpoint.lanes.now();
             if now - began > config.join_timeout {
                 let missing = format!(
                     "the scheduler at {}, tried {attempts} times: {why} (is it up, and is that its address, CARAVAN_SCHEDULER? \
@@ -121,12 +121,12 @@ impl SchedulerLane {
 
     /// Time on this lane's clock.
     pub(crate) fn now(&self) -> Duration {
-        self.endpoint.now()
+        self.endpoint.lanes.now()
     }
 
     /// Whether another request can be made now.
     pub(crate) fn has_room(&self) -> bool {
-        self.endpoint.credits(self.peer) > 0
+        self.endpoint.lanes.credits(self.peer) > 0
     }
 
     /// Makes a request; its answer carries the number that is returned.
@@ -155,12 +155,11 @@ impl SchedulerLane {
         loop {
             while let Some(arrival) = self.endpoint.take() {
                 match arrival {
-                    // This node makes no offers, and every answer has a body.
-                    Arrival::Connected { .. }
-                    | Arrival::Placed { .. }
-                    | Arrival::Answered { .. } => {}
+                    // This node makes no offers.
+                    Arrival::Connected { .. } | Arrival::Placed { .. } => {}
                     Arrival::Lost { error, .. } => self.closed = Some(with_sources(&error)),
-                    Arrival::Message { message, .. } => {
+                    Arrival::Message { .. } => {
+                        let Some(message) = self.endpoint.pop() else { continue };
                         let number = message.timestamp();
                         return Ok(Some(match message.kind() {
                             Kind::Request => {
@@ -207,12 +206,12 @@ pub(crate) fn control_config(config: &NodeConfig) -> VanConfig {
 
 /// Lets this much time pass.
 fn pause(endpoint: &mut Endpoint, time: Duration) -> Result<()> {
-    let until = endpoint.now() + time;
-    while endpoint.now() < until {
+    let until = endpoint.lanes.now() + time;
+    while endpoint.lanes.now() < until {
         // What lanes of earlier attempts still say does not matter.
         endpoint.poll()?;
         while endpoint.take().is_some() {}
-        endpoint.wait(until.saturating_sub(endpoint.now()))?;
+        endpoint.wait(until.saturating_sub(endpoint.lanes.now()))?;
     }
     Ok(())
 }
@@ -232,8 +231,8 @@ fn greeted(
     peer: PeerId,
     timeout: Duration,
 ) -> Result<Result<(), caravan_van::Error>> {
-    let began = endpoint.now();
-    while endpoint.now() - began < timeout {
+    let began = endpoint.lanes.now();
+    while endpoint.lanes.now() - began < timeout {
         endpoint.poll()?;
         while let Some(arrival) = endpoint.take() {
             match arrival {

@@ -1,5 +1,6 @@
 //! A server: threads, each of which owns a shard of every table.
 
+mod answer;
 mod chunks;
 mod found;
 mod handle;
@@ -7,6 +8,7 @@ mod index;
 mod initial;
 mod shard;
 mod store;
+mod tables;
 mod thread;
 mod varying;
 

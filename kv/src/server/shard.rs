@@ -1,6 +1,6 @@
 //! A shard, one server thread's part of a table: the contract between the loop and the update rule.
 //!
-//! Path: codec > thread > **shard** > store > answer. One thread owns a shard, so there are no
+//! Path: codec > thread > tables > **shard** > store > answer. One thread owns a shard, so there are no
 //! locks.
 
 use caravan_van::{Buffer, KeyRange, Message, Pool, Shared};
@@ -8,7 +8,6 @@ use caravan_van::{Buffer, KeyRange, Message, Pool, Shared};
 use super::found::FoundRows;
 use super::handle::Origin;
 use crate::consistency::Admission;
-use crate::filter::List;
 use crate::op::Op;
 
 /// A request for keys of a shard. They are strictly ascending and within the shard's range.
@@ -34,20 +33,20 @@ pub struct Request<'a> {
     pub rows: Option<&'a FoundRows>,
 }
 
-impl<'a> Request<'a> {
-    /// The request of a message with operation `op`, for its keys or those of `list`.
+impl Request<'_> {
+    /// What the records of a message with operation `op` have in common.
     #[inline]
-    pub(crate) fn of(message: &'a Message, list: Option<&'a List>, op: Op) -> Self {
+    pub(crate) fn of(message: &Message, op: Op) -> Self {
         Request {
             sender: message.sender(),
             clock: message.clock(),
             range: message.range(),
-            keys: list.map_or_else(|| message.keys(), |list| &list.keys),
-            lengths: message.lengths(),
-            values: message.values(),
+            keys: &[],
+            lengths: &[],
+            values: &[],
             pushes: op.pushes(),
             pulls: op.pulls(),
-            rows: list.map(|list| &list.rows),
+            rows: None,
         }
     }
 

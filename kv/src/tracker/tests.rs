@@ -63,14 +63,13 @@ fn short_requests_are_completed_by_their_own_answer_alone() {
     let push = tracker.begin_short(RequestKind::Push, 1, None).unwrap();
     let pull =
         tracker.begin_short(RequestKind::Pull, 1, Some(Buffer::adopt(vec![0u8; 8]))).unwrap();
-    assert!(!tracker.complete_push(push.0, 0), "another server");
-    assert!(!tracker.complete_push(pull.0, 1), "it asked for values");
-    assert!(!tracker.complete_pull(push.0, 1, &[]), "it asked for none");
-    assert!(!tracker.complete_pull(pull.0, 1, &[7; 7]), "too few");
+    assert!(!tracker.complete(push.0, 0, &[]), "another server");
+    assert!(!tracker.complete(pull.0, 1, &[]), "it asked for values");
+    assert!(!tracker.complete(pull.0, 1, &[7; 7]), "too few");
     assert!(!tracker.is_settled(push.0) && !tracker.is_settled(pull.0));
     assert!(tracker.claim(push).is_none() && tracker.claim(pull).is_none());
-    assert!(tracker.complete_push(push.0, 1) && tracker.complete_pull(pull.0, 1, &[7; 8]));
-    assert!(!tracker.complete_push(push.0, 1) && !tracker.complete_pull(pull.0, 1, &[8; 8]));
+    assert!(tracker.complete(push.0, 1, &[]) && tracker.complete(pull.0, 1, &[7; 8]));
+    assert!(!tracker.complete(push.0, 1, &[]) && !tracker.complete(pull.0, 1, &[8; 8]));
     assert!(tracker.claim(push).unwrap().unwrap().values.is_none());
     assert_eq!(tracker.claim(pull).unwrap().unwrap().bytes(), [7; 8]);
     assert!(tracker.claim(pull).unwrap().unwrap().values.is_none(), "only once");
@@ -87,12 +86,12 @@ fn progress_of_a_short_request_begins_with_what_is_known_of_it() {
     let (progress, at) = tracker.answered(pull.0, 3).unwrap();
     assert_eq!((progress.missing, progress.parts[at].into.as_deref()), (1, Some(&[1; 8][..])));
     assert!(tracker.answered(pull.0, 3).is_none(), "only once");
-    assert!(!tracker.complete_pull(pull.0, 3, &[2; 8]));
+    assert!(!tracker.complete(pull.0, 3, &[2; 8]));
     progress_is_over(&mut tracker, pull);
 
     let pull =
         tracker.begin_short(RequestKind::Pull, 3, Some(Buffer::adopt(vec![1u8; 8]))).unwrap();
-    assert!(tracker.complete_pull(pull.0, 3, &[2; 8]));
+    assert!(tracker.complete(pull.0, 3, &[2; 8]));
     let progress = tracker.progress(pull.0).unwrap();
     assert_eq!((progress.missing, progress.answer.bytes()), (0, &[2; 8][..]));
     assert!(tracker.is_settled(pull.0));

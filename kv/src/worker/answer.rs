@@ -3,8 +3,8 @@
 //! Path: the way back, codec > **answer** > tracker. It runs on the caller's thread, inside
 //! [`Worker::poll`].
 
-use caravan_van::wire::{Kind, Record};
-use caravan_van::{Arrival, Buffer, Draft, Message, Next, Pool};
+use caravan_van::wire::Kind;
+use caravan_van::{Arrival, Buffer, Draft, Message, Pool};
 
 use super::Worker;
 use super::table::TableState;
@@ -18,59 +18,49 @@ impl Worker {
     /// stays short.
     #[inline(never)]
     pub(super) fn drain(&mut self) {
-        while let Some(next) = self.endpoint.take_batch() {
-            let peer = match &next {
-                Next::Batch(peer) => *peer,
-                Next::Arrival(arrival) => arrival.peer(),
+        while let Some(arrival) = self.endpoint.take() {
+            let peer = arrival.peer();
+            let Some(&Some(server)) = self.by_peer.get(peer.0 as usize) else {
+                self.endpoint.disconnect(peer); // not one of the servers
+                continue;
             };
-            match (self.by_peer.get(peer.0 as usize).copied().flatten(), next) {
-                (Some(server), Next::Batch(_)) => self.drain_batch(server),
-                (Some(server), Next::Arrival(arrival)) => self.dispatch(server, arrival),
-                (None, _) => self.endpoint.disconnect(peer), // not one of the servers
+            match arrival {
+                Arrival::Message { .. } => self.enter_answers(server),
+                Arrival::Placed { timestamp, memory, len, .. } => {
+                    self.placed(server, timestamp, memory, len);
+                }
+                Arrival::Connected { .. } => self.servers[server].up = true,
+                Arrival::Lost { error, .. } => self.lose(server, &error),
             }
         }
     }
 
-    /// Processes a batch; dispatches records that do not complete a short request one by one.
+    /// Enters the answers of a message. Those to short requests are entered in place, others are
+    /// taken out.
     #[inline(always)]
-    fn drain_batch(&mut self, server: usize) {
-        while !self.complete_records(server) {
-            let Some(arrival) = self.endpoint.pop() else { return };
-            self.dispatch(server, arrival);
-        }
-    }
-
-    /// Completes short requests until a record is not the answer to one; returns whether the batch
-    /// is empty then.
-    #[inline(always)]
-    fn complete_records(&mut self, server: usize) -> bool {
-        let batch = self.endpoint.batch();
-        if batch.is_empty() {
-            return true;
-        }
-        let are_acks = batch.are_acks();
-        let count = batch.len();
-        let header = batch.header();
-        if batch.kind() != Kind::Reply || header.op & FILTERED != 0 {
-            return false;
-        }
-        let table = header.table.get();
-        let value_bytes = batch.value_bytes();
-        while let Some(Record { timestamp, values, .. }) = self.endpoint.batch().first() {
-            let completes = match are_acks {
-                true => self.tracker.complete_push(timestamp, server),
-                false => self.tracker.complete_pull(timestamp, server, values),
-            };
-            if !completes {
+    fn enter_answers(&mut self, server: usize) {
+        let inbox = &mut self.endpoint.inbox;
+        let message = inbox.message();
+        let is_plain = message.kind() == Kind::Reply && message.op() & FILTERED == 0;
+        let table = message.table();
+        let mut passed = 0;
+        while is_plain && !inbox.message().is_empty() {
+            let message = inbox.message();
+            let values = message.values();
+            if !self.tracker.complete(message.timestamp(), server, values) {
                 break;
             }
-            self.endpoint.batch_mut().advance();
+            passed += values.len();
+            inbox.message_mut().advance();
         }
-        let left = self.endpoint.batch().len();
         if self.has_filters {
-            self.count_passed(table, (count - left) * value_bytes);
+            self.count_passed(table, passed);
         }
-        left == 0
+        if !self.endpoint.inbox.message().is_empty()
+            && let Some(message) = self.endpoint.pop()
+        {
+            self.answer(server, message);
+        }
     }
 
     /// Counts bytes of answers that bypassed the filters of their table, if it has any.
@@ -82,50 +72,16 @@ impl Worker {
         }
     }
 
-    /// Processes one arrival from a server.
-    #[inline(never)]
-    fn dispatch(&mut self, server: usize, arrival: Arrival) {
-        match arrival {
-            Arrival::Answered { timestamp, .. } => self.answer_bare(server, timestamp),
-            Arrival::Message { message, .. } if message.kind() == Kind::Request => {
-                let reason = "it sent a request to a worker".to_owned();
-                let peer = self.servers[server].peer;
-                let address = self.servers[server].at.address.clone();
-                self.endpoint.disconnect(peer);
-                self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason });
-            }
-            Arrival::Message { message, .. } => self.answer(server, message),
-            Arrival::Placed { timestamp, memory, len, .. } => {
-                self.placed(server, timestamp, memory, len);
-            }
-            Arrival::Connected { .. } => self.servers[server].up = true,
-            Arrival::Lost { error, .. } => self.lose(server, &error),
-        }
-    }
-
-    /// Enters an answer without values, which is wrong for a pull.
-    fn answer_bare(&mut self, server: usize, timestamp: u64) {
-        if self.tracker.complete_push(timestamp, server) {
-            return;
-        }
-        drop(self.named(timestamp, server));
-        let Some((progress, at)) = self.tracker.answered(timestamp, server) else { return };
-        if let Some(key) = progress.parts[at].offered.take() {
-            let _ = self.endpoint.withdraw(self.servers[server].peer, key);
-        }
-        let outcome = match progress.kind {
-            RequestKind::Push | RequestKind::Create | RequestKind::Command | RequestKind::Cost => {
-                Ok(())
-            }
-            RequestKind::Pull | RequestKind::PushPull => {
-                Err("it answered with nothing, and was asked for values".to_owned())
-            }
-        };
-        self.conclude(server, timestamp, outcome);
-    }
-
     /// Enters a server's reply or failure.
+    #[inline(never)]
     fn answer(&mut self, server: usize, message: Message) {
+        if message.kind() == Kind::Request {
+            let reason = "it sent a request to a worker".to_owned();
+            let peer = self.servers[server].peer;
+            let address = self.servers[server].at.address.clone();
+            self.endpoint.disconnect(peer);
+            return self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason });
+        }
         let timestamp = message.timestamp();
         if let Some(named) = self.named(timestamp, server)
             && message.kind() == Kind::Failure
@@ -146,8 +102,8 @@ impl Worker {
         let Some((progress, at)) = self.answered(server, timestamp) else { return };
         let outcome = match (message.kind(), progress.kind, &mut progress.parts[at].into) {
             (Kind::Failure, ..) => Err(String::from_utf8_lossy(message.values()).into_owned()),
+            (_, RequestKind::Push | RequestKind::Create, _) => Ok(()),
             (.., Some(into)) => fill(into, message.values()),
-            (_, RequestKind::Push | RequestKind::Create, None) => Ok(()),
             (.., None) => keep(progress, at, message),
         };
         self.conclude(server, timestamp, outcome);
@@ -160,7 +116,7 @@ impl Worker {
         let (progress, at) = self.tracker.answered(timestamp, server)?;
         if let Some(key) = progress.parts[at].offered.take() {
             let peer = self.servers[server].peer;
-            progress.parts[at].into = self.endpoint.withdraw(peer, key).ok();
+            progress.parts[at].into = self.endpoint.lanes.withdraw(peer, key).ok();
         }
         Some((progress, at))
     }
@@ -173,7 +129,7 @@ impl Worker {
         let known = self.tables.iter_mut().find(|known| known.spec.id == id);
         let decoded = match known.map(|TableState { spec, filters, .. }| (spec, filters)) {
             Some((spec, Some(filters))) if message.kind() == Kind::Reply => {
-                filters.receive(spec, message, self.endpoint.memory())
+                filters.receive(spec, message, self.endpoint.lanes.memory())
             }
             _ => Ok(message),
         };
@@ -211,7 +167,7 @@ impl Worker {
             ..Draft::new(Kind::Request)
         };
         // The server's question returned the credit that this message takes.
-        if let Err(error) = self.endpoint.post(self.servers[server].peer, draft, coding) {
+        if let Err(error) = self.endpoint.lanes.post(self.servers[server].peer, draft, coding) {
             self.lose(server, &error);
         }
     }
@@ -258,7 +214,7 @@ impl Worker {
         let Some(progress) = self.tracker.progress(timestamp) else { return };
         progress.missing -= 1;
         if progress.missing == 0 {
-            complete(progress, self.endpoint.memory());
+            complete(progress, self.endpoint.lanes.memory());
             self.tracker.release_if_nothing_to_claim(timestamp);
         } else if progress.error.is_some()
             && let Some(callback) = progress.callback.take()

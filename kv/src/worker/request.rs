@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Buffer, Draft, Endpoint, KeyRange, PeerId, Shared, Value, Values};
+use caravan_van::{Buffer, Draft, KeyRange, Lanes, PeerId, Shared, Value, Values};
 
 use super::table::{Route, TableState, unknown};
 use super::waiting::{Awaited, Silence};
@@ -99,12 +99,12 @@ impl<'a> Payload<'a> {
     /// The bytes at `range`. Shared bytes are not copied if they are too long for a frame or the
     /// van lends them.
     #[inline(always)]
-    fn part(&self, range: Range<usize>, endpoint: &Endpoint) -> Values<'a> {
+    fn part(&self, range: Range<usize>, lanes: &Lanes) -> Values<'a> {
         match *self {
             Payload::Nothing => Values::None,
             Payload::Values { bytes, .. } => Values::Copied(&bytes[range]),
             Payload::Shared(shared)
-                if range.len() > endpoint.eager_bytes() || endpoint.lends(range.len()) =>
+                if range.len() > lanes.eager_bytes() || lanes.lends(range.len()) =>
             {
                 Values::Apart(shared.slice(range))
             }
@@ -145,7 +145,7 @@ impl Worker {
         let place = keys.len().saturating_mul(known.row_bytes);
         // A push of shared values may be long: it needs neither a copy nor a destination.
         let may_be_long = matches!((kind, payload), (RequestKind::Push, Payload::Shared(_)));
-        let bytes_max = if may_be_long { usize::MAX } else { self.endpoint.eager_bytes() };
+        let bytes_max = if may_be_long { usize::MAX } else { self.endpoint.lanes.eager_bytes() };
         let fits = (1..=bytes_max).contains(&place)
             && payload.bytes().is_none_or(|bytes| bytes == place)
             && payload.suits(known.spec.value)
@@ -159,7 +159,7 @@ impl Worker {
         }
         let needs_place = *kind == RequestKind::Push
             || into.is_some()
-            || !is_lent(&self.endpoint, keys.len(), place);
+            || !is_lent(&self.endpoint.lanes, keys.len(), place);
         needs_place && *last <= known.route.range.last() && slicer::are_ascending(keys)
     }
 
@@ -172,12 +172,12 @@ impl Worker {
             _ if request.into.is_some() => request.into.take(),
             _ => {
                 let place = keys.len() * self.tables[table.0 as usize].row_bytes;
-                Some(self.endpoint.memory().allocate(place)?)
+                Some(self.endpoint.lanes.memory().allocate(place)?)
             }
         };
         let Route { server, peer, range } = self.tables[table.0 as usize].route;
         let timestamp = self.tracker.begin_short(kind, server, into)?;
-        if self.endpoint.credits(peer) == 0
+        if self.endpoint.lanes.credits(peer) == 0
             && let Err(error) = self.wait_for_room(server as usize)
         {
             return Ok(self.tracker.fail(timestamp, error));
@@ -197,9 +197,9 @@ impl Worker {
             signature: None,
             keys,
             lengths: &[],
-            values: payload.part(0..payload.all().len(), &self.endpoint),
+            values: payload.part(0..payload.all().len(), &self.endpoint.lanes),
         };
-        match self.endpoint.post(peer, draft, coding) {
+        match self.endpoint.lanes.post(peer, draft, coding) {
             Ok(()) => Ok(timestamp),
             Err(error) => Ok(self.tracker.fail(timestamp, error.into())),
         }
@@ -215,7 +215,7 @@ impl Worker {
             (RequestKind::Push, _) => None,
             (_, Some(into)) => Some(into),
             (_, None) if place == 0 || self.is_lent_whole(keys, table, place) => None,
-            (_, None) => Some(self.endpoint.memory().allocate(place)?),
+            (_, None) => Some(self.endpoint.lanes.memory().allocate(place)?),
         };
         let timestamp = self.tracker.begin(kind)?;
         let parts = std::mem::take(&mut self.tables[table.0 as usize].parts);
@@ -238,7 +238,7 @@ impl Worker {
     fn is_lent_whole(&self, keys: &[u64], table: Table, place: usize) -> bool {
         let mut slices = slicer::cut(keys, &self.tables[table.0 as usize].parts);
         slices.next().is_some_and(|(_, slice)| slice.len() == keys.len())
-            && is_lent(&self.endpoint, keys.len(), place)
+            && is_lent(&self.endpoint.lanes, keys.len(), place)
     }
 
     /// Checks a request as a whole. Returns the bytes of its answer, 0 if unknown, and the keys
@@ -294,7 +294,7 @@ impl Worker {
         let &mut Sending { timestamp, request, list, ref mut value_bytes, ref mut into } = sending;
         let Slice { server, range, keys } = slice;
         let peer = self.room(server)?;
-        let eager_bytes = self.endpoint.eager_bytes();
+        let eager_bytes = self.endpoint.lanes.eager_bytes();
         let TableState { spec, coding, filters, .. } = &mut self.tables[request.table.0 as usize];
         let lengths =
             if request.lengths.is_empty() { &[][..] } else { &request.lengths[keys.clone()] };
@@ -307,7 +307,7 @@ impl Worker {
         let mut offer = None;
         let fits = filters.as_ref().is_none_or(|filters| !filters.shortens_answers());
         if let Some(place) = place.take_if(|place| fits && place.len() > eager_bytes) {
-            offer = Some(self.endpoint.offer(peer, place)?);
+            offer = Some(self.endpoint.lanes.offer(peer, place)?);
         }
         let named = list.filter(|list| {
             let sent = filters.as_mut().and_then(|filters| filters.sent.as_mut());
@@ -319,7 +319,7 @@ impl Worker {
             signature: list.map(|list| list.signature),
             keys: &request.keys[keys.clone()],
             lengths,
-            values: request.payload.part(values.clone(), &self.endpoint),
+            values: request.payload.part(values.clone(), &self.endpoint.lanes),
             ..draft(timestamp, request.kind, spec.id, self.clock)
         };
         let mut block = None;
@@ -328,7 +328,7 @@ impl Worker {
             let drops_keys = list.is_none() && request.kind == RequestKind::Push;
             // A pull pushes nothing.
             let pushed = request.payload.all().get(values).unwrap_or_default();
-            let memory = self.endpoint.memory();
+            let memory = self.endpoint.lanes.memory();
             passage =
                 Some(filters.encode(spec, &mut draft, pushed, drops_keys, &mut block, memory)?);
         }
@@ -336,7 +336,7 @@ impl Worker {
             draft.keys = &[];
         }
         let saved = coding.saved_bytes();
-        let posted = self.endpoint.post(peer, draft, coding);
+        let posted = self.endpoint.lanes.post(peer, draft, coding);
         if let (Some(passage), Some(filters)) = (passage, filters) {
             let saved = coding.saved_bytes() - saved;
             filters.count_sent(passage, list.is_some(), named.is_some(), keys.len(), saved);
@@ -366,7 +366,7 @@ impl Worker {
             let peer = self.room(server)?;
             let values = Values::Copied(body);
             let draft = Draft { values, ..draft(timestamp, kind, table, self.clock) };
-            let posted = self.endpoint.post(peer, draft, &mut Coding::plain());
+            let posted = self.endpoint.lanes.post(peer, draft, &mut Coding::plain());
             self.enter(timestamp, Part { server, ..Part::default() }, posted)
         });
         self.seal(timestamp, sent.map(|()| None));
@@ -383,7 +383,7 @@ impl Worker {
         if let Err(error) = posted {
             if let Some(key) = part.offered {
                 // A closed lane has already taken back its offers.
-                let _ = self.endpoint.withdraw(self.servers[part.server].peer, key);
+                let _ = self.endpoint.lanes.withdraw(self.servers[part.server].peer, key);
             }
             return Err(error.into());
         }
@@ -397,7 +397,7 @@ impl Worker {
     #[inline]
     fn room(&mut self, server: usize) -> Result<PeerId> {
         let Server { peer, lost, .. } = &self.servers[server];
-        if lost.is_none() && self.endpoint.credits(*peer) > 0 {
+        if lost.is_none() && self.endpoint.lanes.credits(*peer) > 0 {
             return Ok(*peer);
         }
         self.wait_for_room(server)
@@ -413,7 +413,7 @@ impl Worker {
                 return Err(self.servers[server].error());
             }
             let peer = *peer;
-            if self.endpoint.credits(peer) > 0 {
+            if self.endpoint.lanes.credits(peer) > 0 {
                 return Ok(peer);
             }
             match self.poll()? {
@@ -438,8 +438,8 @@ impl Worker {
 /// Whether the server lends the answer to a pull of `keys` keys, which has `place` bytes. It then
 /// needs no destination. Servers lend most single rows, and long values.
 #[inline]
-fn is_lent(endpoint: &Endpoint, keys: usize, place: usize) -> bool {
-    (keys == 1 || place >= SHARED_BYTES_MIN) && endpoint.lends(place)
+fn is_lent(lanes: &Lanes, keys: usize, place: usize) -> bool {
+    (keys == 1 || place >= SHARED_BYTES_MIN) && lanes.lends(place)
 }
 
 /// The header fields that all messages of a request share.

@@ -67,7 +67,7 @@ impl Worker {
         let known = self.tables.iter().position(|known| known.spec.id == spec.id);
         let index = known.unwrap_or_else(|| {
             let coding = if spec.filters.snappy { Coding::compact() } else { Coding::plain() };
-            let node = self.endpoint.node();
+            let node = self.endpoint.lanes.node();
             self.has_filters |= !spec.filters.is_none();
             let filters = (!spec.filters.is_none()).then(|| Box::new(AtWorker::new(spec, node)));
             let row_bytes = spec.row_bytes();
@@ -100,7 +100,7 @@ impl Worker {
     /// [`Error::UnknownTable`].
     pub fn cache_keys(&mut self, table: Table) -> Result<()> {
         self.known(table)?;
-        let node = self.endpoint.node();
+        let node = self.endpoint.lanes.node();
         self.tables[table.0 as usize].filters(node).sent.get_or_insert_with(Sent::new);
         Ok(())
     }

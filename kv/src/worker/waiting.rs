@@ -83,7 +83,7 @@ impl Worker {
     #[cold]
     fn check_silence(&mut self, silence: &mut Silence, what: Awaited) -> Result<()> {
         self.check_lost_nodes()?;
-        let now = self.endpoint.now();
+        let now = self.endpoint.lanes.now();
         let silent = now - *silence.began.get_or_insert(now);
         if silent > self.waits.silence_max {
             let missing = self.unanswered(what);

@@ -2,7 +2,7 @@
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
-use super::Endpoint;
+use super::Lanes;
 use super::lane::{Item, lane};
 use super::packing::Packer;
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ use crate::metrics::Counters;
 use crate::transport::{FRAME_PREFIX, Frame, Limits, PeerId, Transport, check_write};
 use crate::wire::{Coding, Kind, Offer, TRAILER, encode};
 
-impl Endpoint {
+impl Lanes {
     /// Encodes and posts a message. If it cannot be encoded, the endpoint is unchanged.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl Endpoint {
     /// Answers a request without content. Consecutive answers of this kind take 8 bytes each.
     ///
     /// # Errors
-    /// As [`Endpoint::post`].
+    /// As [`Lanes::post`].
     #[inline]
     pub fn answer(&mut self, peer: PeerId, timestamp: u64) -> Result<()> {
         self.reply(peer, 0, timestamp, &[])
@@ -81,7 +81,7 @@ impl Endpoint {
     /// Answers a request about `table` with only `values`, which are copied.
     ///
     /// # Errors
-    /// As [`Endpoint::post`].
+    /// As [`Lanes::post`].
     #[inline(always)]
     pub fn reply(&mut self, peer: PeerId, table: u32, timestamp: u64, values: &[u8]) -> Result<()> {
         let open = lane(&mut self.lanes, peer)?;
@@ -161,8 +161,16 @@ impl Endpoint {
         posted
     }
 
-    #[inline(never)]
+    /// Posts the open frames of all lanes.
+    #[inline(always)]
     pub(super) fn close_frames(&mut self) {
+        if !self.open.is_empty() {
+            self.close_open_frames();
+        }
+    }
+
+    #[inline(never)]
+    fn close_open_frames(&mut self) {
         while let Some(peer) = self.open.pop() {
             let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize) else { continue };
             lane.is_listed = false;
@@ -177,6 +185,7 @@ impl Endpoint {
 
     /// Closes a lane whose frame could not be sent, because its messages were accepted before.
     #[cold]
+    #[inline(never)]
     fn not_sent(&mut self, peer: PeerId, error: &Error) {
         if !matches!(error, Error::NotConnected { .. }) {
             self.drop_lane(peer, error); // else the transport reports it

@@ -94,7 +94,14 @@ impl<S: Socket> Callers<S> {
         }
     }
 
+    /// Whether nobody calls, is on the way in or on the way out.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        !self.have_work() && self.leaving.is_empty()
+    }
+
     /// Whether there is something to do for them.
+    #[inline]
     pub(super) fn have_work(&self) -> bool {
         self.may_accept || !self.stirring.is_empty()
     }

@@ -262,7 +262,10 @@ impl<E: Engine> Driver<E> {
         let deadline = |number: &u32| self.peers.get(*number)?.deadline();
         let strangers = self.callers.strangers.front().and_then(deadline);
         let handshaking = self.peers.handshaking.iter().filter_map(deadline);
-        let until = handshaking.chain(strangers).chain(self.callers.deadline()).min();
+        let mut until = handshaking.chain(strangers).min();
+        if !self.callers.is_idle() {
+            until = until.into_iter().chain(self.callers.deadline()).min();
+        }
         let limit = until.map_or(limit, |until| limit.min(until.saturating_duration_since(now)));
         self.hub.counters.sleeps += 1;
         (self.slept, self.asked) = (true, true);
@@ -303,9 +306,11 @@ impl<E: Engine> Driver<E> {
     /// Lets new callers in, and those go whose time is up.
     fn look_around(&mut self, now: Instant) {
         self.look_around_at = now + LOOK_AROUND;
-        self.accept(now);
-        self.serve_strangers();
-        self.callers.close_leaving(&mut self.engine, now, &mut self.hub.counters);
+        if !self.callers.is_idle() {
+            self.accept(now);
+            self.serve_strangers();
+            self.callers.close_leaving(&mut self.engine, now, &mut self.hub.counters);
+        }
         self.end_late(now);
     }
 

@@ -36,15 +36,18 @@ pub(super) enum Stage {
 }
 
 impl<S: Socket> Peer<S> {
+    #[inline]
     pub(super) fn is_up(&self) -> bool {
         matches!(self.stage, Stage::Up)
     }
 
     /// Whether it has called and not proved itself: nobody above knows it.
+    #[inline]
     pub(super) fn is_stranger(&self) -> bool {
         !self.is_dialled && !self.is_up()
     }
 
+    #[inline]
     pub(super) fn is_dialling(&self) -> bool {
         matches!(self.stage, Stage::Dialling(_))
     }
@@ -89,10 +92,12 @@ impl<S: Socket> Peers<S> {
         Peers { table, numbers: Numbers::default(), known: 0, handshaking, due }
     }
 
+    #[inline]
     pub(super) fn get(&self, number: u32) -> Option<&Peer<S>> {
         self.table.get(number as usize)?.as_deref()
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut Peer<S>> {
         self.table.get_mut(number as usize)?.as_deref_mut()
     }
@@ -157,22 +162,26 @@ impl<S: Socket> Peers<S> {
     }
 
     /// The list of those with something to do, to be given back by [`Peers::put_back`].
+    #[inline]
     pub(super) fn take_due(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.due)
     }
 
     /// Gives a list back, less those that have nothing to do any more. Others may have come in
     /// meanwhile.
+    #[inline]
     pub(super) fn put_back(&mut self, mut due: Vec<u32>) {
         due.append(&mut self.due);
         self.due = due;
     }
 
+    #[inline]
     pub(super) fn due(&self) -> impl Iterator<Item = &Peer<S>> {
         self.due.iter().filter_map(|&number| self.get(number))
     }
 
     /// Whether only the engine can tell what comes for some of them.
+    #[inline]
     pub(super) fn need_engine(&self, direct: usize) -> bool {
         direct == 0 || direct < self.known
     }

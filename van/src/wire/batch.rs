@@ -8,7 +8,7 @@
 //!
 //! Either all messages have an offer, or none has. A request names one key, a reply none. The kind
 //! in the header marks the batch. A batch has no lengths, so `length_bytes` holds the total length
-//! of the records. `records.rs` reads them.
+//! of the records. `message.rs` reads them.
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 

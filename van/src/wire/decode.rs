@@ -3,24 +3,22 @@
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
-use std::ops::Range;
-
 use zerocopy::FromBytes;
 
 use super::{
-    ALIGN, CHECKSUM, DecodeError, Header, Kind, MAGIC, Offer, Section, TRAILER, VERSION, ascend,
-    check_padding, checksum, delta, flags, key_outside, snappy, snappy_flag,
+    ALIGN, CHECKSUM, DecodeError, Header, Kind, Layout, MAGIC, Section, TRAILER, VERSION, ascend,
+    check_padding, checksum, delta, flags, snappy, snappy_flag,
 };
 use crate::error::Result;
 use crate::memory::{Buffer, Pool, Shared};
-use crate::message::{KeyRange, Message, Sections};
-use crate::transport::WRITE_BYTES_MAX;
+use crate::message::{KeyRange, Message};
 
-/// Decodes as [`Message::decode`]. A carrier that checks every byte sends no checksum.
+/// Decodes as [`Message::decode`]; none of the records is open yet. A carrier that checks every
+/// byte sends no checksum.
 pub(crate) fn decode(image: Buffer, carrier_checks: bool, pool: &Pool) -> Result<Message> {
     let mut image = image;
-    let (kind, layout) = read_head(&mut image, None, carrier_checks)?;
-    read_sections(image.share(), kind, &layout, None, pool)
+    let layout = read_head(&mut image, None, carrier_checks)?;
+    Message::new(&layout, image.share(), None, pool)
 }
 
 /// Decodes a long message whose values come first, at the start of a page, with the other sections
@@ -40,11 +38,10 @@ pub(crate) fn decode_landed(landed: Buffer, carrier_checks: bool, pool: &Pool) -
     let at = (have - TRAILER).checked_sub(head_bytes).ok_or_else(|| too_short(head_bytes))?;
     let mut image = values.split_off(at);
     image.truncate(head_bytes);
-    let (kind, layout) = read_head(&mut image, Some(values.len()), carrier_checks)?;
-    let value_bytes = layout.values.len();
-    check_padding(&values, value_bytes..values.len())?;
-    values.truncate(value_bytes);
-    read_sections(image.share(), kind, &layout, Some(values.share()), pool)
+    let layout = read_head(&mut image, Some(values.len()), carrier_checks)?;
+    check_padding(&values, layout.value_bytes..values.len())?;
+    values.truncate(layout.value_bytes);
+    Message::new(&layout, image.share(), Some(values.share()), pool)
 }
 
 /// Decodes an image whose values are lent: they are `values`, and the image ends where they would
@@ -61,14 +58,15 @@ pub(crate) fn decode_lent(
     }
     let mut image = image;
     let apart = values.len().next_multiple_of(ALIGN);
-    let (kind, layout) = read_head(&mut image, Some(apart), carrier_checks)?;
+    let layout = read_head(&mut image, Some(apart), carrier_checks)?;
     let have = values.len();
-    let need = layout.values.len();
+    let need = layout.value_bytes;
     if have != need {
         return Err(DecodeError::ValuesApart { have, need }.into());
     }
-    let message = read_sections(image.share(), kind, &layout, Some(values), pool)?;
-    Ok(Message { is_lent: true, ..message })
+    let mut message = Message::new(&layout, image.share(), Some(values), pool)?;
+    message.lend();
+    Ok(message)
 }
 
 /// Checks the header, the sizes and, if there is one, the checksum of an image that is no batch.
@@ -76,7 +74,7 @@ fn read_head(
     image: &mut Buffer,
     apart: Option<usize>,
     carrier_checks: bool,
-) -> Result<(Kind, Layout), DecodeError> {
+) -> Result<Layout, DecodeError> {
     let header = read_header(image)?;
     let kind = check_header(header)?;
     if let Kind::Requests | Kind::Replies = kind {
@@ -85,7 +83,7 @@ fn read_head(
         return Err(DecodeError::Batch { keys, values, records });
     }
     let have = image.len();
-    let layout = Layout::new(header, have, apart)?;
+    let layout = Layout::of(header, kind, have, apart)?;
     if layout.end < have {
         return Err(DecodeError::TooLong { have, need: layout.end });
     }
@@ -93,75 +91,40 @@ fn read_head(
     if !carrier_checks {
         check_checksum(found, &mut image[..layout.covered])?;
     }
-    Ok((kind, layout))
+    Ok(layout)
 }
 
-/// Decodes the sections behind a header. The values are `apart` if that is given.
-#[inline(always)]
-pub(super) fn read_sections(
-    image: Shared,
-    kind: Kind,
-    layout: &Layout,
-    apart: Option<Shared>,
-    pool: &Pool,
-) -> Result<Message> {
-    if layout.keys.end < layout.lengths.start {
-        check_padding(&image, layout.keys.end..layout.lengths.start)?;
-    }
-    if layout.lengths.end < layout.values.start {
-        check_padding(&image, layout.lengths.end..layout.values.start)?;
-    }
-    let sections = Sections {
-        keys_at: layout.keys.start as u32,
-        key_bytes: layout.keys.len() as u32,
-        length_bytes: layout.lengths.len() as u32,
-        value_bytes: layout.values.len() as u32,
-    };
-    let flags = layout.flags;
-    let timestamp = timestamp_of(&image);
-    let mut message = Message { image, apart, timestamp, sections, kind, flags, is_lent: false };
-    if flags & CODED != 0 {
-        expand(&mut message, layout, pool)?;
-    }
-    let keys = check_keys(&message.image[layout.keys.start..], &message.sections, layout.range)?;
-    if message.sections.length_bytes > 0 {
-        check_lengths(message.sections.length_bytes as usize, keys)?;
-    }
-    Ok(message)
-}
-
-/// Flags of sections that are coded.
-const CODED: u8 =
-    flags::KEYS_DELTA | flags::KEYS_SNAPPY | flags::LENGTHS_SNAPPY | flags::VALUES_SNAPPY;
-
-/// Replaces coded sections by decoded ones: keys and lengths behind a copy of the header, values in
-/// memory of their own.
-fn expand(message: &mut Message, layout: &Layout, pool: &Pool) -> Result<()> {
-    let coded = message.image.clone();
-    let unpack = |section, range: &Range<usize>| {
-        let bytes = coded.slice(range.clone());
-        match layout.flags & snappy_flag(section) {
+/// Replaces coded sections of a message by decoded ones: keys and lengths behind a copy of the
+/// header, values in memory of their own.
+///
+/// # Errors
+/// The reason why they are invalid; [`crate::Error::OutOfMemory`].
+#[cold]
+pub(crate) fn expand(message: &mut Message, layout: &Layout, pool: &Pool) -> Result<()> {
+    let Layout { flags, keys_at, key_bytes, length_bytes, value_bytes, values_from, .. } = *layout;
+    let unpack = |section, at: usize, len: usize| {
+        let bytes = message.part(at..at + len);
+        match flags & snappy_flag(section) {
             0 => Ok(bytes),
             _ => snappy::expand(section, &bytes, pool).map(Buffer::share),
         }
     };
-    let mut keys = unpack(Section::Keys, &layout.keys)?;
-    if layout.flags & flags::KEYS_DELTA != 0 {
-        keys = delta::read(&keys, layout.range, pool)?.share();
+    let mut keys = unpack(Section::Keys, keys_at, key_bytes)?;
+    if flags & flags::KEYS_DELTA != 0 {
+        keys = delta::read(&keys, message.range(), pool)?.share();
     }
-    let lengths = unpack(Section::Lengths, &layout.lengths)?;
-    if message.apart.is_none() {
-        message.apart = Some(unpack(Section::Values, &layout.values)?);
-    }
-    let keys_at = layout.keys.start;
+    let lengths_at = keys_at + key_bytes.next_multiple_of(ALIGN);
+    let lengths = unpack(Section::Lengths, lengths_at, length_bytes)?;
+    let values = match message.is_apart() {
+        true => None,
+        false => Some(unpack(Section::Values, keys_at + values_from, value_bytes)?),
+    };
     let lengths_at = (keys_at + keys.len()).next_multiple_of(ALIGN);
     let mut image = pool.allocate(lengths_at + lengths.len())?;
-    image[..keys_at].copy_from_slice(&coded[..keys_at]);
+    image[..keys_at].copy_from_slice(&message.image()[..keys_at]);
     image[keys_at..keys_at + keys.len()].copy_from_slice(&keys);
     image[lengths_at..].copy_from_slice(&lengths);
-    message.image = image.share();
-    message.sections.key_bytes = keys.len() as u32;
-    message.sections.length_bytes = lengths.len() as u32;
+    message.expanded(image.share(), keys.len(), lengths.len(), values);
     Ok(())
 }
 
@@ -176,12 +139,6 @@ pub(super) fn read_header(image: &[u8]) -> Result<&Header, DecodeError> {
         need: size_of::<Header>(),
     })?;
     Ok(header)
-}
-
-#[inline]
-fn timestamp_of(image: &[u8]) -> u64 {
-    let (header, _) = Header::ref_from_prefix(image).expect("it was read before");
-    header.timestamp.get()
 }
 
 #[inline]
@@ -220,80 +177,6 @@ fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
     Ok(())
 }
 
-/// Where the sections of an image lie: in order, each at a multiple of [`ALIGN`], all within the
-/// image.
-pub(super) struct Layout {
-    pub(super) flags: u8,
-    range: KeyRange,
-    keys: Range<usize>,
-    lengths: Range<usize>,
-    /// Where the values lie, or would begin if they are apart.
-    values: Range<usize>,
-    /// Bytes that the checksum covers.
-    pub(super) covered: usize,
-    /// End of the image.
-    pub(super) end: usize,
-}
-
-impl Layout {
-    /// Checks that the sections that `header` announces lie within `have` bytes. If `apart` is
-    /// given, the values take that many bytes elsewhere, with their padding.
-    #[inline]
-    pub(super) fn new(
-        header: &Header,
-        have: usize,
-        apart: Option<usize>,
-    ) -> Result<Layout, DecodeError> {
-        let begin = header.range_begin.get();
-        let end = header.range_end.get();
-        let range = KeyRange::new(begin, end).ok_or(DecodeError::EmptyRange { begin, end })?;
-        let flags = header.flags;
-        let is_set = |flag| flags & flag != 0;
-        let align = |end: u64| end.next_multiple_of(ALIGN as u64);
-        // Three sections of 32-bit lengths cannot overflow 64 bits.
-        let keys = size_of::<Header>()
-            + signature_bytes(flags)
-            + if is_set(flags::OFFER) { size_of::<Offer>() } else { 0 };
-        let lengths = align(keys as u64 + u64::from(header.key_bytes.get()));
-        let values = align(lengths + u64::from(header.length_bytes.get()));
-        let values_end = values + u64::from(header.value_bytes.get());
-        let end = match apart {
-            None => values_end,
-            Some(apart) => {
-                let need = header.value_bytes.get() as usize;
-                if !is_set(flags::VALUES_UNCOVERED) || need.next_multiple_of(ALIGN) != apart {
-                    return Err(DecodeError::ValuesApart { have: apart, need });
-                }
-                values
-            }
-        };
-        let need = usize::try_from(end).unwrap_or(usize::MAX);
-        if have < need {
-            return Err(DecodeError::TooShort { what: "its sections", have, need });
-        }
-        if need > WRITE_BYTES_MAX {
-            return Err(DecodeError::TooLong { have, need: WRITE_BYTES_MAX });
-        }
-        let lengths = lengths as usize;
-        let values = values as usize;
-        Ok(Layout {
-            flags,
-            range,
-            keys: keys..keys + header.key_bytes.get() as usize,
-            lengths: lengths..lengths + header.length_bytes.get() as usize,
-            values: values..values_end as usize,
-            covered: if is_set(flags::VALUES_UNCOVERED) { values } else { need },
-            end: need,
-        })
-    }
-}
-
-/// Bytes of the signature, the first section.
-#[inline]
-fn signature_bytes(flags: u8) -> usize {
-    if flags & flags::SIGNATURE == 0 { 0 } else { size_of::<u64>() }
-}
-
 pub(super) fn check_checksum(found: u32, covered: &mut [u8]) -> Result<(), DecodeError> {
     match blanked(covered) {
         computed if computed == found => Ok(()),
@@ -309,10 +192,19 @@ pub(super) fn blanked(covered: &mut [u8]) -> u32 {
     checksum(covered)
 }
 
-/// Checks the decoded keys at the start of `bytes`, and returns their number.
-#[inline]
-fn check_keys(bytes: &[u8], sections: &Sections, range: KeyRange) -> Result<usize, DecodeError> {
-    let bytes = &bytes[..sections.key_bytes as usize];
+/// Checks that the key of a record lies within the range of its message.
+#[inline(always)]
+pub(crate) fn check_key(key: u64, range: KeyRange) -> Result<(), DecodeError> {
+    if range.contains(key) {
+        return Ok(());
+    }
+    let begin = range.begin();
+    let end = range.end();
+    Err(DecodeError::KeyOutsideRange { key, begin, end })
+}
+
+/// Checks the decoded keys of a record.
+pub(crate) fn check_keys(bytes: &[u8], range: KeyRange) -> Result<(), DecodeError> {
     let section = Section::Keys;
     let item = size_of::<u64>();
     let keys = <[u64]>::ref_from_bytes(bytes).map_err(|_| DecodeError::PartialItem {
@@ -320,21 +212,21 @@ fn check_keys(bytes: &[u8], sections: &Sections, range: KeyRange) -> Result<usiz
         bytes: bytes.len(),
         item,
     })?;
-    if keys.len() > 1 && !ascend(keys) {
+    if !ascend(keys) {
         let index = keys.windows(2).take_while(|pair| pair[0] < pair[1]).count() + 1;
         let previous = keys[index - 1];
         let key = keys[index];
         return Err(DecodeError::KeyOrder { index, key, previous });
     }
-    if let Some(key) = key_outside(keys, range) {
-        let begin = range.begin();
-        let end = range.end();
-        return Err(DecodeError::KeyOutsideRange { key, begin, end });
+    // Keys ascend, so the first and the last tell of all.
+    for key in [keys.first(), keys.last()].into_iter().flatten() {
+        check_key(*key, range)?;
     }
-    Ok(keys.len())
+    Ok(())
 }
 
-fn check_lengths(bytes: usize, keys: usize) -> Result<(), DecodeError> {
+/// Checks that `bytes` bytes of decoded lengths suit `keys` keys.
+pub(crate) fn check_lengths(bytes: usize, keys: usize) -> Result<(), DecodeError> {
     let section = Section::Lengths;
     let item = size_of::<u32>();
     if !bytes.is_multiple_of(item) {

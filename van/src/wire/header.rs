@@ -115,7 +115,9 @@ pub mod flags {
     /// The signature of a list of keys, 8 bytes, follows the header. The receiver remembers the
     /// keys of the message under it. A message without keys names a remembered list.
     pub const SIGNATURE: u8 = 64;
-    /// All of the above.
+    /// Some section is coded.
+    pub(crate) const CODED: u8 = KEYS_DELTA | KEYS_SNAPPY | LENGTHS_SNAPPY | VALUES_SNAPPY;
+    /// All flags.
     pub const ALL: u8 = 127;
 }
 

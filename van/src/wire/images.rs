@@ -3,29 +3,21 @@
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
-use super::decode::{Layout, blanked, check_checksum, check_header, read_header, read_sections};
-use super::records::{Batch, BatchLayout, Record};
-use super::{ALIGN, CHECKSUM, DecodeError, Header, Kind, check_padding, flags};
+use super::decode::{blanked, check_checksum, check_header, read_header};
+use super::{ALIGN, CHECKSUM, DecodeError, Header, Layout, check_padding, flags};
 use crate::error::Result;
 use crate::memory::{Buffer, Pool};
 use crate::message::Message;
-
-/// One message of a frame.
-#[derive(Debug)]
-pub enum Entry {
-    /// A message with an image of its own, or a record of a batch.
-    Message(Message),
-    /// A reply without content to the request with this timestamp.
-    Answer(u64),
-}
 
 /// The images of a received frame. Each begins at a multiple of 8 bytes, with zeros in between, and
 /// the last one ends the frame. The checksum of the first covers all of them.
 pub struct Images {
     /// The images that have not been opened.
     rest: Option<Buffer>,
-    /// The rest of the open image.
-    pub(crate) batch: Batch,
+    /// The open image.
+    pub(crate) message: Message,
+    /// Layout of the last image that was read from a frame.
+    layout: Layout,
     sum: Sum,
 }
 
@@ -42,7 +34,8 @@ enum Sum {
 
 impl Images {
     /// No images.
-    pub(crate) const NONE: Images = Images { rest: None, batch: Batch::NONE, sum: Sum::Zero };
+    pub(crate) const NONE: Images =
+        Images { rest: None, message: Message::NONE, layout: Layout::NONE, sum: Sum::Zero };
 
     /// Reads the images of `frame`, which begins 8-byte aligned.
     pub fn new(frame: Buffer) -> Images {
@@ -58,12 +51,7 @@ impl Images {
     ///
     /// # Errors
     /// As [`Images::next`].
-    pub(crate) fn begin(
-        &mut self,
-        frame: Buffer,
-        carrier_checks: bool,
-        pool: &Pool,
-    ) -> Result<Option<Message>> {
+    pub(crate) fn begin(&mut self, frame: Buffer, carrier_checks: bool, pool: &Pool) -> Result<()> {
         self.sum = if carrier_checks { Sum::Any } else { Sum::OfFrame };
         self.read(frame, pool)
     }
@@ -74,7 +62,7 @@ impl Images {
     pub(crate) fn repeats_layout(&self, frame: &mut Buffer, carrier_checks: bool) -> bool {
         let Ok(header) = read_header(frame) else { return false };
         let found = header.checksum.get();
-        if !self.batch.layout.matches(header, frame.len()) {
+        if !self.layout.matches(header, frame.len()) {
             return false;
         }
         let is_sound = carrier_checks || blanked(frame) == found;
@@ -84,44 +72,45 @@ impl Images {
         is_sound
     }
 
+    /// Continues with `frame`, which [repeats](Images::repeats_layout) the layout of the last one,
+    /// once all images have been read.
+    #[inline(always)]
+    pub(crate) fn resume(&mut self, frame: Buffer) {
+        self.message.resume(&self.layout, frame.share());
+    }
+
+    /// Makes `message`, which came without a frame, the open image.
+    pub(crate) fn put(&mut self, message: Message) {
+        self.message = message;
+        self.layout = Layout::NONE;
+    }
+
     /// Whether all messages have been read.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.rest.is_none() && self.batch.is_over()
+        self.rest.is_none() && self.message.is_over()
     }
 
-    /// Reads the next message. After an error the rest is undefined.
+    /// Reads the next record as a message of its own. After an error the rest is undefined.
     ///
     /// # Errors
     /// As [`Message::decode`]; also if there is no message left.
     #[allow(clippy::should_implement_trait, reason = "it takes a pool, and fails")]
-    pub fn next(&mut self, pool: &Pool) -> Result<Entry> {
-        loop {
-            self.batch.open(1)?;
-            let batch = &mut self.batch.rest;
-            if let Some(Record { timestamp, .. }) = batch.first()
-                && batch.are_acks()
-                && !batch.have_offers()
-            {
-                batch.advance();
-                return Ok(Entry::Answer(timestamp));
-            }
-            if let Some(message) = batch.message() {
-                return Ok(Entry::Message(message));
-            }
-            if let Some(message) = self.open(pool)? {
-                return Ok(Entry::Message(message));
-            }
+    pub fn next(&mut self, pool: &Pool) -> Result<Message> {
+        if self.message.is_over() {
+            self.open(pool)?;
         }
+        self.message.open(1)?;
+        let message = self.message.pop();
+        Ok(message.expect("an image has a record"))
     }
 
-    /// Opens the next image. A message that cannot share a batch is returned; the messages of any
-    /// other image are in `batch`.
+    /// Opens the next image, once all records of the last one were passed.
     ///
     /// # Errors
     /// As [`Images::next`].
     #[inline(never)]
-    pub(crate) fn open(&mut self, pool: &Pool) -> Result<Option<Message>> {
+    pub(crate) fn open(&mut self, pool: &Pool) -> Result<()> {
         let none =
             || DecodeError::TooShort { what: "a message", have: 0, need: size_of::<Header>() };
         let image = self.rest.take().ok_or_else(none)?;
@@ -130,27 +119,11 @@ impl Images {
 
     /// Opens the image at the start of `image`.
     #[inline(never)]
-    fn read(&mut self, mut image: Buffer, pool: &Pool) -> Result<Option<Message>> {
+    fn read(&mut self, mut image: Buffer, pool: &Pool) -> Result<()> {
         let header = read_header(&image)?;
         let kind = check_header(header)?;
-        let Some(layout) = BatchLayout::of(header, kind, image.len())? else {
-            return self.open_other(image, kind, pool).map(Some);
-        };
-        let found = header.checksum.get();
-        self.check(&mut image, found)?;
-        if layout.end < image.len() {
-            self.cut(&mut image, layout.end)?;
-        }
-        self.batch.begin(layout, image.share());
-        Ok(None)
-    }
-
-    /// Decodes an image that is no batch and could not be the first of one.
-    #[inline(never)]
-    fn open_other(&mut self, mut image: Buffer, kind: Kind, pool: &Pool) -> Result<Message> {
         let have = image.len();
-        let header = read_header(&image)?;
-        let layout = Layout::new(header, have, None)?;
+        let layout = Layout::of(header, kind, have, None)?;
         let found = header.checksum.get();
         let is_alone = self.sum != Sum::Zero && layout.end == have;
         if !is_alone && layout.flags & flags::VALUES_UNCOVERED != 0 {
@@ -161,7 +134,9 @@ impl Images {
         if layout.end < have {
             self.cut(&mut image, layout.end)?;
         }
-        read_sections(image.share(), kind, &layout, None, pool)
+        self.message = Message::new(&layout, image.share(), None, pool)?;
+        self.layout = layout;
+        Ok(())
     }
 
     /// Checks `found`, the checksum in the header at the start of `covered`.
@@ -186,3 +161,6 @@ impl Images {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@
 //!
 //! A frame holds one or more images, each at a multiple of 8, with zeros in between and nothing
 //! behind the last. One checksum covers them all, unless the carrier checks every byte. Messages
-//! that share a header form a batch of records (`batch.rs`). In a landing, values that were sent
+//! that share a header form a batch of records (`batch.rs`), which is read as one message. In a landing, values that were sent
 //! from where they lay come first, and the rest behind them.
 
 mod batch;
@@ -14,7 +14,7 @@ mod delta;
 mod encode;
 mod header;
 mod images;
-mod records;
+mod layout;
 mod snappy;
 #[cfg(test)]
 mod tests;
@@ -24,12 +24,13 @@ use std::ops::Range;
 
 use crate::message::KeyRange;
 pub(crate) use batch::{BatchKey, close_batch, write_sections};
+pub(crate) use decode::{check_key, check_keys, check_lengths, expand};
 pub(crate) use decode::{decode, decode_landed, decode_lent};
 pub use encode::{Coding, encode};
 pub(crate) use encode::{encode_into, seal};
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
-pub use images::{Entry, Images};
-pub use records::{Messages, Record};
+pub use images::Images;
+pub(crate) use layout::Layout;
 
 #[cfg(target_endian = "big")]
 compile_error!(
@@ -69,7 +70,7 @@ fn ascend(keys: &[u64]) -> bool {
 }
 
 #[inline]
-fn check_padding(image: &[u8], range: Range<usize>) -> Result<(), DecodeError> {
+pub(crate) fn check_padding(image: &[u8], range: Range<usize>) -> Result<(), DecodeError> {
     for at in range {
         if image[at] != 0 {
             return Err(DecodeError::Padding { at, byte: image[at] });

@@ -450,8 +450,9 @@ fn a_carrier_that_checks_needs_no_checksum() {
     let image = encode(1, draft, &mut coding, &pool).unwrap().head.split_off(FRAME_PREFIX);
     assert_eq!(image[CHECKSUM], [0; 4]);
     assert!(matches!(refusal(buffer(&image, &pool)), DecodeError::Checksum { found: 0, .. }));
-    let message = decode(buffer(&image, &pool), true, &pool).unwrap();
+    let mut message = decode(buffer(&image, &pool), true, &pool).unwrap();
+    assert_eq!(message.open(1).unwrap(), 1);
     assert_eq!((message.values(), message.header().flags), (&[7; 20][..], 0));
     let mut images = Images::checked_by_carrier(image);
-    assert!(matches!(images.next(&pool), Ok(Entry::Message(_))) && images.is_empty());
+    assert!(images.next(&pool).is_ok() && images.is_empty());
 }

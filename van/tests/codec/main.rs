@@ -6,7 +6,7 @@
 
 mod mutated;
 
-use caravan_van::wire::{DecodeError, Entry, Header, Images, Kind, Offer, flags};
+use caravan_van::wire::{DecodeError, Header, Images, Kind, Offer, flags};
 use caravan_van::{
     Buffer, Coding, Draft, Error, FRAME_PREFIX, KeyRange, Message, Outgoing, Pool, Values, encode,
 };
@@ -236,10 +236,7 @@ fn read_all(frame: &[u8], pool: &Pool) -> Result<Vec<Message>, Error> {
     let mut images = Images::new(buffer(frame, pool));
     let mut messages = Vec::new();
     while !images.is_empty() {
-        match images.next(pool)? {
-            Entry::Message(message) => messages.push(message),
-            Entry::Answer(_) => {}
-        }
+        messages.push(images.next(pool)?);
     }
     Ok(messages)
 }

@@ -46,7 +46,7 @@ fn only_its_own_lane_is_lost(words: &str, misdeed: impl Fn(&mut Hostile)) {
     let (mut honest, mut victim) = pair(&network, &config);
     let transport = network.transport(&config);
     let mut hostile = Hostile { transport, peer: PeerId(0) };
-    hostile.peer = hostile.transport.connect(victim.endpoint.address()).unwrap();
+    hostile.peer = hostile.transport.connect(victim.endpoint.lanes.address()).unwrap();
     let lane = victim.peer;
     settle(&mut honest, &mut victim);
     assert!(matches!(hostile.events()[..], [Event::Connected { .. }]));
@@ -64,7 +64,10 @@ fn only_its_own_lane_is_lost(words: &str, misdeed: impl Fn(&mut Hostile)) {
     honest.post(Kind::Request, 1, Values::Apart(values)).unwrap();
     settle(&mut honest, &mut victim);
     assert!(is_filled(victim.came[0].values(), 5 * MIB, 3), "the honest lane still works");
-    assert!(victim.endpoint.memory().bytes_reserved() < 64 * MIB, "nothing is taken for nothing");
+    assert!(
+        victim.endpoint.lanes.memory().bytes_reserved() < 64 * MIB,
+        "nothing is taken for nothing"
+    );
 }
 
 #[test]
@@ -194,7 +197,7 @@ fn what_lands_is_checked() {
         let mut victim = Side::new(&network, &config);
         let transport = network.transport(&config);
         let mut hostile = Hostile { transport, peer: PeerId(0) };
-        hostile.peer = hostile.transport.connect(victim.endpoint.address()).unwrap();
+        hostile.peer = hostile.transport.connect(victim.endpoint.lanes.address()).unwrap();
         let mut grant = None;
         let mut asked = false;
         while grant.is_none() {
@@ -241,8 +244,8 @@ fn keys_of_other_offers_cannot_be_given_back() {
         worker.poll();
     }
     let Event::Connected { peer, .. } = events[0] else { panic!("{events:?}") };
-    let place = worker.endpoint.memory().allocate(100).unwrap();
-    let offer = worker.endpoint.offer(worker.peer, place).unwrap();
+    let place = worker.endpoint.lanes.memory().allocate(100).unwrap();
+    let offer = worker.endpoint.lanes.offer(worker.peer, place).unwrap();
     let mut hostile = Hostile { transport: server, peer };
     let values = Values::Copied(&offer.key.to_bytes());
     hostile.frame(Draft { timestamp: 10, values, ..Draft::new(Kind::Want) }).unwrap();
@@ -269,7 +272,7 @@ impl Crowd {
         let lane = victim.peer;
         let connect = |_| {
             let mut hostile = Hostile { transport: network.transport(&config), peer: PeerId(0) };
-            hostile.peer = hostile.transport.connect(victim.endpoint.address()).unwrap();
+            hostile.peer = hostile.transport.connect(victim.endpoint.lanes.address()).unwrap();
             hostile
         };
         let mut hostile: Vec<_> = (0..2).map(connect).collect();
@@ -368,7 +371,7 @@ fn answers_that_are_not_fetched_leave_memory_to_others() {
             crowd.victim.came.pop_front().expect("the request came");
             crowd.victim.peer = PeerId(peer as u32);
             let victim = &mut crowd.victim;
-            let Ok(values) = victim.endpoint.memory().allocate(4 * MIB) else { continue };
+            let Ok(values) = victim.endpoint.lanes.memory().allocate(4 * MIB) else { continue };
             match victim.post(Kind::Reply, timestamp, Values::Apart(values.share())) {
                 Ok(()) => {}
                 Err(Error::OutOfMemory { .. }) => {

@@ -14,9 +14,9 @@ fn a_peer_that_keeps_what_it_borrows_gets_the_rest_as_copies() {
     let config = config(16 << 10, 64, 256 * MIB);
     let node = || Side::over(Box::new(Shm::new(&config).unwrap()), &config);
     let (mut a, mut b) = (node(), node());
-    let address = b.endpoint.address().to_owned();
+    let address = b.endpoint.lanes.address().to_owned();
     a.peer = a.endpoint.connect(&address).unwrap();
-    while a.endpoint.credits(a.peer) == 0 {
+    while a.endpoint.lanes.credits(a.peer) == 0 {
         turn(&mut a, &mut b);
     }
     let values = filled(&a, 100_000, 1);
@@ -36,10 +36,10 @@ fn a_peer_that_keeps_what_it_borrows_gets_the_rest_as_copies() {
             let message = b.came.pop_front().unwrap();
             assert_eq!(message.timestamp(), number);
             assert!(is_filled(message.values(), length(number), 1), "{number}");
-            b.endpoint.answer(b.peer, number).unwrap();
+            b.endpoint.lanes.answer(b.peer, number).unwrap();
             kept.push(message);
         }
-        while a.endpoint.credits(a.peer) < 64 {
+        while a.endpoint.lanes.credits(a.peer) < 64 {
             turn(a, b);
         }
         let lent = kept.iter().filter(|message| message.lent().is_some()).count();

@@ -14,9 +14,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use caravan_van::sim::{Faults, Network, SimTransport, for_each_seed};
-use caravan_van::wire::{Coding, Kind, Offer, Record};
+use caravan_van::wire::{Coding, Kind, Offer};
 use caravan_van::{
-    Arrival, Buffer, Draft, Endpoint, Error, Event, FRAME_PREFIX, Message, Next, PeerId, Transport,
+    Arrival, Buffer, Draft, Endpoint, Error, Event, FRAME_PREFIX, Message, PeerId, Transport,
     Values, VanConfig, encode,
 };
 
@@ -49,7 +49,9 @@ fn messages_of_every_size_arrive_in_order_and_credits_come_back() {
         let mut draws = Draws(seed);
         let (mut posted, mut served, mut answered) = (VecDeque::new(), 0, 0);
         while answered < 60 {
-            if a.endpoint.credits(a.peer) > 0 && posted.len() + answered < 60 && draws.below(3) > 0
+            if a.endpoint.lanes.credits(a.peer) > 0
+                && posted.len() + answered < 60
+                && draws.below(3) > 0
             {
                 let near_the_limit = 2048 - 64 - 3 + draws.below(6) as usize;
                 let bytes =
@@ -87,7 +89,7 @@ fn messages_of_every_size_arrive_in_order_and_credits_come_back() {
             }
             assert!(a.lost.is_none() && b.lost.is_none(), "{:?} {:?}", a.lost, b.lost);
         }
-        assert_eq!(a.endpoint.credits(a.peer), 6);
+        assert_eq!(a.endpoint.lanes.credits(a.peer), 6);
         network.trace()
     };
     for_each_seed(30, |seed| {
@@ -109,7 +111,7 @@ fn a_full_lane_is_an_error_and_opens_with_an_answer() {
     settle(&mut a, &mut b);
     b.post(Kind::Reply, 0, Values::None).unwrap();
     settle(&mut a, &mut b);
-    assert_eq!(a.endpoint.credits(a.peer), 1);
+    assert_eq!(a.endpoint.lanes.credits(a.peer), 1);
     a.post(Kind::Request, 3, Values::None).unwrap();
 }
 
@@ -120,7 +122,7 @@ fn what_cannot_be_encoded_spends_nothing() {
     let much = vec![1; 4 * MIB];
     let error = a.post(Kind::Request, 1, Values::Copied(&much)).unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
-    assert_eq!(a.endpoint.credits(a.peer), 3);
+    assert_eq!(a.endpoint.lanes.credits(a.peer), 3);
     a.post(Kind::Request, 2, Values::Copied(b"fits")).unwrap();
     settle(&mut a, &mut b);
     assert_eq!(b.came.len(), 1);
@@ -128,7 +130,7 @@ fn what_cannot_be_encoded_spends_nothing() {
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     b.post(Kind::Failure, 2, Values::Copied(b"too much")).unwrap();
     settle(&mut a, &mut b);
-    assert_eq!((a.came[0].kind(), a.endpoint.credits(a.peer)), (Kind::Failure, 3));
+    assert_eq!((a.came[0].kind(), a.endpoint.lanes.credits(a.peer)), (Kind::Failure, 3));
 }
 
 /// Goal: a long message is one write, and nothing else is sent for it; a used landing is replaced
@@ -138,7 +140,7 @@ fn what_cannot_be_encoded_spends_nothing() {
 fn nothing_is_sent_beside_long_messages() {
     let network = Network::new(1, Faults::none());
     let (mut a, mut b) = pair(&network, &config(2048, 4, 256 * MIB));
-    let frames = |side: &Side| side.endpoint.counters().frames_sent;
+    let frames = |side: &Side| side.endpoint.lanes.counters().frames_sent;
     // Whether the request is long, and whether its answer is placed; the frames that each side
     // sends.
     for (long, placed, expected) in
@@ -157,7 +159,7 @@ fn nothing_is_sent_beside_long_messages() {
             match request.offer() {
                 Some(offer) => {
                     let values = filled(&b, MIB, !number);
-                    b.endpoint.place(b.peer, values, offer).unwrap();
+                    b.endpoint.lanes.place(b.peer, values, offer).unwrap();
                     settle(&mut a, &mut b);
                     let (timestamp, memory, len) = a.placed.pop_front().unwrap();
                     assert_eq!((timestamp, len), (number, MIB));
@@ -171,7 +173,7 @@ fn nothing_is_sent_beside_long_messages() {
             }
             let sent = (frames(&a) - before.0, frames(&b) - before.1);
             assert!(number == 0 || sent == expected, "{long} {placed} {number}: {sent:?}");
-            assert_eq!(a.endpoint.credits(a.peer), 4);
+            assert_eq!(a.endpoint.lanes.credits(a.peer), 4);
         }
     }
 }
@@ -187,30 +189,22 @@ fn placed_answers_keep_their_order_behind_what_waits_for_a_landing() {
     let values = filled(&b, MIB, 1);
     b.post(Kind::Reply, 1, Values::Apart(values)).unwrap();
     let values = filled(&b, 5001, 2);
-    let error = b.endpoint.place(b.peer, values, offer).unwrap_err();
+    let error = b.endpoint.lanes.place(b.peer, values, offer).unwrap_err();
     assert!(matches!(error, Error::OutsideOffer { len: 5001, offered: 5000, .. }), "{error}");
     let values = filled(&b, 4000, 2);
-    b.endpoint.place(b.peer, values, offer).unwrap();
+    b.endpoint.lanes.place(b.peer, values, offer).unwrap();
     b.post(Kind::Reply, 3, Values::None).unwrap();
-    let mut arrivals = Vec::new();
-    while arrivals.len() < 3 {
+    while a.answered.is_empty() {
         a.endpoint.wait(NAP).unwrap();
-        a.endpoint.poll().unwrap();
-        arrivals.extend(std::iter::from_fn(|| a.endpoint.take()));
+        a.poll();
         b.endpoint.wait(NAP).unwrap();
         b.poll();
     }
-    let [
-        Arrival::Message { message: first, .. },
-        Arrival::Placed { timestamp: 2, memory, len: 4000, .. },
-        Arrival::Answered { timestamp: last, .. },
-    ] = &arrivals[..]
-    else {
-        panic!("{arrivals:?}")
-    };
-    assert_eq!((first.timestamp(), *last, memory.len()), (1, 3, 5000));
+    assert_eq!((a.came[0].timestamp(), &a.answered[..]), (1, &[3][..]));
+    let (timestamp, memory, len) = a.placed.pop_front().unwrap();
+    assert_eq!((timestamp, memory.len(), len), (2, 5000, 4000));
     assert!(is_filled(&memory[..4000], 4000, 2));
-    assert_eq!(a.endpoint.credits(a.peer), 4);
+    assert_eq!(a.endpoint.lanes.credits(a.peer), 4);
 }
 
 /// Who answers otherwise has answered: the offer is the requester's again, and to write it after
@@ -225,12 +219,12 @@ fn an_offer_ends_with_whichever_answer_comes() {
         settle(&mut a, &mut b);
         b.post(Kind::Failure, 1, Values::Copied(b"no")).unwrap();
         settle(&mut a, &mut b);
-        assert_eq!((a.came[0].kind(), a.endpoint.credits(a.peer)), (Kind::Failure, 3));
+        assert_eq!((a.came[0].kind(), a.endpoint.lanes.credits(a.peer)), (Kind::Failure, 3));
         if withdrawn {
-            assert_eq!(a.endpoint.withdraw(a.peer, offer.key.get()).unwrap().len(), 5000);
+            assert_eq!(a.endpoint.lanes.withdraw(a.peer, offer.key.get()).unwrap().len(), 5000);
         }
         let values = filled(&b, 5000, 1);
-        b.endpoint.place(b.peer, values, offer).unwrap();
+        b.endpoint.lanes.place(b.peer, values, offer).unwrap();
         settle(&mut a, &mut b);
         assert!(a.lost.is_some() && b.lost.is_some() && a.placed.is_empty());
     }
@@ -303,7 +297,7 @@ fn a_lane_that_wants_more_than_memory_holds_is_lost_and_says_so() {
     let network = Network::new(1, Faults::none());
     let (big, small) = (config(2048, 4, 64 * MIB), config(2048, 4, 4 * MIB));
     let (mut a, mut b) = (Side::new(&network, &big), Side::new(&network, &small));
-    let address = b.endpoint.address().to_owned();
+    let address = b.endpoint.lanes.address().to_owned();
     a.endpoint.connect(&address).unwrap();
     settle(&mut a, &mut b);
     let values = filled(&a, 8 * MIB, 0);

@@ -9,12 +9,12 @@ fn short_messages_leave_together_at_a_poll() {
     let network = Network::new(1, Faults::none());
     let (mut a, mut b) = pair(&network, &config(2048, 200, 64 * MIB));
     for round in 0..50 {
-        let (sent, answered) = (a.endpoint.counters(), b.endpoint.counters());
+        let (sent, answered) = (a.endpoint.lanes.counters(), b.endpoint.lanes.counters());
         for number in 0..100 {
             let values = filled(&a, number as usize, number); // 64 to 163 bytes, some of them padded
             a.post(Kind::Request, number, Values::Copied(&values)).unwrap();
         }
-        assert_eq!(a.endpoint.credits(a.peer), 100, "round {round}");
+        assert_eq!(a.endpoint.lanes.credits(a.peer), 100, "round {round}");
         settle(&mut a, &mut b);
         for number in 0..100 {
             let request = b.came.pop_front().unwrap();
@@ -23,7 +23,7 @@ fn short_messages_leave_together_at_a_poll() {
             match number {
                 40 => b.post(Kind::Failure, 40, Values::Copied(b"no")).unwrap(),
                 60 => b.post(Kind::Reply, 60, Values::Apart(filled(&b, 9, 9))).unwrap(),
-                _ => b.endpoint.answer(b.peer, number).unwrap(),
+                _ => b.endpoint.lanes.answer(b.peer, number).unwrap(),
             }
         }
         settle(&mut a, &mut b);
@@ -32,13 +32,13 @@ fn short_messages_leave_together_at_a_poll() {
         let came: Vec<_> = a.came.drain(..).map(|came| (came.timestamp(), came.kind())).collect();
         assert_eq!(came, [(40, Kind::Failure), (60, Kind::Reply)], "round {round}");
         let frames = (
-            a.endpoint.counters().frames_sent - sent.frames_sent,
-            b.endpoint.counters().frames_sent - answered.frames_sent,
+            a.endpoint.lanes.counters().frames_sent - sent.frames_sent,
+            b.endpoint.lanes.counters().frames_sent - answered.frames_sent,
         );
         assert!((6..=8).contains(&frames.0) && frames.1 == 1, "{frames:?}");
-        assert_eq!(b.endpoint.counters().messages_sent - answered.messages_sent, 100);
-        assert_eq!(a.endpoint.counters().messages_received - sent.messages_received, 100);
-        assert_eq!(a.endpoint.credits(a.peer), 200);
+        assert_eq!(b.endpoint.lanes.counters().messages_sent - answered.messages_sent, 100);
+        assert_eq!(a.endpoint.lanes.counters().messages_received - sent.messages_received, 100);
+        assert_eq!(a.endpoint.lanes.credits(a.peer), 200);
     }
 }
 
@@ -59,10 +59,10 @@ fn packed_answers_keep_their_place_among_others() {
     let mut offers = offers.into_iter();
     for number in 0..12 {
         match number % 4 {
-            0 => b.endpoint.answer(b.peer, number).unwrap(),
+            0 => b.endpoint.lanes.answer(b.peer, number).unwrap(),
             1 => {
                 let values = filled(&b, 5000, number);
-                b.endpoint.place(b.peer, values, offers.next().unwrap()).unwrap();
+                b.endpoint.lanes.place(b.peer, values, offers.next().unwrap()).unwrap();
             }
             2 => {
                 let bytes = if number == 2 { 12_000 } else { 300_000 }; // a frame of its own, or a landing
@@ -72,21 +72,16 @@ fn packed_answers_keep_their_place_among_others() {
             _ => b.post(Kind::Failure, number, Values::Copied(b"no")).unwrap(),
         }
     }
-    let mut arrivals = Vec::new();
+    let mut order = Vec::new();
     for _ in 0..20 {
         a.endpoint.wait(NAP).unwrap();
         a.endpoint.poll().unwrap();
-        arrivals.extend(std::iter::from_fn(|| a.endpoint.take()));
+        order.extend(a.timestamps());
         b.endpoint.wait(NAP).unwrap();
         b.poll();
     }
-    let order = arrivals.iter().map(|arrival| match arrival {
-        Arrival::Message { message, .. } => message.timestamp(),
-        Arrival::Answered { timestamp, .. } | Arrival::Placed { timestamp, .. } => *timestamp,
-        other => panic!("{other:?}"),
-    });
-    assert_eq!(order.collect::<Vec<_>>(), (0..12).collect::<Vec<_>>());
-    assert_eq!(a.endpoint.credits(a.peer), 16);
+    assert_eq!(order, (0..12).collect::<Vec<_>>());
+    assert_eq!(a.endpoint.lanes.credits(a.peer), 16);
 }
 
 /// Goal: messages in a row that are alike are taken together, each once and in order, however many are read at a time, up to what
@@ -99,14 +94,16 @@ fn runs_are_taken_together_until_their_lane_is_closed() {
         let values = [number as u8; 6];
         let (keys, values) = (&[number][..], Values::Copied(&values));
         let draft = Draft { keys, values, timestamp: number, ..Draft::new(Kind::Request) };
-        a.endpoint.post(a.peer, draft, &mut Coding::plain()).unwrap();
+        a.endpoint.lanes.post(a.peer, draft, &mut Coding::plain()).unwrap();
     };
     let run = |side: &mut Side| -> usize {
         while !side.endpoint.poll().unwrap() {
             side.endpoint.wait(NAP).unwrap();
         }
-        match side.endpoint.take_batch() {
-            Some(Next::Batch(peer)) if peer == side.peer => side.endpoint.batch().len(),
+        match side.endpoint.take() {
+            Some(Arrival::Message { peer }) if peer == side.peer => {
+                side.endpoint.inbox.message().len()
+            }
             other => panic!("{other:?}"),
         }
     };
@@ -118,37 +115,42 @@ fn runs_are_taken_together_until_their_lane_is_closed() {
         assert!(len == 64 || next + len == 100, "{len} behind {next}");
         for _ in 0..len {
             let values = [next as u8; 6];
-            let record = Record { timestamp: next as u64, key: next as u64, values: &values };
-            assert_eq!(b.endpoint.batch().first(), Some(record));
-            match next % 3 {
-                0 => b.endpoint.batch_mut().advance(),
-                1 => assert!(matches!(b.endpoint.pop(), Some(Arrival::Message { message, .. })
-                    if (message.timestamp(), message.values()) == (next as u64, &values[..]))),
-                _ => assert!(matches!(b.endpoint.take(), Some(Arrival::Message { message, .. })
-                    if message.keys() == [next as u64])),
+            let is_next = |message: &Message| {
+                assert_eq!(
+                    (message.timestamp(), message.keys()),
+                    (next as u64, &[next as u64][..])
+                );
+                assert_eq!(message.values(), values);
+            };
+            is_next(b.endpoint.inbox.message());
+            match next % 2 {
+                0 => b.endpoint.inbox.message_mut().advance(),
+                _ => is_next(&b.endpoint.pop().unwrap()),
             }
-            b.endpoint.reply(b.peer, 0, next as u64, &values).unwrap();
+            b.endpoint.lanes.reply(b.peer, 0, next as u64, &values).unwrap();
             next += 1;
         }
-        assert!(b.endpoint.batch().first().is_none() && b.endpoint.pop().is_none());
+        assert!(b.endpoint.inbox.message().is_empty() && b.endpoint.pop().is_none());
     }
     b.endpoint.poll().unwrap();
     let mut replied = 0;
     while replied < 100 {
         run(&mut a);
-        while let Some(Record { timestamp, values, .. }) = a.endpoint.batch().first() {
-            assert_eq!((timestamp, values), (replied, &[replied as u8; 6][..]));
-            a.endpoint.batch_mut().advance();
+        while !a.endpoint.inbox.message().is_empty() {
+            let message = a.endpoint.inbox.message();
+            let expected = (replied, &[replied as u8; 6][..]);
+            assert_eq!((message.timestamp(), message.values()), expected);
+            a.endpoint.inbox.message_mut().advance();
             replied += 1;
         }
     }
-    assert_eq!(a.endpoint.credits(a.peer), 200);
+    assert_eq!(a.endpoint.lanes.credits(a.peer), 200);
     (0..10).for_each(|number| post(&mut a, number));
     a.endpoint.poll().unwrap();
     assert_eq!(run(&mut b), 10);
-    b.endpoint.batch_mut().advance();
+    b.endpoint.inbox.message_mut().advance();
     b.endpoint.disconnect(b.peer);
-    assert!(b.endpoint.batch().is_empty() && b.endpoint.take_batch().is_none());
+    assert!(b.endpoint.inbox.message().is_empty() && b.endpoint.take().is_none());
 }
 
 /// Goal: answers that bring landings, and requests with an offer, are alike: they share a frame and a run, and each offer arrives.
@@ -157,7 +159,7 @@ fn offers_come_in_runs() {
     const COUNT: u64 = 8;
     let network = Network::new(1, Faults::none());
     let (mut a, mut b) = pair(&network, &config(2048, 16, 256 * MIB));
-    let frames = |side: &Side| side.endpoint.counters().frames_sent;
+    let frames = |side: &Side| side.endpoint.lanes.counters().frames_sent;
     for round in 0..5 {
         let before = (frames(&a), frames(&b));
         for number in 0..COUNT {
@@ -168,7 +170,7 @@ fn offers_come_in_runs() {
         for request in std::mem::take(&mut b.came) {
             let number = request.timestamp();
             assert!(is_filled(request.values(), 50_000, number), "{round}: {number}");
-            b.endpoint.answer(b.peer, number).unwrap();
+            b.endpoint.lanes.answer(b.peer, number).unwrap();
         }
         settle(&mut a, &mut b);
         assert!(a.answered.drain(..).eq(0..COUNT));
@@ -178,34 +180,37 @@ fn offers_come_in_runs() {
     for round in 0..2 {
         let mut offers = Vec::new();
         for number in 0..COUNT {
-            let place = a.endpoint.memory().allocate(3000).unwrap();
-            let offer = Some(a.endpoint.offer(a.peer, place).unwrap());
+            let place = a.endpoint.lanes.memory().allocate(3000).unwrap();
+            let offer = Some(a.endpoint.lanes.offer(a.peer, place).unwrap());
             let (keys, timestamp) = (&[number][..], number);
             let draft = Draft { keys, timestamp, offer, ..Draft::new(Kind::Request) };
-            a.endpoint.post(a.peer, draft, &mut Coding::plain()).unwrap();
+            a.endpoint.lanes.post(a.peer, draft, &mut Coding::plain()).unwrap();
             offers.extend(offer);
         }
         a.endpoint.poll().unwrap();
         while !b.endpoint.poll().unwrap() {
             b.endpoint.wait(NAP).unwrap();
         }
-        assert!(matches!(b.endpoint.take_batch(), Some(Next::Batch(_))));
-        assert!(b.endpoint.batch().have_offers() && b.endpoint.batch().len() == COUNT as usize);
+        assert!(matches!(b.endpoint.take(), Some(Arrival::Message { .. })));
+        let message = b.endpoint.inbox.message();
+        assert!(message.has_offers() && message.len() == COUNT as usize);
         for (number, offer) in (0..).zip(offers) {
-            assert_eq!(b.endpoint.batch().offer(), Some(offer), "{round}: {number}");
+            assert_eq!(b.endpoint.inbox.message().offer(), Some(offer), "{round}: {number}");
             match number % 2 {
-                0 => b.endpoint.batch_mut().advance(),
-                _ => assert!(matches!(b.endpoint.pop(), Some(Arrival::Message { message, .. })
-                    if message.offer() == Some(offer) && message.keys() == [number])),
+                0 => b.endpoint.inbox.message_mut().advance(),
+                _ => {
+                    let message = b.endpoint.pop().unwrap();
+                    assert_eq!((message.offer(), message.keys()), (Some(offer), &[number][..]));
+                }
             }
             let values = filled(&b, 3000, number);
-            b.endpoint.place(b.peer, values, offer).unwrap();
+            b.endpoint.lanes.place(b.peer, values, offer).unwrap();
         }
         settle(&mut a, &mut b);
         for (number, (timestamp, memory, len)) in (0..).zip(a.placed.drain(..)) {
             assert!(timestamp == number && is_filled(&memory[..len], 3000, number));
         }
-        assert_eq!(a.endpoint.credits(a.peer), 16);
+        assert_eq!(a.endpoint.lanes.credits(a.peer), 16);
     }
 }
 
@@ -236,7 +241,7 @@ fn a_lane_lost_with_an_open_frame_is_reported_once() {
         assert!(matches!(arrivals[..], [Arrival::Lost { .. }]), "{arrivals:?}");
         let error = a.post(Kind::Request, 3, Values::None).unwrap_err();
         assert!(matches!(error, Error::NotConnected { .. }), "{error}");
-        assert!(a.endpoint.answer(a.peer, 3).is_err());
+        assert!(a.endpoint.lanes.answer(a.peer, 3).is_err());
     }
 }
 

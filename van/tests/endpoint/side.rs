@@ -26,13 +26,31 @@ impl Side {
         Side { endpoint, peer: PeerId(0), came, answered: Vec::new(), placed, lost: None }
     }
 
+    /// Timestamps of all that there is to take: messages and placed answers.
+    pub(super) fn timestamps(&mut self) -> Vec<u64> {
+        let mut timestamps = Vec::new();
+        while let Some(arrival) = self.endpoint.take() {
+            timestamps.push(match arrival {
+                Arrival::Message { .. } => self.endpoint.pop().unwrap().timestamp(),
+                Arrival::Placed { timestamp, .. } => timestamp,
+                other => panic!("{other:?}"),
+            });
+        }
+        timestamps
+    }
+
     pub(super) fn poll(&mut self) -> bool {
         let any = self.endpoint.poll().unwrap();
         while let Some(arrival) = self.endpoint.take() {
             match arrival {
                 Arrival::Connected { peer, .. } => self.peer = peer,
-                Arrival::Message { message, .. } => self.came.push_back(message),
-                Arrival::Answered { timestamp, .. } => self.answered.push(timestamp),
+                Arrival::Message { .. } => {
+                    let message = self.endpoint.pop().unwrap();
+                    match message.kind() == Kind::Reply && message.is_ack() {
+                        true => self.answered.push(message.timestamp()),
+                        false => self.came.push_back(message),
+                    }
+                }
                 Arrival::Placed { timestamp, memory, len, .. } => {
                     self.placed.push_back((timestamp, memory, len));
                 }
@@ -44,10 +62,10 @@ impl Side {
 
     /// Posts a request that wants its answer placed in `bytes` bytes; returns the offer.
     pub(super) fn ask(&mut self, timestamp: u64, bytes: usize, values: Values<'_>) -> Offer {
-        let place = self.endpoint.memory().allocate(bytes).unwrap();
-        let offer = self.endpoint.offer(self.peer, place).unwrap();
+        let place = self.endpoint.lanes.memory().allocate(bytes).unwrap();
+        let offer = self.endpoint.lanes.offer(self.peer, place).unwrap();
         let draft = Draft { timestamp, values, offer: Some(offer), ..Draft::new(Kind::Request) };
-        self.endpoint.post(self.peer, draft, &mut Coding::plain()).unwrap();
+        self.endpoint.lanes.post(self.peer, draft, &mut Coding::plain()).unwrap();
         offer
     }
 
@@ -58,16 +76,16 @@ impl Side {
         values: Values<'_>,
     ) -> Result<(), Error> {
         let draft = Draft { timestamp, values, ..Draft::new(kind) };
-        self.endpoint.post(self.peer, draft, &mut Coding::plain())
+        self.endpoint.lanes.post(self.peer, draft, &mut Coding::plain())
     }
 }
 
 /// Two endpoints on a lane.
 pub(super) fn pair(network: &Network, config: &VanConfig) -> (Side, Side) {
     let (mut a, mut b) = (Side::new(network, config), Side::new(network, config));
-    let address = b.endpoint.address().to_owned();
+    let address = b.endpoint.lanes.address().to_owned();
     a.peer = a.endpoint.connect(&address).unwrap();
-    while a.endpoint.credits(a.peer) == 0 {
+    while a.endpoint.lanes.credits(a.peer) == 0 {
         settle(&mut a, &mut b);
     }
     (a, b)
@@ -75,18 +93,18 @@ pub(super) fn pair(network: &Network, config: &VanConfig) -> (Side, Side) {
 
 /// Lets both sides work until nothing happens any more.
 pub(super) fn settle(a: &mut Side, b: &mut Side) {
-    let mut since = a.endpoint.now();
-    while a.endpoint.now() < since + 3 * NAP {
+    let mut since = a.endpoint.lanes.now();
+    while a.endpoint.lanes.now() < since + 3 * NAP {
         a.endpoint.wait(NAP).unwrap();
         b.endpoint.wait(NAP).unwrap();
         if a.poll() | b.poll() {
-            since = a.endpoint.now();
+            since = a.endpoint.lanes.now();
         }
     }
 }
 
 pub(super) fn filled(side: &Side, bytes: usize, seed: u64) -> caravan_van::Shared {
-    let mut buffer = side.endpoint.memory().allocate(bytes).unwrap();
+    let mut buffer = side.endpoint.lanes.memory().allocate(bytes).unwrap();
     buffer
         .iter_mut()
         .enumerate()

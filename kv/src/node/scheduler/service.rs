@@ -92,7 +92,7 @@ impl Service {
         let listen = config.node.scheduler.clone();
         let van = VanConfig { listen, ..control_config(&config.node) };
         let endpoint = Endpoint::new(backend::open_control(config.node.van, &van)?, 0, CREDITS);
-        let members = Members::new(&config, endpoint.now());
+        let members = Members::new(&config, endpoint.lanes.now());
         let driver = Driver {
             identity: driver,
             lane: None,
@@ -119,7 +119,7 @@ impl Service {
 
     /// The address where nodes join.
     pub(super) fn address(&self) -> &str {
-        self.endpoint.address()
+        self.endpoint.lanes.address()
     }
 
     /// Serves until the driver is gone.
@@ -139,7 +139,7 @@ impl Service {
 
     /// How long the thread may sleep.
     fn nap(&self) -> Duration {
-        let now = self.endpoint.now();
+        let now = self.endpoint.lanes.now();
         let gathers =
             self.driver.gathers.as_ref().map(|gathers| gathers.until.min(gathers.warn_at));
         let ends = self.driver.ends.map(|(_, until)| until);
@@ -151,13 +151,12 @@ impl Service {
 
     /// Serves pending requests; returns whether there were any.
     fn poll(&mut self) -> Result<bool> {
-        self.members.listen(self.endpoint.now());
+        self.members.listen(self.endpoint.lanes.now());
         let any = self.endpoint.poll()?;
         while let Some(arrival) = self.endpoint.take() {
             let peer = arrival.peer();
             let outcome = match arrival {
-                // The scheduler makes no offers, and every answer has a body.
-                Arrival::Placed { .. } | Arrival::Answered { .. } => Ok(()),
+                Arrival::Placed { .. } => Ok(()), // the scheduler makes no offers
                 Arrival::Connected { hello, .. } if self.driver.is_it(&hello) => {
                     self.driver.lane = Some(peer);
                     Ok(())
@@ -168,10 +167,11 @@ impl Service {
                     self.lose(peer, &error.to_string());
                     Ok(())
                 }
-                Arrival::Message { message, .. } if self.driver.lane == Some(peer) => {
-                    self.obey(&message)
-                }
-                Arrival::Message { message, .. } => self.serve(peer, &message),
+                Arrival::Message { .. } => match self.endpoint.pop() {
+                    Some(message) if self.driver.lane == Some(peer) => self.obey(&message),
+                    Some(message) => self.serve(peer, &message),
+                    None => Ok(()),
+                },
             };
             if let Err(violation) = outcome {
                 self.reject(peer, &violation);
@@ -182,7 +182,7 @@ impl Service {
 
     /// Does what is due: silent nodes and unused lanes are lost, and waits of the driver end.
     fn keep_time(&mut self) {
-        let now = self.endpoint.now();
+        let now = self.endpoint.lanes.now();
         if self.members.until_check().is_zero() {
             for (peer, violation) in self.members.idle_lanes() {
                 self.reject(peer, &violation);
@@ -195,7 +195,7 @@ impl Service {
             } else if now >= gathers.warn_at {
                 gathers.warn_at = now + WARN_EVERY;
                 let missing = self.members.missing();
-                let scheduler = self.endpoint.address();
+                let scheduler = self.endpoint.lanes.address();
                 tracing::warn!(missing, scheduler, "waiting for nodes to join");
             }
         }
@@ -259,7 +259,7 @@ impl Service {
     /// Does what the driver wants.
     fn obey(&mut self, message: &Message) -> Result<(), Violation> {
         let timestamp = message.timestamp();
-        let now = self.endpoint.now();
+        let now = self.endpoint.lanes.now();
         match control::read::<Command>(message)? {
             Command::Gather => {
                 let until = now.saturating_add(self.config.node.join_timeout);

@@ -1,6 +1,6 @@
-//! A server thread's tables: building them from a worker's specification, and finding them.
+//! One of a server thread's tables, built from a worker's specification.
 //!
-//! Path: codec > thread (**table**) > shard > store > answer.
+//! Path: codec > thread > **tables** > shard > store > answer.
 
 use caravan_van::{Account, KeyRange, Pool};
 
@@ -21,17 +21,17 @@ const TABLE_BYTES: usize = 4 << 10;
 const FILTERS_BYTES: usize = 64 << 10;
 
 /// A table of this thread.
-pub(super) struct Entry {
+pub(in crate::server) struct Entry {
     /// The specification without options and initial values, which only the shard needs.
-    pub(super) spec: TableSpec,
+    pub(in crate::server) spec: TableSpec,
     /// The whole specification as JSON.
     text: String,
     /// Charged for the other fields.
     _memory: Account,
     /// `None` if there are fewer keys than threads, and none for this one.
-    pub(super) range: Option<KeyRange>,
-    pub(super) shard: Box<dyn Shard>,
-    pub(super) filters: Option<Box<AtServer>>,
+    pub(in crate::server) range: Option<KeyRange>,
+    pub(in crate::server) shard: Box<dyn Shard>,
+    pub(in crate::server) filters: Option<Box<AtServer>>,
 }
 
 impl Entry {
@@ -39,7 +39,7 @@ impl Entry {
     ///
     /// # Errors
     /// A text with the specification of this table.
-    pub(super) fn check_same(&self, wanted: &Wanted) -> Result<(), String> {
+    pub(in crate::server) fn check_same(&self, wanted: &Wanted) -> Result<(), String> {
         if self.text == wanted.text {
             return Ok(());
         }
@@ -48,8 +48,8 @@ impl Entry {
 }
 
 /// A table that a worker wants to create.
-pub(super) struct Wanted {
-    pub(super) spec: TableSpec,
+pub(in crate::server) struct Wanted {
+    pub(in crate::server) spec: TableSpec,
     text: String,
     memory: Account,
 }
@@ -59,7 +59,7 @@ impl Wanted {
     ///
     /// # Errors
     /// The reason why it is invalid.
-    pub(super) fn read(json: &[u8], pool: &Pool) -> Result<Wanted, String> {
+    pub(in crate::server) fn read(json: &[u8], pool: &Pool) -> Result<Wanted, String> {
         let mut memory = Account::new(pool, "the specification of a table");
         memory.set(JSON_BYTES * json.len()).map_err(|error| error.to_string())?;
         let spec: TableSpec = serde_json::from_slice(json).map_err(|error| error.to_string())?;
@@ -71,7 +71,7 @@ impl Wanted {
     ///
     /// # Errors
     /// The reason why the specification is invalid or cannot be built.
-    pub(super) fn build(
+    pub(in crate::server) fn build(
         self,
         index: usize,
         count: usize,
@@ -94,25 +94,12 @@ impl Wanted {
     }
 }
 
-/// Index of a table in `tables`, or, as an error, the index to insert it at.
-pub(super) fn position(tables: &[Entry], id: u32) -> Result<usize, usize> {
-    tables.binary_search_by_key(&id, |entry| entry.spec.id)
-}
-
-pub(super) fn find(tables: &mut [Entry], id: u32) -> Result<&mut Entry, String> {
-    match position(tables, id) {
-        Ok(at) => Ok(&mut tables[at]),
-        Err(_) => Err(unknown(id)),
-    }
-}
-
-#[cold]
-pub(super) fn unknown(table: u32) -> String {
-    format!("table {table} is unknown here (create it first)")
-}
-
 /// Checks that sorted keys are in this thread's range. The decoder has checked their order.
-pub(super) fn check_keys(keys: &[u64], range: Option<KeyRange>, table: &str) -> Result<(), String> {
+pub(in crate::server) fn check_keys(
+    keys: &[u64],
+    range: Option<KeyRange>,
+    table: &str,
+) -> Result<(), String> {
     let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(()) };
     let outside = |key: &&u64| range.is_none_or(|range| !range.contains(**key));
     match [first, last].into_iter().find(outside) {

@@ -1,9 +1,9 @@
 //! A server thread's answers, and how pulled values reach their destination.
 //!
-//! Path: codec > thread > shard > store > **answer** > message, and back like any message.
+//! Path: codec > thread > tables > shard > store > **answer** > message, and back like any message.
 
 use caravan_van::wire::{Coding, Kind, Offer};
-use caravan_van::{Draft, Endpoint, Message, PeerId, Pool, Shared, Values};
+use caravan_van::{Draft, Lanes, Message, PeerId, Pool, Shared, Values};
 
 use crate::error::Result;
 use crate::server::shard::{Pulled, Request, Shard};
@@ -23,12 +23,7 @@ pub(super) struct ReplyTo {
     pub(super) timestamp: u64,
 }
 
-impl ReplyTo {
-    #[inline]
-    pub(super) fn of(peer: PeerId, request: &Message) -> ReplyTo {
-        ReplyTo { peer, table: request.table(), timestamp: request.timestamp() }
-    }
-}
+impl ReplyTo {}
 
 /// Answers an admitted pull by a message.
 ///
@@ -36,7 +31,7 @@ impl ReplyTo {
 /// If the answer cannot be posted and the lane must be closed, as for all functions below.
 #[inline(always)]
 pub(super) fn answer_pull(
-    endpoint: &mut Endpoint,
+    lanes: &mut Lanes,
     shard: &mut dyn Shard,
     reply_to: ReplyTo,
     request: &Request<'_>,
@@ -44,39 +39,39 @@ pub(super) fn answer_pull(
     let ReplyTo { peer, table, timestamp } = reply_to;
     let reply = || Draft { table, timestamp, ..Draft::new(Kind::Reply) };
     match shard.pull(request) {
-        Ok(Pulled::Stored(values)) => match endpoint.reply(peer, table, timestamp, values) {
+        Ok(Pulled::Stored(values)) => match lanes.reply(peer, table, timestamp, values) {
             Ok(()) => Ok(()),
-            Err(error) => post_failure(endpoint, reply_to, error),
+            Err(error) => post_failure(lanes, reply_to, error),
         },
         Ok(Pulled::Shared(values)) => {
             let bytes = values.len();
-            let is_copied = bytes < SHARED_BYTES_MIN && !endpoint.lends(bytes);
+            let is_copied = bytes < SHARED_BYTES_MIN && !lanes.lends(bytes);
             let values = if is_copied { Values::Copied(&values) } else { Values::Apart(values) };
-            post(endpoint, peer, Draft { values, ..reply() })
+            post(lanes, peer, Draft { values, ..reply() })
         }
         Ok(Pulled::Bytes(bytes)) => {
             let mut write = |into: &mut [u8]| shard.read(request, into);
             let values = Values::Written(bytes, &mut write);
-            post(endpoint, peer, Draft { values, ..reply() })
+            post(lanes, peer, Draft { values, ..reply() })
         }
         Ok(Pulled::Varying(bytes)) => {
-            match gather(endpoint.memory(), bytes, |into| shard.read(request, into)) {
+            match gather(lanes.memory(), bytes, |into| shard.read(request, into)) {
                 Ok(gathered) => {
                     let lengths = shard.lengths();
                     let values = Values::Apart(gathered);
-                    post(endpoint, peer, Draft { lengths, values, ..reply() })
+                    post(lanes, peer, Draft { lengths, values, ..reply() })
                 }
-                Err(reason) => refuse(endpoint, reply_to, &reason),
+                Err(reason) => refuse(lanes, reply_to, &reason),
             }
         }
-        Err(reason) => refuse(endpoint, reply_to, &reason),
+        Err(reason) => refuse(lanes, reply_to, &reason),
     }
 }
 
 /// Answers an admitted pull by writing the values to the memory that it offers.
 #[inline(never)]
 pub(super) fn place_pull(
-    endpoint: &mut Endpoint,
+    lanes: &mut Lanes,
     shard: &mut dyn Shard,
     reply_to: ReplyTo,
     offer: Offer,
@@ -85,30 +80,30 @@ pub(super) fn place_pull(
     let values = match shard.pull(request) {
         Ok(Pulled::Shared(values)) => Ok(values),
         Ok(Pulled::Stored(values)) => {
-            gather(endpoint.memory(), values.len(), |into| into.copy_from_slice(values))
+            gather(lanes.memory(), values.len(), |into| into.copy_from_slice(values))
         }
         Ok(Pulled::Bytes(bytes) | Pulled::Varying(bytes)) => {
-            gather(endpoint.memory(), bytes, |into| shard.read(request, into))
+            gather(lanes.memory(), bytes, |into| shard.read(request, into))
         }
         Err(reason) => Err(reason),
     };
     let placed = values.and_then(|values| {
-        endpoint.place(reply_to.peer, values, offer).map_err(|error| error.to_string())
+        lanes.place(reply_to.peer, values, offer).map_err(|error| error.to_string())
     });
-    placed.or_else(|reason| refuse(endpoint, reply_to, &reason))
+    placed.or_else(|reason| refuse(lanes, reply_to, &reason))
 }
 
 /// Answers a request with the reason why it cannot be executed.
 #[cold]
 #[inline(never)]
 pub(super) fn refuse(
-    endpoint: &mut Endpoint,
+    lanes: &mut Lanes,
     reply_to: ReplyTo,
     reason: &str,
 ) -> caravan_van::Result<()> {
     let ReplyTo { peer, table, timestamp } = reply_to;
     let values = Values::Copied(reason.as_bytes());
-    post(endpoint, peer, Draft { table, timestamp, values, ..Draft::new(Kind::Failure) })
+    post(lanes, peer, Draft { table, timestamp, values, ..Draft::new(Kind::Failure) })
 }
 
 /// Allocates `bytes` bytes, which `write` fills.
@@ -124,32 +119,28 @@ pub(super) fn gather(
 
 /// Sends an answer, or a failure if there is no room for it.
 #[inline(never)]
-pub(super) fn post(
-    endpoint: &mut Endpoint,
-    peer: PeerId,
-    draft: Draft<'_>,
-) -> caravan_van::Result<()> {
-    post_coded(endpoint, peer, draft, &mut Coding::plain())
+pub(super) fn post(lanes: &mut Lanes, peer: PeerId, draft: Draft<'_>) -> caravan_van::Result<()> {
+    post_coded(lanes, peer, draft, &mut Coding::plain())
 }
 
 /// As [`post`], with sections coded by `coding`.
 #[inline]
 pub(super) fn post_coded(
-    endpoint: &mut Endpoint,
+    lanes: &mut Lanes,
     peer: PeerId,
     draft: Draft<'_>,
     coding: &mut Coding,
 ) -> caravan_van::Result<()> {
     let reply_to = ReplyTo { peer, table: draft.table, timestamp: draft.timestamp };
-    let posted = endpoint.post(peer, draft, coding);
-    posted.or_else(|error| post_failure(endpoint, reply_to, error))
+    let posted = lanes.post(peer, draft, coding);
+    posted.or_else(|error| post_failure(lanes, reply_to, error))
 }
 
 /// Sends a failure if there was no room for the answer.
 #[cold]
 #[inline(never)]
 fn post_failure(
-    endpoint: &mut Endpoint,
+    lanes: &mut Lanes,
     reply_to: ReplyTo,
     error: caravan_van::Error,
 ) -> caravan_van::Result<()> {
@@ -161,5 +152,5 @@ fn post_failure(
     let reason = error.to_string();
     let values = Values::Copied(reason.as_bytes());
     let failure = Draft { table, timestamp, values, ..Draft::new(Kind::Failure) };
-    endpoint.post(peer, failure, &mut Coding::plain())
+    lanes.post(peer, failure, &mut Coding::plain())
 }

@@ -1,0 +1,61 @@
+//! Requests to tables with filters: they are decoded before the shard sees them, and their answers
+//! are encoded.
+//!
+//! Path: codec > thread > **tables** > shard > store > answer.
+
+use caravan_van::wire::Kind;
+use caravan_van::{Draft, Lanes, Message, PeerId, Values};
+
+use super::{Entry, Trouble};
+use crate::filter::FILTERED;
+use crate::server::answer::{answer, gather, post_coded};
+use crate::server::shard::{Pulled, Request};
+
+/// Serves an admitted request to a table with filters.
+#[inline(never)]
+pub(super) fn serve_filtered(
+    lanes: &mut Lanes,
+    entry: &mut Entry,
+    peer: PeerId,
+    message: &Message,
+    request: Request<'_>,
+) -> Result<(), Trouble> {
+    let memory = lanes.memory().clone();
+    let Entry { shard, spec, filters: Some(filters), .. } = entry else { return Ok(()) };
+    let decoded = filters.receive(spec, message, request.keys.len(), &memory)?;
+    let mut request = request; // its lifetime shrinks to that of `decoded`
+    if let Some(decoded) = &decoded {
+        request.values = &decoded.values;
+        request.lengths = decoded.lengths.as_deref().unwrap_or(request.lengths);
+    }
+    if request.pushes {
+        shard.push(&request, &memory)?;
+    }
+    if !request.pulls {
+        return Ok(lanes.answer(peer, message.timestamp())?);
+    }
+    let (gathered, shared);
+    let (lengths, values) = match shard.pull(&request)? {
+        Pulled::Stored(values) => (&[][..], values),
+        Pulled::Shared(values) => {
+            shared = values;
+            (&[][..], &shared[..])
+        }
+        Pulled::Bytes(bytes) => {
+            gathered = gather(&memory, bytes, |into| shard.read(&request, into))?;
+            (&[][..], &gathered[..])
+        }
+        Pulled::Varying(bytes) => {
+            gathered = gather(&memory, bytes, |into| shard.read(&request, into))?;
+            (shard.lengths(), &gathered[..])
+        }
+    };
+    let posted =
+        filters.answer(spec, lengths, values, &memory, |is_block, lengths, values, coding| {
+            let op = if is_block { FILTERED } else { 0 };
+            let values = Values::Copied(values);
+            let draft = Draft { op, lengths, values, ..answer(Kind::Reply, message) };
+            post_coded(lanes, peer, draft, coding)
+        })?;
+    Ok(posted?)
+}

@@ -1,0 +1,205 @@
+//! All lanes of an endpoint: connecting and closing them, and what the layers above ask of a lane.
+//!
+//! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
+
+use std::time::Duration;
+
+use super::lane::{Lane, lane};
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Pool};
+use crate::metrics::Counters;
+use crate::transport::{Clock, Limits, PeerId, Transport};
+use crate::wire::Offer;
+
+/// The lanes of one thread to all its peers: the sending half of an endpoint.
+pub struct Lanes {
+    pub(super) transport: Box<dyn Transport>,
+    pub(super) memory: Pool,
+    pub(super) limits: Limits,
+    clock: Clock,
+    pub(super) node: u32,
+    pub(super) credits: u16,
+    /// Indexed by peer number; `None` once the peer is gone.
+    pub(super) lanes: Vec<Option<Lane>>,
+    /// Whether a peer waits for a landing because memory was short.
+    pub(super) starved: bool,
+    /// Lanes that had an open frame since the last poll.
+    pub(super) open: Vec<PeerId>,
+    /// Lanes that this side closed and has not reported yet.
+    pub(super) closed: Vec<(PeerId, Error)>,
+    /// Peers whose loss the last poll reported. Memory offered to them can be withdrawn until the
+    /// next poll.
+    pub(super) lost: Vec<PeerId>,
+    /// Counters of messages; the transport counts everything else.
+    pub(super) counted: Counters,
+}
+
+impl Lanes {
+    pub(super) fn new(transport: Box<dyn Transport>, node: u32, credits: u16) -> Self {
+        let about = transport.about();
+        let limits = about.limits;
+        let memory = about.memory.clone();
+        let clock = about.clock.clone();
+        Lanes {
+            transport,
+            memory,
+            limits,
+            clock,
+            node,
+            credits,
+            lanes: Vec::new(),
+            starved: false,
+            open: Vec::with_capacity(16),
+            closed: Vec::new(),
+            lost: Vec::new(),
+            counted: Counters::default(),
+        }
+    }
+
+    /// Name of the van.
+    pub fn van(&self) -> &'static str {
+        self.transport.about().name
+    }
+
+    /// Address to which peers connect.
+    pub fn address(&self) -> &str {
+        &self.transport.about().address
+    }
+
+    /// Id that this node writes into its messages.
+    pub fn node(&self) -> u32 {
+        self.node
+    }
+
+    /// Sets the id that the scheduler assigned.
+    pub fn set_node(&mut self, node: u32) {
+        self.node = node;
+        self.lanes.iter_mut().flatten().for_each(|lane| lane.packer.forget());
+    }
+
+    /// Length of the longest image that fits into one frame, in bytes.
+    #[inline]
+    pub fn eager_bytes(&self) -> usize {
+        self.limits.frame_bytes
+    }
+
+    /// Whether the van lends `bytes` bytes of values: the peer then reads them where they lie,
+    /// without memory of its own for them. While too many bytes are on loan, the peer gets a copy.
+    #[inline]
+    pub fn lends(&self, bytes: usize) -> bool {
+        bytes >= self.limits.lent_bytes_min
+    }
+
+    /// Memory in which messages are built and values land.
+    #[inline]
+    pub fn memory(&self) -> &Pool {
+        &self.memory
+    }
+
+    /// The transport's clock.
+    pub fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    /// Adds the time of a computation to the clock; see [`Clock::charge`].
+    ///
+    /// # Errors
+    /// As [`Clock::charge`].
+    pub fn charge(&mut self, work: Duration) -> Result<()> {
+        self.clock.charge(work)
+    }
+
+    /// Counters of the transport and of the messages that this endpoint sent and received.
+    pub fn counters(&self) -> Counters {
+        let Counters { messages_sent, messages_received, message_bytes_copied, .. } = self.counted;
+        Counters {
+            messages_sent,
+            messages_received,
+            message_bytes_copied,
+            ..self.transport.counters()
+        }
+    }
+
+    pub(super) fn connect(&mut self, address: &str) -> Result<PeerId> {
+        let peer = self.transport.connect(address)?;
+        self.enter(peer).name = address.to_owned();
+        Ok(peer)
+    }
+
+    pub(super) fn disconnect(&mut self, peer: PeerId) {
+        self.transport.disconnect(peer);
+        if let Some(lane) = self.lanes.get_mut(peer.0 as usize) {
+            *lane = None;
+        }
+        self.lost.retain(|lost| *lost != peer);
+    }
+
+    /// Number of requests that can be posted to `peer` now.
+    #[inline]
+    pub fn credits(&self, peer: PeerId) -> usize {
+        self.lanes
+            .get(peer.0 as usize)
+            .and_then(Option::as_ref)
+            .map_or(0, |lane| lane.credits.into())
+    }
+
+    /// Offers `into` to `peer` for the answer to the request that [`Lanes::post`] posts with
+    /// this offer.
+    ///
+    /// # Errors
+    /// As [`Transport::offer`].
+    pub fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
+        self.transport.offer(peer, into)
+    }
+
+    /// Withdraws offered memory and returns it.
+    ///
+    /// # Errors
+    /// As [`Transport::withdraw`].
+    pub fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
+        if let Ok(lane) = lane(&mut self.lanes, peer) {
+            lane.places.remove(key);
+        }
+        self.transport.withdraw(peer, key)
+    }
+
+    /// Does what is due before the transport is asked again: posts the open frames, grants wanted
+    /// landings, and forgets the peers whose loss was reported.
+    #[inline(always)]
+    pub(super) fn settle(&mut self) {
+        if self.starved {
+            self.feed();
+        }
+        self.close_frames();
+        if !self.lost.is_empty() {
+            self.forget_lost();
+        }
+    }
+
+    /// Makes the transport forget the peers whose loss was reported.
+    #[cold]
+    fn forget_lost(&mut self) {
+        for peer in std::mem::take(&mut self.lost) {
+            self.transport.disconnect(peer);
+        }
+    }
+
+    pub(super) fn enter(&mut self, peer: PeerId) -> &mut Lane {
+        let index = peer.0 as usize;
+        if self.lanes.len() <= index {
+            self.lanes.resize_with(index + 1, || None);
+        }
+        self.lanes[index].get_or_insert_default()
+    }
+
+    /// Closes the lane to a peer that broke the protocol, or for which memory ran out.
+    /// [`Arrival::Lost`](super::Arrival::Lost) will report it.
+    #[cold]
+    pub(super) fn drop_lane(&mut self, peer: PeerId, error: &Error) {
+        let Ok(lane) = lane(&mut self.lanes, peer) else { return };
+        let address = std::mem::take(&mut lane.name);
+        let reason = format!("dropped by this side: {error}");
+        self.disconnect(peer);
+        self.closed.push((peer, Error::PeerLost { peer, address, reason }));
+    }
+}
