@@ -1,0 +1,237 @@
+//! Data-centric read and write constraints of the parameter database, with admissible delay `δ`.
+//!
+//! The keys are cut into chunks; each chunk has one worker that writes it, and all workers that
+//! take part read it. In iteration `α` a worker reads chunks, and then writes its own. The
+//! constraints (Algorithms 2a and 2b) hold for each chunk by itself:
+//!
+//! * a read at `α` waits for the chunk's write of iteration `α - 1 - δ`; with δ = 0 it sees exactly
+//!   the write of `α - 1`;
+//! * a write at `α` waits until all readers have read the chunk at `α - δ`.
+//!
+//! δ = 0 gives the result of the serial run to the bit. An infinite δ is Hogwild. An extra reader
+//! that writes nothing, as a judge of convergence, keeps all chunks at its iteration.
+//!
+//! A worker that announces a clock has finished its iterations below: a chunk that it did not read
+//! there no longer waits for it. Where all workers have finished an iteration, the chunk counts as
+//! written in it, also if its owner wrote nothing or left.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Access, Blocker, Controller, Members, Refusal, Verdict};
+
+/// Bounds the delay between the reads and the writes of each chunk.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct DataCentric {
+    members: Members,
+    /// `None` is infinite.
+    delay: Option<u64>,
+    chunk_keys: u64,
+    chunks: BTreeMap<u64, Chunk>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+struct Chunk {
+    /// The iteration of the last write; 0 before the first.
+    written: u64,
+    owner: Option<u32>,
+    readers: BTreeMap<u32, Reads>,
+}
+
+/// The iterations in which a worker has read a chunk.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+struct Reads {
+    /// All up to this one.
+    through: u64,
+    /// Later ones, read ahead of one that is missing.
+    beyond: BTreeSet<u64>,
+}
+
+/// Memory of a chunk, and of each of its readers.
+const CHUNK_BYTES: usize = 128;
+
+/// Memory of a read ahead.
+const READ_BYTES: usize = 24;
+
+impl Reads {
+    fn add(&mut self, version: u64) {
+        if version > self.through {
+            self.beyond.insert(version);
+        }
+        while let Some(next) = self.through.checked_add(1)
+            && self.beyond.remove(&next)
+        {
+            self.through = next;
+        }
+    }
+}
+
+impl DataCentric {
+    /// For `workers` readers, judges included, and chunks of `chunk_keys` keys, at least 1; `delay`
+    /// is `None` for an infinite one.
+    pub fn new(workers: usize, delay: Option<u64>, chunk_keys: u64) -> Self {
+        let members = Members::new(workers);
+        DataCentric { members, delay, chunk_keys: chunk_keys.max(1), chunks: BTreeMap::new() }
+    }
+
+    /// The iteration of a chunk's last write.
+    pub fn written(&self, chunk: u64) -> u64 {
+        self.chunks.get(&chunk).map_or(0, |chunk| chunk.written)
+    }
+
+    /// The last iteration whose write a chunk is done with.
+    fn settled(&self, chunk: u64) -> u64 {
+        self.written(chunk).max(self.members.slowest() - 1)
+    }
+
+    /// Whether all readers have read a chunk in iteration `version`, or have finished it.
+    fn is_read(&self, chunk: u64, version: u64) -> bool {
+        let readers = self.chunks.get(&chunk).map(|chunk| &chunk.readers);
+        let through =
+            |worker| readers.and_then(|readers| readers.get(&worker)).map_or(0, |r| r.through);
+        self.members.iter().all(|(worker, clock)| clock > version || through(worker) >= version)
+    }
+
+    /// Whether a read may be executed, without its effect.
+    fn check_read(&self, access: &Access<'_>, delay: u64) -> Verdict {
+        let Access { worker, clock, .. } = *access;
+        let needed = (clock - 1).saturating_sub(delay);
+        let mut is_repeated = false;
+        for chunk in chunks(access.keys, self.chunk_keys) {
+            let written = self.settled(chunk);
+            if written < needed {
+                return Verdict::Park(Blocker::Written { chunk, version: needed });
+            }
+            if delay > 0 || written == needed {
+                continue;
+            }
+            let readers = self.chunks.get(&chunk).and_then(|chunk| chunk.readers.get(&worker));
+            let was_read = readers.is_some_and(|reads| reads.through >= clock);
+            if self.written(chunk) != clock || !was_read {
+                return Verdict::Refuse(Refusal::Stale { chunk, clock, written });
+            }
+            is_repeated = true;
+        }
+        if is_repeated { Verdict::Previous } else { Verdict::Admit }
+    }
+
+    /// Whether a write may be executed, without its effect.
+    fn check_write(&self, access: &Access<'_>, delay: u64, announced: u64) -> Verdict {
+        let Access { worker, clock, keys, .. } = *access;
+        let is_repeated = |chunk| {
+            let known = self.chunks.get(&chunk);
+            known.is_some_and(|known| known.written >= clock && known.owner == Some(worker))
+        };
+        if !keys.is_empty() && chunks(keys, self.chunk_keys).all(is_repeated) {
+            return Verdict::Repeated;
+        }
+        if clock < announced {
+            return Verdict::Refuse(Refusal::Finished { worker, clock, announced });
+        }
+        let needed = clock.saturating_sub(delay);
+        let mut blocker = None;
+        for chunk in chunks(keys, self.chunk_keys) {
+            let owner = self.chunks.get(&chunk).and_then(|chunk| chunk.owner);
+            let other = owner.filter(|&owner| owner != worker);
+            if let Some(owner) = other.filter(|owner| self.members.clock(*owner).is_some()) {
+                return Verdict::Refuse(Refusal::NotOwner { worker, chunk, owner });
+            }
+            let written = self.written(chunk);
+            if written.max(announced - 1) != clock - 1 {
+                return Verdict::Refuse(Refusal::OutOfOrder { chunk, clock, written });
+            }
+            if blocker.is_none() && !self.is_read(chunk, needed) {
+                blocker = Some(Blocker::Read { chunk, version: needed });
+            }
+        }
+        blocker.map_or(Verdict::Admit, Verdict::Park)
+    }
+}
+
+impl Controller for DataCentric {
+    fn members(&self) -> &Members {
+        &self.members
+    }
+
+    fn members_mut(&mut self) -> &mut Members {
+        &mut self.members
+    }
+
+    fn advance(&mut self, worker: u32, clock: u64, _disclosed: u64) -> bool {
+        let rises = self.members.clock(worker).is_some_and(|before| before < clock);
+        self.members.advance(worker, clock);
+        rises
+    }
+
+    fn leave(&mut self, worker: u32) {
+        self.members.leave(worker);
+        self.chunks.values_mut().for_each(|chunk| drop(chunk.readers.remove(&worker)));
+    }
+
+    fn announce(&mut self, access: &Access<'_>) -> Result<(), Refusal> {
+        match access.reads && access.writes && access.clock > 0 {
+            true => Err(Refusal::ReadsAndWrites),
+            false => Ok(()),
+        }
+    }
+
+    fn admit(&mut self, access: &Access<'_>) -> Verdict {
+        let Access { worker, clock, writes, keys, .. } = *access;
+        if clock == 0 {
+            return Verdict::Admit;
+        }
+        let Some(announced) = self.members.clock(worker) else {
+            return Verdict::Refuse(Refusal::NotJoined { worker });
+        };
+        let Some(delay) = self.delay else { return Verdict::Admit };
+        let verdict = match writes {
+            true => self.check_write(access, delay, announced),
+            false => self.check_read(access, delay),
+        };
+        if verdict != Verdict::Admit {
+            return verdict;
+        }
+        for chunk in chunks(keys, self.chunk_keys) {
+            let chunk = self.chunks.entry(chunk).or_default();
+            if writes {
+                chunk.written = clock;
+                chunk.owner = Some(worker);
+            } else {
+                let reads = chunk.readers.entry(worker).or_default();
+                reads.through = reads.through.max(announced - 1);
+                reads.add(clock);
+            }
+        }
+        Verdict::Admit
+    }
+
+    fn is_blocked(&self, blocker: &Blocker) -> bool {
+        match *blocker {
+            Blocker::Written { chunk, version } => self.settled(chunk) < version,
+            Blocker::Read { chunk, version } => !self.is_read(chunk, version),
+            _ => false,
+        }
+    }
+
+    fn releases(&self) -> bool {
+        true
+    }
+
+    fn bytes(&self) -> usize {
+        let of = |chunk: &Chunk| {
+            let ahead: usize = chunk.readers.values().map(|reads| reads.beyond.len()).sum();
+            CHUNK_BYTES * (1 + chunk.readers.len()) + READ_BYTES * ahead
+        };
+        self.chunks.values().map(of).sum()
+    }
+}
+
+/// The chunks of ascending keys, each once.
+fn chunks(keys: &[u64], chunk_keys: u64) -> impl Iterator<Item = u64> + '_ {
+    let mut rest = keys;
+    std::iter::from_fn(move || {
+        let chunk = rest.first()? / chunk_keys;
+        let len = rest.iter().take_while(|key| **key / chunk_keys == chunk).count();
+        rest = &rest[len..];
+        Some(chunk)
+    })
+}

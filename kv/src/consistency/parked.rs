@@ -1,0 +1,85 @@
+//! Requests that wait for a controller.
+
+use super::{Access, Blocker, Controller, Order, Verdict};
+
+/// Parked requests, in the order in which they are looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Parked<T> {
+    held: Vec<Held<T>>,
+    /// The next request to look at.
+    at: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Held<T> {
+    order: Order,
+    blocker: Blocker,
+    request: T,
+}
+
+impl<T> Default for Parked<T> {
+    fn default() -> Self {
+        Parked { held: Vec::new(), at: 0 }
+    }
+}
+
+impl<T> Parked<T> {
+    /// Whether nothing waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Number of requests that wait.
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Parks a request behind those of equal order.
+    pub fn park(&mut self, order: Order, blocker: Blocker, request: T) {
+        let at = self.held.partition_point(|held| held.order <= order);
+        self.held.insert(at, Held { order, blocker, request });
+        self.at = 0;
+    }
+
+    /// Begins to look at all parked requests again, since something has changed that they may wait
+    /// for.
+    pub fn rewind(&mut self) {
+        self.at = 0;
+    }
+
+    /// Takes out the next request that need not wait any longer, with what the controller says of
+    /// it; returns `None` if all others still wait. `access` says what a request does.
+    pub fn next(
+        &mut self,
+        controller: &mut (impl Controller + ?Sized),
+        access: impl Fn(&T) -> Access<'_>,
+    ) -> Option<(T, Verdict)> {
+        while let Some(held) = self.held.get_mut(self.at) {
+            if controller.is_blocked(&held.blocker) {
+                self.at += 1;
+                continue;
+            }
+            match controller.admit(&access(&held.request)) {
+                Verdict::Park(blocker) => {
+                    held.blocker = blocker;
+                    self.at += 1;
+                }
+                verdict => {
+                    let Held { request, .. } = self.held.remove(self.at);
+                    if verdict == Verdict::Admit && controller.releases() {
+                        self.at = 0;
+                    }
+                    return Some((request, verdict));
+                }
+            }
+        }
+        None
+    }
+
+    /// Drops the requests for which `keep` is false.
+    pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
+        self.held.retain(|held| keep(&held.request));
+        self.at = 0;
+    }
+}
