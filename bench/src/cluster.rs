@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, bail};
 use caravan_kv::node::{Scheduler, run_server, run_worker};
-use caravan_kv::{Apps, Cluster, ClusterConfig, Error, Handles, Launch, Target, Van};
+use caravan_kv::{Apps, Cluster, ClusterConfig, Error, Handles, JobRole, Launch, Target, Van};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -76,7 +76,7 @@ pub(crate) fn handles() -> Handles {
 /// # Errors
 /// Names the node that did not come up; [`Usage`] for a NUMA node that this machine does not have.
 pub(crate) fn launch(config: &ClusterConfig, common: &Common) -> Result<Cluster> {
-    let launch = if common.external {
+    let launch = if common.external || config.node.role == Some(JobRole::Scheduler) {
         Launch::External
     } else if common.in_process {
         Launch::Threads(handles(), apps())
@@ -119,7 +119,7 @@ pub(crate) fn schedule(common: &Common, role: &Role) -> Result<()> {
 /// Runs a server until the job is over.
 pub(crate) fn serve(common: &Common, role: &Role) -> Result<()> {
     let config = joined(common, role)?;
-    run_server(&config.node, role.rank, config.threads, &handles(), true).map_err(as_usage)
+    run_server(&config.node, config.node.rank, config.threads, &handles(), true).map_err(as_usage)
 }
 
 /// Runs a worker until the job is over.
@@ -128,7 +128,7 @@ pub(crate) fn work(common: &Common, args: &WorkerRole) -> Result<()> {
     if let Some(root) = &args.data_root {
         config.node.data_root = Some(root.clone());
     }
-    run_worker(&config.node, args.role.rank, &apps(), true).map_err(as_usage)
+    run_worker(&config.node, config.node.rank, &apps(), true).map_err(as_usage)
 }
 
 /// The settings of a node that joins a scheduler.
@@ -143,6 +143,7 @@ fn joined(common: &Common, role: &Role) -> Result<ClusterConfig> {
     if let Some(job) = role.job {
         config.node.job = job;
     }
+    config.node.rank = role.rank.or(config.node.rank);
     if config.node.scheduler.ends_with(":0") {
         bail!(Usage(format!(
             "{} is no address of a scheduler; give --scheduler HOST:PORT or CARAVAN_SCHEDULER",

@@ -14,6 +14,7 @@ mod cli;
 mod cluster;
 mod doctor;
 mod floor;
+mod launch;
 mod measure;
 mod report;
 mod train;
@@ -26,7 +27,7 @@ use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::SIGPIPE;
 
-use cli::ending::{Interrupted, Usage};
+use cli::ending::{Failed, Interrupted, Usage};
 use cli::{BenchCommand, Cli, Command, Common, FloorArgs, TrainCommand, interrupt};
 use floor::process::Answerer;
 use measure::{placement, scale, verbs, wait};
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
             }
             ExitCode::from(match error.downcast_ref::<Interrupted>() {
                 Some(interrupted) => interrupted.status as u8,
+                None if let Some(failed) = error.downcast_ref::<Failed>() => failed.status as u8,
                 None if error.is::<Usage>() => 2,
                 None if unread => interrupt::status(SIGPIPE) as u8,
                 None => 1,
@@ -72,6 +74,9 @@ fn open_more_files() {
 }
 
 fn run(cli: &Cli) -> Result<()> {
+    if launch::instead(cli)?.is_some() {
+        return Ok(());
+    }
     match &cli.command {
         Command::Bench(BenchCommand::Verbs(args)) => verbs::run(&cli.common, args),
         Command::Bench(BenchCommand::Placement) => placement::run(&cli.common),
@@ -79,6 +84,8 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench(BenchCommand::Scale(args)) => scale::run(&cli.common, args),
         Command::Bench(command) => measure::run(&cli.common, command),
         Command::Doctor(args) => doctor::run(&cli.common, args),
+        Command::Launch(args) => launch::run(&cli.common, args),
+        Command::Agent(args) => launch::agent::run(args.through),
         Command::Server(role) => cluster::serve(&cli.common, role),
         Command::Worker(args) => cluster::work(&cli.common, args),
         Command::Floor(args) => answer(&cli.common, args),

@@ -74,12 +74,21 @@ fn help_names_every_command_and_hides_the_floor() {
     let output = caravan("--help", &[]);
     assert!(output.status.success());
     let help = text(&output.stdout);
-    for command in
-        ["bench", "train", "predict", "generate", "scheduler", "server", "worker", "doctor"]
-    {
+    for command in [
+        "bench",
+        "train",
+        "predict",
+        "generate",
+        "launch",
+        "scheduler",
+        "server",
+        "worker",
+        "doctor",
+    ] {
         assert!(help.contains(command), "{command}");
     }
-    assert!(!help.lines().any(|line| line.trim_start().starts_with("floor")));
+    let hidden = |line: &str| ["floor", "agent"].iter().any(|it| line.trim_start().starts_with(it));
+    assert!(!help.lines().any(hidden), "{help}");
     for line in ["bench latency --help", "train dbpg --help", "--version"] {
         assert!(caravan(line, &[]).status.success(), "{line}");
     }

@@ -2,7 +2,7 @@
 //! this process, or as nodes of a simulated network.
 
 use std::cell::RefCell;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
@@ -75,14 +75,7 @@ impl Cluster {
                 // Nobody else is on this network.
                 config.node.secret = SecretSource::Given(Secret::NONE);
             }
-            Launch::Processes(_) | Launch::Threads(..) => {
-                if config.node.job == 0 {
-                    config.node.job = job_number();
-                }
-                if config.node.secret == SecretSource::User {
-                    config.node.secret = SecretSource::Given(Secret::random());
-                }
-            }
+            Launch::Processes(_) | Launch::Threads(..) => config.node = config.node.for_launch()?,
             Launch::External => {}
         }
         config.node = config.node.secured()?;
@@ -125,15 +118,10 @@ impl Cluster {
                 Launch::Processes(program) => {
                     let mut command = Command::new(program);
                     command.arg(role.to_string()).arg("--rank").arg(rank.to_string());
-                    command.envs(self.config.to_vars()).stdin(Stdio::piped()).stdout(Stdio::null());
-                    // A signal from the terminal is for this process only, which ends its nodes
-                    // itself.
-                    #[cfg(unix)]
-                    std::os::unix::process::CommandExt::process_group(&mut command, 0);
-                    let spawned = command.spawn();
-                    let mut run =
+                    command.stdout(Stdio::null());
+                    let spawned = spawn_node(&mut command, &self.config);
+                    let run =
                         spawned.map_err(|source| Error::Spawn { what: name.clone(), source })?;
-                    hand_down(&self.config.node, &mut run);
                     self.children.push(Node { name, run });
                 }
                 Launch::Simulated(handles, apps) => {
@@ -264,8 +252,22 @@ impl Drop for Cluster {
 /// How long nodes may take to end.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// Passes the job's secret to a child by standard input. The pipe stays open while this process
-/// lives; when it closes, the child ends.
+/// Starts a process of a job, with its settings as variables and in a process group of its own: a
+/// signal from the terminal is for the launcher only, which ends its processes itself. The job's
+/// secret goes over standard input, where others cannot see it. The pipe stays open while this
+/// process lives; when it closes, launched nodes end.
+///
+/// # Errors
+/// If the system cannot start it.
+pub fn spawn_node(command: &mut Command, config: &ClusterConfig) -> io::Result<Child> {
+    command.envs(config.to_vars()).stdin(Stdio::piped());
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(command, 0);
+    let mut child = command.spawn()?;
+    hand_down(&config.node, &mut child);
+    Ok(child)
+}
+
 fn hand_down(config: &NodeConfig, child: &mut Child) {
     if let (SecretSource::Given(secret), Some(input)) = (&config.secret, &mut child.stdin) {
         // A failed write means that the child has ended, which is noticed when all nodes are to
@@ -301,11 +303,4 @@ fn thread_error(thread: Node<JoinHandle<Result<()>>>) -> Error {
 
 fn joined(thread: Node<JoinHandle<Result<()>>>) -> Result<()> {
     thread.run.join().unwrap_or_else(|panic| Err(panicked(&thread.name, panic.as_ref())))
-}
-
-/// A number unique to this job on this machine, from the process id and the start time.
-fn job_number() -> u64 {
-    let now =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    (u64::from(std::process::id()) << 40) ^ now.as_nanos() as u64
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use caravan_numa::{HugePages, PageSource};
 use caravan_van::{Identity, Secret, VanConfig, Wait};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::node::{Numa, Van};
@@ -18,11 +19,46 @@ use crate::secret::SecretSource;
 
 pub use vars::{VARS, Var};
 
+/// The role of a process in a job, as a launcher gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JobRole {
+    /// The driver of the job, with its scheduler.
+    Scheduler,
+    /// A server.
+    Server,
+    /// A worker.
+    Worker,
+}
+
+impl JobRole {
+    /// All of them.
+    pub const ALL: [JobRole; 3] = [JobRole::Scheduler, JobRole::Server, JobRole::Worker];
+
+    /// Its name in variables.
+    pub fn name(self) -> &'static str {
+        match self {
+            JobRole::Scheduler => "scheduler",
+            JobRole::Server => "server",
+            JobRole::Worker => "worker",
+        }
+    }
+
+    /// The role of that name, if there is one.
+    pub fn named(name: &str) -> Option<JobRole> {
+        JobRole::ALL.into_iter().find(|role| role.name() == name)
+    }
+}
+
 /// Settings of one node; [`Default`] works on one machine.
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
     /// Address of the scheduler, `host:port`.
     pub scheduler: String,
+    /// The role that a launcher gave this process; a program that takes every role decides by it.
+    pub role: Option<JobRole>,
+    /// Its rank among the nodes of its role; the scheduler chooses one if there is none.
+    pub rank: Option<usize>,
     /// The job's number: nodes of other jobs are refused.
     pub job: u64,
     /// Source of the job's secret, which all its nodes prove to know.
@@ -71,6 +107,8 @@ impl Default for NodeConfig {
     fn default() -> Self {
         NodeConfig {
             scheduler: "127.0.0.1:0".to_owned(),
+            role: None,
+            rank: None,
             job: 0,
             secret: SecretSource::default(),
             insecure: false,
@@ -214,7 +252,7 @@ pub fn is_address(text: &str) -> bool {
 }
 
 /// `host:port`, with brackets around IPv6.
-pub(crate) fn join_host(host: &str, port: u16) -> String {
+pub fn join_host(host: &str, port: u16) -> String {
     if host.contains(':') && !host.starts_with('[') {
         format!("[{host}]:{port}")
     } else {
@@ -281,6 +319,8 @@ mod tests {
             ("CARAVAN_NUMA_NODE", "nearby"),
             ("CARAVAN_HUGE_PAGES", "1"),
             ("CARAVAN_HEARTBEAT_MS", "9"),
+            ("CARAVAN_ROLE", "master"),
+            ("CARAVAN_RANK", "-1"),
             ("CARAVAN_HEARTBEAT_S", "0"),
             ("CARAVAN_SCHEDULER", "nonsense"),
             ("CARAVAN_SCHEDULER", "host:99999"),
@@ -295,6 +335,8 @@ mod tests {
     fn settings_survive_the_way_to_a_child() {
         let given = vars(&[
             ("CARAVAN_JOB", "beef"),
+            ("CARAVAN_ROLE", "worker"),
+            ("CARAVAN_RANK", "3"),
             ("CARAVAN_WAIT", "block"),
             ("CARAVAN_MEMORY", "64MiB"),
             ("CARAVAN_PIN", "0"),

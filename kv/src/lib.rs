@@ -56,8 +56,8 @@ pub mod table;
 mod tracker;
 pub mod worker;
 
-pub use cluster::{Cluster, Launch};
-pub use config::{ClusterConfig, NodeConfig};
+pub use cluster::{Cluster, Launch, spawn_node};
+pub use config::{ClusterConfig, JobRole, NodeConfig};
 pub use cost::Cost;
 pub use error::{Error, Result};
 pub use node::{App, Apps, Target, Van, WorkerNode};

@@ -11,6 +11,7 @@ use std::io::{self, BufRead, Read, Write};
 use std::net::ToSocketAddrs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use caravan_van::Secret;
 
@@ -41,6 +42,22 @@ const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
 const OTHERS: u32 = 0o077;
 
 impl NodeConfig {
+    /// The settings of a new job, for its launcher: with the job's number and its secret. Those
+    /// that are given stay; the user's own secret is replaced by one of this job alone.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a given secret cannot be read.
+    pub fn for_launch(&self) -> Result<NodeConfig> {
+        let mut config = self.clone();
+        if config.job == 0 {
+            config.job = job_number();
+        }
+        if config.secret == SecretSource::User {
+            config.secret = SecretSource::Given(Secret::random());
+        }
+        config.secured()
+    }
+
     /// The settings with the secret itself, to be called once before anything connects.
     ///
     /// # Errors
@@ -83,6 +100,12 @@ impl NodeConfig {
         }
         Ok(())
     }
+}
+
+/// A number unique to this job on this machine, from the process id and the start time.
+fn job_number() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    (u64::from(std::process::id()) << 40) ^ now.as_nanos() as u64
 }
 
 /// Reads the secret from the first line of another process's output.

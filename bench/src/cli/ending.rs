@@ -18,6 +18,23 @@ impl fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
+/// A process of a launched job failed.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    /// Its exit status; 128 and the number of a signal that ended it.
+    pub(crate) status: i32,
+    /// Which one, and how.
+    pub(crate) why: String,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl std::error::Error for Failed {}
+
 /// Ctrl-C or SIGTERM ended the run.
 #[derive(Debug)]
 pub(crate) struct Interrupted {

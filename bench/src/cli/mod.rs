@@ -16,8 +16,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::bench::*;
 pub(crate) use self::learn::*;
-use self::values::{address, count_to, hexadecimal, numa, parse_wait};
+use self::values::{address, count_to, hexadecimal, hosts, numa, parse_wait};
 use crate::floor::process::Answerer;
+use crate::launch::agent::Through;
+use crate::launch::hosts::HostList;
 
 /// Moves parameters: push and pull over RDMA, io_uring, shared memory or TCP, and what trains on
 /// it.
@@ -58,6 +60,20 @@ pub(crate) struct Common {
     /// Starts no nodes: waits at CARAVAN_SCHEDULER for servers and workers that others start
     #[arg(long, global = true, conflicts_with = "in_process")]
     pub(crate) external: bool,
+    /// Runs servers and workers on these hosts, reached by ssh: A,B or A:4,user@B with slots
+    #[arg(long, global = true, value_name = "HOSTS", value_parser = hosts, conflicts_with_all = ["in_process", "external"])]
+    pub(crate) hosts: Option<HostList>,
+    /// The same from a file with a host a line, as OpenMPI (A slots=4) or MPICH (A:4) reads it
+    #[arg(long, global = true, value_name = "FILE", conflicts_with_all = ["hosts", "in_process", "external"])]
+    pub(crate) hostfile: Option<PathBuf>,
+    /// The remote shell for hosts, with its options
+    #[arg(
+        long,
+        global = true,
+        value_name = "WORDS",
+        default_value = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+    )]
+    pub(crate) ssh: String,
     /// Encrypts all that goes over sockets: the control plane, and data of uring and tcp
     /// [env: CARAVAN_ENCRYPT=1]
     #[arg(long, global = true)]
@@ -118,6 +134,11 @@ pub(crate) enum Command {
     /// Writes synthetic data
     #[command(subcommand)]
     Generate(GenerateCommand),
+    /// Starts a program as scheduler, servers and workers: here, on hosts, or in an allocation
+    Launch(LaunchArgs),
+    /// Runs the processes of a job on one host, for a launcher
+    #[command(hide = true)]
+    Agent(AgentArgs),
     /// Runs the scheduler of a cluster
     Scheduler(Role),
     /// Runs one server of a cluster
@@ -130,6 +151,21 @@ pub(crate) enum Command {
     /// The other process of a floor, or of `bench verbs`
     #[command(hide = true)]
     Floor(FloorArgs),
+}
+
+/// A program to launch.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct LaunchArgs {
+    /// The program and its arguments; it finds its role in CARAVAN_ROLE. `caravan` is this program
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AgentArgs {
+    /// How the launcher has reached this host
+    #[arg(value_enum)]
+    pub(crate) through: Through,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -155,7 +191,7 @@ pub(crate) struct FloorArgs {
 }
 
 /// One role of a cluster.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Role {
     /// Where the scheduler listens, as host:port [env: CARAVAN_SCHEDULER]
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
@@ -172,7 +208,7 @@ pub(crate) struct Role {
 }
 
 /// A worker, and what it may read.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct WorkerRole {
     #[command(flatten)]
     pub(crate) role: Role,
@@ -217,6 +253,10 @@ mod tests {
             "caravan scheduler --host 0.0.0.0",
             "caravan server --scheduler host:7000 --threads 4",
             "caravan worker --rank 0 --job beef",
+            "caravan launch --workers 2 --servers 2 -- caravan bench latency --van tcp",
+            "caravan launch --hostfile nodes.txt -- ./train --lr 0.1",
+            "caravan bench latency --hosts A,user@B:2 --json",
+            "caravan agent ssh",
             "caravan worker --scheduler host:7000 --data-root /data",
             "caravan doctor --json",
             "caravan doctor --topology two.xml --threads 4 --numa-node 1",
@@ -279,6 +319,12 @@ mod tests {
             "caravan bench verbs --list 17",
             "caravan bench verbs --window 0",
             "caravan bench verbs --listen a --connect b",
+            "caravan launch",
+            "caravan launch ./train",
+            "caravan launch --hosts A, -- ./train",
+            "caravan launch --hosts A --hostfile B -- ./train",
+            "caravan bench latency --hosts=-l",
+            "caravan bench latency --hosts A --external",
             "caravan doctor --workers 0",
             "caravan doctor --workers 10001",
             "caravan doctor --servers 10001",

@@ -10,6 +10,8 @@ use caravan_van::Wait;
 use clap::ValueEnum;
 use clap::builder::{RangedI64ValueParser, RangedU64ValueParser};
 
+use crate::launch::hosts::HostList;
+
 const SUFFIXES: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
 /// Reads `8`, `64B`, `1KiB`, `4MiB`: bytes, at least 1.
@@ -100,6 +102,10 @@ pub(super) fn address(text: &str) -> Result<String, String> {
 
 pub(super) fn hexadecimal(text: &str) -> Result<u64, String> {
     u64::from_str_radix(text, 16).map_err(|_| format!("{text:?} is not a hexadecimal number"))
+}
+
+pub(super) fn hosts(text: &str) -> Result<HostList, String> {
+    text.parse()
 }
 
 pub(super) fn numa(text: &str) -> Result<Numa, String> {

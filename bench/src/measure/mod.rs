@@ -40,7 +40,8 @@ use crate::report::Report;
 pub(crate) fn run(common: &Common, command: &BenchCommand) -> Result<()> {
     let tasks = plan::tasks(command, common.smoke)?;
     let config = cluster::config(common)?;
-    let vans = vans(command, config.node.van);
+    let is_one = common.external || config.node.role.is_some();
+    let vans = vans(command, config.node.van, is_one);
     let mut report = Machine::first(common, tasks.len() * vans.len())?;
     for van in vans {
         let mut config = config.clone();
@@ -51,9 +52,10 @@ pub(crate) fn run(common: &Common, command: &BenchCommand) -> Result<()> {
     report.end("answers")
 }
 
-/// The vans to measure: all that work here, if `bench all` names none.
-fn vans(command: &BenchCommand, van: Van) -> Vec<Van> {
-    if matches!(command, BenchCommand::All(_)) && van == Van::Auto {
+/// The vans to measure: all that work here, if `bench all` names none. Nodes that others start are
+/// there for one of them, which is then the common one of all nodes.
+fn vans(command: &BenchCommand, van: Van, is_one: bool) -> Vec<Van> {
+    if matches!(command, BenchCommand::All(_)) && van == Van::Auto && !is_one {
         VANS.into_iter().filter(|van| opens(*van).is_ok()).collect()
     } else {
         vec![van]

@@ -16,7 +16,7 @@ use anyhow::{Result, ensure};
 use progress::Progress;
 use row::Tagged;
 pub(crate) use row::{Column, Row, figure, line, row};
-pub(crate) use terminal::say;
+pub(crate) use terminal::{say, tell};
 
 /// Writes the rows of a run, and shows how far it has come.
 #[derive(Debug)]

@@ -7,9 +7,14 @@ use std::io::{self, Write};
 /// Writes a line to standard error. Nothing happens if that fails: work is not lost because nobody
 /// reads about it.
 pub(crate) fn say(text: impl Display) {
+    tell(format_args!("caravan: {text}"));
+}
+
+/// As [`say`], for a line that names its own source.
+pub(crate) fn tell(text: impl Display) {
     let text = text.to_string();
     let line = harmless(&text).replace('\n', "\\n");
-    let _ = writeln!(io::stderr(), "caravan: {line}");
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Writes control characters and characters that change the direction of text as `\u001b`. Ends of

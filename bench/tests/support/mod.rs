@@ -11,13 +11,20 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `caravan` with the words of a command line, and no `CARAVAN_` variables.
 pub(crate) fn caravan(line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_caravan"));
+    let mut command = without_variables(env!("CARGO_BIN_EXE_caravan"));
+    command.args(line.split_whitespace());
+    command
+}
+
+/// A program without standard input and without `CARAVAN_` variables.
+pub(crate) fn without_variables(program: &str) -> Command {
+    let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("CARAVAN_") {
             command.env_remove(name);
         }
     }
-    command.args(line.split_whitespace()).stdin(Stdio::null());
+    command.stdin(Stdio::null());
     command
 }
 
@@ -50,4 +57,32 @@ pub(crate) fn ended(child: &mut Child, within: Duration) -> ExitStatus {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// The rows on standard output.
+pub(crate) fn rows_in(output: &std::process::Output) -> Vec<serde_json::Value> {
+    text(&output.stdout).lines().map(|row| serde_json::from_str(row).expect(row)).collect()
+}
+
+/// An address of this host that nobody uses now.
+pub(crate) fn free_address() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+/// The processes that have `word` as a whole word of their command line.
+pub(crate) fn pids_with(word: &str) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let has_word = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|has| has == word.as_bytes())
+    };
+    pids.filter(has_word).collect()
+}
+
+/// A variable in the environment of a process.
+pub(crate) fn variable(pid: u32, name: &str) -> Option<String> {
+    let all = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let mut all = all.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    all.find_map(|one| one.strip_prefix(name)?.strip_prefix('=').map(str::to_owned))
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use caravan_numa::HugePages;
 use caravan_van::{Secret, VanConfig, Wait};
 
-use super::{ClusterConfig, huge_pages_named, is_address, parse_bytes, wait_named};
+use super::{ClusterConfig, JobRole, huge_pages_named, is_address, parse_bytes, wait_named};
 use crate::secret::SecretSource;
 
 /// One environment variable.
@@ -30,6 +30,26 @@ pub const VARS: &[Var] = &[
         help: "address of the scheduler, `host:port`",
         set: |c, v| is_address(v).then(|| c.node.scheduler = v.to_owned()),
         show: |c| c.node.scheduler.clone(),
+    },
+    Var {
+        name: "CARAVAN_ROLE",
+        default: "",
+        help: "role of this process in a launched job: scheduler, server or worker; `caravan launch` sets it",
+        set: |c, v| {
+            c.node.role = if v.is_empty() { None } else { Some(JobRole::named(v)?) };
+            Some(())
+        },
+        show: |c| c.node.role.map_or("", JobRole::name).to_owned(),
+    },
+    Var {
+        name: "CARAVAN_RANK",
+        default: "",
+        help: "its rank among the nodes of its role, from 0; without one the scheduler chooses",
+        set: |c, v| {
+            c.node.rank = if v.is_empty() { None } else { Some(v.parse().ok()?) };
+            Some(())
+        },
+        show: |c| c.node.rank.map_or_else(String::new, |rank| rank.to_string()),
     },
     Var {
         name: "CARAVAN_JOB",

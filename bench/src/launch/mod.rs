@@ -1,0 +1,180 @@
+//! `caravan launch`: starts a program once for each role of a job, on this machine, on hosts by
+//! ssh, or in an allocation.
+//!
+//! ```text
+//!                      ┌── agent of host A ──── server 0, worker 1 …    (here, by ssh or by srun)
+//!   launcher ──────────┤
+//!      │               └── agent of host B ──── worker 0 …
+//!      └── scheduler (the driver of the job, here)
+//! ```
+//!
+//! Where something else has started all processes of a job already (srun, mpirun, Kubernetes, the
+//! tracker of ps-lite), each of them becomes its role at once (`place.rs`).
+
+pub(crate) mod agent;
+pub(crate) mod hosts;
+mod job;
+mod place;
+mod talk;
+
+use std::os::unix::process::CommandExt;
+use std::process::Command as Program;
+
+use anyhow::{Context, Result};
+use caravan_kv::{ClusterConfig, JobRole};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use self::agent::Through;
+use self::hosts::{Host, expand_slurm, read_file};
+use self::job::Plan;
+use self::place::{Place, Seat, Surroundings, own_address_towards};
+use crate::cli::ending::Usage;
+use crate::cli::{BenchCommand, Cli, Command, Common, LaunchArgs, Role, WorkerRole};
+use crate::cluster;
+
+/// Takes a command over if its cluster is launched: becomes the role that a launcher has given to
+/// this process, or launches the roles on the hosts of `--hosts`.
+pub(crate) fn instead(cli: &Cli) -> Result<Option<()>> {
+    let common = &cli.common;
+    let names_hosts = common.hosts.is_some() || common.hostfile.is_some();
+    if !has_one_cluster(&cli.command) {
+        if names_hosts && !matches!(cli.command, Command::Launch(_)) {
+            let why = "--hosts and --hostfile are for bench latency, bandwidth, rate and all, for \
+                       train, and for launch";
+            return Err(Usage(why.to_owned()).into());
+        }
+        return Ok(None);
+    }
+    match cluster::config(common)?.node.role {
+        Some(JobRole::Scheduler) => Ok(None),
+        Some(JobRole::Server) => cluster::serve(common, &Role::default()).map(Some),
+        Some(JobRole::Worker) => cluster::work(common, &WorkerRole::default()).map(Some),
+        None if names_hosts => {
+            let arguments = std::env::args().skip(1);
+            let command = [THIS_PROGRAM.to_owned()].into_iter().chain(arguments);
+            job::run(&plan(common, command.collect())?).map(Some)
+        }
+        None => Ok(None),
+    }
+}
+
+/// The word for this program, wherever it is installed, in the command of a job.
+const THIS_PROGRAM: &str = "caravan";
+
+/// The program of a job as a process that is to be started.
+fn program(command: &[String]) -> Result<Program> {
+    let (program, arguments) = command.split_first().context("there is no program")?;
+    let mut program = match program.as_str() {
+        THIS_PROGRAM => Program::new(std::env::current_exe().context("cannot find this program")?),
+        other => Program::new(other),
+    };
+    program.args(arguments);
+    Ok(program)
+}
+
+/// Whether a command runs one cluster from its start to its end.
+fn has_one_cluster(command: &Command) -> bool {
+    use BenchCommand::{All, Bandwidth, Latency, Rate};
+    matches!(
+        command,
+        Command::Train(_) | Command::Bench(Latency(_) | Bandwidth(_) | Rate(_) | All(_))
+    )
+}
+
+/// Runs `caravan launch`.
+///
+/// # Errors
+/// [`Usage`]; the first process that failed, with its status.
+pub(crate) fn run(common: &Common, args: &LaunchArgs) -> Result<()> {
+    let names_hosts = common.hosts.is_some() || common.hostfile.is_some();
+    let here = Surroundings {
+        var: &|name| std::env::var(name).ok(),
+        hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        known_hosts: std::fs::read_to_string("/etc/hosts").unwrap_or_default(),
+        parent: rustix::process::getppid().map_or(0, |pid| pid.as_raw_pid() as u32),
+    };
+    match Place::find(&here).map_err(Usage)? {
+        Some(place) if !names_hosts => become_role(common, &place, &args.command),
+        _ => job::run(&plan(common, args.command.clone())?),
+    }
+}
+
+/// Where the processes of a job are started, from flags or from the allocation of Slurm.
+fn plan(common: &Common, command: Vec<String>) -> Result<Plan> {
+    let ssh = common.ssh.split_whitespace().map(str::to_owned).collect();
+    let mut plan = Plan {
+        config: cluster::config(common)?,
+        command,
+        hosts: vec![Host::new(Host::HERE)],
+        through: Through::Ssh,
+        ssh,
+    };
+    let nodes = std::env::var("SLURM_JOB_NODELIST").ok();
+    match (&common.hosts, &common.hostfile, nodes) {
+        (Some(hosts), ..) => plan.hosts.clone_from(&hosts.0),
+        (None, Some(file), _) => plan.hosts = read_file(file)?,
+        (None, None, Some(nodes)) => {
+            let names = expand_slurm(&nodes)
+                .map_err(|why| Usage(format!("SLURM_JOB_NODELIST={nodes}: {why}")))?;
+            plan.hosts = names.iter().map(|name| Host::new(name)).collect();
+            plan.through = Through::Srun;
+        }
+        (None, None, None) => {}
+    }
+    Ok(plan)
+}
+
+/// Becomes the role of a process that something else has started: replaces this program by the
+/// job's, which finds role, rank and scheduler in its variables.
+fn become_role(common: &Common, place: &Place, command: &[String]) -> Result<()> {
+    let mut config = cluster::config(common)?;
+    if let Seat::Role { workers, servers, .. } = place.seat {
+        config.workers = common.workers.map(|n| n as usize).or(workers).unwrap_or(config.workers);
+        config.servers = common.servers.map(|n| n as usize).or(servers).unwrap_or(config.servers);
+    }
+    let defaults = ClusterConfig::default().node;
+    let (role, rank) = place.role(config.servers, config.workers).map_err(Usage)?;
+    config.node.role = Some(role);
+    config.node.rank = rank;
+    if config.node.scheduler == defaults.scheduler {
+        config.node.scheduler = place.scheduler().map_err(Usage)?;
+    }
+    if config.node.job == 0 {
+        config.node.job = place.job_number();
+    }
+    if config.node.host == defaults.host {
+        let root = config.node.scheduler.rsplit_once(':').map_or("", |(root, _)| root);
+        let root = root.trim_start_matches('[').trim_end_matches(']');
+        let own = || own_address_towards(root).map(|own| own.to_string());
+        config.node.host = place.host.clone().or_else(own).unwrap_or(defaults.host);
+    }
+    // The secret stays where the user has put it: a file, or a variable.
+    let kept = |name: &str| name == "CARAVAN_SECRET" || name == "CARAVAN_SECRET_FILE";
+    let error = program(command)?
+        .envs(config.to_vars().filter(|(name, _)| !kept(name)))
+        .envs(child_variables(&config))
+        .exec();
+    Err(error).with_context(|| format!("cannot start {}", command[0]))
+}
+
+/// The variables of programs that are written for ps-lite, with the same values.
+fn child_variables(config: &ClusterConfig) -> Vec<(&'static str, String)> {
+    let (root, port) = config.node.scheduler.rsplit_once(':').unwrap_or_default();
+    let role = config.node.role.map_or("", JobRole::name);
+    vec![
+        ("DMLC_ROLE", role.to_owned()),
+        ("DMLC_NUM_WORKER", config.workers.to_string()),
+        ("DMLC_NUM_SERVER", config.servers.to_string()),
+        ("DMLC_PS_ROOT_URI", root.to_owned()),
+        ("DMLC_PS_ROOT_PORT", port.to_owned()),
+        ("DMLC_NODE_HOST", config.node.host.clone()),
+    ]
+}
+
+/// Calls `heard` with the number of each signal that asks this program to end.
+fn on_signals(heard: impl Fn(i32) + Send + 'static) -> Result<()> {
+    let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]);
+    let mut signals = signals.context("cannot watch for signals")?;
+    agent::spawn(move || signals.forever().for_each(heard))
+}

@@ -1,0 +1,244 @@
+//! Goal: `caravan launch` starts a program in every role, ends all of it together, and returns the
+//! status of the first failure; a process that something else has started finds its role.
+//! Method: shells and `caravan` itself as the program of a job on this machine. `launchers.rs` does
+//! the same by real ssh, Slurm, OpenMPI and MPICH.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{PATIENCE, ended, free_address, pids_with, rows_in, text};
+
+/// `caravan launch` of a shell, with flags.
+fn launch(flags: &str, script: &str) -> Command {
+    let mut command = support::caravan(&format!("launch {flags} --"));
+    command.args(["sh", "-c", script]);
+    command
+}
+
+fn output(mut command: Command) -> Output {
+    command.output().unwrap()
+}
+
+/// The lines of a job, in order.
+fn sorted(bytes: &[u8]) -> Vec<String> {
+    let mut lines: Vec<String> = text(bytes).lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+/// Starts a job whose processes print their ids and then sleep for `seconds`, a number that finds
+/// them; returns it with the ids.
+fn sleeping(flags: &str, seconds: &str) -> (Child, Vec<u32>) {
+    let mut command = launch(flags, &format!("echo pid=$$; trap '' TERM; sleep {seconds}; :"));
+    let mut job = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(job.stdout.as_mut().unwrap()).lines().take(3);
+    let pid = |line: String| line.rsplit('=').next().unwrap().parse().unwrap();
+    let pids = lines.map(|line| pid(line.unwrap())).collect();
+    (job, pids)
+}
+
+fn all_gone(seconds: &str, within: Duration) {
+    let began = Instant::now();
+    while !pids_with(seconds).is_empty() {
+        assert!(began.elapsed() < within, "left: {:?}", pids_with(seconds));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn every_process_finds_its_role_and_its_lines_are_named() {
+    let script = "echo $CARAVAN_ROLE $CARAVAN_RANK of $CARAVAN_WORKERS, $DMLC_ROLE; echo late >&2";
+    let output = output(launch("--workers 2 --servers 2", script));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines = [
+        "scheduler of 2, scheduler",
+        "server 0: server 0 of 2, server",
+        "server 1: server 1 of 2, server",
+        "worker 0: worker 0 of 2, worker",
+        "worker 1: worker 1 of 2, worker",
+    ];
+    assert_eq!(sorted(&output.stdout), lines);
+    let said = sorted(&output.stderr);
+    assert_eq!(
+        said,
+        ["late", "server 0: late", "server 1: late", "worker 0: late", "worker 1: late"]
+    );
+}
+
+#[test]
+fn the_first_failure_ends_all_with_its_status() {
+    for (script, status, who) in [
+        (
+            r#"[ "$CARAVAN_ROLE" != server ] || exit 7; sleep 600.1"#,
+            7,
+            "server 0 ended with status 7",
+        ),
+        (r#"[ "$CARAVAN_ROLE" != scheduler ] || exit 2; sleep 600.1"#, 2, "the scheduler ended"),
+        (
+            r#"[ "$CARAVAN_RANK" != 1 ] || kill -9 $$; sleep 600.1"#,
+            137,
+            "worker 1 was ended by signal 9",
+        ),
+        // The scheduler misses the worker before anybody has heard of it.
+        (
+            r#"case $CARAVAN_ROLE$CARAVAN_RANK in scheduler) exit 1;; worker1) sleep 0.1; kill -9 $$;; esac; sleep 600.1"#,
+            137,
+            "worker 1 was ended by signal 9",
+        ),
+    ] {
+        let output = output(launch("--workers 2", script));
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{script}: {said}");
+        assert!(said.contains(who), "{script}: {said}");
+        all_gone("600.1", PATIENCE);
+    }
+}
+
+#[test]
+fn a_killed_process_ends_all_others_and_what_they_have_started() {
+    let (mut job, pids) = sleeping("--workers 1 --servers 1", "600.2");
+    support::signal("KILL", pids[1]);
+    assert_eq!(ended(&mut job, PATIENCE).code(), Some(137));
+    assert!(pids_with("600.2").is_empty(), "the launcher ends last");
+}
+
+#[test]
+fn no_node_outlives_a_launcher_that_is_killed() {
+    let (mut job, _) = sleeping("--workers 1 --servers 1", "600.3");
+    // The scheduler of a real job ends because its nodes are lost; this one only sleeps.
+    while pids_with("600.3").len() < 3 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    job.kill().unwrap();
+    job.wait().unwrap();
+    let is_node =
+        |pid: &u32| support::variable(*pid, "CARAVAN_ROLE") != Some("scheduler".to_owned());
+    let began = Instant::now();
+    while pids_with("600.3").iter().any(is_node) {
+        assert!(began.elapsed() < PATIENCE, "{:?}", pids_with("600.3"));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for pid in pids_with("600.3") {
+        support::signal("KILL", pid);
+    }
+}
+
+#[test]
+fn the_first_ctrl_c_is_the_schedulers_and_the_second_ends_all() {
+    let script = "trap 'echo saved; exit 5' INT; [ $CARAVAN_ROLE = scheduler ] || exec sleep 600.4; \
+                  echo ready; while :; do sleep 0.05; done";
+    let mut job = launch("", script).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(job.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    support::signal("INT", job.id());
+    assert_eq!(ended(&mut job, PATIENCE).code(), Some(5));
+    assert_eq!(lines.next().unwrap().unwrap(), "saved");
+    all_gone("600.4", PATIENCE);
+
+    let script = "trap '' INT; echo ready; sleep 600.5";
+    let mut job = launch("", script).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(job.stdout.take().unwrap()).lines();
+    (0..3).for_each(|_| assert!(lines.next().unwrap().unwrap().ends_with("ready")));
+    support::signal("INT", job.id());
+    std::thread::sleep(Duration::from_millis(100));
+    support::signal("INT", job.id());
+    assert_eq!(ended(&mut job, PATIENCE).code(), Some(130));
+    all_gone("600.5", PATIENCE);
+}
+
+/// Secrets go over standard input: neither command lines nor variables have 64 digits in a row.
+#[test]
+fn the_secret_of_a_job_is_not_to_be_seen() {
+    let script = r#"read -r secret; echo "secret $secret"; tr '\0' ' ' </proc/$$/environ;
+        tr '\0' ' ' </proc/$$/cmdline; tr '\0' ' ' </proc/$PPID/cmdline"#;
+    let output = output(launch("", script));
+    let said = text(&output.stdout);
+    let digits = |line: &&str| line.len() == 64 && line.chars().all(|c| c.is_ascii_hexdigit());
+    let after = said.lines().filter_map(|line| Some(line.split_once("secret ")?.1));
+    let secrets: Vec<&str> = after.filter(digits).collect();
+    assert_eq!(secrets.len(), 3);
+    assert!(secrets.iter().all(|it| *it == secrets[0]));
+    assert_eq!(said.matches(secrets[0]).count(), 3, "only what was read");
+    assert_eq!(said.matches("CARAVAN_SECRET=- ").count(), 3);
+}
+
+#[test]
+fn benches_and_training_run_in_a_job() {
+    let run = "launch --workers 2 --servers 2 -- caravan bench rate --smoke --van tcp --json";
+    let output = support::caravan(run).output().unwrap();
+    let rows = rows_in(&output);
+    assert_eq!(rows.len(), 3, "{}", text(&output.stderr));
+    assert_eq!((&rows[1]["workers"], &rows[1]["wrong"]), (&Value::from(2), &Value::from(0)));
+    // A flag of a bench that runs no cluster of its own.
+    let output = support::caravan("bench placement --hosts A,B").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--hosts"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn programs_and_hosts_that_are_not_there_are_named() {
+    let output = support::caravan("launch -- /no/such/program").output().unwrap();
+    assert!(!output.status.success());
+    assert!(text(&output.stderr).contains("/no/such/program"), "{}", text(&output.stderr));
+    let unreachable =
+        support::caravan("bench latency --smoke --ssh false --hosts A,B").output().unwrap();
+    assert_eq!(unreachable.status.code(), Some(1));
+    let said = text(&unreachable.stderr);
+    assert!(said.contains("cannot reach"), "{said}");
+    let other = support::caravan("bench latency --smoke --hosts A --ssh echo").output().unwrap();
+    assert!(text(&other.stderr).contains("not of this program"), "{}", text(&other.stderr));
+}
+
+/// The variables of a process, by its place and the scheduler's port.
+type Variables = dyn Fn(usize, &str) -> Vec<(&'static str, String)>;
+
+/// Three processes as ps-lite's tracker starts them, and as an indexed Job of Kubernetes does.
+#[test]
+fn processes_that_others_have_started_find_their_role() {
+    let of_tracker = |at: usize, port: &str| {
+        let role = ["scheduler", "server", "worker"][at].to_owned();
+        let port = port.to_owned();
+        let root = "127.0.0.1".to_owned();
+        let one = || "1".to_owned();
+        vec![
+            ("DMLC_ROLE", role),
+            ("DMLC_NUM_WORKER", one()),
+            ("DMLC_NUM_SERVER", one()),
+            ("DMLC_PS_ROOT_URI", root),
+            ("DMLC_PS_ROOT_PORT", port),
+        ]
+    };
+    let of_job = |at: usize, port: &str| {
+        let scheduler = format!("127.0.0.1:{port}");
+        vec![("JOB_COMPLETION_INDEX", at.to_string()), ("CARAVAN_SCHEDULER", scheduler)]
+    };
+    let ways: [&Variables; 2] = [&of_tracker, &of_job];
+    for variables in ways {
+        let address = free_address();
+        let port = address.rsplit(':').next().unwrap();
+        let start = |at: usize| {
+            let line = "launch -- caravan bench latency --smoke --van tcp --json";
+            let mut command = support::caravan(line);
+            command.envs(variables(at, port)).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let processes: Vec<Child> = (0..3).map(start).collect();
+        for (at, process) in processes.into_iter().enumerate() {
+            let output = process.wait_with_output().unwrap();
+            assert!(output.status.success(), "{at}: {}", text(&output.stderr));
+            assert_eq!(rows_in(&output).len(), if at == 0 { 7 } else { 0 });
+        }
+    }
+    let output = support::caravan("launch -- caravan bench latency --smoke")
+        .env("DMLC_ROLE", "master")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("DMLC_ROLE=master"));
+}

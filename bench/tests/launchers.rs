@@ -1,0 +1,395 @@
+//! Goal: jobs run by real ssh, Slurm, OpenMPI and MPICH, and one killed process ends them.
+//! Method: an ssh server of the test's own, and a Slurm of three nodes on this machine. What is not
+//! installed is skipped with a line; `ci/launchers setup` installs all of it.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use serde_json::Value;
+use support::{PATIENCE, ended, folder, pids_with, rows_in, text};
+
+const CARAVAN: &str = env!("CARGO_BIN_EXE_caravan");
+
+/// Whether a program is there; otherwise says that the test is skipped.
+fn has(program: &str) -> bool {
+    let folders = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    let found = folders.split(':').any(|folder| Path::new(folder).join(program).exists());
+    if !found {
+        eprintln!("skipped: needs {program}; ci/launchers setup installs it");
+    }
+    found
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Runs a command that must succeed.
+fn done(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Rows of a run that must succeed.
+fn rows(command: &mut Command) -> Vec<Value> {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
+    rows_in(&output)
+}
+
+/// Starts a job of which each process prints its id and sleeps for `seconds`, kills the first
+/// worker, and expects its status and that nothing is left.
+fn one_killed_ends_all(mut job: Command, seconds: &str, status: i32) {
+    let mut job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(job.stdout.as_mut().unwrap()).lines();
+    let mut lines = lines.take(3).map(Result::unwrap).collect::<Vec<String>>();
+    let mut said = String::new();
+    if lines.len() < 3 {
+        std::io::Read::read_to_string(job.stderr.as_mut().unwrap(), &mut said).unwrap();
+    }
+    assert_eq!(lines.len(), 3, "{lines:?}: {said}");
+    lines.retain(|line| line.contains("worker"));
+    support::signal("KILL", lines[0].rsplit(' ').next().unwrap().parse().unwrap());
+    assert_eq!(ended(&mut job, PATIENCE).code(), Some(status));
+    let began = Instant::now();
+    while !pids_with(seconds).is_empty() {
+        assert!(began.elapsed() < PATIENCE, "left: {:?}", pids_with(seconds));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+fn sleeping(seconds: &str) -> [String; 3] {
+    ["sh".to_owned(), "-c".to_owned(), format!("echo $CARAVAN_ROLE $$; sleep {seconds}; :")]
+}
+
+/// An ssh server on this machine, and the configuration that names it A and B.
+struct Ssh {
+    server: Child,
+    config: PathBuf,
+}
+
+impl Ssh {
+    fn start(test: &str) -> Option<Ssh> {
+        if !has("sshd") || !has("ssh") {
+            return None;
+        }
+        let folder = folder(test);
+        let at = |name: &str| folder.join(name).display().to_string();
+        for key in ["host", "user"] {
+            let made = ["-q", "-t", "ed25519", "-N", "", "-f"];
+            done(Command::new("ssh-keygen").args(made).arg(at(key)));
+        }
+        fs::copy(at("user.pub"), at("authorized")).unwrap();
+        let port = free_port();
+        let server = format!(
+            "Port {port}\nListenAddress 127.0.0.1\nListenAddress 127.0.0.2\nHostKey {}\nPidFile none\n\
+             AuthorizedKeysFile {}\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n\
+             PasswordAuthentication no\n",
+            at("host"),
+            at("authorized")
+        );
+        fs::write(at("sshd_config"), server).unwrap();
+        let client = |alias: &str, address: &str| {
+            format!(
+                "Host {alias}\nHostName {address}\nPort {port}\nIdentityFile {}\nBatchMode yes\n\
+                 StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n",
+                at("user")
+            )
+        };
+        let config = folder.join("ssh_config");
+        fs::write(&config, client("A", "127.0.0.1") + &client("B", "127.0.0.2")).unwrap();
+        if is_root() {
+            fs::create_dir_all("/run/sshd").unwrap();
+        }
+        let server = Command::new("/usr/sbin/sshd")
+            .args(["-D", "-e", "-f", &at("sshd_config")])
+            .stderr(fs::File::create(at("log")).unwrap())
+            .spawn()
+            .unwrap();
+        let ssh = Ssh { server, config };
+        let began = Instant::now();
+        while !ssh.command("A").arg("true").output().unwrap().status.success() {
+            assert!(began.elapsed() < PATIENCE, "{}", fs::read_to_string(at("log")).unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        Some(ssh)
+    }
+
+    fn command(&self, host: &str) -> Command {
+        let mut ssh = Command::new("ssh");
+        ssh.arg("-F").arg(&self.config).arg(host);
+        ssh
+    }
+
+    /// `caravan` with words, and this server's hosts as remote ones.
+    fn caravan(&self, line: &str) -> Command {
+        let mut command = support::caravan(line);
+        command.arg("--ssh").arg(format!("ssh -F {}", self.config.display()));
+        command
+    }
+}
+
+impl Drop for Ssh {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+#[test]
+fn a_bench_between_two_hosts_is_one_command() {
+    let Some(ssh) = Ssh::start("ssh-bench") else { return };
+    let rows = rows(&mut ssh.caravan("bench latency --smoke --van tcp --json --hosts A,B"));
+    let kinds: Vec<&str> = rows.iter().map(|row| row["row"].as_str().unwrap()).collect();
+    assert_eq!(kinds, [&["machine"][..], &["latency"; 6]].concat());
+    assert!(rows[1..].iter().all(|row| row["wrong"] == 0 && row["van"] == "tcp"), "{rows:?}");
+}
+
+#[test]
+fn training_runs_on_hosts() {
+    let Some(ssh) = Ssh::start("ssh-train") else { return };
+    let folder = folder("ssh-train-data");
+    let clicks = folder.join("clicks").display().to_string();
+    done(&mut support::caravan(&format!("generate clicks {clicks} --smoke")));
+    let hosts = folder.join("hosts");
+    fs::write(&hosts, "A slots=2\nB slots=2 # the other\n").unwrap();
+    let line = format!(
+        "train dbpg --data {clicks}.train --lambda 5 --workers 2 --servers 2 --van tcp --json \
+         --model {clicks}.model --hostfile {}",
+        hosts.display()
+    );
+    let rows = rows(&mut ssh.caravan(&line));
+    assert_eq!(rows.last().unwrap()["row"], "result");
+    assert!(Path::new(&format!("{clicks}.model")).exists(), "the driver runs here");
+}
+
+#[test]
+fn one_killed_process_ends_a_job_on_hosts() {
+    let Some(ssh) = Ssh::start("ssh-killed") else { return };
+    let mut job = ssh.caravan("launch --hosts A,B");
+    job.arg("--").args(sleeping("601.1"));
+    one_killed_ends_all(job, "601.1", 137);
+}
+
+#[test]
+fn a_host_whose_connection_breaks_ends_the_job() {
+    let Some(ssh) = Ssh::start("ssh-broken") else { return };
+    let mut job = ssh.caravan("launch --hosts A,B");
+    job.arg("--").args(sleeping("601.2"));
+    let mut job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(job.stdout.as_mut().unwrap()).lines().take(3);
+    assert_eq!(lines.count(), 3);
+    let config = ssh.config.display().to_string();
+    let is_to_b = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|word| word == b"B")
+    };
+    let shell = pids_with(&config).into_iter().find(is_to_b).unwrap();
+    support::signal("KILL", shell);
+    assert_eq!(ended(&mut job, PATIENCE).code(), Some(255));
+    let mut said = String::new();
+    std::io::Read::read_to_string(job.stderr.as_mut().unwrap(), &mut said).unwrap();
+    assert!(said.contains("B was lost"), "{said}");
+    let began = Instant::now();
+    while !pids_with("601.2").is_empty() {
+        assert!(began.elapsed() < PATIENCE, "left: {:?}", pids_with("601.2"));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn hosts_that_cannot_be_reached_are_named_with_the_reason() {
+    let Some(ssh) = Ssh::start("ssh-unreachable") else { return };
+    let output = ssh.caravan("bench latency --smoke --hosts A,nowhere.invalid").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains("cannot reach nowhere.invalid") && said.contains("resolve"), "{said}");
+}
+
+/// A Slurm of three nodes on this machine; without munge, as root.
+struct Slurm {
+    daemons: Vec<Child>,
+    folder: PathBuf,
+}
+
+impl Slurm {
+    fn start(test: &str) -> Option<Slurm> {
+        if !["slurmctld", "slurmd", "srun", "sbatch"].into_iter().all(has) {
+            return None;
+        }
+        if !is_root() {
+            eprintln!("skipped: a Slurm of one's own needs root");
+            return None;
+        }
+        let folder = folder(test);
+        for part in ["state", "spool/n1", "spool/n2", "spool/n3"] {
+            fs::create_dir_all(folder.join(part)).unwrap();
+        }
+        let ports: Vec<u16> = (0..4).map(|_| free_port()).collect();
+        let shown = folder.display();
+        let mut config = format!(
+            "ClusterName=caravan\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort={}\n\
+             SlurmUser=root\nSlurmdUser=root\nAuthType=auth/none\nCredType=cred/none\n\
+             StateSaveLocation={shown}/state\nSlurmdSpoolDir={shown}/spool/%n\n\
+             SlurmctldPidFile={shown}/slurmctld.pid\nSlurmdPidFile={shown}/%n.pid\n\
+             ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n\
+             SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nSwitchType=switch/none\n\
+             JobAcctGatherType=jobacct_gather/none\nReturnToService=2\nMpiDefault=none\n\
+             SlurmdParameters=config_overrides\nKillWait=2\n\
+             PartitionName=debug Nodes=ALL Default=YES State=UP OverSubscribe=YES\n",
+            ports[0]
+        );
+        for (node, port) in ports.iter().enumerate().skip(1) {
+            config += &format!(
+                "NodeName=n{node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=4 \
+                 RealMemory=500\n"
+            );
+        }
+        fs::write(folder.join("slurm.conf"), config).unwrap();
+        let mut slurm = Slurm { daemons: Vec::new(), folder };
+        slurm.daemon("slurmctld", &["-D"], "slurmctld");
+        for node in ["n1", "n2", "n3"] {
+            slurm.daemon("slurmd", &["-D", "-N", node], node);
+        }
+        let began = Instant::now();
+        while !text(&slurm.command("sinfo").output().unwrap().stdout).contains("idle n[1-3]") {
+            let log = fs::read_to_string(slurm.folder.join("slurmctld.log")).unwrap();
+            assert!(began.elapsed() < PATIENCE, "{log}");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        Some(slurm)
+    }
+
+    fn daemon(&mut self, program: &str, arguments: &[&str], name: &str) {
+        let log = fs::File::create(self.folder.join(format!("{name}.log"))).unwrap();
+        let mut command = self.command(&format!("/usr/sbin/{program}"));
+        command.args(arguments).stdin(Stdio::null());
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        self.daemons.push(command.spawn().unwrap());
+    }
+
+    /// A command of this Slurm.
+    fn command(&self, program: &str) -> Command {
+        let mut command = support::without_variables(program);
+        command.env("SLURM_CONF", self.folder.join("slurm.conf")).current_dir(&self.folder);
+        command
+    }
+
+    /// A batch job of so many nodes that runs one line.
+    fn batch(&self, nodes: &str, line: &str) -> Command {
+        let script = self.folder.join("job.sh");
+        fs::write(&script, format!("#!/bin/sh\nexec {line}\n")).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut command = self.command("sbatch");
+        command.args(["--wait", "--output=out", "--error=err", "--cpus-per-task=4", nodes]);
+        command.arg(script);
+        command
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.folder.join(name)).unwrap_or_default()
+    }
+}
+
+impl Drop for Slurm {
+    fn drop(&mut self) {
+        for daemon in &mut self.daemons {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}
+
+#[test]
+fn tasks_of_srun_take_their_roles() {
+    let Some(slurm) = Slurm::start("slurm-tasks") else { return };
+    let bench =
+        ["launch", "--", "caravan", "bench", "latency", "--smoke", "--van", "tcp", "--json"];
+    let of_one_node = ["--nodes=1", "--ntasks=3", "--kill-on-bad-exit", CARAVAN];
+    assert_eq!(rows(slurm.command("srun").args(of_one_node).args(bench)).len(), 7);
+    // The nodes' names mean nothing here outside Slurm.
+    let scheduler = support::free_address();
+    let of_three = ["--nodes=3", "--ntasks=3", "--kill-on-bad-exit", CARAVAN];
+    let mut job = slurm.command("srun");
+    job.args(of_three).args(bench).env("CARAVAN_SCHEDULER", scheduler);
+    assert_eq!(rows(&mut job).len(), 7);
+    let output = slurm.command("srun").args(["--ntasks=4", CARAVAN]).args(bench).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(said.contains("Slurm has started 4 processes") && said.contains("are 3"), "{said}");
+}
+
+#[test]
+fn a_batch_script_launches_on_all_nodes_of_its_job() {
+    let Some(slurm) = Slurm::start("slurm-batch") else { return };
+    let bench = "launch --workers 2 --servers 1 -- caravan bench rate --smoke --van tcp --json";
+    let output = slurm.batch("--nodes=3", &format!("{CARAVAN} {bench}")).output().unwrap();
+    let (out, err) = (slurm.read("out"), slurm.read("err"));
+    assert!(output.status.success(), "{out}{err}");
+    let rows: Vec<Value> = out.lines().map(|row| serde_json::from_str(row).expect(row)).collect();
+    assert_eq!(rows.len(), 3, "{out}{err}");
+    assert_eq!(rows[1]["workers"], 2);
+    let script = "launch --workers 2 -- sh -c 'echo $CARAVAN_ROLE $SLURMD_NODENAME'";
+    let output = slurm.batch("--nodes=3", &format!("{CARAVAN} {script}")).output().unwrap();
+    let mut lines: Vec<String> = slurm.read("out").lines().map(str::to_owned).collect();
+    lines.sort();
+    assert!(output.status.success(), "{lines:?}{}", slurm.read("err"));
+    let nodes = [
+        "scheduler n1",
+        "server 0 on n1: server n1",
+        "worker 0 on n2: worker n2",
+        "worker 1 on n3: worker n3",
+    ];
+    assert_eq!(lines, nodes);
+}
+
+#[test]
+fn one_killed_process_ends_a_job_of_slurm() {
+    let Some(slurm) = Slurm::start("slurm-killed") else { return };
+    let mut job = slurm.command("salloc");
+    job.args(["--nodes=2", "--quiet", CARAVAN, "launch", "--"]).args(sleeping("601.3"));
+    one_killed_ends_all(job, "601.3", 137);
+}
+
+/// `mpirun` and `mpiexec` of both implementations, three processes each.
+#[test]
+fn processes_of_mpi_take_their_roles() {
+    let as_root = ["--allow-run-as-root", "--oversubscribe"];
+    for (program, options) in [("mpirun.openmpi", &as_root[..]), ("mpiexec.hydra", &[])] {
+        if !has(program) {
+            continue;
+        }
+        let mut job = support::without_variables(program);
+        job.args(options).args(["-n", "3", CARAVAN, "launch", "--", "caravan", "bench", "latency"]);
+        job.args(["--smoke", "--van", "tcp", "--json"]);
+        assert_eq!(rows(&mut job).len(), 7, "{program}");
+        let mut job = support::without_variables(program);
+        // mpirun ends its processes; what they have started is theirs to end.
+        let script = "echo $CARAVAN_ROLE $$; exec sleep 601.4";
+        job.args(options).args(["-n", "3", CARAVAN, "launch", "--", "sh", "-c", script]);
+        let mut job = job.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let lines = BufReader::new(job.stdout.as_mut().unwrap()).lines().take(3);
+        let lines: Vec<String> = lines.map(Result::unwrap).collect();
+        let worker = lines.iter().find(|line| line.starts_with("worker")).unwrap();
+        support::signal("KILL", worker.rsplit(' ').next().unwrap().parse().unwrap());
+        assert!(!ended(&mut job, PATIENCE).success(), "{program}");
+        let began = Instant::now();
+        while !pids_with("601.4").is_empty() {
+            assert!(began.elapsed() < PATIENCE, "left: {:?}", pids_with("601.4"));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
