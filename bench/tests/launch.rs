@@ -12,7 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::{PATIENCE, ended, free_address, pids_with, rows_in, text};
+use support::{PATIENCE, ended, free_address, long, pids_with, rows_in, text};
 
 /// `caravan launch` of a shell, with flags.
 fn launch(flags: &str, script: &str) -> Command {
@@ -73,46 +73,49 @@ fn every_process_finds_its_role_and_its_lines_are_named() {
 
 #[test]
 fn the_first_failure_ends_all_with_its_status() {
+    let seconds = long(1);
     for (script, status, who) in [
         (
-            r#"[ "$CARAVAN_ROLE" != server ] || exit 7; sleep 600.1"#,
+            r#"[ "$CARAVAN_ROLE" != server ] || exit 7; sleep LONG"#,
             7,
             "server 0 ended with status 7",
         ),
-        (r#"[ "$CARAVAN_ROLE" != scheduler ] || exit 2; sleep 600.1"#, 2, "the scheduler ended"),
+        (r#"[ "$CARAVAN_ROLE" != scheduler ] || exit 2; sleep LONG"#, 2, "the scheduler ended"),
         (
-            r#"[ "$CARAVAN_RANK" != 1 ] || kill -9 $$; sleep 600.1"#,
+            r#"[ "$CARAVAN_RANK" != 1 ] || kill -9 $$; sleep LONG"#,
             137,
             "worker 1 was ended by signal 9",
         ),
         // The scheduler misses the worker before anybody has heard of it.
         (
-            r#"case $CARAVAN_ROLE$CARAVAN_RANK in scheduler) exit 1;; worker1) sleep 0.1; kill -9 $$;; esac; sleep 600.1"#,
+            r#"case $CARAVAN_ROLE$CARAVAN_RANK in scheduler) exit 1;; worker1) sleep 0.1; kill -9 $$;; esac; sleep LONG"#,
             137,
             "worker 1 was ended by signal 9",
         ),
     ] {
-        let output = output(launch("--workers 2", script));
+        let output = output(launch("--workers 2", &script.replace("LONG", &seconds)));
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(status), "{script}: {said}");
         assert!(said.contains(who), "{script}: {said}");
-        all_gone("600.1", PATIENCE);
+        all_gone(&seconds, PATIENCE);
     }
 }
 
 #[test]
 fn a_killed_process_ends_all_others_and_what_they_have_started() {
-    let (mut job, pids) = sleeping("--workers 1 --servers 1", "600.2");
+    let seconds = long(2);
+    let (mut job, pids) = sleeping("--workers 1 --servers 1", &seconds);
     support::signal("KILL", pids[1]);
     assert_eq!(ended(&mut job, PATIENCE).code(), Some(137));
-    assert!(pids_with("600.2").is_empty(), "the launcher ends last");
+    assert!(pids_with(&seconds).is_empty(), "the launcher ends last");
 }
 
 #[test]
 fn no_node_outlives_a_launcher_that_is_killed() {
-    let (mut job, _) = sleeping("--workers 1 --servers 1", "600.3");
+    let seconds = long(3);
+    let (mut job, _) = sleeping("--workers 1 --servers 1", &seconds);
     // The scheduler of a real job ends because its nodes are lost; this one only sleeps.
-    while pids_with("600.3").len() < 3 {
+    while pids_with(&seconds).len() < 3 {
         std::thread::sleep(Duration::from_millis(20));
     }
     job.kill().unwrap();
@@ -120,36 +123,39 @@ fn no_node_outlives_a_launcher_that_is_killed() {
     let is_node =
         |pid: &u32| support::variable(*pid, "CARAVAN_ROLE") != Some("scheduler".to_owned());
     let began = Instant::now();
-    while pids_with("600.3").iter().any(is_node) {
-        assert!(began.elapsed() < PATIENCE, "{:?}", pids_with("600.3"));
+    while pids_with(&seconds).iter().any(is_node) {
+        assert!(began.elapsed() < PATIENCE, "{:?}", pids_with(&seconds));
         std::thread::sleep(Duration::from_millis(20));
     }
-    for pid in pids_with("600.3") {
+    for pid in pids_with(&seconds) {
         support::signal("KILL", pid);
     }
 }
 
 #[test]
 fn the_first_ctrl_c_is_the_schedulers_and_the_second_ends_all() {
-    let script = "trap 'echo saved; exit 5' INT; [ $CARAVAN_ROLE = scheduler ] || exec sleep 600.4; \
+    let seconds = long(4);
+    let script = "trap 'echo saved; exit 5' INT; [ $CARAVAN_ROLE = scheduler ] || exec sleep LONG; \
                   echo ready; while :; do sleep 0.05; done";
-    let mut job = launch("", script).stdout(Stdio::piped()).spawn().unwrap();
+    let mut job =
+        launch("", &script.replace("LONG", &seconds)).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(job.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
     support::signal("INT", job.id());
     assert_eq!(ended(&mut job, PATIENCE).code(), Some(5));
     assert_eq!(lines.next().unwrap().unwrap(), "saved");
-    all_gone("600.4", PATIENCE);
+    all_gone(&seconds, PATIENCE);
 
-    let script = "trap '' INT; echo ready; sleep 600.5";
-    let mut job = launch("", script).stdout(Stdio::piped()).spawn().unwrap();
+    let script = "trap '' INT; echo ready; sleep LONG";
+    let mut job =
+        launch("", &script.replace("LONG", &seconds)).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(job.stdout.take().unwrap()).lines();
     (0..3).for_each(|_| assert!(lines.next().unwrap().unwrap().ends_with("ready")));
     support::signal("INT", job.id());
     std::thread::sleep(Duration::from_millis(100));
     support::signal("INT", job.id());
     assert_eq!(ended(&mut job, PATIENCE).code(), Some(130));
-    all_gone("600.5", PATIENCE);
+    all_gone(&seconds, PATIENCE);
 }
 
 /// Secrets go over standard input: neither command lines nor variables have 64 digits in a row.

@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use serde_json::Value;
-use support::{PATIENCE, ended, folder, pids_with, rows_in, text};
+use support::{PATIENCE, ended, folder, long, pids_with, rows_in, text};
 
 const CARAVAN: &str = env!("CARGO_BIN_EXE_caravan");
 
@@ -181,15 +181,15 @@ fn training_runs_on_hosts() {
 fn one_killed_process_ends_a_job_on_hosts() {
     let Some(ssh) = Ssh::start("ssh-killed") else { return };
     let mut job = ssh.caravan("launch --hosts A,B");
-    job.arg("--").args(sleeping("601.1"));
-    one_killed_ends_all(job, "601.1", 137);
+    job.arg("--").args(sleeping(&long(5)));
+    one_killed_ends_all(job, &long(5), 137);
 }
 
 #[test]
 fn a_host_whose_connection_breaks_ends_the_job() {
     let Some(ssh) = Ssh::start("ssh-broken") else { return };
     let mut job = ssh.caravan("launch --hosts A,B");
-    job.arg("--").args(sleeping("601.2"));
+    job.arg("--").args(sleeping(&long(6)));
     let mut job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(job.stdout.as_mut().unwrap()).lines().take(3);
     assert_eq!(lines.count(), 3);
@@ -205,8 +205,8 @@ fn a_host_whose_connection_breaks_ends_the_job() {
     std::io::Read::read_to_string(job.stderr.as_mut().unwrap(), &mut said).unwrap();
     assert!(said.contains("B was lost"), "{said}");
     let began = Instant::now();
-    while !pids_with("601.2").is_empty() {
-        assert!(began.elapsed() < PATIENCE, "left: {:?}", pids_with("601.2"));
+    while !pids_with(&long(6)).is_empty() {
+        assert!(began.elapsed() < PATIENCE, "left: {:?}", pids_with(&long(6)));
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
@@ -360,8 +360,8 @@ fn a_batch_script_launches_on_all_nodes_of_its_job() {
 fn one_killed_process_ends_a_job_of_slurm() {
     let Some(slurm) = Slurm::start("slurm-killed") else { return };
     let mut job = slurm.command("salloc");
-    job.args(["--nodes=2", "--quiet", CARAVAN, "launch", "--"]).args(sleeping("601.3"));
-    one_killed_ends_all(job, "601.3", 137);
+    job.args(["--nodes=2", "--quiet", CARAVAN, "launch", "--"]).args(sleeping(&long(7)));
+    one_killed_ends_all(job, &long(7), 137);
 }
 
 /// `mpirun` and `mpiexec` of both implementations, three processes each.
@@ -378,8 +378,8 @@ fn processes_of_mpi_take_their_roles() {
         assert_eq!(rows(&mut job).len(), 7, "{program}");
         let mut job = support::without_variables(program);
         // mpirun ends its processes; what they have started is theirs to end.
-        let script = "echo $CARAVAN_ROLE $$; exec sleep 601.4";
-        job.args(options).args(["-n", "3", CARAVAN, "launch", "--", "sh", "-c", script]);
+        let script = format!("echo $CARAVAN_ROLE $$; exec sleep {}", long(8));
+        job.args(options).args(["-n", "3", CARAVAN, "launch", "--", "sh", "-c", &script]);
         let mut job = job.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let lines = BufReader::new(job.stdout.as_mut().unwrap()).lines().take(3);
         let lines: Vec<String> = lines.map(Result::unwrap).collect();
@@ -387,8 +387,8 @@ fn processes_of_mpi_take_their_roles() {
         support::signal("KILL", worker.rsplit(' ').next().unwrap().parse().unwrap());
         assert!(!ended(&mut job, PATIENCE).success(), "{program}");
         let began = Instant::now();
-        while !pids_with("601.4").is_empty() {
-            assert!(began.elapsed() < PATIENCE, "left: {:?}", pids_with("601.4"));
+        while !pids_with(&long(8)).is_empty() {
+            assert!(began.elapsed() < PATIENCE, "left: {:?}", pids_with(&long(8)));
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
     }
