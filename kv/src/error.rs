@@ -61,13 +61,19 @@ pub enum Error {
         /// The type used.
         found: &'static str,
     },
-    /// The worker did not create or join this table.
+    /// The worker did not create or join this table, or has dropped it.
     #[error(
-        "this worker knows no table {table} (a table belongs to the worker whose create_table returned it)"
+        "this worker has no table with number {table}: it dropped it, or another worker created it (call create_table here)"
     )]
     UnknownTable {
-        /// Its index among the worker's tables.
+        /// Its number in messages.
         table: u32,
+    },
+    /// Another worker has dropped the table.
+    #[error("table {table} was dropped (create it again)")]
+    TableDropped {
+        /// The table's name.
+        table: String,
     },
     /// A table with rows of varying length does not offer this call.
     #[error(

@@ -9,7 +9,8 @@ pub(crate) enum Op {
     Push = 1,
     Pull = 2,
     PushPull = 3,
-    /// The values are a table's specification as JSON.
+    /// The values are a table's specification as JSON. Table 0 asks the first server thread for the
+    /// table's number, which its answer holds; the others are told.
     Create = 4,
     /// The table's handle defines the values.
     Command = 5,
@@ -18,6 +19,11 @@ pub(crate) enum Op {
     Keys = 6,
     /// The answer's values are the server thread's [`Cost`](crate::Cost) so far, as JSON.
     Cost = 7,
+    /// Drops the table. As the operation of a failure: the table of the request was dropped.
+    Drop = 8,
+    /// The values are a namespace. The answer's values are the numbers of the tables within, as
+    /// JSON.
+    Tables = 9,
 }
 
 impl Op {
@@ -30,6 +36,8 @@ impl Op {
             5 => Op::Command,
             6 => Op::Keys,
             7 => Op::Cost,
+            8 => Op::Drop,
+            9 => Op::Tables,
             _ => return None,
         })
     }
@@ -52,6 +60,8 @@ impl From<RequestKind> for Op {
             RequestKind::Create => Op::Create,
             RequestKind::Command => Op::Command,
             RequestKind::Cost => Op::Cost,
+            RequestKind::Drop => Op::Drop,
+            RequestKind::Tables => Op::Tables,
         }
     }
 }

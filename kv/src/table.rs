@@ -136,10 +136,14 @@ impl Initial {
 /// request the same.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TableSpec {
-    /// Its number in messages.
+    /// Its number in its namespace. A table that was dropped leaves it to another one.
     pub id: u32,
     /// Its name in messages to people.
     pub name: String,
+    /// The namespace of `id`: jobs that share a cluster have one each. It may have others within,
+    /// as `job/weights` is within `job`. Empty by default.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
     /// First key.
     pub begin: u64,
     /// One past the last key; 0 stands for 2^64. The range is cut evenly among the server threads.
@@ -171,6 +175,7 @@ impl TableSpec {
         TableSpec {
             id,
             name: name.to_owned(),
+            namespace: String::new(),
             begin: 0,
             end: 0,
             value,
@@ -181,6 +186,12 @@ impl TableSpec {
             initial: Initial::Zero,
             filters: Filters::NONE,
         }
+    }
+
+    /// The same table in another namespace.
+    pub fn namespace(mut self, namespace: &str) -> Self {
+        self.namespace = namespace.to_owned();
+        self
     }
 
     /// The same table with keys `[begin, end)` only.
@@ -233,6 +244,12 @@ impl TableSpec {
         })
     }
 
+    /// Whether its namespace is this one, or within it.
+    pub(crate) fn is_within(&self, namespace: &str) -> bool {
+        let rest = self.namespace.strip_prefix(namespace);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
     /// Bytes of one row; 0 if rows have their own lengths.
     pub fn row_bytes(&self) -> usize {
         self.width as usize * self.value.bytes()
@@ -248,5 +265,17 @@ mod tests {
         for of in ValueType::ALL {
             assert_eq!(with_type!(of, V => ValueType::of::<V>()), Some(of));
         }
+    }
+
+    #[test]
+    fn a_namespace_is_within_those_before_its_slashes() {
+        let spec = TableSpec::new(1, "t", ValueType::F32, 1).namespace("job/weights");
+        assert!(spec.is_within("job") && spec.is_within("job/weights"));
+        for other in ["", "jo", "job/", "job/weights/x", "weights"] {
+            assert!(!spec.is_within(other), "{other}");
+        }
+        let spec = spec.namespace("");
+        assert!(spec.is_within("") && !spec.is_within("job"));
+        assert!(spec.namespace("/dbpg").is_within(""));
     }
 }

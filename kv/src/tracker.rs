@@ -47,9 +47,17 @@ pub(crate) enum RequestKind {
     Create,
     Command,
     Cost,
+    Drop,
+    Tables,
 }
 
 impl RequestKind {
+    /// Whether servers answer with text or other bytes that are kept as they come.
+    pub(crate) fn has_replies(self) -> bool {
+        use RequestKind::{Command, Cost, Create, Tables};
+        matches!(self, Create | Command | Cost | Tables)
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             RequestKind::Push => "a push",
@@ -58,6 +66,8 @@ impl RequestKind {
             RequestKind::Create => "to create a table",
             RequestKind::Command => "a command",
             RequestKind::Cost => "its cost",
+            RequestKind::Drop => "to drop a table",
+            RequestKind::Tables => "its tables",
         }
     }
 }

@@ -280,8 +280,8 @@ impl Worker {
     /// # Errors
     /// [`Error::ServerLost`].
     pub fn command(&mut self, table: Table, body: &[u8]) -> Result<Timestamp> {
-        let id = self.known(table)?.spec.id;
-        self.broadcast(RequestKind::Command, id, body)
+        self.known(table)?;
+        self.broadcast(RequestKind::Command, table.1, body)
     }
 
     /// Cost of this thread so far.

@@ -213,7 +213,7 @@ fn wrong_arguments_are_errors_that_name_the_place() {
     assert!(matches!(lengths, Err(Error::WrongLength { what: "lengths", .. })));
     // A table of another worker.
     let mut other = servers.worker();
-    assert!(matches!(other.pull(table, &[11]), Err(Error::UnknownTable { table: 0 })));
+    assert!(matches!(other.pull(table, &[11]), Err(Error::UnknownTable { table: 1 })));
     assert!(matches!(other.push(table, &[11], &[0f32; 2]), Err(Error::UnknownTable { .. })));
     assert!(matches!(other.command(table, b""), Err(Error::UnknownTable { .. })));
     assert!(other.compact(table).is_err());

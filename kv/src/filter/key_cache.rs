@@ -217,6 +217,12 @@ impl Remembered {
         self.lists.touch(&(peer, table, signature)).map(|list| list.clone())
     }
 
+    /// Forgets the lists of a dropped table.
+    pub(crate) fn forget_table(&mut self, table: u32) {
+        self.lists.retain(|(_, of, _)| *of != table);
+        self.lists.shrink();
+    }
+
     /// Forgets the lists of a lost lane.
     pub(crate) fn forget(&mut self, peer: PeerId) {
         self.lists.retain(|(of, ..)| *of != peer);

@@ -105,6 +105,13 @@ impl<K: Hash + Eq + Clone, V> Lru<K, V> {
         gone.iter().for_each(|key| self.remove(key));
     }
 
+    /// Gives back memory that no value uses, if there is none.
+    pub(crate) fn shrink(&mut self) {
+        if self.places.is_empty() {
+            *self = Lru::new(self.bytes_max);
+        }
+    }
+
     /// Bytes of all values.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {

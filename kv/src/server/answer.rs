@@ -6,6 +6,7 @@ use caravan_van::wire::{Coding, Kind, Offer};
 use caravan_van::{Draft, Lanes, Message, PeerId, Pool, Shared, Values};
 
 use crate::error::Result;
+use crate::op::Op;
 use crate::server::shard::{Pulled, Request, Shard};
 use crate::table::SHARED_BYTES_MIN;
 
@@ -22,8 +23,6 @@ pub(super) struct ReplyTo {
     pub(super) table: u32,
     pub(super) timestamp: u64,
 }
-
-impl ReplyTo {}
 
 /// Answers an admitted pull by a message.
 ///
@@ -104,6 +103,15 @@ pub(super) fn refuse(
     let ReplyTo { peer, table, timestamp } = reply_to;
     let values = Values::Copied(reason.as_bytes());
     post(lanes, peer, Draft { table, timestamp, values, ..Draft::new(Kind::Failure) })
+}
+
+/// Answers a request for a table that was dropped.
+#[cold]
+#[inline(never)]
+pub(super) fn refuse_dropped(lanes: &mut Lanes, reply_to: ReplyTo) -> caravan_van::Result<()> {
+    let ReplyTo { peer, table, timestamp } = reply_to;
+    let op = Op::Drop as u8;
+    post(lanes, peer, Draft { op, table, timestamp, ..Draft::new(Kind::Failure) })
 }
 
 /// Allocates `bytes` bytes, which `write` fills.

@@ -4,14 +4,17 @@
 
 mod entry;
 mod filtered;
+mod numbers;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Draft, Lanes, Message, PeerId, Values};
+use caravan_van::{Draft, Lanes, Message, PeerId, Pool, Values};
+use serde::Serialize;
 
 pub(super) use self::entry::Entry;
 use self::entry::{Wanted, check_keys};
 use self::filtered::serve_filtered;
-use super::answer::{ReplyTo, answer, answer_pull, place_pull, post, refuse};
+use self::numbers::Numbers;
+use super::answer::{ReplyTo, answer, answer_pull, place_pull, post, refuse, refuse_dropped};
 use super::handle::Handles;
 use super::shard::Request;
 use crate::consistency::Admission;
@@ -26,8 +29,9 @@ pub(super) struct Tables {
     /// Number of all server threads.
     count: usize,
     handles: Handles,
-    /// Sorted by id.
+    /// Sorted by number.
     entries: Vec<Entry>,
+    numbers: Numbers,
     /// Index of the last request's table; the next request is probably for it, too.
     last: usize,
 }
@@ -40,12 +44,16 @@ pub(super) enum Step {
     Park(u64),
     /// The shard stores the next record's values, pushed to this key, without a copy.
     Adopt(u64),
+    /// The next record drops its table.
+    Drop,
 }
 
 /// Why a record was not served.
 pub(super) enum Trouble {
     /// The request is refused, for this reason.
     Refused(String),
+    /// Its table was dropped.
+    Dropped,
     /// Its answer cannot be posted, and the lane must be closed.
     Lane(caravan_van::Error),
 }
@@ -63,30 +71,46 @@ impl From<caravan_van::Error> for Trouble {
 }
 
 impl Tables {
-    pub(super) fn new(index: usize, count: usize, handles: Handles) -> Tables {
-        Tables { index, count, handles, entries: Vec::new(), last: 0 }
+    pub(super) fn new(index: usize, count: usize, handles: Handles, memory: &Pool) -> Tables {
+        let numbers = Numbers::new(memory);
+        Tables { index, count, handles, entries: Vec::new(), numbers, last: 0 }
     }
 
     /// Index of a table, or, as an error, the index to insert it at.
-    fn position(&self, id: u32) -> Result<usize, usize> {
-        self.entries.binary_search_by_key(&id, |entry| entry.spec.id)
+    fn position(&self, number: u32) -> Result<usize, usize> {
+        self.entries.binary_search_by_key(&number, |entry| entry.number)
     }
 
-    /// The table with this id, if there is one.
-    pub(super) fn get(&self, id: u32) -> Option<&Entry> {
-        self.position(id).ok().map(|at| &self.entries[at])
+    /// The table with this number, if there is one.
+    pub(super) fn get(&self, number: u32) -> Option<&Entry> {
+        self.position(number).ok().map(|at| &self.entries[at])
     }
 
-    fn find(&mut self, id: u32) -> Result<&mut Entry, Trouble> {
-        if self.entries.get(self.last).is_none_or(|entry| entry.spec.id != id) {
-            self.last = self.position(id).map_err(|_| unknown(id))?;
+    /// The table with this id in its namespace, if there is one.
+    pub(super) fn named(&self, namespace: &str, id: u32) -> Option<&Entry> {
+        let is_it = |entry: &&Entry| entry.spec.id == id && entry.spec.namespace == namespace;
+        self.entries.iter().find(is_it)
+    }
+
+    fn find(&mut self, number: u32) -> Result<&mut Entry, Trouble> {
+        if self.entries.get(self.last).is_none_or(|entry| entry.number != number) {
+            self.last = self.position(number).map_err(|_| self.unknown(number))?;
         }
         Ok(&mut self.entries[self.last])
     }
 
+    /// The reason why there is no table of this number.
+    #[cold]
+    pub(super) fn unknown(&self, number: u32) -> Trouble {
+        if self.numbers.is_dropped(number) {
+            return Trouble::Dropped;
+        }
+        Trouble::Refused(format!("table number {number} is unknown here (create it first)"))
+    }
+
     /// The clock of a table's shard, for which its parked requests wait.
-    pub(super) fn clock(&self, id: u32) -> Option<u64> {
-        self.get(id).map(|entry| entry.shard.clock())
+    pub(super) fn clock(&self, number: u32) -> Option<u64> {
+        self.get(number).map(|entry| entry.shard.clock())
     }
 
     /// Serves the records of a message of `peer`, up to one that has to wait or whose values can be
@@ -110,12 +134,7 @@ impl Tables {
             let table = message.table();
             let timestamp = message.timestamp();
             message.advance();
-            match trouble {
-                Trouble::Lane(error) => return Err(error),
-                Trouble::Refused(reason) => {
-                    refuse(lanes, ReplyTo { peer, table, timestamp }, &reason)?;
-                }
-            }
+            answer_trouble(lanes, ReplyTo { peer, table, timestamp }, trouble)?;
         }
     }
 
@@ -213,10 +232,7 @@ impl Tables {
         };
         match adopted {
             Ok(()) => lanes.answer(peer, timestamp),
-            Err(Trouble::Refused(reason)) => {
-                refuse(lanes, ReplyTo { peer, table, timestamp }, &reason)
-            }
-            Err(Trouble::Lane(error)) => Err(error),
+            Err(trouble) => answer_trouble(lanes, ReplyTo { peer, table, timestamp }, trouble),
         }
     }
 
@@ -231,8 +247,15 @@ impl Tables {
     ) -> Result<Step, Trouble> {
         match op {
             Some(Op::Create) => {
-                self.create(lanes, message.values())?;
-                lanes.answer(peer, message.timestamp())?;
+                let number = self.create(lanes, message)?;
+                post_json(lanes, peer, message, &number)?;
+            }
+            Some(Op::Drop) => return Ok(Step::Drop),
+            Some(Op::Tables) => {
+                let of = str::from_utf8(message.values()).map_err(|error| error.to_string())?;
+                let entries = self.entries.iter().filter(|entry| entry.spec.is_within(of));
+                let numbers: Vec<u32> = entries.map(|entry| entry.number).collect();
+                post_json(lanes, peer, message, &numbers)?;
             }
             Some(Op::Command) => {
                 let entry = self.find(message.table())?;
@@ -242,9 +265,7 @@ impl Tables {
             }
             Some(Op::Cost) => {
                 let cost = Cost::of_this_thread(&lanes.counters());
-                let reply = serde_json::to_vec(&cost).map_err(|error| error.to_string())?;
-                let values = Values::Copied(&reply);
-                post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
+                post_json(lanes, peer, message, &cost)?;
             }
             Some(Op::Keys) => return Err("nobody asked for these keys".to_owned().into()),
             _ => return Err(format!("there is no operation {}", message.op()).into()),
@@ -253,18 +274,75 @@ impl Tables {
         Ok(Step::Done)
     }
 
-    /// Creates a table, unless an equal one exists.
-    fn create(&mut self, lanes: &Lanes, spec: &[u8]) -> Result<(), Trouble> {
-        let wanted = Wanted::read(spec, lanes.memory())?;
-        match self.position(wanted.spec.id) {
+    /// Creates a table, unless an equal one exists; returns its number.
+    fn create(&mut self, lanes: &Lanes, message: &Message) -> Result<u32, Trouble> {
+        let memory = lanes.memory();
+        let wanted = Wanted::read(message.values(), memory)?;
+        let known = self.named(&wanted.spec.namespace, wanted.spec.id);
+        let number = match (message.table(), known) {
+            (0, Some(entry)) => entry.number,
+            (0, None) if self.index == 0 => self.numbers.next()?,
+            (0, None) => {
+                let why = "a table gets its number from the first server thread, not from this one";
+                return Err(why.to_owned().into());
+            }
+            (number, _) => number,
+        };
+        match self.position(number) {
             Ok(at) => self.entries[at].check_same(&wanted)?,
+            Err(_) if self.numbers.is_dropped(number) => return Err(Trouble::Dropped),
             Err(at) => {
-                let entry = wanted.build(self.index, self.count, &self.handles, lanes.memory())?;
+                let Tables { index, count, handles, .. } = self;
+                let entry = wanted.build(number, (*index, *count), handles, memory)?;
                 self.entries.insert(at, entry);
+            }
+        }
+        Ok(number)
+    }
+
+    /// Drops a table with its rows, if it exists. Its number is never used again.
+    ///
+    /// # Errors
+    /// If there is no memory to remember that.
+    pub(super) fn drop(&mut self, number: u32) -> Result<(), String> {
+        self.numbers.drop(number)?;
+        if let Ok(at) = self.position(number) {
+            self.entries.remove(at);
+            if self.entries.len() < self.entries.capacity() / 4 {
+                self.entries.shrink_to_fit();
             }
         }
         Ok(())
     }
+}
+
+/// Answers a request that was not served.
+///
+/// # Errors
+/// If the lane must be closed.
+#[cold]
+pub(super) fn answer_trouble(
+    lanes: &mut Lanes,
+    reply_to: ReplyTo,
+    trouble: Trouble,
+) -> caravan_van::Result<()> {
+    match trouble {
+        Trouble::Refused(reason) => refuse(lanes, reply_to, &reason),
+        Trouble::Dropped => refuse_dropped(lanes, reply_to),
+        Trouble::Lane(error) => Err(error),
+    }
+}
+
+/// Answers a request with this value as JSON.
+fn post_json(
+    lanes: &mut Lanes,
+    peer: PeerId,
+    request: &Message,
+    value: &impl Serialize,
+) -> Result<(), Trouble> {
+    let reply = serde_json::to_vec(value).map_err(|error| error.to_string())?;
+    let values = Values::Copied(&reply);
+    Ok(post(lanes, peer, Draft { values, ..answer(Kind::Reply, request) })?)
 }
 
 /// Checks a request whose values are a block.
@@ -277,9 +355,4 @@ fn check_block(op: Op, entry: &Entry) -> Result<(), Trouble> {
         None => Err("its values came filtered, and the table has no filters".to_owned().into()),
         Some(_) => Ok(()),
     }
-}
-
-#[cold]
-fn unknown(table: u32) -> Trouble {
-    Trouble::Refused(format!("table {table} is unknown here (create it first)"))
 }

@@ -11,9 +11,9 @@ use std::time::Duration;
 use caravan_van::wire::Kind;
 use caravan_van::{Arrival, Counters, Draft, Endpoint, Message, PeerId};
 
-use super::answer::{ReplyTo, answer, post, refuse};
+use super::answer::{ReplyTo, answer, post, refuse, refuse_dropped};
 use super::handle::Handles;
-use super::tables::{Step, Tables};
+use super::tables::{Step, Tables, answer_trouble};
 use crate::error::Result;
 use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
 use crate::op::Op;
@@ -51,8 +51,8 @@ impl ServerThread {
     pub fn new(endpoint: Endpoint, index: usize, count: usize, handles: Handles) -> Self {
         ServerThread {
             lists: Remembered::new(REMEMBERED_BYTES_MAX, endpoint.lanes.memory()),
+            tables: Tables::new(index, count, handles, endpoint.lanes.memory()),
             endpoint,
-            tables: Tables::new(index, count, handles),
             parked: Vec::new(),
             lacking: HashMap::new(),
         }
@@ -75,9 +75,10 @@ impl ServerThread {
         self.endpoint.lanes.counters()
     }
 
-    /// The traffic counters of a table's filters; all zero for a table without filters.
-    pub fn traffic(&self, table: u32) -> Traffic {
-        let filters = self.tables.get(table).and_then(|entry| entry.filters.as_ref());
+    /// The traffic counters of the filters of a table in the default namespace; all zero for a
+    /// table without filters.
+    pub fn traffic(&self, id: u32) -> Traffic {
+        let filters = self.tables.named("", id).and_then(|entry| entry.filters.as_ref());
         filters.map_or_else(Traffic::default, |filters| filters.traffic())
     }
 
@@ -147,7 +148,7 @@ impl ServerThread {
             let Endpoint { lanes, inbox } = &mut self.endpoint;
             match self.tables.serve(lanes, peer, inbox.message_mut(), None) {
                 Ok(Step::Done) => return,
-                Ok(Step::Park(_) | Step::Adopt(_)) => {}
+                Ok(Step::Park(_) | Step::Adopt(_) | Step::Drop) => {}
                 Err(error) => return self.give_up(peer, error),
             }
         }
@@ -168,6 +169,9 @@ impl ServerThread {
         }
         let Some(signature) = message.signature() else { return self.admit(peer, message, None) };
         let table = message.table();
+        if self.tables.get(table).is_none() {
+            return self.refuse_unknown(peer, &message);
+        }
         let list = match message.keys() {
             [] => self.lists.recall(peer, table, signature),
             keys => match self.lists.remember((peer, table, signature), keys) {
@@ -219,11 +223,15 @@ impl ServerThread {
             return lacking.held.push_back(message);
         };
         let Some(lacking) = self.lacking.remove(&peer) else { return };
-        let list = self.lists.remember((peer, message.table(), signature), message.keys());
-        drop(message);
-        match list {
-            Ok(list) => self.admit(peer, lacking.message, Some(list)),
-            Err(error) => self.refuse(peer, &lacking.message, &error.to_string()),
+        if self.tables.get(message.table()).is_none() {
+            self.refuse_unknown(peer, &lacking.message);
+        } else {
+            let list = self.lists.remember((peer, message.table(), signature), message.keys());
+            drop(message);
+            match list {
+                Ok(list) => self.admit(peer, lacking.message, Some(list)),
+                Err(error) => self.refuse(peer, &lacking.message, &error.to_string()),
+            }
         }
         lacking.held.into_iter().for_each(|message| self.handle(peer, message));
     }
@@ -233,6 +241,32 @@ impl ServerThread {
     fn refuse(&mut self, peer: PeerId, message: &Message, reason: &str) {
         let refused = refuse(&mut self.endpoint.lanes, reply_to(peer, message), reason);
         self.check(peer, refused);
+    }
+
+    /// Answers a request for a table that is not here.
+    #[cold]
+    fn refuse_unknown(&mut self, peer: PeerId, message: &Message) {
+        let trouble = self.tables.unknown(message.table());
+        let refused = answer_trouble(&mut self.endpoint.lanes, reply_to(peer, message), trouble);
+        self.check(peer, refused);
+    }
+
+    /// Drops a table with everything that is kept for it: its rows, the lists of keys, and the
+    /// requests that wait for its clock, which are refused.
+    #[cold]
+    fn drop_table(&mut self, peer: PeerId, message: &Message) {
+        let table = message.table();
+        if let Err(reason) = self.tables.drop(table) {
+            return self.refuse(peer, message, &reason);
+        }
+        self.lists.forget_table(table);
+        let waits = |parked: &mut Parked| parked.message.table() == table;
+        for Parked { peer, message, .. } in self.parked.extract_if(.., waits).collect::<Vec<_>>() {
+            let refused = refuse_dropped(&mut self.endpoint.lanes, reply_to(peer, &message));
+            self.check(peer, refused);
+        }
+        let answered = self.endpoint.lanes.answer(peer, message.timestamp());
+        self.check(peer, answered);
     }
 
     /// Executes or parks one request, and then executes those that waited for it.
@@ -285,6 +319,10 @@ impl ServerThread {
         let served = match self.tables.serve(lanes, peer, &mut message, list.as_deref()) {
             Ok(Step::Park(clock)) => return Some(Parked { peer, message, list, clock }),
             Ok(Step::Adopt(key)) => self.tables.adopt(lanes, peer, message, key),
+            Ok(Step::Drop) => {
+                self.drop_table(peer, &message);
+                Ok(())
+            }
             Ok(Step::Done) => Ok(()),
             Err(error) => Err(error),
         };

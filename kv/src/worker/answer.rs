@@ -66,7 +66,7 @@ impl Worker {
     /// Counts bytes of answers that bypassed the filters of their table, if it has any.
     #[inline(never)]
     fn count_passed(&mut self, table: u32, bytes: usize) {
-        let known = self.tables.iter_mut().find(|known| known.spec.id == table);
+        let known = self.tables.iter_mut().find(|known| known.number == table);
         if let Some(TableState { filters: Some(filters), .. }) = known {
             filters.passed.received += bytes as u64;
         }
@@ -89,10 +89,27 @@ impl Worker {
         {
             return self.send_keys(server, timestamp, named);
         }
+        if message.kind() == Kind::Failure && message.op() == Op::Drop as u8 {
+            return self.enter_dropped(server, &message);
+        }
         if self.has_filters {
             return self.decode_filtered(server, message);
         }
         self.enter_answer(server, message);
+    }
+
+    /// Enters the answer of a server that has no such table any more.
+    #[cold]
+    fn enter_dropped(&mut self, server: usize, message: &Message) {
+        let number = message.table();
+        let known = self.tables.iter().find(|known| known.number == number);
+        let table = known.map_or_else(|| format!("number {number}"), |it| it.spec.name.clone());
+        let timestamp = message.timestamp();
+        let Some((progress, _)) = self.answered(server, timestamp) else { return };
+        if !progress.abandoned {
+            progress.error.get_or_insert(Error::TableDropped { table });
+        }
+        self.settle(timestamp);
     }
 
     /// Enters a decoded answer.
@@ -102,7 +119,7 @@ impl Worker {
         let Some((progress, at)) = self.answered(server, timestamp) else { return };
         let outcome = match (message.kind(), progress.kind, &mut progress.parts[at].into) {
             (Kind::Failure, ..) => Err(String::from_utf8_lossy(message.values()).into_owned()),
-            (_, RequestKind::Push | RequestKind::Create, _) => Ok(()),
+            (_, RequestKind::Push | RequestKind::Drop, _) => Ok(()),
             (.., Some(into)) => fill(into, message.values()),
             (.., None) => keep(progress, at, message),
         };
@@ -124,9 +141,9 @@ impl Worker {
     /// Decodes an answer if its table has filters, and enters it.
     #[inline(never)]
     fn decode_filtered(&mut self, server: usize, message: Message) {
-        let id = message.table();
+        let number = message.table();
         let timestamp = message.timestamp();
-        let known = self.tables.iter_mut().find(|known| known.spec.id == id);
+        let known = self.tables.iter_mut().find(|known| known.number == number);
         let decoded = match known.map(|TableState { spec, filters, .. }| (spec, filters)) {
             Some((spec, Some(filters))) if message.kind() == Kind::Reply => {
                 filters.receive(spec, message, self.endpoint.lanes.memory())
@@ -153,13 +170,13 @@ impl Worker {
     /// request.
     fn send_keys(&mut self, server: usize, timestamp: u64, named: Outstanding) {
         let Outstanding { list, keys, table, offer } = named;
-        let TableState { spec, coding, filters, .. } = &mut self.tables[table];
+        let TableState { number, coding, filters, .. } = &mut self.tables[table];
         if let Some(sent) = filters.as_mut().and_then(|filters| filters.sent.as_mut()) {
             sent.asked(list.signature, server, keys.len());
         }
         let draft = Draft {
             op: Op::Keys as u8,
-            table: spec.id,
+            table: *number,
             timestamp,
             offer,
             signature: Some(list.signature),
@@ -250,10 +267,7 @@ fn keep(progress: &mut Progress, at: usize, message: Message) -> Result<(), Stri
     if bytes > 0 && found != bytes {
         return Err(wrong_bytes(found, bytes));
     }
-    if bytes == 0
-        && !matches!(progress.kind, RequestKind::Command | RequestKind::Cost)
-        && lengths != keys
-    {
+    if bytes == 0 && !progress.kind.has_replies() && lengths != keys {
         return Err(format!(
             "it answered with lengths for {lengths} keys where {keys} were asked for"
         ));
@@ -287,15 +301,15 @@ fn complete(progress: &mut Progress, memory: &Pool) {
 fn assemble(progress: &mut Progress, memory: &Pool) -> Result<()> {
     let answer = &mut progress.answer;
     match progress.kind {
-        RequestKind::Push | RequestKind::Create => {}
-        RequestKind::Command | RequestKind::Cost => {
+        RequestKind::Push | RequestKind::Drop => {}
+        kind if kind.has_replies() => {
             // Servers that replied without a message get an empty reply.
             progress.messages.resize_with(progress.parts.len(), || None);
             let reply = |message: &Option<Message>| message.as_ref().map(|it| it.values().to_vec());
             answer.replies =
                 progress.messages.iter().map(reply).map(Option::unwrap_or_default).collect();
         }
-        RequestKind::Pull | RequestKind::PushPull => {
+        _ => {
             if let [Part { bytes: 1.., .. }] = progress.parts[..]
                 && let Some(message) =
                     progress.messages.pop_if(|message| keeps_values(message)).flatten()

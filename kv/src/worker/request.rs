@@ -142,6 +142,9 @@ impl Worker {
         let [first, ..] = *keys else { return false };
         let [.., last] = *keys else { return false };
         let Some(known) = self.tables.get_mut(request.table.0 as usize) else { return false };
+        if known.number != request.table.1 {
+            return false;
+        }
         let place = keys.len().saturating_mul(known.row_bytes);
         // A push of shared values may be long: it needs neither a copy nor a destination.
         let may_be_long = matches!((kind, payload), (RequestKind::Push, Payload::Shared(_)));
@@ -182,14 +185,14 @@ impl Worker {
         {
             return Ok(self.tracker.fail(timestamp, error));
         }
-        let TableState { spec, coding, filters, .. } = &mut self.tables[table.0 as usize];
+        let TableState { coding, filters, .. } = &mut self.tables[table.0 as usize];
         if let Some(filters) = filters {
             filters.passed.sent += (size_of_val(keys) + payload.bytes().unwrap_or(0)) as u64;
         }
         let draft = Draft {
             kind: Kind::Request,
             op: Op::from(kind) as u8,
-            table: spec.id,
+            table: table.1,
             timestamp: timestamp.0,
             clock: self.clock,
             range,
@@ -247,7 +250,7 @@ impl Worker {
     fn check(&mut self, request: &Request<'_>) -> Result<(usize, Option<Signed>)> {
         let known = self.tables.get_mut(request.table.0 as usize);
         let TableState { spec, range, filters, .. } =
-            known.ok_or_else(|| unknown(request.table))?;
+            known.filter(|it| it.is(request.table)).ok_or_else(|| unknown(request.table))?;
         if let Payload::Values { value, type_name: found, .. } = request.payload
             && value != Some(spec.value)
         {
@@ -320,7 +323,7 @@ impl Worker {
             keys: &request.keys[keys.clone()],
             lengths,
             values: request.payload.part(values.clone(), &self.endpoint.lanes),
-            ..draft(timestamp, request.kind, spec.id, self.clock)
+            ..draft(timestamp, request.kind, request.table.1, self.clock)
         };
         let mut block = None;
         let mut passage = None;
@@ -361,8 +364,20 @@ impl Worker {
         table: u32,
         body: &[u8],
     ) -> Result<Timestamp> {
+        self.tell(0..self.servers.len(), kind, table, body)
+    }
+
+    /// Sends the same body to these servers.
+    pub(super) fn tell(
+        &mut self,
+        servers: Range<usize>,
+        kind: RequestKind,
+        table: u32,
+        body: &[u8],
+    ) -> Result<Timestamp> {
         let timestamp = self.tracker.begin(kind)?;
-        let sent = (0..self.servers.len()).try_for_each(|server| {
+        let mut servers = servers;
+        let sent = servers.try_for_each(|server| {
             let peer = self.room(server)?;
             let values = Values::Copied(body);
             let draft = Draft { values, ..draft(timestamp, kind, table, self.clock) };

@@ -2,6 +2,7 @@
 
 use caravan_van::wire::Coding;
 use caravan_van::{KeyRange, PeerId};
+use serde::de::DeserializeOwned;
 
 use super::{Server, Worker};
 use crate::error::{Error, Result};
@@ -9,11 +10,14 @@ use crate::filter::{AtWorker, KeyCacheCounters, Sent, Traffic};
 use crate::table::{TableSpec, ValueType};
 use crate::tracker::{RequestKind, Timestamp};
 
-/// A table as this worker knows it. Cheap to copy.
+/// A table as this worker knows it: its place among the worker's tables and its number. Cheap to
+/// copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Table(pub(super) u32);
+pub struct Table(pub(super) u32, pub(super) u32);
 
 pub(super) struct TableState {
+    /// The table's number in messages; 0 for a place that is free.
+    pub(super) number: u32,
     pub(super) spec: TableSpec,
     /// Bytes of each row; 0 if rows have their own lengths.
     pub(super) row_bytes: usize,
@@ -34,6 +38,11 @@ pub(super) struct Route {
 }
 
 impl TableState {
+    /// Whether `table` is this one, and not one that had its place before.
+    pub(super) fn is(&self, table: Table) -> bool {
+        self.number == table.1
+    }
+
     /// Sets `route` to the server that has `key`; returns false if there is none.
     #[inline(never)]
     pub(super) fn route_to(&mut self, key: u64, servers: &[Server]) -> bool {
@@ -51,32 +60,111 @@ impl TableState {
 }
 
 impl Worker {
-    /// Creates a table on all servers, or joins it if there is an equal one.
+    /// Creates a table on all servers, or joins it if there is an equal one of that id in its
+    /// namespace.
     ///
     /// # Errors
     /// [`Error::Refused`] if the servers have another table under that id or cannot build this one;
-    /// [`Error::Config`], also for filters that do not suit the table.
+    /// [`Error::TableDropped`] if it is dropped at this moment; [`Error::Config`], also for filters
+    /// that do not suit the table.
     pub fn create_table(&mut self, spec: &TableSpec) -> Result<Table> {
         let range = spec.range()?;
         spec.filters.check(spec)?;
         let text = serde_json::to_vec(spec)?;
-        let timestamp = self.broadcast(RequestKind::Create, spec.id, &text)?;
-        self.wait(timestamp)?;
+        let number: u32 = self.ask_first(RequestKind::Create, &text)?;
+        let created = self.tell(1..self.servers.len(), RequestKind::Create, number, &text)?;
+        self.wait(created).map_err(|error| match error {
+            Error::TableDropped { .. } => Error::TableDropped { table: spec.name.clone() },
+            other => other,
+        })?;
+        let known = self.tables.iter().position(|known| known.number == number);
+        if let Some(known) = known {
+            return Ok(Table(known as u32, number));
+        }
+        // Another table of that id is one that somebody has dropped.
+        let is_old = |it: &TableState| it.spec.id == spec.id && it.spec.namespace == spec.namespace;
+        self.forget_tables(is_old);
         let parts: Vec<_> = range.cut(self.servers.len()).collect();
-        // The servers accepted it, so a known table with that id is equal.
-        let known = self.tables.iter().position(|known| known.spec.id == spec.id);
-        let index = known.unwrap_or_else(|| {
-            let coding = if spec.filters.snappy { Coding::compact() } else { Coding::plain() };
-            let node = self.endpoint.lanes.node();
-            self.has_filters |= !spec.filters.is_none();
-            let filters = (!spec.filters.is_none()).then(|| Box::new(AtWorker::new(spec, node)));
-            let row_bytes = spec.row_bytes();
-            let spec = spec.clone();
-            let route = Route { server: 0, peer: self.servers[0].peer, range: parts[0] };
-            self.tables.push(TableState { spec, row_bytes, range, parts, route, coding, filters });
-            self.tables.len() - 1
-        });
-        Ok(Table(index as u32))
+        let coding = if spec.filters.snappy { Coding::compact() } else { Coding::plain() };
+        let node = self.endpoint.lanes.node();
+        let filters = (!spec.filters.is_none()).then(|| Box::new(AtWorker::new(spec, node)));
+        let row_bytes = spec.row_bytes();
+        let spec = spec.clone();
+        let route = Route { server: 0, peer: self.servers[0].peer, range: parts[0] };
+        self.has_filters |= filters.is_some();
+        let state = TableState { number, spec, row_bytes, range, parts, route, coding, filters };
+        let free = self.tables.iter().position(|it| it.number == 0);
+        let place = free.unwrap_or(self.tables.len());
+        match self.tables.get_mut(place) {
+            Some(free) => *free = state,
+            None => self.tables.push(state),
+        }
+        Ok(Table(place as u32, number))
+    }
+
+    /// Drops a table on all servers, with its rows and everything that servers and this worker keep
+    /// for it. Nothing happens there if another worker has dropped it before.
+    ///
+    /// Requests of this worker that came first are executed, unless they wait for a clock. All
+    /// others, of whichever worker, end with [`Error::TableDropped`]. Afterwards its id is free for
+    /// another table; no request for this one ever reaches that.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`]; [`Error::ServerLost`].
+    pub fn drop_table(&mut self, table: Table) -> Result<()> {
+        self.known(table)?;
+        let dropped = self.broadcast(RequestKind::Drop, table.1, &[])?;
+        self.wait(dropped)?;
+        self.forget_tables(|it| it.is(table));
+        Ok(())
+    }
+
+    /// Drops all tables of a namespace and of those within it, whoever created them, as
+    /// [`Worker::drop_table`] does; returns their number.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`].
+    pub fn drop_tables(&mut self, namespace: &str) -> Result<usize> {
+        let numbers: Vec<u32> = self.ask_first(RequestKind::Tables, namespace.as_bytes())?;
+        for &number in &numbers {
+            let dropped = self.broadcast(RequestKind::Drop, number, &[])?;
+            self.wait(dropped)?;
+        }
+        self.forget_namespace(namespace);
+        Ok(numbers.len())
+    }
+
+    /// Forgets the tables of a namespace, which others drop.
+    pub(crate) fn forget_namespace(&mut self, namespace: &str) {
+        self.forget_tables(|it| it.spec.is_within(namespace));
+    }
+
+    /// Frees the places of these tables.
+    fn forget_tables(&mut self, which: impl Fn(&TableState) -> bool) {
+        let nothing = KeyRange::ALL;
+        for state in self.tables.iter_mut().filter(|it| it.number != 0 && which(it)) {
+            *state = TableState {
+                number: 0,
+                spec: TableSpec::new(0, "", ValueType::U8, 1),
+                row_bytes: 0,
+                range: nothing,
+                parts: Vec::new(),
+                route: Route { range: nothing, ..state.route },
+                coding: Coding::plain(),
+                filters: None,
+            };
+        }
+        let used = self.tables.iter().rposition(|it| it.number != 0).map_or(0, |last| last + 1);
+        self.tables.truncate(used);
+        self.tables.shrink_to_fit();
+        self.has_filters = self.tables.iter().any(|it| !it.spec.filters.is_none());
+    }
+
+    /// Asks the first server thread, which numbers the tables; returns its answer.
+    fn ask_first<T: DeserializeOwned>(&mut self, kind: RequestKind, body: &[u8]) -> Result<T> {
+        let asked = self.tell(0..1, kind, 0, body)?;
+        let replies = self.wait(asked)?.replies;
+        Ok(serde_json::from_slice(replies.first().map_or(&[][..], Vec::as_slice))?)
     }
 
     /// Delta-codes the keys of this table's requests, and compresses sections that Snappy makes
@@ -164,10 +252,11 @@ impl Worker {
     }
 
     pub(super) fn known(&self, table: Table) -> Result<&TableState> {
-        self.tables.get(table.0 as usize).ok_or_else(|| unknown(table))
+        let known = self.tables.get(table.0 as usize).filter(|it| it.is(table));
+        known.ok_or_else(|| unknown(table))
     }
 }
 
 pub(super) fn unknown(table: Table) -> Error {
-    Error::UnknownTable { table: table.0 }
+    Error::UnknownTable { table: table.1 }
 }

@@ -22,6 +22,8 @@ const FILTERS_BYTES: usize = 64 << 10;
 
 /// A table of this thread.
 pub(in crate::server) struct Entry {
+    /// Its number in messages, which no other table ever has.
+    pub(in crate::server) number: u32,
     /// The specification without options and initial values, which only the shard needs.
     pub(in crate::server) spec: TableSpec,
     /// The whole specification as JSON.
@@ -67,14 +69,14 @@ impl Wanted {
         Ok(Wanted { spec, text, memory })
     }
 
-    /// Builds the table of thread `index` of `count`.
+    /// Builds the table `number` of thread `index` of `count`.
     ///
     /// # Errors
     /// The reason why the specification is invalid or cannot be built.
     pub(in crate::server) fn build(
         self,
-        index: usize,
-        count: usize,
+        number: u32,
+        (index, count): (usize, usize),
         handles: &Handles,
         pool: &Pool,
     ) -> Result<Entry, String> {
@@ -88,9 +90,9 @@ impl Wanted {
         spec.options = serde_json::Value::Null;
         spec.initial = Initial::Zero;
         let filters_bytes = if filters.is_some() { FILTERS_BYTES } else { 0 };
-        let texts = text.len() + 2 * spec.name.len();
+        let texts = text.len() + 2 * (spec.name.len() + spec.namespace.len());
         memory.set(TABLE_BYTES + filters_bytes + texts).map_err(|error| error.to_string())?;
-        Ok(Entry { spec, text, _memory: memory, range, shard, filters })
+        Ok(Entry { number, spec, text, _memory: memory, range, shard, filters })
     }
 }
 

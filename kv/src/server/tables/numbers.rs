@@ -1,0 +1,100 @@
+//! The numbers of tables in messages. The first server thread gives them out; no number is given
+//! twice, so that a request for a dropped table never reaches another one.
+
+use std::collections::BTreeMap;
+
+use caravan_van::{Account, Pool};
+
+/// Bytes of an interval of numbers in the map.
+const INTERVAL_BYTES: usize = 64;
+
+/// Numbers that were given, and those of dropped tables.
+pub(super) struct Numbers {
+    /// The last number that this thread has given out.
+    last: u32,
+    /// Dropped numbers as disjoint intervals that do not touch: last number by first.
+    dropped: BTreeMap<u32, u32>,
+    memory: Account,
+}
+
+impl Numbers {
+    pub(super) fn new(pool: &Pool) -> Numbers {
+        let memory = Account::new(pool, "the numbers of dropped tables");
+        Numbers { last: 0, dropped: BTreeMap::new(), memory }
+    }
+
+    /// A number that no table has had.
+    ///
+    /// # Errors
+    /// If all are used up.
+    pub(super) fn next(&mut self) -> Result<u32, String> {
+        let last = self.interval(self.last.saturating_add(1)).map_or(self.last, |(_, last)| last);
+        self.last = last.checked_add(1).ok_or("no number is left for another table")?;
+        Ok(self.last)
+    }
+
+    /// Whether the table of this number was dropped.
+    pub(super) fn is_dropped(&self, number: u32) -> bool {
+        self.interval(number).is_some()
+    }
+
+    /// Records that the table of this number was dropped.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub(super) fn drop(&mut self, number: u32) -> Result<(), String> {
+        if self.is_dropped(number) {
+            return Ok(());
+        }
+        let bytes = (self.dropped.len() + 1) * INTERVAL_BYTES;
+        self.memory.set(bytes).map_err(|error| error.to_string())?;
+        let before = number.checked_sub(1).and_then(|before| self.interval(before));
+        let first = before.map_or(number, |(first, _)| first);
+        let after = number.checked_add(1).and_then(|after| self.dropped.remove(&after));
+        self.dropped.insert(first, after.unwrap_or(number));
+        self.memory.release(bytes - self.dropped.len() * INTERVAL_BYTES);
+        Ok(())
+    }
+
+    /// The dropped numbers around `number`.
+    fn interval(&self, number: u32) -> Option<(u32, u32)> {
+        let (&first, &last) = self.dropped.range(..=number).next_back()?;
+        (number <= last).then_some((first, last))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn a_number_is_given_once_and_dropped_ones_are_remembered_in_little_memory() {
+        let pool = Pool::new(1 << 20);
+        let mut numbers = Numbers::new(&pool);
+        let given: Vec<u32> = (0..1000).map(|_| numbers.next().unwrap()).collect();
+        assert_eq!(given, (1..=1000).collect::<Vec<_>>());
+        let (odd, even): (Vec<u32>, Vec<u32>) = given.iter().partition(|number| **number % 2 == 1);
+        odd.iter().for_each(|number| numbers.drop(*number).unwrap());
+        assert!(numbers.is_dropped(7) && !numbers.is_dropped(8));
+        assert_eq!(numbers.dropped.len(), 500);
+        even.iter().rev().for_each(|number| numbers.drop(*number).unwrap());
+        numbers.drop(1000).unwrap();
+        assert_eq!(numbers.dropped, BTreeMap::from([(1, 1000)]));
+        assert_eq!(numbers.memory.bytes(), INTERVAL_BYTES);
+        assert_eq!(numbers.next(), Ok(1001));
+    }
+
+    #[test]
+    fn numbers_that_others_drop_before_they_are_given_are_passed_over() {
+        let pool = Pool::new(1 << 20);
+        let mut numbers = Numbers::new(&pool);
+        [0, 2, 3, u32::MAX].iter().for_each(|number| numbers.drop(*number).unwrap());
+        assert_eq!([numbers.next(), numbers.next()], [Ok(1), Ok(4)]);
+        numbers.last = u32::MAX - 2;
+        assert_eq!(numbers.next(), Ok(u32::MAX - 1));
+        assert!(numbers.next().unwrap_err().contains("no number is left"));
+        let mut scattered = (0..u32::MAX).step_by(2).map(|number| numbers.drop(number));
+        assert!(scattered.any(|dropped| dropped.is_err()), "memory is bounded");
+    }
+}
