@@ -218,6 +218,15 @@ impl Played {
 fn answers_that_do_not_fit_are_errors() {
     const CREATE: u8 = 4;
     type Lie = fn(&mut Played, &Message);
+    let (address, thread) = Played::serve(Van::Tcp, |server, request| {
+        server.post(Kind::Reply, request.timestamp(), Values::Copied(b"one"), &[]);
+    });
+    let mut worker =
+        Worker::connect(endpoint(Van::Tcp, &config(16, GIB)), &[address], TIMEOUT).unwrap();
+    let error = worker.create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap_err();
+    assert!(error.to_string().contains("liar refused to create a table"), "{error}");
+    drop(worker);
+    thread.join().unwrap();
     let lies: [(Lie, &str); 4] = [
         (
             |server, request| {
@@ -247,7 +256,9 @@ fn answers_that_do_not_fit_are_errors() {
         for width in [1, 0] {
             let (address, thread) =
                 Played::serve(Van::Tcp, move |server, request| match request.op() {
-                    CREATE => server.post(Kind::Reply, request.timestamp(), Values::None, &[]),
+                    CREATE => {
+                        server.post(Kind::Reply, request.timestamp(), Values::Copied(b"1"), &[])
+                    }
                     _ => lie(server, request),
                 });
             let mut worker =
@@ -277,7 +288,7 @@ fn a_request_that_nobody_answers_is_given_up() {
     const CREATE: u8 = 4;
     let (address, thread) = Played::serve(Van::Tcp, |server, request| {
         if request.op() == CREATE {
-            server.post(Kind::Reply, request.timestamp(), Values::None, &[]);
+            server.post(Kind::Reply, request.timestamp(), Values::Copied(b"1"), &[]);
         }
     });
     let config = NodeConfig {
@@ -313,7 +324,7 @@ fn too_few_placed_values_are_an_error() {
     let (address, thread) = Played::serve(Van::Tcp, |server, request| match request.offer() {
         None => {
             assert_eq!(request.op(), CREATE);
-            server.post(Kind::Reply, request.timestamp(), Values::None, &[]);
+            server.post(Kind::Reply, request.timestamp(), Values::Copied(b"1"), &[]);
         }
         Some(offer) => {
             let values =
@@ -435,8 +446,8 @@ fn senseless_requests_are_refused_by_name() {
         }
     };
     let spec = TableSpec::new(1, "t", ValueType::F32, 2).keys(KeyRange::new(0, 10).unwrap());
-    assert!(ask(1, 1, &[1], &[], &[0; 8]).contains("table 1 is unknown"));
-    assert!(ask(5, 1, &[], &[], b"x").contains("table 1 is unknown"));
+    assert!(ask(1, 1, &[1], &[], &[0; 8]).contains("table number 1 is unknown"));
+    assert!(ask(5, 1, &[], &[], b"x").contains("table number 1 is unknown"));
     assert!(ask(4, 0, &[], &[], b"{\"id\":").contains("EOF"));
     assert_eq!(ask(4, 1, &[], &[], &serde_json::to_vec(&spec).unwrap()), "");
     assert!(ask(0, 1, &[], &[], &[]).contains("no operation 0"));

@@ -213,7 +213,7 @@ fn lending_server(address: &mpsc::Sender<String>) {
             let reply = Draft { table: 1, ..Draft::new(Kind::Reply) };
             let reply = Draft { timestamp: message.timestamp(), ..reply };
             let reply = match message.op() {
-                CREATE => reply,
+                CREATE => Draft { values: Values::Copied(b"1"), ..reply },
                 _ => Draft { op: FILTERED, values: Values::Apart(lent.clone()), ..reply },
             };
             server.lanes.post(peer, reply, &mut Coding::plain()).unwrap();

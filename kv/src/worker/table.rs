@@ -164,7 +164,12 @@ impl Worker {
     fn ask_first<T: DeserializeOwned>(&mut self, kind: RequestKind, body: &[u8]) -> Result<T> {
         let asked = self.tell(0..1, kind, 0, body)?;
         let replies = self.wait(asked)?.replies;
-        Ok(serde_json::from_slice(replies.first().map_or(&[][..], Vec::as_slice))?)
+        let reply = replies.first().map_or(&[][..], Vec::as_slice);
+        serde_json::from_slice(reply).map_err(|error| Error::Refused {
+            server: self.servers[0].at.name.clone(),
+            what: kind.name(),
+            reason: format!("its answer can't be read: {error}"),
+        })
     }
 
     /// Delta-codes the keys of this table's requests, and compresses sections that Snappy makes
