@@ -247,6 +247,7 @@ fn rows_and_their_keys() {
     Attack::begin().until_refused("room to find rows", |attack, number| {
         let table = number as u32;
         attack.create(&TableSpec::new(table, "t", ValueType::U8, 1))?;
+        let table = table + 1; // tables are numbered from 1
         let keys = keys(0, 500_000, 3);
         attack.ask(Draft { op: PULL, table, keys: &keys, ..request() })
     });
