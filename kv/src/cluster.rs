@@ -44,6 +44,10 @@ pub struct Cluster {
     simulated: Vec<node::SimulatedNode>,
     /// Stops simulated servers.
     stop: Arc<AtomicBool>,
+    /// The name of this driver's job; empty for the one that started the cluster.
+    job: String,
+    /// The part of the job that runs, if any.
+    part: Option<String>,
 }
 
 struct Node<T> {
@@ -89,6 +93,8 @@ impl Cluster {
             threads: Vec::new(),
             simulated: Vec::new(),
             stop: Arc::default(),
+            job: String::new(),
+            part: None,
         };
         cluster.start(&launch)?;
         let Cluster { scheduler, children, threads, .. } = &mut cluster;
@@ -106,6 +112,64 @@ impl Cluster {
         })?;
         cluster.config.node.van = van;
         Ok(cluster)
+    }
+
+    /// Joins a cluster that another process has started, to run the job `job` on it. `node` holds the
+    /// scheduler's address, the number and the secret of the cluster, as
+    /// [`ClusterConfig::to_vars`] of the other process passes them on.
+    ///
+    /// The job shares servers and workers with others: its tasks take their turns with theirs, and
+    /// its tables and apps are its own. It ends when this is dropped or its process ends; then its
+    /// tables are dropped.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if no scheduler listens there; [`Error::Config`] if the job's name is
+    /// wrong or another driver has it.
+    pub fn attach(node: &NodeConfig, job: &str) -> Result<Cluster> {
+        let scheduler = Scheduler::attach(node, job)?;
+        let config = scheduler.config().clone();
+        Ok(Cluster {
+            scheduler: Rc::new(RefCell::new(scheduler)),
+            config,
+            children: Vec::new(),
+            threads: Vec::new(),
+            simulated: Vec::new(),
+            stop: Arc::default(),
+            job: job.to_owned(),
+            part: None,
+        })
+    }
+
+    /// The namespace of this driver's tables: its job, and the part of it that runs.
+    pub fn namespace(&self) -> String {
+        node::within(&self.job, self.part())
+    }
+
+    fn part(&self) -> &str {
+        self.part.as_deref().unwrap_or("")
+    }
+
+    /// Begins a part of the job, after it has ended an earlier one. Tasks and clients that follow
+    /// belong to it.
+    ///
+    /// # Errors
+    /// As [`Cluster::end`].
+    pub fn begin(&mut self, part: &str) -> Result<()> {
+        self.end()?;
+        self.part = Some(part.to_owned());
+        Ok(())
+    }
+
+    /// Ends the part of the job that runs, if any: its tables are dropped, and workers forget its
+    /// apps. Its tasks must have ended.
+    ///
+    /// # Errors
+    /// As [`Cluster::wait`].
+    pub fn end(&mut self) -> Result<()> {
+        let Some(part) = &self.part else { return Ok(()) };
+        self.scheduler.borrow_mut().forget(part)?;
+        self.part = None;
+        Ok(())
     }
 
     fn start(&mut self, launch: &Launch) -> Result<()> {
@@ -180,7 +244,7 @@ impl Cluster {
         app: &str,
         body: &serde_json::Value,
     ) -> Result<TaskId> {
-        self.scheduler.borrow_mut().submit(target, app, body)
+        self.scheduler.borrow_mut().submit_in(self.part(), target, app, body)
     }
 
     /// Waits for a task and returns the workers' results, in order of rank.
@@ -204,14 +268,21 @@ impl Cluster {
         };
         let watch: Watch = Box::new(watch);
         let servers = self.scheduler.borrow().servers();
-        node::watched_client(&self.config.node, 0, &servers, Some(watch))
+        let node = self.scheduler.borrow().node();
+        let mut client = node::watched_client(&self.config.node, node, &servers, Some(watch))?;
+        client.set_namespace(&self.namespace());
+        Ok(client)
     }
 
-    /// Ends the job: tells all nodes and waits for them.
+    /// Ends the cluster: tells all nodes and waits for them. A driver that has joined it only ends
+    /// its job.
     ///
     /// # Errors
     /// The first node that failed or did not end.
     pub fn shutdown(mut self) -> Result<()> {
+        if !self.job.is_empty() {
+            return self.scheduler.borrow_mut().forget("");
+        }
         self.stop.store(true, Ordering::Relaxed);
         self.scheduler.borrow_mut().end(None)?;
         let mut outcome = Ok(());

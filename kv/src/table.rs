@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::filter::Filters;
+use crate::node::is_within;
 
 /// Contiguous values of at least this many bytes are sent from where the server stores them; fewer
 /// are copied into the message, unless the van lends them. A later update of values that are still
@@ -246,8 +247,7 @@ impl TableSpec {
 
     /// Whether its namespace is this one, or within it.
     pub(crate) fn is_within(&self, namespace: &str) -> bool {
-        let rest = self.namespace.strip_prefix(namespace);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        is_within(&self.namespace, namespace)
     }
 
     /// Bytes of one row; 0 if rows have their own lengths.

@@ -46,6 +46,8 @@ pub struct Worker {
     /// Unanswered messages that named their keys by a signature, by timestamp and server.
     named: HashMap<(u64, usize), Outstanding>,
     clock: u64,
+    /// The namespace that those of its tables are within.
+    namespace: String,
     /// Whether any table has filters.
     has_filters: bool,
     waits: Waits,
@@ -100,6 +102,7 @@ impl Worker {
             tracker: Tracker::default(),
             named: HashMap::new(),
             clock: 0,
+            namespace: String::new(),
             has_filters: false,
             waits,
         };
@@ -175,6 +178,17 @@ impl Worker {
     /// Sets the iteration of the following requests, which consistency models read.
     pub fn set_clock(&mut self, clock: u64) {
         self.clock = clock;
+    }
+
+    /// The iteration of the next request.
+    pub fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    /// Names the namespace that those of tables are within: table 1 of `weights` is then table 1 of
+    /// `job/weights`. Tables that exist stay what they are.
+    pub fn set_namespace(&mut self, namespace: &str) {
+        namespace.clone_into(&mut self.namespace);
     }
 
     /// Pushes `values: [n * width]` for `keys: [n]`, strictly ascending.

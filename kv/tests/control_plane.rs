@@ -178,7 +178,7 @@ fn only_nodes_of_the_job_get_a_lane() {
         let lane = Lane::open(&scheduler, &stranger, node(WORKER, Some(0)));
         assert!(lane.is_none(), "{stranger:?}");
     }
-    for role in [0, SCHEDULER, DRIVER, 5, 255] {
+    for role in [0, SCHEDULER, DRIVER, 6, 255] {
         // It knows the secret but has no role that joins: its lane comes up, and all its requests
         // are refused.
         let lane = Lane::open(&scheduler, &config.node, node(role, None));

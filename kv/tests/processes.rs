@@ -110,19 +110,55 @@ fn a_killed_worker_ends_the_run() {
     vans().into_iter().for_each(|van| a_killed_node_ends_the_run("worker 1", van));
 }
 
-/// Nobody is left to stop them, so nodes end by themselves.
-fn nodes_end_with_their_scheduler() {
-    let mut driver = Command::new(this_program());
-    let mut driver =
-        driver.arg("driver").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let mut stdout = driver.stdout.take().unwrap();
+/// The first line that a process prints.
+fn first_line(process: &mut std::process::Child) -> Value {
+    let mut stdout = process.stdout.take().unwrap();
     let mut said = String::new();
     while !said.ends_with('\n') {
         let mut byte = [0];
         stdout.read_exact(&mut byte).unwrap();
         said.push(char::from(byte[0]));
     }
-    let pids: Vec<u32> = serde_json::from_str(&said).unwrap();
+    serde_json::from_str(&said).unwrap()
+}
+
+/// A job of another process, which is killed: its tables go, and the cluster stays.
+fn another_process_runs_a_job() {
+    let mut cluster = launch(&config(2, 2));
+    let mut other = Command::new(this_program());
+    other.arg("driver").stdout(Stdio::piped());
+    let mut other = caravan_kv::cluster::spawn_node(&mut other, cluster.config()).unwrap();
+    assert_eq!(first_line(&mut other), json!([0, 1]));
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let began = Instant::now();
+    let next = loop {
+        match Cluster::attach(&cluster.config().node, "outside") {
+            Err(Error::Config(why)) if why.contains("has a driver") => {
+                assert!(began.elapsed() < SOON, "{why}");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            attached => break attached.unwrap(),
+        }
+    };
+    let mut client = next.client().unwrap();
+    let table = client.create_table(&TableSpec::new(1, "t", ValueType::F32, 1)).unwrap();
+    let pulled = client.pull(table, &[5]).unwrap();
+    assert_eq!(client.wait(pulled).unwrap().values::<f32>(), [0.0]);
+    drop(client);
+    next.shutdown().unwrap();
+    let task =
+        cluster.submit(Target::Workers, "barrier", &json!({ "timeout_ms": 20_000 })).unwrap();
+    assert_eq!(cluster.wait(task).unwrap(), [json!(0), json!(1)]);
+    cluster.shutdown().unwrap();
+}
+
+/// Nobody is left to stop them, so nodes end by themselves.
+fn nodes_end_with_their_scheduler() {
+    let mut driver = Command::new(this_program());
+    let mut driver =
+        driver.arg("driver").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let pids: Vec<u32> = serde_json::from_value(first_line(&mut driver)).unwrap();
     assert!(pids.len() == 2 && pids.iter().all(|pid| lives(*pid)));
     driver.kill().unwrap();
     driver.wait().unwrap();
@@ -130,7 +166,21 @@ fn nodes_end_with_their_scheduler() {
 }
 
 /// The role of a driver that is killed: prints its nodes, and then does nothing.
+/// A driver whose cluster is gone when this process is killed, or one that joins the cluster of
+/// another process and tells what the workers answered.
 fn drive() {
+    if std::env::var_os("CARAVAN_SCHEDULER").is_some() {
+        let node = caravan_kv::ClusterConfig::from_env().unwrap().node;
+        let mut cluster = Cluster::attach(&node, "outside").unwrap();
+        let mut client = cluster.client().unwrap();
+        let table = client.create_table(&TableSpec::new(1, "t", ValueType::I64, 2)).unwrap();
+        let pushed = client.push(table, &[5], &[1i64, 2]).unwrap();
+        client.wait(pushed).unwrap();
+        let body = json!({ "timeout_ms": 20_000 });
+        let task = cluster.submit(Target::Workers, "barrier", &body).unwrap();
+        println!("{}", json!(cluster.wait(task).unwrap()));
+        return std::thread::sleep(Duration::from_secs(60));
+    }
     let cluster = launch(&config(1, 1));
     let pids = pids(&cluster);
     println!("{}", json!(pids));
@@ -411,6 +461,7 @@ fn main() -> ExitCode {
         a_killed_server_ends_the_run,
         a_killed_worker_ends_the_run,
         nodes_end_with_their_scheduler,
+        another_process_runs_a_job,
         missing_nodes_are_named,
         a_driver_that_computes_keeps_nobody_waiting,
         children_that_end_early_are_named,

@@ -37,8 +37,11 @@ pub(crate) const CREDITS: u16 = 64;
 pub(crate) const SCHEDULER: u8 = 1;
 const SERVER: u8 = 2;
 const WORKER: u8 = 3;
-/// The driver of the job: the scheduler's own process, which is also a client of the servers.
+/// The driver that started the cluster: the scheduler's own process, which is also a client of the
+/// servers.
 pub(crate) const DRIVER: u8 = 4;
+/// The driver of another job, from outside that process.
+pub(crate) const GUEST: u8 = 5;
 
 impl Role {
     /// Its number in a hello.
@@ -113,21 +116,31 @@ impl From<Loss> for Error {
 /// The scheduler's request to a node.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Run this task; answered with a [`Report`].
-    Run { app: String, body: serde_json::Value },
+    /// Run this task of a job; answered with a [`Report`].
+    Run { job: String, app: String, body: serde_json::Value },
+    /// A job has ended: forget its apps and tables; answered with a [`Report`]. The first worker
+    /// drops its tables.
+    Forget { job: String },
     /// Another node was lost, so that nothing that needs it can succeed. Not answered.
     Lost(Loss),
     /// The job is over.
     End,
 }
 
-/// A request of the driver to the thread that schedules. Nobody else may make one.
+/// A request of a driver to the thread that schedules. Nobody else may make one.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Command {
+    /// This driver's job has this name. Only drivers from outside may ask; they must, before
+    /// anything else. Answered once an earlier job of that name has ended; refused if another driver
+    /// has it.
+    Begin { job: String },
     /// Answered with [`Gathered`] once all nodes have joined, or when the time for that is over.
     Gather,
-    /// Starts a task at the workers of these ranks. Answered with [`Submitted`] at once.
-    Submit { ranks: Vec<usize>, app: String, body: serde_json::Value },
+    /// Starts a task of this part of the job at the workers of these ranks. Answered with
+    /// [`Submitted`] at once.
+    Submit { part: String, ranks: Vec<usize>, app: String, body: serde_json::Value },
+    /// Makes all workers forget this part of the job, and drops its tables. Answered as a task.
+    Forget { part: String },
     /// Answered with [`Waited`] when the task is done or a node was lost; then the task is
     /// forgotten.
     Wait { task: u64 },
@@ -135,7 +148,7 @@ pub(crate) enum Command {
     Watch,
     /// Answered at once with the [`Loss`] of a node, if any was lost.
     Check,
-    /// Ends the job for this reason. Answered when all nodes have left, or soon in any case.
+    /// Ends the cluster for this reason. Only the driver that started it may. Answered when all nodes have left, or soon in any case.
     End { reason: String },
 }
 
@@ -190,6 +203,16 @@ pub struct Roster {
     pub first_thread: usize,
     /// Number of workers.
     pub workers: usize,
+}
+
+/// The job or part of a job called `part` within `job`.
+pub(crate) fn within(job: &str, part: &str) -> String {
+    if part.is_empty() { job.to_owned() } else { format!("{job}/{part}") }
+}
+
+/// Whether `job` is `of` or a part of it.
+pub(crate) fn is_within(job: &str, of: &str) -> bool {
+    job.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Sends a request whose answer will carry `timestamp`.

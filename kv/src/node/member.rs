@@ -19,11 +19,25 @@ const WARN_EVERY: Duration = Duration::from_secs(10);
 /// A task from the scheduler.
 #[derive(Debug)]
 pub struct Task {
-    /// Name of the app that runs it.
-    pub app: String,
-    /// Its input.
-    pub body: serde_json::Value,
+    /// The job that it belongs to.
+    pub job: String,
+    /// What to do.
+    pub work: Work,
     number: u64,
+}
+
+/// What a task is.
+#[derive(Debug)]
+pub enum Work {
+    /// To run the app of this name with this input.
+    Run {
+        /// The app's name.
+        app: String,
+        /// Its input.
+        body: serde_json::Value,
+    },
+    /// To forget all apps and tables of the job.
+    Forget,
 }
 
 /// This node's side of the control plane.
@@ -174,8 +188,11 @@ impl Member {
     fn poll(&mut self) -> Result<()> {
         while let Some(heard) = self.lane.hear()? {
             match heard {
-                Heard::Order { number, order: Order::Run { app, body } } => {
-                    self.tasks.push_back(Task { app, body, number });
+                Heard::Order { number, order: Order::Run { job, app, body } } => {
+                    self.tasks.push_back(Task { job, work: Work::Run { app, body }, number });
+                }
+                Heard::Order { number, order: Order::Forget { job } } => {
+                    self.tasks.push_back(Task { job, work: Work::Forget, number });
                 }
                 Heard::Order { order: Order::Lost(loss), .. } => self.lost = Some(loss),
                 Heard::Order { order: Order::End, .. } => self.ended = true,

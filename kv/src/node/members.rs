@@ -52,6 +52,12 @@ pub(crate) enum Violation {
     /// A lane without any request.
     #[error("it made no request for {:.1} s", .0.as_secs_f64())]
     Silent(Duration),
+    /// A command of a driver that has not named its job, or has one already.
+    #[error("a driver from outside names its job once, before anything else")]
+    Job,
+    /// The end of the cluster, wanted by a driver from outside.
+    #[error("only the driver that started the cluster may end it")]
+    NotLauncher,
     /// A message that cannot be parsed.
     #[error(transparent)]
     Control(#[from] serde_json::Error),

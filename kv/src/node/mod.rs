@@ -27,9 +27,9 @@ mod thread;
 
 pub(crate) use backend::SimulatedNode;
 pub use backend::{Nic, VANS, Van, is_built, is_simulated, nic, open};
-pub(crate) use control::{DRIVER, identity};
+pub(crate) use control::{DRIVER, identity, is_within, within};
 pub use control::{Role, Roster};
-pub use member::{Member, Task};
+pub use member::{Member, Task, Work};
 pub(crate) use placement::check_numa;
 pub use placement::{Numa, Seating};
 pub use roles::{App, Apps, WorkerNode, client, run_server, run_worker};

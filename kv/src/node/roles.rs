@@ -12,9 +12,9 @@ use caravan_van::{Endpoint, Identity, VanConfig};
 
 use super::backend::{self, Van};
 use super::choice::{self, Candidate};
-use super::control::{Join, Role, Roster, identity};
+use super::control::{Join, Role, Roster, identity, is_within, within};
 use super::heartbeat;
-use super::member::Member;
+use super::member::{Member, Work};
 use super::placement::{Seating, check_numa};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result, panicked};
@@ -63,17 +63,57 @@ pub struct WorkerNode {
     pub rank: usize,
     /// Number of workers.
     pub workers: usize,
+    /// The job of the task that runs. Tables that the worker creates belong to its namespace.
+    pub job: String,
     /// Shared with the worker, which checks it while it waits.
     member: Rc<RefCell<Member>>,
 }
 
 impl WorkerNode {
-    /// Waits until all workers have reached the barrier called `name`.
+    /// Waits until all workers have reached the barrier called `name` of this job.
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::NodeLost`] names any node that was lost meanwhile.
     pub fn barrier(&mut self, name: &str) -> Result<()> {
-        self.member.borrow_mut().barrier(name, self.config.join_timeout)
+        let name = within(&self.job, name);
+        self.member.borrow_mut().barrier(&name, self.config.join_timeout)
+    }
+}
+
+/// A job's state at a worker.
+#[derive(Default)]
+struct JobState {
+    apps: HashMap<String, Box<dyn App>>,
+    /// The clock of its requests, which its next task goes on with.
+    clock: u64,
+}
+
+impl JobState {
+    /// Runs one task of the job.
+    fn run(
+        &mut self,
+        node: &mut WorkerNode,
+        apps: &Apps,
+        app: String,
+        body: serde_json::Value,
+    ) -> Result<serde_json::Value, String> {
+        let Some(make) = apps.0.get(&app) else {
+            return Err(format!("this worker has no app of that name, only {:?}", apps.0.keys()));
+        };
+        node.worker.set_namespace(&node.job);
+        node.worker.set_clock(self.clock);
+        let done = self.apps.entry(app).or_insert_with(|| make()).run(node, body);
+        self.clock = node.worker.clock();
+        done
+    }
+}
+
+/// Drops the tables of a job that has ended, if this worker is the first; all forget them.
+fn forget(node: &mut WorkerNode, job: &str) -> Result<(), Error> {
+    node.worker.set_namespace(job);
+    match node.rank {
+        0 => node.worker.drop_tables("").map(drop),
+        _ => Ok(node.worker.forget_namespace()),
     }
 }
 
@@ -102,21 +142,21 @@ pub fn run_worker(
     let watched = member.clone();
     let watch: Watch = Box::new(move || watched.borrow_mut().check());
     let worker = watched_client(&config, roster.node, &roster.servers, Some(watch))?;
-    let mut node =
-        WorkerNode { worker, config, rank: roster.rank, workers: roster.workers, member };
-    let mut running: HashMap<String, Box<dyn App>> = HashMap::new();
+    let Roster { rank, workers, .. } = roster;
+    let mut node = WorkerNode { worker, config, rank, workers, job: String::new(), member };
+    let mut jobs: HashMap<String, JobState> = HashMap::new();
     loop {
         let Some(mut task) = node.member.borrow_mut().next_task(|| true)? else { return Ok(()) };
-        let app = match running.entry(task.app.clone()) {
-            std::collections::hash_map::Entry::Occupied(app) => Some(app.into_mut()),
-            std::collections::hash_map::Entry::Vacant(place) => {
-                apps.0.get(&task.app).map(|make| place.insert(make()))
+        node.job.clone_from(&task.job);
+        let report = match std::mem::replace(&mut task.work, Work::Forget) {
+            Work::Run { app, body } => {
+                jobs.entry(task.job.clone()).or_default().run(&mut node, apps, app, body)
             }
-        };
-        let body = std::mem::take(&mut task.body);
-        let report = match app {
-            Some(app) => app.run(&mut node, body),
-            None => Err(format!("this worker has no app of that name, only {:?}", apps.0.keys())),
+            Work::Forget => {
+                jobs.retain(|job, _| !is_within(job, &task.job));
+                let forgotten = forget(&mut node, &task.job);
+                forgotten.map(|()| serde_json::Value::Null).map_err(|error| error.to_string())
+            }
         };
         node.member.borrow_mut().report(&task, &report)?;
     }

@@ -52,12 +52,13 @@ pub enum Target {
     Worker(usize),
 }
 
-/// The cluster's scheduler, as its driver uses it. It serves the nodes on a thread of its own until
-/// this is dropped.
+/// The cluster's scheduler, as a driver uses it. In the process that started the cluster it serves
+/// the nodes on a thread of its own until this is dropped.
 pub struct Scheduler {
     /// Closed before the thread is joined: it ends with this lane.
     lane: SchedulerLane,
-    serving: Serving,
+    /// `None` for the scheduler of another process.
+    serving: Option<Serving>,
     config: ClusterConfig,
     /// The cluster, once it is complete.
     roster: Option<Roster>,
@@ -147,20 +148,64 @@ impl Scheduler {
         };
         config.node.scheduler = address;
         let node = NodeConfig { scheduler: config.node.scheduler.clone(), ..node };
-        let mut lane = SchedulerLane::connect(endpoint, &node)?;
-        let watch = lane.ask(&Command::Watch)?;
-        Ok(Scheduler {
+        let lane = SchedulerLane::connect(endpoint, &node)?;
+        let scheduler = Scheduler { serving: Some(serving), ..Scheduler::of(lane, config) };
+        scheduler.watching()
+    }
+
+    /// The scheduler of a cluster that another process has started, for a driver of the job `job`.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if nothing listens at the address in `config`; [`Error::Config`] if
+    /// another driver has a job of that name; as [`Scheduler::gather`].
+    pub(crate) fn attach(config: &NodeConfig, job: &str) -> Result<Scheduler> {
+        let identity = control::identity(control::GUEST, None);
+        let node = NodeConfig { identity, launched: false, ..config.secured()? };
+        let lane = SchedulerLane::reach(&node)?;
+        let config = ClusterConfig { node, ..ClusterConfig::default() };
+        let mut scheduler = Scheduler::of(lane, config);
+        let () = scheduler.ask(&Command::Begin { job: job.to_owned() })?;
+        let mut scheduler = scheduler.watching()?;
+        let van = scheduler.gather(|| Ok(()))?;
+        let Scheduler { config, roster: Some(roster), .. } = &mut scheduler else {
+            unreachable!("it is gathered");
+        };
+        config.servers = roster.servers.len();
+        config.workers = roster.workers;
+        config.node.van = van;
+        Ok(scheduler)
+    }
+
+    fn of(lane: SchedulerLane, config: ClusterConfig) -> Scheduler {
+        Scheduler {
             lane,
-            serving,
+            serving: None,
             config,
             roster: None,
-            watch,
+            watch: 0,
             lost: None,
             gathering: None,
             gathered: None,
             asked: 0,
             answer: None,
-        })
+        }
+    }
+
+    /// Asks to be told of losses.
+    fn watching(mut self) -> Result<Scheduler> {
+        self.watch = self.lane.ask(&Command::Watch)?;
+        Ok(self)
+    }
+
+    /// The settings of the cluster. Of one that another process has started, every server thread
+    /// counts as a server.
+    pub(crate) fn config(&self) -> &ClusterConfig {
+        &self.config
+    }
+
+    /// This driver's id as a client of the servers.
+    pub(crate) fn node(&self) -> u32 {
+        self.roster.as_ref().map_or(0, |roster| roster.node)
     }
 
     /// The address where nodes join.
@@ -216,6 +261,17 @@ impl Scheduler {
         app: &str,
         body: &serde_json::Value,
     ) -> Result<TaskId> {
+        self.submit_in("", target, app, body)
+    }
+
+    /// As [`Scheduler::submit`], in a part of the job.
+    pub(crate) fn submit_in(
+        &mut self,
+        part: &str,
+        target: Target,
+        app: &str,
+        body: &serde_json::Value,
+    ) -> Result<TaskId> {
         let workers = self.config.workers;
         let ranks: Vec<usize> = match target {
             Target::Workers => (0..workers).collect(),
@@ -225,14 +281,19 @@ impl Scheduler {
                 return Err(Error::Config(why));
             }
         };
-        match self.ask(&Command::Submit { ranks, app: app.to_owned(), body: body.clone() })? {
-            Submitted::Task(number) => Ok(TaskId(number)),
-            Submitted::Lost(loss) => Err(loss.into()),
-            Submitted::Full(rank) => Err(Error::Config(format!(
-                "worker {rank} has {} tasks that it has not finished: wait for one of them before the next",
-                service::TASKS_MAX
-            ))),
-        }
+        let (part, app) = (part.to_owned(), app.to_owned());
+        let submitted = self.ask(&Command::Submit { part, ranks, app, body: body.clone() })?;
+        started(submitted)
+    }
+
+    /// Makes the workers forget a part of the job, and drops its tables.
+    ///
+    /// # Errors
+    /// As [`Scheduler::wait`].
+    pub(crate) fn forget(&mut self, part: &str) -> Result<()> {
+        let submitted = self.ask(&Command::Forget { part: part.to_owned() })?;
+        let task = started(submitted)?;
+        self.wait(task).map(drop)
     }
 
     /// Waits for a task and returns the workers' results, in order of rank.
@@ -274,7 +335,8 @@ impl Scheduler {
                 }
                 Heard::Answer { to, body } if to == self.asked => self.answer = Some(body),
                 Heard::Answer { .. } | Heard::Order { .. } => {} // nobody waits for it
-                Heard::Refused(why) | Heard::Closed(why) => return Err(self.broken(&why)),
+                Heard::Refused(why) => return Err(Error::Config(why)),
+                Heard::Closed(why) => return Err(self.broken(&why)),
             }
         }
         Ok(any)
@@ -346,7 +408,24 @@ impl Scheduler {
 
     /// The error of a thread that no longer serves.
     fn broken(&mut self, why: &str) -> Error {
-        self.serving.end().err().unwrap_or_else(|| ended(why))
+        match &mut self.serving {
+            Some(serving) => serving.end().err().unwrap_or_else(|| ended(why)),
+            None => {
+                let node = format!("the scheduler at {}", self.address());
+                Error::NodeLost { node, reason: why.to_owned() }
+            }
+        }
+    }
+}
+
+fn started(submitted: Submitted) -> Result<TaskId> {
+    match submitted {
+        Submitted::Task(number) => Ok(TaskId(number)),
+        Submitted::Lost(loss) => Err(loss.into()),
+        Submitted::Full(rank) => Err(Error::Config(format!(
+            "worker {rank} has {} tasks that it has not finished: wait for one of them before the next",
+            service::TASKS_MAX
+        ))),
     }
 }
 

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use super::{Server, Worker};
 use crate::error::{Error, Result};
 use crate::filter::{AtWorker, KeyCacheCounters, Sent, Traffic};
+use crate::node::within;
 use crate::table::{TableSpec, ValueType};
 use crate::tracker::{RequestKind, Timestamp};
 
@@ -70,6 +71,7 @@ impl Worker {
     pub fn create_table(&mut self, spec: &TableSpec) -> Result<Table> {
         let range = spec.range()?;
         spec.filters.check(spec)?;
+        let spec = &spec.clone().namespace(&within(&self.namespace, &spec.namespace));
         let text = serde_json::to_vec(spec)?;
         let number: u32 = self.ask_first(RequestKind::Create, &text)?;
         let created = self.tell(1..self.servers.len(), RequestKind::Create, number, &text)?;
@@ -125,18 +127,20 @@ impl Worker {
     /// # Errors
     /// [`Error::ServerLost`].
     pub fn drop_tables(&mut self, namespace: &str) -> Result<usize> {
+        let namespace = within(&self.namespace, namespace);
         let numbers: Vec<u32> = self.ask_first(RequestKind::Tables, namespace.as_bytes())?;
         for &number in &numbers {
             let dropped = self.broadcast(RequestKind::Drop, number, &[])?;
             self.wait(dropped)?;
         }
-        self.forget_namespace(namespace);
+        self.forget_tables(|it| it.spec.is_within(&namespace));
         Ok(numbers.len())
     }
 
-    /// Forgets the tables of a namespace, which others drop.
-    pub(crate) fn forget_namespace(&mut self, namespace: &str) {
-        self.forget_tables(|it| it.spec.is_within(namespace));
+    /// Forgets the tables of this worker's namespace, which another drops.
+    pub(crate) fn forget_namespace(&mut self) {
+        let namespace = self.namespace.clone();
+        self.forget_tables(|it| it.spec.is_within(&namespace));
     }
 
     /// Frees the places of these tables.

@@ -65,7 +65,10 @@ pub fn train(
     job: &Job,
     progress: impl FnMut(&Progress),
 ) -> crate::Result<Trained> {
-    Driver::load(cluster, job)?.solve(job.proximal.lambda, progress)
+    let mut driver = Driver::load(cluster, job)?;
+    let trained = driver.solve(job.proximal.lambda, progress)?;
+    driver.end()?;
+    Ok(trained)
 }
 
 /// A job with its data loaded and its weights at 0, or at [`Job::warm_start`].
@@ -108,6 +111,15 @@ impl<'a> Driver<'a> {
         progress: impl FnMut(&Progress),
     ) -> crate::Result<Trained> {
         self.run(lambda, progress).map_err(failed)
+    }
+
+    /// Ends the training: its tables are dropped, and the workers forget their data. The next one on
+    /// this cluster does that, too.
+    ///
+    /// # Errors
+    /// As [`train`].
+    pub fn end(self) -> crate::Result<()> {
+        self.cluster.end().map_err(failed)
     }
 
     fn run(

@@ -1,9 +1,11 @@
 //! The thread that schedules: admits nodes, assigns ranks and key ranges, sends tasks, keeps
 //! barriers, notices lost nodes and tells everybody about them.
 //!
-//! It owns the control plane's endpoint and waits only there. The driver asks it as nodes do, by
-//! messages, and proves by its incarnation that it is the driver.
+//! It owns the control plane's endpoint and waits only there. Drivers ask it as nodes do, by messages.
+//! The one that started the cluster proves by its incarnation who it is; others have jobs of their
+//! own.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,7 +15,7 @@ use caravan_van::{Arrival, Endpoint, Identity, Message, PeerId, VanConfig};
 use serde::Serialize;
 
 use super::super::backend::{self, Van};
-use super::super::barriers::{Barriers, Waiting};
+use super::super::barriers::{Barriers, NAME_BYTES_MAX, Waiting};
 use super::super::choice::{self, Candidate};
 use super::super::control::{
     self, Ask, CREDITS, Command, Gathered, Join, Loss, Order, Pulse, Role, Roster, Submitted,
@@ -21,7 +23,7 @@ use super::super::control::{
 };
 use super::super::lane::control_config;
 use super::super::members::{Members, Violation, describe};
-use super::tasks::Tasks;
+use super::tasks::{Tasks, What};
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::Result;
 use crate::worker::ServerAddress;
@@ -45,7 +47,14 @@ pub(super) struct Service {
     config: ClusterConfig,
     /// The vans that this process can use, if it is a client of the servers as well.
     own: Option<Vec<Candidate>>,
-    driver: Driver,
+    /// The driver that started the cluster, which ends with it.
+    launcher: Launcher,
+    /// All drivers, by lane.
+    drivers: BTreeMap<PeerId, Driver>,
+    /// Drivers from outside so far.
+    guests: u32,
+    /// Jobs that have lost their drivers, and that the workers must be told to forget.
+    orphans: Vec<String>,
     members: Members,
     barriers: Barriers,
     tasks: Tasks,
@@ -57,15 +66,26 @@ pub(super) struct Service {
     stop: Arc<AtomicBool>,
 }
 
-/// The driver, and its requests that wait for an answer, by timestamp.
-struct Driver {
+/// The driver that started the cluster.
+struct Launcher {
     identity: Identity,
     lane: Option<PeerId>,
     is_gone: bool,
+    /// Its request to end the cluster, and until when nodes may leave.
+    ends: Option<(u64, Duration)>,
+}
+
+/// A driver, and its requests that wait for an answer, by timestamp.
+#[derive(Default)]
+struct Driver {
+    /// Its id as a client of the servers.
+    node: u32,
+    /// The name of its job, once it has one.
+    job: Option<String>,
+    begins: Option<(u64, String)>,
     gathers: Option<Gathers>,
     waits: Option<(u64, u64)>,
     watches: Option<u64>,
-    ends: Option<(u64, Duration)>,
 }
 
 /// A driver that waits for all nodes.
@@ -93,20 +113,15 @@ impl Service {
         let van = VanConfig { listen, ..control_config(&config.node) };
         let endpoint = Endpoint::new(backend::open_control(config.node.van, &van)?, 0, CREDITS);
         let members = Members::new(&config, endpoint.lanes.now());
-        let driver = Driver {
-            identity: driver,
-            lane: None,
-            is_gone: false,
-            gathers: None,
-            waits: None,
-            watches: None,
-            ends: None,
-        };
+        let launcher = Launcher { identity: driver, lane: None, is_gone: false, ends: None };
         Ok(Service {
             endpoint,
             config,
             own,
-            driver,
+            launcher,
+            drivers: BTreeMap::new(),
+            guests: 0,
+            orphans: Vec::new(),
             members,
             barriers: Barriers::default(),
             tasks: Tasks::default(),
@@ -127,7 +142,7 @@ impl Service {
     /// # Errors
     /// Only if the control van itself is broken.
     pub(super) fn run(mut self) -> Result<()> {
-        while !self.driver.is_gone && !self.stop.load(Ordering::Relaxed) {
+        while !self.launcher.is_gone && !self.stop.load(Ordering::Relaxed) {
             let any = self.poll()?;
             self.keep_time();
             if !any {
@@ -140,11 +155,11 @@ impl Service {
     /// How long the thread may sleep.
     fn nap(&self) -> Duration {
         let now = self.endpoint.lanes.now();
-        let gathers =
-            self.driver.gathers.as_ref().map(|gathers| gathers.until.min(gathers.warn_at));
-        let ends = self.driver.ends.map(|(_, until)| until);
-        let first = self.driver.lane.is_none().then_some(now + FIRST_NAP);
-        let timers = [gathers, ends, first].into_iter().flatten();
+        let gathers = self.drivers.values().filter_map(|driver| driver.gathers.as_ref());
+        let gathers = gathers.map(|gathers| gathers.until.min(gathers.warn_at));
+        let ends = self.launcher.ends.map(|(_, until)| until);
+        let first = self.launcher.lane.is_none().then_some(now + FIRST_NAP);
+        let timers = gathers.chain(ends).chain(first);
         let naps = timers.map(|until| until.saturating_sub(now));
         naps.fold(self.members.until_check(), Duration::min)
     }
@@ -157,18 +172,23 @@ impl Service {
             let peer = arrival.peer();
             let outcome = match arrival {
                 Arrival::Placed { .. } => Ok(()), // the scheduler makes no offers
-                Arrival::Connected { hello, .. } if self.driver.is_it(&hello) => {
-                    self.driver.lane = Some(peer);
+                Arrival::Connected { hello, .. } if self.launcher.is_it(&hello) => {
+                    self.launcher.lane = Some(peer);
+                    let job = Some(String::new());
+                    self.drivers.insert(peer, Driver { job, ..Driver::default() });
+                    Ok(())
+                }
+                Arrival::Connected { hello, .. } if hello.role == control::GUEST => {
+                    self.drivers.insert(peer, Driver::default());
                     Ok(())
                 }
                 Arrival::Connected { hello, .. } => self.members.connected(peer, &hello),
                 Arrival::Lost { error, .. } => {
-                    self.driver.is_gone |= self.driver.lane == Some(peer);
                     self.lose(peer, &error.to_string());
                     Ok(())
                 }
                 Arrival::Message { .. } => match self.endpoint.pop() {
-                    Some(message) if self.driver.lane == Some(peer) => self.obey(&message),
+                    Some(message) if self.drivers.contains_key(&peer) => self.obey(peer, &message),
                     Some(message) => self.serve(peer, &message),
                     None => Ok(()),
                 },
@@ -189,9 +209,12 @@ impl Service {
             }
             self.check_members();
         }
-        if let Some(gathers) = &mut self.driver.gathers {
+        let mut late = Vec::new();
+        for (peer, driver) in &mut self.drivers {
+            let Some(gathers) = &mut driver.gathers else { continue };
             if now >= gathers.until {
-                self.end_gathering(Gathered::Missing(self.members.missing()));
+                late.push((*peer, gathers.timestamp));
+                driver.gathers = None;
             } else if now >= gathers.warn_at {
                 gathers.warn_at = now + WARN_EVERY;
                 let missing = self.members.missing();
@@ -199,11 +222,14 @@ impl Service {
                 tracing::warn!(missing, scheduler, "waiting for nodes to join");
             }
         }
-        if let Some((timestamp, until)) = self.driver.ends
+        for (driver, timestamp) in late {
+            self.tell(driver, timestamp, &Gathered::Missing(self.members.missing()));
+        }
+        if let (Some((timestamp, until)), Some(lane)) = (self.launcher.ends, self.launcher.lane)
             && (now >= until || self.members.all_are_gone())
         {
-            self.driver.ends = None;
-            self.tell_driver(timestamp, &());
+            self.launcher.ends = None;
+            self.tell(lane, timestamp, &());
         }
     }
 
@@ -212,11 +238,16 @@ impl Service {
         let why = violation.to_string();
         tracing::warn!(%peer, why, "closing a lane");
         self.endpoint.disconnect(peer);
-        self.driver.is_gone |= self.driver.lane == Some(peer);
         self.lose(peer, &why);
     }
 
     fn lose(&mut self, peer: PeerId, reason: &str) {
+        self.launcher.is_gone |= self.launcher.lane == Some(peer);
+        if let Some(driver) = self.drivers.remove(&peer) {
+            self.tasks.disown(peer);
+            self.orphans.extend(driver.job);
+            self.end_orphans();
+        }
         if let Some(seat) = self.members.leave(peer, reason) {
             self.barriers.forget(seat);
             self.check_members();
@@ -231,11 +262,15 @@ impl Service {
         }
         tracing::info!(node = loss.node, reason = loss.reason, "lost");
         self.lost = Some(loss.clone());
-        if let Some(timestamp) = self.driver.watches.take() {
-            self.tell_driver(timestamp, &loss);
+        let mut waited = Vec::new();
+        for (&peer, driver) in &mut self.drivers {
+            waited.push((peer, driver.watches.take(), driver.waits.take()));
         }
-        if let Some((timestamp, _)) = self.driver.waits.take() {
-            self.tell_driver(timestamp, &Waited::Lost(loss.clone()));
+        for (driver, watches, waits) in waited {
+            watches.into_iter().for_each(|timestamp| self.tell(driver, timestamp, &loss));
+            if let Some((timestamp, _)) = waits {
+                self.tell(driver, timestamp, &Waited::Lost(loss.clone()));
+            }
         }
         self.tell_members(&Order::Lost(loss));
     }
@@ -249,51 +284,126 @@ impl Service {
         }
     }
 
-    /// Answers the driver; its lane, if it breaks now, is reported separately.
-    fn tell_driver(&mut self, timestamp: u64, what: &impl Serialize) {
-        if let Some(lane) = self.driver.lane {
-            let _ = control::answer(&mut self.endpoint, lane, timestamp, what);
-        }
+    /// Answers a driver; its lane, if it breaks now, is reported separately.
+    fn tell(&mut self, driver: PeerId, timestamp: u64, what: &impl Serialize) {
+        let _ = control::answer(&mut self.endpoint, driver, timestamp, what);
     }
 
-    /// Does what the driver wants.
-    fn obey(&mut self, message: &Message) -> Result<(), Violation> {
+    /// Does what a driver wants.
+    fn obey(&mut self, peer: PeerId, message: &Message) -> Result<(), Violation> {
         let timestamp = message.timestamp();
         let now = self.endpoint.lanes.now();
-        match control::read::<Command>(message)? {
+        let command = control::read::<Command>(message)?;
+        let driver = self.drivers.entry(peer).or_default();
+        let job = match (&command, &driver.job) {
+            (Command::Begin { job }, None) if driver.begins.is_none() => {
+                return self.begin(peer, timestamp, job.clone());
+            }
+            (Command::Begin { .. }, _) | (_, None) => return Err(Violation::Job),
+            (_, Some(job)) => job.clone(),
+        };
+        match command {
+            Command::Begin { .. } => {}
             Command::Gather => {
                 let until = now.saturating_add(self.config.node.join_timeout);
                 let warn_at = now + WARN_EVERY;
-                self.driver.gathers = Some(Gathers { timestamp, until, warn_at });
+                driver.gathers = Some(Gathers { timestamp, until, warn_at });
                 self.gathered();
             }
-            Command::Submit { ranks, app, body } => {
-                let submitted = self.submit(ranks, app, body);
-                self.tell_driver(timestamp, &submitted);
+            Command::Submit { part, ranks, app, body } => {
+                let job = control::within(&job, &part);
+                let order = Order::Run { job, app: app.clone(), body };
+                let submitted = self.submit(Some(peer), ranks, What::App(app), &order);
+                self.tell(peer, timestamp, &submitted);
+            }
+            Command::Forget { part } => {
+                let submitted = self.forget(Some(peer), control::within(&job, &part));
+                self.tell(peer, timestamp, &submitted);
             }
             Command::Wait { task } => {
-                self.driver.waits = Some((timestamp, task));
+                driver.waits = Some((timestamp, task));
                 self.waited();
             }
             Command::Watch => match &self.lost {
-                Some(loss) => self.tell_driver(timestamp, &loss.clone()),
-                None => self.driver.watches = Some(timestamp),
+                Some(loss) => self.tell(peer, timestamp, &loss.clone()),
+                None => driver.watches = Some(timestamp),
             },
             Command::Check => {
                 self.check_members();
-                self.tell_driver(timestamp, &self.lost.clone());
+                self.tell(peer, timestamp, &self.lost.clone());
+            }
+            Command::End { .. } if self.launcher.lane != Some(peer) => {
+                return Err(Violation::NotLauncher);
             }
             Command::End { reason } => {
                 self.ended = Some(reason);
                 self.tell_members(&Order::End);
-                self.driver.ends = Some((timestamp, now + LEAVE_WITHIN));
+                self.launcher.ends = Some((timestamp, now + LEAVE_WITHIN));
             }
         }
         Ok(())
     }
 
+    /// Gives a driver from outside the job of this name, at once or when an earlier one has ended.
+    fn begin(&mut self, peer: PeerId, timestamp: u64, job: String) -> Result<(), Violation> {
+        let taken = self.drivers.values().any(|driver| driver.job.as_ref() == Some(&job));
+        let why = match job.len() {
+            0 => "a job needs a name".to_owned(),
+            NAME_BYTES_MAX.. => format!("the name of a job may have {NAME_BYTES_MAX} bytes"),
+            _ if job.contains('/') => format!("the name of a job has no slash, and {job:?} has"),
+            _ if taken => format!("the job {job} has a driver: take another name"),
+            _ => {
+                if let Some(driver) = self.drivers.get_mut(&peer) {
+                    driver.begins = Some((timestamp, job));
+                }
+                self.begin_jobs();
+                return Ok(());
+            }
+        };
+        Ok(control::refuse(&mut self.endpoint, peer, timestamp, &why)?)
+    }
+
+    /// Begins jobs whose earlier namesakes have ended.
+    fn begin_jobs(&mut self) {
+        let Service { drivers, tasks, orphans, .. } = self;
+        let is_free = |job: &String| !orphans.contains(job) && !tasks.forgets(job);
+        let mut begun = Vec::new();
+        for (&peer, driver) in drivers {
+            if let Some((timestamp, job)) = driver.begins.take_if(|(_, job)| is_free(job)) {
+                self.guests += 1;
+                driver.node = self.guests;
+                tracing::info!(job, "begins");
+                driver.job = Some(job);
+                begun.push((peer, timestamp));
+            }
+        }
+        begun.into_iter().for_each(|(driver, timestamp)| self.tell(driver, timestamp, &()));
+    }
+
+    /// Makes the workers forget jobs that have lost their drivers.
+    fn end_orphans(&mut self) {
+        while let Some(job) = self.orphans.pop() {
+            if let Submitted::Full(_) = self.forget(None, job.clone()) {
+                return self.orphans.push(job);
+            }
+        }
+    }
+
+    /// Makes all workers forget a job and drop its tables.
+    fn forget(&mut self, driver: Option<PeerId>, job: String) -> Submitted {
+        let ranks = (0..self.members.size(Role::Worker)).collect();
+        let order = Order::Forget { job: job.clone() };
+        self.submit(driver, ranks, What::Forgets(job), &order)
+    }
+
     /// Sends a task to the workers of these ranks, or to none of them.
-    fn submit(&mut self, ranks: Vec<usize>, app: String, body: serde_json::Value) -> Submitted {
+    fn submit(
+        &mut self,
+        driver: Option<PeerId>,
+        ranks: Vec<usize>,
+        what: What,
+        order: &Order,
+    ) -> Submitted {
         if let Some(loss) = &self.lost {
             return Submitted::Lost(loss.clone());
         }
@@ -307,40 +417,46 @@ impl Service {
             Err(loss) => return Submitted::Lost(loss),
         };
         let number = self.tasks.next_number();
-        let order = Order::Run { app: app.clone(), body };
         for lane in lanes {
             // A lane that breaks now is reported separately, and ends the wait for this task.
-            let _ = control::ask(&mut self.endpoint, lane, number, &order);
+            let _ = control::ask(&mut self.endpoint, lane, number, order);
         }
-        self.tasks.add(number, app, ranks);
+        self.tasks.add(number, driver, what, ranks);
         Submitted::Task(number)
     }
 
-    /// Answers a driver that waits for a task, if that is done or will never be.
+    /// Answers the drivers that wait for a task which is done or will never be.
     fn waited(&mut self) {
-        let Some((timestamp, task)) = self.driver.waits else { return };
-        let lost = || self.lost.clone().map(Waited::Lost);
-        if let Some(waited) = self.tasks.take(task).or_else(lost) {
-            self.driver.waits = None;
-            self.tell_driver(timestamp, &waited);
-        }
-    }
-
-    /// Answers a driver that waits for the cluster, if that is complete.
-    fn gathered(&mut self) {
-        match &self.chosen {
-            None => {}
-            Some(Err(why)) => self.end_gathering(Gathered::NoVan(why.clone())),
-            Some(Ok(van)) => {
-                let roster = self.roster(*van);
-                self.end_gathering(Gathered::All(roster));
+        let mut done = Vec::new();
+        for (&peer, driver) in &mut self.drivers {
+            let Some((timestamp, task)) = driver.waits else { continue };
+            let lost = || self.lost.clone().map(Waited::Lost);
+            if let Some(waited) = self.tasks.take(task, peer).or_else(lost) {
+                driver.waits = None;
+                done.push((peer, timestamp, waited));
             }
         }
+        for (driver, timestamp, waited) in done {
+            self.tell(driver, timestamp, &waited);
+        }
     }
 
-    fn end_gathering(&mut self, outcome: Gathered) {
-        if let Some(Gathers { timestamp, .. }) = self.driver.gathers.take() {
-            self.tell_driver(timestamp, &outcome);
+    /// Answers the drivers that wait for the cluster, if that is complete.
+    fn gathered(&mut self) {
+        let Some(chosen) = self.chosen.clone() else { return };
+        // Ids of drivers from outside follow those of the members.
+        let members = self.members.iter().count() as u32;
+        let mut waiting = Vec::new();
+        for (&peer, driver) in &mut self.drivers {
+            let node = if driver.node == 0 { 0 } else { members + driver.node };
+            waiting.extend(driver.gathers.take().map(|gathers| (peer, gathers.timestamp, node)));
+        }
+        for (driver, timestamp, node) in waiting {
+            let outcome = match &chosen {
+                Err(why) => Gathered::NoVan(why.clone()),
+                Ok(van) => Gathered::All(Roster { node, ..self.roster(*van) }),
+            };
+            self.tell(driver, timestamp, &outcome);
         }
     }
 
@@ -413,7 +529,7 @@ impl Service {
         chosen
     }
 
-    /// The roster of the driver, which has no rank.
+    /// The roster of a driver, which has no rank.
     fn roster(&self, van: Van) -> Roster {
         let servers = self.servers();
         Roster { node: 0, rank: 0, van, servers, first_thread: 0, workers: self.config.workers }
@@ -461,12 +577,14 @@ impl Service {
         }
         self.tasks.report(task, seat.rank, control::read(message)?);
         self.waited();
+        self.end_orphans();
+        self.begin_jobs();
         Ok(())
     }
 }
 
-impl Driver {
-    /// Whether a lane with this hello is the driver's, and the first.
+impl Launcher {
+    /// Whether a lane with this hello is the launcher's, and the first.
     fn is_it(&self, hello: &caravan_van::wire::Hello) -> bool {
         let Identity { role, incarnation, .. } = self.identity;
         self.lane.is_none() && hello.role == role && hello.incarnation.get() == incarnation

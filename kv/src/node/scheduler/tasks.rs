@@ -2,9 +2,20 @@
 
 use std::collections::BTreeMap;
 
+use caravan_van::PeerId;
+
 use super::super::control::{Report, Waited};
 
-/// All tasks that the driver has not waited for.
+/// What a task does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum What {
+    /// Runs this app.
+    App(String),
+    /// Ends this job.
+    Forgets(String),
+}
+
+/// All tasks that run, or that their drivers have not waited for.
 #[derive(Default)]
 pub(super) struct Tasks {
     running: BTreeMap<u64, Running>,
@@ -12,7 +23,10 @@ pub(super) struct Tasks {
 }
 
 struct Running {
-    app: String,
+    /// The driver that waits for it; `None` once that is gone.
+    owner: Option<PeerId>,
+    /// The app that it runs, or the job that it forgets.
+    what: What,
     missing: Vec<usize>,
     reports: BTreeMap<usize, Report>,
 }
@@ -24,9 +38,35 @@ impl Tasks {
         self.count
     }
 
-    /// Adds a task that the workers `ranks` run.
-    pub(super) fn add(&mut self, number: u64, app: String, ranks: Vec<usize>) {
-        self.running.insert(number, Running { app, missing: ranks, reports: BTreeMap::new() });
+    /// Adds a task that the workers `ranks` run for `owner`.
+    pub(super) fn add(
+        &mut self,
+        number: u64,
+        owner: Option<PeerId>,
+        what: What,
+        ranks: Vec<usize>,
+    ) {
+        let reports = BTreeMap::new();
+        self.running.insert(number, Running { owner, what, missing: ranks, reports });
+        self.drop_unwanted();
+    }
+
+    /// Records that a driver is gone: nobody waits for its tasks.
+    pub(super) fn disown(&mut self, driver: PeerId) {
+        let of_driver = |running: &&mut Running| running.owner == Some(driver);
+        self.running.values_mut().filter(of_driver).for_each(|running| running.owner = None);
+        self.drop_unwanted();
+    }
+
+    /// Whether workers still end a job of this name.
+    pub(super) fn forgets(&self, job: &str) -> bool {
+        let is_it = |what: &What| matches!(what, What::Forgets(of) if of == job);
+        self.running.values().any(|running| is_it(&running.what) && !running.missing.is_empty())
+    }
+
+    /// Removes tasks that are done and that nobody waits for.
+    fn drop_unwanted(&mut self) {
+        self.running.retain(|_, running| running.owner.is_some() || !running.missing.is_empty());
     }
 
     /// Number of tasks that a worker has not finished.
@@ -45,15 +85,22 @@ impl Tasks {
             running.reports.insert(rank, report);
             running.missing.retain(|missing| *missing != rank);
         }
+        self.drop_unwanted();
     }
 
-    /// Takes the outcome of a task; `None` while it runs.
-    pub(super) fn take(&mut self, number: u64) -> Option<Waited> {
-        match self.running.get(&number) {
-            Some(running) if !running.missing.is_empty() => None,
-            _ => Some(self.running.remove(&number).map_or(Waited::Unknown, |running| {
-                Waited::Done { app: running.app, reports: running.reports }
-            })),
+    /// Takes the outcome of a driver's task; `None` while it runs.
+    pub(super) fn take(&mut self, number: u64, driver: PeerId) -> Option<Waited> {
+        let own = self.running.get(&number).filter(|running| running.owner == Some(driver));
+        match own {
+            None => return Some(Waited::Unknown),
+            Some(running) if !running.missing.is_empty() => return None,
+            Some(_) => {}
         }
+        let Running { what, reports, .. } = self.running.remove(&number)?;
+        let app = match what {
+            What::App(app) => app,
+            What::Forgets(job) => format!("ending the job {job}"),
+        };
+        Some(Waited::Done { app, reports })
     }
 }

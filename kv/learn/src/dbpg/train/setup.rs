@@ -24,6 +24,9 @@ use crate::dbpg::tail::Tail;
 use crate::dbpg::{schedule, screen, worker};
 use crate::model::Model;
 
+/// The part of a job that trains, whose tables have ids of their own.
+const PART: &str = "dbpg";
+
 /// Id of the table of weights.
 const TABLE: u32 = 1;
 
@@ -38,6 +41,7 @@ impl<'a> Driver<'a> {
 
     fn set_up(cluster: &'a mut Cluster, job: &'a Job) -> caravan_kv::Result<Self> {
         job.check()?;
+        cluster.begin(PART)?;
         caravan_numa::return_freed_blocks(); // a Hessian is briefly as large as the data
         let began = Instant::now();
         let load = worker::Order::Load {

@@ -1,0 +1,197 @@
+//! Goal: several jobs share a cluster, each with its tables, apps, clocks and barriers; a job ends
+//! with its driver and leaves nothing behind.
+//! Method: drivers on a simulated network attach to a cluster that another has started; over a real
+//! van, a driver in another thread does.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::time::Duration;
+
+use caravan_kv::{
+    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, TableSpec, Target,
+    ValueType, WorkerNode,
+};
+use caravan_van::sim::{Faults, Network};
+use serde_json::{Value, json};
+use support::{node, vans};
+
+/// Adds to table 1 of its job and counts its own tasks.
+#[derive(Default)]
+struct Adds {
+    tasks: u64,
+}
+
+impl App for Adds {
+    fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
+        self.tasks += 1;
+        self.add(node, body["width"].as_u64().unwrap()).map_err(|error| error.to_string())
+    }
+}
+
+impl Adds {
+    fn add(&self, node: &mut WorkerNode, width: u64) -> caravan_kv::Result<Value> {
+        let clock = node.worker.clock();
+        let spec = TableSpec::new(1, "sums", ValueType::I64, width as u32);
+        let table = node.worker.create_table(&spec)?;
+        let pushed = node.worker.push(table, &[1, u64::MAX], &vec![1i64; 2 * width as usize])?;
+        node.worker.wait(pushed)?;
+        node.worker.set_clock(clock + width);
+        node.barrier("added")?;
+        let pulled = node.worker.pull(table, &[u64::MAX])?;
+        let sums = node.worker.wait(pulled)?.values::<i64>().to_vec();
+        node.barrier("pulled")?;
+        Ok(json!({ "job": node.job, "tasks": self.tasks, "clock": clock, "sums": sums }))
+    }
+}
+
+fn launch() -> Launch {
+    let apps = Apps::default().with("adds", || Box::new(Adds::default()));
+    Launch::Simulated(Handles::default(), apps)
+}
+
+/// Runs `rounds` tasks of a job whose table has this width, and checks their results.
+fn work(cluster: &mut Cluster, width: usize, rounds: std::ops::Range<u64>) {
+    let workers = cluster.config().workers as u64;
+    for round in rounds {
+        let task = cluster.submit(Target::Workers, "adds", &json!({ "width": width })).unwrap();
+        for answer in cluster.wait(task).unwrap() {
+            let clock = round * width as u64;
+            let sums = vec![workers * (round + 1); width];
+            let job = cluster.namespace();
+            let expected = json!({ "job": job, "tasks": round + 1, "clock": clock, "sums": sums });
+            assert_eq!(answer, expected);
+        }
+    }
+}
+
+/// The values of the last key of table 1 in a driver's namespace.
+fn sums(cluster: &Cluster, width: u32) -> Vec<i64> {
+    let mut client = cluster.client().unwrap();
+    let table = client.create_table(&TableSpec::new(1, "sums", ValueType::I64, width)).unwrap();
+    let pulled = client.pull(table, &[u64::MAX]).unwrap();
+    client.wait(pulled).unwrap().values::<i64>().to_vec()
+}
+
+#[test]
+fn jobs_in_turn_and_at_once_have_tables_apps_and_clocks_of_their_own() {
+    let network = Network::new(3, Faults::jittery());
+    let launcher = network.spawn("launcher", |network| {
+        let config = ClusterConfig { servers: 2, workers: 3, ..ClusterConfig::default() };
+        let mut own = Cluster::launch(&config, launch()).unwrap();
+        work(&mut own, 2, 0..2);
+        let drivers: Vec<_> = [("a", 1), ("b", 3), ("c", 5)]
+            .into_iter()
+            .map(|(job, width)| {
+                let node = own.config().node.clone();
+                network.spawn(job, move |_| {
+                    let mut cluster = Cluster::attach(&node, job).unwrap();
+                    assert_eq!(cluster.config().workers, 3);
+                    work(&mut cluster, width, 0..10);
+                    assert_eq!(sums(&cluster, width as u32), vec![30; width]);
+                    // A part has tables and apps of its own again, and so has the next.
+                    for part in ["first", "second"] {
+                        cluster.begin(part).unwrap();
+                        assert_eq!(cluster.namespace(), format!("{job}/{part}"));
+                        work(&mut cluster, 4, 0..3);
+                    }
+                    cluster.end().unwrap();
+                    work(&mut cluster, width, 10..12);
+                    cluster.shutdown().unwrap();
+                })
+            })
+            .collect();
+        work(&mut own, 2, 2..9);
+        drivers.into_iter().for_each(|driver| driver.join().unwrap());
+        work(&mut own, 2, 9..10);
+        let mut client = own.client().unwrap();
+        for job in ["a", "b", "c"] {
+            client.set_namespace(job);
+            assert_eq!(client.drop_tables("").unwrap(), 0, "{job} left tables");
+        }
+        client.set_namespace("");
+        assert_eq!(client.drop_tables("").unwrap(), 1);
+        drop(client);
+        own.shutdown().unwrap();
+    });
+    launcher.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
+
+#[test]
+fn a_job_ends_with_its_driver_and_its_name_is_free_again() {
+    let network = Network::new(4, Faults::none());
+    let launcher = network.spawn("launcher", |network| {
+        let config = ClusterConfig { workers: 2, ..ClusterConfig::default() };
+        let own = Cluster::launch(&config, launch()).unwrap();
+        let attach = |job: &str| Cluster::attach(&own.config().node, job);
+        let mut cluster = attach("ads").unwrap();
+        work(&mut cluster, 3, 0..2);
+        // The name is taken; others cannot be.
+        for (job, why) in [
+            ("ads", "the job ads has a driver"),
+            ("", "needs a name"),
+            ("a/b", "no slash"),
+            (&"x".repeat(300), "may have 256 bytes"),
+        ] {
+            let error = attach(job).err().unwrap();
+            assert!(matches!(&error, Error::Config(text) if text.contains(why)), "{error}");
+        }
+        // Its last task is never waited for.
+        cluster.submit(Target::Workers, "adds", &json!({ "width": 3 })).unwrap();
+        drop(cluster);
+        network.sleep(Duration::from_millis(10));
+        // The next of that name begins anew, with another layout, when the first has ended.
+        let mut cluster = attach("ads").unwrap();
+        work(&mut cluster, 1, 0..2);
+        cluster.shutdown().unwrap();
+        own.shutdown().unwrap();
+    });
+    launcher.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
+
+#[test]
+fn a_driver_from_outside_learns_of_losses_and_of_the_end() {
+    let network = Network::new(5, Faults::none());
+    let launcher = network.spawn("launcher", |network| {
+        let config = ClusterConfig { workers: 2, ..ClusterConfig::default() };
+        let own = Cluster::launch(&config, launch()).unwrap();
+        let node = own.config().node.clone();
+        let mut first = Cluster::attach(&node, "first").unwrap();
+        network.crash("worker 1");
+        let task = first.submit(Target::Workers, "adds", &json!({ "width": 1 }));
+        let error = task.and_then(|task| first.wait(task).map(drop)).unwrap_err();
+        assert!(matches!(&error, Error::NodeLost { node, .. } if node.contains("worker 1")));
+        drop(own);
+        network.sleep(Duration::from_secs(1));
+        let error = first.submit(Target::Workers, "adds", &Value::Null).unwrap_err();
+        let Error::NodeLost { node: lost, .. } = &error else { panic!("{error}") };
+        assert_eq!(lost, &format!("the scheduler at {}", node.scheduler));
+        let late = NodeConfig { join_timeout: Duration::from_millis(300), ..node };
+        let error = Cluster::attach(&late, "late").err().unwrap();
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    });
+    launcher.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
+
+/// The same over real vans, at once.
+#[test]
+fn jobs_share_a_cluster_over_every_van() {
+    for van in vans() {
+        let config = ClusterConfig { servers: 2, workers: 2, threads: 1, node: node(van) };
+        let Launch::Simulated(handles, apps) = launch() else { unreachable!() };
+        let mut own = Cluster::launch(&config, Launch::Threads(handles, apps)).unwrap();
+        let shared = own.config().node.clone();
+        std::thread::scope(|scope| {
+            for (job, width) in [("a", 1), ("b", 3)] {
+                let shared = &shared;
+                scope.spawn(move || {
+                    let mut cluster = Cluster::attach(shared, job).unwrap();
+                    work(&mut cluster, width, 0..20);
+                    cluster.shutdown().unwrap();
+                });
+            }
+            work(&mut own, 2, 0..20);
+        });
+        own.shutdown().unwrap();
+    }
+}
