@@ -75,8 +75,8 @@ impl WorkerNode {
     /// # Errors
     /// [`Error::Timeout`]; [`Error::NodeLost`] names any node that was lost meanwhile.
     pub fn barrier(&mut self, name: &str) -> Result<()> {
-        let name = within(&self.job, name);
-        self.member.borrow_mut().barrier(&name, self.config.join_timeout)
+        let name = if self.job.is_empty() { name } else { &within(&self.job, name) };
+        self.member.borrow_mut().barrier(name, self.config.join_timeout)
     }
 }
 
@@ -111,10 +111,11 @@ impl JobState {
 /// Drops the tables of a job that has ended, if this worker is the first; all forget them.
 fn forget(node: &mut WorkerNode, job: &str) -> Result<(), Error> {
     node.worker.set_namespace(job);
-    match node.rank {
-        0 => node.worker.drop_tables("").map(drop),
-        _ => Ok(node.worker.forget_namespace()),
+    if node.rank == 0 {
+        node.worker.drop_tables("")?;
     }
+    node.worker.forget_namespace();
+    Ok(())
 }
 
 /// Joins as a worker and runs tasks until the job is over.
