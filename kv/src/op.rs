@@ -1,5 +1,6 @@
 //! The operation that a request asks for: the `op` byte of its header.
 
+use crate::filter::FILTERED;
 use crate::tracker::RequestKind;
 
 /// Operations of the key-value layer.
@@ -24,7 +25,28 @@ pub(crate) enum Op {
     /// The values are a namespace. The answer's values are the numbers of the tables within, as
     /// JSON.
     Tables = 9,
+    /// The sender takes part in the table from the header's clock on. The answer's values are its
+    /// clock there, `u64`.
+    Join = 10,
+    /// The sender has finished its iterations below the header's clock. A key, if there is one,
+    /// says below which iteration it has announced its requests.
+    Clock = 11,
+    /// The sender takes part no longer.
+    Leave = 12,
+    /// The values are the new bound of the table's model, `u64`.
+    Bound = 13,
 }
+
+/// Bit of the operation of a push that ends its worker's iteration: the worker has finished all
+/// iterations up to the header's clock.
+pub(crate) const FINISHES: u8 = 0x40;
+
+/// Bit beside [`FINISHES`]: the worker has announced its requests as far ahead as the table's model
+/// looks.
+pub(crate) const DISCLOSES: u8 = 0x20;
+
+/// All bits beside the number of an operation.
+pub(crate) const BITS: u8 = FILTERED | FINISHES | DISCLOSES;
 
 impl Op {
     pub(crate) fn from_raw(raw: u8) -> Option<Op> {
@@ -38,6 +60,10 @@ impl Op {
             7 => Op::Cost,
             8 => Op::Drop,
             9 => Op::Tables,
+            10 => Op::Join,
+            11 => Op::Clock,
+            12 => Op::Leave,
+            13 => Op::Bound,
             _ => return None,
         })
     }
@@ -62,6 +88,10 @@ impl From<RequestKind> for Op {
             RequestKind::Cost => Op::Cost,
             RequestKind::Drop => Op::Drop,
             RequestKind::Tables => Op::Tables,
+            RequestKind::Join => Op::Join,
+            RequestKind::Clock => Op::Clock,
+            RequestKind::Leave => Op::Leave,
+            RequestKind::Bound => Op::Bound,
         }
     }
 }

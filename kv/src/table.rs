@@ -6,6 +6,7 @@ use std::fmt::Display;
 use caravan_van::{KeyRange, Value};
 use serde::{Deserialize, Serialize};
 
+use crate::consistency::{Consistency, Model};
 use crate::error::{Error, Result};
 use crate::filter::Filters;
 use crate::node::is_within;
@@ -167,6 +168,9 @@ pub struct TableSpec {
     /// Filters that make its messages smaller.
     #[serde(default, skip_serializing_if = "Filters::is_none")]
     pub filters: Filters,
+    /// When its requests are executed; as they come if it has no model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consistency: Option<Consistency>,
 }
 
 impl TableSpec {
@@ -186,6 +190,7 @@ impl TableSpec {
             options: serde_json::Value::Null,
             initial: Initial::Zero,
             filters: Filters::NONE,
+            consistency: None,
         }
     }
 
@@ -230,6 +235,22 @@ impl TableSpec {
     pub fn filters(mut self, filters: Filters) -> Self {
         self.filters = filters;
         self
+    }
+
+    /// The same table under a consistency model, for `workers` workers. Each calls
+    /// [`Worker::join`](crate::Worker::join) before its first iteration.
+    pub fn consistency(mut self, model: Model, workers: u32) -> Self {
+        self.consistency = Some(Consistency { model, workers });
+        self
+    }
+
+    /// Checks its model, if it has one.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the table.
+    pub(crate) fn check_consistency(&self) -> Result<()> {
+        let checked = self.consistency.map_or(Ok(()), |consistency| consistency.check());
+        checked.map_err(|reason| Error::Config(format!("table {}: {reason}", self.name)))
     }
 
     /// The key range.

@@ -49,13 +49,23 @@ pub(crate) enum RequestKind {
     Cost,
     Drop,
     Tables,
+    Join,
+    Clock,
+    Leave,
+    Bound,
 }
 
 impl RequestKind {
     /// Whether servers answer with text or other bytes that are kept as they come.
     pub(crate) fn has_replies(self) -> bool {
-        use RequestKind::{Command, Cost, Create, Tables};
-        matches!(self, Create | Command | Cost | Tables)
+        use RequestKind::{Command, Cost, Create, Join, Tables};
+        matches!(self, Create | Command | Cost | Tables | Join)
+    }
+
+    /// Whether servers answer with nothing but that it was executed.
+    pub(crate) fn is_bare(self) -> bool {
+        use RequestKind::{Bound, Clock, Drop, Leave, Push};
+        matches!(self, Push | Drop | Clock | Leave | Bound)
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -68,6 +78,10 @@ impl RequestKind {
             RequestKind::Cost => "its cost",
             RequestKind::Drop => "to drop a table",
             RequestKind::Tables => "its tables",
+            RequestKind::Join => "to join a table",
+            RequestKind::Clock => "a clock",
+            RequestKind::Leave => "to leave a table",
+            RequestKind::Bound => "another bound",
         }
     }
 }

@@ -5,6 +5,7 @@
 //! (`worker/answer.rs`) whenever it makes a request or waits for one.
 
 mod answer;
+mod clocks;
 mod request;
 mod table;
 mod waiting;
@@ -175,7 +176,8 @@ impl Worker {
         Ok(self.endpoint.lanes.charge(work)?)
     }
 
-    /// Sets the iteration of the following requests, which consistency models read.
+    /// Sets the iteration of the following requests to tables without a consistency model; their
+    /// handles may read it.
     pub fn set_clock(&mut self, clock: u64) {
         self.clock = clock;
     }

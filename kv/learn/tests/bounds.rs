@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use caravan_kv::consistency::Model;
 use caravan_kv::node::open;
 use caravan_kv::{Handles, ServerThread, Store, TableSpec, ValueType, Van};
 use caravan_learn::dbpg;
@@ -29,6 +30,7 @@ const PUSH: u8 = 1;
 const PULL: u8 = 2;
 const CREATE: u8 = 4;
 const COMMAND: u8 = 5;
+const JOIN: u8 = 10;
 const FILTERED: u8 = 0x80;
 
 fn endpoint(node: u32) -> Endpoint {
@@ -36,10 +38,23 @@ fn endpoint(node: u32) -> Endpoint {
     Endpoint::new(open(Van::Tcp, &config).unwrap(), node, config.credits)
 }
 
+/// A lane of node `node` to the server thread at `address`.
+fn connect(node: u32, address: &str) -> (Endpoint, PeerId) {
+    let mut endpoint = endpoint(node);
+    let peer = endpoint.connect(address).unwrap();
+    while endpoint.lanes.credits(peer) == 0 {
+        endpoint.wait(Duration::from_millis(10)).unwrap();
+        endpoint.poll().unwrap();
+        while endpoint.take().is_some() {}
+    }
+    (endpoint, peer)
+}
+
 /// A server thread, and a lane to it for arbitrary messages.
 struct Attack {
     endpoint: Endpoint,
     peer: PeerId,
+    address: String,
     timestamp: u64,
     /// Resident bytes of the process at the start.
     before: usize,
@@ -60,14 +75,14 @@ impl Attack {
             say.send(server.address().to_owned()).unwrap();
             server.run(&stopped).unwrap();
         });
-        let mut endpoint = endpoint(1);
-        let peer = endpoint.connect(&hear.recv().unwrap()).unwrap();
-        while endpoint.lanes.credits(peer) == 0 {
-            endpoint.wait(Duration::from_millis(10)).unwrap();
-            endpoint.poll().unwrap();
-            while endpoint.take().is_some() {}
-        }
-        Attack { endpoint, peer, timestamp: 0, before, stop, server: Some(server) }
+        let address = hear.recv().unwrap();
+        let (endpoint, peer) = connect(1, &address);
+        Attack { endpoint, peer, address, timestamp: 0, before, stop, server: Some(server) }
+    }
+
+    /// Goes on as another node.
+    fn as_node(&mut self, node: u32) {
+        (self.endpoint, self.peer) = connect(node, &self.address);
     }
 
     /// Sends a request; returns the server's answer: nothing, or why it refuses.
@@ -183,6 +198,7 @@ fn nothing_that_a_peer_says_takes_more_than_there_is() {
     rows_and_their_keys();
     lists_of_keys();
     blocks_of_few_bytes();
+    chunks_of_a_model();
     coordinates_and_passes();
     parts_and_bounds();
 }
@@ -285,12 +301,25 @@ fn blocks_of_few_bytes() {
     }
 }
 
+fn chunks_of_a_model() {
+    Attack::begin().until_refused("chunks that were read", |attack, number| {
+        if number == 0 {
+            let model = Model::DataCentric { delay: Some(0), chunk_keys: 1 };
+            let spec = TableSpec::new(1, "chunks", ValueType::U8, 1).consistency(model, 1);
+            attack.create(&spec)?;
+            attack.ask(Draft { op: JOIN, table: 1, clock: 1, ..request() })?;
+        }
+        let keys = keys(number * 10_000, 10_000, 1);
+        attack.ask(Draft { op: PULL, table: 1, clock: 1, keys: &keys, ..request() })
+    });
+}
+
 fn coordinates_and_passes() {
     Attack::begin().until_refused("keys of workers", |attack, number| {
         if number == 0 {
             attack.create(&coordinates())?;
         }
-        attack.endpoint.lanes.set_node(number as u32);
+        attack.as_node(number as u32);
         let keys = keys(number, 100_000, 100);
         attack.ask(Draft { op: PUSH, table: 1, keys: &keys, ..request() })
     });

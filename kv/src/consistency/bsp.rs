@@ -53,6 +53,11 @@ impl Controller for Bsp {
         Verdict::Admit
     }
 
+    /// A write waits for the clock that ends its iteration.
+    fn precedes_clock(&self, _access: &Access<'_>) -> bool {
+        false
+    }
+
     /// Writes of finished iterations do: other servers may have applied theirs already.
     fn outlives(&self, access: &Access<'_>) -> bool {
         access.writes && self.members.clock(access.worker).is_some_and(|own| access.clock < own)

@@ -27,6 +27,10 @@ pub struct DataCentric {
     delay: Option<u64>,
     chunk_keys: u64,
     chunks: BTreeMap<u64, Chunk>,
+    /// Number of all readers' entries in the chunks.
+    readers: usize,
+    /// Number of all their reads ahead.
+    ahead: usize,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -70,7 +74,8 @@ impl DataCentric {
     /// is `None` for an infinite one.
     pub fn new(workers: usize, delay: Option<u64>, chunk_keys: u64) -> Self {
         let members = Members::new(workers);
-        DataCentric { members, delay, chunk_keys: chunk_keys.max(1), chunks: BTreeMap::new() }
+        let chunks = BTreeMap::new();
+        DataCentric { members, delay, chunk_keys: chunk_keys.max(1), chunks, readers: 0, ahead: 0 }
     }
 
     /// The iteration of a chunk's last write.
@@ -85,6 +90,9 @@ impl DataCentric {
 
     /// Whether all readers have read a chunk in iteration `version`, or have finished it.
     fn is_read(&self, chunk: u64, version: u64) -> bool {
+        if version > 0 && !self.members.is_complete() {
+            return false;
+        }
         let readers = self.chunks.get(&chunk).map(|chunk| &chunk.readers);
         let through =
             |worker| readers.and_then(|readers| readers.get(&worker)).map_or(0, |r| r.through);
@@ -156,6 +164,14 @@ impl Controller for DataCentric {
         &mut self.members
     }
 
+    /// A worker that comes when others have begun starts after the last write, so that no chunk is
+    /// past its first iteration.
+    fn join(&mut self, worker: u32, clock: u64) -> u64 {
+        let written = self.chunks.values().map(|chunk| chunk.written);
+        let last = if self.members.is_complete() { written.max().unwrap_or(0) } else { 0 };
+        self.members.join(worker, clock.max(last.saturating_add(1)))
+    }
+
     fn advance(&mut self, worker: u32, clock: u64, _disclosed: u64) -> bool {
         let rises = self.members.clock(worker).is_some_and(|before| before < clock);
         self.members.advance(worker, clock);
@@ -164,7 +180,11 @@ impl Controller for DataCentric {
 
     fn leave(&mut self, worker: u32) {
         self.members.leave(worker);
-        self.chunks.values_mut().for_each(|chunk| drop(chunk.readers.remove(&worker)));
+        let removed = self.chunks.values_mut().filter_map(|chunk| chunk.readers.remove(&worker));
+        for reads in removed {
+            self.readers -= 1;
+            self.ahead -= reads.beyond.len();
+        }
     }
 
     fn announce(&mut self, access: &Access<'_>) -> Result<(), Refusal> {
@@ -196,9 +216,14 @@ impl Controller for DataCentric {
                 chunk.written = clock;
                 chunk.owner = Some(worker);
             } else {
-                let reads = chunk.readers.entry(worker).or_default();
+                let reads = chunk.readers.entry(worker).or_insert_with(|| {
+                    self.readers += 1;
+                    Reads::default()
+                });
+                self.ahead -= reads.beyond.len();
                 reads.through = reads.through.max(announced - 1);
                 reads.add(clock);
+                self.ahead += reads.beyond.len();
             }
         }
         Verdict::Admit
@@ -212,16 +237,17 @@ impl Controller for DataCentric {
         }
     }
 
+    /// An iteration is finished when its reads are executed, too.
+    fn precedes_clock(&self, _access: &Access<'_>) -> bool {
+        true
+    }
+
     fn releases(&self) -> bool {
         true
     }
 
     fn bytes(&self) -> usize {
-        let of = |chunk: &Chunk| {
-            let ahead: usize = chunk.readers.values().map(|reads| reads.beyond.len()).sum();
-            CHUNK_BYTES * (1 + chunk.readers.len()) + READ_BYTES * ahead
-        };
-        self.chunks.values().map(of).sum()
+        CHUNK_BYTES * (self.chunks.len() + self.readers) + READ_BYTES * self.ahead
     }
 }
 

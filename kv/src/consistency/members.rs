@@ -51,6 +51,11 @@ impl Members {
         self.slowest
     }
 
+    /// Whether the expected number of workers has joined.
+    pub fn is_complete(&self) -> bool {
+        self.awaited.is_none()
+    }
+
     /// The workers that take part, ascending.
     pub fn workers(&self) -> impl Iterator<Item = u32> + '_ {
         self.clocks.iter().map(|member| member.worker)

@@ -25,6 +25,7 @@ mod members;
 mod parked;
 mod recorder;
 mod sparse_ssp;
+mod spec;
 mod ssp;
 
 pub use self::asp::Asp;
@@ -35,6 +36,7 @@ pub use self::members::Members;
 pub use self::parked::Parked;
 pub use self::recorder::{MapRecorder, Recorder, RingRecorder};
 pub use self::sparse_ssp::SparseSsp;
+pub use self::spec::{Consistency, Model};
 pub use self::ssp::Ssp;
 
 /// What a shard says of a request by the clock of its own.
@@ -82,6 +84,8 @@ pub enum Verdict {
 pub enum Blocker {
     /// The slowest worker's clock is below this.
     Slowest(u64),
+    /// Fewer workers have joined than are expected.
+    Joins,
     /// A slower worker will touch this key in this iteration.
     Key {
         /// The iteration.
@@ -171,14 +175,6 @@ pub enum Refusal {
         /// The iteration of the chunk's last write.
         written: u64,
     },
-    /// A request announced for a later iteration than the model looks ahead.
-    #[error("iteration {clock} is announced too early: at most {most} may be now")]
-    TooFarAhead {
-        /// The request's clock.
-        clock: u64,
-        /// The largest clock that may be announced now.
-        most: u64,
-    },
     /// The model has no bound that could be changed.
     #[error("this table's model has no bound that can be changed")]
     NoBound,
@@ -239,15 +235,29 @@ pub trait Controller {
     /// Whether a request may be executed now; if so, it counts as executed.
     fn admit(&mut self, access: &Access<'_>) -> Verdict;
 
+    /// Announces a request, and asks whether it may be executed now.
+    fn arrive(&mut self, access: &Access<'_>) -> Verdict {
+        match self.announce(access) {
+            Ok(()) => self.admit(access),
+            Err(refusal) => Verdict::Refuse(refusal),
+        }
+    }
+
     /// Whether what a parked request waits for is still there.
     fn is_blocked(&self, blocker: &Blocker) -> bool {
         match *blocker {
             Blocker::Slowest(clock) => self.members().slowest() < clock,
+            Blocker::Joins => !self.members().is_complete(),
             Blocker::Own { worker, clock } => {
                 self.members().clock(worker).is_some_and(|own| own < clock)
             }
             _ => false,
         }
+    }
+
+    /// Whether a parked request has to be executed before later clocks of its worker count.
+    fn precedes_clock(&self, access: &Access<'_>) -> bool {
+        access.writes
     }
 
     /// Whether an executed request may let parked ones be executed.

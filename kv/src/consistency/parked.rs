@@ -77,9 +77,19 @@ impl<T> Parked<T> {
         None
     }
 
+    /// All parked requests, in their order.
+    pub fn into_requests(self) -> impl Iterator<Item = T> {
+        self.held.into_iter().map(|held| held.request)
+    }
+
+    /// Whether any parked request is of a kind.
+    pub fn any(&self, is_of_kind: impl FnMut(&T) -> bool) -> bool {
+        self.held.iter().map(|held| &held.request).any(is_of_kind)
+    }
+
     /// Drops the requests for which `keep` is false.
-    pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
-        self.held.retain(|held| keep(&held.request));
+    pub fn retain(&mut self, mut keep: impl FnMut(&mut T) -> bool) {
+        self.held.retain_mut(|held| keep(&mut held.request));
         self.at = 0;
     }
 }

@@ -8,7 +8,7 @@
 //! its requests; what is not announced yet conflicts with everything. So a table whose workers
 //! announce nothing behaves as under [`Ssp`](super::Ssp).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::recorder::Recorder;
 use super::{Access, Blocker, Controller, Members, Refusal, Verdict, check_member};
@@ -24,6 +24,9 @@ pub struct SparseSsp<R> {
     announced: BTreeMap<Announced, Vec<u64>>,
     /// Number of all these keys.
     keys: usize,
+    /// Announced requests that are too far ahead for the recorder, by iteration. Another server may
+    /// know more of the slowest worker, and have let this one's worker go on.
+    far: BTreeSet<Far>,
     /// By worker: its requests below this iteration are announced.
     disclosed: BTreeMap<u32, u64>,
 }
@@ -32,6 +35,12 @@ pub struct SparseSsp<R> {
 struct Announced {
     worker: u32,
     version: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Far {
+    version: u64,
+    worker: u32,
 }
 
 /// Memory of an announced request besides its keys.
@@ -45,15 +54,16 @@ impl<R: Recorder> SparseSsp<R> {
         let members = Members::new(workers);
         let announced = BTreeMap::new();
         let disclosed = BTreeMap::new();
-        SparseSsp { members, staleness, speculation, recorder, announced, keys: 0, disclosed }
+        let far = BTreeSet::new();
+        SparseSsp { members, staleness, speculation, recorder, announced, keys: 0, far, disclosed }
     }
 
-    /// The number of iterations for which requests can be announced at a time.
+    /// The number of iterations that are counted at a time.
     pub fn versions(staleness: u64, speculation: u64) -> u64 {
         staleness.saturating_add(speculation.saturating_mul(2)).saturating_add(2)
     }
 
-    /// The largest clock that a request may be announced for.
+    /// The last iteration that is counted.
     fn most(&self) -> u64 {
         let versions = Self::versions(self.staleness, self.speculation);
         self.members.slowest().saturating_add(versions - 1)
@@ -61,6 +71,9 @@ impl<R: Recorder> SparseSsp<R> {
 
     /// What the request of a worker ahead of the slowest one conflicts with first.
     fn conflict(&self, access: &Access<'_>) -> Option<Blocker> {
+        if !self.members.is_complete() {
+            return Some(Blocker::Joins); // nobody knows what the others will touch
+        }
         let last = access.clock.checked_sub(self.staleness.saturating_add(1))?;
         for version in (self.members.slowest()..=last).rev() {
             let undisclosed = |(worker, clock): &(u32, u64)| {
@@ -88,7 +101,22 @@ impl<R: Recorder> SparseSsp<R> {
             && let Some(keys) = self.announced.remove(&at)
         {
             self.keys -= keys.len();
-            self.recorder.remove(at.version, &keys);
+            if !self.far.remove(&Far { version: at.version, worker }) {
+                self.recorder.remove(at.version, &keys);
+            }
+        }
+    }
+
+    /// Counts announced requests that are not too far ahead any more.
+    fn count_near(&mut self) {
+        let most = self.most();
+        while let Some(&Far { version, worker }) = self.far.first()
+            && version <= most
+        {
+            self.far.pop_first();
+            if let Some(keys) = self.announced.get(&Announced { worker, version }) {
+                self.recorder.add(version, keys);
+            }
         }
     }
 }
@@ -106,6 +134,7 @@ impl<R: Recorder> Controller for SparseSsp<R> {
         let Some(before) = self.members.clock(worker) else { return false };
         self.members.advance(worker, clock);
         self.finish(worker, clock);
+        self.count_near();
         let known = self.disclosed.entry(worker).or_insert(0);
         let rose = *known < disclosed || before < clock;
         *known = (*known).max(disclosed);
@@ -115,6 +144,7 @@ impl<R: Recorder> Controller for SparseSsp<R> {
     fn leave(&mut self, worker: u32) {
         self.members.leave(worker);
         self.finish(worker, u64::MAX);
+        self.count_near();
         self.disclosed.remove(&worker);
     }
 
@@ -124,11 +154,12 @@ impl<R: Recorder> Controller for SparseSsp<R> {
         if !check_member(&self.members, access)? || !reads || !is_open {
             return Ok(());
         }
-        let most = self.most();
-        if clock > most {
-            return Err(Refusal::TooFarAhead { clock, most });
+        let is_far = Far { version: clock, worker };
+        if clock > self.most() || self.far.contains(&is_far) {
+            self.far.insert(is_far);
+        } else {
+            self.recorder.add(clock, keys);
         }
-        self.recorder.add(clock, keys);
         self.keys += keys.len();
         self.announced.entry(Announced { worker, version: clock }).or_default().extend(keys);
         Ok(())
@@ -162,6 +193,7 @@ impl<R: Recorder> Controller for SparseSsp<R> {
     fn is_blocked(&self, blocker: &Blocker) -> bool {
         match *blocker {
             Blocker::Slowest(clock) => self.members.slowest() < clock,
+            Blocker::Joins => !self.members.is_complete(),
             Blocker::Own { worker, clock } => {
                 self.members.clock(worker).is_some_and(|own| own < clock)
             }

@@ -34,11 +34,11 @@ pub struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// What the records of a message with operation `op` have in common.
+    /// What the records of a message of node `sender` with operation `op` have in common.
     #[inline]
-    pub(crate) fn of(message: &Message, op: Op) -> Self {
+    pub(crate) fn of(message: &Message, op: Op, sender: u32) -> Self {
         Request {
-            sender: message.sender(),
+            sender,
             clock: message.clock(),
             range: message.range(),
             keys: &[],

@@ -4,6 +4,7 @@
 
 mod entry;
 mod filtered;
+mod governor;
 mod numbers;
 
 use caravan_van::wire::Kind;
@@ -12,15 +13,17 @@ use serde::Serialize;
 
 pub(super) use self::entry::Entry;
 use self::entry::{Wanted, check_keys};
-use self::filtered::serve_filtered;
+use self::filtered::{apply, serve_filtered};
+use self::governor::Turn;
+pub(super) use self::governor::{Governor, Waiting};
 use self::numbers::Numbers;
 use super::answer::{ReplyTo, answer, answer_pull, place_pull, post, refuse, refuse_dropped};
 use super::handle::Handles;
 use super::shard::Request;
-use crate::consistency::Admission;
+use crate::consistency::{Admission, Blocker};
 use crate::cost::Cost;
 use crate::filter::{FILTERED, List};
-use crate::op::Op;
+use crate::op::{BITS, FINISHES, Op};
 
 /// One thread's shards of all tables.
 pub(super) struct Tables {
@@ -40,12 +43,33 @@ pub(super) struct Tables {
 pub(super) enum Step {
     /// All of its records were answered.
     Done,
+    /// Likewise, and parked requests of its table may have become admissible.
+    Release,
     /// The next record waits until its shard's clock has reached this value.
     Park(u64),
+    /// The next record waits for this, by its table's model.
+    Govern(Blocker),
     /// The shard stores the next record's values, pushed to this key, without a copy.
     Adopt(u64),
     /// The next record drops its table.
     Drop,
+}
+
+/// Whose message is served.
+#[derive(Clone, Copy)]
+pub(super) struct Client {
+    pub(super) peer: PeerId,
+    /// The node of its lane's hello. What a header says of its sender is not believed.
+    pub(super) node: u32,
+}
+
+/// Whether a table's model has admitted a message already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Admitted {
+    /// It has just come.
+    No,
+    /// It was parked, and its turn has come.
+    Yes,
 }
 
 /// Why a record was not served.
@@ -113,8 +137,8 @@ impl Tables {
         self.get(number).map(|entry| entry.shard.clock())
     }
 
-    /// Serves the records of a message of `peer`, up to one that has to wait or whose values can be
-    /// adopted. `list` has its keys if the message names them by a signature.
+    /// Serves the records of a message of `client`, up to one that has to wait or whose values can
+    /// be adopted. `list` has its keys if the message names them by a signature.
     ///
     /// # Errors
     /// If an answer cannot be posted and the lane must be closed, as for all functions below.
@@ -122,12 +146,14 @@ impl Tables {
     pub(super) fn serve(
         &mut self,
         lanes: &mut Lanes,
-        peer: PeerId,
+        client: Client,
         message: &mut Message,
         list: Option<&List>,
+        admitted: Admitted,
     ) -> caravan_van::Result<Step> {
+        let peer = client.peer;
         loop {
-            let trouble = match self.serve_rows(lanes, peer, message, list) {
+            let trouble = match self.serve_rows(lanes, client, message, list, admitted) {
                 Ok(step) => return Ok(step),
                 Err(trouble) => trouble,
             };
@@ -143,24 +169,71 @@ impl Tables {
     fn serve_rows(
         &mut self,
         lanes: &mut Lanes,
-        peer: PeerId,
+        client: Client,
         message: &mut Message,
         list: Option<&List>,
+        admitted: Admitted,
     ) -> Result<Step, Trouble> {
         if message.is_empty() {
             return Ok(Step::Done);
         }
-        let op = match Op::from_raw(message.op() & !FILTERED) {
-            Some(op) if op.pushes() || op.pulls() => op,
-            other => return self.serve_other(lanes, peer, message, other),
+        match Op::from_raw(message.op() & !FILTERED) {
+            Some(op) if op.pushes() || op.pulls() => {
+                self.serve_op(lanes, client, message, list, admitted, op)
+            }
+            _ if message.op() & FINISHES != 0 => {
+                self.serve_last(lanes, client, message, list, admitted)
+            }
+            other => self.serve_other(lanes, client, message, other),
+        }
+    }
+
+    /// Serves a push that ends its worker's iteration. One that is parked ends it as well; see
+    /// [`Governor::park`].
+    #[inline(never)]
+    fn serve_last(
+        &mut self,
+        lanes: &mut Lanes,
+        client: Client,
+        message: &mut Message,
+        list: Option<&List>,
+        admitted: Admitted,
+    ) -> Result<Step, Trouble> {
+        let Some(Op::Push) = Op::from_raw(message.op() & !BITS) else {
+            return Err(format!("there is no operation {}", message.op()).into());
         };
+        let (id, clock, raw) = (message.table(), message.clock(), message.op());
+        let served = self.serve_op(lanes, client, message, list, admitted, Op::Push);
+        if !matches!(served, Ok(Step::Govern(_) | Step::Park(_)))
+            && let Some(governor) = &mut self.find(id)?.governor
+        {
+            governor.finish(client.node, clock, raw);
+        }
+        match served {
+            Ok(Step::Done) => Ok(Step::Release),
+            served => served,
+        }
+    }
+
+    /// Serves the records of a message with operation `op`, which pushes, pulls or both.
+    #[inline(always)]
+    fn serve_op(
+        &mut self,
+        lanes: &mut Lanes,
+        client: Client,
+        message: &mut Message,
+        list: Option<&List>,
+        admitted: Admitted,
+        op: Op,
+    ) -> Result<Step, Trouble> {
+        let peer = client.peer;
         let table = message.table();
         let entry = self.find(table)?;
         if message.op() & FILTERED != 0 {
             check_block(op, entry)?;
         }
         let range = message.range();
-        let mut common = Request::of(message, op);
+        let mut common = Request::of(message, op, client.node);
         common.rows = list.map(|list| &list.rows);
         let has_offers = message.has_offers();
         let is_own = entry
@@ -168,7 +241,7 @@ impl Tables {
             .is_some_and(|own| own.contains(range.begin()) && own.contains(range.last()));
         // A shard may only adopt memory that the message owns: lent memory goes back to the worker,
         // and a frame may hold several messages.
-        let is_owned = op == Op::Push && message.owns_values();
+        let is_owned = message.op() == Op::Push as u8 && message.owns_values();
         while !message.is_empty() {
             let keys = list.map_or(message.keys(), |list| &list.keys);
             let lengths = message.lengths();
@@ -179,6 +252,19 @@ impl Tables {
             }
             if let Admission::AfterClock(clock) = entry.shard.admit(&request) {
                 return Ok(Step::Park(clock));
+            }
+            if let Some(governor) = &mut entry.governor
+                && admitted == Admitted::No
+            {
+                match governor.arrive(&request)? {
+                    Turn::Now => {}
+                    Turn::Later(blocker) => return Ok(Step::Govern(blocker)),
+                    Turn::Repeated => {
+                        lanes.answer(peer, message.timestamp())?;
+                        message.advance();
+                        continue;
+                    }
+                }
             }
             let passes = entry.filters.as_mut().is_none_or(|filters| filters.pass(message));
             if !passes {
@@ -210,7 +296,36 @@ impl Tables {
             }
             message.advance();
         }
-        Ok(Step::Done)
+        match &entry.governor {
+            Some(governor) if governor.releases() => Ok(Step::Release),
+            _ => Ok(Step::Done),
+        }
+    }
+
+    /// The model of a table, if it has one.
+    pub(super) fn governor(&mut self, id: u32) -> Option<&mut Governor> {
+        self.find(id).ok()?.governor.as_deref_mut()
+    }
+
+    /// Applies a parked push whose lane is gone. Nobody hears of its outcome.
+    pub(super) fn apply(&mut self, lanes: &Lanes, waiting: &Waiting) {
+        let Ok(entry) = self.find(waiting.message.table()) else { return };
+        if let Err(reason) = apply(lanes.memory(), entry, waiting) {
+            let worker = waiting.worker;
+            tracing::warn!(worker, reason, "a push of a lost worker cannot be applied");
+        }
+    }
+
+    /// Enters that a node's last lane is gone. Returns the tables whose parked requests may have
+    /// become admissible.
+    pub(super) fn lose(&mut self, node: u32) -> Vec<u32> {
+        let mut governed = Vec::new();
+        for entry in &mut self.entries {
+            let Some(governor) = &mut entry.governor else { continue };
+            governor.lose(node);
+            governed.push(entry.number);
+        }
+        governed
     }
 
     /// Stores the values of a push without a copy.
@@ -241,10 +356,12 @@ impl Tables {
     fn serve_other(
         &mut self,
         lanes: &mut Lanes,
-        peer: PeerId,
+        client: Client,
         message: &mut Message,
         op: Option<Op>,
     ) -> Result<Step, Trouble> {
+        let peer = client.peer;
+        let mut step = Step::Done;
         match op {
             Some(Op::Create) => {
                 let number = self.create(lanes, message)?;
@@ -259,7 +376,7 @@ impl Tables {
             }
             Some(Op::Command) => {
                 let entry = self.find(message.table())?;
-                let reply = entry.shard.command(message.sender(), message.values())?;
+                let reply = entry.shard.command(client.node, message.values())?;
                 let values = Values::Copied(&reply);
                 post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
             }
@@ -267,11 +384,20 @@ impl Tables {
                 let cost = Cost::of_this_thread(&lanes.counters());
                 post_json(lanes, peer, message, &cost)?;
             }
+            Some(op @ (Op::Join | Op::Clock | Op::Leave | Op::Bound)) => {
+                let entry = self.find(message.table())?;
+                let Some(governor) = &mut entry.governor else {
+                    let name = &entry.spec.name;
+                    return Err(format!("table {name} has no consistency model").into());
+                };
+                governor.serve(lanes, client, message, op)?;
+                step = Step::Release;
+            }
             Some(Op::Keys) => return Err("nobody asked for these keys".to_owned().into()),
             _ => return Err(format!("there is no operation {}", message.op()).into()),
         }
         message.advance();
-        Ok(Step::Done)
+        Ok(step)
     }
 
     /// Creates a table, unless an equal one exists; returns its number.
@@ -300,19 +426,22 @@ impl Tables {
         Ok(number)
     }
 
-    /// Drops a table with its rows, if it exists. Its number is never used again.
+    /// Drops a table with its rows, if it exists; returns the requests that wait for its model. Its
+    /// number is never used again.
     ///
     /// # Errors
     /// If there is no memory to remember that.
-    pub(super) fn drop(&mut self, number: u32) -> Result<(), String> {
+    pub(super) fn drop(&mut self, number: u32) -> Result<Vec<Waiting>, String> {
         self.numbers.drop(number)?;
+        let mut waiting = Vec::new();
         if let Ok(at) = self.position(number) {
-            self.entries.remove(at);
+            let entry = self.entries.remove(at);
+            waiting.extend(entry.governor.into_iter().flat_map(|it| it.into_waiting()));
             if self.entries.len() < self.entries.capacity() / 4 {
                 self.entries.shrink_to_fit();
             }
         }
-        Ok(())
+        Ok(waiting)
     }
 }
 

@@ -3,7 +3,7 @@
 //! Path: codec > **thread** > tables > shard > store > answer. The thread owns its lanes and its
 //! shards. It takes no lock and hands no work to other threads.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use caravan_van::{Arrival, Counters, Draft, Endpoint, Message, PeerId};
 
 use super::answer::{ReplyTo, answer, post, refuse, refuse_dropped};
 use super::handle::Handles;
-use super::tables::{Step, Tables, answer_trouble};
+use super::tables::{Admitted, Client, Step, Tables, Waiting, answer_trouble};
 use crate::error::Result;
 use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
 use crate::op::Op;
@@ -25,7 +25,11 @@ const NAP: Duration = Duration::from_millis(100);
 pub struct ServerThread {
     endpoint: Endpoint,
     tables: Tables,
-    parked: Vec<Parked>,
+    /// By peer, the node of its hello.
+    nodes: Vec<Option<u32>>,
+    /// By table, requests that wait for its shard's clock. Those that wait for a consistency model
+    /// are with their table.
+    parked: BTreeMap<u32, Vec<Parked>>,
     lists: Remembered,
     /// Lanes that were asked for the keys of a signature.
     lacking: HashMap<PeerId, Lacking>,
@@ -53,7 +57,8 @@ impl ServerThread {
             lists: Remembered::new(REMEMBERED_BYTES_MAX, endpoint.lanes.memory()),
             tables: Tables::new(index, count, handles, endpoint.lanes.memory()),
             endpoint,
-            parked: Vec::new(),
+            nodes: Vec::new(),
+            parked: BTreeMap::new(),
             lacking: HashMap::new(),
         }
     }
@@ -120,9 +125,26 @@ impl ServerThread {
                     tracing::debug!(%error, "a worker's lane is gone");
                     self.forget(peer);
                 }
-                Arrival::Connected { .. } => {}
+                Arrival::Connected { peer, hello } => self.greet(peer, hello.node.get()),
             }
         }
+    }
+
+    /// Remembers whose lane this is.
+    #[cold]
+    fn greet(&mut self, peer: PeerId, node: u32) {
+        let index = peer.0 as usize;
+        if self.nodes.len() <= index {
+            self.nodes.resize(index + 1, None);
+        }
+        self.nodes[index] = Some(node);
+    }
+
+    /// The client at the other end of a lane.
+    #[inline(always)]
+    fn client(&self, peer: PeerId) -> Client {
+        let node = self.nodes.get(peer.0 as usize).copied().flatten();
+        Client { peer, node: node.unwrap_or(u32::MAX) }
     }
 
     #[cold]
@@ -140,21 +162,33 @@ impl ServerThread {
         if message.kind() != Kind::Request {
             return self.reject(peer);
         }
+        let table = message.table();
         let stays = self.lacking.is_empty()
-            && self.parked.is_empty()
             && message.signature().is_none()
-            && message.lent().is_none();
-        if stays {
-            let Endpoint { lanes, inbox } = &mut self.endpoint;
-            match self.tables.serve(lanes, peer, inbox.message_mut(), None) {
-                Ok(Step::Done) => return,
-                Ok(Step::Park(_) | Step::Adopt(_) | Step::Drop) => {}
-                Err(error) => return self.give_up(peer, error),
+            && message.lent().is_none()
+            && !self.is_awaited(table);
+        if !stays {
+            let Some(message) = self.endpoint.pop() else { return };
+            return self.handle(peer, message);
+        }
+        let client = self.client(peer);
+        let Endpoint { lanes, inbox } = &mut self.endpoint;
+        match self.tables.serve(lanes, client, inbox.message_mut(), None, Admitted::No) {
+            Ok(Step::Done) => {}
+            Ok(Step::Release) => self.release(table),
+            Ok(step) => {
+                let Some(message) = self.endpoint.pop() else { return };
+                let parked = self.keep(client, message, None, step);
+                self.park(table, parked);
             }
+            Err(error) => self.give_up(peer, error),
         }
-        if let Some(message) = self.endpoint.pop() {
-            self.handle(peer, message);
-        }
+    }
+
+    /// Whether requests wait for the clock of a table's shard, which each request may advance.
+    #[inline(always)]
+    fn is_awaited(&self, table: u32) -> bool {
+        !self.parked.is_empty() && self.parked.contains_key(&table)
     }
 
     /// Admits a request once its keys are known: asks the worker for the keys of an unknown
@@ -256,12 +290,15 @@ impl ServerThread {
     #[cold]
     fn drop_table(&mut self, peer: PeerId, message: &Message) {
         let table = message.table();
-        if let Err(reason) = self.tables.drop(table) {
-            return self.refuse(peer, message, &reason);
-        }
+        let waiting = match self.tables.drop(table) {
+            Ok(waiting) => waiting,
+            Err(reason) => return self.refuse(peer, message, &reason),
+        };
         self.lists.forget_table(table);
-        let waits = |parked: &mut Parked| parked.message.table() == table;
-        for Parked { peer, message, .. } in self.parked.extract_if(.., waits).collect::<Vec<_>>() {
+        let parked = self.parked.remove(&table).unwrap_or_default().into_iter();
+        let parked = parked.map(|parked| (Some(parked.peer), parked.message));
+        for (peer, message) in parked.chain(waiting.into_iter().map(|it| (it.peer, it.message))) {
+            let Some(peer) = peer else { continue };
             let refused = refuse_dropped(&mut self.endpoint.lanes, reply_to(peer, &message));
             self.check(peer, refused);
         }
@@ -273,36 +310,47 @@ impl ServerThread {
     #[inline(never)]
     fn admit(&mut self, peer: PeerId, message: Message, list: Option<Rc<List>>) {
         let table = message.table();
-        // Only parked requests need clocks.
-        let before = if self.parked.is_empty() { None } else { self.tables.clock(table) };
-        let waits = self.execute(peer, message, list);
-        self.parked.extend(waits);
+        let before = if self.is_awaited(table) { self.tables.clock(table) } else { None };
+        let waits = self.execute(self.client(peer), message, list);
+        self.park(table, waits);
         if before.is_some() && before < self.tables.clock(table) {
-            self.unpark();
+            self.unpark(table);
         }
     }
 
-    /// Executes parked requests whose clock has come, in the order of arrival. Each may advance the
-    /// clock for others.
+    /// Parks a request that waits for its shard's clock.
+    fn park(&mut self, table: u32, parked: Option<Parked>) {
+        if let Some(parked) = parked {
+            self.parked.entry(table).or_default().push(parked);
+        }
+    }
+
+    /// Executes a table's parked requests whose clock has come, in the order of arrival. Each may
+    /// advance the clock for others.
     #[inline(never)]
-    fn unpark(&mut self) {
+    fn unpark(&mut self, table: u32) {
+        let mut parked = self.parked.remove(&table).unwrap_or_default();
         let mut at = 0;
-        while at < self.parked.len() {
-            let Parked { message, clock, .. } = &self.parked[at];
-            let table = message.table();
+        while at < parked.len() {
             let before = self.tables.clock(table);
-            if before < Some(*clock) {
+            if before < Some(parked[at].clock) {
                 at += 1;
                 continue;
             }
-            let Parked { peer, message, list, .. } = self.parked.remove(at);
-            if let Some(parked) = self.execute(peer, message, list) {
-                self.parked.insert(at.min(self.parked.len()), parked);
+            let Parked { peer, message, list, .. } = parked.remove(at);
+            let waits = self.execute(self.client(peer), message, list);
+            if let Some(waits) = waits {
+                parked.insert(at, waits);
                 at += 1;
             }
             if before < self.tables.clock(table) {
                 at = 0;
             }
+        }
+        // A lane that was given up meanwhile has no node any more.
+        parked.retain(|parked| self.nodes.get(parked.peer.0 as usize).copied().flatten().is_some());
+        if !parked.is_empty() {
+            self.parked.insert(table, parked);
         }
     }
 
@@ -310,31 +358,101 @@ impl ServerThread {
     #[inline(never)]
     fn execute(
         &mut self,
-        peer: PeerId,
+        client: Client,
         message: Message,
         list: Option<Rc<List>>,
     ) -> Option<Parked> {
         let lanes = &mut self.endpoint.lanes;
         let mut message = message;
-        let served = match self.tables.serve(lanes, peer, &mut message, list.as_deref()) {
-            Ok(Step::Park(clock)) => return Some(Parked { peer, message, list, clock }),
-            Ok(Step::Adopt(key)) => self.tables.adopt(lanes, peer, message, key),
-            Ok(Step::Drop) => {
-                self.drop_table(peer, &message);
-                Ok(())
+        let table = message.table();
+        match self.tables.serve(lanes, client, &mut message, list.as_deref(), Admitted::No) {
+            Ok(Step::Done) => None,
+            Ok(Step::Release) => {
+                self.release(table);
+                None
             }
-            Ok(Step::Done) => Ok(()),
-            Err(error) => Err(error),
-        };
-        self.check(peer, served);
+            Ok(step) => self.keep(client, message, list, step),
+            Err(error) => {
+                self.give_up(client.peer, error);
+                None
+            }
+        }
+    }
+
+    /// Keeps a request that was not executed at once: its values, if the shard stores them without
+    /// a copy, or all of it until its table's model admits it. One that waits for its shard's clock
+    /// is returned.
+    #[inline(never)]
+    fn keep(
+        &mut self,
+        client: Client,
+        message: Message,
+        list: Option<Rc<List>>,
+        step: Step,
+    ) -> Option<Parked> {
+        let Client { peer, node } = client;
+        match step {
+            Step::Done | Step::Release => {}
+            Step::Park(clock) => return Some(Parked { peer, message, list, clock }),
+            Step::Adopt(key) => {
+                let table = message.table();
+                let served = self.tables.adopt(&mut self.endpoint.lanes, peer, message, key);
+                self.check(peer, served);
+                self.release(table);
+            }
+            Step::Drop => self.drop_table(peer, &message),
+            Step::Govern(blocker) => {
+                let table = message.table();
+                let waiting = Waiting { peer: Some(peer), worker: node, message, list };
+                if let Some(governor) = self.tables.governor(table) {
+                    governor.park(blocker, waiting);
+                }
+                self.release(table);
+            }
+        }
         None
+    }
+
+    /// Executes the parked requests of a table that its model admits now.
+    #[inline(never)]
+    fn release(&mut self, table: u32) {
+        while let Some(governor) = self.tables.governor(table) {
+            let lanes = &mut self.endpoint.lanes;
+            let Waiting { peer, worker, mut message, list } = match governor.next_released(lanes) {
+                Ok(Some(waiting)) => waiting,
+                Ok(None) => return,
+                Err((peer, error)) => {
+                    self.give_up(peer, error);
+                    continue;
+                }
+            };
+            let Some(peer) = peer else {
+                self.tables.apply(lanes, &Waiting { peer, worker, message, list });
+                continue;
+            };
+            let client = Client { peer, node: worker };
+            let list = list.as_deref();
+            match self.tables.serve(lanes, client, &mut message, list, Admitted::Yes) {
+                Ok(Step::Adopt(key)) => {
+                    let served = self.tables.adopt(lanes, peer, message, key);
+                    self.check(peer, served);
+                }
+                Ok(_) => {}
+                Err(error) => self.give_up(peer, error),
+            }
+        }
     }
 
     /// Drops everything held for a lost peer.
     fn forget(&mut self, peer: PeerId) {
-        self.parked.retain(|parked| parked.peer != peer);
+        self.parked.values_mut().for_each(|parked| parked.retain(|parked| parked.peer != peer));
+        self.parked.retain(|_, parked| !parked.is_empty());
         self.lacking.remove(&peer);
         self.lists.forget(peer);
+        let node = self.nodes.get_mut(peer.0 as usize).and_then(Option::take);
+        if let Some(node) = node.filter(|node| !self.nodes.contains(&Some(*node))) {
+            self.tables.lose(node).into_iter().for_each(|table| self.release(table));
+        }
     }
 
     /// Closes the lane if an answer could not be posted: the peer is lost or broke the protocol.

@@ -11,7 +11,7 @@ use super::table::TableState;
 use crate::error::{Error, Result, with_sources};
 use crate::filter::{FILTERED, Outstanding};
 use crate::op::Op;
-use crate::tracker::{Callback, Part, Progress, RequestKind};
+use crate::tracker::{Callback, Part, Progress};
 
 impl Worker {
     /// Processes arrivals. `poll` calls this function out of line, so that a poll without arrivals
@@ -119,7 +119,7 @@ impl Worker {
         let Some((progress, at)) = self.answered(server, timestamp) else { return };
         let outcome = match (message.kind(), progress.kind, &mut progress.parts[at].into) {
             (Kind::Failure, ..) => Err(String::from_utf8_lossy(message.values()).into_owned()),
-            (_, RequestKind::Push | RequestKind::Drop, _) => Ok(()),
+            (_, kind, _) if kind.is_bare() => Ok(()),
             (.., Some(into)) => fill(into, message.values()),
             (.., None) => keep(progress, at, message),
         };
@@ -301,7 +301,7 @@ fn complete(progress: &mut Progress, memory: &Pool) {
 fn assemble(progress: &mut Progress, memory: &Pool) -> Result<()> {
     let answer = &mut progress.answer;
     match progress.kind {
-        RequestKind::Push | RequestKind::Drop => {}
+        kind if kind.is_bare() => {}
         kind if kind.has_replies() => {
             // Servers that replied without a message get an empty reply.
             progress.messages.resize_with(progress.parts.len(), || None);

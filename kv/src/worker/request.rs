@@ -9,12 +9,12 @@ use std::ops::Range;
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Buffer, Draft, KeyRange, Lanes, PeerId, Shared, Value, Values};
 
-use super::table::{Route, TableState, unknown};
+use super::table::{FOLLOWS_WORKER, Route, TableState, unknown};
 use super::waiting::{Awaited, Silence};
 use super::{Server, Table, Worker};
 use crate::error::{Error, Result};
 use crate::filter::{Outstanding, Signed};
-use crate::op::Op;
+use crate::op::{DISCLOSES, FINISHES, Op};
 use crate::slicer;
 use crate::table::{SHARED_BYTES_MIN, TableSpec, ValueType};
 use crate::tracker::{Part, RequestKind, Timestamp};
@@ -39,6 +39,8 @@ pub(super) struct Request<'a> {
     pub(super) lengths: &'a [u32],
     pub(super) payload: Payload<'a>,
     pub(super) into: Option<Buffer>,
+    /// Whether this push ends the worker's iteration.
+    pub(super) is_last: bool,
 }
 
 /// A request that is being sent part by part.
@@ -116,7 +118,8 @@ impl<'a> Payload<'a> {
 impl<'a> Request<'a> {
     /// A request without pushed values and without a destination.
     pub(super) fn new(kind: RequestKind, table: Table, keys: &'a [u64]) -> Self {
-        Request { kind, table, keys, lengths: &[], payload: Payload::Nothing, into: None }
+        let payload = Payload::Nothing;
+        Request { kind, table, keys, lengths: &[], payload, into: None, is_last: false }
     }
 }
 
@@ -185,7 +188,8 @@ impl Worker {
         {
             return Ok(self.tracker.fail(timestamp, error));
         }
-        let TableState { coding, filters, .. } = &mut self.tables[table.0 as usize];
+        let TableState { coding, filters, clock, .. } = &mut self.tables[table.0 as usize];
+        let clock = if *clock == FOLLOWS_WORKER { self.clock } else { *clock };
         if let Some(filters) = filters {
             filters.passed.sent += (size_of_val(keys) + payload.bytes().unwrap_or(0)) as u64;
         }
@@ -194,7 +198,7 @@ impl Worker {
             op: Op::from(kind) as u8,
             table: table.1,
             timestamp: timestamp.0,
-            clock: self.clock,
+            clock,
             range,
             offer: None,
             signature: None,
@@ -225,11 +229,23 @@ impl Worker {
         let list = list.as_ref();
         let mut sending = Sending { timestamp, request: &request, list, value_bytes: 0, into };
         let mut sent = Ok(());
+        let mut next = 0;
         for (server, keys) in slicer::cut(keys, &parts) {
-            sent = self.send_part(&mut sending, Slice { server, range: parts[server], keys });
+            if request.is_last {
+                sent =
+                    (next..server).try_for_each(|server| self.send_clock(timestamp, table, server));
+            }
+            next = server + 1;
+            let slice = Slice { server, range: parts[server], keys };
+            sent = sent.and_then(|()| self.send_part(&mut sending, slice));
             if sent.is_err() {
                 break;
             }
+        }
+        if request.is_last && sent.is_ok() {
+            let rest = next..self.servers.len();
+            sent =
+                rest.into_iter().try_for_each(|server| self.send_clock(timestamp, table, server));
         }
         let into = sending.into;
         self.tables[table.0 as usize].parts = parts;
@@ -298,7 +314,10 @@ impl Worker {
         let Slice { server, range, keys } = slice;
         let peer = self.room(server)?;
         let eager_bytes = self.endpoint.lanes.eager_bytes();
-        let TableState { spec, coding, filters, .. } = &mut self.tables[request.table.0 as usize];
+        let TableState { spec, coding, filters, clock, disclosed, .. } =
+            &mut self.tables[request.table.0 as usize];
+        let clock = if *clock == FOLLOWS_WORKER { self.clock } else { *clock };
+        let ends = if request.is_last { ending(spec, clock, *disclosed) } else { 0 };
         let lengths =
             if request.lengths.is_empty() { &[][..] } else { &request.lengths[keys.clone()] };
         let bytes = part_bytes(spec, keys.len(), lengths);
@@ -323,8 +342,9 @@ impl Worker {
             keys: &request.keys[keys.clone()],
             lengths,
             values: request.payload.part(values.clone(), &self.endpoint.lanes),
-            ..draft(timestamp, request.kind, request.table.1, self.clock)
+            ..draft(timestamp, request.kind, request.table.1, clock)
         };
+        draft.op |= ends;
         let mut block = None;
         let mut passage = None;
         if let Some(filters) = filters {
@@ -386,6 +406,39 @@ impl Worker {
         });
         self.seal(timestamp, sent.map(|()| None));
         Ok(timestamp)
+    }
+
+    /// Tells every server the clock of this worker in a table, or that it joins or leaves it.
+    pub(super) fn announce(
+        &mut self,
+        kind: RequestKind,
+        table: Table,
+        clock: u64,
+        keys: &[u64],
+    ) -> Result<Timestamp> {
+        let timestamp = self.tracker.begin(kind)?;
+        let sent = (0..self.servers.len()).try_for_each(|server| {
+            let draft = Draft { keys, ..draft(timestamp, kind, table.1, clock) };
+            self.send_bare(timestamp, server, draft)
+        });
+        self.seal(timestamp, sent.map(|()| None));
+        Ok(timestamp)
+    }
+
+    /// Tells a server that gets no part of a push that this worker's iteration ends with it.
+    fn send_clock(&mut self, timestamp: Timestamp, table: Table, server: usize) -> Result<()> {
+        let TableState { clock, disclosed, .. } = &self.tables[table.0 as usize];
+        let keys = [*disclosed];
+        let keys = if *disclosed > 0 { &keys[..] } else { &[] };
+        let draft = Draft { keys, ..draft(timestamp, RequestKind::Clock, table.1, clock + 1) };
+        self.send_bare(timestamp, server, draft)
+    }
+
+    /// Sends a server a part of a request that has no values.
+    fn send_bare(&mut self, timestamp: Timestamp, server: usize, draft: Draft<'_>) -> Result<()> {
+        let peer = self.room(server)?;
+        let posted = self.endpoint.lanes.post(peer, draft, &mut Coding::plain());
+        self.enter(timestamp, Part { server, ..Part::default() }, posted)
     }
 
     /// Enters one part of a request if it was posted.
@@ -461,6 +514,14 @@ fn is_lent(lanes: &Lanes, keys: usize, place: usize) -> bool {
 fn draft<'a>(timestamp: Timestamp, kind: RequestKind, table: u32, clock: u64) -> Draft<'a> {
     let op = Op::from(kind) as u8;
     Draft { op, table, timestamp: timestamp.0, clock, ..Draft::new(Kind::Request) }
+}
+
+/// The bits of the operation of a push that ends iteration `clock`, when requests for iterations
+/// below `disclosed` were announced.
+fn ending(spec: &TableSpec, clock: u64, disclosed: u64) -> u8 {
+    let speculation = spec.consistency.map_or(0, |consistency| consistency.speculation());
+    let is_disclosed = disclosed > clock.saturating_add(speculation);
+    if is_disclosed { FINISHES | DISCLOSES } else { FINISHES }
 }
 
 /// Bytes of the values of `keys` keys. `lengths` determines them if rows have their own lengths.

@@ -28,7 +28,15 @@ pub(super) struct TableState {
     pub(super) route: Route,
     pub(super) coding: Coding,
     pub(super) filters: Option<Box<AtWorker>>,
+    /// The iteration of its requests: [`FOLLOWS_WORKER`] without a model, 0 while this worker
+    /// observes.
+    pub(super) clock: u64,
+    /// Requests for iterations below this one were announced.
+    pub(super) disclosed: u64,
 }
+
+/// Stands for the iteration that [`Worker::set_clock`] sets.
+pub(super) const FOLLOWS_WORKER: u64 = u64::MAX;
 
 /// The server of the last short request. The next one probably goes there, too.
 #[derive(Clone, Copy)]
@@ -42,6 +50,12 @@ impl TableState {
     /// Whether `table` is this one, and not one that had its place before.
     pub(super) fn is(&self, table: Table) -> bool {
         self.number == table.1
+    }
+
+    /// Whether the worker's own clock is that of this table's requests.
+    #[inline]
+    pub(super) fn follows_worker(&self) -> bool {
+        self.clock == FOLLOWS_WORKER
     }
 
     /// Sets `route` to the server that has `key`; returns false if there is none.
@@ -71,6 +85,7 @@ impl Worker {
     pub fn create_table(&mut self, spec: &TableSpec) -> Result<Table> {
         let range = spec.range()?;
         spec.filters.check(spec)?;
+        spec.check_consistency()?;
         let spec = &spec.clone().namespace(&within(&self.namespace, &spec.namespace));
         let text = serde_json::to_vec(spec)?;
         let number: u32 = self.ask_first(RequestKind::Create, &text)?;
@@ -94,7 +109,19 @@ impl Worker {
         let spec = spec.clone();
         let route = Route { server: 0, peer: self.servers[0].peer, range: parts[0] };
         self.has_filters |= filters.is_some();
-        let state = TableState { number, spec, row_bytes, range, parts, route, coding, filters };
+        let clock = if spec.consistency.is_some() { 0 } else { FOLLOWS_WORKER };
+        let state = TableState {
+            number,
+            spec,
+            row_bytes,
+            range,
+            parts,
+            route,
+            coding,
+            filters,
+            clock,
+            disclosed: 0,
+        };
         let free = self.tables.iter().position(|it| it.number == 0);
         let place = free.unwrap_or(self.tables.len());
         match self.tables.get_mut(place) {
@@ -156,6 +183,8 @@ impl Worker {
                 route: Route { range: nothing, ..state.route },
                 coding: Coding::plain(),
                 filters: None,
+                clock: FOLLOWS_WORKER,
+                disclosed: 0,
             };
         }
         let used = self.tables.iter().rposition(|it| it.number != 0).map_or(0, |last| last + 1);

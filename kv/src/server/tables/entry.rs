@@ -4,6 +4,7 @@
 
 use caravan_van::{Account, KeyRange, Pool};
 
+use super::governor::Governor;
 use crate::error::Result;
 use crate::filter::AtServer;
 use crate::server::handle::Handles;
@@ -34,6 +35,8 @@ pub(in crate::server) struct Entry {
     pub(in crate::server) range: Option<KeyRange>,
     pub(in crate::server) shard: Box<dyn Shard>,
     pub(in crate::server) filters: Option<Box<AtServer>>,
+    /// `None` if the table has no consistency model.
+    pub(in crate::server) governor: Option<Box<Governor>>,
 }
 
 impl Entry {
@@ -84,15 +87,17 @@ impl Wanted {
         let whole = spec.range().map_err(|error| error.to_string())?;
         let range = whole.cut(count).nth(index);
         spec.filters.check(&spec).map_err(|error| error.to_string())?;
+        spec.check_consistency().map_err(|error| error.to_string())?;
         // A thread without keys needs a shard, too: commands go to every thread.
         let shard = handles.build(&spec, range, pool)?;
         let filters = AtServer::new(&spec);
+        let governor = Governor::new(&spec, range, pool)?;
         spec.options = serde_json::Value::Null;
         spec.initial = Initial::Zero;
         let filters_bytes = if filters.is_some() { FILTERS_BYTES } else { 0 };
         let texts = text.len() + 2 * (spec.name.len() + spec.namespace.len());
         memory.set(TABLE_BYTES + filters_bytes + texts).map_err(|error| error.to_string())?;
-        Ok(Entry { number, spec, text, _memory: memory, range, shard, filters })
+        Ok(Entry { number, spec, text, _memory: memory, range, shard, filters, governor })
     }
 }
 

@@ -4,12 +4,37 @@
 //! Path: codec > thread > **tables** > shard > store > answer.
 
 use caravan_van::wire::Kind;
-use caravan_van::{Draft, Lanes, Message, PeerId, Values};
+use caravan_van::{Draft, Lanes, Message, PeerId, Pool, Values};
 
-use super::{Entry, Trouble};
+use super::{Entry, Trouble, Waiting};
 use crate::filter::FILTERED;
+use crate::op::Op;
 use crate::server::answer::{answer, gather, post_coded};
 use crate::server::shard::{Pulled, Request};
+
+/// Applies a push without an answer, to a table with filters or without.
+///
+/// # Errors
+/// The reason why it is invalid.
+pub(super) fn apply(memory: &Pool, entry: &mut Entry, waiting: &Waiting) -> Result<(), String> {
+    let Waiting { worker, message, list, .. } = waiting;
+    let Entry { shard, spec, filters, .. } = entry;
+    let keys = list.as_ref().map_or(message.keys(), |list| &list.keys);
+    let decoded = match filters {
+        Some(filters) if message.op() & FILTERED != 0 => {
+            filters.receive(spec, message, keys.len(), memory)?
+        }
+        _ => None,
+    };
+    let lengths = message.lengths();
+    let values = message.values();
+    let mut request = Request { keys, lengths, values, ..Request::of(message, Op::Push, *worker) };
+    if let Some(decoded) = &decoded {
+        request.values = &decoded.values;
+        request.lengths = decoded.lengths.as_deref().unwrap_or(lengths);
+    }
+    shard.push(&request, memory)
+}
 
 /// Serves an admitted request to a table with filters.
 #[inline(never)]

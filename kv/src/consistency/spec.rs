@@ -1,0 +1,125 @@
+//! A table's consistency model as its specification names it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Asp, BoundedDelay, Bsp, Controller, DataCentric, MapRecorder, RingRecorder, SparseSsp, Ssp,
+};
+use caravan_van::KeyRange;
+
+/// A model with its bounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Model {
+    /// [`Bsp`].
+    Bsp,
+    /// [`Ssp`].
+    Ssp {
+        /// Clocks that a reader may be ahead of the slowest worker.
+        staleness: u64,
+    },
+    /// [`Asp`].
+    Asp,
+    /// [`BoundedDelay`].
+    BoundedDelay {
+        /// Clocks that any request may be ahead of the slowest worker.
+        delay: u64,
+    },
+    /// [`SparseSsp`].
+    SparseSsp {
+        /// Clocks that a reader may be ahead of the slowest worker.
+        staleness: u64,
+        /// Clocks more for readers whose keys no slower worker touches, 1,000 at most.
+        speculation: u64,
+    },
+    /// [`DataCentric`].
+    DataCentric {
+        /// Iterations by which reads and writes may be late; none for no bound.
+        #[serde(default)]
+        delay: Option<u64>,
+        /// Keys of a chunk, at least 1: key `k` is in chunk `k / chunk_keys`.
+        chunk_keys: u64,
+    },
+}
+
+/// A table's model, and the number of workers that it begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Consistency {
+    /// The model.
+    pub model: Model,
+    /// Workers that have to join before anybody counts as having finished an iteration, at least 1.
+    pub workers: u32,
+}
+
+/// Largest number of iterations that requests can be announced ahead.
+const SPECULATION_MAX: u64 = 1000;
+
+/// Memory up to which SparseSSP counts keys in arrays.
+const RING_BYTES_MAX: u64 = 16 << 20;
+
+impl Consistency {
+    /// Checks the bounds.
+    ///
+    /// # Errors
+    /// Text that names what is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        if self.workers == 0 {
+            return Err("a consistency model needs at least 1 worker".to_owned());
+        }
+        match self.model {
+            Model::SparseSsp { speculation, .. } if speculation > SPECULATION_MAX => {
+                Err(format!("speculation {speculation} is above {SPECULATION_MAX}"))
+            }
+            Model::DataCentric { chunk_keys: 0, .. } => {
+                Err("a chunk needs at least 1 key".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The controller of a shard with these keys; `is_dense` says whether it has a row for each.
+    pub(crate) fn controller(
+        &self,
+        range: Option<KeyRange>,
+        is_dense: bool,
+    ) -> Box<dyn Controller> {
+        let workers = self.workers as usize;
+        match self.model {
+            Model::Bsp => Box::new(Bsp::new(workers)),
+            Model::Ssp { staleness } => Box::new(Ssp::new(workers, staleness)),
+            Model::Asp => Box::new(Asp::new(workers)),
+            Model::BoundedDelay { delay } => Box::new(BoundedDelay::new(workers, delay)),
+            Model::DataCentric { delay, chunk_keys } => {
+                Box::new(DataCentric::new(workers, delay, chunk_keys))
+            }
+            Model::SparseSsp { staleness, speculation } => {
+                let versions = SparseSsp::<RingRecorder>::versions(staleness, speculation);
+                let is_short = |range: &KeyRange| {
+                    let keys = (range.last() - range.begin()).checked_add(1);
+                    let bytes = keys.and_then(|keys| RingRecorder::bytes_of(keys, versions));
+                    bytes.is_some_and(|bytes| bytes <= RING_BYTES_MAX)
+                };
+                match range.filter(|range| is_dense && is_short(range)) {
+                    Some(range) => {
+                        let keys = (range.last() - range.begin()) as usize + 1;
+                        let recorder = RingRecorder::new(range.begin(), keys, versions);
+                        Box::new(SparseSsp::new(workers, staleness, speculation, recorder))
+                    }
+                    None => {
+                        let recorder = MapRecorder::default();
+                        Box::new(SparseSsp::new(workers, staleness, speculation, recorder))
+                    }
+                }
+            }
+        }
+    }
+
+    /// The iterations that workers announce ahead.
+    pub(crate) fn speculation(&self) -> u64 {
+        match self.model {
+            Model::SparseSsp { speculation, .. } => speculation,
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! A table's consistency model beside its shard: it says of each request whether it is executed
+//! now, and holds those that wait.
+//!
+//! Path: codec > thread > **tables** > shard > store > answer.
+
+use std::rc::Rc;
+
+use caravan_van::wire::Kind;
+use caravan_van::{Account, Draft, KeyRange, Lanes, Message, PeerId, Pool, Values};
+
+use super::{Client, Trouble};
+use crate::consistency::{Access, Blocker, Controller, Model, Parked, Verdict};
+use crate::filter::List;
+use crate::op::{BITS, DISCLOSES, FINISHES, Op};
+use crate::server::answer::{ReplyTo, answer, post, refuse};
+use crate::server::shard::Request;
+use crate::table::{Store, TableSpec};
+
+/// Memory that a request's keys may take in a controller, for each key and besides.
+const KEY_BYTES: usize = 64;
+const REQUEST_BYTES: usize = 512;
+
+/// A table's controller and its parked requests.
+pub(in crate::server) struct Governor {
+    controller: Box<dyn Controller>,
+    parked: Parked<Waiting>,
+    /// Announcements behind parked requests of their workers.
+    announced: Vec<Announced>,
+    /// The iterations that workers announce ahead.
+    speculation: u64,
+    /// Whether the controller's memory grows with the requests.
+    grows: bool,
+    /// Charged for that memory.
+    memory: Account,
+}
+
+/// A request that waits for the model.
+pub(in crate::server) struct Waiting {
+    /// `None` if its lane is gone, and nobody wants the answer.
+    pub(in crate::server) peer: Option<PeerId>,
+    /// Node id of its worker.
+    pub(in crate::server) worker: u32,
+    pub(in crate::server) message: Message,
+    pub(in crate::server) list: Option<Rc<List>>,
+}
+
+/// What a worker has said of its clock.
+#[derive(Clone, Copy)]
+struct Announced {
+    worker: u32,
+    /// It has finished its iterations below this one; all if it leaves.
+    clock: u64,
+    /// It has announced its requests for iterations below this one.
+    disclosed: u64,
+    leaves: bool,
+}
+
+/// What becomes of a request.
+pub(in crate::server) enum Turn {
+    /// It is executed now.
+    Now,
+    /// It was executed before: it is answered, and not executed again.
+    Repeated,
+    /// It waits.
+    Later(Blocker),
+}
+
+impl Waiting {
+    fn access(&self) -> Access<'_> {
+        let Waiting { worker, message, list, .. } = self;
+        let op = Op::from_raw(message.op() & !BITS);
+        Access {
+            worker: *worker,
+            clock: message.clock(),
+            reads: op.is_some_and(Op::pulls),
+            writes: op.is_some_and(Op::pushes),
+            keys: list.as_ref().map_or(message.keys(), |list| &list.keys),
+        }
+    }
+}
+
+impl Governor {
+    /// The governor of a shard with these keys, if the table has a model.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub(super) fn new(
+        spec: &TableSpec,
+        range: Option<KeyRange>,
+        pool: &Pool,
+    ) -> Result<Option<Box<Governor>>, String> {
+        let Some(consistency) = &spec.consistency else { return Ok(None) };
+        let controller = consistency.controller(range, spec.store == Store::Dense);
+        let mut memory = Account::new(pool, "the consistency model of a table");
+        memory.set(controller.bytes()).map_err(|error| error.to_string())?;
+        let parked = Parked::default();
+        let speculation = consistency.speculation();
+        let grows = matches!(
+            consistency.model,
+            Model::SparseSsp { .. } | Model::DataCentric { delay: Some(_), .. }
+        );
+        let announced = Vec::new();
+        Ok(Some(Box::new(Governor { controller, parked, announced, speculation, grows, memory })))
+    }
+
+    /// Whether an executed request may let parked ones be executed.
+    #[inline]
+    pub(super) fn releases(&self) -> bool {
+        !self.parked.is_empty() && self.controller.releases()
+    }
+
+    /// Decides on a request that has just come.
+    ///
+    /// # Errors
+    /// The reason why it can never be executed.
+    pub(super) fn arrive(&mut self, request: &Request<'_>) -> Result<Turn, String> {
+        let &Request { sender: worker, clock, keys, pushes: writes, pulls: reads, .. } = request;
+        let access = Access { worker, clock, reads, writes, keys };
+        if self.grows {
+            self.charge(keys.len())?;
+        }
+        turn(self.controller.arrive(&access))
+    }
+
+    /// Charges for what a request of `keys` keys may add to the controller.
+    fn charge(&mut self, keys: usize) -> Result<(), String> {
+        let most = self.controller.bytes() + KEY_BYTES * keys + REQUEST_BYTES;
+        if most <= self.memory.bytes() {
+            return Ok(());
+        }
+        self.memory.set(most + most / 4).map_err(|error| error.to_string())
+    }
+
+    /// Parks a request that has to wait. If it ends its worker's iteration, that is finished
+    /// nevertheless.
+    pub(in crate::server) fn park(&mut self, blocker: Blocker, waiting: Waiting) {
+        let op = waiting.message.op();
+        let worker = waiting.worker;
+        let clock = waiting.message.clock();
+        let order = self.controller.order(&waiting.access());
+        self.parked.park(order, blocker, waiting);
+        if op & FINISHES != 0 {
+            self.finish(worker, clock, op);
+        }
+    }
+
+    /// The requests that wait.
+    pub(super) fn into_waiting(self) -> impl Iterator<Item = Waiting> {
+        self.parked.into_requests()
+    }
+
+    /// Takes out the next parked request that is to be executed now, and answers those before it
+    /// that are not.
+    ///
+    /// # Errors
+    /// The peer of an answer that could not be posted, with the reason.
+    pub(in crate::server) fn next_released(
+        &mut self,
+        lanes: &mut Lanes,
+    ) -> Result<Option<Waiting>, (PeerId, caravan_van::Error)> {
+        while let Some((waiting, verdict)) = self.next() {
+            let timestamp = waiting.message.timestamp();
+            let table = waiting.message.table();
+            let answered = match (turn(verdict), waiting.peer) {
+                (Ok(Turn::Now), _) => return Ok(Some(waiting)),
+                (_, None) => continue,
+                (Ok(_), Some(peer)) => lanes.answer(peer, timestamp).map_err(|e| (peer, e)),
+                (Err(reason), Some(peer)) => {
+                    let reply_to = ReplyTo { peer, table, timestamp };
+                    refuse(lanes, reply_to, &reason).map_err(|e| (peer, e))
+                }
+            };
+            answered?;
+        }
+        Ok(None)
+    }
+
+    /// Takes out the next parked request that need not wait any longer, with what the controller
+    /// says of it.
+    fn next(&mut self) -> Option<(Waiting, Verdict)> {
+        loop {
+            let next = self.parked.next(&mut *self.controller, Waiting::access);
+            if next.is_some() {
+                return next;
+            }
+            let at = self.announced.iter().position(|announced| !self.has_to_wait(announced))?;
+            let announced = self.announced.remove(at);
+            self.apply(announced);
+        }
+    }
+
+    /// Enters what a worker says of its clock, as soon as its parked requests allow it.
+    fn announce(&mut self, announced: Announced) {
+        match self.has_to_wait(&announced) {
+            true => self.announced.push(announced),
+            false => self.apply(announced),
+        }
+    }
+
+    fn has_to_wait(&self, announced: &Announced) -> bool {
+        let Announced { worker, clock, .. } = *announced;
+        self.parked.any(|waiting| {
+            waiting.worker == worker
+                && waiting.message.clock() < clock
+                && self.controller.precedes_clock(&waiting.access())
+        })
+    }
+
+    fn apply(&mut self, announced: Announced) {
+        let Announced { worker, clock, disclosed, leaves } = announced;
+        match leaves {
+            true => self.controller.leave(worker),
+            false => drop(self.controller.advance(worker, clock, disclosed)),
+        }
+        self.parked.rewind();
+    }
+
+    /// Serves a request about the workers' clocks.
+    pub(super) fn serve(
+        &mut self,
+        lanes: &mut Lanes,
+        client: Client,
+        message: &Message,
+        op: Op,
+    ) -> Result<(), Trouble> {
+        let Client { peer, node } = client;
+        self.parked.rewind();
+        match op {
+            Op::Join => {
+                let clock = self.controller.join(node, message.clock()).to_le_bytes();
+                let values = Values::Copied(&clock);
+                return Ok(post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?);
+            }
+            Op::Bound => {
+                let bound = message.values().try_into().map(u64::from_le_bytes);
+                let bound = bound.map_err(|_| "a bound has 8 bytes".to_owned())?;
+                self.controller.set_bound(bound).map_err(|refusal| refusal.to_string())?;
+            }
+            _ => {
+                let leaves = op == Op::Leave;
+                let clock = if leaves { u64::MAX } else { message.clock() };
+                let disclosed = message.keys().first().copied().unwrap_or(0);
+                self.announce(Announced { worker: node, clock, disclosed, leaves });
+            }
+        }
+        Ok(lanes.answer(peer, message.timestamp())?)
+    }
+
+    /// Enters that the worker of a push with this operation has finished iteration `clock`.
+    pub(super) fn finish(&mut self, worker: u32, clock: u64, op: u8) {
+        let next = clock.saturating_add(1);
+        let is_disclosed = op & DISCLOSES != 0;
+        let disclosed = if is_disclosed { next.saturating_add(self.speculation) } else { 0 };
+        self.announce(Announced { worker, clock: next, disclosed, leaves: false });
+    }
+
+    /// Enters that a worker died. Its parked requests are dropped, except for those that the model
+    /// needs.
+    pub(super) fn lose(&mut self, worker: u32) {
+        self.announced.retain(|announced| announced.worker != worker);
+        let Governor { controller, parked, .. } = self;
+        parked.retain(|waiting| {
+            if waiting.worker != worker {
+                return true;
+            }
+            waiting.peer = None;
+            controller.outlives(&waiting.access())
+        });
+        self.controller.leave(worker);
+    }
+}
+
+fn turn(verdict: Verdict) -> Result<Turn, String> {
+    match verdict {
+        Verdict::Admit => Ok(Turn::Now),
+        Verdict::Park(blocker) => Ok(Turn::Later(blocker)),
+        Verdict::Repeated => Ok(Turn::Repeated),
+        Verdict::Previous => {
+            Err("the chunk was read in this iteration before, and has been written since"
+                .to_owned())
+        }
+        Verdict::Refuse(refusal) => Err(refusal.to_string()),
+    }
+}

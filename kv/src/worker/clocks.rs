@@ -1,0 +1,145 @@
+//! A worker's part in tables under a consistency model: joining, announcing clocks, and leaving.
+//!
+//! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
+
+use caravan_van::Value;
+
+use super::request::{Payload, Request};
+use super::{Table, Worker};
+use crate::error::{Error, Result};
+use crate::tracker::{RequestKind, Timestamp};
+
+impl Worker {
+    /// Takes part in a table that has a consistency model, and returns the first iteration: 1, or
+    /// that of the slowest worker if others have begun. Until then, this worker observes: its
+    /// requests wait for nobody.
+    ///
+    /// # Errors
+    /// As [`Worker::wait`]; [`Error::Refused`] if the table has no model.
+    pub fn join(&mut self, table: Table) -> Result<u64> {
+        self.known(table)?;
+        let joined = self.announce(RequestKind::Join, table, 1, &[])?;
+        let replies = self.wait(joined)?.replies;
+        let clocks = replies.iter().map(|reply| reply[..].try_into().map(u64::from_le_bytes));
+        let clocks = clocks.collect::<Result<Vec<_>, _>>().map_err(|_| Error::Refused {
+            server: "a server".to_owned(),
+            what: RequestKind::Join.name(),
+            reason: "its answer is no clock".to_owned(),
+        })?;
+        let first = clocks.iter().copied().max().unwrap_or(1);
+        self.tables[table.0 as usize].clock = first;
+        if clocks.iter().any(|clock| *clock != first) {
+            let announced = self.announce(RequestKind::Clock, table, first, &[])?;
+            self.wait(announced)?;
+        }
+        Ok(first)
+    }
+
+    /// The iteration that this worker works on in a table, from 1; 0 if it only observes.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`].
+    pub fn iteration(&self, table: Table) -> Result<u64> {
+        let known = self.known(table)?;
+        Ok(if known.follows_worker() { 0 } else { known.clock })
+    }
+
+    /// Ends this worker's iteration by a message to every server thread. It writes nothing more for
+    /// that iteration. The timestamp need not be waited for.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if this worker has not joined the table; [`Error::ServerLost`].
+    pub fn advance(&mut self, table: Table) -> Result<Timestamp> {
+        let clock = self.next_iteration(table)?;
+        let disclosed = self.tables[table.0 as usize].disclosed;
+        let keys = [disclosed];
+        let keys = if disclosed > 0 { &keys[..] } else { &[] };
+        self.announce(RequestKind::Clock, table, clock, keys)
+    }
+
+    /// As [`Worker::push`], and ends this worker's iteration: the server threads that get values
+    /// learn it from the push, the others by a message.
+    ///
+    /// Under BSP, the servers acknowledge pushes when all workers have ended the iteration. Wait
+    /// for earlier pushes of the iteration only after this.
+    ///
+    /// # Errors
+    /// As [`Worker::push`] and [`Worker::advance`].
+    pub fn push_last<V: Value>(
+        &mut self,
+        table: Table,
+        keys: &[u64],
+        values: &[V],
+    ) -> Result<Timestamp> {
+        let clock = self.next_iteration(table)?;
+        self.tables[table.0 as usize].clock = clock - 1;
+        let payload = Payload::of(values);
+        let last = Request::new(RequestKind::Push, table, keys);
+        let pushed = self.request_parts(Request { payload, is_last: true, ..last });
+        self.tables[table.0 as usize].clock = clock;
+        pushed
+    }
+
+    /// As [`Worker::pull`], for the iteration that is `ahead` ones after this one.
+    ///
+    /// A model that allows reads ahead answers early. SparseSSP learns from it what this worker
+    /// will touch, and answers when it has got there. A worker announces its iterations in order,
+    /// and pulls each once.
+    ///
+    /// # Errors
+    /// As [`Worker::pull`].
+    pub fn pull_ahead(&mut self, table: Table, ahead: u64, keys: &[u64]) -> Result<Timestamp> {
+        self.known(table)?;
+        let known = &mut self.tables[table.0 as usize];
+        if known.follows_worker() || known.clock == 0 {
+            return Err(not_joined(&known.spec.name));
+        }
+        let clock = known.clock;
+        known.clock = clock.saturating_add(ahead);
+        known.disclosed = known.disclosed.max(known.clock.saturating_add(1));
+        let pulled = self.request(Request::new(RequestKind::Pull, table, keys));
+        self.tables[table.0 as usize].clock = clock;
+        pulled
+    }
+
+    /// Takes part no longer, and observes from now on: nobody waits for this worker.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`]; [`Error::ServerLost`].
+    pub fn leave(&mut self, table: Table) -> Result<Timestamp> {
+        self.known(table)?;
+        let left = self.announce(RequestKind::Leave, table, 0, &[])?;
+        let known = &mut self.tables[table.0 as usize];
+        if !known.follows_worker() {
+            known.clock = 0;
+        }
+        known.disclosed = 0;
+        Ok(left)
+    }
+
+    /// Changes the bound of a table's model for all workers: the staleness of SSP, or the delay of
+    /// bounded delay.
+    ///
+    /// # Errors
+    /// As [`Worker::wait`]; [`Error::Refused`] if the model has no bound that can be changed.
+    pub fn set_bound(&mut self, table: Table, bound: u64) -> Result<()> {
+        self.known(table)?;
+        let changed = self.broadcast(RequestKind::Bound, table.1, &bound.to_le_bytes())?;
+        self.wait(changed).map(drop)
+    }
+
+    /// Enters the next iteration of a table that this worker has joined, and returns it.
+    fn next_iteration(&mut self, table: Table) -> Result<u64> {
+        self.known(table)?;
+        let known = &mut self.tables[table.0 as usize];
+        if known.follows_worker() || known.clock == 0 {
+            return Err(not_joined(&known.spec.name));
+        }
+        known.clock += 1;
+        Ok(known.clock)
+    }
+}
+
+fn not_joined(table: &str) -> Error {
+    Error::Config(format!("this worker has not joined table {table} (call Worker::join)"))
+}
