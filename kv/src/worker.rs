@@ -7,6 +7,7 @@
 mod answer;
 mod clocks;
 mod request;
+mod runs;
 mod table;
 mod waiting;
 
@@ -25,6 +26,7 @@ use crate::config::REQUEST_TIMEOUT;
 use crate::cost::Cost;
 use crate::error::{Error, Result, with_sources};
 use crate::filter::Outstanding;
+use crate::runs::Coded;
 use crate::tracker::{Answer, Callback, RequestKind, Timestamp, Tracker};
 
 /// Where a server thread listens.
@@ -49,6 +51,9 @@ pub struct Worker {
     clock: u64,
     /// The namespace that those of its tables are within.
     namespace: String,
+    /// The keys of the last request with runs, and those of its last message as runs.
+    implied: Vec<u64>,
+    coded: Coded,
     /// Whether any table has filters.
     has_filters: bool,
     waits: Waits,
@@ -104,6 +109,8 @@ impl Worker {
             named: HashMap::new(),
             clock: 0,
             namespace: String::new(),
+            implied: Vec::new(),
+            coded: Coded::default(),
             has_filters: false,
             waits,
         };

@@ -455,6 +455,16 @@ fn senseless_requests_are_refused_by_name() {
     assert!(ask(2, 1, &[3, u64::MAX], &[], &[]).contains("not this thread's"));
     assert!(ask(1, 1, &[1, 2], &[], &[0; 15]).contains("takes 16 bytes, not 15"));
     assert!(ask(3, 1, &[1, 2], &[], &[]).contains("takes 16 bytes, not 0"));
+    // Runs of keys: empty, overlapping, beyond the keys, more than fit, another thread's, and right.
+    assert!(ask(2, 1, &[1], &[0], &[]).contains("a run of 0 keys from 1 on does not end"));
+    assert!(
+        ask(2, 1, &[1, 3], &[3, 1], &[]).contains("a run of 3 keys from 1 on does not end by 2")
+    );
+    assert!(ask(2, 1, &[u64::MAX], &[2], &[]).contains("a run of 2 keys"));
+    assert!(ask(2, 1, &[0], &[u32::MAX], &[]).contains("CARAVAN_MEMORY"));
+    assert!(ask(2, 1, &[2], &[4], &[]).contains("key 5 of table t is not this thread's"));
+    assert!(ask(1, 1, &[2], &[3], &[0; 16]).contains("takes 24 bytes, not 16"));
+    assert_eq!(ask(1, 1, &[2], &[3], &[0; 24]), "");
     let spec = TableSpec::new(2, "v", ValueType::F32, 0);
     assert_eq!(ask(4, 2, &[], &[], &serde_json::to_vec(&spec).unwrap()), "");
     assert!(ask(1, 2, &[1, 2], &[1, 2], &[0; 8]).contains("add up to 3"));

@@ -163,11 +163,13 @@ pub(crate) struct Outstanding {
 /// A list that a server remembers.
 #[derive(Debug)]
 pub(crate) struct List {
-    pub(crate) keys: Box<[u64]>,
+    pub(crate) keys: Vec<u64>,
+    /// Whether the message has runs in place of the keys.
+    pub(crate) is_implied: bool,
     /// Where the table's shard has found them.
     pub(crate) rows: FoundRows,
     /// Accounts for the list's memory.
-    _memory: Account,
+    memory: Account,
 }
 
 /// Share of a thread's memory for its lists: an eighth at most.
@@ -177,6 +179,8 @@ const REMEMBERED_SHARE: usize = 8;
 pub(crate) struct Remembered {
     lists: Lru<Name, Rc<List>>,
     memory: Pool,
+    /// The keys of the last runs, for the memory they have.
+    implied: Option<Rc<List>>,
 }
 
 type Name = (PeerId, u32, u64);
@@ -185,7 +189,7 @@ impl Remembered {
     /// Creates an empty store of at most `bytes_max` bytes and an eighth of `memory`.
     pub(crate) fn new(bytes_max: usize, memory: &Pool) -> Remembered {
         let bytes_max = bytes_max.min(memory.bytes_max() / REMEMBERED_SHARE);
-        Remembered { lists: Lru::new(bytes_max), memory: memory.clone() }
+        Remembered { lists: Lru::new(bytes_max), memory: memory.clone(), implied: None }
     }
 
     /// Remembers keys that `peer` sent with a signature, if they are not larger than the whole
@@ -206,7 +210,8 @@ impl Remembered {
                 return Err(error);
             }
         }
-        let list = List { keys: keys.into(), rows: FoundRows::default(), _memory: memory };
+        let keys = keys.to_vec();
+        let list = List { keys, is_implied: false, rows: FoundRows::default(), memory };
         let list = Rc::new(list);
         self.lists.insert((peer, table, signature), list.clone(), bytes);
         Ok(list)
@@ -217,8 +222,35 @@ impl Remembered {
         self.lists.touch(&(peer, table, signature)).map(|list| list.clone())
     }
 
+    /// The list of the `count` keys of a message's runs. Its memory is used again for the next, once
+    /// nobody holds it.
+    ///
+    /// # Errors
+    /// [`caravan_van::Error::OverBudget`] if there is no memory for them.
+    pub(crate) fn imply(
+        &mut self,
+        count: usize,
+        keys: impl Iterator<Item = u64>,
+    ) -> caravan_van::Result<Rc<List>> {
+        let last = self.implied.take().and_then(|list| Rc::try_unwrap(list).ok());
+        let last = last.filter(|list| list.keys.capacity() / 4 <= count);
+        let mut list = last.unwrap_or_else(|| List {
+            keys: Vec::new(),
+            is_implied: true,
+            rows: FoundRows::default(),
+            memory: Account::new(&self.memory, "a list of keys"),
+        });
+        list.keys.clear();
+        list.rows.forget();
+        list.memory.set(bytes_at_server(count.max(list.keys.capacity())))?;
+        list.keys.reserve_exact(count);
+        list.keys.extend(keys);
+        Ok(self.implied.insert(Rc::new(list)).clone())
+    }
+
     /// Forgets the lists of a dropped table.
     pub(crate) fn forget_table(&mut self, table: u32) {
+        self.implied = None;
         self.lists.retain(|(_, of, _)| *of != table);
         self.lists.shrink();
     }

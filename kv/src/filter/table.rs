@@ -73,7 +73,7 @@ impl AtWorker {
     }
 
     /// Checks a request's keys and pushed values; returns the keys with their signature if they are
-    /// to be cached.
+    /// to be cached, which they are not if the message does not name them.
     ///
     /// # Errors
     /// Those of `check` for new keys; [`Error::Config`] for values that are not finite, if any
@@ -82,6 +82,7 @@ impl AtWorker {
         &mut self,
         spec: &TableSpec,
         keys: &[u64],
+        is_named: bool,
         pushed: &[u8],
         check: impl FnOnce(&[u64]) -> Result<()>,
     ) -> Result<Option<Signed>> {
@@ -89,8 +90,8 @@ impl AtWorker {
             check_finite(spec, pushed)?;
         }
         match &mut self.sent {
-            Some(sent) => sent.sign(keys, check),
-            None => check(keys).map(|()| None),
+            Some(sent) if is_named => sent.sign(keys, check),
+            _ => check(keys).map(|()| None),
         }
     }
 
@@ -336,7 +337,7 @@ fn receive(
             Some(decoded)
         }
     };
-    let named = keys > 0 && message.keys().is_empty();
+    let named = message.keys().len() < keys; // by a signature, or as runs
     count_keys(&mut passage, message.signature().is_some(), named, keys);
     let sections = size_of_val(message.keys()) + lengths + values;
     passage.through(Stage::Snappy, 0, sections.saturating_sub(message.wire_bytes()));

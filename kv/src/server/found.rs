@@ -18,6 +18,13 @@ const BLOCK: usize = 8;
 #[derive(Debug, Default)]
 pub struct FoundRows(pub(super) RefCell<Found>);
 
+impl FoundRows {
+    /// Forgets them, for another list.
+    pub(crate) fn forget(&mut self) {
+        self.0.get_mut().forget();
+    }
+}
+
 /// Rows of the keys of one request, in the order of the keys.
 #[derive(Debug, Default)]
 pub(super) struct Found {

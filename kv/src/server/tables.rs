@@ -53,6 +53,8 @@ pub(super) enum Step {
     Adopt(u64),
     /// The next record drops its table.
     Drop,
+    /// The next record has runs of keys, which must be written out.
+    Expand,
 }
 
 /// Whose message is served.
@@ -204,7 +206,7 @@ impl Tables {
         };
         let (id, clock, raw) = (message.table(), message.clock(), message.op());
         let served = self.serve_op(lanes, client, message, list, admitted, Op::Push);
-        if !matches!(served, Ok(Step::Govern(_) | Step::Park(_)))
+        if !matches!(served, Ok(Step::Govern(_) | Step::Park(_) | Step::Expand))
             && let Some(governor) = &mut self.find(id)?.governor
         {
             governor.finish(client.node, clock, raw);
@@ -244,7 +246,13 @@ impl Tables {
         let is_owned = message.op() == Op::Push as u8 && message.owns_values();
         while !message.is_empty() {
             let keys = list.map_or(message.keys(), |list| &list.keys);
-            let lengths = message.lengths();
+            let lengths = match list {
+                Some(list) if list.is_implied => &[],
+                _ => message.lengths(),
+            };
+            if list.is_none() && !lengths.is_empty() && entry.spec.width > 0 {
+                return Ok(Step::Expand);
+            }
             let values = message.values();
             let request = Request { keys, lengths, values, ..common };
             if !is_own {

@@ -17,6 +17,7 @@ use super::tables::{Admitted, Client, Step, Tables, Waiting, answer_trouble};
 use crate::error::Result;
 use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
 use crate::op::Op;
+use crate::runs;
 
 /// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
 const NAP: Duration = Duration::from_millis(100);
@@ -224,6 +225,23 @@ impl ServerThread {
         }
     }
 
+    /// Writes out the keys of a request that has runs in their place, and executes it or returns it
+    /// as [`ServerThread::execute`] does.
+    fn expand(&mut self, client: Client, message: Message) -> Option<Parked> {
+        let (first, counts) = (message.keys(), message.lengths());
+        let list = runs::count(first, counts, message.range()).and_then(|count| {
+            let list = self.lists.imply(count, runs::keys(first, counts));
+            list.map_err(|error| error.to_string())
+        });
+        match list {
+            Ok(list) => self.execute(client, message, Some(list)),
+            Err(reason) => {
+                self.refuse(client.peer, &message, &reason);
+                None
+            }
+        }
+    }
+
     /// Whether the table's rule may read lent values in place, where their sender can still write
     /// them. The values must be unfiltered, and the rule must read each once.
     #[cold]
@@ -401,6 +419,7 @@ impl ServerThread {
                 self.release(table);
             }
             Step::Drop => self.drop_table(peer, &message),
+            Step::Expand => return self.expand(client, message),
             Step::Govern(blocker) => {
                 let table = message.table();
                 let waiting = Waiting { peer: Some(peer), worker: node, message, list };

@@ -15,6 +15,7 @@ use super::{Server, Table, Worker};
 use crate::error::{Error, Result};
 use crate::filter::{Outstanding, Signed};
 use crate::op::{DISCLOSES, FINISHES, Op};
+use crate::runs::Runs;
 use crate::slicer;
 use crate::table::{SHARED_BYTES_MIN, TableSpec, ValueType};
 use crate::tracker::{Part, RequestKind, Timestamp};
@@ -41,6 +42,8 @@ pub(super) struct Request<'a> {
     pub(super) into: Option<Buffer>,
     /// Whether this push ends the worker's iteration.
     pub(super) is_last: bool,
+    /// Whether messages have runs in place of the keys.
+    pub(super) is_implied: bool,
 }
 
 /// A request that is being sent part by part.
@@ -119,7 +122,16 @@ impl<'a> Request<'a> {
     /// A request without pushed values and without a destination.
     pub(super) fn new(kind: RequestKind, table: Table, keys: &'a [u64]) -> Self {
         let payload = Payload::Nothing;
-        Request { kind, table, keys, lengths: &[], payload, into: None, is_last: false }
+        Request {
+            kind,
+            table,
+            keys,
+            lengths: &[],
+            payload,
+            into: None,
+            is_last: false,
+            is_implied: false,
+        }
     }
 }
 
@@ -253,6 +265,23 @@ impl Worker {
         Ok(timestamp)
     }
 
+    /// Sends a request for the keys of `runs` to all servers that hold them.
+    pub(super) fn request_runs(&mut self, runs: &Runs, request: Request<'_>) -> Result<Timestamp> {
+        let TableState { spec, row_bytes, .. } = self.known(request.table)?;
+        if *row_bytes == 0 {
+            let what = "a request for runs of keys";
+            let instead = "pull and push_varying";
+            return Err(Error::VaryingTable { what, table: spec.name.clone(), instead });
+        }
+        let most = self.memory().bytes_max() / row_bytes;
+        let mut keys = std::mem::take(&mut self.implied);
+        let written = runs.write(&mut keys, most);
+        let request = Request { keys: &keys, is_implied: true, ..request };
+        let made = written.and_then(|()| self.request_parts(request));
+        self.implied = keys;
+        made
+    }
+
     /// Whether one server has all keys and its answer is [lent](is_lent).
     fn is_lent_whole(&self, keys: &[u64], table: Table, place: usize) -> bool {
         let mut slices = slicer::cut(keys, &self.tables[table.0 as usize].parts);
@@ -277,7 +306,10 @@ impl Worker {
         let check = |keys: &[u64]| slicer::check(keys, *range, &spec.name);
         let list = match filters {
             None => check(request.keys).map(|()| None)?,
-            Some(filters) => filters.sign(spec, request.keys, request.payload.all(), check)?,
+            Some(filters) => {
+                let is_named = !request.is_implied;
+                filters.sign(spec, request.keys, is_named, request.payload.all(), check)?
+            }
         };
         let wrong = |what, expected, found| Error::WrongLength {
             what,
@@ -348,7 +380,8 @@ impl Worker {
         let mut block = None;
         let mut passage = None;
         if let Some(filters) = filters {
-            let drops_keys = list.is_none() && request.kind == RequestKind::Push;
+            let is_dropped = list.is_none() && !request.is_implied;
+            let drops_keys = is_dropped && request.kind == RequestKind::Push;
             // A pull pushes nothing.
             let pushed = request.payload.all().get(values).unwrap_or_default();
             let memory = self.endpoint.lanes.memory();
@@ -358,11 +391,17 @@ impl Worker {
         if named.is_some() {
             draft.keys = &[];
         }
+        if request.is_implied {
+            self.coded.find(draft.keys);
+            draft.keys = &self.coded.first;
+            draft.lengths = &self.coded.counts;
+        }
         let saved = coding.saved_bytes();
         let posted = self.endpoint.lanes.post(peer, draft, coding);
         if let (Some(passage), Some(filters)) = (passage, filters) {
             let saved = coding.saved_bytes() - saved;
-            filters.count_sent(passage, list.is_some(), named.is_some(), keys.len(), saved);
+            let is_short = named.is_some() || request.is_implied;
+            filters.count_sent(passage, list.is_some(), is_short, keys.len(), saved);
         }
         if let (Some(list), Ok(())) = (named, &posted) {
             let list = list.clone();
