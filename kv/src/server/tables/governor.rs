@@ -17,7 +17,7 @@ use crate::server::shard::Request;
 use crate::table::{Store, TableSpec};
 
 /// Memory that a request's keys may take in a controller, for each key and besides.
-const KEY_BYTES: usize = 64;
+const KEY_BYTES: usize = 256;
 const REQUEST_BYTES: usize = 512;
 
 /// A table's controller and its parked requests.
