@@ -76,7 +76,7 @@ impl Reads {
         }
         let first = self.beyond.iter().zip(self.through.saturating_add(1)..);
         let count = first.take_while(|(version, next)| **version == *next).count();
-        if let Some(last) = self.beyond.drain(..count).last() {
+        if let Some(last) = self.beyond.drain(..count).next_back() {
             self.through = last;
         }
     }
