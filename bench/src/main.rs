@@ -17,6 +17,7 @@ mod floor;
 mod launch;
 mod measure;
 mod report;
+mod results;
 mod train;
 
 use std::io::IsTerminal;
@@ -91,6 +92,8 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Floor(args) => answer(&cli.common, args),
         Command::Generate(command) => generate::run(&cli.common, command),
         Command::Train(TrainCommand::Dbpg(args)) => train::dbpg(&cli.common, args),
+        Command::Report(args) => results::page::run(args),
+        Command::Compare(args) => results::compare::run(&cli.common, args),
         Command::Predict(args) => predict::run(&cli.common, args),
         Command::Scheduler(role) => cluster::schedule(&cli.common, role),
     }
@@ -104,6 +107,6 @@ fn answer(common: &Common, args: &FloorArgs) -> Result<()> {
     }
     match args.answerer {
         Answerer::Device => verbs::answer(args.host, config.wait),
-        answerer => floor::run(answerer, args.host, config.wait),
+        answerer => floor::run(answerer, (args.host, args.port).into(), config.wait),
     }
 }

@@ -89,32 +89,13 @@ impl Ssh {
         }
         let folder = folder(test);
         let at = |name: &str| folder.join(name).display().to_string();
-        for key in ["host", "user"] {
-            let made = ["-q", "-t", "ed25519", "-N", "", "-f"];
-            done(Command::new("ssh-keygen").args(made).arg(at(key)));
-        }
-        fs::copy(at("user.pub"), at("authorized")).unwrap();
         let port = free_port();
-        let server = format!(
-            "Port {port}\nListenAddress 127.0.0.1\nListenAddress 127.0.0.2\nHostKey {}\nPidFile none\n\
-             AuthorizedKeysFile {}\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n\
-             PasswordAuthentication no\n",
-            at("host"),
-            at("authorized")
-        );
-        fs::write(at("sshd_config"), server).unwrap();
-        let client = |alias: &str, address: &str| {
-            format!(
-                "Host {alias}\nHostName {address}\nPort {port}\nIdentityFile {}\nBatchMode yes\n\
-                 StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n",
-                at("user")
-            )
-        };
+        let listens = "ListenAddress 127.0.0.1\nListenAddress 127.0.0.2\n";
+        fs::write(at("sshd_config"), server_settings(&folder, port, listens)).unwrap();
         let config = folder.join("ssh_config");
-        fs::write(&config, client("A", "127.0.0.1") + &client("B", "127.0.0.2")).unwrap();
-        if is_root() {
-            fs::create_dir_all("/run/sshd").unwrap();
-        }
+        let hosts = [("A", "127.0.0.1"), ("B", "127.0.0.2")];
+        let hosts = hosts.map(|(alias, at)| client_settings(&folder, alias, at, port));
+        fs::write(&config, hosts.concat()).unwrap();
         let server = Command::new("/usr/sbin/sshd")
             .args(["-D", "-e", "-f", &at("sshd_config")])
             .stderr(fs::File::create(at("log")).unwrap())
@@ -141,6 +122,33 @@ impl Ssh {
         command.arg("--ssh").arg(format!("ssh -F {}", self.config.display()));
         command
     }
+}
+
+/// Makes keys, and returns the settings of a server that takes them.
+fn server_settings(folder: &Path, port: u16, listens: &str) -> String {
+    let at = |name: &str| folder.join(name).display().to_string();
+    for key in ["host", "user"] {
+        let made = ["-q", "-t", "ed25519", "-N", "", "-f"];
+        done(Command::new("ssh-keygen").args(made).arg(at(key)));
+    }
+    fs::copy(at("user.pub"), at("authorized")).unwrap();
+    if is_root() {
+        fs::create_dir_all("/run/sshd").unwrap();
+    }
+    format!(
+        "Port {port}\n{listens}HostKey {}\nPidFile none\nAuthorizedKeysFile {}\nStrictModes no\n\
+         UsePAM no\nPermitRootLogin yes\nPasswordAuthentication no\n",
+        at("host"),
+        at("authorized")
+    )
+}
+
+fn client_settings(folder: &Path, alias: &str, address: &str, port: u16) -> String {
+    format!(
+        "Host {alias}\nHostName {address}\nPort {port}\nIdentityFile {}\nBatchMode yes\n\
+         StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n",
+        folder.join("user").display()
+    )
 }
 
 impl Drop for Ssh {
@@ -218,6 +226,91 @@ fn hosts_that_cannot_be_reached_are_named_with_the_reason() {
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stderr);
     assert!(said.contains("cannot reach nowhere.invalid") && said.contains("resolve"), "{said}");
+}
+
+/// Two network namespaces of one machine with a cable between them, and an ssh server in the second.
+struct TwoHosts {
+    names: [String; 2],
+    server: Child,
+    config: PathBuf,
+}
+
+impl TwoHosts {
+    fn start(test: &str) -> Option<TwoHosts> {
+        if !["sshd", "ssh", "ip"].into_iter().all(has) {
+            return None;
+        }
+        let names = ["a", "b"].map(|side| format!("caravan-{side}-{}", std::process::id()));
+        let ip = |words: &str| {
+            let output = Command::new("ip").args(words.split(' ')).output().unwrap();
+            output.status.success()
+        };
+        if !is_root() || !ip(&format!("netns add {}", names[0])) {
+            eprintln!("skipped: network namespaces need root");
+            return None;
+        }
+        let [a, b] = &names;
+        let id = std::process::id();
+        for words in [
+            format!("netns add {b}"),
+            format!("link add ca{id} netns {a} type veth peer name cb{id} netns {b}"),
+            format!("-n {a} addr add 192.0.2.1/24 dev ca{id}"),
+            format!("-n {b} addr add 192.0.2.2/24 dev cb{id}"),
+            format!("-n {a} link set ca{id} up"),
+            format!("-n {b} link set cb{id} up"),
+            format!("-n {a} link set lo up"),
+            format!("-n {b} link set lo up"),
+        ] {
+            assert!(ip(&words), "ip {words}");
+        }
+        let folder = folder(test);
+        let at = |name: &str| folder.join(name).display().to_string();
+        let settings = server_settings(&folder, 22, "ListenAddress 192.0.2.2\n");
+        fs::write(at("sshd_config"), settings).unwrap();
+        let config = folder.join("ssh_config");
+        fs::write(&config, client_settings(&folder, "B", "192.0.2.2", 22)).unwrap();
+        let mut server = Command::new("ip");
+        server.args(["netns", "exec", b, "/usr/sbin/sshd", "-D", "-e", "-f", &at("sshd_config")]);
+        let server = server.stderr(fs::File::create(at("log")).unwrap()).spawn().unwrap();
+        Some(TwoHosts { names, server, config })
+    }
+
+    /// `caravan` with words on the first host.
+    fn caravan(&self, line: &str) -> Command {
+        let mut command = support::without_variables("ip");
+        command.args(["netns", "exec", &self.names[0], CARAVAN]).args(line.split(' '));
+        command.arg("--ssh").arg(format!("ssh -F {}", self.config.display()));
+        command
+    }
+}
+
+impl Drop for TwoHosts {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        for name in &self.names {
+            let _ = Command::new("ip").args(["netns", "del", name]).status();
+        }
+    }
+}
+
+/// Goal: between two hosts the floor is measured between the same two.
+#[test]
+fn the_floor_runs_between_the_hosts() {
+    let Some(hosts) = TwoHosts::start("two-hosts") else { return };
+    let began = Instant::now();
+    let output = loop {
+        let run = "bench latency --smoke --van tcp --json --hosts localhost,B";
+        let output = hosts.caravan(run).output().unwrap();
+        // The ssh server may still be starting.
+        if output.status.success() || began.elapsed() > PATIENCE {
+            break output;
+        }
+    };
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(rows_in(&output).len(), 7);
+    assert!(!said.contains("this host alone"), "{said}");
 }
 
 /// A Slurm of three nodes on this machine; without munge, as root.

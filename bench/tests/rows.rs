@@ -67,8 +67,9 @@ fn the_names_of_fields_are_read_in_order() {
 fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
-    let kinds = "bandwidth calibration file latency layout machine model placement predict progress \
-                 rate rdma-device result scale traffic van verbs-bandwidth verbs-latency wait";
+    let kinds = "bandwidth calibration comparison file latency layout machine model placement \
+                 predict progress rate rdma-device result scale traffic van verbs-bandwidth \
+                 verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
     assert_eq!(rows, documented().len());
 }
@@ -80,6 +81,13 @@ fn benches_and_doctor_print_the_rows_of_the_page() {
     let placement = held("bench placement --smoke --van tcp --json");
     assert_eq!(placement, set("machine placement"));
     assert!(held("doctor --json").is_superset(&set("machine layout van")));
+}
+
+#[test]
+fn compared_runs_print_the_rows_of_the_page() {
+    let record = concat!(env!("CARGO_MANIFEST_DIR"), "/records/compare/base.jsonl");
+    let compared = held(&format!("compare {record} {record} --json"));
+    assert_eq!(compared, set("comparison verdict"));
 }
 
 #[test]

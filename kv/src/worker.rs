@@ -154,6 +154,11 @@ impl Worker {
         self.servers.len()
     }
 
+    /// All server threads with their addresses, in order of key ranges.
+    pub fn server_addresses(&self) -> impl Iterator<Item = &ServerAddress> {
+        self.servers.iter().map(|server| &server.at)
+    }
+
     /// The van that carries this worker's messages.
     pub fn van(&self) -> &'static str {
         self.endpoint.lanes.van()

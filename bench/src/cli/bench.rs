@@ -177,4 +177,7 @@ pub(crate) struct Requests {
     /// a key
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     pub(crate) sizes: Vec<usize>,
+    /// Makes every request take so much longer, in percent, on purpose: for tests of `compare`
+    #[arg(long, hide = true, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub(crate) slower: u32,
 }

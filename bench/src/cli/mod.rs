@@ -20,6 +20,7 @@ use self::values::{address, count_to, hexadecimal, hosts, numa, parse_wait};
 use crate::floor::process::Answerer;
 use crate::launch::agent::Through;
 use crate::launch::hosts::HostList;
+use crate::report::Format;
 
 /// Moves parameters: push and pull over RDMA, io_uring, shared memory or TCP, and what trains on
 /// it.
@@ -42,6 +43,9 @@ pub(crate) struct Common {
     /// One JSON object a line on standard output, and nothing else there
     #[arg(long, global = true)]
     pub(crate) json: bool,
+    /// The same rows as CSV: a line with the names before the first row of each kind
+    #[arg(long, global = true, conflicts_with = "json")]
+    pub(crate) csv: bool,
     /// Tiny inputs, no claims: only shows that it runs
     #[arg(long, global = true)]
     pub(crate) smoke: bool,
@@ -104,6 +108,17 @@ pub(crate) struct Common {
     pub(crate) numa_node: Option<Numa>,
 }
 
+impl Common {
+    /// How rows are written.
+    pub(crate) fn format(&self) -> Format {
+        match (self.json, self.csv) {
+            (true, _) => Format::Json,
+            (_, true) => Format::Csv,
+            _ => Format::Text,
+        }
+    }
+}
+
 /// A van by name, or the best one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum VanChoice {
@@ -134,6 +149,10 @@ pub(crate) enum Command {
     /// Writes synthetic data
     #[command(subcommand)]
     Generate(GenerateCommand),
+    /// Writes the rows of runs as one page: curves with the floor, distributions, comparison, machine
+    Report(ReportArgs),
+    /// Says what is slower in the second of two files of rows, beyond noise; status 1 if anything is
+    Compare(CompareArgs),
     /// Starts a program as scheduler, servers and workers: here, on hosts, or in an allocation
     Launch(LaunchArgs),
     /// Runs the processes of a job on one host, for a launcher
@@ -151,6 +170,28 @@ pub(crate) enum Command {
     /// The other process of a floor, or of `bench verbs`
     #[command(hide = true)]
     Floor(FloorArgs),
+}
+
+/// Files of rows, and the page of them.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReportArgs {
+    /// Rows that runs have printed with --json; the first file is what others are compared with
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// The page: one file of HTML that needs no network
+    #[arg(long, value_name = "PAGE", default_value = "report.html")]
+    pub(crate) out: PathBuf,
+}
+
+/// Two files of rows, of one or more runs each.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CompareArgs {
+    /// Rows that runs have printed with --json, before a change
+    #[arg(value_name = "BEFORE")]
+    pub(crate) before: PathBuf,
+    /// The same after it
+    #[arg(value_name = "AFTER")]
+    pub(crate) after: PathBuf,
 }
 
 /// A program to launch.
@@ -188,6 +229,9 @@ pub(crate) struct FloorArgs {
     /// Where it listens
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub(crate) host: IpAddr,
+    /// Its port; 0 takes a free one
+    #[arg(long, default_value_t = 0)]
+    pub(crate) port: u16,
 }
 
 /// One role of a cluster.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::SystemTime;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -21,12 +22,20 @@ pub(crate) struct Machine {
     pub(crate) nic: String,
     pub(crate) commit: String,
     pub(crate) caravan: String,
+    /// How the program was built, and by which compiler.
+    pub(crate) build: String,
+    pub(crate) command: String,
+    /// Of the cores' frequency, if the system tells.
+    pub(crate) governor: Option<String>,
+    pub(crate) huge_pages: Option<u64>,
+    /// When the run began, in seconds since 1970.
+    pub(crate) unix_seconds: u64,
 }
 
 impl Machine {
     /// Begins the report of a run of `steps` steps: writes this machine as its first row.
     pub(crate) fn first(common: &Common, steps: usize) -> Result<Report> {
-        let mut report = Report::new(common.json, steps);
+        let mut report = Report::new(common.format(), steps);
         report.row(&Machine::read())?;
         Ok(report)
     }
@@ -40,32 +49,35 @@ impl Machine {
             nic: nics(),
             commit: env!("BUILD_COMMIT").to_owned(),
             caravan: env!("CARGO_PKG_VERSION").to_owned(),
+            build: format!("{} by {}", env!("BUILD_PROFILE"), env!("BUILD_RUSTC")),
+            command: std::env::args().collect::<Vec<_>>().join(" "),
+            governor: line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            huge_pages: line("/proc/sys/vm/nr_hugepages").and_then(|pages| pages.parse().ok()),
+            unix_seconds: SystemTime::now()
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
         }
     }
 
     /// The lines that people read before the figures. Each begins with `#`.
     fn lines(&self) -> Vec<String> {
-        let command: Vec<String> = std::env::args().collect();
         let mut lines = vec![
             format!("# cpu      {} ({} cores usable)", self.cpu, self.cores),
             format!("# numa     {}", nodes(self.numa_nodes)),
             format!("# nic      {}", self.nic),
             format!("# kernel   {}", self.kernel),
         ];
-        if let Some(governor) = line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") {
+        if let Some(governor) = &self.governor {
             lines.push(format!("# governor {governor}"));
         }
-        if let Some(pages) = line("/proc/sys/vm/nr_hugepages") {
+        if let Some(pages) = self.huge_pages {
             lines.push(format!("# huge     {pages} pages reserved"));
         }
         lines.push(format!(
-            "# caravan  {} commit {}, {} build by {}",
-            self.caravan,
-            self.commit,
-            env!("BUILD_PROFILE"),
-            env!("BUILD_RUSTC")
+            "# caravan  {} commit {}, build: {}",
+            self.caravan, self.commit, self.build
         ));
-        lines.push(format!("# command  {}", command.join(" ")));
+        lines.push(format!("# command  {}", self.command));
         lines
     }
 }

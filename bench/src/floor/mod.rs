@@ -46,34 +46,99 @@ mod verbs {
         Err(caravan_kv::Error::VanLeftOut { van: caravan_kv::Van::Rdma }.into())
     }
 
-    pub(super) fn run(_: IpAddr, _: Wait) -> Result<()> {
+    pub(super) fn reach(_: &NodeConfig, _: SocketAddr) -> Result<Box<dyn Subject>> {
+        Err(caravan_kv::Error::VanLeftOut { van: caravan_kv::Van::Rdma }.into())
+    }
+
+    pub(super) fn run(_: SocketAddr, _: Wait) -> Result<()> {
         Err(caravan_kv::Error::VanLeftOut { van: caravan_kv::Van::Rdma }.into())
     }
 }
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use anyhow::{Result, bail};
-use caravan_kv::NodeConfig;
+use caravan_kv::{NodeConfig, Van};
 use caravan_van::Wait;
 
-use self::process::Answerer;
+use self::process::{Answerer, Process};
+use crate::doctor::opens;
 use crate::measure::subject::Subject;
 
-/// The floor for a van, and its other process, which ends with it.
-pub(crate) fn spawn(van: &str, config: &NodeConfig) -> Result<Box<dyn Subject>> {
-    Ok(match van {
+/// The floor for a van, and what a reader should doubt of it. Its other process runs where the
+/// server does: here, and then it ends with the floor, or beside the server on another host.
+pub(crate) fn spawn(
+    van: &str,
+    config: &NodeConfig,
+    server: &str,
+) -> Result<(Box<dyn Subject>, Option<String>)> {
+    let mut doubt = None;
+    if let Some(host) = elsewhere(van, server) {
+        let at = SocketAddr::new(host, process::port(config.job));
+        match reach(van, config, at) {
+            Ok(floor) => return Ok((floor, None)),
+            Err(error) => {
+                doubt = Some(format!(
+                    "the floor is that of this host alone, and ratios say nothing: none answers \
+                     beside the server, at {at} ({error:#}); launch the job with --hosts"
+                ));
+            }
+        }
+    }
+    let floor = match van {
         "shm" => shm::spawn(config.wait)?,
         "rdma" => verbs::spawn(config)?,
         _ => socket::spawn(config.wait)?,
-    })
+    };
+    Ok((floor, doubt))
+}
+
+/// The floor whose other process answers at an address.
+fn reach(van: &str, config: &NodeConfig, at: SocketAddr) -> Result<Box<dyn Subject>> {
+    if van == "rdma" { verbs::reach(config, at) } else { socket::reach(at, config.wait) }
+}
+
+/// The host of a server's address, if it is another one than this.
+fn elsewhere(van: &str, server: &str) -> Option<IpAddr> {
+    let (host, _) = server.rsplit_once(':').filter(|_| van != "shm")?;
+    let host: IpAddr = host.trim_matches(['[', ']']).parse().ok()?;
+    // An address of this host can be bound.
+    UdpSocket::bind((host, 0)).is_err().then_some(host)
+}
+
+/// The other processes of the floors between hosts, beside the first server of a bench. They end
+/// with it.
+pub(crate) struct Beside {
+    _processes: Vec<Process>,
+}
+
+impl Beside {
+    /// Starts them at the address of this server. Floors that do not work here are left out.
+    pub(crate) fn start(config: &NodeConfig) -> Beside {
+        let Ok(host) = config.host.parse::<IpAddr>() else {
+            return Beside { _processes: Vec::new() };
+        };
+        let mut answerers = vec![Answerer::Socket];
+        if opens(Van::Rdma).is_ok() {
+            answerers.push(Answerer::Verbs);
+        }
+        let port = process::port(config.job);
+        let start = |answerer| Process::start(answerer, (host, port).into(), config.wait);
+        let started = answerers.into_iter().map(start);
+        let started = started.filter_map(|process| {
+            process
+                .inspect_err(|error| tracing::warn!("no floor beside this server: {error:#}"))
+                .ok()
+        });
+        Beside { _processes: started.collect() }
+    }
 }
 
 /// The answering process, `caravan floor`: prints its address, answers, and ends with its input.
-pub(crate) fn run(answerer: Answerer, host: IpAddr, wait: Wait) -> Result<()> {
+pub(crate) fn run(answerer: Answerer, at: SocketAddr, wait: Wait) -> Result<()> {
     match answerer {
-        Answerer::Socket => socket::run(host, wait),
-        Answerer::Verbs => verbs::run(host, wait),
+        Answerer::Socket => socket::run(at, wait),
+        Answerer::Verbs => verbs::run(at, wait),
         Answerer::Memory => shm::run(wait),
         Answerer::Device => bail!("bench verbs answers for a device, not the floor"),
     }

@@ -1,11 +1,11 @@
 //! The other process of a floor, and of `bench verbs`: this program, started a second time.
 
 use std::io::{self, BufRead, BufReader, Write};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use caravan_van::Wait;
 use clap::ValueEnum;
 
@@ -32,12 +32,13 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts it at an address of this machine.
-    pub(crate) fn start(answerer: Answerer, host: IpAddr, wait: Wait) -> Result<Self> {
+    /// Starts it at an address of this machine; port 0 takes a free one.
+    pub(crate) fn start(answerer: Answerer, at: SocketAddr, wait: Wait) -> Result<Self> {
         let program =
             std::env::current_exe().context("cannot find this program to start the floor")?;
         let mut child = Command::new(program)
-            .args(["floor", &name(&answerer), "--host", &host.to_string()])
+            .args(["floor", &name(&answerer), "--host", &at.ip().to_string()])
+            .args(["--port", &at.port().to_string()])
             .args(["--wait", values::wait(wait)])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -48,14 +49,24 @@ impl Process {
         let mut stdout = BufReader::new(stdout);
         stdout.read_line(&mut process.address).context("the other process is silent")?;
         process.address.truncate(process.address.trim_end().len());
+        ensure!(!process.address.is_empty(), "the other process does not listen at {at}");
         Ok(process)
     }
 
     /// Starts it on the loopback interface.
     pub(super) fn start_here(answerer: Answerer, wait: Wait) -> Result<Self> {
-        Process::start(answerer, Ipv4Addr::LOCALHOST.into(), wait)
+        Process::start(answerer, (Ipv4Addr::LOCALHOST, 0).into(), wait)
     }
 }
+
+/// The port of the floors beside the first server of a job: all its nodes know it without a word.
+pub(super) fn port(job: u64) -> u16 {
+    PORTS_FROM + (job.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u16 % PORTS
+}
+
+/// Between the ports of launched schedulers and those that Linux gives to connections.
+const PORTS_FROM: u16 = 31_000;
+const PORTS: u16 = 1_700;
 
 impl Drop for Process {
     fn drop(&mut self) {

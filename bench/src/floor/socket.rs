@@ -10,7 +10,7 @@
 //! three words are the lengths and the window from now on. That is the whole protocol.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -33,6 +33,15 @@ pub(super) fn spawn(wait: Wait) -> Result<Box<dyn Subject>> {
     Ok(Box::new(Floor::new(lane, Some(process))))
 }
 
+/// The floor whose answering side is there already.
+pub(super) fn reach(at: SocketAddr, wait: Wait) -> Result<Box<dyn Subject>> {
+    let stream = TcpStream::connect_timeout(&at, REACH).context("cannot connect")?;
+    Ok(Box::new(Floor::new(Asking::over(stream, wait)?, None)))
+}
+
+/// How long a connection to another host may take.
+const REACH: Duration = Duration::from_secs(3);
+
 #[derive(Debug)]
 pub(super) struct Asking {
     socket: Socket,
@@ -49,6 +58,10 @@ impl Asking {
     fn connect(address: impl ToSocketAddrs, wait: Wait) -> Result<Self> {
         let stream =
             TcpStream::connect(address).context("cannot reach the floor's other process")?;
+        Asking::over(stream, wait)
+    }
+
+    fn over(stream: TcpStream, wait: Wait) -> Result<Self> {
         Ok(Asking {
             socket: Socket::new(stream, wait)?,
             requests: vec![vec![0; HEADER_BYTES]],
@@ -136,13 +149,17 @@ impl Lane for Asking {
     }
 }
 
-/// The answering process: prints its address, answers one connection, ends with it or with its
-/// input.
-pub(super) fn run(host: IpAddr, wait: Wait) -> Result<()> {
-    let listener = TcpListener::bind((host, 0)).context("the floor cannot listen")?;
+/// The answering process: prints its address, and answers one connection after the other until its
+/// input ends.
+pub(super) fn run(at: SocketAddr, wait: Wait) -> Result<()> {
+    let listener = TcpListener::bind(at).context("the floor cannot listen")?;
     say_address(listener.local_addr().context("the floor cannot listen")?)?;
-    let (stream, _) = listener.accept().context("the floor cannot accept")?;
-    serve(stream, wait)
+    loop {
+        let (stream, peer) = listener.accept().context("the floor cannot accept")?;
+        if let Err(error) = serve(stream, wait) {
+            tracing::warn!(%peer, "the floor answers no longer: {error:#}");
+        }
+    }
 }
 
 fn serve(stream: TcpStream, wait: Wait) -> Result<()> {

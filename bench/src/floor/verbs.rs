@@ -207,10 +207,16 @@ impl Side {
 /// Starts the answering side on the device that carries this node's lanes.
 pub(super) fn spawn(config: &NodeConfig) -> Result<Box<dyn Subject>> {
     let host = address_of(&config.host, config.rdma_device.as_deref())?;
-    let process = Process::start(Answerer::Verbs, host, config.wait)?;
+    let process = Process::start(Answerer::Verbs, (host, 0).into(), config.wait)?;
     let listener = process.address.parse().context("the other process named no address")?;
     let lane = Asking::new(host, listener, config.wait, config.eager_bytes);
     Ok(Box::new(Floor::new(lane, Some(process))))
+}
+
+/// The floor whose answering side is there already.
+pub(super) fn reach(config: &NodeConfig, at: SocketAddr) -> Result<Box<dyn Subject>> {
+    let host = address_of(&config.host, config.rdma_device.as_deref())?;
+    Ok(Box::new(Floor::new(Asking::new(host, at, config.wait, config.eager_bytes), None)))
 }
 
 pub(super) struct Asking {
@@ -285,8 +291,8 @@ impl Lane for Asking {
 
 /// The answering process: prints its address, and answers one connection after the other until its
 /// input ends.
-pub(super) fn run(host: IpAddr, wait: Wait) -> Result<()> {
-    let listener = Listener::bind((host, 0).into())?;
+pub(super) fn run(at: SocketAddr, wait: Wait) -> Result<()> {
+    let listener = Listener::bind(at)?;
     say_address(listener.address()?)?;
     loop {
         serve(listener.next()?, wait)?;

@@ -32,6 +32,7 @@ use self::place::{Place, Seat, Surroundings, own_address_towards};
 use crate::cli::ending::Usage;
 use crate::cli::{BenchCommand, Cli, Command, Common, LaunchArgs, Role, WorkerRole};
 use crate::cluster;
+use crate::floor::Beside;
 
 /// Takes a command over if its cluster is launched: becomes the role that a launcher has given to
 /// this process, or launches the roles on the hosts of `--hosts`.
@@ -48,7 +49,14 @@ pub(crate) fn instead(cli: &Cli) -> Result<Option<()>> {
     }
     match cluster::config(common)?.node.role {
         Some(JobRole::Scheduler) => Ok(None),
-        Some(JobRole::Server) => cluster::serve(common, &Role::default()).map(Some),
+        Some(JobRole::Server) => {
+            let config = cluster::config(common)?.node;
+            // Ranks are not known here if the scheduler gives them.
+            let is_first = config.rank.unwrap_or(0) == 0;
+            let is_bench = matches!(cli.command, Command::Bench(_));
+            let _beside = (is_first && is_bench).then(|| Beside::start(&config));
+            cluster::serve(common, &Role::default()).map(Some)
+        }
         Some(JobRole::Worker) => cluster::work(common, &WorkerRole::default()).map(Some),
         None if names_hosts => {
             let arguments = std::env::args().skip(1);

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
+use anyhow::{Context, Result, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use hdrhistogram::Histogram;
+use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer};
 
 /// A histogram of nanoseconds up to a minute.
 pub(super) fn nanoseconds() -> Histogram<u64> {
@@ -14,8 +18,37 @@ pub(super) fn record(nanos: &mut Histogram<u64>, took: Duration) {
     nanos.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1));
 }
 
+/// A histogram as the tools of HdrHistogram write it in logs: base64 of its compressed V2 format.
+pub(crate) fn encoded(histogram: &Histogram<u64>) -> String {
+    let mut bytes = Vec::new();
+    let written = V2DeflateSerializer::new().serialize(histogram, &mut bytes);
+    written.expect("memory takes everything, and nothing is too large");
+    BASE64.encode(bytes)
+}
+
+/// Reads a histogram of nanoseconds that [`encoded`] or another tool has written.
+///
+/// # Errors
+/// If it is none, or has larger values than any request takes.
+pub(crate) fn decoded(text: &str) -> Result<Histogram<u64>> {
+    if text.len() > ENCODED_MAX {
+        bail!("a histogram of {} characters, more than {ENCODED_MAX}", text.len());
+    }
+    let bytes = BASE64.decode(text).context("no base64")?;
+    let read: Histogram<u64> = Deserializer::new()
+        .deserialize(&mut bytes.as_slice())
+        .map_err(|error| anyhow::anyhow!("no histogram: {error}"))?;
+    let mut nanos = nanoseconds();
+    nanos.add(read).context("a histogram of times of more than a minute")?;
+    Ok(nanos)
+}
+
+/// Longest text of a histogram: one of nanoseconds up to a minute has fewer bytes even if every
+/// bucket is taken.
+const ENCODED_MAX: usize = 1 << 20;
+
 /// A quantile of a histogram of nanoseconds, in microseconds.
-pub(super) fn quantile_us(nanos: &Histogram<u64>, quantile: f64) -> f64 {
+pub(crate) fn quantile_us(nanos: &Histogram<u64>, quantile: f64) -> f64 {
     nanos.value_at_quantile(quantile) as f64 / 1e3
 }
 
@@ -91,6 +124,27 @@ const TAIL_MAX: f64 = 5.0;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn histograms_travel_and_merge() {
+        let mut one = nanoseconds();
+        let mut two = nanoseconds();
+        for nanos in (1..100_000_u64).map(|n| n * n % 1_000_003 + 400) {
+            if nanos % 3 == 0 { &mut one } else { &mut two }.record(nanos).unwrap();
+        }
+        let mut merged = decoded(&encoded(&one)).unwrap();
+        merged += decoded(&encoded(&two)).unwrap();
+        let mut all = one.clone();
+        all += &two;
+        assert_eq!(merged, all, "to the bucket");
+        assert!(encoded(&all).starts_with("HISTFAAA"), "as other tools write it");
+        for text in ["", "HISTFAAA", "not base64!", "AAAA"] {
+            assert!(decoded(text).is_err(), "{text}");
+        }
+        let mut long = Histogram::<u64>::new(3).unwrap();
+        long.record(u64::MAX / 4).unwrap();
+        assert!(decoded(&encoded(&long)).is_err());
+    }
 
     /// One batch in which only the floor was held up, and one in which both were, change nothing.
     #[test]

@@ -11,7 +11,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use super::figures::{
-    median, milli, nanoseconds, quantile_us, ratio, record, spread_warning, tail_warning,
+    encoded, median, milli, nanoseconds, quantile_us, ratio, record, spread_warning, tail_warning,
 };
 use super::subject::{Effort, Subject, Task, take_turns};
 use crate::cli::values::{name, size};
@@ -37,6 +37,12 @@ row! {
         /// The median over rounds of the subject's median against the floor's.
         ratio_p50: f64 => "ratio" as ratio,
         wrong: u64 => "wrong",
+        /// The median of each round, which shows how far they swing.
+        rounds: Vec<f64>,
+        floor_rounds: Vec<f64>,
+        /// All times, as HdrHistogram writes them.
+        histogram: String,
+        floor_histogram: String,
     }
     title |_| "latency: round trip of one request in flight, closed loop, µs";
     counts wrong;
@@ -62,8 +68,9 @@ pub(super) fn measure(
     ensure!(floor.wrong == 0, "the floor itself got {} wrong answers", floor.wrong);
     let floor_medians = rounds[1..].iter().map(|round| quantile_us(&round.floor.nanos, 0.5));
     let medians = rounds[1..].iter().map(|round| quantile_us(&round.subject.nanos, 0.5));
-    let ratio = median(medians.zip(floor_medians.clone()).map(|(own, floor)| own / floor));
-    let spread = spread_warning("floor's median", floor_medians);
+    let pairs = medians.clone().zip(floor_medians.clone());
+    let ratio = median(pairs.map(|(own, floor)| own / floor));
+    let spread = spread_warning("floor's median", floor_medians.clone());
     let warnings = spread.into_iter().chain(tail_warning(&floor.nanos)).collect();
     let Timed { nanos, wrong } = subject;
     let at = |quantile| milli(quantile_us(&nanos, quantile));
@@ -83,6 +90,10 @@ pub(super) fn measure(
         floor_p99_us: milli(quantile_us(&floor.nanos, 0.99)),
         ratio_p50: milli(ratio),
         wrong,
+        rounds: medians.map(milli).collect(),
+        floor_rounds: floor_medians.map(milli).collect(),
+        histogram: encoded(&nanos),
+        floor_histogram: encoded(&floor.nanos),
     };
     Ok((row, warnings))
 }
@@ -144,7 +155,7 @@ mod tests {
     fn task(batches: u32, batch: u64) -> Task {
         let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 1 };
         let effort = Effort { batches, batch };
-        Task { bench: Bench::Latency, shape, effort, key_cache: true }
+        Task { bench: Bench::Latency, shape, effort, key_cache: true, slower_percent: 0 }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! a row to worker 0.
 
 pub(crate) mod crowd;
-mod figures;
+pub(crate) mod figures;
 mod latency;
 mod pattern;
 pub(crate) mod placement;

@@ -24,7 +24,7 @@ pub(super) fn tasks(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
         BenchCommand::Rate(args) => plan(Bench::Rate, &args.requests, args.window, args.iterations),
         BenchCommand::All(args) => {
             let op = args.op.clone();
-            let requests = Requests { op, keys: 1, key_cache: true, sizes: Vec::new() };
+            let requests = Requests { op, keys: 1, key_cache: true, sizes: Vec::new(), slower: 0 };
             let benches = [Bench::Latency, Bench::Bandwidth, Bench::Rate];
             let all = benches.map(|bench| plan(bench, &requests, None, None));
             Ok(all.into_iter().collect::<Result<Vec<_>>>()?.concat())
@@ -47,7 +47,7 @@ struct Plan<'a> {
 
 impl Plan<'_> {
     fn tasks(&self, bench: Bench) -> Result<Vec<Task>> {
-        let Requests { op, keys, key_cache, sizes } = self.requests;
+        let Requests { op, keys, key_cache, sizes, slower } = self.requests;
         let keys = *keys as usize;
         let sizes = if sizes.is_empty() { self.defaults.sizes } else { sizes };
         let ops = if op.is_empty() { &[Op::Push, Op::Pull] } else { op.as_slice() };
@@ -66,7 +66,8 @@ impl Plan<'_> {
             check(shape).map_err(|error| Usage(error.to_string()))?;
             let count = self.iterations.unwrap_or_else(|| self.defaults.count(bytes));
             let effort = Effort::new(count, self.defaults.batches);
-            Ok(Task { bench, shape, effort, key_cache: *key_cache })
+            let slower_percent = *slower;
+            Ok(Task { bench, shape, effort, key_cache: *key_cache, slower_percent })
         };
         ops.iter().flat_map(|&op| sizes.iter().map(move |&bytes| task(op, bytes))).collect()
     }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::crowd::{Crowd, CrowdRate};
 use super::figures::{four, median, micro, milli, ratio, spread_warning, three};
-use super::subject::{Subject, Task, Work, take_turns, timed_stream};
+use super::subject::{Round, Subject, Task, Work, take_turns, timed_stream};
 use crate::cli::values::{name, size};
 use crate::report::{figure, row};
 
@@ -33,6 +33,9 @@ row! {
         /// The median over rounds of the floor's time against the subject's.
         ratio: f64 => "ratio" as ratio,
         wrong: u64 => "wrong",
+        /// The figure of each round, which shows how far they swing.
+        rounds: Vec<f64>,
+        floor_rounds: Vec<f64>,
     }
     title |_| "bandwidth: a window of requests in flight, closed loop, \
                value payload in GB/s (10^9)";
@@ -66,6 +69,9 @@ row! {
         /// Of many workers at a time.
         #[serde(flatten, skip_serializing_if = "Option::is_none")]
         crowd: Option<Crowd>; "" |row| row.crowd.map_or_else(String::new, Crowd::text),
+        /// The figure of each round of one pair, which shows how far they swing.
+        rounds: Vec<f64>,
+        floor_rounds: Vec<f64>,
     }
     title |_| "rate: small requests, a window of them in flight, closed loop, \
                million answered a second;\n\
@@ -102,6 +108,8 @@ pub(super) struct Streams {
     ratio: f64,
     /// The cost of those batches of the subject.
     work: Work,
+    /// Seconds of each batch that counts, of the subject and of the floor.
+    rounds: Vec<Round<f64>>,
     /// The subject's wrong answers.
     wrong: u64,
     /// What a reader should doubt.
@@ -130,14 +138,31 @@ pub(super) fn measure(
         floor_seconds: floor_times.sum::<f64>().max(1e-9),
         ratio: median(ratios),
         work: timed.iter().fold(Work::default(), |sum, round| sum.plus(round.subject.work)),
+        rounds: timed
+            .iter()
+            .map(|round| Round {
+                floor: round.floor.seconds.max(1e-9),
+                subject: round.subject.seconds.max(1e-9),
+            })
+            .collect(),
         wrong: rounds.iter().map(|round| round.subject.wrong).sum(),
         warnings: warning.into_iter().collect(),
     })
 }
 
+impl Streams {
+    /// The figures of the rounds, of the subject and of the floor: `amount` a batch in a second.
+    fn rates(&self, amount: f64) -> (Vec<f64>, Vec<f64>) {
+        let rate = |seconds: f64| micro(amount / seconds);
+        self.rounds.iter().map(|round| (rate(round.subject), rate(round.floor))).unzip()
+    }
+}
+
 /// The row of large requests.
 pub(super) fn bandwidth(van: &str, task: &Task, streams: &Streams) -> Bandwidth {
     let bytes = task.effort.count() as f64 * task.shape.bytes as f64;
+    let (rounds, floor_rounds) =
+        streams.rates(task.effort.batch as f64 * task.shape.bytes as f64 / 1e9);
     Bandwidth {
         van: van.to_owned(),
         op: name(&task.shape.op),
@@ -149,6 +174,8 @@ pub(super) fn bandwidth(van: &str, task: &Task, streams: &Streams) -> Bandwidth 
         floor_gb_per_s: milli(bytes / streams.floor_seconds / 1e9),
         ratio: milli(streams.ratio),
         wrong: streams.wrong,
+        rounds,
+        floor_rounds,
     }
 }
 
@@ -157,6 +184,7 @@ pub(super) fn rate(van: &str, task: &Task, streams: &Streams) -> Rate {
     let count = task.effort.count() as f64;
     let each = |total: u64| total as f64 / count;
     let Work { worker, servers } = streams.work;
+    let (rounds, floor_rounds) = streams.rates(task.effort.batch as f64 / 1e6);
     Rate {
         van: van.to_owned(),
         op: name(&task.shape.op),
@@ -173,6 +201,8 @@ pub(super) fn rate(van: &str, task: &Task, streams: &Streams) -> Rate {
         server_cpu_us_per_msg: micro(each(servers.cpu_ns) / 1e3),
         wrong: streams.wrong,
         crowd: None,
+        rounds,
+        floor_rounds,
     }
 }
 
@@ -184,7 +214,13 @@ mod tests {
 
     fn task(op: Op, bytes: usize, batch: u64) -> Task {
         let shape = Shape { op, keys: 1, bytes, window: 4 };
-        Task { bench: Bench::Rate, shape, effort: Effort { batches: 2, batch }, key_cache: true }
+        Task {
+            bench: Bench::Rate,
+            shape,
+            effort: Effort { batches: 2, batch },
+            key_cache: true,
+            slower_percent: 0,
+        }
     }
 
     #[test]

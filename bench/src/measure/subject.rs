@@ -64,6 +64,8 @@ pub(crate) struct Task {
     pub(crate) effort: Effort,
     /// Whether the worker names lists of keys that it sends again.
     pub(crate) key_cache: bool,
+    /// So much longer every request is made to take, in percent: for tests of `compare`.
+    pub(crate) slower_percent: u32,
 }
 
 /// The cost of requests on both sides.
@@ -111,6 +113,51 @@ pub(crate) trait Subject {
     /// After a batch: checks what is left to check. Returns the number of wrong answers since the
     /// last call, without those of `check`.
     fn settle(&mut self) -> Result<u64>;
+}
+
+/// A subject whose requests take longer, on purpose.
+pub(crate) struct Slower<'a> {
+    pub(crate) subject: &'a mut dyn Subject,
+    pub(crate) percent: u32,
+}
+
+impl Slower<'_> {
+    fn timed<T>(&mut self, run: impl FnOnce(&mut dyn Subject) -> Result<T>) -> Result<T> {
+        let began = Instant::now();
+        let outcome = run(self.subject)?;
+        let took = began.elapsed();
+        let until = took + took * self.percent / 100;
+        while began.elapsed() < until {
+            std::hint::spin_loop();
+        }
+        Ok(outcome)
+    }
+}
+
+impl Subject for Slower<'_> {
+    fn prepare(&mut self, shape: Shape) -> Result<()> {
+        self.subject.prepare(shape)
+    }
+
+    fn once(&mut self) -> Result<()> {
+        self.timed(|subject| subject.once())
+    }
+
+    fn check(&mut self) -> Result<u64> {
+        self.subject.check()
+    }
+
+    fn stream(&mut self, count: u64) -> Result<()> {
+        self.timed(|subject| subject.stream(count))
+    }
+
+    fn work(&mut self) -> Result<Work> {
+        self.subject.work()
+    }
+
+    fn settle(&mut self) -> Result<u64> {
+        self.subject.settle()
+    }
 }
 
 /// How many requests a row takes.

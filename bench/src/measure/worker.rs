@@ -1,7 +1,7 @@
 //! The worker's side of `caravan bench`: worker 0 measures one task against its own floor and
 //! answers with the row.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use caravan_kv::{App, WorkerNode};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::latency::{self, Latency};
 use super::requests::{Requests, Tables};
 use super::streams::{self, Bandwidth, Rate};
-use super::subject::{Bench, Subject, Task};
+use super::subject::{Bench, Slower, Subject, Task};
 use crate::floor;
 use crate::floor::place;
 
@@ -31,6 +31,8 @@ pub(super) enum MeasuredRow {
 #[derive(Default)]
 pub(crate) struct Measure {
     floor: Option<Box<dyn Subject>>,
+    /// What a reader should doubt of it.
+    doubt: Option<String>,
     tables: Tables,
 }
 
@@ -43,7 +45,11 @@ impl Measure {
         let floor = match &mut self.floor {
             Some(floor) => floor,
             none => {
-                let floor = none.insert(floor::spawn(van, &node.config)?);
+                let server = node.worker.server_addresses().next();
+                let server = server.context("a worker has a server")?.address.clone();
+                let (floor, doubt) = floor::spawn(van, &node.config, &server)?;
+                self.doubt = doubt;
+                let floor = none.insert(floor);
                 if node.config.pin {
                     place::pin(node.worker.servers(), &node.config);
                 }
@@ -53,7 +59,11 @@ impl Measure {
         let mut subject =
             Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes)
                 .key_cache(task.key_cache);
-        let measured = measure(van, &task, &mut **floor, &mut subject)?;
+        let percent = task.slower_percent;
+        let mut slower = Slower { subject: &mut subject, percent };
+        let subject: &mut dyn Subject = if percent == 0 { slower.subject } else { &mut slower };
+        let mut measured = measure(van, &task, &mut **floor, subject)?;
+        measured.warnings.extend(self.doubt.clone());
         Ok(serde_json::to_value(measured)?)
     }
 }
@@ -93,7 +103,7 @@ mod tests {
         for bench in [Bench::Latency, Bench::Bandwidth, Bench::Rate] {
             let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 2 };
             let effort = Effort { batches: 2, batch: 20 };
-            let task = Task { bench, shape, effort, key_cache: true };
+            let task = Task { bench, shape, effort, key_cache: true, slower_percent: 0 };
             let text = serde_json::to_string(&task).unwrap();
             let task: Task = serde_json::from_str(&text).unwrap();
             let made = measure("mock", &task, &mut Mock::default(), &mut Mock::default()).unwrap();

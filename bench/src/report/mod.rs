@@ -5,6 +5,7 @@
 //! This folder knows the trait [`Row`] and no type that has it: it imports nothing else of the
 //! program, which `ci/check` holds.
 
+mod csv;
 mod progress;
 mod row;
 mod terminal;
@@ -13,15 +14,27 @@ use std::{fmt, io};
 
 use anyhow::{Result, ensure};
 
+pub(crate) use csv::Fields;
 use progress::Progress;
 use row::Tagged;
 pub(crate) use row::{Column, Row, figure, line, row};
 pub(crate) use terminal::{say, tell};
 
+/// How rows are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// Aligned columns.
+    Text,
+    /// One object a line.
+    Json,
+    /// One line a row, below a heading for each kind.
+    Csv,
+}
+
 /// Writes the rows of a run, and shows how far it has come.
 #[derive(Debug)]
 pub(crate) struct Report {
-    json: bool,
+    format: Format,
     progress: Progress,
     /// Kind of the row before.
     last: Option<&'static str>,
@@ -29,9 +42,10 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Rows as JSON or as text, of a run with `steps` steps; without a progress bar if that is 0.
-    pub(crate) fn new(json: bool, steps: usize) -> Self {
-        Report { json, progress: Progress::new(steps, json), last: None, wrong: 0 }
+    /// Rows of a run with `steps` steps; without a progress bar if that is 0.
+    pub(crate) fn new(format: Format, steps: usize) -> Self {
+        let progress = Progress::new(steps, format != Format::Text);
+        Report { format, progress, last: None, wrong: 0 }
     }
 
     /// Writes one row.
@@ -45,11 +59,19 @@ impl Report {
     }
 
     fn render<R: Row>(&mut self, row: &R) -> String {
-        if self.json {
+        let json = || {
             let row = Tagged { row: R::KIND, fields: row };
-            return serde_json::to_string(&row).expect("a row is numbers and text");
-        }
+            serde_json::to_string(&row).expect("a row is numbers and text")
+        };
         let is_first = self.last.replace(R::KIND) != Some(R::KIND);
+        match self.format {
+            Format::Text => {}
+            Format::Json => return json(),
+            Format::Csv => {
+                let row = serde_json::from_str(&json()).expect("it was written as JSON");
+                return csv::lines(&row, is_first);
+            }
+        }
         let heading = row.heading().filter(|_| is_first);
         heading.map_or_else(String::new, |heading| heading + "\n") + &row.text()
     }
@@ -146,12 +168,20 @@ mod tests {
     fn json_has_every_field_in_order_behind_the_kind() {
         let expected =
             r#"{"row":"timed","van":"uring","op":"pull","hidden":null,"p50_us":8.25,"wrong":2}"#;
-        assert_eq!(Report::new(true, 0).render(&timed()), expected);
+        assert_eq!(Report::new(Format::Json, 0).render(&timed()), expected);
+    }
+
+    #[test]
+    fn csv_has_one_heading_a_kind() {
+        let mut report = Report::new(Format::Csv, 0);
+        let first = "row,van,op,hidden,p50_us,wrong\ntimed,uring,pull,,8.25,2";
+        assert_eq!(report.render(&timed()), first);
+        assert_eq!(report.render(&timed()), "timed,uring,pull,,8.25,2");
     }
 
     #[test]
     fn columns_line_up_below_one_heading() {
-        let mut report = Report::new(false, 0);
+        let mut report = Report::new(Format::Text, 0);
         let first = report.render(&timed());
         let lines: Vec<&str> = first.lines().collect();
         let expected = [
@@ -166,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_run_with_wrong_answers_is_an_error() {
-        let mut report = Report::new(true, 0);
+        let mut report = Report::new(Format::Json, 0);
         report.row(&timed()).unwrap();
         let error = report.end("answers").unwrap_err().to_string();
         assert_eq!(error, "2 answers were wrong; see the rows");

@@ -133,7 +133,7 @@ struct Rows {
 impl Rows {
     fn new(common: &Common, job: &Job, has_outputs: bool) -> Self {
         Rows {
-            report: Report::new(common.json, job.passes_max as usize),
+            report: Report::new(common.format(), job.passes_max as usize),
             outcome: Ok(()),
             stop: (!has_outputs).then(|| job.stop.clone()),
         }

@@ -23,7 +23,7 @@ pub(crate) fn run(common: &Common, args: &Predict) -> Result<()> {
         model::write_predictions(path, &margins)?;
     }
     let quality = Quality::of(&examples, &margins);
-    Report::new(common.json, 0).row(&Prediction { rows: examples.rows(), quality })
+    Report::new(common.format(), 0).row(&Prediction { rows: examples.rows(), quality })
 }
 
 /// Reads whole files, in order, on all cores.

@@ -155,7 +155,7 @@ fn other_process(mine: &Usable, wait: Wait) -> Result<(Process, SocketAddr)> {
 
 /// Starts the other process on a device; returns where it listens.
 fn start(device: &Usable, wait: Wait) -> Result<(Process, SocketAddr)> {
-    let process = Process::start(Answerer::Device, device.address, wait)?;
+    let process = Process::start(Answerer::Device, (device.address, 0).into(), wait)?;
     let address = process.address.parse().context("the other process named no address")?;
     Ok((process, address))
 }

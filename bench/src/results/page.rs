@@ -1,0 +1,424 @@
+//! `caravan report`: the rows of one or more runs as one page of HTML. It needs nothing else: no
+//! network, no script, no font.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use anyhow::Result;
+use caravan_learn::replace_file::replace;
+use hdrhistogram::Histogram;
+use serde_json::Value;
+
+use super::chart::{COLOURS, Chart, Line, Point, escaped};
+use super::compare::{Comparison, Verdict};
+use super::{Bench, Results, Subject};
+use crate::cli::ReportArgs;
+use crate::cli::values::size;
+use crate::measure::figures::{decoded, quantile_us};
+use crate::report::{Fields, figure, say};
+
+/// Runs `caravan report`.
+///
+/// # Errors
+/// [`Usage`](crate::cli::ending::Usage) for a file without rows; when the page cannot be written.
+pub(crate) fn run(args: &ReportArgs) -> Result<()> {
+    let files: Vec<Results> =
+        args.files.iter().map(|file| Results::read(file)).collect::<Result<_>>()?;
+    replace(&args.out, page(&files).as_bytes())?;
+    say(format_args!("{} has the report", args.out.display()));
+    Ok(())
+}
+
+/// The whole page.
+fn page(files: &[Results]) -> String {
+    let names: Vec<String> = files.iter().map(|file| escaped(&file.name)).collect();
+    let mut page = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>caravan: {}</title>\n<style>\n{}</style>\n</head>\n<body>\n<header>\n\
+         <h1>Push and pull</h1>\n<p>{}</p>\n</header>\n<main>\n",
+        names.join(", "),
+        style(),
+        names.join(" · ")
+    );
+    section(&mut page, "Machine", &machines(files));
+    if let [first, others @ ..] = files {
+        let compared: String = others.iter().map(|other| comparison(first, other)).collect();
+        section(&mut page, "Comparison", &compared);
+    }
+    for bench in Bench::ALL {
+        section(&mut page, heading(bench), &curves(files, bench));
+    }
+    section(&mut page, "Distribution of latency", &distributions(files));
+    section(&mut page, "All rows", &tables(files));
+    page + "</main>\n</body>\n</html>\n"
+}
+
+fn section(page: &mut String, heading: &str, body: &str) {
+    if !body.is_empty() {
+        let _ = writeln!(page, "<section>\n<h2>{heading}</h2>\n{body}</section>");
+    }
+}
+
+fn heading(bench: Bench) -> &'static str {
+    match bench {
+        Bench::Latency => "Latency: round trip of one request in flight, median",
+        Bench::Bandwidth => "Bandwidth: a window of requests in flight",
+        Bench::Rate => "Rate: small requests a second",
+    }
+}
+
+/// A column for each file, a line for each fact of its machine.
+fn machines(files: &[Results]) -> String {
+    let machines: Vec<Option<&Fields>> = files.iter().map(|file| file.machines().next()).collect();
+    let facts = machines.iter().flatten().flat_map(|machine| machine.0.iter());
+    let mut names: Vec<&str> = Vec::new();
+    for (name, _) in facts {
+        if name != "row" && !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    if names.is_empty() {
+        return String::new();
+    }
+    let heads: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
+    let line = |name: &&str| {
+        let facts = machines.iter().map(|machine| machine.and_then(|machine| machine.get(name)));
+        // A space makes it text, which stands to the left.
+        let facts = facts.map(|fact| fact.map_or_else(String::new, shown) + " ");
+        [(*name).to_owned()].into_iter().chain(facts).collect()
+    };
+    table(&[vec![String::new()], heads].concat(), names.iter().map(line))
+}
+
+/// In words and as a table: what is slower in `other`.
+fn comparison(first: &Results, other: &Results) -> String {
+    let comparison = Comparison::of(first, other);
+    let verdict = match comparison.verdict {
+        Verdict::Slower => "slower",
+        Verdict::Faster => "faster",
+        Verdict::Equal | Verdict::Unknown => "equal",
+    };
+    let mut text = format!("<p class=\"{verdict}\">{}</p>\n", escaped(&comparison.words()));
+    if comparison.rows.is_empty() {
+        return text;
+    }
+    let heads = ["", "van", "op", "size", "before", "after", "change", "noise", ""];
+    let lines = comparison.rows.iter().map(|row| {
+        vec![
+            row.subject.bench.name().to_owned(),
+            row.subject.van.clone(),
+            row.subject.op.clone(),
+            size(&row.subject.bytes),
+            figure(&row.before),
+            figure(&row.after),
+            format!("{:+.1} %", row.change_percent()),
+            format!("± {:.1} %", row.noise_percent()),
+            row.verdict.name().to_owned(),
+        ]
+    });
+    text += &table(&heads.map(str::to_owned), lines);
+    text
+}
+
+/// A chart for each kind of request: figures by size, with the floor.
+fn curves(files: &[Results], bench: Bench) -> String {
+    let mut text = String::new();
+    let of_bench: Vec<Vec<super::Measured>> = files
+        .iter()
+        .map(|file| {
+            let all = file.measured().into_iter();
+            all.filter(|measured| measured.subject.bench == bench).collect()
+        })
+        .collect();
+    // What a chart is about: all of a subject but its van and size.
+    let about = |subject: &Subject| Subject { van: String::new(), bytes: 0, ..subject.clone() };
+    let charts: BTreeSet<Subject> =
+        of_bench.iter().flatten().map(|measured| about(&measured.subject)).collect();
+    for chart in charts {
+        let mut lines = Vec::new();
+        let mut sizes = BTreeSet::new();
+        for (file, measured) in files.iter().zip(&of_bench) {
+            let of_chart = measured.iter().filter(|one| about(&one.subject) == chart);
+            let mut by_van: BTreeMap<&str, BTreeMap<usize, Vec<&super::Measured>>> =
+                BTreeMap::new();
+            for one in of_chart {
+                let van = by_van.entry(&one.subject.van).or_default();
+                van.entry(one.subject.bytes).or_default().push(one);
+                sizes.insert(one.subject.bytes);
+            }
+            for (van, by_size) in by_van {
+                let name = match files.len() {
+                    1 => van.to_owned(),
+                    _ => format!("{van}, {}", file.name),
+                };
+                let colour = lines.len() / 2;
+                let points = by_size.iter().filter_map(|(bytes, runs)| {
+                    point(bench, *bytes, runs.iter().map(|run| Some(run.value)))
+                });
+                let points = points.collect();
+                lines.push(Line { name: name.clone(), colour, is_floor: false, points });
+                let points = by_size.iter().filter_map(|(bytes, runs)| {
+                    point(bench, *bytes, runs.iter().map(|run| run.floor))
+                });
+                let (name, points) = (format!("{name}: floor"), points.collect());
+                lines.push(Line { name, colour, is_floor: true, points });
+            }
+        }
+        lines.retain(|line| !line.points.is_empty());
+        let x_ticks = sizes.iter().map(|bytes| (place(*bytes), size(bytes))).collect();
+        let mut title = chart.op.clone();
+        for (count, what) in
+            [(chart.keys, "keys"), (chart.window, "in flight"), (chart.workers, "workers")]
+        {
+            if count > 1 {
+                let _ = write!(title, ", {count} {what}");
+            }
+        }
+        let y_name = bench.unit().to_owned();
+        let chart =
+            Chart { title, x_name: "size of a request", y_name, x_ticks, lines, marks: true };
+        text += &chart.figure();
+    }
+    if text.is_empty() { text } else { format!("<div class=\"charts\">\n{text}</div>\n") }
+}
+
+/// Where a size stands on its axis.
+fn place(bytes: usize) -> f64 {
+    (bytes.max(1) as f64).log2()
+}
+
+/// The median of several runs at one size.
+fn point(bench: Bench, bytes: usize, values: impl Iterator<Item = Option<f64>>) -> Option<Point> {
+    let mut values: Vec<f64> = values.flatten().collect();
+    values.sort_by(f64::total_cmp);
+    let y = *values.get(values.len() / 2)?;
+    let note = format!("{}: {} {}", size(&bytes), figure(&y), bench.unit());
+    Some(Point { x: place(bytes), y, note })
+}
+
+/// A chart for each op and size: the time that each share of requests has stayed below. Histograms
+/// of the same subject in a file are merged.
+fn distributions(files: &[Results]) -> String {
+    type Merged = BTreeMap<(Subject, bool), Histogram<u64>>;
+    let mut charts: BTreeMap<Subject, Vec<Line>> = BTreeMap::new();
+    for file in files {
+        let mut merged = Merged::new();
+        for row in file.rows.iter().filter(|row| row.kind() == "latency") {
+            let Some(measured) = super::Measured::of(row) else { continue };
+            for (field, is_floor) in [("histogram", false), ("floor_histogram", true)] {
+                let Ok(read) = decoded(row.text(field)) else { continue };
+                let key = (measured.subject.clone(), is_floor);
+                match merged.entry(key) {
+                    std::collections::btree_map::Entry::Occupied(mut all) => *all.get_mut() += read,
+                    std::collections::btree_map::Entry::Vacant(place) => drop(place.insert(read)),
+                }
+            }
+        }
+        for ((subject, is_floor), histogram) in merged {
+            let lines =
+                charts.entry(Subject { van: String::new(), ..subject.clone() }).or_default();
+            let mut name = subject.van.clone();
+            if files.len() > 1 {
+                let _ = write!(name, ", {}", file.name);
+            }
+            if is_floor {
+                name += ": floor";
+            }
+            let points = NINES.iter().map(|nines| {
+                let share = 1.0 - 10_f64.powf(-nines);
+                let y = quantile_us(&histogram, share);
+                Point { x: *nines, y, note: String::new() }
+            });
+            // Shares that fewer requests than one make up say nothing.
+            let most = (histogram.len() as f64).log10();
+            let points = points.filter(|point| point.x <= most).collect();
+            lines.push(Line { name, colour: lines.len() / 2, is_floor, points });
+        }
+    }
+    let mut text = String::new();
+    for (subject, lines) in charts {
+        let ticks = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %"];
+        let x_ticks = ticks.iter().enumerate().map(|(at, name)| (at as f64, (*name).to_owned()));
+        let title = format!("{}, {}", subject.op, size(&subject.bytes));
+        let x_name = "share of requests";
+        let longest = lines.iter().flat_map(|line| &line.points).map(|point| point.x);
+        let longest = longest.fold(0.0, f64::max);
+        let x_ticks = x_ticks.filter(|(at, _)| *at <= longest + 0.5).collect();
+        let y_name = "µs".to_owned();
+        text += &Chart { title, x_name, y_name, x_ticks, lines, marks: false }.figure();
+    }
+    if text.is_empty() { text } else { format!("<div class=\"charts\">\n{text}</div>\n") }
+}
+
+/// Shares of requests, as the number of nines: 1 is 90 %.
+const NINES: [f64; 26] = [
+    0.0, 0.1, 0.2, 0.301, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4, 2.6, 2.8, 3.0,
+    3.2, 3.4, 3.6, 3.8, 4.0, 4.3, 4.6, 5.0,
+];
+
+/// Every row, in a table for each kind and file.
+fn tables(files: &[Results]) -> String {
+    let mut text = String::new();
+    for file in files {
+        let mut kinds: Vec<&str> = Vec::new();
+        for row in &file.rows {
+            if !kinds.contains(&row.kind()) {
+                kinds.push(row.kind());
+            }
+        }
+        for kind in kinds {
+            let rows: Vec<&Fields> = file.rows.iter().filter(|row| row.kind() == kind).collect();
+            let mut names: Vec<&str> = Vec::new();
+            for (name, _) in rows.iter().flat_map(|row| &row.0) {
+                if !names.contains(&name.as_str()) && !LONG.contains(&name.as_str()) {
+                    names.push(name);
+                }
+            }
+            let lines = rows.iter().map(|row| {
+                let cell = |name: &&str| row.get(name).map_or_else(String::new, shown);
+                names.iter().map(cell).collect::<Vec<_>>()
+            });
+            let heads: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let _ = writeln!(
+                text,
+                "<details>\n<summary>{}: {}, rows: {}</summary>\n{}</details>",
+                escaped(&file.name),
+                escaped(kind),
+                rows.len(),
+                table(&heads, lines)
+            );
+        }
+    }
+    text
+}
+
+/// Fields of rows that say nothing to a reader of a table.
+const LONG: [&str; 5] = ["row", "histogram", "floor_histogram", "rounds", "floor_rounds"];
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn table(heads: &[String], lines: impl Iterator<Item = Vec<String>>) -> String {
+    let mut text = "<div class=\"table\"><table>\n<tr>".to_owned();
+    for head in heads {
+        let _ = write!(text, "<th>{}</th>", escaped(head));
+    }
+    text += "</tr>\n";
+    for line in lines {
+        text += "<tr>";
+        for cell in line {
+            let is_number = cell.trim_start_matches(['+', '±', ' ']).parse::<f64>().is_ok();
+            let class = if is_number { " class=\"n\"" } else { "" };
+            let _ = write!(text, "<td{class}>{}</td>", escaped(&cell));
+        }
+        text += "</tr>\n";
+    }
+    text + "</table></div>\n"
+}
+
+fn style() -> String {
+    let mut style = STYLE.to_owned();
+    for (at, (light, dark)) in COLOURS.iter().enumerate() {
+        let _ = writeln!(style, ".c{at} {{ stroke: {light}; color: {light} }}");
+        let _ = writeln!(
+            style,
+            "@media (prefers-color-scheme: dark) {{ .c{at} {{ stroke: {dark}; color: {dark} }} }}"
+        );
+    }
+    style
+}
+
+const STYLE: &str = "\
+:root { --ink: #1c2530; --faint: #6b7785; --line: #dfe4ea; --page: #f6f8fa; --card: #ffffff }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6ebf0; --faint: #9aa7b4; --line: #303a45; --page: #12171d; --card: #1a2129 }
+}
+* { box-sizing: border-box }
+body { margin: 0; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, \"Segoe UI\", sans-serif }
+header, main { max-width: 1180px; margin: 0 auto; padding: 0 24px }
+header { padding-top: 28px }
+h1 { margin: 0; font-size: 26px } h2 { margin: 0 0 12px; font-size: 18px }
+header p { margin: 2px 0 0; color: var(--faint); overflow-wrap: anywhere }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  margin: 20px 0; padding: 18px 20px }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(340px, 1fr)); gap: 20px }
+figure { margin: 0 } figcaption { font-weight: 600; margin-bottom: 4px }
+svg { width: 100%; height: auto; display: block }
+svg text { fill: var(--faint); font-size: 11px }
+.grid { stroke: var(--line) }
+path { fill: none; stroke-width: 2 } path.floor { stroke-dasharray: 5 4; stroke-width: 1.5 }
+circle { fill: var(--card); stroke-width: 2 }
+.legend { list-style: none; margin: 4px 0 0; padding: 0; display: flex; flex-wrap: wrap;
+  gap: 2px 16px; font-size: 13px }
+.legend i { display: inline-block; width: 18px; margin-right: 6px; vertical-align: middle;
+  border-top: 3px solid currentColor }
+.legend i.floor { border-top-style: dashed; border-top-width: 2px }
+.table { overflow-x: auto }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
+th, td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid var(--line);
+  white-space: nowrap }
+th { color: var(--faint); font-weight: 500 } td.n { text-align: right }
+details { margin: 6px 0 } summary { cursor: pointer; color: var(--faint) }
+p.slower, p.faster, p.equal { padding: 8px 12px; border-left: 4px solid var(--faint);
+  background: var(--page); margin: 0 0 12px }
+p.slower { border-color: #d55e00 } p.faster { border-color: #009e73 }
+";
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    fn results(name: &str, text: &str) -> Results {
+        Results { name: name.to_owned(), rows: super::super::rows(text.as_bytes()).unwrap() }
+    }
+
+    const ROWS: &str = concat!(
+        r#"{"row":"machine","cpu":"<script>alert(1)</script>","cores":2}"#,
+        "\n",
+        r#"{"row":"latency","van":"tcp","op":"push","keys":1,"bytes":8,"p50_us":6.5,"floor_p50_us":6.0,"rounds":[6.5,6.4],"floor_rounds":[6.0,6.1],"wrong":0}"#,
+        "\n",
+        r#"{"row":"latency","van":"uring","op":"push","keys":1,"bytes":4096,"p50_us":8.5,"floor_p50_us":null,"wrong":0}"#,
+        "\n",
+        r#"{"row":"something-else","answer":[1,2]}"#,
+    );
+
+    #[test]
+    fn the_page_has_every_row_and_asks_for_nothing() {
+        let page = page(&[results("one.jsonl", ROWS), results("a & b", ROWS)]);
+        for part in ["one.jsonl", "a &amp; b", "&lt;script&gt;", "6.5", "4 KiB", "[1,2]", "uring"] {
+            assert!(page.contains(part), "{part}");
+        }
+        for part in ["<script", "http", "src=", "href=", "url(", "@import", "NaN"] {
+            assert!(!page.contains(part), "{part}");
+        }
+        // All of the page but its first line is well-formed.
+        let body = page.split_once("<body>").unwrap().1.split_once("</body>").unwrap().0;
+        let body = format!("<body>{body}</body>");
+        let document = roxmltree::Document::parse(&body).unwrap();
+        let cells = document.descendants().filter(|node| node.has_tag_name("td"));
+        assert!(cells.count() > 40);
+        let curves = document.descendants().filter(|node| node.has_tag_name("path"));
+        assert_eq!(curves.count(), 6, "two vans and a floor, twice");
+    }
+
+    #[test]
+    fn any_rows_make_a_page() {
+        for rows in [
+            r#"{"row":"x"}"#,
+            r#"{"row":"latency","p50_us":"fast","bytes":-1}"#,
+            r#"{"row":"latency","van":1,"p50_us":1e308,"floor_p50_us":-1,"histogram":"AAAA"}"#,
+            r#"{"row":"machine"}"#,
+        ] {
+            let page = page(&[results("x", rows)]);
+            assert!(page.ends_with("</html>\n") && !page.contains("NaN"), "{rows}");
+        }
+    }
+}

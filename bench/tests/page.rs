@@ -1,0 +1,55 @@
+//! Goal: people see the page of `caravan report` in a browser, from disk and without a network.
+//! Method: a headless Chromium that can look up no name opens a page of two real runs. It is skipped
+//! with a line where there is none; `ci/launchers setup` installs it.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::process::Command;
+
+use support::{folder, text};
+
+#[test]
+fn a_browser_shows_every_row_and_every_curve() {
+    let folder = folder("page");
+    let file = |name: &str| folder.join(name).display().to_string();
+    for van in ["tcp", "uring"] {
+        let run = format!("bench all --smoke --van {van} --json");
+        let output = support::caravan(&run).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        std::fs::write(file(van), output.stdout).unwrap();
+    }
+    let line = format!("report {} {} --out {}", file("tcp"), file("uring"), file("page.html"));
+    let output = support::caravan(&line).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    if !std::path::Path::new("/usr/bin/chromium").exists() {
+        eprintln!("skipped: needs chromium; ci/launchers setup installs it");
+        return;
+    }
+    let profile = format!("--user-data-dir={}", file("profile"));
+    let shown = Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", &profile])
+        .args(["--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking"])
+        .arg(format!("file://{}", file("page.html")))
+        .output()
+        .unwrap();
+    assert!(shown.status.success(), "{}", text(&shown.stderr));
+    let page = text(&shown.stdout);
+    // Three of latency, one of each other kind, for push and for pull.
+    assert_eq!(page.matches("<svg").count(), 2 * (1 + 1 + 1 + 3), "{page}");
+    assert!(page.matches("<path").count() >= 2 * 12, "{page}");
+    for van in ["tcp", "uring"] {
+        for row in std::fs::read_to_string(file(van)).unwrap().lines() {
+            let row: serde_json::Value = serde_json::from_str(row).unwrap();
+            for figure in ["p50_us", "gb_per_s", "mmsg_per_s", "kernel"] {
+                let shown = match &row[figure] {
+                    serde_json::Value::Null => continue,
+                    serde_json::Value::String(text) => format!(">{text}"),
+                    number => format!(">{number}</td>"),
+                };
+                assert!(page.contains(&shown), "{shown} of {row}");
+            }
+        }
+    }
+}
