@@ -1,10 +1,12 @@
 //! From times to the figures of a row: quantiles, medians, decimals, and warnings of noise.
 
+use std::io::Read;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use flate2::read::ZlibDecoder;
 use hdrhistogram::Histogram;
 use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer};
 
@@ -31,12 +33,18 @@ pub(crate) fn encoded(histogram: &Histogram<u64>) -> String {
 /// # Errors
 /// If it is none, or has larger values than any request takes.
 pub(crate) fn decoded(text: &str) -> Result<Histogram<u64>> {
-    if text.len() > ENCODED_MAX {
-        bail!("a histogram of {} characters, more than {ENCODED_MAX}", text.len());
-    }
+    ensure!(text.len() <= ENCODED_MAX, "a histogram of {} characters", text.len());
     let bytes = BASE64.decode(text).context("no base64")?;
+    let compressed = bytes.get(COMPRESSED_FROM..).context("a histogram without its first words")?;
+    let mut plain = Vec::new();
+    let read = ZlibDecoder::new(compressed).take(PLAIN_MAX).read_to_end(&mut plain);
+    read.context("a histogram that cannot be decompressed")?;
+    // The reader takes as much memory as the second word says.
+    let word = |at: usize| plain.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
+    let is_whole = word(4).is_some_and(|payload| payload as usize <= plain.len());
+    ensure!(word(0) == Some(PLAIN_V2) && is_whole, "no histogram, or only a part of one");
     let read: Histogram<u64> = Deserializer::new()
-        .deserialize(&mut bytes.as_slice())
+        .deserialize(&mut plain.as_slice())
         .map_err(|error| anyhow::anyhow!("no histogram: {error}"))?;
     let mut nanos = nanoseconds();
     nanos.add(read).context("a histogram of times of more than a minute")?;
@@ -46,6 +54,12 @@ pub(crate) fn decoded(text: &str) -> Result<Histogram<u64>> {
 /// Longest text of a histogram: one of nanoseconds up to a minute has fewer bytes even if every
 /// bucket is taken.
 const ENCODED_MAX: usize = 1 << 20;
+/// The same before it is compressed, in bytes.
+const PLAIN_MAX: u64 = 1 << 20;
+/// Where the compressed part begins: after the cookie and the length of the rest.
+const COMPRESSED_FROM: usize = 8;
+/// The first word of the V2 format that is not compressed.
+const PLAIN_V2: u32 = 0x1c84_9313;
 
 /// A quantile of a histogram of nanoseconds, in microseconds.
 pub(crate) fn quantile_us(nanos: &Histogram<u64>, quantile: f64) -> f64 {
@@ -123,6 +137,11 @@ const TAIL_MAX: f64 = 5.0;
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::ZlibEncoder;
+
     use super::*;
 
     #[test]
@@ -141,6 +160,16 @@ mod tests {
         for text in ["", "HISTFAAA", "not base64!", "AAAA"] {
             assert!(decoded(text).is_err(), "{text}");
         }
+        let cut = encoded(&all);
+        assert!(decoded(&cut[..cut.len() / 8 * 4]).is_err());
+        // A payload that claims 4 GiB.
+        let mut claims = ZlibEncoder::new(Vec::new(), Compression::fast());
+        claims.write_all(&PLAIN_V2.to_be_bytes()).unwrap();
+        claims.write_all(&[0xff; 4]).unwrap();
+        claims.write_all(&[0; 32]).unwrap();
+        let claims = [vec![0; COMPRESSED_FROM], claims.finish().unwrap()].concat();
+        let error = decoded(&BASE64.encode(claims)).unwrap_err().to_string();
+        assert!(error.contains("only a part"), "{error}");
         let mut long = Histogram::<u64>::new(3).unwrap();
         long.record(u64::MAX / 4).unwrap();
         assert!(decoded(&encoded(&long)).is_err());
