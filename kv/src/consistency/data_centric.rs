@@ -74,11 +74,15 @@ impl Reads {
         {
             self.beyond.insert(at, version);
         }
-        let first = self.beyond.iter().zip(self.through.saturating_add(1)..);
-        let count = first.take_while(|(version, next)| **version == *next).count();
-        if let Some(last) = self.beyond.drain(..count).next_back() {
-            self.through = last;
-        }
+        let mut through = self.through;
+        let follows = |version: &&u64| {
+            let is_next = through.checked_add(1) == Some(**version);
+            through = if is_next { **version } else { through };
+            is_next
+        };
+        let count = self.beyond.iter().take_while(follows).count();
+        self.beyond.drain(..count);
+        self.through = through;
     }
 }
 
@@ -270,7 +274,7 @@ impl Controller for DataCentric {
 }
 
 /// The chunks of ascending keys, each once.
-fn chunks(keys: &[u64], chunk_keys: u64) -> impl Iterator<Item = u64> + '_ {
+pub(crate) fn chunks(keys: &[u64], chunk_keys: u64) -> impl Iterator<Item = u64> + '_ {
     let mut rest = keys;
     std::iter::from_fn(move || {
         let chunk = rest.first()? / chunk_keys;
