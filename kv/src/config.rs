@@ -101,6 +101,9 @@ pub struct NodeConfig {
     /// Folder of the files that a worker may be told to read. By default, a launched worker may
     /// read any file it is told to, and another one those below the folder it was started in.
     pub data_root: Option<PathBuf>,
+    /// Folder of the histories of tables with a consistency model, which servers record if there is
+    /// one.
+    pub history: Option<PathBuf>,
 }
 
 impl Default for NodeConfig {
@@ -129,6 +132,7 @@ impl Default for NodeConfig {
             numa: Numa::NearNic,
             huge_pages: HugePages::Transparent,
             data_root: None,
+            history: None,
         }
     }
 }

@@ -47,6 +47,7 @@ pub mod consistency;
 pub mod cost;
 pub mod error;
 pub mod filter;
+pub mod history;
 pub mod node;
 mod op;
 pub mod runs;

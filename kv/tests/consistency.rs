@@ -7,13 +7,14 @@
 #[path = "support/simulated.rs"]
 mod cluster;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use caravan_kv::consistency::Model;
-use caravan_kv::{Error, Handles, Table, TableSpec, ValueType, Worker};
+use caravan_kv::consistency::{Consistency, Model};
+use caravan_kv::{Error, Handles, ServerThread, Table, TableSpec, ValueType, Worker, history};
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Arrival, Draft, Endpoint, KeyRange};
@@ -32,14 +33,66 @@ fn keys(workers: u64) -> Vec<u64> {
     keys
 }
 
-/// Runs `work` on every worker of a cluster whose weather comes from the seed.
+/// Histories of a cluster's tables, by id; the server threads write them.
+#[derive(Clone, Default)]
+struct Histories(Arc<Mutex<BTreeMap<u32, Vec<Written>>>>);
+
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Histories {
+    /// Makes a server thread record its histories here.
+    fn record(&self, server: ServerThread) -> ServerThread {
+        let Histories(histories) = self.clone();
+        server.record_histories(move |_, spec| {
+            let written = Written::default();
+            histories.lock().unwrap().entry(spec.id).or_default().push(written.clone());
+            Ok(Box::new(written))
+        })
+    }
+
+    /// The text of each server's history, by table.
+    fn texts(&self) -> Vec<Vec<String>> {
+        let text = |it: &Written| String::from_utf8(it.0.lock().unwrap().clone()).unwrap();
+        let histories = self.0.lock().unwrap();
+        histories.values().map(|written| written.iter().map(text).collect()).collect()
+    }
+
+    /// Checks all of them; returns the number of their events.
+    fn check(&self, seed: u64) -> u64 {
+        let check = |texts: Vec<String>| {
+            let checked = history::check(texts.len(), |file| Ok(texts[file].as_bytes()));
+            checked.unwrap_or_else(|trouble| {
+                texts.iter().for_each(|text| println!("{text}"));
+                panic!("seed {seed}: {trouble}")
+            })
+        };
+        self.texts().into_iter().map(|texts| check(texts).events).sum()
+    }
+}
+
+/// Runs `work` on every worker of a cluster whose weather comes from the seed, and checks the
+/// histories of its tables.
 fn run(
     seed: u64,
     workers: u64,
     work: impl Fn(&Network, &mut Worker, u64, &mut Draws) + Clone + Send + 'static,
-) {
+) -> Histories {
     let network = Network::new(seed, weather(seed));
-    let (addresses, stop) = start(&network, SERVERS, &Handles::default(), |server| server);
+    let histories = Histories::default();
+    let record = histories.clone();
+    let set_up = move |server| record.record(server);
+    let (addresses, stop) = start(&network, SERVERS, &Handles::default(), set_up);
     let nodes: Vec<_> = (0..workers)
         .map(|rank| {
             let addresses = addresses.clone();
@@ -54,6 +107,8 @@ fn run(
         node.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
     }
     stop.store(true, Ordering::Relaxed);
+    assert!(histories.check(seed) > 0);
+    histories
 }
 
 /// A table of counters: each worker adds 1 to its own in every iteration.
@@ -68,7 +123,7 @@ fn pull(worker: &mut Worker, table: Table, keys: &[u64]) -> Vec<i64> {
 
 /// Every worker counts its iterations; a read in iteration `c` must see at least `c - 1 - bound` of
 /// each, and of its own all.
-fn counts(seed: u64, model: Model, bound: u64, exact: bool) {
+fn counts(seed: u64, model: Model, bound: u64, exact: bool) -> Histories {
     let workers = 2 + seed % 4;
     let iterations = 8u64;
     run(seed, workers, move |network, worker, rank, draws| {
@@ -97,7 +152,7 @@ fn counts(seed: u64, model: Model, bound: u64, exact: bool) {
         }
         let left = worker.leave(table).unwrap();
         worker.wait(left).unwrap();
-    });
+    })
 }
 
 #[test]
@@ -118,12 +173,12 @@ fn bounded_delay_sees_all_but_its_delay() {
 
 #[test]
 fn asp_sees_its_own() {
-    for_each_seed(9, |seed| counts(seed, Model::Asp, u64::MAX, false));
+    for_each_seed(9, |seed| drop(counts(seed, Model::Asp, u64::MAX, false)));
 }
 
 #[test]
 fn bsp_sees_all_and_no_more() {
-    for_each_seed(45, |seed| counts(seed, Model::Bsp, 0, true));
+    for_each_seed(45, |seed| drop(counts(seed, Model::Bsp, 0, true)));
 }
 
 /// What worker `rank` adds in iteration `clock` to the sum that it has read.
@@ -202,16 +257,18 @@ fn own_keys(rank: u64) -> Vec<u64> {
     (rank * CHUNK_KEYS..(rank + 1) * CHUNK_KEYS).collect()
 }
 
-/// Runs the program of the parameter database, and returns each worker's last read.
-fn parameter_database(
-    seed: u64,
-    workers: u64,
-    iterations: u64,
-    delay: Option<u64>,
-) -> Vec<Vec<i64>> {
+/// The end of a run of the parameter database's program.
+struct Ran {
+    /// Each worker's last read.
+    ends: Vec<Vec<i64>>,
+    histories: Histories,
+}
+
+/// Runs the program of the parameter database.
+fn parameter_database(seed: u64, workers: u64, iterations: u64, delay: Option<u64>) -> Ran {
     let ends = Arc::new(Mutex::new(vec![Vec::new(); workers as usize]));
     let results = ends.clone();
-    run(seed, workers, move |network, worker, rank, draws| {
+    let histories = run(seed, workers, move |network, worker, rank, draws| {
         let table = worker.create_table(&chunks(workers, delay)).unwrap();
         worker.join(table).unwrap();
         let all: Vec<u64> = (0..workers * CHUNK_KEYS).collect();
@@ -236,7 +293,7 @@ fn parameter_database(
         let last = pull(worker, table, &all);
         ends.lock().unwrap()[rank as usize] = last;
     });
-    Arc::try_unwrap(results).unwrap().into_inner().unwrap()
+    Ran { ends: Arc::try_unwrap(results).unwrap().into_inner().unwrap(), histories }
 }
 
 #[test]
@@ -248,7 +305,7 @@ fn data_centric_without_delay_is_the_serial_run() {
         for clock in 1..=ITERATIONS {
             serial = (0..workers).flat_map(|rank| mix(rank, clock, &serial)).collect();
         }
-        for read in parameter_database(seed, workers, ITERATIONS, Some(0)) {
+        for read in parameter_database(seed, workers, ITERATIONS, Some(0)).ends {
             assert_eq!(read, serial, "seed {seed}");
         }
     });
@@ -343,7 +400,10 @@ fn the_dead_block_nobody() {
     for_each_seed(42, |seed| {
         let model = models[(seed / 3) as usize % models.len()];
         let network = Network::new(seed, weather(seed));
-        let (addresses, stop) = start(&network, SERVERS, &Handles::default(), |server| server);
+        let histories = Histories::default();
+        let record = histories.clone();
+        let set_up = move |server| record.record(server);
+        let (addresses, stop) = start(&network, SERVERS, &Handles::default(), set_up);
         let joined = Arc::new(AtomicU64::new(0));
         let nodes: Vec<_> = (0..4u64)
             .map(|rank| {
@@ -376,6 +436,7 @@ fn the_dead_block_nobody() {
             assert!(rank == 3 || ended.is_ok(), "seed {seed}, {model:?}: {ended:?}");
         }
         stop.store(true, Ordering::Relaxed);
+        assert!(histories.check(seed) > 0);
     });
 }
 
@@ -425,51 +486,48 @@ fn plan(seed: u64, rank: u64, clock: u64) -> Vec<u64> {
 
 /// Workers announce what they will touch, and see of every key what others wrote to it more than
 /// the staleness ago.
+fn announces(seed: u64, staleness: u64, speculation: u64) -> Histories {
+    let workers = 2 + seed % 4;
+    let iterations = 10;
+    run(seed, workers, move |network, worker, rank, draws| {
+        let model = Model::SparseSsp { staleness, speculation };
+        let table = worker.create_table(&counters(1, model, workers)).unwrap();
+        worker.join(table).unwrap();
+        let keys_of = |clock| if clock > iterations { vec![] } else { plan(seed, rank, clock) };
+        let mut pulled = VecDeque::new();
+        for clock in 1..=1 + speculation {
+            let ahead = clock - 1;
+            pulled.push_back(worker.pull_ahead(table, ahead, &keys_of(clock)).unwrap());
+        }
+        for clock in 1..=iterations {
+            let keys = keys_of(clock);
+            let seen = worker.wait(pulled.pop_front().unwrap()).unwrap();
+            for (key, count) in keys.iter().zip(seen.values::<i64>()) {
+                let before = |of| if of == rank { clock } else { clock.saturating_sub(staleness) };
+                let wrote = |of: &u64, clock| plan(seed, *of, clock).contains(key);
+                let least =
+                    (0..workers).map(|of| (1..before(of)).filter(|c| wrote(&of, *c)).count());
+                let least = least.sum::<usize>() as i64;
+                assert!(*count >= least, "seed {seed}: worker {rank}, {clock}: {count} < {least}");
+            }
+            network.sleep(Duration::from_micros(draws.below(400)));
+            if draws.below(3) == 0 {
+                worker.push(table, &keys, &vec![1i64; keys.len()]).unwrap();
+                worker.advance(table).unwrap();
+            } else {
+                worker.push_last(table, &keys, &vec![1i64; keys.len()]).unwrap();
+            }
+            let next = keys_of(clock + 1 + speculation);
+            pulled.push_back(worker.pull_ahead(table, speculation, &next).unwrap());
+        }
+        let left = worker.leave(table).unwrap();
+        worker.wait(left).unwrap();
+    })
+}
+
 #[test]
 fn sparse_ssp_sees_all_older_writes_of_its_keys() {
-    for_each_seed(60, |seed| {
-        let workers = 2 + seed % 4;
-        let (staleness, speculation) = (seed / 3 % 3, seed / 9 % 4);
-        let iterations = 10;
-        run(seed, workers, move |network, worker, rank, draws| {
-            let model = Model::SparseSsp { staleness, speculation };
-            let table = worker.create_table(&counters(1, model, workers)).unwrap();
-            worker.join(table).unwrap();
-            let keys_of = |clock| if clock > iterations { vec![] } else { plan(seed, rank, clock) };
-            let mut pulled = VecDeque::new();
-            for clock in 1..=1 + speculation {
-                let ahead = clock - 1;
-                pulled.push_back(worker.pull_ahead(table, ahead, &keys_of(clock)).unwrap());
-            }
-            for clock in 1..=iterations {
-                let keys = keys_of(clock);
-                let seen = worker.wait(pulled.pop_front().unwrap()).unwrap();
-                for (key, count) in keys.iter().zip(seen.values::<i64>()) {
-                    let before =
-                        |of| if of == rank { clock } else { clock.saturating_sub(staleness) };
-                    let wrote = |of: &u64, clock| plan(seed, *of, clock).contains(key);
-                    let least =
-                        (0..workers).map(|of| (1..before(of)).filter(|c| wrote(&of, *c)).count());
-                    let least = least.sum::<usize>() as i64;
-                    assert!(
-                        *count >= least,
-                        "seed {seed}: worker {rank}, {clock}: {count} < {least}"
-                    );
-                }
-                network.sleep(Duration::from_micros(draws.below(400)));
-                if draws.below(3) == 0 {
-                    worker.push(table, &keys, &vec![1i64; keys.len()]).unwrap();
-                    worker.advance(table).unwrap();
-                } else {
-                    worker.push_last(table, &keys, &vec![1i64; keys.len()]).unwrap();
-                }
-                let next = keys_of(clock + 1 + speculation);
-                pulled.push_back(worker.pull_ahead(table, speculation, &next).unwrap());
-            }
-            let left = worker.leave(table).unwrap();
-            worker.wait(left).unwrap();
-        });
-    });
+    for_each_seed(60, |seed| drop(announces(seed, seed / 3 % 3, seed / 9 % 4)));
 }
 
 /// Beside a worker that stands still in its first iteration, another gets as far as the speculation
@@ -570,4 +628,53 @@ fn a_sender_is_who_its_hello_said() {
     });
     node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
     stop.store(true, Ordering::Relaxed);
+}
+
+/// How many of these histories the checker refuses, if it takes their table for one under `model`.
+fn refusals(histories: &[Histories], model: Model) -> usize {
+    let refuses = |histories: &Histories| {
+        histories.texts().iter().any(|texts| {
+            let claim = |text: &String| {
+                let (head, events) = text.split_once('\n').unwrap();
+                let json = head.strip_prefix("caravan-history 1 ").unwrap();
+                let recorded: Consistency = serde_json::from_str(json).unwrap();
+                let claimed = Consistency { model, ..recorded };
+                let json = serde_json::to_string(&claimed).unwrap();
+                format!("caravan-history 1 {json}\n{events}")
+            };
+            let texts: Vec<String> = texts.iter().map(claim).collect();
+            match history::check(texts.len(), |file| Ok(texts[file].as_bytes())) {
+                Ok(_) => false,
+                Err(history::Trouble::Violated(_)) => true,
+                Err(other) => panic!("{other}"),
+            }
+        })
+    };
+    histories.iter().filter(|it| refuses(it)).count()
+}
+
+/// The checker sees that a cluster has kept less than the model that its histories claim, and
+/// accepts a weaker one.
+#[test]
+fn histories_of_a_weaker_model_are_refused() {
+    const SEEDS: u64 = 6;
+    let free: Vec<_> = (0..SEEDS).map(|seed| counts(seed, Model::Asp, u64::MAX, false)).collect();
+    let wider: Vec<_> =
+        (0..SEEDS).map(|seed| counts(seed, Model::Ssp { staleness: 3 }, 3, false)).collect();
+    for claimed in [Model::Bsp, Model::Ssp { staleness: 0 }, Model::BoundedDelay { delay: 0 }] {
+        assert!(refusals(&free, claimed) > 0, "ASP as {claimed}");
+        assert!(refusals(&wider, claimed) > 0, "SSP(3) as {claimed}");
+    }
+    assert_eq!(refusals(&wider, Model::Ssp { staleness: 4 }), 0);
+    assert_eq!(refusals(&wider, Model::Asp), 0);
+    let sparse: Vec<_> = (0..SEEDS).map(|seed| announces(seed, 1, 3)).collect();
+    let claim = |staleness, speculation| Model::SparseSsp { staleness, speculation };
+    assert!(refusals(&sparse, claim(0, 0)) > 0);
+    assert!(refusals(&sparse, claim(0, 4)) > 0, "a conflict");
+    assert_eq!(refusals(&sparse, claim(2, 3)), 0);
+    let late: Vec<_> =
+        (0..SEEDS).map(|seed| parameter_database(seed, 4, 6, Some(2)).histories).collect();
+    let claim = |delay| Model::DataCentric { delay: Some(delay), chunk_keys: CHUNK_KEYS };
+    assert!(refusals(&late, claim(0)) > 0);
+    assert_eq!(refusals(&late, claim(3)), 0);
 }

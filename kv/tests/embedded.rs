@@ -5,6 +5,10 @@
 
 mod support;
 
+use std::path::{Path, PathBuf};
+
+use caravan_kv::consistency::Model;
+use caravan_kv::history;
 use caravan_kv::node::{Scheduler, is_built, run_server, run_worker};
 use caravan_kv::{
     App, Apps, Cluster, ClusterConfig, Handles, Launch, NodeConfig, TableSpec, Target, ValueType,
@@ -122,4 +126,52 @@ fn nodes_that_have_no_van_in_common_are_named() {
         assert!(text.contains("uring: not for server 0 (process"), "{text}");
         assert!(text.contains("it was told to use tcp; tcp: not for worker 0 (process"), "{text}");
     }
+}
+
+/// Counts iterations in a bulk synchronous table, whose name is not one of a file.
+struct Count;
+
+impl App for Count {
+    fn run(&mut self, node: &mut WorkerNode, _body: Value) -> Result<Value, String> {
+        count(node).map_err(|error| error.to_string())
+    }
+}
+
+fn count(node: &mut WorkerNode) -> caravan_kv::Result<Value> {
+    let worker = &mut node.worker;
+    let spec = TableSpec::new(1, "../a table", ValueType::I64, 1);
+    let table = worker.create_table(&spec.consistency(Model::Bsp, node.workers as u32))?;
+    worker.join(table)?;
+    for _ in 0..5 {
+        worker.push_last(table, &[0, u64::MAX], &[1i64, 1])?;
+    }
+    let pulled = worker.pull(table, &[0, u64::MAX])?;
+    let counted = worker.wait(pulled)?.values::<i64>().to_vec();
+    Ok(json!(counted))
+}
+
+/// Each server thread writes the history of a table with a model to its file. Where it cannot, there
+/// is no table.
+#[test]
+fn servers_record_histories_in_a_folder() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("histories");
+    let _ = std::fs::remove_dir_all(&folder);
+    let run = |folder: &Path| {
+        let node = NodeConfig { history: Some(folder.to_owned()), ..node(support::any()) };
+        let config = ClusterConfig { servers: 2, threads: 2, workers: 3, node };
+        let apps = Apps::default().with("count", || Box::new(Count));
+        let mut cluster =
+            Cluster::launch(&config, Launch::Threads(Handles::default(), apps)).unwrap();
+        let task = cluster.submit(Target::Workers, "count", &Value::Null).unwrap();
+        let counted = cluster.wait(task);
+        cluster.shutdown().unwrap();
+        counted
+    };
+    assert_eq!(run(&folder).unwrap(), vec![json!([15, 15]); 3]);
+    let file = |thread| folder.join(format!("1-___a_table.{thread}.history"));
+    let files: Vec<PathBuf> = (0..4).map(file).collect();
+    let checked = history::check_files(&files).unwrap();
+    assert_eq!((checked.reads, checked.writes), (2 * 3, 2 * 5 * 3));
+    let refused = run(&files[0]).unwrap_err().to_string();
+    assert!(refused.contains("no history") && refused.contains("1-___a_table"), "{refused}");
 }

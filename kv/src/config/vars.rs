@@ -259,6 +259,16 @@ pub const VARS: &[Var] = &[
             c.node.data_root.as_ref().map_or("auto".into(), |root| root.display().to_string())
         },
     },
+    Var {
+        name: "CARAVAN_HISTORY",
+        default: "",
+        help: "folder in which servers record who read and wrote which version of tables with a consistency model, for `caravan check-history`",
+        set: |c, v| {
+            c.node.history = Some(PathBuf::from(v)).filter(|_| !v.is_empty());
+            Some(())
+        },
+        show: |c| c.node.history.as_ref().map_or_else(String::new, |it| it.display().to_string()),
+    },
 ];
 
 /// Rounded up, because the variables take no fractions.

@@ -32,6 +32,7 @@ pub use self::asp::Asp;
 pub use self::bounded_delay::BoundedDelay;
 pub use self::bsp::Bsp;
 pub use self::data_centric::DataCentric;
+pub(crate) use self::data_centric::chunks;
 pub use self::members::Members;
 pub use self::parked::Parked;
 pub use self::recorder::{MapRecorder, Recorder, RingRecorder};

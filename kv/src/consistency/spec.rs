@@ -1,5 +1,7 @@
 //! A table's consistency model as its specification names it.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -40,6 +42,22 @@ pub enum Model {
         /// Keys of a chunk, at least 1: key `k` is in chunk `k / chunk_keys`.
         chunk_keys: u64,
     },
+}
+
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Model::Bsp => write!(f, "BSP"),
+            Model::Ssp { staleness } => write!(f, "SSP({staleness})"),
+            Model::Asp => write!(f, "ASP"),
+            Model::BoundedDelay { delay } => write!(f, "bounded delay({delay})"),
+            Model::SparseSsp { staleness, speculation } => {
+                write!(f, "SparseSSP({staleness}, {speculation})")
+            }
+            Model::DataCentric { delay: Some(delay), .. } => write!(f, "data-centric({delay})"),
+            Model::DataCentric { delay: None, .. } => write!(f, "data-centric(infinite)"),
+        }
+    }
 }
 
 /// A table's model, and the number of workers that it begins with.

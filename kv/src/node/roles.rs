@@ -18,6 +18,7 @@ use super::member::{Member, Work};
 use super::placement::{Seating, check_numa};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result, panicked};
+use crate::history;
 use crate::secret::SecretSource;
 use crate::server::{Handles, ServerThread};
 use crate::worker::{ServerAddress, Waits, Watch, Worker};
@@ -255,7 +256,7 @@ pub fn run_server(
                 let Ok(place) = place.recv() else { return Ok(()) };
                 let transport = choice::take(opened, place.van)?;
                 let endpoint = Endpoint::new(transport, place.node, config.credits);
-                ServerThread::new(endpoint, place.index, place.count, handles.clone()).run(stop)
+                server_thread(config, endpoint, (place.index, place.count), handles).run(stop)
             };
             let thread = thread::Builder::new().name(format!("serve {index}"));
             let thread = thread.spawn_scoped(scope, serve).map_err(|source| Error::Spawn {
@@ -296,7 +297,19 @@ pub(crate) fn run_simulated_server(
     let Roster { node, van, first_thread, ref servers, rank, .. } = *member.roster();
     heartbeat::start(ranked(config, member.roster()), Role::Server, rank)?;
     let endpoint = Endpoint::new(choice::take(opened, van)?, node, config.credits);
-    ServerThread::new(endpoint, first_thread, servers.len(), handles.clone()).run(stop)
+    server_thread(config, endpoint, (first_thread, servers.len()), handles).run(stop)
+}
+
+/// Thread `index` of `count`, which records histories if the settings say so.
+fn server_thread(
+    config: &NodeConfig,
+    endpoint: Endpoint,
+    (index, count): (usize, usize),
+    handles: &Handles,
+) -> ServerThread {
+    let thread = ServerThread::new(endpoint, index, count, handles.clone());
+    let Some(folder) = config.history.clone() else { return thread };
+    thread.record_histories(move |number, spec| history::create(&folder, index, number, spec))
 }
 
 type Started<'scope> = (

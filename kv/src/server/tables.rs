@@ -7,6 +7,8 @@ mod filtered;
 mod governor;
 mod numbers;
 
+use std::io::{self, Write};
+
 use caravan_van::wire::Kind;
 use caravan_van::{Draft, Lanes, Message, PeerId, Pool, Values};
 use serde::Serialize;
@@ -23,7 +25,9 @@ use super::shard::Request;
 use crate::consistency::{Admission, Blocker};
 use crate::cost::Cost;
 use crate::filter::{FILTERED, List};
+use crate::history::Recorder;
 use crate::op::{BITS, FINISHES, Op};
+use crate::table::TableSpec;
 
 /// One thread's shards of all tables.
 pub(super) struct Tables {
@@ -32,12 +36,17 @@ pub(super) struct Tables {
     /// Number of all server threads.
     count: usize,
     handles: Handles,
+    /// Opens the histories of tables with a model, if they are recorded.
+    pub(super) histories: Option<Box<OpenHistory>>,
     /// Sorted by number.
     entries: Vec<Entry>,
     numbers: Numbers,
     /// Index of the last request's table; the next request is probably for it, too.
     last: usize,
 }
+
+/// Opens the history of a table by its number.
+pub(super) type OpenHistory = dyn FnMut(u32, &TableSpec) -> io::Result<Box<dyn Write>>;
 
 /// How far a message was served.
 pub(super) enum Step {
@@ -99,7 +108,8 @@ impl From<caravan_van::Error> for Trouble {
 impl Tables {
     pub(super) fn new(index: usize, count: usize, handles: Handles, memory: &Pool) -> Tables {
         let numbers = Numbers::new(memory);
-        Tables { index, count, handles, entries: Vec::new(), numbers, last: 0 }
+        let entries = Vec::new();
+        Tables { index, count, handles, histories: None, entries, numbers, last: 0 }
     }
 
     /// Index of a table, or, as an error, the index to insert it at.
@@ -426,8 +436,15 @@ impl Tables {
             Ok(at) => self.entries[at].check_same(&wanted)?,
             Err(_) if self.numbers.is_dropped(number) => return Err(Trouble::Dropped),
             Err(at) => {
-                let Tables { index, count, handles, .. } = self;
-                let entry = wanted.build(number, (*index, *count), handles, memory)?;
+                let Tables { index, count, handles, histories, .. } = self;
+                let mut entry = wanted.build(number, (*index, *count), handles, memory)?;
+                if let (Some(open), Some(governor), Some(consistency)) =
+                    (histories, &mut entry.governor, entry.spec.consistency)
+                {
+                    let out = open(number, &entry.spec);
+                    let recorder = out.and_then(|out| Recorder::new(out, consistency));
+                    governor.record(recorder.map_err(|error| format!("no history: {error}"))?);
+                }
                 self.entries.insert(at, entry);
             }
         }

@@ -4,6 +4,7 @@
 //! shards. It takes no lock and hands no work to other threads.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io::{self, Write};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use crate::error::Result;
 use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
 use crate::op::Op;
 use crate::runs;
+use crate::table::TableSpec;
 
 /// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
 const NAP: Duration = Duration::from_millis(100);
@@ -68,6 +70,16 @@ impl ServerThread {
     /// eighth of its memory.
     pub fn remember_bytes(mut self, bytes_max: usize) -> Self {
         self.lists = Remembered::new(bytes_max, self.endpoint.lanes.memory());
+        self
+    }
+
+    /// Records a history of every table with a consistency model ([`crate::history`]). `open` says
+    /// where to, by the table's number.
+    pub fn record_histories(
+        mut self,
+        open: impl FnMut(u32, &TableSpec) -> io::Result<Box<dyn Write>> + 'static,
+    ) -> Self {
+        self.tables.histories = Some(Box::new(open));
         self
     }
 

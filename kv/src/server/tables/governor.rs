@@ -11,6 +11,7 @@ use caravan_van::{Account, Draft, KeyRange, Lanes, Message, PeerId, Pool, Values
 use super::{Client, Trouble};
 use crate::consistency::{Access, Blocker, Controller, Model, Parked, Verdict};
 use crate::filter::List;
+use crate::history::Recorder;
 use crate::op::{BITS, DISCLOSES, FINISHES, Op};
 use crate::server::answer::{ReplyTo, answer, post, refuse};
 use crate::server::shard::Request;
@@ -32,6 +33,8 @@ pub(in crate::server) struct Governor {
     grows: bool,
     /// Charged for that memory.
     memory: Account,
+    /// Where executed requests are recorded, if they are.
+    history: Option<Recorder>,
 }
 
 /// A request that waits for the model.
@@ -100,7 +103,20 @@ impl Governor {
             Model::SparseSsp { .. } | Model::DataCentric { delay: Some(_), .. }
         );
         let announced = Vec::new();
-        Ok(Some(Box::new(Governor { controller, parked, announced, speculation, grows, memory })))
+        Ok(Some(Box::new(Governor {
+            controller,
+            parked,
+            announced,
+            speculation,
+            grows,
+            memory,
+            history: None,
+        })))
+    }
+
+    /// Records what happens from now on.
+    pub(super) fn record(&mut self, history: Recorder) {
+        self.history = Some(history);
     }
 
     /// Whether an executed request may let parked ones be executed.
@@ -119,7 +135,11 @@ impl Governor {
         if self.grows {
             self.charge(keys.len())?;
         }
-        turn(self.controller.arrive(&access))
+        let verdict = self.controller.arrive(&access);
+        if let (Verdict::Admit, Some(history)) = (verdict, &mut self.history) {
+            history.executed(&access);
+        }
+        turn(verdict)
     }
 
     /// Charges for what a request of `keys` keys may add to the controller.
@@ -162,7 +182,12 @@ impl Governor {
             let timestamp = waiting.message.timestamp();
             let table = waiting.message.table();
             let answered = match (turn(verdict), waiting.peer) {
-                (Ok(Turn::Now), _) => return Ok(Some(waiting)),
+                (Ok(Turn::Now), _) => {
+                    if let Some(history) = &mut self.history {
+                        history.executed(&waiting.access());
+                    }
+                    return Ok(Some(waiting));
+                }
                 (_, None) => continue,
                 (Ok(_), Some(peer)) => lanes.answer(peer, timestamp).map_err(|e| (peer, e)),
                 (Err(reason), Some(peer)) => {
@@ -208,9 +233,15 @@ impl Governor {
 
     fn apply(&mut self, announced: Announced) {
         let Announced { worker, clock, disclosed, leaves } = announced;
-        match leaves {
-            true => self.controller.leave(worker),
-            false => drop(self.controller.advance(worker, clock, disclosed)),
+        if leaves {
+            self.controller.leave(worker);
+        } else {
+            self.controller.advance(worker, clock, disclosed);
+        }
+        match &mut self.history {
+            Some(history) if leaves => history.left(worker),
+            Some(history) => history.advanced(worker, clock),
+            None => {}
         }
         self.parked.rewind();
     }
@@ -227,7 +258,11 @@ impl Governor {
         self.parked.rewind();
         match op {
             Op::Join => {
-                let clock = self.controller.join(node, message.clock()).to_le_bytes();
+                let clock = self.controller.join(node, message.clock());
+                if let Some(history) = &mut self.history {
+                    history.joined(node, clock);
+                }
+                let clock = clock.to_le_bytes();
                 let values = Values::Copied(&clock);
                 return Ok(post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?);
             }
@@ -235,6 +270,9 @@ impl Governor {
                 let bound = message.values().try_into().map(u64::from_le_bytes);
                 let bound = bound.map_err(|_| "a bound has 8 bytes".to_owned())?;
                 self.controller.set_bound(bound).map_err(|refusal| refusal.to_string())?;
+                if let Some(history) = &mut self.history {
+                    history.bounded(bound);
+                }
             }
             _ => {
                 let leaves = op == Op::Leave;
@@ -267,6 +305,9 @@ impl Governor {
             controller.outlives(&waiting.access())
         });
         self.controller.leave(worker);
+        if let Some(history) = &mut self.history {
+            history.left(worker);
+        }
     }
 }
 
