@@ -14,6 +14,7 @@ mod cli;
 mod cluster;
 mod doctor;
 mod floor;
+mod history;
 mod launch;
 mod measure;
 mod report;
@@ -84,6 +85,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench(BenchCommand::Wait(args)) => wait::run(&cli.common, args),
         Command::Bench(BenchCommand::Scale(args)) => scale::run(&cli.common, args),
         Command::Bench(command) => measure::run(&cli.common, command),
+        Command::CheckHistory(args) => history::run(&cli.common, args),
         Command::Doctor(args) => doctor::run(&cli.common, args),
         Command::Launch(args) => launch::run(&cli.common, args),
         Command::Agent(args) => launch::agent::run(args.through),

@@ -67,7 +67,7 @@ fn the_names_of_fields_are_read_in_order() {
 fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
-    let kinds = "bandwidth calibration comparison file latency layout machine model placement \
+    let kinds = "bandwidth calibration comparison file history latency layout machine model placement \
                  predict progress rate rdma-device result scale traffic van verbs-bandwidth \
                  verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
@@ -114,6 +114,25 @@ fn training_and_predicting_print_the_rows_of_the_page() {
     assert_eq!(held(&train), set("progress traffic result"));
     let predict = format!("predict --model {clicks}.model --data {clicks}.test --json");
     assert_eq!(held(&predict), set("predict"));
+}
+
+#[test]
+fn a_checked_history_prints_the_row_of_the_page() {
+    let folder = support::folder("checked-histories");
+    let write = |name: &str, events: &str| {
+        let head = r#"caravan-history 1 {"model":{"ssp":{"staleness":0}},"workers":2}"#;
+        let path = folder.join(name);
+        std::fs::write(&path, format!("{head}\nj 1 1 0 -\nj 2 1 0 -\n{events}\n")).unwrap();
+        path.display().to_string()
+    };
+    let good = write("good", "w 1 1 0 -\nw 2 1 1 -\nr 1 2 2 -");
+    assert_eq!(held(&format!("check-history {good} {good} --json")), set("history"));
+    let bad = write("bad", "w 1 1 0 -\nr 1 2 1 -\nw 2 1 1 -");
+    let output = support::caravan(&format!("check-history {good} {bad} --json")).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()), "{said}");
+    assert!(said.contains("bad, line 6 (w 2 1 1 -), after"), "{said}");
+    assert!(said.contains("bad, line 5"), "{said}");
 }
 
 #[test]

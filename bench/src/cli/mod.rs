@@ -153,6 +153,8 @@ pub(crate) enum Command {
     Report(ReportArgs),
     /// Says what is slower in the second of two files of rows, beyond noise; status 1 if anything is
     Compare(CompareArgs),
+    /// Checks recorded histories of a table against its consistency model
+    CheckHistory(CheckHistory),
     /// Starts a program as scheduler, servers and workers: here, on hosts, or in an allocation
     Launch(LaunchArgs),
     /// Runs the processes of a job on one host, for a launcher
@@ -192,6 +194,14 @@ pub(crate) struct CompareArgs {
     /// The same after it
     #[arg(value_name = "AFTER")]
     pub(crate) after: PathBuf,
+}
+
+/// Histories that were recorded in CARAVAN_HISTORY.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CheckHistory {
+    /// The histories of one table at all server threads
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) histories: Vec<PathBuf>,
 }
 
 /// A program to launch.
