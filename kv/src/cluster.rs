@@ -41,7 +41,7 @@ pub struct Cluster {
     config: ClusterConfig,
     children: Vec<Node<Child>>,
     threads: Vec<Node<JoinHandle<Result<()>>>>,
-    simulated: Vec<node::SimulatedNode>,
+    simulated: Vec<Node<node::SimulatedNode>>,
     /// Stops simulated servers.
     stop: Arc<AtomicBool>,
     /// The name of this driver's job; empty for the one that started the cluster.
@@ -197,7 +197,8 @@ impl Cluster {
                         Role::Server => node::run_simulated_server(&config, rank, &handles, &stop),
                         Role::Worker => node::run_worker(&config, Some(rank), &apps, false),
                     };
-                    self.simulated.push(node::SimulatedNode::start(&name, run)?);
+                    let run = node::SimulatedNode::start(&name, run)?;
+                    self.simulated.push(Node { name, run });
                 }
                 Launch::Threads(handles, apps) => {
                     let config = self.config.clone();
@@ -247,7 +248,8 @@ impl Cluster {
         self.scheduler.borrow_mut().submit_in(self.part(), target, app, body)
     }
 
-    /// Waits for a task and returns the workers' results, in order of rank.
+    /// Waits for a task and returns the workers' results, in order of rank, without those of workers
+    /// that were lost meanwhile and are not needed ([`NodeConfig::losses_max`]).
     ///
     /// # Errors
     /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node.
@@ -278,30 +280,50 @@ impl Cluster {
     /// its job.
     ///
     /// # Errors
-    /// The first node that failed or did not end.
+    /// The first node that failed or did not end, of workers only if more than
+    /// [`NodeConfig::losses_max`] did.
     pub fn shutdown(mut self) -> Result<()> {
         if !self.job.is_empty() {
             return self.scheduler.borrow_mut().forget("");
         }
         self.stop.store(true, Ordering::Relaxed);
         self.scheduler.borrow_mut().end(None)?;
-        let mut outcome = Ok(());
+        let mut outcome = Outcome { first: Ok(()), spared: self.config.node.losses_max };
         let mut scheduler = self.scheduler.borrow_mut();
         let until = scheduler.now() + END_WITHIN;
         for mut child in self.children.drain(..) {
             let ended = end_child(&mut child, &mut scheduler, until);
-            outcome = outcome.and(ended);
+            outcome.add(&child.name, ended);
         }
         drop(scheduler);
         for thread in self.threads.drain(..) {
-            if let Err(error) = joined(thread) {
-                outcome = outcome.and(Err(error));
-            }
+            let name = thread.name.clone();
+            outcome.add(&name, joined(thread));
         }
-        for node in self.simulated.drain(..) {
-            outcome = outcome.and(node.join());
+        for Node { name, run } in self.simulated.drain(..) {
+            outcome.add(&name, run.join());
         }
-        outcome
+        outcome.first
+    }
+}
+
+/// How the nodes of a cluster have ended.
+struct Outcome {
+    first: Result<()>,
+    /// Workers that may still fail.
+    spared: usize,
+}
+
+impl Outcome {
+    fn add(&mut self, name: &str, ended: Result<()>) {
+        let Err(error) = ended else { return };
+        if self.spared > 0 && name.starts_with(&Role::Worker.to_string()) {
+            self.spared -= 1;
+            return tracing::warn!(%error, "a worker did not end well; it is not needed");
+        }
+        if self.first.is_ok() {
+            self.first = Err(error);
+        }
     }
 }
 

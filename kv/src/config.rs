@@ -101,6 +101,8 @@ pub struct NodeConfig {
     /// Folder of the files that a worker may be told to read. By default, a launched worker may
     /// read any file it is told to, and another one those below the folder it was started in.
     pub data_root: Option<PathBuf>,
+    /// Workers that may be lost while the others go on; the loss of one more ends the cluster.
+    pub losses_max: usize,
     /// Folder of the histories of tables with a consistency model, which servers record if there is
     /// one.
     pub history: Option<PathBuf>,
@@ -132,6 +134,7 @@ impl Default for NodeConfig {
             numa: Numa::NearNic,
             huge_pages: HugePages::Transparent,
             data_root: None,
+            losses_max: 0,
             history: None,
         }
     }

@@ -232,3 +232,58 @@ fn nodes_join_in_simulated_time() {
         assert!(*at > 10 * SECOND && *at < 13 * SECOND, "{log:?}");
     });
 }
+
+/// Meets the others twice, the second time with a worker less.
+struct Meets;
+
+impl App for Meets {
+    fn run(&mut self, node: &mut WorkerNode, _: Value) -> Result<Value, String> {
+        let mut meets = || -> Result<Duration, Error> {
+            node.barrier("all")?;
+            node.worker.charge(SECOND)?;
+            node.barrier("all")?;
+            Ok(node.worker.now())
+        };
+        meets().map(|at| Value::from(at.as_secs_f64())).map_err(|error| error.to_string())
+    }
+}
+
+/// A frozen worker that the cluster spares keeps the others waiting until it counts as lost. When it
+/// wakes it hears that it is out. A task for it alone fails.
+#[test]
+fn the_others_go_on_without_a_frozen_worker() {
+    for_each_seed(6, |seed| {
+        let network = Network::new(seed, Faults { detection: 3600 * SECOND, ..Faults::jittery() });
+        let driver = network.spawn("driver", |network| {
+            let fate = |network: &Network| {
+                network.sleep(SECOND);
+                network.freeze("worker 0", 3 * SECOND);
+            };
+            network.spawn("fate", fate);
+            let node = NodeConfig {
+                heartbeat: HEARTBEAT,
+                join_timeout: 10 * SECOND,
+                losses_max: 1,
+                ..NodeConfig::default()
+            };
+            let config = ClusterConfig { servers: 1, workers: 3, node, ..ClusterConfig::default() };
+            let apps = Apps::default().with("meets", || Box::new(Meets));
+            let launch = Launch::Simulated(Handles::default(), apps);
+            let mut cluster = Cluster::launch(&config, launch).unwrap();
+            let task = cluster.submit(Target::Workers, "meets", &Value::Null).unwrap();
+            let met = cluster.wait(task).unwrap();
+            assert_eq!(met.len(), 2);
+            for at in met {
+                let at = Duration::from_secs_f64(at.as_f64().unwrap());
+                assert!(at > SECOND && at < SECOND + SECOND / 5 + NOTICED, "{at:?}");
+            }
+            let only = cluster.submit(Target::Worker(0), "meets", &Value::Null).unwrap_err();
+            assert!(only.to_string().contains("worker 0"), "{only}");
+            let task = cluster.submit(Target::Workers, "meets", &Value::Null).unwrap();
+            assert_eq!(cluster.wait(task).unwrap().len(), 2);
+            network.sleep(5 * SECOND);
+            cluster.shutdown().unwrap();
+        });
+        driver.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
+    });
+}

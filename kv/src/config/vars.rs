@@ -260,6 +260,16 @@ pub const VARS: &[Var] = &[
         },
     },
     Var {
+        name: "CARAVAN_LOSSES_MAX",
+        default: "0",
+        help: "workers that may be lost while the others go on, 0 to 10000; the loss of one more ends the job",
+        set: |c, v| {
+            let losses = v.parse().ok().filter(|n| *n <= ClusterConfig::NODES_MAX);
+            losses.map(|n| c.node.losses_max = n)
+        },
+        show: |c| c.node.losses_max.to_string(),
+    },
+    Var {
         name: "CARAVAN_HISTORY",
         default: "",
         help: "folder in which servers record who read and wrote which version of tables with a consistency model, for `caravan check-history`",

@@ -41,7 +41,7 @@ impl Barriers {
         let key = (waiting.seat.role, name);
         let all = self.0.entry(key.clone()).or_default();
         all.push(waiting);
-        let is_full = all.len() == size;
+        let is_full = all.len() >= size;
         Ok(is_full.then(|| self.0.remove(&key)).flatten().unwrap_or_default())
     }
 
@@ -52,6 +52,13 @@ impl Barriers {
         let ranks: Vec<_> = all.iter().map(|waiting| waiting.seat.rank).collect();
         self.forget(seat);
         ranks.contains(&seat.rank).then_some(ranks)
+    }
+
+    /// The members of all barriers of a role that are full now that there are `size` members.
+    pub(crate) fn full(&mut self, role: Role, size: usize) -> Vec<Waiting> {
+        let is_full =
+            |(of, _): &(Role, String), all: &mut Vec<Waiting>| *of == role && all.len() >= size;
+        self.0.extract_if(.., is_full).flat_map(|(_, all)| all).collect()
     }
 
     /// Ends any wait of a member.

@@ -118,9 +118,9 @@ impl From<Loss> for Error {
 pub(crate) enum Order {
     /// Run this task of a job; answered with a [`Report`].
     Run { job: String, app: String, body: serde_json::Value },
-    /// A job has ended: forget its apps and tables; answered with a [`Report`]. The first worker
-    /// drops its tables.
-    Forget { job: String },
+    /// A job has ended: forget its apps and tables; answered with a [`Report`]. The worker of this
+    /// rank drops its tables.
+    Forget { job: String, rank: usize },
     /// Another node was lost, so that nothing that needs it can succeed. Not answered.
     Lost(Loss),
     /// The job is over.
@@ -136,9 +136,9 @@ pub(crate) enum Command {
     Begin { job: String },
     /// Answered with [`Gathered`] once all nodes have joined, or when the time for that is over.
     Gather,
-    /// Starts a task of this part of the job at the workers of these ranks. Answered with
+    /// Starts a task of this part of the job at the worker of this rank, or at all. Answered with
     /// [`Submitted`] at once.
-    Submit { part: String, ranks: Vec<usize>, app: String, body: serde_json::Value },
+    Submit { part: String, rank: Option<usize>, app: String, body: serde_json::Value },
     /// Makes all workers forget this part of the job, and drops its tables. Answered as a task.
     Forget { part: String },
     /// Answered with [`Waited`] when the task is done or a node was lost; then the task is

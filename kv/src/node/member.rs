@@ -37,7 +37,10 @@ pub enum Work {
         body: serde_json::Value,
     },
     /// To forget all apps and tables of the job.
-    Forget,
+    Forget {
+        /// Whether this worker drops the tables.
+        drops: bool,
+    },
 }
 
 /// This node's side of the control plane.
@@ -191,8 +194,9 @@ impl Member {
                 Heard::Order { number, order: Order::Run { job, app, body } } => {
                     self.tasks.push_back(Task { job, work: Work::Run { app, body }, number });
                 }
-                Heard::Order { number, order: Order::Forget { job } } => {
-                    self.tasks.push_back(Task { job, work: Work::Forget, number });
+                Heard::Order { number, order: Order::Forget { job, rank } } => {
+                    let work = Work::Forget { drops: rank == self.roster.rank };
+                    self.tasks.push_back(Task { job, work, number });
                 }
                 Heard::Order { order: Order::Lost(loss), .. } => self.lost = Some(loss),
                 Heard::Order { order: Order::End, .. } => self.ended = true,

@@ -109,6 +109,8 @@ enum Used {
 /// All members and lanes.
 pub(crate) struct Members {
     sizes: [(Role, usize); 2],
+    /// Workers that may be lost while the others go on.
+    losses_max: usize,
     heartbeat: Duration,
     seats: BTreeMap<Seat, Member>,
     lanes: HashMap<PeerId, Lane>,
@@ -126,6 +128,7 @@ impl Members {
     pub(crate) fn new(config: &ClusterConfig, now: Duration) -> Members {
         Members {
             sizes: [(Role::Server, config.servers), (Role::Worker, config.workers)],
+            losses_max: config.node.losses_max,
             heartbeat: config.node.heartbeat,
             seats: BTreeMap::new(),
             lanes: HashMap::new(),
@@ -233,7 +236,9 @@ impl Members {
         let Used::Member(seat) = self.lanes.remove(&peer)?.used else { return None };
         if self.complete {
             let member = self.seats.get_mut(&seat);
-            member.into_iter().for_each(|member| member.lost = Some(reason.to_owned()));
+            if let Some(member) = member {
+                member.lost.get_or_insert_with(|| reason.to_owned());
+            }
         } else {
             tracing::warn!(reason, "{seat} left before all had joined: its place is free again");
             self.seats.remove(&seat);
@@ -279,6 +284,22 @@ impl Members {
         self.sizes.iter().filter(|(of, _)| *of == role).map(|(_, size)| size).sum()
     }
 
+    /// Whether a member was lost.
+    pub(crate) fn is_lost(&self, seat: Seat) -> bool {
+        self.seats.get(&seat).is_some_and(|member| member.lost.is_some())
+    }
+
+    /// Number of nodes of a role that are not lost.
+    pub(crate) fn live(&self, role: Role) -> usize {
+        (0..self.size(role)).filter(|&rank| !self.is_lost(Seat { role, rank })).count()
+    }
+
+    /// The ranks of the workers that are not lost.
+    pub(crate) fn live_workers(&self) -> Vec<usize> {
+        let role = Role::Worker;
+        (0..self.size(role)).filter(|&rank| !self.is_lost(Seat { role, rank })).collect()
+    }
+
     /// All members, servers first, in order of ranks.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Seat, &Member)> {
         self.seats.iter().map(|(seat, member)| (*seat, member))
@@ -303,11 +324,11 @@ impl Members {
         self.due.saturating_sub(self.listened).min(self.heartbeat)
     }
 
-    /// Counts members as lost that were silent for too long. Returns the first that is lost, for
-    /// whatever reason.
-    pub(crate) fn check(&mut self) -> Option<Loss> {
+    /// Counts members as lost that were silent for too long, and returns their lanes.
+    pub(crate) fn check_silence(&mut self) -> Vec<PeerId> {
         let patience = self.patience();
         let mut oldest = self.listened;
+        let mut silent_ones = Vec::new();
         for member in self.seats.values_mut() {
             if !self.complete || !member.join.beats || member.lost.is_some() {
                 continue;
@@ -315,15 +336,24 @@ impl Members {
             let silent = self.listened - member.seen;
             if silent >= patience {
                 member.lost = Some(format!("no heartbeat for {:.1} s", silent.as_secs_f64()));
+                silent_ones.push(member.peer);
             } else {
                 oldest = oldest.min(member.seen);
             }
         }
         let unused = self.lanes.values().filter(|lane| matches!(lane.used, Used::Nothing));
         self.due = unused.map(|lane| lane.opened).fold(oldest, Duration::min) + patience;
+        silent_ones
+    }
+
+    /// The first loss that ends the cluster: of a server, or of more workers than may be lost.
+    pub(crate) fn fatal_loss(&self) -> Option<Loss> {
+        let workers = self.size(Role::Worker) - self.live(Role::Worker);
+        let spares_workers = workers <= self.losses_max;
         let lost = |(seat, member): (&Seat, &Member)| {
             let reason = member.lost.clone()?;
-            Some(Loss { node: describe(*seat, member), reason })
+            let is_spared = seat.role == Role::Worker && spares_workers;
+            (!is_spared).then(|| Loss { node: describe(*seat, member), reason })
         };
         self.seats.iter().find_map(lost)
     }

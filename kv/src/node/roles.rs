@@ -109,10 +109,10 @@ impl JobState {
     }
 }
 
-/// Drops the tables of a job that has ended, if this worker is the first; all forget them.
-fn forget(node: &mut WorkerNode, job: &str) -> Result<(), Error> {
+/// Drops the tables of a job that has ended, if that is for this worker to do; all forget them.
+fn forget(node: &mut WorkerNode, job: &str, drops: bool) -> Result<(), Error> {
     node.worker.set_namespace(job);
-    if node.rank == 0 {
+    if drops {
         node.worker.drop_tables("")?;
     }
     node.worker.forget_namespace();
@@ -150,13 +150,13 @@ pub fn run_worker(
     loop {
         let Some(mut task) = node.member.borrow_mut().next_task(|| true)? else { return Ok(()) };
         node.job.clone_from(&task.job);
-        let report = match std::mem::replace(&mut task.work, Work::Forget) {
+        let report = match std::mem::replace(&mut task.work, Work::Forget { drops: false }) {
             Work::Run { app, body } => {
                 jobs.entry(task.job.clone()).or_default().run(&mut node, apps, app, body)
             }
-            Work::Forget => {
+            Work::Forget { drops } => {
                 jobs.retain(|job, _| !is_within(job, &task.job));
-                let forgotten = forget(&mut node, &task.job);
+                let forgotten = forget(&mut node, &task.job, drops);
                 forgotten.map(|()| serde_json::Value::Null).map_err(|error| error.to_string())
             }
         };

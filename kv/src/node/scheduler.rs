@@ -46,7 +46,7 @@ pub struct TaskId(u64);
 /// The workers that run a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// Every worker.
+    /// Every worker that is not lost.
     Workers,
     /// The worker of this rank.
     Worker(usize),
@@ -273,16 +273,16 @@ impl Scheduler {
         body: &serde_json::Value,
     ) -> Result<TaskId> {
         let workers = self.config.workers;
-        let ranks: Vec<usize> = match target {
-            Target::Workers => (0..workers).collect(),
-            Target::Worker(rank) if rank < workers => vec![rank],
+        let rank = match target {
+            Target::Workers => None,
+            Target::Worker(rank) if rank < workers => Some(rank),
             Target::Worker(rank) => {
                 let why = format!("there is no worker {rank}, there are {workers}");
                 return Err(Error::Config(why));
             }
         };
         let (part, app) = (part.to_owned(), app.to_owned());
-        let submitted = self.ask(&Command::Submit { part, ranks, app, body: body.clone() })?;
+        let submitted = self.ask(&Command::Submit { part, rank, app, body: body.clone() })?;
         started(submitted)
     }
 
@@ -296,7 +296,8 @@ impl Scheduler {
         self.wait(task).map(drop)
     }
 
-    /// Waits for a task and returns the workers' results, in order of rank.
+    /// Waits for a task and returns the workers' results, in order of rank, without those of workers
+    /// that were lost meanwhile and are not needed ([`NodeConfig::losses_max`]).
     ///
     /// # Errors
     /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node.

@@ -22,7 +22,7 @@ use super::super::control::{
     Waited,
 };
 use super::super::lane::control_config;
-use super::super::members::{Members, Violation, describe};
+use super::super::members::{Members, Seat, Violation, describe};
 use super::tasks::{Tasks, What};
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::Result;
@@ -251,12 +251,37 @@ impl Service {
         if let Some(seat) = self.members.leave(peer, reason) {
             self.barriers.forget(seat);
             self.check_members();
+            if self.lost.is_none() && self.members.is_lost(seat) {
+                self.go_on_without(seat);
+            }
         }
     }
 
-    /// Looks for lost members, and tells everybody about the first.
+    /// Has the others go on: nobody waits for this worker at barriers and in tasks.
+    fn go_on_without(&mut self, seat: Seat) {
+        tracing::warn!(node = %seat, "lost; the others go on");
+        self.tasks.lose(seat.rank);
+        let live = self.members.live(seat.role);
+        for Waiting { peer, timestamp, .. } in self.barriers.full(seat.role, live) {
+            // A lane that breaks now is reported separately; the others do not wait for it.
+            let _ = control::answer(&mut self.endpoint, peer, timestamp, &());
+        }
+        self.waited();
+        self.end_orphans();
+        self.begin_jobs();
+    }
+
+    /// Looks for lost members. Tells everybody about the first whose loss ends the cluster; closes
+    /// the lanes of others.
     fn check_members(&mut self) {
-        let Some(loss) = self.members.check() else { return };
+        let silent = self.members.check_silence();
+        let Some(loss) = self.members.fatal_loss() else {
+            for peer in silent {
+                self.endpoint.disconnect(peer);
+                self.lose(peer, "no heartbeat");
+            }
+            return;
+        };
         if self.lost.is_some() || self.ended.is_some() {
             return;
         }
@@ -310,7 +335,8 @@ impl Service {
                 driver.gathers = Some(Gathers { timestamp, until, warn_at });
                 self.gathered();
             }
-            Command::Submit { part, ranks, app, body } => {
+            Command::Submit { part, rank, app, body } => {
+                let ranks = rank.map_or_else(|| self.members.live_workers(), |rank| vec![rank]);
                 let job = control::within(&job, &part);
                 let order = Order::Run { job, app: app.clone(), body };
                 let submitted = self.submit(Some(peer), ranks, What::App(app), &order);
@@ -391,8 +417,9 @@ impl Service {
 
     /// Makes all workers forget a job and drop its tables.
     fn forget(&mut self, driver: Option<PeerId>, job: String) -> Submitted {
-        let ranks = (0..self.members.size(Role::Worker)).collect();
-        let order = Order::Forget { job: job.clone() };
+        let ranks = self.members.live_workers();
+        let rank = ranks.first().copied().unwrap_or(0);
+        let order = Order::Forget { job: job.clone(), rank };
         self.submit(driver, ranks, What::Forgets(job), &order)
     }
 
@@ -471,7 +498,7 @@ impl Service {
             Ask::Join(join) => self.join(peer, timestamp, join),
             Ask::Barrier { name } => {
                 let seat = self.members.of(peer, "a barrier")?;
-                let size = self.members.size(seat.role);
+                let size = self.members.live(seat.role);
                 let waiting = Waiting { seat, peer, timestamp };
                 for Waiting { peer, timestamp, .. } in self.barriers.arrive(name, waiting, size)? {
                     // A lane that breaks now is reported separately; the others do not wait for it.

@@ -88,6 +88,20 @@ impl Tasks {
         self.drop_unwanted();
     }
 
+    /// Records that a worker was lost: its tasks go on without it. One of its own has failed.
+    pub(super) fn lose(&mut self, rank: usize) {
+        for running in self.running.values_mut() {
+            if !running.missing.contains(&rank) {
+                continue;
+            }
+            running.missing.retain(|missing| *missing != rank);
+            if running.missing.is_empty() && running.reports.is_empty() {
+                running.reports.insert(rank, Err("it was lost".to_owned()));
+            }
+        }
+        self.drop_unwanted();
+    }
+
     /// Takes the outcome of a driver's task; `None` while it runs.
     pub(super) fn take(&mut self, number: u64, driver: PeerId) -> Option<Waited> {
         let own = self.running.get(&number).filter(|running| running.owner == Some(driver));

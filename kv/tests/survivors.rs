@@ -1,0 +1,116 @@
+//! Goal: workers go on without one that was killed, if the cluster spares it, and what they have read
+//! keeps the model of their table.
+//! Method: real processes, one of which is killed in the middle of its iterations; the servers'
+//! histories are checked.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "support/processes.rs"]
+mod processes;
+mod support;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use caravan_kv::consistency::Model;
+use caravan_kv::{
+    App, Apps, Cluster, Error, Handles, Result, TableSpec, Target, ValueType, WorkerNode, history,
+};
+use processes::{SOON, config, ends_within, launch, pid_of, pids, signal};
+use serde_json::{Value, json};
+
+/// Iterates over a table with a model: reads the keys of all workers, and adds to its own.
+struct Iterate;
+
+impl App for Iterate {
+    fn run(&mut self, node: &mut WorkerNode, body: Value) -> std::result::Result<Value, String> {
+        iterate(node, &body).map_err(|error| error.to_string())
+    }
+}
+
+fn iterate(node: &mut WorkerNode, body: &Value) -> Result<Value> {
+    let model: Model = serde_json::from_value(body["model"].clone())?;
+    let live = body["live"].as_u64().unwrap_or(0) as u32;
+    let id = body["table"].as_u64().unwrap_or(0) as u32;
+    let worker = &mut node.worker;
+    let spec = TableSpec::new(id, "counters", ValueType::I64, 1).consistency(model, live);
+    let table = worker.create_table(&spec)?;
+    let keys: Vec<u64> = (0..8).map(|rank| rank * (u64::MAX / 7)).collect();
+    worker.join(table)?;
+    for _ in 0..200 {
+        let pulled = worker.pull(table, &keys)?;
+        worker.wait(pulled)?;
+        std::thread::sleep(Duration::from_millis(5));
+        worker.push_last(table, &keys[node.rank..=node.rank], &[1i64])?;
+    }
+    let left = worker.leave(table)?;
+    worker.wait(left)?;
+    node.barrier("done")?;
+    Ok(json!(node.rank))
+}
+
+fn apps() -> Apps {
+    Apps::default().with("iterate", || Box::new(Iterate))
+}
+
+/// One worker after another is killed, under one model after another.
+fn workers_go_on_without_a_killed_one() {
+    let models = [
+        Model::Bsp,
+        Model::Ssp { staleness: 1 },
+        Model::Asp,
+        Model::BoundedDelay { delay: 1 },
+        Model::SparseSsp { staleness: 1, speculation: 1 },
+        Model::DataCentric { delay: Some(0), chunk_keys: u64::MAX / 7 },
+    ];
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("survivors");
+    let _ = std::fs::remove_dir_all(&folder);
+    let mut config = config(2, 8);
+    config.node.losses_max = models.len();
+    config.node.history = Some(folder.clone());
+    let mut cluster = launch(&config);
+    let pids = pids(&cluster);
+    for (model, lost) in models.into_iter().zip(1..) {
+        let body = json!({ "model": model, "live": 9 - lost, "table": lost });
+        let task = cluster.submit(Target::Workers, "iterate", &body).unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        signal("KILL", pid_of(&cluster, &format!("worker {}", lost - 1)));
+        let began = Instant::now();
+        let ranks = cluster.wait(task).unwrap();
+        println!("  {model}: the others are done {:.2} s later", began.elapsed().as_secs_f64());
+        assert_eq!(ranks, (lost..8).map(|rank| json!(rank)).collect::<Vec<_>>());
+        let error = cluster.submit(Target::Worker(0), "iterate", &body).unwrap_err();
+        assert!(
+            matches!(&error, Error::NodeLost { node, .. } if node.contains("worker 0")),
+            "{error}"
+        );
+    }
+    cluster.shutdown().unwrap();
+    ends_within(SOON, &pids);
+    for (model, table) in models.into_iter().zip(1..) {
+        let file = |thread| folder.join(format!("{table}-counters.{thread}.history"));
+        let summary = history::check_files(&[file(0), file(1)])
+            .unwrap_or_else(|trouble| panic!("{model}: {trouble}"));
+        assert_eq!((summary.consistency.model, summary.consistency.workers), (model, 9 - table));
+        assert!(summary.writes >= 200 * u64::from(8 - table), "{summary:?}");
+    }
+}
+
+/// One more than the cluster spares ends it.
+fn too_many_losses_end_the_cluster() {
+    let mut config = config(1, 3);
+    config.node.losses_max = 1;
+    let mut cluster: Cluster = launch(&config);
+    let body = json!({ "model": Model::Bsp, "live": 3, "table": 1 });
+    let task = cluster.submit(Target::Workers, "iterate", &body).unwrap();
+    signal("KILL", pid_of(&cluster, "worker 1"));
+    signal("KILL", pid_of(&cluster, "worker 2"));
+    let error = cluster.wait(task).unwrap_err();
+    assert!(matches!(&error, Error::NodeLost { node, .. } if node.contains("worker")), "{error}");
+}
+
+fn main() -> ExitCode {
+    let tests: &[(&str, fn())] =
+        processes::tests![workers_go_on_without_a_killed_one, too_many_losses_end_the_cluster,];
+    processes::main(tests, &Handles::default(), &apps(), || ())
+}
