@@ -141,6 +141,14 @@ pub enum Error {
         /// The app's reason.
         reason: String,
     },
+    /// Threads that share a table cannot go on, because one of them or their worker has failed.
+    #[error("the threads that share table {table} cannot go on: {reason}")]
+    SharingStopped {
+        /// The table's name.
+        table: String,
+        /// What has failed.
+        reason: String,
+    },
     /// A setting is invalid.
     #[error("{0}")]
     Config(String),

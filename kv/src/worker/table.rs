@@ -289,6 +289,11 @@ impl Worker {
         Ok(sent.map_or_else(Default::default, |sent| sent.counters))
     }
 
+    /// The specification of a table.
+    pub(crate) fn spec(&self, table: Table) -> Result<&TableSpec> {
+        self.known(table).map(|known| &known.spec)
+    }
+
     pub(super) fn known(&self, table: Table) -> Result<&TableState> {
         let known = self.tables.get(table.0 as usize).filter(|it| it.is(table));
         known.ok_or_else(|| unknown(table))
