@@ -11,6 +11,7 @@ use crate::cli::ending::Usage;
 use crate::cli::values::name;
 use crate::cli::{Common, Role, VanChoice, WorkerRole};
 use crate::measure::crowd::Crowded;
+use crate::measure::load::worker::Loads;
 use crate::measure::scene::Waits;
 use crate::measure::worker::Measure;
 use crate::report::say;
@@ -62,6 +63,7 @@ pub(crate) fn apps() -> Apps {
     caravan_learn::dbpg::apps(Apps::default())
         .with(Measure::NAME, || Box::new(Measure::default()))
         .with(Crowded::NAME, || Box::new(Crowded))
+        .with(Loads::NAME, || Box::new(Loads))
         .with(Waits::NAME, || Box::new(Waits::default()))
 }
 

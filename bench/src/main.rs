@@ -32,7 +32,7 @@ use signal_hook::consts::SIGPIPE;
 use cli::ending::{Failed, Interrupted, Usage};
 use cli::{BenchCommand, Cli, Command, Common, FloorArgs, TrainCommand, interrupt};
 use floor::process::Answerer;
-use measure::{placement, scale, verbs, wait};
+use measure::{load, placement, scale, verbs, wait};
 use report::{Unwritten, say};
 use train::{generate, predict};
 
@@ -83,6 +83,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench(BenchCommand::Verbs(args)) => verbs::run(&cli.common, args),
         Command::Bench(BenchCommand::Placement) => placement::run(&cli.common),
         Command::Bench(BenchCommand::Wait(args)) => wait::run(&cli.common, args),
+        Command::Bench(BenchCommand::Load(args)) => load::run(&cli.common, args),
         Command::Bench(BenchCommand::Scale(args)) => scale::run(&cli.common, args),
         Command::Bench(command) => measure::run(&cli.common, command),
         Command::CheckHistory(args) => history::run(&cli.common, args),

@@ -67,9 +67,9 @@ fn the_names_of_fields_are_read_in_order() {
 fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
-    let kinds = "bandwidth calibration comparison file history latency layout machine model placement \
-                 predict progress rate rdma-device result scale traffic van verbs-bandwidth \
-                 verbs-latency verdict wait";
+    let kinds = "bandwidth calibration comparison file history latency layout load machine model \
+                 placement predict progress rate rdma-device result scale traffic van \
+                 verbs-bandwidth verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
     assert_eq!(rows, documented().len());
 }
@@ -88,6 +88,13 @@ fn compared_runs_print_the_rows_of_the_page() {
     let record = concat!(env!("CARGO_MANIFEST_DIR"), "/records/compare/base.jsonl");
     let compared = held(&format!("compare {record} {record} --json"));
     assert_eq!(compared, set("comparison verdict"));
+}
+
+#[test]
+fn the_bench_under_load_prints_the_rows_of_the_page() {
+    let line = "bench load --smoke --van tcp --workers 2 --rate closed,20%,500 --keys 3 \
+                --sizes 12,120KiB --table-keys 50 --json";
+    assert_eq!(held(line), set("machine load"));
 }
 
 #[test]

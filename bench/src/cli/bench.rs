@@ -3,8 +3,10 @@
 use clap::{Args, Subcommand};
 
 use super::values::{
-    FilterList, count, count_to, large_count, non_negative, parse_size, spells, up_to,
+    FilterList, count, count_to, large_count, non_negative, parse_size, seconds, spells, up_to,
 };
+use crate::measure::load::Arrivals;
+use crate::measure::load::rates::{Rate, Skew};
 use crate::measure::subject::Op;
 use crate::measure::verbs::kinds::{Measure, Op as VerbsOp, WINDOW_MAX};
 
@@ -19,6 +21,8 @@ pub(crate) enum BenchCommand {
     Bandwidth(WindowArgs),
     /// Small requests a second, a window of them in flight
     Rate(WindowArgs),
+    /// All workers at a rate that answers do not change (open loop), keys by popularity
+    Load(LoadArgs),
     /// The cost of each wait policy: two cores, one shared core, bursts after idle times
     Wait(WaitArgs),
     /// The RDMA device itself, as perftest measures it: no van, no servers
@@ -52,6 +56,45 @@ pub(crate) struct WindowArgs {
     #[arg(long, value_name = "N", value_parser = large_count())]
     pub(crate) iterations: Option<u64>,
 }
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct LoadArgs {
+    /// Rates of all workers together, separated by commas: closed (as fast as answers come), shares
+    /// of that as 80%, requests a second as 20k
+    #[arg(long, value_name = "RATES", value_delimiter = ',', default_value = "closed,50%,80%,95%")]
+    pub(crate) rate: Vec<Rate>,
+    /// Seconds of each rate
+    #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = seconds)]
+    pub(crate) duration: f64,
+    /// How requests of an open loop follow each other
+    #[arg(long, value_enum, default_value = "random")]
+    pub(crate) arrivals: Arrivals,
+    /// Share of requests that push; the others pull
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5, value_parser = up_to(1.0))]
+    pub(crate) pushes: f64,
+    /// Keys of a request, which share its values evenly
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count())]
+    pub(crate) keys: u32,
+    /// Value payloads of one request, separated by commas: 8, 64, 1KiB, 4MiB; multiples of 4 bytes
+    /// a key
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "64", value_parser = parse_size)]
+    pub(crate) sizes: Vec<usize>,
+    /// Keys of the table [default: 65536, fewer of large values]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=TABLE_KEYS_MAX))]
+    pub(crate) table_keys: Option<u64>,
+    /// How popular keys are: uniform, or zipf:S
+    #[arg(long, value_name = "SKEW", default_value = "zipf:1.05")]
+    pub(crate) skew: Skew,
+    /// Most requests in flight, of each worker; more that are due wait, and their time counts
+    #[arg(long, value_name = "W", default_value_t = 64, value_parser = count_to(4096))]
+    pub(crate) window: u32,
+    /// Seed of times and keys
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+/// The most keys of a table that `bench load` fills.
+const TABLE_KEYS_MAX: u64 = 1_000_000_000;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct WaitArgs {

@@ -86,6 +86,14 @@ pub(super) fn positive(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| format!("{text:?} is not a number above 0"))
 }
 
+/// A time of a run, in seconds.
+pub(super) fn seconds(text: &str) -> Result<f64, String> {
+    let number = positive(text).ok().filter(|number| SECONDS.contains(number));
+    number.ok_or_else(|| format!("{text:?} is not a number of seconds in {SECONDS:?}"))
+}
+
+const SECONDS: std::ops::RangeInclusive<f64> = 0.001..=86_400.0;
+
 pub(super) fn up_to(most: f64) -> impl Fn(&str) -> Result<f64, String> + Clone {
     move |text| {
         let number = non_negative(text).ok().filter(|number| *number <= most);

@@ -6,6 +6,7 @@
 pub(crate) mod crowd;
 pub(crate) mod figures;
 mod latency;
+pub(crate) mod load;
 mod pattern;
 pub(crate) mod placement;
 mod plan;

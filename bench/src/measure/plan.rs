@@ -33,6 +33,7 @@ pub(super) fn tasks(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
         BenchCommand::Verbs(_)
         | BenchCommand::Placement
         | BenchCommand::Wait(_)
+        | BenchCommand::Load(_)
         | BenchCommand::Scale(_) => Ok(Vec::new()),
     }
 }

@@ -26,7 +26,7 @@ use super::subject::{Op, Shape, Subject, Work};
 pub(crate) type Tables = HashMap<(usize, usize), (u32, Table)>;
 
 /// Pushes of at least so many bytes come from registered memory; for fewer no van gains by it.
-const SHARED_BYTES_MIN: usize = 1 << 10;
+pub(super) const SHARED_BYTES_MIN: usize = 1 << 10;
 
 /// Requests of one shape to one table.
 pub(crate) struct Requests<'a> {
@@ -326,11 +326,11 @@ fn spec(id: u32, keys: usize, width: usize) -> Result<TableSpec> {
 }
 
 /// One key of so many is in use, as in data with many features.
-const KEY_GAP: u64 = 1 << 14;
+pub(super) const KEY_GAP: u64 = 1 << 14;
 
 /// The key at a place in the sorted list of those in use: a random one in its part of the key
 /// range. bench/peers/ps_lite.cc has the same.
-fn scattered(place: u64) -> u64 {
+pub(super) fn scattered(place: u64) -> u64 {
     let random = (place + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     place * KEY_GAP + if place == 0 { 0 } else { random % KEY_GAP }
 }

@@ -205,7 +205,7 @@ fn bounds(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
 }
 
 /// A round number without needless digits.
-fn plain(value: f64) -> String {
+pub(super) fn plain(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{}M", (v / 1e4).round() / 1e2),
         v if v >= 1e3 => format!("{}k", (v / 10.0).round() / 1e2),

@@ -2,6 +2,7 @@
 
 mod chart;
 pub(crate) mod compare;
+mod load;
 pub(crate) mod page;
 
 use std::fs::File;

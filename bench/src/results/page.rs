@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::chart::{COLOURS, Chart, Line, Point, escaped};
 use super::compare::{Comparison, Verdict};
-use super::{Bench, Results, Subject};
+use super::{Bench, Results, Subject, load};
 use crate::cli::ReportArgs;
 use crate::cli::values::size;
 use crate::measure::figures::{decoded, quantile_us};
@@ -49,6 +49,7 @@ fn page(files: &[Results]) -> String {
     for bench in Bench::ALL {
         section(&mut page, heading(bench), &curves(files, bench));
     }
+    section(&mut page, "Under load: latency from when a request was due", &load::curves(files));
     section(&mut page, "Distribution of latency", &distributions(files));
     section(&mut page, "All rows", &tables(files));
     page + "</main>\n</body>\n</html>\n"
@@ -387,6 +388,8 @@ mod tests {
         "\n",
         r#"{"row":"latency","van":"uring","op":"push","keys":1,"bytes":4096,"p50_us":8.5,"floor_p50_us":null,"wrong":0}"#,
         "\n",
+        r#"{"row":"load","van":"tcp","op":"pull","bytes":64,"per_s":5000.0,"asked_per_s":5001.0,"p50_us":9.5,"p99_us":30.0,"p999_us":55.5,"wrong":0}"#,
+        "\n",
         r#"{"row":"something-else","answer":[1,2]}"#,
     );
 
@@ -406,7 +409,7 @@ mod tests {
         let cells = document.descendants().filter(|node| node.has_tag_name("td"));
         assert!(cells.count() > 40);
         let curves = document.descendants().filter(|node| node.has_tag_name("path"));
-        assert_eq!(curves.count(), 6, "two vans and a floor, twice");
+        assert_eq!(curves.count(), 6 + 6, "two vans and a floor, three quantiles, twice");
     }
 
     #[test]
@@ -416,6 +419,8 @@ mod tests {
             r#"{"row":"latency","p50_us":"fast","bytes":-1}"#,
             r#"{"row":"latency","van":1,"p50_us":1e308,"floor_p50_us":-1,"histogram":"AAAA"}"#,
             r#"{"row":"machine"}"#,
+            r#"{"row":"load","per_s":0,"asked_per_s":1e308,"p50_us":1e-300}"#,
+            r#"{"row":"load","per_s":-5,"asked_per_s":1,"p50_us":1,"p99_us":1e300,"van":[]}"#,
         ] {
             let page = page(&[results("x", rows)]);
             assert!(page.ends_with("</html>\n") && !page.contains("NaN"), "{rows}");
