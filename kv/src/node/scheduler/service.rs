@@ -251,7 +251,8 @@ impl Service {
         if let Some(seat) = self.members.leave(peer, reason) {
             self.barriers.forget(seat);
             self.check_members();
-            if self.lost.is_none() && self.members.is_lost(seat) {
+            let goes_on = self.lost.is_none() && self.ended.is_none();
+            if goes_on && self.members.is_lost(seat) {
                 self.go_on_without(seat);
             }
         }
