@@ -41,7 +41,7 @@ pub(crate) struct LatencyArgs {
     #[command(flatten)]
     pub(crate) requests: Requests,
     /// Timed requests a row; by default fewer the larger they are
-    #[arg(long, value_name = "N", value_parser = large_count())]
+    #[arg(long, value_name = "N", value_parser = large_count(), conflicts_with = "duration")]
     pub(crate) iterations: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct WindowArgs {
     #[arg(long, value_name = "W", value_parser = count_to(4096))]
     pub(crate) window: Option<u32>,
     /// Timed requests a row; by default fewer the larger they are
-    #[arg(long, value_name = "N", value_parser = large_count())]
+    #[arg(long, value_name = "N", value_parser = large_count(), conflicts_with = "duration")]
     pub(crate) iterations: Option<u64>,
 }
 
@@ -168,6 +168,9 @@ pub(crate) struct AllArgs {
     /// Kinds of requests, separated by commas
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) op: Vec<Op>,
+    /// Seconds of each row, its floor included, instead of a number of requests
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub(crate) duration: Option<f64>,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -220,6 +223,9 @@ pub(crate) struct Requests {
     /// a key
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     pub(crate) sizes: Vec<usize>,
+    /// Seconds of each row, its floor included, instead of a number of requests
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub(crate) duration: Option<f64>,
     /// Makes every request take so much longer, in percent, on purpose: for tests of `compare`
     #[arg(long, hide = true, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub(crate) slower: u32,

@@ -155,7 +155,14 @@ mod tests {
     fn task(batches: u32, batch: u64) -> Task {
         let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 1 };
         let effort = Effort { batches, batch };
-        Task { bench: Bench::Latency, shape, effort, key_cache: true, slower_percent: 0 }
+        Task {
+            bench: Bench::Latency,
+            shape,
+            effort,
+            lasts: None,
+            key_cache: true,
+            slower_percent: 0,
+        }
     }
 
     #[test]

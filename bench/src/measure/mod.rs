@@ -23,6 +23,8 @@ pub(crate) mod verbs;
 pub(crate) mod wait;
 pub(crate) mod worker;
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use caravan_kv::node::VANS;
 use caravan_kv::{ClusterConfig, Target, Van};
@@ -88,7 +90,8 @@ fn measure_on(
             MeasuredRow::Rate(row) if config.workers == 1 => report.row(&row)?,
             MeasuredRow::Rate(row) => {
                 // The floor is that of one pair, measured before.
-                let seconds = if common.smoke { 0.2 } else { 3.0 };
+                let usual = Duration::from_millis(if common.smoke { 200 } else { 3000 });
+                let seconds = task.lasts.unwrap_or(usual).as_secs_f64();
                 let crowd = CrowdTask { shape: *shape, seconds, number };
                 let crowd = serde_json::to_value(crowd)?;
                 let id = cluster.submit(Target::Workers, Crowded::NAME, &crowd)?;

@@ -1,5 +1,7 @@
 //! From flags to tasks: which shapes a run measures, and how long. Checks combinations of flags.
 
+use std::time::Duration;
+
 use anyhow::Result;
 
 use super::subject::{Bench, Effort, Op, Shape, Task};
@@ -24,7 +26,9 @@ pub(super) fn tasks(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
         BenchCommand::Rate(args) => plan(Bench::Rate, &args.requests, args.window, args.iterations),
         BenchCommand::All(args) => {
             let op = args.op.clone();
-            let requests = Requests { op, keys: 1, key_cache: true, sizes: Vec::new(), slower: 0 };
+            let duration = args.duration;
+            let requests =
+                Requests { op, keys: 1, key_cache: true, sizes: Vec::new(), duration, slower: 0 };
             let benches = [Bench::Latency, Bench::Bandwidth, Bench::Rate];
             let all = benches.map(|bench| plan(bench, &requests, None, None));
             Ok(all.into_iter().collect::<Result<Vec<_>>>()?.concat())
@@ -48,7 +52,7 @@ struct Plan<'a> {
 
 impl Plan<'_> {
     fn tasks(&self, bench: Bench) -> Result<Vec<Task>> {
-        let Requests { op, keys, key_cache, sizes, slower } = self.requests;
+        let Requests { op, keys, key_cache, sizes, duration, slower } = self.requests;
         let keys = *keys as usize;
         let sizes = if sizes.is_empty() { self.defaults.sizes } else { sizes };
         let ops = if op.is_empty() { &[Op::Push, Op::Pull] } else { op.as_slice() };
@@ -68,7 +72,8 @@ impl Plan<'_> {
             let count = self.iterations.unwrap_or_else(|| self.defaults.count(bytes));
             let effort = Effort::new(count, self.defaults.batches);
             let slower_percent = *slower;
-            Ok(Task { bench, shape, effort, key_cache: *key_cache, slower_percent })
+            let lasts = duration.map(Duration::from_secs_f64);
+            Ok(Task { bench, shape, effort, lasts, key_cache: *key_cache, slower_percent })
         };
         ops.iter().flat_map(|&op| sizes.iter().map(move |&bytes| task(op, bytes))).collect()
     }
@@ -166,6 +171,17 @@ mod tests {
         let smoke = plan("caravan bench all --smoke").unwrap();
         assert_eq!(smoke.len(), 2 * 5);
         assert!(smoke.iter().all(|task| task.effort.count() <= 400));
+    }
+
+    #[test]
+    fn rows_may_last_a_time_instead() {
+        for bench in ["latency", "bandwidth", "rate", "all"] {
+            let tasks = plan(&format!("caravan bench {bench} --duration 2.5")).unwrap();
+            let lasts = Some(Duration::from_millis(2500));
+            assert!(tasks.iter().all(|task| task.lasts == lasts && task.effort.batches == 20));
+        }
+        let both = "caravan bench rate --duration 1 --iterations 5".split(' ');
+        assert!(Cli::try_parse_from(both).is_err());
     }
 
     #[test]

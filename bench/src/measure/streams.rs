@@ -218,6 +218,7 @@ mod tests {
             bench: Bench::Rate,
             shape,
             effort: Effort { batches: 2, batch },
+            lasts: None,
             key_cache: true,
             slower_percent: 0,
         }

@@ -3,7 +3,7 @@
 //! The van and its floor are both a [`Subject`]. The same loop times both, batch by batch in turn
 //! (A B A B …): a machine that drifts drifts for both, and their ratio stays.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use caravan_kv::Cost;
@@ -62,6 +62,8 @@ pub(crate) struct Task {
     pub(crate) bench: Bench,
     pub(crate) shape: Shape,
     pub(crate) effort: Effort,
+    /// How long the row may take; its effort then has the number of batches only.
+    pub(crate) lasts: Option<Duration>,
     /// Whether the worker names lists of keys that it sends again.
     pub(crate) key_cache: bool,
     /// So much longer every request is made to take, in percent: for tests of `compare`.

@@ -1,6 +1,8 @@
 //! The worker's side of `caravan bench`: worker 0 measures one task against its own floor and
 //! answers with the row.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result};
 use caravan_kv::{App, WorkerNode};
 use serde::{Deserialize, Serialize};
@@ -9,7 +11,7 @@ use serde_json::Value;
 use super::latency::{self, Latency};
 use super::requests::{Requests, Tables};
 use super::streams::{self, Bandwidth, Rate};
-use super::subject::{Bench, Slower, Subject, Task};
+use super::subject::{Bench, Effort, Slower, Subject, Task, timed_stream};
 use crate::floor;
 use crate::floor::place;
 
@@ -80,6 +82,10 @@ fn measure(
     floor: &mut dyn Subject,
     subject: &mut dyn Subject,
 ) -> Result<Measured> {
+    let task = &match task.lasts {
+        Some(lasts) => Task { effort: effort_for(lasts, task, floor, subject)?, ..*task },
+        None => *task,
+    };
     if task.bench == Bench::Latency {
         let (row, warnings) = latency::measure(van, task, floor, subject)?;
         return Ok(Measured { row: MeasuredRow::Latency(row), warnings });
@@ -92,18 +98,106 @@ fn measure(
     Ok(Measured { row, warnings: streams.warnings })
 }
 
+/// How many requests make a row last so long, its floor and its rounds to warm up included.
+fn effort_for(
+    lasts: Duration,
+    task: &Task,
+    floor: &mut dyn Subject,
+    subject: &mut dyn Subject,
+) -> Result<Effort> {
+    floor.prepare(task.shape)?;
+    subject.prepare(task.shape)?;
+    let batches = task.effort.batches;
+    let round = lasts / (batches + 1);
+    let batch = |effort, one: &mut dyn Subject| match task.bench {
+        Bench::Latency => latency::batch(effort, one).map(drop),
+        Bench::Bandwidth | Bench::Rate => timed_stream(effort, one).map(drop),
+    };
+    let mut took = |effort| -> Result<Duration> {
+        let began = Instant::now();
+        batch(effort, floor)?;
+        batch(effort, subject)?;
+        Ok(began.elapsed())
+    };
+    let mut effort = Effort { batches, batch: 1 };
+    loop {
+        let mut shortest = took(effort)?;
+        // Longer ones were held up.
+        for _ in 1..LOOKS {
+            if shortest >= round / 2 {
+                shortest = shortest.min(took(effort)?);
+            }
+        }
+        if shortest >= round / 2 || effort.batch >= BATCH_MAX {
+            let times = round.as_secs_f64() / shortest.as_secs_f64().max(1e-9);
+            let batch = (effort.batch as f64 * times) as u64;
+            return Ok(Effort { batches, batch: batch.clamp(1, BATCH_MAX) });
+        }
+        effort.batch *= 2;
+    }
+}
+
+/// Batches that tell how long one takes.
+const LOOKS: u32 = 3;
+/// Most requests of a batch.
+const BATCH_MAX: u64 = 1 << 40;
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::measure::mock::Mock;
-    use crate::measure::subject::{Effort, Op, Shape};
+    use crate::measure::subject::{Op, Shape};
+
+    /// A subject whose requests take a while.
+    struct Slow(Mock);
+
+    impl Subject for Slow {
+        fn prepare(&mut self, shape: Shape) -> Result<()> {
+            self.0.prepare(shape)
+        }
+
+        fn once(&mut self) -> Result<()> {
+            std::thread::sleep(Duration::from_micros(200));
+            self.0.once()
+        }
+
+        fn check(&mut self) -> Result<u64> {
+            self.0.check()
+        }
+
+        fn stream(&mut self, count: u64) -> Result<()> {
+            (0..count).try_for_each(|_| self.once())
+        }
+
+        fn settle(&mut self) -> Result<u64> {
+            self.0.settle()
+        }
+    }
+
+    /// At least 200 µs a request, of the floor and of the subject: in a quarter of a second at most
+    /// 625 of each in four rounds, one of which warms up.
+    #[test]
+    fn a_row_lasts_as_long_as_it_is_told() {
+        for bench in [Bench::Latency, Bench::Bandwidth, Bench::Rate] {
+            let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 2 };
+            let effort = Effort { batches: 3, batch: 1_000_000_000 };
+            let quarter = Duration::from_millis(250);
+            let lasts = Some(quarter);
+            let task = Task { bench, shape, effort, lasts, key_cache: true, slower_percent: 0 };
+            let [mut floor, mut subject] = [(); 2].map(|()| Slow(Mock::default()));
+            let effort = effort_for(quarter, &task, &mut floor, &mut subject).unwrap();
+            assert!((1..=156).contains(&effort.batch) && effort.batches == 3, "{effort:?}");
+            measure("mock", &task, &mut floor, &mut subject).unwrap();
+        }
+    }
 
     #[test]
     fn a_task_and_its_row_travel() {
         for bench in [Bench::Latency, Bench::Bandwidth, Bench::Rate] {
             let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 2 };
             let effort = Effort { batches: 2, batch: 20 };
-            let task = Task { bench, shape, effort, key_cache: true, slower_percent: 0 };
+            let task =
+                Task { bench, shape, effort, lasts: None, key_cache: true, slower_percent: 0 };
             let text = serde_json::to_string(&task).unwrap();
             let task: Task = serde_json::from_str(&text).unwrap();
             let made = measure("mock", &task, &mut Mock::default(), &mut Mock::default()).unwrap();
