@@ -425,3 +425,25 @@ fn wrong_files_are_named() {
         assert!(text(&output.stderr).contains("/nowhere."), "{}", text(&output.stderr));
     }
 }
+
+/// The last row has a bound of how far the objective is above the least; `--strict` fails above what
+/// was asked for, with the model and the rows written.
+#[test]
+fn a_run_that_ends_above_what_was_asked_for_says_so() {
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("strict");
+    let clicks = out.display();
+    rows(&format!("generate clicks {clicks} --smoke --json"));
+    let line = format!("train dbpg --data {clicks}.train --lambda 5 --strict --json");
+    let whole = rows(&line).pop().unwrap();
+    let number = |row: &Value, name: &str| row[name].as_f64().unwrap();
+    assert_eq!(whole["converged"], true);
+    assert!(number(&whole, "bound") <= 1e-9 * number(&whole, "objective"), "{whole}");
+    let output = caravan(&format!("{line} --passes 3 --model {clicks}.model"), &[]);
+    let said = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("after 3 passes"), "{said}");
+    assert!(out.with_extension("model").exists() && said.contains("above the least"), "{said}");
+    let cut: Value = serde_json::from_str(text(&output.stdout).lines().last().unwrap()).unwrap();
+    assert_eq!(cut["converged"], false);
+    let gap = number(&cut, "objective") - number(&whole, "objective");
+    assert!(gap > 0.0 && number(&cut, "bound") >= gap, "{cut}");
+}

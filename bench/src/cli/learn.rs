@@ -93,13 +93,18 @@ pub(crate) struct Method {
     /// Share of the full step, up to 1: less is slower and tolerates more delay
     #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = positive)]
     pub(crate) learning_rate: f64,
-    /// Relative decrease of the objective that ends training
+    /// How far above the least objective training may end, in relation to it; with --no-newton,
+    /// the relative decrease of the objective that ends training
     #[arg(long, value_name = "E", value_parser = non_negative, default_value = "1e-9")]
     pub(crate) epsilon: f64,
     /// Passes over the data, at most
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = large_count())]
     pub(crate) passes: u64,
-    /// Only the published first-order steps: no Newton steps on the support between passes
+    /// Fails where training ends before --epsilon is reached; models and rows are written all the
+    /// same
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// Only the published first-order steps, in place of the second-order method
     #[arg(long)]
     pub(crate) no_newton: bool,
     /// Drops features that at most N examples of all workers have; a sketch counts them, and keeps

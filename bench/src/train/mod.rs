@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use caravan_learn::data::Examples;
 use caravan_learn::dbpg::blocks::Order;
 use caravan_learn::dbpg::{self, Driver, Job, Trained};
@@ -61,6 +61,7 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
         interrupt.defer();
     }
     let mut stopped = false;
+    let mut missed = None;
     let mut saved = None;
     let mut curves = Vec::new();
     for &lambda in &lambdas {
@@ -76,7 +77,14 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
             write(&trained, args, &job, &file)?;
             saved = Some(file);
         }
-        remark(&rows.report, &trained, common, args);
+        remark(&rows.report, &trained, args);
+        if !trained.converged && !trained.stopped && !common.smoke {
+            let shortfall = shortfall(&trained, &job);
+            match args.method.strict {
+                true => missed = missed.or(Some(shortfall)),
+                false => rows.report.say(format_args!("{shortfall}")),
+            }
+        }
         rows.result(&trained, test.as_ref());
         stopped = trained.stopped;
         if stopped {
@@ -87,6 +95,7 @@ pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let plotted = plotted.map_or(Ok(()), |path| replace(path, plot::svg(&curves).as_bytes()));
     let ended = cluster.shutdown();
     let outcome = rows.outcome.and(plotted.map_err(Into::into)).and(ended.map_err(Into::into));
+    let outcome = outcome.and(missed.map_or(Ok(()), |missed| bail!(missed)));
     finish(outcome, saved, stopped, &interrupt)
 }
 
@@ -287,7 +296,7 @@ fn write(trained: &Trained, args: &Dbpg, job: &Job, file: &Path) -> Result<()> {
 }
 
 /// Tells people what the result does not.
-fn remark(report: &Report, trained: &Trained, common: &Common, args: &Dbpg) {
+fn remark(report: &Report, trained: &Trained, args: &Dbpg) {
     let [columns, dropped] = trained.columns;
     if dropped > 0 {
         let limit = args.method.tail_frequency;
@@ -305,12 +314,19 @@ fn remark(report: &Report, trained: &Trained, common: &Common, args: &Dbpg) {
             file.display()
         ));
     }
-    if !trained.converged && !trained.stopped && !common.smoke {
-        let passes = trained.passes;
-        report.say(format_args!(
-            "stopped after {passes} passes, before epsilon was reached (see --passes)"
-        ));
-    }
+}
+
+/// What a run has that ended before it was as near the least objective as asked for.
+fn shortfall(trained: &Trained, job: &Job) -> String {
+    let Trained { lambda, passes, objective, .. } = trained;
+    let known = trained.bound.map_or(String::new(), |bound| {
+        format!(": the objective may be {:.1e} of it above the least", bound / objective)
+    });
+    format!(
+        "lambda {lambda} ended after {passes} passes, before epsilon {:e} was reached{known} (see \
+         --passes)",
+        job.epsilon
+    )
 }
 
 #[cfg(test)]

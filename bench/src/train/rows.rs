@@ -83,6 +83,8 @@ pub(crate) struct Outcome {
     pub(crate) lambda: f64,
     pub(crate) intercept: f64,
     pub(crate) converged: bool,
+    // The objective is at most this far above the least; None without the second-order method.
+    pub(crate) bound: Option<f64>,
 }
 
 impl Outcome {
@@ -105,6 +107,7 @@ impl Outcome {
             lambda: trained.lambda,
             intercept: trained.model.intercept(),
             converged: trained.converged,
+            bound: trained.bound,
         }
     }
 }
@@ -125,8 +128,12 @@ impl Row for Outcome {
         };
         let Outcome { algorithm, lambda, objective, nnz, passes, .. } = self;
         let Outcome { seconds, load_seconds, peak_rss_mib, .. } = self;
+        let bound = match self.bound {
+            Some(bound) => format!(" (at most {:.1e} of it above the least)", bound / objective),
+            None => String::new(),
+        };
         format!(
-            "\n{algorithm}: lambda {lambda}, objective {objective:.10}, {nnz} non-zero weights\
+            "\n{algorithm}: lambda {lambda}, objective {objective:.10}{bound}, {nnz} non-zero weights\
              {intercept}, {passes} passes in {seconds:.2} s after {load_seconds:.2} s of loading, \
              {peak_rss_mib:.0} MiB{}",
             quality.text("\ntest: ")

@@ -337,13 +337,23 @@ fn coordinates_and_passes() {
 }
 
 fn parts_and_bounds() {
-    Attack::begin().until_refused("rows of a Hessian", |attack, number| {
+    Attack::begin().until_refused("gradients", |attack, number| {
         if number == 0 {
-            attack.create(&shard(1, "dbpg-hessian", ValueType::F32, 0))?;
+            attack.create(&shard(1, "dbpg-scores", ValueType::I64, 0))?;
         }
         let keys = keys(number * 50_000, 50_000, 1);
-        let lengths = &vec![0; keys.len()][..];
-        attack.ask(Draft { op: PUSH, table: 1, keys: &keys, lengths, ..request() })
+        let (lengths, values) = (&vec![2; keys.len()][..], vec![1; 2 * keys.len()]);
+        let values = Values::Copied(i64::bytes(&values));
+        attack.ask(Draft { op: PUSH, table: 1, keys: &keys, lengths, values, ..request() })
+    });
+    Attack::begin().until_refused("blocks", |attack, number| {
+        if number == 0 {
+            let workers = json!({ "workers": 1 });
+            attack.create(&shard(1, "dbpg-blocks", ValueType::I64, 0).options(workers))?;
+        }
+        let (lengths, values) = (&[3 * 1024][..], vec![0; 3 * 1024]);
+        let values = Values::Copied(i64::bytes(&values));
+        attack.ask(Draft { op: PUSH, table: 1, keys: &[number], lengths, values, ..request() })
     });
     Attack::begin().until_refused("bounds", |attack, number| {
         if number == 0 {

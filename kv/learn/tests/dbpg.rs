@@ -278,6 +278,23 @@ fn every_van_trains_the_same_model_to_the_bit() {
     }
 }
 
+/// Sums over rows are of integers, so it does not matter which worker has which rows.
+#[test]
+fn the_shape_of_the_cluster_changes_no_bit_of_a_second_order_run() {
+    let bits = |servers, workers| {
+        let job = Job { newton: Some(16), ..Job::new(vec![example_file()], 0.5) };
+        let (trained, passes) = train(servers, workers, &job);
+        assert!(trained.converged && passes.len() > 3, "{passes:?}");
+        let numbers = |pass: &Progress| [pass.objective, pass.bound.unwrap()].map(f64::to_bits);
+        let weights = trained.model.iter().map(|(key, weight)| (key, weight.to_bits()));
+        (weights.collect::<Vec<_>>(), passes.iter().map(numbers).collect::<Vec<_>>())
+    };
+    let expected = bits(1, 1);
+    for (servers, workers) in [(1, 2), (1, 4), (2, 1), (3, 2), (3, 4)] {
+        assert!(bits(servers, workers) == expected, "{workers} workers, {servers} servers");
+    }
+}
+
 #[test]
 fn wrong_jobs_are_refused() {
     let mut cluster = cluster(1, 2);

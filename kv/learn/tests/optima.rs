@@ -37,15 +37,26 @@ fn optima(folder: &Path) -> Vec<Optimum> {
     .collect()
 }
 
+/// How near the optimum a run must be, by its own bound. One set has so many dependent columns that
+/// the last digits of the bound take most of the time.
+fn asked(optimum: &Optimum) -> f64 {
+    if optimum.set == "criteo_tiny" && optimum.lambda == 0.1 { 1e-6 } else { 1e-9 }
+}
+
 fn train(folder: &Path, optimum: &Optimum, (servers, workers): (usize, usize)) -> Trained {
     let mut config = ClusterConfig { servers, workers, ..ClusterConfig::default() };
     config.node.van = Van::Tcp;
     let launch = Launch::Threads(dbpg::handles(Handles::default()), dbpg::apps(Apps::default()));
     let mut cluster = Cluster::launch(&config, launch).unwrap();
     let file = folder.join(format!("{}.train.xz", optimum.set));
-    let job = Job::new(vec![file], optimum.lambda);
-    let trained = dbpg::train(&mut cluster, &job, |_| {}).unwrap();
+    let job = Job { epsilon: asked(optimum), ..Job::new(vec![file], optimum.lambda) };
+    let mut passes = Vec::new();
+    let trained = dbpg::train(&mut cluster, &job, |pass| passes.push(*pass)).unwrap();
     cluster.shutdown().unwrap();
+    for pass in passes {
+        let gap = pass.objective - trained.objective.min(optimum.objective);
+        assert!(pass.bound.unwrap() >= gap, "{optimum:?}: {gap:e} is within {pass:?}");
+    }
     trained
 }
 
@@ -69,20 +80,25 @@ fn check(folder: &Path, optimum: &Optimum, shape: (usize, usize)) -> Trained {
     );
     assert!(trained.converged, "{optimum:?} {shape:?}: {} passes", trained.passes);
     assert!((-1e-9..=1e-6).contains(&gap), "{optimum:?} {shape:?}: {gap:e}");
-    // Of several optima, ours is the central one, which has the most weights; the table has any
-    // optimum, for two lambdas one with far fewer.
+    let bound = trained.bound.unwrap() / objective;
+    assert!(
+        bound >= gap && bound <= asked(optimum),
+        "{optimum:?} {shape:?}: {gap:e} is within {bound:e}"
+    );
+    // Where there are several optima, any is found; their weights are between these.
     let (found, expected) = (nonzeros(&trained), optimum.nonzeros);
     let near = found.abs_diff(expected) <= (expected / 50).max(1);
     let several = match (&set[..], *lambda) {
-        ("agaricus", 0.1) => found == 26,
-        ("criteo_tiny", 0.1) => found == 1778,
+        ("a9a", 1.0) => (92..=99).contains(&found),
+        ("agaricus", 0.1 | 1.0) => (22..=26).contains(&found),
+        ("criteo_tiny", 0.1) => (1500..=1778).contains(&found),
         _ => false,
     };
     assert!(near || several, "{optimum:?} {shape:?}: {found}");
     trained
 }
 
-/// All lambdas of a set with 1, 2 and 4 workers.
+/// All lambdas of a set with 1, 2 and 4 workers: the same to the bit.
 fn check_set(set: &str, servers: usize) {
     let Some(folder) = data_folder() else { return };
     let of_set = |optimum: &Optimum| optimum.set == set && optimum.size == "small";
@@ -92,9 +108,14 @@ fn check_set(set: &str, servers: usize) {
         let alone = check(&folder, &optimum, (servers, 1));
         for workers in [2, 4] {
             let shared = check(&folder, &optimum, (servers, workers));
-            let apart = shared.objective / alone.objective - 1.0;
-            assert!(apart.abs() <= 1e-9, "{optimum:?}, {workers} workers: {apart:e}");
-            assert_eq!(nonzeros(&shared), nonzeros(&alone), "{optimum:?}, {workers} workers");
+            let bits = |trained: &Trained| {
+                trained
+                    .model
+                    .iter()
+                    .map(|(key, weight)| (key, weight.to_bits()))
+                    .collect::<Vec<_>>()
+            };
+            assert!(bits(&shared) == bits(&alone), "{optimum:?}, {workers} workers");
         }
     }
 }

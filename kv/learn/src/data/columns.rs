@@ -50,6 +50,12 @@ impl Columns {
         self.values.is_some()
     }
 
+    /// The largest |x_ij|; 1 if all values are.
+    pub fn largest(&self) -> f64 {
+        let values = self.values.as_deref();
+        values.map_or(1.0, |values| values.iter().fold(0.0, |most: f64, x| most.max(x.abs())))
+    }
+
     /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         let values = self.values.as_deref().map_or(0, size_of_val);

@@ -101,19 +101,19 @@ impl Order {
 }
 
 /// Fisher-Yates, from the back.
-fn shuffle(order: &mut [usize], random: &mut SplitMix64) {
+pub(super) fn shuffle<T>(order: &mut [T], random: &mut SplitMix64) {
     for i in (1..order.len()).rev() {
         order.swap(i, random.below(i + 1));
     }
 }
 
 /// Steele, Lea and Flood's SplitMix64: small, seedable, good enough to shuffle a few blocks.
-struct SplitMix64 {
+pub(super) struct SplitMix64 {
     state: u64,
 }
 
 impl SplitMix64 {
-    fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 

@@ -25,8 +25,6 @@
 //! * gradients and curvatures are omitted as above, or with `quantize` rounded without bias, each
 //!   in a range of its own. Curvatures, which differ by orders of magnitude within a block, are
 //!   then pushed as logarithms, so that small ones keep their digits.
-//! * Hessians are sent in two bytes a number (`correlations`) with `quantize`, throughout: they
-//!   direct a polish, but do not determine where it ends.
 //! * Workers receive weights as the server has them. With `narrow` the server keeps 24 bits of
 //!   them; an error in the last bit changes F by its square.
 //!
@@ -269,6 +267,11 @@ impl Counted {
             *left_out = left_out.plus(pair[0].minus(pair[1]));
         }
         self.passes = self.passes.plus(stages[3]);
+    }
+
+    /// Counts one measurement: gradient and curvature of each column.
+    pub(crate) fn measured(&mut self, columns: usize) {
+        self.passes.pushed += columns as u64 * (KEY + LENGTH + 2 * VALUE);
     }
 
     /// Counts the columns of a pass that were dropped before: as rare ones, and by screening.

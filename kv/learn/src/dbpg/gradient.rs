@@ -256,6 +256,17 @@ impl Worker {
         self.steps = steps;
     }
 
+    /// Moves each score by `share` of its way, and columns to weights found in another way.
+    pub(super) fn shift(
+        &mut self,
+        ways: impl Iterator<Item = f64>,
+        share: f64,
+        to: impl Iterator<Item = (usize, f64)>,
+    ) {
+        self.rows.shift(ways, share);
+        to.for_each(|(j, weight)| self.weights[j] = weight);
+    }
+
     /// -c_i y_i σ(-m_i), row by row: the slope of the loss along x_i·w.
     pub(super) fn pulls(&self) -> impl Iterator<Item = f64> {
         self.rows.all().iter().map(|row| row.pull)
@@ -309,4 +320,4 @@ fn split<'a>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

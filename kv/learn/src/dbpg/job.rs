@@ -11,7 +11,7 @@ use super::blocks;
 use super::filters::{FilterTraffic, Filters};
 use super::gradient::Curvature;
 use super::groups;
-use super::polish::{self, SUPPORT_MAX};
+use super::newton::{BLOCK_COLUMNS, BLOCK_COLUMNS_MAX};
 use super::proximal::Proximal;
 use super::schedule::{KKT_RATIO, RESET_EVERY, Stop};
 use super::tail::Tail;
@@ -69,8 +69,8 @@ pub struct Job {
     pub filters: Filters,
     /// The filter that drops rare features first, if any.
     pub tail: Option<Tail>,
-    /// Largest support that Newton's method polishes between passes; `None` is the plain published
-    /// method.
+    /// Columns of a block of the second-order method, which a run ends with; `None` is the plain
+    /// published method.
     pub newton: Option<usize>,
     /// Threads with which each worker reads and computes; results do not depend on them.
     pub threads: usize,
@@ -82,7 +82,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Safe full steps, no delay, filter on, polished up to [`SUPPORT_MAX`] weights.
+    /// The second-order method; safe full first-order steps, no delay, filter on.
     pub fn new(files: Vec<PathBuf>, lambda: f64) -> Self {
         Job {
             files,
@@ -106,7 +106,7 @@ impl Job {
             reset_every: Some(RESET_EVERY),
             filters: Filters::default(),
             tail: None,
-            newton: Some(SUPPORT_MAX),
+            newton: Some(BLOCK_COLUMNS),
             threads: 1,
             straggle: None,
             stop: Arc::default(),
@@ -160,11 +160,11 @@ impl Job {
                 self.blocks.map_or(0.0, |blocks| blocks as f64),
                 "left to the block ratio if each group is cut separately",
             ),
-            () if self.newton.is_some_and(|n| n == 0 || n > polish::SUPPORT_LIMIT) => {
-                wrong("newton", self.newton.unwrap_or(0) as f64, "a support of 1 to 16384 weights")
+            () if self.newton.is_some_and(|n| n == 0 || n > BLOCK_COLUMNS_MAX) => {
+                wrong("newton", self.newton.unwrap_or(0) as f64, "1 to 1024 columns of a block")
             }
             () if self.newton.is_some() && self.exact_delay => Err(caravan_kv::Error::Config(
-                "an exact delay leaves updates outstanding after a pass, but a polish needs all of them: switch one of them off"
+                "an exact delay leaves updates outstanding after a pass, but second-order steps, which polish the weights, need all of them: switch one of them off"
                     .to_owned(),
             )),
             () => {
@@ -202,7 +202,7 @@ pub struct Progress {
     pub pass: u64,
     /// Since training began, without loading.
     pub seconds: f64,
-    /// F(w), after all updates and the polish.
+    /// F(w), after all updates.
     pub objective: f64,
     /// Relative decrease of F against the previous pass; 1 for the first.
     pub relative: f64,
@@ -229,6 +229,8 @@ pub struct Progress {
     pub times: Times,
     /// Columns of all workers that were dropped as rare.
     pub tail_dropped: u64,
+    /// The objective is at most this far above the least; `None` if that is unknown.
+    pub bound: Option<f64>,
     /// Column gradients computed so far.
     #[serde(skip)]
     pub columns_computed: usize,
@@ -249,7 +251,7 @@ pub struct Times {
     /// Pushes and pulls at the busiest server thread.
     #[serde(rename = "server_seconds")]
     pub server: f64,
-    /// The polish after the pass, messages included.
+    /// The second-order step after measuring, messages included.
     #[serde(rename = "polish_seconds")]
     pub polish: f64,
     /// The rest after the busiest worker, the busiest server thread and the polish: messages in
@@ -270,6 +272,8 @@ pub struct Trained {
     pub lambda: f64,
     /// F at these weights.
     pub objective: f64,
+    /// F is at most this far above the least; `None` if that is unknown.
+    pub bound: Option<f64>,
     /// Passes made.
     pub passes: u64,
     /// Whether the stop rule ended the run, rather than the limit on passes or [`Job::stop`].

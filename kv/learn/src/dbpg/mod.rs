@@ -35,24 +35,19 @@
 //! schedule allows; a cluster's result is compared with it.
 
 pub mod blocks;
-mod centre;
-mod cholesky;
 pub mod coordinates;
-mod correlations;
 mod cost;
 mod data_root;
 pub mod example;
 mod filters;
 pub mod gradient;
 mod groups;
-mod hessian;
 mod job;
 mod load;
 mod logistic;
 mod newton;
 mod orders;
 mod pace;
-mod polish;
 pub mod pool;
 pub mod proximal;
 pub mod reference;
@@ -60,14 +55,13 @@ mod rows;
 pub mod schedule;
 mod screen;
 mod shard;
-mod support;
 mod tail;
 mod train;
 mod worker;
 
 pub use filters::{FilterTraffic, Filters};
 pub use job::{Job, PRIOR_ROUNDS, Progress, Straggle, Times, Trained};
-pub use polish::SUPPORT_MAX;
+pub use newton::BLOCK_COLUMNS;
 pub use shard::{HANDLE, Shard};
 pub use tail::Tail;
 pub use train::{Driver, apps, handles, train};

@@ -44,10 +44,6 @@ pub(crate) enum Command {
     Report { gains: bool },
     /// Return the non-zero weights. Answered with pairs of key and weight, as JSON.
     Weights,
-    /// Return the weights of the coordinates that the filter leaves in, 0 or not. After a pass that
-    /// began with all of them and moved none, those are the ones with |g| = λ or slightly less.
-    /// Answered like [`Command::Weights`].
-    Border,
     /// Set these weights, sorted by key, between passes. Answered with how many of them are this
     /// thread's.
     Set { weights: Vec<(u64, f64)> },

@@ -135,6 +135,15 @@ impl Rows {
         });
     }
 
+    /// Moves each score by `share` of its way: `[rows]`.
+    pub(super) fn shift(&mut self, ways: impl Iterator<Item = f64>, share: f64) {
+        let rows = self.rows.iter_mut().zip(&self.labels).zip(&mut self.scores);
+        for (((row, label), score), way) in rows.zip(ways) {
+            *score += share * way;
+            row.pull = pull(*label, *score);
+        }
+    }
+
     /// Computes the scores from all weights, which removes the rounding errors of all steps.
     pub(super) fn derive(&mut self, columns: &Columns, weights: &[f64]) {
         self.scores.fill(0.0);

@@ -348,11 +348,6 @@ impl Shard {
         Ok(())
     }
 
-    fn border(&self) -> Vec<(u64, f64)> {
-        let pairs = self.state.keys().iter().zip(self.state.weights()).zip(self.state.active());
-        pairs.filter(|(_, active)| **active).map(|((key, weight), _)| (*key, *weight)).collect()
-    }
-
     /// Sets the weights whose keys are stored here; returns their number. The sum over threads
     /// shows keys that none has.
     fn set(&mut self, weights: &[(u64, f64)]) -> Result<usize, String> {
@@ -450,10 +445,6 @@ impl caravan_kv::Shard for Shard {
                 charge(self.memory.check(self.state.held().count() * ANSWER_BYTES))?;
                 let weights: Vec<(u64, f64)> = self.state.held().collect();
                 serde_json::to_vec(&weights).map_err(text)
-            }
-            Command::Border => {
-                charge(self.memory.check(self.state.active_count() * ANSWER_BYTES))?;
-                serde_json::to_vec(&self.border()).map_err(text)
             }
             Command::Set { weights } => serde_json::to_vec(&self.set(&weights)?).map_err(text),
         }

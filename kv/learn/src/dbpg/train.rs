@@ -6,16 +6,17 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use caravan_kv::error::with_sources;
+use caravan_kv::node::TaskId;
 use caravan_kv::{Apps, Cluster, Handles, Table, Target, Worker};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::blocks::{KeyBlock, Order};
 use super::filters::{Counted, LOSSLESS_FROM, Lossy};
-use super::hessian;
 use super::job::{Job, PRIOR_ROUNDS, Progress, Times, Trained};
+use super::newton::{self, Newton, Outer};
 use super::orders::{Command, Options, Report};
 use super::pace::Pace;
-use super::polish::{Polish, Polished};
 use super::proximal::Proximal;
 use super::schedule::{self, FILTER_OFF, Stop, StopRule};
 use super::screen;
@@ -41,7 +42,10 @@ pub fn handles(handles: Handles) -> Handles {
             Ok(Box::new(tail::Counts::new(&options.map_err(|error| error.to_string())?, memory)?))
         })
         .with(screen::HANDLE, |_, _, memory| Ok(Box::new(screen::Sums::new(memory))))
-        .with(hessian::HANDLE, |_, _, memory| Ok(Box::new(hessian::Parts::new(memory))));
+        .with(newton::SCORES, |_, _, memory| Ok(Box::new(newton::Scores::new(memory))))
+        .with(newton::BLOCKS, |spec, _, memory| {
+            Ok(Box::new(newton::Blocks::new(&spec.options, memory)?))
+        });
     handles.with(HANDLE, |spec, _range, memory| {
         caravan_numa::return_freed_blocks();
         let options: Options =
@@ -79,7 +83,7 @@ pub struct Driver<'a> {
     rule: Proximal,
     servers: Worker,
     table: Table,
-    polish: Option<Polish>,
+    newton: Option<Newton>,
     blocks: Vec<KeyBlock>,
     /// Gain of each block in the last pass if requested, else 0: `[blocks]`.
     gains: Vec<f64>,
@@ -96,6 +100,8 @@ pub struct Driver<'a> {
     columns: [u64; 2],
     left_out: usize,
     rss: BTreeMap<u32, f64>,
+    /// The weights when the second-order method began.
+    before_newton: Vec<(u64, f64)>,
 }
 
 impl<'a> Driver<'a> {
@@ -140,7 +146,21 @@ impl<'a> Driver<'a> {
         self.pace = Pace::new(self.job.delay, self.job.adapt_delay);
         let mut last: Option<Progress> = None;
         let mut stopped = false;
+        let mut first_order = self.begins_with_passes();
+        if !first_order {
+            self.begin_newton()?;
+        }
         for pass in 0..self.job.passes_max {
+            if !first_order {
+                let (report, stalled) = self.outer(pass, last.as_ref())?;
+                progress(&report);
+                last = Some(report);
+                stopped = self.job.is_to_stop() && report.stop != Stop::Done;
+                if stopped || stalled || report.stop == Stop::Done {
+                    break;
+                }
+                continue;
+            }
             let (mut report, _) = self.pass(pass, last.as_ref(), reset, &mut rule)?;
             if self.pace.after_pass(report.objective) {
                 let delay = self.pace.delay();
@@ -151,6 +171,12 @@ impl<'a> Driver<'a> {
                 report.stop = rule.request_reset();
                 self.lossless = true;
             }
+            let found = report.stop == Stop::Done || report.relative <= LOSSLESS_FROM;
+            if self.newton.is_some() && found {
+                report.stop = Stop::Continue;
+                first_order = false;
+                self.begin_newton()?;
+            }
             progress(&report);
             last = Some(report);
             reset = report.stop == Stop::Reset;
@@ -159,8 +185,8 @@ impl<'a> Driver<'a> {
                 break;
             }
         }
-        if let Some(last) = last.filter(|last| last.stop == Stop::Done) {
-            self.centre(&last)?;
+        if !first_order {
+            self.end_newton()?;
         }
         let seconds = self.seconds();
         let model = self.model()?;
@@ -170,6 +196,7 @@ impl<'a> Driver<'a> {
             model,
             lambda,
             objective: last.map_or(f64::NAN, |last| last.objective),
+            bound: last.and_then(|last| last.bound),
             passes: last.map_or(0, |last| last.pass + 1),
             converged: last.is_some_and(|last| last.stop == Stop::Done),
             stopped,
@@ -187,8 +214,9 @@ impl<'a> Driver<'a> {
     /// Traffic of all workers, and of servers to the driver.
     fn traffic(&self) -> caravan_kv::Result<Counted> {
         let mut counted = self.counted;
-        if let Some(polish) = &self.polish {
-            counted.tables.received = counted.tables.plus(&polish.traffic(&self.servers)?).received;
+        for table in self.newton.iter().flat_map(Newton::tables) {
+            let own = self.servers.traffic(table)?;
+            counted.tables.received = counted.tables.plus(&own).received;
         }
         counted.frames.pulled += self.servers.counters().bytes_received;
         Ok(counted)
@@ -220,9 +248,6 @@ impl<'a> Driver<'a> {
     /// Changes λ everywhere; returns whether the filter's bits are now those of another λ.
     fn set_lambda(&mut self, lambda: f64) -> caravan_kv::Result<bool> {
         self.rule.lambda = lambda;
-        if let Some(polish) = &mut self.polish {
-            polish.begin(self.rule);
-        }
         self.command(&Command::Lambda { lambda })?;
         Ok(self.task > 1)
     }
@@ -277,7 +302,7 @@ impl<'a> Driver<'a> {
         Ok(passed)
     }
 
-    /// Runs one pass and the polish after it. Also returns the largest gradient at a zero weight.
+    /// Runs one first-order pass. Also returns the largest gradient at a zero weight.
     fn pass(
         &mut self,
         pass: u64,
@@ -302,25 +327,15 @@ impl<'a> Driver<'a> {
             .extend(seen.chain(reports.iter().map(|report| (report.process, report.peak_rss_mib))));
         let loss: f64 = passed.iter().map(|passed| passed.loss).sum();
         let penalty: f64 = reports.iter().map(|report| report.penalty).sum();
-        let after_pass = Polished {
-            objective: loss + penalty,
-            nonzeros: reports.iter().map(|report| report.nonzeros).sum(),
-        };
-        let polishing = self.servers.now();
-        let Polished { objective, nonzeros } =
-            self.polish(after_pass, last.map(|last| last.objective))?;
-        let polish = (self.servers.now() - polishing).as_secs_f64();
-        let (relative, mut stop) = rule.after_pass(objective);
-        if stop == Stop::Continue && objective < after_pass.objective {
-            stop = rule.request_reset();
-        }
+        let objective = loss + penalty;
+        let (relative, stop) = rule.after_pass(objective);
         let steepest = reports.iter().map(|report| report.steepest).fold(0.0, f64::max);
         let report = Progress {
             pass,
             seconds: self.seconds(),
             objective,
             relative,
-            nnz: nonzeros,
+            nnz: reports.iter().map(|report| report.nonzeros).sum(),
             active: reports.iter().map(|report| report.active).sum(),
             violation: (steepest - self.rule.lambda).max(0.0),
             worker_busy: busy(&passed, took),
@@ -329,8 +344,9 @@ impl<'a> Driver<'a> {
             threshold,
             lambda: self.rule.lambda,
             delay,
-            times: times(&passed, &reports, polish, self.servers.now() - began),
+            times: times(&passed, server_busy(&reports), 0.0, self.servers.now() - began),
             tail_dropped: self.columns[1],
+            bound: None,
             columns_computed: passed.iter().map(|passed| passed.columns_computed).sum(),
             stop,
         };
@@ -355,23 +371,79 @@ impl<'a> Driver<'a> {
         (self.servers.now() - self.began).as_secs_f64()
     }
 
-    /// Polishes after a pass, if the job wants that.
-    fn polish(&mut self, from: Polished, previous: Option<f64>) -> caravan_kv::Result<Polished> {
-        match (&mut self.polish, previous) {
-            (Some(polish), Some(previous)) => {
-                polish.run(self.cluster, &mut self.servers, self.table, from, previous)
-            }
-            _ => Ok(from),
-        }
+    /// Whether a run begins with first-order passes: those alone have a delay, and lossy filters.
+    fn begins_with_passes(&self) -> bool {
+        self.newton.is_none() || self.job.delay > 0 || self.job.filters.is_lossy()
     }
 
-    /// Moves to the central one of several optima, if the job polishes.
-    fn centre(&mut self, last: &Progress) -> caravan_kv::Result<()> {
-        let at = Polished { objective: last.objective, nonzeros: last.nnz };
-        match &self.polish {
-            Some(polish) => polish.centre(self.cluster, &mut self.servers, self.table, at),
-            None => Ok(()),
+    /// Hands the weights over to the second-order method.
+    fn begin_newton(&mut self) -> caravan_kv::Result<()> {
+        let weights: Vec<Vec<(u64, f64)>> = self.tell_servers(&Command::Weights)?;
+        let rule = self.rule;
+        self.before_newton = weights.into_iter().flatten().collect();
+        let weights = self.before_newton.iter().copied();
+        let newton = self.newton.as_mut();
+        newton.expect("the job has a second-order method").begin(rule, weights);
+        Ok(())
+    }
+
+    /// Takes the weights back, at servers and workers.
+    fn end_newton(&mut self) -> caravan_kv::Result<()> {
+        let weights = self.newton.as_ref().map(|newton| newton.weights().clone());
+        let weights = weights.unwrap_or_default();
+        let before = self.before_newton.iter().filter(|(key, _)| !weights.contains_key(key));
+        let mut all: Vec<(u64, f64)> = before.map(|&(key, _)| (key, 0.0)).collect();
+        all.extend(weights);
+        all.sort_unstable_by_key(|(key, _)| *key);
+        let first = self.task;
+        let (threshold, lossy) = (FILTER_OFF, None);
+        let blocks = Vec::new();
+        let reset = Command::Pass { first, blocks, threshold, reset: true, all: false, lossy };
+        self.command(&reset)?;
+        // The second time both sides derive a column's trust region from the same step, of 0.
+        for _ in 0..2 {
+            let set = Command::Set { weights: all.clone() };
+            let _set: Vec<usize> = self.tell_servers(&set)?;
         }
+        let _set: Vec<()> = ask_workers(self.cluster, &worker::Order::Start { weights: all })?;
+        Ok(())
+    }
+
+    /// Takes an outer step of the second-order method. Also returns whether it cannot go on.
+    fn outer(
+        &mut self,
+        pass: u64,
+        last: Option<&Progress>,
+    ) -> caravan_kv::Result<(Progress, bool)> {
+        let began = self.servers.now();
+        let newton = self.newton.as_mut().expect("the job has a second-order method");
+        let step: Outer = newton.step(self.cluster, &mut self.servers, self.job.epsilon)?;
+        let passed: Vec<Passed> = ask_workers(self.cluster, &worker::Order::Passed)?;
+        let took = self.servers.now() - began;
+        let counted = passed.iter().map(|passed| &passed.counted);
+        self.counted = counted.fold(Counted::default(), |sum, counted| sum.plus(counted));
+        self.rss.extend(passed.iter().map(|passed| (passed.process, passed.peak_rss_mib)));
+        let report = Progress {
+            pass,
+            seconds: self.seconds(),
+            objective: step.objective,
+            relative: last.map_or(1.0, |last| last.objective / step.objective - 1.0),
+            nnz: step.nonzeros,
+            active: step.columns,
+            violation: (step.steepest - self.rule.lambda).max(0.0),
+            worker_busy: busy(&passed, took),
+            worker_bytes_sent: self.counted.frames.pushed,
+            server_bytes_sent: self.counted.frames.pulled,
+            threshold: FILTER_OFF,
+            lambda: self.rule.lambda,
+            delay: 0,
+            times: times(&passed, step.server_seconds, step.step_seconds, took),
+            tail_dropped: self.columns[1],
+            bound: Some(step.bound),
+            columns_computed: passed.iter().map(|passed| passed.columns_computed).sum(),
+            stop: if step.done { Stop::Done } else { Stop::Continue },
+        };
+        Ok((report, step.stalled))
     }
 
     fn command(&mut self, command: &Command) -> caravan_kv::Result<()> {
@@ -395,7 +467,7 @@ fn failed(error: caravan_kv::Error) -> crate::Error {
 pub(super) fn tell_servers<T: DeserializeOwned>(
     servers: &mut Worker,
     table: Table,
-    command: &Command,
+    command: &impl Serialize,
 ) -> caravan_kv::Result<Vec<T>> {
     let timestamp = servers.command(table, &serde_json::to_vec(command)?)?;
     let replies = servers.wait(timestamp)?.replies;
@@ -412,10 +484,41 @@ pub(super) fn ask_workers<T: DeserializeOwned>(
     Ok(answers.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
 }
 
-fn times(passed: &[Passed], reports: &[Report], polish: f64, total: Duration) -> Times {
+/// Sends an order of the second-order method to all workers; returns their sums.
+pub(super) fn ask(
+    cluster: &mut Cluster,
+    order: &newton::Order,
+) -> caravan_kv::Result<Vec<Vec<newton::Whole>>> {
+    ask_workers(cluster, &worker::Order::Newton(order.clone()))
+}
+
+/// An order that workers carry out meanwhile.
+pub(super) struct Submitted(TaskId);
+
+/// Sends an order of the second-order method to all workers.
+pub(super) fn submit(
+    cluster: &mut Cluster,
+    order: &newton::Order,
+) -> caravan_kv::Result<Submitted> {
+    let order = serde_json::to_value(worker::Order::Newton(order.clone()))?;
+    cluster.submit(Target::Workers, APP, &order).map(Submitted)
+}
+
+impl Submitted {
+    /// Waits until it is carried out.
+    pub(super) fn wait(self, cluster: &mut Cluster) -> caravan_kv::Result<()> {
+        cluster.wait(self.0).map(drop)
+    }
+}
+
+/// Time of the busiest server thread.
+fn server_busy(reports: &[Report]) -> f64 {
+    reports.iter().map(|report| report.busy_seconds).fold(0.0, f64::max)
+}
+
+fn times(passed: &[Passed], server: f64, polish: f64, total: Duration) -> Times {
     let busy = || passed.iter().map(|passed| passed.busy_seconds);
     let worker_max = busy().fold(0.0, f64::max);
-    let server = reports.iter().map(|report| report.busy_seconds).fold(0.0, f64::max);
     let total = total.as_secs_f64();
     Times {
         worker_min: busy().reduce(f64::min).unwrap_or(0.0),

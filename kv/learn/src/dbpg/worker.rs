@@ -15,11 +15,10 @@ use super::blocks::KeyBlock;
 use super::data_root::DataRoot;
 use super::filters::{Counted, Lossy, Sent};
 use super::gradient::{Curvature, TrustRegion, Worker};
-use super::hessian::{self, Place, Wire};
 use super::job::Straggle;
 use super::load::{Data, Dropped, Loaded, Loading};
+use super::newton;
 use super::orders::Options;
-use super::support::Support;
 use pass::Pass;
 pub(crate) use pass::Passed;
 use pass::Pending;
@@ -46,10 +45,11 @@ pub(crate) enum Order {
     /// Count the groups named by this many leading bits of a key. Answered with a list of
     /// [`Group`](super::groups::Group).
     Groups { bits: u32 },
-    /// Create the tables and announce your keys, with a column of ones at `intercept`.
+    /// Create the tables and announce your keys, with a column of ones at `intercept`. Answered with
+    /// the largest |x_ij|, and whether all are 1.
     Begin {
         table: TableSpec,
-        polish: Option<Box<TableSpec>>,
+        newton: Option<Box<newton::Tables>>,
         curvature: Curvature,
         intercept: Option<u64>,
         straggle: Option<Straggle>,
@@ -65,13 +65,10 @@ pub(crate) enum Order {
         reset: bool,
         lossy: Option<Lossy>,
     },
-    /// Push your part of the Hessian and gradient on these columns. Only between passes.
-    Gram { support: Vec<u64>, wire: Wire },
-    /// Compute your losses on the way to these weights of the support. Answered with one for each
-    /// of `newton::SHARES`.
-    Losses { weights: Vec<f64> },
-    /// Set these weights of the support.
-    Set { weights: Vec<f64> },
+    /// Do your part of an outer step of the second-order method. Only between passes.
+    Newton(newton::Order),
+    /// An outer step is over. Answered with [`Passed`], without the loss.
+    Passed,
 }
 
 /// One worker.
@@ -86,18 +83,14 @@ pub struct Dbpg {
 struct Begin {
     /// Of the table of weights.
     spec: TableSpec,
-    /// Of the table of the polish, if there is one.
-    polish: Option<Box<TableSpec>>,
+    newton: Option<Box<newton::Tables>>,
     curvature: Curvature,
     straggle: Option<Straggle>,
 }
 
 struct Training {
     table: Table,
-    /// The table that carries the polish's numbers to the driver.
-    polish: Option<Table>,
-    /// The columns of the current polish.
-    support: Support,
+    newton: Option<newton::Task>,
     state: Worker,
     curvature: Curvature,
     straggle: Option<Straggle>,
@@ -123,33 +116,35 @@ struct Training {
     values: Vec<f64>,
 }
 
-/// The polish between passes.
+/// What a worker does between passes.
 impl Training {
-    fn gram(
+    fn newton(
         &mut self,
         node: &mut WorkerNode,
         data: &Data,
-        keys: &[u64],
-        wire: Wire,
-    ) -> Result<(), String> {
-        let table = self.polish.ok_or("this job runs without a polish")?;
+        order: newton::Order,
+    ) -> Result<Vec<newton::Whole>, String> {
         if !self.pending.is_empty() {
             return Err(format!("{} pulls are not applied yet", self.pending.len()));
         }
-        self.support = Support::new(&data.columns, self.state.labels().len(), keys);
-        let pulls: Vec<f64> = self.state.pulls().collect();
-        let gram = self.support.gram(&data.columns, self.state.labels(), pulls, &data.pool);
-        let place = Place { rank: node.rank, workers: node.workers };
-        hessian::send(&mut node.worker, table, place, keys.len(), gram, wire)
-            .map_err(|error| error.to_string())
+        let task = self.newton.as_mut().ok_or("this job takes first-order steps only")?;
+        let mut run = newton::Run { node, data, state: &mut self.state, task };
+        run.run(order).map_err(|error| error.to_string())
     }
 
-    fn losses(&self, weights: &[f64]) -> Result<Vec<f64>, String> {
-        self.check(weights)?;
-        let held = self.support.columns().iter().zip(weights);
-        let own = self.state.weights();
-        let step: Vec<f64> = held.map(|(j, weight)| j.map_or(0.0, |j| weight - own[j])).collect();
-        Ok(self.support.losses(self.state.labels(), self.state.margins(), &step))
+    /// The report after an outer step.
+    fn passed(&mut self, node: &mut WorkerNode, data: &Data) -> Result<Passed, String> {
+        let task = self.newton.as_mut().ok_or("this job takes first-order steps only")?;
+        let busy = task.busy;
+        self.columns_computed += std::mem::take(&mut task.columns_computed);
+        let columns_computed = self.columns_computed;
+        self.counted.measured(data.columns.columns());
+        let lossy = Lossy::NONE;
+        let mut pass = Pass { node, data, training: self, delay: 0, exact: false, lossy };
+        let counted = pass.counted(true).map_err(|error| error.to_string())?;
+        let (process, peak_rss_mib) = crate::memory::process();
+        let busy_seconds = busy.as_secs_f64();
+        Ok(Passed { loss: 0.0, busy_seconds, columns_computed, counted, peak_rss_mib, process })
     }
 
     fn start(&mut self, data: &Data, weights: &[(u64, f64)]) {
@@ -157,22 +152,6 @@ impl Training {
         let held =
             weights.iter().filter_map(|&(key, weight)| keys.find(key).zip(Some((weight, true))));
         self.state.set(&data.columns, held);
-    }
-
-    fn set(&mut self, data: &Data, weights: &[f64]) -> Result<(), String> {
-        self.check(weights)?;
-        let held = self.support.columns().iter().zip(weights);
-        let to = held.filter_map(|(&j, &weight)| j.zip(Some((weight, true))));
-        self.state.set(&data.columns, to);
-        Ok(())
-    }
-
-    fn check(&self, weights: &[f64]) -> Result<(), String> {
-        let n = self.support.len();
-        match weights.len() {
-            found if found == n => Ok(()),
-            found => Err(format!("the support has {n} weights, not {found}")),
-        }
     }
 }
 
@@ -198,11 +177,11 @@ impl App for Dbpg {
             Order::Add => serde_json::to_value(self.loading()?.add(node)?),
             Order::Screen { lambda } => serde_json::to_value(self.loading()?.screen(node, lambda)?),
             Order::Groups { bits } => serde_json::to_value(self.loading()?.groups(bits)),
-            Order::Begin { table, polish, curvature, intercept, straggle } => {
+            Order::Begin { table, newton, curvature, intercept, straggle } => {
                 let loading = self.loading.take();
                 let loading = loading.ok_or("there is nothing to train on: load first")?;
                 let (data, labels) = loading.into_data(intercept)?;
-                let begin = Begin { spec: table, polish, curvature, straggle };
+                let begin = Begin { spec: table, newton, curvature, straggle };
                 serde_json::to_value(self.begin(node, data, labels, begin)?)
             }
             Order::Start { weights } => {
@@ -210,17 +189,13 @@ impl App for Dbpg {
                 training.start(data, &weights);
                 Ok(serde_json::Value::Null)
             }
-            Order::Gram { support, wire } => {
+            Order::Newton(order) => {
                 let (data, training) = self.training()?;
-                serde_json::to_value(training.gram(node, data, &support, wire)?)
+                serde_json::to_value(training.newton(node, data, order)?)
             }
-            Order::Losses { weights } => {
-                let (_, training) = self.training()?;
-                serde_json::to_value(training.losses(&weights)?)
-            }
-            Order::Set { weights } => {
+            Order::Passed => {
                 let (data, training) = self.training()?;
-                serde_json::to_value(training.set(data, &weights)?)
+                serde_json::to_value(training.passed(node, data)?)
             }
             Order::Pass { first, blocks, delay, exact, reset, lossy } => {
                 let (data, training) = self.training()?;
@@ -278,20 +253,20 @@ impl Dbpg {
         data: Data,
         labels: Vec<f64>,
         begin: Begin,
-    ) -> Result<(), String> {
-        let Begin { spec, polish, curvature, straggle } = begin;
+    ) -> Result<(f64, bool), String> {
+        let Begin { spec, newton, curvature, straggle } = begin;
         let options: Options =
             serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
         let keys: Vec<u64> = data.keys().iter().collect();
-        let announce = |node: &mut WorkerNode| -> caravan_kv::Result<(Table, Option<Table>)> {
+        let announce = |node: &mut WorkerNode| {
             let table = node.worker.create_table(&spec)?;
-            let polish = polish.as_ref().map(|spec| node.worker.create_table(spec)).transpose()?;
+            let newton = newton.map(|tables| newton::Task::new(node, &tables)).transpose()?;
             node.worker.set_clock(0);
             let named = node.worker.push_varying::<f64>(table, &keys, &vec![0; keys.len()], &[])?;
             node.worker.wait(named)?;
-            Ok((table, polish))
+            Ok::<_, caravan_kv::Error>((table, newton))
         };
-        let (table, polish) = announce(node).map_err(|error| error.to_string())?;
+        let (table, newton) = announce(node).map_err(|error| error.to_string())?;
         let trust = TrustRegion { init: options.delta_init, max: options.delta_max };
         let blocks = options
             .blocks
@@ -299,8 +274,7 @@ impl Dbpg {
             .map(|&(first, last)| KeyBlock { first, last }.locate_in(data.keys()));
         self.training = Some(Training {
             table,
-            polish,
-            support: Support::default(),
+            newton,
             state: Worker::with_threads(labels, keys.len(), trust, data.pool.clone()),
             curvature,
             straggle,
@@ -319,7 +293,9 @@ impl Dbpg {
             lengths: Vec::new(),
             values: Vec::new(),
         });
+        let largest = data.columns.largest();
+        let ones = !data.columns.has_values();
         self.data = Some(data);
-        Ok(())
+        Ok((largest, ones))
     }
 }

@@ -1,7 +1,6 @@
 //! The kernels against differences of the loss, and their bound against steps.
 
 use super::*;
-use crate::dbpg::cholesky::tests::noise;
 
 const KEYS: [u64; 3] = [2, 5, 9];
 const ENDS: [usize; 3] = [2, 4, 5];
@@ -196,4 +195,14 @@ fn any_number_of_threads_computes_the_same_bits() {
 #[should_panic(expected = "labels must have a sign")]
 fn other_labels_are_refused() {
     Worker::new(vec![0.0], 1, TrustRegion::default());
+}
+
+/// Pseudo-random numbers in -1..1.
+pub(crate) fn noise(count: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
 }

@@ -12,12 +12,11 @@ use crate::data;
 use crate::dbpg::blocks::{self, KeyBlock};
 use crate::dbpg::filters::{self, Counted};
 use crate::dbpg::groups::{self, Group};
-use crate::dbpg::hessian::{self, Wire};
 use crate::dbpg::job::Job;
 use crate::dbpg::load::Loaded;
+use crate::dbpg::newton::{self, Newton};
 use crate::dbpg::orders::{Command, Options};
 use crate::dbpg::pace::Pace;
-use crate::dbpg::polish::Polish;
 use crate::dbpg::proximal::Proximal;
 use crate::dbpg::shard::HANDLE;
 use crate::dbpg::tail::Tail;
@@ -42,7 +41,7 @@ impl<'a> Driver<'a> {
     fn set_up(cluster: &'a mut Cluster, job: &'a Job) -> caravan_kv::Result<Self> {
         job.check()?;
         cluster.begin(PART)?;
-        caravan_numa::return_freed_blocks(); // a Hessian is briefly as large as the data
+        caravan_numa::return_freed_blocks(); // blocks are briefly as large as the data
         let began = Instant::now();
         let load = worker::Order::Load {
             files: job.files.clone(),
@@ -73,14 +72,14 @@ impl<'a> Driver<'a> {
         let keys = key_range(&loaded).unwrap_or(keys);
         let blocks = rule.blocks(cut(cluster, job, keys, &loaded)?);
         warn_of_delay(job, blocks.len());
-        let (table, polish) = begin(cluster, &mut servers, job, &rule, &blocks, keys, &loaded)?;
+        let (table, newton) = begin(cluster, &mut servers, job, &rule, &blocks, keys, &loaded)?;
         let mut driver = Driver {
             cluster,
             job,
             rule,
             servers,
             table,
-            polish,
+            newton,
             gains: vec![0.0; blocks.len()],
             blocks,
             rows: loaded.iter().map(|loaded| loaded.rows).sum(),
@@ -93,6 +92,7 @@ impl<'a> Driver<'a> {
             columns,
             left_out: 0,
             rss: BTreeMap::new(),
+            before_newton: Vec::new(),
         };
         job.warm_start.as_ref().map_or(Ok(()), |model| driver.start_from(model))?;
         Ok(driver)
@@ -221,28 +221,32 @@ fn begin(
     blocks: &[KeyBlock],
     keys: KeyBlock,
     loaded: &[Loaded],
-) -> caravan_kv::Result<(Table, Option<Polish>)> {
+) -> caravan_kv::Result<(Table, Option<Newton>)> {
     let filters = &job.filters.table;
     let workers = cluster.config().workers;
     let weights = weights(job, rule, blocks, keys, workers);
     let table = servers.create_table(&weights)?;
-    let wire = if filters.quantize.is_some() { Wire::Short } else { Wire::Single };
+    let threads = cluster.config().servers * cluster.config().threads;
+    let columns = newton::keys_of(keys.first, rule.free.unwrap_or(keys.last));
     let numbers = filters::of_numbers(filters);
-    let newton = job.newton.map(|most| (most, hessian::table(most, workers, wire, numbers)));
+    let tables = newton::Tables::new(columns, threads, workers, numbers);
     let begin = worker::Order::Begin {
         table: weights,
-        polish: newton.as_ref().map(|(_, spec)| Box::new(spec.clone())),
+        newton: job.newton.map(|_| Box::new(tables.clone())),
         curvature: job.curvature,
         intercept: rule.free,
         straggle: job.straggle,
     };
-    let _ready: Vec<()> = ask_workers(cluster, &begin)?;
-    let Some((support_max, spec)) = newton else { return Ok((table, None)) };
-    let most = loaded.iter().map(|loaded| loaded.nonzeros).max().unwrap_or(0);
-    let numbers = servers.create_table(&spec)?;
-    let narrow = filters.narrow;
-    let polish = Polish::new(support_max, *rule, numbers, blocks.len(), most, narrow, wire);
-    Ok((table, Some(polish)))
+    let ready: Vec<(f64, bool)> = ask_workers(cluster, &begin)?;
+    let Some(block_columns) = job.newton else { return Ok((table, None)) };
+    let data = newton::Data {
+        rows: loaded.iter().map(|loaded| loaded.rows).sum(),
+        largest: ready.iter().map(|(largest, _)| *largest).fold(0.0, f64::max),
+        ones: ready.iter().all(|(_, ones)| *ones),
+        row_weight: job.positive_weight.max(1.0),
+    };
+    let open = tables.create(servers)?;
+    Ok((table, Some(Newton::new(block_columns, *rule, data, open))))
 }
 
 /// The table of weights.

@@ -14,8 +14,7 @@ use super::Training;
 use crate::data::Columns;
 use crate::dbpg::filters::{Bytes, Counted, Lossy};
 use crate::dbpg::load::Data;
-use crate::dbpg::support::Support;
-use crate::dbpg::{cost, proximal};
+use crate::dbpg::{cost, newton, proximal};
 
 /// A worker's report after a pass.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -111,7 +110,6 @@ impl Pass<'_> {
         blocks: &[usize],
         reset: bool,
     ) -> caravan_kv::Result<Passed> {
-        self.training.support = Support::default(); // the polish is over
         if reset {
             self.reset();
         }
@@ -138,14 +136,15 @@ impl Pass<'_> {
     }
 
     /// The counters since the start, after a pass over all blocks or some.
-    fn counted(&mut self, is_whole: bool) -> caravan_kv::Result<Counted> {
-        let Training { table, polish, counted, dropped, .. } = &mut *self.training;
+    pub(super) fn counted(&mut self, is_whole: bool) -> caravan_kv::Result<Counted> {
+        let Training { table, newton, counted, dropped, .. } = &mut *self.training;
         if is_whole {
             counted.dropped([dropped.tail, dropped.screened]);
         }
         let worker = &self.node.worker;
-        let tables = polish.iter().chain([&*table]).try_fold(counted.tables, |sum, table| {
-            worker.traffic(*table).map(|traffic| sum.plus(&traffic))
+        let of_newton = newton.iter().flat_map(newton::Task::tables);
+        let tables = of_newton.chain([*table]).try_fold(counted.tables, |sum, table| {
+            worker.traffic(table).map(|traffic| sum.plus(&traffic))
         })?;
         let counters = worker.counters();
         let frames = Bytes { pushed: counters.bytes_sent, pulled: counters.bytes_received };

@@ -1,0 +1,561 @@
+//! The server's blocks of the working set: sums over workers, and coordinate descent on a block.
+//!
+//! Path: driver: step > **blocks** < worker: task. Tasks are numbered by the driver and follow each
+//! other; a request's clock is the number of its task. A pull is parked until its task is complete:
+//! a direction when the driver has pushed it, a sum or a block's step when all workers have pushed
+//! their parts.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use caravan_kv::consistency::Admission;
+use caravan_kv::server::{Pulled, Request};
+use caravan_van::{Account, Pool, Value};
+use serde::{Deserialize, Serialize};
+
+use super::fixed::Scale;
+use super::{BLOCK_COLUMNS_MAX, Kind, Options, change, least_subgradient, soft};
+
+/// Name of this shard's update rule.
+pub(crate) const HANDLE: &str = "dbpg-blocks";
+
+/// Most passes of coordinate descent over a block in one step, and the share of the first one's
+/// change at which they end.
+const PASSES_MAX: usize = 5;
+const PASSES_END: f64 = 0.01;
+
+/// A command of the driver.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Command {
+    /// An outer step begins: forgets all blocks.
+    Begin {
+        lambda: f64,
+        l2: f64,
+        free: Option<u64>,
+        /// Of parts of gradients.
+        scale: Scale,
+        units: Units,
+    },
+    /// Answers with a list of [`Stepped`] since the last one, as JSON.
+    Stepped,
+}
+
+/// What multiples the Hessians are sent in, so that sums fit 32 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Units {
+    /// All columns are of ones: the same for all, as no entry is above the largest on the diagonal.
+    Same(f64),
+    /// Each entry in relation to the square root of its two on the diagonal, as powers of 2.
+    Own,
+}
+
+/// Most of an entry's integer.
+const ENTRY_MAX: f64 = 1_073_741_824.0; // 2^30
+
+impl Units {
+    /// For Hessians with diagonals of up to `largest`.
+    pub(super) fn of_ones(largest: f64) -> Units {
+        Units::Same(2_f64.powi((ENTRY_MAX / largest.max(1e-300)).log2().floor().min(900.0) as i32))
+    }
+
+    /// A column's factor, for its number on the diagonal: an entry's factor is that of its two
+    /// columns.
+    pub(super) fn factor(self, curvature: f64) -> f64 {
+        match self {
+            Units::Same(_) => 1.0,
+            Units::Own => 2_f64.powi(-(curvature.log2().ceil() as i32).div_euclid(2) - 1),
+        }
+    }
+
+    /// The factor of all entries.
+    pub(super) fn of_all(self) -> f64 {
+        match self {
+            Units::Same(units) => units,
+            Units::Own => ENTRY_MAX,
+        }
+    }
+}
+
+/// A block's step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(super) struct Stepped {
+    pub(super) block: usize,
+    /// Σ s² / h before the step, for the subgradient s of least norm.
+    pub(super) distance: f64,
+    /// How much q fell.
+    pub(super) gain: f64,
+}
+
+/// A block of columns.
+#[derive(Debug, Default)]
+struct Block {
+    /// As the driver pushed them: key, weight and curvature of each column.
+    plan: Vec<i64>,
+    penalties: Vec<[f64; 2]>,
+    place: Vec<f64>,
+    curvatures: Vec<f64>,
+    /// The Hessian, all rows of a symmetric matrix, once all workers' parts are in it.
+    gram: Vec<f32>,
+    /// The sum of their parts until then, the lower triangle row by row, and their number.
+    entries: Vec<i32>,
+    parts: usize,
+    sum: Sum,
+    /// A direction, or a new v, as bits.
+    way: Vec<i64>,
+}
+
+/// A sum of parts.
+#[derive(Debug, Default)]
+struct Sum {
+    clock: u64,
+    pushed: usize,
+    numbers: Vec<i64>,
+}
+
+impl Sum {
+    /// Adds a worker's part for task `clock`; returns how many are in.
+    fn add(&mut self, clock: u64, part: &[i64]) -> Result<usize, String> {
+        if self.clock != clock {
+            *self = Sum { clock, pushed: 0, numbers: vec![0; part.len()] };
+        }
+        if self.numbers.len() != part.len() {
+            return Err(format!(
+                "workers push {} and {} numbers of a block",
+                self.numbers.len(),
+                part.len()
+            ));
+        }
+        self.numbers.iter_mut().zip(part).for_each(|(sum, part)| *sum = sum.wrapping_add(*part));
+        self.pushed += 1;
+        Ok(self.pushed)
+    }
+}
+
+/// A server thread's blocks.
+pub(crate) struct Blocks {
+    workers: usize,
+    lambda: f64,
+    l2: f64,
+    free: Option<u64>,
+    scale: Scale,
+    units: Units,
+    blocks: BTreeMap<usize, Block>,
+    /// Tasks up to this one are complete.
+    clock: u64,
+    /// Pushes of the task of sums that is not complete.
+    sums: (u64, usize),
+    stepped: Vec<Stepped>,
+    busy: Duration,
+    lengths: Vec<u32>,
+    answer: Vec<i64>,
+    memory: Account,
+}
+
+impl Blocks {
+    pub(crate) fn new(options: &serde_json::Value, memory: &Pool) -> Result<Self, String> {
+        Ok(Blocks {
+            workers: Options::of(options)?,
+            lambda: 0.0,
+            l2: 0.0,
+            free: None,
+            scale: Scale::new(1, 1.0),
+            units: Units::Own,
+            blocks: BTreeMap::new(),
+            clock: 0,
+            sums: (0, 0),
+            stepped: Vec::new(),
+            busy: Duration::ZERO,
+            lengths: Vec::new(),
+            answer: Vec::new(),
+            memory: Account::new(memory, "blocks of a working set"),
+        })
+    }
+
+    fn block(&mut self, slot: usize) -> Result<&mut Block, String> {
+        self.blocks.get_mut(&slot).ok_or_else(|| format!("there is no block {slot} here"))
+    }
+
+    fn charge(&mut self, bytes: usize) -> Result<(), String> {
+        self.memory.add(bytes).map_err(|error| error.to_string())
+    }
+
+    /// Takes the columns of a block.
+    fn plan(&mut self, slot: usize, plan: &[i64]) -> Result<(), String> {
+        let (columns, rest) = plan.as_chunks::<3>();
+        let n = columns.len();
+        if !rest.is_empty() || !(1..=BLOCK_COLUMNS_MAX).contains(&n) {
+            return Err(format!(
+                "a block of {} numbers is not one of 1 to {BLOCK_COLUMNS_MAX} columns",
+                plan.len()
+            ));
+        }
+        self.charge(n * n * size_of::<f32>() + n * 128 + size_of::<Block>())?;
+        let number = |bits: i64| f64::from_bits(bits as u64);
+        let penalties = |&[key, ..]: &[i64; 3]| match self.free {
+            Some(free) if free == key as u64 => [0.0; 2],
+            _ => [self.lambda, self.l2],
+        };
+        let block = Block {
+            penalties: columns.iter().map(penalties).collect(),
+            place: columns.iter().map(|column| number(column[1])).collect(),
+            curvatures: columns.iter().map(|column| number(column[2])).collect(),
+            plan: plan.to_vec(),
+            entries: vec![0; 2 * (n * (n + 1) / 2).div_ceil(2)],
+            ..Block::default()
+        };
+        self.blocks.insert(slot, block);
+        Ok(())
+    }
+
+    fn begin(&mut self, lambda: f64, l2: f64, free: Option<u64>, scale: Scale, units: Units) {
+        (self.lambda, self.l2, self.free, self.scale, self.units) =
+            (lambda, l2, free, scale, units);
+        self.blocks.clear();
+        self.memory.release(usize::MAX);
+        self.busy = Duration::ZERO;
+    }
+
+    /// Executes a row's push.
+    fn put(&mut self, clock: u64, kind: Kind, slot: usize, values: &[i64]) -> Result<(), String> {
+        let workers = self.workers;
+        let units = self.units;
+        let scale = self.scale;
+        match kind {
+            Kind::Plan => self.plan(slot, values),
+            Kind::Gram => self.block(slot)?.add_gram(values, units, workers),
+            Kind::Sum => self.block(slot)?.sum.add(clock, values).map(drop),
+            Kind::Way => {
+                let block = self.block(slot)?;
+                block.way = values.to_vec();
+                self.clock = self.clock.max(clock);
+                Ok(())
+            }
+            Kind::Place => {
+                let block = self.block(slot)?;
+                block.hold(values.len())?;
+                block.place = values.iter().map(|bits| f64::from_bits(*bits as u64)).collect();
+                Ok(())
+            }
+            Kind::Step => {
+                let block = self.block(slot)?;
+                block.hold(values.len())?;
+                if block.sum.add(clock, values)? < workers {
+                    return Ok(());
+                }
+                let Some((distance, gain)) = block.step(scale) else {
+                    return Err("a gradient is not a finite number".to_owned());
+                };
+                self.stepped.push(Stepped { block: slot, distance, gain });
+                self.clock = self.clock.max(clock);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Block {
+    fn hold(&self, columns: usize) -> Result<(), String> {
+        match self.place.len() {
+            own if own == columns => Ok(()),
+            own => Err(format!("a block has {own} columns, not {columns}")),
+        }
+    }
+
+    /// Adds a worker's part of the Hessian: the lower triangle row by row, two numbers of 32 bits in
+    /// each integer. The last part makes it a matrix.
+    fn add_gram(&mut self, part: &[i64], units: Units, workers: usize) -> Result<(), String> {
+        let n = self.place.len();
+        if part.len() != self.entries.len() / 2 {
+            return Err(format!("{} integers are no triangle of {n} columns", part.len()));
+        }
+        for (sums, part) in self.entries.as_chunks_mut::<2>().0.iter_mut().zip(part) {
+            sums[0] = sums[0].wrapping_add(*part as i32);
+            sums[1] = sums[1].wrapping_add((*part >> 32) as i32);
+        }
+        self.parts += 1;
+        if self.parts < workers {
+            return Ok(());
+        }
+        let factors: Vec<f64> = self.curvatures.iter().map(|h| 1.0 / units.factor(*h)).collect();
+        let all = 1.0 / units.of_all();
+        let mut entries = std::mem::take(&mut self.entries).into_iter();
+        self.gram = vec![0.0; n * n];
+        for row in 0..n {
+            for (column, sum) in (0..=row).zip(&mut entries) {
+                let entry = (f64::from(sum) * all * factors[row] * factors[column]) as f32;
+                self.gram[row * n + column] = entry;
+                self.gram[column * n + row] = entry;
+            }
+            self.gram[row * n + row] = self.curvatures[row] as f32;
+        }
+        Ok(())
+    }
+
+    /// Minimises q over the block, given the sum of the parts of its gradient: leaves the new v in
+    /// `way`. Returns Σ s² / h before it and how much q fell; `None` for numbers that are not finite.
+    fn step(&mut self, scale: Scale) -> Option<(f64, f64)> {
+        let slopes = self.sum.numbers.iter().zip(&self.place).zip(&self.penalties);
+        let slopes: Vec<f64> =
+            slopes.map(|((sum, at), [_, l2])| scale.from(*sum) + l2 * at).collect();
+        let before = self.place.clone();
+        let descent = Descent { block: self, slopes: slopes.clone() };
+        let (distance, after) = pulp::Arch::new().dispatch(descent);
+        let mut gain = 0.0;
+        for k in 0..before.len() {
+            let [lambda, _] = self.penalties[k];
+            let slope = 0.5 * (slopes[k] + after[k]);
+            gain -= change(before[k], self.place[k], self.place[k] - before[k], slope, lambda);
+        }
+        self.way.clear();
+        self.way.extend(self.place.iter().map(|to| to.to_bits() as i64));
+        (distance.is_finite() && gain.is_finite()).then_some((distance, gain))
+    }
+}
+
+/// Coordinate descent on a block, in the form that `pulp` compiles for each vector width.
+struct Descent<'a> {
+    block: &'a mut Block,
+    slopes: Vec<f64>,
+}
+
+impl pulp::NullaryFnOnce for Descent<'_> {
+    /// Σ s² / h before, and the slopes after.
+    type Output = (f64, Vec<f64>);
+
+    #[inline(always)]
+    fn call(self) -> Self::Output {
+        let Descent { block, mut slopes } = self;
+        let n = block.place.len();
+        let bend = |k: usize| block.curvatures[k] + block.penalties[k][1];
+        let least = |k: usize| least_subgradient(block.place[k], slopes[k], block.penalties[k][0]);
+        let distance: f64 = (0..n).map(|k| least(k) * least(k) / bend(k)).sum();
+        let mut first = 0.0;
+        for pass in 0..PASSES_MAX {
+            let mut moved = 0.0;
+            for k in 0..n {
+                let [lambda, l2] = block.penalties[k];
+                let bend = block.curvatures[k] + l2;
+                let at = block.place[k];
+                let to = soft(at, slopes[k], bend, lambda);
+                let step = to - at;
+                if step == 0.0 {
+                    continue;
+                }
+                moved += bend * step * step;
+                block.place[k] = to;
+                let row = &block.gram[k * n..(k + 1) * n];
+                for (slope, entry) in slopes.iter_mut().zip(row) {
+                    *slope += step * f64::from(*entry);
+                }
+                slopes[k] += step * l2;
+            }
+            if pass == 0 {
+                first = moved;
+            }
+            if moved <= PASSES_END * first {
+                break;
+            }
+        }
+        (distance, slopes)
+    }
+}
+
+impl caravan_kv::Shard for Blocks {
+    fn admit(&self, request: &Request<'_>) -> Admission {
+        if request.pulls && request.clock > self.clock {
+            Admission::AfterClock(request.clock)
+        } else {
+            Admission::Now
+        }
+    }
+
+    fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+        let began = Instant::now();
+        let mut values = i64::view(request.values).ok_or("blocks are of integers")?;
+        if request.lengths.len() != request.keys.len() {
+            return Err("rows of blocks have their own lengths".to_owned());
+        }
+        let mut sums = false;
+        for (&key, &length) in request.keys.iter().zip(request.lengths) {
+            let (own, rest) = values.split_at_checked(length as usize).ok_or("a row is cut off")?;
+            values = rest;
+            let (kind, slot) = Kind::of(key).ok_or_else(|| format!("there is no row {key}"))?;
+            sums |= kind == Kind::Sum;
+            self.put(request.clock, kind, slot, own)?;
+        }
+        if sums {
+            let (clock, pushed) = &mut self.sums;
+            if *clock != request.clock {
+                (*clock, *pushed) = (request.clock, 0);
+            }
+            *pushed += 1;
+            if *pushed == self.workers {
+                self.clock = self.clock.max(request.clock);
+            }
+        }
+        self.busy += began.elapsed();
+        Ok(())
+    }
+
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+        self.lengths.clear();
+        self.answer.clear();
+        for &key in request.keys {
+            let (kind, slot) = Kind::of(key).ok_or_else(|| format!("there is no row {key}"))?;
+            let before = self.answer.len();
+            let block =
+                self.blocks.get(&slot).ok_or_else(|| format!("there is no block {slot} here"))?;
+            match kind {
+                Kind::Plan => self.answer.extend_from_slice(&block.plan),
+                Kind::Step | Kind::Way => self.answer.extend_from_slice(&block.way),
+                Kind::Sum => self.answer.extend_from_slice(&block.sum.numbers),
+                Kind::Place => self.answer.extend(block.place.iter().map(|v| v.to_bits() as i64)),
+                Kind::Gram => return Err("Hessians are not pulled".to_owned()),
+            }
+            self.lengths.push((self.answer.len() - before) as u32);
+        }
+        Ok(Pulled::Varying(self.answer.len() * i64::BYTES))
+    }
+
+    fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
+        into.copy_from_slice(i64::bytes(&self.answer));
+    }
+
+    fn lengths(&self) -> &[u32] {
+        &self.lengths
+    }
+
+    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
+        match serde_json::from_slice(body).map_err(|error| error.to_string())? {
+            Command::Begin { lambda, l2, free, scale, units } => {
+                self.begin(lambda, l2, free, scale, units);
+                Ok(Vec::new())
+            }
+            Command::Stepped => serde_json::to_vec(&std::mem::take(&mut self.stepped))
+                .map_err(|error| error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::dbpg::gradient::tests::noise;
+
+    const N: usize = 9;
+
+    /// AᵀA of more rows than columns.
+    fn gram() -> Vec<f64> {
+        let a = noise(20 * N, 3);
+        let product = |k: usize, l: usize| (0..20).map(|row| a[row * N + k] * a[row * N + l]).sum();
+        (0..N * N).map(|at| product(at / N, at % N)).collect()
+    }
+
+    fn bits(numbers: &[f64]) -> Vec<i64> {
+        numbers.iter().map(|number| number.to_bits() as i64).collect()
+    }
+
+    /// A block of two workers' parts, whose Hessian is `gram`.
+    fn blocks(gram: &[f64], units: Units, place: &[f64]) -> Blocks {
+        let options = serde_json::json!({ "workers": 2 });
+        let mut blocks = Blocks::new(&options, &Pool::new(1 << 22)).unwrap();
+        blocks.begin(0.5, 0.25, Some(4), Scale::new(100, 10.0), units);
+        let plan = (0..N).flat_map(|k| {
+            let number = |x: f64| x.to_bits() as i64;
+            [k as i64, number(place[k]), number(gram[k * N + k])]
+        });
+        let plan: Vec<i64> = plan.collect();
+        blocks.put(0, Kind::Plan, 0, &plan).unwrap();
+        let factor = |k: usize| units.factor(gram[k * N + k]);
+        let entry = |k: usize, l: usize| gram[k * N + l] * units.of_all() * factor(k) * factor(l);
+        let triangle = (0..N).flat_map(|k| (0..=k).map(move |l| (k, l)));
+        let mut parts: Vec<i32> = triangle.map(|(k, l)| (entry(k, l) / 2.0) as i32).collect();
+        parts.push(0);
+        let pairs = parts.as_chunks::<2>().0.iter();
+        let pairs: Vec<i64> =
+            pairs.map(|&[low, high]| i64::from(low as u32) | i64::from(high) << 32).collect();
+        blocks.put(0, Kind::Gram, 0, &pairs).unwrap();
+        blocks.put(0, Kind::Gram, 0, &pairs).unwrap();
+        blocks
+    }
+
+    /// Steps end where no coordinate can gain, for both units, and say how much they gain.
+    #[test]
+    fn steps_minimise_the_block() {
+        let gram = gram();
+        let most = (0..N).map(|k| gram[k * N + k]).fold(0.0, f64::max);
+        let start: Vec<f64> = noise(N, 8);
+        let first: Vec<f64> = noise(N, 9).iter().map(|x| 4.0 * x).collect();
+        let penalty = |k: usize| if k == 4 { [0.0; 2] } else { [0.5, 0.25] };
+        let q = |v: &[f64]| -> f64 {
+            let step: Vec<f64> = v.iter().zip(&start).map(|(v, from)| v - from).collect();
+            let image = |k: usize| (0..N).map(|l| gram[k * N + l] * step[l]).sum::<f64>();
+            (0..N)
+                .map(|k| {
+                    let [lambda, l2] = penalty(k);
+                    step[k] * (first[k] + 0.5 * image(k))
+                        + lambda * v[k].abs()
+                        + 0.5 * l2 * v[k] * v[k]
+                })
+                .sum()
+        };
+        for units in [Units::of_ones(most), Units::Own] {
+            let mut blocks = blocks(&gram, units, &start);
+            let scale = blocks.scale;
+            let mut gained = 0.0;
+            for clock in 1..100 {
+                let place = blocks.blocks[&0].place.clone();
+                let moved: Vec<f64> = place.iter().zip(&start).map(|(v, from)| v - from).collect();
+                let slope =
+                    |k: usize| first[k] + (0..N).map(|l| gram[k * N + l] * moved[l]).sum::<f64>();
+                let parts: Vec<i64> = (0..N).map(|k| scale.to(slope(k) / 2.0)).collect();
+                blocks.put(clock, Kind::Step, 0, &parts).unwrap();
+                assert_eq!(blocks.clock, clock - 1, "one worker has not pushed");
+                blocks.put(clock, Kind::Step, 0, &parts).unwrap();
+                assert_eq!(blocks.clock, clock);
+                gained += blocks.stepped.last().unwrap().gain;
+            }
+            let at = &blocks.blocks[&0];
+            assert!(blocks.stepped.last().unwrap().distance < 1e-20, "{:?}", blocks.stepped);
+            assert!((q(&start) - q(&at.place) - gained).abs() < 1e-4, "{gained}");
+            for (k, offset) in (0..N).flat_map(|k| [(k, 1e-3), (k, -1e-3)]) {
+                let mut other = at.place.clone();
+                other[k] += offset;
+                assert!(q(&other) > q(&at.place) - 1e-12, "{k}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let mut blocks = blocks(&gram(), Units::Own, &[0.0; N]);
+        for (kind, slot, numbers, why) in [
+            (Kind::Step, 1, 9, "no block 1"),
+            (Kind::Step, 0, 8, "9 columns, not 8"),
+            (Kind::Place, 0, 1, "9 columns, not 1"),
+            (Kind::Plan, 1, 4, "4 numbers"),
+            (Kind::Plan, 1, 3 * BLOCK_COLUMNS_MAX + 3, "1024 columns"),
+            (Kind::Gram, 0, 1, "no triangle of 9"),
+        ] {
+            let error = blocks.put(9, kind, slot, &vec![0; numbers]).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+        let nan = blocks.put(9, Kind::Place, 0, &bits(&[f64::NAN; N]));
+        assert_eq!(nan, Ok(()), "it is refused with the next step");
+        blocks.put(9, Kind::Step, 0, &[0; N]).unwrap();
+        let error = blocks.put(9, Kind::Step, 0, &[0; N]).unwrap_err();
+        assert!(error.contains("not a finite number"), "{error}");
+        blocks.put(10, Kind::Sum, 0, &[1, 2]).unwrap();
+        assert!(blocks.put(10, Kind::Sum, 0, &[1]).unwrap_err().contains("2 and 1 numbers"));
+        let large = vec![0; 3 * BLOCK_COLUMNS_MAX];
+        let error = (1..9).find_map(|slot| blocks.put(9, Kind::Plan, slot, &large).err()).unwrap();
+        assert!(error.contains("blocks of a working set would take"), "{error}");
+        assert!(Blocks::new(&serde_json::json!({ "workers": 0 }), &Pool::new(9)).is_err());
+    }
+}

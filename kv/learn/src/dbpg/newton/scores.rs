@@ -1,0 +1,370 @@
+//! The server's sums of gradients and curvatures, by key, and the choice of the working set.
+//!
+//! Path: worker: task > **scores** > driver: step. A worker pushes two integers for each of its
+//! columns, the driver one for each weight that is not 0: the weight's bits. A request's clock is
+//! the number of the measurement.
+
+use std::time::{Duration, Instant};
+
+use caravan_kv::server::{Pulled, Request};
+use caravan_van::{Account, Pool, Value};
+use serde::{Deserialize, Serialize};
+
+use super::fixed::Scale;
+
+/// Name of this shard's update rule.
+pub(crate) const HANDLE: &str = "dbpg-scores";
+
+/// A command of the driver.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Command {
+    /// Answers with [`Selected::encode`] for measurement `clock`.
+    Select {
+        clock: u64,
+        lambda: f64,
+        l2: f64,
+        free: Option<u64>,
+        /// Most columns at 0 that are named.
+        count: usize,
+        scales: [Scale; 2],
+    },
+    /// Answers with Σ max(|g| - limit, 0)² over all columns but `free`, as JSON.
+    Excess { limit: f64, free: Option<u64>, scale: Scale },
+}
+
+/// A column with its numbers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Column {
+    pub(super) key: u64,
+    pub(super) weight: f64,
+    pub(super) gradient: f64,
+    pub(super) curvature: f64,
+}
+
+impl Column {
+    /// How much is gained by letting it in: its violation, in relation to what it costs.
+    fn score(&self, lambda: f64) -> f64 {
+        let violation = (self.gradient.abs() - lambda).max(0.0);
+        violation * violation / self.curvature.sqrt()
+    }
+}
+
+/// What a server thread knows after a measurement.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Selected {
+    /// The weights that are not 0, and `free`.
+    pub(super) support: Vec<Column>,
+    /// The columns at 0 that violate most.
+    pub(super) others: Vec<Column>,
+    /// Largest |g| with a penalty.
+    pub(super) steepest: f64,
+    /// Largest |g| at a weight of 0.
+    pub(super) steepest_at_zero: f64,
+    /// Number of columns.
+    pub(super) columns: u64,
+    /// Time spent on pushes.
+    pub(super) busy_seconds: f64,
+}
+
+/// Bytes of a column in an answer.
+const COLUMN_BYTES: usize = 32;
+
+impl Selected {
+    fn encode(&self) -> Vec<u8> {
+        let head = [
+            self.support.len() as u64,
+            self.columns,
+            self.steepest.to_bits(),
+            self.steepest_at_zero.to_bits(),
+            self.busy_seconds.to_bits(),
+        ];
+        let columns = self.support.iter().chain(&self.others).flat_map(|column| {
+            let Column { key, weight, gradient, curvature } = *column;
+            [key, weight.to_bits(), gradient.to_bits(), curvature.to_bits()]
+        });
+        head.into_iter().chain(columns).flat_map(u64::to_le_bytes).collect()
+    }
+
+    /// Reads what [`Command::Select`] was answered with.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Selected> {
+        let (words, []) = bytes.as_chunks::<8>() else { return None };
+        let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let (head, columns) = words.split_at_checked(5)?;
+        let (columns, []) = columns.as_chunks::<4>() else { return None };
+        let column = |&[key, weight, gradient, curvature]: &[u64; 4]| Column {
+            key,
+            weight: f64::from_bits(weight),
+            gradient: f64::from_bits(gradient),
+            curvature: f64::from_bits(curvature),
+        };
+        let support = usize::try_from(head[0]).ok().filter(|&count| count <= columns.len())?;
+        Some(Selected {
+            support: columns[..support].iter().map(column).collect(),
+            others: columns[support..].iter().map(column).collect(),
+            columns: head[1],
+            steepest: f64::from_bits(head[2]),
+            steepest_at_zero: f64::from_bits(head[3]),
+            busy_seconds: f64::from_bits(head[4]),
+        })
+    }
+
+    /// Adds another thread's; at most `count` others are kept.
+    pub(super) fn join(&mut self, other: Selected, lambda: f64, count: usize) {
+        self.support.extend(other.support);
+        self.others.extend(other.others);
+        keep_best(&mut self.others, lambda, count);
+        self.steepest = self.steepest.max(other.steepest);
+        self.steepest_at_zero = self.steepest_at_zero.max(other.steepest_at_zero);
+        self.columns += other.columns;
+        self.busy_seconds = self.busy_seconds.max(other.busy_seconds);
+    }
+}
+
+/// Keeps the `count` columns with the best scores, of equal ones those with smaller keys.
+fn keep_best(columns: &mut Vec<Column>, lambda: f64, count: usize) {
+    if columns.len() > count {
+        let order = |a: &Column, b: &Column| {
+            b.score(lambda).total_cmp(&a.score(lambda)).then(a.key.cmp(&b.key))
+        };
+        columns.select_nth_unstable_by(count, order);
+        columns.truncate(count);
+    }
+}
+
+/// Bytes of a key in the lists, old and new, while a push is merged.
+const KEY_BYTES: usize = 48;
+
+/// A server thread's sums.
+pub(crate) struct Scores {
+    /// Number of the measurement.
+    clock: u64,
+    keys: Vec<u64>,
+    /// Of gradients and curvatures: `[keys]`.
+    sums: Vec<[i64; 2]>,
+    /// The weights that are not 0, sorted by key.
+    weights: Vec<(u64, f64)>,
+    /// The measurement that they belong to.
+    weights_clock: u64,
+    busy: Duration,
+    memory: Account,
+}
+
+impl Scores {
+    pub(crate) fn new(memory: &Pool) -> Self {
+        Scores {
+            clock: 0,
+            keys: Vec::new(),
+            sums: Vec::new(),
+            weights: Vec::new(),
+            weights_clock: 0,
+            busy: Duration::ZERO,
+            memory: Account::new(memory, "gradients of columns"),
+        }
+    }
+
+    /// Adds one worker's part of measurement `clock`.
+    fn add(&mut self, clock: u64, keys: &[u64], parts: &[[i64; 2]]) -> Result<(), String> {
+        let room = (self.keys.len() + keys.len()) * KEY_BYTES;
+        self.memory.set(room).map_err(|error| error.to_string())?;
+        if clock != self.clock {
+            self.clock = clock;
+            self.busy = Duration::ZERO;
+            self.sums.fill([0; 2]);
+        }
+        if self.keys != keys && !keys.iter().all(|key| self.keys.binary_search(key).is_ok()) {
+            self.insert(keys);
+        }
+        let mut at = 0;
+        for (key, part) in keys.iter().zip(parts) {
+            while self.keys[at] != *key {
+                at += 1;
+            }
+            let sum = &mut self.sums[at];
+            *sum = [sum[0].wrapping_add(part[0]), sum[1].wrapping_add(part[1])];
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, keys: &[u64]) {
+        let mut old = std::mem::take(&mut self.keys)
+            .into_iter()
+            .zip(std::mem::take(&mut self.sums))
+            .peekable();
+        let mut new = keys.iter().copied().peekable();
+        while let Some(key) =
+            old.peek().map(|(key, _)| *key).into_iter().chain(new.peek().copied()).min()
+        {
+            let held = old.next_if(|(held, _)| *held == key);
+            new.next_if_eq(&key);
+            self.keys.push(key);
+            self.sums.push(held.map_or([0; 2], |(_, sum)| sum));
+        }
+    }
+
+    /// All columns, with their weights.
+    fn columns(&self, scales: [Scale; 2]) -> impl Iterator<Item = Column> {
+        let weights: &[(u64, f64)] =
+            if self.weights_clock == self.clock { &self.weights } else { &[] };
+        let mut weights = weights.iter().copied().peekable();
+        self.keys.iter().zip(&self.sums).map(move |(&key, sum)| {
+            while weights.next_if(|(own, _)| *own < key).is_some() {}
+            let weight = weights.next_if(|(own, _)| *own == key).map_or(0.0, |(_, weight)| weight);
+            let curvature = scales[1].from(sum[1]).max(super::step::CURVATURE_MIN);
+            Column { key, weight, gradient: scales[0].from(sum[0]), curvature }
+        })
+    }
+
+    fn select(
+        &self,
+        lambda: f64,
+        l2: f64,
+        free: Option<u64>,
+        count: usize,
+        scales: [Scale; 2],
+    ) -> Selected {
+        let mut selected = Selected {
+            columns: self.keys.len() as u64,
+            // A simulated run, which has no process of its own, must not depend on real time.
+            busy_seconds: match crate::memory::process() {
+                (0, _) => 0.0,
+                _ => self.busy.as_secs_f64(),
+            },
+            ..Selected::default()
+        };
+        for mut column in self.columns(scales) {
+            if Some(column.key) == free {
+                selected.support.push(column);
+                continue;
+            }
+            selected.steepest = selected.steepest.max(column.gradient.abs());
+            if column.weight != 0.0 {
+                column.gradient += l2 * column.weight;
+                selected.support.push(column);
+            } else {
+                selected.steepest_at_zero = selected.steepest_at_zero.max(column.gradient.abs());
+                if column.gradient.abs() > lambda {
+                    selected.others.push(column);
+                }
+            }
+        }
+        keep_best(&mut selected.others, lambda, count);
+        selected
+    }
+}
+
+impl caravan_kv::Shard for Scores {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+        let began = Instant::now();
+        let values = i64::view(request.values).ok_or("gradients are integers")?;
+        let width = request.lengths.first().copied().unwrap_or(0);
+        let sane = request.lengths.iter().all(|&length| length == width);
+        if !sane || !(1..=2).contains(&width) || values.len() != request.keys.len() * width as usize
+        {
+            return Err(format!(
+                "a push of {} keys came with {} values: each has one, its weight, or two, its gradient and its curvature",
+                request.keys.len(),
+                values.len()
+            ));
+        }
+        if width == 1 {
+            let room = (self.keys.len() + request.keys.len()) * KEY_BYTES;
+            self.memory.set(room).map_err(|error| error.to_string())?;
+            let weights = values.iter().map(|bits| f64::from_bits(*bits as u64));
+            self.weights = request.keys.iter().copied().zip(weights).collect();
+            self.weights_clock = request.clock;
+            return Ok(());
+        }
+        self.add(request.clock, request.keys, values.as_chunks::<2>().0)?;
+        self.busy += began.elapsed();
+        Ok(())
+    }
+
+    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, String> {
+        Err("sums of gradients are not pulled".to_owned())
+    }
+
+    fn read(&mut self, _request: &Request<'_>, _into: &mut [u8]) {
+        unreachable!("no pull is answered");
+    }
+
+    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
+        let command = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+        self.memory.check(self.keys.len() * 2 * COLUMN_BYTES).map_err(|error| error.to_string())?;
+        match command {
+            Command::Select { clock, .. } if clock != self.clock && !self.keys.is_empty() => {
+                Err(format!("measurement {clock} is asked for, but {} is here", self.clock))
+            }
+            Command::Select { lambda, l2, free, count, scales, .. } => {
+                Ok(self.select(lambda, l2, free, count, scales).encode())
+            }
+            Command::Excess { limit, free, scale } => {
+                let columns = self.columns([scale; 2]).filter(|column| Some(column.key) != free);
+                let over = columns.map(|column| (column.gradient.abs() - limit).max(0.0));
+                let sum: f64 = over.map(|over| over * over).sum();
+                serde_json::to_vec(&sum).map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use caravan_kv::Shard;
+
+    const ONE: Scale = Scale { up: 1.0, down: 1.0 };
+
+    fn select(scores: &mut Scores, count: usize) -> Selected {
+        let command = Command::Select {
+            clock: 1,
+            lambda: 2.0,
+            l2: 0.5,
+            free: Some(9),
+            count,
+            scales: [ONE; 2],
+        };
+        let reply = scores.command(0, &serde_json::to_vec(&command).unwrap()).unwrap();
+        Selected::decode(&reply).unwrap()
+    }
+
+    #[test]
+    fn parts_add_up_and_the_worst_columns_are_named() {
+        let mut scores = Scores::new(&Pool::new(1 << 20));
+        scores.add(1, &[2, 5, 7], &[[3, 1], [-8, 4], [1, 1]]).unwrap();
+        scores.add(1, &[3, 5, 9], &[[9, 1], [1, 5], [6, 2]]).unwrap();
+        (scores.weights, scores.weights_clock) = (vec![(7, 2.0)], 1);
+        let column = |key, weight, gradient, curvature| Column { key, weight, gradient, curvature };
+        let all = select(&mut scores, 9);
+        assert_eq!(all.support, [column(7, 2.0, 2.0, 1.0), column(9, 0.0, 6.0, 2.0)]);
+        let others =
+            [column(2, 0.0, 3.0, 1.0), column(3, 0.0, 9.0, 1.0), column(5, 0.0, -7.0, 9.0)];
+        assert_eq!(all.others, others);
+        assert_eq!((all.columns, all.steepest, all.steepest_at_zero), (5, 9.0, 9.0));
+        assert_eq!(select(&mut scores, 1).others, [others[1]]);
+        assert_eq!(Selected::decode(&all.encode()).unwrap(), all);
+        assert_eq!(Selected::decode(&all.encode()[8..]), None);
+        let mut both = all.clone();
+        both.join(all.clone(), 2.0, 2);
+        assert!(both.others.len() == 2 && both.support.len() == 4 && both.columns == 10);
+        let excess = Command::Excess { limit: 2.0, free: Some(9), scale: ONE };
+        let excess = scores.command(0, &serde_json::to_vec(&excess).unwrap()).unwrap();
+        assert_eq!(excess, b"75.0");
+        scores.add(2, &[2], &[[1, 1]]).unwrap();
+        assert_eq!(scores.sums, [[1, 1], [0, 0], [0, 0], [0, 0], [0, 0]], "a new measurement");
+        let command = Command::Select {
+            clock: 1,
+            lambda: 2.0,
+            l2: 0.0,
+            free: None,
+            count: 1,
+            scales: [ONE; 2],
+        };
+        let error = scores.command(0, &serde_json::to_vec(&command).unwrap()).unwrap_err();
+        assert!(error.contains("measurement 1") && error.contains('2'), "{error}");
+        let many: Vec<u64> = (0..60_000).collect();
+        let error = scores.add(3, &many, &vec![[1; 2]; 60_000]).unwrap_err();
+        assert!(error.contains("gradients of columns would take"), "{error}");
+    }
+}

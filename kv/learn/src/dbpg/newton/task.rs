@@ -1,0 +1,436 @@
+//! The worker's side of an outer step: it measures, multiplies, and follows the steps of blocks.
+//!
+//! Place: driver: step > **task** > scores, blocks.
+
+use std::time::Duration;
+
+use caravan_kv::WorkerNode;
+use serde::{Deserialize, Serialize};
+
+use super::blocks::Units;
+use super::fixed::{Scale, Whole, integer};
+use super::working::{Lists, Planned, Working};
+use super::{Kind, Open, Tables};
+use crate::data::Columns;
+use crate::dbpg::cost;
+use crate::dbpg::gradient::Worker as State;
+use crate::dbpg::load::Data;
+use crate::dbpg::logistic::{log_loss, wrong_probability};
+use crate::dbpg::pool::Pool;
+
+/// An order of the driver.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// Push gradient and curvature of all columns, for the models of this softness θ.
+    Measure { clock: u64, softness: f64, scales: [Scale; 2] },
+    /// Sums over rows for these shares of the probabilities of the wrong label, for rows of either
+    /// label. Answered with that of their entropy, and those of both labels' shares.
+    Dual { positive: f64, negative: f64 },
+    /// Gather these many blocks, as the servers have them, and push their Hessians.
+    Plan { blocks: usize, free: Option<u64>, scale: Scale, units: Units },
+    /// Visit the blocks in this order, in tasks from `first` on.
+    Sweep { first: u64, blocks: Vec<usize> },
+    /// Push the gradient on the face in task `first`; then multiply the direction of the next task
+    /// and push the product in the one after it, until a direction is empty.
+    Multiply { first: u64 },
+    /// Move to the v of this task.
+    Move { clock: u64 },
+    /// The losses at these shares of the way to v. Answered with a [`Whole`] each.
+    Losses { shares: Vec<f64> },
+    /// Go this share of the way to v.
+    Take { share: f64 },
+}
+
+/// The method at a worker.
+pub(crate) struct Task {
+    open: Open,
+    bends: Vec<f64>,
+    working: Working,
+    /// A buffer of lists.
+    lists: Lists,
+    /// Columns whose gradients were computed, and blocks visited, since the start.
+    pub(crate) columns_computed: usize,
+    /// Time spent computing since the last `Measure`.
+    pub(crate) busy: Duration,
+}
+
+/// Runs orders on a worker's rows.
+pub(crate) struct Run<'a> {
+    pub(crate) node: &'a mut WorkerNode,
+    pub(crate) data: &'a Data,
+    pub(crate) state: &'a mut State,
+    pub(crate) task: &'a mut Task,
+}
+
+impl Task {
+    /// Creates the tables, or finds them.
+    pub(crate) fn new(node: &mut WorkerNode, tables: &Tables) -> caravan_kv::Result<Task> {
+        Ok(Task {
+            open: tables.create(&mut node.worker)?,
+            bends: Vec::new(),
+            working: Working::default(),
+            lists: Lists::default(),
+            columns_computed: 0,
+            busy: Duration::ZERO,
+        })
+    }
+
+    /// The method's tables.
+    pub(crate) fn tables(&self) -> [caravan_kv::Table; 2] {
+        [self.open.scores, self.open.blocks]
+    }
+}
+
+impl Run<'_> {
+    /// Runs an order; `Dual` and `Losses` are answered with sums.
+    pub(crate) fn run(&mut self, order: Order) -> caravan_kv::Result<Vec<Whole>> {
+        match order {
+            Order::Measure { clock, softness, scales } => self.measure(clock, softness, scales)?,
+            Order::Dual { positive, negative } => return self.dual(positive, negative),
+            Order::Plan { blocks, free, scale, units } => {
+                self.plan(blocks, free, scale, units)?;
+            }
+            Order::Sweep { first, blocks } => self.sweep(first, &blocks)?,
+            Order::Multiply { first } => self.multiply(first)?,
+            Order::Move { clock } => self.follow(clock)?,
+            Order::Losses { shares } => return self.losses(&shares),
+            Order::Take { share } => self.take(share)?,
+        }
+        Ok(Vec::new())
+    }
+
+    /// Records computation since `began`, by the van's clock; a simulated van is charged for it.
+    fn spent(&mut self, began: Duration, cost: Duration) -> caravan_kv::Result<()> {
+        self.node.worker.charge(cost)?;
+        self.task.busy += self.node.worker.now() - began;
+        Ok(())
+    }
+
+    fn measure(&mut self, clock: u64, softness: f64, scales: [Scale; 2]) -> caravan_kv::Result<()> {
+        self.task.busy = Duration::ZERO;
+        self.task.working = Working::default();
+        let began = self.node.worker.now();
+        let labels = self.state.labels();
+        let rows = labels.iter().zip(self.state.margins());
+        self.task.bends = rows.map(|(label, margin)| bend(label.abs(), margin, softness)).collect();
+        let pulls = self.state.pulls().zip(&self.task.bends);
+        let rows: Vec<[f64; 2]> = pulls.map(|(pull, bend)| [pull, *bend]).collect();
+        let columns = &self.data.columns;
+        let sums = sums(columns, &rows, scales, &self.data.pool);
+        self.task.columns_computed += sums.len();
+        self.spent(began, cost::gradient(columns, 0..sums.len()))?;
+        let keys: Vec<u64> = columns.keys().iter().collect();
+        let lengths = vec![2; keys.len()];
+        let worker = &mut self.node.worker;
+        worker.set_clock(clock);
+        let values = sums.as_flattened();
+        let pushed = worker.push_varying(self.task.open.scores, &keys, &lengths, values)?;
+        worker.wait(pushed).map(drop)
+    }
+
+    fn dual(&mut self, positive: f64, negative: f64) -> caravan_kv::Result<Vec<Whole>> {
+        let began = self.node.worker.now();
+        let mut sums = vec![Whole::default(); 3];
+        for (label, margin) in self.state.labels().iter().zip(self.state.margins()) {
+            let (share, of_label) = if *label > 0.0 { (positive, 1) } else { (negative, 2) };
+            let wrong = share * wrong_probability(margin);
+            sums[0].add(label.abs() * entropy(wrong));
+            sums[of_label].add(label.abs() * wrong);
+        }
+        self.spent(began, cost::loss(self.state.labels().len()))?;
+        Ok(sums)
+    }
+
+    fn plan(
+        &mut self,
+        blocks: usize,
+        free: Option<u64>,
+        scale: Scale,
+        units: Units,
+    ) -> caravan_kv::Result<()> {
+        let threads = self.node.worker.servers();
+        let rows = rows(Kind::Plan, threads, 0..blocks);
+        let planned = self.pull(NOW, &rows)?;
+        let began = self.node.worker.now();
+        let columns = &self.data.columns;
+        let mut all = vec![Vec::new(); blocks];
+        for ((_, block), row) in rows.iter().zip(planned) {
+            let column = |&[key, weight, curvature]: &[i64; 3]| Planned {
+                column: columns.keys().find(key as u64).map(|j| j as u32),
+                weight: f64::from_bits(weight as u64),
+                curvature: f64::from_bits(curvature as u64),
+                is_free: free == Some(key as u64),
+            };
+            all[*block] = row.as_chunks::<3>().0.iter().map(column).collect();
+        }
+        let pulls = self.state.pulls().collect();
+        let ones = units != Units::Own;
+        self.task.working = Working::new(columns, &all, ones, pulls, &self.task.bends, scale);
+        self.spent(began, Duration::ZERO)?;
+        for block in 0..blocks {
+            let began = self.node.worker.now();
+            let Task { working, lists, .. } = &mut *self.task;
+            let part = working.gram(block, units, lists);
+            let gathered = working.columns[working.block(block)].iter().flatten();
+            let cost = cost::update(&self.data.columns, gathered.map(|&j| j as usize));
+            self.spent(began, cost)?;
+            let pushed = self.push(NOW, &[(Kind::Gram.key(block, threads), block)], |_| &part)?;
+            self.node.worker.wait(pushed)?;
+        }
+        Ok(())
+    }
+
+    fn sweep(&mut self, first: u64, blocks: &[usize]) -> caravan_kv::Result<()> {
+        let threads = self.node.worker.servers();
+        let began = self.node.worker.now();
+        self.task.working.derive_slopes();
+        self.spent(began, Duration::ZERO)?;
+        for (clock, &block) in (first..).zip(blocks) {
+            let began = self.node.worker.now();
+            let columns = self.task.working.block(block);
+            let part = self.sums(columns.clone().collect());
+            let cost = cost::gradient(&self.data.columns, self.own(columns.clone()));
+            self.spent(began, cost)?;
+            let row = [(Kind::Step.key(block, threads), block)];
+            let pushed = self.push(clock, &row, |_| &part)?;
+            let to = self.pull(clock, &row)?;
+            self.node.worker.wait(pushed)?;
+            let began = self.node.worker.now();
+            let moved = self.go(columns, to.concat());
+            let cost = cost::update(&self.data.columns, moved.into_iter());
+            self.spent(began, cost)?;
+        }
+        Ok(())
+    }
+
+    fn multiply(&mut self, first: u64) -> caravan_kv::Result<()> {
+        let working = &mut self.task.working;
+        working.derive_slopes();
+        let faces: Vec<Vec<usize>> = (0..working.ends.len())
+            .map(|block| working.block(block).filter(|&k| working.is_on_face(k)).collect())
+            .collect();
+        let threads = self.node.worker.servers();
+        let on_face = || (0..faces.len()).filter(|&block| !faces[block].is_empty());
+        let ways = rows(Kind::Way, threads, on_face());
+        let sums = rows(Kind::Sum, threads, on_face());
+        for clock in (first..).step_by(2) {
+            let began = self.node.worker.now();
+            let all: Vec<usize> =
+                sums.iter().flat_map(|(_, block)| faces[*block].clone()).collect();
+            let cost = cost::gradient(&self.data.columns, self.own(all.iter().copied()));
+            let values = self.sums(all);
+            self.spent(began, cost)?;
+            let (keys, lengths) = of_rows(&sums, |block| faces[block].len());
+            let worker = &mut self.node.worker;
+            worker.set_clock(clock);
+            let pushed = worker.push_varying(self.task.open.blocks, &keys, &lengths, &values)?;
+            let direction = self.pull(clock + 1, &ways)?;
+            self.node.worker.wait(pushed)?;
+            if direction.iter().all(Vec::is_empty) {
+                break;
+            }
+            let began = self.node.worker.now();
+            let mut all = vec![0.0; self.task.working.columns.len()];
+            for ((_, block), way) in ways.iter().zip(&direction) {
+                for (&k, bits) in faces[*block].iter().zip(way) {
+                    all[k] = f64::from_bits(*bits as u64);
+                }
+            }
+            self.task.working.multiply(&all);
+            let moved = self.own((0..all.len()).filter(|&k| all[k] != 0.0));
+            let cost = cost::update(&self.data.columns, moved);
+            self.spent(began, cost)?;
+        }
+        Ok(())
+    }
+
+    fn follow(&mut self, clock: u64) -> caravan_kv::Result<()> {
+        let blocks = 0..self.task.working.ends.len();
+        let ways = rows(Kind::Way, self.node.worker.servers(), blocks);
+        let to = self.pull(clock, &ways)?;
+        let began = self.node.worker.now();
+        // In the order of blocks, however many servers have them: sums within a row are rounded.
+        let mut to: Vec<(usize, Vec<i64>)> = ways.iter().map(|(_, block)| *block).zip(to).collect();
+        to.sort_unstable_by_key(|(block, _)| *block);
+        for (block, to) in to {
+            let columns = self.task.working.block(block);
+            self.go(columns, to);
+        }
+        self.task.working.derive_slopes();
+        self.spent(began, Duration::ZERO)
+    }
+
+    /// Moves v of some columns to where the bits say; returns the worker's columns that moved.
+    fn go(&mut self, columns: std::ops::Range<usize>, to: Vec<i64>) -> Vec<usize> {
+        let working = &mut self.task.working;
+        let to = to.into_iter().map(|bits| f64::from_bits(bits as u64));
+        let moved: Vec<(usize, f64)> =
+            columns.zip(to).filter(|&(k, to)| to != working.place[k]).collect();
+        moved.iter().for_each(|&(k, to)| working.go(k, to));
+        moved.iter().filter_map(|&(k, _)| working.columns[k].map(|j| j as usize)).collect()
+    }
+
+    fn losses(&mut self, shares: &[f64]) -> caravan_kv::Result<Vec<Whole>> {
+        let began = self.node.worker.now();
+        let sums = shares.iter().map(|&share| self.loss_at(share)).collect();
+        self.spent(began, cost::loss(self.state.labels().len() * shares.len()))?;
+        Ok(sums)
+    }
+
+    fn loss_at(&self, share: f64) -> Whole {
+        let rows = self.state.labels().iter().zip(self.state.margins());
+        // Without a working set nothing moves.
+        let ways = self.task.working.ways().chain(std::iter::repeat(0.0));
+        let mut sum = Whole::default();
+        for ((label, margin), way) in rows.zip(ways) {
+            sum.add(label.abs() * log_loss(margin + share * label.signum() * way));
+        }
+        sum
+    }
+
+    fn take(&mut self, share: f64) -> caravan_kv::Result<()> {
+        let began = self.node.worker.now();
+        let working = &self.task.working;
+        let columns = working.columns.iter().zip(working.from.iter().zip(&working.place));
+        let to = columns.filter_map(|(column, (from, to))| {
+            let weight = if share == 1.0 { *to } else { from + share * (to - from) };
+            Some((column.map(|j| j as usize)?, weight))
+        });
+        self.state.shift(working.ways(), share, to);
+        self.spent(began, Duration::ZERO)
+    }
+
+    /// The columns of this worker among some of the working set.
+    fn own(&self, of: impl Iterator<Item = usize>) -> impl Iterator<Item = usize> {
+        let columns = &self.task.working.columns;
+        of.filter_map(move |k| columns[k].map(|j| j as usize)).collect::<Vec<_>>().into_iter()
+    }
+
+    /// The sums of some columns over rows.
+    fn sums(&self, columns: Vec<usize>) -> Vec<i64> {
+        let pool = &self.data.pool;
+        let working = &self.task.working;
+        let nonzeros =
+            self.own(columns.iter().copied()).map(|j| self.data.columns.column(j).0.len());
+        let threads = pool.threads_for(nonzeros.sum());
+        let mut sums = vec![0; columns.len()];
+        let part = columns.len().div_ceil(threads).max(1);
+        pool.share(sums.chunks_mut(part).zip(columns.chunks(part)), |(sums, columns)| {
+            sums.iter_mut().zip(columns).for_each(|(sum, &k)| *sum = working.sum(k));
+        });
+        sums
+    }
+
+    fn push<'v>(
+        &mut self,
+        clock: u64,
+        rows: &[(u64, usize)],
+        values: impl Fn(usize) -> &'v Vec<i64>,
+    ) -> caravan_kv::Result<caravan_kv::Timestamp> {
+        let (keys, lengths) = of_rows(rows, |block| values(block).len());
+        let all: Vec<i64> = rows.iter().flat_map(|(_, block)| values(*block)).copied().collect();
+        self.node.worker.set_clock(clock);
+        self.node.worker.push_varying(self.task.open.blocks, &keys, &lengths, &all)
+    }
+
+    fn pull(&mut self, clock: u64, rows: &[(u64, usize)]) -> caravan_kv::Result<Vec<Vec<i64>>> {
+        pull(&mut self.node.worker, self.task.open.blocks, clock, rows)
+    }
+}
+
+/// The clock of requests that wait for no task.
+pub(super) const NOW: u64 = 0;
+
+/// The rows of a kind of some blocks with their blocks, sorted by key.
+pub(super) fn rows(
+    kind: Kind,
+    threads: usize,
+    blocks: impl Iterator<Item = usize>,
+) -> Vec<(u64, usize)> {
+    let mut rows: Vec<_> = blocks.map(|block| (kind.key(block, threads), block)).collect();
+    rows.sort_unstable();
+    rows
+}
+
+/// Keys and lengths of rows.
+pub(super) fn of_rows(
+    rows: &[(u64, usize)],
+    length: impl Fn(usize) -> usize,
+) -> (Vec<u64>, Vec<u32>) {
+    rows.iter().map(|&(key, block)| (key, length(block) as u32)).unzip()
+}
+
+/// Pulls rows of task `clock`.
+pub(super) fn pull(
+    worker: &mut caravan_kv::Worker,
+    table: caravan_kv::Table,
+    clock: u64,
+    rows: &[(u64, usize)],
+) -> caravan_kv::Result<Vec<Vec<i64>>> {
+    let keys: Vec<u64> = rows.iter().map(|(key, _)| *key).collect();
+    worker.set_clock(clock);
+    let pulled = worker.pull(table, &keys)?;
+    let answer = worker.wait(pulled)?;
+    let mut values = answer.values::<i64>().iter().copied();
+    let row = |&length: &u32| values.by_ref().take(length as usize).collect();
+    Ok(answer.lengths.iter().map(row).collect())
+}
+
+/// D_i of a row of weight `weight`.
+fn bend(weight: f64, margin: f64, softness: f64) -> f64 {
+    let size = margin.abs();
+    let wrong = wrong_probability(size);
+    let newton = wrong * (1.0 - wrong);
+    let bound = if size < 1e-4 { 0.25 } else { (1.0 - 2.0 * wrong) / (2.0 * size) };
+    weight * (newton + softness * (bound - newton)).max(super::step::CURVATURE_MIN)
+}
+
+/// -b log b - (1 - b) log(1 - b).
+fn entropy(b: f64) -> f64 {
+    let term = |b: f64| if b > 0.0 { -b * b.ln() } else { 0.0 };
+    let rest = if b < 1.0 { -(1.0 - b) * (-b).ln_1p() } else { 0.0 };
+    term(b) + rest
+}
+
+/// Σ over rows of p x and of D x² of all columns, as integers, given p and D of each row.
+fn sums(columns: &Columns, rows: &[[f64; 2]], scales: [Scale; 2], pool: &Pool) -> Vec<[i64; 2]> {
+    let mut sums = vec![[0_i64; 2]; columns.columns()];
+    let threads = pool.threads_for(columns.nonzeros());
+    let end = |part: usize| columns.column_of(columns.nonzeros() / threads * part);
+    let mut cuts: Vec<usize> = (1..threads).map(end).collect();
+    cuts.push(columns.columns());
+    let mut rest = &mut sums[..];
+    let mut begin = 0;
+    let parts = cuts.into_iter().map(|end| {
+        let (own, others) = std::mem::take(&mut rest).split_at_mut(end - begin);
+        rest = others;
+        (std::mem::replace(&mut begin, end), own)
+    });
+    let scaled = rows.iter().map(|[pull, bend]| [scales[0].up * pull, scales[1].up * bend]);
+    let scaled: Vec<[f64; 2]> = scaled.collect();
+    let ones: Vec<[i64; 2]> = match columns.has_values() {
+        true => Vec::new(),
+        false => scaled.iter().map(|row| row.map(integer)).collect(),
+    };
+    pool.share(parts, |(first, sums)| {
+        for (j, sum) in (first..).zip(sums) {
+            let (rows, values) = columns.column(j);
+            match values {
+                None => {
+                    for &row in rows {
+                        let [g, h] = ones[row as usize];
+                        *sum = [sum[0].wrapping_add(g), sum[1].wrapping_add(h)];
+                    }
+                }
+                Some(values) => {
+                    for (&row, &x) in rows.iter().zip(values) {
+                        let [g, h] = scaled[row as usize];
+                        let parts = [integer(g * x), integer(h * x * x)];
+                        *sum = [sum[0].wrapping_add(parts[0]), sum[1].wrapping_add(parts[1])];
+                    }
+                }
+            }
+        }
+    });
+    sums
+}

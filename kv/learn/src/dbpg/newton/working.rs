@@ -1,0 +1,467 @@
+//! A worker's rows on the columns of the working set.
+//!
+//! Places of entries take 16 bits: rows are cut into tiles of 2^16, and a column has its places tile
+//! by tile. Rows of a tile are an array of exactly that many, so no place needs a check. Terms of
+//! sums over rows are integers (`fixed`); sums within a row come in the order of the columns.
+
+use super::blocks::Units;
+use super::fixed::{Scale, integer};
+use crate::data::Columns;
+
+/// Rows of a tile.
+const TILE: usize = 1 << 16;
+
+/// A row's curvature and how far its score moves.
+#[derive(Debug, Clone, Copy, Default)]
+struct Row {
+    /// D_i.
+    bend: f64,
+    /// Xd_i.
+    way: f64,
+}
+
+/// The working set at one worker.
+#[derive(Debug, Default)]
+pub(super) struct Working {
+    /// This worker's column of each, if it has one: `[n]`, block after block.
+    pub(super) columns: Vec<Option<u32>>,
+    /// v: `[n]`.
+    pub(super) place: Vec<f64>,
+    /// Where v began: `[n]`.
+    pub(super) from: Vec<f64>,
+    /// The column without a penalty.
+    pub(super) free: Option<usize>,
+    /// Where each block's columns end.
+    pub(super) ends: Vec<usize>,
+    /// h of each column: `[n]`.
+    curvatures: Vec<f64>,
+    tiles: usize,
+    /// Where the entries of each column in each tile end: `[n * tiles]`.
+    runs: Vec<u32>,
+    places: Vec<u16>,
+    /// `None` if all are 1.
+    values: Option<Vec<f64>>,
+    /// `[tiles * TILE]`, like `slopes`.
+    rows: Vec<Row>,
+    /// p_i + D_i Xd_i as an integer, of columns of ones; else as a number's bits.
+    slopes: Vec<i64>,
+    /// -y_i c_i σ(-m_i).
+    pulls: Vec<f64>,
+    scale: Option<Scale>,
+}
+
+/// A column of the plan.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Planned {
+    /// This worker's column.
+    pub(super) column: Option<u32>,
+    pub(super) weight: f64,
+    pub(super) curvature: f64,
+    pub(super) is_free: bool,
+}
+
+impl Working {
+    /// Gathers the columns of the blocks, for the slopes and curvatures of rows. All columns of all
+    /// workers are of ones, or none is treated as such.
+    pub(super) fn new(
+        columns: &Columns,
+        blocks: &[Vec<Planned>],
+        ones: bool,
+        pulls: Vec<f64>,
+        bends: &[f64],
+        scale: Scale,
+    ) -> Self {
+        let tiles = pulls.len().div_ceil(TILE);
+        let all = || blocks.iter().flatten();
+        let mut working = Working {
+            columns: all().map(|planned| planned.column).collect(),
+            place: all().map(|planned| planned.weight).collect(),
+            from: all().map(|planned| planned.weight).collect(),
+            free: all().position(|planned| planned.is_free),
+            curvatures: all().map(|planned| planned.curvature).collect(),
+            ends: blocks
+                .iter()
+                .scan(0, |end, block| {
+                    *end += block.len();
+                    Some(*end)
+                })
+                .collect(),
+            tiles,
+            values: (!ones).then(Vec::new),
+            rows: vec![Row::default(); tiles * TILE],
+            slopes: vec![0; tiles * TILE],
+            pulls,
+            scale: Some(scale),
+            ..Working::default()
+        };
+        for (row, &bend) in working.rows.iter_mut().zip(bends) {
+            row.bend = bend;
+        }
+        working.gather_columns(columns);
+        working.derive_slopes();
+        working
+    }
+
+    fn gather_columns(&mut self, columns: &Columns) {
+        let nonzeros = self.columns.iter().flatten().map(|&j| columns.column(j as usize).0.len());
+        self.places.reserve_exact(nonzeros.sum());
+        self.runs.reserve_exact(self.columns.len() * self.tiles);
+        for column in &self.columns {
+            let (rows, values) = column.map_or((&[][..], None), |j| columns.column(j as usize));
+            let mut from = 0;
+            for tile in 1..=self.tiles {
+                let end = match self.tiles {
+                    last if last == tile => rows.len(),
+                    _ => from + rows[from..].partition_point(|&row| (row as usize) < tile * TILE),
+                };
+                self.places.extend(rows[from..end].iter().map(|&row| row as u16));
+                self.runs.push(self.places.len() as u32);
+                from = end;
+            }
+            match (&mut self.values, values) {
+                (None, _) => {}
+                (Some(own), None) => own.resize(self.places.len(), 1.0),
+                (Some(own), Some(values)) => own.extend_from_slice(values),
+            }
+        }
+    }
+
+    /// The columns of a block.
+    pub(super) fn block(&self, block: usize) -> std::ops::Range<usize> {
+        let begin = block.checked_sub(1).map_or(0, |before| self.ends[before]);
+        begin..self.ends[block]
+    }
+
+    /// Whether a column is on the face.
+    pub(super) fn is_on_face(&self, k: usize) -> bool {
+        self.place[k] != 0.0 || self.free == Some(k)
+    }
+
+    /// The entries of a column in a tile.
+    fn run(&self, k: usize, tile: usize) -> std::ops::Range<usize> {
+        let at = k * self.tiles + tile;
+        let begin = at.checked_sub(1).map_or(0, |before| self.runs[before]);
+        begin as usize..self.runs[at] as usize
+    }
+
+    fn scale(&self) -> Scale {
+        self.scale.expect("it is set with the columns")
+    }
+
+    /// Computes the rows' slopes from the steps so far, which removes the rounding of all changes.
+    pub(super) fn derive_slopes(&mut self) {
+        let (scale, ones) = (self.scale(), self.values.is_none());
+        let rows = self.rows.iter().zip(&self.pulls);
+        let slopes = rows.map(|(row, pull)| pull + row.bend * row.way);
+        for (own, slope) in self.slopes.iter_mut().zip(slopes) {
+            *own = if ones { scale.to(slope) } else { slope.to_bits() as i64 };
+        }
+    }
+
+    /// Σ over rows of a column's values times `slopes`, as an integer.
+    pub(super) fn sum(&self, k: usize) -> i64 {
+        let scale = self.scale();
+        let mut sums = [0_i64; 4];
+        for (tile, slopes) in self.slopes.as_chunks::<TILE>().0.iter().enumerate() {
+            let run = self.run(k, tile);
+            let places = &self.places[run.clone()];
+            match &self.values {
+                None => {
+                    let (chunks, rest) = places.as_chunks::<4>();
+                    for chunk in chunks {
+                        for (sum, &place) in sums.iter_mut().zip(chunk) {
+                            *sum = sum.wrapping_add(slopes[place as usize]);
+                        }
+                    }
+                    for &place in rest {
+                        sums[0] = sums[0].wrapping_add(slopes[place as usize]);
+                    }
+                }
+                Some(values) => {
+                    for (&place, x) in places.iter().zip(&values[run]) {
+                        let slope = f64::from_bits(slopes[place as usize] as u64);
+                        sums[0] = sums[0].wrapping_add(scale.to(slope * x));
+                    }
+                }
+            }
+        }
+        sums[0].wrapping_add(sums[1]).wrapping_add(sums[2].wrapping_add(sums[3]))
+    }
+
+    /// Moves v of a column to `to`, which is then the servers' to the bit, and the rows with it.
+    pub(super) fn go(&mut self, k: usize, to: f64) {
+        let step = to - std::mem::replace(&mut self.place[k], to);
+        let scale = self.scale();
+        for tile in 0..self.tiles {
+            let run = self.run(k, tile);
+            let rows = &mut self.rows.as_chunks_mut::<TILE>().0[tile];
+            let slopes = &mut self.slopes.as_chunks_mut::<TILE>().0[tile];
+            let places = &self.places[run.clone()];
+            match &self.values {
+                None => {
+                    let scaled = step * scale.up;
+                    for &place in places {
+                        let row = &mut rows[place as usize];
+                        row.way += step;
+                        let slope = &mut slopes[place as usize];
+                        *slope = slope.wrapping_add(integer(row.bend * scaled));
+                    }
+                }
+                Some(values) => {
+                    for (&place, x) in places.iter().zip(&values[run]) {
+                        let row = &mut rows[place as usize];
+                        row.way += step * x;
+                        let slope = &mut slopes[place as usize];
+                        let moved = f64::from_bits(*slope as u64) + row.bend * (step * x);
+                        *slope = moved.to_bits() as i64;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sets the rows' slopes to those of XᵀDX times a direction of the columns on the face.
+    pub(super) fn multiply(&mut self, direction: &[f64]) {
+        let mut ways = vec![0.0_f64; self.tiles * TILE];
+        for (k, &share) in direction.iter().enumerate().filter(|(_, share)| **share != 0.0) {
+            for (tile, ways) in ways.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
+                let run = self.run(k, tile);
+                let places = &self.places[run.clone()];
+                match &self.values {
+                    None => places.iter().for_each(|&place| ways[place as usize] += share),
+                    Some(values) => {
+                        let entries = places.iter().zip(&values[run]);
+                        entries.for_each(|(&place, x)| ways[place as usize] += share * x);
+                    }
+                }
+            }
+        }
+        let (scale, ones) = (self.scale(), self.values.is_none());
+        let rows = self.rows.iter().zip(&ways);
+        let slopes = self.slopes.iter_mut().zip(rows);
+        for (slope, (row, way)) in slopes.take(self.pulls.len()) {
+            let product = row.bend * way;
+            *slope = if ones { scale.to(product) } else { product.to_bits() as i64 };
+        }
+    }
+
+    /// How far each row's score has moved: `[rows]`.
+    pub(super) fn ways(&self) -> impl Iterator<Item = f64> + Clone {
+        self.rows[..self.pulls.len()].iter().map(|row| row.way)
+    }
+
+    /// This worker's part of a block's Hessian: the lower triangle row by row, in multiples of the
+    /// units, two numbers of 32 bits in each integer.
+    ///
+    /// Each row has a list of its entries in the columns so far; a new entry meets all of them.
+    pub(super) fn gram(&self, block: usize, units: Units, lists: &mut Lists) -> Vec<i64> {
+        let columns = self.block(block);
+        let n = columns.len();
+        let all = units.of_all();
+        lists.begin(self.tiles * TILE);
+        let mut triangle = Vec::with_capacity(n * (n + 1) / 2 + 1);
+        let mut line = vec![0_i32; n];
+        for (at, k) in columns.enumerate() {
+            line[..=at].fill(0);
+            let factor = units.factor(self.curvatures[k]);
+            for (tile, rows) in self.rows.as_chunks::<TILE>().0.iter().enumerate() {
+                let run = self.run(k, tile);
+                let values = self.values.as_ref().map(|values| &values[run.clone()]);
+                for (entry, &place) in self.places[run].iter().enumerate() {
+                    let bend = rows[place as usize].bend * all;
+                    let row = tile * TILE + place as usize;
+                    match values {
+                        None => lists.meet_ones(row, at, (bend + 0.5) as i32, &mut line),
+                        Some(values) => {
+                            lists.meet(row, at, values[entry] * factor, bend, &mut line);
+                        }
+                    }
+                }
+            }
+            triangle.extend_from_slice(&line[..=at]);
+        }
+        if triangle.len() % 2 > 0 {
+            triangle.push(0);
+        }
+        let (pairs, _) = triangle.as_chunks::<2>();
+        pairs.iter().map(|&[low, high]| i64::from(low as u32) | i64::from(high) << 32).collect()
+    }
+}
+
+/// Entries of rows in the columns of a block so far.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    /// The last entry of each row, counted from 1; 0 if there is none.
+    heads: Vec<u32>,
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    row: u32,
+    /// The row's entry before it, as in `heads`.
+    next: u32,
+    column: u32,
+    value: f32,
+}
+
+impl Lists {
+    fn begin(&mut self, rows: usize) {
+        self.heads.resize(rows, 0);
+        for entry in self.entries.drain(..) {
+            self.heads[entry.row as usize] = 0;
+        }
+    }
+
+    fn append(&mut self, row: usize, column: usize, value: f64) -> u32 {
+        let next = self.heads[row];
+        let entry = Entry { row: row as u32, next, column: column as u32, value: value as f32 };
+        self.entries.push(entry);
+        self.heads[row] = self.entries.len() as u32;
+        self.heads[row]
+    }
+
+    #[inline(always)]
+    fn meet_ones(&mut self, row: usize, column: usize, bend: i32, line: &mut [i32]) {
+        let mut next = self.append(row, column, 1.0);
+        while let Some(entry) = self.entries.get((next as usize).wrapping_sub(1)) {
+            let sum = &mut line[entry.column as usize];
+            *sum = sum.wrapping_add(bend);
+            next = entry.next;
+        }
+    }
+
+    #[inline(always)]
+    fn meet(&mut self, row: usize, column: usize, x: f64, bend: f64, line: &mut [i32]) {
+        let mut next = self.append(row, column, x);
+        let bend = bend * f64::from(x as f32);
+        while let Some(entry) = self.entries.get((next as usize).wrapping_sub(1)) {
+            let sum = &mut line[entry.column as usize];
+            *sum = sum.wrapping_add(integer(bend * f64::from(entry.value)) as i32);
+            next = entry.next;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dbpg::gradient::tests::noise;
+
+    const ROWS: usize = TILE + 500; // two tiles
+    const COLUMNS: usize = 7;
+
+    fn columns(values: bool) -> Columns {
+        let rows: Vec<Vec<u32>> = (0..COLUMNS)
+            .map(|j| (0..ROWS as u32).filter(|row| row % (j as u32 * 3 + 5) < 2).collect())
+            .collect();
+        let ends = rows.iter().scan(0, |end, rows| {
+            *end += rows.len();
+            Some(*end)
+        });
+        let ends: Vec<usize> = ends.collect();
+        let values = values.then(|| noise(ends[COLUMNS - 1], 4));
+        Columns::new(&[0, 1, 2, 3, 4, 5, 6], &ends, rows.concat(), values)
+    }
+
+    /// Column `COLUMNS` of the working set is not at this worker.
+    fn working(columns: &Columns, ones: bool) -> (Working, Vec<f64>, Vec<f64>) {
+        let pulls = noise(ROWS, 1);
+        let bends: Vec<f64> = noise(ROWS, 2).iter().map(|x| 0.125 * (x + 1.0)).collect();
+        let planned = |column: Option<u32>| Planned {
+            column,
+            weight: 0.5,
+            curvature: 3000.0,
+            is_free: false,
+        };
+        let all: Vec<Planned> =
+            (0..COLUMNS as u32).rev().map(Some).chain([None]).map(planned).collect();
+        let blocks = [all[..5].to_vec(), all[5..].to_vec()];
+        let scale = Scale::with_headroom(ROWS as u64, 1.0, 8);
+        (Working::new(columns, &blocks, ones, pulls.clone(), &bends, scale), pulls, bends)
+    }
+
+    /// Dense columns of the working set.
+    fn dense(columns: &Columns) -> Vec<Vec<f64>> {
+        let of = |j: usize| {
+            let mut all = vec![0.0; ROWS];
+            columns.for_each(j, |row, x| all[row] = x);
+            all
+        };
+        (0..COLUMNS).rev().map(of).chain([vec![0.0; ROWS]]).collect()
+    }
+
+    fn dot(a: &[f64], b: impl Fn(usize) -> f64) -> f64 {
+        a.iter().enumerate().map(|(row, a)| a * b(row)).sum()
+    }
+
+    #[test]
+    fn sums_steps_and_products_are_those_of_the_dense_matrix() {
+        for values in [false, true] {
+            let columns = columns(values);
+            let x = dense(&columns);
+            let (mut working, pulls, bends) = working(&columns, !values);
+            let scale = working.scale();
+            let steps = [0.25, 0.0, -1.0, 0.5, 0.125, 0.0, 2.0, 0.5];
+            for (k, step) in steps.into_iter().enumerate() {
+                working.go(k, 0.5 + step);
+            }
+            let way = |row: usize| (0..=COLUMNS).map(|k| x[k][row] * steps[k]).sum::<f64>();
+            for derived in [false, true] {
+                if derived {
+                    working.derive_slopes();
+                }
+                for k in 0..=COLUMNS {
+                    let exact = dot(&x[k], |row| pulls[row] + bends[row] * way(row));
+                    let sum = scale.from(working.sum(k));
+                    assert!((sum - exact).abs() < 1e-6, "{k}: {sum} {exact}");
+                    assert_eq!(working.place[k], 0.5 + steps[k]);
+                }
+            }
+            assert!(working.ways().enumerate().all(|(row, w)| (w - way(row)).abs() < 1e-12));
+            working.multiply(&steps);
+            for (k, x) in x.iter().enumerate() {
+                let exact = dot(x, |row| bends[row] * way(row));
+                assert!((scale.from(working.sum(k)) - exact).abs() < 1e-6, "{k}");
+            }
+        }
+    }
+
+    #[test]
+    fn hessians_are_those_of_the_dense_matrix() {
+        for (values, units) in [(false, Units::of_ones(30_000.0)), (true, Units::Own)] {
+            let columns = columns(values);
+            let x = dense(&columns);
+            let (working, _, bends) = working(&columns, !values);
+            let mut lists = Lists::default();
+            for block in 0..2 {
+                let part = working.gram(block, units, &mut lists);
+                let halves = part.iter().flat_map(|both| [*both as i32, (*both >> 32) as i32]);
+                let mut halves = halves;
+                let all = working.block(block);
+                let factor = units.factor(3000.0) * units.factor(3000.0) * units.of_all();
+                for k in all.clone() {
+                    for l in all.start..=k {
+                        let exact = dot(&x[k], |row| bends[row] * x[l][row]);
+                        let entry = halves.next().map_or(f64::NAN, |half| f64::from(half) / factor);
+                        let off = (entry - exact).abs() / 3000.0;
+                        assert!(off < 1e-3, "{block} {k} {l}: {entry} {exact}");
+                    }
+                }
+                assert!(halves.next().is_none_or(|rest| rest == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn a_worker_without_rows_is_no_trouble() {
+        let none = Columns::new(&[], &[], Vec::new(), None);
+        let planned = Planned { column: None, weight: 1.0, curvature: 1.0, is_free: true };
+        let scale = Scale::new(1, 1.0);
+        let mut working = Working::new(&none, &[vec![planned]], true, Vec::new(), &[], scale);
+        working.go(0, 2.0);
+        working.multiply(&[1.0]);
+        assert_eq!((working.sum(0), working.is_on_face(0)), (0, true));
+        assert_eq!(working.gram(0, Units::Own, &mut Lists::default()), [0]);
+    }
+}
