@@ -15,7 +15,7 @@ use caravan_van::Secret;
 
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result, panicked};
-use crate::node::{self, Apps, Role, Scheduler, Target, TaskId, Van};
+use crate::node::{self, Apps, Program, Role, Scheduler, Step, Target, TaskId, Van};
 use crate::secret::SecretSource;
 use crate::server::Handles;
 use crate::worker::{Watch, Worker};
@@ -245,7 +245,63 @@ impl Cluster {
         app: &str,
         body: &serde_json::Value,
     ) -> Result<TaskId> {
-        self.scheduler.borrow_mut().submit_in(self.part(), target, app, body)
+        self.submit_after(&[], target, app, body)
+    }
+
+    /// As [`Cluster::submit`], for a task that waits for others, whether they succeed or fail. It
+    /// starts at each worker as soon as they are finished there, or everywhere if that worker does
+    /// not run them. Nobody waits for the driver.
+    ///
+    /// # Errors
+    /// As [`Cluster::submit`]; [`Error::Config`] if one of them does not exist.
+    pub fn submit_after(
+        &mut self,
+        after: &[TaskId],
+        target: Target,
+        app: &str,
+        body: &serde_json::Value,
+    ) -> Result<TaskId> {
+        let program = Program::App { app: app.to_owned(), body: body.clone() };
+        self.scheduler.borrow_mut().submit_in(self.part(), target, program, after)
+    }
+
+    /// Ships a graph of steps, which each worker of the target runs by itself, in order. A step is
+    /// left out if one that it waits for has failed. The task's results are lists of the steps'
+    /// results.
+    ///
+    /// # Errors
+    /// As [`Cluster::submit_after`]; [`Error::Config`] if a step waits for one that is not before it.
+    pub fn submit_steps(
+        &mut self,
+        after: &[TaskId],
+        target: Target,
+        steps: &[Step],
+    ) -> Result<TaskId> {
+        for (at, step) in steps.iter().enumerate() {
+            if let Some(later) = step.after.iter().find(|later| **later >= at) {
+                let why = format!("step {at} waits for step {later}, which is not before it");
+                return Err(Error::Config(why));
+            }
+        }
+        let program = Program::Steps(steps.to_vec());
+        self.scheduler.borrow_mut().submit_in(self.part(), target, program, after)
+    }
+
+    /// Adds a virtual task, which nobody runs: it is finished when this driver calls
+    /// [`Cluster::finish`].
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`].
+    pub fn promise(&mut self) -> Result<TaskId> {
+        self.scheduler.borrow_mut().promise()
+    }
+
+    /// Finishes a task of [`Cluster::promise`], so that tasks that wait for it may start.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTimestamp`] if there is no such task.
+    pub fn finish(&mut self, task: TaskId) -> Result<()> {
+        self.scheduler.borrow_mut().finish(task)
     }
 
     /// Waits for a task and returns the workers' results, in order of rank, without those of workers

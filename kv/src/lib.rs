@@ -63,7 +63,7 @@ pub use cluster::{Cluster, Launch, spawn_node};
 pub use config::{ClusterConfig, JobRole, NodeConfig};
 pub use cost::Cost;
 pub use error::{Error, Result};
-pub use node::{App, Apps, Target, Van, WorkerNode};
+pub use node::{App, Apps, Step, Target, TaskId, Van, WorkerNode};
 pub use runs::Runs;
 pub use secret::SecretSource;
 pub use server::{Handles, ServerThread, Shard};

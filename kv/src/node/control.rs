@@ -33,6 +33,10 @@ impl std::fmt::Display for Role {
 /// Credits of lanes to the scheduler; a node makes few requests at a time.
 pub(crate) const CREDITS: u16 = 64;
 
+/// Most tasks that a worker may have at a time. The credits of its lane carry them, the news of a
+/// loss, and the end.
+pub(super) const TASKS_MAX: usize = CREDITS as usize - 2;
+
 /// Role numbers of processes, as their lanes prove them in [`Hello::role`].
 pub(crate) const SCHEDULER: u8 = 1;
 const SERVER: u8 = 2;
@@ -81,6 +85,9 @@ pub(crate) enum Ask {
     Missing { name: String },
     /// The member that this lane has proved to be is alive. Answered with [`Pulse`].
     Alive,
+    /// Start a sub-task of the task of this number, which the sender runs, at the worker of this
+    /// rank or at all. Answered with [`Submitted`].
+    Spawn { task: u64, rank: Option<usize>, app: String, body: serde_json::Value },
 }
 
 /// What a node tells about itself when it joins.
@@ -114,10 +121,13 @@ impl From<Loss> for Error {
 }
 
 /// The scheduler's request to a node.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// Run this task of a job; answered with a [`Report`].
     Run { job: String, app: String, body: serde_json::Value },
+    /// Run these steps of a job, each after those that it waits for; answered with a [`Report`] of
+    /// all results.
+    Steps { job: String, steps: Vec<Step> },
     /// A job has ended: forget its apps and tables; answered with a [`Report`]. The worker of this
     /// rank drops its tables.
     Forget { job: String, rank: usize },
@@ -125,6 +135,17 @@ pub(crate) enum Order {
     Lost(Loss),
     /// The job is over.
     End,
+}
+
+/// One step of a graph that workers run by themselves.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// The app that it runs.
+    pub app: String,
+    /// Its input.
+    pub body: serde_json::Value,
+    /// Places of earlier steps that it waits for. If one of them has failed, it is not run.
+    pub after: Vec<usize>,
 }
 
 /// A request of a driver to the thread that schedules. Nobody else may make one.
@@ -136,9 +157,13 @@ pub(crate) enum Command {
     Begin { job: String },
     /// Answered with [`Gathered`] once all nodes have joined, or when the time for that is over.
     Gather,
-    /// Starts a task of this part of the job at the worker of this rank, or at all. Answered with
-    /// [`Submitted`] at once.
-    Submit { part: String, rank: Option<usize>, app: String, body: serde_json::Value },
+    /// Starts a task of this part of the job at the worker of this rank, or at all, once others are
+    /// finished. Answered with [`Submitted`] at once.
+    Submit { part: String, rank: Option<usize>, program: Program, after: Vec<u64> },
+    /// Adds a task that nobody runs. Answered with [`Submitted`] at once.
+    Promise,
+    /// Finishes such a task. Answered at once with whether there is one.
+    Finish { task: u64 },
     /// Makes all workers forget this part of the job, and drops its tables. Answered as a task.
     Forget { part: String },
     /// Answered with [`Waited`] when the task is done or a node was lost; then the task is
@@ -163,6 +188,15 @@ pub(crate) enum Gathered {
     Missing(String),
 }
 
+/// What a task runs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Program {
+    /// An app of this name with this input.
+    App { app: String, body: serde_json::Value },
+    /// Steps of a graph.
+    Steps(Vec<Step>),
+}
+
 /// Whether a task was started.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Submitted {
@@ -172,6 +206,25 @@ pub(crate) enum Submitted {
     Lost(Loss),
     /// The worker of this rank has too many tasks.
     Full(usize),
+    /// It cannot be started, for this reason.
+    Refused(String),
+}
+
+impl Submitted {
+    /// The task's number.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`]; [`Error::Config`] says why it was not started.
+    pub(crate) fn started(self) -> Result<u64> {
+        match self {
+            Submitted::Task(number) => Ok(number),
+            Submitted::Lost(loss) => Err(loss.into()),
+            Submitted::Full(rank) => Err(Error::Config(format!(
+                "worker {rank} has {TASKS_MAX} tasks that it has not finished: wait for one of them before the next",
+            ))),
+            Submitted::Refused(why) => Err(Error::Config(why)),
+        }
+    }
 }
 
 /// The outcome of a task.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::control::{Ask, Join, Loss, Order, Report, Role, Roster};
+use super::control::{Ask, Join, Loss, Order, Report, Role, Roster, Step, Submitted};
 use super::lane::{Heard, SchedulerLane};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
@@ -23,7 +23,7 @@ pub struct Task {
     pub job: String,
     /// What to do.
     pub work: Work,
-    number: u64,
+    pub(crate) number: u64,
 }
 
 /// What a task is.
@@ -36,6 +36,8 @@ pub enum Work {
         /// Its input.
         body: serde_json::Value,
     },
+    /// To run the apps of these steps, in order, unless one that a step waits for has failed.
+    Steps(Vec<Step>),
     /// To forget all apps and tables of the job.
     Forget {
         /// Whether this worker drops the tables.
@@ -125,6 +127,23 @@ impl Member {
         self.poll()
     }
 
+    /// Starts a sub-task of task `task`; returns its number.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it cannot be started; [`Error::NodeLost`].
+    pub(crate) fn spawn(
+        &mut self,
+        task: u64,
+        rank: Option<usize>,
+        app: &str,
+        body: &serde_json::Value,
+        timeout: Duration,
+    ) -> Result<u64> {
+        let spawn = Ask::Spawn { task, rank, app: app.to_owned(), body: body.clone() };
+        let answer = self.ask(&spawn, timeout, "the start of a sub-task")?;
+        serde_json::from_slice::<Submitted>(&answer)?.started()
+    }
+
     /// Waits until all nodes of this role have reached the barrier called `name`.
     ///
     /// # Errors
@@ -193,6 +212,9 @@ impl Member {
             match heard {
                 Heard::Order { number, order: Order::Run { job, app, body } } => {
                     self.tasks.push_back(Task { job, work: Work::Run { app, body }, number });
+                }
+                Heard::Order { number, order: Order::Steps { job, steps } } => {
+                    self.tasks.push_back(Task { job, work: Work::Steps(steps), number });
                 }
                 Heard::Order { number, order: Order::Forget { job, rank } } => {
                     let work = Work::Forget { drops: rank == self.roster.rank };

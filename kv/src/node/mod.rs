@@ -27,8 +27,8 @@ mod thread;
 
 pub(crate) use backend::SimulatedNode;
 pub use backend::{Nic, VANS, Van, is_built, is_simulated, nic, open};
-pub(crate) use control::{DRIVER, identity, is_within, within};
-pub use control::{Role, Roster};
+pub(crate) use control::{DRIVER, Program, identity, is_within, within};
+pub use control::{Role, Roster, Step};
 pub use member::{Member, Task, Work};
 pub(crate) use placement::check_numa;
 pub use placement::{Numa, Seating};

@@ -12,10 +12,11 @@ use caravan_van::{Endpoint, Identity, VanConfig};
 
 use super::backend::{self, Van};
 use super::choice::{self, Candidate};
-use super::control::{Join, Role, Roster, identity, is_within, within};
+use super::control::{Join, Role, Roster, Step, identity, is_within, within};
 use super::heartbeat;
 use super::member::{Member, Work};
 use super::placement::{Seating, check_numa};
+use super::scheduler::Target;
 use crate::config::NodeConfig;
 use crate::error::{Error, Result, panicked};
 use crate::history;
@@ -66,6 +67,8 @@ pub struct WorkerNode {
     pub workers: usize,
     /// The job of the task that runs. Tables that the worker creates belong to its namespace.
     pub job: String,
+    /// Number of the task that runs.
+    task: u64,
     /// Shared with the worker, which checks it while it waits.
     member: Rc<RefCell<Member>>,
 }
@@ -78,6 +81,22 @@ impl WorkerNode {
     pub fn barrier(&mut self, name: &str) -> Result<()> {
         let name = if self.job.is_empty() { name } else { &within(&self.job, name) };
         self.member.borrow_mut().barrier(name, self.config.join_timeout)
+    }
+
+    /// Starts `app` with input `body` at the target, as a part of the task that runs: this is not
+    /// finished before that is, and fails if that fails. Nobody waits here. A worker runs one task
+    /// at a time, this one before another of its own.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no such worker, it has too many tasks that it has not finished,
+    /// or the driver is gone; [`Error::NodeLost`].
+    pub fn spawn(&mut self, target: Target, app: &str, body: &serde_json::Value) -> Result<()> {
+        let rank = match target {
+            Target::Workers => None,
+            Target::Worker(rank) => Some(rank),
+        };
+        let timeout = self.config.join_timeout;
+        self.member.borrow_mut().spawn(self.task, rank, app, body, timeout).map(drop)
     }
 }
 
@@ -106,6 +125,29 @@ impl JobState {
         let done = self.apps.entry(app).or_insert_with(|| make()).run(node, body);
         self.clock = node.worker.clock();
         done
+    }
+}
+
+/// Runs steps in order; returns all results, or names those that have failed.
+fn run_steps(
+    steps: Vec<Step>,
+    mut run: impl FnMut(Step) -> Result<serde_json::Value, String>,
+) -> Result<serde_json::Value, String> {
+    let mut results: Vec<Result<serde_json::Value, String>> = Vec::with_capacity(steps.len());
+    for step in steps {
+        let has_failed = |at: &&usize| !matches!(results.get(**at), Some(Ok(_)));
+        results.push(match step.after.iter().find(has_failed) {
+            Some(at) => Err(format!("step {at}, for which it waits, was not done")),
+            None => run(step),
+        });
+    }
+    let failed = |(at, result): (usize, &Result<_, String>)| {
+        result.as_ref().err().map(|why| format!("step {at}: {why}"))
+    };
+    let failed: Vec<String> = results.iter().enumerate().filter_map(failed).collect();
+    match failed.is_empty() {
+        true => results.into_iter().collect(),
+        false => Err(failed.join("; ")),
     }
 }
 
@@ -145,14 +187,20 @@ pub fn run_worker(
     let watch: Watch = Box::new(move || watched.borrow_mut().check());
     let worker = watched_client(&config, roster.node, &roster.servers, Some(watch))?;
     let Roster { rank, workers, .. } = roster;
-    let mut node = WorkerNode { worker, config, rank, workers, job: String::new(), member };
+    let job = String::new();
+    let mut node = WorkerNode { worker, config, rank, workers, job, task: 0, member };
     let mut jobs: HashMap<String, JobState> = HashMap::new();
     loop {
         let Some(mut task) = node.member.borrow_mut().next_task(|| true)? else { return Ok(()) };
         node.job.clone_from(&task.job);
+        node.task = task.number;
         let report = match std::mem::replace(&mut task.work, Work::Forget { drops: false }) {
             Work::Run { app, body } => {
                 jobs.entry(task.job.clone()).or_default().run(&mut node, apps, app, body)
+            }
+            Work::Steps(steps) => {
+                let state = jobs.entry(task.job.clone()).or_default();
+                run_steps(steps, |step| state.run(&mut node, apps, step.app, step.body))
             }
             Work::Forget { drops } => {
                 jobs.retain(|job, _| !is_within(job, &task.job));

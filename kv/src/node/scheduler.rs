@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 
 use self::service::Service;
 use super::choice::Candidate;
-use super::control::{self, Command, Gathered, Loss, Roster, Submitted, Waited};
+use super::control::{self, Command, Gathered, Loss, Program, Roster, Submitted, Waited};
 use super::lane::{self, Heard, SchedulerLane};
 use super::roles::without_threads;
 use super::thread::NodeThread;
@@ -261,16 +261,17 @@ impl Scheduler {
         app: &str,
         body: &serde_json::Value,
     ) -> Result<TaskId> {
-        self.submit_in("", target, app, body)
+        let program = Program::App { app: app.to_owned(), body: body.clone() };
+        self.submit_in("", target, program, &[])
     }
 
-    /// As [`Scheduler::submit`], in a part of the job.
+    /// As [`Scheduler::submit`], in a part of the job, once the tasks `after` are finished.
     pub(crate) fn submit_in(
         &mut self,
         part: &str,
         target: Target,
-        app: &str,
-        body: &serde_json::Value,
+        program: Program,
+        after: &[TaskId],
     ) -> Result<TaskId> {
         let workers = self.config.workers;
         let rank = match target {
@@ -281,9 +282,30 @@ impl Scheduler {
                 return Err(Error::Config(why));
             }
         };
-        let (part, app) = (part.to_owned(), app.to_owned());
-        let submitted = self.ask(&Command::Submit { part, rank, app, body: body.clone() })?;
-        started(submitted)
+        let part = part.to_owned();
+        let after = after.iter().map(|task| task.0).collect();
+        let submitted: Submitted = self.ask(&Command::Submit { part, rank, program, after })?;
+        submitted.started().map(TaskId)
+    }
+
+    /// Adds a task that nobody runs, and that is finished when the driver says so.
+    ///
+    /// # Errors
+    /// As [`Scheduler::submit`].
+    pub fn promise(&mut self) -> Result<TaskId> {
+        let submitted: Submitted = self.ask(&Command::Promise)?;
+        submitted.started().map(TaskId)
+    }
+
+    /// Finishes a task of [`Scheduler::promise`].
+    ///
+    /// # Errors
+    /// [`Error::UnknownTimestamp`] if there is no such task.
+    pub fn finish(&mut self, task: TaskId) -> Result<()> {
+        match self.ask(&Command::Finish { task: task.0 })? {
+            true => Ok(()),
+            false => Err(Error::UnknownTimestamp { timestamp: task.0 }),
+        }
     }
 
     /// Makes the workers forget a part of the job, and drops its tables.
@@ -291,8 +313,8 @@ impl Scheduler {
     /// # Errors
     /// As [`Scheduler::wait`].
     pub(crate) fn forget(&mut self, part: &str) -> Result<()> {
-        let submitted = self.ask(&Command::Forget { part: part.to_owned() })?;
-        let task = started(submitted)?;
+        let submitted: Submitted = self.ask(&Command::Forget { part: part.to_owned() })?;
+        let task = TaskId(submitted.started()?);
         self.wait(task).map(drop)
     }
 
@@ -416,17 +438,6 @@ impl Scheduler {
                 Error::NodeLost { node, reason: why.to_owned() }
             }
         }
-    }
-}
-
-fn started(submitted: Submitted) -> Result<TaskId> {
-    match submitted {
-        Submitted::Task(number) => Ok(TaskId(number)),
-        Submitted::Lost(loss) => Err(loss.into()),
-        Submitted::Full(rank) => Err(Error::Config(format!(
-            "worker {rank} has {} tasks that it has not finished: wait for one of them before the next",
-            service::TASKS_MAX
-        ))),
     }
 }
 

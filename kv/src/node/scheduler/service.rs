@@ -18,12 +18,12 @@ use super::super::backend::{self, Van};
 use super::super::barriers::{Barriers, NAME_BYTES_MAX, Waiting};
 use super::super::choice::{self, Candidate};
 use super::super::control::{
-    self, Ask, CREDITS, Command, Gathered, Join, Loss, Order, Pulse, Role, Roster, Submitted,
-    Waited,
+    self, Ask, CREDITS, Command, Gathered, Join, Loss, Order, Program, Pulse, Role, Roster,
+    Submitted, TASKS_MAX, Waited,
 };
 use super::super::lane::control_config;
 use super::super::members::{Members, Seat, Violation, describe};
-use super::tasks::{Tasks, What};
+use super::tasks::{At, NewTask, Tasks, What};
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::Result;
 use crate::worker::ServerAddress;
@@ -37,9 +37,8 @@ const FIRST_NAP: Duration = Duration::from_millis(20);
 /// How long nodes may take to leave when the job ends.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
-/// Most tasks that a worker may have at a time. The credits of its lane carry them, the news of a
-/// loss, and the end.
-pub(super) const TASKS_MAX: usize = CREDITS as usize - 2;
+/// Most tasks that are not finished, or that their drivers have not waited for.
+const TASKS_KNOWN_MAX: usize = 10_000;
 
 /// The state of the thread.
 pub(super) struct Service {
@@ -245,6 +244,7 @@ impl Service {
         self.launcher.is_gone |= self.launcher.lane == Some(peer);
         if let Some(driver) = self.drivers.remove(&peer) {
             self.tasks.disown(peer);
+            self.send_ready();
             self.orphans.extend(driver.job);
             self.end_orphans();
         }
@@ -262,6 +262,7 @@ impl Service {
     fn go_on_without(&mut self, seat: Seat) {
         tracing::warn!(node = %seat, "lost; the others go on");
         self.tasks.lose(seat.rank);
+        self.send_ready();
         let live = self.members.live(seat.role);
         for Waiting { peer, timestamp, .. } in self.barriers.full(seat.role, live) {
             // A lane that breaks now is reported separately; the others do not wait for it.
@@ -336,12 +337,27 @@ impl Service {
                 driver.gathers = Some(Gathers { timestamp, until, warn_at });
                 self.gathered();
             }
-            Command::Submit { part, rank, app, body } => {
-                let ranks = rank.map_or_else(|| self.members.live_workers(), |rank| vec![rank]);
+            Command::Submit { part, rank, program, after } => {
                 let job = control::within(&job, &part);
-                let order = Order::Run { job, app: app.clone(), body };
-                let submitted = self.submit(Some(peer), ranks, What::App(app), &order);
+                let submitted = self.submit(Some(peer), rank, job, program, after, None);
                 self.tell(peer, timestamp, &submitted);
+            }
+            Command::Promise => {
+                let (what, ranks) = (What::Virtual, Vec::new());
+                let submitted = self.start(NewTask {
+                    owner: Some(peer),
+                    what,
+                    ranks,
+                    order: None,
+                    after: Vec::new(),
+                    parent: None,
+                });
+                self.tell(peer, timestamp, &submitted);
+            }
+            Command::Finish { task } => {
+                let is_there = self.tasks.finish_virtual(task, peer);
+                self.send_ready();
+                self.tell(peer, timestamp, &is_there);
             }
             Command::Forget { part } => {
                 let submitted = self.forget(Some(peer), control::within(&job, &part));
@@ -410,7 +426,8 @@ impl Service {
     /// Makes the workers forget jobs that have lost their drivers.
     fn end_orphans(&mut self) {
         while let Some(job) = self.orphans.pop() {
-            if let Submitted::Full(_) = self.forget(None, job.clone()) {
+            let forgets = self.forget(None, job.clone());
+            if let Submitted::Full(_) | Submitted::Refused(_) = forgets {
                 return self.orphans.push(job);
             }
         }
@@ -420,37 +437,75 @@ impl Service {
     fn forget(&mut self, driver: Option<PeerId>, job: String) -> Submitted {
         let ranks = self.members.live_workers();
         let rank = ranks.first().copied().unwrap_or(0);
-        let order = Order::Forget { job: job.clone(), rank };
-        self.submit(driver, ranks, What::Forgets(job), &order)
+        let order = Some(Order::Forget { job: job.clone(), rank });
+        let what = What::Forgets(job);
+        let after = Vec::new();
+        self.start(NewTask { owner: driver, what, ranks, order, after, parent: None })
     }
 
-    /// Sends a task to the workers of these ranks, or to none of them.
+    /// Starts a task of a job at a worker or at all.
     fn submit(
         &mut self,
-        driver: Option<PeerId>,
-        ranks: Vec<usize>,
-        what: What,
-        order: &Order,
+        owner: Option<PeerId>,
+        rank: Option<usize>,
+        job: String,
+        program: Program,
+        after: Vec<u64>,
+        parent: Option<At>,
     ) -> Submitted {
+        let (app, order) = match program {
+            Program::App { app, body } => (app.clone(), Order::Run { job, app, body }),
+            Program::Steps(steps) => ("a graph".to_owned(), Order::Steps { job, steps }),
+        };
+        let ranks = rank.map_or_else(|| self.members.live_workers(), |rank| vec![rank]);
+        let (what, order) = (What::App(app), Some(order));
+        self.start(NewTask { owner, what, ranks, order, after, parent })
+    }
+
+    /// Starts a sub-task of a task that a worker runs.
+    fn spawn(&mut self, at: At, rank: Option<usize>, program: Program) -> Submitted {
+        let workers = self.members.size(Role::Worker);
+        let Some((owner, job)) = self.tasks.run_by(at) else {
+            return Submitted::Refused("nobody waits for the task any more".to_owned());
+        };
+        if let Some(rank) = rank.filter(|rank| *rank >= workers) {
+            return Submitted::Refused(format!("there is no worker {rank}, there are {workers}"));
+        }
+        self.submit(Some(owner), rank, job, program, Vec::new(), Some(at))
+    }
+
+    /// Adds a task, or refuses it; sends it if its turn has come.
+    fn start(&mut self, task: NewTask) -> Submitted {
         if let Some(loss) = &self.lost {
             return Submitted::Lost(loss.clone());
         }
-        if let Some(&full) = ranks.iter().find(|&&rank| self.tasks.load(rank) >= TASKS_MAX) {
+        if let Some(unknown) = self.tasks.first_unknown(&task.after) {
+            return Submitted::Refused(format!("there is no task {unknown} to wait for"));
+        }
+        if self.tasks.len() >= TASKS_KNOWN_MAX {
+            let why = format!("{TASKS_KNOWN_MAX} tasks are not finished, or were not waited for");
+            return Submitted::Refused(why);
+        }
+        let is_full = |rank: &&usize| self.tasks.load(**rank) >= TASKS_MAX;
+        if let Some(&full) = task.ranks.iter().find(is_full).filter(|_| task.after.is_empty()) {
             return Submitted::Full(full);
         }
-        let lanes: Result<Vec<PeerId>, Loss> =
-            ranks.iter().map(|&rank| self.members.worker(rank)).collect();
-        let lanes = match lanes {
-            Ok(lanes) => lanes,
-            Err(loss) => return Submitted::Lost(loss),
-        };
-        let number = self.tasks.next_number();
-        for lane in lanes {
-            // A lane that breaks now is reported separately, and ends the wait for this task.
-            let _ = control::ask(&mut self.endpoint, lane, number, order);
+        let lost = task.ranks.iter().find_map(|rank| self.members.worker(*rank).err());
+        if let Some(loss) = lost {
+            return Submitted::Lost(loss);
         }
-        self.tasks.add(number, driver, what, ranks);
+        let number = self.tasks.add(task);
+        self.send_ready();
         Submitted::Task(number)
+    }
+
+    /// Sends the orders of tasks whose turn has come.
+    fn send_ready(&mut self) {
+        while let Some((At { task, rank }, order)) = self.tasks.next_ready(TASKS_MAX) {
+            let Ok(lane) = self.members.worker(rank) else { continue };
+            // A lane that breaks now is reported separately, and ends the wait for this task.
+            let _ = control::ask(&mut self.endpoint, lane, task, &order);
+        }
     }
 
     /// Answers the drivers that wait for a task which is done or will never be.
@@ -516,6 +571,12 @@ impl Service {
                 let missing = (0..self.members.size(seat.role)).filter(|rank| !came.contains(rank));
                 let names: Vec<_> = missing.map(|rank| format!("{} {rank}", seat.role)).collect();
                 Ok(control::answer(&mut self.endpoint, peer, timestamp, &names.join(", "))?)
+            }
+            Ask::Spawn { task, rank, app, body } => {
+                let seat = self.members.of(peer, "a sub-task")?;
+                let at = At { task, rank: seat.rank };
+                let spawned = self.spawn(at, rank, Program::App { app, body });
+                Ok(control::answer(&mut self.endpoint, peer, timestamp, &spawned)?)
             }
             Ask::Alive => {
                 self.members.alive(peer)?;
@@ -604,6 +665,7 @@ impl Service {
             return Ok(());
         }
         self.tasks.report(task, seat.rank, control::read(message)?);
+        self.send_ready();
         self.waited();
         self.end_orphans();
         self.begin_jobs();

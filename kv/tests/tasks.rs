@@ -1,0 +1,219 @@
+//! Goal: tasks start when those that they wait for are finished, also their sub-tasks, at each
+//! worker by itself; graphs are shipped, and virtual tasks are finished by their driver.
+//! Method: whole clusters on the simulated network, whose apps write into a log.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use caravan_kv::{
+    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, Step, Target, WorkerNode,
+};
+use caravan_van::sim::{Faults, Network, for_each_seed};
+use serde_json::{Value, json};
+
+const WORKERS: usize = 3;
+
+/// Which app has begun and ended where, as "name rank begins".
+type Log = Arc<Mutex<Vec<String>>>;
+
+/// Does what its input says: takes some milliseconds, starts sub-tasks, fails.
+struct Does(Log);
+
+impl App for Does {
+    fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
+        let name = body["name"].as_str().unwrap();
+        let rank = node.rank;
+        let note = |what: &str| self.0.lock().unwrap().push(format!("{name} {rank} {what}"));
+        note("begins");
+        let part = &body["part"];
+        if !part.is_null() {
+            let to =
+                part["to"].as_u64().map_or(Target::Workers, |rank| Target::Worker(rank as usize));
+            node.spawn(to, "does", part).map_err(|error| error.to_string())?;
+        }
+        let slower = if body["slow"] == rank { 1000 } else { 1 };
+        Network::here().unwrap().sleep(Duration::from_millis(slower));
+        note("ends");
+        match body["fails"].as_bool() {
+            Some(true) => Err(format!("{name} was told to")),
+            _ => Ok(json!(format!("{name} {}", node.rank))),
+        }
+    }
+}
+
+/// Runs `drive` as the driver of three workers; returns the log.
+fn run(seed: u64, drive: impl Fn(&mut Cluster) + Send + 'static) -> Vec<String> {
+    let network = Network::new(seed, Faults::jittery());
+    let log = Log::default();
+    let noted = log.clone();
+    let driver = network.spawn("driver", move |_| {
+        let apps = Apps::default().with("does", move || Box::new(Does(noted.clone())));
+        let config = ClusterConfig { workers: WORKERS, ..ClusterConfig::default() };
+        let launch = Launch::Simulated(Handles::default(), apps);
+        let mut cluster = Cluster::launch(&config, launch).unwrap();
+        drive(&mut cluster);
+        cluster.shutdown().unwrap();
+    });
+    driver.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
+    let log = log.lock().unwrap();
+    log.clone()
+}
+
+fn at(log: &[String], what: &str) -> usize {
+    log.iter().position(|line| line == what).unwrap_or_else(|| panic!("no {what}: {log:?}"))
+}
+
+#[test]
+fn a_task_starts_at_each_worker_when_those_before_are_finished_there() {
+    for_each_seed(10, |seed| {
+        let log = run(seed, |cluster| {
+            let first = json!({ "name": "first", "slow": 2 });
+            let first = cluster.submit(Target::Workers, "does", &first).unwrap();
+            let both = json!({ "name": "both" });
+            let both = cluster.submit_after(&[first], Target::Workers, "does", &both).unwrap();
+            let own = json!({ "name": "own" });
+            let own =
+                cluster.submit_after(&[first, both], Target::Worker(1), "does", &own).unwrap();
+            // Worker 0 does not run it, so it waits for its end there.
+            let last = json!({ "name": "last" });
+            let last = cluster.submit_after(&[own], Target::Worker(0), "does", &last).unwrap();
+            assert_eq!(cluster.wait(last).unwrap(), [json!("last 0")]);
+            let ends: Vec<Value> = (0..3).map(|rank| json!(format!("both {rank}"))).collect();
+            assert_eq!(cluster.wait(both).unwrap(), ends);
+            cluster.wait(own).unwrap();
+            cluster.wait(first).unwrap();
+        });
+        assert!(at(&log, "own 1 begins") < at(&log, "first 2 ends"), "{log:?}");
+        assert!(at(&log, "own 1 ends") < at(&log, "last 0 begins"), "{log:?}");
+        for rank in 0..WORKERS {
+            let ends = at(&log, &format!("first {rank} ends"));
+            assert!(ends < at(&log, &format!("both {rank} begins")), "{log:?}");
+        }
+    });
+}
+
+#[test]
+fn a_task_is_finished_when_its_sub_tasks_are() {
+    for_each_seed(10, |seed| {
+        let log = run(seed, |cluster| {
+            let leaf = json!({ "name": "leaf", "slow": 0, "to": 0 });
+            let part = json!({ "name": "part", "slow": 2, "part": leaf });
+            let whole = json!({ "name": "whole", "part": part });
+            let whole = cluster.submit(Target::Worker(1), "does", &whole).unwrap();
+            let next = json!({ "name": "next" });
+            let next = cluster.submit_after(&[whole], Target::Worker(1), "does", &next).unwrap();
+            assert_eq!(cluster.wait(whole).unwrap(), [json!("whole 1")]);
+            cluster.wait(next).unwrap();
+        });
+        assert!(at(&log, "whole 1 ends") < at(&log, "part 2 ends"), "{log:?}");
+        assert_eq!(log.iter().filter(|line| line.starts_with("leaf 0 ends")).count(), 3, "{log:?}");
+        let last = log.iter().rposition(|line| line == "leaf 0 ends").unwrap();
+        assert!(last < at(&log, "next 1 begins"), "{log:?}");
+    });
+}
+
+#[test]
+fn a_failed_sub_task_is_named_by_its_task() {
+    run(1, |cluster| {
+        let part = json!({ "name": "part", "fails": true, "to": 2 });
+        let whole = json!({ "name": "whole", "part": part });
+        let whole = cluster.submit(Target::Worker(0), "does", &whole).unwrap();
+        let next = json!({ "name": "next" });
+        let next = cluster.submit_after(&[whole], Target::Workers, "does", &next).unwrap();
+        let error = cluster.wait(whole).unwrap_err();
+        let Error::TaskFailed { node, reason, .. } = &error else { panic!("{error}") };
+        assert_eq!(node, "worker 0");
+        assert!(reason.contains("worker 2") && reason.contains("part was told to"), "{reason}");
+        assert_eq!(cluster.wait(next).unwrap().len(), 3, "what waited goes on");
+        let lost = json!({ "name": "whole", "part": { "name": "part", "to": 7 } });
+        let lost = cluster.submit(Target::Worker(0), "does", &lost).unwrap();
+        let error = cluster.wait(lost).unwrap_err().to_string();
+        assert!(error.contains("no worker 7"), "{error}");
+    });
+}
+
+#[test]
+fn the_driver_finishes_virtual_tasks() {
+    let log = run(1, |cluster| {
+        let promise = cluster.promise().unwrap();
+        let second = json!({ "name": "second" });
+        let second = cluster.submit_after(&[promise], Target::Workers, "does", &second).unwrap();
+        let first = json!({ "name": "first", "slow": 1 });
+        let first = cluster.submit(Target::Workers, "does", &first).unwrap();
+        cluster.wait(first).unwrap();
+        assert!(matches!(cluster.finish(second), Err(Error::UnknownTimestamp { .. })));
+        cluster.finish(promise).unwrap();
+        assert_eq!(cluster.wait(second).unwrap().len(), 3);
+        assert!(cluster.wait(promise).unwrap().is_empty());
+        // Its number is known for good.
+        let third = json!({ "name": "third" });
+        let third = cluster.submit_after(&[promise], Target::Workers, "does", &third).unwrap();
+        cluster.wait(third).unwrap();
+        assert!(cluster.finish(promise).is_err());
+    });
+    assert!(at(&log, "first 1 ends") < at(&log, "second 1 begins"), "{log:?}");
+}
+
+#[test]
+fn a_graph_is_shipped_and_run_by_each_worker() {
+    let log = run(1, |cluster| {
+        let step = |name: &str, fails: bool, after: &[usize]| Step {
+            app: "does".to_owned(),
+            body: json!({ "name": name, "fails": fails }),
+            after: after.to_vec(),
+        };
+        let good = [step("a", false, &[]), step("b", false, &[0]), step("c", false, &[0, 1])];
+        let done = cluster.submit_steps(&[], Target::Workers, &good).unwrap();
+        let results = cluster.wait(done).unwrap();
+        assert_eq!(results[2], json!(["a 2", "b 2", "c 2"]));
+        let bad = [step("d", true, &[]), step("e", false, &[0]), step("f", false, &[])];
+        let failed = cluster.submit_steps(&[done], Target::Worker(1), &bad).unwrap();
+        let error = cluster.wait(failed).unwrap_err().to_string();
+        assert!(error.contains("step 0: d was told to; step 1: step 0, for which"), "{error}");
+        let circle = [step("g", false, &[1]), step("h", false, &[0])];
+        let error = cluster.submit_steps(&[], Target::Workers, &circle).unwrap_err().to_string();
+        assert!(error.contains("step 0 waits for step 1"), "{error}");
+    });
+    assert!(at(&log, "d 1 ends") < at(&log, "f 1 begins"));
+    assert!(!log.iter().any(|line| line.starts_with('e') || line.starts_with('g')), "{log:?}");
+}
+
+/// A long chain is submitted at once: nobody waits for the driver, and workers get no more tasks at
+/// a time than they may have.
+#[test]
+fn a_long_chain_runs_by_itself() {
+    let log = run(1, |cluster| {
+        let mut after = Vec::new();
+        for number in 0..200 {
+            let body = json!({ "name": format!("task-{number}") });
+            let task = cluster.submit_after(&after, Target::Worker(number % 3), "does", &body);
+            after = vec![task.unwrap()];
+        }
+        assert_eq!(cluster.wait(after[0]).unwrap(), [json!("task-199 1")]);
+        let unknown = unknown_task(cluster);
+        assert!(unknown.contains("there is no task"), "{unknown}");
+    });
+    let begins: Vec<&String> = log.iter().filter(|line| line.ends_with("begins")).collect();
+    let in_order = |(number, line): (usize, &&String)| line.starts_with(&format!("task-{number} "));
+    assert!(begins.len() == 200 && begins.iter().enumerate().all(in_order));
+}
+
+/// The refusal of a task that waits for one of another cluster.
+fn unknown_task(cluster: &mut Cluster) -> String {
+    let other = Network::new(2, Faults::none());
+    let number = other.spawn("driver", |_| {
+        let config = ClusterConfig::default();
+        let apps = Apps::default().with("does", || Box::new(Does(Log::default())));
+        let mut other =
+            Cluster::launch(&config, Launch::Simulated(Handles::default(), apps)).unwrap();
+        let mut last = other.promise().unwrap();
+        for _ in 0..1000 {
+            last = other.promise().unwrap();
+        }
+        last
+    });
+    let number = number.join().unwrap();
+    let body = json!({ "name": "never" });
+    cluster.submit_after(&[number], Target::Workers, "does", &body).unwrap_err().to_string()
+}
