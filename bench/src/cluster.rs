@@ -11,6 +11,7 @@ use crate::cli::ending::Usage;
 use crate::cli::values::name;
 use crate::cli::{Common, Role, VanChoice, WorkerRole};
 use crate::measure::crowd::Crowded;
+use crate::measure::fabric::worker::Links;
 use crate::measure::load::worker::Loads;
 use crate::measure::scene::Waits;
 use crate::measure::worker::Measure;
@@ -64,6 +65,7 @@ pub(crate) fn apps() -> Apps {
         .with(Measure::NAME, || Box::new(Measure::default()))
         .with(Crowded::NAME, || Box::new(Crowded))
         .with(Loads::NAME, || Box::new(Loads))
+        .with(Links::NAME, || Box::new(Links))
         .with(Waits::NAME, || Box::new(Waits::default()))
 }
 

@@ -32,7 +32,7 @@ use signal_hook::consts::SIGPIPE;
 use cli::ending::{Failed, Interrupted, Usage};
 use cli::{BenchCommand, Cli, Command, Common, FloorArgs, TrainCommand, interrupt};
 use floor::process::Answerer;
-use measure::{load, placement, scale, verbs, wait};
+use measure::{fabric, load, placement, scale, verbs, wait};
 use report::{Unwritten, say};
 use train::{generate, predict};
 
@@ -84,6 +84,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench(BenchCommand::Placement) => placement::run(&cli.common),
         Command::Bench(BenchCommand::Wait(args)) => wait::run(&cli.common, args),
         Command::Bench(BenchCommand::Load(args)) => load::run(&cli.common, args),
+        Command::Bench(BenchCommand::Fabric(args)) => fabric::run(&cli.common, args),
         Command::Bench(BenchCommand::Scale(args)) => scale::run(&cli.common, args),
         Command::Bench(command) => measure::run(&cli.common, command),
         Command::CheckHistory(args) => history::run(&cli.common, args),

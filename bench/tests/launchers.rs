@@ -6,6 +6,7 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -228,66 +229,89 @@ fn hosts_that_cannot_be_reached_are_named_with_the_reason() {
     assert!(said.contains("cannot reach nowhere.invalid") && said.contains("resolve"), "{said}");
 }
 
-/// Two network namespaces of one machine with a cable between them, and an ssh server in the second.
-struct TwoHosts {
-    names: [String; 2],
-    server: Child,
+/// Network namespaces of one machine on a switch, and an ssh server in all but the first. Host n has
+/// the alias `hostN`.
+struct Hosts {
+    names: Vec<String>,
+    servers: Vec<Child>,
     config: PathBuf,
 }
 
-impl TwoHosts {
-    fn start(test: &str) -> Option<TwoHosts> {
+impl Hosts {
+    fn start(test: &str, count: usize) -> Option<Hosts> {
         if !["sshd", "ssh", "ip"].into_iter().all(has) {
             return None;
         }
-        let names = ["a", "b"].map(|side| format!("caravan-{side}-{}", std::process::id()));
         let ip = |words: &str| {
             let output = Command::new("ip").args(words.split(' ')).output().unwrap();
             output.status.success()
         };
-        if !is_root() || !ip(&format!("netns add {}", names[0])) {
+        let id = std::process::id();
+        let switch = format!("caravan-{test}-{id}");
+        if !is_root() || !ip(&format!("netns add {switch}")) {
             eprintln!("skipped: network namespaces need root");
             return None;
         }
-        let [a, b] = &names;
-        let id = std::process::id();
-        for words in [
-            format!("netns add {b}"),
-            format!("link add ca{id} netns {a} type veth peer name cb{id} netns {b}"),
-            format!("-n {a} addr add 192.0.2.1/24 dev ca{id}"),
-            format!("-n {b} addr add 192.0.2.2/24 dev cb{id}"),
-            format!("-n {a} link set ca{id} up"),
-            format!("-n {b} link set cb{id} up"),
-            format!("-n {a} link set lo up"),
-            format!("-n {b} link set lo up"),
-        ] {
-            assert!(ip(&words), "ip {words}");
-        }
         let folder = folder(test);
         let at = |name: &str| folder.join(name).display().to_string();
-        let settings = server_settings(&folder, 22, "ListenAddress 192.0.2.2\n");
-        fs::write(at("sshd_config"), settings).unwrap();
         let config = folder.join("ssh_config");
-        fs::write(&config, client_settings(&folder, "B", "192.0.2.2", 22)).unwrap();
-        let mut server = Command::new("ip");
-        server.args(["netns", "exec", b, "/usr/sbin/sshd", "-D", "-e", "-f", &at("sshd_config")]);
-        let server = server.stderr(fs::File::create(at("log")).unwrap()).spawn().unwrap();
-        Some(TwoHosts { names, server, config })
+        let mut hosts = Hosts { names: vec![switch.clone()], servers: Vec::new(), config };
+        assert!(ip(&format!("-n {switch} link add br0 type bridge")));
+        assert!(ip(&format!("-n {switch} link set br0 up")));
+        let mut clients = String::new();
+        for n in 0..count {
+            let name = format!("{switch}-{n}");
+            for words in [
+                format!("netns add {name}"),
+                format!("link add eth0 netns {name} type veth peer name p{n} netns {switch}"),
+                format!("-n {switch} link set p{n} master br0 up"),
+                format!("-n {name} addr add 192.0.2.{}/24 dev eth0", n + 1),
+                format!("-n {name} link set eth0 up"),
+                format!("-n {name} link set lo up"),
+            ] {
+                assert!(ip(&words), "ip {words}");
+            }
+            hosts.names.push(name.clone());
+            if n == 0 {
+                continue;
+            }
+            let address = format!("192.0.2.{}", n + 1);
+            if n == 1 {
+                let settings = server_settings(&folder, 22, "");
+                fs::write(at("sshd_config"), settings).unwrap();
+            }
+            clients += &client_settings(&folder, &format!("host{n}"), &address, 22);
+            let mut server = Command::new("ip");
+            server.args(["netns", "exec", &name, "/usr/sbin/sshd", "-D", "-e", "-f"]);
+            server.arg(at("sshd_config")).stderr(fs::File::create(at("log")).unwrap());
+            hosts.servers.push(server.spawn().unwrap());
+        }
+        fs::write(&hosts.config, clients).unwrap();
+        Some(hosts)
     }
 
-    /// `caravan` with words on the first host.
-    fn caravan(&self, line: &str) -> Command {
-        let mut command = support::without_variables("ip");
-        command.args(["netns", "exec", &self.names[0], CARAVAN]).args(line.split(' '));
-        command.arg("--ssh").arg(format!("ssh -F {}", self.config.display()));
-        command
+    /// `caravan` with words on the first host. The ssh servers may still be starting, so a run that
+    /// fails is made again for a while.
+    fn caravan(&self, line: &str) -> std::process::Output {
+        let began = Instant::now();
+        loop {
+            let mut command = support::without_variables("ip");
+            command.args(["netns", "exec", &self.names[1], CARAVAN]).args(line.split(' '));
+            command.arg("--ssh").arg(format!("ssh -F {}", self.config.display()));
+            let output = command.output().unwrap();
+            if output.status.success() || began.elapsed() > PATIENCE {
+                return output;
+            }
+        }
     }
 }
 
-impl Drop for TwoHosts {
+impl Drop for Hosts {
     fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
+        for server in &mut self.servers {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
         for name in &self.names {
             let _ = Command::new("ip").args(["netns", "del", name]).status();
         }
@@ -297,20 +321,34 @@ impl Drop for TwoHosts {
 /// Goal: between two hosts the floor is measured between the same two.
 #[test]
 fn the_floor_runs_between_the_hosts() {
-    let Some(hosts) = TwoHosts::start("two-hosts") else { return };
-    let began = Instant::now();
-    let output = loop {
-        let run = "bench latency --smoke --van tcp --json --hosts localhost,B";
-        let output = hosts.caravan(run).output().unwrap();
-        // The ssh server may still be starting.
-        if output.status.success() || began.elapsed() > PATIENCE {
-            break output;
-        }
-    };
+    let Some(hosts) = Hosts::start("floor", 2) else { return };
+    let output = hosts.caravan("bench latency --smoke --van tcp --json --hosts localhost,host1");
     let said = text(&output.stderr);
     assert!(output.status.success(), "{said}");
     assert_eq!(rows_in(&output).len(), 7);
     assert!(!said.contains("this host alone"), "{said}");
+}
+
+/// Goal: one command measures every link between hosts, and loads them all.
+#[test]
+fn every_link_between_hosts_is_measured() {
+    let Some(hosts) = Hosts::start("fabric", 8) else { return };
+    let names = "localhost,host1,host2,host3,host4,host5,host6,host7";
+    let run = format!("bench fabric --smoke --van tcp --json --rounds 1 --hosts {names}");
+    let output = hosts.caravan(&run);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let rows = rows_in(&output);
+    let links = rows.iter().filter(|row| row["row"] == "link");
+    let apart: BTreeSet<_> = links.map(|row| [&row["from"], &row["to"]].map(text_of)).collect();
+    assert_eq!(apart.len(), 8 * 7, "{apart:?}");
+    let run = "bench load --smoke --van tcp --json --rate 500 --workers 2 --hosts localhost,host1";
+    let output = hosts.caravan(run);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(rows_in(&output).last().unwrap()["workers"], 2);
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().unwrap().to_owned()
 }
 
 /// A Slurm of three nodes on this machine; without munge, as root.

@@ -67,8 +67,8 @@ fn the_names_of_fields_are_read_in_order() {
 fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
-    let kinds = "bandwidth calibration comparison file history latency layout load machine model \
-                 placement predict progress rate rdma-device result scale traffic van \
+    let kinds = "bandwidth calibration comparison fabric file history latency layout link load machine \
+                 model placement predict progress rate rdma-device result scale traffic van \
                  verbs-bandwidth verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
     assert_eq!(rows, documented().len());
@@ -95,6 +95,12 @@ fn the_bench_under_load_prints_the_rows_of_the_page() {
     let line = "bench load --smoke --van tcp --workers 2 --rate closed,20%,500 --keys 3 \
                 --sizes 12,120KiB --table-keys 50 --json";
     assert_eq!(held(line), set("machine load"));
+}
+
+#[test]
+fn the_bench_of_links_prints_the_rows_of_the_page() {
+    let line = "bench fabric --smoke --van tcp --workers 3 --servers 3 --rounds 2 --json";
+    assert_eq!(held(line), set("machine link fabric"));
 }
 
 #[test]

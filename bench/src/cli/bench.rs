@@ -3,8 +3,10 @@
 use clap::{Args, Subcommand};
 
 use super::values::{
-    FilterList, count, count_to, large_count, non_negative, parse_size, seconds, spells, up_to,
+    FilterList, count, count_to, large_count, non_negative, parse_size, parse_values, seconds,
+    spells, up_to,
 };
+use crate::measure::fabric::Least;
 use crate::measure::load::Arrivals;
 use crate::measure::load::rates::{Rate, Skew};
 use crate::measure::subject::Op;
@@ -23,6 +25,8 @@ pub(crate) enum BenchCommand {
     Rate(WindowArgs),
     /// All workers at a rate that answers do not change (open loop), keys by popularity
     Load(LoadArgs),
+    /// Every link between hosts: a matrix of latency and bandwidth, and which links are slow
+    Fabric(FabricArgs),
     /// The cost of each wait policy: two cores, one shared core, bursts after idle times
     Wait(WaitArgs),
     /// The RDMA device itself, as perftest measures it: no van, no servers
@@ -95,6 +99,22 @@ pub(crate) struct LoadArgs {
 
 /// The most keys of a table that `bench load` fills.
 const TABLE_KEYS_MAX: u64 = 1_000_000_000;
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct FabricArgs {
+    /// Seconds of each link for latency, and as many again for bandwidth
+    #[arg(long, value_name = "S", default_value_t = 0.05, value_parser = seconds)]
+    pub(crate) duration: f64,
+    /// How often every link is measured; the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = count_to(1000))]
+    pub(crate) rounds: u32,
+    /// Values of a push that measures bandwidth: a multiple of 4 bytes
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_values)]
+    pub(crate) size: usize,
+    /// Ends with status 1 if a link carries less than this share of the median, as 90%, or GB/s
+    #[arg(long, value_name = "LEAST")]
+    pub(crate) fail_below: Option<Least>,
+}
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct WaitArgs {

@@ -30,6 +30,13 @@ pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
 /// Largest payload of one request, in bytes.
 const SIZE_BYTES_MAX: u64 = 1 << 30;
 
+/// Reads the size of values of 4 bytes each.
+pub(super) fn parse_values(text: &str) -> Result<usize, String> {
+    let bytes = parse_size(text)?;
+    let fits = bytes.is_multiple_of(4).then_some(bytes);
+    fits.ok_or_else(|| format!("{text:?} is not a multiple of 4 bytes"))
+}
+
 /// Writes a size the way [`parse_size`] reads it, in the largest unit that divides it.
 pub(crate) fn size(bytes: &usize) -> String {
     let bytes = *bytes as u64;

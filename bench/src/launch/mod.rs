@@ -41,8 +41,8 @@ pub(crate) fn instead(cli: &Cli) -> Result<Option<()>> {
     let names_hosts = common.hosts.is_some() || common.hostfile.is_some();
     if !has_one_cluster(&cli.command) {
         if names_hosts && !matches!(cli.command, Command::Launch(_)) {
-            let why = "--hosts and --hostfile are for bench latency, bandwidth, rate and all, for \
-                       train, and for launch";
+            let why = "--hosts and --hostfile are for bench latency, bandwidth, rate, all, load \
+                       and fabric, for train, and for launch";
             return Err(Usage(why.to_owned()).into());
         }
         return Ok(None);
@@ -53,18 +53,28 @@ pub(crate) fn instead(cli: &Cli) -> Result<Option<()>> {
             let config = cluster::config(common)?.node;
             // Ranks are not known here if the scheduler gives them.
             let is_first = config.rank.unwrap_or(0) == 0;
-            let is_bench = matches!(cli.command, Command::Bench(_));
-            let _beside = (is_first && is_bench).then(|| Beside::start(&config));
+            let _beside = (is_first && has_floor(&cli.command)).then(|| Beside::start(&config));
             cluster::serve(common, &Role::default()).map(Some)
         }
         Some(JobRole::Worker) => cluster::work(common, &WorkerRole::default()).map(Some),
         None if names_hosts => {
             let arguments = std::env::args().skip(1);
             let command = [THIS_PROGRAM.to_owned()].into_iter().chain(arguments);
-            job::run(&plan(common, command.collect())?).map(Some)
+            let mut plan = plan(common, command.collect())?;
+            if matches!(cli.command, Command::Bench(BenchCommand::Fabric(_))) {
+                one_each(&mut plan);
+            }
+            job::run(&plan).map(Some)
         }
         None => Ok(None),
     }
+}
+
+/// Gives every host one worker and one server, of the same number.
+fn one_each(plan: &mut Plan) {
+    plan.hosts.iter_mut().for_each(|host| host.slots = 1);
+    plan.config.servers = plan.hosts.len();
+    plan.config.workers = plan.hosts.len();
 }
 
 /// The word for this program, wherever it is installed, in the command of a job.
@@ -81,13 +91,17 @@ fn program(command: &[String]) -> Result<Program> {
     Ok(program)
 }
 
+/// Whether a command measures against a floor.
+fn has_floor(command: &Command) -> bool {
+    use BenchCommand::{All, Bandwidth, Latency, Rate};
+    matches!(command, Command::Bench(Latency(_) | Bandwidth(_) | Rate(_) | All(_)))
+}
+
 /// Whether a command runs one cluster from its start to its end.
 fn has_one_cluster(command: &Command) -> bool {
-    use BenchCommand::{All, Bandwidth, Latency, Rate};
-    matches!(
-        command,
-        Command::Train(_) | Command::Bench(Latency(_) | Bandwidth(_) | Rate(_) | All(_))
-    )
+    use BenchCommand::{Fabric, Load};
+    let is_job = matches!(command, Command::Train(_) | Command::Bench(Load(_) | Fabric(_)));
+    is_job || has_floor(command)
 }
 
 /// Runs `caravan launch`.

@@ -4,6 +4,7 @@
 //! a row to worker 0.
 
 pub(crate) mod crowd;
+pub(crate) mod fabric;
 pub(crate) mod figures;
 mod latency;
 pub(crate) mod load;

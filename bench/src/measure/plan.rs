@@ -38,6 +38,7 @@ pub(super) fn tasks(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
         | BenchCommand::Placement
         | BenchCommand::Wait(_)
         | BenchCommand::Load(_)
+        | BenchCommand::Fabric(_)
         | BenchCommand::Scale(_) => Ok(Vec::new()),
     }
 }

@@ -54,6 +54,9 @@ impl Report {
     /// [`Unwritten`].
     pub(crate) fn row<R: Row>(&mut self, row: &R) -> Result<()> {
         self.wrong += row.wrong();
+        if R::IS_FOR_SCRIPTS && self.format == Format::Text {
+            return Ok(());
+        }
         let text = self.render(row);
         self.progress.hidden(|| print(&text))
     }

@@ -7,6 +7,8 @@ use serde::Serialize;
 pub(crate) trait Row: Serialize {
     /// The value of `row` in the JSON.
     const KIND: &'static str;
+    /// Whether people do not see it, since another row shows the same.
+    const IS_FOR_SCRIPTS: bool = false;
 
     /// The lines above the first row of a kind.
     fn heading(&self) -> Option<String> {

@@ -2,6 +2,7 @@
 
 mod chart;
 pub(crate) mod compare;
+mod fabric;
 mod load;
 pub(crate) mod page;
 

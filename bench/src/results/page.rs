@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::chart::{COLOURS, Chart, Line, Point, escaped};
 use super::compare::{Comparison, Verdict};
-use super::{Bench, Results, Subject, load};
+use super::{Bench, Results, Subject, fabric, load};
 use crate::cli::ReportArgs;
 use crate::cli::values::size;
 use crate::measure::figures::{decoded, quantile_us};
@@ -50,6 +50,7 @@ fn page(files: &[Results]) -> String {
         section(&mut page, heading(bench), &curves(files, bench));
     }
     section(&mut page, "Under load: latency from when a request was due", &load::curves(files));
+    section(&mut page, "Every link", &fabric::matrices(files));
     section(&mut page, "Distribution of latency", &distributions(files));
     section(&mut page, "All rows", &tables(files));
     page + "</main>\n</body>\n</html>\n"

@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::faults::{Faults, Random};
 use super::hosts::{Hosts, Pace};
 use super::{Stopped, Unwind};
-use flights::{Card, Cut, Flight, Port};
+use flights::{Card, Cut, Flight, Port, SlowWire};
 
 mod flights;
 
@@ -48,6 +48,7 @@ pub(super) struct Core {
     alarms: BTreeSet<(Duration, u64, usize)>,
     running: usize,
     cuts: Vec<Cut>,
+    slow_wires: Vec<SlowWire>,
     /// True while all participants but [`MAIN`] are being stopped.
     stopping: bool,
 }
@@ -102,6 +103,7 @@ impl World {
             alarms: BTreeSet::new(),
             running: MAIN,
             cuts: Vec::new(),
+            slow_wires: Vec::new(),
             stopping: false,
         };
         core.enter("main", MAIN, None);

@@ -257,6 +257,12 @@ impl Network {
         self.world.lock().cut(one, other, duration);
     }
 
+    /// Makes the wire between two nodes `factor` times as slow, in both directions: packets take so
+    /// much longer to send.
+    pub fn slow(&self, one: &str, other: &str, factor: f64) {
+        self.world.lock().slow(one, other, factor);
+    }
+
     /// Lets simulated time pass for the calling node.
     pub fn sleep(&self, duration: Duration) {
         let duration = duration.max(WAIT_MIN);

@@ -48,7 +48,18 @@ pub(super) struct Cut {
     until: Duration,
 }
 
+/// A wire between two nodes that takes so many times as long to send.
+pub(super) struct SlowWire {
+    between: [String; 2],
+    factor: f64,
+}
+
 impl Core {
+    /// Makes the wire between two nodes `factor` times as slow.
+    pub(in crate::sim) fn slow(&mut self, one: &str, other: &str, factor: f64) {
+        self.slow_wires.push(SlowWire { between: [one.to_owned(), other.to_owned()], factor });
+    }
+
     /// Holds back packets between two nodes for `duration`.
     pub(in crate::sim) fn cut(&mut self, one: &str, other: &str, duration: Duration) {
         let until = self.now.saturating_add(duration);
@@ -99,8 +110,8 @@ impl Core {
         }
         let ready_at = self.now.saturating_add(load.after);
         let card = if load.metered { self.hosts.passing(load.bytes) } else { None };
-        let mut left_at =
-            ready_at.max(link.free_at).saturating_add(self.faults.sending(load.bytes));
+        let sending = self.sending(load.bytes, from, to);
+        let mut left_at = ready_at.max(link.free_at).saturating_add(sending);
         if let Some(card) = card {
             let owner = self.ports[from.port as usize].owner;
             let sends_until = &mut self.participants[owner].card.sends_until;
@@ -123,6 +134,22 @@ impl Core {
         link.last_arrival = at;
         self.launch(at, to, packet, card);
         left_at
+    }
+
+    /// How long the wire between two ports' owners is busy sending `bytes`.
+    fn sending(&self, bytes: usize, from: End, to: End) -> Duration {
+        let usual = self.faults.sending(bytes);
+        let Some(to) = self.ports.get(to.port as usize) else { return usual };
+        let from = self.machine_of(self.ports[from.port as usize].owner);
+        let to = self.machine_of(to.owner);
+        let is_between = |wire: &&SlowWire| {
+            from != to && wire.between.contains(from) && wire.between.contains(to)
+        };
+        let slower = |usual: Duration, wire: &SlowWire| {
+            let seconds = usual.as_secs_f64() * wire.factor;
+            Duration::try_from_secs_f64(seconds).unwrap_or(usual)
+        };
+        self.slow_wires.iter().filter(is_between).fold(usual, slower)
     }
 
     /// When the last cut between two ports' owners ends; time zero if there is none.

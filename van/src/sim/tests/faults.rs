@@ -71,6 +71,34 @@ fn threads_of_a_node_share_its_fate() {
     assert!(cut.len() == 4 && cut[1].1 == cut[2].1, "{cut:?}");
 }
 
+/// A wire of 1 MB/s carries 10 kB; returns how long after the begin they arrive.
+fn arrives_after(slow: impl Fn(&Network)) -> Duration {
+    let bytes_per_second = NonZeroU64::new(1_000_000);
+    let network = Network::new(1, Faults { bytes_per_second, ..Faults::none() });
+    slow(&network);
+    let mut a = van(&network, 0);
+    let _talker = network.spawn("talker", |network| {
+        let mut van = van(network, 1);
+        let peer = van.connect("sim:0").unwrap();
+        next(&mut van);
+        let long = frame(&van, &[7; 10_000]);
+        van.post_send(peer, long.into()).unwrap();
+        poll(&mut van);
+        network.sleep(SECOND);
+    });
+    assert!(matches!(next(&mut a), Event::Connected { .. }));
+    assert!(matches!(next(&mut a), Event::Received { .. }));
+    network.now()
+}
+
+#[test]
+fn a_slow_wire_takes_longer_to_send() {
+    let usual = arrives_after(|_| ());
+    let slow = arrives_after(|network| network.slow("talker", "main", 1.5));
+    assert!(slow > usual * 14 / 10 && slow < usual * 16 / 10, "{usual:?} {slow:?}");
+    assert_eq!(arrives_after(|network| network.slow("talker", "other", 1.5)), usual);
+}
+
 /// "talker" sends a message every millisecond; returns when each arrived at main, and whether the
 /// lane was lost.
 fn cut_for(duration: Duration) -> (Vec<Duration>, bool) {

@@ -1,0 +1,168 @@
+//! Which links and hosts of a matrix are slower than the others, beyond noise.
+//!
+//! A host with a slow card makes all its links slow, and must not be taken for many slow links. So
+//! a median polish (Tukey, "Exploratory Data Analysis", 1977) takes the figures apart: what all
+//! have in common, what each sender and each receiver adds, and what is left for each link. What
+//! is left tells how noisy the matrix is, and which links stand out.
+
+/// Slowness of each link, from a host (outer) to a host (inner), as a logarithm: higher is slower.
+/// A host has no link to itself.
+pub(super) type Matrix = Vec<Vec<Option<f64>>>;
+
+/// What a matrix says.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Judged {
+    /// How much slower each sender is than the others, and each receiver.
+    pub(super) hosts: [Vec<f64>; 2],
+    /// How much slower each link is than its sender and its receiver account for.
+    pub(super) links: Matrix,
+    /// What noise alone does not make of a link, and of a host.
+    pub(super) limits: [f64; 2],
+}
+
+/// Changes that are smaller are never called slow.
+const SLOWER_MIN: f64 = 0.05;
+/// So many standard deviations noise alone does not make in a matrix of thousands of links.
+const DEVIATIONS: f64 = 5.0;
+/// With fewer hosts, a slow link cannot be told from a slow host.
+pub(super) const HOSTS_MIN: usize = 4;
+/// Sweeps over rows and columns; few are needed.
+const SWEEPS: usize = 10;
+
+impl Judged {
+    pub(super) fn of(matrix: &Matrix) -> Judged {
+        let count = matrix.len();
+        let mut links = matrix.clone();
+        let mut hosts = [vec![0.0; count], vec![0.0; count]];
+        for _ in 0..SWEEPS {
+            for at in 0..count {
+                let typical = median(links[at].iter().flatten().copied());
+                links[at].iter_mut().flatten().for_each(|left| *left -= typical);
+                hosts[0][at] += typical;
+            }
+            for at in 0..count {
+                let typical = median(links.iter().filter_map(|row| row[at]));
+                links.iter_mut().filter_map(|row| row[at].as_mut()).for_each(|l| *l -= typical);
+                hosts[1][at] += typical;
+            }
+        }
+        for effects in &mut hosts {
+            let typical = median(effects.iter().copied());
+            effects.iter_mut().for_each(|effect| *effect -= typical);
+        }
+        let apart = links.iter().flatten().flatten().map(|left| left.abs());
+        // Of normal noise this factor makes a standard deviation.
+        let deviation = 1.4826 * median(apart);
+        let of_host = deviation * 1.2533 / (count.max(2) as f64 - 1.0).sqrt();
+        let limits = [deviation, of_host].map(|noise| SLOWER_MIN.max(DEVIATIONS * noise));
+        Judged { hosts, links, limits }
+    }
+
+    /// Whether a link is slower than its hosts account for.
+    pub(super) fn is_slow(&self, from: usize, to: usize) -> bool {
+        self.links.len() >= HOSTS_MIN
+            && self.links[from][to].is_some_and(|left| left > self.limits[0])
+    }
+
+    /// Hosts that send (0) or receive (1) more slowly than the others, with by how much.
+    pub(super) fn slow_hosts(&self, direction: usize) -> impl Iterator<Item = (usize, f64)> {
+        let is_slow =
+            |(_, effect): &(usize, f64)| self.links.len() >= HOSTS_MIN && *effect > self.limits[1];
+        self.hosts[direction].iter().copied().enumerate().filter(is_slow)
+    }
+}
+
+/// The value in the middle, of an even number the mean of the two; 0 if there are none.
+pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.filter(|value| value.is_finite()).collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        even if even.is_multiple_of(2) => (values[middle - 1] + values[middle]) / 2.0,
+        _ => values[middle],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use caravan_kv::filter::Draws;
+
+    use super::*;
+
+    /// A matrix whose links are measured three times each, of which the median counts. A time has
+    /// noise of 1 %, one in fifty is held up by as much as 5 %, and hosts differ by up to 2 %.
+    fn matrix(hosts: usize, seed: u64) -> Matrix {
+        let mut draws = Draws::new(seed, 1);
+        let mut even = move |most: f64| (draws.next_unit() * 2.0 - 1.0) * most;
+        let own: Vec<f64> = (0..hosts).map(|_| even(0.02)).collect();
+        let mut once = || {
+            let noise = (0..12).map(|_| even(0.5)).sum::<f64>() * 0.01;
+            noise + if even(1.0) > 0.96 { even(0.05).abs() } else { 0.0 }
+        };
+        let mut link = |from: usize, to: usize| {
+            let measured = median([once(), once(), once()].into_iter());
+            (from != to).then_some(own[from] + own[to] + measured)
+        };
+        (0..hosts).map(|from| (0..hosts).map(|to| link(from, to)).collect()).collect()
+    }
+
+    fn slow_links(judged: &Judged) -> Vec<(usize, usize)> {
+        let count = judged.links.len();
+        let all = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
+        all.filter(|(from, to)| judged.is_slow(*from, *to)).collect()
+    }
+
+    /// Goal: what users rely on, in 20 matrices of 64 hosts and of 8 each: a link that is 10 % slow
+    /// is found, and nothing else is said.
+    #[test]
+    fn a_slow_link_is_found_and_no_other() {
+        for hosts in [8, 64] {
+            for seed in 0..20 {
+                let mut matrix = matrix(hosts, seed);
+                let none = Judged::of(&matrix);
+                assert_eq!(slow_links(&none), [], "{hosts} hosts, seed {seed}");
+                let at = seed as usize;
+                let (from, to) = (at % hosts, (at * 5 + 1 + at % hosts) % hosts);
+                let to = if from == to { (to + 1) % hosts } else { to };
+                *matrix[from][to].as_mut().unwrap() += -(0.9_f64.ln());
+                let one = Judged::of(&matrix);
+                assert_eq!(slow_links(&one), [(from, to)], "{hosts} hosts, seed {seed}");
+                for judged in [none, one] {
+                    let slow = [0, 1].map(|direction| judged.slow_hosts(direction).count());
+                    assert_eq!(slow, [0, 0], "{hosts} hosts, seed {seed}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_slow_host_is_no_slow_link() {
+        for direction in [0, 1] {
+            let mut matrix = matrix(16, 3);
+            for other in (0..16).filter(|other| *other != 5) {
+                let (from, to) = if direction == 0 { (5, other) } else { (other, 5) };
+                *matrix[from][to].as_mut().unwrap() += 0.2;
+            }
+            let judged = Judged::of(&matrix);
+            assert_eq!(slow_links(&judged), []);
+            let slow: Vec<usize> = judged.slow_hosts(direction).map(|(host, _)| host).collect();
+            assert_eq!(slow, [5]);
+            assert_eq!(judged.slow_hosts(1 - direction).count(), 0);
+        }
+    }
+
+    #[test]
+    fn small_and_broken_matrices_are_no_trouble() {
+        for matrix in [
+            vec![],
+            vec![vec![None]],
+            vec![vec![None, Some(1.0)], vec![Some(9.0), None]],
+            vec![vec![Some(f64::NAN); 5]; 5],
+            vec![vec![None; 5]; 5],
+        ] {
+            let judged = Judged::of(&matrix);
+            assert_eq!(slow_links(&judged), [], "{matrix:?}");
+        }
+    }
+}
