@@ -30,7 +30,9 @@ pub(super) const HOSTS_MIN: usize = 4;
 const SWEEPS: usize = 10;
 
 impl Judged {
-    pub(super) fn of(matrix: &Matrix) -> Judged {
+    /// Takes a matrix apart. `repeats` is how far its figures swing between repeats, as a standard
+    /// deviation; of few hosts it tells more than what is left of them.
+    pub(super) fn of(matrix: &Matrix, repeats: f64) -> Judged {
         let count = matrix.len();
         let mut links = matrix.clone();
         let mut hosts = [vec![0.0; count], vec![0.0; count]];
@@ -52,7 +54,7 @@ impl Judged {
         }
         let apart = links.iter().flatten().flatten().map(|left| left.abs());
         // Of normal noise this factor makes a standard deviation.
-        let deviation = 1.4826 * median(apart);
+        let deviation = repeats.max(1.4826 * median(apart));
         let of_host = deviation * 1.2533 / (count.max(2) as f64 - 1.0).sqrt();
         let limits = [deviation, of_host].map(|noise| SLOWER_MIN.max(DEVIATIONS * noise));
         Judged { hosts, links, limits }
@@ -70,6 +72,28 @@ impl Judged {
             |(_, effect): &(usize, f64)| self.links.len() >= HOSTS_MIN && *effect > self.limits[1];
         self.hosts[direction].iter().copied().enumerate().filter(is_slow)
     }
+}
+
+/// How far the medians of repeated figures swing, as a standard deviation of their logarithms; 0 of
+/// figures without repeats. Half of the links may have been held up.
+pub(super) fn repeats_deviation<'a>(links: impl Iterator<Item = &'a Vec<f64>>) -> f64 {
+    let mut repeats = 0;
+    let variances: Vec<f64> = links
+        .filter(|figures| figures.len() > 1)
+        .map(|figures| {
+            repeats = figures.len();
+            let count = figures.len() as f64;
+            let mean = figures.iter().map(|figure| figure.ln()).sum::<f64>() / count;
+            figures.iter().map(|figure| (figure.ln() - mean).powi(2)).sum::<f64>() / (count - 1.0)
+        })
+        .collect();
+    if repeats == 0 {
+        return 0.0;
+    }
+    // The median of a variance lies below its mean (Wilson and Hilferty, 1931).
+    let free = repeats as f64 - 1.0;
+    let low = (1.0 - 2.0 / (9.0 * free)).powi(3);
+    1.2533 * (median(variances.into_iter()) / low / repeats as f64).sqrt()
 }
 
 /// The value in the middle, of an even number the mean of the two; 0 if there are none.
@@ -120,13 +144,13 @@ mod tests {
         for hosts in [8, 64] {
             for seed in 0..20 {
                 let mut matrix = matrix(hosts, seed);
-                let none = Judged::of(&matrix);
+                let none = Judged::of(&matrix, 0.0);
                 assert_eq!(slow_links(&none), [], "{hosts} hosts, seed {seed}");
                 let at = seed as usize;
                 let (from, to) = (at % hosts, (at * 5 + 1 + at % hosts) % hosts);
                 let to = if from == to { (to + 1) % hosts } else { to };
                 *matrix[from][to].as_mut().unwrap() += -(0.9_f64.ln());
-                let one = Judged::of(&matrix);
+                let one = Judged::of(&matrix, 0.0);
                 assert_eq!(slow_links(&one), [(from, to)], "{hosts} hosts, seed {seed}");
                 for judged in [none, one] {
                     let slow = [0, 1].map(|direction| judged.slow_hosts(direction).count());
@@ -144,12 +168,31 @@ mod tests {
                 let (from, to) = if direction == 0 { (5, other) } else { (other, 5) };
                 *matrix[from][to].as_mut().unwrap() += 0.2;
             }
-            let judged = Judged::of(&matrix);
+            let judged = Judged::of(&matrix, 0.0);
             assert_eq!(slow_links(&judged), []);
             let slow: Vec<usize> = judged.slow_hosts(direction).map(|(host, _)| host).collect();
             assert_eq!(slow, [5]);
             assert_eq!(judged.slow_hosts(1 - direction).count(), 0);
         }
+    }
+
+    #[test]
+    fn repeats_that_swing_are_noise() {
+        let mut draws = Draws::new(4, 1);
+        let mut once = || {
+            let noise = (0..12).map(|_| draws.next_unit() - 0.5).sum::<f64>();
+            (0.1 * noise).exp()
+        };
+        let links: Vec<Vec<f64>> = (0..500).map(|_| vec![once(), once(), once()]).collect();
+        let medians = links.iter().map(|link| median(link.iter().map(|v| v.ln())));
+        let expected = (medians.map(|median| median.powi(2)).sum::<f64>() / 500.0).sqrt();
+        let found = repeats_deviation(links.iter());
+        assert!((found / expected - 1.0).abs() < 0.15, "{found} {expected}");
+        assert_eq!(repeats_deviation([vec![1.0]].iter()), 0.0);
+        let mut few = vec![vec![Some(0.0); 4]; 4];
+        few[1][2] = Some(0.3);
+        assert_eq!(slow_links(&Judged::of(&few, 0.0)), [(1, 2)]);
+        assert_eq!(slow_links(&Judged::of(&few, 0.1)), []);
     }
 
     #[test]
@@ -161,7 +204,7 @@ mod tests {
             vec![vec![Some(f64::NAN); 5]; 5],
             vec![vec![None; 5]; 5],
         ] {
-            let judged = Judged::of(&matrix);
+            let judged = Judged::of(&matrix, 0.0);
             assert_eq!(slow_links(&judged), [], "{matrix:?}");
         }
     }

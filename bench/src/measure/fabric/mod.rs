@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use caravan_kv::{Cluster, Target};
 use serde_json::Value;
 
-use self::judge::{HOSTS_MIN, Judged, Matrix, median};
+use self::judge::{HOSTS_MIN, Judged, Matrix, median, repeats_deviation};
 use self::rows::{FabricRow, LinkRow, Shown};
 use self::worker::{Links, Part, Task};
 use super::figures::{micro, milli};
@@ -144,12 +144,16 @@ impl Fabric {
         let rate = matrix(|link| median(link.gb_per_s.iter().copied()));
         let middle = |matrix: &Matrix| median(matrix.iter().flatten().flatten().copied());
         let [latency_middle, rate_middle] = [&latency, &rate].map(middle);
-        let slowness = |matrix: &Matrix, sign: f64| -> Judged {
+        let slowness = |matrix: &Matrix, sign: f64, repeats: fn(&worker::Link) -> &Vec<f64>| {
             let of =
                 |row: &Vec<Option<f64>>| row.iter().map(|v| v.map(|v| sign * v.ln())).collect();
-            Judged::of(&matrix.iter().map(of).collect())
+            let all = parts.iter().flat_map(|part| &part.links);
+            Judged::of(&matrix.iter().map(of).collect(), repeats_deviation(all.map(repeats)))
         };
-        let judged = [slowness(&latency, 1.0), slowness(&rate, -1.0)];
+        let judged = [
+            slowness(&latency, 1.0, |link| &link.p50_us),
+            slowness(&rate, -1.0, |link| &link.gb_per_s),
+        ];
         let below = least.map_or(0.0, |least| least.of(rate_middle));
         let mut links = Vec::new();
         for (from, part) in parts.iter().enumerate() {
@@ -291,7 +295,7 @@ fn names(parts: &[Part]) -> Vec<String> {
     };
     let hosts: Vec<String> = parts.iter().map(|part| part.host.clone()).collect();
     let addresses: Vec<String> = parts.iter().map(|part| part.address.clone()).collect();
-    let numbers = (0..parts.len()).map(|at| format!("host {at}")).collect();
+    let numbers = (0..parts.len()).map(|at| at.to_string()).collect();
     [hosts, addresses].into_iter().find(|names| are_apart(names)).unwrap_or(numbers)
 }
 
@@ -353,7 +357,7 @@ mod tests {
             let Fabric { links, all } = simulated(8, seed, Some([2, 5]));
             let slow: Vec<_> = links.iter().filter(|link| link.is_slow).collect();
             assert_eq!((slow.len(), all.slow_hosts), (1, 0), "{all:?}");
-            assert_eq!((slow[0].from.as_str(), slow[0].to.as_str()), ("host 2", "host 5"));
+            assert_eq!((slow[0].from.as_str(), slow[0].to.as_str()), ("2", "5"));
             assert!((slow[0].rate_slower_percent - 11.1).abs() < 1.5, "{:?}", slow[0]);
             assert!(slow[0].is_failed && all.failed_links == 1, "{all:?}");
         }
@@ -382,7 +386,7 @@ mod tests {
         assert_eq!(names(&[a.clone(), b.clone()]), ["a", "b"]);
         let same = Part { host: "a".to_owned(), ..b.clone() };
         assert_eq!(names(&[a.clone(), same]), ["10.0.0.1", "10.0.0.2"]);
-        assert_eq!(names(&[a.clone(), a.clone()]), ["host 0", "host 1"]);
+        assert_eq!(names(&[a.clone(), a.clone()]), ["0", "1"]);
         assert!(check_places(&[a.clone(), b.clone()]).is_ok());
         let error = check_places(&[a.clone(), Part { servers: a.servers.clone(), ..b }]);
         assert!(error.unwrap_err().to_string().contains("worker 1 is at 10.0.0.2"));
