@@ -9,7 +9,7 @@ use std::hint::black_box;
 
 use caravan_kv::filter::Signer;
 use caravan_kv::server::{FoundRows, Pulled, Request};
-use caravan_kv::{Handles, Shard, TableSpec, ValueType, slicer};
+use caravan_kv::{Handles, Placement, Shard, TableSpec, ValueType, slicer};
 use caravan_van::wire::Kind;
 use caravan_van::{
     Buffer, Coding, Draft, FRAME_PREFIX, KeyRange, Message, Pool, Value, Values, encode,
@@ -92,15 +92,18 @@ fn compress(criterion: &mut Criterion) {
 
 /// Check and cut of sorted keys for 8 servers, and the signature that stands for the check of keys that come again.
 fn slice(criterion: &mut Criterion) {
-    let servers: Vec<_> = KeyRange::ALL.cut(8).collect();
+    let map = Placement::Even(1).map(KeyRange::ALL, 8).expect("8 servers");
     for count in [1, 1000, KEYS] {
         let keys = keys(count, u64::MAX / count as u64);
         let mut group = criterion.benchmark_group("slice");
         group.bench_function(BenchmarkId::new("cut", count), |bench| {
-            let cut = || {
-                slicer::cut(black_box(&keys), &servers).map(|(_, keys)| keys.len()).sum::<usize>()
-            };
-            bench.iter(cut);
+            bench.iter(|| {
+                let (keys, mut parts, mut from) = (black_box(&keys), 0, 0);
+                while let Some((_, part)) = slicer::next(keys, from, &map) {
+                    (parts, from) = (parts + 1, part.end);
+                }
+                parts
+            });
         });
         group.throughput(Throughput::Elements(count as u64));
         let signer = Signer::new(0);

@@ -1,9 +1,9 @@
 //! Histories: which worker read and wrote which version, in the order in which a shard executed it;
 //! and a checker that accepts a history or names the two events that break its table's model.
 //!
-//! `kv/docs/consistency.md` describes the format. A server thread writes one file for each table
-//! with a model. The order of a file's lines is the order of execution; between files there is no
-//! order, since the clocks of different machines say nothing. The rules are those of section 5 of
+//! `kv/docs/consistency.md` describes the format. A server thread writes one file for each shard of a
+//! table with a model. The order of a file's lines is the order of execution; between files there is
+//! no order, since the clocks of different machines say nothing. The rules are those of section 5 of
 //! the parameter database's report, and of the models in [`crate::consistency`].
 
 mod check;
@@ -24,21 +24,20 @@ use crate::table::TableSpec;
 /// The first word of a history.
 pub(crate) const MAGIC: &str = "caravan-history 1";
 
-/// Opens the file `NUMBER-NAME.THREAD.history` in a folder, which is made if it does not exist: the
-/// history of table `number` at a server thread. One of an earlier run is overwritten.
+/// Opens the file `NUMBER-NAME.SHARD.history` in a folder, which is made if it does not exist: the
+/// history of one shard of table `number`. One of an earlier run is overwritten.
 ///
 /// # Errors
 /// If the file cannot be made.
 pub(crate) fn create(
     folder: &Path,
-    thread: usize,
-    number: u32,
+    (number, shard): (u32, usize),
     spec: &TableSpec,
 ) -> io::Result<Box<dyn Write>> {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
     let plain = |letter: char| if is_plain(letter) { letter } else { '_' };
     let name: String = spec.name.chars().map(plain).take(NAME_LETTERS_MAX).collect();
-    let path = folder.join(format!("{number}-{name}.{thread}.history"));
+    let path = folder.join(format!("{number}-{name}.{shard}.history"));
     let named =
         |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     fs::create_dir_all(folder).map_err(named)?;
@@ -49,7 +48,7 @@ pub(crate) fn create(
 /// Letters of a table's name in the name of a file.
 const NAME_LETTERS_MAX: usize = 64;
 
-/// Writes the history of one table at one server thread.
+/// Writes the history of one shard of a table.
 pub struct Recorder {
     out: Box<dyn Write>,
     consistency: Consistency,

@@ -28,13 +28,29 @@ pub(crate) enum Op {
     /// The sender takes part in the table from the header's clock on. The answer's values are its
     /// clock there, `u64`.
     Join = 10,
-    /// The sender has finished its iterations below the header's clock. A key, if there is one,
-    /// says below which iteration it has announced its requests.
+    /// The sender has finished its iterations below the header's clock. The values say below which
+    /// iteration it has announced its requests, `u64`.
     Clock = 11,
     /// The sender takes part no longer.
     Leave = 12,
     /// The values are the new bound of the table's model, `u64`.
     Bound = 13,
+    /// The shard of the range is to move to another server thread.
+    Move = 14,
+    /// A failure: the request comes back, since its shard has moved. A worker sends it again.
+    Moved = 15,
+    /// Nothing but an answer: the worker has heard everything from before.
+    Mark = 16,
+    /// From the owner of a shard to a newcomer: it will come.
+    Take = 17,
+    /// Rows of it.
+    Rows = 18,
+    /// A push to it, which the owner has applied.
+    Forward = 19,
+    /// The newcomer owns it now.
+    Own = 20,
+    /// It does not come.
+    Abandon = 21,
 }
 
 /// Bit of the operation of a push that ends its worker's iteration: the worker has finished all
@@ -64,6 +80,14 @@ impl Op {
             11 => Op::Clock,
             12 => Op::Leave,
             13 => Op::Bound,
+            14 => Op::Move,
+            15 => Op::Moved,
+            16 => Op::Mark,
+            17 => Op::Take,
+            18 => Op::Rows,
+            19 => Op::Forward,
+            20 => Op::Own,
+            21 => Op::Abandon,
             _ => return None,
         })
     }
@@ -92,6 +116,7 @@ impl From<RequestKind> for Op {
             RequestKind::Clock => Op::Clock,
             RequestKind::Leave => Op::Leave,
             RequestKind::Bound => Op::Bound,
+            RequestKind::Move => Op::Move,
         }
     }
 }

@@ -16,9 +16,10 @@ use crate::error::{Error, Result};
 /// use caravan_kv::Runs;
 ///
 /// let range = Runs::range(1000..2000);
+/// assert_eq!(range.keys(), 1000);
 /// let chunks = Runs::chunks(64, &[0, 3]); // keys 0 to 63 and 192 to 255
-/// let both = chunks.and(500..=500).and(range);
-/// assert_eq!(both.keys(), 64 + 64 + 1 + 1000);
+/// let all = chunks.and(500..=500).and(1000..2000);
+/// assert_eq!(all.keys(), 64 + 64 + 1 + 1000);
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Runs {

@@ -1,4 +1,4 @@
-//! Cuts sorted keys at the servers' key ranges. Views only, no copies.
+//! Cuts sorted keys at the shards of their table. Views only, no copies.
 //!
 //! Path: worker > **slicer** > filter > message > codec > endpoint > transport.
 
@@ -7,6 +7,7 @@ use std::ops::Range;
 use caravan_van::KeyRange;
 
 use crate::error::{Error, Result};
+use crate::map::Map;
 
 /// Checks in one pass that `keys` are strictly ascending and within `range`.
 ///
@@ -43,28 +44,20 @@ fn first_not_ascending(keys: &[u64]) -> Option<usize> {
     keys.windows(2).position(|pair| pair[0] >= pair[1])
 }
 
-/// Cuts checked `keys` at `ranges`, which tile the table in order. Yields each range's index and
-/// the positions of its keys; omits ranges without keys.
-pub fn cut<'a>(
-    keys: &'a [u64],
-    ranges: &'a [KeyRange],
-) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
-    let mut start = 0;
-    ranges.iter().enumerate().filter_map(move |(index, range)| {
-        let end = match range.end() {
-            0 => keys.len(),
-            bound => start + keys[start..].partition_point(|&key| key < bound),
-        };
-        let slice = start..end;
-        start = end;
-        (!slice.is_empty()).then_some((index, slice))
-    })
+/// The shard of the first of the checked `keys` from position `from` on, and the positions of all
+/// keys in that shard; `None` behind the last key.
+pub fn next(keys: &[u64], from: usize, map: &Map) -> Option<(usize, Range<usize>)> {
+    let shard = map.find(*keys.get(from)?)?;
+    let last = map.shards()[shard].range.last();
+    let count = keys[from..].partition_point(|&key| key <= last);
+    Some((shard, from..from + count))
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
+    use crate::map::Placement;
 
     #[test]
     fn wrong_keys_are_named_by_position() {
@@ -89,11 +82,11 @@ mod tests {
 
     #[test]
     fn slices_tile_the_keys_up_to_the_last_one() {
-        let ranges: Vec<_> = KeyRange::ALL.cut(3).collect();
+        let map = Placement::Even(1).map(KeyRange::ALL, 3).unwrap();
         let keys = [0, 1, u64::MAX / 2, u64::MAX - 1, u64::MAX];
-        let slices: Vec<_> = cut(&keys, &ranges).collect();
-        assert_eq!(slices, [(0, 0..2), (1, 2..3), (2, 3..5)]);
-        assert_eq!(cut(&[], &ranges).count(), 0);
-        assert_eq!(cut(&[u64::MAX], &ranges).collect::<Vec<_>>(), [(2, 0..1)]);
+        assert_eq!(next(&keys, 0, &map), Some((0, 0..2)));
+        assert_eq!(next(&keys, 2, &map), Some((1, 2..3)));
+        assert_eq!(next(&keys, 3, &map), Some((2, 3..5)));
+        assert_eq!(next(&keys, 5, &map), None);
     }
 }

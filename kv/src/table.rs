@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::consistency::{Consistency, Model};
 use crate::error::{Error, Result};
 use crate::filter::Filters;
+use crate::map::Placement;
 use crate::node::is_within;
 
 /// Contiguous values of at least this many bytes are sent from where the server stores them; fewer
@@ -148,7 +149,7 @@ pub struct TableSpec {
     pub namespace: String,
     /// First key.
     pub begin: u64,
-    /// One past the last key; 0 stands for 2^64. The range is cut evenly among the server threads.
+    /// One past the last key; 0 stands for 2^64.
     pub end: u64,
     /// Element type.
     pub value: ValueType,
@@ -165,6 +166,9 @@ pub struct TableSpec {
     /// Values of new rows, and of rows that do not exist.
     #[serde(default, skip_serializing_if = "Initial::is_zero")]
     pub initial: Initial,
+    /// How its keys are cut among the server threads.
+    #[serde(default, skip_serializing_if = "Placement::is_default")]
+    pub placement: Placement,
     /// Filters that make its messages smaller.
     #[serde(default, skip_serializing_if = "Filters::is_none")]
     pub filters: Filters,
@@ -189,6 +193,7 @@ impl TableSpec {
             handle: "add".to_owned(),
             options: serde_json::Value::Null,
             initial: Initial::Zero,
+            placement: Placement::default(),
             filters: Filters::NONE,
             consistency: None,
         }
@@ -222,6 +227,12 @@ impl TableSpec {
     /// The same table with settings for its update rule.
     pub fn options(mut self, options: serde_json::Value) -> Self {
         self.options = options;
+        self
+    }
+
+    /// The same table with its keys cut otherwise among the server threads.
+    pub fn placement(mut self, placement: Placement) -> Self {
+        self.placement = placement;
         self
     }
 

@@ -53,6 +53,7 @@ pub(crate) enum RequestKind {
     Clock,
     Leave,
     Bound,
+    Move,
 }
 
 impl RequestKind {
@@ -82,6 +83,7 @@ impl RequestKind {
             RequestKind::Clock => "a clock",
             RequestKind::Leave => "to leave a table",
             RequestKind::Bound => "another bound",
+            RequestKind::Move => "to move a shard",
         }
     }
 }
@@ -89,6 +91,8 @@ impl RequestKind {
 /// One server's part of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Part {
+    /// Its number in messages. The first part has its request's, the others their own.
+    pub(crate) timestamp: u64,
     /// Index of the server.
     pub(crate) server: usize,
     pub(crate) answered: bool,
@@ -121,7 +125,7 @@ pub struct Answer {
     pub lent: Option<Shared>,
     /// Number of values of each key, for tables whose rows have their own lengths.
     pub lengths: Vec<u32>,
-    /// Each server's reply to a command, in the order of the servers.
+    /// Each shard's reply to a command, in the order of the shards.
     pub replies: Vec<Vec<u8>>,
 }
 
@@ -143,6 +147,7 @@ impl Answer {
 
 /// Progress of a request that is not short.
 pub(crate) struct Progress {
+    pub(crate) timestamp: u64,
     /// Its error was returned before all answers had come; its answer will not be claimed.
     pub(crate) abandoned: bool,
     pub(crate) kind: RequestKind,
@@ -178,7 +183,7 @@ enum State {
     Asked(u32),
     /// It is short, and its values have come.
     Answered,
-    /// It is not short; this is the index of its progress.
+    /// It is not short, or a part of one that is not; this is the index of its progress.
     Open(u32),
 }
 
@@ -198,9 +203,27 @@ impl Tracker {
     /// Enters a request. One answer more than its parts is missing, until all parts are sent.
     pub(crate) fn begin(&mut self, kind: RequestKind) -> Result<Timestamp> {
         let timestamp = self.enter(kind, State::Closed)?.timestamp;
-        let place = self.open(kind, 1);
+        let place = self.open(timestamp, kind, 1);
         self.slots[slot_of(timestamp)].state = State::Open(place);
         Ok(Timestamp(timestamp))
+    }
+
+    /// A timestamp for the next part of a request that is being sent.
+    pub(crate) fn begin_part(&mut self, request: Timestamp) -> Result<u64> {
+        let State::Open(place) = self.slots[slot_of(request.0)].state else { return Ok(request.0) };
+        let Progress { kind, ref parts, .. } = self.progress[place as usize];
+        if parts.is_empty() {
+            return Ok(request.0);
+        }
+        Ok(self.enter(kind, State::Open(place))?.timestamp)
+    }
+
+    /// Frees the slot of a part that is answered or was not sent, unless it is that of its request.
+    pub(crate) fn end_part(&mut self, part: u64, request: u64) {
+        if part != request {
+            self.slots[slot_of(part)].state = State::Closed;
+            self.free.push(slot_of(part) as u32);
+        }
     }
 
     /// Enters a request of one part, whose answer fills `into`; a push has none.
@@ -244,9 +267,10 @@ impl Tracker {
     }
 
     /// Takes an unused progress for a request; returns its index.
-    fn open(&mut self, kind: RequestKind, missing: usize) -> u32 {
+    fn open(&mut self, timestamp: u64, kind: RequestKind, missing: usize) -> u32 {
         let place = self.spare.pop().unwrap_or_else(|| {
             self.progress.push(Progress {
+                timestamp,
                 abandoned: false,
                 kind,
                 missing,
@@ -259,6 +283,7 @@ impl Tracker {
             self.progress.len() as u32 - 1
         });
         let progress = &mut self.progress[place as usize];
+        progress.timestamp = timestamp;
         progress.abandoned = false;
         progress.kind = kind;
         progress.missing = missing;
@@ -299,31 +324,41 @@ impl Tracker {
         let state = slot.state;
         let kind = slot.kind;
         let values = slot.values.take();
-        let place = self.open(kind, usize::from(state != State::Answered));
+        let place = self.open(timestamp, kind, usize::from(state != State::Answered));
         self.slot(timestamp)?.state = State::Open(place);
         let progress = &mut self.progress[place as usize];
         match state {
             State::Asked(server) => {
                 let server = server as usize;
-                progress.parts.push(Part { server, into: values, ..Part::default() });
+                let part = Part { timestamp, server, into: values, ..Part::default() };
+                progress.parts.push(part);
             }
             _ => progress.answer.values = values,
         }
         Some(place)
     }
 
-    /// Marks `server`'s part of an open request as answered. Returns the index of that part, or
-    /// `None` if it was answered before.
+    /// The progress of a request, and the index of its part with this timestamp, if `server` has to
+    /// answer it.
+    pub(crate) fn part(&mut self, timestamp: u64, server: usize) -> Option<(&mut Progress, usize)> {
+        let progress = self.progress(timestamp)?;
+        let asked =
+            |part: &Part| part.timestamp == timestamp && part.server == server && !part.answered;
+        let at = progress.parts.iter().position(asked)?;
+        Some((progress, at))
+    }
+
+    /// As [`Tracker::part`], and marks the part as answered.
     pub(crate) fn answered(
         &mut self,
         timestamp: u64,
         server: usize,
     ) -> Option<(&mut Progress, usize)> {
-        let progress = self.progress(timestamp)?;
-        let missing = |part: &Part| part.server == server && !part.answered;
-        let at = progress.parts.iter().position(missing)?;
+        let (progress, at) = self.part(timestamp, server)?;
         progress.parts[at].answered = true;
-        Some((progress, at))
+        let request = progress.timestamp;
+        self.end_part(timestamp, request);
+        Some((self.progress(request)?, at))
     }
 
     /// Completes a short request that `server` has answered with `found`; returns false and changes

@@ -6,6 +6,7 @@
 
 mod answer;
 mod clocks;
+mod moving;
 mod request;
 mod runs;
 mod table;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use caravan_van::{Buffer, Counters, Endpoint, PeerId, Pool, Shared, Value};
 
 use self::answer::run_callback;
+use self::moving::Moves;
 use self::request::{Payload, Request};
 pub use self::table::Table;
 use self::table::TableState;
@@ -46,8 +48,9 @@ pub struct Worker {
     by_peer: Vec<Option<usize>>,
     tables: Vec<TableState>,
     tracker: Tracker,
-    /// Unanswered messages that named their keys by a signature, by timestamp and server.
-    named: HashMap<(u64, usize), Outstanding>,
+    /// Unanswered messages that named their keys by a signature, by timestamp.
+    named: HashMap<u64, Outstanding>,
+    moves: Moves,
     clock: u64,
     /// The namespace that those of its tables are within.
     namespace: String,
@@ -67,7 +70,7 @@ struct Server {
 }
 
 impl Worker {
-    /// Connects to all servers, which are in the order of their key ranges.
+    /// Connects to all server threads. All workers name them in the same order.
     ///
     /// # Errors
     /// [`Error::Timeout`] names the servers that could not be reached, with their addresses.
@@ -107,6 +110,7 @@ impl Worker {
             tables: Vec::new(),
             tracker: Tracker::default(),
             named: HashMap::new(),
+            moves: Moves::default(),
             clock: 0,
             namespace: String::new(),
             implied: Vec::new(),
@@ -303,13 +307,13 @@ impl Worker {
         self.request(Request { payload, into, ..Request::new(RequestKind::PushPull, table, keys) })
     }
 
-    /// Sends `body` to a table's handle on every server; the answer holds one reply per server.
+    /// Sends `body` to a table's handle; the answer holds one reply per shard, in their order.
     ///
     /// # Errors
     /// [`Error::ServerLost`].
     pub fn command(&mut self, table: Table, body: &[u8]) -> Result<Timestamp> {
-        self.known(table)?;
-        self.broadcast(RequestKind::Command, table.1, body)
+        let shards = self.known(table)?.map.shards().len();
+        self.request_shards(RequestKind::Command, table, 0..shards, self.clock, body)
     }
 
     /// Cost of this thread so far.
@@ -403,6 +407,7 @@ impl Worker {
             return Ok(false);
         }
         self.drain();
+        self.send_returned();
         Ok(polled?)
     }
 

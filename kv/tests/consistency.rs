@@ -416,6 +416,9 @@ fn the_dead_block_nobody() {
                     let table = worker.create_table(&counters(1, model, 4)).unwrap();
                     worker.join(table).unwrap();
                     joined.fetch_add(1, Ordering::Relaxed);
+                    while joined.load(Ordering::Relaxed) < 4 {
+                        network.sleep(Duration::from_micros(20));
+                    }
                     for _ in 0..8 {
                         pull(worker, table, &keys(4));
                         network.sleep(Duration::from_micros(100 + draws.below(200)));
@@ -429,7 +432,7 @@ fn the_dead_block_nobody() {
         while joined.load(Ordering::Relaxed) < 4 {
             network.sleep(Duration::from_micros(20));
         }
-        network.sleep(Duration::from_micros(Draws(seed).below(1500)));
+        network.sleep(Duration::from_micros(Draws(seed).below(800)));
         network.crash("worker 3");
         for (rank, node) in nodes.into_iter().enumerate() {
             let ended = node.join();

@@ -20,6 +20,9 @@ use caravan_van::{
 };
 use support::{Servers, TIMEOUT, config, endpoint, handles, vans};
 
+/// A server's answer to the creation of a table.
+const CREATED: &[u8] = b"{\"number\":1}";
+
 const GIB: usize = 1 << 30;
 
 #[test]
@@ -257,7 +260,7 @@ fn answers_that_do_not_fit_are_errors() {
             let (address, thread) =
                 Played::serve(Van::Tcp, move |server, request| match request.op() {
                     CREATE => {
-                        server.post(Kind::Reply, request.timestamp(), Values::Copied(b"1"), &[])
+                        server.post(Kind::Reply, request.timestamp(), Values::Copied(CREATED), &[])
                     }
                     _ => lie(server, request),
                 });
@@ -288,7 +291,7 @@ fn a_request_that_nobody_answers_is_given_up() {
     const CREATE: u8 = 4;
     let (address, thread) = Played::serve(Van::Tcp, |server, request| {
         if request.op() == CREATE {
-            server.post(Kind::Reply, request.timestamp(), Values::Copied(b"1"), &[]);
+            server.post(Kind::Reply, request.timestamp(), Values::Copied(CREATED), &[]);
         }
     });
     let config = NodeConfig {
@@ -324,7 +327,7 @@ fn too_few_placed_values_are_an_error() {
     let (address, thread) = Played::serve(Van::Tcp, |server, request| match request.offer() {
         None => {
             assert_eq!(request.op(), CREATE);
-            server.post(Kind::Reply, request.timestamp(), Values::Copied(b"1"), &[]);
+            server.post(Kind::Reply, request.timestamp(), Values::Copied(CREATED), &[]);
         }
         Some(offer) => {
             let values =
@@ -451,8 +454,8 @@ fn senseless_requests_are_refused_by_name() {
     assert!(ask(4, 0, &[], &[], b"{\"id\":").contains("EOF"));
     assert_eq!(ask(4, 1, &[], &[], &serde_json::to_vec(&spec).unwrap()), "");
     assert!(ask(0, 1, &[], &[], &[]).contains("no operation 0"));
-    assert!(ask(1, 1, &[5], &[], &[0; 8]).contains("not this thread's, which has keys 0 to 4"));
-    assert!(ask(2, 1, &[3, u64::MAX], &[], &[]).contains("not this thread's"));
+    assert!(ask(1, 1, &[5], &[], &[0; 8]).contains("not in its shard of keys 0 to 4"));
+    assert!(ask(2, 1, &[3, u64::MAX], &[], &[]).contains("not in its shard"));
     assert!(ask(1, 1, &[1, 2], &[], &[0; 15]).contains("takes 16 bytes, not 15"));
     assert!(ask(3, 1, &[1, 2], &[], &[]).contains("takes 16 bytes, not 0"));
     // Runs of keys: empty, overlapping, beyond the keys, more than fit, another thread's, and right.
@@ -462,7 +465,7 @@ fn senseless_requests_are_refused_by_name() {
     );
     assert!(ask(2, 1, &[u64::MAX], &[2], &[]).contains("a run of 2 keys"));
     assert!(ask(2, 1, &[0], &[u32::MAX], &[]).contains("CARAVAN_MEMORY"));
-    assert!(ask(2, 1, &[2], &[4], &[]).contains("key 5 of table t is not this thread's"));
+    assert!(ask(2, 1, &[2], &[4], &[]).contains("not in its shard of keys 0 to 4"));
     assert!(ask(1, 1, &[2], &[3], &[0; 16]).contains("takes 24 bytes, not 16"));
     assert_eq!(ask(1, 1, &[2], &[3], &[0; 24]), "");
     let spec = TableSpec::new(2, "v", ValueType::F32, 0);

@@ -19,6 +19,9 @@ use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Arrival, Draft, Endpoint, PeerId, Pool, Shared, Values};
 use support::{Servers, TIMEOUT, config, endpoint};
 
+/// A server's answer to the creation of a table.
+const CREATED: &[u8] = b"{\"number\":1}";
+
 const PUSH: u8 = 1;
 const CREATE: u8 = 4;
 const COMMAND: u8 = 5;
@@ -213,7 +216,7 @@ fn lending_server(address: &mpsc::Sender<String>) {
             let reply = Draft { table: 1, ..Draft::new(Kind::Reply) };
             let reply = Draft { timestamp: message.timestamp(), ..reply };
             let reply = match message.op() {
-                CREATE => Draft { values: Values::Copied(b"1"), ..reply },
+                CREATE => Draft { values: Values::Copied(CREATED), ..reply },
                 _ => Draft { op: FILTERED, values: Values::Apart(lent.clone()), ..reply },
             };
             server.lanes.post(peer, reply, &mut Coding::plain()).unwrap();

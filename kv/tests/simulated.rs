@@ -15,10 +15,10 @@ use std::time::Duration;
 use caravan_kv::consistency::Admission;
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{
-    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, Shard, Table, TableSpec, Target,
-    Timestamp, ValueType, Worker, WorkerNode,
+    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, Placement, ServerAddress, Shard,
+    Table, TableSpec, Target, Timestamp, ValueType, Worker, WorkerNode,
 };
-use caravan_van::sim::{Faults, Hosts, Network, for_each_seed};
+use caravan_van::sim::{Faults, Hosts, Network, Node, for_each_seed};
 use caravan_van::{Buffer, Pool};
 use cluster::{Draws, connect, start, weather};
 
@@ -122,6 +122,53 @@ fn schedule(
     }
 }
 
+/// Numbers, lists of them, and sums to which all workers add.
+fn tables(seed: u64, servers: u32) -> [TableSpec; 3] {
+    let filters = if seed.is_multiple_of(5) { "key-cache" } else { "none" };
+    [
+        TableSpec::new(1, "fixed", ValueType::I64, 40).filters(filters.parse().unwrap()),
+        TableSpec::new(2, "varying", ValueType::I64, 0).handle("assign"),
+        TableSpec::new(3, "sums", ValueType::I32, 1),
+    ]
+    .map(|spec| spec.placement(placement(seed, servers)))
+}
+
+/// A node that moves shards about while others use them.
+fn start_mover(network: &Network, addresses: &[ServerAddress], seed: u64) -> Node<()> {
+    let addresses = addresses.to_vec();
+    network.spawn("mover", move |network| {
+        let mut draws = Draws(seed ^ 77);
+        let mut worker = connect(network, 98, &addresses);
+        let tables =
+            tables(seed, addresses.len() as u32).map(|spec| worker.create_table(&spec).unwrap());
+        for _ in 0..20 {
+            network.sleep(Duration::from_micros(draws.below(1000)));
+            let table = tables[draws.below(3) as usize];
+            let shards = worker.shards(table).unwrap();
+            let shard = shards[draws.below(shards.len() as u64) as usize];
+            let server = draws.below(addresses.len() as u64) as usize;
+            let moved = worker.move_shard(table, shard.range.begin(), server).unwrap();
+            worker.wait(moved).unwrap();
+            let shards = worker.shards(table).unwrap();
+            let now = shards.iter().find(|it| it.range == shard.range).unwrap();
+            assert_eq!(
+                (now.server, now.epoch),
+                (server, shard.epoch + u64::from(server != shard.server))
+            );
+        }
+    })
+}
+
+/// Tables are placed in all ways.
+fn placement(seed: u64, servers: u32) -> Placement {
+    match seed % 4 {
+        0 => Placement::default(),
+        1 => Placement::Even(3),
+        2 => Placement::Ring(4),
+        _ => Placement::Cut((0..5).map(|at| (at << 61, at as u32 * 7 % servers)).collect()),
+    }
+}
+
 /// A cluster of random shape in which every worker runs a schedule and all add to one row; returns
 /// the network's trace.
 fn run(seed: u64) -> u64 {
@@ -135,12 +182,9 @@ fn run(seed: u64) -> u64 {
             network.spawn(&format!("worker {node}"), move |network| {
                 let mut draws = Draws(seed << 8 | node);
                 let mut worker = connect(network, 100 + node as u32, &addresses);
-                let fixed = TableSpec::new(1, "fixed", ValueType::I64, 40);
-                let varying = TableSpec::new(2, "varying", ValueType::I64, 0).handle("assign");
-                let sums = TableSpec::new(3, "sums", ValueType::I32, 1);
-                let tables =
-                    [worker.create_table(&fixed).unwrap(), worker.create_table(&varying).unwrap()];
-                let sums = worker.create_table(&sums).unwrap();
+                let [fixed, varying, sums] =
+                    tables(seed, servers as u32).map(|spec| worker.create_table(&spec).unwrap());
+                let tables = [fixed, varying];
                 let mut model = Model::default();
                 for n in 0..10 {
                     worker.push(sums, &[0, u64::MAX], &[n, 1]).unwrap();
@@ -152,11 +196,13 @@ fn run(seed: u64) -> u64 {
             })
         })
         .collect();
-    for node in nodes {
+    let mover = (servers > 1).then(|| start_mover(&network, &addresses, seed));
+    for node in nodes.into_iter().chain(mover) {
         node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
     }
     let mut worker = connect(&network, 99, &addresses);
-    let sums = worker.create_table(&TableSpec::new(3, "sums", ValueType::I32, 1)).unwrap();
+    let [.., sums] = tables(seed, servers as u32);
+    let sums = worker.create_table(&sums).unwrap();
     let pulled = worker.pull(sums, &[0, u64::MAX]).unwrap();
     let n = workers as i32;
     assert_eq!(worker.wait(pulled).unwrap().values::<i32>(), [45 * n, 10 * n]);

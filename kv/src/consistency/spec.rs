@@ -97,11 +97,7 @@ impl Consistency {
     }
 
     /// The controller of a shard with these keys; `is_dense` says whether it has a row for each.
-    pub(crate) fn controller(
-        &self,
-        range: Option<KeyRange>,
-        is_dense: bool,
-    ) -> Box<dyn Controller> {
+    pub(crate) fn controller(&self, range: KeyRange, is_dense: bool) -> Box<dyn Controller> {
         let workers = self.workers as usize;
         match self.model {
             Model::Bsp => Box::new(Bsp::new(workers)),
@@ -118,16 +114,13 @@ impl Consistency {
                     let bytes = keys.and_then(|keys| RingRecorder::bytes_of(keys, versions));
                     bytes.is_some_and(|bytes| bytes <= RING_BYTES_MAX)
                 };
-                match range.filter(|range| is_dense && is_short(range)) {
-                    Some(range) => {
-                        let keys = (range.last() - range.begin()) as usize + 1;
-                        let recorder = RingRecorder::new(range.begin(), keys, versions);
-                        Box::new(SparseSsp::new(workers, staleness, speculation, recorder))
-                    }
-                    None => {
-                        let recorder = MapRecorder::default();
-                        Box::new(SparseSsp::new(workers, staleness, speculation, recorder))
-                    }
+                if is_dense && is_short(&range) {
+                    let keys = (range.last() - range.begin()) as usize + 1;
+                    let recorder = RingRecorder::new(range.begin(), keys, versions);
+                    Box::new(SparseSsp::new(workers, staleness, speculation, recorder))
+                } else {
+                    let recorder = MapRecorder::default();
+                    Box::new(SparseSsp::new(workers, staleness, speculation, recorder))
                 }
             }
         }

@@ -3,7 +3,7 @@
 //! * The first message with a list carries the keys and their signature, which tells the server to
 //!   remember them. Later pushes and pulls carry only the signature; answers to pulls hold only
 //!   values in any case.
-//! * The server remembers lists per lane and table, up to a total of bytes, and evicts the least
+//! * The server remembers lists per lane and shard, up to a total of bytes, and evicts the least
 //!   recently used; a lane's lists go with the lane. It stores with a list where the rows of its
 //!   keys are.
 //! * A server that does not know a signature asks for the keys: a failure with the operation
@@ -62,13 +62,13 @@ pub(crate) struct Sent {
 
 struct SentList {
     keys: Rc<[u64]>,
-    /// Indexed by server.
-    at: Vec<AtServer>,
+    /// Indexed by shard.
+    at: Vec<AtOwner>,
 }
 
-/// State of a list at one server.
+/// State of a list's part for a shard at the owner of the shard.
 #[derive(Clone, Copy, Default)]
-struct AtServer {
+struct AtOwner {
     /// Whether the server has received it.
     knows: bool,
     /// How often the server has asked for it.
@@ -116,14 +116,14 @@ impl Sent {
         Ok(Some(Signed { signature, keys: copy }))
     }
 
-    /// Whether the next message to `server` can omit its `keys` keys.
-    pub(crate) fn omits(&mut self, signature: u64, server: usize, keys: usize) -> bool {
+    /// Whether the next message to the owner of `shard` can omit its `keys` keys.
+    pub(crate) fn omits(&mut self, signature: u64, shard: usize, keys: usize) -> bool {
         // A list too long to be kept is always sent.
         let Some(list) = self.lists.peek(&signature) else { return false };
-        if list.at.len() <= server {
-            list.at.resize(server + 1, AtServer::default());
+        if list.at.len() <= shard {
+            list.at.resize(shard + 1, AtOwner::default());
         }
-        let at = &mut list.at[server];
+        let at = &mut list.at[shard];
         if at.knows {
             self.counters.messages_named += 1;
             self.counters.bytes_saved += (keys.saturating_sub(1) * size_of::<u64>()) as u64;
@@ -134,13 +134,13 @@ impl Sent {
         false
     }
 
-    /// Records that `server` asked for a list, which is now sent to it.
-    pub(crate) fn asked(&mut self, signature: u64, server: usize, keys: usize) {
+    /// Records that the owner of `shard` asked for a list, which is now sent to it.
+    pub(crate) fn asked(&mut self, signature: u64, shard: usize, keys: usize) {
         self.counters.messages_asked += 1;
         let again = (keys * size_of::<u64>()) as u64;
         self.counters.bytes_saved = self.counters.bytes_saved.saturating_sub(again);
         let Some(list) = self.lists.peek(&signature) else { return };
-        let Some(at) = list.at.get_mut(server) else { return };
+        let Some(at) = list.at.get_mut(shard) else { return };
         at.asked = (at.asked + 1).min(PATIENCE_MAX);
         // The request that brings the keys counts, so after the first the next may omit them.
         at.wait = (1 << at.asked) - 2;
@@ -150,12 +150,14 @@ impl Sent {
 
 /// A message without its keys, until it is answered.
 pub(crate) struct Outstanding {
-    /// The keys for all servers.
+    /// The keys for all shards.
     pub(crate) list: Signed,
-    /// The range of them for this server.
+    /// The positions of those for this shard.
     pub(crate) keys: Range<usize>,
     /// The worker's index of the table.
     pub(crate) table: usize,
+    pub(crate) shard: usize,
+    pub(crate) server: usize,
     /// Memory offered for the answer.
     pub(crate) offer: Option<Offer>,
 }
@@ -183,7 +185,9 @@ pub(crate) struct Remembered {
     implied: Option<Rc<List>>,
 }
 
-type Name = (PeerId, u32, u64);
+/// Lane, table, first key of the shard, signature. The signature is that of the whole list, of which
+/// each shard has its own part.
+type Name = (PeerId, u32, u64, u64);
 
 impl Remembered {
     /// Creates an empty store of at most `bytes_max` bytes and an eighth of `memory`.
@@ -192,17 +196,13 @@ impl Remembered {
         Remembered { lists: Lru::new(bytes_max), memory: memory.clone(), implied: None }
     }
 
-    /// Remembers keys that `peer` sent with a signature, if they are not larger than the whole
+    /// Remembers keys that a peer sent with a signature, if they are not larger than the whole
     /// store.
     ///
     /// # Errors
     /// [`caravan_van::Error::OverBudget`] if there is no memory for them, even after all others are
     /// evicted.
-    pub(crate) fn remember(
-        &mut self,
-        (peer, table, signature): (PeerId, u32, u64),
-        keys: &[u64],
-    ) -> caravan_van::Result<Rc<List>> {
+    pub(crate) fn remember(&mut self, name: Name, keys: &[u64]) -> caravan_van::Result<Rc<List>> {
         let bytes = bytes_at_server(keys.len());
         let mut memory = Account::new(&self.memory, "a list of keys");
         while let Err(error) = memory.set(bytes) {
@@ -213,13 +213,18 @@ impl Remembered {
         let keys = keys.to_vec();
         let list = List { keys, is_implied: false, rows: FoundRows::default(), memory };
         let list = Rc::new(list);
-        self.lists.insert((peer, table, signature), list.clone(), bytes);
+        self.lists.insert(name, list.clone(), bytes);
         Ok(list)
     }
 
-    /// The keys that `peer` sent with this signature, if they are remembered.
-    pub(crate) fn recall(&mut self, peer: PeerId, table: u32, signature: u64) -> Option<Rc<List>> {
-        self.lists.touch(&(peer, table, signature)).map(|list| list.clone())
+    /// The keys that a peer sent under this name, if they are remembered.
+    pub(crate) fn recall(&mut self, name: Name) -> Option<Rc<List>> {
+        self.lists.touch(&name).map(|list| list.clone())
+    }
+
+    /// Forgets the lists of a shard that has left.
+    pub(crate) fn forget_shard(&mut self, table: u32, begin: u64) {
+        self.lists.retain(|(_, of, first, _)| (*of, *first) != (table, begin));
     }
 
     /// The list of the `count` keys of a message's runs. Its memory is used again for the next, once
@@ -251,7 +256,7 @@ impl Remembered {
     /// Forgets the lists of a dropped table.
     pub(crate) fn forget_table(&mut self, table: u32) {
         self.implied = None;
-        self.lists.retain(|(_, of, _)| *of != table);
+        self.lists.retain(|(_, of, ..)| *of != table);
         self.lists.shrink();
     }
 
@@ -304,23 +309,24 @@ mod tests {
     }
 
     #[test]
-    fn lists_belong_to_a_lane_and_a_table_and_the_oldest_go_first() {
+    fn lists_belong_to_a_lane_and_a_shard_and_the_oldest_go_first() {
         let mut lists = Remembered::new(3 * bytes_at_server(100), &Pool::new(1 << 20));
         let keys: Vec<u64> = (0..100).collect();
         let [a, b] = [PeerId(1), PeerId(2)];
-        lists.remember((a, 7, 1), &keys).unwrap();
-        assert!(lists.recall(b, 7, 1).is_none() && lists.recall(a, 8, 1).is_none());
-        assert_eq!(*lists.recall(a, 7, 1).unwrap().keys, keys);
-        lists.remember((a, 7, 2), &keys).unwrap();
-        lists.remember((b, 7, 2), &keys).unwrap();
-        assert!(lists.recall(a, 7, 1).is_some());
-        lists.remember((b, 7, 3), &keys).unwrap();
-        assert!(lists.recall(a, 7, 2).is_none() && lists.recall(a, 7, 1).is_some());
+        lists.remember((a, 7, 0, 1), &keys).unwrap();
+        assert!(lists.recall((b, 7, 0, 1)).is_none() && lists.recall((a, 8, 0, 1)).is_none());
+        assert!(lists.recall((a, 7, 50, 1)).is_none(), "another shard");
+        assert_eq!(*lists.recall((a, 7, 0, 1)).unwrap().keys, keys);
+        lists.remember((a, 7, 0, 2), &keys).unwrap();
+        lists.remember((b, 7, 0, 2), &keys).unwrap();
+        assert!(lists.recall((a, 7, 0, 1)).is_some());
+        lists.remember((b, 7, 0, 3), &keys).unwrap();
+        assert!(lists.recall((a, 7, 0, 2)).is_none() && lists.recall((a, 7, 0, 1)).is_some());
         lists.forget(b);
-        assert!(lists.recall(b, 7, 2).is_none() && lists.recall(b, 7, 3).is_none());
+        assert!(lists.recall((b, 7, 0, 2)).is_none() && lists.recall((b, 7, 0, 3)).is_none());
         let long: Vec<u64> = (0..400).collect();
-        assert_eq!(*lists.remember((a, 7, 9), &long).unwrap().keys, long);
-        assert!(lists.recall(a, 7, 9).is_none() && lists.recall(a, 7, 1).is_some());
+        assert_eq!(*lists.remember((a, 7, 0, 9), &long).unwrap().keys, long);
+        assert!(lists.recall((a, 7, 0, 9)).is_none() && lists.recall((a, 7, 0, 1)).is_some());
     }
 
     #[test]
@@ -329,18 +335,19 @@ mod tests {
         let mut lists = Remembered::new(usize::MAX, &memory);
         let keys: Vec<u64> = (0..1000).collect();
         for signature in 0..100 {
-            lists.remember((PeerId(1), 7, signature), &keys).unwrap();
+            lists.remember((PeerId(1), 7, 0, signature), &keys).unwrap();
         }
         let left = memory.bytes_left();
         assert!(left >= (7 << 17) - (1 << 17), "lists take an eighth: {left} bytes are left");
         let mut others = Account::new(&memory, "others");
         others.set(left).unwrap();
-        lists.remember((PeerId(1), 7, 100), &keys).unwrap();
+        lists.remember((PeerId(1), 7, 0, 100), &keys).unwrap();
         assert!(
-            lists.recall(PeerId(1), 7, 100).is_some() && lists.recall(PeerId(1), 7, 50).is_none()
+            lists.recall((PeerId(1), 7, 0, 100)).is_some()
+                && lists.recall((PeerId(1), 7, 0, 50)).is_none()
         );
         let long: Vec<u64> = (0..20_000).collect();
-        let error = lists.remember((PeerId(1), 7, 101), &long).unwrap_err().to_string();
+        let error = lists.remember((PeerId(1), 7, 0, 101), &long).unwrap_err().to_string();
         assert!(
             error.contains("a list of keys would take") && error.contains("CARAVAN_MEMORY"),
             "{error}"

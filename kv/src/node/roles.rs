@@ -357,7 +357,7 @@ fn server_thread(
 ) -> ServerThread {
     let thread = ServerThread::new(endpoint, index, count, handles.clone());
     let Some(folder) = config.history.clone() else { return thread };
-    thread.record_histories(move |number, spec| history::create(&folder, index, number, spec))
+    thread.record_histories(move |shard, spec| history::create(&folder, shard, spec))
 }
 
 type Started<'scope> = (

@@ -163,6 +163,17 @@ impl<V: Value, H: Value> Chunks<V, H> {
         chunk.map_or(&[], |chunk| V::view(chunk).expect(WHOLE_ROWS))
     }
 
+    /// Appends a row's shown values and its `hidden` ones to `into`.
+    pub(super) fn copy(&self, row: u32, hidden: usize, into: &mut Vec<u8>) {
+        let within = self.within(row);
+        let chunk = row as usize >> self.shift;
+        into.extend_from_slice(&self.shown[chunk][within * self.row_bytes()..][..self.row_bytes()]);
+        if let Some(chunk) = self.hidden.get(chunk) {
+            let bytes = hidden * H::BYTES;
+            into.extend_from_slice(&chunk[within * bytes..][..bytes]);
+        }
+    }
+
     /// Answers a pull of `bytes` bytes from `row` on, all in its chunk.
     #[inline(always)] // a call would pass the result through memory
     pub(super) fn pull(&mut self, row: u32, bytes: usize) -> Pulled<'_> {

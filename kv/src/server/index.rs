@@ -57,6 +57,11 @@ impl Sorted {
         (self.keys.get(position) == Some(&key)).then(|| self.rows[position])
     }
 
+    fn from(&self, from: u64) -> impl Iterator<Item = (u64, u32)> {
+        let at = self.keys.partition_point(|&key| key < from);
+        self.keys[at..].iter().copied().zip(self.rows[at..].iter().copied())
+    }
+
     /// As [`Index::row`].
     fn row(&self, key: u64) -> Option<u32> {
         self.row_at(self.keys.partition_point(|&k| k < key), key)
@@ -77,6 +82,17 @@ impl Index {
     /// The row of one key.
     pub(crate) fn row(&self, key: u64) -> Option<u32> {
         self.settled.row(key).or_else(|| self.recent.row(key))
+    }
+
+    /// The keys from `from` on, in order, and their rows.
+    pub(crate) fn from(&self, from: u64) -> impl Iterator<Item = (u64, u32)> {
+        let mut settled = self.settled.from(from).peekable();
+        let mut recent = self.recent.from(from).peekable();
+        std::iter::from_fn(move || match (settled.peek(), recent.peek()) {
+            (Some(a), Some(b)) if b < a => recent.next(),
+            (None, _) => recent.next(),
+            _ => settled.next(),
+        })
     }
 
     /// Appends the row of each of the sorted `keys` to `rows`, or [`NO_ROW`]; returns how many have

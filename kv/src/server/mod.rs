@@ -16,5 +16,7 @@ pub use found::FoundRows;
 pub use handle::{
     AdaGrad, Adam, Add, Assign, Ftrl, Handles, Momentum, Number, Origin, Rule, Sgd, Sum,
 };
-pub use shard::{Pulled, Request, Shard};
+pub use shard::{Extract, Pulled, Request, Shard};
+pub use tables::MoveCounters;
+pub(crate) use tables::{Destination, SentBack};
 pub use thread::ServerThread;

@@ -71,6 +71,17 @@ pub enum Pulled<'a> {
     Varying(usize),
 }
 
+/// Rows of a shard that moves.
+#[derive(Debug, Default)]
+pub struct Extract {
+    /// `[n]`, ascending.
+    pub keys: Vec<u64>,
+    /// `[n]` if the shard needs them, else empty.
+    pub lengths: Vec<u32>,
+    /// All that the shard keeps for these keys, in a form of its own.
+    pub values: Vec<u8>,
+}
+
 /// One thread's part of a table: its rows and the rule for pushes.
 pub trait Shard {
     /// Whether a request may be executed now.
@@ -120,6 +131,36 @@ pub trait Shard {
     /// Number of values of each key of the last [`Shard::pull`].
     fn lengths(&self) -> &[u32] {
         &[]
+    }
+
+    /// Copies rows into an empty `extract`, in the order of their keys: those from key `from` on, one
+    /// at least, and no more once that has `bytes_max` bytes. Returns the key to go on from;
+    /// `None` if there are no others. A shard that can be moved has no state but its rows; a push
+    /// changes the rows of its keys, and a command none.
+    ///
+    /// # Errors
+    /// The reason why such shards cannot be moved.
+    fn give(
+        &mut self,
+        _from: u64,
+        _bytes_max: usize,
+        _extract: &mut Extract,
+    ) -> Result<Option<u64>, String> {
+        Err("shards of this table's handle cannot be moved".to_owned())
+    }
+
+    /// Replaces rows by those of an [`Extract`] of another shard of the same table.
+    ///
+    /// # Errors
+    /// The reason why they are invalid, or that memory is short.
+    fn take(
+        &mut self,
+        _keys: &[u64],
+        _lengths: &[u32],
+        _values: &[u8],
+        _memory: &Pool,
+    ) -> Result<(), String> {
+        Err("shards of this table's handle cannot be moved".to_owned())
     }
 
     /// Executes a command of the table's handle.

@@ -6,14 +6,14 @@
 use std::iter::once;
 use std::slice::{from_mut, from_ref};
 
-use caravan_van::{Account, Buffer, KeyRange, Pool, long};
+use caravan_van::{Account, Buffer, KeyRange, Pool, Value, long};
 
 use super::chunks::{Chunks, RowsMut};
 use super::found::{Found, Piece};
 use super::handle::{Number, Origin, Rule};
 use super::index::{Index, NO_ROW};
 use super::initial::Start;
-use super::shard::{Pulled, Request, Shard};
+use super::shard::{Extract, Pulled, Request, Shard};
 use crate::table::{SHARED_BYTES_MIN, Store, TableSpec};
 
 /// Most bytes of a shard of a dense table, all of whose rows exist from the start.
@@ -451,6 +451,57 @@ impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
         };
         let Some(row) = row else { return Ok(Pulled::Bytes(bytes)) };
         Ok(self.chunks.pull(row, bytes))
+    }
+
+    fn give(
+        &mut self,
+        from: u64,
+        bytes_max: usize,
+        extract: &mut Extract,
+    ) -> Result<Option<u64>, String> {
+        let hidden = self.hidden();
+        let mut rows: Box<dyn Iterator<Item = (u64, u32)>> = match &self.keys {
+            Keys::Dense(range) => {
+                let begin = range.begin();
+                Box::new((from..=range.last()).map(move |key| (key, (key - begin) as u32)))
+            }
+            Keys::Sparse(index) => Box::new(index.from(from)),
+        };
+        for (key, row) in &mut rows {
+            extract.keys.push(key);
+            self.chunks.copy(row, hidden, &mut extract.values);
+            if extract.values.len() + size_of_val(&extract.keys[..]) >= bytes_max {
+                break;
+            }
+        }
+        Ok(rows.next().map(|(key, _)| key))
+    }
+
+    fn take(
+        &mut self,
+        keys: &[u64],
+        _lengths: &[u32],
+        values: &[u8],
+        memory: &Pool,
+    ) -> Result<(), String> {
+        let hidden = self.hidden();
+        let shown_bytes = self.chunks.row_bytes();
+        let row_bytes = shown_bytes + hidden * size_of::<R::Hidden>();
+        if values.len() != keys.len() * row_bytes {
+            return Err(format!(
+                "{} rows of {row_bytes} bytes came with {} bytes",
+                keys.len(),
+                values.len()
+            ));
+        }
+        for (&key, values) in keys.iter().zip(values.chunks_exact(row_bytes)) {
+            let row = self.row_or_insert(key, memory)?;
+            let row = self.chunks.row_mut(row, hidden, memory)?;
+            let (shown, hidden) = values.split_at(shown_bytes);
+            V::bytes_mut(row.shown).copy_from_slice(shown);
+            <R::Hidden as Value>::bytes_mut(row.hidden).copy_from_slice(hidden);
+        }
+        Ok(())
     }
 
     fn read(&mut self, request: &Request<'_>, into: &mut [u8]) {

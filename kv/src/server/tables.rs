@@ -1,12 +1,14 @@
-//! A server thread's tables: finds the table of a request and serves it, record by record.
+//! A server thread's shards: finds the shard of a request and serves it, record by record.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
 mod entry;
 mod filtered;
 mod governor;
+mod moving;
 mod numbers;
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use caravan_van::wire::Kind;
@@ -14,10 +16,14 @@ use caravan_van::{Draft, Lanes, Message, PeerId, Pool, Values};
 use serde::Serialize;
 
 pub(super) use self::entry::Entry;
-use self::entry::{Wanted, check_keys};
+use self::entry::Known;
 use self::filtered::{apply, serve_filtered};
 use self::governor::Turn;
 pub(super) use self::governor::{Governor, Waiting};
+pub(super) use self::moving::Held;
+pub use self::moving::MoveCounters;
+pub(crate) use self::moving::{Destination, SentBack};
+use self::moving::{Moved, Moves, forward, send_back};
 use self::numbers::Numbers;
 use super::answer::{ReplyTo, answer, answer_pull, place_pull, post, refuse, refuse_dropped};
 use super::handle::Handles;
@@ -26,10 +32,11 @@ use crate::consistency::{Admission, Blocker};
 use crate::cost::Cost;
 use crate::filter::{FILTERED, List};
 use crate::history::Recorder;
+use crate::map::{Created, Placed};
 use crate::op::{BITS, FINISHES, Op};
 use crate::table::TableSpec;
 
-/// One thread's shards of all tables.
+/// All tables, and one thread's shards of them.
 pub(super) struct Tables {
     /// This thread's place among all server threads.
     index: usize,
@@ -38,15 +45,18 @@ pub(super) struct Tables {
     handles: Handles,
     /// Opens the histories of tables with a model, if they are recorded.
     pub(super) histories: Option<Box<OpenHistory>>,
-    /// Sorted by number.
+    /// All tables, by number.
+    known: BTreeMap<u32, Known>,
+    /// The shards of this thread, sorted by table and keys.
     entries: Vec<Entry>,
     numbers: Numbers,
-    /// Index of the last request's table; the next request is probably for it, too.
+    moves: Moves,
+    /// Index of the last request's shard; the next request is probably for it, too.
     last: usize,
 }
 
-/// Opens the history of a table by its number.
-pub(super) type OpenHistory = dyn FnMut(u32, &TableSpec) -> io::Result<Box<dyn Write>>;
+/// Opens the history of a shard, by its table's number and its place there.
+pub(super) type OpenHistory = dyn FnMut((u32, usize), &TableSpec) -> io::Result<Box<dyn Write>>;
 
 /// How far a message was served.
 pub(super) enum Step {
@@ -64,6 +74,8 @@ pub(super) enum Step {
     Drop,
     /// The next record has runs of keys, which must be written out.
     Expand,
+    /// The next record waits until its shard has moved.
+    Hold,
 }
 
 /// Whose message is served.
@@ -89,8 +101,22 @@ pub(super) enum Trouble {
     Refused(String),
     /// Its table was dropped.
     Dropped,
+    /// Its shard has moved to another server thread.
+    Moved(Moved),
     /// Its answer cannot be posted, and the lane must be closed.
     Lane(caravan_van::Error),
+}
+
+impl Trouble {
+    /// The reason in words.
+    fn into_reason(self) -> String {
+        match self {
+            Trouble::Refused(reason) => reason,
+            Trouble::Dropped => "its table was dropped".to_owned(),
+            Trouble::Moved(to) => format!("its shard has moved to server thread {}", to.server),
+            Trouble::Lane(error) => error.to_string(),
+        }
+    }
 }
 
 impl From<String> for Trouble {
@@ -107,46 +133,77 @@ impl From<caravan_van::Error> for Trouble {
 
 impl Tables {
     pub(super) fn new(index: usize, count: usize, handles: Handles, memory: &Pool) -> Tables {
-        let numbers = Numbers::new(memory);
-        let entries = Vec::new();
-        Tables { index, count, handles, histories: None, entries, numbers, last: 0 }
-    }
-
-    /// Index of a table, or, as an error, the index to insert it at.
-    fn position(&self, number: u32) -> Result<usize, usize> {
-        self.entries.binary_search_by_key(&number, |entry| entry.number)
-    }
-
-    /// The table with this number, if there is one.
-    pub(super) fn get(&self, number: u32) -> Option<&Entry> {
-        self.position(number).ok().map(|at| &self.entries[at])
-    }
-
-    /// The table with this id in its namespace, if there is one.
-    pub(super) fn named(&self, namespace: &str, id: u32) -> Option<&Entry> {
-        let is_it = |entry: &&Entry| entry.spec.id == id && entry.spec.namespace == namespace;
-        self.entries.iter().find(is_it)
-    }
-
-    fn find(&mut self, number: u32) -> Result<&mut Entry, Trouble> {
-        if self.entries.get(self.last).is_none_or(|entry| entry.number != number) {
-            self.last = self.position(number).map_err(|_| self.unknown(number))?;
+        Tables {
+            index,
+            count,
+            handles,
+            histories: None,
+            known: BTreeMap::new(),
+            entries: Vec::new(),
+            numbers: Numbers::new(memory),
+            moves: Moves::default(),
+            last: 0,
         }
+    }
+
+    /// Index of the shard that has `key` of this table, if it is here.
+    fn position(&self, number: u32, key: u64) -> Option<usize> {
+        let is_before = |entry: &Entry| (entry.number, entry.range.last()) < (number, key);
+        let at = self.entries.partition_point(is_before);
+        self.entries.get(at).filter(|entry| entry.has(number, key)).map(|_| at)
+    }
+
+    /// The shard that has `key` of this table, if it is here.
+    pub(super) fn get(&self, number: u32, key: u64) -> Option<&Entry> {
+        self.position(number, key).map(|at| &self.entries[at])
+    }
+
+    /// Sets `last` to the shard that has `key` of this table.
+    #[inline]
+    fn seek(&mut self, number: u32, key: u64) -> Result<(), Trouble> {
+        if self.entries.get(self.last).is_none_or(|entry| !entry.has(number, key)) {
+            let position = self.position(number, key);
+            self.last = position.ok_or_else(|| self.missing(number, key))?;
+        }
+        Ok(())
+    }
+
+    fn find(&mut self, id: u32, key: u64) -> Result<&mut Entry, Trouble> {
+        self.seek(id, key)?;
         Ok(&mut self.entries[self.last])
     }
 
-    /// The reason why there is no table of this number.
+    /// Why there is no shard with `key` of a table.
     #[cold]
-    pub(super) fn unknown(&self, number: u32) -> Trouble {
+    pub(super) fn missing(&self, number: u32, key: u64) -> Trouble {
+        if let Some(to) = self.moved(number, key) {
+            return Trouble::Moved(to);
+        }
         if self.numbers.is_dropped(number) {
             return Trouble::Dropped;
         }
-        Trouble::Refused(format!("table number {number} is unknown here (create it first)"))
+        Trouble::Refused(match self.known.get(&number) {
+            None => format!("table number {number} is unknown here (create it first)"),
+            Some(known) => {
+                format!("key {key} of table {} is not this thread's", known.spec.name)
+            }
+        })
     }
 
-    /// The clock of a table's shard, for which its parked requests wait.
-    pub(super) fn clock(&self, number: u32) -> Option<u64> {
-        self.get(number).map(|entry| entry.shard.clock())
+    /// The number of the table with this id in its namespace, if there is one.
+    pub(super) fn named(&self, namespace: &str, id: u32) -> Option<u32> {
+        let is_it = |known: &Known| known.spec.id == id && known.spec.namespace == namespace;
+        self.known.iter().find(|(_, known)| is_it(known)).map(|(number, _)| *number)
+    }
+
+    /// The shards of a table that are here.
+    pub(super) fn of(&self, number: u32) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(move |entry| entry.number == number)
+    }
+
+    /// The clock of a shard, for which its parked requests wait.
+    pub(super) fn clock(&self, number: u32, key: u64) -> Option<u64> {
+        self.get(number, key).map(|entry| entry.shard.clock())
     }
 
     /// Serves the records of a message of `client`, up to one that has to wait or whose values can
@@ -169,10 +226,15 @@ impl Tables {
                 Ok(step) => return Ok(step),
                 Err(trouble) => trouble,
             };
-            let table = message.table();
-            let timestamp = message.timestamp();
+            let reply_to = ReplyTo { peer, table: message.table(), timestamp: message.timestamp() };
+            match trouble {
+                Trouble::Moved(to) => {
+                    self.moves.counters.sent_back += 1;
+                    send_back(lanes, peer, message, list, to)?;
+                }
+                other => answer_trouble(lanes, reply_to, other)?,
+            }
             message.advance();
-            answer_trouble(lanes, ReplyTo { peer, table, timestamp }, trouble)?;
         }
     }
 
@@ -214,10 +276,11 @@ impl Tables {
         let Some(Op::Push) = Op::from_raw(message.op() & !BITS) else {
             return Err(format!("there is no operation {}", message.op()).into());
         };
-        let (id, clock, raw) = (message.table(), message.clock(), message.op());
+        let (clock, raw) = (message.clock(), message.op());
+        let (table, key) = (message.table(), message.range().begin());
         let served = self.serve_op(lanes, client, message, list, admitted, Op::Push);
-        if !matches!(served, Ok(Step::Govern(_) | Step::Park(_) | Step::Expand))
-            && let Some(governor) = &mut self.find(id)?.governor
+        if !matches!(served, Ok(Step::Govern(_) | Step::Park(_) | Step::Expand | Step::Hold))
+            && let Some(governor) = &mut self.find(table, key)?.governor
         {
             governor.finish(client.node, clock, raw);
         }
@@ -240,20 +303,21 @@ impl Tables {
     ) -> Result<Step, Trouble> {
         let peer = client.peer;
         let table = message.table();
-        let entry = self.find(table)?;
+        let range = message.range();
+        self.seek(table, range.begin())?;
+        let Tables { entries, moves, last, .. } = self;
+        let entry = &mut entries[*last];
+        let is_moving = entry.moving.is_some();
         if message.op() & FILTERED != 0 {
             check_block(op, entry)?;
         }
-        let range = message.range();
         let mut common = Request::of(message, op, client.node);
         common.rows = list.map(|list| &list.rows);
         let has_offers = message.has_offers();
-        let is_own = entry
-            .range
-            .is_some_and(|own| own.contains(range.begin()) && own.contains(range.last()));
+        let is_own = entry.range.contains(range.last());
         // A shard may only adopt memory that the message owns: lent memory goes back to the worker,
         // and a frame may hold several messages.
-        let is_owned = message.op() == Op::Push as u8 && message.owns_values();
+        let is_owned = message.op() == Op::Push as u8 && message.owns_values() && !is_moving;
         while !message.is_empty() {
             let keys = list.map_or(message.keys(), |list| &list.keys);
             let lengths = match list {
@@ -266,7 +330,12 @@ impl Tables {
             let values = message.values();
             let request = Request { keys, lengths, values, ..common };
             if !is_own {
-                check_keys(keys, entry.range, &entry.spec.name)?;
+                entry.check_keys(keys)?;
+            }
+            if let Some(moving) = &entry.moving
+                && moving.holds(lanes, op.pushes())
+            {
+                return Ok(Step::Hold);
             }
             if let Admission::AfterClock(clock) = entry.shard.admit(&request) {
                 return Ok(Step::Park(clock));
@@ -286,7 +355,7 @@ impl Tables {
             }
             let passes = entry.filters.as_mut().is_none_or(|filters| filters.pass(message));
             if !passes {
-                serve_filtered(lanes, entry, peer, message, request)?;
+                serve_filtered(lanes, entry, peer, message, request, &mut moves.counters)?;
                 message.advance();
                 continue;
             }
@@ -296,12 +365,20 @@ impl Tables {
             }
             if op == Op::Push {
                 entry.shard.push(&request, lanes.memory())?;
+                if is_moving {
+                    let shard = (table, entry.range);
+                    forward(lanes, &mut entry.moving, &mut moves.counters, shard, &request)?;
+                }
                 lanes.answer(peer, timestamp)?;
                 message.advance();
                 continue;
             }
             if request.pushes {
                 entry.shard.push(&request, lanes.memory())?;
+                if is_moving {
+                    let shard = (table, entry.range);
+                    forward(lanes, &mut entry.moving, &mut moves.counters, shard, &request)?;
+                }
             }
             if let Some(filters) = &mut entry.filters {
                 filters.passed.sent += (keys.len() * entry.spec.row_bytes()) as u64;
@@ -320,14 +397,34 @@ impl Tables {
         }
     }
 
-    /// The model of a table, if it has one.
-    pub(super) fn governor(&mut self, id: u32) -> Option<&mut Governor> {
-        self.find(id).ok()?.governor.as_deref_mut()
+    /// The model of the shard that has `key` of a table, if it has one.
+    pub(super) fn governor(&mut self, table: u32, key: u64) -> Option<&mut Governor> {
+        self.find(table, key).ok()?.governor.as_deref_mut()
+    }
+
+    /// Takes out the next parked request of a table that its model admits now.
+    ///
+    /// # Errors
+    /// As [`Governor::next_released`].
+    pub(super) fn next_released(
+        &mut self,
+        lanes: &mut Lanes,
+        table: u32,
+    ) -> Result<Option<Waiting>, (PeerId, caravan_van::Error)> {
+        let shards = self.entries.iter_mut().filter(|entry| entry.number == table);
+        for governor in shards.filter_map(|entry| entry.governor.as_mut()) {
+            let next = governor.next_released(lanes)?;
+            if next.is_some() {
+                return Ok(next);
+            }
+        }
+        Ok(None)
     }
 
     /// Applies a parked push whose lane is gone. Nobody hears of its outcome.
     pub(super) fn apply(&mut self, lanes: &Lanes, waiting: &Waiting) {
-        let Ok(entry) = self.find(waiting.message.table()) else { return };
+        let (table, key) = (waiting.message.table(), waiting.message.range().begin());
+        let Ok(entry) = self.find(table, key) else { return };
         if let Err(reason) = apply(lanes.memory(), entry, waiting) {
             let worker = waiting.worker;
             tracing::warn!(worker, reason, "a push of a lost worker cannot be applied");
@@ -343,6 +440,7 @@ impl Tables {
             governor.lose(node);
             governed.push(entry.number);
         }
+        governed.dedup();
         governed
     }
 
@@ -356,7 +454,7 @@ impl Tables {
     ) -> caravan_van::Result<()> {
         let table = message.table();
         let timestamp = message.timestamp();
-        let adopted = match self.find(table) {
+        let adopted = match self.find(table, key) {
             Ok(entry) => entry
                 .shard
                 .adopt(key, message.into_values(), lanes.memory())
@@ -383,17 +481,36 @@ impl Tables {
         match op {
             Some(Op::Create) => {
                 let number = self.create(lanes, message)?;
-                post_json(lanes, peer, message, &number)?;
+                let shards = self.claims(number);
+                post_json(lanes, peer, message, &Created { number, shards })?;
             }
             Some(Op::Drop) => return Ok(Step::Drop),
             Some(Op::Tables) => {
                 let of = str::from_utf8(message.values()).map_err(|error| error.to_string())?;
-                let entries = self.entries.iter().filter(|entry| entry.spec.is_within(of));
-                let numbers: Vec<u32> = entries.map(|entry| entry.number).collect();
+                let within = self.known.iter().filter(|(_, known)| known.spec.is_within(of));
+                let numbers: Vec<u32> = within.map(|(number, _)| *number).collect();
                 post_json(lanes, peer, message, &numbers)?;
             }
+            Some(Op::Move) => {
+                let (table, key) = (message.table(), message.range().begin());
+                if self.find(table, key)?.moving.is_some() {
+                    return Ok(Step::Hold);
+                }
+                if self.begin_move(lanes, peer, message)? {
+                    return Ok(Step::Done);
+                }
+                lanes.answer(peer, message.timestamp())?;
+            }
+            Some(op @ (Op::Take | Op::Rows | Op::Forward | Op::Own | Op::Abandon)) => {
+                self.serve_owner(lanes, peer, message, op)?;
+                lanes.answer(peer, message.timestamp())?;
+            }
+            Some(Op::Mark) => lanes.answer(peer, message.timestamp())?,
             Some(Op::Command) => {
-                let entry = self.find(message.table())?;
+                let entry = self.find(message.table(), message.range().begin())?;
+                if entry.moving.as_ref().is_some_and(|moving| moving.holds(lanes, false)) {
+                    return Ok(Step::Hold);
+                }
                 let reply = entry.shard.command(client.node, message.values())?;
                 let values = Values::Copied(&reply);
                 post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
@@ -403,7 +520,7 @@ impl Tables {
                 post_json(lanes, peer, message, &cost)?;
             }
             Some(op @ (Op::Join | Op::Clock | Op::Leave | Op::Bound)) => {
-                let entry = self.find(message.table())?;
+                let entry = self.find(message.table(), message.range().begin())?;
                 let Some(governor) = &mut entry.governor else {
                     let name = &entry.spec.name;
                     return Err(format!("table {name} has no consistency model").into());
@@ -421,10 +538,9 @@ impl Tables {
     /// Creates a table, unless an equal one exists; returns its number.
     fn create(&mut self, lanes: &Lanes, message: &Message) -> Result<u32, Trouble> {
         let memory = lanes.memory();
-        let wanted = Wanted::read(message.values(), memory)?;
-        let known = self.named(&wanted.spec.namespace, wanted.spec.id);
-        let number = match (message.table(), known) {
-            (0, Some(entry)) => entry.number,
+        let mut wanted = Known::read(message.values(), memory)?;
+        let number = match (message.table(), self.named(&wanted.spec.namespace, wanted.spec.id)) {
+            (0, Some(number)) => number,
             (0, None) if self.index == 0 => self.numbers.next()?,
             (0, None) => {
                 let why = "a table gets its number from the first server thread, not from this one";
@@ -432,22 +548,34 @@ impl Tables {
             }
             (number, _) => number,
         };
-        match self.position(number) {
-            Ok(at) => self.entries[at].check_same(&wanted)?,
-            Err(_) if self.numbers.is_dropped(number) => return Err(Trouble::Dropped),
-            Err(at) => {
-                let Tables { index, count, handles, histories, .. } = self;
-                let mut entry = wanted.build(number, (*index, *count), handles, memory)?;
-                if let (Some(open), Some(governor), Some(consistency)) =
-                    (histories, &mut entry.governor, entry.spec.consistency)
-                {
-                    let out = open(number, &entry.spec);
-                    let recorder = out.and_then(|out| Recorder::new(out, consistency));
-                    governor.record(recorder.map_err(|error| format!("no history: {error}"))?);
-                }
-                self.entries.insert(at, entry);
-            }
+        if let Some(known) = self.known.get(&number) {
+            known.check_same(&wanted)?;
+            return Ok(number);
         }
+        if self.numbers.is_dropped(number) {
+            return Err(Trouble::Dropped);
+        }
+        let range = wanted.spec.range().map_err(|error| error.to_string())?;
+        let map = wanted.spec.placement.map(range, self.count);
+        let map = map.map_err(|error| error.to_string())?;
+        let Tables { index, handles, histories, .. } = self;
+        let own = map.shards().iter().enumerate().filter(|(_, shard)| shard.server == *index);
+        let mut build = |(place, shard): (usize, &Placed)| {
+            let mut entry = wanted.build(number, shard.range, handles, memory)?;
+            if let (Some(open), Some(governor), Some(consistency)) =
+                (&mut *histories, &mut entry.governor, entry.spec.consistency)
+            {
+                let out = open((number, place), &entry.spec);
+                let recorder = out.and_then(|out| Recorder::new(out, consistency));
+                governor.record(recorder.map_err(|error| format!("no history: {error}"))?);
+            }
+            Ok(entry)
+        };
+        let entries = own.map(&mut build).collect::<Result<Vec<_>, String>>()?;
+        wanted.shorten()?;
+        let at = self.entries.partition_point(|entry| entry.number < number);
+        self.entries.splice(at..at, entries);
+        self.known.insert(number, wanted);
         Ok(number)
     }
 
@@ -459,12 +587,14 @@ impl Tables {
     pub(super) fn drop(&mut self, number: u32) -> Result<Vec<Waiting>, String> {
         self.numbers.drop(number)?;
         let mut waiting = Vec::new();
-        if let Ok(at) = self.position(number) {
-            let entry = self.entries.remove(at);
+        self.known.remove(&number);
+        self.forget_moves(number);
+        for entry in self.entries.extract_if(.., |entry| entry.number == number) {
             waiting.extend(entry.governor.into_iter().flat_map(|it| it.into_waiting()));
-            if self.entries.len() < self.entries.capacity() / 4 {
-                self.entries.shrink_to_fit();
-            }
+        }
+        self.last = 0;
+        if self.entries.len() < self.entries.capacity() / 4 {
+            self.entries.shrink_to_fit();
         }
         Ok(waiting)
     }
@@ -483,6 +613,7 @@ pub(super) fn answer_trouble(
     match trouble {
         Trouble::Refused(reason) => refuse(lanes, reply_to, &reason),
         Trouble::Dropped => refuse_dropped(lanes, reply_to),
+        Trouble::Moved(_) => refuse(lanes, reply_to, &trouble.into_reason()),
         Trouble::Lane(error) => Err(error),
     }
 }

@@ -14,7 +14,7 @@ use caravan_van::{Arrival, Counters, Draft, Endpoint, Message, PeerId};
 
 use super::answer::{ReplyTo, answer, post, refuse, refuse_dropped};
 use super::handle::Handles;
-use super::tables::{Admitted, Client, Step, Tables, Waiting, answer_trouble};
+use super::tables::{Admitted, Client, Held, MoveCounters, Step, Tables, Trouble, Waiting};
 use crate::error::Result;
 use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
 use crate::op::Op;
@@ -73,13 +73,20 @@ impl ServerThread {
         self
     }
 
-    /// Records a history of every table with a consistency model ([`crate::history`]). `open` says
-    /// where to, by the table's number.
+    /// Records a history of every shard of a table with a consistency model ([`crate::history`]).
+    /// `open` says where to, by the table's number and the shard's place in the table.
     pub fn record_histories(
         mut self,
-        open: impl FnMut(u32, &TableSpec) -> io::Result<Box<dyn Write>> + 'static,
+        open: impl FnMut((u32, usize), &TableSpec) -> io::Result<Box<dyn Write>> + 'static,
     ) -> Self {
         self.tables.histories = Some(Box::new(open));
+        self
+    }
+
+    /// Moves the rows of a shard in pieces of about `bytes` bytes, in place of 32 KiB. Requests are
+    /// served between two pieces.
+    pub fn move_by(mut self, bytes: usize) -> Self {
+        self.tables.set_piece_bytes(bytes);
         self
     }
 
@@ -96,8 +103,14 @@ impl ServerThread {
     /// The traffic counters of the filters of a table in the default namespace; all zero for a
     /// table without filters.
     pub fn traffic(&self, id: u32) -> Traffic {
-        let filters = self.tables.named("", id).and_then(|entry| entry.filters.as_ref());
-        filters.map_or_else(Traffic::default, |filters| filters.traffic())
+        let number = self.tables.named("", id).unwrap_or_default();
+        let filters = self.tables.of(number).filter_map(|entry| entry.filters.as_ref());
+        filters.fold(Traffic::default(), |sum, filters| sum.plus(&filters.traffic()))
+    }
+
+    /// The counters of the moves of shards from and to this thread.
+    pub fn moves(&self) -> MoveCounters {
+        self.tables.moves()
     }
 
     /// Serves until `stop` is set.
@@ -120,10 +133,35 @@ impl ServerThread {
     pub fn step(&mut self) -> Result<bool> {
         let polled = self.endpoint.poll();
         if let Ok(false) = polled {
-            return Ok(false);
+            return Ok(self.tables.is_moving() && self.advance());
         }
         self.drain();
+        if self.tables.is_moving() {
+            self.advance();
+        }
         Ok(polled?)
+    }
+
+    /// Moves shards along, and serves the requests that need not wait for it any longer; returns
+    /// whether there was anything to do.
+    #[cold]
+    fn advance(&mut self) -> bool {
+        let (is_busy, left) = self.tables.advance(&mut self.endpoint);
+        for (table, range) in left {
+            self.lists.forget_shard(table, range.begin());
+            let Some(parked) = self.parked.get_mut(&table) else { continue };
+            let of_it = |parked: &mut Parked| range.contains(parked.message.range().begin());
+            for Parked { peer, message, list, .. } in parked.extract_if(.., of_it) {
+                self.tables.hold(Held { peer, message, list });
+            }
+            if parked.is_empty() {
+                self.parked.remove(&table);
+            }
+        }
+        while let Some(Held { peer, message, list }) = self.tables.release() {
+            self.admit(peer, message, list);
+        }
+        is_busy
     }
 
     /// Processes arrivals. `step` calls this function out of line, so that a step without arrivals
@@ -135,7 +173,7 @@ impl ServerThread {
                 Arrival::Message { peer } => self.serve(peer),
                 Arrival::Placed { peer, .. } => self.reject(peer),
                 Arrival::Lost { peer, error } => {
-                    tracing::debug!(%error, "a worker's lane is gone");
+                    tracing::debug!(%error, "a lane is gone");
                     self.forget(peer);
                 }
                 Arrival::Connected { peer, hello } => self.greet(peer, hello.node.get()),
@@ -160,6 +198,14 @@ impl ServerThread {
         Client { peer, node: node.unwrap_or(u32::MAX) }
     }
 
+    /// Enters the answers of a server to which a shard moves.
+    #[cold]
+    fn answered(&mut self, peer: PeerId) {
+        if !self.tables.enter_answers(peer, self.endpoint.inbox.message_mut()) {
+            self.reject(peer);
+        }
+    }
+
     #[cold]
     fn reject(&mut self, peer: PeerId) {
         tracing::warn!(%peer, "a worker sent an answer to a server; closing the lane");
@@ -173,7 +219,7 @@ impl ServerThread {
     fn serve(&mut self, peer: PeerId) {
         let message = self.endpoint.inbox.message();
         if message.kind() != Kind::Request {
-            return self.reject(peer);
+            return self.answered(peer);
         }
         let table = message.table();
         let stays = self.lacking.is_empty()
@@ -215,13 +261,17 @@ impl ServerThread {
             return self.copy_lent(peer, message);
         }
         let Some(signature) = message.signature() else { return self.admit(peer, message, None) };
-        let table = message.table();
-        if self.tables.get(table).is_none() {
-            return self.refuse_unknown(peer, &message);
+        let (table, key) = (message.table(), message.range().begin());
+        let name = (peer, table, key, signature);
+        if self.tables.get(table, key).is_none()
+            && (!message.keys().is_empty()
+                || !matches!(self.tables.missing(table, key), Trouble::Moved(_)))
+        {
+            return self.admit(peer, message, None); // which refuses it or sends it back
         }
         let list = match message.keys() {
-            [] => self.lists.recall(peer, table, signature),
-            keys => match self.lists.remember((peer, table, signature), keys) {
+            [] => self.lists.recall(name),
+            keys => match self.lists.remember(name, keys) {
                 Ok(list) => Some(list),
                 Err(error) => return self.refuse(peer, &message, &error.to_string()),
             },
@@ -259,7 +309,8 @@ impl ServerThread {
     #[cold]
     fn reads_once(&self, message: &Message) -> bool {
         let is_plain = Op::from_raw(message.op()).is_some_and(Op::pushes);
-        is_plain && self.tables.get(message.table()).is_some_and(|table| table.shard.reads_once())
+        let shard = self.tables.get(message.table(), message.range().begin());
+        is_plain && shard.is_some_and(|entry| entry.shard.reads_once())
     }
 
     /// Copies a request's lent values, and handles it.
@@ -287,15 +338,17 @@ impl ServerThread {
             return lacking.held.push_back(message);
         };
         let Some(lacking) = self.lacking.remove(&peer) else { return };
-        if self.tables.get(message.table()).is_none() {
-            self.refuse_unknown(peer, &lacking.message);
-        } else {
-            let list = self.lists.remember((peer, message.table(), signature), message.keys());
-            drop(message);
-            match list {
-                Ok(list) => self.admit(peer, lacking.message, Some(list)),
-                Err(error) => self.refuse(peer, &lacking.message, &error.to_string()),
-            }
+        let name = (peer, message.table(), message.range().begin(), signature);
+        let list = self.lists.remember(name, message.keys());
+        let (table, key) = (message.table(), message.range().begin());
+        let is_here = self.tables.get(table, key).is_some();
+        drop(message);
+        match list {
+            Ok(list) => self.admit(peer, lacking.message, Some(list)),
+            Err(error) => self.refuse(peer, &lacking.message, &error.to_string()),
+        }
+        if !is_here {
+            self.lists.forget_shard(table, key);
         }
         lacking.held.into_iter().for_each(|message| self.handle(peer, message));
     }
@@ -304,14 +357,6 @@ impl ServerThread {
     #[cold]
     fn refuse(&mut self, peer: PeerId, message: &Message, reason: &str) {
         let refused = refuse(&mut self.endpoint.lanes, reply_to(peer, message), reason);
-        self.check(peer, refused);
-    }
-
-    /// Answers a request for a table that is not here.
-    #[cold]
-    fn refuse_unknown(&mut self, peer: PeerId, message: &Message) {
-        let trouble = self.tables.unknown(message.table());
-        let refused = answer_trouble(&mut self.endpoint.lanes, reply_to(peer, message), trouble);
         self.check(peer, refused);
     }
 
@@ -339,11 +384,11 @@ impl ServerThread {
     /// Executes or parks one request, and then executes those that waited for it.
     #[inline(never)]
     fn admit(&mut self, peer: PeerId, message: Message, list: Option<Rc<List>>) {
-        let table = message.table();
-        let before = if self.is_awaited(table) { self.tables.clock(table) } else { None };
+        let (table, key) = (message.table(), message.range().begin());
+        let before = if self.is_awaited(table) { self.tables.clock(table, key) } else { None };
         let waits = self.execute(self.client(peer), message, list);
         self.park(table, waits);
-        if before.is_some() && before < self.tables.clock(table) {
+        if before.is_some() && before < self.tables.clock(table, key) {
             self.unpark(table);
         }
     }
@@ -362,7 +407,8 @@ impl ServerThread {
         let mut parked = self.parked.remove(&table).unwrap_or_default();
         let mut at = 0;
         while at < parked.len() {
-            let before = self.tables.clock(table);
+            let key = parked[at].message.range().begin();
+            let before = self.tables.clock(table, key);
             if before < Some(parked[at].clock) {
                 at += 1;
                 continue;
@@ -373,7 +419,7 @@ impl ServerThread {
                 parked.insert(at, waits);
                 at += 1;
             }
-            if before < self.tables.clock(table) {
+            if before < self.tables.clock(table, key) {
                 at = 0;
             }
         }
@@ -433,13 +479,14 @@ impl ServerThread {
             Step::Drop => self.drop_table(peer, &message),
             Step::Expand => return self.expand(client, message),
             Step::Govern(blocker) => {
-                let table = message.table();
+                let (table, key) = (message.table(), message.range().begin());
                 let waiting = Waiting { peer: Some(peer), worker: node, message, list };
-                if let Some(governor) = self.tables.governor(table) {
+                if let Some(governor) = self.tables.governor(table, key) {
                     governor.park(blocker, waiting);
                 }
                 self.release(table);
             }
+            Step::Hold => self.tables.hold(Held { peer, message, list }),
         }
         None
     }
@@ -447,9 +494,10 @@ impl ServerThread {
     /// Executes the parked requests of a table that its model admits now.
     #[inline(never)]
     fn release(&mut self, table: u32) {
-        while let Some(governor) = self.tables.governor(table) {
+        loop {
             let lanes = &mut self.endpoint.lanes;
-            let Waiting { peer, worker, mut message, list } = match governor.next_released(lanes) {
+            let next = self.tables.next_released(lanes, table);
+            let Waiting { peer, worker, mut message, list } = match next {
                 Ok(Some(waiting)) => waiting,
                 Ok(None) => return,
                 Err((peer, error)) => {
@@ -478,6 +526,7 @@ impl ServerThread {
     fn forget(&mut self, peer: PeerId) {
         self.parked.values_mut().for_each(|parked| parked.retain(|parked| parked.peer != peer));
         self.parked.retain(|_, parked| !parked.is_empty());
+        self.tables.forget(peer);
         self.lacking.remove(&peer);
         self.lists.forget(peer);
         let node = self.nodes.get_mut(peer.0 as usize).and_then(Option::take);

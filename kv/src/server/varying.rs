@@ -7,7 +7,7 @@ use caravan_van::{Account, Pool};
 use super::handle::{Number, Rule};
 use super::index::Index;
 use super::initial::Start;
-use super::shard::{Pulled, Request, Shard};
+use super::shard::{Extract, Pulled, Request, Shard};
 use super::store::{FOUND_MIN, accounts, make_room_to_find};
 use crate::table::TableSpec;
 
@@ -64,24 +64,26 @@ impl<V: Number, R: Rule<V>> VaryingRows<V, R> {
         self.stored.get(row as usize).map_or(&[], |values| values)
     }
 
-    /// Checks that rows can take the pushed lengths; returns the bytes by which they grow.
-    fn growth(&self, request: &Request<'_>) -> Result<usize, String> {
-        let mut growth: usize = 0;
+    /// Checks that rows can take the pushed lengths.
+    fn check_lengths(&self, request: &Request<'_>) -> Result<(), String> {
         for ((&row, &key), &length) in self.rows.iter().zip(request.keys).zip(request.lengths) {
             let stored = self.stored(row).len();
-            let length = length as usize;
-            if stored == length {
-                continue;
-            }
-            if stored != 0 && !R::REPLACES {
+            if stored != 0 && stored != length as usize && !R::REPLACES {
                 return Err(format!(
                     "key {key} holds {stored} values, so {length} cannot be combined with them"
                 ));
             }
-            let room = self.stored.get(row as usize).map_or(0, Vec::capacity);
-            growth = growth.saturating_add(row_bytes::<V>(length.max(room)) - row_bytes::<V>(room));
         }
-        Ok(growth)
+        Ok(())
+    }
+
+    /// The bytes by which rows grow that get these lengths.
+    fn growth(&self, lengths: &[u32]) -> usize {
+        let grown = self.rows.iter().zip(lengths).map(|(&row, &length)| {
+            let room = self.stored.get(row as usize).map_or(0, Vec::capacity);
+            row_bytes::<V>(room.max(length as usize)) - row_bytes::<V>(room)
+        });
+        grown.fold(0, usize::saturating_add)
     }
 
     /// Makes room for `missing` more rows and `growth` more bytes of values.
@@ -120,7 +122,8 @@ impl<V: Number, R: Rule<V>> Shard for VaryingRows<V, R> {
             ));
         }
         let missing = self.find(request.keys)?;
-        let growth = self.growth(request)?;
+        self.check_lengths(request)?;
+        let growth = self.growth(request.lengths);
         if missing > 0 || growth > 0 {
             let made = self.make_room(request.keys, missing, growth);
             made.map_err(|error| error.to_string())?;
@@ -154,6 +157,50 @@ impl<V: Number, R: Rule<V>> Shard for VaryingRows<V, R> {
         self.lengths = lengths;
         let total: usize = self.lengths.iter().map(|&n| n as usize).sum();
         Ok(Pulled::Varying(total * V::BYTES))
+    }
+
+    fn give(
+        &mut self,
+        from: u64,
+        bytes_max: usize,
+        extract: &mut Extract,
+    ) -> Result<Option<u64>, String> {
+        let mut rows = self.index.from(from);
+        for (key, row) in &mut rows {
+            extract.keys.push(key);
+            extract.lengths.push(self.stored(row).len() as u32);
+            extract.values.extend_from_slice(V::bytes(self.stored(row)));
+            if extract.values.len() + size_of_val(&extract.keys[..]) >= bytes_max {
+                break;
+            }
+        }
+        Ok(rows.next().map(|(key, _)| key))
+    }
+
+    fn take(
+        &mut self,
+        keys: &[u64],
+        lengths: &[u32],
+        values: &[u8],
+        _memory: &Pool,
+    ) -> Result<(), String> {
+        let total: usize = lengths.iter().map(|&n| n as usize).sum();
+        if lengths.len() != keys.len() || values.len() != total * V::BYTES {
+            return Err(format!("{} rows came with {} bytes", keys.len(), values.len()));
+        }
+        let missing = self.find(keys)?;
+        let growth = self.growth(lengths);
+        self.make_room(keys, missing, growth).map_err(|error| error.to_string())?;
+        let mut rest = values;
+        for (&row, &length) in self.rows.iter().zip(lengths) {
+            let (mine, others) = rest.split_at(length as usize * V::BYTES);
+            rest = others;
+            let stored = &mut self.stored[row as usize];
+            stored.reserve_exact((length as usize).saturating_sub(stored.len()));
+            stored.resize(length as usize, V::default());
+            V::bytes_mut(stored).copy_from_slice(mine);
+        }
+        Ok(())
     }
 
     fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {

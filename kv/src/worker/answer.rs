@@ -83,7 +83,7 @@ impl Worker {
             return self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason });
         }
         let timestamp = message.timestamp();
-        if let Some(named) = self.named(timestamp, server)
+        if let Some(named) = self.named(timestamp)
             && message.kind() == Kind::Failure
             && message.op() == Op::Keys as u8
         {
@@ -91,6 +91,9 @@ impl Worker {
         }
         if message.kind() == Kind::Failure && message.op() == Op::Drop as u8 {
             return self.enter_dropped(server, &message);
+        }
+        if message.kind() == Kind::Failure && message.op() == Op::Moved as u8 {
+            return self.take_back(server, message);
         }
         if self.has_filters {
             return self.decode_filtered(server, message);
@@ -100,7 +103,7 @@ impl Worker {
 
     /// Enters the answer of a server that has no such table any more.
     #[cold]
-    fn enter_dropped(&mut self, server: usize, message: &Message) {
+    pub(super) fn enter_dropped(&mut self, server: usize, message: &Message) {
         let number = message.table();
         let known = self.tables.iter().find(|known| known.number == number);
         let table = known.map_or_else(|| format!("number {number}"), |it| it.spec.name.clone());
@@ -117,6 +120,7 @@ impl Worker {
     fn enter_answer(&mut self, server: usize, message: Message) {
         let timestamp = message.timestamp();
         let Some((progress, at)) = self.answered(server, timestamp) else { return };
+        let timestamp = progress.timestamp;
         let outcome = match (message.kind(), progress.kind, &mut progress.parts[at].into) {
             (Kind::Failure, ..) => Err(String::from_utf8_lossy(message.values()).into_owned()),
             (_, kind, _) if kind.is_bare() => Ok(()),
@@ -153,7 +157,8 @@ impl Worker {
         match decoded {
             Ok(message) => self.enter_answer(server, message),
             Err(reason) => {
-                if self.answered(server, timestamp).is_some() {
+                if let Some((progress, _)) = self.answered(server, timestamp) {
+                    let timestamp = progress.timestamp;
                     let outcome = Err(format!("its answer can't be read: {reason}"));
                     self.conclude(server, timestamp, outcome);
                 }
@@ -162,20 +167,22 @@ impl Worker {
     }
 
     /// Removes the state of a message that named its keys by a signature, and is answered now.
-    fn named(&mut self, timestamp: u64, server: usize) -> Option<Outstanding> {
-        if self.named.is_empty() { None } else { self.named.remove(&(timestamp, server)) }
+    fn named(&mut self, timestamp: u64) -> Option<Outstanding> {
+        if self.named.is_empty() { None } else { self.named.remove(&timestamp) }
     }
 
     /// Sends a server the keys of a signature that it does not know. It holds the rest of the
     /// request.
     fn send_keys(&mut self, server: usize, timestamp: u64, named: Outstanding) {
-        let Outstanding { list, keys, table, offer } = named;
-        let TableState { number, coding, filters, .. } = &mut self.tables[table];
+        let Outstanding { list, keys, table, shard, offer, .. } = named;
+        let TableState { number, map, coding, filters, .. } = &mut self.tables[table];
         if let Some(sent) = filters.as_mut().and_then(|filters| filters.sent.as_mut()) {
-            sent.asked(list.signature, server, keys.len());
+            sent.asked(list.signature, shard, keys.len());
         }
+        let range = map.shards()[shard].range;
         let draft = Draft {
             op: Op::Keys as u8,
+            range,
             table: *number,
             timestamp,
             offer,
@@ -191,15 +198,16 @@ impl Worker {
 
     /// Enters values that a server has written to their destination.
     fn placed(&mut self, server: usize, timestamp: u64, memory: Buffer, len: usize) {
-        drop(self.named(timestamp, server));
+        drop(self.named(timestamp));
         let Some((progress, at)) = self.tracker.answered(timestamp, server) else { return };
+        let timestamp = progress.timestamp;
         progress.parts[at].offered = None;
         let outcome = land(&mut progress.parts[at], memory, len);
         self.conclude(server, timestamp, outcome);
     }
 
     /// Ends one server's part of a request.
-    fn conclude(&mut self, server: usize, timestamp: u64, outcome: Result<(), String>) {
+    pub(super) fn conclude(&mut self, server: usize, timestamp: u64, outcome: Result<(), String>) {
         if let Err(reason) = outcome
             && let Some(progress) = self.tracker.progress(timestamp)
             && !progress.abandoned
@@ -212,13 +220,14 @@ impl Worker {
     }
 
     /// Fails every request that `server` has not answered.
-    fn lose(&mut self, server: usize, error: &caravan_van::Error) {
+    pub(super) fn lose(&mut self, server: usize, error: &caravan_van::Error) {
         self.servers[server].lost = Some(with_sources(error));
         // This also takes back all memory that was offered to it.
         self.endpoint.disconnect(self.servers[server].peer);
-        self.named.retain(|(_, at), _| *at != server);
+        self.named.retain(|_, named| named.server != server);
         for timestamp in self.tracker.open_timestamps() {
             let Some((progress, _)) = self.tracker.answered(timestamp, server) else { continue };
+            let timestamp = progress.timestamp;
             if !progress.abandoned {
                 progress.error.get_or_insert(self.servers[server].error());
             }

@@ -5,6 +5,7 @@
 use caravan_van::Value;
 
 use super::request::{Payload, Request};
+use super::table::TableState;
 use super::{Table, Worker};
 use crate::error::{Error, Result};
 use crate::tracker::{RequestKind, Timestamp};
@@ -17,8 +18,8 @@ impl Worker {
     /// # Errors
     /// As [`Worker::wait`]; [`Error::Refused`] if the table has no model.
     pub fn join(&mut self, table: Table) -> Result<u64> {
-        self.known(table)?;
-        let joined = self.announce(RequestKind::Join, table, 1, &[])?;
+        let shards = 0..self.known(table)?.map.shards().len();
+        let joined = self.request_shards(RequestKind::Join, table, shards, 1, &[])?;
         let replies = self.wait(joined)?.replies;
         let clocks = replies.iter().map(|reply| reply[..].try_into().map(u64::from_le_bytes));
         let clocks = clocks.collect::<Result<Vec<_>, _>>().map_err(|_| Error::Refused {
@@ -29,7 +30,7 @@ impl Worker {
         let first = clocks.iter().copied().max().unwrap_or(1);
         self.tables[table.0 as usize].clock = first;
         if clocks.iter().any(|clock| *clock != first) {
-            let announced = self.announce(RequestKind::Clock, table, first, &[])?;
+            let announced = self.announce(table, first)?;
             self.wait(announced)?;
         }
         Ok(first)
@@ -44,21 +45,26 @@ impl Worker {
         Ok(if known.follows_worker() { 0 } else { known.clock })
     }
 
-    /// Ends this worker's iteration by a message to every server thread. It writes nothing more for
+    /// Ends this worker's iteration by a message to every shard. It writes nothing more for
     /// that iteration. The timestamp need not be waited for.
     ///
     /// # Errors
     /// [`Error::Config`] if this worker has not joined the table; [`Error::ServerLost`].
     pub fn advance(&mut self, table: Table) -> Result<Timestamp> {
         let clock = self.next_iteration(table)?;
-        let disclosed = self.tables[table.0 as usize].disclosed;
-        let keys = [disclosed];
-        let keys = if disclosed > 0 { &keys[..] } else { &[] };
-        self.announce(RequestKind::Clock, table, clock, keys)
+        self.announce(table, clock)
     }
 
-    /// As [`Worker::push`], and ends this worker's iteration: the server threads that get values
-    /// learn it from the push, the others by a message.
+    /// Tells every shard that this worker has finished its iterations below `clock`.
+    fn announce(&mut self, table: Table, clock: u64) -> Result<Timestamp> {
+        let TableState { map, disclosed, .. } = &self.tables[table.0 as usize];
+        let shards = 0..map.shards().len();
+        let disclosed = disclosed.to_le_bytes();
+        self.request_shards(RequestKind::Clock, table, shards, clock, &disclosed)
+    }
+
+    /// As [`Worker::push`], and ends this worker's iteration: the shards that get values learn
+    /// it from the push, the others by a message.
     ///
     /// Under BSP, the servers acknowledge pushes when all workers have ended the iteration. Wait
     /// for earlier pushes of the iteration only after this.
@@ -107,8 +113,8 @@ impl Worker {
     /// # Errors
     /// [`Error::UnknownTable`]; [`Error::ServerLost`].
     pub fn leave(&mut self, table: Table) -> Result<Timestamp> {
-        self.known(table)?;
-        let left = self.announce(RequestKind::Leave, table, 0, &[])?;
+        let shards = 0..self.known(table)?.map.shards().len();
+        let left = self.request_shards(RequestKind::Leave, table, shards, 0, &[])?;
         let known = &mut self.tables[table.0 as usize];
         if !known.follows_worker() {
             known.clock = 0;
@@ -123,8 +129,9 @@ impl Worker {
     /// # Errors
     /// As [`Worker::wait`]; [`Error::Refused`] if the model has no bound that can be changed.
     pub fn set_bound(&mut self, table: Table, bound: u64) -> Result<()> {
-        self.known(table)?;
-        let changed = self.broadcast(RequestKind::Bound, table.1, &bound.to_le_bytes())?;
+        let shards = 0..self.known(table)?.map.shards().len();
+        let bound = bound.to_le_bytes();
+        let changed = self.request_shards(RequestKind::Bound, table, shards, self.clock, &bound)?;
         self.wait(changed).map(drop)
     }
 

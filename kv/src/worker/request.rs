@@ -1,5 +1,5 @@
-//! Sending requests: a request is checked as a whole, cut at the servers' key ranges, and posted
-//! part by part.
+//! Sending requests: a request is checked as a whole, cut at the shards of its table, and posted to
+//! their owners part by part.
 //!
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport. `answer.rs`
 //! receives the answers.
@@ -7,13 +7,14 @@
 use std::ops::Range;
 
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Buffer, Draft, KeyRange, Lanes, PeerId, Shared, Value, Values};
+use caravan_van::{Buffer, Draft, Lanes, PeerId, Shared, Value, Values};
 
 use super::table::{FOLLOWS_WORKER, Route, TableState, unknown};
 use super::waiting::{Awaited, Silence};
 use super::{Server, Table, Worker};
 use crate::error::{Error, Result};
 use crate::filter::{Outstanding, Signed};
+use crate::map::Placed;
 use crate::op::{DISCLOSES, FINISHES, Op};
 use crate::runs::Runs;
 use crate::slicer;
@@ -56,15 +57,6 @@ struct Sending<'a> {
     value_bytes: usize,
     /// The destination of all values that remain.
     into: Option<Buffer>,
-}
-
-/// One server's part of a request's keys.
-struct Slice {
-    server: usize,
-    /// The server's key range.
-    range: KeyRange,
-    /// Positions of the keys in the request.
-    keys: Range<usize>,
 }
 
 impl<'a> Payload<'a> {
@@ -140,11 +132,18 @@ impl Worker {
     #[inline(always)] // passing a request in memory would load what was just stored
     pub(super) fn request(&mut self, request: Request<'_>) -> Result<Timestamp> {
         let mut request = request;
-        if self.is_short(&request) {
-            self.request_short(&mut request)
-        } else {
-            self.request_parts(request)
+        while self.is_short(&request) {
+            let Route { server, peer, .. } = self.tables[request.table.0 as usize].route;
+            if self.endpoint.lanes.credits(peer) > 0 {
+                return self.request_short(&mut request);
+            }
+            // Meanwhile the shard may move.
+            if let Err(error) = self.wait_for_room(server as usize) {
+                let timestamp = self.tracker.begin_short(request.kind, server, None)?;
+                return Ok(self.tracker.fail(timestamp, error));
+            }
         }
+        self.request_parts(request)
     }
 
     /// Whether a request is valid and short: it goes to one server, offers no memory, and bypasses
@@ -172,13 +171,15 @@ impl Worker {
         if !fits || !lengths.is_empty() || !passes {
             return false;
         }
-        if !known.route.range.contains(*first) && !known.route_to(*first, &self.servers) {
+        if !known.route.has(*first, *last)
+            && !known.route_to(request.table.0, *first, &self.servers, &self.moves)
+        {
             return false;
         }
         let needs_place = *kind == RequestKind::Push
             || into.is_some()
             || !is_lent(&self.endpoint.lanes, keys.len(), place);
-        needs_place && *last <= known.route.range.last() && slicer::are_ascending(keys)
+        needs_place && *last <= known.route.last && slicer::are_ascending(keys)
     }
 
     /// Sends a valid short request.
@@ -193,13 +194,8 @@ impl Worker {
                 Some(self.endpoint.lanes.memory().allocate(place)?)
             }
         };
-        let Route { server, peer, range } = self.tables[table.0 as usize].route;
+        let Route { server, peer, range, .. } = self.tables[table.0 as usize].route;
         let timestamp = self.tracker.begin_short(kind, server, into)?;
-        if self.endpoint.lanes.credits(peer) == 0
-            && let Err(error) = self.wait_for_room(server as usize)
-        {
-            return Ok(self.tracker.fail(timestamp, error));
-        }
         let TableState { coding, filters, clock, .. } = &mut self.tables[table.0 as usize];
         let clock = if *clock == FOLLOWS_WORKER { self.clock } else { *clock };
         if let Some(filters) = filters {
@@ -237,30 +233,28 @@ impl Worker {
             (_, None) => Some(self.endpoint.lanes.memory().allocate(place)?),
         };
         let timestamp = self.tracker.begin(kind)?;
-        let parts = std::mem::take(&mut self.tables[table.0 as usize].parts);
         let list = list.as_ref();
         let mut sending = Sending { timestamp, request: &request, list, value_bytes: 0, into };
         let mut sent = Ok(());
-        let mut next = 0;
-        for (server, keys) in slicer::cut(keys, &parts) {
+        let (mut from, mut next) = (0, 0);
+        while let Some((shard, slice)) =
+            slicer::next(keys, from, &self.tables[table.0 as usize].map)
+        {
+            from = slice.end;
             if request.is_last {
-                sent =
-                    (next..server).try_for_each(|server| self.send_clock(timestamp, table, server));
+                sent = self.send_clocks(timestamp, table, next..shard);
+                next = shard + 1;
             }
-            next = server + 1;
-            let slice = Slice { server, range: parts[server], keys };
-            sent = sent.and_then(|()| self.send_part(&mut sending, slice));
+            sent = sent.and_then(|()| self.send_part(&mut sending, shard, slice));
             if sent.is_err() {
                 break;
             }
         }
         if request.is_last && sent.is_ok() {
-            let rest = next..self.servers.len();
-            sent =
-                rest.into_iter().try_for_each(|server| self.send_clock(timestamp, table, server));
+            let rest = next..self.tables[table.0 as usize].map.shards().len();
+            sent = self.send_clocks(timestamp, table, rest);
         }
         let into = sending.into;
-        self.tables[table.0 as usize].parts = parts;
         self.seal(timestamp, sent.map(|()| into.filter(|_| keys.is_empty())));
         Ok(timestamp)
     }
@@ -283,9 +277,10 @@ impl Worker {
     }
 
     /// Whether one server has all keys and its answer is [lent](is_lent).
+    /// Whether one shard has all keys and its answer is [lent](is_lent).
     fn is_lent_whole(&self, keys: &[u64], table: Table, place: usize) -> bool {
-        let mut slices = slicer::cut(keys, &self.tables[table.0 as usize].parts);
-        slices.next().is_some_and(|(_, slice)| slice.len() == keys.len())
+        slicer::next(keys, 0, &self.tables[table.0 as usize].map)
+            .is_some_and(|(_, slice)| slice.len() == keys.len())
             && is_lent(&self.endpoint.lanes, keys.len(), place)
     }
 
@@ -340,11 +335,17 @@ impl Worker {
         }
     }
 
-    /// Sends one server its slice of a request.
-    fn send_part(&mut self, sending: &mut Sending<'_>, slice: Slice) -> Result<()> {
-        let &mut Sending { timestamp, request, list, ref mut value_bytes, ref mut into } = sending;
-        let Slice { server, range, keys } = slice;
-        let peer = self.room(server)?;
+    /// Sends the owner of a shard its slice of a request: the keys at these positions.
+    fn send_part(
+        &mut self,
+        sending: &mut Sending<'_>,
+        shard: usize,
+        keys: Range<usize>,
+    ) -> Result<()> {
+        let &mut Sending { timestamp: whole, request, list, ref mut value_bytes, ref mut into } =
+            sending;
+        let (Placed { range, server, .. }, peer) = self.owner(request.table, shard)?;
+        let timestamp = self.tracker.begin_part(whole)?;
         let eager_bytes = self.endpoint.lanes.eager_bytes();
         let TableState { spec, coding, filters, clock, disclosed, .. } =
             &mut self.tables[request.table.0 as usize];
@@ -365,7 +366,7 @@ impl Worker {
         }
         let named = list.filter(|list| {
             let sent = filters.as_mut().and_then(|filters| filters.sent.as_mut());
-            sent.is_some_and(|sent| sent.omits(list.signature, server, keys.len()))
+            sent.is_some_and(|sent| sent.omits(list.signature, shard, keys.len()))
         });
         let mut draft = Draft {
             range,
@@ -406,14 +407,34 @@ impl Worker {
         if let (Some(list), Ok(())) = (named, &posted) {
             let list = list.clone();
             let table = request.table.0 as usize;
-            let outstanding = Outstanding { list, keys: keys.clone(), table, offer };
-            self.named.insert((timestamp.0, server), outstanding);
+            let outstanding = Outstanding { list, keys: keys.clone(), table, shard, server, offer };
+            self.named.insert(timestamp, outstanding);
         }
         let offered = offer.map(|offer| offer.key.get());
         let bytes = if request.kind == RequestKind::Push { 0 } else { asked };
         let keys = keys.len();
-        let part = Part { server, answered: false, keys, into: place, bytes, offered };
-        self.enter(timestamp, part, posted)
+        let part = Part { timestamp, server, answered: false, keys, into: place, bytes, offered };
+        self.enter(whole, part, posted)
+    }
+
+    /// Sends the same clock and body to the owners of these shards of a known table.
+    pub(super) fn request_shards(
+        &mut self,
+        kind: RequestKind,
+        table: Table,
+        shards: Range<usize>,
+        clock: u64,
+        body: &[u8],
+    ) -> Result<Timestamp> {
+        let whole = self.tracker.begin(kind)?;
+        let mut shards = shards;
+        let sent = shards.try_for_each(|shard| {
+            let values = Values::Copied(body);
+            let draft = Draft { values, ..draft(0, kind, table.1, clock) };
+            self.send_bare(whole, table, shard, draft)
+        });
+        self.seal(whole, sent.map(|()| None));
+        Ok(whole)
     }
 
     /// Sends the same body to every server.
@@ -434,70 +455,82 @@ impl Worker {
         table: u32,
         body: &[u8],
     ) -> Result<Timestamp> {
-        let timestamp = self.tracker.begin(kind)?;
+        let whole = self.tracker.begin(kind)?;
         let mut servers = servers;
         let sent = servers.try_for_each(|server| {
             let peer = self.room(server)?;
+            let timestamp = self.tracker.begin_part(whole)?;
             let values = Values::Copied(body);
             let draft = Draft { values, ..draft(timestamp, kind, table, self.clock) };
             let posted = self.endpoint.lanes.post(peer, draft, &mut Coding::plain());
-            self.enter(timestamp, Part { server, ..Part::default() }, posted)
+            self.enter(whole, Part { timestamp, server, ..Part::default() }, posted)
         });
-        self.seal(timestamp, sent.map(|()| None));
-        Ok(timestamp)
+        self.seal(whole, sent.map(|()| None));
+        Ok(whole)
     }
 
-    /// Tells every server the clock of this worker in a table, or that it joins or leaves it.
-    pub(super) fn announce(
-        &mut self,
-        kind: RequestKind,
-        table: Table,
-        clock: u64,
-        keys: &[u64],
-    ) -> Result<Timestamp> {
-        let timestamp = self.tracker.begin(kind)?;
-        let sent = (0..self.servers.len()).try_for_each(|server| {
-            let draft = Draft { keys, ..draft(timestamp, kind, table.1, clock) };
-            self.send_bare(timestamp, server, draft)
-        });
-        self.seal(timestamp, sent.map(|()| None));
-        Ok(timestamp)
-    }
-
-    /// Tells a server that gets no part of a push that this worker's iteration ends with it.
-    fn send_clock(&mut self, timestamp: Timestamp, table: Table, server: usize) -> Result<()> {
+    /// Tells shards that get no part of a push that this worker's iteration ends with it.
+    fn send_clocks(&mut self, whole: Timestamp, table: Table, shards: Range<usize>) -> Result<()> {
         let TableState { clock, disclosed, .. } = &self.tables[table.0 as usize];
-        let keys = [*disclosed];
-        let keys = if *disclosed > 0 { &keys[..] } else { &[] };
-        let draft = Draft { keys, ..draft(timestamp, RequestKind::Clock, table.1, clock + 1) };
-        self.send_bare(timestamp, server, draft)
+        let (clock, disclosed) = (*clock, disclosed.to_le_bytes());
+        let mut shards = shards;
+        shards.try_for_each(|shard| {
+            let values = Values::Copied(&disclosed);
+            let draft = Draft { values, ..draft(0, RequestKind::Clock, table.1, clock + 1) };
+            self.send_bare(whole, table, shard, draft)
+        })
     }
 
-    /// Sends a server a part of a request that has no values.
-    fn send_bare(&mut self, timestamp: Timestamp, server: usize, draft: Draft<'_>) -> Result<()> {
-        let peer = self.room(server)?;
+    /// Sends the owner of a shard a part of a request that is not about rows.
+    fn send_bare(
+        &mut self,
+        whole: Timestamp,
+        table: Table,
+        shard: usize,
+        draft: Draft<'_>,
+    ) -> Result<()> {
+        let (Placed { range, server, .. }, peer) = self.owner(table, shard)?;
+        let timestamp = self.tracker.begin_part(whole)?;
+        let draft = Draft { range, timestamp, ..draft };
         let posted = self.endpoint.lanes.post(peer, draft, &mut Coding::plain());
-        self.enter(timestamp, Part { server, ..Part::default() }, posted)
+        self.enter(whole, Part { timestamp, server, ..Part::default() }, posted)
     }
 
     /// Enters one part of a request if it was posted.
     fn enter(
         &mut self,
-        timestamp: Timestamp,
+        request: Timestamp,
         part: Part,
         posted: caravan_van::Result<()>,
     ) -> Result<()> {
         if let Err(error) = posted {
+            self.tracker.end_part(part.timestamp, request.0);
             if let Some(key) = part.offered {
                 // A closed lane has already taken back its offers.
                 let _ = self.endpoint.lanes.withdraw(self.servers[part.server].peer, key);
             }
             return Err(error.into());
         }
-        let progress = self.tracker.progress(timestamp.0).expect("open until it is sealed");
+        let progress = self.tracker.progress(request.0).expect("open until it is sealed");
         progress.missing += 1;
         progress.parts.push(part);
         Ok(())
+    }
+
+    /// The owner of a shard of a known table and its peer, as soon as its lane has room.
+    fn owner(&mut self, table: Table, shard: usize) -> Result<(Placed, PeerId)> {
+        let at = table.0 as usize;
+        loop {
+            if self.moves.concern(at, shard) {
+                self.wait_until_settled_at(at, shard)?;
+            }
+            let placed = self.tables[at].map.shards()[shard];
+            let peer = self.room(placed.server)?;
+            // The shard may have moved during the wait for room.
+            if self.tables[at].map.shards()[shard] == placed && !self.moves.concern(at, shard) {
+                return Ok((placed, peer));
+            }
+        }
     }
 
     /// Returns the peer of `server` as soon as its lane has room for a request.
@@ -550,9 +583,9 @@ fn is_lent(lanes: &Lanes, keys: usize, place: usize) -> bool {
 }
 
 /// The header fields that all messages of a request share.
-fn draft<'a>(timestamp: Timestamp, kind: RequestKind, table: u32, clock: u64) -> Draft<'a> {
+fn draft<'a>(timestamp: u64, kind: RequestKind, table: u32, clock: u64) -> Draft<'a> {
     let op = Op::from(kind) as u8;
-    Draft { op, table, timestamp: timestamp.0, clock, ..Draft::new(Kind::Request) }
+    Draft { op, table, timestamp, clock, ..Draft::new(Kind::Request) }
 }
 
 /// The bits of the operation of a push that ends iteration `clock`, when requests for iterations

@@ -4,9 +4,10 @@ use caravan_van::wire::Coding;
 use caravan_van::{KeyRange, PeerId};
 use serde::de::DeserializeOwned;
 
-use super::{Server, Worker};
+use super::{Moves, Server, Worker};
 use crate::error::{Error, Result};
 use crate::filter::{AtWorker, KeyCacheCounters, Sent, Traffic};
+use crate::map::{Created, Map, Placed};
 use crate::node::within;
 use crate::table::{TableSpec, ValueType};
 use crate::tracker::{RequestKind, Timestamp};
@@ -23,8 +24,7 @@ pub(super) struct TableState {
     /// Bytes of each row; 0 if rows have their own lengths.
     pub(super) row_bytes: usize,
     pub(super) range: KeyRange,
-    /// The servers' key ranges, in the order of the servers.
-    pub(super) parts: Vec<KeyRange>,
+    pub(super) map: Map,
     pub(super) route: Route,
     pub(super) coding: Coding,
     pub(super) filters: Option<Box<AtWorker>>,
@@ -38,12 +38,33 @@ pub(super) struct TableState {
 /// Stands for the iteration that [`Worker::set_clock`] sets.
 pub(super) const FOLLOWS_WORKER: u64 = u64::MAX;
 
-/// The server of the last short request. The next one probably goes there, too.
+/// The shard of the last short request and its owner. The next one probably goes there, too.
 #[derive(Clone, Copy)]
 pub(super) struct Route {
     pub(super) server: u32,
     pub(super) peer: PeerId,
     pub(super) range: KeyRange,
+    /// The last key of the range; below the first one if the route is closed.
+    pub(super) last: u64,
+}
+
+impl Route {
+    fn to(placed: Placed, servers: &[Server]) -> Route {
+        let Placed { range, server, .. } = placed;
+        Route { server: server as u32, peer: servers[server].peer, range, last: range.last() }
+    }
+
+    /// Whether sorted keys from `first` to `last` go this way.
+    #[inline(always)]
+    pub(super) fn has(&self, first: u64, last: u64) -> bool {
+        self.range.begin() <= first && last <= self.last
+    }
+
+    /// No request goes this way any more: its range is the last key alone, and ends before it.
+    pub(super) fn close(&mut self) {
+        self.range = KeyRange::new(u64::MAX, 0).unwrap_or(KeyRange::ALL);
+        self.last = 0;
+    }
 }
 
 impl TableState {
@@ -58,13 +79,19 @@ impl TableState {
         self.clock == FOLLOWS_WORKER
     }
 
-    /// Sets `route` to the server that has `key`; returns false if there is none.
+    /// Sets `route` to the owner of `key`; returns false if there is none, or requests to its shard
+    /// have to wait.
     #[inline(never)]
-    pub(super) fn route_to(&mut self, key: u64, servers: &[Server]) -> bool {
-        let server = self.parts.partition_point(|part| part.last() < key);
-        let range = self.parts.get(server).filter(|part| part.contains(key));
-        let Some(&range) = range else { return false };
-        self.route = Route { server: server as u32, peer: servers[server].peer, range };
+    pub(super) fn route_to(
+        &mut self,
+        index: u32,
+        key: u64,
+        servers: &[Server],
+        moves: &Moves,
+    ) -> bool {
+        let shard = self.map.find(key).filter(|shard| !moves.concern(index as usize, *shard));
+        let Some(shard) = shard else { return false };
+        self.route = Route::to(self.map.shards()[shard], servers);
         true
     }
 
@@ -87,27 +114,36 @@ impl Worker {
         spec.filters.check(spec)?;
         spec.check_consistency()?;
         let spec = &spec.clone().namespace(&within(&self.namespace, &spec.namespace));
+        let map = spec.placement.map(range, self.servers.len())?;
         let text = serde_json::to_vec(spec)?;
-        let number: u32 = self.ask_first(RequestKind::Create, &text)?;
-        let created = self.tell(1..self.servers.len(), RequestKind::Create, number, &text)?;
-        self.wait(created).map_err(|error| match error {
+        let first: Created = self.ask_first(RequestKind::Create, &text)?;
+        let number = first.number;
+        let others = self.tell(1..self.servers.len(), RequestKind::Create, number, &text)?;
+        let others = self.wait(others).map_err(|error| match error {
             Error::TableDropped { .. } => Error::TableDropped { table: spec.name.clone() },
             other => other,
         })?;
         let known = self.tables.iter().position(|known| known.number == number);
-        if let Some(known) = known {
-            return Ok(Table(known as u32, number));
+        let place = known.unwrap_or_else(|| self.enter_table(number, spec, range, map));
+        self.enter_claims(place, 0, &first);
+        for (server, reply) in (1..).zip(&others.replies) {
+            let created = self.read_reply(server, RequestKind::Create, reply)?;
+            self.enter_claims(place, server, &created);
         }
+        Ok(Table(place as u32, number))
+    }
+
+    /// Gives a new table a place; returns it.
+    fn enter_table(&mut self, number: u32, spec: &TableSpec, range: KeyRange, map: Map) -> usize {
         // Another table of that id is one that somebody has dropped.
         let is_old = |it: &TableState| it.spec.id == spec.id && it.spec.namespace == spec.namespace;
         self.forget_tables(is_old);
-        let parts: Vec<_> = range.cut(self.servers.len()).collect();
         let coding = if spec.filters.snappy { Coding::compact() } else { Coding::plain() };
         let node = self.endpoint.lanes.node();
         let filters = (!spec.filters.is_none()).then(|| Box::new(AtWorker::new(spec, node)));
         let row_bytes = spec.row_bytes();
         let spec = spec.clone();
-        let route = Route { server: 0, peer: self.servers[0].peer, range: parts[0] };
+        let route = Route::to(map.shards()[0], &self.servers);
         self.has_filters |= filters.is_some();
         let clock = if spec.consistency.is_some() { 0 } else { FOLLOWS_WORKER };
         let state = TableState {
@@ -115,7 +151,7 @@ impl Worker {
             spec,
             row_bytes,
             range,
-            parts,
+            map,
             route,
             coding,
             filters,
@@ -128,7 +164,17 @@ impl Worker {
             Some(free) => *free = state,
             None => self.tables.push(state),
         }
-        Ok(Table(place as u32, number))
+        place
+    }
+
+    /// Enters a server's claims to shards of a table.
+    fn enter_claims(&mut self, table: usize, server: usize, created: &Created) {
+        let known = &mut self.tables[table];
+        for &(begin, epoch) in &created.shards {
+            if known.map.enter(begin, server, epoch) {
+                known.route.close();
+            }
+        }
     }
 
     /// Drops a table on all servers, with its rows and everything that servers and this worker keep
@@ -179,8 +225,8 @@ impl Worker {
                 spec: TableSpec::new(0, "", ValueType::U8, 1),
                 row_bytes: 0,
                 range: nothing,
-                parts: Vec::new(),
-                route: Route { range: nothing, ..state.route },
+                map: Map::default(),
+                route: state.route,
                 coding: Coding::plain(),
                 filters: None,
                 clock: FOLLOWS_WORKER,
@@ -197,12 +243,29 @@ impl Worker {
     fn ask_first<T: DeserializeOwned>(&mut self, kind: RequestKind, body: &[u8]) -> Result<T> {
         let asked = self.tell(0..1, kind, 0, body)?;
         let replies = self.wait(asked)?.replies;
-        let reply = replies.first().map_or(&[][..], Vec::as_slice);
+        self.read_reply(0, kind, replies.first().map_or(&[], Vec::as_slice))
+    }
+
+    /// Reads a server's reply.
+    fn read_reply<T: DeserializeOwned>(
+        &self,
+        server: usize,
+        kind: RequestKind,
+        reply: &[u8],
+    ) -> Result<T> {
         serde_json::from_slice(reply).map_err(|error| Error::Refused {
-            server: self.servers[0].at.name.clone(),
+            server: self.servers[server].at.name.clone(),
             what: kind.name(),
             reason: format!("its answer can't be read: {error}"),
         })
+    }
+
+    /// The shards of a table and their owners, as far as this worker knows.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`].
+    pub fn shards(&self, table: Table) -> Result<&[Placed]> {
+        Ok(self.known(table)?.map.shards())
     }
 
     /// Delta-codes the keys of this table's requests, and compresses sections that Snappy makes

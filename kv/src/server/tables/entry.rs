@@ -1,12 +1,15 @@
-//! One of a server thread's tables, built from a worker's specification.
+//! The tables that a server thread knows, and its shards of them, built from a worker's
+//! specification.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
 use caravan_van::{Account, KeyRange, Pool};
 
 use super::governor::Governor;
+use super::moving::Moving;
 use crate::error::Result;
 use crate::filter::AtServer;
+use crate::map::Placement;
 use crate::server::handle::Handles;
 use crate::server::shard::Shard;
 use crate::table::{Initial, TableSpec};
@@ -15,24 +18,117 @@ use crate::table::{Initial, TableSpec};
 /// many.
 const JSON_BYTES: usize = 128;
 
-/// Bytes of an empty table.
-const TABLE_BYTES: usize = 4 << 10;
+/// Bytes of a table that is known.
+const TABLE_BYTES: usize = 1 << 10;
+
+/// Bytes of an empty shard.
+const SHARD_BYTES: usize = 4 << 10;
 
 /// Bytes of a table's filters, whose compressor needs most.
 const FILTERS_BYTES: usize = 64 << 10;
 
-/// A table of this thread.
-pub(in crate::server) struct Entry {
-    /// Its number in messages, which no other table ever has.
-    pub(in crate::server) number: u32,
-    /// The specification without options and initial values, which only the shard needs.
+/// A table of the cluster, whether or not this thread has shards of it.
+pub(in crate::server) struct Known {
     pub(in crate::server) spec: TableSpec,
-    /// The whole specification as JSON.
-    text: String,
+    /// The specification as JSON.
+    pub(in crate::server) text: String,
+    /// Charged for the other fields.
+    memory: Account,
+}
+
+impl Known {
+    /// Reads a specification, if there is memory for its content.
+    ///
+    /// # Errors
+    /// The reason why it is invalid.
+    pub(in crate::server) fn read(json: &[u8], pool: &Pool) -> Result<Known, String> {
+        let mut memory = Account::new(pool, "the specification of a table");
+        memory.set(JSON_BYTES * json.len()).map_err(|error| error.to_string())?;
+        let spec: TableSpec = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+        let text = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
+        spec.filters.check(&spec).map_err(|error| error.to_string())?;
+        spec.check_consistency().map_err(|error| error.to_string())?;
+        Ok(Known { spec, text, memory })
+    }
+
+    /// Checks that the wanted table is this one.
+    ///
+    /// # Errors
+    /// A text with the specification of this table.
+    pub(in crate::server) fn check_same(&self, wanted: &Known) -> Result<(), String> {
+        if self.text == wanted.text {
+            return Ok(());
+        }
+        Err(format!("table {} exists and is another one: {}", self.spec.id, self.text))
+    }
+
+    /// Forgets what only shards need, once they are built: options and initial values.
+    pub(in crate::server) fn shorten(&mut self) -> Result<(), String> {
+        self.spec = short(&self.spec);
+        let bytes =
+            TABLE_BYTES + self.text.len() + self.spec.name.len() + self.spec.namespace.len();
+        self.memory.set(bytes).map_err(|error| error.to_string())
+    }
+
+    /// Builds the shard of the keys in `range` of table `number`.
+    ///
+    /// # Errors
+    /// The reason why it cannot be built.
+    pub(in crate::server) fn build(
+        &self,
+        number: u32,
+        range: KeyRange,
+        handles: &Handles,
+        pool: &Pool,
+    ) -> Result<Entry, String> {
+        let filters = AtServer::new(&self.spec);
+        let mut memory = Account::new(pool, "a shard");
+        let filters_bytes = if filters.is_some() { FILTERS_BYTES } else { 0 };
+        memory
+            .set(SHARD_BYTES + filters_bytes + self.spec.name.len() + self.spec.namespace.len())
+            .map_err(|error| error.to_string())?;
+        let shard = handles.build(&self.spec, Some(range), pool)?;
+        let governor = Governor::new(&self.spec, range, pool)?;
+        Ok(Entry {
+            number,
+            spec: short(&self.spec),
+            _memory: memory,
+            range,
+            epoch: 0,
+            moving: None,
+            shard,
+            filters,
+            governor,
+        })
+    }
+}
+
+/// A specification without options, initial values and placement.
+fn short(spec: &TableSpec) -> TableSpec {
+    TableSpec {
+        options: serde_json::Value::Null,
+        initial: Initial::Zero,
+        placement: Placement::default(),
+        name: spec.name.clone(),
+        namespace: spec.namespace.clone(),
+        handle: spec.handle.clone(),
+        ..*spec
+    }
+}
+
+/// A shard of this thread.
+pub(in crate::server) struct Entry {
+    /// Its table's number in messages, which no other table ever has.
+    pub(in crate::server) number: u32,
+    /// The table's specification without options, initial values and placement.
+    pub(in crate::server) spec: TableSpec,
     /// Charged for the other fields.
     _memory: Account,
-    /// `None` if there are fewer keys than threads, and none for this one.
-    pub(in crate::server) range: Option<KeyRange>,
+    pub(in crate::server) range: KeyRange,
+    /// Number of its moves so far.
+    pub(in crate::server) epoch: u64,
+    /// Only while it moves.
+    pub(super) moving: Option<Box<Moving>>,
     pub(in crate::server) shard: Box<dyn Shard>,
     pub(in crate::server) filters: Option<Box<AtServer>>,
     /// `None` if the table has no consistency model.
@@ -40,81 +136,27 @@ pub(in crate::server) struct Entry {
 }
 
 impl Entry {
-    /// Checks that the wanted table is this one.
-    ///
-    /// # Errors
-    /// A text with the specification of this table.
-    pub(in crate::server) fn check_same(&self, wanted: &Wanted) -> Result<(), String> {
-        if self.text == wanted.text {
-            return Ok(());
-        }
-        Err(format!("table {} exists and is another one: {}", self.spec.id, self.text))
-    }
-}
-
-/// A table that a worker wants to create.
-pub(in crate::server) struct Wanted {
-    pub(in crate::server) spec: TableSpec,
-    text: String,
-    memory: Account,
-}
-
-impl Wanted {
-    /// Reads a specification, if there is memory for its content.
-    ///
-    /// # Errors
-    /// The reason why it is invalid.
-    pub(in crate::server) fn read(json: &[u8], pool: &Pool) -> Result<Wanted, String> {
-        let mut memory = Account::new(pool, "the specification of a table");
-        memory.set(JSON_BYTES * json.len()).map_err(|error| error.to_string())?;
-        let spec: TableSpec = serde_json::from_slice(json).map_err(|error| error.to_string())?;
-        let text = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
-        Ok(Wanted { spec, text, memory })
+    /// Whether this is the shard of `key` of this table.
+    #[inline]
+    pub(in crate::server) fn has(&self, number: u32, key: u64) -> bool {
+        self.number == number && self.range.contains(key)
     }
 
-    /// Builds the table `number` of thread `index` of `count`.
+    /// Checks that sorted keys are in this shard. The decoder has checked their order.
     ///
     /// # Errors
-    /// The reason why the specification is invalid or cannot be built.
-    pub(in crate::server) fn build(
-        self,
-        number: u32,
-        (index, count): (usize, usize),
-        handles: &Handles,
-        pool: &Pool,
-    ) -> Result<Entry, String> {
-        let Wanted { mut spec, text, mut memory } = self;
-        let whole = spec.range().map_err(|error| error.to_string())?;
-        let range = whole.cut(count).nth(index);
-        spec.filters.check(&spec).map_err(|error| error.to_string())?;
-        spec.check_consistency().map_err(|error| error.to_string())?;
-        // A thread without keys needs a shard, too: commands go to every thread.
-        let shard = handles.build(&spec, range, pool)?;
-        let filters = AtServer::new(&spec);
-        let governor = Governor::new(&spec, range, pool)?;
-        spec.options = serde_json::Value::Null;
-        spec.initial = Initial::Zero;
-        let filters_bytes = if filters.is_some() { FILTERS_BYTES } else { 0 };
-        let texts = text.len() + 2 * (spec.name.len() + spec.namespace.len());
-        memory.set(TABLE_BYTES + filters_bytes + texts).map_err(|error| error.to_string())?;
-        Ok(Entry { number, spec, text, _memory: memory, range, shard, filters, governor })
-    }
-}
-
-/// Checks that sorted keys are in this thread's range. The decoder has checked their order.
-pub(in crate::server) fn check_keys(
-    keys: &[u64],
-    range: Option<KeyRange>,
-    table: &str,
-) -> Result<(), String> {
-    let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(()) };
-    let outside = |key: &&u64| range.is_none_or(|range| !range.contains(**key));
-    match [first, last].into_iter().find(outside) {
-        None => Ok(()),
-        Some(key) => {
-            let here = range
-                .map_or("no keys".to_owned(), |r| format!("keys {} to {}", r.begin(), r.last()));
-            Err(format!("key {key} of table {table} is not this thread's, which has {here}"))
+    /// A text that names the first or last key.
+    pub(in crate::server) fn check_keys(&self, keys: &[u64]) -> Result<(), String> {
+        let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(()) };
+        let Entry { range, spec, .. } = self;
+        match [first, last].into_iter().find(|key| !range.contains(**key)) {
+            None => Ok(()),
+            Some(key) => Err(format!(
+                "key {key} of table {} is not in its shard of keys {} to {}",
+                spec.name,
+                range.begin(),
+                range.last()
+            )),
         }
     }
 }

@@ -6,7 +6,7 @@
 use caravan_van::wire::Kind;
 use caravan_van::{Draft, Lanes, Message, PeerId, Pool, Values};
 
-use super::{Entry, Trouble, Waiting};
+use super::{Entry, MoveCounters, Trouble, Waiting, forward};
 use crate::filter::FILTERED;
 use crate::op::Op;
 use crate::server::answer::{answer, gather, post_coded};
@@ -44,9 +44,12 @@ pub(super) fn serve_filtered(
     peer: PeerId,
     message: &Message,
     request: Request<'_>,
+    moves: &mut MoveCounters,
 ) -> Result<(), Trouble> {
     let memory = lanes.memory().clone();
-    let Entry { shard, spec, filters: Some(filters), .. } = entry else { return Ok(()) };
+    let Entry { shard, spec, range, moving, filters: Some(filters), .. } = entry else {
+        return Ok(());
+    };
     let decoded = filters.receive(spec, message, request.keys.len(), &memory)?;
     let mut request = request; // its lifetime shrinks to that of `decoded`
     if let Some(decoded) = &decoded {
@@ -55,6 +58,7 @@ pub(super) fn serve_filtered(
     }
     if request.pushes {
         shard.push(&request, &memory)?;
+        forward(lanes, moving, moves, (message.table(), *range), &request)?;
     }
     if !request.pulls {
         return Ok(lanes.answer(peer, message.timestamp())?);

@@ -89,7 +89,7 @@ impl Governor {
     /// If there is no memory for it.
     pub(super) fn new(
         spec: &TableSpec,
-        range: Option<KeyRange>,
+        range: KeyRange,
         pool: &Pool,
     ) -> Result<Option<Box<Governor>>, String> {
         let Some(consistency) = &spec.consistency else { return Ok(None) };
@@ -277,7 +277,7 @@ impl Governor {
             _ => {
                 let leaves = op == Op::Leave;
                 let clock = if leaves { u64::MAX } else { message.clock() };
-                let disclosed = message.keys().first().copied().unwrap_or(0);
+                let disclosed = message.values().try_into().map_or(0, u64::from_le_bytes);
                 self.announce(Announced { worker: node, clock, disclosed, leaves });
             }
         }

@@ -1,0 +1,273 @@
+//! Placement: which server thread owns which keys of a table.
+//!
+//! A table's keys are cut once, at its creation, into shards. All nodes make the same first map from
+//! the table's [`Placement`]. A shard never changes its keys; it moves whole from owner to owner, and
+//! each move gives it a higher epoch. Of two claims to a shard the one of the higher epoch holds.
+//!
+//! Path: worker > slicer (**map**) > filter > message > codec > endpoint > transport.
+
+use caravan_van::KeyRange;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// Most shards of a table.
+pub const SHARDS_MAX: usize = 1 << 16;
+
+/// How the keys of a table are cut into shards, and which server threads own them at first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Placement {
+    /// This many shards for each server thread, all of even size and in the order of the threads;
+    /// fewer if there are fewer keys.
+    Even(u32),
+    /// Each server thread has this many points on a ring of the table's keys, and owns the keys
+    /// from each of its points up to the next one of anybody: virtual servers, as in Li et al.,
+    /// "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014, section 4.3.
+    Ring(u32),
+    /// The first key of each shard, ascending from the table's first key, and the server thread
+    /// that owns it.
+    Cut(Vec<(u64, u32)>),
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Placement::Even(1)
+    }
+}
+
+impl Placement {
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Placement::default()
+    }
+
+    /// The shards of a table with keys `range`, in order, among `servers` server threads.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names what is wrong with the placement.
+    pub fn map(&self, range: KeyRange, servers: usize) -> Result<Map> {
+        let firsts = match self {
+            Placement::Even(each) => {
+                let count = servers.saturating_mul(*each as usize);
+                check_count(count)?;
+                let parts: Vec<_> = range.cut(count).collect();
+                let owner = |at: usize| at * servers / count;
+                parts.iter().enumerate().map(|(at, part)| (part.begin(), owner(at))).collect()
+            }
+            Placement::Ring(points) => {
+                check_count(servers.saturating_mul(*points as usize))?;
+                ring(range, servers, *points)
+            }
+            Placement::Cut(firsts) => {
+                check_count(firsts.len())?;
+                check_cut(firsts, range, servers)?;
+                firsts.iter().map(|&(first, server)| (first, server as usize)).collect()
+            }
+        };
+        Ok(Map::of(&firsts, range))
+    }
+}
+
+fn check_count(count: usize) -> Result<()> {
+    if (1..=SHARDS_MAX).contains(&count) {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "a table has 1 to {SHARDS_MAX} shards, not {count}: place it otherwise"
+    )))
+}
+
+fn check_cut(firsts: &[(u64, u32)], range: KeyRange, servers: usize) -> Result<()> {
+    let wrong = |what: String| Err(Error::Config(format!("the placement of a table {what}")));
+    let (begin, last) = (range.begin(), range.last());
+    if firsts[0].0 != begin {
+        return wrong(format!("begins at key {}, not at its first key {begin}", firsts[0].0));
+    }
+    if let Some(pair) = firsts.windows(2).find(|pair| pair[0].0 >= pair[1].0) {
+        return wrong(format!("has key {} behind key {}", pair[1].0, pair[0].0));
+    }
+    if let Some((first, _)) = firsts.last().filter(|(first, _)| *first > last) {
+        return wrong(format!("has a shard from key {first} on; its last key is {last}"));
+    }
+    match firsts.iter().find(|(_, server)| *server as usize >= servers) {
+        Some((_, server)) => {
+            wrong(format!("names server thread {server} of {servers}, counted from 0"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The first keys of the shards on a ring with `points` points for each server, and their owners.
+fn ring(range: KeyRange, servers: usize, points: u32) -> Vec<(u64, usize)> {
+    let place = |server: usize, point: u32| {
+        let drawn = mix((server as u64) << 32 | u64::from(point));
+        range.begin().wrapping_add(((u128::from(drawn) * range.count()) >> 64) as u64)
+    };
+    let on_ring = (0..servers).flat_map(|server| (0..points).map(move |point| (server, point)));
+    let mut firsts: Vec<_> =
+        on_ring.map(|(server, point)| (place(server, point), server)).collect();
+    firsts.sort_unstable();
+    firsts.dedup_by_key(|(first, _)| *first);
+    // The keys before the first point are those behind the last one on the ring.
+    let (first, _) = firsts[0];
+    let (_, last_owner) = firsts[firsts.len() - 1];
+    if first != range.begin() {
+        firsts.insert(0, (range.begin(), last_owner));
+    }
+    firsts
+}
+
+/// A number that looks random and depends on `number` alone (Steele et al., "Fast Splittable
+/// Pseudorandom Number Generators", OOPSLA 2014).
+fn mix(number: u64) -> u64 {
+    let mut mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
+
+/// A shard of a table: its keys and its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placed {
+    /// Its keys, which never change.
+    pub range: KeyRange,
+    /// The server thread that owns it, in the order of the servers.
+    pub server: usize,
+    /// Rises by 1 with each move, from 0.
+    pub epoch: u64,
+}
+
+/// A server thread's answer to the creation of a table.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Created {
+    /// The table's number in messages.
+    pub(crate) number: u32,
+    /// The shards that have moved there: first key and epoch of each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) shards: Vec<(u64, u64)>,
+}
+
+/// The shards of a table, in the order of their keys.
+#[derive(Debug, Default)]
+pub struct Map {
+    shards: Vec<Placed>,
+}
+
+impl Map {
+    /// A map of shards with these first keys and owners, up to the end of `range`.
+    fn of(firsts: &[(u64, usize)], range: KeyRange) -> Map {
+        let ends = firsts.iter().skip(1).map(|(first, _)| *first).chain([range.end()]);
+        let shards = firsts.iter().zip(ends).map(|(&(begin, server), end)| Placed {
+            range: KeyRange::new(begin, end).expect("first keys ascend"),
+            server,
+            epoch: 0,
+        });
+        Map { shards: shards.collect() }
+    }
+
+    pub(crate) fn shards(&self) -> &[Placed] {
+        &self.shards
+    }
+
+    /// Index of the shard that has `key`, if the table has it.
+    pub(crate) fn find(&self, key: u64) -> Option<usize> {
+        let at = self.shards.partition_point(|shard| shard.range.last() < key);
+        self.shards.get(at).filter(|shard| shard.range.contains(key)).map(|_| at)
+    }
+
+    /// Enters a claim to the shard that begins at `begin`; returns whether it is a new one.
+    pub(crate) fn enter(&mut self, begin: u64, server: usize, epoch: u64) -> bool {
+        let Some(at) = self.find(begin) else { return false };
+        let shard = &mut self.shards[at];
+        let is_new = epoch > shard.epoch && shard.range.begin() == begin;
+        if is_new {
+            shard.server = server;
+            shard.epoch = epoch;
+        }
+        is_new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use proptest::prelude::*;
+
+    /// All keys that are in exactly one shard, by owner.
+    fn keys_of(map: &Map, range: KeyRange, servers: usize) -> Vec<u128> {
+        let mut next = range.begin();
+        let mut of = vec![0; servers];
+        for shard in map.shards() {
+            assert_eq!((shard.range.begin(), shard.epoch), (next, 0));
+            next = shard.range.end();
+            of[shard.server] += shard.range.count();
+        }
+        assert_eq!(next, range.end());
+        of
+    }
+
+    proptest! {
+        #[test]
+        fn shards_tile_the_table(
+            begin in any::<u64>(), len in 1..1_000_000_000u64, servers in 1..9usize, each in 1..40u32,
+        ) {
+            let range = KeyRange::new(begin, begin.checked_add(len).unwrap_or(0)).unwrap();
+            let even = Placement::Even(each).map(range, servers).unwrap();
+            let of = keys_of(&even, range, servers);
+            if range.count() >= 1_000_000 {
+                prop_assert!(of.iter().all(|keys| keys.abs_diff(range.count() / servers as u128) < 50));
+            }
+            keys_of(&Placement::Ring(each).map(range, servers).unwrap(), range, servers);
+        }
+    }
+
+    #[test]
+    fn a_ring_of_many_points_is_nearly_even() {
+        let of = keys_of(&Placement::Ring(500).map(KeyRange::ALL, 5).unwrap(), KeyRange::ALL, 5);
+        let mean = (1u128 << 64) / 5;
+        assert!(of.iter().all(|keys| keys.abs_diff(mean) < mean / 8), "{of:?}");
+    }
+
+    #[test]
+    fn one_more_server_on_a_ring_takes_keys_and_moves_no_others() {
+        let before = Placement::Ring(50).map(KeyRange::ALL, 4).unwrap();
+        let after = Placement::Ring(50).map(KeyRange::ALL, 5).unwrap();
+        let mut moved = 0;
+        for key in (0..10_000).map(mix) {
+            let owner = |map: &Map| map.shards()[map.find(key).unwrap()].server;
+            if owner(&before) != owner(&after) {
+                assert_eq!(owner(&after), 4);
+                moved += 1;
+            }
+        }
+        assert!((1200..2800).contains(&moved), "{moved} of 10000, about a fifth expected");
+    }
+
+    #[test]
+    fn a_cut_of_ones_own_is_checked() {
+        let range = KeyRange::new(10, 100).unwrap();
+        let map = Placement::Cut(vec![(10, 1), (20, 0), (90, 1)]).map(range, 2).unwrap();
+        assert_eq!(keys_of(&map, range, 2), [70, 20]);
+        for (cut, says) in [
+            (vec![], "1 to 65536 shards, not 0"),
+            (vec![(11, 0)], "begins at key 11, not at its first key 10"),
+            (vec![(10, 0), (30, 1), (30, 0)], "has key 30 behind key 30"),
+            (vec![(10, 0), (100, 1)], "from key 100 on; its last key is 99"),
+            (vec![(10, 2)], "names server thread 2 of 2"),
+        ] {
+            let error = Placement::Cut(cut).map(range, 2).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        assert!(Placement::Even(0).map(range, 2).is_err());
+        assert!(Placement::Ring(1 << 30).map(range, 5).is_err());
+    }
+
+    #[test]
+    fn the_higher_epoch_holds() {
+        let mut map = Placement::Even(2).map(KeyRange::new(0, 40).unwrap(), 2).unwrap();
+        assert!(map.enter(10, 1, 2) && !map.enter(10, 0, 1) && !map.enter(10, 0, 2));
+        assert!(!map.enter(11, 0, 5), "no shard begins there");
+        assert_eq!(map.shards()[1].server, 1);
+    }
+}

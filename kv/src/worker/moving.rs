@@ -1,0 +1,209 @@
+//! Requests that come back because their shard has moved: they are sent again to its new owner.
+//!
+//! A server sends back a whole request that it has not applied, with the name of the new owner
+//! (`server/tables/moving.rs`). Nothing is kept here for that. Requests of one worker to one shard
+//! stay in order: those that came back are sent again first, and new ones wait until the former
+//! owner has answered a mark, behind which nothing more comes back.
+//!
+//! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
+
+use std::collections::VecDeque;
+
+use caravan_van::wire::{Coding, Kind};
+use caravan_van::{Draft, Message, PeerId, Values};
+
+use super::table::TableState;
+use super::waiting::{Awaited, Silence};
+use super::{Table, Worker};
+use crate::error::Result;
+use crate::map::Placed;
+use crate::op::Op;
+use crate::server::{Destination, SentBack};
+use crate::tracker::{RequestKind, Timestamp};
+
+/// What a worker has to do because shards have moved.
+#[derive(Default)]
+pub(super) struct Moves {
+    /// Requests to send again, in the order in which they came back.
+    returned: VecDeque<Returned>,
+    /// Shards whose former owners have not answered a mark.
+    settling: Vec<Settling>,
+}
+
+struct Returned {
+    /// The worker's index of the table.
+    table: usize,
+    shard: usize,
+    /// The server that has to answer it.
+    server: usize,
+    message: Message,
+}
+
+struct Settling {
+    table: usize,
+    shard: usize,
+    mark: Timestamp,
+}
+
+impl Moves {
+    /// Whether new requests to a shard may have to wait.
+    #[inline]
+    pub(super) fn concern(&self, table: usize, shard: usize) -> bool {
+        self.settling.iter().any(|it| (it.table, it.shard) == (table, shard))
+            || self.returned.iter().any(|it| (it.table, it.shard) == (table, shard))
+    }
+}
+
+impl Worker {
+    /// Moves the shard that has `key` of a table to server thread `server`, in the order of
+    /// [`Worker::connect`], while requests to it go on. The answer comes once it is there, and is
+    /// empty.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`](crate::Error::UnknownTable);
+    /// [`Error::KeyOutsideTable`](crate::Error::KeyOutsideTable). [`Worker::wait`] returns
+    /// [`Error::Refused`](crate::Error::Refused) if the shard cannot be moved, or the server is not
+    /// there; it stays where it is then.
+    pub fn move_shard(&mut self, table: Table, key: u64, server: usize) -> Result<Timestamp> {
+        let known = self.known(table)?;
+        crate::slicer::check(&[key], known.range, &known.spec.name)?;
+        let shard = known.map.find(key).unwrap_or_default();
+        let address = self.servers.get(server).map_or("", |server| &server.at.address);
+        let body = serde_json::to_vec(&Destination { server, address: address.to_owned() })?;
+        self.request_shards(RequestKind::Move, table, shard..shard + 1, self.clock, &body)
+    }
+
+    /// Takes back a request whose shard has moved. A malformed answer is the error of the request.
+    #[cold]
+    pub(super) fn take_back(&mut self, server: usize, message: Message) {
+        let timestamp = message.timestamp();
+        let peer = self.servers[server].peer;
+        let Some((progress, at)) = self.tracker.part(timestamp, server) else { return };
+        let part = &mut progress.parts[at];
+        if let Some(key) = part.offered.take() {
+            part.into = self.endpoint.lanes.withdraw(peer, key).ok();
+        }
+        let id = message.table();
+        let begin = message.range().begin();
+        let table = self.tables.iter().position(|known| known.number == id);
+        let shard = table.and_then(|table| self.tables[table].map.find(begin));
+        let back = SentBack::read(message.values());
+        let back = back.filter(|(head, _)| (head.server as usize) < self.servers.len());
+        let (Some(table), Some(shard), Some((head, body))) = (table, shard, back) else {
+            let request = progress.timestamp;
+            self.tracker.answered(timestamp, server);
+            let reason = "it sent a request back without its new owner".to_owned();
+            return self.conclude(server, request, Err(reason));
+        };
+        let map = &mut self.tables[table].map;
+        let is_new = map.enter(begin, head.server as usize, head.epoch);
+        let owner = map.shards()[shard].server;
+        // A wish that has come true is not for the new owner, which may have to move the shard on.
+        let is_fulfilled = head.op == Op::Move as u64
+            && serde_json::from_slice(body)
+                .is_ok_and(|wish: Destination| wish.server == head.server as usize);
+        let request = progress.timestamp;
+        part.server = owner;
+        if is_new {
+            self.settle_with(server, peer, table, shard);
+        }
+        if is_fulfilled {
+            self.tracker.answered(timestamp, owner);
+            self.conclude(owner, request, Ok(()));
+        } else {
+            self.moves.returned.push_back(Returned { table, shard, server: owner, message });
+        }
+    }
+
+    /// Has new requests to a shard wait until its former owner has sent back all others.
+    fn settle_with(&mut self, server: usize, peer: PeerId, table: usize, shard: usize) {
+        let TableState { number, route, .. } = &mut self.tables[table];
+        route.close();
+        let (op, table_number) = (Op::Mark as u8, *number);
+        let Ok(mark) = self.tracker.begin_short(RequestKind::Push, server as u32, None) else {
+            return; // so many requests are outstanding that none can follow
+        };
+        // What came back returned the credit that this takes.
+        let draft =
+            Draft { op, table: table_number, timestamp: mark.0, ..Draft::new(Kind::Request) };
+        match self.endpoint.lanes.post(peer, draft, &mut Coding::plain()) {
+            Ok(()) => self.moves.settling.push(Settling { table, shard, mark }),
+            Err(error) => self.lose(server, &error),
+        }
+    }
+
+    /// Sends requests again that came back, as long as there is room at their new owners.
+    #[inline]
+    pub(super) fn send_returned(&mut self) {
+        if !self.moves.returned.is_empty() {
+            self.send_all_returned();
+        }
+    }
+
+    #[cold]
+    fn send_all_returned(&mut self) {
+        while let Some(first) = self.moves.returned.front() {
+            let Returned { table, shard, server: from, .. } = *first;
+            let number = first.message.table();
+            let known = self.tables.get(table).filter(|known| known.number == number);
+            let Some(known) = known else {
+                // This worker has dropped the table meanwhile.
+                if let Some(Returned { message, .. }) = self.moves.returned.pop_front() {
+                    self.enter_dropped(from, &message);
+                }
+                continue;
+            };
+            let Placed { range, server, .. } = known.map.shards()[shard];
+            let peer = self.servers[server].peer;
+            let is_lost = self.servers[server].lost.is_some();
+            if !is_lost && self.endpoint.lanes.credits(peer) == 0 {
+                return;
+            }
+            let Some(Returned { message, .. }) = self.moves.returned.pop_front() else { return };
+            let timestamp = message.timestamp();
+            let Some((progress, at)) = self.tracker.part(timestamp, from) else { continue };
+            progress.parts[at].server = server;
+            if is_lost {
+                let request = progress.timestamp;
+                progress.error.get_or_insert(self.servers[server].error());
+                self.tracker.answered(timestamp, server);
+                self.settle(request);
+                continue;
+            }
+            let Some((head, values)) = SentBack::read(message.values()) else { continue };
+            let coding = &mut self.tables[table].coding;
+            let draft = Draft {
+                op: head.op as u8,
+                table: number,
+                timestamp,
+                clock: head.clock,
+                range,
+                keys: message.keys(),
+                lengths: message.lengths(),
+                values: Values::Copied(values),
+                ..Draft::new(Kind::Request)
+            };
+            if let Err(error) = self.endpoint.lanes.post(peer, draft, coding) {
+                self.lose(server, &error);
+            }
+        }
+    }
+
+    /// Waits until new requests to a shard cannot overtake others.
+    #[cold]
+    pub(super) fn wait_until_settled_at(&mut self, table: usize, shard: usize) -> Result<()> {
+        let mut silence = Silence::default();
+        loop {
+            let Worker { moves, tracker, .. } = self;
+            moves.settling.retain(|it| !tracker.is_settled(it.mark.0));
+            if !self.moves.concern(table, shard) {
+                return Ok(());
+            }
+            let server = self.tables[table].map.shards()[shard].server;
+            match self.poll()? {
+                true => silence.began = None,
+                false => self.nap(&mut silence, Awaited::Room(server))?,
+            }
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Goal: shards move while requests go on, and nothing is lost, applied twice or out of order.
+//! Method: whole clusters on the simulated van. Workers push whole numbers to shared keys, and check
+//! at once what only they write; a node moves random shards at random instants. In the end each
+//! key's sum is that of all acknowledged pushes. A failure prints its seed; `CARAVAN_SEED=<seed>
+//! cargo test` replays it.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "support/simulated.rs"]
+mod cluster;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use caravan_kv::consistency::Model;
+use caravan_kv::server::MoveCounters;
+use caravan_kv::{
+    Handles, Placement, Runs, ServerAddress, ServerThread, Table, TableSpec, Timestamp, ValueType,
+    Worker,
+};
+use caravan_van::KeyRange;
+use caravan_van::sim::{Network, Node, for_each_seed};
+use cluster::{Draws, connect, endpoint, weather};
+
+const KEYS: u64 = 400;
+
+/// Rounds of requests of a worker.
+const ROUNDS: i64 = 25;
+
+/// A sparse table with lists of keys that servers remember, a dense one with blocks, and one whose
+/// rows have hidden values.
+fn tables() -> [TableSpec; 3] {
+    let keys = KeyRange::new(0, KEYS).unwrap();
+    let sparse =
+        TableSpec::new(11, "sparse", ValueType::I64, 1).filters("key-cache".parse().unwrap());
+    let dense = TableSpec::new(12, "dense", ValueType::I64, 3).dense();
+    let dense = dense.filters("mask".parse().unwrap());
+    let steps = TableSpec::new(13, "steps", ValueType::F64, 1).handle("momentum");
+    [sparse, dense, steps].map(|spec| spec.keys(keys).placement(Placement::Even(3)))
+}
+
+/// As `cluster::start`, and each server's moves as its node's result.
+fn start(
+    network: &Network,
+    count: usize,
+) -> (Vec<ServerAddress>, Vec<Node<MoveCounters>>, Arc<AtomicBool>) {
+    let stop = Arc::new(AtomicBool::new(false));
+    let nodes = (0..count).map(|index| {
+        let stop = stop.clone();
+        let node = network.spawn(&format!("server {index}"), move |network| {
+            let endpoint = endpoint(network, index as u32);
+            let server = ServerThread::new(endpoint, index, count, Handles::default());
+            let mut server = server.move_by(300);
+            server.run(&stop).unwrap();
+            server.moves()
+        });
+        network.sleep(Duration::from_micros(1)); // keeps addresses in order
+        node
+    });
+    let nodes = nodes.collect();
+    let at =
+        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
+    ((0..count).map(at).collect(), nodes, stop)
+}
+
+/// Random keys; the first of them is the worker's own.
+fn draw_keys(draws: &mut Draws) -> Vec<u64> {
+    let most = [1, 3, 80][draws.below(3) as usize];
+    let mut keys: Vec<u64> = (0..=draws.below(most)).map(|_| draws.below(KEYS)).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    keys
+}
+
+/// Pushes and pulls at random; returns what was pushed to each key of the first two tables.
+fn work(worker: &mut Worker, seed: u64, node: u64) -> BTreeMap<u64, i64> {
+    let mut draws = Draws(seed << 8 | node);
+    let [sparse, dense, steps] = tables().map(|spec| worker.create_table(&spec).unwrap());
+    let mut pushed = BTreeMap::new();
+    let mut own = 0;
+    let mut waiting: VecDeque<(Timestamp, Option<i64>)> = VecDeque::new();
+    for _ in 0..ROUNDS {
+        let keys = draw_keys(&mut draws);
+        let values: Vec<i64> = keys.iter().map(|_| 1 + draws.below(9) as i64).collect();
+        for (&key, value) in keys.iter().zip(&values) {
+            *pushed.entry(key).or_default() += value;
+        }
+        // Column `node` of the dense table's row 7 is this worker's alone.
+        let mut rows = vec![0i64; 3 * keys.len()];
+        rows.iter_mut().step_by(3).zip(&values).for_each(|(place, value)| *place = *value);
+        waiting.push_back((worker.push(sparse, &keys, &values).unwrap(), None));
+        let sent = match draws.below(2) {
+            0 => worker.push(dense, &keys, &rows).unwrap(),
+            _ => worker.push_pull(dense, &keys, &rows).unwrap(),
+        };
+        waiting.push_back((sent, None));
+        if node < 2 {
+            own += 1;
+            let mut row = [0i64; 3];
+            row[1 + node as usize] = 1;
+            waiting.push_back((worker.push(dense, &[7], &row).unwrap(), None));
+            waiting.push_back((worker.pull(dense, &[7]).unwrap(), Some(own)));
+        }
+        waiting.push_back((worker.push(steps, &[keys[0]], &[1.0]).unwrap(), None));
+        let run = Runs::range(keys[0]..KEYS.min(keys[0] + 9));
+        run.iter().flatten().for_each(|key| *pushed.entry(key).or_default() += 1);
+        let ones = vec![1i64; run.keys() as usize];
+        waiting.push_back((worker.push_runs(sparse, &run, &ones).unwrap(), None));
+        let threes: Vec<i64> = ones.iter().flat_map(|_| [1, 0, 0]).collect();
+        waiting.push_back((worker.push_runs(dense, &run, &threes).unwrap(), None));
+        while waiting.len() > draws.below(12) as usize {
+            let next = draws.below(waiting.len() as u64) as usize;
+            let (timestamp, expected) = waiting.remove(next).unwrap();
+            let answer = worker.wait(timestamp).unwrap();
+            if let Some(expected) = expected {
+                assert_eq!(
+                    answer.values::<i64>()[1 + node as usize],
+                    expected,
+                    "read what it wrote"
+                );
+            }
+        }
+    }
+    for (timestamp, _) in waiting {
+        worker.wait(timestamp).unwrap();
+    }
+    pushed
+}
+
+/// Moves random shards about.
+fn shift(worker: &mut Worker, network: &Network, servers: usize, seed: u64) {
+    let mut draws = Draws(seed ^ 77);
+    let tables = tables().map(|spec| worker.create_table(&spec).unwrap());
+    for _ in 0..12 {
+        network.sleep(Duration::from_micros(draws.below(300)));
+        let table = tables[draws.below(3) as usize];
+        let shards = worker.shards(table).unwrap();
+        let shard = shards[draws.below(shards.len() as u64) as usize];
+        let server = draws.below(servers as u64) as usize;
+        let moved = worker.move_shard(table, shard.range.begin(), server).unwrap();
+        worker.wait(moved).unwrap();
+        let shards = worker.shards(table).unwrap();
+        let now = *shards.iter().find(|it| it.range == shard.range).unwrap();
+        let moves = u64::from(server != shard.server);
+        assert_eq!((now.server, now.epoch), (server, shard.epoch + moves));
+    }
+}
+
+fn pull(worker: &mut Worker, table: Table) -> Vec<i64> {
+    let keys: Vec<u64> = (0..KEYS).collect();
+    let pulled = worker.pull(table, &keys).unwrap();
+    worker.wait(pulled).unwrap().values::<i64>().to_vec()
+}
+
+fn run(seed: u64) -> Vec<MoveCounters> {
+    let network = Network::new(seed, weather(seed));
+    let mut draws = Draws(seed);
+    let (servers, workers) = (2 + draws.below(3) as usize, 1 + draws.below(8));
+    let (addresses, nodes, stop) = start(&network, servers);
+    let working: Vec<_> = (0..workers)
+        .map(|node| {
+            let addresses = addresses.clone();
+            network.spawn(&format!("worker {node}"), move |network| {
+                work(&mut connect(network, 100 + node as u32, &addresses), seed, node)
+            })
+        })
+        .collect();
+    let to = addresses.clone();
+    let mover = network.spawn("mover", move |network| {
+        shift(&mut connect(network, 98, &to), network, servers, seed);
+    });
+    let mut sums = vec![0; KEYS as usize];
+    for node in working {
+        let pushed = node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        pushed.into_iter().for_each(|(key, value)| sums[key as usize] += value);
+    }
+    mover.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    let mut worker = connect(&network, 99, &addresses);
+    let [sparse, dense, _] = tables().map(|spec| worker.create_table(&spec).unwrap());
+    assert_eq!(pull(&mut worker, sparse), sums);
+    let rows = pull(&mut worker, dense);
+    assert_eq!(rows.iter().step_by(3).copied().collect::<Vec<_>>(), sums);
+    assert_eq!(rows[7 * 3 + 1..7 * 3 + 3], [ROUNDS, if workers > 1 { ROUNDS } else { 0 }]);
+    stop.store(true, Ordering::Relaxed);
+    let counters = nodes.into_iter().map(Node::join);
+    counters.map(|counters| counters.unwrap_or_else(|stopped| panic!("{stopped}"))).collect()
+}
+
+#[test]
+fn nothing_is_lost_or_doubled_while_shards_move() {
+    let mut sum = MoveCounters::default();
+    for_each_seed(200, |seed| {
+        for counters in run(seed) {
+            sum += counters;
+        }
+    });
+    println!("{sum:?}");
+    let MoveCounters {
+        left,
+        arrived,
+        failed,
+        pieces,
+        bytes,
+        forwarded,
+        held_copying,
+        held_leaving,
+        held_arriving,
+        sent_back,
+    } = sum;
+    assert_eq!((left, failed), (arrived, 0));
+    let met = [pieces, bytes, forwarded, held_copying, held_leaving, held_arriving, sent_back];
+    assert!(met.iter().all(|count| *count > 0), "every step meets requests: {sum:?}");
+}
+
+/// A table of numbers in three shards, and keys of all of them.
+fn numbers() -> (TableSpec, Vec<u64>) {
+    let spec = TableSpec::new(1, "numbers", ValueType::I64, 100).placement(Placement::Even(3));
+    (spec, (0..300).map(|key| key * (u64::MAX / 300)).collect())
+}
+
+#[test]
+fn a_shard_stays_if_the_newcomer_crashes() {
+    for_each_seed(40, |seed| {
+        let network = Network::new(seed, weather(seed));
+        let (addresses, _, _stop) = start(&network, 2);
+        let mut draws = Draws(seed);
+        let crash = Duration::from_micros(draws.below(400));
+        let worker = network.spawn("worker", move |network| {
+            let mut worker = connect(network, 9, &addresses);
+            let (spec, keys) = numbers();
+            let table = worker.create_table(&spec.placement(Placement::Cut(vec![(0, 0)]))).unwrap();
+            let values: Vec<i64> = (0..100 * keys.len() as i64).collect();
+            let pushed = worker.push(table, &keys, &values).unwrap();
+            worker.wait(pushed).unwrap();
+            let moved = worker.move_shard(table, 0, 1).unwrap();
+            network.sleep(crash);
+            network.crash("server 1");
+            let (outcome, pulled) = (worker.wait(moved), worker.pull(table, &keys));
+            match outcome {
+                Ok(_) => return, // it was quicker than the crash
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(error.contains("stay here") || error.contains("lost"), "{error}");
+                }
+            }
+            let answer = worker.wait(pulled.unwrap());
+            // The owner may have given the shard up just before.
+            if let Ok(answer) = answer {
+                assert_eq!(answer.values::<i64>(), values);
+            }
+        });
+        worker.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    });
+}
+
+#[test]
+fn moves_that_cannot_be_are_refused_by_name() {
+    let network = Network::new(1, weather(0));
+    let (addresses, _, _stop) = start(&network, 2);
+    let worker = network.spawn("worker", move |network| {
+        let mut worker = connect(network, 9, &addresses);
+        let (spec, keys) = numbers();
+        let table = worker.create_table(&spec).unwrap();
+        let refused = |worker: &mut Worker, server| {
+            let moved = worker.move_shard(table, 0, server).unwrap();
+            worker.wait(moved).unwrap_err().to_string()
+        };
+        let error = refused(&mut worker, 2);
+        assert!(error.contains("there is no server thread 2, only 2 from 0 on"), "{error}");
+        let again = worker.move_shard(table, 0, 0).unwrap();
+        worker.wait(again).unwrap();
+        assert_eq!(worker.shards(table).unwrap()[0].epoch, 0, "it was there");
+        let values = vec![1i64; 100 * keys.len()];
+        let pushed = worker.push(table, &keys, &values).unwrap();
+        worker.wait(pushed).unwrap();
+        let [first, second] = [1, 1].map(|server| worker.move_shard(table, 0, server).unwrap());
+        worker.wait(first).unwrap();
+        worker.wait(second).unwrap();
+        let spec = TableSpec::new(2, "rounds", ValueType::I64, 1).consistency(Model::Bsp, 1);
+        let rounds = worker.create_table(&spec).unwrap();
+        let moved = worker.move_shard(rounds, 0, 1).unwrap();
+        let error = worker.wait(moved).unwrap_err().to_string();
+        assert!(error.contains("table rounds has a consistency model"), "{error}");
+        let dropped = worker.move_shard(table, 0, 0).unwrap();
+        worker.drop_table(table).unwrap();
+        let outcome = worker.wait(dropped);
+        assert!(outcome.is_ok() || outcome.unwrap_err().to_string().contains("dropped"));
+    });
+    worker.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
