@@ -51,6 +51,8 @@ pub(crate) enum Op {
     Own = 20,
     /// It does not come.
     Abandon = 21,
+    /// How fresh a shard is under its table's model.
+    Fresh = 22,
 }
 
 /// Bit of the operation of a push that ends its worker's iteration: the worker has finished all
@@ -88,6 +90,7 @@ impl Op {
             19 => Op::Forward,
             20 => Op::Own,
             21 => Op::Abandon,
+            22 => Op::Fresh,
             _ => return None,
         })
     }
@@ -117,6 +120,7 @@ impl From<RequestKind> for Op {
             RequestKind::Leave => Op::Leave,
             RequestKind::Bound => Op::Bound,
             RequestKind::Move => Op::Move,
+            RequestKind::Fresh => Op::Fresh,
         }
     }
 }

@@ -175,6 +175,14 @@ pub struct TableSpec {
     /// When its requests are executed; as they come if it has no model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consistency: Option<Consistency>,
+    /// Whether a worker's pushes are applied once in an iteration, and repeats only acknowledged.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub once: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 impl TableSpec {
@@ -196,6 +204,7 @@ impl TableSpec {
             placement: Placement::default(),
             filters: Filters::NONE,
             consistency: None,
+            once: false,
         }
     }
 
@@ -255,12 +264,28 @@ impl TableSpec {
         self
     }
 
+    /// The same table, which applies each worker's push to a key once in an iteration. What was
+    /// applied is only acknowledged when it comes again, so that a worker can repeat a push of which
+    /// it does not know the outcome ([`Worker::reconnect`](crate::Worker::reconnect)).
+    ///
+    /// A push stands for all keys of a server from its first to its last one there: a second push of
+    /// the iteration between them counts as a repeat. Take one push an iteration, or pushes for
+    /// ranges that do not overlap.
+    pub fn once(mut self) -> Self {
+        self.once = true;
+        self
+    }
+
     /// Checks its model, if it has one.
     ///
     /// # Errors
     /// [`Error::Config`] names the table.
     pub(crate) fn check_consistency(&self) -> Result<()> {
-        let checked = self.consistency.map_or(Ok(()), |consistency| consistency.check());
+        let checked = match self.consistency {
+            Some(consistency) => consistency.check(),
+            None if self.once => Err("once needs iterations, so a consistency model".to_owned()),
+            None => Ok(()),
+        };
         checked.map_err(|reason| Error::Config(format!("table {}: {reason}", self.name)))
     }
 

@@ -54,13 +54,14 @@ pub(crate) enum RequestKind {
     Leave,
     Bound,
     Move,
+    Fresh,
 }
 
 impl RequestKind {
     /// Whether servers answer with text or other bytes that are kept as they come.
     pub(crate) fn has_replies(self) -> bool {
-        use RequestKind::{Command, Cost, Create, Join, Tables};
-        matches!(self, Create | Command | Cost | Tables | Join)
+        use RequestKind::{Command, Cost, Create, Fresh, Join, Tables};
+        matches!(self, Create | Command | Cost | Tables | Join | Fresh)
     }
 
     /// Whether servers answer with nothing but that it was executed.
@@ -84,6 +85,7 @@ impl RequestKind {
             RequestKind::Leave => "to leave a table",
             RequestKind::Bound => "another bound",
             RequestKind::Move => "to move a shard",
+            RequestKind::Fresh => "how fresh a table is",
         }
     }
 }

@@ -7,6 +7,7 @@
 mod answer;
 mod clocks;
 mod moving;
+mod reconnect;
 mod request;
 mod runs;
 mod table;
@@ -118,15 +119,18 @@ impl Worker {
             has_filters: false,
             waits,
         };
-        for (index, server) in worker.servers.iter().enumerate() {
-            let peer = server.peer.0 as usize;
-            if worker.by_peer.len() <= peer {
-                worker.by_peer.resize(peer + 1, None);
-            }
-            worker.by_peer[peer] = Some(index);
-        }
+        (0..worker.servers.len()).for_each(|server| worker.enter_peer(server));
         worker.wait_until_connected(timeout)?;
         Ok(worker)
+    }
+
+    /// Enters that the lane of a server belongs to it.
+    fn enter_peer(&mut self, server: usize) {
+        let peer = self.servers[server].peer.0 as usize;
+        if self.by_peer.len() <= peer {
+            self.by_peer.resize(peer + 1, None);
+        }
+        self.by_peer[peer] = Some(server);
     }
 
     fn wait_until_connected(&mut self, timeout: Duration) -> Result<()> {

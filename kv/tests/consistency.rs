@@ -681,3 +681,27 @@ fn histories_of_a_weaker_model_are_refused() {
     assert!(refusals(&late, claim(0)) > 0);
     assert_eq!(refusals(&late, claim(3)), 0);
 }
+
+/// How many schedules of each model the long test runs.
+const MANY: u64 = 10_000;
+
+/// All models under very many schedules, on every kind of network.
+#[test]
+#[ignore = "minutes"]
+fn many_schedules_of_each_model() {
+    for_each_seed(MANY, |seed| drop(counts(seed, Model::Bsp, 0, true)));
+    for_each_seed(MANY, |seed| {
+        let staleness = seed / 3 % 4;
+        drop(counts(seed, Model::Ssp { staleness }, staleness, false));
+    });
+    for_each_seed(MANY, |seed| drop(counts(seed, Model::Asp, u64::MAX, false)));
+    for_each_seed(MANY, |seed| {
+        let delay = seed / 3 % 3;
+        drop(counts(seed, Model::BoundedDelay { delay }, delay, false));
+    });
+    for_each_seed(MANY, |seed| drop(announces(seed, seed / 3 % 3, seed / 9 % 4)));
+    for_each_seed(MANY, |seed| {
+        let delay = [Some(0), Some(1), Some(3), None][(seed / 3 % 4) as usize];
+        parameter_database(seed, 2 + seed % 4, 6, delay);
+    });
+}

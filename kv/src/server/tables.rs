@@ -317,7 +317,10 @@ impl Tables {
         let is_own = entry.range.contains(range.last());
         // A shard may only adopt memory that the message owns: lent memory goes back to the worker,
         // and a frame may hold several messages.
-        let is_owned = message.op() == Op::Push as u8 && message.owns_values() && !is_moving;
+        let is_owned = message.op() == Op::Push as u8
+            && message.owns_values()
+            && !is_moving
+            && entry.governor.as_ref().is_none_or(|governor| !governor.knows_repeats());
         while !message.is_empty() {
             let keys = list.map_or(message.keys(), |list| &list.keys);
             let lengths = match list {
@@ -364,7 +367,7 @@ impl Tables {
                 return Ok(Step::Adopt(keys[0]));
             }
             if op == Op::Push {
-                entry.shard.push(&request, lanes.memory())?;
+                entry.push(&request, lanes.memory())?;
                 if is_moving {
                     let shard = (table, entry.range);
                     forward(lanes, &mut entry.moving, &mut moves.counters, shard, &request)?;
@@ -374,7 +377,7 @@ impl Tables {
                 continue;
             }
             if request.pushes {
-                entry.shard.push(&request, lanes.memory())?;
+                entry.push(&request, lanes.memory())?;
                 if is_moving {
                     let shard = (table, entry.range);
                     forward(lanes, &mut entry.moving, &mut moves.counters, shard, &request)?;
@@ -519,7 +522,7 @@ impl Tables {
                 let cost = Cost::of_this_thread(&lanes.counters());
                 post_json(lanes, peer, message, &cost)?;
             }
-            Some(op @ (Op::Join | Op::Clock | Op::Leave | Op::Bound)) => {
+            Some(op @ (Op::Join | Op::Clock | Op::Leave | Op::Bound | Op::Fresh)) => {
                 let entry = self.find(message.table(), message.range().begin())?;
                 let Some(governor) = &mut entry.governor else {
                     let name = &entry.spec.name;

@@ -18,15 +18,7 @@ impl Worker {
     /// # Errors
     /// As [`Worker::wait`]; [`Error::Refused`] if the table has no model.
     pub fn join(&mut self, table: Table) -> Result<u64> {
-        let shards = 0..self.known(table)?.map.shards().len();
-        let joined = self.request_shards(RequestKind::Join, table, shards, 1, &[])?;
-        let replies = self.wait(joined)?.replies;
-        let clocks = replies.iter().map(|reply| reply[..].try_into().map(u64::from_le_bytes));
-        let clocks = clocks.collect::<Result<Vec<_>, _>>().map_err(|_| Error::Refused {
-            server: "a server".to_owned(),
-            what: RequestKind::Join.name(),
-            reason: "its answer is no clock".to_owned(),
-        })?;
+        let clocks = self.clocks(RequestKind::Join, table, 1)?;
         let first = clocks.iter().copied().max().unwrap_or(1);
         self.tables[table.0 as usize].clock = first;
         if clocks.iter().any(|clock| *clock != first) {
@@ -34,6 +26,52 @@ impl Worker {
             self.wait(announced)?;
         }
         Ok(first)
+    }
+
+    /// Takes part again after [`Worker::reconnect`], in iteration `clock`, which this worker has
+    /// not ended for certain. Returns the iteration to go on with.
+    ///
+    /// That is `clock`, unless the others have gone on without this worker: it repeats its pushes
+    /// of that iteration, and those that were applied before are only acknowledged if the table is
+    /// [`TableSpec::once`](crate::TableSpec::once). A shard that has gone on refuses them.
+    ///
+    /// # Errors
+    /// As [`Worker::join`].
+    pub fn rejoin(&mut self, table: Table, clock: u64) -> Result<u64> {
+        let clock = clock.max(1);
+        let clocks = self.clocks(RequestKind::Join, table, clock)?;
+        // A shard that has kept its lane may have heard of the end of the iteration.
+        let first = clocks.into_iter().max().filter(|first| first - 1 > clock).unwrap_or(clock);
+        self.tables[table.0 as usize].clock = first;
+        if first > clock {
+            let announced = self.announce(table, first)?;
+            self.wait(announced)?;
+        }
+        Ok(first)
+    }
+
+    /// How fresh a table with a model is: whatever the workers that take part have pushed in
+    /// iterations up to this one is in all shards. 0 until all expected workers have joined,
+    /// `u64::MAX - 1` if none takes part any more.
+    ///
+    /// # Errors
+    /// As [`Worker::wait`]; [`Error::Refused`] if the table has no model.
+    pub fn freshness(&mut self, table: Table) -> Result<u64> {
+        let fresh = self.clocks(RequestKind::Fresh, table, 0)?;
+        Ok(fresh.into_iter().min().unwrap_or(0))
+    }
+
+    /// Each shard's answer to a request of this kind, which is a clock.
+    fn clocks(&mut self, kind: RequestKind, table: Table, clock: u64) -> Result<Vec<u64>> {
+        let shards = 0..self.known(table)?.map.shards().len();
+        let asked = self.request_shards(kind, table, shards, clock, &[])?;
+        let replies = self.wait(asked)?.replies;
+        let clocks = replies.iter().map(|reply| reply[..].try_into().map(u64::from_le_bytes));
+        clocks.collect::<Result<_, _>>().map_err(|_| Error::Refused {
+            server: "a server".to_owned(),
+            what: kind.name(),
+            reason: "its answer is no clock".to_owned(),
+        })
     }
 
     /// The iteration that this worker works on in a table, from 1; 0 if it only observes.

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::filter::AtServer;
 use crate::map::Placement;
 use crate::server::handle::Handles;
-use crate::server::shard::Shard;
+use crate::server::shard::{Request, Shard};
 use crate::table::{Initial, TableSpec};
 
 /// Most bytes of memory per byte of JSON: an object of one short name takes a node with room for
@@ -140,6 +140,19 @@ impl Entry {
     #[inline]
     pub(in crate::server) fn has(&self, number: u32, key: u64) -> bool {
         self.number == number && self.range.contains(key)
+    }
+
+    /// Applies a push, and remembers that if its table knows repeats.
+    ///
+    /// # Errors
+    /// The reason why it is invalid.
+    #[inline(always)]
+    pub(super) fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String> {
+        self.shard.push(request, memory)?;
+        if let Some(governor) = &mut self.governor {
+            governor.applied(request);
+        }
+        Ok(())
     }
 
     /// Checks that sorted keys are in this shard. The decoder has checked their order.

@@ -18,7 +18,7 @@ use crate::server::shard::{Pulled, Request};
 /// The reason why it is invalid.
 pub(super) fn apply(memory: &Pool, entry: &mut Entry, waiting: &Waiting) -> Result<(), String> {
     let Waiting { worker, message, list, .. } = waiting;
-    let Entry { shard, spec, filters, .. } = entry;
+    let Entry { shard, spec, filters, governor, .. } = entry;
     let keys = list.as_ref().map_or(message.keys(), |list| &list.keys);
     let decoded = match filters {
         Some(filters) if message.op() & FILTERED != 0 => {
@@ -33,7 +33,9 @@ pub(super) fn apply(memory: &Pool, entry: &mut Entry, waiting: &Waiting) -> Resu
         request.values = &decoded.values;
         request.lengths = decoded.lengths.as_deref().unwrap_or(lengths);
     }
-    shard.push(&request, memory)
+    shard.push(&request, memory)?;
+    governor.iter_mut().for_each(|governor| governor.applied(&request));
+    Ok(())
 }
 
 /// Serves an admitted request to a table with filters.
@@ -47,7 +49,7 @@ pub(super) fn serve_filtered(
     moves: &mut MoveCounters,
 ) -> Result<(), Trouble> {
     let memory = lanes.memory().clone();
-    let Entry { shard, spec, range, moving, filters: Some(filters), .. } = entry else {
+    let Entry { shard, spec, range, moving, governor, filters: Some(filters), .. } = entry else {
         return Ok(());
     };
     let decoded = filters.receive(spec, message, request.keys.len(), &memory)?;
@@ -58,6 +60,7 @@ pub(super) fn serve_filtered(
     }
     if request.pushes {
         shard.push(&request, &memory)?;
+        governor.iter_mut().for_each(|governor| governor.applied(&request));
         forward(lanes, moving, moves, (message.table(), *range), &request)?;
     }
     if !request.pulls {

@@ -9,7 +9,7 @@ use caravan_van::wire::Kind;
 use caravan_van::{Account, Draft, KeyRange, Lanes, Message, PeerId, Pool, Values};
 
 use super::{Client, Trouble};
-use crate::consistency::{Access, Blocker, Controller, Model, Parked, Verdict};
+use crate::consistency::{Access, Blocker, Controller, Model, Parked, VectorClock, Verdict};
 use crate::filter::List;
 use crate::history::Recorder;
 use crate::op::{BITS, DISCLOSES, FINISHES, Op};
@@ -21,6 +21,9 @@ use crate::table::{Store, TableSpec};
 const KEY_BYTES: usize = 256;
 const REQUEST_BYTES: usize = 512;
 
+/// Memory of a range of keys whose pushes were applied up to the same iteration.
+const SPAN_BYTES: usize = 96;
+
 /// A table's controller and its parked requests.
 pub(in crate::server) struct Governor {
     controller: Box<dyn Controller>,
@@ -29,8 +32,11 @@ pub(in crate::server) struct Governor {
     announced: Vec<Announced>,
     /// The iterations that workers announce ahead.
     speculation: u64,
-    /// Whether the controller's memory grows with the requests.
+    /// Up to which iteration each worker's pushes were applied, if repeats are told from others.
+    applied: Option<VectorClock>,
+    /// Whether memory grows with the requests, and for each of their keys by how much.
     grows: bool,
+    key_bytes: usize,
     /// Charged for that memory.
     memory: Account,
     /// Where executed requests are recorded, if they are.
@@ -102,13 +108,17 @@ impl Governor {
             consistency.model,
             Model::SparseSsp { .. } | Model::DataCentric { delay: Some(_), .. }
         );
+        let applied = spec.once.then(VectorClock::default);
+        let key_bytes = if grows { KEY_BYTES } else { 0 };
         let announced = Vec::new();
         Ok(Some(Box::new(Governor {
             controller,
             parked,
             announced,
             speculation,
-            grows,
+            grows: grows || applied.is_some(),
+            applied,
+            key_bytes,
             memory,
             history: None,
         })))
@@ -132,6 +142,9 @@ impl Governor {
     pub(super) fn arrive(&mut self, request: &Request<'_>) -> Result<Turn, String> {
         let &Request { sender: worker, clock, keys, pushes: writes, pulls: reads, .. } = request;
         let access = Access { worker, clock, reads, writes, keys };
+        if self.is_applied(&access)? {
+            return Ok(Turn::Repeated);
+        }
         if self.grows {
             self.charge(keys.len())?;
         }
@@ -142,9 +155,54 @@ impl Governor {
         turn(verdict)
     }
 
+    /// Whether a push was applied before.
+    ///
+    /// # Errors
+    /// If only a part of it was.
+    fn is_applied(&self, access: &Access<'_>) -> Result<bool, String> {
+        let Access { worker, clock, writes, keys, .. } = *access;
+        let (Some(applied), Some(range)) = (&self.applied, range(keys)) else { return Ok(false) };
+        if !writes || clock == 0 {
+            return Ok(false);
+        }
+        match applied.behind(worker, range, clock)[..] {
+            [] => Ok(true),
+            [all] if all == range => Ok(false),
+            _ => Err(format!(
+                "worker {worker} has pushed some of the keys {} to {} in iteration {clock} before (push the others alone)",
+                range.begin(),
+                range.last()
+            )),
+        }
+    }
+
+    /// Whether it knows of each push whether it was applied before.
+    pub(super) fn knows_repeats(&self) -> bool {
+        self.applied.is_some()
+    }
+
+    /// Enters that a push was applied.
+    pub(super) fn applied(&mut self, request: &Request<'_>) {
+        if let (Some(applied), Some(range)) = (&mut self.applied, range(request.keys)) {
+            applied.advance(request.sender, range, request.clock);
+        }
+    }
+
+    /// The iteration up to which all pushes to `range` of the workers that take part were applied.
+    fn freshness(&self, range: KeyRange) -> u64 {
+        let members = self.controller.members();
+        if !members.is_complete() {
+            return 0;
+        }
+        let applied = self.applied.as_ref().map_or(0, |it| it.least(members.workers(), range));
+        applied.max(members.slowest() - 1)
+    }
+
     /// Charges for what a request of `keys` keys may add to the controller.
     fn charge(&mut self, keys: usize) -> Result<(), String> {
-        let most = self.controller.bytes() + KEY_BYTES * keys + REQUEST_BYTES;
+        let spans = self.applied.as_ref().map_or(0, VectorClock::len);
+        let most =
+            self.controller.bytes() + SPAN_BYTES * spans + self.key_bytes * keys + REQUEST_BYTES;
         if most <= self.memory.bytes() {
             return Ok(());
         }
@@ -181,7 +239,12 @@ impl Governor {
         while let Some((waiting, verdict)) = self.next() {
             let timestamp = waiting.message.timestamp();
             let table = waiting.message.table();
-            let answered = match (turn(verdict), waiting.peer) {
+            // One that has waited may have been repeated meanwhile.
+            let turned = turn(verdict).and_then(|turned| match turned {
+                Turn::Now if self.is_applied(&waiting.access())? => Ok(Turn::Repeated),
+                turned => Ok(turned),
+            });
+            let answered = match (turned, waiting.peer) {
                 (Ok(Turn::Now), _) => {
                     if let Some(history) = &mut self.history {
                         history.executed(&waiting.access());
@@ -235,6 +298,7 @@ impl Governor {
         let Announced { worker, clock, disclosed, leaves } = announced;
         if leaves {
             self.controller.leave(worker);
+            self.applied.as_mut().into_iter().for_each(|applied| applied.forget(worker));
         } else {
             self.controller.advance(worker, clock, disclosed);
         }
@@ -264,6 +328,11 @@ impl Governor {
                 }
                 let clock = clock.to_le_bytes();
                 let values = Values::Copied(&clock);
+                return Ok(post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?);
+            }
+            Op::Fresh => {
+                let fresh = self.freshness(message.range()).to_le_bytes();
+                let values = Values::Copied(&fresh);
                 return Ok(post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?);
             }
             Op::Bound => {
@@ -309,6 +378,11 @@ impl Governor {
             history.left(worker);
         }
     }
+}
+
+/// The range from the first to the last key.
+fn range(keys: &[u64]) -> Option<KeyRange> {
+    KeyRange::new(*keys.first()?, keys.last()?.wrapping_add(1))
 }
 
 fn turn(verdict: Verdict) -> Result<Turn, String> {
