@@ -161,8 +161,13 @@ impl DataCentric {
                 return Verdict::Refuse(Refusal::NotOwner { worker, chunk, owner });
             }
             let written = self.written(chunk);
-            if written.max(announced - 1) != clock - 1 {
+            let done = written.max(announced - 1);
+            if done > clock - 1 {
                 return Verdict::Refuse(Refusal::OutOfOrder { chunk, clock, written });
+            }
+            if done < clock - 1 {
+                // That of the iteration before is parked, and with it the worker's clock.
+                blocker = Some(Blocker::Written { chunk, version: clock - 1 });
             }
             if blocker.is_none() && !self.is_read(chunk, needed) {
                 blocker = Some(Blocker::Read { chunk, version: needed });
@@ -282,4 +287,36 @@ pub(crate) fn chunks(keys: &[u64], chunk_keys: u64) -> impl Iterator<Item = u64>
         rest = &rest[len..];
         Some(chunk)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A worker that does not wait for its writes sends the next one while the last is parked.
+    #[test]
+    fn a_write_waits_for_a_parked_one_of_its_worker() {
+        let mut chunks = DataCentric::new(2, Some(1), 1);
+        chunks.join(0, 1);
+        chunks.join(1, 1);
+        let access = |worker, clock, writes: bool| Access {
+            worker,
+            clock,
+            reads: !writes,
+            writes,
+            keys: &[0],
+        };
+        assert_eq!(chunks.admit(&access(0, 1, true)), Verdict::Admit);
+        chunks.advance(0, 2, 0);
+        let unread = Verdict::Park(Blocker::Read { chunk: 0, version: 1 });
+        assert_eq!(chunks.admit(&access(0, 2, true)), unread);
+        let behind = Blocker::Written { chunk: 0, version: 2 };
+        assert_eq!(chunks.admit(&access(0, 3, true)), Verdict::Park(behind));
+        assert!(chunks.is_blocked(&behind));
+        assert_eq!(chunks.admit(&access(1, 1, false)), Verdict::Admit);
+        assert_eq!(chunks.admit(&access(0, 2, true)), Verdict::Admit);
+        assert!(!chunks.is_blocked(&behind));
+        let unread = Verdict::Park(Blocker::Read { chunk: 0, version: 2 });
+        assert_eq!(chunks.admit(&access(0, 3, true)), unread);
+    }
 }

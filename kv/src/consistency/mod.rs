@@ -158,7 +158,7 @@ pub enum Refusal {
         /// The chunk's owner.
         owner: u32,
     },
-    /// A write that leaves out an iteration which its worker has not announced as finished.
+    /// A write to a chunk that was written in a later iteration.
     #[error("iteration {clock} of chunk {chunk} is written after iteration {written}")]
     OutOfOrder {
         /// The chunk.

@@ -27,6 +27,7 @@ use super::initial::Start;
 use super::shard::Shard;
 use super::store::Rows;
 use super::varying::VaryingRows;
+use crate::consistency::{Consistency, Controller};
 use crate::table::{Initial, TableSpec, ValueType, with_type};
 
 /// An update rule: how a push changes a row. Closures `FnMut(key, stored, pushed)` are rules.
@@ -133,7 +134,12 @@ type Build =
 /// ([`Sgd`]), `momentum` ([`Momentum`]), `adagrad` ([`AdaGrad`]), `adam` ([`Adam`]) and `ftrl`
 /// ([`Ftrl`]).
 #[derive(Clone)]
-pub struct Handles(HashMap<String, Handle>);
+pub struct Handles {
+    handles: HashMap<String, Handle>,
+    controllers: Option<Arc<MakeController>>,
+}
+
+type MakeController = dyn Fn(&Consistency, KeyRange) -> Option<Box<dyn Controller>> + Send + Sync;
 
 #[derive(Clone)]
 struct Handle {
@@ -163,7 +169,8 @@ macro_rules! optimiser {
 
 impl Default for Handles {
     fn default() -> Self {
-        let handles = Handles(HashMap::new()).with_rows("add", build_add);
+        let handles = Handles { handles: HashMap::new(), controllers: None };
+        let handles = handles.with_rows("add", build_add);
         let handles = handles.with_rows("assign", build_assign);
         let operators = operators::NAMES.into_iter();
         operators
@@ -213,8 +220,29 @@ impl Handles {
     }
 
     fn insert(mut self, name: &str, handle: Handle) -> Self {
-        self.0.insert(name.to_owned(), handle);
+        self.handles.insert(name.to_owned(), handle);
         self
+    }
+
+    /// Adds controllers for tables with a consistency model: servers take what `make` returns for a
+    /// shard of these keys in place of the model's own, unless it returns none.
+    pub fn with_controllers(
+        mut self,
+        make: impl Fn(&Consistency, KeyRange) -> Option<Box<dyn Controller>> + Send + Sync + 'static,
+    ) -> Self {
+        self.controllers = Some(Arc::new(make));
+        self
+    }
+
+    /// The controller of a shard with these keys; `is_dense` says whether it has a row for each.
+    pub(in crate::server) fn controller(
+        &self,
+        consistency: &Consistency,
+        range: KeyRange,
+        is_dense: bool,
+    ) -> Box<dyn Controller> {
+        let own = self.controllers.as_ref().and_then(|make| make(consistency, range));
+        own.unwrap_or_else(|| consistency.controller(range, is_dense))
     }
 
     /// Builds a thread's shard of a table: the keys of `range`, or no keys, with rows in `memory`.
@@ -229,8 +257,8 @@ impl Handles {
         range: Option<KeyRange>,
         memory: &Pool,
     ) -> Result<Box<dyn Shard>, String> {
-        let Some(Handle { build, has_rows }) = self.0.get(&spec.handle) else {
-            let mut known: Vec<_> = self.0.keys().map(String::as_str).collect();
+        let Some(Handle { build, has_rows }) = self.handles.get(&spec.handle) else {
+            let mut known: Vec<_> = self.handles.keys().map(String::as_str).collect();
             known.sort_unstable();
             return Err(format!(
                 "there is no handle {}; this server has {}",

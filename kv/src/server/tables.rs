@@ -221,11 +221,15 @@ impl Tables {
         admitted: Admitted,
     ) -> caravan_van::Result<Step> {
         let peer = client.peer;
+        let mut is_whole = true;
         loop {
             let trouble = match self.serve_rows(lanes, client, message, list, admitted) {
+                // Records before a refused one may have let parked requests go on.
+                Ok(Step::Done) if !is_whole => return Ok(Step::Release),
                 Ok(step) => return Ok(step),
                 Err(trouble) => trouble,
             };
+            is_whole = false;
             let reply_to = ReplyTo { peer, table: message.table(), timestamp: message.timestamp() };
             match trouble {
                 Trouble::Moved(to) => {

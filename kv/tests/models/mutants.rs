@@ -14,7 +14,7 @@ use caravan_kv::consistency::{
 use crate::program::{Form, Formula, Op, Program, Shape, admitted, allowed, join_all};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Fault {
+pub(crate) enum Fault {
     None,
     BitNotClearedAtWrite,
     BitSetAtArrival,
@@ -26,7 +26,7 @@ enum Fault {
     LargestReadCounts,
 }
 
-const FAULTS: [Fault; 8] = [
+pub(crate) const FAULTS: [Fault; 8] = [
     Fault::BitNotClearedAtWrite,
     Fault::BitSetAtArrival,
     Fault::DelayOffByOne,
@@ -40,7 +40,7 @@ const FAULTS: [Fault; 8] = [
 /// The protocol with a bit (δ = 0) or an iteration (δ > 0) for each reader of a chunk. Chunk `i` is
 /// worker `i`'s.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Protocol {
+pub(crate) struct Protocol {
     fault: Fault,
     delay: u64,
     members: Members,
@@ -55,7 +55,7 @@ struct Chunk {
 }
 
 impl Protocol {
-    fn new(workers: usize, delay: u64, fault: Fault) -> Self {
+    pub(crate) fn new(workers: usize, delay: u64, fault: Fault) -> Self {
         let chunks = vec![Chunk::default(); workers];
         Protocol { fault, delay, members: Members::new(workers), chunks }
     }
@@ -98,6 +98,9 @@ impl Protocol {
                 Fault::RetriedWriteAppliedTwice => Verdict::Admit,
                 _ => Verdict::Repeated,
             };
+        }
+        if !self.members.is_complete() {
+            return Verdict::Park(Blocker::Joins);
         }
         let omits_own = self.fault == Fault::OwnReadOmitted;
         let readers: Vec<u32> = self.members.workers().collect();

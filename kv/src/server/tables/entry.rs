@@ -88,7 +88,7 @@ impl Known {
             .set(SHARD_BYTES + filters_bytes + self.spec.name.len() + self.spec.namespace.len())
             .map_err(|error| error.to_string())?;
         let shard = handles.build(&self.spec, Some(range), pool)?;
-        let governor = Governor::new(&self.spec, range, pool)?;
+        let governor = Governor::new(&self.spec, range, handles, pool)?;
         Ok(Entry {
             number,
             spec: short(&self.spec),

@@ -13,6 +13,7 @@ use crate::consistency::{Access, Blocker, Controller, Model, Parked, VectorClock
 use crate::filter::List;
 use crate::history::Recorder;
 use crate::op::{BITS, DISCLOSES, FINISHES, Op};
+use crate::server::Handles;
 use crate::server::answer::{ReplyTo, answer, post, refuse};
 use crate::server::shard::Request;
 use crate::table::{Store, TableSpec};
@@ -96,10 +97,11 @@ impl Governor {
     pub(super) fn new(
         spec: &TableSpec,
         range: KeyRange,
+        handles: &Handles,
         pool: &Pool,
     ) -> Result<Option<Box<Governor>>, String> {
         let Some(consistency) = &spec.consistency else { return Ok(None) };
-        let controller = consistency.controller(range, spec.store == Store::Dense);
+        let controller = handles.controller(consistency, range, spec.store == Store::Dense);
         let mut memory = Account::new(pool, "the consistency model of a table");
         memory.set(controller.bytes()).map_err(|error| error.to_string())?;
         let parked = Parked::default();
@@ -149,8 +151,11 @@ impl Governor {
             self.charge(keys.len())?;
         }
         let verdict = self.controller.arrive(&access);
-        if let (Verdict::Admit, Some(history)) = (verdict, &mut self.history) {
-            history.executed(&access);
+        if verdict == Verdict::Admit {
+            if self.releases() {
+                self.parked.rewind();
+            }
+            self.history.as_mut().into_iter().for_each(|history| history.executed(&access));
         }
         turn(verdict)
     }
