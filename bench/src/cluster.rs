@@ -63,7 +63,7 @@ fn van(choice: VanChoice) -> Result<Van> {
 pub(crate) fn apps() -> Apps {
     caravan_learn::dbpg::apps(Apps::default())
         .with(Measure::NAME, || Box::new(Measure::default()))
-        .with(Crowded::NAME, || Box::new(Crowded))
+        .with(Crowded::NAME, || Box::new(Crowded::default()))
         .with(Loads::NAME, || Box::new(Loads))
         .with(Links::NAME, || Box::new(Links))
         .with(Waits::NAME, || Box::new(Waits::default()))

@@ -83,6 +83,28 @@ fn benches_and_doctor_print_the_rows_of_the_page() {
     assert!(held("doctor --json").is_superset(&set("machine layout van")));
 }
 
+/// The fields of many workers, which the page names below the rows of one.
+#[test]
+fn many_workers_have_four_more_fields() {
+    for bench in ["bandwidth", "rate"] {
+        let line = format!(
+            "bench {bench} --smoke --van tcp --workers 2 --servers 2 --op push,pull,push-pull \
+             --sizes 64,128KiB --keys 4 --json"
+        );
+        let output = support::caravan(&line).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let stdout = text(&output.stdout);
+        let more = ["workers", "servers", "threads", "slowest_over_mean"];
+        for row in stdout.lines().skip(1) {
+            let one: Vec<String> =
+                fields(row).into_iter().filter(|name| !more.contains(&name.as_str())).collect();
+            assert_eq!(Some(&one), documented().get(bench), "{row}");
+            assert_eq!(fields(row).len(), one.len() + more.len(), "{row}");
+        }
+        assert_eq!(stdout.lines().count(), 1 + 3 * 2);
+    }
+}
+
 #[test]
 fn compared_runs_print_the_rows_of_the_page() {
     let record = concat!(env!("CARGO_MANIFEST_DIR"), "/records/compare/base.jsonl");

@@ -1,32 +1,28 @@
-//! Many workers at a time: all stream their own small requests for the same time. The figures are
-//! the sum of their rates and how far the slowest worker falls behind.
+//! Many workers at a time: all stream their own requests for the same time. The figures are the sum
+//! of their rates and how far the slowest worker falls behind.
 //!
-//! Every worker has one key in a table of its own. The keys are spread over the server threads, so
-//! each thread serves many lanes. Every pull is compared, and so is the last push, by a pull at the
-//! end.
+//! Every worker has tables of its own. Their keys are spread over the server threads, so each thread
+//! serves many lanes. Answers are checked as those of one worker are.
 
-use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use caravan_kv::{App, ClusterConfig, TableSpec, ValueType, WorkerNode};
-use caravan_van::KeyRange;
+use anyhow::{Result, ensure};
+use caravan_kv::{App, ClusterConfig, Worker, WorkerNode};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::figures::milli;
-use super::subject::{Op, Shape};
-
-/// Tables of workers are numbered from here.
-const TABLE_FIRST: u32 = 1 << 16;
+use super::requests::{Requests, Tables};
+use super::subject::{Shape, Subject};
 
 /// Share of the time that does not count: until all workers have begun.
 const WARM_UP: f64 = 0.2;
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct CrowdTask {
-    /// Of its requests, which have one key.
+    /// Of its requests.
     pub(crate) shape: Shape,
+    pub(crate) key_cache: bool,
     pub(crate) seconds: f64,
     /// Number of the task in this run, which names its barrier.
     pub(crate) number: usize,
@@ -89,79 +85,87 @@ pub(crate) fn sum_up(config: &ClusterConfig, answers: Vec<Value>) -> Result<Crow
 }
 
 /// The worker's side.
-pub(crate) struct Crowded;
+#[derive(Default)]
+pub(crate) struct Crowded {
+    tables: Tables,
+}
 
 impl Crowded {
     pub(crate) const NAME: &str = "bench-crowd";
+
+    /// Streams for the time of the task, with the shape's window in flight.
+    fn stream(&mut self, node: &mut WorkerNode, task: CrowdTask) -> Result<Share> {
+        let CrowdTask { shape, key_cache, seconds, number } = task;
+        let (rank, workers) = (node.rank, node.workers);
+        let eager_bytes = node.config.eager_bytes;
+        self.requests(&mut node.worker, eager_bytes, rank, workers).prepare(shape)?;
+        node.barrier(&format!("crowd {number}"))?;
+        let requests = self.requests(&mut node.worker, eager_bytes, rank, workers);
+        let mut requests = requests.key_cache(key_cache);
+        requests.prepare(shape)?;
+        stream(&mut requests, shape, seconds)
+    }
+
+    fn requests<'a>(
+        &'a mut self,
+        worker: &'a mut Worker,
+        eager_bytes: usize,
+        rank: usize,
+        workers: usize,
+    ) -> Requests<'a> {
+        Requests::new(worker, &mut self.tables, eager_bytes).of_worker(rank, workers)
+    }
 }
 
 impl App for Crowded {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
         let streamed = serde_json::from_value(body)
             .map_err(anyhow::Error::from)
-            .and_then(|task| Ok(serde_json::to_value(stream(node, task)?)?));
+            .and_then(|task| Ok(serde_json::to_value(self.stream(node, task)?)?));
         streamed.map_err(|error| format!("{error:#}"))
     }
 }
 
-/// Streams for the time of the task, with the shape's window in flight.
-fn stream(node: &mut WorkerNode, task: CrowdTask) -> Result<Share> {
-    let CrowdTask { shape: Shape { op, bytes, window, .. }, seconds, number } = task;
-    let width = bytes / size_of::<f32>();
-    let id = TABLE_FIRST + node.rank as u32 * 64 + (width as u32).ilog2();
-    let key = KeyRange::ALL.cut(node.workers).nth(node.rank).context("a part a worker")?.begin();
-    let spec =
-        TableSpec::new(id, &format!("crowd {} x {width}", node.rank), ValueType::F32, width as u32);
-    let table = node.worker.create_table(&spec.handle("assign"))?;
-    let mut values: Vec<f32> = (0..width).map(|at| (node.rank * 1000 + at) as f32).collect();
-    let first = node.worker.push(table, &[key], &values)?;
-    node.worker.wait(first)?;
-    node.barrier(&format!("crowd {number}"))?;
-
-    let worker = &mut node.worker;
-    let mut in_flight = VecDeque::with_capacity(window);
-    let mut requests = 0;
-    let mut wrong = 0;
+/// Streams in batches of which each takes a share of the time, since the window runs empty at the
+/// end of one.
+fn stream(subject: &mut dyn Subject, shape: Shape, seconds: f64) -> Result<Share> {
     let began = Instant::now();
-    let counts_from = began + Duration::from_secs_f64(seconds * WARM_UP);
-    let ends = began + Duration::from_secs_f64(seconds);
-    let mut now = began;
-    let mut counted_from = None;
-    while now < ends {
-        for _ in 0..window {
-            if in_flight.len() == window
-                && let Some(oldest) = in_flight.pop_front()
-            {
-                let answer = worker.wait(oldest)?;
-                wrong += u64::from(!op.pushes() && answer.values::<f32>() != values);
-                requests += u64::from(counted_from.is_some());
-            }
-            if op.pushes() {
-                values[0] += 1.0;
-            }
-            in_flight.push_back(match op {
-                Op::Push => worker.push(table, &[key], &values)?,
-                Op::Pull | Op::PullLent => worker.pull(table, &[key])?,
-                Op::PushPull => worker.push_pull(table, &[key], &values)?,
-            });
+    let batch_min = 4 * shape.window.max(1) as u64;
+    let mut batch = batch_min;
+    let mut share = Share { requests: 0, seconds: 0.0, wrong: 0 };
+    while began.elapsed().as_secs_f64() < seconds || share.requests == 0 {
+        let from = Instant::now();
+        let counts = from.duration_since(began).as_secs_f64() >= seconds * WARM_UP;
+        subject.stream(batch)?;
+        let took = from.elapsed().as_secs_f64();
+        if counts {
+            share.requests += batch;
+            share.seconds += took;
         }
-        now = Instant::now();
-        if now >= counts_from {
-            counted_from.get_or_insert(now);
-        }
+        let grows = seconds * BATCH_SHARE / took.max(1e-9);
+        batch = ((batch as f64 * grows.min(2.0)) as u64).max(batch_min);
     }
-    let seconds = now.duration_since(counted_from.unwrap_or(began)).as_secs_f64();
-    for timestamp in in_flight {
-        worker.wait(timestamp)?;
-    }
-    let last = worker.pull(table, &[key])?;
-    wrong += u64::from(worker.wait(last)?.values::<f32>() != values);
-    Ok(Share { requests, seconds, wrong })
+    share.wrong = subject.settle()?;
+    Ok(share)
 }
+
+/// Share of the time that a batch takes.
+const BATCH_SHARE: f64 = 0.1;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::mock::{Mock, Slow};
+    use crate::measure::subject::Op;
+
+    #[test]
+    fn batches_fill_the_time() {
+        let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 2 };
+        let mut mock = Slow(Mock { wrong_settle: 3, ..Mock::default() });
+        let share = stream(&mut mock, shape, 0.05).unwrap();
+        assert!(share.requests < mock.0.requests && share.requests > 0, "{share:?}");
+        assert!(share.wrong == 3, "{share:?}");
+    }
 
     #[test]
     fn the_slowest_is_held_against_the_mean() {

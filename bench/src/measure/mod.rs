@@ -85,19 +85,22 @@ fn measure_on(
         report.doing(what.clone());
         let Measured { row, warnings } =
             serde_json::from_value(cluster::ask_first_worker(&mut cluster, Measure::NAME, task)?)?;
+        let is_alone = config.workers == 1;
+        let mut many = || {
+            let usual = Duration::from_millis(if common.smoke { 200 } else { 3000 });
+            let seconds = task.lasts.unwrap_or(usual).as_secs_f64();
+            let crowd = CrowdTask { shape: *shape, key_cache: task.key_cache, seconds, number };
+            let crowd = serde_json::to_value(crowd)?;
+            let id = cluster.submit(Target::Workers, Crowded::NAME, &crowd)?;
+            crowd::sum_up(config, cluster.wait(id)?)
+        };
         match row {
             MeasuredRow::Latency(row) => report.row(&row)?,
-            MeasuredRow::Bandwidth(row) => report.row(&row)?,
-            MeasuredRow::Rate(row) if config.workers == 1 => report.row(&row)?,
-            MeasuredRow::Rate(row) => {
-                // The floor is that of one pair, measured before.
-                let usual = Duration::from_millis(if common.smoke { 200 } else { 3000 });
-                let seconds = task.lasts.unwrap_or(usual).as_secs_f64();
-                let crowd = CrowdTask { shape: *shape, seconds, number };
-                let crowd = serde_json::to_value(crowd)?;
-                let id = cluster.submit(Target::Workers, Crowded::NAME, &crowd)?;
-                report.row(&row.of_many(crowd::sum_up(config, cluster.wait(id)?)?))?;
-            }
+            MeasuredRow::Bandwidth(row) if is_alone => report.row(&row)?,
+            MeasuredRow::Rate(row) if is_alone => report.row(&row)?,
+            // The floor is that of one pair, measured before.
+            MeasuredRow::Bandwidth(row) => report.row(&row.of_many(many()?))?,
+            MeasuredRow::Rate(row) => report.row(&row.of_many(many()?))?,
         }
         for warning in warnings {
             report.say(format_args!("{what}: {warning}"));
@@ -150,6 +153,33 @@ mod mock {
         fn settle(&mut self) -> Result<u64> {
             self.calls.push("settle");
             Ok(self.wrong_settle)
+        }
+    }
+
+    /// A subject whose requests take a while.
+    #[derive(Debug, Default)]
+    pub(crate) struct Slow(pub(crate) Mock);
+
+    impl Subject for Slow {
+        fn prepare(&mut self, shape: Shape) -> Result<()> {
+            self.0.prepare(shape)
+        }
+
+        fn once(&mut self) -> Result<()> {
+            std::thread::sleep(std::time::Duration::from_micros(200));
+            self.0.once()
+        }
+
+        fn check(&mut self) -> Result<u64> {
+            self.0.check()
+        }
+
+        fn stream(&mut self, count: u64) -> Result<()> {
+            (0..count).try_for_each(|_| self.once())
+        }
+
+        fn settle(&mut self) -> Result<u64> {
+            self.0.settle()
         }
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct Requests<'a> {
     tables: &'a mut Tables,
     eager_bytes: usize,
     key_cache: bool,
+    /// The worker whose tables these are, and the number of workers; none if one worker has all.
+    part: Option<[usize; 2]>,
     shape: Shape,
     table: Option<Table>,
     keys: Vec<u64>,
@@ -79,6 +81,7 @@ impl<'a> Requests<'a> {
             tables,
             eager_bytes,
             key_cache: false,
+            part: None,
             shape: Shape { op: Op::Pull, keys: 1, bytes: 4, window: 1 },
             table: None,
             keys: Vec::new(),
@@ -97,8 +100,31 @@ impl<'a> Requests<'a> {
         Requests { key_cache, ..self }
     }
 
+    /// The same of one of many workers, to tables of its own with keys in its part of all.
+    pub(crate) fn of_worker(self, rank: usize, workers: usize) -> Self {
+        Requests { part: Some([rank, workers]), ..self }
+    }
+
     fn table(&self) -> Table {
         self.table.expect("prepare comes first")
+    }
+
+    /// The table for so many keys and values a key, made on first use.
+    fn table_of(&mut self, keys: usize, width: usize) -> Result<Table> {
+        if let Some((_, table)) = self.tables.get(&(keys, width)) {
+            return Ok(*table);
+        }
+        let number = self.tables.len() as u32;
+        let id = match self.part {
+            None => number,
+            Some([rank, _]) => {
+                ensure!(number < TABLES_OF_WORKER, "{TABLES_OF_WORKER} tables a worker at most");
+                TABLE_FIRST + rank as u32 * TABLES_OF_WORKER + number
+            }
+        };
+        let table = self.worker.create_table(&spec(id, keys, width, self.part)?)?;
+        self.tables.insert((keys, width), (id, table));
+        Ok(table)
     }
 
     fn is_long(&self) -> bool {
@@ -237,12 +263,13 @@ impl Subject for Requests<'_> {
             shape.keys
         );
         self.shape = shape;
-        let table = table(self.worker, self.tables, shape.keys, width)?;
+        let table = self.table_of(shape.keys, width)?;
         if self.key_cache {
             self.worker.cache_keys(table)?;
         }
         self.table = Some(table);
-        self.keys = (0..shape.keys as u64).map(scattered).collect();
+        let first = self.part.map_or(0, first_key);
+        self.keys = (0..shape.keys as u64).map(|place| first + scattered(place)).collect();
         let memory = self.worker.memory();
         let window = shape.window.max(1);
         // Pulls need only the values that they find in the table.
@@ -303,25 +330,24 @@ impl Subject for Requests<'_> {
     }
 }
 
-/// The table for so many keys and values a key, made on first use.
-fn table(worker: &mut Worker, tables: &mut Tables, keys: usize, width: usize) -> Result<Table> {
-    if let Some((_, table)) = tables.get(&(keys, width)) {
-        return Ok(*table);
-    }
-    let id = tables.len() as u32;
-    let table = worker.create_table(&spec(id, keys, width)?)?;
-    tables.insert((keys, width), (id, table));
-    Ok(table)
+/// The first key of a worker's part of all keys.
+fn first_key([rank, workers]: [usize; 2]) -> u64 {
+    KeyRange::ALL.cut(workers).nth(rank).map_or(0, KeyRange::begin)
 }
 
-fn spec(id: u32, keys: usize, width: usize) -> Result<TableSpec> {
+/// Tables of many workers are numbered from here, and each worker has so many.
+const TABLE_FIRST: u32 = 1 << 16;
+const TABLES_OF_WORKER: u32 = 64;
+
+/// A table for `keys` keys, dense if it is one; of a worker's part over all keys there are.
+fn spec(id: u32, keys: usize, width: usize, part: Option<[usize; 2]>) -> Result<TableSpec> {
     let range = KeyRange::new(0, keys as u64 * KEY_GAP).context("a table needs keys")?;
-    let name = format!("bench {keys} x {width}");
+    let name = format!("bench {id}: {keys} x {width}");
     let spec = TableSpec::new(id, &name, ValueType::F32, width as u32).handle("assign");
-    Ok(if keys == 1 {
-        spec.keys(KeyRange::new(0, 1).context("one key")?).dense()
-    } else {
-        spec.keys(range)
+    Ok(match part {
+        Some(_) => spec,
+        None if keys == 1 => spec.keys(KeyRange::new(0, 1).context("one key")?).dense(),
+        None => spec.keys(range),
     })
 }
 
@@ -418,7 +444,7 @@ mod tests {
             }
             let width = shape.bytes / 4 / shape.keys;
             let id = requests.tables[&(shape.keys, width)].0;
-            let table = stranger.create_table(&spec(id, shape.keys, width).unwrap()).unwrap();
+            let table = stranger.create_table(&spec(id, shape.keys, width, None).unwrap()).unwrap();
             let last = [scattered(shape.keys as u64 - 1)];
             let timestamp = stranger.push(table, &last, &vec![-5.0f32; width]).unwrap();
             stranger.wait(timestamp).unwrap();

@@ -33,7 +33,10 @@ row! {
         /// The median over rounds of the floor's time against the subject's.
         ratio: f64 => "ratio" as ratio,
         wrong: u64 => "wrong",
-        /// The figure of each round, which shows how far they swing.
+        /// Of many workers at a time.
+        #[serde(flatten, skip_serializing_if = "Option::is_none")]
+        crowd: Option<Crowd>; "" |row| row.crowd.map_or_else(String::new, Crowd::text),
+        /// The figure of each round of one pair, which shows how far they swing.
         rounds: Vec<f64>,
         floor_rounds: Vec<f64>,
     }
@@ -82,6 +85,20 @@ row! {
 
 fn whole(value: &f64) -> String {
     format!("{value:.0}")
+}
+
+impl Bandwidth {
+    /// The same row for many workers at a time, against the floor of one pair.
+    pub(super) fn of_many(self, many: CrowdRate) -> Bandwidth {
+        let gb_per_s = many.mmsg_per_s * self.bytes as f64 / 1e3;
+        Bandwidth {
+            gb_per_s: milli(gb_per_s),
+            ratio: milli(gb_per_s / self.floor_gb_per_s),
+            wrong: self.wrong + many.wrong,
+            crowd: Some(many.crowd),
+            ..self
+        }
+    }
 }
 
 impl Rate {
@@ -174,6 +191,7 @@ pub(super) fn bandwidth(van: &str, task: &Task, streams: &Streams) -> Bandwidth 
         floor_gb_per_s: milli(bytes / streams.floor_seconds / 1e9),
         ratio: milli(streams.ratio),
         wrong: streams.wrong,
+        crowd: None,
         rounds,
         floor_rounds,
     }

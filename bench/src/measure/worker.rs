@@ -145,34 +145,8 @@ const BATCH_MAX: u64 = 1 << 40;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::mock::Mock;
+    use crate::measure::mock::{Mock, Slow};
     use crate::measure::subject::{Op, Shape};
-
-    /// A subject whose requests take a while.
-    struct Slow(Mock);
-
-    impl Subject for Slow {
-        fn prepare(&mut self, shape: Shape) -> Result<()> {
-            self.0.prepare(shape)
-        }
-
-        fn once(&mut self) -> Result<()> {
-            std::thread::sleep(Duration::from_micros(200));
-            self.0.once()
-        }
-
-        fn check(&mut self) -> Result<u64> {
-            self.0.check()
-        }
-
-        fn stream(&mut self, count: u64) -> Result<()> {
-            (0..count).try_for_each(|_| self.once())
-        }
-
-        fn settle(&mut self) -> Result<u64> {
-            self.0.settle()
-        }
-    }
 
     /// At least 200 µs a request, of the floor and of the subject: in a quarter of a second at most
     /// 625 of each in four rounds, one of which warms up.

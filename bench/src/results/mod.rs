@@ -173,6 +173,9 @@ impl Measured {
         let bench = Bench::ALL.into_iter().find(|bench| bench.name() == row.kind())?;
         let [figure, floor] = bench.fields();
         let count = |name: &str, default| row.get(name).and_then(Value::as_u64).unwrap_or(default);
+        let workers = count("workers", 1);
+        // The rounds of many workers are those of one pair.
+        let rounds = |name| if workers == 1 { row.numbers(name) } else { Vec::new() };
         Some(Measured {
             subject: Subject {
                 bench,
@@ -180,13 +183,13 @@ impl Measured {
                 op: row.text("op").to_owned(),
                 keys: count("keys", 1),
                 window: count("window", 1),
-                workers: count("workers", 1),
+                workers,
                 bytes: count("bytes", 0) as usize,
             },
             value: row.number(figure)?,
             floor: row.number(floor),
-            rounds: row.numbers("rounds"),
-            floor_rounds: row.numbers("floor_rounds"),
+            rounds: rounds("rounds"),
+            floor_rounds: rounds("floor_rounds"),
             wrong: count("wrong", 0),
         })
     }
@@ -232,6 +235,16 @@ mod tests {
             let error = rows(text.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(part), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn many_workers_have_their_figure_and_no_rounds() {
+        let text = "{\"row\":\"rate\",\"mmsg_per_s\":5.5,\"floor_mmsg_per_s\":1,\"workers\":4,\
+            \"rounds\":[1,2],\"floor_rounds\":[1,1]}";
+        let results = Results { name: String::new(), rows: rows(text.as_bytes()).unwrap() };
+        let measured = &results.measured()[0];
+        assert_eq!((measured.value, measured.subject.workers), (5.5, 4));
+        assert!(measured.rounds.is_empty() && measured.floor_rounds.is_empty());
     }
 
     #[test]
