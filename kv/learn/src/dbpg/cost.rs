@@ -22,12 +22,22 @@ const ROW_NANOS: f64 = 11.0;
 /// Gradients and curvatures of `computed`.
 pub(super) fn gradient(columns: &Columns, computed: impl Iterator<Item = usize>) -> Duration {
     let (count, nonzeros) = count(columns, computed);
+    gradient_of(count, nonzeros)
+}
+
+/// Gradients of `count` columns with `nonzeros`.
+pub(super) fn gradient_of(count: usize, nonzeros: usize) -> Duration {
     nanos(COLUMN_NANOS, count) + nanos(GRADIENT_NANOS, nonzeros)
 }
 
 /// New weights for `changed`.
 pub(super) fn update(columns: &Columns, changed: impl Iterator<Item = usize>) -> Duration {
-    nanos(UPDATE_NANOS, count(columns, changed).1)
+    update_of(count(columns, changed).1)
+}
+
+/// New weights for columns with `nonzeros`.
+pub(super) fn update_of(nonzeros: usize) -> Duration {
+    nanos(UPDATE_NANOS, nonzeros)
 }
 
 /// The loss of `rows`.

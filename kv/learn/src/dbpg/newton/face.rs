@@ -6,7 +6,7 @@
 //! is nearly singular. Signs may flip on the way; q is minimised exactly along x, and weights that
 //! flip may stop at 0 if that keeps most of the gain.
 
-use caravan_kv::{Cluster, Worker};
+use caravan_kv::{Cluster, Timestamp, Worker};
 
 use super::fixed::Scale;
 use super::step::Plan;
@@ -107,8 +107,9 @@ impl Products<'_> {
         let most = direction.iter().fold(0.0_f64, |most, x| most.max(x.abs())) * self.largest;
         let unit = 2_f64.powi(-(most.max(1e-300).log2().ceil() as i32));
         let bits: Vec<i64> = direction.iter().map(|x| (x * unit).to_bits() as i64).collect();
-        self.push(&bits, |range| range.len())?;
+        let pushed = self.push(&bits, |range| range.len())?;
         let mut product = self.sums()?;
+        self.servers.wait(pushed)?;
         product.iter_mut().for_each(|number| *number /= unit);
         Ok(product)
     }
@@ -118,7 +119,7 @@ impl Products<'_> {
         &mut self,
         bits: &[i64],
         length: impl Fn(&std::ops::Range<usize>) -> usize,
-    ) -> caravan_kv::Result<()> {
+    ) -> caravan_kv::Result<Timestamp> {
         self.clock += 1;
         let (keys, lengths) = of_rows(&self.ways, |block| length(&self.ranges[block]));
         let own = self.ways.iter().zip(&lengths);
@@ -130,8 +131,7 @@ impl Products<'_> {
             .copied()
             .collect();
         self.servers.set_clock(self.clock);
-        let pushed = self.servers.push_varying(self.open.blocks, &keys, &lengths, &values)?;
-        self.servers.wait(pushed).map(drop)
+        self.servers.push_varying(self.open.blocks, &keys, &lengths, &values)
     }
 }
 
@@ -195,7 +195,8 @@ pub(super) fn run(
         columns,
     };
     let (gain, share) = face.step(&mut products, ridge, effort)?;
-    products.push(&[], |_| 0)?;
+    let ended = products.push(&[], |_| 0)?;
+    products.servers.wait(ended)?;
     let clock = products.clock;
     working.wait(cluster)?;
     let mut all = place.clone();

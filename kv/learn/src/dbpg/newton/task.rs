@@ -46,8 +46,8 @@ pub(crate) struct Task {
     open: Open,
     bends: Vec<f64>,
     working: Working,
-    /// A buffer of lists.
-    lists: Lists,
+    /// Buffers of lists, one a thread.
+    lists: Vec<Lists>,
     /// Columns whose gradients were computed, and blocks visited, since the start.
     pub(crate) columns_computed: usize,
     /// Time spent computing since the last `Measure`.
@@ -69,7 +69,7 @@ impl Task {
             open: tables.create(&mut node.worker)?,
             bends: Vec::new(),
             working: Working::default(),
-            lists: Lists::default(),
+            lists: Vec::new(),
             columns_computed: 0,
             busy: Duration::ZERO,
         })
@@ -167,17 +167,27 @@ impl Run<'_> {
         let ones = units != Units::Own;
         self.task.working = Working::new(columns, &all, ones, pulls, &self.task.bends, scale);
         self.spent(began, Duration::ZERO)?;
-        for block in 0..blocks {
+        let blocks: Vec<usize> = (0..blocks).collect();
+        let mut pushed = Vec::new();
+        for blocks in blocks.chunks(self.data.pool.threads()) {
             let began = self.node.worker.now();
             let Task { working, lists, .. } = &mut *self.task;
-            let part = working.gram(block, units, lists);
-            let gathered = working.columns[working.block(block)].iter().flatten();
-            let cost = cost::update(&self.data.columns, gathered.map(|&j| j as usize));
+            let parts = grams(working, blocks, units, lists, &self.data.pool);
+            let nonzeros = blocks
+                .iter()
+                .map(|&block| working.block(block).map(|k| working.entries(k)).sum::<usize>());
+            let cost = cost::update_of(nonzeros.sum());
             self.spent(began, cost)?;
-            let pushed = self.push(NOW, &[(Kind::Gram.key(block, threads), block)], |_| &part)?;
-            self.node.worker.wait(pushed)?;
+            // The servers add them up while the next ones are computed.
+            for pushed in pushed.drain(..) {
+                self.node.worker.wait(pushed)?;
+            }
+            for (block, part) in blocks.iter().zip(&parts) {
+                let row = [(Kind::Gram.key(*block, threads), *block)];
+                pushed.push(self.push(NOW, &row, |_| part)?);
+            }
         }
-        Ok(())
+        pushed.into_iter().try_for_each(|pushed| self.node.worker.wait(pushed).map(drop))
     }
 
     fn sweep(&mut self, first: u64, blocks: &[usize]) -> caravan_kv::Result<()> {
@@ -186,19 +196,15 @@ impl Run<'_> {
         self.task.working.derive_slopes();
         self.spent(began, Duration::ZERO)?;
         for (clock, &block) in (first..).zip(blocks) {
-            let began = self.node.worker.now();
-            let columns = self.task.working.block(block);
-            let part = self.sums(columns.clone().collect());
-            let cost = cost::gradient(&self.data.columns, self.own(columns.clone()));
-            self.spent(began, cost)?;
+            let columns: Vec<usize> = self.task.working.block(block).collect();
+            let part = self.sums(&columns)?;
             let row = [(Kind::Step.key(block, threads), block)];
             let pushed = self.push(clock, &row, |_| &part)?;
             let to = self.pull(clock, &row)?;
             self.node.worker.wait(pushed)?;
             let began = self.node.worker.now();
-            let moved = self.go(columns, to.concat());
-            let cost = cost::update(&self.data.columns, moved.into_iter());
-            self.spent(began, cost)?;
+            let moved = self.go(&columns, &to.concat());
+            self.spent(began, cost::update_of(moved))?;
         }
         Ok(())
     }
@@ -213,13 +219,9 @@ impl Run<'_> {
         let on_face = || (0..faces.len()).filter(|&block| !faces[block].is_empty());
         let ways = rows(Kind::Way, threads, on_face());
         let sums = rows(Kind::Sum, threads, on_face());
+        let summed: Vec<usize> = sums.iter().flat_map(|(_, block)| faces[*block].clone()).collect();
         for clock in (first..).step_by(2) {
-            let began = self.node.worker.now();
-            let all: Vec<usize> =
-                sums.iter().flat_map(|(_, block)| faces[*block].clone()).collect();
-            let cost = cost::gradient(&self.data.columns, self.own(all.iter().copied()));
-            let values = self.sums(all);
-            self.spent(began, cost)?;
+            let values = self.sums(&summed)?;
             let (keys, lengths) = of_rows(&sums, |block| faces[block].len());
             let worker = &mut self.node.worker;
             worker.set_clock(clock);
@@ -230,16 +232,15 @@ impl Run<'_> {
                 break;
             }
             let began = self.node.worker.now();
-            let mut all = vec![0.0; self.task.working.columns.len()];
-            for ((_, block), way) in ways.iter().zip(&direction) {
-                for (&k, bits) in faces[*block].iter().zip(way) {
-                    all[k] = f64::from_bits(*bits as u64);
-                }
-            }
-            self.task.working.multiply(&all);
-            let moved = self.own((0..all.len()).filter(|&k| all[k] != 0.0));
-            let cost = cost::update(&self.data.columns, moved);
-            self.spent(began, cost)?;
+            let shares = direction.concat().into_iter().map(|bits| f64::from_bits(bits as u64));
+            let mut all: Vec<(usize, f64)> = summed.iter().copied().zip(shares).collect();
+            all.retain(|(_, share)| *share != 0.0);
+            // In the order of blocks, however many servers have them: sums within a row round.
+            all.sort_unstable_by_key(|(k, _)| *k);
+            let Task { working, .. } = &mut *self.task;
+            working.multiply(&all, &self.data.pool);
+            let nonzeros = all.iter().map(|&(k, _)| working.entries(k)).sum();
+            self.spent(began, cost::update_of(nonzeros))?;
         }
         Ok(())
     }
@@ -253,21 +254,17 @@ impl Run<'_> {
         let mut to: Vec<(usize, Vec<i64>)> = ways.iter().map(|(_, block)| *block).zip(to).collect();
         to.sort_unstable_by_key(|(block, _)| *block);
         for (block, to) in to {
-            let columns = self.task.working.block(block);
-            self.go(columns, to);
+            let columns: Vec<usize> = self.task.working.block(block).collect();
+            self.go(&columns, &to);
         }
         self.task.working.derive_slopes();
         self.spent(began, Duration::ZERO)
     }
 
-    /// Moves v of some columns to where the bits say; returns the worker's columns that moved.
-    fn go(&mut self, columns: std::ops::Range<usize>, to: Vec<i64>) -> Vec<usize> {
-        let working = &mut self.task.working;
-        let to = to.into_iter().map(|bits| f64::from_bits(bits as u64));
-        let moved: Vec<(usize, f64)> =
-            columns.zip(to).filter(|&(k, to)| to != working.place[k]).collect();
-        moved.iter().for_each(|&(k, to)| working.go(k, to));
-        moved.iter().filter_map(|&(k, _)| working.columns[k].map(|j| j as usize)).collect()
+    /// Moves v of some columns to where the bits say; returns the number of their entries.
+    fn go(&mut self, columns: &[usize], to: &[i64]) -> usize {
+        let to = to.iter().map(|bits| f64::from_bits(*bits as u64));
+        self.task.working.go(columns.iter().copied().zip(to), &self.data.pool)
     }
 
     fn losses(&mut self, shares: &[f64]) -> caravan_kv::Result<Vec<Whole>> {
@@ -300,25 +297,15 @@ impl Run<'_> {
         self.spent(began, Duration::ZERO)
     }
 
-    /// The columns of this worker among some of the working set.
-    fn own(&self, of: impl Iterator<Item = usize>) -> impl Iterator<Item = usize> {
-        let columns = &self.task.working.columns;
-        of.filter_map(move |k| columns[k].map(|j| j as usize)).collect::<Vec<_>>().into_iter()
-    }
-
     /// The sums of some columns over rows.
-    fn sums(&self, columns: Vec<usize>) -> Vec<i64> {
-        let pool = &self.data.pool;
+    fn sums(&mut self, columns: &[usize]) -> caravan_kv::Result<Vec<i64>> {
+        let began = self.node.worker.now();
         let working = &self.task.working;
-        let nonzeros =
-            self.own(columns.iter().copied()).map(|j| self.data.columns.column(j).0.len());
-        let threads = pool.threads_for(nonzeros.sum());
-        let mut sums = vec![0; columns.len()];
-        let part = columns.len().div_ceil(threads).max(1);
-        pool.share(sums.chunks_mut(part).zip(columns.chunks(part)), |(sums, columns)| {
-            sums.iter_mut().zip(columns).for_each(|(sum, &k)| *sum = working.sum(k));
-        });
-        sums
+        let sums = working.sums(columns, &self.data.pool);
+        let here = columns.iter().filter(|&&k| working.columns[k].is_some()).count();
+        let nonzeros = columns.iter().map(|&k| working.entries(k)).sum();
+        self.spent(began, cost::gradient_of(here, nonzeros))?;
+        Ok(sums)
     }
 
     fn push<'v>(
@@ -336,6 +323,22 @@ impl Run<'_> {
     fn pull(&mut self, clock: u64, rows: &[(u64, usize)]) -> caravan_kv::Result<Vec<Vec<i64>>> {
         pull(&mut self.node.worker, self.task.open.blocks, clock, rows)
     }
+}
+
+/// This worker's parts of the Hessians of some blocks, each on a thread.
+fn grams(
+    working: &Working,
+    blocks: &[usize],
+    units: Units,
+    lists: &mut Vec<Lists>,
+    pool: &Pool,
+) -> Vec<Vec<i64>> {
+    let mut parts = vec![Vec::new(); blocks.len()];
+    lists.resize_with(blocks.len().max(lists.len()), Lists::default);
+    pool.share(parts.iter_mut().zip(blocks).zip(lists), |((part, &block), lists)| {
+        *part = working.gram(block, units, lists);
+    });
+    parts
 }
 
 /// The clock of requests that wait for no task.

@@ -1,12 +1,15 @@
 //! A worker's rows on the columns of the working set.
 //!
 //! Places of entries take 16 bits: rows are cut into tiles of 2^16, and a column has its places tile
-//! by tile. Rows of a tile are an array of exactly that many, so no place needs a check. Terms of
-//! sums over rows are integers (`fixed`); sums within a row come in the order of the columns.
+//! by tile. Rows of a tile are an array of exactly that many, so no place needs a check. Threads
+//! divide columns for sums over rows, whose terms are integers (`fixed`), and tiles for sums within
+//! a row, which come in the order of the columns: results are the same to the bit for any number of
+//! threads.
 
 use super::blocks::Units;
 use super::fixed::{Scale, integer};
 use crate::data::Columns;
+use crate::dbpg::pool::Pool;
 
 /// Rows of a tile.
 const TILE: usize = 1 << 16;
@@ -139,9 +142,7 @@ impl Working {
 
     /// The entries of a column in a tile.
     fn run(&self, k: usize, tile: usize) -> std::ops::Range<usize> {
-        let at = k * self.tiles + tile;
-        let begin = at.checked_sub(1).map_or(0, |before| self.runs[before]);
-        begin as usize..self.runs[at] as usize
+        run(&self.runs, k * self.tiles + tile)
     }
 
     fn scale(&self) -> Scale {
@@ -158,91 +159,147 @@ impl Working {
         }
     }
 
-    /// Σ over rows of a column's values times `slopes`, as an integer.
-    pub(super) fn sum(&self, k: usize) -> i64 {
+    /// Number of entries of a column.
+    pub(super) fn entries(&self, k: usize) -> usize {
+        let before = (k * self.tiles).checked_sub(1).map_or(0, |before| self.runs[before]);
+        (k * self.tiles + self.tiles).checked_sub(1).map_or(0, |last| self.runs[last] - before)
+            as usize
+    }
+
+    /// Σ over rows of columns' values times `slopes`, as integers: `[columns]`.
+    pub(super) fn sums(&self, columns: &[usize], pool: &Pool) -> Vec<i64> {
+        let entries = columns.iter().map(|&k| self.entries(k)).sum();
+        let part = columns.len().div_ceil(pool.threads_for(entries)).max(1);
+        let mut sums = vec![0_i64; columns.len()];
+        pool.share(sums.chunks_mut(part).zip(columns.chunks(part)), |(sums, columns)| {
+            for (tile, slopes) in self.slopes.as_chunks::<TILE>().0.iter().enumerate() {
+                for (sum, &k) in sums.iter_mut().zip(columns) {
+                    *sum = sum.wrapping_add(self.sum(k, tile, slopes));
+                }
+            }
+        });
+        sums
+    }
+
+    /// A column's sum over the rows of a tile.
+    #[inline(always)]
+    fn sum(&self, k: usize, tile: usize, slopes: &[i64; TILE]) -> i64 {
+        let run = self.run(k, tile);
+        let places = &self.places[run.clone()];
+        match &self.values {
+            None => {
+                let mut sums = [0_i64; 4];
+                let (chunks, rest) = places.as_chunks::<4>();
+                for chunk in chunks {
+                    for (sum, &place) in sums.iter_mut().zip(chunk) {
+                        *sum = sum.wrapping_add(slopes[place as usize]);
+                    }
+                }
+                for &place in rest {
+                    sums[0] = sums[0].wrapping_add(slopes[place as usize]);
+                }
+                sums.into_iter().fold(0, i64::wrapping_add)
+            }
+            Some(values) => {
+                let scale = self.scale();
+                let terms = places
+                    .iter()
+                    .zip(&values[run])
+                    .map(|(&place, x)| scale.to(f64::from_bits(slopes[place as usize] as u64) * x));
+                terms.fold(0, i64::wrapping_add)
+            }
+        }
+    }
+
+    /// Moves v of columns to numbers, which are then the servers' to the bit, and the rows with it.
+    /// Returns the number of entries of columns that moved.
+    pub(super) fn go(&mut self, to: impl Iterator<Item = (usize, f64)>, pool: &Pool) -> usize {
+        let moved = to.filter(|&(k, to)| to != self.place[k]).collect::<Vec<_>>();
+        let steps: Vec<(usize, f64)> = moved
+            .into_iter()
+            .map(|(k, to)| (k, to - std::mem::replace(&mut self.place[k], to)))
+            .collect();
+        let entries = steps.iter().map(|&(k, _)| self.entries(k)).sum();
         let scale = self.scale();
-        let mut sums = [0_i64; 4];
-        for (tile, slopes) in self.slopes.as_chunks::<TILE>().0.iter().enumerate() {
-            let run = self.run(k, tile);
-            let places = &self.places[run.clone()];
-            match &self.values {
-                None => {
-                    let (chunks, rest) = places.as_chunks::<4>();
-                    for chunk in chunks {
-                        for (sum, &place) in sums.iter_mut().zip(chunk) {
-                            *sum = sum.wrapping_add(slopes[place as usize]);
+        self.on_tiles(entries, pool, |working, tile, rows, slopes| {
+            for &(k, step) in &steps {
+                let run = working.run(k, tile);
+                let places = &working.places[run.clone()];
+                match working.values {
+                    None => {
+                        let scaled = step * scale.up;
+                        for &place in places {
+                            let row = &mut rows[place as usize];
+                            row.way += step;
+                            let slope = &mut slopes[place as usize];
+                            *slope = slope.wrapping_add(integer(row.bend * scaled));
                         }
                     }
-                    for &place in rest {
-                        sums[0] = sums[0].wrapping_add(slopes[place as usize]);
-                    }
-                }
-                Some(values) => {
-                    for (&place, x) in places.iter().zip(&values[run]) {
-                        let slope = f64::from_bits(slopes[place as usize] as u64);
-                        sums[0] = sums[0].wrapping_add(scale.to(slope * x));
+                    Some(values) => {
+                        for (&place, x) in places.iter().zip(&values[run]) {
+                            let row = &mut rows[place as usize];
+                            row.way += step * x;
+                            let slope = &mut slopes[place as usize];
+                            let moved = f64::from_bits(*slope as u64) + row.bend * (step * x);
+                            *slope = moved.to_bits() as i64;
+                        }
                     }
                 }
             }
-        }
-        sums[0].wrapping_add(sums[1]).wrapping_add(sums[2].wrapping_add(sums[3]))
+        });
+        entries
     }
 
-    /// Moves v of a column to `to`, which is then the servers' to the bit, and the rows with it.
-    pub(super) fn go(&mut self, k: usize, to: f64) {
-        let step = to - std::mem::replace(&mut self.place[k], to);
+    /// Sets the rows' slopes to those of XᵀDX times a direction: the share of each of some columns.
+    pub(super) fn multiply(&mut self, direction: &[(usize, f64)], pool: &Pool) {
+        let entries = direction.iter().map(|&(k, _)| self.entries(k)).sum();
         let scale = self.scale();
-        for tile in 0..self.tiles {
-            let run = self.run(k, tile);
-            let rows = &mut self.rows.as_chunks_mut::<TILE>().0[tile];
-            let slopes = &mut self.slopes.as_chunks_mut::<TILE>().0[tile];
-            let places = &self.places[run.clone()];
-            match &self.values {
-                None => {
-                    let scaled = step * scale.up;
-                    for &place in places {
-                        let row = &mut rows[place as usize];
-                        row.way += step;
-                        let slope = &mut slopes[place as usize];
-                        *slope = slope.wrapping_add(integer(row.bend * scaled));
-                    }
-                }
-                Some(values) => {
-                    for (&place, x) in places.iter().zip(&values[run]) {
-                        let row = &mut rows[place as usize];
-                        row.way += step * x;
-                        let slope = &mut slopes[place as usize];
-                        let moved = f64::from_bits(*slope as u64) + row.bend * (step * x);
-                        *slope = moved.to_bits() as i64;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Sets the rows' slopes to those of XᵀDX times a direction of the columns on the face.
-    pub(super) fn multiply(&mut self, direction: &[f64]) {
-        let mut ways = vec![0.0_f64; self.tiles * TILE];
-        for (k, &share) in direction.iter().enumerate().filter(|(_, share)| **share != 0.0) {
-            for (tile, ways) in ways.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
-                let run = self.run(k, tile);
-                let places = &self.places[run.clone()];
-                match &self.values {
-                    None => places.iter().for_each(|&place| ways[place as usize] += share),
+        self.on_tiles(entries, pool, |working, tile, rows, slopes| {
+            slopes.fill(0); // the bits of 0.0
+            let mut add = |place: u16, share: f64| {
+                let way = &mut slopes[place as usize];
+                *way = (f64::from_bits(*way as u64) + share).to_bits() as i64;
+            };
+            for &(k, share) in direction {
+                let run = working.run(k, tile);
+                let places = &working.places[run.clone()];
+                match working.values {
+                    None => places.iter().for_each(|&place| add(place, share)),
                     Some(values) => {
                         let entries = places.iter().zip(&values[run]);
-                        entries.for_each(|(&place, x)| ways[place as usize] += share * x);
+                        entries.for_each(|(&place, x)| add(place, share * x));
                     }
                 }
             }
-        }
-        let (scale, ones) = (self.scale(), self.values.is_none());
-        let rows = self.rows.iter().zip(&ways);
-        let slopes = self.slopes.iter_mut().zip(rows);
-        for (slope, (row, way)) in slopes.take(self.pulls.len()) {
-            let product = row.bend * way;
-            *slope = if ones { scale.to(product) } else { product.to_bits() as i64 };
-        }
+            for (slope, row) in slopes.iter_mut().zip(rows) {
+                let product = row.bend * f64::from_bits(*slope as u64);
+                *slope = match working.values {
+                    None => scale.to(product),
+                    Some(_) => product.to_bits() as i64,
+                };
+            }
+        });
+    }
+
+    /// Calls `work` on the rows and slopes of each tile, on as many threads as `entries` justify.
+    fn on_tiles(
+        &mut self,
+        entries: usize,
+        pool: &Pool,
+        work: impl Fn(&Entries<'_>, usize, &mut [Row; TILE], &mut [i64; TILE]) + Sync,
+    ) {
+        let Working { tiles, runs, places, values, rows, slopes, .. } = self;
+        let values = values.as_deref();
+        let all = Entries { tiles: *tiles, runs, places, values };
+        let rows = rows.as_chunks_mut::<TILE>().0;
+        let slopes = slopes.as_chunks_mut::<TILE>().0;
+        let part = tiles.div_ceil(pool.threads_for(entries)).max(1);
+        let parts = rows.chunks_mut(part).zip(slopes.chunks_mut(part)).enumerate();
+        pool.share(parts, |(at, (rows, slopes))| {
+            for (tile, (rows, slopes)) in (at * part..).zip(rows.iter_mut().zip(slopes)) {
+                work(&all, tile, rows, slopes);
+            }
+        });
     }
 
     /// How far each row's score has moved: `[rows]`.
@@ -286,6 +343,26 @@ impl Working {
         let (pairs, _) = triangle.as_chunks::<2>();
         pairs.iter().map(|&[low, high]| i64::from(low as u32) | i64::from(high) << 32).collect()
     }
+}
+
+/// The entries of all columns.
+struct Entries<'a> {
+    tiles: usize,
+    runs: &'a [u32],
+    places: &'a [u16],
+    values: Option<&'a [f64]>,
+}
+
+impl Entries<'_> {
+    /// Those of a column in a tile.
+    fn run(&self, k: usize, tile: usize) -> std::ops::Range<usize> {
+        run(self.runs, k * self.tiles + tile)
+    }
+}
+
+fn run(runs: &[u32], at: usize) -> std::ops::Range<usize> {
+    let begin = at.checked_sub(1).map_or(0, |before| runs[before]);
+    begin as usize..runs[at] as usize
 }
 
 /// Entries of rows in the columns of a block so far.
@@ -345,6 +422,8 @@ impl Lists {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+
     use super::*;
     use crate::dbpg::gradient::tests::noise;
 
@@ -397,32 +476,35 @@ mod tests {
 
     #[test]
     fn sums_steps_and_products_are_those_of_the_dense_matrix() {
-        for values in [false, true] {
+        for (values, threads) in [(false, 1), (false, 3), (true, 1), (true, 3)] {
             let columns = columns(values);
             let x = dense(&columns);
             let (mut working, pulls, bends) = working(&columns, !values);
             let scale = working.scale();
+            let all: Vec<usize> = (0..=COLUMNS).collect();
             let steps = [0.25, 0.0, -1.0, 0.5, 0.125, 0.0, 2.0, 0.5];
-            for (k, step) in steps.into_iter().enumerate() {
-                working.go(k, 0.5 + step);
-            }
+            let pool = Pool::new(NonZeroUsize::new(threads).expect("it is above 0"));
+            let to = steps.iter().enumerate().map(|(k, step)| (k, 0.5 + step));
+            working.go(to, &pool);
             let way = |row: usize| (0..=COLUMNS).map(|k| x[k][row] * steps[k]).sum::<f64>();
             for derived in [false, true] {
                 if derived {
                     working.derive_slopes();
                 }
-                for k in 0..=COLUMNS {
+                let sums = working.sums(&all, &pool);
+                for (k, sum) in sums.into_iter().enumerate() {
                     let exact = dot(&x[k], |row| pulls[row] + bends[row] * way(row));
-                    let sum = scale.from(working.sum(k));
+                    let sum = scale.from(sum);
                     assert!((sum - exact).abs() < 1e-6, "{k}: {sum} {exact}");
                     assert_eq!(working.place[k], 0.5 + steps[k]);
                 }
             }
             assert!(working.ways().enumerate().all(|(row, w)| (w - way(row)).abs() < 1e-12));
-            working.multiply(&steps);
-            for (k, x) in x.iter().enumerate() {
+            let direction: Vec<(usize, f64)> = steps.into_iter().enumerate().collect();
+            working.multiply(&direction, &pool);
+            for ((k, sum), x) in working.sums(&all, &pool).into_iter().enumerate().zip(&x) {
                 let exact = dot(x, |row| bends[row] * way(row));
-                assert!((scale.from(working.sum(k)) - exact).abs() < 1e-6, "{k}");
+                assert!((scale.from(sum) - exact).abs() < 1e-6, "{k}");
             }
         }
     }
@@ -459,9 +541,10 @@ mod tests {
         let planned = Planned { column: None, weight: 1.0, curvature: 1.0, is_free: true };
         let scale = Scale::new(1, 1.0);
         let mut working = Working::new(&none, &[vec![planned]], true, Vec::new(), &[], scale);
-        working.go(0, 2.0);
-        working.multiply(&[1.0]);
-        assert_eq!((working.sum(0), working.is_on_face(0)), (0, true));
+        let pool = Pool::default();
+        assert_eq!(working.go(std::iter::once((0, 2.0)), &pool), 0);
+        working.multiply(&[(0, 1.0)], &pool);
+        assert_eq!((working.sums(&[0], &pool), working.is_on_face(0)), (vec![0], true));
         assert_eq!(working.gram(0, Units::Own, &mut Lists::default()), [0]);
     }
 }
