@@ -243,7 +243,7 @@ fn prior_groups_are_visited_before_the_first_pass() {
 }
 
 #[test]
-fn a_polish_saves_passes_and_changes_no_answer() {
+fn second_order_steps_save_passes_and_change_no_answer() {
     let plain = Job { newton: None, ..Job::new(vec![example_file()], 1.0) };
     let (expected, _) = train(1, 1, &plain);
     for (servers, workers, delay) in [(1, 1, 0), (3, 4, 0), (2, 2, 3)] {
@@ -304,7 +304,7 @@ fn wrong_jobs_are_refused() {
     let negative = refused(&Job::new(vec![example_file()], -1.0));
     assert!(negative.contains("lambda") && negative.contains("-1"), "{negative}");
     let exact = refused(&Job { exact_delay: true, ..Job::new(vec![example_file()], 1.0) });
-    assert!(exact.contains("delay") && exact.contains("polish"), "{exact}");
+    assert!(exact.contains("delay") && exact.contains("second-order"), "{exact}");
     let none = refused(&Job { newton: Some(0), ..Job::new(vec![example_file()], 1.0) });
     assert!(none.contains("newton") && none.contains("not 0"), "{none}");
     cluster.shutdown().unwrap();

@@ -72,7 +72,7 @@ fn all_filters_leave_a_tenth_of_the_bytes_and_all_of_the_objective() {
             }
         }
     }
-    // Without a polish, passes alone must reach the optimum, with rounded gradients at first; a
+    // Without second-order steps, passes alone must reach the optimum, with rounded gradients at first; a
     // delay changes nothing.
     let plain = train(&file, "all,quantize=1", |job| {
         (job.newton, job.delay, job.epsilon) = (None, 2, 1e-8);

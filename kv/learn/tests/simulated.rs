@@ -63,17 +63,17 @@ fn it_follows_the_reference_pass_by_pass() {
     std::fs::remove_file(&job.files[0]).unwrap();
 }
 
-/// With a delay the order of arrivals changes the numbers, and a polish adds many messages.
+/// With a delay the order of arrivals changes the numbers, and outer steps add many messages.
 #[test]
 fn the_same_seed_is_the_same_run() {
     let plain = Job { delay: 2, ..published(example_file("seed"), 6) };
-    let polished = Job { delay: 1, ..Job::new(plain.files.clone(), 1.0) };
+    let ended = Job { delay: 1, ..Job::new(plain.files.clone(), 1.0) };
     let filtered = Job {
         filters: "kkt,skip=0.5,significant=1,key-cache,snappy".parse().unwrap(),
         tail: Some(Tail::new(15)),
-        ..polished.clone()
+        ..ended.clone()
     };
-    for job in [&plain, &polished, &filtered] {
+    for job in [&plain, &ended, &filtered] {
         let first = train(1, job);
         assert_eq!(first, train(1, job));
         assert_ne!(first.1, train(2, job).1);

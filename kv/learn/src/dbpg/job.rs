@@ -164,7 +164,7 @@ impl Job {
                 wrong("newton", self.newton.unwrap_or(0) as f64, "1 to 1024 columns of a block")
             }
             () if self.newton.is_some() && self.exact_delay => Err(caravan_kv::Error::Config(
-                "an exact delay leaves updates outstanding after a pass, but second-order steps, which polish the weights, need all of them: switch one of them off"
+                "an exact delay leaves updates outstanding after a pass, but second-order steps need all of them: switch one of them off"
                     .to_owned(),
             )),
             () => {
@@ -254,7 +254,7 @@ pub struct Times {
     /// The second-order step after measuring, messages included.
     #[serde(rename = "polish_seconds")]
     pub polish: f64,
-    /// The rest after the busiest worker, the busiest server thread and the polish: messages in
+    /// The rest after the busiest worker, server thread and the second-order step: messages in
     /// transit, and waiting. 0 if these overlap so well that nothing is left.
     #[serde(rename = "other_seconds")]
     pub other: f64,

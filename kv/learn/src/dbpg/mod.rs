@@ -14,24 +14,23 @@
 //! ```
 //!
 //! Before the first pass `tail` drops rare columns, if the job asks for it, and `screen` the
-//! columns that are 0 in every solution. Between passes `newton` (with its linear algebra in
-//! `cholesky`) polishes the non-zero weights, if that costs less than the passes it saves. A job
-//! may turn each of them off; what remains is the published method, with a choice of curvature
-//! bounds.
+//! columns that are 0 in every solution. `newton` then takes second-order steps in place of passes,
+//! or after them where there is a delay or a lossy filter. A job may turn each of them off; what
+//! remains is the published method, with a choice of curvature bounds.
 //!
 //! Convergence with delay 0, however columns overlap: a block step on the safe bound never raises
-//! F, and lowers it unless the block is at its minimum; a polish is accepted only if F falls by
-//! Armijo's rule, and moves only non-zero weights; screening removes no solution. The pass after a
-//! polish begins with every column back in the filter, and a run ends only with such a pass that
-//! gains almost nothing. So weights that stay satisfy the optimality conditions of every column,
-//! and F is convex. If columns are equal or dependent, there are many solutions with the same F;
-//! `centre` then selects the central one, which depends neither on the cluster nor on the path.
-//! Without the polish the solution found, and its number of weights, is arbitrary.
+//! F, and lowers it unless the block is at its minimum; a second-order step goes only as far as F
+//! falls by Armijo's rule; screening removes no solution. A run of second-order steps ends when a
+//! dual point bounds F - F*. A run of passes ends only with one that began with every column in the
+//! filter and gained almost nothing. So weights that stay satisfy the optimality conditions of
+//! every column, and F is convex. If columns are equal or dependent, there are many solutions with
+//! the same F. The one found, and its number of weights, is arbitrary, but of second-order steps
+//! alone it is the same to the bit on any cluster.
 //!
 //! With a delay F may rise; if `pace` chooses τ, it does so a few times at most, and the run ends
 //! as without one.
 //!
-//! `reference` is all of it except the polish, in one thread, with the worst delay that the
+//! `reference` is all of the first-order method, in one thread, with the worst delay that the
 //! schedule allows; a cluster's result is compared with it.
 
 pub mod blocks;

@@ -6,7 +6,8 @@ use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::reference::Settings;
 use caravan_learn::dbpg::{Filters, Job};
 
-/// The published method alone on a file, at λ = 1: no screening, no polish, no resets but the last.
+/// The published method alone on a file, at λ = 1: no screening, no second-order
+/// steps, no resets but the last.
 pub(crate) fn published(file: PathBuf, blocks: usize) -> Job {
     Job {
         blocks: Some(blocks),
