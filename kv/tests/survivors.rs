@@ -28,13 +28,17 @@ impl App for Iterate {
     }
 }
 
-fn iterate(node: &mut WorkerNode, body: &Value) -> Result<Value> {
+/// The table of a task with this input.
+fn counters(body: &Value) -> Result<TableSpec> {
     let model: Model = serde_json::from_value(body["model"].clone())?;
     let live = body["live"].as_u64().unwrap_or(0) as u32;
     let id = body["table"].as_u64().unwrap_or(0) as u32;
+    Ok(TableSpec::new(id, "counters", ValueType::I64, 1).consistency(model, live))
+}
+
+fn iterate(node: &mut WorkerNode, body: &Value) -> Result<Value> {
     let worker = &mut node.worker;
-    let spec = TableSpec::new(id, "counters", ValueType::I64, 1).consistency(model, live);
-    let table = worker.create_table(&spec)?;
+    let table = worker.create_table(&counters(body)?)?;
     let keys: Vec<u64> = (0..8).map(|rank| rank * (u64::MAX / 7)).collect();
     worker.join(table)?;
     for _ in 0..200 {
@@ -73,7 +77,12 @@ fn workers_go_on_without_a_killed_one() {
     for (model, lost) in models.into_iter().zip(1..) {
         let body = json!({ "model": model, "live": 9 - lost, "table": lost });
         let task = cluster.submit(Target::Workers, "iterate", &body).unwrap();
-        std::thread::sleep(Duration::from_millis(500));
+        // Whoever dies before it has joined is waited for: let all come first.
+        let mut client = cluster.client().unwrap();
+        let table = client.create_table(&counters(&body).unwrap()).unwrap();
+        while client.freshness(table).unwrap() < 20 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         signal("KILL", pid_of(&cluster, &format!("worker {}", lost - 1)));
         let began = Instant::now();
         let ranks = cluster.wait(task).unwrap();
