@@ -66,6 +66,25 @@ impl Sorted {
     fn row(&self, key: u64) -> Option<u32> {
         self.row_at(self.keys.partition_point(|&k| k < key), key)
     }
+
+    /// Adds the keys of a list, none of which is here. Only those behind its first key have to make
+    /// room.
+    fn merge(&mut self, other: &Sorted) {
+        let (mut mine, mut theirs) = (self.keys.len(), other.keys.len());
+        let mut at = mine + theirs;
+        self.keys.resize(at, 0);
+        self.rows.resize(at, 0);
+        while theirs > 0 {
+            at -= 1;
+            if mine > 0 && self.keys[mine - 1] > other.keys[theirs - 1] {
+                mine -= 1;
+                (self.keys[at], self.rows[at]) = (self.keys[mine], self.rows[mine]);
+            } else {
+                theirs -= 1;
+                (self.keys[at], self.rows[at]) = (other.keys[theirs], other.rows[theirs]);
+            }
+        }
+    }
 }
 
 impl Index {
@@ -133,7 +152,7 @@ impl Index {
         missing: usize,
     ) -> caravan_van::Result<()> {
         let bytes = (self.len() + missing) * ENTRY_BYTES;
-        self.memory.set(2 * bytes)?; // the lists, and the list that they are merged into
+        self.memory.set(2 * bytes)?; // the lists while they grow
         let first = self.len() as u32;
         let mut new = Vec::with_capacity(missing);
         for (&key, row) in keys.iter().zip(rows).filter(|(_, row)| **row == NO_ROW) {
@@ -141,12 +160,15 @@ impl Index {
             new.push(key);
         }
         let fresh = Sorted { rows: (first..first + new.len() as u32).collect(), keys: new };
-        self.recent = merge(std::mem::take(&mut self.recent), fresh);
+        self.recent.merge(&fresh);
         if self.recent.keys.len() > RECENT_MIN.max(self.settled.keys.len() / RECENT_SHARE) {
-            self.settled =
-                merge(std::mem::take(&mut self.settled), std::mem::take(&mut self.recent));
+            let recent = std::mem::take(&mut self.recent);
+            self.settled.keys.reserve_exact(recent.keys.len());
+            self.settled.rows.reserve_exact(recent.rows.len());
+            self.settled.merge(&recent);
         }
-        self.memory.set(bytes)
+        let held = self.settled.keys.capacity() + self.recent.keys.capacity();
+        self.memory.set(held * ENTRY_BYTES)
     }
 }
 
@@ -164,25 +186,6 @@ fn common_prefix(a: &[u64], b: &[u64]) -> usize {
     }
     let whole = BLOCK * a_blocks.iter().zip(b_blocks).take_while(|&pair| same(pair)).count();
     whole + a[whole..].iter().zip(&b[whole..]).take_while(|(a, b)| a == b).count()
-}
-
-/// Merges two lists without common keys.
-fn merge(a: Sorted, b: Sorted) -> Sorted {
-    if a.keys.is_empty() {
-        return b;
-    }
-    let total = a.keys.len() + b.keys.len();
-    let mut merged = Sorted { keys: Vec::with_capacity(total), rows: Vec::with_capacity(total) };
-    let mut i = 0;
-    let mut j = 0;
-    while merged.keys.len() < total {
-        let from_a = j == b.keys.len() || (i < a.keys.len() && a.keys[i] < b.keys[j]);
-        let (source, at) = if from_a { (&a, &mut i) } else { (&b, &mut j) };
-        merged.keys.push(source.keys[*at]);
-        merged.rows.push(source.rows[*at]);
-        *at += 1;
-    }
-    merged
 }
 
 #[cfg(test)]

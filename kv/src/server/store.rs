@@ -494,6 +494,14 @@ impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
                 values.len()
             ));
         }
+        if keys.len() > self.found_max {
+            make_room_to_find(&mut self.memory, &mut self.found_max, keys.len())?;
+        }
+        let mut found = std::mem::take(&mut self.found);
+        found.forget();
+        let inserted = self.find_or_insert(keys, &mut found, memory);
+        self.found = found;
+        inserted?;
         for (&key, values) in keys.iter().zip(values.chunks_exact(row_bytes)) {
             let row = self.row_or_insert(key, memory)?;
             let row = self.chunks.row_mut(row, hidden, memory)?;

@@ -305,13 +305,43 @@ impl Tables {
         admitted: Admitted,
         op: Op,
     ) -> Result<Step, Trouble> {
+        self.seek(message.table(), message.range().begin())?;
+        match self.entries[self.last].moving {
+            None => self.serve_shard::<false>(lanes, client, message, list, admitted, op),
+            Some(_) => self.serve_moving(lanes, client, message, list, admitted, op),
+        }
+    }
+
+    /// As `serve_op`, for a shard that moves. It stands alone so that others pay nothing for it.
+    #[inline(never)]
+    fn serve_moving(
+        &mut self,
+        lanes: &mut Lanes,
+        client: Client,
+        message: &mut Message,
+        list: Option<&List>,
+        admitted: Admitted,
+        op: Op,
+    ) -> Result<Step, Trouble> {
+        self.serve_shard::<true>(lanes, client, message, list, admitted, op)
+    }
+
+    /// Serves the records of a message to the shard at `last`, which moves or does not.
+    #[inline(always)]
+    fn serve_shard<const MOVES: bool>(
+        &mut self,
+        lanes: &mut Lanes,
+        client: Client,
+        message: &mut Message,
+        list: Option<&List>,
+        admitted: Admitted,
+        op: Op,
+    ) -> Result<Step, Trouble> {
         let peer = client.peer;
         let table = message.table();
         let range = message.range();
-        self.seek(table, range.begin())?;
         let Tables { entries, moves, last, .. } = self;
         let entry = &mut entries[*last];
-        let is_moving = entry.moving.is_some();
         if message.op() & FILTERED != 0 {
             check_block(op, entry)?;
         }
@@ -323,7 +353,7 @@ impl Tables {
         // and a frame may hold several messages.
         let is_owned = message.op() == Op::Push as u8
             && message.owns_values()
-            && !is_moving
+            && !MOVES
             && entry.governor.as_ref().is_none_or(|governor| !governor.knows_repeats());
         while !message.is_empty() {
             let keys = list.map_or(message.keys(), |list| &list.keys);
@@ -339,9 +369,7 @@ impl Tables {
             if !is_own {
                 entry.check_keys(keys)?;
             }
-            if let Some(moving) = &entry.moving
-                && moving.holds(lanes, op.pushes())
-            {
+            if MOVES && entry.moving.as_ref().is_some_and(|it| it.holds(lanes, op.pushes())) {
                 return Ok(Step::Hold);
             }
             if let Admission::AfterClock(clock) = entry.shard.admit(&request) {
@@ -372,7 +400,7 @@ impl Tables {
             }
             if op == Op::Push {
                 entry.push(&request, lanes.memory())?;
-                if is_moving {
+                if MOVES {
                     let shard = (table, entry.range);
                     forward(lanes, &mut entry.moving, &mut moves.counters, shard, &request)?;
                 }
@@ -382,7 +410,7 @@ impl Tables {
             }
             if request.pushes {
                 entry.push(&request, lanes.memory())?;
-                if is_moving {
+                if MOVES {
                     let shard = (table, entry.range);
                     forward(lanes, &mut entry.moving, &mut moves.counters, shard, &request)?;
                 }

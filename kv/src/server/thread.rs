@@ -24,12 +24,15 @@ use crate::table::TableSpec;
 /// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
 const NAP: Duration = Duration::from_millis(100);
 
+/// Stands for the node of a lane that is gone; no node has this id.
+const NOBODY: u32 = u32::MAX;
+
 /// One thread of a server, with its shard of every table.
 pub struct ServerThread {
     endpoint: Endpoint,
     tables: Tables,
-    /// By peer, the node of its hello.
-    nodes: Vec<Option<u32>>,
+    /// By peer, the node of its hello; [`NOBODY`] without a lane.
+    nodes: Vec<u32>,
     /// By table, requests that wait for its shard's clock. Those that wait for a consistency model
     /// are with their table.
     parked: BTreeMap<u32, Vec<Parked>>,
@@ -186,16 +189,15 @@ impl ServerThread {
     fn greet(&mut self, peer: PeerId, node: u32) {
         let index = peer.0 as usize;
         if self.nodes.len() <= index {
-            self.nodes.resize(index + 1, None);
+            self.nodes.resize(index + 1, NOBODY);
         }
-        self.nodes[index] = Some(node);
+        self.nodes[index] = node;
     }
 
     /// The client at the other end of a lane.
     #[inline(always)]
     fn client(&self, peer: PeerId) -> Client {
-        let node = self.nodes.get(peer.0 as usize).copied().flatten();
-        Client { peer, node: node.unwrap_or(u32::MAX) }
+        Client { peer, node: self.nodes.get(peer.0 as usize).copied().unwrap_or(NOBODY) }
     }
 
     /// Enters the answers of a server to which a shard moves.
@@ -424,7 +426,7 @@ impl ServerThread {
             }
         }
         // A lane that was given up meanwhile has no node any more.
-        parked.retain(|parked| self.nodes.get(parked.peer.0 as usize).copied().flatten().is_some());
+        parked.retain(|parked| self.client(parked.peer).node != NOBODY);
         if !parked.is_empty() {
             self.parked.insert(table, parked);
         }
@@ -529,8 +531,11 @@ impl ServerThread {
         self.tables.forget(peer);
         self.lacking.remove(&peer);
         self.lists.forget(peer);
-        let node = self.nodes.get_mut(peer.0 as usize).and_then(Option::take);
-        if let Some(node) = node.filter(|node| !self.nodes.contains(&Some(*node))) {
+        let node = self.client(peer).node;
+        if let Some(place) = self.nodes.get_mut(peer.0 as usize) {
+            *place = NOBODY;
+        }
+        if node != NOBODY && !self.nodes.contains(&node) {
             self.tables.lose(node).into_iter().for_each(|table| self.release(table));
         }
     }

@@ -132,22 +132,14 @@ impl Worker {
     #[inline(always)] // passing a request in memory would load what was just stored
     pub(super) fn request(&mut self, request: Request<'_>) -> Result<Timestamp> {
         let mut request = request;
-        while self.is_short(&request) {
-            let Route { server, peer, .. } = self.tables[request.table.0 as usize].route;
-            if self.endpoint.lanes.credits(peer) > 0 {
-                return self.request_short(&mut request);
-            }
-            // Meanwhile the shard may move.
-            if let Err(error) = self.wait_for_room(server as usize) {
-                let timestamp = self.tracker.begin_short(request.kind, server, None)?;
-                return Ok(self.tracker.fail(timestamp, error));
-            }
+        if self.is_short(&request) {
+            return self.request_short(&mut request);
         }
-        self.request_parts(request)
+        self.request_parts(request) // which also waits for room
     }
 
-    /// Whether a request is valid and short: it goes to one server, offers no memory, and bypasses
-    /// the filters. Sets the `route` of its table to that server.
+    /// Whether a request is valid and short: it goes to one shard whose owner has room for it, offers
+    /// no memory, and bypasses the filters. Sets the `route` of its table to that owner.
     ///
     /// [`Worker::check`] reports the errors of all other requests.
     #[inline(always)]
@@ -179,7 +171,10 @@ impl Worker {
         let needs_place = *kind == RequestKind::Push
             || into.is_some()
             || !is_lent(&self.endpoint.lanes, keys.len(), place);
-        needs_place && *last <= known.route.last && slicer::are_ascending(keys)
+        needs_place
+            && *last <= known.route.last
+            && self.endpoint.lanes.credits(known.route.peer) > 0
+            && slicer::are_ascending(keys)
     }
 
     /// Sends a valid short request.

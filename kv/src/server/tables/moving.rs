@@ -259,7 +259,7 @@ impl Recipient {
 
 impl Tables {
     /// Whether there is anything for [`Tables::advance`] to do.
-    #[inline]
+    #[inline(always)]
     pub(in crate::server) fn is_moving(&self) -> bool {
         !self.moves.leaving.is_empty() || !self.moves.released.is_empty()
     }
