@@ -129,7 +129,7 @@ fn update_dense_rows(criterion: &mut Criterion) {
         let keys: Vec<u64> = (0..count as u64).map(|i| 7 + i * step).collect();
         let values = vec![1.0f32; count];
         let request = request(&keys, f32::bytes(&values));
-        let mut shard = Handles::default().build(&spec, Some(range), &memory).expect("a dense one");
+        let mut shard = Handles::default().build(&spec, range, &memory).expect("a dense one");
         group.throughput(Throughput::Elements(count as u64));
         group.bench_function(format!("add/{name}_of_{count}"), |bench| {
             bench.iter(|| shard.push(&request, &memory));
@@ -252,7 +252,7 @@ fn copy(bytes: &[u8], memory: &Pool) -> Buffer {
 
 fn shard(width: u32, handle: &str, memory: &Pool) -> Box<dyn Shard> {
     let spec = TableSpec::new(1, "steps", ValueType::F32, width).handle(handle);
-    Handles::default().build(&spec, Some(KeyRange::ALL), memory).expect("servers know it")
+    Handles::default().build(&spec, KeyRange::ALL, memory).expect("servers know it")
 }
 
 fn request<'a>(keys: &'a [u64], values: &'a [u8]) -> Request<'a> {

@@ -142,7 +142,7 @@ fn while_it_changes(lent: &Shared, at: usize, contents: [Vec<u8>; 2], work: impl
 }
 
 fn servers() -> Servers {
-    let twice = |_: &_, _: Option<_>, _: &_| Ok(Box::new(Twice) as Box<dyn Shard>);
+    let twice = |_: &_, _: _, _: &_| Ok(Box::new(Twice) as Box<dyn Shard>);
     Servers::start(Van::Shm, 1, &config(16, 1 << 28), &Handles::default().with("twice", twice))
 }
 

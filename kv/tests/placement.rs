@@ -82,9 +82,8 @@ fn status(name: &str) -> String {
 
 /// Runs a cluster in this process, pushes 4 MiB to each server thread, and asks them.
 fn seen(config: &ClusterConfig) -> Vec<Seen> {
-    let make = |_: &TableSpec, _: Option<KeyRange>, _: &Pool| {
-        Ok(Box::new(Witness::default()) as Box<dyn Shard>)
-    };
+    let make =
+        |_: &TableSpec, _: KeyRange, _: &Pool| Ok(Box::new(Witness::default()) as Box<dyn Shard>);
     let handles = Handles::default().with("witness", make);
     let cluster = Cluster::launch(config, Launch::Threads(handles, Apps::default())).unwrap();
     let mut worker = cluster.client().unwrap();

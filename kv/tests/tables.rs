@@ -290,7 +290,7 @@ fn a_thousand_tables_leave_no_memory_behind() {
     std::thread::scope(|scope| {
         let (say, hear) = mpsc::channel();
         let serve = move || {
-            let left = |_: &_, _: Option<_>, memory: &caravan_van::Pool| {
+            let left = |_: &_, _: _, memory: &caravan_van::Pool| {
                 Ok(Box::new(Left(memory.clone())) as Box<dyn Shard>)
             };
             let handles = Handles::default().with("left", left);

@@ -165,7 +165,7 @@ fn requests_in_a_row_are_each_parked_refused_or_served() {
             into.copy_from_slice(&self.served.to_le_bytes());
         }
     }
-    let choosy = |_: &_, _: Option<_>, _: &_| Ok(Box::new(Choosy::default()) as Box<dyn Shard>);
+    let choosy = |_: &_, _: _, _: &_| Ok(Box::new(Choosy::default()) as Box<dyn Shard>);
     let handles = Handles::default().with("choosy", choosy);
     for (van, make) in vans().into_iter().flat_map(|van| (0..3).map(move |make| (van, make))) {
         let servers = Servers::start(van, 1, &config(64, GIB), &handles);

@@ -126,8 +126,7 @@ impl<V: Value, F: FnMut(u64, &mut [V], &[V]) + 'static> Rule<V> for F {
     }
 }
 
-type Build =
-    dyn Fn(&TableSpec, Option<KeyRange>, &Pool) -> Result<Box<dyn Shard>, String> + Send + Sync;
+type Build = dyn Fn(&TableSpec, KeyRange, &Pool) -> Result<Box<dyn Shard>, String> + Send + Sync;
 
 /// The handles by name, of which servers build shards. Always included are `add` and `assign`; the
 /// operators `sub`, `mul`, `div`, `min`, `max`, `and`, `or` and `xor`; and the optimisers `sgd`
@@ -152,7 +151,7 @@ struct Handle {
 /// compute with.
 macro_rules! optimiser {
     ($options:ty, $real:ident => $rule:expr) => {
-        |spec: &TableSpec, range: Option<KeyRange>, memory: &Pool| {
+        |spec: &TableSpec, range: KeyRange, memory: &Pool| {
             let options: $options = options::read(spec)?;
             with_type!(
                 spec.value, V => {
@@ -188,7 +187,7 @@ impl Handles {
     pub fn with(
         self,
         name: &str,
-        build: impl Fn(&TableSpec, Option<KeyRange>, &Pool) -> Result<Box<dyn Shard>, String>
+        build: impl Fn(&TableSpec, KeyRange, &Pool) -> Result<Box<dyn Shard>, String>
         + Send
         + Sync
         + 'static,
@@ -211,7 +210,7 @@ impl Handles {
     fn with_rows(
         self,
         name: &str,
-        build: impl Fn(&TableSpec, Option<KeyRange>, &Pool) -> Result<Box<dyn Shard>, String>
+        build: impl Fn(&TableSpec, KeyRange, &Pool) -> Result<Box<dyn Shard>, String>
         + Send
         + Sync
         + 'static,
@@ -245,8 +244,8 @@ impl Handles {
         own.unwrap_or_else(|| consistency.controller(range, is_dense))
     }
 
-    /// Builds a thread's shard of a table: the keys of `range`, or no keys, with rows in `memory`.
-    /// Server threads call this to create a table.
+    /// Builds a shard of a table: the keys of `range`, with rows in `memory`. Server threads call this
+    /// to create a table.
     ///
     /// # Errors
     /// A text for the worker that creates the table: the known handles, if `spec` names another
@@ -254,7 +253,7 @@ impl Handles {
     pub fn build(
         &self,
         spec: &TableSpec,
-        range: Option<KeyRange>,
+        range: KeyRange,
         memory: &Pool,
     ) -> Result<Box<dyn Shard>, String> {
         let Some(Handle { build, has_rows }) = self.handles.get(&spec.handle) else {
@@ -273,18 +272,14 @@ impl Handles {
     }
 }
 
-fn build_add(
-    spec: &TableSpec,
-    range: Option<KeyRange>,
-    memory: &Pool,
-) -> Result<Box<dyn Shard>, String> {
+fn build_add(spec: &TableSpec, range: KeyRange, memory: &Pool) -> Result<Box<dyn Shard>, String> {
     options::take_none(spec)?;
     with_type!(spec.value, V => rows::<V, _>(spec, range, Add, memory))
 }
 
 fn build_assign(
     spec: &TableSpec,
-    range: Option<KeyRange>,
+    range: KeyRange,
     memory: &Pool,
 ) -> Result<Box<dyn Shard>, String> {
     options::take_none(spec)?;
@@ -293,7 +288,7 @@ fn build_assign(
 
 fn rows<V: Number, R: Rule<V>>(
     spec: &TableSpec,
-    range: Option<KeyRange>,
+    range: KeyRange,
     rule: R,
     memory: &Pool,
 ) -> Result<Box<dyn Shard>, String> {

@@ -73,15 +73,15 @@ enum Keys {
 impl<V: Number, R: Rule<V>> Rows<V, R> {
     pub(super) fn new(
         spec: &TableSpec,
-        range: Option<KeyRange>,
+        range: KeyRange,
         rule: R,
         start: Start<V>,
         memory: &Pool,
     ) -> Result<Self, String> {
         let [index, others] = accounts(spec, memory)?;
-        let keys = match (spec.store, range) {
-            (Store::Dense, Some(range)) => Keys::Dense(range),
-            _ => Keys::Sparse(Index::new(index)),
+        let keys = match spec.store {
+            Store::Dense => Keys::Dense(range),
+            Store::Sparse => Keys::Sparse(Index::new(index)),
         };
         let mut store = Rows {
             keys,

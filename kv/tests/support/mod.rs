@@ -135,7 +135,7 @@ impl Shard for Clocked {
 
 /// Handles with [`Clocked`] as "clocked", and the closure `stored = max(stored, pushed)` as "max".
 pub(crate) fn handles() -> Handles {
-    let clocked = |_: &_, _: Option<_>, _: &_| Ok(Box::new(Clocked::default()) as Box<dyn Shard>);
+    let clocked = |_: &_, _: _, _: &_| Ok(Box::new(Clocked::default()) as Box<dyn Shard>);
     let max = |_: &_| {
         |_key: u64, stored: &mut [f64], pushed: &[f64]| {
             stored

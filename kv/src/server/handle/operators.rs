@@ -35,7 +35,7 @@ impl<V: Number> Rule<V> for Each<V> {
 /// Builds a shard whose handle is one of [`NAMES`].
 pub(super) fn build(
     spec: &TableSpec,
-    range: Option<KeyRange>,
+    range: KeyRange,
     memory: &Pool,
 ) -> Result<Box<dyn Shard>, String> {
     take_none(spec)?;

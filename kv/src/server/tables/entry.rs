@@ -87,7 +87,7 @@ impl Known {
         memory
             .set(SHARD_BYTES + filters_bytes + self.spec.name.len() + self.spec.namespace.len())
             .map_err(|error| error.to_string())?;
-        let shard = handles.build(&self.spec, Some(range), pool)?;
+        let shard = handles.build(&self.spec, range, pool)?;
         let governor = Governor::new(&self.spec, range, handles, pool)?;
         Ok(Entry {
             number,
