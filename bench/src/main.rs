@@ -17,6 +17,7 @@ mod floor;
 mod history;
 mod launch;
 mod measure;
+mod rebalance;
 mod report;
 mod results;
 mod train;
@@ -88,6 +89,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench(BenchCommand::Scale(args)) => scale::run(&cli.common, args),
         Command::Bench(command) => measure::run(&cli.common, command),
         Command::CheckHistory(args) => history::run(&cli.common, args),
+        Command::Rebalance(args) => rebalance::run(&cli.common, args),
         Command::Doctor(args) => doctor::run(&cli.common, args),
         Command::Launch(args) => launch::run(&cli.common, args),
         Command::Agent(args) => launch::agent::run(args.through),

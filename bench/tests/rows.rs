@@ -7,6 +7,10 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use caravan_kv::{
+    Apps, Cluster, ClusterConfig, Handles, Launch, Placement, SecretSource, TableSpec, ValueType,
+};
+use caravan_van::KeyRange;
 use serde_json::Value;
 use support::text;
 
@@ -68,7 +72,7 @@ fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
     let kinds = "bandwidth calibration comparison fabric file history latency layout link load machine \
-                 model placement predict progress rate rdma-device result scale traffic van \
+                 model move placement predict progress rate rdma-device result scale traffic van \
                  verbs-bandwidth verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
     assert_eq!(rows, documented().len());
@@ -168,6 +172,45 @@ fn a_checked_history_prints_the_row_of_the_page() {
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()), "{said}");
     assert!(said.contains("bad, line 6 (w 2 1 1 -), after"), "{said}");
     assert!(said.contains("bad, line 5"), "{said}");
+}
+
+#[test]
+fn a_rebalanced_cluster_prints_the_rows_of_the_page() {
+    let config = ClusterConfig { servers: 2, workers: 1, ..ClusterConfig::default() };
+    let cluster =
+        Cluster::launch(&config, Launch::Threads(Handles::default(), Apps::default())).unwrap();
+    let mut client = cluster.client().unwrap();
+    let placement = Placement::Cut((0..4).map(|at| (at * 25, 0)).collect());
+    let spec = TableSpec::new(3, "weights", ValueType::I64, 1).placement(placement);
+    let table = client.create_table(&spec.keys(KeyRange::new(0, 100).unwrap())).unwrap();
+    let keys: Vec<u64> = (0..100).collect();
+    let pushed = client.push(table, &keys, &vec![7i64; 100]).unwrap();
+    client.wait(pushed).unwrap();
+    let vars: Vec<_> = cluster.config().to_vars().collect();
+    let secret = cluster.config().node.secret.clone();
+    let rebalance = |line: &str| {
+        let mut command = support::caravan(line);
+        command.envs(vars.iter().cloned());
+        if let SecretSource::Given(secret) = &secret {
+            command.env("CARAVAN_SECRET", secret.to_hex());
+        }
+        let output = command.output().unwrap();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (status, rows, said) = rebalance("rebalance --json");
+    assert_eq!((status, rows.lines().count()), (Some(0), 2), "{rows}{said}");
+    for row in rows.lines() {
+        assert_eq!(Some(&fields(row)), documented().get("move"), "{row}");
+    }
+    let (status, rows, said) = rebalance("rebalance --drain 0 --json");
+    assert_eq!((status, rows.lines().count()), (Some(0), 2), "{rows}{said}");
+    let (status, _, said) = rebalance("rebalance --drain 0,1");
+    assert!(status == Some(1) && said.contains("leave one"), "{said}");
+    let pulled = client.pull(table, &keys).unwrap();
+    assert_eq!(client.wait(pulled).unwrap().values::<i64>(), vec![7; 100]);
+    assert!(client.shards(table).unwrap().iter().all(|shard| shard.server == 1));
+    drop(client);
+    cluster.shutdown().unwrap();
 }
 
 #[test]

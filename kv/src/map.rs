@@ -188,6 +188,55 @@ impl Map {
     }
 }
 
+/// The moves that spread the keys of shards evenly over `servers` server threads, as far as whole
+/// shards allow, and leave none to those of `drained`: index of a shard and its new owner.
+///
+/// # Errors
+/// [`Error::Config`] if no server thread is left, or one to drain does not exist.
+pub(crate) fn balance(
+    shards: &[Placed],
+    servers: usize,
+    drained: &[usize],
+) -> Result<Vec<(usize, usize)>> {
+    if let Some(server) = drained.iter().find(|server| **server >= servers) {
+        return Err(Error::Config(format!(
+            "there is no server thread {server} to drain, only {servers} from 0 on"
+        )));
+    }
+    let open: Vec<usize> = (0..servers).filter(|server| !drained.contains(server)).collect();
+    if open.is_empty() {
+        return Err(Error::Config("every server thread is to be drained; leave one".to_owned()));
+    }
+    let mut owners: Vec<usize> = shards.iter().map(|shard| shard.server).collect();
+    let mut keys = vec![0u128; servers];
+    shards.iter().for_each(|shard| keys[shard.server] += shard.range.count());
+    let lightest = |keys: &[u128]| open.iter().copied().min_by_key(|server| keys[*server]);
+    let mut by_keys: Vec<usize> = (0..shards.len()).collect();
+    by_keys.sort_by_key(|shard| std::cmp::Reverse(shards[*shard].range.count()));
+    let give = |shard: usize, to: usize, keys: &mut [u128], owners: &mut [usize]| {
+        keys[owners[shard]] -= shards[shard].range.count();
+        keys[to] += shards[shard].range.count();
+        owners[shard] = to;
+    };
+    for &shard in by_keys.iter().filter(|shard| drained.contains(&shards[**shard].server)) {
+        if let Some(to) = lightest(&keys) {
+            give(shard, to, &mut keys, &mut owners);
+        }
+    }
+    // The largest shard goes that leaves the other thread less full than this one was.
+    while let (Some(from), Some(to)) =
+        (open.iter().copied().max_by_key(|server| keys[*server]), lightest(&keys))
+    {
+        let helps = |shard: &&usize| {
+            owners[**shard] == from && keys[to] + shards[**shard].range.count() < keys[from]
+        };
+        let Some(&shard) = by_keys.iter().find(helps) else { break };
+        give(shard, to, &mut keys, &mut owners);
+    }
+    let moved = owners.into_iter().enumerate().filter(|(at, owner)| shards[*at].server != *owner);
+    Ok(moved.collect())
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
@@ -207,7 +256,58 @@ mod tests {
         of
     }
 
+    #[test]
+    fn shards_are_balanced_and_threads_drained() {
+        let range = KeyRange::new(0, 1200).unwrap();
+        let firsts = (0..12).map(|at| (at * 100, 0)).collect();
+        let map = Placement::Cut(firsts).map(range, 4).unwrap();
+        let keys_behind = |moves: &[(usize, usize)]| {
+            let mut keys = [1200, 0, 0, 0];
+            for (_, server) in moves {
+                keys[0] -= 100;
+                keys[*server] += 100;
+            }
+            keys
+        };
+        let all = |drained: &[usize]| balance(map.shards(), 4, drained).unwrap();
+        assert_eq!(keys_behind(&all(&[])), [300, 300, 300, 300]);
+        assert_eq!(keys_behind(&all(&[2])), [400, 400, 0, 400]);
+        assert_eq!(keys_behind(&all(&[0, 1, 3])), [0, 0, 1200, 0]);
+        let even = Placement::Even(3).map(range, 4).unwrap();
+        assert_eq!(balance(even.shards(), 4, &[]).unwrap(), []);
+        let error = |drained| balance(even.shards(), 4, drained).unwrap_err().to_string();
+        assert!(error(&[4]).contains("no server thread 4 to drain, only 4"), "{}", error(&[4]));
+        assert!(error(&[0, 1, 2, 3]).contains("leave one"));
+    }
+
     proptest! {
+        #[test]
+        fn balancing_brings_threads_closer(
+            owners in proptest::collection::vec((1..1000u64, 0..5u32), 1..60),
+        ) {
+            let mut next = 0;
+            let firsts = owners.iter().map(|(len, owner)| {
+                next += len;
+                (next - len, *owner)
+            });
+            let firsts = firsts.collect();
+            let range = KeyRange::new(0, next).unwrap();
+            let map = Placement::Cut(firsts).map(range, 5).unwrap();
+            let mut owner: Vec<usize> = map.shards().iter().map(|shard| shard.server).collect();
+            for (shard, to) in balance(map.shards(), 5, &[]).unwrap() {
+                owner[shard] = to;
+            }
+            let mut keys = [0; 5];
+            let counts: Vec<u128> = map.shards().iter().map(|shard| shard.range.count()).collect();
+            owner.iter().zip(&counts).for_each(|(owner, count)| keys[*owner] += count);
+            let (most, least) = (keys.iter().max().unwrap(), keys.iter().min().unwrap());
+            let fullest = (0..5).rfind(|at| keys[*at] == *most).unwrap();
+            // No shard of the fullest thread makes it emptier without filling the emptiest as much.
+            for (owner, count) in owner.iter().zip(&counts) {
+                prop_assert!(*owner != fullest || least + count >= *most);
+            }
+        }
+
         #[test]
         fn shards_tile_the_table(
             begin in any::<u64>(), len in 1..1_000_000_000u64, servers in 1..9usize, each in 1..40u32,

@@ -22,8 +22,8 @@ pub(crate) enum Op {
     Cost = 7,
     /// Drops the table. As the operation of a failure: the table of the request was dropped.
     Drop = 8,
-    /// The values are a namespace. The answer's values are the numbers of the tables within, as
-    /// JSON.
+    /// The values are a namespace. The answer's values are the number and the specification of each
+    /// table within, as JSON.
     Tables = 9,
     /// The sender takes part in the table from the header's clock on. The answer's values are its
     /// clock there, `u64`.

@@ -155,6 +155,8 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// Checks recorded histories of a table against its consistency model
     CheckHistory(CheckHistory),
+    /// Moves shards of a running cluster's tables, so that server threads have keys evenly
+    Rebalance(RebalanceArgs),
     /// Starts a program as scheduler, servers and workers: here, on hosts, or in an allocation
     Launch(LaunchArgs),
     /// Runs the processes of a job on one host, for a launcher
@@ -202,6 +204,21 @@ pub(crate) struct CheckHistory {
     /// The histories of one table at all server threads
     #[arg(required = true, value_name = "FILE")]
     pub(crate) histories: Vec<PathBuf>,
+}
+
+/// The tables of a running cluster whose shards are to move. CARAVAN_SCHEDULER, CARAVAN_JOB and the
+/// secret name the cluster.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RebalanceArgs {
+    /// Only tables within this namespace
+    #[arg(long, default_value = "")]
+    pub(crate) namespace: String,
+    /// Only tables of this number
+    #[arg(long)]
+    pub(crate) table: Option<u32>,
+    /// Server threads that are to have no shards afterwards, counted from 0 over all servers
+    #[arg(long, value_delimiter = ',', value_name = "THREAD")]
+    pub(crate) drain: Vec<usize>,
 }
 
 /// A program to launch.

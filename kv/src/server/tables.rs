@@ -523,8 +523,10 @@ impl Tables {
             Some(Op::Tables) => {
                 let of = str::from_utf8(message.values()).map_err(|error| error.to_string())?;
                 let within = self.known.iter().filter(|(_, known)| known.spec.is_within(of));
-                let numbers: Vec<u32> = within.map(|(number, _)| *number).collect();
-                post_json(lanes, peer, message, &numbers)?;
+                let pair = |(number, known): (&u32, &Known)| format!("[{number},{}]", known.text);
+                let reply = format!("[{}]", within.map(pair).collect::<Vec<_>>().join(","));
+                let values = Values::Copied(reply.as_bytes());
+                post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
             }
             Some(Op::Move) => {
                 let (table, key) = (message.table(), message.range().begin());

@@ -73,6 +73,26 @@ impl Worker {
         self.request_shards(RequestKind::Move, table, shard..shard + 1, self.clock, &body)
     }
 
+    /// Moves shards of a table so that the server threads have keys as evenly as whole shards allow,
+    /// and those of `drained` none; returns the shards that have moved, as they were before.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) if all server threads are to be drained, or one that
+    /// does not exist. As [`Worker::move_shard`] for the first shard that cannot be moved; those
+    /// before it have moved.
+    pub fn rebalance(&mut self, table: Table, drained: &[usize]) -> Result<Vec<Placed>> {
+        let servers = self.servers.len();
+        let moves = crate::map::balance(self.known(table)?.map.shards(), servers, drained)?;
+        let mut moved = Vec::new();
+        for (shard, server) in moves {
+            let placed = self.known(table)?.map.shards()[shard];
+            let wish = self.move_shard(table, placed.range.begin(), server)?;
+            self.wait(wish)?;
+            moved.push(placed);
+        }
+        Ok(moved)
+    }
+
     /// Takes back a request whose shard has moved. A malformed answer is the error of the request.
     #[cold]
     pub(super) fn take_back(&mut self, server: usize, message: Message) {

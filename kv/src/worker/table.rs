@@ -201,13 +201,29 @@ impl Worker {
     /// [`Error::ServerLost`].
     pub fn drop_tables(&mut self, namespace: &str) -> Result<usize> {
         let namespace = within(&self.namespace, namespace);
-        let numbers: Vec<u32> = self.ask_first(RequestKind::Tables, namespace.as_bytes())?;
-        for &number in &numbers {
-            let dropped = self.broadcast(RequestKind::Drop, number, &[])?;
+        let tables = self.tables_within(&namespace)?;
+        for (number, _) in &tables {
+            let dropped = self.broadcast(RequestKind::Drop, *number, &[])?;
             self.wait(dropped)?;
         }
         self.forget_tables(|it| it.spec.is_within(&namespace));
-        Ok(numbers.len())
+        Ok(tables.len())
+    }
+
+    /// The tables of a namespace and of those within it, whoever created them; all tables if it is
+    /// empty, like this worker's own. [`Worker::create_table`] joins one of them, for a worker
+    /// without a namespace.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`].
+    pub fn list_tables(&mut self, namespace: &str) -> Result<Vec<TableSpec>> {
+        let tables = self.tables_within(&within(&self.namespace, namespace))?;
+        Ok(tables.into_iter().map(|(_, spec)| spec).collect())
+    }
+
+    /// The tables of a namespace and of those within it, with their numbers.
+    fn tables_within(&mut self, namespace: &str) -> Result<Vec<(u32, TableSpec)>> {
+        self.ask_first(RequestKind::Tables, namespace.as_bytes())
     }
 
     /// Forgets the tables of this worker's namespace, which another drops.

@@ -1,0 +1,83 @@
+//! `caravan rebalance`: moves shards of the tables of a running cluster, so that its server threads
+//! have keys evenly, or some of them none.
+
+use anyhow::{Result, ensure};
+use caravan_kv::{Cluster, Placed, TableSpec};
+use serde::Serialize;
+
+use crate::cli::{Common, RebalanceArgs};
+use crate::cluster;
+use crate::report::{Report, Row, say};
+
+/// A shard that has moved.
+#[derive(Debug, Serialize)]
+struct Moved {
+    namespace: String,
+    table: String,
+    first: u64,
+    last: u64,
+    from: usize,
+    to: usize,
+}
+
+impl Row for Moved {
+    const KIND: &'static str = "move";
+
+    fn text(&self) -> String {
+        let Moved { namespace, table, first, last, from, to } = self;
+        let slash = if namespace.is_empty() { "" } else { "/" };
+        format!("{namespace}{slash}{table}: keys {first} to {last} from thread {from} to {to}")
+    }
+}
+
+/// Runs `caravan rebalance`.
+///
+/// # Errors
+/// If the cluster cannot be reached, or a table's shards cannot move; the others have moved then.
+pub(crate) fn run(common: &Common, args: &RebalanceArgs) -> Result<()> {
+    let config = cluster::config(common)?;
+    let cluster = Cluster::attach(&config.node, JOB)?;
+    let mut client = cluster.client()?;
+    client.set_namespace("");
+    let mut report = Report::new(common.format(), 0);
+    let tables = client.list_tables(&args.namespace)?;
+    let mut stay = 0;
+    for spec in tables.iter().filter(|spec| args.table.is_none_or(|id| id == spec.id)) {
+        let table = client.create_table(spec)?;
+        match client.rebalance(table, &args.drain) {
+            Ok(moved) => {
+                let now = client.shards(table)?;
+                for row in rows(spec, &moved, now) {
+                    report.row(&row)?;
+                }
+            }
+            Err(error) => {
+                say(format_args!("table {} stays: {error}", spec.name));
+                stay += 1;
+            }
+        }
+    }
+    drop(client);
+    cluster.shutdown()?;
+    ensure!(stay == 0, "{stay} of {} tables could not be rebalanced", tables.len());
+    Ok(())
+}
+
+/// The job that this command is to the cluster.
+const JOB: &str = "rebalance";
+
+/// A row for each shard that has moved: as it was before, and where it is now.
+fn rows(spec: &TableSpec, moved: &[Placed], now: &[Placed]) -> Vec<Moved> {
+    let row = |before: &Placed| {
+        let after = now.iter().find(|shard| shard.range == before.range)?;
+        Some(Moved {
+            namespace: spec.namespace.clone(),
+            table: spec.name.clone(),
+            first: before.range.begin(),
+            last: before.range.last(),
+            from: before.server,
+            to: after.server,
+        })
+    };
+    moved.iter().filter_map(row).collect()
+}
