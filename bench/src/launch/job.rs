@@ -24,6 +24,9 @@ use crate::report;
 /// missed by others before its agent has said so.
 const SETTLE: Duration = Duration::from_millis(300);
 
+/// Longest wait for what a remote shell that has ended says of it.
+const LAST_WORDS_WITHIN: Duration = Duration::from_secs(1);
+
 /// How long agents have to end everything before they are given up. They kill after less.
 const END_WITHIN: Duration = Duration::from_secs(4);
 
@@ -432,12 +435,16 @@ impl Agent {
         let output = shell.stdout.take().context("its output is a pipe")?;
         let noise = shell.stderr.take().context("its output is a pipe")?;
         let noisy = events.clone();
+        let (noise_goes_on, noise_ended) = mpsc::channel::<()>();
         spawn(move || {
             let _ = each_line(noise, |line| noisy.send(Event::Noise(at, line)).is_ok());
+            drop(noise_goes_on);
         })?;
         let events = events.clone();
         spawn(move || {
             let why = listen(&mut BufReader::new(output), at, &events).err();
+            // Why the remote shell failed stands in its last line, which may come after its end.
+            let _ = noise_ended.recv_timeout(LAST_WORDS_WITHIN);
             let _ = events.send(Event::Silent(at, why.map(|why| format!("{why:#}"))));
         })?;
         let host = host.to_owned();
