@@ -62,7 +62,7 @@ pub(super) type OpenHistory = dyn FnMut((u32, usize), &TableSpec) -> io::Result<
 pub(super) enum Step {
     /// All of its records were answered.
     Done,
-    /// Likewise, and parked requests of its table may have become admissible.
+    /// Likewise, and requests to its table that waited may go on, before any other.
     Release,
     /// The next record waits until its shard's clock has reached this value.
     Park(u64),
@@ -541,6 +541,7 @@ impl Tables {
             Some(op @ (Op::Take | Op::Rows | Op::Forward | Op::Own | Op::Abandon)) => {
                 self.serve_owner(lanes, peer, message, op)?;
                 lanes.answer(peer, message.timestamp())?;
+                step = Step::Release;
             }
             Some(Op::Mark) => lanes.answer(peer, message.timestamp())?,
             Some(Op::Command) => {

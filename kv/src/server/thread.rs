@@ -161,10 +161,15 @@ impl ServerThread {
                 self.parked.remove(&table);
             }
         }
+        self.release_held();
+        is_busy
+    }
+
+    /// Serves the requests that waited for a move which has ended. No later one may overtake them.
+    fn release_held(&mut self) {
         while let Some(Held { peer, message, list }) = self.tables.release() {
             self.admit(peer, message, list);
         }
-        is_busy
     }
 
     /// Processes arrivals. `step` calls this function out of line, so that a step without arrivals
@@ -493,9 +498,11 @@ impl ServerThread {
         None
     }
 
-    /// Executes the parked requests of a table that its model admits now.
+    /// Executes the requests that no longer wait: those of a table that its model admits now, and
+    /// those whose shard has moved.
     #[inline(never)]
     fn release(&mut self, table: u32) {
+        self.release_held();
         loop {
             let lanes = &mut self.endpoint.lanes;
             let next = self.tables.next_released(lanes, table);
@@ -529,6 +536,7 @@ impl ServerThread {
         self.parked.values_mut().for_each(|parked| parked.retain(|parked| parked.peer != peer));
         self.parked.retain(|_, parked| !parked.is_empty());
         self.tables.forget(peer);
+        self.release_held();
         self.lacking.remove(&peer);
         self.lists.forget(peer);
         let node = self.client(peer).node;
