@@ -154,7 +154,8 @@ fn count(node: &mut WorkerNode) -> caravan_kv::Result<Value> {
 /// is no table.
 #[test]
 fn servers_record_histories_in_a_folder() {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("histories");
+    // The folder of the build may be read-only.
+    let folder = std::env::temp_dir().join(format!("caravan-histories-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);
     let run = |folder: &Path| {
         let node = NodeConfig { history: Some(folder.to_owned()), ..node(support::any()) };

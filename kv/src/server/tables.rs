@@ -233,7 +233,7 @@ impl Tables {
             let reply_to = ReplyTo { peer, table: message.table(), timestamp: message.timestamp() };
             match trouble {
                 Trouble::Moved(to) => {
-                    self.moves.counters.sent_back += 1;
+                    self.note_sent_back(message.table(), message.range().begin(), peer);
                     send_back(lanes, peer, message, list, to)?;
                 }
                 other => answer_trouble(lanes, reply_to, other)?,
@@ -538,12 +538,19 @@ impl Tables {
                 }
                 lanes.answer(peer, message.timestamp())?;
             }
+            Some(Op::Take) if self.waits_for_marks(message.table(), message.range().begin()) => {
+                return Ok(Step::Hold);
+            }
             Some(op @ (Op::Take | Op::Rows | Op::Forward | Op::Own | Op::Abandon)) => {
                 self.serve_owner(lanes, peer, message, op)?;
                 lanes.answer(peer, message.timestamp())?;
                 step = Step::Release;
             }
-            Some(Op::Mark) => lanes.answer(peer, message.timestamp())?,
+            Some(Op::Mark) => {
+                self.mark(message.table(), message.range().begin(), peer);
+                lanes.answer(peer, message.timestamp())?;
+                step = Step::Release;
+            }
             Some(Op::Command) => {
                 let entry = self.find(message.table(), message.range().begin())?;
                 if entry.moving.as_ref().is_some_and(|moving| moving.holds(lanes, false)) {

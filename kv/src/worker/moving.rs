@@ -2,15 +2,16 @@
 //!
 //! A server sends back a whole request that it has not applied, with the name of the new owner
 //! (`server/tables/moving.rs`). Nothing is kept here for that. Requests of one worker to one shard
-//! stay in order: those that came back are sent again first, and new ones wait until the former
-//! owner has answered a mark, behind which nothing more comes back.
+//! stay in order: whoever sent one back, and whoever had the shard before, is asked for a mark,
+//! behind which nothing more comes back. Then those that came back are sent again, in the order in
+//! which they were made, and new ones behind them.
 //!
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
 
 use std::collections::VecDeque;
 
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Draft, Message, PeerId, Values};
+use caravan_van::{Draft, Message, Values};
 
 use super::table::TableState;
 use super::waiting::{Awaited, Silence};
@@ -42,6 +43,7 @@ struct Returned {
 struct Settling {
     table: usize,
     shard: usize,
+    server: usize,
     mark: Timestamp,
 }
 
@@ -51,6 +53,11 @@ impl Moves {
     pub(super) fn concern(&self, table: usize, shard: usize) -> bool {
         self.settling.iter().any(|it| (it.table, it.shard) == (table, shard))
             || self.returned.iter().any(|it| (it.table, it.shard) == (table, shard))
+    }
+
+    /// Whether requests to a shard may still come back.
+    fn is_settling(&self, table: usize, shard: usize) -> bool {
+        self.settling.iter().any(|it| (it.table, it.shard) == (table, shard))
     }
 }
 
@@ -97,57 +104,67 @@ impl Worker {
     #[cold]
     pub(super) fn take_back(&mut self, server: usize, message: Message) {
         let timestamp = message.timestamp();
+        let begin = message.range().begin();
+        let table = self.tables.iter().position(|known| known.number == message.table());
+        let shard = table.and_then(|table| self.tables[table].map.find(begin));
+        let back = SentBack::read(message.values());
+        let back = back.filter(|(head, _)| (head.server as usize) < self.servers.len());
+        if let (Some(table), Some(shard), Some((head, _))) = (table, shard, back) {
+            let map = &mut self.tables[table].map;
+            let former = map.shards()[shard].server;
+            if map.enter(begin, head.server as usize, head.epoch) {
+                self.settle_with(former, table, shard);
+            }
+            self.settle_with(server, table, shard);
+        }
         let peer = self.servers[server].peer;
         let Some((progress, at)) = self.tracker.part(timestamp, server) else { return };
         let part = &mut progress.parts[at];
         if let Some(key) = part.offered.take() {
             part.into = self.endpoint.lanes.withdraw(peer, key).ok();
         }
-        let id = message.table();
-        let begin = message.range().begin();
-        let table = self.tables.iter().position(|known| known.number == id);
-        let shard = table.and_then(|table| self.tables[table].map.find(begin));
-        let back = SentBack::read(message.values());
-        let back = back.filter(|(head, _)| (head.server as usize) < self.servers.len());
+        let request = progress.timestamp;
         let (Some(table), Some(shard), Some((head, body))) = (table, shard, back) else {
-            let request = progress.timestamp;
             self.tracker.answered(timestamp, server);
             let reason = "it sent a request back without its new owner".to_owned();
             return self.conclude(server, request, Err(reason));
         };
-        let map = &mut self.tables[table].map;
-        let is_new = map.enter(begin, head.server as usize, head.epoch);
-        let owner = map.shards()[shard].server;
+        let owner = self.tables[table].map.shards()[shard].server;
+        part.server = owner;
         // A wish that has come true is not for the new owner, which may have to move the shard on.
         let is_fulfilled = head.op == Op::Move as u64
             && serde_json::from_slice(body)
                 .is_ok_and(|wish: Destination| wish.server == head.server as usize);
-        let request = progress.timestamp;
-        part.server = owner;
-        if is_new {
-            self.settle_with(server, peer, table, shard);
-        }
         if is_fulfilled {
             self.tracker.answered(timestamp, owner);
-            self.conclude(owner, request, Ok(()));
-        } else {
-            self.moves.returned.push_back(Returned { table, shard, server: owner, message });
+            return self.conclude(owner, request, Ok(()));
         }
+        // Requests come back from several servers if a shard moves on meanwhile.
+        let returned = &mut self.moves.returned;
+        let place = returned.partition_point(|it| it.message.timestamp() < timestamp);
+        returned.insert(place, Returned { table, shard, server: owner, message });
     }
 
-    /// Has new requests to a shard wait until its former owner has sent back all others.
-    fn settle_with(&mut self, server: usize, peer: PeerId, table: usize, shard: usize) {
-        let TableState { number, route, .. } = &mut self.tables[table];
+    /// Has requests to a shard wait until a server that had it has sent back all that it got.
+    fn settle_with(&mut self, server: usize, table: usize, shard: usize) {
+        let TableState { number, route, map, .. } = &mut self.tables[table];
         route.close();
-        let (op, table_number) = (Op::Mark as u8, *number);
-        let Ok(mark) = self.tracker.begin_short(RequestKind::Push, server as u32, None) else {
+        let (number, range) = (*number, map.shards()[shard].range);
+        let Worker { moves, tracker, .. } = self;
+        moves.settling.retain(|it| !tracker.is_settled(it.mark.0));
+        let is_it = |it: &Settling| (it.table, it.shard, it.server) == (table, shard, server);
+        if moves.settling.iter().any(is_it) {
+            return;
+        }
+        let Ok(mark) = tracker.begin_short(RequestKind::Push, server as u32, None) else {
             return; // so many requests are outstanding that none can follow
         };
         // What came back returned the credit that this takes.
-        let draft =
-            Draft { op, table: table_number, timestamp: mark.0, ..Draft::new(Kind::Request) };
+        let (op, timestamp) = (Op::Mark as u8, mark.0);
+        let draft = Draft { op, table: number, range, timestamp, ..Draft::new(Kind::Request) };
+        let peer = self.servers[server].peer;
         match self.endpoint.lanes.post(peer, draft, &mut Coding::plain()) {
-            Ok(()) => self.moves.settling.push(Settling { table, shard, mark }),
+            Ok(()) => self.moves.settling.push(Settling { table, shard, server, mark }),
             Err(error) => self.lose(server, &error),
         }
     }
@@ -162,13 +179,20 @@ impl Worker {
 
     #[cold]
     fn send_all_returned(&mut self) {
-        while let Some(first) = self.moves.returned.front() {
+        let Worker { moves, tracker, .. } = self;
+        moves.settling.retain(|it| !tracker.is_settled(it.mark.0));
+        let mut next = 0;
+        while let Some(first) = self.moves.returned.get(next) {
             let Returned { table, shard, server: from, .. } = *first;
+            if self.moves.is_settling(table, shard) {
+                next += 1;
+                continue;
+            }
             let number = first.message.table();
             let known = self.tables.get(table).filter(|known| known.number == number);
             let Some(known) = known else {
                 // This worker has dropped the table meanwhile.
-                if let Some(Returned { message, .. }) = self.moves.returned.pop_front() {
+                if let Some(Returned { message, .. }) = self.moves.returned.remove(next) {
                     self.enter_dropped(from, &message);
                 }
                 continue;
@@ -179,7 +203,7 @@ impl Worker {
             if !is_lost && self.endpoint.lanes.credits(peer) == 0 {
                 return;
             }
-            let Some(Returned { message, .. }) = self.moves.returned.pop_front() else { return };
+            let Some(Returned { message, .. }) = self.moves.returned.remove(next) else { return };
             let timestamp = message.timestamp();
             let Some((progress, at)) = self.tracker.part(timestamp, from) else { continue };
             progress.parts[at].server = server;

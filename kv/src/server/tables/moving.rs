@@ -8,7 +8,8 @@
 //! 2. Behind the last piece the owner holds requests to the shard until the newcomer has answered
 //!    everything. Then it gives the shard up, says so (`Own`), and sends every held or later request
 //!    back to its worker with the new owner's name (`Moved`): nothing is applied twice or by two.
-//!    The newcomer holds requests that come before it owns the shard.
+//!    The newcomer holds requests that come before it owns the shard. One that had the shard before
+//!    takes it back only when the workers have marked that they have heard so (`Gone::unmarked`).
 //!
 //! This is the two-phase hand-over of Li et al., "Scaling Distributed Machine Learning with the
 //! Parameter Server", OSDI 2014, section 4.5, with forwarded pushes in place of a second copy. If
@@ -57,6 +58,11 @@ pub(super) struct Gone {
     table: u32,
     range: KeyRange,
     to: Moved,
+    /// Workers that got a request back and have not sent a mark since: more of them may come.
+    unmarked: Vec<PeerId>,
+    /// Its return, which waits for those marks: no request may find the shard here that was made
+    /// behind one that was sent back.
+    returns: VecDeque<Held>,
 }
 
 /// Where a shard has moved.
@@ -101,6 +107,8 @@ struct Recipient {
     number: u32,
     /// Requests sent.
     sent: u32,
+    /// Whether it has room for the shard, and rows and pushes can go there.
+    is_ready: bool,
 }
 
 /// A shard that is leaving this thread.
@@ -203,10 +211,27 @@ impl Moving {
     /// Whether a request has to wait; one that pushes needs room at a newcomer.
     #[cold]
     pub(super) fn holds(&self, lanes: &Lanes, pushes: bool) -> bool {
-        let has_room =
-            |to: &Recipient| !pushes || to.peer.is_none_or(|peer| lanes.credits(peer) > 0);
+        let has_room = |to: &Recipient| {
+            !pushes || !to.is_ready || to.peer.is_none_or(|peer| lanes.credits(peer) > 0)
+        };
         let is_open = matches!(&self.with, With::Newcomer(to) if has_room(to));
         self.is_closed || !self.held.is_empty() || !is_open
+    }
+}
+
+impl Gone {
+    /// Waits no longer for a mark of this peer.
+    fn forget(&mut self, peer: PeerId, released: &mut VecDeque<Held>) {
+        self.unmarked.retain(|unmarked| *unmarked != peer);
+        if self.unmarked.is_empty() {
+            released.append(&mut self.returns);
+        }
+    }
+}
+
+impl Moves {
+    fn gone(&mut self, table: u32, key: u64) -> Option<&mut Gone> {
+        self.gone.iter_mut().find(|gone| gone.table == table && gone.range.contains(key))
     }
 }
 
@@ -222,6 +247,9 @@ pub(super) fn forward(
     let Some(With::Newcomer(to)) = moving.as_mut().map(|moving| &mut moving.with) else {
         return Ok(());
     };
+    if !to.is_ready {
+        return Ok(()); // its rows will be copied after this push
+    }
     let draft = Draft {
         clock: request.clock,
         keys: request.keys,
@@ -278,6 +306,28 @@ impl Tables {
         self.moves.gone.iter().find(is_it).map(|gone| gone.to)
     }
 
+    /// Remembers that a request to a shard that has moved was sent back.
+    pub(super) fn note_sent_back(&mut self, table: u32, key: u64, peer: PeerId) {
+        self.moves.counters.sent_back += 1;
+        if let Some(gone) = self.moves.gone(table, key)
+            && !gone.unmarked.contains(&peer)
+        {
+            gone.unmarked.push(peer);
+        }
+    }
+
+    /// Enters that a worker has heard of everything that was sent back.
+    pub(super) fn mark(&mut self, table: u32, key: u64, peer: PeerId) {
+        let Moves { gone, released, .. } = &mut self.moves;
+        let of_it = |gone: &&mut Gone| gone.table == table && gone.range.contains(key);
+        gone.iter_mut().filter(of_it).for_each(|gone| gone.forget(peer, released));
+    }
+
+    /// Whether a shard has to wait before it comes back: workers may send requests from before.
+    pub(super) fn waits_for_marks(&mut self, table: u32, key: u64) -> bool {
+        self.moves.gone(table, key).is_some_and(|gone| !gone.unmarked.is_empty())
+    }
+
     /// Keeps a request until its shard has moved.
     pub(in crate::server) fn hold(&mut self, held: Held) {
         let (table, key) = (held.message.table(), held.message.range().begin());
@@ -293,7 +343,10 @@ impl Tables {
                 }
                 moving.held.push_back(held);
             }
-            None => self.moves.released.push_back(held),
+            None => match self.moves.gone(table, key) {
+                Some(gone) if held.message.op() == Op::Take as u8 => gone.returns.push_back(held),
+                _ => self.moves.released.push_back(held),
+            },
         }
     }
 
@@ -336,7 +389,7 @@ impl Tables {
         let message = message.pop().ok_or_else(|| "the request is gone".to_owned())?;
         let message = message.kept(lanes.memory()).map_err(|error| error.to_string())?;
         let number = self.moves.count + 1;
-        let to = Recipient { peer: None, number, sent: 0 };
+        let to = Recipient { peer: None, number, sent: 0, is_ready: false };
         self.find(table, range.begin())?.moving = Some(Moving::new(With::Newcomer(to), false));
         self.moves.count = number;
         let wish = Held { peer, message, list: None };
@@ -431,6 +484,10 @@ impl Tables {
             to.post(lanes, draft).map_err(Trouble::into_reason)?;
             return Ok(Step::Goes);
         }
+        if !to.is_ready {
+            to.is_ready = leaving.answered > 0;
+            return Ok(if to.is_ready { Step::Goes } else { Step::Waits });
+        }
         if !moving.is_closed && !moving.held.is_empty() {
             released.append(&mut moving.held);
             return Ok(Step::Goes);
@@ -461,7 +518,8 @@ impl Tables {
         moving.release(released);
         let to = Moved { server: leaving.destination.server, epoch, range };
         gone.retain(|gone| gone.table != table || gone.range != range);
-        gone.push(Gone { table, range, to });
+        let (unmarked, returns) = (Vec::new(), VecDeque::new());
+        gone.push(Gone { table, range, to, unmarked, returns });
         counters.left += 1;
         self.entries.remove(position);
         self.last = 0;
@@ -515,6 +573,11 @@ impl Tables {
 
     /// Ends the moves from and to a lost peer.
     pub(in crate::server) fn forget(&mut self, peer: PeerId) {
+        let Moves { gone, released, .. } = &mut self.moves;
+        for gone in gone {
+            gone.returns.retain(|held| held.peer != peer);
+            gone.forget(peer, released);
+        }
         self.moves.lanes.retain(|(_, known)| *known != peer);
         for leaving in self.moves.leaving.iter_mut().filter(|it| it.peer == Some(peer)) {
             leaving.failed.get_or_insert_with(|| "its lane was lost".to_owned());
