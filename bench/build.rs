@@ -1,12 +1,14 @@
-//! Writes down at build time what a row says of the program: the commit and the compiler. Neither has to be known.
+//! Writes down at build time what a row says of the program: the commit and the compiler. Neither
+//! has to be known.
 
 use std::env;
 use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // Without the prefix of the settings: cargo passes these on to what it runs, and a setting that does not exist is refused.
-    // Moves with every commit, checkout and merge. Absent in a source archive, and then there is no commit to name either.
+    // Without the prefix of the settings: cargo passes these on to what it runs, and a setting that
+    // does not exist is refused. Moves with every commit, checkout and merge. Absent in a source
+    // archive, and then there is no commit to name either.
     if let Some(log) = first_line("git", &["rev-parse", "--git-path", "logs/HEAD"])
         && std::path::Path::new(&log).exists()
     {

@@ -1,4 +1,5 @@
-//! The steps between a message and a socket, each alone: memory, an endpoint's frames, and their way through a stream. Nothing waits.
+//! The steps between a message and a socket, each alone: memory, an endpoint's frames, and their
+//! way through a stream. Nothing waits.
 //!
 //! `cargo bench -p caravan-bench --bench lane` runs all; the steps above are in `steps.rs`.
 
@@ -50,7 +51,8 @@ fn memory(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Requests of one key posted, carried, taken in and answered, one at a time and many: both endpoints, no wire, no table.
+/// Requests of one key posted, carried, taken in and answered, one at a time and many: both
+/// endpoints, no wire, no table.
 fn endpoint(criterion: &mut Criterion) {
     let (there, back) = (Frames::default(), Frames::default());
     let mut server = Endpoint::new(Wire::new(&back, &there), 2, CREDITS);
@@ -96,7 +98,8 @@ fn endpoint(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What one side of a connection sends with, and the other receives with, once both have proved themselves.
+/// What one side of a connection sends with, and the other receives with, once both have proved
+/// themselves.
 fn halves(config: &VanConfig, peer: PeerId, pool: &Pool) -> (Sender, Receiver) {
     let credentials = || Rc::new(Credentials::new(config, CARRIER));
     let (greeter, call) = Greeter::calling(credentials());

@@ -1,7 +1,8 @@
-//! The steps of a push, each alone: coding, slicing, and the update of a shard. No wire, no threads, nothing waits.
+//! The steps of a push, each alone: coding, slicing, and the update of a shard. No wire, no
+//! threads, nothing waits.
 //!
-//! `cargo bench -p caravan-bench --bench steps` runs all, with `-- --quick` roughly, with `-- decode` those so named. What a
-//! whole push costs is measured by `caravan bench`, not here.
+//! `cargo bench -p caravan-bench --bench steps` runs all, with `-- --quick` roughly, with
+//! `-- decode` those so named. What a whole push costs is measured by `caravan bench`, not here.
 
 #![forbid(unsafe_code)]
 
@@ -43,7 +44,8 @@ fn main() {
     criterion.final_summary();
 }
 
-/// Encode and decode: 1 and 1000 keys with 8 bytes and 16 KiB of values each. Compact coding makes the keys shorter, not the values.
+/// Encode and decode: 1 and 1000 keys with 8 bytes and 16 KiB of values each. Compact coding makes
+/// the keys shorter, not the values.
 fn code(criterion: &mut Criterion) {
     let pool = Pool::new(MEMORY_MAX);
     for (count, each) in [(1, 8), (1, 16 << 10), (1000, 8), (1000, 16 << 10)] {
@@ -66,8 +68,8 @@ fn code(criterion: &mut Criterion) {
     }
 }
 
-/// Snappy on 16 KiB of values: when it pays; when it doesn't, on average over the messages that are not even tried, and the
-/// tries alone.
+/// Snappy on 16 KiB of values: when it pays; when it doesn't, on average over the messages that are
+/// not even tried, and the tries alone.
 fn compress(criterion: &mut Criterion) {
     let pool = Pool::new(MEMORY_MAX);
     let (keys, paying, not_paying) = (keys(1, GAP), half_noise(16 << 10), noise(16 << 10));
@@ -90,7 +92,8 @@ fn compress(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Check and cut of sorted keys for 8 servers, and the signature that stands for the check of keys that come again.
+/// Check and cut of sorted keys for 8 servers, and the signature that stands for the check of keys
+/// that come again.
 fn slice(criterion: &mut Criterion) {
     let map = Placement::Even(1).map(KeyRange::ALL, 8).expect("8 servers");
     for count in [1, 1000, KEYS] {
@@ -117,7 +120,8 @@ fn slice(criterion: &mut Criterion) {
     }
 }
 
-/// Rows of a dense shard with one value each: one, 4096 that follow each other, and every other of so many.
+/// Rows of a dense shard with one value each: one, 4096 that follow each other, and every other of
+/// so many.
 fn update_dense_rows(criterion: &mut Criterion) {
     let memory = Pool::new(MEMORY_MAX);
     let range = KeyRange::new(0, 2 * KEYS as u64).expect("there are keys");
@@ -139,8 +143,8 @@ fn update_dense_rows(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// 100 000 keys with one value each: rows that exist, in the order of the keys, or in no order; keys that the server
-/// remembers; and rows that don't exist yet.
+/// 100 000 keys with one value each: rows that exist, in the order of the keys, or in no order;
+/// keys that the server remembers; and rows that don't exist yet.
 fn update_sparse_rows(criterion: &mut Criterion) {
     let memory = Pool::new(MEMORY_MAX);
     let (keys, values) = (keys(KEYS, u64::MAX / KEYS as u64), vec![1.0f32; KEYS]);

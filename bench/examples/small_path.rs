@@ -1,10 +1,10 @@
-//! What a small request costs in instructions: worker and server in one thread, over a transport that
-//! only hands frames over, or over shared memory.
+//! What a small request costs in instructions: worker and server in one thread, over a transport
+//! that only hands frames over, or over shared memory.
 //!
-//! `ci/instructions` runs it under callgrind, which counts what happens inside [`stream_pushes`] and
-//! [`stream_pulls`]; by itself it shows nothing. Nothing here waits, so the same program gives the
-//! same counts. The argument is the operation, how many are in flight, and `shm` for shared memory:
-//! `push-1`, `pull-200`, `push-1-shm`.
+//! `ci/instructions` runs it under callgrind, which counts what happens inside [`stream_pushes`]
+//! and [`stream_pulls`]; by itself it shows nothing. Nothing here waits, so the same program gives
+//! the same counts. The argument is the operation, how many are in flight, and `shm` for shared
+//! memory: `push-1`, `pull-200`, `push-1-shm`.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,8 @@
 //! Strangers at the ports of a running job: what `ci/strangers` throws at it, for so many seconds.
 //!
-//! `strangers silent|half|wrong|replay SECONDS ADDRESS…`; `replay` needs the job's `CARAVAN_SECRET` and `CARAVAN_JOB`, to make one
-//! genuine call and to say it over and over. Prints how many connections were made, and how many bytes came back.
+//! `strangers silent|half|wrong|replay SECONDS ADDRESS…`; `replay` needs the job's `CARAVAN_SECRET`
+//! and `CARAVAN_JOB`, to make one genuine call and to say it over and over. Prints how many
+//! connections were made, and how many bytes came back.
 
 #![forbid(unsafe_code)]
 
@@ -67,7 +68,8 @@ fn genuine() -> Option<Vec<u8>> {
     Some(call(secret, job))
 }
 
-/// Keeps [`HELD`] connections open that have said `words`, in turn to each address; what is hung up on is made anew.
+/// Keeps [`HELD`] connections open that have said `words`, in turn to each address; what is hung up
+/// on is made anew.
 fn hold(addresses: &[String], words: &[u8], until: Instant) -> Tally {
     let (mut tally, mut held) = (Tally::default(), Vec::new());
     while Instant::now() < until {

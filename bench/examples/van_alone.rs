@@ -1,8 +1,8 @@
-//! What the van costs without workers, servers and tables: a request with its payload and a bare answer, between two endpoints over
-//! RDMA, one to and fro at a time.
+//! What the van costs without workers, servers and tables: a request with its payload and a bare
+//! answer, between two endpoints over RDMA, one to and fro at a time.
 //!
-//! `van_alone ADDRESS BYTES COUNT`, with the address of a device, prints the median round trip as `ci/figures` reads it. Both sides
-//! are threads of this process and yield while they wait.
+//! `van_alone ADDRESS BYTES COUNT`, with the address of a device, prints the median round trip as
+//! `ci/figures` reads it. Both sides are threads of this process and yield while they wait.
 
 #![forbid(unsafe_code)]
 

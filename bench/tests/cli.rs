@@ -1,4 +1,5 @@
-//! The program from outside: status, what goes to which output, and the rows as a script reads them.
+//! The program from outside: status, what goes to which output, and the rows as a script reads
+//! them.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -275,7 +276,8 @@ fn a_trained_model_predicts() {
     }
 }
 
-/// Features of no more than lambda examples are 0 in every solution, so that to drop them first changes no objective.
+/// Features of no more than lambda examples are 0 in every solution, so that to drop them first
+/// changes no objective.
 #[test]
 fn rare_features_are_dropped_and_accounted_for() {
     let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tail");
@@ -299,7 +301,8 @@ fn rare_features_are_dropped_and_accounted_for() {
     }
 }
 
-/// All of the objective's variants at once, over a path, with a picture and a binary model for each lambda.
+/// All of the objective's variants at once, over a path, with a picture and a binary model for each
+/// lambda.
 #[test]
 fn a_path_has_a_result_and_a_model_for_each_lambda() {
     let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("path");
@@ -363,7 +366,8 @@ fn people_see_passes_as_a_table() {
     assert!(last.starts_with("test: logloss") && last.contains("PR-AUC"), "{stdout}");
 }
 
-/// Whatever would end a run after its work is found before: not a row is printed, and no cluster starts.
+/// Whatever would end a run after its work is found before: not a row is printed, and no cluster
+/// starts.
 #[test]
 fn what_cannot_be_written_or_measured_on_is_found_before_training() {
     let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("early");
@@ -426,8 +430,8 @@ fn wrong_files_are_named() {
     }
 }
 
-/// The last row has a bound of how far the objective is above the least; `--strict` fails above what
-/// was asked for, with the model and the rows written.
+/// The last row has a bound of how far the objective is above the least; `--strict` fails above
+/// what was asked for, with the model and the rows written.
 #[test]
 fn a_run_that_ends_above_what_was_asked_for_says_so() {
     let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("strict");

@@ -1,5 +1,5 @@
-//! Goal: neither Ctrl-C nor SIGTERM costs work: the model is saved and the run can go on from it; a second Ctrl-C ends it at once. A
-//! node that is killed ends the run, and nothing is left behind.
+//! Goal: neither Ctrl-C nor SIGTERM costs work: the model is saved and the run can go on from it; a
+//! second Ctrl-C ends it at once. A node that is killed ends the run, and nothing is left behind.
 //! Method: real processes and real signals.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -233,7 +233,8 @@ fn a_killed_node_ends_the_run_and_is_named() {
 fn a_stopped_server_ends_the_training_and_is_named() {
     let (_, train) = training("stopped");
     let endless = format!("{train} --no-newton --epsilon 0 --passes 1000000 --servers 2");
-    // As soon as its nodes are there, when they join or load their data, and in the middle of passes.
+    // As soon as its nodes are there, when they join or load their data, and in the middle of
+    // passes.
     for passes in [0, 2] {
         let mut command = caravan(&endless);
         let command =
@@ -252,7 +253,8 @@ fn a_stopped_server_ends_the_training_and_is_named() {
     }
 }
 
-/// The nodes of a run with two servers and two workers, once they are there, and the second server among them.
+/// The nodes of a run with two servers and two workers, once they are there, and the second server
+/// among them.
 fn nodes_of(run: &Child) -> (Vec<u32>, u32) {
     let words = |pid| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let began = Instant::now();

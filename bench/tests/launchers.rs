@@ -229,8 +229,8 @@ fn hosts_that_cannot_be_reached_are_named_with_the_reason() {
     assert!(said.contains("cannot reach nowhere.invalid") && said.contains("resolve"), "{said}");
 }
 
-/// Network namespaces of one machine on a switch, and an ssh server in all but the first. Host n has
-/// the alias `hostN`.
+/// Network namespaces of one machine on a switch, and an ssh server in all but the first. Host n
+/// has the alias `hostN`.
 struct Hosts {
     names: Vec<String>,
     servers: Vec<Child>,

@@ -1,6 +1,6 @@
 //! Goal: people see the page of `caravan report` in a browser, from disk and without a network.
-//! Method: a headless Chromium that can look up no name opens a page of two real runs. It is skipped
-//! with a line where there is none; `ci/launchers setup` installs it.
+//! Method: a headless Chromium that can look up no name opens a page of two real runs. It is
+//! skipped with a line where there is none; `ci/launchers setup` installs it.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

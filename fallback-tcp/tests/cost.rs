@@ -55,8 +55,8 @@ fn a_round_trip_takes_one_write_and_two_reads() {
     let empty = ping_pong(&mut net, links, ROUNDS);
     let (passed, after) = (net.van(0).about().clock.now() - began, net.van(0).counters());
     let calls = after.system_calls - before.system_calls;
-    // The read behind the write finds nothing yet. Once a millisecond at most, the listener is looked after by a call; once,
-    // the socket is taken from the system's watch.
+    // The read behind the write finds nothing yet. Once a millisecond at most, the listener is
+    // looked after by a call; once, the socket is taken from the system's watch.
     let around = passed.as_millis() as u64 + 2;
     assert!(calls <= 3 * ROUNDS + empty + around, "{calls} calls, {empty} empty polls");
     assert_eq!(after.sleeps, before.sleeps);

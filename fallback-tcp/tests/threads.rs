@@ -52,7 +52,8 @@ fn serve(van: &mut Tcp) -> u64 {
     }
 }
 
-/// Runs `count` round trips between two threads that wait like this; returns the caller's counters for them.
+/// Runs `count` round trips between two threads that wait like this; returns the caller's counters
+/// for them.
 fn ping_pong(wait: Wait, count: u64) -> caravan_van::Counters {
     let (tell, told) = mpsc::channel();
     let server = std::thread::spawn(move || {
@@ -98,7 +99,8 @@ fn two_threads_that_never_sleep() {
     assert_eq!(ping_pong(Wait::Yield, 500).sleeps, 0);
 }
 
-/// Who was busy for so long that nobody watched its sockets any more is woken all the same when it sleeps.
+/// Who was busy for so long that nobody watched its sockets any more is woken all the same when it
+/// sleeps.
 #[test]
 fn who_sleeps_after_a_busy_time_is_woken() {
     let (tell, told) = mpsc::channel();

@@ -1,4 +1,5 @@
-//! What the fuzz target does with its bytes. `tests/corpus.rs` runs the same over the kept corpus, without a fuzzer.
+//! What the fuzz target does with its bytes. `tests/corpus.rs` runs the same over the kept corpus,
+//! without a fuzzer.
 
 use caravan_kv::filter::decode_block;
 use caravan_kv::{TableSpec, ValueType};
@@ -8,8 +9,8 @@ thread_local! {
     static POOL: Pool = Pool::new(256 << 20);
 }
 
-/// Decodes arbitrary bytes as the block of a message's values, for tables of each type, with rows of three values or of their
-/// own lengths.
+/// Decodes arbitrary bytes as the block of a message's values, for tables of each type, with rows
+/// of three values or of their own lengths.
 pub(crate) fn block(bytes: &[u8]) {
     let Some((&choice, block)) = bytes.split_first() else { return };
     let value = ValueType::ALL[usize::from(choice >> 1) % ValueType::ALL.len()];

@@ -27,8 +27,8 @@ pub enum Launch {
     /// As threads of this process.
     Threads(Handles, Apps),
     /// As nodes of the simulated network that the calling thread belongs to; this thread becomes
-    /// the driver, and the scheduler another of its node. All use the network's time, and servers have one thread each. The settings
-    /// are those of the cluster, except for the van.
+    /// the driver, and the scheduler another of its node. All use the network's time, and servers
+    /// have one thread each. The settings are those of the cluster, except for the van.
     Simulated(Handles, Apps),
     /// Not by this process: they are started elsewhere, and join at the scheduler's address.
     External,
@@ -114,8 +114,8 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Joins a cluster that another process has started, to run the job `job` on it. `node` holds the
-    /// scheduler's address, the number and the secret of the cluster, as
+    /// Joins a cluster that another process has started, to run the job `job` on it. `node` holds
+    /// the scheduler's address, the number and the secret of the cluster, as
     /// [`ClusterConfig::to_vars`] of the other process passes them on.
     ///
     /// The job shares servers and workers with others: its tasks take their turns with theirs, and
@@ -270,7 +270,8 @@ impl Cluster {
     /// results.
     ///
     /// # Errors
-    /// As [`Cluster::submit_after`]; [`Error::Config`] if a step waits for one that is not before it.
+    /// As [`Cluster::submit_after`]; [`Error::Config`] if a step waits for one that is not before
+    /// it.
     pub fn submit_steps(
         &mut self,
         after: &[TaskId],
@@ -304,8 +305,8 @@ impl Cluster {
         self.scheduler.borrow_mut().finish(task)
     }
 
-    /// Waits for a task and returns the workers' results, in order of rank, without those of workers
-    /// that were lost meanwhile and are not needed ([`NodeConfig::losses_max`]).
+    /// Waits for a task and returns the workers' results, in order of rank, without those of
+    /// workers that were lost meanwhile and are not needed ([`NodeConfig::losses_max`]).
     ///
     /// # Errors
     /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node.

@@ -1,10 +1,10 @@
 //! Histories: which worker read and wrote which version, in the order in which a shard executed it;
 //! and a checker that accepts a history or names the two events that break its table's model.
 //!
-//! `kv/docs/consistency.md` describes the format. A server thread writes one file for each shard of a
-//! table with a model. The order of a file's lines is the order of execution; between files there is
-//! no order, since the clocks of different machines say nothing. The rules are those of section 5 of
-//! the parameter database's report, and of the models in [`crate::consistency`].
+//! `kv/docs/consistency.md` describes the format. A server thread writes one file for each shard of
+//! a table with a model. The order of a file's lines is the order of execution; between files there
+//! is no order, since the clocks of different machines say nothing. The rules are those of section
+//! 5 of the parameter database's report, and of the models in [`crate::consistency`].
 
 mod check;
 mod data_centric;

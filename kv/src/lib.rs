@@ -1,31 +1,36 @@
 //! Push and pull: workers, servers, tables, and the scheduler that brings them together.
 //!
 //! ```text
-//!   scheduler (node/scheduler.rs)      joins, ranks, key ranges, tasks, barriers, heartbeats: control plane, plain TCP
+//!   scheduler (node/scheduler.rs)   joins, ranks, tasks, barriers, heartbeats: plain TCP
 //!      │ tasks            │
 //!      ▼                  ▼
-//!   worker (worker.rs)   server process, its threads (server/thread.rs), each with a shard of every table
+//!   worker (worker.rs)   server process, its threads (server/thread.rs), each with shards
 //!      │  push, pull        ▲
-//!      └────────────────────┘   data: one lane from each worker to each server thread, over whichever van
+//!      └────────────────────┘   data: a lane from each worker to each server thread, over any van
 //! ```
 //!
-//! The path of a push: [`worker`] > `slicer` > `caravan_van::message` > codec > endpoint > transport > [`server`] > reply >
-//! `tracker`. It runs on the caller's thread and on the server's thread, and on no other; it allocates nothing once warm.
+//! The path of a push: [`worker`] > `slicer` > `caravan_van::message` > codec > endpoint >
+//! transport > [`server`] > reply > `tracker`. It runs on the caller's thread and on the server's
+//! thread, and on no other; it allocates nothing once warm.
 //!
-//! Keys are `u64`, sorted and unique in every request; each table's key range is cut evenly among all server threads. Requests
-//! of one worker to one server thread are served in the order in which they were made.
+//! Keys are `u64`, sorted and unique in every request; each table's key range is cut evenly among
+//! all server threads. Requests of one worker to one server thread are served in the order in which
+//! they were made.
 //!
 //! # Thread rules
-//! A [`Worker`] and what it hands out belong to one thread. A [`ServerThread`] owns its shards. The scheduler serves nodes on a
-//! thread of its own (`node/scheduler/service.rs`); each node has another for heartbeats (`node/heartbeat.rs`).
+//! A [`Worker`] and what it hands out belong to one thread. A [`ServerThread`] owns its shards. The
+//! scheduler serves nodes on a thread of its own (`node/scheduler/service.rs`); each node has
+//! another for heartbeats (`node/heartbeat.rs`).
 //!
 //! # Who is lost
-//! Servers and workers of their own processes tell the scheduler every `CARAVAN_HEARTBEAT_MS` that they live. After five
-//! heartbeats without a sign, or when its lane breaks, a node is lost. The scheduler tells the driver and all nodes:
-//! [`Cluster::wait`], every wait of a client of [`Cluster::client`], and every wait of a worker end with [`Error::NodeLost`]. A
-//! driver that computes keeps nobody waiting; while its process is stopped, as by Ctrl-Z, nobody counts as silent, and its nodes
-//! wait as long as its lane stands. A node that lives and answers nothing is given up after `CARAVAN_REQUEST_TIMEOUT_S`.
-//! Launched nodes end with their launcher, and all nodes with their scheduler.
+//! Servers and workers of their own processes tell the scheduler every `CARAVAN_HEARTBEAT_MS` that
+//! they live. After five heartbeats without a sign, or when its lane breaks, a node is lost. The
+//! scheduler tells the driver and all nodes: [`Cluster::wait`], every wait of a client of
+//! [`Cluster::client`], and every wait of a worker end with [`Error::NodeLost`]. A driver that
+//! computes keeps nobody waiting; while its process is stopped, as by Ctrl-Z, nobody counts as
+//! silent, and its nodes wait as long as its lane stands. A node that lives and answers nothing is
+//! given up after `CARAVAN_REQUEST_TIMEOUT_S`. Launched nodes end with their launcher, and all
+//! nodes with their scheduler.
 //!
 //! # Glossary
 //! | here | ps-lite | papers |

@@ -1,8 +1,9 @@
 //! Placement: which server thread owns which keys of a table.
 //!
-//! A table's keys are cut once, at its creation, into shards. All nodes make the same first map from
-//! the table's [`Placement`]. A shard never changes its keys; it moves whole from owner to owner, and
-//! each move gives it a higher epoch. Of two claims to a shard the one of the higher epoch holds.
+//! A table's keys are cut once, at its creation, into shards. All nodes make the same first map
+//! from the table's [`Placement`]. A shard never changes its keys; it moves whole from owner to
+//! owner, and each move gives it a higher epoch. Of two claims to a shard the one of the higher
+//! epoch holds.
 //!
 //! Path: worker > slicer (**map**) > filter > message > codec > endpoint > transport.
 

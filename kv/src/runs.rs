@@ -1,8 +1,8 @@
 //! Keys that are implied: ranges, chunks and single keys, given as runs of consecutive keys.
 //!
-//! Path: worker > slicer > filter > message > codec > endpoint > transport. A request with runs is a
-//! request for all their keys. Its messages have the first key and the number of keys of each run, in
-//! place of the keys; the server writes out the keys and goes on as usual.
+//! Path: worker > slicer > filter > message > codec > endpoint > transport. A request with runs is
+//! a request for all their keys. Its messages have the first key and the number of keys of each
+//! run, in place of the keys; the server writes out the keys and goes on as usual.
 
 use std::ops::{Bound, RangeBounds, RangeInclusive};
 

@@ -1,4 +1,5 @@
-//! The process cache: threads of one process share the chunks of a table (FlexPS, sections 6 and 7).
+//! The process cache: threads of one process share the chunks of a table (FlexPS, sections 6 and
+//! 7).
 //!
 //! ```text
 //!   thread ── get, inc, clock, sync ──┐
@@ -8,9 +9,9 @@
 //! ```
 //!
 //! To the servers the process is one worker, and `sync` ends its iteration. Between two syncs the
-//! threads have iterations of their own, which `clock` ends, under a model of their own: BSP, SSP or
-//! ASP among themselves, without the network. A chunk that one thread has pulled is there for all,
-//! and no chunk is pulled twice in an iteration of the process.
+//! threads have iterations of their own, which `clock` ends, under a model of their own: BSP, SSP
+//! or ASP among themselves, without the network. A chunk that one thread has pulled is there for
+//! all, and no chunk is pulled twice in an iteration of the process.
 //!
 //! Increments are added up in the process. The thread that makes one sees it at once, the others
 //! when it has ended its iteration, the servers after `sync`. What the process reads is therefore

@@ -265,11 +265,11 @@ impl TableSpec {
     }
 
     /// The same table, which applies each worker's push to a key once in an iteration. What was
-    /// applied is only acknowledged when it comes again, so that a worker can repeat a push of which
-    /// it does not know the outcome ([`Worker::reconnect`](crate::Worker::reconnect)).
+    /// applied is only acknowledged when it comes again, so that a worker can repeat a push of
+    /// which it does not know the outcome ([`Worker::reconnect`](crate::Worker::reconnect)).
     ///
-    /// A push stands for all keys of a server from its first to its last one there: a second push of
-    /// the iteration between them counts as a repeat. Take one push an iteration, or pushes for
+    /// A push stands for all keys of a server from its first to its last one there: a second push
+    /// of the iteration between them counts as a repeat. Take one push an iteration, or pushes for
     /// ranges that do not overlap.
     pub fn once(mut self) -> Self {
         self.once = true;

@@ -328,7 +328,8 @@ fn reports_count_from_who_runs_the_task_and_once() {
     assert_eq!(scheduler.wait(task).unwrap(), [json!("its own")]);
 }
 
-/// A worker's lane has room for a number of tasks; one more is an error, and room for the end stays.
+/// A worker's lane has room for a number of tasks; one more is an error, and room for the end
+/// stays.
 #[test]
 fn a_worker_has_a_bounded_number_of_tasks() {
     let (mut scheduler, _, mut lanes) = complete(2);

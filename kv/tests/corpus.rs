@@ -1,5 +1,6 @@
-//! Goal: no block of values that a fuzzer once found, and none of its beginnings, breaks what decodes it.
-//! Method: run every file of the kept corpus (`fuzz/corpus`) through the body of the fuzz target, whole and cut short.
+//! Goal: no block of values that a fuzzer once found, and none of its beginnings, breaks what
+//! decodes it. Method: run every file of the kept corpus (`fuzz/corpus`) through the body of the
+//! fuzz target, whole and cut short.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;

@@ -150,8 +150,8 @@ fn count(node: &mut WorkerNode) -> caravan_kv::Result<Value> {
     Ok(json!(counted))
 }
 
-/// Each server thread writes the history of a table with a model to its file. Where it cannot, there
-/// is no table.
+/// Each server thread writes the history of a table with a model to its file. Where it cannot,
+/// there is no table.
 #[test]
 fn servers_record_histories_in_a_folder() {
     // The folder of the build may be read-only.

@@ -34,7 +34,8 @@ fn a_lost_server_fails_all_that_is_outstanding_with_it_at_once() {
         let table = worker.create_table(&spec).unwrap();
         let first_two = [0, u64::MAX / 2];
         worker.set_clock(1);
-        // These wait on all servers for a clock that never comes; two are long enough for offers and landings.
+        // These wait on all servers for a clock that never comes; two are long enough for offers
+        // and landings.
         let mut waiting = vec![
             worker.pull(table, &[0, u64::MAX / 2, u64::MAX]).unwrap(),
             worker.pull(table, &first_two).unwrap(),
@@ -285,7 +286,8 @@ fn answers_that_do_not_fit_are_errors() {
     }
 }
 
-/// A server that gives signs of life on its lane and answers nothing: a wait for it ends, and names it and the request.
+/// A server that gives signs of life on its lane and answers nothing: a wait for it ends, and names
+/// it and the request.
 #[test]
 fn a_request_that_nobody_answers_is_given_up() {
     const CREATE: u8 = 4;
@@ -345,7 +347,8 @@ fn too_few_placed_values_are_an_error() {
     thread.join().unwrap();
 }
 
-/// A stranger who talks to a server must not disturb those it serves, nor may a worker that vanishes.
+/// A stranger who talks to a server must not disturb those it serves, nor may a worker that
+/// vanishes.
 #[test]
 fn servers_outlive_their_peers() {
     for van in vans() {
@@ -458,7 +461,8 @@ fn senseless_requests_are_refused_by_name() {
     assert!(ask(2, 1, &[3, u64::MAX], &[], &[]).contains("not in its shard"));
     assert!(ask(1, 1, &[1, 2], &[], &[0; 15]).contains("takes 16 bytes, not 15"));
     assert!(ask(3, 1, &[1, 2], &[], &[]).contains("takes 16 bytes, not 0"));
-    // Runs of keys: empty, overlapping, beyond the keys, more than fit, another thread's, and right.
+    // Runs of keys: empty, overlapping, beyond the keys, more than fit, another thread's, and
+    // right.
     assert!(ask(2, 1, &[1], &[0], &[]).contains("a run of 0 keys from 1 on does not end"));
     assert!(
         ask(2, 1, &[1, 3], &[3, 1], &[]).contains("a run of 3 keys from 1 on does not end by 2")

@@ -1,6 +1,7 @@
-//! Goal: a peer that changes values while they are lent harms nobody: what is looked at more than once is a copy.
-//! Method: a server thread on shared memory and a peer whose other thread goes on writing what it has lent; a worker whose server
-//! lends it a block, which the decoder refuses to read before it is copied.
+//! Goal: a peer that changes values while they are lent harms nobody: what is looked at more than
+//! once is a copy. Method: a server thread on shared memory and a peer whose other thread goes on
+//! writing what it has lent; a worker whose server lends it a block, which the decoder refuses to
+//! read before it is copied.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(all(target_os = "linux", feature = "shm"))]
 
@@ -121,8 +122,8 @@ fn request<'a>() -> Draft<'a> {
     Draft::new(Kind::Request)
 }
 
-/// Runs `work` while another thread writes one of `contents` after the other to the byte at `at` of what is lent, and those behind
-/// it: past the types, as a peer with the same memory can.
+/// Runs `work` while another thread writes one of `contents` after the other to the byte at `at` of
+/// what is lent, and those behind it: past the types, as a peer with the same memory can.
 fn while_it_changes(lent: &Shared, at: usize, contents: [Vec<u8>; 2], work: impl FnOnce()) {
     let address = lent[at..].as_ptr().addr() as u64;
     let ended = AtomicBool::new(false);

@@ -248,8 +248,8 @@ impl App for Meets {
     }
 }
 
-/// A frozen worker that the cluster spares keeps the others waiting until it counts as lost. When it
-/// wakes it hears that it is out. A task for it alone fails.
+/// A frozen worker that the cluster spares keeps the others waiting until it counts as lost. When
+/// it wakes it hears that it is out. A task for it alone fails.
 #[test]
 fn the_others_go_on_without_a_frozen_worker() {
     for_each_seed(6, |seed| {

@@ -1,8 +1,8 @@
 //! Goal: shards move while requests go on, and nothing is lost, applied twice or out of order.
-//! Method: whole clusters on the simulated van. Workers push whole numbers to shared keys, and check
-//! at once what only they write; a node moves random shards at random instants. In the end each
-//! key's sum is that of all acknowledged pushes. A failure prints its seed; `CARAVAN_SEED=<seed>
-//! cargo test` replays it.
+//! Method: whole clusters on the simulated van. Workers push whole numbers to shared keys, and
+//! check at once what only they write; a node moves random shards at random instants. In the end
+//! each key's sum is that of all acknowledged pushes. A failure prints its seed;
+//! `CARAVAN_SEED=<seed> cargo test` replays it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/simulated.rs"]

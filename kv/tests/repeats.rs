@@ -1,7 +1,7 @@
 //! Goal: whatever a worker repeats after its lanes have broken is applied once, and how fresh a
-//! table is never too much.
-//! Method: the real worker and server code on the simulated van, which cuts workers off from servers
-//! at random times; every worker counts its iterations on every server. A failure prints its seed.
+//! table is never too much. Method: the real worker and server code on the simulated van, which
+//! cuts workers off from servers at random times; every worker counts its iterations on every
+//! server. A failure prints its seed.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/simulated.rs"]

@@ -1,7 +1,6 @@
-//! Goal: workers go on without one that was killed, if the cluster spares it, and what they have read
-//! keeps the model of their table.
-//! Method: real processes, one of which is killed in the middle of its iterations; the servers'
-//! histories are checked.
+//! Goal: workers go on without one that was killed, if the cluster spares it, and what they have
+//! read keeps the model of their table. Method: real processes, one of which is killed in the
+//! middle of its iterations; the servers' histories are checked.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/processes.rs"]

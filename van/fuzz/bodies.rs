@@ -1,4 +1,5 @@
-//! What the fuzz targets do with their bytes. `tests/corpus.rs` runs the same over the kept corpus, without a fuzzer.
+//! What the fuzz targets do with their bytes. `tests/corpus.rs` runs the same over the kept corpus,
+//! without a fuzzer.
 
 use std::io::IoSlice;
 use std::rc::Rc;
@@ -21,7 +22,8 @@ thread_local! {
     static POOL: Pool = Pool::new(256 << 20);
 }
 
-/// Decodes arbitrary bytes as messages, their first bytes and checksum made right, so that a fuzzer sees what lies behind them.
+/// Decodes arbitrary bytes as messages, their first bytes and checksum made right, so that a fuzzer
+/// sees what lies behind them.
 pub(crate) fn decode(bytes: &[u8]) {
     let pool = POOL.with(Pool::clone);
     if let Ok(mut landed) = pool.allocate(bytes.len()) {
@@ -51,8 +53,8 @@ pub(crate) fn decode(bytes: &[u8]) {
     }
 }
 
-/// Receives arbitrary bytes from a peer that has proved itself, cut into pieces as the first byte says. However a stream is
-/// cut, the same comes out of it.
+/// Receives arbitrary bytes from a peer that has proved itself, cut into pieces as the first byte
+/// says. However a stream is cut, the same comes out of it.
 pub(crate) fn stream(bytes: &[u8]) {
     let Some((&cut, bytes)) = bytes.split_first() else { return };
     let pool = POOL.with(Pool::clone);

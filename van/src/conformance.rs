@@ -1,14 +1,16 @@
-//! The contract of [`Transport`](crate::Transport) as generic tests: what every backend has to pass.
+//! The contract of [`Transport`](crate::Transport) as generic tests: what every backend has to
+//! pass.
 //!
-//! Each test drives both, or all, ends from one thread, through nothing but the contract. `make` builds one node from a
-//! config; a backend adds what it needs (a wait policy, the network it is on). Time is the transport's own, so that virtual
-//! time works. In the tests of a backend:
+//! Each test drives both, or all, ends from one thread, through nothing but the contract. `make`
+//! builds one node from a config; a backend adds what it needs (a wait policy, the network it is
+//! on). Time is the transport's own, so that virtual time works. In the tests of a backend:
 //!
 //! ```text
 //! caravan_van::conformance!(|config| Tcp::new(&config).expect("a free port"));
 //! ```
 //!
-//! For a simulated network the expression makes a new network each time and a closure that adds nodes to it.
+//! For a simulated network the expression makes a new network each time and a closure that adds
+//! nodes to it.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, and their library")]
 
@@ -24,7 +26,8 @@ pub use frames::*;
 pub use net::{Net, Written, fill};
 pub use strangers::*;
 
-/// Makes a `#[test]` of every part of the contract, for the van that the expression makes from a config.
+/// Makes a `#[test]` of every part of the contract, for the van that the expression makes from a
+/// config.
 #[macro_export]
 macro_rules! conformance {
     ($make:expr) => {
@@ -65,7 +68,8 @@ macro_rules! conformance {
     };
 }
 
-/// Makes a `#[test]` of what a van over sockets owes besides, for the van that the expression makes from a config.
+/// Makes a `#[test]` of what a van over sockets owes besides, for the van that the expression makes
+/// from a config.
 #[macro_export]
 macro_rules! socket_conformance {
     ($make:expr) => {

@@ -11,14 +11,17 @@ pub struct Counters {
     pub bytes_sent: u64,
     /// Bytes taken from the wire, framing included.
     pub bytes_received: u64,
-    /// Requests and answers posted; several share a frame where they can, and bare answers an image. Counted by the endpoint.
+    /// Requests and answers posted; several share a frame where they can, and bare answers an
+    /// image. Counted by the endpoint.
     pub messages_sent: u64,
     /// Requests and answers received, likewise.
     pub messages_received: u64,
-    /// Bytes of messages that were put together in a frame: each is a copy of what the caller has. Counted by the endpoint.
+    /// Bytes of messages that were put together in a frame: each is a copy of what the caller has.
+    /// Counted by the endpoint.
     pub message_bytes_copied: u64,
-    /// Bytes of rendezvous payload that had to be copied in user space on the way in or out. Where memory is shared, the one
-    /// copy from there into its place is the transfer itself, as is the kernel's at a socket, and does not count.
+    /// Bytes of rendezvous payload that had to be copied in user space on the way in or out. Where
+    /// memory is shared, the one copy from there into its place is the transfer itself, as is the
+    /// kernel's at a socket, and does not count.
     pub payload_bytes_copied: u64,
     /// System calls made.
     pub system_calls: u64,

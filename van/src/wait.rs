@@ -1,5 +1,5 @@
-//! How a thread waits for work: spin, yield, sleep; and one poll and one wait for the vans that find
-//! their work by looking.
+//! How a thread waits for work: spin, yield, sleep; and one poll and one wait for the vans that
+//! find their work by looking.
 //!
 //! A wake-up from the kernel takes long, so a thread with a core of its own polls repeatedly; a
 //! thread that shares its core must let the other one run. A yield after every empty poll suits
@@ -219,8 +219,8 @@ pub trait Progress {
     /// Whether something was posted since the last turn.
     fn has_posted(&self) -> bool;
 
-    /// Looks once: sends what was posted and takes in what has come. Returns whether anything moved,
-    /// with or without an event: a wait ends then, because more may follow at once.
+    /// Looks once: sends what was posted and takes in what has come. Returns whether anything
+    /// moved, with or without an event: a wait ends then, because more may follow at once.
     ///
     /// # Errors
     /// As [`Transport::poll`](crate::Transport::poll).

@@ -1,5 +1,6 @@
-//! Goal: nothing that a fuzzer once found, and none of its beginnings, breaks what receives bytes of others.
-//! Method: run every file of the kept corpus (`fuzz/corpus`) through the body of its fuzz target, whole and cut short.
+//! Goal: nothing that a fuzzer once found, and none of its beginnings, breaks what receives bytes
+//! of others. Method: run every file of the kept corpus (`fuzz/corpus`) through the body of its
+//! fuzz target, whole and cut short.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;

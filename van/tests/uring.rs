@@ -1,4 +1,5 @@
-//! The io_uring van on this machine's kernel: the contract of a van, for each way to wait, and what is its own.
+//! The io_uring van on this machine's kernel: the contract of a van, for each way to wait, and what
+//! is its own.
 #![cfg(all(target_os = "linux", feature = "uring"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -69,8 +70,9 @@ fn pair(wait: Wait) -> Option<(Uring, Uring, PeerId, PeerId)> {
     Some((a, b, to_b, to_a))
 }
 
-/// Goal: memory that the kernel is still working on comes back only after it has let go.
-/// Method: fill the connection until a send is stuck, with a write into an offer half done, then drop either side.
+/// Goal: memory that the kernel is still working on comes back only after it has let go. Method:
+/// fill the connection until a send is stuck, with a write into an offer half done, then drop
+/// either side.
 #[test]
 fn a_connection_can_end_with_operations_under_way() {
     for drop_sender in [true, false] {
@@ -178,8 +180,8 @@ fn an_idle_transport_sleeps() {
     assert!(after.system_calls - before.system_calls < 10, "{after:?}");
 }
 
-/// Goal: a round trip costs each side one call to hand over the answer and look once, and one for each look after that.
-/// Nothing is allocated, neither for a frame nor for a write of many parts.
+/// Goal: a round trip costs each side one call to hand over the answer and look once, and one for
+/// each look after that. Nothing is allocated, neither for a frame nor for a write of many parts.
 #[test]
 fn a_round_trip_is_counted() {
     const ROUNDS: u64 = 300;

@@ -1,4 +1,5 @@
-//! A transport within one thread that only hands frames over: for counting and timing what lies above it.
+//! A transport within one thread that only hands frames over: for counting and timing what lies
+//! above it.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -149,9 +149,11 @@ pub(crate) enum Command {
     /// Writes synthetic data
     #[command(subcommand)]
     Generate(GenerateCommand),
-    /// Writes the rows of runs as one page: curves with the floor, distributions, comparison, machine
+    /// Writes the rows of runs as one page: curves with the floor, distributions, comparison,
+    /// machine
     Report(ReportArgs),
-    /// Says what is slower in the second of two files of rows, beyond noise; status 1 if anything is
+    /// Says what is slower in the second of two files of rows, beyond noise; status 1 if anything
+    /// is
     Compare(CompareArgs),
     /// Checks recorded histories of a table against its consistency model
     CheckHistory(CheckHistory),

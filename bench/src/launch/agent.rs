@@ -240,8 +240,8 @@ impl Host {
     }
 }
 
-/// Calls `then` when a child has ended. The child stays a zombie until it is waited for, so that its
-/// number still means it and its group.
+/// Calls `then` when a child has ended. The child stays a zombie until it is waited for, so that
+/// its number still means it and its group.
 pub(super) fn on_exit(pid: Pid, then: impl FnOnce() + Send + 'static) -> Result<()> {
     spawn(move || {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;

@@ -77,7 +77,8 @@ fn bounded(hosts: Vec<Host>) -> Result<Vec<Host>, String> {
     }
 }
 
-/// Reads a host file of OpenMPI (`A slots=4`) or MPICH (`A:4`): a host a line, `#` begins a comment.
+/// Reads a host file of OpenMPI (`A slots=4`) or MPICH (`A:4`): a host a line, `#` begins a
+/// comment.
 ///
 /// # Errors
 /// [`Usage`] names the file, and the line that is wrong.

@@ -1,8 +1,8 @@
 //! Many workers at a time: all stream their own requests for the same time. The figures are the sum
 //! of their rates and how far the slowest worker falls behind.
 //!
-//! Every worker has tables of its own. Their keys are spread over the server threads, so each thread
-//! serves many lanes. Answers are checked as those of one worker are.
+//! Every worker has tables of its own. Their keys are spread over the server threads, so each
+//! thread serves many lanes. Answers are checked as those of one worker are.
 
 use std::time::Instant;
 

@@ -6,8 +6,8 @@
 //! because memory and threads lie elsewhere. The second part follows from the runs themselves where
 //! a file has several; otherwise it is what runs of one build have shown (`bench/records/compare`).
 //!
-//! A row differs if its change is beyond noise even though many rows are looked at (Holm, 1979), and
-//! is at least a percent. The run as a whole differs if the mean of all rows does.
+//! A row differs if its change is beyond noise even though many rows are looked at (Holm, 1979),
+//! and is at least a percent. The run as a whole differs if the mean of all rows does.
 
 use std::collections::BTreeMap;
 
@@ -464,8 +464,8 @@ mod tests {
         verdicts.iter().filter(|one| **one == verdict).count()
     }
 
-    /// Goal: what users rely on. Method: 20 recorded pairs of runs of one build, and 20 in which the
-    /// second was made 5 % slower on purpose (`ci/compare`).
+    /// Goal: what users rely on. Method: 20 recorded pairs of runs of one build, and 20 in which
+    /// the second was made 5 % slower on purpose (`ci/compare`).
     #[test]
     fn slower_runs_are_found_and_equal_ones_called_equal() {
         let [base, equal, slower] = recorded();

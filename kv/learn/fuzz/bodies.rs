@@ -1,4 +1,5 @@
-//! What the fuzz targets do with their bytes. `tests/corpus.rs` runs the same over the kept corpus, without a fuzzer.
+//! What the fuzz targets do with their bytes. `tests/corpus.rs` runs the same over the kept corpus,
+//! without a fuzzer.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -25,8 +26,8 @@ thread_local! {
     };
 }
 
-/// Reads arbitrary bytes as a model: as they are, and as a binary one whose checksum is right. What is read is written and read
-/// back the same.
+/// Reads arbitrary bytes as a model: as they are, and as a binary one whose checksum is right. What
+/// is read is written and read back the same.
 pub(crate) fn model(bytes: &[u8]) {
     let mut summed = bytes.to_vec();
     sum(&mut summed);
@@ -45,8 +46,8 @@ pub(crate) fn model(bytes: &[u8]) {
     });
 }
 
-/// Puts arbitrary numbers into the head and the arrays of a cache, and its checksum right: what is read then is used as
-/// training does.
+/// Puts arbitrary numbers into the head and the arrays of a cache, and its checksum right: what is
+/// read then is used as training does.
 pub(crate) fn cache(bytes: &[u8]) {
     FOLDER.with(|Folder { folder, cache }| {
         let text = folder.path().join("text");
@@ -70,7 +71,8 @@ const CACHE_HEAD: usize = 80;
 /// Bytes that a script has for the head: numbers 4 to 8, a byte each, and the keys' range.
 const CACHE_NUMBERS: usize = 5 + 16;
 
-/// A cache whose counts and range are the first bytes of `script`, and whose arrays are the rest of it.
+/// A cache whose counts and range are the first bytes of `script`, and whose arrays are the rest of
+/// it.
 fn patched(made: &[u8], script: &[u8]) -> Vec<u8> {
     let Some((numbers, arrays)) = script.split_at_checked(CACHE_NUMBERS) else {
         return made.to_vec();
@@ -78,7 +80,8 @@ fn patched(made: &[u8], script: &[u8]) -> Vec<u8> {
     let identity = u64::from_le_bytes(made[24..32].try_into().expect("8 bytes")) as usize;
     let mut file = made[..CACHE_HEAD + identity].to_vec();
     let (counts, range) = numbers.split_at(5);
-    // Rows, nonzeros, bytes of deltas, whether there are values. The fifth says that the counts shall fit the arrays.
+    // Rows, nonzeros, bytes of deltas, whether there are values. The fifth says that the counts
+    // shall fit the arrays.
     for (at, count) in counts[..4].iter().enumerate() {
         let number = u64::from(*count) >> if at == 3 { 7 } else { 0 };
         file[32 + 8 * at..][..8].copy_from_slice(&number.to_le_bytes());
@@ -106,7 +109,8 @@ fn make_cache(text: &Path, caches: &Path) -> (PathBuf, Vec<u8>) {
     (path, bytes)
 }
 
-/// Parses arbitrary bytes as training data. What is read is written as LIBSVM text and read back the same.
+/// Parses arbitrary bytes as training data. What is read is written as LIBSVM text and read back
+/// the same.
 pub(crate) fn text(bytes: &[u8]) {
     let name = Path::new("fuzzed");
     let Ok(examples) = data::parse(name, bytes) else { return };

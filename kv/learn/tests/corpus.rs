@@ -1,5 +1,6 @@
-//! Goal: no file that a fuzzer once found, and none of its beginnings, breaks what reads models, caches and training data.
-//! Method: run every file of the kept corpus (`fuzz/corpus`) through the body of its fuzz target, whole and cut short.
+//! Goal: no file that a fuzzer once found, and none of its beginnings, breaks what reads models,
+//! caches and training data. Method: run every file of the kept corpus (`fuzz/corpus`) through the
+//! body of its fuzz target, whole and cut short.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;

@@ -72,8 +72,8 @@ fn all_filters_leave_a_tenth_of_the_bytes_and_all_of_the_objective() {
             }
         }
     }
-    // Without second-order steps, passes alone must reach the optimum, with rounded gradients at first; a
-    // delay changes nothing.
+    // Without second-order steps, passes alone must reach the optimum, with rounded gradients at
+    // first; a delay changes nothing.
     let plain = train(&file, "all,quantize=1", |job| {
         (job.newton, job.delay, job.epsilon) = (None, 2, 1e-8);
     });

@@ -1,7 +1,6 @@
 //! Goal: trainings that share a cluster find their own optima, in turn and at once, whatever others
-//! do there.
-//! Method: one cluster of threads; its driver trains, and so do drivers that attach to it, with other
-//! data and λ. Their objectives are those of trainings with a cluster of their own.
+//! do there. Method: one cluster of threads; its driver trains, and so do drivers that attach to
+//! it, with other data and λ. Their objectives are those of trainings with a cluster of their own.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "../../tests/support/vans.rs"]

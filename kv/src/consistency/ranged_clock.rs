@@ -2,9 +2,9 @@
 //! time of every node at every key, kept as ranges of keys with one time each.
 //!
 //! A message carries the range that it is about, and keys of the range that it does not name get
-//! its time, too. So the number of ranges stays small: with `k` different ranges and `m` nodes there
-//! are `O(mk)` of them. Neighbours with the same time are one range again, which the paper leaves
-//! open.
+//! its time, too. So the number of ranges stays small: with `k` different ranges and `m` nodes
+//! there are `O(mk)` of them. Neighbours with the same time are one range again, which the paper
+//! leaves open.
 
 use std::collections::BTreeMap;
 
@@ -183,8 +183,8 @@ impl VectorClock {
         self.nodes.remove(&node);
     }
 
-    /// How fresh a range is: everything that `nodes` did up to this time is in it. `u64::MAX` for no
-    /// nodes.
+    /// How fresh a range is: everything that `nodes` did up to this time is in it. `u64::MAX` for
+    /// no nodes.
     pub fn least(&self, nodes: impl IntoIterator<Item = u32>, range: KeyRange) -> u64 {
         let of = |node| self.nodes.get(&node).map_or(0, |clock| clock.least(range));
         nodes.into_iter().map(of).min().unwrap_or(u64::MAX)

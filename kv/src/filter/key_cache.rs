@@ -185,8 +185,8 @@ pub(crate) struct Remembered {
     implied: Option<Rc<List>>,
 }
 
-/// Lane, table, first key of the shard, signature. The signature is that of the whole list, of which
-/// each shard has its own part.
+/// Lane, table, first key of the shard, signature. The signature is that of the whole list, of
+/// which each shard has its own part.
 type Name = (PeerId, u32, u64, u64);
 
 impl Remembered {
@@ -227,8 +227,8 @@ impl Remembered {
         self.lists.retain(|(_, of, first, _)| (*of, *first) != (table, begin));
     }
 
-    /// The list of the `count` keys of a message's runs. Its memory is used again for the next, once
-    /// nobody holds it.
+    /// The list of the `count` keys of a message's runs. Its memory is used again for the next,
+    /// once nobody holds it.
     ///
     /// # Errors
     /// [`caravan_van::Error::OverBudget`] if there is no memory for them.

@@ -152,8 +152,8 @@ pub struct Step {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Command {
     /// This driver's job has this name. Only drivers from outside may ask; they must, before
-    /// anything else. Answered once an earlier job of that name has ended; refused if another driver
-    /// has it.
+    /// anything else. Answered once an earlier job of that name has ended; refused if another
+    /// driver has it.
     Begin { job: String },
     /// Answered with [`Gathered`] once all nodes have joined, or when the time for that is over.
     Gather,
@@ -173,7 +173,8 @@ pub(crate) enum Command {
     Watch,
     /// Answered at once with the [`Loss`] of a node, if any was lost.
     Check,
-    /// Ends the cluster for this reason. Only the driver that started it may. Answered when all nodes have left, or soon in any case.
+    /// Ends the cluster for this reason. Only the driver that started it may. Answered when all
+    /// nodes have left, or soon in any case.
     End { reason: String },
 }
 

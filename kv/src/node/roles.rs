@@ -88,8 +88,8 @@ impl WorkerNode {
     /// at a time, this one before another of its own.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no such worker, it has too many tasks that it has not finished,
-    /// or the driver is gone; [`Error::NodeLost`].
+    /// [`Error::Config`] if there is no such worker, it has too many tasks that it has not
+    /// finished, or the driver is gone; [`Error::NodeLost`].
     pub fn spawn(&mut self, target: Target, app: &str, body: &serde_json::Value) -> Result<()> {
         let rank = match target {
             Target::Workers => None,

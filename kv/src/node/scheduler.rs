@@ -318,8 +318,8 @@ impl Scheduler {
         self.wait(task).map(drop)
     }
 
-    /// Waits for a task and returns the workers' results, in order of rank, without those of workers
-    /// that were lost meanwhile and are not needed ([`NodeConfig::losses_max`]).
+    /// Waits for a task and returns the workers' results, in order of rank, without those of
+    /// workers that were lost meanwhile and are not needed ([`NodeConfig::losses_max`]).
     ///
     /// # Errors
     /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node.

@@ -42,8 +42,8 @@ pub trait Rule<V>: 'static {
     /// row's length, and large rows are stored without a copy.
     const REPLACES: bool = false;
 
-    /// Whether the rule reads each pushed value once, and any number will do: it checks none that it
-    /// then relies on.
+    /// Whether the rule reads each pushed value once, and any number will do: it checks none that
+    /// it then relies on.
     ///
     /// Such a rule may read lent values in memory that their sender can still write. For other
     /// rules, the server copies lent values first.
@@ -244,8 +244,8 @@ impl Handles {
         own.unwrap_or_else(|| consistency.controller(range, is_dense))
     }
 
-    /// Builds a shard of a table: the keys of `range`, with rows in `memory`. Server threads call this
-    /// to create a table.
+    /// Builds a shard of a table: the keys of `range`, with rows in `memory`. Server threads call
+    /// this to create a table.
     ///
     /// # Errors
     /// A text for the worker that creates the table: the known handles, if `spec` names another

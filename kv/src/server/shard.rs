@@ -1,7 +1,7 @@
 //! A shard, one server thread's part of a table: the contract between the loop and the update rule.
 //!
-//! Path: codec > thread > tables > **shard** > store > answer. One thread owns a shard, so there are no
-//! locks.
+//! Path: codec > thread > tables > **shard** > store > answer. One thread owns a shard, so there
+//! are no locks.
 
 use caravan_van::{Buffer, KeyRange, Message, Pool, Shared};
 
@@ -133,8 +133,8 @@ pub trait Shard {
         &[]
     }
 
-    /// Copies rows into an empty `extract`, in the order of their keys: those from key `from` on, one
-    /// at least, and no more once that has `bytes_max` bytes. Returns the key to go on from;
+    /// Copies rows into an empty `extract`, in the order of their keys: those from key `from` on,
+    /// one at least, and no more once that has `bytes_max` bytes. Returns the key to go on from;
     /// `None` if there are no others. A shard that can be moved has no state but its rows; a push
     /// changes the rows of its keys, and a command none.
     ///

@@ -80,8 +80,8 @@ impl Worker {
         self.request_shards(RequestKind::Move, table, shard..shard + 1, self.clock, &body)
     }
 
-    /// Moves shards of a table so that the server threads have keys as evenly as whole shards allow,
-    /// and those of `drained` none; returns the shards that have moved, as they were before.
+    /// Moves shards of a table so that the server threads have keys as evenly as whole shards
+    /// allow, and those of `drained` none; returns the shards that have moved, as they were before.
     ///
     /// # Errors
     /// [`Error::Config`](crate::Error::Config) if all server threads are to be drained, or one that

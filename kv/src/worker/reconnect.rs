@@ -1,8 +1,8 @@
 //! New lanes in place of broken ones.
 //!
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport. A request on a lane
-//! that breaks ends with an error, since nobody knows whether the server has executed it. Its caller
-//! decides whether to make it again. A table that is [`TableSpec::once`] knows repeats.
+//! that breaks ends with an error, since nobody knows whether the server has executed it. Its
+//! caller decides whether to make it again. A table that is [`TableSpec::once`] knows repeats.
 //!
 //! [`TableSpec::once`]: crate::TableSpec::once
 

@@ -138,8 +138,8 @@ impl Worker {
         self.request_parts(request) // which also waits for room
     }
 
-    /// Whether a request is valid and short: it goes to one shard whose owner has room for it, offers
-    /// no memory, and bypasses the filters. Sets the `route` of its table to that owner.
+    /// Whether a request is valid and short: it goes to one shard whose owner has room for it,
+    /// offers no memory, and bypasses the filters. Sets the `route` of its table to that owner.
     ///
     /// [`Worker::check`] reports the errors of all other requests.
     #[inline(always)]

@@ -1,4 +1,5 @@
-//! The contract among strangers and in trouble: what goes wrong with a peer is reported, once, and stays with that peer.
+//! The contract among strangers and in trouble: what goes wrong with a peer is reported, once, and
+//! stays with that peer.
 
 use zerocopy::little_endian::U64;
 
@@ -7,7 +8,8 @@ use super::net::{Net, UNTOUCHED, check};
 use crate::wire::Offer;
 use crate::{Error, Frame, PeerId, Secret, Transport, VanConfig};
 
-/// Who belongs to another cluster, or has another secret, is refused, hears no more than that, and is nobody's peer.
+/// Who belongs to another cluster, or has another secret, is refused, hears no more than that, and
+/// is nobody's peer.
 pub fn strangers_are_refused<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let secret = Secret::from([7; 32]);
     let own = VanConfig { secret: secret.clone(), ..VanConfig::default() };
@@ -68,7 +70,8 @@ pub fn reconnects_under_a_new_number<T: Transport>(make: impl Fn(VanConfig) -> T
     net.exchange(1, back_again, 0, again);
 }
 
-/// Once withdrawn, an offer is gone: for its owner, who must not ask twice, and for the peer, who is lost if it tries.
+/// Once withdrawn, an offer is gone: for its owner, who must not ask twice, and for the peer, who
+/// is lost if it tries.
 pub fn withdrawn_memory_is_out_of_reach<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let mut net = Net::new(&make, 3);
     let ((there, back), (friend, friend_back)) = (net.connect(1, 0), net.connect(2, 0));
@@ -90,8 +93,8 @@ pub fn withdrawn_memory_is_out_of_reach<T: Transport>(make: impl Fn(VanConfig) -
     net.exchange(2, friend, 0, friend_back);
 }
 
-/// What this side can see is wrong, it says at once, and nobody is lost: a write past the offer, or one that begins where none
-/// may, at other than multiples of 8 below 4096.
+/// What this side can see is wrong, it says at once, and nobody is lost: a write past the offer, or
+/// one that begins where none may, at other than multiples of 8 below 4096.
 pub fn a_local_write_past_an_offer_is_refused<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     let offer = net.offer(1, back, 10_000);
@@ -111,8 +114,9 @@ pub fn a_local_write_past_an_offer_is_refused<T: Transport>(make: impl Fn(VanCon
     net.exchange(0, there, 1, back);
 }
 
-/// An offer is for one write. Who writes it again is lost, and reaches neither that memory nor what was offered since: a van may
-/// only take the one place that is offered for the one meant until it knows better, and so there are two.
+/// An offer is for one write. Who writes it again is lost, and reaches neither that memory nor what
+/// was offered since: a van may only take the one place that is offered for the one meant until it
+/// knows better, and so there are two.
 pub fn a_second_write_to_an_offer_loses_the_writer<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let mut net = Net::new(&make, 3);
     let ((there, back), (friend, friend_back)) = (net.connect(1, 0), net.connect(2, 0));
@@ -156,7 +160,8 @@ pub fn a_write_into_somebody_elses_offer_loses_the_writer<T: Transport>(
     net.exchange(2, friend, 0, friend_back);
 }
 
-/// Node 1 writes all of `offer`, which it must not; asserts that nodes 0 and 1 lose each other over it, and nothing arrives.
+/// Node 1 writes all of `offer`, which it must not; asserts that nodes 0 and 1 lose each other over
+/// it, and nothing arrives.
 fn misdeed<T: Transport>(net: &mut Net<T>, (there, back): (PeerId, PeerId), offer: &Offer) {
     let data = net.bytes(1, 6, offer.len.get() as usize);
     net.van(1).post_write(there, data.into(), offer, 0).unwrap();
@@ -171,7 +176,8 @@ fn misdeed<T: Transport>(net: &mut Net<T>, (there, back): (PeerId, PeerId), offe
     is_dead(net, 0, back);
 }
 
-/// When a transport is dropped its peers hear of it once; what it had been offered can be withdrawn then.
+/// When a transport is dropped its peers hear of it once; what it had been offered can be withdrawn
+/// then.
 pub fn a_lost_peer_is_reported_once<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     let into = net.van(0).about().memory.allocate(1000).unwrap();
@@ -192,8 +198,8 @@ pub fn a_lost_peer_is_reported_once<T: Transport>(make: impl Fn(VanConfig) -> T)
     assert!(net.van(0).withdraw(there, forgotten.key.get()).is_err(), "until disconnect");
 }
 
-/// What is posted to a peer that goes away, and cannot all have left, is not held for it; nor is the memory of a write that
-/// came in only in part.
+/// What is posted to a peer that goes away, and cannot all have left, is not held for it; nor is
+/// the memory of a write that came in only in part.
 pub fn what_was_posted_to_a_lost_peer_comes_home<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     let data = net.bytes(0, 1, 32 << 20);
@@ -216,7 +222,8 @@ pub fn what_was_posted_to_a_lost_peer_comes_home<T: Transport>(make: impl Fn(Van
     net.van(0).disconnect(again);
     reclaim(&mut net, data);
     net.lost(other, other_back);
-    // Wherever the memory is: with an event, with an offer that was not used, or dropped in the middle of its write.
+    // Wherever the memory is: with an event, with an offer that was not used, or dropped in the
+    // middle of its write.
     net.rest(other);
     drop(net.van(other).withdraw(other_back, offer.key.get()));
     let again = net.van(other).about().memory.allocate(32 << 20).unwrap();

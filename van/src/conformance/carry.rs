@@ -37,7 +37,8 @@ pub fn says_hello<T: Transport>(make: impl Fn(VanConfig) -> T) {
     assert!(!net.van(0).about().name.is_empty());
 }
 
-/// Frames of no bytes, of odd lengths and of the longest arrive whole, in order, at aligned addresses.
+/// Frames of no bytes, of odd lengths and of the longest arrive whole, in order, at aligned
+/// addresses.
 pub fn frames_of_all_lengths_arrive_whole<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     let limit = net.van(0).about().limits.frame_bytes.min(net.van(1).about().limits.frame_bytes);
@@ -79,7 +80,8 @@ pub fn too_long_a_frame_is_refused<T: Transport>(make: impl Fn(VanConfig) -> T) 
     check(&net.frame(1, back), 5, 1000);
 }
 
-/// Posting without polling ends in an error, after at least as many as the queue is deep; then all of them arrive.
+/// Posting without polling ends in an error, after at least as many as the queue is deep; then all
+/// of them arrive.
 pub fn a_full_queue_is_an_error_and_recovers<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let config = VanConfig { credits: 1, queue_depth: 4, ..VanConfig::default() };
     let mut net = Net::with(&make, 2, config);
@@ -103,7 +105,8 @@ pub fn a_full_queue_is_an_error_and_recovers<T: Transport>(make: impl Fn(VanConf
     }
 }
 
-/// Frames and writes arrive in the order of posting, each once and whole, whatever their lengths, none included.
+/// Frames and writes arrive in the order of posting, each once and whole, whatever their lengths,
+/// none included.
 pub fn frames_and_writes_arrive_in_the_order_of_posting<T: Transport>(
     make: impl Fn(VanConfig) -> T,
 ) {
@@ -139,7 +142,8 @@ pub fn frames_and_writes_arrive_in_the_order_of_posting<T: Transport>(
     }
 }
 
-/// The bytes land at the address of the memory that the caller offered, its own included, and it gets that memory back.
+/// The bytes land at the address of the memory that the caller offered, its own included, and it
+/// gets that memory back.
 pub fn writes_land_in_the_memory_that_was_offered<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     for len in [8, 4096, MIB + 8] {
@@ -167,7 +171,8 @@ pub fn writes_land_in_the_memory_that_was_offered<T: Transport>(make: impl Fn(Va
     }
 }
 
-/// The parts of a write lie back to back, whatever their lengths and alignment, and are sent from where they lie.
+/// The parts of a write lie back to back, whatever their lengths and alignment, and are sent from
+/// where they lie.
 pub fn parts_of_a_write_arrive_back_to_back<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     for (seed, (front, rear)) in (0..).zip([(0, 0), (64, MIB), (88, 0), (0, 77), (3, 100_001)]) {
@@ -181,7 +186,8 @@ pub fn parts_of_a_write_arrive_back_to_back<T: Transport>(make: impl Fn(VanConfi
     }
 }
 
-/// Both ends post many megabytes, large writes and small frames in turn, before either polls: neither waits for the other.
+/// Both ends post many megabytes, large writes and small frames in turn, before either polls:
+/// neither waits for the other.
 pub fn both_directions_at_once_do_not_block_each_other<T: Transport>(
     make: impl Fn(VanConfig) -> T,
 ) {
@@ -206,7 +212,8 @@ pub fn both_directions_at_once_do_not_block_each_other<T: Transport>(
     }
 }
 
-/// Frames and writes of random sizes, a window of them at a time: a checksum over all tells whether a byte is wrong.
+/// Frames and writes of random sizes, a window of them at a time: a checksum over all tells whether
+/// a byte is wrong.
 pub fn random_sizes_add_up<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     let limit = net.van(0).about().limits.frame_bytes;
@@ -243,7 +250,8 @@ pub fn random_sizes_add_up<T: Transport>(make: impl Fn(VanConfig) -> T) {
     assert_eq!(posted.finalize(), arrived.finalize());
 }
 
-/// Slots go back to their pools by themselves, and what was shared can be taken back once it has left.
+/// Slots go back to their pools by themselves, and what was shared can be taken back once it has
+/// left.
 pub fn memory_comes_home<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
     let mut reserved = None;
@@ -277,7 +285,8 @@ pub(super) fn reclaim<T: Transport>(net: &mut Net<T>, data: Shared) -> Buffer {
     })
 }
 
-/// Sixteen peers on one transport each get their answers, also while one of them sends as much as it can.
+/// Sixteen peers on one transport each get their answers, also while one of them sends as much as
+/// it can.
 pub fn many_peers_are_served_alike<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (peers, rounds) = (16, 20);
     let config = VanConfig { credits: 4, queue_depth: 16, ..VanConfig::default() };

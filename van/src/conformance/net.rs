@@ -173,7 +173,8 @@ impl<T: Transport> Net<T> {
         self.offer_memory(node, peer, into)
     }
 
-    /// Offers memory of `node` to `peer` and tells it so; until it knows, it need not be able to write.
+    /// Offers memory of `node` to `peer` and tells it so; until it knows, it need not be able to
+    /// write.
     pub fn offer_memory(&mut self, node: usize, peer: PeerId, into: Buffer) -> Offer {
         let len = into.len() as u64;
         let offer = self.van(node).offer(peer, into).expect("the peer is connected");
@@ -291,7 +292,8 @@ pub(super) fn check(bytes: &[u8], seed: u64, len: usize) {
     }
 }
 
-/// The next of a sequence of well mixed numbers (Steele et al., "Fast splittable pseudorandom number generators", 2014).
+/// The next of a sequence of well mixed numbers (Steele et al., "Fast splittable pseudorandom
+/// number generators", 2014).
 pub(super) fn step(word: u64) -> u64 {
     let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

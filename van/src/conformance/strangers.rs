@@ -1,4 +1,5 @@
-//! What vans over sockets owe to those who connect and do not belong: nothing, at little cost, and to nobody else's.
+//! What vans over sockets owe to those who connect and do not belong: nothing, at little cost, and
+//! to nobody else's.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -82,7 +83,8 @@ pub fn a_recorded_handshake_gets_nobody_in<T: Transport>(make: impl Fn(VanConfig
     net.exchange(1, there, 0, back);
 }
 
-/// Who proves himself and breaks the rules in the same breath is a peer that is lost, and nobody after him is forgotten.
+/// Who proves himself and breaks the rules in the same breath is a peer that is lost, and nobody
+/// after him is forgotten.
 pub fn who_proves_himself_and_misbehaves_at_once_is_lost<T: Transport>(
     make: impl Fn(VanConfig) -> T,
 ) {
@@ -101,7 +103,8 @@ pub fn who_proves_himself_and_misbehaves_at_once_is_lost<T: Transport>(
     assert!(hear(&mut net, &mut silent, 1).is_empty(), "it is hung up on in time");
 }
 
-/// Who connects and says nothing, or half a call, takes no memory of the pool and keeps nobody else out.
+/// Who connects and says nothing, or half a call, takes no memory of the pool and keeps nobody else
+/// out.
 pub fn half_open_connections_cost_little<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let mut net = Net::with(&make, 2, config());
     let (there, back) = net.connect(1, 0);

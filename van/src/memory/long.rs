@@ -8,7 +8,8 @@
 
 use super::prefetch;
 
-/// Shorter values are near enough for a plain loop. Miri, for which all memory is far, has less to do.
+/// Shorter values are near enough for a plain loop. Miri, for which all memory is far, has less to
+/// do.
 pub const LONG_BYTES: usize = if cfg!(miri) { 4 << 10 } else { 256 << 10 };
 
 /// Distance ahead of each place at which lines are prefetched.

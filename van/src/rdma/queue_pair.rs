@@ -92,7 +92,8 @@ pub(super) struct Lane {
     hearing: Hearing,
 }
 
-/// The receive buffers of both sides of a lane: the credits of this side, and what it owes its peer.
+/// The receive buffers of both sides of a lane: the credits of this side, and what it owes its
+/// peer.
 #[derive(Default)]
 pub(super) struct Receives {
     /// Receive buffers that the peer has free for this lane.
@@ -363,8 +364,8 @@ impl Receives {
         self.used >= REPLACED_TOGETHER
     }
 
-    /// Counts the replaced receive buffers, which the device has now, as owed; returns whether it is
-    /// time to tell the peer.
+    /// Counts the replaced receive buffers, which the device has now, as owed; returns whether it
+    /// is time to tell the peer.
     pub(super) fn owe(&mut self) -> bool {
         self.owed += std::mem::take(&mut self.replaced);
         self.owes_much()

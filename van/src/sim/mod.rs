@@ -225,8 +225,8 @@ impl Network {
     }
 
     /// Kills a node and its threads where they wait, as if its machine lost power: they are unwound
-    /// without a last message, and its peers see it lost after [`Faults::detection`]. Messages it sent before
-    /// still arrive.
+    /// without a last message, and its peers see it lost after [`Faults::detection`]. Messages it
+    /// sent before still arrive.
     ///
     /// # Panics
     /// If no node of that name runs; "main" cannot be crashed.

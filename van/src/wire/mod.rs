@@ -5,8 +5,8 @@
 //!
 //! A frame holds one or more images, each at a multiple of 8, with zeros in between and nothing
 //! behind the last. One checksum covers them all, unless the carrier checks every byte. Messages
-//! that share a header form a batch of records (`batch.rs`), which is read as one message. In a landing, values that were sent
-//! from where they lay come first, and the rest behind them.
+//! that share a header form a batch of records (`batch.rs`), which is read as one message. In a
+//! landing, values that were sent from where they lay come first, and the rest behind them.
 
 mod batch;
 mod decode;

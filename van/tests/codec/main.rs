@@ -1,6 +1,8 @@
-//! Properties of the codec: what is encoded is decoded, and no bytes can panic it, fool it, or make it take much memory.
+//! Properties of the codec: what is encoded is decoded, and no bytes can panic it, fool it, or make
+//! it take much memory.
 //!
-//! `CARAVAN_FUZZ_MESSAGES=10000000 cargo test --release -p caravan-van --test codec` tries that many mutations.
+//! `CARAVAN_FUZZ_MESSAGES=10000000 cargo test --release -p caravan-van --test codec` tries that
+//! many mutations.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -179,8 +181,8 @@ proptest! {
         }
     }
 
-    /// A frame of several images gives them all, and only as a whole: cut or damaged anywhere it is refused, and so is what
-    /// comes behind it.
+    /// A frame of several images gives them all, and only as a whole: cut or damaged anywhere it is
+    /// refused, and so is what comes behind it.
     #[test]
     fn a_frame_is_read_whole_or_refused(contents in vec(contents(), 1..6), place: prop::sample::Index, more in 1..40usize) {
         let pool = Pool::new(64 << 20);

@@ -20,7 +20,8 @@ impl Random {
     }
 }
 
-/// Valid messages with every combination of sections and codings, short enough to be mutated often in every place.
+/// Valid messages with every combination of sections and codings, short enough to be mutated often
+/// in every place.
 fn corpus() -> Vec<Vec<u8>> {
     let pool = Pool::new(64 << 20);
     let mut images = Vec::new();
@@ -105,7 +106,8 @@ fn fit(image: &mut Vec<u8>) {
     }
 }
 
-/// Computes the checksum anew, so that a mutation gets past it. What it covers depends on the header, as in the codec.
+/// Computes the checksum anew, so that a mutation gets past it. What it covers depends on the
+/// header, as in the codec.
 fn reseal(image: &mut [u8]) {
     let Ok((header, _)) = Header::read_from_prefix(image) else { return };
     let apart =
@@ -128,8 +130,9 @@ fn check_accepted(message: Message) {
     assert_eq!(message.into_values().len(), bytes);
 }
 
-/// Most memory that decoding `len` bytes may take: Snappy expands by at most 64/3 and delta coding by at most 8 more, a
-/// slot is less than twice what is asked for, and each of four sizes of slots may be cut a batch of 1 MiB ahead.
+/// Most memory that decoding `len` bytes may take: Snappy expands by at most 64/3 and delta coding
+/// by at most 8 more, a slot is less than twice what is asked for, and each of four sizes of slots
+/// may be cut a batch of 1 MiB ahead.
 fn reserved_max(len: usize) -> usize {
     (4 << 20) + 2 * len * (64 + 64 * 8) / 3
 }
@@ -153,7 +156,8 @@ fn no_bytes_can_panic_it() {
         if random.below(16) != 0 {
             reseal(&mut image);
         }
-        // Now and then a pool with room for no more than the bound: refusals must not be about memory.
+        // Now and then a pool with room for no more than the bound: refusals must not be about
+        // memory.
         let tight = round % 16 == 0;
         let pool = if tight { Pool::new(reserved_max(image.len())) } else { images.clone() };
         if round % 4 == 0 {

@@ -39,7 +39,8 @@ impl Hostile {
     }
 }
 
-/// What `misdeed` does must lose its own lane, for a reason that holds `words`, and leave an honest one alone.
+/// What `misdeed` does must lose its own lane, for a reason that holds `words`, and leave an honest
+/// one alone.
 fn only_its_own_lane_is_lost(words: &str, misdeed: impl Fn(&mut Hostile)) {
     let network = Network::new(1, Faults::none());
     let config = config(2048, 4, 512 * MIB);
@@ -303,7 +304,8 @@ impl Crowd {
     }
 }
 
-/// Lanes that ask for all the landings they can get, to keep them or to send what is never answered, leave some to others.
+/// Lanes that ask for all the landings they can get, to keep them or to send what is never
+/// answered, leave some to others.
 #[test]
 fn greedy_lanes_leave_landings_to_others() {
     for uses in [false, true] {

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Goal: short messages share frames, bare answers even an image, and none of it waits for more than a poll.
-/// Method: counts frames and messages of a burst that is longer than a frame.
+/// Goal: short messages share frames, bare answers even an image, and none of it waits for more
+/// than a poll. Method: counts frames and messages of a burst that is longer than a frame.
 #[test]
 fn short_messages_leave_together_at_a_poll() {
     let network = Network::new(1, Faults::none());
@@ -42,7 +42,8 @@ fn short_messages_leave_together_at_a_poll() {
     }
 }
 
-/// Goal: what is packed is not overtaken by writes and longer frames behind it. Method: answers of all kinds in a row.
+/// Goal: what is packed is not overtaken by writes and longer frames behind it. Method: answers of
+/// all kinds in a row.
 #[test]
 fn packed_answers_keep_their_place_among_others() {
     let network = Network::new(1, Faults::none());
@@ -84,8 +85,9 @@ fn packed_answers_keep_their_place_among_others() {
     assert_eq!(a.endpoint.lanes.credits(a.peer), 16);
 }
 
-/// Goal: messages in a row that are alike are taken together, each once and in order, however many are read at a time, up to what
-/// a side takes between two polls; those that are left end with their lane.
+/// Goal: messages in a row that are alike are taken together, each once and in order, however many
+/// are read at a time, up to what a side takes between two polls; those that are left end with
+/// their lane.
 #[test]
 fn runs_are_taken_together_until_their_lane_is_closed() {
     let network = Network::new(1, Faults::none());
@@ -153,7 +155,8 @@ fn runs_are_taken_together_until_their_lane_is_closed() {
     assert!(b.endpoint.inbox.message().is_empty() && b.endpoint.take().is_none());
 }
 
-/// Goal: answers that bring landings, and requests with an offer, are alike: they share a frame and a run, and each offer arrives.
+/// Goal: answers that bring landings, and requests with an offer, are alike: they share a frame and
+/// a run, and each offer arrives.
 #[test]
 fn offers_come_in_runs() {
     const COUNT: u64 = 8;
@@ -214,7 +217,8 @@ fn offers_come_in_runs() {
     }
 }
 
-/// Goal: a lane that goes while messages wait in its open frame is reported once, and takes nothing any more.
+/// Goal: a lane that goes while messages wait in its open frame is reported once, and takes nothing
+/// any more.
 #[test]
 fn a_lane_lost_with_an_open_frame_is_reported_once() {
     for closes in [true, false] {
@@ -245,7 +249,8 @@ fn a_lane_lost_with_an_open_frame_is_reported_once() {
     }
 }
 
-/// What was taken on is sent or the lane is lost: a transport whose queue is shorter than the lane's credits allow loses it.
+/// What was taken on is sent or the lane is lost: a transport whose queue is shorter than the
+/// lane's credits allow loses it.
 #[test]
 fn a_frame_that_cannot_be_posted_loses_its_lane() {
     let network = Network::new(1, Faults::none());

@@ -27,7 +27,8 @@ const SMOKE_SECONDS: f64 = 0.2;
 /// Runs `caravan bench load`.
 ///
 /// # Errors
-/// [`Usage`] for sizes that keys cannot share evenly, and for tables with fewer keys than a request.
+/// [`Usage`] for sizes that keys cannot share evenly, and for tables with fewer keys than a
+/// request.
 pub(crate) fn run(common: &Common, args: &LoadArgs) -> Result<()> {
     let rates = Rate::in_order(&args.rate);
     let tables = tables(args, common.smoke)?;

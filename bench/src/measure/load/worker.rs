@@ -303,8 +303,8 @@ mod tests {
         }
     }
 
-    /// Another generator of the same requests, made otherwise: one loop that sends by the clock, and
-    /// callbacks that say which requests have their answers. Returns all times.
+    /// Another generator of the same requests, made otherwise: one loop that sends by the clock,
+    /// and callbacks that say which requests have their answers. Returns all times.
     fn other(node: &mut WorkerNode, task: &Task) -> Result<Value> {
         let (rank, workers) = (node.rank, node.workers);
         let mut store = Store::new(&mut node.worker, task, rank, node.config.eager_bytes)?;

@@ -1,9 +1,9 @@
 //! The cost of a worker's computation on one core, for simulated networks: counts times constants,
 //! so that a run is the same on every machine. Real time needs none of this.
 //!
-//! The constants are those of kv/learn/docs/decisions/0007-simulated-computing.md; `caravan bench
-//! scale --calibrate` compares them with the machine it runs on. A column's cost in messages, at the
-//! worker and the server, is not included: it depends on bytes.
+//! The constants are those of kv/learn/docs/decisions/0007-simulated-computing.md;
+//! `caravan bench scale --calibrate` compares them with the machine it runs on. A column's cost in
+//! messages, at the worker and the server, is not included: it depends on bytes.
 
 use std::time::Duration;
 

@@ -119,8 +119,8 @@ impl<'a> Driver<'a> {
         self.run(lambda, progress).map_err(failed)
     }
 
-    /// Ends the training: its tables are dropped, and the workers forget their data. The next one on
-    /// this cluster does that, too.
+    /// Ends the training: its tables are dropped, and the workers forget their data. The next one
+    /// on this cluster does that, too.
     ///
     /// # Errors
     /// As [`train`].

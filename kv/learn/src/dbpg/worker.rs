@@ -45,8 +45,8 @@ pub(crate) enum Order {
     /// Count the groups named by this many leading bits of a key. Answered with a list of
     /// [`Group`](super::groups::Group).
     Groups { bits: u32 },
-    /// Create the tables and announce your keys, with a column of ones at `intercept`. Answered with
-    /// the largest |x_ij|, and whether all are 1.
+    /// Create the tables and announce your keys, with a column of ones at `intercept`. Answered
+    /// with the largest |x_ij|, and whether all are 1.
     Begin {
         table: TableSpec,
         newton: Option<Box<newton::Tables>>,

@@ -1,9 +1,9 @@
 //! The thread that schedules: admits nodes, assigns ranks and key ranges, sends tasks, keeps
 //! barriers, notices lost nodes and tells everybody about them.
 //!
-//! It owns the control plane's endpoint and waits only there. Drivers ask it as nodes do, by messages.
-//! The one that started the cluster proves by its incarnation who it is; others have jobs of their
-//! own.
+//! It owns the control plane's endpoint and waits only there. Drivers ask it as nodes do, by
+//! messages. The one that started the cluster proves by its incarnation who it is; others have jobs
+//! of their own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

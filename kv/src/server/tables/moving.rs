@@ -3,13 +3,14 @@
 //! 1. The owner tells the newcomer which shard will come (`Take`), and copies the rows in the order
 //!    of their keys, a piece at a time beside its other work (`Rows`). It goes on serving: what is
 //!    pushed meanwhile it applies, and forwards (`Forward`). Behind the piece that holds a row the
-//!    forwarded pushes to it arrive in order, so the newcomer's rows become the owner's; before that
-//!    piece they do no harm, since a piece replaces rows.
+//!    forwarded pushes to it arrive in order, so the newcomer's rows become the owner's; before
+//!    that piece they do no harm, since a piece replaces rows.
 //! 2. Behind the last piece the owner holds requests to the shard until the newcomer has answered
-//!    everything. Then it gives the shard up, says so (`Own`), and sends every held or later request
-//!    back to its worker with the new owner's name (`Moved`): nothing is applied twice or by two.
-//!    The newcomer holds requests that come before it owns the shard. One that had the shard before
-//!    takes it back only when the workers have marked that they have heard so (`Gone::unmarked`).
+//!    everything. Then it gives the shard up, says so (`Own`), and sends every held or later
+//!    request back to its worker with the new owner's name (`Moved`): nothing is applied twice or
+//!    by two. The newcomer holds requests that come before it owns the shard. One that had the
+//!    shard before takes it back only when the workers have marked that they have heard so
+//!    (`Gone::unmarked`).
 //!
 //! This is the two-phase hand-over of Li et al., "Scaling Distributed Machine Learning with the
 //! Parameter Server", OSDI 2014, section 4.5, with forwarded pushes in place of a second copy. If
@@ -355,8 +356,8 @@ impl Tables {
         self.moves.released.pop_front()
     }
 
-    /// Begins to move a shard as a request asks, which it keeps; returns false if the shard is where
-    /// it is to go.
+    /// Begins to move a shard as a request asks, which it keeps; returns false if the shard is
+    /// where it is to go.
     ///
     /// # Errors
     /// The reason why it cannot be moved.

@@ -8,7 +8,8 @@
 //! Sealing takes a pass over the bytes at either side and a copy beside it: nothing is sent from
 //! where it lies or lands where it belongs in one call.
 //!
-//! Path: worker > slicer > filter > message > codec > endpoint > transport (socket, framing, **sealed**).
+//! Path: worker > slicer > filter > message > codec > endpoint > transport (socket, framing,
+//! **sealed**).
 
 use crate::handshake::{Cipher, SEALED_BYTES_MAX, TAG};
 

@@ -261,8 +261,8 @@ impl Block {
         }
     }
 
-    /// Adds a worker's part of the Hessian: the lower triangle row by row, two numbers of 32 bits in
-    /// each integer. The last part makes it a matrix.
+    /// Adds a worker's part of the Hessian: the lower triangle row by row, two numbers of 32 bits
+    /// in each integer. The last part makes it a matrix.
     fn add_gram(&mut self, part: &[i64], units: Units, workers: usize) -> Result<(), String> {
         let n = self.place.len();
         if part.len() != self.entries.len() / 2 {
@@ -292,7 +292,8 @@ impl Block {
     }
 
     /// Minimises q over the block, given the sum of the parts of its gradient: leaves the new v in
-    /// `way`. Returns Σ s² / h before it and how much q fell; `None` for numbers that are not finite.
+    /// `way`. Returns Σ s² / h before it and how much q fell; `None` for numbers that are not
+    /// finite.
     fn step(&mut self, scale: Scale) -> Option<(f64, f64)> {
         let slopes = self.sum.numbers.iter().zip(&self.place).zip(&self.penalties);
         let slopes: Vec<f64> =

@@ -6,8 +6,8 @@
 //! F* ≥ Σ c_i H(b_i) - Σ_j max(|Σ_i y_i c_i b_i x_ij| - λ, 0)² / (2 λ₂)
 //! ```
 //!
-//! where without a ridge no |Σ_i …| may be above λ, and with an intercept Σ_i y_i c_i b_i must be 0.
-//! At the optimum b_i = σ(-m_i), the probability of the wrong label. Elsewhere these are made
+//! where without a ridge no |Σ_i …| may be above λ; with an intercept Σ_i y_i c_i b_i must be 0. At
+//! the optimum b_i = σ(-m_i), the probability of the wrong label. Elsewhere these are made
 //! feasible: those of the label that has more are scaled down until the sums of both labels are
 //! equal, which moves no |Σ_i …| by more than the difference times the largest |x_ij|; then all are
 //! scaled down until none is above λ.

@@ -1,6 +1,7 @@
 //! The second-order method: proximal Newton steps on a working set, at any support.
 //!
-//! F is minimised by outer steps. With margins m_i, σ(-m_i) of the wrong label, and row weights c_i,
+//! F is minimised by outer steps. With margins m_i, σ(-m_i) of the wrong label, and row weights
+//! c_i,
 //!
 //! ```text
 //! p_i = -y_i c_i σ(-m_i)      D_i = c_i (a_i + θ (tanh(m_i / 2) / (2 m_i) - a_i))
@@ -11,11 +12,11 @@
 //! θ = 1 is Jaakkola and Jordan's upper bound of the loss (Statistics and Computing 2000), θ = 0 is
 //! Newton's model; θ falls while full steps are taken, and rises when one is not, which is the
 //! damping. The working set W has the support and the columns that violate |g| ≤ λ most. Blocks of
-//! W in random order take coordinate descent on their exact small Hessians, which are summed once an
-//! outer step; where that crawls, conjugate gradients on the face { v ≠ 0 } move all of it at once
-//! (`face`). F is then measured on the way from w to v, and falls by Armijo's rule (proximal Newton
-//! with a line search: Lee, Sun and Saunders, SIAM J. Optim. 2014; newGLMNET: Yuan, Ho and Lin, JMLR
-//! 2012). A duality gap bounds F - F* and ends the run (`bound`).
+//! W in random order take coordinate descent on their exact small Hessians, which are summed once
+//! an outer step; where that crawls, conjugate gradients on the face { v ≠ 0 } move all of it at
+//! once (`face`). F is then measured on the way from w to v, and falls by Armijo's rule (proximal
+//! Newton with a line search: Lee, Sun and Saunders, SIAM J. Optim. 2014; newGLMNET: Yuan, Ho and
+//! Lin, JMLR 2012). A duality gap bounds F - F* and ends the run (`bound`).
 //!
 //! Workers hold rows, servers sum over workers and solve blocks, the driver decides. All sums over
 //! rows are of integers (`fixed`), so a run takes the same steps to the bit for any number of

@@ -1,10 +1,10 @@
 //! A worker's rows on the columns of the working set.
 //!
-//! Places of entries take 16 bits: rows are cut into tiles of 2^16, and a column has its places tile
-//! by tile. Rows of a tile are an array of exactly that many, so no place needs a check. Threads
-//! divide columns for sums over rows, whose terms are integers (`fixed`), and tiles for sums within
-//! a row, which come in the order of the columns: results are the same to the bit for any number of
-//! threads.
+//! Places of entries take 16 bits: rows are cut into tiles of 2^16, and a column has its places
+//! tile by tile. Rows of a tile are an array of exactly that many, so no place needs a check.
+//! Threads divide columns for sums over rows, whose terms are integers (`fixed`), and tiles for
+//! sums within a row, which come in the order of the columns: results are the same to the bit for
+//! any number of threads.
 
 use super::blocks::Units;
 use super::fixed::{Scale, integer};
