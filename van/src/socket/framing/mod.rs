@@ -4,9 +4,9 @@
 //! bytes, of an encrypted lane in sealed messages (`sealed.rs`):
 //!
 //! ```text
-//! frame    [kind 1, 0][0 u16][len u32][0 u64]        frame bytes, zero padding to 8
+//! frame    [kind 1, 0][0 u16][len u32][0 u64]            frame bytes, zero padding to 8
 //! write    [kind 2, 0][at u16][len u32][offer key u64]   data bytes, zero padding to 8
-//! refusal  [kind 3, 0][0 u16][len u32][0 u64]        UTF-8 reason, zero padding to 8; the last one
+//! refusal  [kind 3, 0][0 u16][len u32][0 u64]            UTF-8 reason, zero padding to 8; ends it
 //! ```
 //!
 //! [`Sender`] queues units and lists the slices to hand to the socket; a frame is sent from where
