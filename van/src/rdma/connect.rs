@@ -16,9 +16,7 @@ use super::queue_pair::{COMPLETIONS, INLINE_BYTES, Lane, RECEIVES, SENDS};
 use super::verbs::{CmEvent, CmKind, Connection, QueuePair};
 use super::wires::WireId;
 use crate::error::{Error, Result};
-use crate::handshake::{
-    Answering, CALL_BYTES, Calling, Proved, REFUSED, deserves_answer, refusal,
-};
+use crate::handshake::{Answering, CALL_BYTES, Calling, Proved, REFUSED, deserves_answer, refusal};
 use crate::transport::{Event, PeerId};
 
 /// Limit on the time to connect to one address of a name. The connection manager resends lost
@@ -128,11 +126,7 @@ impl Rdma {
     }
 
     /// Starts to connect by the last of `ways` that can be.
-    fn seek(
-        &mut self,
-        ways: &mut Vec<Way>,
-        now: Instant,
-    ) -> io::Result<(Stage, Option<WireId>)> {
+    fn seek(&mut self, ways: &mut Vec<Way>, now: Instant) -> io::Result<(Stage, Option<WireId>)> {
         let mut failed = no_address();
         while let Some(way) = ways.pop() {
             let begun = match way {
@@ -152,8 +146,7 @@ impl Rdma {
     /// Starts to resolve an address.
     fn resolve(&self, to: SocketAddr) -> io::Result<Connection> {
         let manager = self.nic.manager.as_ref().ok_or_else(no_address)?;
-        let from =
-            manager.listener.local_address().map(|address| SocketAddr::new(address.ip(), 0));
+        let from = manager.listener.local_address().map(|address| SocketAddr::new(address.ip(), 0));
         let connection = Connection::new(&manager.channel)?;
         connection.resolve_address(from, to, RESOLVE_TIMEOUT)?;
         Ok(connection)

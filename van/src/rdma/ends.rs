@@ -370,9 +370,7 @@ const SUBNET_BITS: u32 = 64;
 fn choose(caller: &Port, called: &Port) -> Option<(Address, Address)> {
     let all = caller.gids.iter().flat_map(|a| called.gids.iter().map(move |b| (*a, *b)));
     let is_ethernet = caller.is_ethernet;
-    let fit = all.filter(|(a, b)| {
-        a.is_v2 == b.is_v2 && (!is_ethernet || a.family() == b.family())
-    });
+    let fit = all.filter(|(a, b)| a.is_v2 == b.is_v2 && (!is_ethernet || a.family() == b.family()));
     let rank = |(a, b): &(Address, Address)| {
         (a.is_v2, !a.address.is_unicast_link_local(), a.shared_bits(b))
     };

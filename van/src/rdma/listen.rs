@@ -212,8 +212,7 @@ fn with_address(ports: &[(&DeviceInfo, &PortInfo)]) -> Result<IpAddr, String> {
 }
 
 fn names<'a>(devices: impl IntoIterator<Item = &'a DeviceInfo>) -> String {
-    let mut names: Vec<_> =
-        devices.into_iter().map(|device| device.name.as_str()).collect();
+    let mut names: Vec<_> = devices.into_iter().map(|device| device.name.as_str()).collect();
     names.dedup();
     names.join(", ")
 }

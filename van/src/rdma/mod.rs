@@ -70,8 +70,8 @@ use crate::wait::{self, Pace, Progress};
 use crate::wire::Offer;
 
 use connect::{Peer, Stage};
-use listen::{Direct, Manager, Nic};
 pub use listen::reaches;
+use listen::{Direct, Manager, Nic};
 use peers::Peers;
 use queue_pair::Unit;
 use verbs::{Batch, CompletionQueue, Domain, POLL_MAX, ReceiveQueue};

@@ -255,8 +255,7 @@ impl Wires {
             }
         }
         if was_dialling && !matches!(wire.stage, Stage::Dialling(..)) {
-            let changed =
-                epoll::modify(&self.watch, &wire.stream, data(id), epoll::EventFlags::IN);
+            let changed = epoll::modify(&self.watch, &wire.stream, data(id), epoll::EventFlags::IN);
             debug_assert!(changed.is_ok(), "it is watched");
         }
     }

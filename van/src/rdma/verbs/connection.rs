@@ -338,9 +338,7 @@ impl Connection {
         let len = size_of::<u8>();
         // SAFETY: the connection lives, and the option (of level 0, connections) is one byte, which
         // is read during the call.
-        check(unsafe {
-            (self.library().rdma_set_option)(self.id.as_ptr(), 0, option, value, len)
-        })
+        check(unsafe { (self.library().rdma_set_option)(self.id.as_ptr(), 0, option, value, len) })
     }
 
     /// Its device, once it is bound, resolved, or requested by a peer.
