@@ -125,17 +125,15 @@ impl Device {
         if list.is_null() {
             return Err(io::Error::last_os_error());
         }
-        let devices = (0..usize::try_from(count).unwrap_or(0)).filter_map(|at| {
-            // SAFETY: the list has `count` entries, and is not freed before the end.
-            let context = NonNull::new(unsafe { *list.add(at) })?;
+        let count = usize::try_from(count).unwrap_or(0);
+        // SAFETY: the list has `count` entries, all of them set, and is not freed before the end.
+        let contexts = unsafe { std::slice::from_raw_parts(list, count) };
+        let devices = contexts.iter().filter_map(|&context| {
+            let context = NonNull::new(context)?;
             Some(Device { context, port, _single_threaded: PhantomData })
         });
-        let mut found = None;
-        for device in devices {
-            if device.name() == name {
-                found = Some(device);
-            }
-        }
+        let mut devices = devices.filter(|device| device.name() == name);
+        let found = devices.next();
         let found = found.filter(|device| keep_open(library, device.context));
         // SAFETY: the list came from `rdma_get_devices` and is not used after this; a device that
         // was found is kept open by another list.
