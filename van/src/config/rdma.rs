@@ -53,7 +53,7 @@ impl RdmaConfig {
     pub const RETRIES_MAX: u8 = 7;
 
     /// The first variable that is set and that the connection manager would ignore.
-    pub(crate) fn only_direct(&self) -> Option<&'static str> {
+    pub fn only_direct(&self) -> Option<&'static str> {
         let set = [
             ("CARAVAN_RDMA_GID", self.gid.is_some()),
             ("CARAVAN_RDMA_PKEY", self.pkey.is_some()),

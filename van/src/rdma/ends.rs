@@ -423,7 +423,7 @@ mod tests {
         ];
         let there = |gids: &[Address]| chosen(&port(&here), &port(gids));
         assert_eq!(there(&[gid(0, "fe80::2"), gid(4, "::ffff:10.2.0.9")]), Some((5, 4)));
-        assert_eq!(there(&[gid(9, "::ffff:10.1.0.9"), gid(2, "fd77::2")]), Some((3, 9)));
+        assert_eq!(there(&[gid(9, "::ffff:10.1.0.2"), gid(2, "fd77::2")]), Some((3, 9)));
         assert_eq!(there(&[gid(2, "fd99::2")]), Some((7, 2)));
         assert_eq!(there(&[old(6, "fe80::2"), gid(2, "fe80::2")]), Some((1, 2)));
         assert_eq!(there(&[old(6, "fe80::2")]), Some((0, 6)));
