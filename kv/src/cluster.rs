@@ -314,6 +314,20 @@ impl Cluster {
         self.scheduler.borrow_mut().wait(task)
     }
 
+    /// Waits until one of these tasks is done, or this time is over; returns the first. Then
+    /// [`Cluster::wait`] returns its results at once.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`] if the scheduler is gone.
+    pub fn wait_first(&mut self, tasks: &[TaskId], time: Duration) -> Result<Option<TaskId>> {
+        self.scheduler.borrow_mut().wait_first(tasks, time)
+    }
+
+    /// Time on the clock of the control plane, which is simulated where the cluster is.
+    pub fn now(&self) -> Duration {
+        self.scheduler.borrow().now()
+    }
+
     /// A client of the servers for the calling thread. It checks for lost nodes while it waits: a
     /// request ends with [`Error::NodeLost`] within five heartbeats after any node has stopped.
     ///

@@ -34,6 +34,9 @@ impl App for Does {
         }
         let slower = if body["slow"] == rank { 1000 } else { 1 };
         Network::here().unwrap().sleep(Duration::from_millis(slower));
+        if body["meets"] == true {
+            node.barrier("here").map_err(|error| error.to_string())?;
+        }
         note("ends");
         match body["fails"].as_bool() {
             Some(true) => Err(format!("{name} was told to")),
@@ -216,4 +219,31 @@ fn unknown_task(cluster: &mut Cluster) -> String {
     let number = number.join().unwrap();
     let body = json!({ "name": "never" });
     cluster.submit_after(&[number], Target::Workers, "does", &body).unwrap_err().to_string()
+}
+
+#[test]
+fn tasks_at_some_workers_run_at_once_and_meet_by_themselves() {
+    for_each_seed(10, |seed| {
+        let log = run(seed, |cluster| {
+            let slow = json!({ "name": "slow", "meets": true, "slow": 2 });
+            let some = Target::Some(vec![2, 0, 2]);
+            let slow = cluster.submit(some, "does", &slow).unwrap();
+            let fast = json!({ "name": "fast", "meets": true });
+            let fast = cluster.submit(Target::Some(vec![1]), "does", &fast).unwrap();
+            let brief = Duration::from_millis(1);
+            assert_eq!(cluster.wait_first(&[slow], brief).unwrap(), None, "it takes a second");
+            let long = Duration::from_secs(10);
+            assert_eq!(cluster.wait_first(&[slow, fast], long).unwrap(), Some(fast));
+            assert_eq!(cluster.wait(fast).unwrap(), [json!("fast 1")]);
+            assert_eq!(cluster.wait_first(&[slow, fast], long).unwrap(), Some(fast), "is unknown");
+            assert_eq!(cluster.wait_first(&[slow], long).unwrap(), Some(slow));
+            assert_eq!(cluster.wait(slow).unwrap(), [json!("slow 0"), json!("slow 2")]);
+            for (ranks, why) in [(vec![1, 3], "no worker 3"), (Vec::new(), "needs a worker")] {
+                let wrong = cluster.submit(Target::Some(ranks), "does", &json!({ "name": "no" }));
+                let wrong = wrong.unwrap_err().to_string();
+                assert!(wrong.contains(why), "{wrong}");
+            }
+        });
+        assert!(at(&log, "fast 1 ends") < at(&log, "slow 2 ends"), "{log:?}");
+    });
 }

@@ -79,15 +79,51 @@ pub(crate) fn identity(role: u8, rank: Option<usize>) -> Identity {
 pub(crate) enum Ask {
     /// Join the cluster. Answered with a [`Roster`] when the cluster is complete.
     Join(Join),
-    /// Answered when all nodes of the sender's role have asked this.
-    Barrier { name: String },
+    /// Answered when all workers of the task of this number, which the sender runs, have asked this.
+    Barrier { task: u64, name: String },
     /// Give up waiting at this barrier. Answered with the names of those that did not come.
-    Missing { name: String },
+    Missing { task: u64, name: String },
     /// The member that this lane has proved to be is alive. Answered with [`Pulse`].
     Alive,
-    /// Start a sub-task of the task of this number, which the sender runs, at the worker of this
-    /// rank or at all. Answered with [`Submitted`].
-    Spawn { task: u64, rank: Option<usize>, app: String, body: serde_json::Value },
+    /// Start a sub-task of the task of this number, which the sender runs. Answered with
+    /// [`Submitted`].
+    Spawn { task: u64, target: Target, app: String, body: serde_json::Value },
+}
+
+/// The workers that run a task.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Target {
+    /// Every worker that is not lost.
+    Workers,
+    /// The worker of this rank.
+    Worker(usize),
+    /// The workers of these ranks.
+    Some(Vec<usize>),
+}
+
+impl Target {
+    /// Its workers, of `workers` in all and those `live`. Ascending.
+    ///
+    /// # Errors
+    /// If one of them does not exist, or there is none.
+    pub(crate) fn ranks(
+        self,
+        workers: usize,
+        live: impl FnOnce() -> Vec<usize>,
+    ) -> std::result::Result<Vec<usize>, String> {
+        let mut ranks = match self {
+            Target::Workers => return Ok(live()),
+            Target::Worker(rank) => vec![rank],
+            Target::Some(ranks) => ranks,
+        };
+        ranks.sort_unstable();
+        ranks.dedup();
+        match ranks.last() {
+            Some(&last) if last < workers => Ok(ranks),
+            Some(last) => Err(format!("there is no worker {last}, there are {workers}")),
+            None => Err("a task needs a worker that runs it".to_owned()),
+        }
+    }
 }
 
 /// What a node tells about itself when it joins.
@@ -157,9 +193,9 @@ pub(crate) enum Command {
     Begin { job: String },
     /// Answered with [`Gathered`] once all nodes have joined, or when the time for that is over.
     Gather,
-    /// Starts a task of this part of the job at the worker of this rank, or at all, once others are
-    /// finished. Answered with [`Submitted`] at once.
-    Submit { part: String, rank: Option<usize>, program: Program, after: Vec<u64> },
+    /// Starts a task of this part of the job once others are finished. Answered with [`Submitted`]
+    /// at once.
+    Submit { part: String, target: Target, program: Program, after: Vec<u64> },
     /// Adds a task that nobody runs. Answered with [`Submitted`] at once.
     Promise,
     /// Finishes such a task. Answered at once with whether there is one.
@@ -169,6 +205,9 @@ pub(crate) enum Command {
     /// Answered with [`Waited`] when the task is done or a node was lost; then the task is
     /// forgotten.
     Wait { task: u64 },
+    /// Answered with the number of the first of these tasks that a wait for would be answered at
+    /// once. Another such question takes the place of one that is not answered.
+    First { tasks: Vec<u64> },
     /// Answered with a [`Loss`] when a node was lost.
     Watch,
     /// Answered at once with the [`Loss`] of a node, if any was lost.

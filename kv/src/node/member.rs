@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::control::{Ask, Join, Loss, Order, Report, Role, Roster, Step, Submitted};
+use super::control::{Ask, Join, Loss, Order, Report, Role, Roster, Step, Submitted, Target};
 use super::lane::{Heard, SchedulerLane};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
@@ -134,28 +134,28 @@ impl Member {
     pub(crate) fn spawn(
         &mut self,
         task: u64,
-        rank: Option<usize>,
+        target: Target,
         app: &str,
         body: &serde_json::Value,
         timeout: Duration,
     ) -> Result<u64> {
-        let spawn = Ask::Spawn { task, rank, app: app.to_owned(), body: body.clone() };
+        let spawn = Ask::Spawn { task, target, app: app.to_owned(), body: body.clone() };
         let answer = self.ask(&spawn, timeout, "the start of a sub-task")?;
         serde_json::from_slice::<Submitted>(&answer)?.started()
     }
 
-    /// Waits until all nodes of this role have reached the barrier called `name`.
+    /// Waits until all workers of task `task` have reached its barrier called `name`.
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::NodeLost`] names any node that was lost meanwhile.
-    pub fn barrier(&mut self, name: &str, timeout: Duration) -> Result<()> {
+    pub(crate) fn barrier(&mut self, task: u64, name: &str, timeout: Duration) -> Result<()> {
         let what = format!("the barrier {name}: other {}s", self.role);
         let (seconds, what) =
-            match self.ask(&Ask::Barrier { name: name.to_owned() }, timeout, &what) {
+            match self.ask(&Ask::Barrier { task, name: name.to_owned() }, timeout, &what) {
                 Err(Error::Timeout { seconds, .. }) => (seconds, format!("the barrier {name}")),
                 asked => return asked.map(drop),
             };
-        let missing = Ask::Missing { name: name.to_owned() };
+        let missing = Ask::Missing { task, name: name.to_owned() };
         let missing = self.ask(&missing, SAY_WHO, "who is missing")?;
         Err(Error::Timeout { what, seconds, missing: serde_json::from_slice(&missing)? })
     }

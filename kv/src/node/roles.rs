@@ -12,11 +12,10 @@ use caravan_van::{Endpoint, Identity, VanConfig};
 
 use super::backend::{self, Van};
 use super::choice::{self, Candidate};
-use super::control::{Join, Role, Roster, Step, identity, is_within, within};
+use super::control::{Join, Role, Roster, Step, Target, identity, is_within};
 use super::heartbeat;
 use super::member::{Member, Work};
 use super::placement::{Seating, check_numa};
-use super::scheduler::Target;
 use crate::config::NodeConfig;
 use crate::error::{Error, Result, panicked};
 use crate::history;
@@ -74,13 +73,12 @@ pub struct WorkerNode {
 }
 
 impl WorkerNode {
-    /// Waits until all workers have reached the barrier called `name` of this job.
+    /// Waits until all workers that run this task have reached its barrier called `name`.
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::NodeLost`] names any node that was lost meanwhile.
     pub fn barrier(&mut self, name: &str) -> Result<()> {
-        let name = if self.job.is_empty() { name } else { &within(&self.job, name) };
-        self.member.borrow_mut().barrier(name, self.config.join_timeout)
+        self.member.borrow_mut().barrier(self.task, name, self.config.join_timeout)
     }
 
     /// Starts `app` with input `body` at the target, as a part of the task that runs: this is not
@@ -91,12 +89,8 @@ impl WorkerNode {
     /// [`Error::Config`] if there is no such worker, it has too many tasks that it has not
     /// finished, or the driver is gone; [`Error::NodeLost`].
     pub fn spawn(&mut self, target: Target, app: &str, body: &serde_json::Value) -> Result<()> {
-        let rank = match target {
-            Target::Workers => None,
-            Target::Worker(rank) => Some(rank),
-        };
         let timeout = self.config.join_timeout;
-        self.member.borrow_mut().spawn(self.task, rank, app, body, timeout).map(drop)
+        self.member.borrow_mut().spawn(self.task, target, app, body, timeout).map(drop)
     }
 }
 

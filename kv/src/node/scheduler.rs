@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 
 use self::service::Service;
 use super::choice::Candidate;
-use super::control::{self, Command, Gathered, Loss, Program, Roster, Submitted, Waited};
+use super::control::{self, Command, Gathered, Loss, Program, Roster, Submitted, Target, Waited};
 use super::lane::{self, Heard, SchedulerLane};
 use super::roles::without_threads;
 use super::thread::NodeThread;
@@ -42,15 +42,6 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Number of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskId(u64);
-
-/// The workers that run a task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    /// Every worker that is not lost.
-    Workers,
-    /// The worker of this rank.
-    Worker(usize),
-}
 
 /// The cluster's scheduler, as a driver uses it. In the process that started the cluster it serves
 /// the nodes on a thread of its own until this is dropped.
@@ -273,18 +264,9 @@ impl Scheduler {
         program: Program,
         after: &[TaskId],
     ) -> Result<TaskId> {
-        let workers = self.config.workers;
-        let rank = match target {
-            Target::Workers => None,
-            Target::Worker(rank) if rank < workers => Some(rank),
-            Target::Worker(rank) => {
-                let why = format!("there is no worker {rank}, there are {workers}");
-                return Err(Error::Config(why));
-            }
-        };
         let part = part.to_owned();
         let after = after.iter().map(|task| task.0).collect();
-        let submitted: Submitted = self.ask(&Command::Submit { part, rank, program, after })?;
+        let submitted: Submitted = self.ask(&Command::Submit { part, target, program, after })?;
         submitted.started().map(TaskId)
     }
 
@@ -337,6 +319,29 @@ impl Scheduler {
             report.map_err(|reason| Error::TaskFailed { node, app: app.clone(), reason })
         });
         results.collect()
+    }
+
+    /// Waits until one of these tasks is done, or this time is over; returns the first. A wait for
+    /// it ends at once.
+    ///
+    /// # Errors
+    /// Only if the control van itself is broken.
+    pub fn wait_first(&mut self, tasks: &[TaskId], time: Duration) -> Result<Option<TaskId>> {
+        let tasks = tasks.iter().map(|task| task.0).collect();
+        self.answer = None;
+        self.asked = self.lane.ask(&Command::First { tasks })?;
+        let until = self.now().saturating_add(time);
+        loop {
+            self.poll()?;
+            if let Some(answer) = self.answer.take() {
+                return Ok(Some(TaskId(serde_json::from_slice(&answer)?)));
+            }
+            let left = until.saturating_sub(self.now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.lane.wait(left.min(self.config.node.heartbeat))?;
+        }
     }
 
     /// Takes in what the scheduler's thread has said, without blocking; returns whether there was

@@ -19,7 +19,7 @@ use super::super::barriers::{Barriers, NAME_BYTES_MAX, Waiting};
 use super::super::choice::{self, Candidate};
 use super::super::control::{
     self, Ask, CREDITS, Command, Gathered, Join, Loss, Order, Program, Pulse, Role, Roster,
-    Submitted, TASKS_MAX, Waited,
+    Submitted, TASKS_MAX, Target, Waited,
 };
 use super::super::lane::control_config;
 use super::super::members::{Members, Seat, Violation, describe};
@@ -84,6 +84,8 @@ struct Driver {
     begins: Option<(u64, String)>,
     gathers: Option<Gathers>,
     waits: Option<(u64, u64)>,
+    /// The tasks of which it asks which is done first.
+    first: Option<(u64, Vec<u64>)>,
     watches: Option<u64>,
 }
 
@@ -263,8 +265,7 @@ impl Service {
         tracing::warn!(node = %seat, "lost; the others go on");
         self.tasks.lose(seat.rank);
         self.send_ready();
-        let live = self.members.live(seat.role);
-        for Waiting { peer, timestamp, .. } in self.barriers.full(seat.role, live) {
+        for Waiting { peer, timestamp, .. } in self.barriers.lose(seat.rank) {
             // A lane that breaks now is reported separately; the others do not wait for it.
             let _ = control::answer(&mut self.endpoint, peer, timestamp, &());
         }
@@ -299,6 +300,7 @@ impl Service {
                 self.tell(driver, timestamp, &Waited::Lost(loss.clone()));
             }
         }
+        self.waited();
         self.tell_members(&Order::Lost(loss));
     }
 
@@ -337,9 +339,9 @@ impl Service {
                 driver.gathers = Some(Gathers { timestamp, until, warn_at });
                 self.gathered();
             }
-            Command::Submit { part, rank, program, after } => {
+            Command::Submit { part, target, program, after } => {
                 let job = control::within(&job, &part);
-                let submitted = self.submit(Some(peer), rank, job, program, after, None);
+                let submitted = self.submit(Some(peer), target, job, program, after, None);
                 self.tell(peer, timestamp, &submitted);
             }
             Command::Promise => {
@@ -365,6 +367,10 @@ impl Service {
             }
             Command::Wait { task } => {
                 driver.waits = Some((timestamp, task));
+                self.waited();
+            }
+            Command::First { tasks } => {
+                driver.first = Some((timestamp, tasks));
                 self.waited();
             }
             Command::Watch => match &self.lost {
@@ -443,11 +449,11 @@ impl Service {
         self.start(NewTask { owner: driver, what, ranks, order, after, parent: None })
     }
 
-    /// Starts a task of a job at a worker or at all.
+    /// Starts a task of a job.
     fn submit(
         &mut self,
         owner: Option<PeerId>,
-        rank: Option<usize>,
+        target: Target,
         job: String,
         program: Program,
         after: Vec<u64>,
@@ -457,21 +463,21 @@ impl Service {
             Program::App { app, body } => (app.clone(), Order::Run { job, app, body }),
             Program::Steps(steps) => ("a graph".to_owned(), Order::Steps { job, steps }),
         };
-        let ranks = rank.map_or_else(|| self.members.live_workers(), |rank| vec![rank]);
+        let workers = self.members.size(Role::Worker);
+        let ranks = match target.ranks(workers, || self.members.live_workers()) {
+            Ok(ranks) => ranks,
+            Err(why) => return Submitted::Refused(why),
+        };
         let (what, order) = (What::App(app), Some(order));
         self.start(NewTask { owner, what, ranks, order, after, parent })
     }
 
     /// Starts a sub-task of a task that a worker runs.
-    fn spawn(&mut self, at: At, rank: Option<usize>, program: Program) -> Submitted {
-        let workers = self.members.size(Role::Worker);
+    fn spawn(&mut self, at: At, target: Target, program: Program) -> Submitted {
         let Some((owner, job)) = self.tasks.run_by(at) else {
             return Submitted::Refused("nobody waits for the task any more".to_owned());
         };
-        if let Some(rank) = rank.filter(|rank| *rank >= workers) {
-            return Submitted::Refused(format!("there is no worker {rank}, there are {workers}"));
-        }
-        self.submit(Some(owner), rank, job, program, Vec::new(), Some(at))
+        self.submit(Some(owner), target, job, program, Vec::new(), Some(at))
     }
 
     /// Adds a task, or refuses it; sends it if its turn has come.
@@ -511,7 +517,15 @@ impl Service {
     /// Answers the drivers that wait for a task which is done or will never be.
     fn waited(&mut self) {
         let mut done = Vec::new();
+        let mut first = Vec::new();
         for (&peer, driver) in &mut self.drivers {
+            let ends = |task: &&u64| self.lost.is_some() || self.tasks.is_done(**task, peer);
+            let asked = driver.first.as_ref();
+            let found = asked.and_then(|(asked, tasks)| Some((*asked, *tasks.iter().find(ends)?)));
+            if let Some((timestamp, task)) = found {
+                driver.first = None;
+                first.push((peer, timestamp, task));
+            }
             let Some((timestamp, task)) = driver.waits else { continue };
             let lost = || self.lost.clone().map(Waited::Lost);
             if let Some(waited) = self.tasks.take(task, peer).or_else(lost) {
@@ -522,6 +536,7 @@ impl Service {
         for (driver, timestamp, waited) in done {
             self.tell(driver, timestamp, &waited);
         }
+        first.into_iter().for_each(|(driver, timestamp, task)| self.tell(driver, timestamp, &task));
     }
 
     /// Answers the drivers that wait for the cluster, if that is complete.
@@ -552,30 +567,35 @@ impl Service {
         }
         match control::read::<Ask>(message)? {
             Ask::Join(join) => self.join(peer, timestamp, join),
-            Ask::Barrier { name } => {
+            Ask::Barrier { task, name } => {
                 let seat = self.members.of(peer, "a barrier")?;
-                let size = self.members.live(seat.role);
+                if seat.role != Role::Worker || !self.tasks.is_run_by(task, seat.rank) {
+                    let why = "it does not run the task of that barrier";
+                    return Ok(control::refuse(&mut self.endpoint, peer, timestamp, why)?);
+                }
+                let ranks = self.tasks.ranks(task);
                 let waiting = Waiting { seat, peer, timestamp };
-                for Waiting { peer, timestamp, .. } in self.barriers.arrive(name, waiting, size)? {
+                let full = self.barriers.arrive(task, name, waiting, &ranks)?;
+                for Waiting { peer, timestamp, .. } in full {
                     // A lane that breaks now is reported separately; the others do not wait for it.
                     let _ = control::answer(&mut self.endpoint, peer, timestamp, &());
                 }
                 Ok(())
             }
-            Ask::Missing { name } => {
+            Ask::Missing { task, name } => {
                 let seat = self.members.of(peer, "who is missing")?;
-                let Some(came) = self.barriers.give_up(name, seat) else {
+                let Some(missing) = self.barriers.give_up(task, name, seat) else {
                     let why = "it does not wait at a barrier of that name";
                     return Ok(control::refuse(&mut self.endpoint, peer, timestamp, why)?);
                 };
-                let missing = (0..self.members.size(seat.role)).filter(|rank| !came.contains(rank));
-                let names: Vec<_> = missing.map(|rank| format!("{} {rank}", seat.role)).collect();
+                let names = missing.iter().map(|rank| format!("{} {rank}", seat.role));
+                let names: Vec<_> = names.collect();
                 Ok(control::answer(&mut self.endpoint, peer, timestamp, &names.join(", "))?)
             }
-            Ask::Spawn { task, rank, app, body } => {
+            Ask::Spawn { task, target, app, body } => {
                 let seat = self.members.of(peer, "a sub-task")?;
                 let at = At { task, rank: seat.rank };
-                let spawned = self.spawn(at, rank, Program::App { app, body });
+                let spawned = self.spawn(at, target, Program::App { app, body });
                 Ok(control::answer(&mut self.endpoint, peer, timestamp, &spawned)?)
             }
             Ask::Alive => {

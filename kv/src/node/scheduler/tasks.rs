@@ -6,7 +6,7 @@
 //! at a worker when they are finished there, or everywhere if that worker does not run them. A
 //! virtual task is run by nobody, and is finished when its driver says so.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use caravan_van::PeerId;
 
@@ -210,6 +210,19 @@ impl Tasks {
     /// Whether the worker of this rank runs this task.
     pub(super) fn is_run_by(&self, number: u64, rank: usize) -> bool {
         self.running.get(&number).is_some_and(|running| running.is_run_by(rank))
+    }
+
+    /// The workers that run a task or have run it, without those that were lost meanwhile.
+    pub(super) fn ranks(&self, number: u64) -> BTreeSet<usize> {
+        let running = self.running.get(&number);
+        let both = running.map(|it| it.missing.iter().chain(it.reports.keys()).copied());
+        both.into_iter().flatten().collect()
+    }
+
+    /// Whether a driver's wait for this task ends at once, because it is done or unknown.
+    pub(super) fn is_done(&self, number: u64, driver: PeerId) -> bool {
+        let own = self.running.get(&number).filter(|it| it.task.owner == Some(driver));
+        own.is_none_or(|running| running.missing.is_empty())
     }
 
     /// The driver and the job of a task that this worker runs, unless nobody waits for it.
