@@ -31,5 +31,6 @@ pub mod metrics;
 pub mod model;
 pub mod replace_file;
 pub mod sketch;
+pub mod task;
 
 pub use error::{Error, Result};

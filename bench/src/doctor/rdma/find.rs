@@ -123,13 +123,10 @@ fn port_obstacle(port: &PortInfo) -> Option<Obstacle> {
             ),
         ));
     }
-    // On InfiniBand the van then connects without.
-    if port.address().is_none() && port.link_layer == "Ethernet" {
+    if port.address().is_none() {
         return Some(Obstacle::new(
-            format!("{named} has no IP address, and the connection manager needs one"),
-            format!(
-                "ip address add ADDRESS/PREFIX dev {named}, or without: CARAVAN_RDMA_CONNECT=direct"
-            ),
+            format!("{named} has no IP address, and connections are made by address"),
+            format!("ip address add ADDRESS/PREFIX dev {named}"),
         ));
     }
     None

@@ -1,0 +1,174 @@
+//! Runs the stages of tasks on a cluster, as the queue decides.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use caravan_kv::error::with_sources;
+use caravan_kv::{Cluster, Target, TaskId};
+
+use super::place::Wants;
+use super::queue::{Queue, Start};
+use super::schedule::Schedule;
+use super::trigger::Trigger;
+use super::{Ended, Part, Stage, Task};
+use crate::{Error, Result};
+
+/// Longest wait for a stage to end while no trigger is due.
+const WAIT: Duration = Duration::from_secs(3600);
+
+/// How a task has ended: what its last stage was, or why a stage could not run.
+pub type Outcome = Result<Option<Ended>, String>;
+
+/// The tasks of a job on a cluster.
+pub struct Engine<'a> {
+    cluster: &'a mut Cluster,
+    queue: Queue,
+    tasks: Vec<Known<'a>>,
+    /// Stages that run, by the cluster's number.
+    running: BTreeMap<TaskId, Running>,
+}
+
+struct Known<'a> {
+    /// Its stages; `None` once it has ended.
+    task: Option<Box<dyn Task + 'a>>,
+    /// The stage that waits.
+    stage: Option<Stage>,
+    /// Stages begun.
+    begun: usize,
+    outcome: Outcome,
+}
+
+struct Running {
+    task: usize,
+    began: Duration,
+}
+
+impl<'a> Engine<'a> {
+    /// An engine for all workers of a cluster. Tasks share the tables of the cluster's job, or of
+    /// the part of it that runs.
+    pub fn new(
+        cluster: &'a mut Cluster,
+        schedule: impl Schedule + 'static,
+        trigger: Trigger,
+    ) -> Self {
+        let queue = Queue::new(cluster.config().workers, schedule, trigger);
+        Engine { cluster, queue, tasks: Vec::new(), running: BTreeMap::new() }
+    }
+
+    /// Adds a task; its first stage waits from now on. Returns its number, from 0.
+    pub fn submit(&mut self, task: impl Task + 'a) -> usize {
+        let number = self.tasks.len();
+        let task: Option<Box<dyn Task + 'a>> = Some(Box::new(task));
+        self.tasks.push(Known { task, stage: None, begun: 0, outcome: Ok(None) });
+        self.proceed(number, None);
+        number
+    }
+
+    /// Runs all tasks to their ends; returns how each has ended, in the order in which they came.
+    /// The failure of one is no failure of the others.
+    ///
+    /// # Errors
+    /// [`Error::Train`] if a node was lost.
+    pub fn run(mut self) -> Result<Vec<Outcome>> {
+        loop {
+            for start in self.queue.start(self.cluster.now()) {
+                self.start(start)?;
+            }
+            let due = self.queue.due().map(|due| due.saturating_sub(self.cluster.now()));
+            if self.running.is_empty() && due.is_none() {
+                break;
+            }
+            let running: Vec<TaskId> = self.running.keys().copied().collect();
+            let first = self.cluster.wait_first(&running, due.unwrap_or(WAIT)).map_err(failed)?;
+            if let Some(number) = first {
+                self.end(number)?;
+            }
+        }
+        Ok(self.tasks.into_iter().map(|task| task.outcome).collect())
+    }
+
+    /// Has the next stage of a task wait, or ends the task.
+    fn proceed(&mut self, number: usize, last: Option<&Ended>) {
+        let known = &mut self.tasks[number];
+        known.stage = known.task.as_mut().and_then(|task| task.next(last));
+        let wants = known.stage.as_ref().map(|stage| stage.wants.clone());
+        let waits = wants.map(|wants: Wants| self.queue.wait(number, wants, self.cluster.now()));
+        match waits {
+            Some(Ok(())) => {}
+            Some(Err(why)) => self.give_up(number, why),
+            None => {
+                self.tasks[number].task = None;
+                self.queue.forget(number);
+            }
+        }
+    }
+
+    /// Ends a task whose stage cannot run.
+    fn give_up(&mut self, number: usize, why: String) {
+        let known = &mut self.tasks[number];
+        known.outcome = Err(format!("stage {} of task {number}: {why}", known.begun));
+        known.task = None;
+        self.queue.forget(number);
+    }
+
+    fn start(&mut self, start: Start) -> Result<()> {
+        let Start { task, workers } = start;
+        let known = &mut self.tasks[task];
+        let Some(stage) = known.stage.take() else { return Ok(()) };
+        if let Some(drained) = &stage.drained {
+            lay_out(self.cluster, drained).map_err(failed)?;
+        }
+        let workers: Vec<usize> = workers.into_iter().collect();
+        let part = Part {
+            stage: known.begun,
+            workers: workers.clone(),
+            threads: stage.threads,
+            body: stage.body,
+        };
+        let input = serde_json::to_value(&part).map_err(|error| failed(error.into()))?;
+        let began = self.cluster.now();
+        let number = self.cluster.submit(Target::Some(workers), &stage.app, &input);
+        self.running.insert(number.map_err(failed)?, Running { task, began });
+        Ok(())
+    }
+
+    /// Takes the results of a stage whose workers have all reported.
+    fn end(&mut self, number: TaskId) -> Result<()> {
+        let Some(Running { task, began }) = self.running.remove(&number) else { return Ok(()) };
+        let now = self.cluster.now();
+        let workers = self.queue.ended(task, now).into_iter().collect();
+        match self.cluster.wait(number) {
+            Ok(results) => {
+                let ended = Ended { workers, results, took: now - began };
+                self.tasks[task].begun += 1;
+                self.proceed(task, Some(&ended));
+                if self.tasks[task].outcome.is_ok() {
+                    self.tasks[task].outcome = Ok(Some(ended));
+                }
+            }
+            Err(error @ caravan_kv::Error::TaskFailed { .. }) => {
+                self.give_up(task, with_sources(&error));
+            }
+            Err(error) => return Err(failed(error)),
+        }
+        Ok(())
+    }
+}
+
+/// Moves the shards of all tables of the job away from server threads.
+fn lay_out(cluster: &Cluster, drained: &[usize]) -> caravan_kv::Result<()> {
+    let own = cluster.namespace();
+    let mut client = cluster.client()?;
+    // All tables, under their full names.
+    client.set_namespace("");
+    let tables = client.list_tables("")?;
+    for spec in tables.into_iter().filter(|spec| spec.namespace == own) {
+        let table = client.create_table(&spec)?;
+        client.rebalance(table, drained)?;
+    }
+    Ok(())
+}
+
+fn failed(error: caravan_kv::Error) -> Error {
+    Error::Train { reason: with_sources(&error) }
+}
