@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use caravan_numa::{HugePages, PageSource};
-use caravan_van::{Identity, Secret, VanConfig, Wait};
+use caravan_van::{Identity, RdmaConfig, Secret, VanConfig, Wait};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -71,8 +71,8 @@ pub struct NodeConfig {
     pub identity: Identity,
     /// The van that carries the data.
     pub van: Van,
-    /// The RDMA device to use, as "mlx5_0"; by default the van selects one.
-    pub rdma_device: Option<String>,
+    /// Settings of the rdma van.
+    pub rdma: RdmaConfig,
     /// Host name or address to listen on, which peers connect to.
     pub host: String,
     /// How a thread waits for work.
@@ -120,7 +120,7 @@ impl Default for NodeConfig {
             encrypt: false,
             identity: Identity::default(),
             van: Van::Auto,
-            rdma_device: None,
+            rdma: RdmaConfig::default(),
             host: "127.0.0.1".to_owned(),
             wait: Wait::default(),
             memory_bytes: 8 << 30,
@@ -239,7 +239,7 @@ impl NodeConfig {
             accepts: true,
             credits: self.credits,
             listen: join_host(&self.host, 0),
-            device: self.rdma_device.clone(),
+            rdma: self.rdma.clone(),
             memory_bytes: self.memory_bytes,
             pages: PageSource { node: self.numa.node(), huge: self.huge_pages, shareable: false },
             frame_bytes: self.eager_bytes,
@@ -383,8 +383,8 @@ mod tests {
         for (value, device) in [("", None), ("auto", None), ("rxe0", Some("rxe0"))] {
             let pair = [("CARAVAN_RDMA_DEVICE", value)];
             let config = ClusterConfig::from_vars(vars(&pair)).unwrap();
-            assert_eq!(config.node.rdma_device.as_deref(), device);
-            assert_eq!(config.node.van_config(1).device.as_deref(), device);
+            assert_eq!(config.node.rdma.device.as_deref(), device);
+            assert_eq!(config.node.van_config(1).rdma.device.as_deref(), device);
         }
     }
 

@@ -1,7 +1,11 @@
 //! Settings of a transport: one plain struct, checked once.
 
+mod rdma;
+
 use std::ops::RangeInclusive;
 use std::time::Duration;
+
+pub use rdma::{RdmaConfig, RdmaConnect};
 
 use crate::error::{Error, Result};
 use crate::handshake::Secret;
@@ -39,8 +43,8 @@ pub struct VanConfig {
     /// Address to listen on, as `host:port`; port 0 selects a free one. Vans without sockets ignore
     /// it. A device's van takes the device's own address if this one does not belong to the device.
     pub listen: String,
-    /// The device to use, as "mlx5_0"; `None` leaves it to the van. Vans without devices ignore it.
-    pub device: Option<String>,
+    /// Settings of the rdma van alone.
+    pub rdma: RdmaConfig,
     /// Limit of registered memory in bytes, at least [`VanConfig::MEMORY_BYTES_MIN`].
     pub memory_bytes: usize,
     /// Source of that memory. Vans whose peers map it make it shareable themselves.
@@ -70,7 +74,7 @@ impl Default for VanConfig {
             accepts: true,
             credits: 256,
             listen: "127.0.0.1:0".to_owned(),
-            device: None,
+            rdma: RdmaConfig::default(),
             memory_bytes: 4 << 30,
             pages: PageSource::default(),
             frame_bytes: 24 << 10,

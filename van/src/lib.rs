@@ -93,7 +93,7 @@ pub mod value;
 pub mod wait;
 pub mod wire;
 
-pub use config::{Identity, VanConfig};
+pub use config::{Identity, RdmaConfig, RdmaConnect, VanConfig};
 pub use endpoint::{Arrival, Endpoint, Inbox, Lanes};
 pub use error::{Error, Result};
 pub use half::{bf16, f16};

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use caravan_van::rdma::Rdma;
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{
-    Arrival, Buffer, Draft, Endpoint, Error, Event, PeerId, Transport, Values, VanConfig, Wait,
+    Arrival, Buffer, Draft, Endpoint, Error, Event, PeerId, RdmaConfig, RdmaConnect, Transport,
+    Values, VanConfig, Wait,
 };
 use support::{connect, frame};
 
@@ -36,9 +37,16 @@ fn variable(name: &str) -> Option<String> {
     value
 }
 
+/// A device, and how `CARAVAN_TEST_CONNECT` says that connections are made.
+fn on(device: Option<String>) -> RdmaConfig {
+    let connect = std::env::var("CARAVAN_TEST_CONNECT").ok();
+    let connect = connect.map_or(RdmaConnect::Auto, |way| way.parse().unwrap());
+    RdmaConfig { device, connect, ..RdmaConfig::default() }
+}
+
 fn config(wait: Wait) -> VanConfig {
     let device = std::env::var("CARAVAN_TEST_DEVICE").ok();
-    VanConfig { wait, device, memory_bytes: 256 << 20, ..VanConfig::default() }
+    VanConfig { wait, rdma: on(device), memory_bytes: 256 << 20, ..VanConfig::default() }
 }
 
 /// What makes transports that wait like this; a test where there is no device ends here.
@@ -46,8 +54,8 @@ macro_rules! makes {
     ($wait:expr) => {{
         let Some(device) = super::device() else { return };
         move |config| {
-            let device = Some(device.clone());
-            super::Rdma::new(&super::VanConfig { wait: $wait, device, ..config }).unwrap()
+            let rdma = super::on(Some(device.clone()));
+            super::Rdma::new(&super::VanConfig { wait: $wait, rdma, ..config }).unwrap()
         }
     }};
 }
@@ -73,6 +81,21 @@ mod adaptive {
 
 mod block {
     caravan_van::conformance!(super::makes!(super::Wait::Block));
+}
+
+mod direct {
+    /// As `makes`, without the connection manager.
+    macro_rules! makes_direct {
+        () => {{
+            let Some(device) = super::device() else { return };
+            move |config| {
+                let (device, connect) = (Some(device.clone()), super::RdmaConnect::Direct);
+                let rdma = super::RdmaConfig { device, connect, ..super::RdmaConfig::default() };
+                super::Rdma::new(&super::VanConfig { rdma, ..config }).unwrap()
+            }
+        }};
+    }
+    caravan_van::conformance!(makes_direct!());
 }
 
 mod linked {
@@ -266,7 +289,7 @@ fn an_idle_transport_sleeps() {
 #[test]
 fn what_cannot_be_used_is_named() {
     let Some(name) = device() else { return };
-    let none = VanConfig { device: Some("no_such_device".to_owned()), ..config(Wait::default()) };
+    let none = VanConfig { rdma: on(Some("no_such_device".to_owned())), ..config(Wait::default()) };
     let error = Rdma::new(&none).err().unwrap().to_string();
     assert!(error.contains("no_such_device") && error.contains(&name), "{error}");
     let error = Rdma::new(&VanConfig { credits: 0, ..config(Wait::default()) }).err().unwrap();
@@ -278,7 +301,73 @@ fn what_cannot_be_used_is_named() {
 fn routes_are_found() {
     let Some(_) = device() else { return };
     let van = Rdma::new(&config(Wait::default())).unwrap();
-    caravan_van::rdma::reaches(&config(Wait::default()), &van.about().address).unwrap();
+    let own = van.about().address.split(',').next().unwrap();
+    caravan_van::rdma::reaches(&config(Wait::default()), own).unwrap();
     let error = caravan_van::rdma::reaches(&config(Wait::default()), "203.0.113.9:1").unwrap_err();
     assert!(error.to_string().contains("203.0.113.9:1"), "{error}");
+}
+
+/// What a caller with one setting hears that connects directly to a transport with another.
+fn refusal_between(one: RdmaConfig, other: RdmaConfig) -> String {
+    let made = |rdma| Rdma::new(&VanConfig { rdma, ..config(Wait::default()) });
+    let (mut a, mut b) = (made(one).unwrap(), made(other).unwrap());
+    let began = Instant::now();
+    let mut events = match a.connect(&b.about().address.clone()) {
+        Ok(_) => Vec::new(),
+        Err(error) => return with_source(&error),
+    };
+    while events.is_empty() {
+        b.wait(Duration::from_millis(1)).unwrap();
+        b.poll(&mut Vec::new()).unwrap();
+        a.wait(Duration::from_millis(1)).unwrap();
+        a.poll(&mut events).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(30), "nothing came");
+    }
+    let Event::Lost { error, .. } = events.remove(0) else { panic!("{events:?}") };
+    with_source(&error)
+}
+
+fn with_source(error: &Error) -> String {
+    let source = std::error::Error::source(error).map(ToString::to_string);
+    format!("{error}: {}", source.unwrap_or_default())
+}
+
+#[test]
+fn wrong_settings_of_direct_connections_are_named_with_those_of_both_ends() {
+    let Some(device) = device() else { return };
+    let direct = || RdmaConfig {
+        device: Some(device.clone()),
+        connect: RdmaConnect::Direct,
+        ..RdmaConfig::default()
+    };
+    let level = RdmaConfig { service_level: 3, ..direct() };
+    let said = refusal_between(direct(), level.clone());
+    assert!(said.contains("service level 0") && said.contains("service level 3"), "{said}");
+    let small = RdmaConfig { mtu: Some(1024), ..direct() };
+    let large = RdmaConfig { mtu: Some(2048), ..direct() };
+    let said = refusal_between(small.clone(), large);
+    assert!(said.contains("MTU 1024") && said.contains("MTU 2048"), "{said}");
+    let managed = RdmaConfig { connect: RdmaConnect::Manager, ..direct() };
+    if std::env::var("CARAVAN_TEST_CONNECT").is_err() {
+        let gid = |gid| RdmaConfig { gid: Some(gid), ..direct() };
+        let said = refusal_between(gid(0), gid(1));
+        assert!(said.contains("GID 0 (fe80:") && said.contains("GID 1 (10."), "{said}");
+        let said = refusal_between(direct(), managed.clone());
+        assert!(said.contains("CARAVAN_RDMA_CONNECT"), "{said}");
+    }
+    for (wrong, words) in [
+        (RdmaConfig { pkey: Some(0x8001), ..direct() }, ["0x8001", "0xffff"]),
+        (RdmaConfig { gid: Some(99), ..direct() }, ["CARAVAN_RDMA_GID is 99", "GID 0 (fe80:"]),
+        (RdmaConfig { port: Some(7), ..direct() }, ["CARAVAN_RDMA_PORT is 7", &device]),
+        (RdmaConfig { connect: RdmaConnect::Manager, ..level }, ["SERVICE_LEVEL", "is cm"]),
+    ] {
+        let made = Rdma::new(&VanConfig { rdma: wrong, ..config(Wait::default()) });
+        let error = made.err().unwrap().to_string();
+        assert!(words.iter().all(|words| error.contains(words)), "{error}");
+    }
+    // What fits is agreed on by both.
+    let plain = VanConfig { rdma: direct(), ..config(Wait::default()) };
+    let mut a = Rdma::new(&plain).unwrap();
+    let mut b = Rdma::new(&VanConfig { rdma: small, ..plain }).unwrap();
+    connect(&mut a, &mut b);
 }

@@ -16,7 +16,10 @@ use caravan_van::rdma::verbs::{
     Batch, Channel, CmKind, CompletionQueue, Connection, Domain, QueuePair, ReceiveQueue, Work,
 };
 use caravan_van::wire::Offer;
-use caravan_van::{Buffer, Error, Event, FRAME_PREFIX, PeerId, Pool, Shared, Transport, VanConfig};
+use caravan_van::{
+    Buffer, Error, Event, FRAME_PREFIX, PeerId, Pool, RdmaConfig, RdmaConnect, Shared, Transport,
+    VanConfig,
+};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -33,6 +36,12 @@ struct Liar {
     _receives: ReceiveQueue,
     pool: Pool,
     _channel: Rc<Channel>,
+}
+
+/// The device, connected to by the connection manager.
+fn on(device: String) -> RdmaConfig {
+    let connect = RdmaConnect::Manager;
+    RdmaConfig { device: Some(device), connect, ..RdmaConfig::default() }
 }
 
 impl Liar {
@@ -67,7 +76,7 @@ impl Liar {
         let credentials = Credentials::new(&VanConfig::default(), "rdma")
             .saying(|hello| hello.receives = 8.into());
         let (calling, call) = credentials.call();
-        pair.connection().connect(&call, 3).unwrap();
+        pair.connection().unwrap().connect(&call, 3).unwrap();
         let welcome = expect(&channel, van, CmKind::Established);
         let (_, proof) = credentials.prove(calling, &welcome[..WELCOME_BYTES]).unwrap();
         let mut liar = Liar { pair, completions, _receives: receives, pool, _channel: channel };
@@ -201,7 +210,7 @@ fn a_peer_that_lies_is_lost_and_nobody_else() {
         eprintln!("skipped: CARAVAN_TEST_DEVICE names no RDMA device (`ci/vm` makes one)");
         return;
     };
-    let config = VanConfig { device: Some(device), ..VanConfig::default() };
+    let config = VanConfig { rdma: on(device), ..VanConfig::default() };
     for (reason, lie) in lies() {
         listen_to(reason, lie, &config);
     }
@@ -213,7 +222,7 @@ fn who_is_welcomed_and_does_not_prove_himself_is_nobodys_peer() {
         eprintln!("skipped: CARAVAN_TEST_DEVICE names no RDMA device (`ci/vm` makes one)");
         return;
     };
-    let mut van = Rdma::new(&VanConfig { device: Some(device), ..VanConfig::default() }).unwrap();
+    let mut van = Rdma::new(&VanConfig { rdma: on(device), ..VanConfig::default() }).unwrap();
     let changes: [fn(Vec<u8>) -> Vec<u8>; 3] = [
         |proof| proof.into_iter().map(|byte| byte ^ 1).collect(),
         |proof| proof[1..].to_vec(),

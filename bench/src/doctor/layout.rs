@@ -204,7 +204,7 @@ impl Thread {
 /// The device that messages would use on another machine: the named one, or the first, RDMA before
 /// others.
 fn first_device(config: &ClusterConfig, topology: &Topology) -> Option<Nic> {
-    let named = config.node.rdma_device.as_ref();
+    let named = config.node.rdma.device.as_ref();
     let is_nic = |kind| matches!(kind, DeviceKind::OpenFabrics | DeviceKind::Network);
     let mut devices = topology.devices().iter().filter(|device| is_nic(device.kind));
     let device = devices.find(|device| named.is_none_or(|name| *name == device.name))?;
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn threads_are_drawn_beside_the_device() {
         let mut config = ClusterConfig { servers: 2, ..ClusterConfig::default() };
-        config.node.rdma_device = Some("mlx5_1".to_owned());
+        config.node.rdma.device = Some("mlx5_1".to_owned());
         let layout = Layout::read(&config, Some(TWO_IB)).unwrap();
         assert_eq!((layout.this_machine, layout.nic.as_deref()), (false, Some("mlx5_1")));
         assert_eq!(layout.nodes[1].distances, [21, 10]);

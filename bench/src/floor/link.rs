@@ -267,14 +267,14 @@ impl Link {
 
     /// Completes a dialled link with private data; returns those of the other side.
     pub(crate) fn connect(&self, said: &[u8]) -> Result<Vec<u8>> {
-        let connection = self.queue.connection();
+        let connection = self.connection();
         connection.connect(said, RETRIES).context("cannot ask for a link by RDMA")?;
         Ok(self.events.expect(connection.key(), CmKind::Established)?.private_data)
     }
 
     /// Completes a requested link with private data.
     pub(crate) fn accept(&self, said: &[u8]) -> Result<()> {
-        let connection = self.queue.connection();
+        let connection = self.connection();
         connection.accept(said).context("cannot accept a link by RDMA")?;
         self.events.expect(connection.key(), CmKind::Established)?;
         Ok(())
@@ -427,9 +427,13 @@ impl Link {
         Ok(())
     }
 
+    fn connection(&self) -> &Connection {
+        self.queue.connection().expect("every link is made over one")
+    }
+
     /// Whether the other side has hung up.
     fn is_hung_up(&mut self) -> Result<bool> {
-        while let Some(event) = self.events.poll(self.queue.connection().key())? {
+        while let Some(event) = self.events.poll(self.connection().key())? {
             self.hung_up |= matches!(
                 event.kind,
                 CmKind::Disconnected | CmKind::TimewaitExit | CmKind::DeviceRemoved
@@ -455,7 +459,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         if !self.hung_up {
             // An error means that the connection has ended already.
-            let _ = self.queue.connection().disconnect();
+            let _ = self.connection().disconnect();
         }
     }
 }

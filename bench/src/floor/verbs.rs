@@ -206,7 +206,7 @@ impl Side {
 
 /// Starts the answering side on the device that carries this node's lanes.
 pub(super) fn spawn(config: &NodeConfig) -> Result<Box<dyn Subject>> {
-    let host = address_of(&config.host, config.rdma_device.as_deref())?;
+    let host = address_of(&config.host, config.rdma.device.as_deref())?;
     let process = Process::start(Answerer::Verbs, (host, 0).into(), config.wait)?;
     let listener = process.address.parse().context("the other process named no address")?;
     let lane = Asking::new(host, listener, config.wait, config.eager_bytes);
@@ -215,7 +215,7 @@ pub(super) fn spawn(config: &NodeConfig) -> Result<Box<dyn Subject>> {
 
 /// The floor whose answering side is there already.
 pub(super) fn reach(config: &NodeConfig, at: SocketAddr) -> Result<Box<dyn Subject>> {
-    let host = address_of(&config.host, config.rdma_device.as_deref())?;
+    let host = address_of(&config.host, config.rdma.device.as_deref())?;
     Ok(Box::new(Floor::new(Asking::new(host, at, config.wait, config.eager_bytes), None)))
 }
 

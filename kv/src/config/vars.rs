@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use caravan_numa::HugePages;
-use caravan_van::{Secret, VanConfig, Wait};
+use caravan_van::{RdmaConfig, Secret, VanConfig, Wait};
 
 use super::{ClusterConfig, JobRole, huge_pages_named, is_address, parse_bytes, wait_named};
 use crate::secret::SecretSource;
@@ -132,10 +132,84 @@ pub const VARS: &[Var] = &[
         default: "auto",
         help: "RDMA device, as `mlx5_0`; auto selects the one with `CARAVAN_HOST`, else the first with an active port",
         set: |c, v| {
-            c.node.rdma_device = Some(v.to_owned()).filter(|v| !v.is_empty() && v != "auto");
+            c.node.rdma.device = Some(v.to_owned()).filter(|v| !v.is_empty() && v != "auto");
             Some(())
         },
-        show: |c| c.node.rdma_device.clone().unwrap_or_else(|| "auto".to_owned()),
+        show: |c| c.node.rdma.device.clone().unwrap_or_else(|| "auto".to_owned()),
+    },
+    Var {
+        name: "CARAVAN_RDMA_CONNECT",
+        default: "auto",
+        help: "how the rdma van connects: cm (the connection manager, which needs an IP address on the port), direct (over TCP to `CARAVAN_HOST`), or auto, cm where the port has an address and else direct",
+        set: |c, v| v.parse().ok().map(|way| c.node.rdma.connect = way),
+        show: |c| c.node.rdma.connect.name().to_owned(),
+    },
+    Var {
+        name: "CARAVAN_RDMA_PORT",
+        default: "auto",
+        help: "port of the RDMA device, from 1; auto is the first active one",
+        set: |c, v| or_auto(v, |v| count(v, 255)).map(|n| c.node.rdma.port = n.map(|n| n as u8)),
+        show: |c| shown(c.node.rdma.port),
+    },
+    Var {
+        name: "CARAVAN_RDMA_GID",
+        default: "auto",
+        help: "entry of the port's GID table, 0 to 255, for direct connections; auto takes RoCE v2 and the family and subnet of the peer",
+        set: |c, v| or_auto(v, |v| v.parse().ok()).map(|n| c.node.rdma.gid = n),
+        show: |c| shown(c.node.rdma.gid),
+    },
+    Var {
+        name: "CARAVAN_RDMA_PKEY",
+        default: "auto",
+        help: "partition (P_Key), hexadecimal as 0x8001, for direct connections; auto is the first of the port",
+        set: |c, v| or_auto(v, hexadecimal).map(|n| c.node.rdma.pkey = n),
+        show: |c| c.node.rdma.pkey.map_or("auto".to_owned(), |n| format!("{n:#06x}")),
+    },
+    Var {
+        name: "CARAVAN_RDMA_SERVICE_LEVEL",
+        default: "0",
+        help: "service level of direct connections, 0 to 15; the same on all nodes",
+        set: |c, v| {
+            let level = v.parse().ok().filter(|n| *n <= RdmaConfig::SERVICE_LEVEL_MAX);
+            level.map(|n| c.node.rdma.service_level = n)
+        },
+        show: |c| c.node.rdma.service_level.to_string(),
+    },
+    Var {
+        name: "CARAVAN_RDMA_TRAFFIC_CLASS",
+        default: "0",
+        help: "traffic class of RDMA packets, 0 to 255; on RoCE the DSCP times 4",
+        set: |c, v| v.parse().ok().map(|n| c.node.rdma.traffic_class = n),
+        show: |c| c.node.rdma.traffic_class.to_string(),
+    },
+    Var {
+        name: "CARAVAN_RDMA_MTU",
+        default: "auto",
+        help: "path MTU of direct connections in bytes: 256, 512, 1024, 2048, 4096; auto is the largest that both ports have",
+        set: |c, v| {
+            let mtu = |v: &str| v.parse().ok().filter(|n| RdmaConfig::MTUS.contains(n));
+            or_auto(v, mtu).map(|n| c.node.rdma.mtu = n)
+        },
+        show: |c| shown(c.node.rdma.mtu),
+    },
+    Var {
+        name: "CARAVAN_RDMA_ACK_TIMEOUT",
+        default: "14",
+        help: "the RDMA device sends again after 4.096 µs times 2 to this power, 1 to 31",
+        set: |c, v| {
+            count(v, RdmaConfig::ACK_TIMEOUT_MAX.into()).map(|n| c.node.rdma.ack_timeout = n as u8)
+        },
+        show: |c| c.node.rdma.ack_timeout.to_string(),
+    },
+    Var {
+        name: "CARAVAN_RDMA_RETRIES",
+        default: "6",
+        help: "how often the RDMA device sends again before a peer is lost, 0 to 7",
+        set: |c, v| {
+            let retries = v.parse().ok().filter(|n| *n <= RdmaConfig::RETRIES_MAX);
+            retries.map(|n| c.node.rdma.retries = n)
+        },
+        show: |c| c.node.rdma.retries.to_string(),
     },
     Var {
         name: "CARAVAN_HOST",
@@ -288,6 +362,19 @@ fn whole_seconds(time: Duration) -> String {
 
 fn count(text: &str, max: usize) -> Option<usize> {
     text.parse().ok().filter(|n| (1..=max).contains(n))
+}
+
+/// What `read` makes of a text; none of "auto".
+fn or_auto<T>(text: &str, read: impl Fn(&str) -> Option<T>) -> Option<Option<T>> {
+    if text.is_empty() || text == "auto" { Some(None) } else { read(text).map(Some) }
+}
+
+fn shown(number: Option<impl ToString>) -> String {
+    number.map_or("auto".to_owned(), |number| number.to_string())
+}
+
+fn hexadecimal(text: &str) -> Option<u16> {
+    u16::from_str_radix(text.trim_start_matches("0x"), 16).ok()
 }
 
 fn flag(text: &str) -> Option<bool> {

@@ -155,7 +155,7 @@ mod rdma {
             addresses.any(|address| own.contains(&address))
         };
         let is_active = |device: &&DeviceInfo| device.ports.iter().any(|port| port.is_active());
-        let device = match &config.rdma_device {
+        let device = match &config.rdma.device {
             Some(name) => devices.iter().find(|device| device.name == *name),
             None => devices.iter().find(has_address).or_else(|| devices.iter().find(is_active)),
         }?;
@@ -329,6 +329,8 @@ pub(crate) fn open_control(van: Van, config: &VanConfig) -> Result<Box<dyn Trans
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use caravan_van::RdmaConfig;
+
     use super::*;
 
     #[test]
@@ -427,8 +429,8 @@ mod tests {
         let files: Vec<_> = files.iter().map(|(at, text)| (at.as_str(), text.as_str())).collect();
         let root = sysfs("nics", &files);
         let of = |van, host: &str, device: Option<&str>| {
-            let (host, rdma_device) = (host.to_owned(), device.map(str::to_owned));
-            let config = NodeConfig { van, host, rdma_device, ..NodeConfig::default() };
+            let rdma = RdmaConfig { device: device.map(str::to_owned), ..RdmaConfig::default() };
+            let config = NodeConfig { van, host: host.to_owned(), rdma, ..NodeConfig::default() };
             nic(&config, &root).map(|nic| (nic.name, nic.node.map(|node| node.0)))
         };
         let found = |name: &str, node| Some((name.to_owned(), Some(node)));

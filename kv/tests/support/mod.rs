@@ -15,14 +15,14 @@ use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Handles, ServerAddress, ServerThread, Shard, Van, Worker};
 use caravan_van::{Endpoint, Pool, VanConfig};
 
-pub(crate) use vans::{any, auto_may_take, device, node, vans};
+pub(crate) use vans::{any, auto_may_take, device, node, rdma, vans};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Settings of all nodes of a test.
 pub(crate) fn config(credits: u16, memory_bytes: usize) -> VanConfig {
     let queue_depth = 4 * usize::from(credits) + 64;
-    VanConfig { credits, memory_bytes, queue_depth, device: device(), ..VanConfig::default() }
+    VanConfig { credits, memory_bytes, queue_depth, rdma: rdma(), ..VanConfig::default() }
 }
 
 pub(crate) fn endpoint(van: Van, config: &VanConfig) -> Endpoint {

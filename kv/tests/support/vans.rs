@@ -5,6 +5,7 @@ use std::sync::Once;
 
 use caravan_kv::node::{VANS, is_built};
 use caravan_kv::{NodeConfig, Van};
+use caravan_van::{RdmaConfig, RdmaConnect};
 
 /// The RDMA device to test on, if there is one.
 pub(crate) fn device() -> Option<String> {
@@ -41,7 +42,14 @@ pub(crate) fn auto_may_take(van: Van) -> bool {
     van == Van::Shm || vans().contains(&van)
 }
 
+/// The device to test on, connected to as `CARAVAN_TEST_CONNECT` says.
+pub(crate) fn rdma() -> RdmaConfig {
+    let connect = std::env::var("CARAVAN_TEST_CONNECT").ok();
+    let connect = connect.map_or(RdmaConnect::Auto, |way| way.parse().unwrap());
+    RdmaConfig { device: device(), connect, ..RdmaConfig::default() }
+}
+
 /// Settings of a node that uses `van`.
 pub(crate) fn node(van: Van) -> NodeConfig {
-    NodeConfig { van, rdma_device: device(), ..NodeConfig::default() }
+    NodeConfig { van, rdma: rdma(), ..NodeConfig::default() }
 }

@@ -2,7 +2,7 @@
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
-use super::verbs::{AsyncKind, Completion, Outcome, ReceiveQueue, TakenBack, Through};
+use super::verbs::{AsyncKind, Completion, Outcome, ReceiveQueue, Status, TakenBack, Through};
 use super::words::{Credits, Last, Notice};
 use super::{POLL_MAX, Rdma, SILENCE};
 use crate::error::{Error, Result};
@@ -84,7 +84,7 @@ impl Rdma {
             Outcome::Sent(through) => {
                 let Some(id) = peer else { return };
                 if !report.status.is_ok() {
-                    return self.lose(id, report.status.to_string());
+                    return self.lose_unsent(id, report.status);
                 }
                 self.sent(id, through);
             }
@@ -190,6 +190,14 @@ impl Rdma {
         self.counters.bytes_received += len as u64;
         self.ready.push(Event::Written { peer, key, memory, at, len });
         if replace { self.replace_receives(id) } else { Ok(()) }
+    }
+
+    /// Gives up a peer to which something could not be sent.
+    #[cold]
+    fn lose_unsent(&mut self, id: u32, status: Status) {
+        let ends = self.peers.get(id).and_then(|peer| peer.ends.as_deref());
+        let reason = ends.map_or_else(|| status.to_string(), |ends| format!("{status}; {ends}"));
+        self.lose(id, reason);
     }
 
     fn sent(&mut self, id: u32, through: Through) {

@@ -1,5 +1,5 @@
-//! Set-up: connections through the connection manager, and which callers are admitted. Not on the
-//! path.
+//! Set-up: connections through the connection manager, and which callers are admitted; `direct.rs`
+//! has those without it. Not on the path.
 //!
 //! The private data of the connection manager carries the handshake: the call in a request, the
 //! welcome in the answer, a refusal in a rejection. The proof is the first message over the
@@ -10,25 +10,21 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use super::Rdma;
-use super::listen::{RESOLVE_TIMEOUT, no_address};
+use super::ends::End;
+use super::listen::{DIRECT, OR, RESOLVE_TIMEOUT, no_address};
 use super::queue_pair::{COMPLETIONS, INLINE_BYTES, Lane, RECEIVES, SENDS};
 use super::verbs::{CmEvent, CmKind, Connection, QueuePair};
+use super::wires::WireId;
 use crate::error::{Error, Result};
-use crate::handshake::{Answering, CALL_BYTES, Calling, REFUSED, deserves_answer, refusal};
+use crate::handshake::{Answering, CALL_BYTES, Calling, Proved, REFUSED, deserves_answer, refusal};
 use crate::transport::{Event, PeerId};
 
 /// Limit on the time to connect to one address of a name. The connection manager resends lost
 /// packets after 4.3 s.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Most peers of one transport. One queue has [`RECEIVES`] receive buffers for each.
 pub(super) const PEERS_MAX: usize = 256;
-
-/// Time that the device waits for an acknowledgement before it resends: 4.096 µs × 2^14 = 67 ms.
-const ACK_TIMEOUT_EXPONENT: u8 = 14;
-
-/// Number of resends, half a second in all. (Soft-RoCE takes 7, the largest value, for ever.)
-const RETRIES: u8 = 6;
 
 /// Time that a peer waits if it finds no receive buffer, which credits prevent: 0.64 ms. (The
 /// default is 655 ms.)
@@ -46,59 +42,122 @@ pub(super) struct Peer {
     pub(super) stage: Stage,
     /// When to give up a connection that is not up.
     pub(super) until: Instant,
-    /// Further addresses of the name that was called.
-    pub(super) others: Vec<SocketAddr>,
+    /// Further ways to the peer that was called, the next one last.
+    pub(super) others: Vec<Way>,
+    /// The wire of a direct connection.
+    pub(super) wire: Option<WireId>,
+    /// Both ends of it, for the reason of a loss.
+    pub(super) ends: Option<Box<str>>,
+}
+
+/// A way to connect to a peer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By the connection manager.
+    Managed(SocketAddr),
+    /// Directly; the address is one of TCP.
+    Direct(String),
 }
 
 pub(super) enum Stage {
     /// Its address or the route to it is being resolved.
     Seeking(Connection),
-    /// This side has called; `None` while the welcome is read.
-    Calling(Lane, Option<Calling>),
-    /// The peer called and was welcomed; its proof is outstanding.
-    Answering(Lane, Option<Answering>),
+    /// The wire of a direct connection is being made.
+    Dialling,
+    /// This side has called; `None` while the answer is read.
+    Calling(Lane, Option<Asked>),
+    /// The peer called and was answered; its first message is outstanding.
+    Answering(Lane, Option<Awaited>),
     /// Both have proved themselves.
     Up(Lane),
 }
 
+/// What a side that called keeps until it is answered.
+pub(super) enum Asked {
+    Manager(Calling),
+    /// This side's end, of which it has told the peer.
+    Direct(Box<End>),
+}
+
+/// What proves the first message of a peer that called.
+pub(super) enum Awaited {
+    /// It is the proof of the handshake.
+    Proof(Answering),
+    /// The proof came over the wire; the message is sealed with the same keys.
+    Seal(Box<Proved>),
+}
+
+/// The ways that an address names, the first one last.
+fn ways(address: &str) -> io::Result<Vec<Way>> {
+    let mut ways = Vec::new();
+    for part in address.split(OR) {
+        match part.strip_prefix(DIRECT) {
+            Some(direct) => ways.push(Way::Direct(direct.to_owned())),
+            None => ways.extend(part.to_socket_addrs()?.map(Way::Managed)),
+        }
+    }
+    ways.reverse();
+    Ok(ways)
+}
+
 impl Rdma {
-    /// Starts to connect to the first address of `address`, which may be a name; the others are
-    /// tried after it.
+    /// Starts to connect by the first of the ways that `address` names and that this node has; the
+    /// others are tried after it.
     pub(super) fn dial(&mut self, address: &str) -> Result<PeerId> {
         let failed = |source| Error::Connect { address: address.to_owned(), source };
-        let mut others: Vec<_> = address.to_socket_addrs().map_err(failed)?.collect();
-        others.reverse();
-        let connection = self.seek(&mut others).map_err(failed)?;
-        let until = Instant::now() + CONNECT_TIMEOUT;
-        let stage = Stage::Seeking(connection);
-        Ok(PeerId(self.peers.enter(Peer {
-            address: address.to_owned(),
-            called: true,
-            stage,
-            until,
-            others,
-        })))
+        let mut others = ways(address).map_err(failed)?;
+        let (manager, direct) = (self.nic.manager.is_some(), self.nic.direct.is_some());
+        others.retain(|way| match way {
+            Way::Managed(_) => manager,
+            Way::Direct(_) => direct,
+        });
+        if others.is_empty() {
+            let what = "one of the two connects only directly, the other only by the connection \
+                        manager (CARAVAN_RDMA_CONNECT)";
+            return Err(failed(io::Error::new(io::ErrorKind::Unsupported, what)));
+        }
+        let now = Instant::now();
+        let (stage, wire) = self.seek(&mut others, now).map_err(failed)?;
+        let (address, until) = (address.to_owned(), now + CONNECT_TIMEOUT);
+        let peer = Peer { address, called: true, stage, until, others, wire, ends: None };
+        let id = self.peers.enter(peer);
+        self.claim(wire, id);
+        Ok(PeerId(id))
     }
 
-    /// Starts to resolve the last of `addresses` that can be resolved.
-    fn seek(&self, addresses: &mut Vec<SocketAddr>) -> io::Result<Connection> {
-        let from =
-            self.nic.listener.local_address().map(|address| SocketAddr::new(address.ip(), 0));
+    /// Starts to connect by the last of `ways` that can be.
+    fn seek(&mut self, ways: &mut Vec<Way>, now: Instant) -> io::Result<(Stage, Option<WireId>)> {
         let mut failed = no_address();
-        while let Some(to) = addresses.pop() {
-            let connection = Connection::new(&self.nic.channel)?;
-            match connection.resolve_address(from, to, RESOLVE_TIMEOUT) {
-                Ok(()) => return Ok(connection),
+        while let Some(way) = ways.pop() {
+            let begun = match way {
+                Way::Managed(to) => self.resolve(to).map(|made| (Stage::Seeking(made), None)),
+                Way::Direct(to) => {
+                    self.dial_directly(&to, now).map(|wire| (Stage::Dialling, Some(wire)))
+                }
+            };
+            match begun {
+                Ok(begun) => return Ok(begun),
                 Err(error) => failed = error,
             }
         }
         Err(failed)
     }
 
+    /// Starts to resolve an address.
+    fn resolve(&self, to: SocketAddr) -> io::Result<Connection> {
+        let manager = self.nic.manager.as_ref().ok_or_else(no_address)?;
+        let from = manager.listener.local_address().map(|address| SocketAddr::new(address.ip(), 0));
+        let connection = Connection::new(&manager.channel)?;
+        connection.resolve_address(from, to, RESOLVE_TIMEOUT)?;
+        Ok(connection)
+    }
+
     /// Takes the events of the connection manager, and gives up connections whose time is up.
     pub(super) fn look_after_connections(&mut self, now: Instant) -> Result<()> {
         let failed = |source| Error::Os { call: "reading the connection manager's events", source };
-        while let Some(event) = self.nic.channel.next().map_err(failed)? {
+        while let Some(manager) = &self.nic.manager
+            && let Some(event) = manager.channel.next().map_err(failed)?
+        {
             self.connection_event(event, now)?;
         }
         if self.peers.handshaking == 0 {
@@ -154,8 +213,9 @@ impl Rdma {
         };
         let leaves_by = connection.device().map(|device| device.name());
         let routed = if leaves_by.as_deref() == Some(&*self.nic.device.name()) {
-            connection
-                .set_ack_timeout(ACK_TIMEOUT_EXPONENT)
+            let config = &self.config.rdma;
+            set_class(connection, config.traffic_class)
+                .and_then(|()| connection.set_ack_timeout(config.ack_timeout))
                 .and_then(|()| connection.resolve_route(RESOLVE_TIMEOUT))
         } else {
             let (by, own) = (leaves_by.unwrap_or_default(), self.nic.device.name());
@@ -175,13 +235,14 @@ impl Rdma {
         };
         let key = connection.key();
         let (calling, call) = self.credentials.call();
-        let lane = self.lane_over(connection, now).and_then(|lane| {
-            lane.queue_pair.connection().connect(&call, RETRIES)?;
+        let retries = self.config.rdma.retries;
+        let lane = self.lane_over(Some(connection), now).and_then(|lane| {
+            managed(&lane)?.connect(&call, retries)?;
             Ok(lane)
         });
         match lane {
             Ok(lane) => {
-                let stage = Stage::Calling(lane, Some(calling));
+                let stage = Stage::Calling(lane, Some(Asked::Manager(calling)));
                 self.peers.put(id, Peer { stage, ..peer });
             }
             Err(source) => {
@@ -211,9 +272,10 @@ impl Rdma {
             let told = &reason.as_bytes()[..reason.floor_char_boundary(REASON_BYTES_MAX)];
             return self.refuse(request, &address, &reason, told);
         }
-        let _ = request.set_ack_timeout(ACK_TIMEOUT_EXPONENT);
-        let lane = self.lane_over(request, now).and_then(|lane| {
-            if let Err(error) = lane.queue_pair.connection().accept(&welcome) {
+        let _ = set_class(&request, self.config.rdma.traffic_class);
+        let _ = request.set_ack_timeout(self.config.rdma.ack_timeout);
+        let lane = self.lane_over(Some(request), now).and_then(|lane| {
+            if let Err(error) = managed(&lane).and_then(|request| request.accept(&welcome)) {
                 self.queues.wanted -= RECEIVES as usize;
                 return Err(error);
             }
@@ -227,8 +289,8 @@ impl Rdma {
             }
         };
         let _ = lane.queue_pair.set_receiver_not_ready_timer(NOT_READY_TIMER);
-        let (stage, until) = (Stage::Answering(lane, Some(answering)), now + CONNECT_TIMEOUT);
-        self.peers.enter(Peer { address, called: false, stage, until, others: Vec::new() });
+        let stage = Stage::Answering(lane, Some(Awaited::Proof(answering)));
+        self.peers.enter(Peer::who_called(address, stage, now));
     }
 
     fn refuse(&mut self, request: Connection, address: &str, reason: &str, told: &[u8]) {
@@ -238,7 +300,7 @@ impl Rdma {
     }
 
     /// Makes room for one more peer in the shared queues.
-    fn make_room(&mut self) -> io::Result<()> {
+    pub(super) fn make_room(&mut self) -> io::Result<()> {
         let wanted = self.queues.wanted + RECEIVES as usize;
         let needed = (self.peers.queues() + 1) * COMPLETIONS;
         if wanted > self.queues.receives.posted() + self.queues.receives.room() {
@@ -256,20 +318,25 @@ impl Rdma {
         Ok(())
     }
 
-    /// A lane over a connection whose device is known, with receive buffers for its peer.
-    fn lane_over(&mut self, connection: Connection, now: Instant) -> io::Result<Lane> {
+    /// A lane over a connection whose device is known, or over one that is made directly, with
+    /// receive buffers for its peer.
+    pub(super) fn lane_over(
+        &mut self,
+        connection: Option<Connection>,
+        now: Instant,
+    ) -> io::Result<Lane> {
         // Numbers of queue pairs are reused: no completion of an old one may be left.
         self.bury().map_err(io::Error::other)?;
         self.make_room()?;
         let wanted = self.queues.wanted + RECEIVES as usize;
-        let queue_pair = QueuePair::new(
-            connection,
-            &self.nic.domain,
-            &self.queues.completions,
-            &self.queues.receives,
-            SENDS,
-            INLINE_BYTES,
-        )?;
+        let (domain, queues) = (&self.domain, &self.queues);
+        let (completions, receives) = (&queues.completions, &queues.receives);
+        let queue_pair = match connection {
+            Some(connection) => {
+                QueuePair::new(connection, domain, completions, receives, SENDS, INLINE_BYTES)
+            }
+            None => QueuePair::unconnected(domain, completions, receives, SENDS, INLINE_BYTES),
+        }?;
         while self.queues.receives.posted() < wanted {
             let buffer = self
                 .about
@@ -296,17 +363,18 @@ impl Rdma {
         }
     }
 
-    /// Gives up an address that could not be connected to, and tries the next one of the name.
-    fn fail(&mut self, id: u32, error: io::Error) {
+    /// Gives up a way that could not be connected by, and tries the next one.
+    pub(super) fn fail(&mut self, id: u32, error: io::Error) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let mut others = std::mem::take(&mut peer.others);
         let (address, called) = (peer.address.clone(), peer.called);
-        if let Ok(connection) = self.seek(&mut others) {
-            let until = Instant::now() + CONNECT_TIMEOUT;
+        let now = Instant::now();
+        if let Ok((stage, wire)) = self.seek(&mut others, now) {
+            let until = now + CONNECT_TIMEOUT;
             self.close(id);
-            let stage = Stage::Seeking(connection);
-            self.peers.put(id, Peer { address, called, stage, until, others });
+            self.peers.put(id, Peer { address, called, stage, until, others, wire, ends: None });
             self.peers.handshaking += 1;
+            self.claim(wire, id);
             return;
         }
         self.close(id);
@@ -343,15 +411,34 @@ impl Rdma {
     pub(super) fn close(&mut self, id: u32) -> bool {
         let Some(peer) = self.peers.take(id) else { return false };
         self.peers.forget(&peer.stage);
+        self.hang_up(peer.wire);
         if let Stage::Calling(lane, _) | Stage::Answering(lane, _) | Stage::Up(lane) = peer.stage {
             self.queues.wanted -= RECEIVES as usize;
             // The other side notices in any case.
-            let _ = lane.queue_pair.connection().disconnect();
+            let _ = lane.queue_pair.connection().map(Connection::disconnect);
             let _ = lane.queue_pair.fail();
             self.peers.closed.push(lane);
         }
         true
     }
+}
+
+impl Peer {
+    /// A peer that called from `address`, and has to prove itself.
+    pub(super) fn who_called(address: String, stage: Stage, now: Instant) -> Peer {
+        let (until, others) = (now + CONNECT_TIMEOUT, Vec::new());
+        Peer { address, called: false, stage, until, others, wire: None, ends: None }
+    }
+}
+
+/// The connection of a lane that the connection manager makes.
+fn managed(lane: &Lane) -> io::Result<&Connection> {
+    lane.queue_pair.connection().ok_or_else(no_address)
+}
+
+/// Sets the traffic class of a connection, where a setting asks for one.
+fn set_class(connection: &Connection, class: u8) -> io::Result<()> {
+    if class == 0 { Ok(()) } else { connection.set_traffic_class(class) }
 }
 
 /// The error that the connection manager reports as `status`, a negative number of the system's.
@@ -369,7 +456,7 @@ fn errno(status: i32, what: &str) -> io::Error {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
-    use crate::config::VanConfig;
+    use crate::config::{RdmaConfig, VanConfig};
     use crate::transport::Transport;
 
     /// What `caller` hears of its call to `van`.
@@ -387,12 +474,20 @@ mod tests {
     }
 
     #[test]
+    fn an_address_names_the_ways_in_order() {
+        let ways = ways("127.0.0.1:7,direct:here:8").unwrap();
+        let managed = Way::Managed("127.0.0.1:7".parse().unwrap());
+        assert_eq!(ways, [Way::Direct("here:8".to_owned()), managed], "the first one last");
+    }
+
+    #[test]
     fn one_peer_too_many_is_told_so_and_let_in_when_another_has_gone() {
         let Ok(device) = std::env::var("CARAVAN_TEST_DEVICE") else {
             eprintln!("skipped: CARAVAN_TEST_DEVICE names no RDMA device (`ci/vm` makes one)");
             return;
         };
-        let config = VanConfig { device: Some(device), ..VanConfig::default() };
+        let rdma = RdmaConfig { device: Some(device), ..RdmaConfig::default() };
+        let config = VanConfig { rdma, ..VanConfig::default() };
         let mut van = Rdma::serving(&config, 2).unwrap();
         let mut callers = Vec::from_iter((0..3).map(|_| Rdma::new(&config).unwrap()));
         for caller in &mut callers[..2] {

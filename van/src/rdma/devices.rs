@@ -60,6 +60,18 @@ pub fn devices(root: &Path) -> Vec<DeviceInfo> {
     list.filter_map(|name| device(&root.join("class/infiniband").join(&name), name)).collect()
 }
 
+/// The partitions (P_Keys) of a port, by their places; the default one if they cannot be read.
+pub fn partitions(root: &Path, device: &str, port: u8) -> Vec<u16> {
+    const DEFAULT: u16 = 0xffff;
+    let at = root.join(format!("class/infiniband/{device}/ports/{port}/pkeys"));
+    let pkey = |index: usize| {
+        let hex = text(&at.join(index.to_string()))?;
+        u16::from_str_radix(hex.trim_start_matches("0x"), 16).ok()
+    };
+    let table: Vec<u16> = (0..).map_while(pkey).collect();
+    if table.is_empty() { vec![DEFAULT] } else { table }
+}
+
 fn device(at: &Path, name: String) -> Option<DeviceInfo> {
     let mut ports: Vec<PortInfo> = names_in(&at.join("ports"))
         .iter()

@@ -1,8 +1,9 @@
-//! The end of a handshake: the proof is the first message over the new connection. Not on the path.
+//! The end of a handshake: the first message over the new connection is the proof, or is sealed
+//! with the keys of a proof that came before. Not on the path.
 
 use super::Rdma;
-use super::connect::{NOT_READY_TIMER, Peer, Stage};
-use crate::handshake::WELCOME_BYTES;
+use super::connect::{Asked, Awaited, NOT_READY_TIMER, Peer, Stage};
+use crate::handshake::{TAG, WELCOME_BYTES};
 use crate::memory::Buffer;
 use crate::transport::{Event, PeerId};
 use crate::wire::Hello;
@@ -13,7 +14,7 @@ impl Rdma {
         let Some(Peer { stage: Stage::Calling(lane, calling), .. }) = self.peers.get_mut(id) else {
             return;
         };
-        let Some(calling) = calling.take() else { return };
+        let Some(Asked::Manager(calling)) = calling.take() else { return };
         let _ = lane.queue_pair.set_receiver_not_ready_timer(NOT_READY_TIMER);
         // The connection manager may add padding.
         let welcome = &private_data[..private_data.len().min(WELCOME_BYTES)];
@@ -26,7 +27,8 @@ impl Rdma {
         }
     }
 
-    fn send_proof(&mut self, id: u32, proof: &[u8]) -> Result<(), String> {
+    /// Sends the first message.
+    pub(super) fn send_proof(&mut self, id: u32, proof: &[u8]) -> Result<(), String> {
         let mut frame =
             self.about.memory.allocate(proof.len()).map_err(|error| error.to_string())?;
         frame.copy_from_slice(proof);
@@ -48,16 +50,23 @@ impl Rdma {
         else {
             return Ok(());
         };
-        let answering = answering.take().ok_or("it proved itself twice")?;
-        let proved = self.credentials.check(answering, &proof)?;
-        self.rise(id, &proved.hello)
+        let hello = match answering.take().ok_or("it proved itself twice")? {
+            Awaited::Proof(answering) => self.credentials.check(answering, &proof)?.hello,
+            Awaited::Seal(mut proved) => {
+                let (_, opens) = proved.ciphers.as_mut().ok_or("it has no keys")?;
+                let mut nothing = [0; TAG];
+                opens.open(&proof, &mut nothing[..proof.len().min(TAG)])?;
+                proved.hello
+            }
+        };
+        self.rise(id, &hello)
     }
 
     /// Makes a peer of a connection whose other side has proved itself.
     ///
     /// # Errors
     /// The reason that the connection cannot be used.
-    fn rise(&mut self, id: u32, hello: &Hello) -> Result<(), String> {
+    pub(super) fn rise(&mut self, id: u32, hello: &Hello) -> Result<(), String> {
         if hello.receives.get() < 2 {
             return Err("it keeps too few receive buffers".to_owned());
         }

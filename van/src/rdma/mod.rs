@@ -25,6 +25,9 @@
 //! |---|---|
 //! | `listen.rs` | chooses device and address, and checks the route to a peer |
 //! | `connect.rs` | connections through the connection manager |
+//! | `direct.rs` | connections without it, for ports that have no IP address |
+//! | `ends.rs` | what both ends of those tell each other, and whether it fits |
+//! | `wires.rs` | the TCP connections over which they do |
 //! | `greeting.rs` | the proof that both sides belong here |
 //! | `peers.rs` | connections by number, queue pair and connection |
 //! | `queue_pair.rs` | one peer's lane: what waits, credits, batches |
@@ -39,12 +42,15 @@
 mod completion;
 mod connect;
 pub mod devices;
+mod direct;
+mod ends;
 mod greeting;
 mod listen;
 mod peers;
 mod queue_pair;
 pub mod verbs;
 mod window;
+mod wires;
 mod words;
 
 use std::rc::Rc;
@@ -65,9 +71,10 @@ use crate::wire::Offer;
 
 use connect::{Peer, Stage};
 pub use listen::reaches;
+use listen::{Direct, Manager, Nic};
 use peers::Peers;
 use queue_pair::Unit;
-use verbs::{Batch, Channel, CompletionQueue, Connection, Device, Domain, POLL_MAX, ReceiveQueue};
+use verbs::{Batch, CompletionQueue, Domain, POLL_MAX, ReceiveQueue};
 use window::Windows;
 
 /// The van's name.
@@ -101,6 +108,7 @@ pub struct Rdma {
     queues: Queues,
     /// Its pool is registered with the domain.
     about: About,
+    domain: Rc<Domain>,
     nic: Nic,
     config: VanConfig,
     credentials: Credentials,
@@ -124,17 +132,22 @@ struct Queues {
     reports: Batch,
 }
 
-/// The device, its listener and its protection domain.
-struct Nic {
-    domain: Rc<Domain>,
-    device: Device,
-    listener: Connection,
-    channel: Rc<Channel>,
+/// The credentials of a transport whose connections are made by `carrier`.
+fn credentials(config: &VanConfig, carrier: &str) -> Credentials {
+    Credentials::new(config, carrier).saying(|hello| {
+        hello.frame_bytes = U32::new(frame_bytes(config) as u32);
+        hello.receives = U16::new(queue_pair::RECEIVES as u16);
+    })
+}
+
+fn frame_bytes(config: &VanConfig) -> usize {
+    config.frame_bytes.min(FRAME_BYTES_MAX)
 }
 
 impl Rdma {
     /// A transport that listens on an address of an RDMA device: on `config.listen` if it is one,
-    /// else on the first address of `config.device` or of the first device with an active port.
+    /// else on the first address of the device that `config.rdma` names or of the first one with an
+    /// active port. For direct connections it listens on `config.listen` over TCP.
     ///
     /// # Errors
     /// [`Error::Setting`] as [`VanConfig::check`] says; [`Error::Unavailable`] if this machine
@@ -151,12 +164,8 @@ impl Rdma {
             let reason = "it has no encryption; take uring or tcp with --encrypt".to_owned();
             return Err(Error::Unavailable { van: NAME, reason });
         }
-        let frame_bytes = config.frame_bytes.min(FRAME_BYTES_MAX);
-        let credentials = Credentials::new(config, NAME).saying(|hello| {
-            hello.frame_bytes = U32::new(frame_bytes as u32);
-            hello.receives = U16::new(queue_pair::RECEIVES as u16);
-        });
-        let (channel, listener, device, address) = listen::listen(config)?;
+        let (nic, address) = listen::listen(config)?;
+        let device = nic.device;
         let os = |call| move |source| Error::Os { call, source };
         let limits = device.capabilities().map_err(os("asking the RDMA device for its limits"))?;
         let domain = Domain::new(device).map_err(os("allocating a protection domain"))?;
@@ -183,14 +192,15 @@ impl Rdma {
                 host: None,
                 limits: Limits {
                     checks_bytes: true, // the invariant checksum: CRC-32, from device to device
-                    ..Limits::plain(frame_bytes, config.queue_depth)
+                    ..Limits::plain(frame_bytes(config), config.queue_depth)
                 },
                 memory: Pool::from_pages(config.memory_bytes, config.pages, Some(domain.clone())),
                 clock: Clock::start(),
             },
-            nic: Nic { domain, device, listener, channel },
+            domain,
+            nic,
             config: config.clone(),
-            credentials,
+            credentials: credentials(config, NAME),
             refusals: Refusals::default(),
             pace: Pace::new(config.wait),
             ready: Vec::with_capacity(256),
@@ -237,6 +247,7 @@ impl Rdma {
     fn look_around(&mut self, now: Instant) -> Result<()> {
         self.look_around_at = now + LOOK_AROUND;
         self.look_after_connections(now)?;
+        self.look_after_wires(now)?;
         self.look_after_device()?;
         for id in 0..self.peers.end() {
             let Some(lane) = self.peers.lane(id) else { continue };
@@ -285,7 +296,7 @@ impl Progress for Rdma {
         Ok(false) // only whole events count as progress
     }
 
-    /// Sleeps until the device or the connection manager reports something.
+    /// Sleeps until the device, the connection manager or a wire reports something.
     fn sleep(&mut self, left: Duration) -> Result<()> {
         let os = |call| move |source| Error::Os { call, source };
         self.queues.completions.arm().map_err(os("arming the completion queue"))?;
@@ -295,7 +306,10 @@ impl Progress for Rdma {
         }
         self.counters.sleeps += 1;
         self.counters.system_calls += 1;
-        let fds = [self.queues.completions.fd(), self.nic.channel.fd(), self.nic.device.async_fd()];
+        let Nic { device, manager, direct } = &self.nic;
+        let manager = manager.as_ref().map_or(-1, |Manager { channel, .. }| channel.fd());
+        let direct = direct.as_ref().map_or(-1, |Direct { wires, .. }| wires.fd());
+        let fds = [self.queues.completions.fd(), manager, direct, device.async_fd()];
         let ready = verbs::sleep(&fds, left.min(SILENCE))
             .map_err(os("sleeping on the completion channel"))?;
         self.queues.completions.take_notices().map_err(os("reading the completion channel"))?;

@@ -81,8 +81,11 @@ impl Peers {
             Stage::Seeking(connection) => {
                 self.by_connection.insert(connection.key(), id);
             }
+            Stage::Dialling => {}
             Stage::Calling(lane, _) | Stage::Answering(lane, _) | Stage::Up(lane) => {
-                self.by_connection.insert(lane.queue_pair.connection().key(), id);
+                if let Some(connection) = lane.queue_pair.connection() {
+                    self.by_connection.insert(connection.key(), id);
+                }
                 self.by_queue.insert(lane.queue_pair.number(), id);
             }
         }
@@ -96,8 +99,11 @@ impl Peers {
             Stage::Seeking(connection) => {
                 self.by_connection.remove(&connection.key());
             }
+            Stage::Dialling => {}
             Stage::Calling(lane, _) | Stage::Answering(lane, _) | Stage::Up(lane) => {
-                self.by_connection.remove(&lane.queue_pair.connection().key());
+                if let Some(connection) = lane.queue_pair.connection() {
+                    self.by_connection.remove(&connection.key());
+                }
                 self.by_queue.remove(&lane.queue_pair.number());
                 self.last_queue = None;
             }

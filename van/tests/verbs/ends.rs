@@ -30,7 +30,7 @@ impl End {
     }
 
     pub(super) fn key(&self) -> ConnectionKey {
-        self.pair.connection().key()
+        self.pair.connection().unwrap().key()
     }
 
     pub(super) fn data(&self, len: usize, first: u8) -> Shared {
@@ -193,17 +193,17 @@ impl Manager {
         let to = listener.local_address().unwrap();
         assert_eq!(to.ip(), address().ip());
         let active = End::new(self.resolve(to), inline_bytes);
-        active.pair.connection().set_ack_timeout(14).unwrap();
-        active.pair.connection().connect(b"hello", 3).unwrap();
+        active.pair.connection().unwrap().set_ack_timeout(14).unwrap();
+        active.pair.connection().unwrap().connect(b"hello", 3).unwrap();
 
         let event = self.expect(listener.key(), CmKind::ConnectRequest);
         assert_eq!(event.private_data[..5], *b"hello");
         let passive = End::new(event.request.unwrap(), inline_bytes);
-        passive.pair.connection().accept(b"welcome").unwrap();
+        passive.pair.connection().unwrap().accept(b"welcome").unwrap();
         let event = self.expect(active.key(), CmKind::Established);
         assert_eq!(event.private_data[..7], *b"welcome");
         self.expect(passive.key(), CmKind::Established);
-        assert_eq!(active.pair.connection().peer_address(), Some(to));
+        assert_eq!(active.pair.connection().unwrap().peer_address(), Some(to));
         active.pair.set_receiver_not_ready_timer(12).unwrap();
         passive.pair.set_receiver_not_ready_timer(12).unwrap();
         (active, passive)

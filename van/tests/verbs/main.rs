@@ -243,9 +243,9 @@ fn both_sides_learn_of_a_failure_and_of_the_end() {
     a.pair.fail().unwrap();
     a.do_now(Work::Notice { imm: 1 });
     assert_eq!(a.failed(), "cancelled, because the connection had failed before");
-    a.pair.connection().disconnect().unwrap();
+    a.pair.connection().unwrap().disconnect().unwrap();
     manager.expect(b.key(), CmKind::Disconnected);
-    b.pair.connection().disconnect().unwrap();
+    b.pair.connection().unwrap().disconnect().unwrap();
     manager.expect(a.key(), CmKind::Disconnected);
     let (c, d) = manager.pair(0);
     drop(c);
@@ -259,7 +259,7 @@ fn nobody_there_and_no_are_told_apart_from_yes() {
     let listener = manager.listen();
     let to = listener.local_address().unwrap();
     let a = End::new(manager.resolve(to), 0);
-    a.pair.connection().connect(b"", 7).unwrap();
+    a.pair.connection().unwrap().connect(b"", 7).unwrap();
     let event = manager.expect(listener.key(), CmKind::ConnectRequest);
     event.request.unwrap().reject(b"no").unwrap();
     let event = manager.expect(a.key(), CmKind::Rejected);
@@ -267,7 +267,7 @@ fn nobody_there_and_no_are_told_apart_from_yes() {
 
     drop(listener);
     let b = End::new(manager.resolve(to), 0);
-    b.pair.connection().connect(b"", 7).unwrap();
+    b.pair.connection().unwrap().connect(b"", 7).unwrap();
     let event = manager.expect(b.key(), CmKind::Rejected);
     assert_eq!(event.status, 8, "no such service");
 

@@ -123,10 +123,13 @@ fn port_obstacle(port: &PortInfo) -> Option<Obstacle> {
             ),
         ));
     }
-    if port.address().is_none() {
+    // On InfiniBand the van then connects without.
+    if port.address().is_none() && port.link_layer == "Ethernet" {
         return Some(Obstacle::new(
-            format!("{named} has no IP address, and connections are made by address"),
-            format!("ip address add ADDRESS/PREFIX dev {named}"),
+            format!("{named} has no IP address, and the connection manager needs one"),
+            format!(
+                "ip address add ADDRESS/PREFIX dev {named}, or without: CARAVAN_RDMA_CONNECT=direct"
+            ),
         ));
     }
     None

@@ -21,6 +21,9 @@ use super::address::{RawAddress, from_raw};
 use super::device::Device;
 use super::library::{Library, check, library, refused, set_non_blocking};
 
+/// Option of `rdma_set_option`: the traffic class.
+const OPTION_TRAFFIC_CLASS: c_int = 0;
+
 /// Option of `rdma_set_option`, since rdma-core 24: the exponent of the acknowledgement timeout.
 const OPTION_ACK_TIMEOUT: c_int = 3;
 
@@ -29,7 +32,7 @@ const OPTION_ACK_TIMEOUT: c_int = 3;
 const READS_MAX: u8 = 0xff;
 
 /// Retry forever while the peer has no receive posted; its credits ensure that it always has one.
-const RECEIVER_NOT_READY_RETRIES: u8 = 7;
+pub(super) const RECEIVER_NOT_READY_RETRIES: u8 = 7;
 
 /// Reports events of connections, without blocking.
 pub struct Channel {
@@ -317,14 +320,25 @@ impl Connection {
     /// # Errors
     /// The system's.
     pub fn set_ack_timeout(&self, exponent: u8) -> io::Result<()> {
-        let mut exponent = exponent;
-        let value = (&raw mut exponent).cast::<c_void>();
+        self.set_byte(OPTION_ACK_TIMEOUT, exponent)
+    }
+
+    /// Sets the traffic class of its packets. To be called before resolving the route or accepting.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_traffic_class(&self, class: u8) -> io::Result<()> {
+        self.set_byte(OPTION_TRAFFIC_CLASS, class)
+    }
+
+    /// Sets an option of one byte.
+    fn set_byte(&self, option: c_int, value: u8) -> io::Result<()> {
+        let mut value = value;
+        let value = (&raw mut value).cast::<c_void>();
         let len = size_of::<u8>();
         // SAFETY: the connection lives, and the option (of level 0, connections) is one byte, which
         // is read during the call.
-        check(unsafe {
-            (self.library().rdma_set_option)(self.id.as_ptr(), 0, OPTION_ACK_TIMEOUT, value, len)
-        })
+        check(unsafe { (self.library().rdma_set_option)(self.id.as_ptr(), 0, option, value, len) })
     }
 
     /// Its device, once it is bound, resolved, or requested by a peer.

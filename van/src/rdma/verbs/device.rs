@@ -14,8 +14,8 @@ use rdma_sys::ibv_event_type as event;
 
 use super::library::{Library, check, library, set_non_blocking};
 
-/// One port of a device that the connection manager has opened. It stays open while the process
-/// lives.
+/// One port of a device, opened by the library of the connection manager. It stays open while the
+/// process lives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Device {
     context: NonNull<ffi::ibv_context>,
@@ -52,6 +52,8 @@ pub struct Capabilities {
     pub mtu_bytes: usize,
     /// The port's number, from 1.
     pub port: u8,
+    /// The port's address within its InfiniBand subnet; 0 on Ethernet.
+    pub lid: u16,
     /// State of the port.
     pub port_state: PortState,
 }
@@ -111,6 +113,34 @@ union Element {
 }
 
 impl Device {
+    /// A port of the device of this name; `None` if there is no such device. It needs no address.
+    ///
+    /// # Errors
+    /// The libraries'.
+    pub fn named(name: &str, port: u8) -> io::Result<Option<Device>> {
+        let library = library()?;
+        let mut count = 0;
+        // SAFETY: `count` outlives the call.
+        let list = unsafe { (library.rdma_get_devices)(&raw mut count) };
+        if list.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        let count = usize::try_from(count).unwrap_or(0);
+        // SAFETY: the list has `count` entries, all of them set, and is not freed before the end.
+        let contexts = unsafe { std::slice::from_raw_parts(list, count) };
+        let devices = contexts.iter().filter_map(|&context| {
+            let context = NonNull::new(context)?;
+            Some(Device { context, port, _single_threaded: PhantomData })
+        });
+        let mut devices = devices.filter(|device| device.name() == name);
+        let found = devices.next();
+        let found = found.filter(|device| keep_open(library, device.context));
+        // SAFETY: the list came from `rdma_get_devices` and is not used after this; a device that
+        // was found is kept open by another list.
+        unsafe { (library.rdma_free_devices)(list) };
+        Ok(found)
+    }
+
     /// The device of a context that the connection manager opened; `None` if it cannot be kept
     /// open.
     ///
@@ -128,6 +158,11 @@ impl Device {
     /// For calls that take the device. Valid while the process lives.
     pub(super) fn context(self) -> NonNull<ffi::ibv_context> {
         self.context
+    }
+
+    /// The number of its port, from 1.
+    pub fn port(&self) -> u8 {
+        self.port
     }
 
     /// Its name, for example `mlx5_0`.
@@ -174,6 +209,7 @@ impl Device {
             message_bytes_max: port.max_msg_sz as usize,
             mtu_bytes: 128usize.checked_shl(port.active_mtu).unwrap_or(0),
             port: self.port,
+            lid: port.lid,
             port_state: match port.state {
                 ffi::ibv_port_state::IBV_PORT_DOWN => PortState::Down,
                 ffi::ibv_port_state::IBV_PORT_INIT => PortState::Init,

@@ -82,6 +82,8 @@ table! {
         ibv_ack_cq_events(*mut ffi::ibv_cq, c_uint);
         ibv_create_srq(*mut ffi::ibv_pd, *mut ffi::ibv_srq_init_attr) -> *mut ffi::ibv_srq;
         ibv_destroy_srq(*mut ffi::ibv_srq) -> c_int;
+        ibv_create_qp(*mut ffi::ibv_pd, *mut ffi::ibv_qp_init_attr) -> *mut ffi::ibv_qp;
+        ibv_destroy_qp(*mut ffi::ibv_qp) -> c_int;
         ibv_modify_qp(*mut ffi::ibv_qp, *mut ffi::ibv_qp_attr, c_int) -> c_int;
     }
     librdmacm {
@@ -103,6 +105,7 @@ table! {
         rdma_reject(*mut ffi::rdma_cm_id, *const c_void, u8) -> c_int;
         rdma_disconnect(*mut ffi::rdma_cm_id) -> c_int;
         rdma_get_devices(*mut c_int) -> *mut *mut ffi::ibv_context;
+        rdma_free_devices(*mut *mut ffi::ibv_context);
     }
 }
 
@@ -149,11 +152,23 @@ pub(super) fn library() -> io::Result<&'static Library> {
     loaded().map_err(|reason| io::Error::new(io::ErrorKind::Unsupported, reason))
 }
 
-/// Checks that verbs work on this machine.
+/// Checks that verbs and the connection manager work on this machine.
 ///
 /// # Errors
 /// The reason they do not, and the remedy.
 pub fn available() -> Result<(), String> {
+    has_devices()?;
+    Channel::open().map_err(|error| {
+        format!("the RDMA connection manager does not answer ({error}); modprobe rdma_ucm")
+    })?;
+    Ok(())
+}
+
+/// Checks that the libraries are here and know a device.
+///
+/// # Errors
+/// The reason they do not, and the remedy.
+pub fn has_devices() -> Result<(), String> {
     let library = loaded()?;
     let mut count = 0;
     // SAFETY: `count` outlives the call.
@@ -168,9 +183,6 @@ pub fn available() -> Result<(), String> {
                     apt-get install ibverbs-providers)"
             .to_owned());
     }
-    Channel::open().map_err(|error| {
-        format!("the RDMA connection manager does not answer ({error}); modprobe rdma_ucm")
-    })?;
     Ok(())
 }
 

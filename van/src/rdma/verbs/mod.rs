@@ -11,6 +11,7 @@
 //!
 //! ```text
 //! Channel > Connection > Device         connections and devices    (connection, address, device)
+//! Path                                  a connection made directly (path)
 //! Domain > Window, OpenWindow, Exposed  memory of the device       (domain)
 //! CompletionQueue, ReceiveQueue         shared by all connections  (completion, receive)
 //! QueuePair                             one connection's work      (queue_pair, chain, work)
@@ -28,6 +29,7 @@ mod connection;
 mod device;
 mod domain;
 mod library;
+mod path;
 mod queue_pair;
 mod receive;
 mod work;
@@ -38,7 +40,8 @@ pub use completion::{
 pub use connection::{Channel, CmEvent, CmKind, Connection, ConnectionKey};
 pub use device::{AsyncEvent, AsyncKind, Capabilities, Device, PortState};
 pub use domain::{Domain, Exposed, Invalidated, OpenWindow, Window};
-pub use library::{available, sleep};
+pub use library::{available, has_devices, sleep};
+pub use path::{Global, Path};
 pub use queue_pair::QueuePair;
 pub use receive::ReceiveQueue;
 pub use work::Work;

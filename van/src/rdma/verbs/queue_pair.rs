@@ -85,7 +85,8 @@ pub struct QueuePair {
     domain: Rc<Domain>,
     _completions: Rc<CompletionQueue>,
     _receives: Rc<Receives>,
-    connection: Connection,
+    /// `None` if it is connected directly.
+    connection: Option<Connection>,
 }
 
 impl QueuePair {
@@ -104,17 +105,45 @@ impl QueuePair {
         inline_bytes: usize,
     ) -> io::Result<QueuePair> {
         let device = connection.device().ok_or_else(|| refused("no device yet"))?;
-        let receives = receives.receives();
-        let contexts = [domain.device(), completions.device(), receives.device()];
-        if contexts.iter().any(|other| other.context() != device.context()) {
-            return Err(refused("connection, domain and queues are of different devices"));
+        if device.context() != domain.device().context() {
+            return Err(refused("connection and domain are of different devices"));
         }
-        let Capabilities { message_bytes_max, is_soft_roce, .. } = device.capabilities()?;
+        QueuePair::made(Some(connection), domain, completions, receives, sends, inline_bytes)
+    }
+
+    /// As [`QueuePair::new`], without a connection: [`QueuePair::start`] and [`QueuePair::join`]
+    /// connect it.
+    ///
+    /// # Errors
+    /// As [`QueuePair::new`].
+    pub fn unconnected(
+        domain: &Rc<Domain>,
+        completions: &Rc<CompletionQueue>,
+        receives: &ReceiveQueue,
+        sends: usize,
+        inline_bytes: usize,
+    ) -> io::Result<QueuePair> {
+        QueuePair::made(None, domain, completions, receives, sends, inline_bytes)
+    }
+
+    fn made(
+        connection: Option<Connection>,
+        domain: &Rc<Domain>,
+        completions: &Rc<CompletionQueue>,
+        receives: &ReceiveQueue,
+        sends: usize,
+        inline_bytes: usize,
+    ) -> io::Result<QueuePair> {
+        let receives = receives.receives();
+        let contexts = [completions.device(), receives.device()];
+        if contexts.iter().any(|other| other.context() != domain.device().context()) {
+            return Err(refused("domain and queues are of different devices"));
+        }
+        let Capabilities { message_bytes_max, is_soft_roce, .. } =
+            domain.device().capabilities()?;
         let serial = next_serial()?;
-        let given = create(&connection, domain, completions, receives, sends, inline_bytes)?;
-        // SAFETY: the connection lives, and the call before set this field.
-        let queue_pair = NonNull::new(unsafe { (*connection.id().as_ptr()).qp })
-            .ok_or_else(|| io::Error::other("no queue pair was made"))?;
+        let id = connection.as_ref().map(Connection::id);
+        let (queue_pair, given) = create(id, domain, completions, receives, sends, inline_bytes)?;
         // SAFETY: the queue pair lives, and its number never changes.
         let number = unsafe { (*queue_pair.as_ptr()).qp_num };
         Ok(QueuePair {
@@ -144,9 +173,9 @@ impl QueuePair {
         })
     }
 
-    /// Its connection.
-    pub fn connection(&self) -> &Connection {
-        &self.connection
+    /// Its connection, unless it is connected directly.
+    pub fn connection(&self) -> Option<&Connection> {
+        self.connection.as_ref()
     }
 
     /// Its number, which completions carry. The device reuses it some time after a drop.
@@ -346,7 +375,11 @@ impl QueuePair {
         self.modify(attributes, ffi::ibv_qp_attr_mask::IBV_QP_STATE)
     }
 
-    fn modify(&self, attributes: ffi::ibv_qp_attr, mask: ffi::ibv_qp_attr_mask) -> io::Result<()> {
+    pub(super) fn modify(
+        &self,
+        attributes: ffi::ibv_qp_attr,
+        mask: ffi::ibv_qp_attr_mask,
+    ) -> io::Result<()> {
         let library = self.domain.library();
         let mut attributes = attributes;
         let to = &raw mut attributes;
@@ -429,10 +462,16 @@ impl Drop for QueuePair {
         for window in self.windows.drain(..).filter_map(|window| window.upgrade()) {
             window.give_back_if_open(self.serial);
         }
-        // SAFETY: this runs once, and the connection lives. Nobody else uses the queue pair.
-        // Afterwards the device is done with everything in the ledger and with the queues, which
-        // drop later.
-        unsafe { (self.domain.library().rdma_destroy_qp)(self.connection.id().as_ptr()) }
+        let library = self.domain.library();
+        let Some(connection) = &self.connection else {
+            // SAFETY: this runs once, and nobody else uses the queue pair. Afterwards the device is
+            // done with everything in the ledger and with the queues, which drop later.
+            let code = unsafe { (library.ibv_destroy_qp)(self.queue_pair.as_ptr()) };
+            debug_assert_eq!(code, 0, "ibv_destroy_qp");
+            return;
+        };
+        // SAFETY: as above; the connection lives, and the queue pair is its own.
+        unsafe { (library.rdma_destroy_qp)(connection.id().as_ptr()) }
     }
 }
 
@@ -442,16 +481,16 @@ impl fmt::Debug for QueuePair {
     }
 }
 
-/// Creates a connection's queue pair with as much inline data as the device supports, at most
-/// `inline_bytes`, and returns that size.
+/// Creates a queue pair, that of the connection `id` if there is one, with as much inline data as
+/// the device supports, at most `inline_bytes`, and returns that size.
 fn create(
-    connection: &Connection,
+    id: Option<NonNull<ffi::rdma_cm_id>>,
     domain: &Domain,
     completions: &CompletionQueue,
     receives: &Receives,
     sends: usize,
     inline_bytes: usize,
-) -> io::Result<usize> {
+) -> io::Result<(NonNull<ffi::ibv_qp>, usize)> {
     let sends = u32::try_from(sends).map_err(|_| refused("a queue has less than 2^32 entries"))?;
     let mut inline_bytes = inline_bytes;
     loop {
@@ -470,13 +509,8 @@ fn create(
             qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        let id = connection.id().as_ptr();
-        let raw = domain.raw().as_ptr();
-        // SAFETY: connection, domain and queues live, are of one device, and will outlive the queue
-        // pair, which holds them. The attributes outlive the call.
-        let code = unsafe { (connection.library().rdma_create_qp)(id, raw, &raw mut attributes) };
-        match check(code) {
-            Ok(()) => return Ok(attributes.cap.max_inline_data as usize),
+        match create_once(id, domain, &mut attributes) {
+            Ok(queue_pair) => return Ok((queue_pair, attributes.cap.max_inline_data as usize)),
             // Devices report their inline limit only by such an error.
             Err(_) if inline_bytes >= INLINE_MIN => inline_bytes /= 2,
             Err(_) if inline_bytes > 0 => inline_bytes = 0,
@@ -485,7 +519,29 @@ fn create(
     }
 }
 
-fn no_attributes() -> ffi::ibv_qp_attr {
+/// Creates a queue pair as `attributes` say; sets them to what it has got.
+fn create_once(
+    id: Option<NonNull<ffi::rdma_cm_id>>,
+    domain: &Domain,
+    attributes: &mut ffi::ibv_qp_init_attr,
+) -> io::Result<NonNull<ffi::ibv_qp>> {
+    let (library, domain) = (domain.library(), domain.raw().as_ptr());
+    let attributes = std::ptr::from_mut(attributes);
+    let queue_pair = match id {
+        Some(id) => {
+            // SAFETY: connection, domain and queues live, are of one device, and will outlive the
+            // queue pair, which holds them. The attributes outlive the call.
+            check(unsafe { (library.rdma_create_qp)(id.as_ptr(), domain, attributes) })?;
+            // SAFETY: the connection lives, and the call before set this field.
+            unsafe { (*id.as_ptr()).qp }
+        }
+        // SAFETY: as for a connection's.
+        None => unsafe { (library.ibv_create_qp)(domain, attributes) },
+    };
+    NonNull::new(queue_pair).ok_or_else(io::Error::last_os_error)
+}
+
+pub(super) fn no_attributes() -> ffi::ibv_qp_attr {
     // SAFETY: only numbers, for which zeros are valid; a mask selects those that count.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }

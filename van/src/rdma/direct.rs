@@ -1,0 +1,247 @@
+//! Set-up: connections without the connection manager. Over a [wire](super::wires) both ends prove
+//! themselves as everywhere, then each tells the other of its port and its queue pair, sealed, and
+//! brings its own up. The first message over the queue pair is sealed with the same keys, so that
+//! it is the peer of the wire that is at the other end. From there on nothing differs. Not on the
+//! path.
+//!
+//! ```text
+//! caller                                    called
+//! handshake                      <->        handshake
+//! its end                         ->        makes a queue pair and joins it
+//! joins its own                  <-         [0] its end, or [1] why not
+//! first message, by RDMA          ->        the lane is up
+//! ```
+
+use std::io;
+use std::time::Instant;
+
+use super::Rdma;
+use super::connect::{Asked, Awaited, Peer, Stage};
+use super::ends::{Agreed, End, PACKET_NUMBERS, Port, Side, agree};
+use super::listen::{Direct, no_address};
+use super::queue_pair::{Lane, RECEIVES};
+use super::wires::{CLOSED, Heard, WireId};
+use crate::error::{Error, Result};
+use crate::handshake::TAG;
+
+/// Begins the answer of a side that takes part.
+const JOINED: u8 = 0;
+
+/// Begins the reason of a side that does not.
+const REFUSED: u8 = 1;
+
+impl Rdma {
+    /// Starts to connect to the TCP address `to`.
+    pub(super) fn dial_directly(&mut self, to: &str, now: Instant) -> io::Result<WireId> {
+        let direct = self.nic.direct.as_mut().ok_or_else(no_address)?;
+        direct.wires.dial(to, now)
+    }
+
+    /// Notes for whose lane a wire stands.
+    pub(super) fn claim(&mut self, wire: Option<WireId>, id: u32) {
+        if let (Some(direct), Some(wire)) = (&mut self.nic.direct, wire) {
+            direct.wires.claim(wire, id);
+        }
+    }
+
+    /// Closes the wire of a lane that ended.
+    pub(super) fn hang_up(&mut self, wire: Option<WireId>) {
+        if let (Some(direct), Some(wire)) = (&mut self.nic.direct, wire) {
+            direct.wires.close(wire);
+        }
+    }
+
+    /// Hears what has come over wires.
+    pub(super) fn look_after_wires(&mut self, now: Instant) -> Result<()> {
+        let Some(direct) = &mut self.nic.direct else { return Ok(()) };
+        let mut heard = Vec::new();
+        let failed = |source| Error::Os { call: "looking after TCP connections", source };
+        direct.wires.look(now, &mut heard).map_err(failed)?;
+        for (wire, peer, what) in heard {
+            match peer {
+                Some(id) => self.hear_peer(id, wire, what, now)?,
+                None => self.hear_stranger(wire, what, now),
+            }
+        }
+        Ok(())
+    }
+
+    fn hear_peer(&mut self, id: u32, wire: WireId, what: Heard, now: Instant) -> Result<()> {
+        let Some(peer) = self.peers.get(id).filter(|peer| peer.wire == Some(wire)) else {
+            return Ok(()); // closed meanwhile
+        };
+        let is_dialling = matches!(peer.stage, Stage::Dialling);
+        let done = match what {
+            Heard::Proved => self.propose(id, wire, now),
+            Heard::Said(answer) => self.answered(id, wire, &answer),
+            Heard::Failed(error) if is_dialling => {
+                self.fail(id, error);
+                Ok(())
+            }
+            Heard::Failed(_) => {
+                // Completions of what it had sent come first.
+                self.take_completions()?;
+                Err(CLOSED.to_owned())
+            }
+            Heard::Refused(reason) => Err(reason),
+        };
+        if let Err(reason) = done {
+            self.lose(id, reason);
+        }
+        Ok(())
+    }
+
+    /// Tells the called side of this end.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn propose(&mut self, id: u32, wire: WireId, now: Instant) -> Result<(), String> {
+        let (lane, end) = self.started(now).map_err(|error| error.to_string())?;
+        let Some(peer) = self.peers.take(id) else { return Ok(()) };
+        let told = end.encode();
+        let stage = Stage::Calling(lane, Some(Asked::Direct(Box::new(end))));
+        self.peers.put(id, Peer { stage, ..peer });
+        self.say(wire, &told).map_err(|error| error.to_string())
+    }
+
+    fn say(&mut self, wire: WireId, message: &[u8]) -> io::Result<()> {
+        let direct = self.nic.direct.as_mut().ok_or_else(no_address)?;
+        direct.wires.say(wire, message)
+    }
+
+    /// A lane that is not connected, and its end.
+    fn started(&mut self, now: Instant) -> io::Result<(Lane, End)> {
+        let lane = self.lane_over(None, now)?;
+        let port = self.nic.direct.as_ref().map(|direct| direct.port.clone());
+        let random = getrandom::u32().map_err(io::Error::other);
+        let started = port.ok_or_else(no_address).and_then(|port| {
+            lane.queue_pair.start(port.number(), port.pkey_index())?;
+            let (queue, first_sent) = (lane.queue_pair.number(), random? & PACKET_NUMBERS);
+            Ok(End { port, queue, first_sent })
+        });
+        match started {
+            Ok(end) => Ok((lane, end)),
+            Err(error) => {
+                self.give_up(lane);
+                Err(error)
+            }
+        }
+    }
+
+    /// Drops a lane that no peer has.
+    fn give_up(&mut self, lane: Lane) {
+        self.queues.wanted -= RECEIVES as usize;
+        let _ = lane.queue_pair.fail();
+        self.peers.closed.push(lane);
+    }
+
+    /// Connects to the end that the called side tells of.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    fn answered(&mut self, id: u32, wire: WireId, answer: &[u8]) -> Result<(), String> {
+        let theirs = match answer.split_first() {
+            Some((&JOINED, end)) => End::decode(end)?,
+            Some((&REFUSED, why)) => {
+                let why = String::from_utf8_lossy(why);
+                return Err(format!("it refused this node: {}", printable(&why)));
+            }
+            _ => return Err("its answer is malformed".to_owned()),
+        };
+        let Some(Peer { stage: Stage::Calling(lane, asked), ends, address, .. }) =
+            self.peers.get_mut(id)
+        else {
+            return Ok(());
+        };
+        let Some(Asked::Direct(own)) = asked.take() else {
+            return Err("it answered twice".to_owned());
+        };
+        let agreed = agree(&own.port, &theirs.port, Side::Caller)?;
+        let named = named(&own.port, &theirs.port, &agreed);
+        let path = own.path(&theirs, &agreed, &self.config.rdma);
+        lane.queue_pair.join(&path).map_err(|error| format!("{error}; {named}"))?;
+        tracing::debug!(%address, gid = agreed.reason, mtu = path.mtu_bytes, "connected directly");
+        *ends = Some(named.into());
+        let Some(Direct { wires, .. }) = &mut self.nic.direct else { return Ok(()) };
+        let mut proved = wires.finish(wire).ok_or("it has not proved itself")?;
+        let (seals, _) = proved.ciphers.as_mut().ok_or("it has no keys")?;
+        let mut first = [0; TAG];
+        seals.seal(&[], &mut first);
+        self.rise(id, &proved.hello)?;
+        self.send_proof(id, &first)
+    }
+
+    fn hear_stranger(&mut self, wire: WireId, what: Heard, now: Instant) {
+        let address = match &self.nic.direct {
+            Some(direct) => direct.wires.address(wire).unwrap_or_default().to_owned(),
+            None => return,
+        };
+        let reason = match what {
+            Heard::Proved => return,
+            Heard::Failed(_) => return self.hang_up(Some(wire)),
+            Heard::Refused(reason) => reason,
+            Heard::Said(end) => match self.asked(wire, &end, &address, now) {
+                Ok(()) => return,
+                Err(reason) => {
+                    let told = [&[REFUSED], cut(&reason).as_bytes()].concat();
+                    // A caller that cannot be told finds out by the end of the wire.
+                    let _ = self.say(wire, &told);
+                    reason
+                }
+            },
+        };
+        self.hang_up(Some(wire));
+        self.refusals.log(self.about.clock.now(), &address, &reason);
+    }
+
+    /// Connects to the end that a caller tells of, and tells it of this one.
+    ///
+    /// # Errors
+    /// Why not.
+    fn asked(
+        &mut self,
+        wire: WireId,
+        end: &[u8],
+        address: &str,
+        now: Instant,
+    ) -> Result<(), String> {
+        let theirs = End::decode(end)?;
+        let Some(direct) = &self.nic.direct else { return Ok(()) };
+        let agreed = agree(&direct.port, &theirs.port, Side::Called)?;
+        let named = named(&direct.port, &theirs.port, &agreed);
+        self.make_room().map_err(|error| format!("it has no room: {error}"))?;
+        let (lane, own) = self.started(now).map_err(|error| error.to_string())?;
+        let path = own.path(&theirs, &agreed, &self.config.rdma);
+        let told = [&[JOINED], &own.encode()[..]].concat();
+        let joined = lane.queue_pair.join(&path).and_then(|()| self.say(wire, &told));
+        if let Err(error) = joined {
+            self.give_up(lane);
+            return Err(format!("{error}; {named}"));
+        }
+        tracing::debug!(%address, gid = agreed.reason, mtu = path.mtu_bytes, "connected directly");
+        let Some(direct) = &mut self.nic.direct else { return Ok(()) };
+        let awaited = direct.wires.finish(wire).map(Awaited::Seal);
+        let peer = Peer::who_called(address.to_owned(), Stage::Answering(lane, awaited), now);
+        let peer = Peer { wire: Some(wire), ends: Some(named.into()), ..peer };
+        let id = self.peers.enter(peer);
+        self.claim(Some(wire), id);
+        Ok(())
+    }
+}
+
+/// Both ends, for the reason of a failure.
+fn named(own: &Port, theirs: &Port, agreed: &Agreed) -> String {
+    format!("here {own}; there {theirs}; chosen: {}", agreed.reason)
+}
+
+/// Longest reason that is told.
+const REASON_BYTES_MAX: usize = 1500;
+
+fn cut(reason: &str) -> &str {
+    &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
+}
+
+/// What a peer says, without what would change a terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
