@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use caravan_fallback_tcp::Tcp;
+use caravan_van::conformance::{a_crowd_costs_the_active_lane_nothing, lanes};
 use caravan_van::{VanConfig, Wait};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 fn waiting(wait: Wait) -> impl Fn(VanConfig) -> Tcp {
     move |config| Tcp::new(&VanConfig { wait, ..config }).expect("a free port")
@@ -52,4 +54,13 @@ mod over_ipv6 {
         caravan_van::conformance::says_hello(ipv6);
         caravan_van::conformance::random_sizes_add_up(ipv6);
     }
+}
+
+#[test]
+fn an_active_lane_among_a_thousand() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
+        .expect("up to the hard one");
+    let bytes = a_crowd_costs_the_active_lane_nothing(waiting(Wait::default()), lanes(1000));
+    println!("{bytes} bytes of registered memory a lane");
 }

@@ -16,12 +16,14 @@
 
 mod abuse;
 mod carry;
+mod crowd;
 mod frames;
 mod net;
 mod strangers;
 
 pub use abuse::*;
 pub use carry::*;
+pub use crowd::*;
 pub use frames::*;
 pub use net::{Net, Written, fill};
 pub use strangers::*;

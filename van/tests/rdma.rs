@@ -10,6 +10,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use caravan_van::conformance::{a_crowd_costs_the_active_lane_nothing, lanes};
 use caravan_van::rdma::Rdma;
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{
@@ -110,6 +111,21 @@ mod linked_by_ipv6 {
         "CARAVAN_TEST_ADDRESS6",
         "CARAVAN_TEST_ADDRESS26"
     ));
+}
+
+/// More lanes than the queues of Soft-RoCE hold, if each had all that a busy one has.
+#[test]
+fn an_active_lane_among_many() {
+    let Some(_) = device() else { return };
+    let make = |other: VanConfig| {
+        let rdma = config(Wait::default()).rdma;
+        Rdma::new(&VanConfig { rdma, ..other }).unwrap()
+    };
+    let bytes = a_crowd_costs_the_active_lane_nothing(make, lanes(280));
+    println!("{bytes} bytes of registered memory a lane");
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    println!("{}", status.lines().find(|line| line.starts_with("VmHWM")).unwrap());
+    assert!(bytes < 256 << 10, "{bytes} bytes for both ends of a lane that had one message");
 }
 
 /// Two that are connected, and what each calls the other.

@@ -9,10 +9,12 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use caravan_van::conformance::{a_crowd_costs_the_active_lane_nothing, lanes};
 use caravan_van::handshake::{Credentials, refusal};
 use caravan_van::socket::CARRIER;
 use caravan_van::uring::Uring;
 use caravan_van::{Error, Event, PeerId, Transport, VanConfig, Wait};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use support::{connect, frame};
 
 /// A transport, or `None` with a line that says why this machine has none.
@@ -251,4 +253,14 @@ mod strangers_of_a_node_that_sleeps {
 
 mod encrypted {
     caravan_van::conformance!(super::makes!(super::Wait::default(), true));
+}
+
+#[test]
+fn an_active_lane_among_a_thousand() {
+    let Some(_) = uring(&config(Wait::default())) else { return };
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let make = |config| Uring::new(&config).unwrap();
+    let bytes = a_crowd_costs_the_active_lane_nothing(make, lanes(1000));
+    println!("{bytes} bytes of registered memory a lane");
 }

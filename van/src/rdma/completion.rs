@@ -209,8 +209,8 @@ impl Rdma {
         }
     }
 
-    /// Posts receive buffers in place of those that `id` has used up, as far as there is memory.
-    /// The next frame tells the peer.
+    /// Posts receive buffers in place of those that `id` has used up, and more while a lane in use
+    /// has few, as far as there is memory. The next frame tells the peer.
     #[inline(never)] // once in many messages
     pub(super) fn replace_receives(&mut self, id: u32) -> std::result::Result<(), String> {
         let Some(lane) = self.peers.lane(id) else { return Ok(()) };
@@ -227,6 +227,17 @@ impl Rdma {
             }
             lane.receives.used -= 1;
             lane.receives.replaced += 1;
+        }
+        let receives = &self.queues.receives;
+        let spare = (receives.posted() + receives.room()).saturating_sub(self.queues.wanted);
+        let lacks = if lane.receives.used == 0 { lane.receives.lacks(spare) } else { 0 };
+        for _ in 0..lacks {
+            let (queue, pool) = (&mut self.queues.receives, &self.about.memory);
+            if !supply(queue, pool, self.about.limits.frame_bytes) {
+                break;
+            }
+            self.queues.wanted += 1;
+            lane.receives.grow(1);
         }
         self.queues
             .receives

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::Rdma;
 use super::ends::End;
 use super::listen::{DIRECT, OR, RESOLVE_TIMEOUT, no_address};
-use super::queue_pair::{COMPLETIONS, INLINE_BYTES, Lane, RECEIVES, SENDS};
+use super::queue_pair::{INLINE_BYTES, Lane, RECEIVES, RECEIVES_FIRST, SENDS, SENDS_OF_MANY};
 use super::verbs::{CmEvent, CmKind, Connection, QueuePair};
 use super::wires::WireId;
 use crate::error::{Error, Result};
@@ -23,8 +23,13 @@ use crate::transport::{Event, PeerId};
 /// packets after 4.3 s.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Most peers of one transport. One queue has [`RECEIVES`] receive buffers for each.
-pub(super) const PEERS_MAX: usize = 256;
+/// Most peers of one transport, if the device's queue has [`RECEIVES_FIRST`] receive buffers for
+/// each.
+pub(super) const PEERS_MAX: usize = 10_000;
+
+/// From this many lanes on, or from a quarter of the completion queue on, new ones have
+/// [`SENDS_OF_MANY`] sends.
+const MANY: usize = 256;
 
 /// Time that a peer waits if it finds no receive buffer, which credits prevent: 0.64 ms. (The
 /// default is 655 ms.)
@@ -152,7 +157,7 @@ impl Rdma {
         Ok(connection)
     }
 
-    /// Takes the events of the connection manager, and gives up connections whose time is up.
+    /// Takes the events of the connection manager.
     pub(super) fn look_after_connections(&mut self, now: Instant) -> Result<()> {
         let failed = |source| Error::Os { call: "reading the connection manager's events", source };
         while let Some(manager) = &self.nic.manager
@@ -160,18 +165,17 @@ impl Rdma {
         {
             self.connection_event(event, now)?;
         }
-        if self.peers.handshaking == 0 {
-            return Ok(());
-        }
-        for id in 0..self.peers.end() {
-            let Some(peer) = self.peers.get(id) else { continue };
-            if !matches!(peer.stage, Stage::Up(_)) && now >= peer.until {
-                let seconds = CONNECT_TIMEOUT.as_secs_f32();
-                let error = format!("no answer within {seconds:.1} s");
-                self.fail(id, io::Error::new(io::ErrorKind::TimedOut, error));
-            }
-        }
         Ok(())
+    }
+
+    /// Gives up a connection that is not up in time.
+    pub(super) fn mind_time(&mut self, id: u32, now: Instant) {
+        let Some(peer) = self.peers.get(id) else { return };
+        if !matches!(peer.stage, Stage::Up(_)) && now >= peer.until {
+            let seconds = CONNECT_TIMEOUT.as_secs_f32();
+            let error = format!("no answer within {seconds:.1} s");
+            self.fail(id, io::Error::new(io::ErrorKind::TimedOut, error));
+        }
     }
 
     fn connection_event(&mut self, event: CmEvent, now: Instant) -> Result<()> {
@@ -275,11 +279,13 @@ impl Rdma {
         let _ = set_class(&request, self.config.rdma.traffic_class);
         let _ = request.set_ack_timeout(self.config.rdma.ack_timeout);
         let lane = self.lane_over(Some(request), now).and_then(|lane| {
-            if let Err(error) = managed(&lane).and_then(|request| request.accept(&welcome)) {
-                self.queues.wanted -= RECEIVES as usize;
-                return Err(error);
+            match managed(&lane).and_then(|request| request.accept(&welcome)) {
+                Ok(()) => Ok(lane),
+                Err(error) => {
+                    self.stop(lane);
+                    Err(error)
+                }
             }
-            Ok(lane)
         });
         let lane = match lane {
             Ok(lane) => lane,
@@ -299,23 +305,30 @@ impl Rdma {
         let _ = request.reject(told);
     }
 
-    /// Makes room for one more peer in the shared queues.
-    pub(super) fn make_room(&mut self) -> io::Result<()> {
-        let wanted = self.queues.wanted + RECEIVES as usize;
-        let needed = (self.peers.queues() + 1) * COMPLETIONS;
-        if wanted > self.queues.receives.posted() + self.queues.receives.room() {
-            let reason = format!(
-                "{} peers are all that one node has receive buffers for",
-                self.peers.queues()
-            );
+    /// Makes room for one more peer in the shared queues; returns how many sends its lane may have.
+    pub(super) fn make_room(&mut self) -> io::Result<usize> {
+        let lanes = self.peers.queues();
+        let wanted = self.queues.wanted + RECEIVES_FIRST as usize;
+        let receives_max = self.queues.receives.posted() + self.queues.receives.room();
+        if wanted > receives_max {
+            let reason = format!("{lanes} peers are all that one node has receive buffers for");
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, reason));
+        }
+        let entries_max = self.queues.completions_max;
+        let is_full = lanes < MANY && self.queues.sends + SENDS <= entries_max / 4;
+        let sends = if is_full { SENDS } else { SENDS_OF_MANY };
+        // Every send completes if it fails, and every receive.
+        let receives = ((lanes + 1) * RECEIVES as usize).min(receives_max);
+        let needed = self.queues.sends + sends + receives;
+        if needed > entries_max {
+            let reason = format!("{lanes} peers are all that one completion queue serves");
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, reason));
         }
         if needed > self.queues.completions.entries() {
-            self.queues
-                .completions
-                .resize(needed.next_power_of_two().min(self.queues.completions_max).max(needed))?;
+            let entries = needed.next_power_of_two().min(entries_max);
+            self.queues.completions.resize(entries)?;
         }
-        Ok(())
+        Ok(sends)
     }
 
     /// A lane over a connection whose device is known, or over one that is made directly, with
@@ -327,16 +340,16 @@ impl Rdma {
     ) -> io::Result<Lane> {
         // Numbers of queue pairs are reused: no completion of an old one may be left.
         self.bury().map_err(io::Error::other)?;
-        self.make_room()?;
-        let wanted = self.queues.wanted + RECEIVES as usize;
+        let sends = self.make_room()?;
         let (domain, queues) = (&self.domain, &self.queues);
         let (completions, receives) = (&queues.completions, &queues.receives);
         let queue_pair = match connection {
             Some(connection) => {
-                QueuePair::new(connection, domain, completions, receives, SENDS, INLINE_BYTES)
+                QueuePair::new(connection, domain, completions, receives, sends, INLINE_BYTES)
             }
-            None => QueuePair::unconnected(domain, completions, receives, SENDS, INLINE_BYTES),
+            None => QueuePair::unconnected(domain, completions, receives, sends, INLINE_BYTES),
         }?;
+        let wanted = self.queues.wanted + RECEIVES_FIRST as usize;
         while self.queues.receives.posted() < wanted {
             let buffer = self
                 .about
@@ -346,8 +359,18 @@ impl Rdma {
             self.queues.receives.supply(buffer).map_err(io::Error::other)?;
         }
         self.queues.receives.ring()?;
+        let lane = Lane::new(queue_pair, now);
         self.queues.wanted = wanted;
-        Ok(Lane::new(queue_pair, now))
+        self.queues.sends += lane.sends_max;
+        Ok(lane)
+    }
+
+    /// Stops a lane. It is dropped once its last completions are taken.
+    pub(super) fn stop(&mut self, lane: Lane) {
+        self.queues.wanted -= lane.receives.kept as usize;
+        self.queues.sends -= lane.sends_max;
+        let _ = lane.queue_pair.fail();
+        self.peers.closed.push(lane);
     }
 
     fn rejected(&mut self, id: u32, status: i32, private_data: &[u8]) {
@@ -413,11 +436,9 @@ impl Rdma {
         self.peers.forget(&peer.stage);
         self.hang_up(peer.wire);
         if let Stage::Calling(lane, _) | Stage::Answering(lane, _) | Stage::Up(lane) = peer.stage {
-            self.queues.wanted -= RECEIVES as usize;
             // The other side notices in any case.
             let _ = lane.queue_pair.connection().map(Connection::disconnect);
-            let _ = lane.queue_pair.fail();
-            self.peers.closed.push(lane);
+            self.stop(lane);
         }
         true
     }

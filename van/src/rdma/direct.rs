@@ -19,7 +19,7 @@ use super::Rdma;
 use super::connect::{Asked, Awaited, Peer, Stage};
 use super::ends::{Agreed, End, PACKET_NUMBERS, Port, Side, agree};
 use super::listen::{Direct, no_address};
-use super::queue_pair::{Lane, RECEIVES};
+use super::queue_pair::Lane;
 use super::wires::{CLOSED, Heard, WireId};
 use crate::error::{Error, Result};
 use crate::handshake::TAG;
@@ -122,17 +122,10 @@ impl Rdma {
         match started {
             Ok(end) => Ok((lane, end)),
             Err(error) => {
-                self.give_up(lane);
+                self.stop(lane);
                 Err(error)
             }
         }
-    }
-
-    /// Drops a lane that no peer has.
-    fn give_up(&mut self, lane: Lane) {
-        self.queues.wanted -= RECEIVES as usize;
-        let _ = lane.queue_pair.fail();
-        self.peers.closed.push(lane);
     }
 
     /// Connects to the end that the called side tells of.
@@ -215,7 +208,7 @@ impl Rdma {
         let told = [&[JOINED], &own.encode()[..]].concat();
         let joined = lane.queue_pair.join(&path).and_then(|()| self.say(wire, &told));
         if let Err(error) = joined {
-            self.give_up(lane);
+            self.stop(lane);
             return Err(format!("{error}; {named}"));
         }
         tracing::debug!(%address, gid = agreed.reason, mtu = path.mtu_bytes, "connected directly");

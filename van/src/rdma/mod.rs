@@ -87,6 +87,9 @@ const FRAME_BYTES_MAX: usize = 8 << 10;
 /// Interval at which a busy transport checks connections, deadlines and silent peers.
 const LOOK_AROUND: Duration = Duration::from_millis(5);
 
+/// Peers that one such check looks at, so that many idle ones cost the others little.
+const LOOKED_AT: u32 = 128;
+
 /// Turns between two looks at the clock.
 const TURNS: u32 = 32;
 
@@ -119,6 +122,8 @@ pub struct Rdma {
     /// Turns since the clock was looked at.
     turns: u32,
     look_around_at: Instant,
+    /// The next peer to look at.
+    look_at: u32,
     counters: Counters,
 }
 
@@ -127,6 +132,8 @@ struct Queues {
     receives: ReceiveQueue,
     /// Receive buffers that all peers together may use.
     wanted: usize,
+    /// Sends that all lanes together may have.
+    sends: usize,
     completions: Rc<CompletionQueue>,
     completions_max: usize,
     reports: Batch,
@@ -136,7 +143,7 @@ struct Queues {
 fn credentials(config: &VanConfig, carrier: &str) -> Credentials {
     Credentials::new(config, carrier).saying(|hello| {
         hello.frame_bytes = U32::new(frame_bytes(config) as u32);
-        hello.receives = U16::new(queue_pair::RECEIVES as u16);
+        hello.receives = U16::new(queue_pair::RECEIVES_FIRST as u16);
     })
 }
 
@@ -169,10 +176,12 @@ impl Rdma {
         let os = |call| move |source| Error::Os { call, source };
         let limits = device.capabilities().map_err(os("asking the RDMA device for its limits"))?;
         let domain = Domain::new(device).map_err(os("allocating a protection domain"))?;
-        let completions = CompletionQueue::new(device, queue_pair::COMPLETIONS)
+        let completions = CompletionQueue::new(device, queue_pair::SENDS)
             .map_err(os("creating a completion queue"))?;
-        let receives_max = peers_max * queue_pair::RECEIVES as usize;
-        let receives = ReceiveQueue::new(&domain, receives_max.min(limits.receives_max))
+        let receives_max = (peers_max * queue_pair::RECEIVES_FIRST as usize)
+            .min(limits.receives_max)
+            .min(limits.completions_max / 4);
+        let receives = ReceiveQueue::new(&domain, receives_max)
             .map_err(os("creating a shared receive queue"))?;
         let now = Instant::now();
         tracing::debug!(%address, device = device.name(), "listening with RDMA");
@@ -182,6 +191,7 @@ impl Rdma {
             queues: Queues {
                 receives,
                 wanted: 0,
+                sends: 0,
                 completions,
                 completions_max: limits.completions_max,
                 reports: Batch::new(),
@@ -206,6 +216,7 @@ impl Rdma {
             ready: Vec::with_capacity(256),
             turns: 0,
             look_around_at: now,
+            look_at: 0,
             counters: Counters::default(),
         })
     }
@@ -249,16 +260,21 @@ impl Rdma {
         self.look_after_connections(now)?;
         self.look_after_wires(now)?;
         self.look_after_device()?;
-        for id in 0..self.peers.end() {
-            let Some(lane) = self.peers.lane(id) else { continue };
-            let starves = lane.receives.starve();
-            if let Err(error) = lane.probe(now, SILENCE) {
-                self.lose_mute(id, &error);
-            } else if starves && let Err(reason) = self.replace_receives(id) {
-                self.lose(id, reason);
-            }
+        for _ in 0..self.peers.end().min(LOOKED_AT) {
+            self.look_at = (self.look_at + 1) % self.peers.end().max(1);
+            self.look_at_peer(self.look_at, now);
         }
         Ok(())
+    }
+
+    fn look_at_peer(&mut self, id: u32, now: Instant) {
+        let Some(lane) = self.peers.lane(id) else { return self.mind_time(id, now) };
+        let starves = lane.receives.starve();
+        if let Err(error) = lane.probe(now, SILENCE) {
+            self.lose_mute(id, &error);
+        } else if starves && let Err(reason) = self.replace_receives(id) {
+            self.lose(id, reason);
+        }
     }
 }
 

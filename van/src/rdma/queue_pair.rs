@@ -17,11 +17,18 @@ use crate::wire::Offer;
 /// Sends of one lane that the device holds at most.
 pub(super) const SENDS: usize = 256;
 
+/// The same for lanes of a transport that has many: each takes memory of the device.
+pub(super) const SENDS_OF_MANY: usize = 64;
+
 /// Places among them that are reserved for opening windows, which must never wait.
 const SENDS_KEPT: usize = 32;
 
-/// Receive buffers that a peer may fill before it is told that some are free again.
+/// Most receive buffers that a peer may fill before it is told that some are free again.
 pub(super) const RECEIVES: u32 = 128;
+
+/// Receive buffers of a new lane. A lane in use gets more. At two of them that are free again the
+/// peer is told so: at one, each notice would call for another one.
+pub(super) const RECEIVES_FIRST: u32 = 4;
 
 /// Up to this many last bytes of a write leave in the message that closes its window. They are what
 /// follows the values of a message.
@@ -29,9 +36,6 @@ const LAST_BYTES_MAX: usize = 512;
 
 /// Number of receive buffers that are replaced with one doorbell.
 const REPLACED_TOGETHER: u32 = 16;
-
-/// Completions that a lane can have in the queue: every send if it fails, and every receive.
-pub(super) const COMPLETIONS: usize = SENDS + RECEIVES as usize;
 
 /// After this many sends without a completion the next chain asks for one, which frees their
 /// places.
@@ -78,7 +82,7 @@ impl Unit {
 pub(super) struct Lane {
     pub(super) queue_pair: QueuePair,
     /// Number of sends that it can hold.
-    sends_max: usize,
+    pub(super) sends_max: usize,
     /// Longest frame the peer takes.
     pub(super) frame_bytes: usize,
     queue: VecDeque<Unit>,
@@ -98,8 +102,8 @@ pub(super) struct Lane {
 pub(super) struct Receives {
     /// Receive buffers that the peer has free for this lane.
     credits: u32,
-    /// Largest number of credits.
-    credits_max: u32,
+    /// Receive buffers of our own that belong to this lane.
+    pub(super) kept: u32,
     /// Our receive buffers that are free again and that the peer has not been told of.
     owed: u32,
     /// Our receive buffers that the peer has used up and that are not replaced yet.
@@ -125,19 +129,19 @@ impl Lane {
             sends_max: queue_pair.room(),
             queue_pair,
             frame_bytes: 0,
-            queue: VecDeque::with_capacity(SENDS),
+            queue: VecDeque::new(),
             is_eager: false,
-            receives: Receives::default(),
+            receives: Receives { kept: RECEIVES_FIRST, ..Receives::default() },
             unreported: 0,
             holds: false,
             hearing: Hearing { at: now, heard: true, probing: false },
         }
     }
 
-    /// Notes the longest frame of the peer and the receive buffers that it keeps for this lane.
+    /// Notes the longest frame of the peer and the receive buffers that it begins with.
     pub(super) fn greet(&mut self, frame_bytes: usize, credits: u32) {
         self.frame_bytes = frame_bytes;
-        (self.receives.credits, self.receives.credits_max) = (credits, credits);
+        self.receives.credits = credits;
     }
 
     /// Whether the device has work of this lane that has not completed.
@@ -356,12 +360,28 @@ impl Receives {
     pub(super) fn use_one(&mut self, replaced: bool) -> bool {
         self.replaced += u32::from(replaced);
         self.used += u32::from(!replaced);
-        self.used + self.replaced >= REPLACED_TOGETHER
+        self.used + self.replaced >= self.replaced_together()
+    }
+
+    fn replaced_together(&self) -> u32 {
+        REPLACED_TOGETHER.min(self.kept / 2)
+    }
+
+    /// How many more receive buffers a lane in use should have, of `spare` ones.
+    pub(super) fn lacks(&self, spare: usize) -> u32 {
+        let more = self.kept.min(RECEIVES.saturating_sub(self.kept));
+        more.min(u32::try_from(spare).unwrap_or(u32::MAX))
+    }
+
+    /// Takes `more` receive buffers into this lane, which the device has or is about to have.
+    pub(super) fn grow(&mut self, more: u32) {
+        self.kept += more;
+        self.replaced += more;
     }
 
     /// Whether used receive buffers could not be replaced for want of memory.
     pub(super) fn starve(&self) -> bool {
-        self.used >= REPLACED_TOGETHER
+        self.used >= self.replaced_together()
     }
 
     /// Counts the replaced receive buffers, which the device has now, as owed; returns whether it
@@ -372,19 +392,19 @@ impl Receives {
     }
 
     fn owes_much(&self) -> bool {
-        self.owed >= RECEIVES / 2
+        self.owed >= self.kept / 2
     }
 
-    /// Adds `count` receive buffers that the peer has freed.
+    /// Adds `count` receive buffers that the peer has freed, or has added to the lane.
     ///
     /// # Errors
     /// The reason that the count is impossible.
     pub(super) fn credit(&mut self, count: u32) -> Result<(), String> {
         let credits = self.credits.saturating_add(count);
-        if credits > self.credits_max {
+        if credits > RECEIVES {
             return Err(format!(
-                "it hands back {count} receive buffers, and {} of {} are free",
-                self.credits, self.credits_max
+                "it hands back {count} receive buffers, and {} of {RECEIVES} are free",
+                self.credits
             ));
         }
         self.credits = credits;
