@@ -103,12 +103,27 @@ fn run(
             })
         })
         .collect();
+    cut(&network, seed, workers);
     for node in nodes {
         node.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
     }
     stop.store(true, Ordering::Relaxed);
     assert!(histories.check(seed) > 0);
     histories
+}
+
+/// Cuts workers off from servers, one after the other, for too short to lose a lane.
+fn cut(network: &Network, seed: u64, workers: u64) {
+    let half = weather(seed).detection / 2;
+    let mut draws = Draws(!seed);
+    for _ in 0..draws.below(4) {
+        network.sleep(Duration::from_micros(draws.below(1000)));
+        let worker = format!("worker {}", draws.below(workers));
+        let server = format!("server {}", draws.below(SERVERS as u64));
+        let duration = half.mul_f64(draws.below(1000) as f64 / 1000.0);
+        network.cut(&worker, &server, duration);
+        network.sleep(duration);
+    }
 }
 
 /// A table of counters: each worker adds 1 to its own in every iteration.
@@ -189,8 +204,7 @@ fn contribution(rank: u64, clock: u64, sum: f32) -> f32 {
 
 /// Five workers add numbers whose sum depends on the order: every run gives the bits of the serial
 /// one, in every iteration.
-#[test]
-fn bsp_is_the_serial_run_to_the_bit() {
+fn bsp_to_the_bit(seeds: u64) {
     const WORKERS: u64 = 5;
     const ITERATIONS: u64 = 6;
     let mut sums = vec![0f32];
@@ -206,7 +220,7 @@ fn bsp_is_the_serial_run_to_the_bit() {
     };
     assert!((1..=ITERATIONS).any(order_counts), "{sums:?}");
     let sums = Arc::new(sums);
-    for_each_seed(60, |seed| {
+    for_each_seed(seeds, |seed| {
         let sums = sums.clone();
         run(seed, WORKERS, move |network, worker, rank, draws| {
             let spec =
@@ -231,6 +245,59 @@ fn bsp_is_the_serial_run_to_the_bit() {
             assert_eq!(read.to_bits(), sums[ITERATIONS as usize].to_bits(), "seed {seed}");
         });
     });
+}
+
+#[test]
+fn bsp_is_the_serial_run_to_the_bit() {
+    bsp_to_the_bit(60);
+}
+
+/// The value that a worker gives its chunk, of which every read value is a part: five workers, and
+/// a sum that depends on the order.
+fn data_centric_to_the_bit(seeds: u64) {
+    const WORKERS: u64 = 5;
+    const ITERATIONS: u64 = 6;
+    let next = |rank, clock, read: &[f32]| {
+        let mean = read.iter().sum::<f32>() / WORKERS as f32;
+        contribution(rank, clock, mean)
+    };
+    let mut serial = vec![vec![0f32; WORKERS as usize]];
+    for clock in 1..=ITERATIONS {
+        let read = &serial[clock as usize - 1];
+        serial.push((0..WORKERS).map(|rank| next(rank, clock, read)).collect());
+    }
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    let order_counts = |read: &Vec<f32>| {
+        let back: Vec<f32> = read.iter().rev().copied().collect();
+        next(0, 1, &back).to_bits() != next(0, 1, read).to_bits()
+    };
+    assert!(serial.iter().any(order_counts), "{serial:?}");
+    let serial = Arc::new(serial);
+    for_each_seed(seeds, |seed| {
+        let serial = serial.clone();
+        run(seed, WORKERS, move |network, worker, rank, draws| {
+            let range = KeyRange::new(0, WORKERS).unwrap();
+            let spec = TableSpec::new(1, "chunks", ValueType::F32, 1).handle("assign").keys(range);
+            let model = Model::DataCentric { delay: Some(0), chunk_keys: 1 };
+            let table = worker.create_table(&spec.consistency(model, WORKERS as u32)).unwrap();
+            worker.join(table).unwrap();
+            let all: Vec<u64> = (0..WORKERS).collect();
+            for clock in 1..=ITERATIONS + 1 {
+                let pulled = worker.pull(table, &all).unwrap();
+                let read = worker.wait(pulled).unwrap().values::<f32>().to_vec();
+                assert_eq!(bits(&read), bits(&serial[clock as usize - 1]), "seed {seed}, {clock}");
+                if clock <= ITERATIONS {
+                    network.sleep(Duration::from_micros(draws.below(300)));
+                    worker.push_last(table, &[rank], &[next(rank, clock, &read)]).unwrap();
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn data_centric_without_delay_is_the_serial_run_to_the_bit() {
+    data_centric_to_the_bit(30);
 }
 
 const CHUNK_KEYS: u64 = 4;
@@ -386,8 +453,7 @@ fn tables_of_one_worker_have_clocks_of_their_own() {
 }
 
 /// A worker dies in the middle of its iterations: the others go on without it.
-#[test]
-fn the_dead_block_nobody() {
+fn one_dies(seeds: u64) {
     let models = [
         Model::Bsp,
         Model::Ssp { staleness: 1 },
@@ -397,7 +463,7 @@ fn the_dead_block_nobody() {
         Model::DataCentric { delay: Some(0), chunk_keys: 1 },
         Model::DataCentric { delay: Some(1), chunk_keys: 1 },
     ];
-    for_each_seed(42, |seed| {
+    for_each_seed(seeds, |seed| {
         let model = models[(seed / 3) as usize % models.len()];
         let network = Network::new(seed, weather(seed));
         let histories = Histories::default();
@@ -441,6 +507,11 @@ fn the_dead_block_nobody() {
         stop.store(true, Ordering::Relaxed);
         assert!(histories.check(seed) > 0);
     });
+}
+
+#[test]
+fn the_dead_block_nobody() {
+    one_dies(42);
 }
 
 /// A late worker begins where the slowest is, and one that has not joined only observes.
@@ -685,23 +756,41 @@ fn histories_of_a_weaker_model_are_refused() {
 /// How many schedules of each model the long test runs.
 const MANY: u64 = 10_000;
 
-/// All models under very many schedules, on every kind of network.
+/// All models under very many schedules, on every kind of network, with cuts, and as many in which a
+/// worker dies: `cargo test -p caravan-kv --test consistency -- --ignored` takes about half an hour
+/// on one core.
 #[test]
-#[ignore = "minutes"]
+#[ignore = "half an hour"]
 fn many_schedules_of_each_model() {
-    for_each_seed(MANY, |seed| drop(counts(seed, Model::Bsp, 0, true)));
-    for_each_seed(MANY, |seed| {
-        let staleness = seed / 3 % 4;
-        drop(counts(seed, Model::Ssp { staleness }, staleness, false));
-    });
-    for_each_seed(MANY, |seed| drop(counts(seed, Model::Asp, u64::MAX, false)));
-    for_each_seed(MANY, |seed| {
-        let delay = seed / 3 % 3;
-        drop(counts(seed, Model::BoundedDelay { delay }, delay, false));
-    });
-    for_each_seed(MANY, |seed| drop(announces(seed, seed / 3 % 3, seed / 9 % 4)));
-    for_each_seed(MANY, |seed| {
-        let delay = [Some(0), Some(1), Some(3), None][(seed / 3 % 4) as usize];
-        parameter_database(seed, 2 + seed % 4, 6, delay);
-    });
+    let models: [(&str, fn(u64)); 8] = [
+        ("BSP", |seed| drop(counts(seed, Model::Bsp, 0, true))),
+        ("SSP", |seed| {
+            let staleness = seed / 3 % 4;
+            drop(counts(seed, Model::Ssp { staleness }, staleness, false));
+        }),
+        ("ASP", |seed| drop(counts(seed, Model::Asp, u64::MAX, false))),
+        ("bounded delay", |seed| {
+            let delay = seed / 3 % 3;
+            drop(counts(seed, Model::BoundedDelay { delay }, delay, false));
+        }),
+        ("SparseSSP", |seed| drop(announces(seed, seed / 3 % 3, seed / 9 % 4))),
+        ("data-centric, no delay", |seed| {
+            parameter_database(seed, 2 + seed % 4, 6, Some(0));
+        }),
+        ("data-centric, delay", |seed| {
+            parameter_database(seed, 2 + seed % 4, 6, Some(1 + seed / 3 % 3));
+        }),
+        ("data-centric, no bound", |seed| {
+            parameter_database(seed, 2 + seed % 4, 6, None);
+        }),
+    ];
+    for (name, schedule) in models {
+        for_each_seed(MANY, schedule);
+        println!("{name}: {MANY} schedules");
+    }
+    one_dies(MANY);
+    println!("a worker dies: {MANY} schedules");
+    bsp_to_the_bit(MANY / 10);
+    data_centric_to_the_bit(MANY / 10);
+    println!("to the bit: {} schedules of BSP and as many data-centric ones", MANY / 10);
 }
