@@ -7,6 +7,7 @@
 #[path = "support/jobs.rs"]
 mod jobs;
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,8 +15,8 @@ use std::time::Duration;
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
 use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::reference::solve;
-use caravan_learn::dbpg::{self, Job, Progress, Tail};
-use caravan_van::sim::{Faults, Hosts, Network};
+use caravan_learn::dbpg::{self, Job, Progress, Tail, Trained};
+use caravan_van::sim::{Faults, Hosts, Network, for_each_seed};
 use jobs::{published, reference};
 
 /// The example set as a file.
@@ -28,6 +29,12 @@ fn example_file(name: &str) -> PathBuf {
 
 /// The passes of a run on 2 servers and 3 workers, and the fingerprint of all events.
 fn train(seed: u64, job: &Job) -> (Vec<Progress>, u64) {
+    let (_, passes, trace) = train_by(3, seed, job);
+    (passes, trace)
+}
+
+/// The same with any number of workers, after the model.
+fn train_by(workers: usize, seed: u64, job: &Job) -> (Trained, Vec<Progress>, u64) {
     let hosts = Hosts {
         card_bytes_per_second: NonZeroU64::new(1_250_000_000),
         overhead: Duration::from_micros(1),
@@ -36,17 +43,17 @@ fn train(seed: u64, job: &Job) -> (Vec<Progress>, u64) {
     let network = Network::of_hosts(seed, Faults::jittery(), hosts);
     let job = job.clone();
     let scheduler = network.spawn("scheduler", move |_| {
-        let config = ClusterConfig { servers: 2, workers: 3, ..ClusterConfig::default() };
+        let config = ClusterConfig { servers: 2, workers, ..ClusterConfig::default() };
         let launch =
             Launch::Simulated(dbpg::handles(Handles::default()), dbpg::apps(Apps::default()));
         let mut cluster = Cluster::launch(&config, launch).unwrap();
         let mut passes = Vec::new();
-        dbpg::train(&mut cluster, &job, |progress| passes.push(*progress)).unwrap();
+        let trained = dbpg::train(&mut cluster, &job, |progress| passes.push(*progress)).unwrap();
         cluster.shutdown().unwrap();
-        passes
+        (trained, passes)
     });
-    let passes = scheduler.join().unwrap_or_else(|stopped| panic!("{stopped}"));
-    (passes, network.trace())
+    let (trained, passes) = scheduler.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    (trained, passes, network.trace())
 }
 
 #[test]
@@ -79,4 +86,39 @@ fn the_same_seed_is_the_same_run() {
         assert_ne!(first.1, train(2, job).1);
     }
     std::fs::remove_file(&plain.files[0]).unwrap();
+}
+
+/// Without a delay, and with an exact one, the pushes of four workers are added in one order,
+/// whatever the order of their arrival: every network gives the same bits.
+fn one_result_to_the_bit(seeds: u64) {
+    let none = published(example_file(&format!("bits-{seeds}")), 6);
+    let exact = Job { delay: 2, exact_delay: true, ..none.clone() };
+    for job in [&none, &exact] {
+        let mut first = None;
+        let mut traces = Vec::new();
+        for_each_seed(seeds, |seed| {
+            let (trained, passes, trace) = train_by(4, seed, job);
+            let weights = trained.model.iter().map(|(key, weight)| (key, weight.to_bits()));
+            let numbers = |pass: &Progress| [pass.objective, pass.violation].map(f64::to_bits);
+            let bits: (Vec<_>, Vec<_>) = (weights.collect(), passes.iter().map(numbers).collect());
+            assert!(!bits.0.is_empty() && bits.1.len() > 3);
+            assert_eq!(first.get_or_insert_with(|| bits.clone()), &bits, "seed {seed}");
+            traces.push(trace);
+        });
+        let different: BTreeSet<u64> = traces.iter().copied().collect();
+        assert_eq!(different.len(), traces.len(), "every run has another order");
+    }
+    std::fs::remove_file(&none.files[0]).unwrap();
+}
+
+#[test]
+fn four_workers_have_one_result_to_the_bit() {
+    one_result_to_the_bit(6);
+}
+
+/// `cargo test -p caravan-learn --test simulated -- --ignored`
+#[test]
+#[ignore = "minutes"]
+fn four_workers_have_one_result_in_a_thousand_runs() {
+    one_result_to_the_bit(1000);
 }

@@ -17,7 +17,7 @@
 //!
 //! Path: codec > thread > **shard** > answer. [`super::coordinates`] does the computation.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -102,9 +102,47 @@ impl Held {
 
 struct Task {
     block: usize,
-    missing: usize,
-    pushed: Vec<u32>,
+    /// The workers whose pushes have not come, ascending.
+    missing: Vec<u32>,
+    /// Pushes that came before that of a lower worker. They are added in this order, because sums
+    /// of floating-point numbers depend on it.
+    early: BTreeMap<u32, Push>,
     sum: Option<BlockSum>,
+}
+
+/// A worker's part of a block's sums: `[n]` each.
+struct Push {
+    positions: Vec<usize>,
+    gradient: Vec<f64>,
+    curvature: Vec<f64>,
+    active: Vec<bool>,
+}
+
+impl Push {
+    /// Bytes of a column.
+    const BYTES: usize = 2 * size_of::<f64>() + size_of::<usize>() + size_of::<bool>();
+
+    fn bytes(&self) -> usize {
+        Push::BYTES * self.positions.len()
+    }
+}
+
+impl Task {
+    /// Adds the pushes whose turn has come to the sum of a block of `len` coordinates; returns the
+    /// bytes that they took.
+    fn absorb(&mut self, len: usize) -> usize {
+        let Task { missing, early, sum, .. } = self;
+        let sum = sum.get_or_insert_with(|| BlockSum::new(len));
+        let mut bytes = 0;
+        while let Some(first) = early.first_entry()
+            && missing.first().is_none_or(|missing| first.key() < missing)
+        {
+            let push = first.remove();
+            sum.add(&push.positions, &push.gradient, &push.curvature, &push.active);
+            bytes += push.bytes();
+        }
+        bytes
+    }
 }
 
 impl Shard {
@@ -221,7 +259,9 @@ impl Shard {
             let skips = lossy.skips(number);
             let counts = |k: usize| all || state.active()[k] && !skips(state.keys()[k]);
             let missing = announced.iter().filter(|(_, held)| held.any(&ranges[block], counts));
-            Task { block, missing: missing.count(), pushed: Vec::new(), sum: None }
+            let mut missing: Vec<u32> = missing.map(|(worker, _)| *worker).collect();
+            missing.sort_unstable();
+            Task { block, missing, early: BTreeMap::new(), sum: None }
         };
         let tasks: Vec<Task> = (first..).zip(blocks).map(task).collect();
         self.tasks.extend(tasks);
@@ -246,35 +286,37 @@ impl Shard {
         let positions = self.state.positions(range.clone(), request.keys);
         let positions =
             positions.ok_or("it pushes a key that it never announced, or of another block")?;
-        let Task { missing, pushed, sum, .. } = &mut self.tasks[task];
-        if pushed.contains(&request.sender) || *missing == 0 {
+        let Task { missing, sum, .. } = &self.tasks[task];
+        let Ok(place) = missing.binary_search(&request.sender) else {
             return Err(format!(
                 "worker node {} has pushed for task {} before",
                 request.sender, request.clock
             ));
-        }
+        };
+        let is_first = sum.is_none();
         let mut next = values.as_chunks::<2>().0.iter();
-        let mut g = Vec::new();
-        let mut u = Vec::new();
+        let [mut gradient, mut curvature] = [Vec::new(), Vec::new()];
         let mut active = Vec::new();
         // The values may be lent: a value is never read again after its check.
         for &length in request.lengths {
             let pair = if length == 0 { None } else { next.next().copied() };
-            let [gradient, curvature] = pair.unwrap_or_default();
-            if !gradient.is_finite() || !curvature.is_finite() {
+            let [g, u] = pair.unwrap_or_default();
+            if !g.is_finite() || !u.is_finite() {
                 return Err("a gradient is not a finite number: values or row weights are too large for f64; scale them down".to_owned());
             }
             let is_rounded = self.rounds && pair.is_some();
-            g.push(gradient);
-            u.push(if is_rounded { proximal::from_logarithm(curvature) } else { curvature });
+            gradient.push(g);
+            curvature.push(if is_rounded { proximal::from_logarithm(u) } else { u });
             active.push(pair.is_some() || self.lossy.sends_changes());
         }
-        if sum.is_none() {
-            charge(self.memory.add(range.len() * BlockSum::BYTES))?;
-        }
-        sum.get_or_insert_with(|| BlockSum::new(range.len())).add(&positions, &g, &u, &active);
-        pushed.push(request.sender);
-        *missing -= 1;
+        let push = Push { positions, gradient, curvature, active };
+        let sum_bytes = if is_first { range.len() * BlockSum::BYTES } else { 0 };
+        charge(self.memory.add(sum_bytes + push.bytes()))?;
+        let task = &mut self.tasks[task];
+        task.missing.remove(place);
+        task.early.insert(request.sender, push);
+        let absorbed = task.absorb(range.len());
+        self.memory.release(absorbed);
         self.step();
         Ok(())
     }
@@ -307,7 +349,7 @@ impl Shard {
 
     /// Steps the blocks at the front whose pushes have all arrived.
     fn step(&mut self) {
-        while let Some(task) = self.tasks.pop_front_if(|task| task.missing == 0) {
+        while let Some(task) = self.tasks.pop_front_if(|task| task.missing.is_empty()) {
             self.clock += 1;
             self.memory.release(self.task_bytes());
             let Some(mut sum) = task.sum else { continue };

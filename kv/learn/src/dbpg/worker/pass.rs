@@ -14,7 +14,7 @@ use super::Training;
 use crate::data::Columns;
 use crate::dbpg::filters::{Bytes, Counted, Lossy};
 use crate::dbpg::load::Data;
-use crate::dbpg::{cost, newton, proximal};
+use crate::dbpg::{cost, newton, proximal, schedule};
 
 /// A worker's report after a pass.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -115,7 +115,8 @@ impl Pass<'_> {
         }
         self.training.busy = Duration::ZERO;
         for (task, &block) in (first..).zip(blocks) {
-            self.apply_through(task.saturating_sub(self.delay + 1))?;
+            let waits = schedule::wait_list(task, 0, self.delay);
+            self.apply_through(waits.end.saturating_sub(1))?;
             if !self.exact {
                 self.apply_what_has_come()?;
             }
