@@ -653,6 +653,52 @@ fn speculation_lets_a_worker_pass_one_that_shares_no_key() {
     }
 }
 
+/// Once it has said what it will touch, a worker that has not ended any iteration holds up nobody
+/// who touches other keys.
+#[test]
+fn disclosed_announcements_count_at_once() {
+    for discloses in [false, true] {
+        let network = Network::new(1, Faults::none());
+        let (addresses, stop) = start(&network, SERVERS, &Handles::default(), |server| server);
+        let nodes: Vec<_> = (0..2u64)
+            .map(|rank| {
+                let addresses = addresses.clone();
+                network.spawn(&format!("worker {rank}"), move |network| {
+                    let mut worker = connect(network, 100 + rank as u32, &addresses);
+                    let model = Model::SparseSsp { staleness: 0, speculation: 2 };
+                    let table = worker.create_table(&counters(1, model, 2)).unwrap();
+                    worker.join(table).unwrap();
+                    let pull = |worker: &mut Worker, ahead| {
+                        worker.pull_ahead(table, ahead, &[key(rank)]).unwrap()
+                    };
+                    let mut pulled: VecDeque<_> =
+                        (0..=2).map(|ahead| pull(&mut worker, ahead)).collect();
+                    if discloses {
+                        let told = worker.disclose(table).unwrap();
+                        worker.wait(told).unwrap();
+                    }
+                    let began = network.now();
+                    network.sleep(Duration::from_millis(rank * 20));
+                    for clock in 1..=3 {
+                        worker.wait(pulled.pop_front().unwrap()).unwrap();
+                        let waited = network.now() > began + Duration::from_millis(10);
+                        let has_to = clock > 1 && !discloses;
+                        assert!(rank == 1 || waited == has_to, "{discloses}, {clock}");
+                        worker.push_last(table, &[key(rank)], &[1i64]).unwrap();
+                        pulled.push_back(pull(&mut worker, 2));
+                    }
+                    let left = worker.leave(table).unwrap();
+                    worker.wait(left).unwrap();
+                })
+            })
+            .collect();
+        for node in nodes {
+            node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        }
+        stop.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Whoever says in its headers that it is another node counts as the one that its lane's hello
 /// named.
 #[test]

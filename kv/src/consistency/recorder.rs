@@ -2,6 +2,9 @@
 //! counters for every key.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::filter::mix;
 
 /// Counts, by iteration and key, the requests that have been announced and are not finished.
 pub trait Recorder {
@@ -21,8 +24,26 @@ pub trait Recorder {
 /// Counts in a map for each iteration: its memory grows with the announced keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MapRecorder {
-    versions: BTreeMap<u64, HashMap<u64, u32>>,
+    versions: BTreeMap<u64, HashMap<u64, u32, BuildHasherDefault<KeyHasher>>>,
     keys: usize,
+}
+
+/// Hashes a key in a few instructions; whoever chooses keys belongs to the job.
+#[derive(Debug, Default)]
+struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn write_u64(&mut self, key: u64) {
+        self.0 = mix(key);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = mix(self.0 ^ u64::from(*byte)));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// Memory of a key in a map, with its share of empty places.

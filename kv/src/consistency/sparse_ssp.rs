@@ -75,13 +75,16 @@ impl<R: Recorder> SparseSsp<R> {
             return Some(Blocker::Joins); // nobody knows what the others will touch
         }
         let last = access.clock.checked_sub(self.staleness.saturating_add(1))?;
+        let all_disclosed = self.all_disclosed();
         for version in (self.members.slowest()..=last).rev() {
             let undisclosed = |(worker, clock): &(u32, u64)| {
                 *worker != access.worker
                     && *clock <= version
                     && self.disclosed.get(worker).is_none_or(|below| *below <= version)
             };
-            if let Some((worker, _)) = self.members.iter().find(undisclosed) {
+            if version >= all_disclosed
+                && let Some((worker, _)) = self.members.iter().find(undisclosed)
+            {
                 return Some(Blocker::Undisclosed { worker, version });
             }
             // A worker's own requests of iterations before its clock are not counted any more.
@@ -91,6 +94,13 @@ impl<R: Recorder> SparseSsp<R> {
             }
         }
         None
+    }
+
+    /// Below this iteration, all workers have announced their requests.
+    fn all_disclosed(&self) -> u64 {
+        let is_known = self.disclosed.len() == self.members.len();
+        let least = self.disclosed.values().copied().min();
+        least.filter(|_| is_known).unwrap_or(0)
     }
 
     /// Removes a worker's announced requests of iterations below `clock`.

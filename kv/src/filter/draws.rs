@@ -43,7 +43,8 @@ fn unit(bits: u64) -> f64 {
 
 /// Stafford's 64-bit mixer number 13, as in SplitMix64: every input bit flips half of the output
 /// bits on average.
-fn mix(z: u64) -> u64 {
+#[inline]
+pub(crate) fn mix(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)

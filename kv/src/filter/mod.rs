@@ -53,6 +53,7 @@ mod traffic;
 mod zero;
 
 pub use draws::Draws;
+pub(crate) use draws::mix;
 pub use key_cache::{KeyCacheCounters, REMEMBERED_BYTES_MAX};
 pub(crate) use key_cache::{List, Outstanding, Remembered, Sent, Signed};
 pub use signature::Signer;

@@ -355,6 +355,7 @@ impl Tables {
             && message.owns_values()
             && !MOVES
             && entry.governor.as_ref().is_none_or(|governor| !governor.knows_repeats());
+        let mut is_admitted = admitted != Admitted::No;
         while !message.is_empty() {
             let keys = list.map_or(message.keys(), |list| &list.keys);
             let lengths = match list {
@@ -375,11 +376,9 @@ impl Tables {
             if let Admission::AfterClock(clock) = entry.shard.admit(&request) {
                 return Ok(Step::Park(clock));
             }
-            if let Some(governor) = &mut entry.governor
-                && admitted == Admitted::No
-            {
+            if !is_admitted && let Some(governor) = &mut entry.governor {
                 match governor.arrive(&request)? {
-                    Turn::Now => {}
+                    Turn::Now => is_admitted = governor.admits_alike(),
                     Turn::Later(blocker) => return Ok(Step::Govern(blocker)),
                     Turn::Repeated => {
                         lanes.answer(peer, message.timestamp())?;

@@ -146,6 +146,20 @@ impl Worker {
         pulled
     }
 
+    /// Tells the servers up to which iteration this worker has announced its pulls, as the end of
+    /// each iteration does anyway. After the first [`Worker::pull_ahead`]s this spares others that
+    /// wait: what is not announced counts as touching every key.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if this worker has not joined; [`Error::UnknownTable`];
+    /// [`Error::ServerLost`].
+    pub fn disclose(&mut self, table: Table) -> Result<Timestamp> {
+        match self.iteration(table)? {
+            0 => Err(not_joined(&self.tables[table.0 as usize].spec.name)),
+            clock => self.announce(table, clock),
+        }
+    }
+
     /// Takes part no longer, and observes from now on: nobody waits for this worker.
     ///
     /// # Errors

@@ -149,7 +149,9 @@ impl Entry {
     #[inline(always)]
     pub(super) fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String> {
         self.shard.push(request, memory)?;
-        if let Some(governor) = &mut self.governor {
+        if let Some(governor) = &mut self.governor
+            && governor.knows_repeats()
+        {
             governor.applied(request);
         }
         Ok(())

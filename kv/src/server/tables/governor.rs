@@ -160,6 +160,13 @@ impl Governor {
         turn(verdict)
     }
 
+    /// Whether an admitted request stands for those of its message that follow, which differ from it
+    /// in keys and values alone: the model looks at no keys, and nobody records them.
+    #[inline]
+    pub(super) fn admits_alike(&self) -> bool {
+        !self.grows && self.history.is_none()
+    }
+
     /// Whether a push was applied before.
     ///
     /// # Errors
@@ -182,6 +189,7 @@ impl Governor {
     }
 
     /// Whether it knows of each push whether it was applied before.
+    #[inline]
     pub(super) fn knows_repeats(&self) -> bool {
         self.applied.is_some()
     }
