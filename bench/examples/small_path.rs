@@ -1,18 +1,26 @@
 //! What a small request costs in instructions: worker and server in one thread, over a transport
 //! that only hands frames over, or over shared memory.
 //!
-//! `ci/instructions` runs it under callgrind, which counts what happens inside [`stream_pushes`]
-//! and [`stream_pulls`]; by itself it shows nothing. Nothing here waits, so the same program gives
-//! the same counts. The argument is the operation, how many are in flight, and `shm` for shared
-//! memory: `push-1`, `pull-200`, `push-1-shm`.
+//! `ci/instructions` runs it under callgrind, which counts what happens inside [`stream_pushes`],
+//! [`stream_pulls`] and [`stream_sparse`]; by itself it shows nothing. Nothing here waits, so the
+//! same program gives the same counts. The argument is the operation, how many are in flight, and
+//! options: `shm` for shared memory, the consistency model of the table, `parked` for one where
+//! another worker's pull waits: `push-1`, `pull-200`, `push-1-shm`, `pull-200-ssp`. Under BSP every
+//! push ends the iteration of the only worker, or it would wait. `sparse-1000` has iterations of
+//! SparseSSP's controller alone, of 1000 keys.
 
 #![forbid(unsafe_code)]
 
 mod wire;
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::time::Duration;
 
+use caravan_kv::consistency::{
+    Access, Controller, MapRecorder, Model, Recorder, RingRecorder, SparseSsp, Verdict,
+};
 use caravan_kv::{
     Handles, ServerAddress, ServerThread, Table, TableSpec, Timestamp, ValueType, Worker,
 };
@@ -27,15 +35,17 @@ use wire::{CREDITS, Frames, Wire};
 /// Requests of each kind.
 const COUNT: usize = 10_000;
 
-/// Requests in flight.
-const WINDOW: usize = 200;
-
 /// `f32`s a key: 64 bytes.
 const WIDTH: usize = 16;
 
 #[inline(never)]
 fn push(worker: &mut Worker, table: Table, key: u64, values: &[f32]) -> Timestamp {
     worker.push(table, &[key], values).expect("the server is there")
+}
+
+#[inline(never)]
+fn push_last(worker: &mut Worker, table: Table, key: u64, values: &[f32]) -> Timestamp {
+    worker.push_last(table, &[key], values).expect("the server is there")
 }
 
 #[inline(never)]
@@ -55,7 +65,8 @@ fn serve(server: &mut ServerThread) {
 }
 
 #[inline(never)]
-fn stream_pushes(worker: &mut Worker, table: Table, window: usize) {
+fn stream_pushes(worker: &mut Worker, table: Table, window: usize, model: Option<Model>) {
+    let push = if model == Some(Model::Bsp) { push_last } else { push };
     let values = [1.0; WIDTH];
     let mut made = VecDeque::with_capacity(window);
     for number in 0..COUNT {
@@ -82,8 +93,11 @@ fn stream_pulls(worker: &mut Worker, table: Table, window: usize) {
 /// The worker's end of a van. It runs the server in place of waiting for it.
 struct Served {
     van: Box<dyn Transport>,
-    server: ServerThread,
+    server: Shared,
 }
+
+/// The server, which every worker runs.
+type Shared = Rc<RefCell<ServerThread>>;
 
 impl Transport for Served {
     fn about(&self) -> &About {
@@ -119,7 +133,7 @@ impl Transport for Served {
     }
 
     fn wait(&mut self, _: Duration) -> Result<()> {
-        serve(&mut self.server);
+        serve(&mut self.server.borrow_mut());
         Ok(())
     }
 
@@ -128,37 +142,144 @@ impl Transport for Served {
     }
 }
 
+/// One end of shared memory.
+fn shm(node: u32) -> Box<dyn Transport> {
+    let config = VanConfig { node, wait: Wait::Spin, ..VanConfig::default() };
+    Box::new(Shm::new(&config).expect("this machine lets processes share memory"))
+}
+
 /// Both ends of a van, the server's first.
 fn ends(over_shm: bool) -> [Box<dyn Transport>; 2] {
     if over_shm {
-        let config = VanConfig { wait: Wait::Spin, ..VanConfig::default() };
-        let van = || Box::new(Shm::new(&config).expect("this machine lets processes share memory"));
-        return [van(), van()];
+        return [shm(2), shm(1)];
     }
     let (there, back) = (Frames::default(), Frames::default());
     [Wire::new(&back, &there), Wire::new(&there, &back)]
 }
 
+/// What the argument asks for.
+struct Asked {
+    op: String,
+    /// How many requests are in flight, or how many keys one has.
+    count: usize,
+    options: Vec<String>,
+}
+
+impl Asked {
+    fn parse(text: &str) -> Asked {
+        let mut words = text.split('-').map(str::to_owned);
+        let op = words.next().unwrap_or_default();
+        let count = words.next().and_then(|word| word.parse().ok()).unwrap_or(1);
+        Asked { op, count, options: words.collect() }
+    }
+
+    fn has(&self, option: &str) -> bool {
+        self.options.iter().any(|has| has == option)
+    }
+
+    /// The consistency model of the table.
+    fn model(&self) -> Option<Model> {
+        let models = [
+            ("bsp", Model::Bsp),
+            ("ssp", Model::Ssp { staleness: 3 }),
+            ("asp", Model::Asp),
+            ("parked", Model::Ssp { staleness: 0 }),
+        ];
+        models.into_iter().find(|(name, _)| self.has(name)).map(|(_, model)| model)
+    }
+}
+
+fn connect(van: Box<dyn Transport>, node: u32, server: &Shared, at: &ServerAddress) -> Worker {
+    let served = Served { van, server: server.clone() };
+    let endpoint = Endpoint::new(Box::new(served), node, CREDITS);
+    Worker::connect(endpoint, std::slice::from_ref(at), Duration::MAX).expect("the server is there")
+}
+
 fn main() {
-    let what = std::env::args().nth(1).unwrap_or_else(|| "push-1".to_owned());
-    let (what, over_shm) = what.strip_suffix("-shm").map_or((&*what, false), |what| (what, true));
-    let [server_end, van] = ends(over_shm);
-    let address = server_end.about().address.clone();
+    let asked = Asked::parse(&std::env::args().nth(1).unwrap_or_else(|| "push-1".to_owned()));
+    if asked.op == "sparse" {
+        return sparse(&asked);
+    }
+    let [server_end, van] = ends(asked.has("shm"));
+    let name = "server".to_owned();
+    let at = ServerAddress { name, address: server_end.about().address.clone() };
     let endpoint = Endpoint::new(server_end, 2, CREDITS);
     let server = ServerThread::new(endpoint, 0, 1, Handles::default());
-    let endpoint = Endpoint::new(Box::new(Served { van, server }), 1, CREDITS);
-    let at = ServerAddress { name: "server".to_owned(), address };
-    let mut worker = Worker::connect(endpoint, &[at], Duration::MAX).expect("the server is there");
+    let server = Rc::new(RefCell::new(server));
+    let mut worker = connect(van, 1, &server, &at);
     let range = KeyRange::new(0, 64).expect("64 keys");
-    let spec = TableSpec::new(1, "small", ValueType::F32, WIDTH as u32).keys(range).dense();
+    let mut spec = TableSpec::new(1, "small", ValueType::F32, WIDTH as u32).keys(range).dense();
+    let model = asked.model();
+    if let Some(model) = model {
+        spec = spec.consistency(model, if asked.has("parked") { 2 } else { 1 });
+    }
     let table = worker.create_table(&spec).expect("the server takes it");
+    if model.is_some() {
+        worker.join(table).expect("the table has a model");
+    }
+    let _other = asked.has("parked").then(|| {
+        let mut other = connect(shm(3), 3, &server, &at);
+        let table = other.create_table(&spec).expect("it is the same");
+        other.join(table).expect("the table has a model");
+        other.advance(table).expect("the server is there");
+        other.pull(table, &[7]).expect("the server is there");
+        other.poll().expect("the server is there");
+        other
+    });
     worker.cache_keys(table).expect("it is known"); // as in the benches
-    for window in [1, WINDOW] {
-        if what == format!("push-{window}") {
-            stream_pushes(&mut worker, table, window);
+    match &*asked.op {
+        "push" => stream_pushes(&mut worker, table, asked.count, model),
+        _ => stream_pulls(&mut worker, table, asked.count),
+    }
+}
+
+/// Iterations of 64 workers under SparseSSP, who touch keys of their own.
+fn sparse(asked: &Asked) {
+    let (staleness, speculation) = (1, 4);
+    let keys = asked.count;
+    if asked.has("ring") {
+        let versions = SparseSsp::<RingRecorder>::versions(staleness, speculation);
+        let ring = RingRecorder::new(0, SPARSE_WORKERS * keys, versions);
+        stream_sparse(SparseSsp::new(SPARSE_WORKERS, staleness, speculation, ring), keys);
+    } else {
+        let map = MapRecorder::default();
+        stream_sparse(SparseSsp::new(SPARSE_WORKERS, staleness, speculation, map), keys);
+    }
+}
+
+const SPARSE_WORKERS: usize = 64;
+
+/// Every worker reads, ends and announces an iteration in turn; the first is behind the others.
+#[inline(never)]
+fn stream_sparse<R: Recorder>(mut controller: SparseSsp<R>, keys: usize) {
+    let own = |worker: u32| (0..keys as u64).map(move |key| key * 64 + u64::from(worker));
+    let own: Vec<Vec<u64>> = (0..SPARSE_WORKERS as u32).map(|it| own(it).collect()).collect();
+    let access = |worker: u32, clock| Access {
+        worker,
+        clock,
+        reads: true,
+        writes: false,
+        keys: &own[worker as usize],
+    };
+    for worker in 0..SPARSE_WORKERS as u32 {
+        controller.join(worker, 1);
+        for clock in 1..=5 {
+            let _ = controller.announce(&access(worker, clock));
         }
-        if what == format!("pull-{window}") {
-            stream_pulls(&mut worker, table, window);
+        controller.advance(worker, 1, 6);
+    }
+    for number in 0..COUNT {
+        let worker = (number % SPARSE_WORKERS) as u32;
+        let behind = if worker == 0 { 3 } else { 0 };
+        let Some(clock) = ((number / SPARSE_WORKERS) as u64 + 1).checked_sub(behind) else {
+            continue;
+        };
+        if clock == 0 {
+            continue;
         }
+        let verdict = controller.admit(&access(worker, clock));
+        assert_eq!(verdict, Verdict::Admit, "they touch different keys");
+        controller.advance(worker, clock + 1, clock + 6);
+        let _ = controller.announce(&access(worker, clock + 5));
     }
 }
