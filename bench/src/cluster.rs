@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::cli::ending::Usage;
 use crate::cli::values::name;
 use crate::cli::{Common, Role, VanChoice, WorkerRole};
+use crate::measure::consistency::worker::Iterates;
 use crate::measure::crowd::Crowded;
 use crate::measure::fabric::worker::Links;
 use crate::measure::load::worker::Loads;
@@ -66,6 +67,7 @@ pub(crate) fn apps() -> Apps {
         .with(Crowded::NAME, || Box::new(Crowded::default()))
         .with(Loads::NAME, || Box::new(Loads))
         .with(Links::NAME, || Box::new(Links))
+        .with(Iterates::NAME, || Box::new(Iterates))
         .with(Waits::NAME, || Box::new(Waits::default()))
 }
 

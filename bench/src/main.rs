@@ -17,6 +17,7 @@ mod floor;
 mod history;
 mod launch;
 mod measure;
+mod plot;
 mod rebalance;
 mod report;
 mod results;
@@ -33,7 +34,7 @@ use signal_hook::consts::SIGPIPE;
 use cli::ending::{Failed, Interrupted, Usage};
 use cli::{BenchCommand, Cli, Command, Common, FloorArgs, TrainCommand, interrupt};
 use floor::process::Answerer;
-use measure::{fabric, load, placement, scale, verbs, wait};
+use measure::{consistency, fabric, load, placement, scale, verbs, wait};
 use report::{Unwritten, say};
 use train::{generate, predict};
 
@@ -87,6 +88,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench(BenchCommand::Load(args)) => load::run(&cli.common, args),
         Command::Bench(BenchCommand::Fabric(args)) => fabric::run(&cli.common, args),
         Command::Bench(BenchCommand::Scale(args)) => scale::run(&cli.common, args),
+        Command::Bench(BenchCommand::Consistency(args)) => consistency::run(&cli.common, args),
         Command::Bench(command) => measure::run(&cli.common, command),
         Command::CheckHistory(args) => history::run(&cli.common, args),
         Command::Rebalance(args) => rebalance::run(&cli.common, args),

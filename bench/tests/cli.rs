@@ -37,6 +37,8 @@ fn wrong_usage_ends_with_2_and_says_why() {
         ("bench placement --numa-node 0", "leave --numa-node out"),
         ("bench wait --wait spin", "leave --wait out"),
         ("bench scale --servers 1025", "1024 servers"),
+        ("bench consistency --workers 2", "--sparse-nodes"),
+        ("bench consistency --set-up features --features 9", "16 workers need 16 features"),
         ("train dbpg --data x --lambda 1 --learning-rate 2", "learning rate"),
         ("train dbpg --data x --lambda 1 --epsilon 1", "epsilon"),
         ("train dbpg --data x --lambda 1 --filters quantize=9", "1, 2 or 3"),

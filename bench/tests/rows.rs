@@ -71,7 +71,7 @@ fn the_names_of_fields_are_read_in_order() {
 fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
-    let kinds = "bandwidth calibration comparison fabric file history latency layout link load machine \
+    let kinds = "bandwidth calibration comparison consistency fabric file history latency layout link load machine \
                  model move placement predict progress rate rdma-device result scale traffic van \
                  verbs-bandwidth verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
@@ -141,6 +141,15 @@ fn simulated_clusters_print_the_rows_of_the_page() {
     assert_eq!(held(scale), set("machine model scale"));
     let calibration = held("bench scale --smoke --nodes 4 --calibrate --json");
     assert!(calibration.contains("calibration"), "{calibration:?}");
+}
+
+#[test]
+fn the_bench_of_models_prints_the_rows_of_the_page() {
+    let line = "bench consistency --smoke --servers 1 --nodes 2 --sparse-nodes 3 --dimensions 1000 \
+                --sparsity 0.01 --set-up sparsity,workers --straggle 0.5:2 --json";
+    assert_eq!(held(line), set("machine consistency"));
+    // Of real processes, too.
+    assert_eq!(held(&format!("{line} --van tcp --in-process")), set("machine consistency"));
 }
 
 #[test]

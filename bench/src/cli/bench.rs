@@ -1,11 +1,15 @@
 //! Commands and flags of measuring.
 
+use std::path::PathBuf;
+
+use caravan_learn::dbpg::Straggle;
 use clap::{Args, Subcommand};
 
 use super::values::{
-    FilterList, count, count_to, large_count, non_negative, parse_size, parse_values, seconds,
-    spells, up_to,
+    FilterList, count, count_to, factor, large_count, non_negative, parse_size, parse_values,
+    pauses, seconds, spells, up_to,
 };
+use crate::measure::consistency::SetUp;
 use crate::measure::fabric::Least;
 use crate::measure::load::Arrivals;
 use crate::measure::load::rates::{Rate, Skew};
@@ -36,6 +40,9 @@ pub(crate) enum BenchCommand {
     /// Training on simulated clusters of many workers: time, idle share and bytes by delay, filters
     /// and stragglers
     Scale(ScaleArgs),
+    /// Consistency models among stragglers: time against sparsity, workers and features, beside
+    /// that of schedules without messages; simulated, unless --van names the van of real processes
+    Consistency(ConsistencyArgs),
     /// Latency, bandwidth and rate on every van that works here, or on the one named by --van
     All(AllArgs),
 }
@@ -163,6 +170,16 @@ pub(crate) struct ScaleArgs {
     /// Passes over the data, at most
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = large_count())]
     pub(crate) passes: u64,
+    #[command(flatten)]
+    pub(crate) network: SimulatedNetwork,
+    /// Only compares the charge for computing with its time here
+    #[arg(long)]
+    pub(crate) calibrate: bool,
+}
+
+/// A simulated network and its machines.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SimulatedNetwork {
     /// Rate of a network card in each direction, in Gbit/s; 0 for no limit
     #[arg(long, value_name = "G", default_value_t = 10.0, value_parser = non_negative)]
     pub(crate) gbit: f64,
@@ -178,10 +195,64 @@ pub(crate) struct ScaleArgs {
     /// Processor time of each byte of it, in nanoseconds, its handling included
     #[arg(long, value_name = "NS", default_value_t = 1.5, value_parser = up_to(1e6))]
     pub(crate) overhead_ns_per_byte: f64,
-    /// Only compares the charge for computing with its time here
-    #[arg(long)]
-    pub(crate) calibrate: bool,
 }
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ConsistencyArgs {
+    /// What is varied, separated by commas
+    #[arg(
+        long,
+        value_enum,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "sparsity,workers,features"
+    )]
+    pub(crate) set_up: Vec<SetUp>,
+    /// Iterations of each worker
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = count_to(100_000))]
+    pub(crate) iterations: u32,
+    /// Share of its iterations, 0 to 1, in which a worker computes for up to MS ms longer
+    #[arg(long, value_name = "SHARE:MS", default_value = "0.05:100", value_parser = pauses)]
+    pub(crate) straggle: Straggle,
+    /// The last worker computes FACTOR times as long all the time
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = factor)]
+    pub(crate) slowest: f64,
+    /// Clocks by which readers may be ahead under SSP and SparseSSP
+    #[arg(long, value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub(crate) staleness: u32,
+    /// Clocks more under SparseSSP, for readers whose keys no slower worker touches
+    #[arg(long, value_name = "SP", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub(crate) speculation: u32,
+    /// Sparsity: shares of the table's keys that an iteration touches, separated by commas
+    #[arg(long, value_name = "SHARES", value_delimiter = ',', default_value = "1e-6,1e-5,1e-4,1e-3", value_parser = up_to(0.1))]
+    pub(crate) sparsity: Vec<f64>,
+    /// Sparsity: workers
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = count_to(1024))]
+    pub(crate) sparse_nodes: u32,
+    /// Sparsity: keys of the table
+    #[arg(long, value_name = "N", default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1..=SPARSE_KEYS_MAX))]
+    pub(crate) dimensions: u64,
+    /// Sparsity: what a worker computes in an iteration, in ms
+    #[arg(long, value_name = "MS", default_value_t = 10.0, value_parser = up_to(1e6))]
+    pub(crate) compute_ms: f64,
+    /// Workers: their numbers, separated by commas
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "6,12,24,40", value_parser = count_to(1024))]
+    pub(crate) nodes: Vec<u32>,
+    /// Features: their numbers, separated by commas, for each of 16, 24 and 40 workers
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "960,3840,15360,61440", value_parser = count_to(10_000_000))]
+    pub(crate) features: Vec<u32>,
+    /// Seed of keys, pauses and the network
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Also draws the rows into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) network: SimulatedNetwork,
+}
+
+/// The most keys of the table of `bench consistency`.
+const SPARSE_KEYS_MAX: u64 = 1_000_000_000;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AllArgs {

@@ -3,6 +3,7 @@
 //! Here is the run of `latency`, `bandwidth`, `rate` and `all`: the scheduler's side sends one task
 //! a row to worker 0.
 
+pub(crate) mod consistency;
 pub(crate) mod crowd;
 pub(crate) mod fabric;
 pub(crate) mod figures;
@@ -14,6 +15,7 @@ mod plan;
 mod requests;
 pub(crate) mod scale;
 pub(crate) mod scene;
+mod simulated;
 mod streams;
 pub(crate) mod subject;
 #[cfg(all(target_os = "linux", feature = "rdma"))]

@@ -10,19 +10,18 @@
 mod rows;
 
 use std::fs::File;
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use caravan_kv::node::Numa;
 use caravan_kv::{Cluster, ClusterConfig, Launch, NodeConfig, Van};
 use caravan_learn::data::clicks::{self, Clicks, Format};
 use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::{self, FilterTraffic, Filters, Job, Progress as Pass, blocks};
-use caravan_van::sim::{Faults, Hosts, Network, Stragglers};
+use caravan_van::sim::{Faults, Network, Stragglers};
 
 use crate::cli::ending::Usage;
 use crate::cli::interrupt::tidily;
@@ -30,6 +29,7 @@ use crate::cli::values::FilterList;
 use crate::cli::{Common, ScaleArgs};
 use crate::cluster::{apps, handles};
 use crate::doctor::machine::Machine;
+use crate::measure::simulated::{micros, network, patient};
 use rows::{Calibration, Model, Scale};
 
 /// Server threads if no flag names their number.
@@ -128,6 +128,7 @@ impl<'a> Bench<'a> {
 
     fn model(&self, optimum: f64) -> Model {
         let args = self.args;
+        let latency_us = args.network.latency_us;
         Model {
             seed: args.seed,
             rows: self.rows,
@@ -135,10 +136,10 @@ impl<'a> Bench<'a> {
             blocks: args.blocks as usize,
             optimum,
             target: args.target,
-            gbit: args.gbit,
-            latency_us: [args.latency_us, args.latency_us * (1.0 + args.jitter)],
-            overhead_us: args.overhead_us,
-            overhead_ns_per_byte: args.overhead_ns_per_byte,
+            gbit: args.network.gbit,
+            latency_us: [latency_us, latency_us * (1.0 + args.network.jitter)],
+            overhead_us: args.network.overhead_us,
+            overhead_ns_per_byte: args.network.overhead_ns_per_byte,
             stands_for: args.stands_for,
         }
     }
@@ -168,24 +169,14 @@ impl<'a> Bench<'a> {
     }
 
     fn network(&self) -> Network {
-        let args = self.args;
-        let micros = |micros: f64| Duration::from_nanos((micros * 1e3) as u64);
-        let latency = micros(args.latency_us)..=micros(args.latency_us * (1.0 + args.jitter));
-        let [factor, every, spell] = args.straggle;
+        let [factor, every, spell] = self.args.straggle;
         let stragglers = Stragglers {
             factor,
-            always: args.always_slow,
+            always: self.args.always_slow,
             every: micros(every * 1e3),
             spell: micros(spell * 1e3),
         };
-        let hosts = Hosts {
-            card_bytes_per_second: bytes_per_second(args.gbit),
-            overhead: micros(args.overhead_us),
-            overhead_nanos_per_byte: args.overhead_ns_per_byte,
-            slower: args.stands_for,
-            stragglers,
-        };
-        Network::of_hosts(args.seed, Faults { latency, ..Faults::none() }, hosts)
+        network(self.args.seed, &self.args.network, self.args.stands_for, stragglers)
     }
 
     fn case(&self, case: &Case<'_>, optimum: f64, before: &[Scale]) -> Result<Scale> {
@@ -266,15 +257,7 @@ struct Run {
 /// Trains on a simulated cluster with `shape`'s numbers of servers and workers until the objective
 /// is `target`.
 fn simulate(network: &Network, shape: ClusterConfig, job: Job, target: f64) -> Result<Run> {
-    let node = NodeConfig {
-        huge_pages: caravan_numa::HugePages::AsSystem,
-        numa: Numa::Any,
-        join_timeout: Duration::from_secs(3600),
-        request_timeout: Duration::from_secs(86_400), // simulated, while workers compute
-        heartbeat: Duration::from_secs(3600),         // nobody is lost
-        ..NodeConfig::default()
-    };
-    let config = ClusterConfig { threads: 1, node, ..shape };
+    let config = patient(shape);
     let launch = Launch::Simulated(handles(), apps());
     let scheduler = network.spawn("scheduler", move |_| train(&config, launch, &job, target));
     scheduler.join()?
@@ -314,12 +297,6 @@ impl Data {
         let train = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         Ok(Data { train, _file: file })
     }
-}
-
-/// The rate of a card; no limit if `gbit` is 0.
-fn bytes_per_second(gbit: f64) -> Option<NonZeroU64> {
-    let bytes = NonZeroU64::new((gbit * 1e9 / 8.0) as u64).unwrap_or(NonZeroU64::MIN);
-    (gbit > 0.0).then_some(bytes)
 }
 
 #[cfg(test)]
@@ -371,12 +348,5 @@ mod tests {
         assert!(rows.iter().all(|row| row.wrong == 0), "{rows:?}");
         assert!(rows[0].seconds > 1.5 * rows[1].seconds, "{rows:?}");
         assert!(rows[0].idle > rows[1].idle, "{rows:?}");
-    }
-
-    #[test]
-    fn a_slow_card_is_not_one_without_limit() {
-        assert_eq!(bytes_per_second(0.0), None);
-        assert_eq!(bytes_per_second(8.0), NonZeroU64::new(1_000_000_000));
-        assert_eq!(bytes_per_second(1e-300), Some(NonZeroU64::MIN));
     }
 }
