@@ -136,6 +136,14 @@ pub enum Error {
         /// Its weight.
         weight: f64,
     },
+    /// A file of images is damaged, or does not suit the others.
+    #[error("{}: {reason}; fetch it again, or name others", path.display())]
+    Images {
+        /// The file as given.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// More rows or columns than the column-major matrix can index.
     #[error("{count} {what} in one worker, at most {count_max} fit; use more workers")]
     TooMany {

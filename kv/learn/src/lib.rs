@@ -24,8 +24,10 @@
 #![forbid(unsafe_code)]
 
 pub mod data;
+mod data_root;
 pub mod dbpg;
 pub mod error;
+pub mod kmeans;
 pub mod memory;
 pub mod metrics;
 pub mod model;

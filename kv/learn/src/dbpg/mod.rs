@@ -36,7 +36,6 @@
 pub mod blocks;
 pub mod coordinates;
 mod cost;
-mod data_root;
 pub mod example;
 mod filters;
 pub mod gradient;

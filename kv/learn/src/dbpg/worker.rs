@@ -12,13 +12,13 @@ use caravan_kv::{App, Table, TableSpec, WorkerNode};
 use serde::{Deserialize, Serialize};
 
 use super::blocks::KeyBlock;
-use super::data_root::DataRoot;
 use super::filters::{Counted, Lossy, Sent};
 use super::gradient::{Curvature, TrustRegion, Worker};
 use super::job::Straggle;
 use super::load::{Data, Dropped, Loaded, Loading};
 use super::newton;
 use super::orders::Options;
+use crate::data_root::DataRoot;
 use pass::Pass;
 pub(crate) use pass::Passed;
 use pass::Pending;

@@ -11,14 +11,14 @@ use caravan_kv::NodeConfig;
 
 /// The folder that contains all files of orders; `None` is everywhere.
 #[derive(Debug)]
-pub(super) struct DataRoot(Option<PathBuf>);
+pub(crate) struct DataRoot(Option<PathBuf>);
 
 impl DataRoot {
     /// The folder of a worker with these settings.
     ///
     /// # Errors
     /// If there is no such folder.
-    pub(super) fn of(config: &NodeConfig) -> Result<Self, String> {
+    pub(crate) fn of(config: &NodeConfig) -> Result<Self, String> {
         let root = match &config.data_root {
             Some(root) => root,
             None if config.launched => return Ok(DataRoot(None)),
@@ -37,7 +37,7 @@ impl DataRoot {
     /// # Errors
     /// If it is outside the root, or could be once it exists. The error does not reveal whether
     /// anything exists outside.
-    pub(super) fn allow(&self, path: &Path) -> Result<PathBuf, String> {
+    pub(crate) fn allow(&self, path: &Path) -> Result<PathBuf, String> {
         let Some(root) = &self.0 else { return Ok(path.to_path_buf()) };
         resolve(&root.join(path)).filter(|found| found.starts_with(root)).ok_or_else(|| {
             format!(

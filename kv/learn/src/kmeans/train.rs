@@ -1,0 +1,134 @@
+//! The driver's side: a task of stages.
+
+use caravan_kv::Cluster;
+use caravan_kv::error::with_sources;
+use serde::Serialize;
+
+use super::centres::Centres;
+use super::worker::{APP, Order, Report, centres_spec};
+use super::{Batches, Problem};
+use crate::task::schedule::Greedy;
+use crate::task::{Ended, Engine, Stage, Task, Trigger, Wants};
+use crate::{Error, Result};
+
+/// The part of a job that trains.
+const PART: &str = "kmeans";
+
+/// Progress after a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Progress {
+    /// The stage, from 0.
+    pub stage: usize,
+    /// Its workers.
+    pub workers: usize,
+    /// Points of a batch.
+    pub batch: usize,
+    /// Batches of the stage.
+    pub iterations: u64,
+    /// The sum of squared distances of all points to their nearest centres.
+    pub objective: f64,
+    /// Time of the stage.
+    pub seconds: f64,
+    /// This time for each of its workers, and those of the stages before.
+    pub worker_seconds: f64,
+}
+
+/// The result.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trained {
+    /// The centres.
+    pub centres: Centres,
+    /// The objective of all points.
+    pub objective: f64,
+    /// Time of all workers in all stages.
+    pub worker_seconds: f64,
+}
+
+/// Trains on a cluster whose workers have [`super::apps`]. Calls `progress` after each stage.
+///
+/// # Errors
+/// [`Error::Train`] names the node, the file or the setting, and the reason.
+pub fn train(
+    cluster: &mut Cluster,
+    problem: &Problem,
+    progress: impl FnMut(&Progress),
+) -> Result<Trained> {
+    problem.check().map_err(|reason| Error::Train { reason })?;
+    cluster.begin(PART).map_err(failed)?;
+    let mut last = None;
+    let task =
+        Stages { problem, begun: 0, first: 0, worker_seconds: 0.0, progress, last: &mut last };
+    let mut engine = Engine::new(cluster, Greedy, Trigger::AT_ONCE);
+    engine.submit(task);
+    let outcome = engine.run()?.pop();
+    if let Some(Err(reason)) = outcome {
+        return Err(Error::Train { reason });
+    }
+    let Some((Progress { objective, worker_seconds, .. }, dimensions)) = last else {
+        return Err(Error::Train { reason: "no stage has ended".to_owned() });
+    };
+    let centres = centres(cluster, problem.clusters, dimensions).map_err(failed)?;
+    cluster.end().map_err(failed)?;
+    Ok(Trained { centres, objective, worker_seconds })
+}
+
+fn failed(error: caravan_kv::Error) -> Error {
+    Error::Train { reason: with_sources(&error) }
+}
+
+/// Reads the table of centres.
+fn centres(cluster: &Cluster, clusters: usize, dimensions: usize) -> caravan_kv::Result<Centres> {
+    let mut client = cluster.client()?;
+    let table = client.create_table(&centres_spec(clusters, dimensions))?;
+    let keys: Vec<u64> = (0..clusters as u64).collect();
+    let pulled = client.pull(table, &keys)?;
+    Ok(Centres::new(dimensions, client.wait(pulled)?.values::<f64>().to_vec()))
+}
+
+/// The stages of a problem.
+struct Stages<'a, P> {
+    problem: &'a Problem,
+    begun: usize,
+    first: u64,
+    worker_seconds: f64,
+    progress: P,
+    /// The last progress, and the coordinates of a point.
+    last: &'a mut Option<(Progress, usize)>,
+}
+
+impl<P: FnMut(&Progress)> Stages<'_, P> {
+    fn ended(&mut self, last: &Ended) -> Option<()> {
+        let stage = self.begun - 1;
+        let Batches { workers, batch, iterations } = self.problem.stages[stage];
+        let reports: Vec<Report> = last
+            .results
+            .iter()
+            .cloned()
+            .map(serde_json::from_value)
+            .collect::<Result<_, _>>()
+            .ok()?;
+        let seconds = last.took.as_secs_f64();
+        self.worker_seconds += seconds * workers as f64;
+        let worker_seconds = self.worker_seconds;
+        let objective = reports.iter().map(|report| report.objective).sum();
+        let progress =
+            Progress { stage, workers, batch, iterations, objective, seconds, worker_seconds };
+        (self.progress)(&progress);
+        *self.last = Some((progress, reports.first()?.dimensions));
+        Some(())
+    }
+}
+
+impl<P: FnMut(&Progress)> Task for Stages<'_, P> {
+    fn next(&mut self, last: Option<&Ended>) -> Option<Stage> {
+        last.map_or(Some(()), |last| self.ended(last))?;
+        let Problem { files, clusters, seed, stages } = self.problem;
+        let batches = *stages.get(self.begun)?;
+        let (clusters, seed, first) = (*clusters, *seed, self.first);
+        let order = Order { files: files.clone(), clusters, seed, batches, first };
+        self.begun += 1;
+        self.first += batches.iterations * batches.batch as u64;
+        let body = serde_json::to_value(order).ok()?;
+        Some(Stage::new(APP, body, Wants::Any(batches.workers)))
+    }
+}

@@ -1,0 +1,141 @@
+//! Goal: k-means in stages is the run of one thread to the bit, on any numbers of workers, and
+//! takes fewer worker-seconds than one stage with the most of them.
+//! Method: MNIST's test images on a cluster of threads, and images of heaps on a simulated one of
+//! 160 workers, each against `kmeans::serial`.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
+use caravan_learn::kmeans::{self, Batches, Points, Problem, Progress, Trained};
+use caravan_van::sim::{Faults, Hosts, Network};
+
+fn batches(workers: usize, batch: usize, iterations: u64) -> Batches {
+    Batches { workers, batch, iterations }
+}
+
+/// Trains, and holds centres and objective against those of one thread.
+fn train(cluster: &mut Cluster, problem: &Problem) -> (Trained, Vec<Progress>) {
+    let mut rows = Vec::new();
+    let trained = kmeans::train(cluster, problem, |row| rows.push(*row)).unwrap();
+    let points = Points::read(&problem.files).unwrap();
+    let (centres, objective) = kmeans::serial(problem, &points).unwrap();
+    let bits = |values: &[f64]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    assert!(bits(trained.centres.values()) == bits(centres.values()), "to the bit");
+    assert!((trained.objective / objective - 1.0).abs() < 1e-12);
+    assert_eq!(rows.len(), problem.stages.len());
+    (trained, rows)
+}
+
+fn on_threads(workers: usize) -> Cluster {
+    let config = ClusterConfig { workers, servers: 2, ..ClusterConfig::default() };
+    let launch = Launch::Threads(Handles::default(), kmeans::apps(Apps::default()));
+    Cluster::launch(&config, launch).unwrap()
+}
+
+#[test]
+fn three_stages_on_images_equal_one_thread_to_the_bit() {
+    let Some(folder) = support::data_folder() else { return };
+    let files = vec![folder.join("mnist_t10k-images-idx3-ubyte.gz")];
+    let stages = vec![batches(1, 100, 10), batches(2, 1000, 5), batches(4, 10_000, 2)];
+    let problem = Problem { files, clusters: 10, seed: 1, stages };
+    let mut cluster = on_threads(4);
+    let (trained, rows) = train(&mut cluster, &problem);
+    assert!(rows.windows(2).all(|pair| pair[1].objective < pair[0].objective), "{rows:?}");
+    // Another seed, and numbers of workers that do not divide the batches.
+    let stages = vec![batches(3, 100, 4), batches(1, 1000, 2)];
+    let other = Problem { seed: 2, stages, ..problem };
+    assert_ne!(train(&mut cluster, &other).0.centres, trained.centres);
+    cluster.shutdown().unwrap();
+}
+
+#[test]
+fn what_fails_is_named_and_the_cluster_goes_on() {
+    let file = heaps(200);
+    let good = Problem {
+        files: vec![file.clone()],
+        clusters: 4,
+        seed: 1,
+        stages: vec![batches(2, 50, 4), batches(1, 200, 2)],
+    };
+    let mut cluster = on_threads(2);
+    let missing = Problem { files: vec!["/nowhere/images".into()], ..good.clone() };
+    let crowded = Problem { stages: vec![batches(3, 50, 4)], ..good.clone() };
+    let many = Problem { clusters: 201, ..good.clone() };
+    let none = Problem { stages: Vec::new(), ..good.clone() };
+    for (problem, why) in [
+        (missing, "/nowhere/images"),
+        (crowded, "wants 3 workers, and there are 2"),
+        (many, "200 points are too few for 201"),
+        (none, "at least 1 stage"),
+    ] {
+        let error = kmeans::train(&mut cluster, &problem, |_| {}).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+        train(&mut cluster, &good);
+    }
+    cluster.shutdown().unwrap();
+    std::fs::remove_file(file).unwrap();
+}
+
+/// A file of images of 4 x 8 pixels around 20 others.
+fn heaps(count: u32) -> PathBuf {
+    let mut bytes = vec![0, 0, 8, 3];
+    [count, 4, 8].iter().for_each(|size| bytes.extend(size.to_be_bytes()));
+    let mut state = 7_u64;
+    let mut draw = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        ((state >> 33) % below) as u8
+    };
+    let middles: Vec<u8> = (0..20 * 32).map(|_| 40 + draw(160)).collect();
+    for image in 0..count as usize {
+        let middle = &middles[image % 20 * 32..][..32];
+        bytes.extend(middle.iter().map(|pixel| pixel - 40 + draw(81)));
+    }
+    let name = format!("caravan-heaps-{count}-{}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+const WORKERS: usize = 160;
+
+/// Worker-seconds of a problem on a simulated cluster.
+fn worker_seconds(problem: Problem) -> f64 {
+    let network = Network::of_hosts(1, Faults::none(), Hosts::default());
+    let driver = network.spawn("driver", move |_| {
+        let config = ClusterConfig { workers: WORKERS, servers: 2, ..ClusterConfig::default() };
+        let launch = Launch::Simulated(Handles::default(), kmeans::apps(Apps::default()));
+        let mut cluster = Cluster::launch(&config, launch).unwrap();
+        let (trained, _) = train(&mut cluster, &problem);
+        cluster.shutdown().unwrap();
+        trained.worker_seconds
+    });
+    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"))
+}
+
+/// The objective in one thread.
+fn objective(file: &Path, points: &Points, stages: Vec<Batches>) -> (f64, Problem) {
+    let problem = Problem { files: vec![file.to_owned()], clusters: 20, seed: 1, stages };
+    (kmeans::serial(&problem, points).unwrap().1, problem)
+}
+
+#[test]
+fn growing_stages_take_fewer_worker_seconds_than_one_of_all_workers() {
+    let file = heaps(16_200);
+    let points = Points::read(std::slice::from_ref(&file)).unwrap();
+    let stages = vec![batches(20, 81, 20), batches(80, 810, 6), batches(WORKERS, 8100, 2)];
+    let (reached, staged) = objective(&file, &points, stages);
+    // One stage goes on until it is as good, or is given up.
+    let one = |iterations| objective(&file, &points, vec![batches(WORKERS, 810, iterations)]);
+    let single = (1..=64).map(one).find(|(found, _)| *found <= reached * 1.001);
+    let (found, single) = single.unwrap_or_else(|| one(64));
+    let iterations = single.stages[0].iterations;
+    let [staged, single] = [staged, single].map(worker_seconds);
+    println!(
+        "{staged:.3} and {single:.3} worker-seconds for {reached:.0} and {found:.0}, {iterations}"
+    );
+    assert!(staged <= 0.6 * single, "{staged} of {single}");
+    std::fs::remove_file(file).unwrap();
+}
