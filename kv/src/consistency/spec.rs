@@ -1,6 +1,7 @@
 //! A table's consistency model as its specification names it.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -56,6 +57,41 @@ impl fmt::Display for Model {
             }
             Model::DataCentric { delay: Some(delay), .. } => write!(f, "data-centric({delay})"),
             Model::DataCentric { delay: None, .. } => write!(f, "data-centric(infinite)"),
+        }
+    }
+}
+
+/// The forms that [`Model`]'s `from_str` reads.
+const FORMS: &str = "bsp, asp, ssp:STALENESS, delay:CLOCKS, sparse-ssp:STALENESS:SPECULATION, \
+                     data:DELAY[:CHUNK_KEYS] or data:none[:CHUNK_KEYS]";
+
+impl FromStr for Model {
+    type Err = String;
+
+    /// Reads a model as command lines name it: `bsp`, `ssp:3`, `asp`, `delay:2`, `sparse-ssp:1:4`,
+    /// `data:1` with chunks of one key, `data:1:64`, `data:none`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut words = text.split(':');
+        let name = words.next().unwrap_or_default();
+        let bounds: Vec<&str> = words.collect();
+        let number = |word: &str| {
+            word.parse::<u64>().map_err(|_| format!("`{word}` in `{text}` is no number, 0 or more"))
+        };
+        match (name, &bounds[..]) {
+            ("bsp", []) => Ok(Model::Bsp),
+            ("asp", []) => Ok(Model::Asp),
+            ("ssp", [staleness]) => Ok(Model::Ssp { staleness: number(staleness)? }),
+            ("delay", [delay]) => Ok(Model::BoundedDelay { delay: number(delay)? }),
+            ("sparse-ssp", [staleness, speculation]) => {
+                let [staleness, speculation] = [number(staleness)?, number(speculation)?];
+                Ok(Model::SparseSsp { staleness, speculation })
+            }
+            ("data", [delay, rest @ ..]) if rest.len() <= 1 => {
+                let delay = if *delay == "none" { None } else { Some(number(delay)?) };
+                let chunk_keys = rest.first().map_or(Ok(1), |keys| number(keys))?;
+                Ok(Model::DataCentric { delay, chunk_keys })
+            }
+            _ => Err(format!("`{text}` is no consistency model: take {FORMS}")),
         }
     }
 }
@@ -131,6 +167,31 @@ impl Consistency {
         match self.model {
             Model::SparseSsp { speculation, .. } => speculation,
             _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_read_as_command_lines_name_them() {
+        let read = |text: &str| text.parse::<Model>();
+        assert_eq!(read("bsp"), Ok(Model::Bsp));
+        assert_eq!(read("asp"), Ok(Model::Asp));
+        assert_eq!(read("ssp:3"), Ok(Model::Ssp { staleness: 3 }));
+        assert_eq!(read("delay:2"), Ok(Model::BoundedDelay { delay: 2 }));
+        assert_eq!(read("sparse-ssp:1:4"), Ok(Model::SparseSsp { staleness: 1, speculation: 4 }));
+        let data = |delay, chunk_keys| Ok(Model::DataCentric { delay, chunk_keys });
+        assert_eq!(read("data:1"), data(Some(1), 1));
+        assert_eq!(read("data:0:64"), data(Some(0), 64));
+        assert_eq!(read("data:none"), data(None, 1));
+        for text in ["", "bsp:1", "ssp", "ssp:1:2", "sparse-ssp:1", "data", "data:1:2:3", "SSP:1"] {
+            assert!(read(text).is_err_and(|why| why.contains("sparse-ssp:STALENESS")), "{text}");
+        }
+        for text in ["ssp:-1", "ssp:", "delay:x", "data:1:y"] {
+            assert!(read(text).is_err_and(|why| why.contains("is no number")), "{text}");
         }
     }
 }
