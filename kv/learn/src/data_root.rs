@@ -32,6 +32,11 @@ impl DataRoot {
         found.map(|root| DataRoot(Some(root)))
     }
 
+    /// Any file, for code that takes no orders.
+    pub(crate) fn anywhere() -> Self {
+        DataRoot(None)
+    }
+
     /// The file that `path` names, which is below the root. It need not exist yet.
     ///
     /// # Errors

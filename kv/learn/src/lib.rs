@@ -27,12 +27,25 @@ pub mod data;
 mod data_root;
 pub mod dbpg;
 pub mod error;
+pub mod fm;
 pub mod kmeans;
+pub mod lda;
+pub mod linreg;
 pub mod memory;
 pub mod metrics;
+pub mod mf;
 pub mod model;
 pub mod replace_file;
+pub mod sgd;
 pub mod sketch;
 pub mod task;
+pub mod trainer;
 
 pub use error::{Error, Result};
+
+/// Apps that workers need for every algorithm of this crate.
+pub fn apps(apps: caravan_kv::Apps) -> caravan_kv::Apps {
+    let apps = trainer::app::<sgd::Sgd>(kmeans::apps(dbpg::apps(apps)));
+    let apps = trainer::app::<linreg::LinReg>(trainer::app::<lda::Lda>(apps));
+    trainer::app::<fm::Fm>(trainer::app::<mf::Mf>(apps))
+}

@@ -1,16 +1,19 @@
-//! A linear model: its file, and its margins on rows. Training is elsewhere.
+//! A linear model: its file, and its margins on rows; and models of rows of any meaning. Training is
+//! elsewhere.
 //!
 //! A file is [text](Format::Text), which people can read and tools can join and compress, or
 //! [binary](Format::Binary), a third of the size. Both hold every weight to the bit and a checksum;
 //! the first bytes tell which one a file is.
 
 mod binary;
+mod rows;
 mod text;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::Path;
 
+pub use self::rows::RowModel;
 use crate::data::{Examples, Row};
 use crate::replace_file::Replacement;
 use crate::{Error, Result};

@@ -1,0 +1,219 @@
+//! Ratings of items by users as inner products: matrix factorisation by stochastic gradient descent
+//! (Koren, Bell and Volinsky, 2009).
+//!
+//! ```text
+//! m = mean + p·q      loss ½ (m - rating)² + ½ l2 (‖p‖² + ‖q‖²)      p of the user, q of the item
+//! ```
+//!
+//! The factors of user u are the row of key 2u, those of item i the row of 2i + 1. A step takes a
+//! batch of ratings, reads the rows of their users and items, and pushes the sums of their
+//! gradients.
+
+mod ratings;
+
+use std::path::PathBuf;
+
+use caravan_kv::error::with_sources;
+use caravan_kv::{Initial, TableSpec, ValueType};
+use serde::{Deserialize, Serialize};
+
+pub use self::ratings::{KEY_MAX, Rating, Ratings};
+use crate::data::Shard;
+use crate::model::RowModel;
+use crate::trainer::{Part, Step, Trainer};
+
+/// Id of the table of factors.
+const TABLE: u32 = 1;
+
+/// The problem and its settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Lines `user item rating`, read in this order.
+    pub files: Vec<PathBuf>,
+    /// Added to every product: the mean of all ratings ([`Ratings::mean`]).
+    pub mean: f64,
+    /// Factors of a user or an item, at least 1.
+    pub factors: u32,
+    /// Weight of the squared norms, 0 or more.
+    pub l2: f64,
+    /// Ratings of a step of each part, at least 1.
+    pub batch: usize,
+    /// Determines the first factors.
+    pub seed: u64,
+    /// The update rule: a handle of the table.
+    pub handle: String,
+    /// The handle's options.
+    pub options: serde_json::Value,
+}
+
+impl Settings {
+    /// Ten factors, by AdaGrad.
+    pub fn new(files: Vec<PathBuf>, mean: f64) -> Self {
+        let options = serde_json::json!({"rate": 0.1});
+        let handle = "adagrad".to_owned();
+        Settings { files, mean, factors: 10, l2: 0.02, batch: 64, seed: 1, handle, options }
+    }
+}
+
+/// Trains one part.
+#[derive(Debug)]
+pub struct Mf {
+    mean: f64,
+    l2: f64,
+    factors: usize,
+    batches: Vec<Batch>,
+}
+
+/// Ratings of a step.
+#[derive(Debug)]
+struct Batch {
+    keys: Vec<u64>,
+    ratings: Vec<Placed>,
+}
+
+/// A rating with the places of its user and item among the keys.
+#[derive(Debug, Clone, Copy)]
+struct Placed {
+    user: usize,
+    item: usize,
+    value: f64,
+}
+
+impl Trainer for Mf {
+    const NAME: &'static str = "mf";
+    type Settings = Settings;
+    type Value = f32;
+
+    fn table(settings: &Settings) -> TableSpec {
+        let Settings { factors, seed, .. } = *settings;
+        // So that products of first factors are small, and no two factors are alike.
+        let high = 1.0 / f64::from(factors.max(1)).sqrt();
+        let spec = TableSpec::new(TABLE, "factors", ValueType::F32, factors.max(1));
+        let spec = spec.initial(Initial::Uniform { low: -high, high, seed });
+        spec.handle(&settings.handle).options(settings.options.clone())
+    }
+
+    fn load(settings: &Settings, part: &Part) -> Result<Self, String> {
+        let Settings { mean, factors, l2, batch, .. } = *settings;
+        if factors == 0 || batch == 0 {
+            return Err(format!("{factors} factors and {batch} ratings of a step: take 1 or more"));
+        }
+        if !(l2 >= 0.0 && l2.is_finite() && mean.is_finite()) {
+            return Err(format!("l2 is {l2}, and must be a number of 0 or more"));
+        }
+        let files: Vec<PathBuf> =
+            settings.files.iter().map(|file| part.allow(file)).collect::<Result<_, _>>()?;
+        let shard = Shard::new(part.number as u32, part.parts as u32);
+        let ratings = shard.and_then(|shard| Ratings::read(&files, shard));
+        let ratings = ratings.map_err(|error| with_sources(&error))?;
+        let batches = ratings.all.chunks(batch).map(Batch::of).collect();
+        Ok(Mf { mean, l2, factors: factors as usize, batches })
+    }
+
+    fn steps(&self) -> u64 {
+        self.batches.len() as u64
+    }
+
+    fn keys(&self, _pass: u64, step: u64) -> Vec<u64> {
+        self.batches[step as usize].keys.clone()
+    }
+
+    fn step(&mut self, step: &mut Step<'_, f32>) {
+        let (factors, l2) = (self.factors, self.l2 as f32);
+        for Placed { user, item, value } in &self.batches[step.step as usize].ratings {
+            let [user, item] = [user, item].map(|place| place * factors..(place + 1) * factors);
+            let (p, q) = (&step.rows[user.clone()], &step.rows[item.clone()]);
+            let error = self.mean + product(p, q) - value;
+            step.sums.loss += 0.5 * error * error;
+            let pairs = || p.iter().zip(q);
+            let of_user = step.update[user].iter_mut().zip(pairs());
+            of_user.for_each(|(update, (p, q))| *update += error as f32 * q + l2 * p);
+            let of_item = step.update[item].iter_mut().zip(pairs());
+            of_item.for_each(|(update, (p, q))| *update += error as f32 * p + l2 * q);
+            step.sums.examples += 1;
+        }
+    }
+}
+
+fn product(p: &[f32], q: &[f32]) -> f64 {
+    p.iter().zip(q).map(|(p, q)| f64::from(*p) * f64::from(*q)).sum()
+}
+
+impl Batch {
+    fn of(ratings: &[Rating]) -> Self {
+        let both = |rating: &Rating| [2 * rating.user, 2 * rating.item + 1];
+        let mut keys: Vec<u64> = ratings.iter().flat_map(both).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let place = |key: u64| keys.partition_point(|other| *other < key);
+        let placed = |rating: &Rating| {
+            let [user, item] = both(rating).map(place);
+            Placed { user, item, value: rating.value }
+        };
+        let ratings = ratings.iter().map(placed).collect();
+        Batch { keys, ratings }
+    }
+}
+
+/// Root of the mean squared error of a trained model; users and items that it does not have get the
+/// mean. `None` without ratings.
+///
+/// # Errors
+/// Text with what such a model lacks.
+pub fn rmse(model: &RowModel, ratings: &Ratings) -> Result<Option<f64>, String> {
+    let mean = model.settings.get("mean").and_then(serde_json::Value::as_f64);
+    let mean = mean.ok_or("its setting mean is no number")?;
+    let error = |rating: &Rating| {
+        let rows = model.rows.row(2 * rating.user).zip(model.rows.row(2 * rating.item + 1));
+        let product = rows.map_or(0.0, |(p, q)| p.iter().zip(q).map(|(p, q)| p * q).sum());
+        (mean + product - rating.value).powi(2)
+    };
+    let squares: f64 = ratings.all.iter().map(error).sum();
+    let count = ratings.all.len();
+    Ok((count > 0).then(|| (squares / count as f64).sqrt()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The update of a step is the derivative of its loss, with the penalty.
+    #[test]
+    fn gradients_are_those_of_the_loss() {
+        let ratings: Vec<Rating> = [(0, 1, 3.0), (0, 2, 1.0), (5, 1, 2.0)]
+            .map(|(user, item, value)| Rating { user, item, value })
+            .to_vec();
+        let (mean, l2, factors) = (2.0, 0.3, 2);
+        let mut mf = Mf { mean, l2, factors, batches: vec![Batch::of(&ratings)] };
+        let keys = mf.keys(0, 0);
+        assert_eq!(keys, [0, 3, 5, 10]);
+        let rows = [0.5_f32, -1.0, 0.25, 2.0, -0.75, 1.5, 1.0, 0.125];
+        let penalised = |rows: &[f32]| {
+            ratings
+                .iter()
+                .map(|rating| {
+                    let row = |key: u64| {
+                        let at = keys.iter().position(|it| *it == key).map_or(0, |at| at * 2);
+                        [f64::from(rows[at]), f64::from(rows[at + 1])]
+                    };
+                    let (p, q) = (row(2 * rating.user), row(2 * rating.item + 1));
+                    let error = mean + p[0] * q[0] + p[1] * q[1] - rating.value;
+                    let norms = p[0] * p[0] + p[1] * p[1] + q[0] * q[0] + q[1] * q[1];
+                    0.5 * error * error + 0.5 * l2 * norms
+                })
+                .sum::<f64>()
+        };
+        let mut step = Step::new(0, 0, &keys, &rows, 2);
+        mf.step(&mut step);
+        for at in 0..rows.len() {
+            let h = 1.0 / 1024.0;
+            let moved = |by: f32| {
+                let mut rows = rows;
+                rows[at] += by;
+                penalised(&rows)
+            };
+            let slope = (moved(h) - moved(-h)) / (2.0 * f64::from(h));
+            assert!((f64::from(step.update[at]) - slope).abs() < 1e-4, "{at}: {slope}");
+        }
+    }
+}

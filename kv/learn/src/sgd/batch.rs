@@ -1,0 +1,115 @@
+//! Batches of rows, each with its distinct keys, so that a step pulls every weight once.
+
+use crate::data::Examples;
+
+/// Consecutive rows of a part.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Batch {
+    /// Distinct keys of the rows, ascending.
+    pub(crate) keys: Vec<u64>,
+    labels: Vec<f64>,
+    /// `[rows + 1]`.
+    starts: Vec<u32>,
+    /// `[nonzeros]`: positions among `keys`.
+    places: Vec<u32>,
+    /// `[nonzeros]`; `None` if all are 1.
+    values: Option<Vec<f64>>,
+}
+
+impl Batch {
+    /// Number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Positions among the keys of a row.
+    pub(crate) fn places(&self, row: usize) -> impl Iterator<Item = usize> {
+        let entries = self.starts[row] as usize..self.starts[row + 1] as usize;
+        self.places[entries].iter().map(|&place| place as usize)
+    }
+
+    /// Each row: its label, and positions among the keys with their values.
+    pub(crate) fn iter(
+        &self,
+    ) -> impl Iterator<Item = (f64, impl Iterator<Item = (usize, f64)> + Clone)> {
+        self.labels.iter().zip(self.starts.windows(2)).map(|(label, ends)| {
+            let entries = ends[0] as usize..ends[1] as usize;
+            let entry = |at: usize| {
+                (self.places[at] as usize, self.values.as_ref().map_or(1.0, |values| values[at]))
+            };
+            (*label, entries.map(entry))
+        })
+    }
+}
+
+/// Cuts rows into batches of `rows_max` rows; the last may have fewer.
+pub(crate) fn batches(examples: &Examples, rows_max: usize) -> Result<Vec<Batch>, String> {
+    if rows_max == 0 {
+        return Err("a batch has at least 1 row, not 0".to_owned());
+    }
+    let rows = examples.rows();
+    let firsts = (0..rows).step_by(rows_max);
+    firsts.map(|first| batch(examples, first, (first + rows_max).min(rows))).collect()
+}
+
+fn batch(examples: &Examples, first: usize, end: usize) -> Result<Batch, String> {
+    let rows = || (first..end).map(|row| examples.row(row));
+    let mut keys: Vec<u64> = rows().flat_map(|row| row.keys.iter().copied()).collect();
+    if u32::try_from(keys.len()).is_err() {
+        return Err(format!("a batch has {} entries, 2^32 or more: take fewer rows", keys.len()));
+    }
+    keys.sort_unstable();
+    keys.dedup();
+    let mut batch = Batch {
+        labels: rows().map(|row| f64::from(row.label)).collect(),
+        starts: vec![0],
+        places: Vec::new(),
+        values: examples.values.as_ref().map(|_| Vec::new()),
+        keys,
+    };
+    for row in rows() {
+        let mut from = 0;
+        for key in row.keys {
+            // Keys of a row ascend, so the next is behind.
+            from += batch.keys[from..].partition_point(|other| other < key);
+            batch.places.push(from as u32);
+        }
+        if let (Some(all), Some(values)) = (&mut batch.values, row.values) {
+            all.extend_from_slice(values);
+        }
+        batch.starts.push(batch.places.len() as u32);
+    }
+    Ok(batch)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::data;
+
+    #[test]
+    fn batches_hold_the_rows_with_each_key_once() {
+        let text = b"+1 3:1 9:0.5\n-1 3:2\n+1 1:4 7:1 9:1\n";
+        let examples = data::parse("t".as_ref(), text).unwrap();
+        for rows in 1..5 {
+            let batches = batches(&examples, rows).unwrap();
+            assert_eq!(batches.len(), 3_usize.div_ceil(rows));
+            let mut at = 0;
+            for batch in &batches {
+                assert!(batch.keys.windows(2).all(|pair| pair[0] < pair[1]));
+                for (label, entries) in batch.iter() {
+                    let row = examples.row(at);
+                    let found: Vec<(u64, f64)> =
+                        entries.map(|(place, value)| (batch.keys[place], value)).collect();
+                    let values = row.values.unwrap().iter().copied();
+                    let expected: Vec<_> = row.keys.iter().copied().zip(values).collect();
+                    assert_eq!((label, found), (f64::from(row.label), expected));
+                    at += 1;
+                }
+            }
+        }
+        assert!(super::batches(&examples, 0).is_err());
+    }
+}

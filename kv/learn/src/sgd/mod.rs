@@ -1,0 +1,158 @@
+//! Linear models by stochastic gradient descent: logistic regression and least squares, with the
+//! update rule of the table's handle: `sgd`, `momentum`, `adagrad`, `adam` or `ftrl`.
+//!
+//! A step takes a batch of rows, reads the weights of their features, and pushes the gradient of
+//! the mean loss over the batch, or of the sum:
+//!
+//! ```text
+//! logistic   log(1 + exp(-y m))    g_j = Σ -y x_j / (1 + exp(y m))
+//! squared    ½ (m - y)²            g_j = Σ (m - y) x_j                   m = x·w
+//! ```
+//!
+//! Under BSP it is synchronous SGD; under SSP and bounded delay it is delayed, under ASP
+//! asynchronous (Li et al., OSDI'14; Langford, Smola and Zinkevich, "Slow Learners are Fast", 2009).
+
+mod batch;
+
+use std::path::PathBuf;
+
+use caravan_kv::{TableSpec, ValueType};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::batch::{Batch, batches};
+use crate::model::Model;
+use crate::trainer::{Part, Rows, Step, Trainer};
+
+/// Id of the table of weights.
+const TABLE: u32 = 1;
+
+/// What is minimised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Loss {
+    /// Logistic regression.
+    Logistic,
+    /// Least squares, with labels as targets.
+    Squared,
+}
+
+impl Loss {
+    /// The loss of a margin, and its derivative.
+    pub fn of(self, label: f64, margin: f64) -> [f64; 2] {
+        match self {
+            Loss::Logistic => {
+                let z = -label * margin;
+                let e = (-z.abs()).exp();
+                let share = if z > 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) };
+                [z.max(0.0) + e.ln_1p(), -label * share]
+            }
+            Loss::Squared => {
+                let error = margin - label;
+                [0.5 * error * error, error]
+            }
+        }
+    }
+}
+
+/// The problem and its settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// LIBSVM or Criteo text, read in this order.
+    pub files: Vec<PathBuf>,
+    /// What is minimised.
+    pub loss: Loss,
+    /// Rows of a step of each part, at least 1.
+    pub batch: usize,
+    /// Whether the gradient is the mean over the batch, rather than the sum.
+    pub mean: bool,
+    /// The update rule: a handle of the table.
+    pub handle: String,
+    /// The handle's options.
+    pub options: serde_json::Value,
+}
+
+impl Settings {
+    /// Logistic regression with FTRL-proximal, one update a row.
+    pub fn new(files: Vec<PathBuf>) -> Self {
+        Settings {
+            files,
+            loss: Loss::Logistic,
+            batch: 64,
+            mean: false,
+            handle: "ftrl".to_owned(),
+            options: serde_json::Value::Null,
+        }
+    }
+}
+
+/// Trains one part.
+#[derive(Debug)]
+pub struct Sgd {
+    loss: Loss,
+    mean: bool,
+    batches: Vec<Batch>,
+}
+
+impl Trainer for Sgd {
+    const NAME: &'static str = "sgd";
+    type Settings = Settings;
+    type Value = f64;
+
+    fn table(settings: &Settings) -> TableSpec {
+        let spec = TableSpec::new(TABLE, "weights", ValueType::F64, 1);
+        spec.handle(&settings.handle).options(settings.options.clone())
+    }
+
+    fn load(settings: &Settings, part: &Part) -> Result<Self, String> {
+        let examples = part.examples(&settings.files)?;
+        let Settings { loss, mean, batch, .. } = *settings;
+        Ok(Sgd { loss, mean, batches: batches(&examples, batch)? })
+    }
+
+    fn steps(&self) -> u64 {
+        self.batches.len() as u64
+    }
+
+    fn keys(&self, _pass: u64, step: u64) -> Vec<u64> {
+        self.batches[step as usize].keys.clone()
+    }
+
+    fn step(&mut self, step: &mut Step<'_, f64>) {
+        let batch = &self.batches[step.step as usize];
+        let scale = if self.mean { 1.0 / batch.rows() as f64 } else { 1.0 };
+        for (label, row) in batch.iter() {
+            let margin: f64 = row.clone().map(|(at, value)| value * step.rows[at]).sum();
+            let [loss, slope] = self.loss.of(label, margin);
+            step.sums.loss += loss;
+            row.for_each(|(at, value)| step.update[at] += scale * slope * value);
+        }
+        step.sums.examples += batch.rows() as u64;
+    }
+}
+
+/// The trained weights as a model.
+///
+/// # Errors
+/// [`crate::Error::BadWeight`] if training has diverged.
+pub fn model(rows: &Rows<f64>) -> crate::Result<Model> {
+    Model::new(rows.iter().map(|(key, row)| (key, row[0])).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn derivatives_are_those_of_the_losses() {
+        for loss in [Loss::Logistic, Loss::Squared] {
+            for (label, margin) in [(1.0, 0.3), (-1.0, 0.3), (1.0, -2.0), (-1.0, 30.0)] {
+                let h = 1e-6;
+                let [up, _] = loss.of(label, margin + h);
+                let [down, _] = loss.of(label, margin - h);
+                let [_, slope] = loss.of(label, margin);
+                assert!(((up - down) / (2.0 * h) - slope).abs() < 1e-6, "{loss:?} {margin}");
+            }
+        }
+        assert_eq!(Loss::Logistic.of(1.0, -1e4), [1e4, -1.0], "no overflow");
+    }
+}

@@ -1,0 +1,207 @@
+//! The driver's side: loads, runs passes, and reads the table.
+
+use std::marker::PhantomData;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use caravan_kv::consistency::Model;
+use caravan_kv::error::with_sources;
+use caravan_kv::{Cluster, Store, Table, TableSpec, Target, Worker};
+use serde::de::DeserializeOwned;
+
+use super::worker::{Order, Passed};
+use super::{Job, Progress, Rows, Sums, Trainer};
+
+/// Keys of a pull of the driver.
+const PULL_KEYS: usize = 1 << 16;
+
+/// The result of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trained<V> {
+    /// The table, unless steps do not read.
+    pub rows: Rows<V>,
+    /// The last objective; not a number without a pass.
+    pub objective: f64,
+    /// Passes made.
+    pub passes: u64,
+    /// Time of training, without loading.
+    pub seconds: f64,
+    /// Time of loading.
+    pub load_seconds: f64,
+    /// Whether [`Job::stop`] ended the run.
+    pub stopped: bool,
+}
+
+/// Trains on a cluster whose workers have [`super::app`]. Calls `progress` after each pass.
+///
+/// # Errors
+/// [`crate::Error::Train`] names the node, the file or the setting, and the reason.
+pub fn train<T: Trainer>(
+    cluster: &mut Cluster,
+    job: &Job<T::Settings>,
+    progress: impl FnMut(&Progress),
+) -> crate::Result<Trained<T::Value>> {
+    train_and::<T, _>(cluster, job, progress, |_, _| Ok(())).map(|(trained, ())| trained)
+}
+
+/// As [`train`]; `finish` may ask the servers for more of the table before it is dropped.
+///
+/// # Errors
+/// As [`train`].
+pub fn train_and<T: Trainer, R>(
+    cluster: &mut Cluster,
+    job: &Job<T::Settings>,
+    progress: impl FnMut(&Progress),
+    finish: impl FnOnce(&mut Worker, Table) -> caravan_kv::Result<R>,
+) -> crate::Result<(Trained<T::Value>, R)> {
+    let failed = |error: caravan_kv::Error| crate::Error::Train { reason: with_sources(&error) };
+    let trained = run_job::<T, _>(cluster, job, progress, finish).map_err(failed)?;
+    cluster.end().map_err(failed)?;
+    Ok(trained)
+}
+
+fn run_job<T: Trainer, R>(
+    cluster: &mut Cluster,
+    job: &Job<T::Settings>,
+    mut progress: impl FnMut(&Progress),
+    finish: impl FnOnce(&mut Worker, Table) -> caravan_kv::Result<R>,
+) -> caravan_kv::Result<(Trained<T::Value>, R)> {
+    let workers = cluster.config().workers;
+    let parts = job.parts.unwrap_or(workers);
+    let consistency = match job.consistency {
+        Model::DataCentric { delay, .. } => {
+            let chunk_keys =
+                T::chunk_keys(&job.settings, parts).ok_or_else(|| not_owned(T::NAME))?;
+            Model::DataCentric { delay, chunk_keys }
+        }
+        other => other,
+    };
+    check(job.consistency, workers, parts)?;
+    cluster.begin(T::NAME)?;
+    let began = Instant::now();
+    let spec = T::table(&job.settings).consistency(consistency, workers as u32);
+    let table = Box::new(spec.clone());
+    let load = Order::Load { settings: job.settings.clone(), table, parts };
+    let steps: Vec<u64> = ask::<T, _>(cluster, &load)?;
+    let steps = steps.into_iter().max().unwrap_or(0);
+    let load_seconds = began.elapsed().as_secs_f64();
+    let mut servers = cluster.client()?;
+    let table = servers.create_table(&spec)?;
+    let began = servers.now();
+    let mut run = Run::<T> { cluster, servers, table, spec, algorithm: PhantomData };
+    let mut trained = Trained {
+        rows: Rows::default(),
+        objective: f64::NAN,
+        passes: 0,
+        seconds: 0.0,
+        load_seconds,
+        stopped: false,
+    };
+    for pass in 0..job.passes {
+        let report = run.pass(&job.settings, pass, steps, began)?;
+        trained.objective = report.objective;
+        trained.passes = pass + 1;
+        trained.seconds = report.seconds;
+        progress(&report);
+        trained.stopped = job.stop.load(Ordering::Relaxed) && pass + 1 < job.passes;
+        if trained.stopped {
+            break;
+        }
+    }
+    if T::READS {
+        trained.rows = run.rows()?;
+    }
+    let finished = finish(&mut run.servers, run.table)?;
+    Ok((trained, finished))
+}
+
+/// Refuses what a model or a cluster cannot do.
+fn check(model: Model, workers: usize, parts: usize) -> caravan_kv::Result<()> {
+    let wrong = |why: String| Err(caravan_kv::Error::Config(why));
+    let many = parts > workers;
+    match model {
+        _ if parts < workers => wrong(format!(
+            "{parts} parts are too few for {workers} workers: take at least one for each"
+        )),
+        Model::SparseSsp { .. } | Model::DataCentric { .. } if many => wrong(format!(
+            "under {model} each worker has one part, so take {workers} parts instead of {parts}"
+        )),
+        _ if parts.div_ceil(workers) > PARTS_MAX => wrong(format!(
+            "{parts} parts on {workers} workers are more than {PARTS_MAX} for one of them"
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn not_owned(algorithm: &str) -> caravan_kv::Error {
+    caravan_kv::Error::Config(format!(
+        "parts of {algorithm} write rows of each other, and data-centric constraints are for parts that write their own: take another model, or linreg"
+    ))
+}
+
+/// Parts of a worker: the pushes of an iteration that BSP keeps must fit into the credits of a lane.
+const PARTS_MAX: usize = 64;
+
+/// A run that has loaded.
+struct Run<'a, T> {
+    cluster: &'a mut Cluster,
+    servers: Worker,
+    table: Table,
+    spec: TableSpec,
+    algorithm: PhantomData<T>,
+}
+
+impl<T: Trainer> Run<'_, T> {
+    fn rows(&mut self) -> caravan_kv::Result<Rows<T::Value>> {
+        let width = self.spec.width as usize;
+        let keys = match self.spec.store {
+            Store::Dense => (self.spec.begin..=self.spec.range()?.last()).collect(),
+            Store::Sparse => self.keys()?,
+        };
+        let mut values = Vec::with_capacity(keys.len() * width);
+        for keys in keys.chunks(PULL_KEYS) {
+            let pulled = self.servers.pull(self.table, keys)?;
+            values.extend_from_slice(self.servers.wait(pulled)?.values::<T::Value>());
+        }
+        Ok(Rows { keys, values, width })
+    }
+
+    fn keys(&mut self) -> caravan_kv::Result<Vec<u64>> {
+        let of_workers: Vec<Vec<u64>> = ask::<T, _>(self.cluster, &Order::Keys)?;
+        let mut keys = of_workers.concat();
+        keys.sort_unstable();
+        keys.dedup();
+        Ok(keys)
+    }
+
+    fn pass(
+        &mut self,
+        settings: &T::Settings,
+        pass: u64,
+        steps: u64,
+        began: Duration,
+    ) -> caravan_kv::Result<Progress> {
+        let passed: Vec<Passed> = ask::<T, _>(self.cluster, &Order::Pass { pass, steps })?;
+        let mut sums = Sums::default();
+        passed.iter().for_each(|passed| sums.add(&passed.sums));
+        Ok(Progress {
+            algorithm: T::NAME,
+            pass,
+            objective: T::objective(settings, &sums, &mut || self.rows())?,
+            seconds: (self.servers.now() - began).as_secs_f64(),
+            sums,
+            worker_bytes_sent: passed.iter().map(|passed| passed.bytes_sent).sum(),
+            server_bytes_sent: passed.iter().map(|passed| passed.bytes_received).sum(),
+        })
+    }
+}
+
+/// Sends an order to all workers and returns their answers.
+fn ask<T: Trainer, A: DeserializeOwned>(
+    cluster: &mut Cluster,
+    order: &Order<T::Settings>,
+) -> caravan_kv::Result<Vec<A>> {
+    let task = cluster.submit(Target::Workers, T::NAME, &serde_json::to_value(order)?)?;
+    let answers = cluster.wait(task)?;
+    Ok(answers.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
+}
